@@ -16,6 +16,7 @@ INSTALLER = """#!/bin/sh
 echo "$@" >>installed
 sleep 0.5
 [ -e broken ] && echo "the registry is down" >&2 && exit 1
+[ -e unusable ] && [ "$1" = -c ] && [ -n "$2" ] && echo "no module named torch" >&2 && exit 1
 echo "Collecting everything"
 printf '#!/bin/sh\\necho "just $@"\\n' >.venv/bin/just && chmod +x .venv/bin/just
 """
@@ -85,6 +86,18 @@ def test_a_failed_installation_says_why_and_goes_on_without_what_was_half_unpack
     assert [path.name for path in packages.iterdir()] == ["whole-1.dist-info"]
     (checkout / "pyproject.toml").write_text("# changed\n")
     assert "begun before" not in finish(start(checkout))[2] and not packages.exists()
+
+
+def test_what_was_installed_and_does_not_work_is_installed_anew(checkout):
+    (checkout / "unusable").touch()
+    code, out, errors = finish(start(checkout, "demo"))
+    assert code == 1 and not out and "no module named torch" in errors
+    (checkout / "unusable").unlink()
+    code, out, errors = finish(start(checkout, "demo"))
+    assert (code, out) == (0, "just demo\n") and "begun before" not in errors
+    (checkout / ".venv/made-from").write_text("")  # a full disk
+    (checkout / "unusable").touch()
+    assert finish(start(checkout, "demo"))[:2] == (1, "")
 
 
 @pytest.mark.parametrize("interpreter", ["#!/bin/sh\nexit 1\n", None])

@@ -150,13 +150,31 @@ def _group_files(root: Path, controller: str, second: str, first: str) -> Iterat
             yield _text(mount / group / name).strip()
 
 
-def unused(device: str) -> int:
-    """Return the bytes of `available` that no other process holds at this moment."""
+def unused(device: str, root: Path = Path("/")) -> int:
+    """Return the bytes of `available` that no process of the machine, or of a control group, holds at this moment.
+
+    What a group keeps of files that nothing has used lately is not held. Source: as for `available`.
+    """
     if device.startswith("cuda"):
         return available(device)
-    lines = _text(Path("/proc/meminfo")).splitlines()
+    lines = _text(root / "proc/meminfo").splitlines()
     free = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    return min(available(device), *(kept // ranks.local_count() for kept in free))
+    of_groups = (
+        _group_files(root, "memory", second, first)
+        for second, first in (
+            ("memory.max", "memory.limit_in_bytes"),
+            ("memory.current", "memory.usage_in_bytes"),
+            ("memory.stat", "memory.stat"),
+        )
+    )
+    for limit, used, counts in zip(*of_groups, strict=True):
+        if limit.isdigit() and used.isdigit():
+            kept = dict(line.split() for line in counts.splitlines())
+            cached = int(
+                kept.get("total_inactive_file") or kept.get("inactive_file", 0)
+            )  # with those below, in version 1
+            free.append(max(int(limit) - int(used) + cached, 0))
+    return min([available(device, root), *(kept // ranks.local_count() for kept in free)])
 
 
 def _text(path: Path) -> str:

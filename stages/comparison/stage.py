@@ -187,10 +187,10 @@ def compare(found: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
     width = (scale[1] - scale[0]) or 1.0
     unit = logs.sampling(every, config.unit)
     min_gain = config.min_gain or MIN_GAIN * width
-    if min_gain >= width:
+    if scale == (0.0, 1.0) and min_gain > 1:
         raise UsageError(
-            f"min_gain is {min_gain:g}, and no difference can be that large: the scores are between {scale[0]:g} and "
-            f"{scale[1]:g}. It is in units of the score: 5 points of a pass rate are 0.05."
+            f"min_gain is {min_gain:g}, and no difference can be that large: the scores are between 0 and 1. It is in "
+            "units of the score: 5 points of a pass rate are 0.05."
         )
     collapsed = [_by_task(log, scale, unit) for log in every]
     way = _missing(config, every)

@@ -242,15 +242,17 @@ class Client:
         return Response(answered.status_code, headers, redacted_bytes(answered.content))
 
     async def _knock(self) -> None:
-        """Raise `NotListening`, or `Retryable` for a name or network that cannot be found."""
+        """Raise `NotListening` where every address refuses, and `Retryable` for a name that cannot be found."""
         parts = urlsplit(self.config.base_url or "")
         if getproxies():
             return  # the server may be reached through it alone
         try:
             where = parts.hostname or "", parts.port or {"https": 443}.get(parts.scheme, 80)
-            (await asyncio.to_thread(socket.create_connection, where, KNOCK_S)).close()
-        except ConnectionRefusedError:
-            raise NotListening(self.config) from None
+            async with asyncio.timeout(KNOCK_S):
+                (await asyncio.to_thread(socket.create_connection, where, KNOCK_S, all_errors=True)).close()
+        except ExceptionGroup as failed:
+            if all(isinstance(error, ConnectionRefusedError) for error in failed.exceptions):
+                raise NotListening(self.config) from None
         except (TimeoutError, ValueError):
             pass  # the request has longer, and reports an address that is none
         except OSError as error:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from stages.backends import resources
 from stages.backends.ranks import Ranks
-from stages.errors import ComposerError, UsageError
+from stages.errors import ComposerError, InfrastructureError, UsageError
 from stages.messages import Message, opening_ids
 from stages.policy.base import PolicyConfig
 from stages.policy.local import resolve
@@ -359,11 +359,16 @@ def save_in_memory(tensors: Mapping[str, Tensor], path: Path) -> IO[bytes]:
     text = orjson.dumps(header)
     text += b" " * (-len(text) % 8)
     file = os.fdopen(os.memfd_create(path.name), "wb")
-    file.write(len(text).to_bytes(8, "little") + text)
-    for tensor in tensors.values():
-        file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
-    file.flush()
-    path.symlink_to(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+    try:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+        file.flush()
+        path.symlink_to(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+    except OSError:
+        with suppress(OSError):  # what is left in its buffer cannot be written either
+            file.close()
+        raise
     return file
 
 
@@ -394,11 +399,14 @@ class WholeSync(WeightSync):
         self._in_memory = self.server.ranks.broadcast_from_rank0(lambda: fits) and machines == {socket.gethostname()}
 
     def _send(self, version: int, folder: Path) -> None:
-        """Write a version and load it; by files from then on where a server cannot read this process' memory."""
+        """Write a version and load it; by files from then on where a server cannot read this process' memory.
+
+        That shows at the first version: later ones fail for another reason, with answers under way.
+        """
         try:
             super()._send(version, folder)
-        except ComposerError as error:
-            if not self._in_memory:
+        except (UsageError, InfrastructureError) as error:
+            if not self._in_memory or self._before is not None:
                 raise
             self._in_memory = False
             self._notice(f"weights travel by files, as the server does not read them in memory: {error}")
@@ -413,9 +421,10 @@ class WholeSync(WeightSync):
         def end_file() -> None:
             path = folder / f"model-{number:05d}.safetensors"
             if self._in_memory:
-                self._held.setdefault(folder, []).append(save_in_memory(part, path))
-            else:
-                save_file(part, path, {"format": "pt"})
+                with suppress(OSError):  # a limit of files' size, or a kernel without them
+                    self._held.setdefault(folder, []).append(save_in_memory(part, path))
+                    return
+            save_file(part, path, {"format": "pt"})
 
         for name, weight in self._student.trained():  # a tensor at a time: whole weights are in no process' memory
             if not first:

@@ -191,6 +191,24 @@ def test_a_control_group_s_limit_is_the_memory_there_is(tmp_path: Path) -> None:
     assert resources.available("cpu", inside) == 4000, "a container sees its own group as the root"
 
 
+def test_what_a_control_group_holds_is_in_use(tmp_path: Path) -> None:
+    """But files that nothing has used lately; and never less than nothing is left."""
+    used = {"a__memory.current": "2500\n", "a__memory.stat": "anon 2000\ninactive_file 300\n"}
+    two = groups(tmp_path / "2", "0::/a\n", **{"a__memory.max": "3000\n", **used})
+    assert resources.unused("cpu", two) == 800
+    small = groups(tmp_path / "small", "0::/a\n", **{"a__memory.max": "2000\n", **used})
+    assert resources.unused("cpu", small) == 0
+    first = {
+        "limit_in_bytes": "3000\n",
+        "usage_in_bytes": "2500\n",
+        "stat": "inactive_file 10\ntotal_inactive_file 400\n",
+    }
+    one = groups(tmp_path / "1", "4:memory:/a\n", **{f"memory__a__memory.{name}": text for name, text in first.items()})
+    assert resources.unused("cpu", one) == 900
+    endless = groups(tmp_path / "free", "0::/a\n", **{"a__memory.max": "max\n", **used})
+    assert resources.unused("cpu", endless) > 2**20
+
+
 def test_a_control_group_s_quota_is_the_cores_there_are(tmp_path: Path) -> None:
     all_there_are = resources.cores(tmp_path / "no such system")
     assert all_there_are == len(os.sched_getaffinity(0))

@@ -244,6 +244,31 @@ def test_a_server_that_cannot_read_this_process_memory_gets_files(tmp_path: Path
     assert not in_memory()
 
 
+def test_a_later_version_that_the_server_does_not_read_ends_the_training(tmp_path: Path, model: Path) -> None:
+    """It is no question of memory then, and answers under way must not go on from weights that are half replaced."""
+    said = list[str]()
+    with running(model) as engine:
+        replaced = engine.collective_rpc
+
+        def full(body: dict[str, Any]) -> tuple[int, Any]:
+            later = "version-000001" in body["kwargs"]["weights_path"]
+            return (500, {"error": {"message": "CUDA out of memory"}}) if later else replaced(body)
+
+        engine.collective_rpc = full  # type: ignore[method-assign]
+        policy = {"base_url": engine.url, "max_tokens": 12, "max_attempts": 1}
+        config = trainings.settings(f"vllm:{model}", policy=policy, optimisation=SIZE, adapter={"rank": 0})
+        with pytest.raises(ComposerError, match="CUDA out of memory"):
+            runner.execute("train", {}, config, root=tmp_path, listener=lambda what, *_: said.append(what))
+    assert not any("by files" in what for what in said) and not in_memory()
+
+
+def test_a_file_in_memory_that_cannot_be_written_takes_none(tmp_path: Path) -> None:
+    (tmp_path / "model-0").touch()
+    with pytest.raises(FileExistsError):
+        weights.save_in_memory({"a": torch.ones(9)}, tmp_path / "model-0")
+    assert not in_memory()
+
+
 def test_an_answer_under_way_goes_on_with_the_new_weights(tmp_path: Path, model: Path) -> None:
     """Each token has the log-prob of the weights that it was sampled with, the answer the version of the first."""
     other = save_tiny(tmp_path / "other", seed=1)

@@ -1,7 +1,7 @@
 """Start pytest as `python -m pytest` does, without the collector of garbage while it is imported.
 
 A short run is mostly that import, and the collector a fifth of it. composer_outcomes.py, the plugin that is loaded
-last before anything of the repository, starts the collector. Runs under Python 3.6 and later.
+before any conftest.py, starts the collector. Runs under Python 3.6 and later.
 """
 
 import gc
