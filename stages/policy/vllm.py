@@ -94,9 +94,10 @@ class Completions:
         """Where the weights are that the server was given; None while it has those that it was started with."""
         self._version: str | None = None
         self._listed: set[str] = set()
-        self._lock = asyncio.Lock()
         self._restarts = server.restarts if server else 0
         """Those of the server after which it was given its adapters and weights again."""
+        self._reviving: asyncio.Task[None] | None = None
+        """The newest restart, which all requests await."""
 
     async def complete(
         self,
@@ -200,7 +201,7 @@ class Completions:
         body = {"lora_name": name, "lora_path": str(folder.resolve())}
         try:
             if name not in self._listed:  # another run that shares the server has loaded it
-                await self._ask("/load_lora_adapter", body, plain=True)
+                await self._repeated(lambda: self._load(body))
         except (UsageError, Rejected) as error:
             raise UsageError(
                 f"The server at {self._config.base_url} does not load the adapter {folder}: {error} It needs "
@@ -208,9 +209,16 @@ class Completions:
             ) from None
         self._adapters[name] = body
 
+    async def _load(self, body: Mapping[str, str]) -> None:
+        try:
+            await self._client.ask("/load_lora_adapter", body)
+        except Rejected as error:
+            if "has already been loaded" not in str(error):  # by a request whose answer was lost
+                raise
+
     async def unload(self, name: str) -> None:
         """Remove an adapter from the server."""
-        await self._ask("/unload_lora_adapter", {"lora_name": name}, plain=True)
+        await self._repeated(lambda: self._client.ask("/unload_lora_adapter", {"lora_name": name}))
         del self._adapters[name]  # not before: a server that is started again meanwhile gets it once more
 
     async def replace_weights(self, source: str) -> None:
@@ -239,7 +247,7 @@ class Completions:
 
     def _root(self) -> Client:
         """Return a client of what the server has above /v1."""
-        url = (self._config.base_url or "").removesuffix("/v1")
+        url = (self._config.base_url or "").rstrip("/").removesuffix("/v1")
         return Client(self._config.model_copy(update={"base_url": url, "timeout_s": RELOAD_S}))
 
     async def _replace_weights(self, root: Client, source: str) -> None:
@@ -256,14 +264,23 @@ class Completions:
         if base is None or not base.get("max_model_len"):
             raise UsageError(f"{self._config.base_url} names no model with a context length, as vLLM does. Is it one?")
         root = self._root()
-        paused, _ = await self._repeated(lambda: root.get("/is_paused"))
-        # Outside of development mode there is no such address, and nobody can have paused the server.
-        if paused.status == 200 and paused.body.replace(b" ", b"") == b'{"is_paused":true}':
+
+        async def find_going() -> None:
+            # Outside of development mode there is no such address, and nobody can have paused the server.
+            paused = await root.get("/is_paused")
+            if paused.status == 200 and paused.body.replace(b" ", b"") == b'{"is_paused":true}':
+                raise Retryable("paused", "it is paused")  # a training goes on with it after some seconds
+
+        try:
+            await self._repeated(find_going)
+        except Retryable as error:
+            if error.kind != "paused":
+                raise
             raise UsageError(
                 f"{self._config.base_url} is paused and answers nothing: a training replaces all of its weights now, "
                 "or was killed while it did. Start the server again; before a training of all weights, which replaces "
                 f"them first, `curl -X POST {root.config.base_url}/resume` is enough."
-            )
+            ) from None
         # Any prompt will do; the ids that end an answer are in every vocabulary.
         name, prompt = base["id"], sorted(ends)
         sampled = await self.complete(
@@ -276,15 +293,11 @@ class Completions:
         kind = "raw" if raw else "processed"
         return ServerFacts(name, int(base["max_model_len"]), kind, self._server is not None, self._version)
 
-    async def _ask(
-        self, path: str, body: Mapping[str, Any], *, plain: bool = False, most_bytes: int = BODY_BYTES
-    ) -> tuple[Any, int]:
-        """Return the response as JSON (None for `plain` text) and the number of launches."""
+    async def _ask(self, path: str, body: Mapping[str, Any], *, most_bytes: int = BODY_BYTES) -> tuple[Any, int]:
+        """Return the response as JSON and the number of launches."""
 
         async def launch() -> Any:
             raw = await self._client.ask(path, body, most_bytes=most_bytes)
-            if plain:
-                return None
             try:
                 read = orjson.loads(raw)
             except ValueError as error:
@@ -306,24 +319,31 @@ class Completions:
         return await launches(revived), launches.statistics["attempt_number"]
 
     async def _revive(self) -> None:
-        """Restart a server of ours that died, once for all waiting requests, and load its adapters again."""
+        """Wait until a server of ours lives and has its adapters; after a death one restart serves all requests."""
         if self._server is None:
             return
-        async with self._lock:  # also while it is alive: it may not have its adapters yet
-            if not self._server.alive():
-                await asyncio.to_thread(self._server.revive)
-            if self._restarts == self._server.restarts:
+        if self._reviving is None or self._reviving.done():
+            # Also while it is alive: it may not have its adapters yet.
+            if self._server.alive() and self._restarts == self._server.restarts:
                 return
-            for body in list(self._adapters.values()):
-                try:
-                    await self._client.ask("/load_lora_adapter", body)  # not `_ask`, which would come back here
-                except (ComposerError, Rejected) as error:
-                    raise UsageError(
-                        f"The server was started again, but without its adapter {body['lora_path']}: {error}"
-                    ) from None
-            if self._weights is not None:
-                await self._replace_weights(self._root(), self._weights)
-            self._restarts = self._server.restarts
+            self._reviving = asyncio.create_task(self._restart(self._server))
+            # Retrieve the exception, which asyncio would print: all who waited may be gone, and the next one restarts.
+            self._reviving.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        # Shielded: a request may be broken off, but the thread that starts the server goes on.
+        await asyncio.shield(self._reviving)
+
+    async def _restart(self, server: ModelServer) -> None:
+        await asyncio.to_thread(server.revive)
+        for body in list(self._adapters.values()):
+            try:
+                await self._load(body)
+            except (ComposerError, Rejected) as error:
+                raise UsageError(
+                    f"The server was started again, but without its adapter {body['lora_path']}: {error}"
+                ) from None
+        if self._weights is not None:
+            await self._replace_weights(self._root(), self._weights)
+        self._restarts = server.restarts
 
 
 Answer = TypeVar("Answer")

@@ -245,8 +245,9 @@ def test_a_server_that_a_killed_training_left_paused_is_named(tmp_path: Path, mo
     try:
         base = made.url.removesuffix("/v1")
         urlopen(f"{base}/pause?mode=keep", b"")
+        once = given.model_copy(update={"max_attempts": 1})
         with pytest.raises(UsageError, match=f"is paused .* `curl -X POST {base}/resume`"):
-            VllmPolicy.connect(given, made.url, cache=tmp_path, listener=quiet)
+            VllmPolicy.connect(once, f"{made.url}/", cache=tmp_path, listener=quiet)
         urlopen(f"{base}/resume", b"")
         assert VllmPolicy.connect(given, made.url, cache=tmp_path, listener=quiet).found.context_tokens
     finally:

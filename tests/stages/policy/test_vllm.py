@@ -1,5 +1,6 @@
 """Sampling from vLLM's addresses by token ids, with a small real engine behind them."""
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages.errors import InfrastructureError, UsageError
 from stages.messages import following_ids
-from stages.policy import adapters, ask_all, kind_of, open_policy, server
+from stages.policy import adapters, ask_all, background, kind_of, open_policy, server
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.vllm import VllmPolicy
 from stages.runs.ledger import Budget
@@ -29,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(engine: Engine, folder: Path, tmp_path: Path, **more: Any) -> VllmPolicy:
-    config = PolicyConfig(model=f"vllm:{folder}", base_url=engine.url, **{"max_tokens": 12, **more})
+    config = PolicyConfig(model=f"vllm:{folder}", **{"base_url": engine.url, "max_tokens": 12, **more})
     assert kind_of(config) == "vllm"
     policy = open_policy(config, cache=tmp_path, budget=Budget(), listener=lambda *a: None)
     assert isinstance(policy, VllmPolicy)
@@ -111,10 +112,23 @@ def test_a_server_that_a_killed_training_left_paused_is_named(model: Path, tmp_p
     with running(model) as engine, running(model, closed=1) as closed:
         engine.paused = True
         with pytest.raises(UsageError, match=rf"is paused .* `curl -X POST {engine.url.removesuffix('/v1')}/resume`"):
-            opened(engine, model, tmp_path)
+            opened(engine, model, tmp_path, base_url=f"{engine.url}/", max_attempts=1)
         assert not [path for path, _ in engine.requests if path.endswith("/completions")], "they would wait for ever"
         engine.paused = False
         assert opened(closed, model, tmp_path).found == opened(engine, model, tmp_path).found
+
+
+def test_a_server_that_a_training_pauses_for_a_moment_is_awaited(model: Path, tmp_path: Path) -> None:
+    with running(model) as engine:
+        is_paused = engine.is_paused
+
+        def going_on(body: dict[str, Any]) -> tuple[int, Any]:
+            told = is_paused(body)
+            engine.resume(body)
+            return told
+
+        engine.paused, engine.is_paused = True, going_on  # type: ignore[method-assign]
+        assert opened(engine, model, tmp_path, max_attempts=2).found.name == "base"
 
 
 def test_an_answer_ends_where_the_context_does(model: Path, tmp_path: Path) -> None:
@@ -174,6 +188,8 @@ def test_an_adapter_is_loaded_on_its_base(model: Path, tmp_path: Path) -> None:
         assert (own - forward(engine.base, sample.prompt_ids, sample.completion_ids)).abs().max() > 0.1
         again = opened(engine, tmp_path / "adapter", tmp_path)
         assert ask_all(again, [Turn(QUESTION, 0)])[0].error_type is None and len(engine.adapters) == 1
+        for _ in range(2):  # the second time as after a request whose answer was lost
+            policy.load("repeated", tmp_path / "adapter")
         with pytest.raises(UsageError, match="does not load the adapter"):
             policy.load("nothing", tmp_path / "nowhere")
 
@@ -183,6 +199,9 @@ class Mortal:
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.up, self.restarts = engine, True, 0
+        self.loaded = threading.Event()
+        """Whether it ends a start: it answers."""
+        self.loaded.set()
 
     def alive(self) -> bool:
         return self.up
@@ -192,7 +211,9 @@ class Mortal:
         self.engine.adapters.clear()
 
     def revive(self) -> None:
-        self.up, self.restarts = True, self.restarts + 1
+        self.restarts += 1
+        assert self.loaded.wait(10)
+        self.up = True
 
 
 def test_a_server_that_dies_has_its_adapters_again_before_it_is_asked(model: Path, tmp_path: Path) -> None:
@@ -214,6 +235,42 @@ def test_a_server_that_dies_has_its_adapters_again_before_it_is_asked(model: Pat
         process.die()
         policy.unload("two")
         assert set(engine.adapters) == {"three"} and process.restarts == 2
+
+
+@pytest.mark.parametrize("loads", ["server", "adapter"])
+def test_a_restart_goes_on_without_the_request_that_found_the_server_dead(
+    model: Path, tmp_path: Path, loads: str
+) -> None:
+    """Answers under way are broken off where their group is too old; others wait for the same restart."""
+    saved_adapter(model, tmp_path / "adapter")
+    with running(model) as engine:
+        process: Any = Mortal(engine)
+        config = PolicyConfig(model=f"vllm:{model}", base_url=engine.url, max_tokens=4, max_attempts=1)
+        policy = VllmPolicy.connect(config, engine.url, cache=tmp_path, listener=print, server=process)
+        policy.load("one", tmp_path / "adapter")
+        policy.sample_from("one")
+        process.die()
+        load, begun, answered = engine.load_lora_adapter, threading.Event(), threading.Event()
+
+        def slowly(body: dict[str, Any]) -> tuple[int, Any]:
+            begun.set()
+            assert answered.wait(10)
+            return load(body)
+
+        engine.load_lora_adapter = slowly  # type: ignore[method-assign]
+        if loads == "server":
+            process.loaded.clear()
+        broken_off = background.start(policy.ask(Turn(QUESTION, 0)))
+        while not (process.restarts if loads == "server" else begun.is_set()):
+            time.sleep(0.001)
+        broken_off.cancel()
+        others = [background.start(policy.ask(Turn(QUESTION, seed))) for seed in range(4)]
+        time.sleep(0.05)
+        process.loaded.set()
+        answered.set()
+        assert [other.result(10).error for other in others] == [None] * 4
+        assert process.restarts == 1 and set(engine.adapters) == {"one"}
+        assert sum(path == "/v1/load_lora_adapter" for path, _ in engine.requests) == 2
 
 
 def test_without_an_address_it_says_how_to_get_one(tmp_path: Path) -> None:
