@@ -48,7 +48,7 @@ from stages.pairs.blocks import (
     short_name,
     to_numpy,
 )
-from stages.rollouts.trace import DistinctStates
+from stages.rollouts.distinct import DistinctStates
 from stages.runs.kinds import STEP, TEACHER_ACTION, Row
 from stages.runs.run import Run
 

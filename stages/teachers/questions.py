@@ -23,7 +23,8 @@ from stages.errors import UsageError
 from stages.messages import OMITTED, Message
 from stages.policy import Sample, Turn
 from stages.policy.base import VLLM
-from stages.rollouts.trace import DistinctState, DistinctStates, states
+from stages.rollouts.distinct import DistinctState, DistinctStates
+from stages.rollouts.trace import states
 from stages.runs import store
 from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK, Row, attributes
 from stages.runs.run import Run
