@@ -1,6 +1,5 @@
 """Limits that the kernel holds this process to."""
 
-import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -21,7 +20,6 @@ def file_size_limit(num_bytes: int) -> Iterator[None]:
 @contextmanager
 def open_files_limit(more: int) -> Iterator[None]:
     """Fail with EMFILE where this process opens more files than those that are open and so many."""
-    gc.collect()  # files of earlier tests, which would else be closed meanwhile
     _, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(map(int, os.listdir("/proc/self/fd")))  # the limit is one of numbers, of which the lowest are free
     held = [os.open(os.devnull, os.O_RDONLY)]

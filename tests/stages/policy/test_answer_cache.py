@@ -4,17 +4,18 @@ import errno
 import random
 import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.limits import open_files_limit
 
 from stages.errors import UsageError
 from stages.policy.answer_cache import AnswerCache
 from stages.policy.base import Sample
-from stages.runs import runner, store
+from stages.runs import store
 
 ANSWERS = {
     store.digest(number): vars(Sample(text=f"answer {number} " + "word " * (number * 7 % 300), cost_usd=number / 1000))
@@ -161,12 +162,24 @@ def test_a_path_that_sqlite_does_not_open_is_named_with_its_length(tmp_path: Pat
         AnswerCache(path)
 
 
+OPENED = """
+import sys
+sys.path.insert(0, sys.argv[3])
+from pathlib import Path
+from support.limits import open_files_limit
+from stages.policy.answer_cache import AnswerCache
+from stages.runs import runner
+try:
+    with runner.disk_failures_as_such(Path(sys.argv[1])), open_files_limit(int(sys.argv[2])):
+        AnswerCache(Path(sys.argv[1]) / "answers.sqlite")
+except OSError as error:
+    print(error.errno, error.filename)
+"""
+"""In a process of its own, in which nothing else closes a file meanwhile."""
+
+
 @pytest.mark.parametrize("free", [1, 2])
 def test_too_many_open_files_are_not_taken_for_a_full_disk(tmp_path: Path, free: int) -> None:
-    with (
-        pytest.raises(OSError, match="Too many open files") as raised,
-        runner.disk_failures_as_such(tmp_path),
-        open_files_limit(free),
-    ):
-        AnswerCache(tmp_path / "answers.sqlite")
-    assert raised.value.errno == errno.EMFILE and raised.value.filename == str(tmp_path / "answers.sqlite")
+    words = [sys.executable, "-c", OPENED, str(tmp_path), str(free), str(Path(__file__).parents[2])]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.stdout.split() == [str(errno.EMFILE), str(tmp_path / "answers.sqlite")], done.stderr
