@@ -148,6 +148,9 @@ class _ChannelStep(ComposedStep):
 
     def _take(self, rows: list[Row], config: Config) -> None:
         """Tokenise pairs, their prompts as the trainer tokenises its own, and score them by the model as it is."""
+        for number, row in enumerate(rows):
+            if lacking := [name for name in ("prompt", *SIDES) if name not in row]:
+                raise BadInput(f"Pair {number} has no {lacking[0]!r}. Give each pair a prompt, chosen and rejected.")
         self._batch_environments = [None] * len(rows)  # of whose tools TRL tells in each prompt
         prompts = self._tokenize_prompts([row["prompt"] for row in rows])[0]
         named = [

@@ -207,6 +207,11 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
             composer.BadInput,
             "Pair 0 has 2 messages as chosen",
         ),
+        (
+            {"pairs": [{name: PAIRS[0][name] for name in ("prompt", "chosen")}], "weights": {"sft": 1}},
+            composer.BadInput,
+            "Pair 0 has no 'rejected'",
+        ),
         ({"pairs": [{**PAIRS[0], "chosen": said("ba")}], "weights": {"sft": 1}}, composer.UsageError, "1 of 1 pairs"),
         (
             {"pairs": PAIRS, "weights": {"sft": 1}, "steps_per_generation": 3},
