@@ -12,7 +12,7 @@ import records
 from experiment import Experiment, comparison_lines, difference_of, put
 
 from stages.envs import sampling_unit
-from stages.evaluation.inference import BETTER, NO_GAIN, WORSE
+from stages.evaluation.inference import BETTER, MIN_GAIN, NO_GAIN, WORSE
 from stages.evaluation.outcomes import KEPT, START
 from stages.evaluation.report import arms_chart
 from stages.evaluation.verdict import EvalQuestion, PairedDifference, decide, points
@@ -20,7 +20,6 @@ from stages.runs import store
 
 EXPERIMENT = Experiment.named("coder-teacher")
 QUESTION = EvalQuestion("A", "C", START, sampling=sampling_unit("code"), outcome=KEPT)
-MIN_GAIN = 0.02
 
 
 def finding(found: PairedDifference) -> str:
@@ -58,19 +57,10 @@ def result(
     lines += ["", f"All of it took {record['processor_hours']:.1f} processor hours beside the GPU."]
     put(document, lines)
     figure.write_bytes(arms_chart(verdict))
+    what = "Qwen2.5-Coder-0.5B, {}: points of problems passed with the protocol kept, {} held-out problems"
+    both = (primary | secondary).items()
     records.write(
         "experiment-coder-teacher",
-        [
-            records.measured(
-                f"Qwen2.5-Coder-0.5B, {name}: points of problems passed with the protocol kept, {one.num_tasks} "
-                f"held-out problems, {one.num_seeds} trainings of each",
-                100 * one.estimate,
-                (100 * one.low, 100 * one.high),
-                n=one.num_tasks,
-                unit="points",
-                registration=EXPERIMENT.registration or None,
-            )
-            for name, one in (primary | secondary).items()
-        ],
+        [EXPERIMENT.claim(what.format(name, one.num_tasks), one) for name, one in both],
     )
     print("\n".join(lines))

@@ -35,6 +35,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import records
 
 from stages.evaluation.inference import holm
 from stages.evaluation.outcomes import AT_ZERO, KEPT, PASSED, PROTOCOL, START, items_table, of_arm, task_mean
@@ -300,6 +301,17 @@ class Experiment:
                 cells = [*both, tokens, f"{mean['num_tokens']:,.0f}", pairs, f"{mean['minutes']:.1f}"]
                 lines.append(f"| {arm} | {' | '.join(cells)} |")
         return lines
+
+    def claim(self, text: str, found: PairedDifference) -> records.Claim:
+        """Return the record of a difference in points, under this registration."""
+        return records.measured(
+            f"{text}, {found.num_seeds} trainings of each",
+            100 * found.estimate,
+            (100 * found.low, 100 * found.high),
+            n=found.num_tasks,
+            unit="points",
+            registration=self.registration or None,
+        )
 
     def arm_lines(self, verdict: EvalVerdict) -> list[str]:
         """Return a table of the arms."""

@@ -97,14 +97,10 @@ def seen(difference: PairedDifference) -> str:
 
 def claim(name: str, found: PairedDifference) -> records.Claim:
     """Return the record of a comparison."""
-    return records.measured(
+    return EXPERIMENT.claim(
         f"SmolLM2-135M, {name} at temperature 0: points of tasks passed with the protocol kept, "
-        f"{found.num_tasks} tasks of {found.num_units} families, {found.num_seeds} trainings of each",
-        100 * found.estimate,
-        (100 * found.low, 100 * found.high),
-        n=found.num_tasks,
-        unit="points",
-        registration=EXPERIMENT.registration or None,
+        f"{found.num_tasks} tasks of {found.num_units} families",
+        found,
     )
 
 
