@@ -69,22 +69,23 @@ def _difference(found: dict[str, Any] | None, claim: str) -> Iterator[Claim]:
         yield measured(words, 100 * found["estimate"], between, n=num, unit="points")
 
 
-def session(command: str = "./dev demo", verdict: str = "demo", lines_of_decision: int = 7) -> str:
+def session(command: str = "./dev demo", verdict: str = "demo", lines_of_decision: int | None = None) -> str:
     """Return what a command prints of a verdict, for documents: arms, differences and decision, `...` for the rest.
 
     Below it stands what the record lacks.
 
-    verdict: a file in docs/experiments.
+    verdict: a file in docs/experiments. lines_of_decision: None for all.
     """
     found = _kept(verdict)
     lines = text_table(found).splitlines()
     arms = lines[: 1 + len(found.arms)]
     differences = [line for line in lines if line.startswith("pass@1")]
     first = next(number for number, line in enumerate(lines) if line.startswith(found.decision))
-    decision = lines[first : first + lines_of_decision]
+    decision = lines[first:][:lines_of_decision]
     unknown = [] if all(arm.kept_rate is not None for arm in found.arms) else ["", NOT_KEPT]
+    rest = ["..."] if lines_of_decision else []
     return "\n".join(
-        ["```", f"$ {command}", "...", *arms, "...", *differences, "...", *decision, "...", "```", *unknown]
+        ["```", f"$ {command}", "...", *arms, "...", *differences, "...", *decision, *rest, "```", *unknown]
     )
 
 

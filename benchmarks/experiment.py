@@ -376,6 +376,23 @@ def comparison_lines(title: str, found: Mapping[str, PairedDifference]) -> list[
     return lines
 
 
+def beside(*told: tuple[Mapping[str, str], str]) -> str:
+    """Return README's table of the experiments, a column for each, with what to know about them below it."""
+    rows = {
+        "": "passes, trained by",
+        "start": "before training",
+        "A": "A: GRPO",
+        "C": "C: GRPO, and imitation of the actions that teachers' disagreement chose",
+        "B": "B: as C, and the preference pairs",
+        "C − A": "**C − A**",
+        "B − A": "**B − A**",
+        "B − C": "**B − C**",
+    }
+    lines = ["| " + " | ".join([title, *(cells[key] for cells, _ in told)]) + " |" for key, title in rows.items()]
+    lines.insert(1, "| --- " * (1 + len(told)) + "|")
+    return "\n".join([*lines, "", " ".join(caveat for _, caveat in told)])
+
+
 def difference_of(
     items: pa.Table, pairs: Iterable[tuple[str, str]], question: EvalQuestion, *, power: bool = True
 ) -> dict[str, PairedDifference]:

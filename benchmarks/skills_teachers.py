@@ -161,29 +161,23 @@ def by_family(rows: pa.Table) -> dict[str, float]:
     return dict(zip(table["family"].to_pylist(), table["kept_mean"].to_pylist(), strict=True))
 
 
-def sentence() -> str:
-    """Return what the experiment shows in plain words, for README: computed from the table of outcomes."""
-    page = "docs/experiments/skills-teachers.md"
-    if not EXPERIMENT.items.exists():
-        return (
-            f"*A second experiment, on a pretrained model of 135 M parameters, is [registered]({page}): no result yet.*"
-        )
+def told() -> tuple[dict[str, str], str]:
+    """Return the cells of this experiment in README's table by their row, and what to know about them."""
     items = EXPERIMENT.read_items()
-    rates = {arm: task_mean(of_arm(items, f"{arm}{AT_ZERO}"), KEPT) or 0.0 for arm in (START, *EXPERIMENT.arms)}
-    arms = ", ".join(f"{arm} {100 * rate:.0f} %" for arm, rate in rates.items() if rate)
-    found = "; ".join(f"{name} is {points(one)} ({follows})" for name, (one, follows) in primary(items).items())
+    rates = {arm: task_mean(of_arm(items, f"{arm}{AT_ZERO}"), KEPT) for arm in (START, *EXPERIMENT.arms)}
+    found = primary(items)
     (whole,) = difference_of(items, [at_zero(*OTHERS[0])], EvalQuestion(outcome=KEPT)).values()
-    shown = "" if whole.shows == BETTER else "not "
+    title = "[SmolLM2-135M](docs/experiments/skills-teachers.md)"
+    cells = {"": f"{title}, {whole.num_seeds} trainings an arm"}
+    cells |= {arm: f"{100 * rate:.0f} %" for arm, rate in rates.items() if rate is not None}
+    cells |= {name: f"{points(one)}: {follows}" for name, (one, follows) in found.items()}
+    cells["B − A"] = f"{points(whole)}: {SHOWN[whole.shows]}"
     collapses = collapsed_trainings(items, store.read_json(EXPERIMENT.document.with_suffix(".json"))["trainings"])
-    return (
-        f"*[A second registered experiment]({page}), on SmolLM2-135M and {len(items):,} "
-        "answers to held-out questions of 71 families: GRPO (A), with imitation of answers of its own frozen start "
-        "behind worked examples (C), with preference pairs beside that (B), and with on-policy distillation from the "
-        "same teacher (D). "
-        f"Passed with the protocol kept, at temperature 0: {arms}. "
-        f"That preferences and imitation together beat GRPO alone is {shown}shown: B − A is {points(whole)}. "
-        f"{found}. Trainings that collapsed: "
-        f"{len(collapses) or 'none'}. About larger models and agents of several steps this says nothing.*"
+    return cells, (
+        f"On SmolLM2, answers at temperature 0 to held-out questions of {whole.num_units} families count that are "
+        "right and kept the protocol; the teacher is the model's own frozen start behind worked examples. On-policy "
+        f"distillation from it (D) reaches {cells['D']}; C − D is {cells['C − D']}. Trainings that collapsed: "
+        f"{len(collapses) or 'none'}."
     )
 
 

@@ -83,30 +83,31 @@ def result(
     print("\n".join(lines))
 
 
-def sentence() -> str:
-    """Return what the experiment shows in plain words, for README: computed from the table of outcomes."""
+def told() -> tuple[dict[str, str], str]:
+    """Return the cells of this experiment in README's table by their row, and what to know about them."""
     items = EXPERIMENT.read_items()
     verdict = decided(items, fixed=True)
-    rates = {arm.arm: arm.pass_rate for arm in verdict.arms}
-    shown = {arm: f"{100 * rate:.0f} %" for arm, rate in rates.items() if rate is not None}
     question = EvalQuestion(sampling=sampling(fixed=True))
     imitation = compare(items, "C", "A", question)
     stricter = [compare(items, "B", other, replace(question, outcome=KEPT)) for other in "AC"]
     assert verdict.gain and verdict.over_control and imitation and stricter[0] and stricter[1]
+    num_seeds = verdict.gain.num_seeds
+    cells = {"": f"[a toy](docs/experiments/teacher-pairs.md), 0.46 M parameters, {num_seeds} trainings an arm"}
+    cells |= {arm.arm: f"{100 * arm.pass_rate:.0f} %" for arm in verdict.arms if arm.pass_rate is not None}
+    cells |= {
+        "C − A": points(imitation.difference),
+        "B − A": points(verdict.gain),
+        "B − C": f"{points(verdict.over_control)}: less than 2 points",
+    }
     unsolved, of_them = unsolved_by_grpo(items)
     broke = {arm: len(broken(items, arm)) for arm in "BC"}
-    return (
-        f"*[A registered experiment](docs/experiments/teacher-pairs.md) on a toy, {verdict.gain.num_seeds} trainings "
-        f"of a model of 0.46 M parameters in each arm: of {verdict.gain.num_tasks} held-out repair tasks, GRPO alone "
-        f"(A) passes {shown['A']}, GRPO with imitation of the teachers' chosen actions (C) {shown['C']}, and with "
-        f"preference pairs beside the imitation (B) {shown['B']}. C − A is {points(imitation.difference)}, of which "
-        f"{of_them:.1f} points are three of twelve operations that GRPO solves in less than 1 % of rollouts "
-        f"({', '.join(unsolved)}); B − A is "
-        f"{points(verdict.gain)}. B − C is {points(verdict.over_control)}: the preference loss gained less than 2 "
-        f"points. A finding made after the result: it also broke the protocol in {broke['B']} of "
-        f"{verdict.gain.num_seeds} trainings, imitation in {broke['C'] or 'none'}; scored as passed and protocol kept, "
-        f"B − A is {points(stricter[0].difference)} and B − C {points(stricter[1].difference)}. About larger "
-        "models this says nothing.*"
+    return cells, (
+        f"On the toy, passes of {verdict.gain.num_tasks} held-out repair tasks count; {of_them:.0f} of the points of "
+        f"C − A are {len(unsolved)} of {verdict.gain.num_units} operations, which GRPO solves in less than 1 % of "
+        f"rollouts. A finding made after the result: the preference loss also broke the protocol, the form that "
+        f"answers must have, in {broke['B']} of {num_seeds} trainings, imitation in {broke['C'] or 'none'}; counted as "
+        f"passed and protocol kept, B − A is {points(stricter[0].difference)} and B − C "
+        f"{points(stricter[1].difference)}."
     )
 
 
