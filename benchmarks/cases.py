@@ -11,6 +11,7 @@ A case's parameters are its options on the command line, their annotations the t
 """
 
 import argparse
+import asyncio
 import inspect
 import json
 import os
@@ -134,6 +135,40 @@ def serving(function: Callable[..., Any], *arguments: Any) -> Iterator[str]:
         yield f"http://127.0.0.1:{int(server.stdout.readline())}/v1"
     finally:
         server.communicate()
+
+
+def answer_requests(respond: Callable[[bytes, Callable[[bytes], None]], None]) -> None:
+    """Answer HTTP requests with JSON until the standard input is closed; the port is printed first.
+
+    respond: gets the body of a request, and what sends the answer to it, now or later.
+    """
+
+    class Connection(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            self.transport, self.held = transport, b""
+
+        def data_received(self, data: bytes) -> None:
+            self.held += data
+            head, end, rest = self.held.partition(b"\r\n\r\n")
+            if not end:
+                return
+            length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+            if len(rest) >= length:
+                self.held = rest[length:]
+                respond(rest[:length], self.send)
+
+        def send(self, body: bytes) -> None:
+            head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+            self.transport.write(head + body)
+
+    async def forever() -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(Connection, "127.0.0.1", 0, backlog=4096)
+        print(server.sockets[0].getsockname()[1], flush=True)
+        await loop.run_in_executor(None, sys.stdin.read)
+        server.close()
+
+    asyncio.run(forever())
 
 
 def memory(field: Literal["VmRSS", "VmHWM", "RssAnon"], process: int | Literal["self"] = "self") -> int:

@@ -22,7 +22,7 @@ from itertools import product
 import cases
 import numpy as np
 import records
-from records import Claim, measured
+from records import Claim
 from scipy.special import bdtr, chdtrc, ndtr, stdtr, stdtrit
 
 from stages.evaluation.inference import PairedTest
@@ -131,14 +131,11 @@ def levels(experiments: int = 500) -> Iterator[Claim]:
     records.keep(__file__, "levels", rows)
     sizes = ", ".join(map(str, SIZES))
     for world, (level, covered) in worst.items():
-        for words, share, goal in (
+        for words, rate, goal in (
             ("a difference is found where there is none, at most", level, "<= 8"),
             ("an interval covers the true difference, at least", covered, ">= 92"),
         ):
-            error = 1.96 * float(np.sqrt(share * (1 - share) / experiments))
-            between = (max(100 * (share - error), 0.0), min(100 * (share + error), 100.0))
-            claim = f"{world}: {words} over {sizes} tasks"
-            yield measured(claim, 100 * share, between, n=experiments, unit="%", goal=goal)
+            yield records.share(f"{world}: {words} over {sizes} tasks", round(rate * experiments), experiments, goal)
 
 
 def cell(shares: np.ndarray) -> str:

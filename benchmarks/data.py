@@ -1,4 +1,4 @@
-"""Pairs from many teachers: time and memory of reading, deciding, writing.
+"""Pairs from many teachers beside pandas: time and memory of reading, deciding, writing.
 
     python benchmarks/data.py [--rows 750000] [--rounds 5]
 
@@ -8,7 +8,6 @@ What is measured runs in processes of their own; memory is the largest resident 
 import hashlib
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from records import Claim, measured, ratio
 
-from stages import extract_pairs
 from stages.envs.base import Task
 from stages.pairs.stage import pair_rows
 from stages.pairs.states import AnsweredStates, patterns
-from stages.runs import runner, store
+from stages.runs import store
 from stages.runs.kinds import PAIR, ROLLOUT, STEP, TASK, TEACHER_ACTION, Row
 from stages.runs.run import InputRef, Manifest, Run, write_manifest
 from stages.runs.tables import Scan
@@ -40,14 +38,13 @@ Find = Callable[[], Iterable[Row]]
 
 
 def pairs(rows: int = 750_000, rounds: int = 5) -> Iterator[Claim]:
-    """`extract-pairs` beside pandas and `datasets` on many rows of teachers, from Parquet to Parquet.
+    """The pairs of `extract-pairs` beside those of pandas on many rows of teachers, from Parquet to Parquet.
 
     Three teachers on every state of rollouts of 50 steps; a teacher does in 6 of 10 states what the others do, and the
-    student in half of them. All have their turn in every round. pandas and datasets do the least that can be called the
-    same: they join, take the majority of equal texts, and write chosen and rejected where it is against the student.
-    `vote` is what of ours can be called the same, though it does more: canonical forms, both rules, who backs each pair
-    and what it cost, all columns of `pair/1`. `extract-pairs` is the entire stage: with the audit of the teachers,
-    tests of signal, digests and the table of states. All find the same pairs against the student.
+    student in half of them. Both have their turn in every round. pandas does the least that can be called the same: it
+    joins, takes the majority of equal texts, and writes chosen and rejected where it is against the student. `vote` is
+    what of ours can be called the same, though it does more: canonical forms, both rules, who backs each pair and what
+    it cost, all columns of `pair/1`. Both find the same pairs against the student.
     """
     cases.needed("pandas", by="python -m pip install pandas")
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTENDERS}
@@ -56,15 +53,13 @@ def pairs(rows: int = 750_000, rounds: int = 5) -> Iterator[Claim]:
         for name in rounds * list(CONTENDERS):
             found[name].append(one := cases.apart(contend, name, folder))
             print(f"{name:14} {one['cpu']:8.2f} s of CPU, {one['peak']:6.0f} MB, {one['pairs']}", flush=True)
-    what = f"pairs from {made_rows:,} rows of three teachers"
+    what = f"pairs from {made_rows:,} rows of three teachers, vote"
     assert len({one["pairs"] for each in found.values() for one in each}) == 1, "all must find the same"
-    for name in ("vote", "extract-pairs"):
-        highest = max(one["peak"] for one in found[name])
-        yield measured(f"{what}, {name}: peak memory", highest, unit="MB", n=rounds, goal="<= 500")
-    for peer, goal in (("pandas", ">= 1"), ("datasets", ">= 10")):
-        theirs, ours = ([one["cpu"] for one in found[name]] for name in (peer, "vote"))
-        claim = f"{what}, vote: times as fast as {peer}, by processor time"
-        yield measured(claim, *ratio(theirs, ours), n=rounds, goal=goal)
+    highest = max(one["peak"] for one in found["vote"])
+    yield measured(f"{what}: peak memory", highest, unit="MB", n=rounds, goal="<= 500")
+    theirs, ours = ([one["cpu"] for one in found[name]] for name in ("pandas", "vote"))
+    claim = f"{what}: times as fast as pandas, by processor time"
+    yield measured(claim, *ratio(theirs, ours), n=rounds, goal=">= 1")
 
 
 def contend(name: str, folder: str) -> dict[str, Any]:
@@ -180,16 +175,6 @@ def vote(folder: Path) -> Find:
     return lambda: (row for row in rows if row["rule"] == "majority_over_student")
 
 
-def whole_stage(folder: Path) -> Find:
-    """The stage; returned are those of its pairs that the others look for as well."""
-    given = {"rollouts": Run(folder / "rollouts"), "teacher_actions": Run(folder / "answers")}
-    root = Path(tempfile.mkdtemp(dir=folder))  # of each round its own, else the first round's run would be found
-    config = extract_pairs.Config(compare="canonical", outcome="ignore")  # as the others, which know no rewards
-    run = Run(runner.execute("extract-pairs", given, config, root=root).path)
-    rows = run.scan(PAIR).rows(["rule", *OF_PAIRS])
-    return lambda: (row for row in rows if row["rule"] == "majority_over_student")
-
-
 def against(pairs: Iterable[Row]) -> str:
     """How many pairs are against the student, and a digest of them."""
     found = sorted("\t".join(row[name] for name in OF_PAIRS) for row in pairs)
@@ -211,30 +196,7 @@ def pandas(folder: Path) -> Find:
     return lambda: found.to_dict("records")
 
 
-def datasets(folder: Path) -> Find:
-    """Read as a dataset, joined through dictionaries, written as a dataset."""
-    from datasets import Dataset
-
-    cache = str(folder / "cache")
-    student = Dataset.from_parquet(
-        str(folder / "rollouts/steps.parquet"), cache_dir=cache, columns=["state_sha256", "action"]
-    )
-    said = Dataset.from_parquet(
-        str(folder / "answers/teacher_actions.parquet"), cache_dir=cache, columns=["state_sha256", "action"]
-    )
-    votes: dict[str, Counter] = {}
-    for row in said:
-        votes.setdefault(row["state_sha256"], Counter())[row["action"]] += 1
-    found = []
-    for row in student:
-        action, number = votes[row["state_sha256"]].most_common(1)[0]
-        if number > len(TEACHERS) / 2 and action != row["action"]:
-            found.append({"state_sha256": row["state_sha256"], "chosen": action, "rejected": row["action"]})
-    Dataset.from_list(found).to_parquet(str(folder / "datasets.parquet"))
-    return lambda: found
-
-
-CONTENDERS = {"vote": vote, "extract-pairs": whole_stage, "pandas": pandas, "datasets": datasets}
+CONTENDERS = {"vote": vote, "pandas": pandas}
 
 CASES = {"pairs": pairs}
 

@@ -666,28 +666,47 @@ def probe_table() -> list[str]:
 
 
 SCENARIOS = ROOT / "tests" / "gpu" / "scenarios.py"
-LONG = "prompt=1024, answer=2048"
-
-
-def _batch(size: str) -> str:
-    """Return the call of scenarios.py for a batch of answers."""
-    return f'sampling("{size}", None, rows=32, prompt=1024, tokens=32)'
-
-
+SIZES = ("0.6B", "4B", "8B", "14B")
 REHEARSED = {
-    "GRPO 0.6B": ("Qwen3-0.6B, GRPO step of 8 x (128 + 512) tokens", 'step("ours", "0.6B", None)'),
-    "GRPO 0.6B, long": ("Qwen3-0.6B, GRPO step of 8 x (1,024 + 2,048) tokens", f'step("ours", "0.6B", None, {LONG})'),
-    "GRPO 4B": ("Qwen3-4B, GRPO step of 8 x (128 + 512) tokens", 'step("ours", "4B", None)'),
-    "GRPO 8B": ("Qwen3-8B, GRPO step of 8 x (128 + 512) tokens", 'step("ours", "8B", None)'),
-    "GRPO 8B, long": ("Qwen3-8B, GRPO step of 8 x (1,024 + 2,048) tokens", f'step("ours", "8B", None, {LONG})'),
-    "GRPO 0.6B, kept": (
-        "Qwen3-0.6B, GRPO step of 8 x (128 + 512) tokens, activations kept",
-        'step("ours", "0.6B", None, checkpointing=False)',
-    ),
-    "GRPO 8B, kept": (
-        "Qwen3-8B, GRPO step of 8 x (128 + 512) tokens, activations kept",
-        'step("ours", "8B", None, checkpointing=False)',
-    ),
+    **{
+        name.format(size): (f"Qwen3-{size}, {what.format(size)}", call.format(size))
+        for name, what, call, sizes in (
+            ("GRPO {}", "GRPO step of 8 x (128 + 512) tokens", 'step("ours", "{}", None)', SIZES),
+            (
+                "GRPO {}, long",
+                "GRPO step of 8 x (1,024 + 2,048) tokens",
+                'step("ours", "{}", None, prompt=1024, answer=2048)',
+                ("0.6B", "8B"),
+            ),
+            (
+                "GRPO {}, kept",
+                "GRPO step of 8 x (128 + 512) tokens, activations kept",
+                'step("ours", "{}", None, checkpointing=False)',
+                ("0.6B", "8B"),
+            ),
+            ("all {}", "step of all channels with a teacher of {}", 'step("all", "{}", None)', SIZES),
+            (
+                "weights {}",
+                "GRPO step of all weights, 8 x (128 + 512) tokens",
+                'step("ours", "{}", None, rank=0)',
+                SIZES[:3],
+            ),
+            (
+                "projected {}",
+                "GRPO step that a direction is taken out of",
+                'step("ours", "{}", None, project=True)',
+                ("0.6B", "8B"),
+            ),
+            (
+                "sampling {}",
+                "sampling of 32 x (1,024 + 32) tokens",
+                'sampling("{}", None, rows=32, prompt=1024, tokens=32)',
+                SIZES,
+            ),
+            ("probe {}", "gradients of 4 x 256 tokens", 'probe("lora", "{}", None)', ("0.6B", "4B", "14B")),
+        )
+        for size in sizes
+    },
     "GRPO Gemma-2": (
         "Gemma-2-2B, GRPO step of 2 x (1,024 + 3,072) tokens, all scores of eager attention",
         'step("ours", "Gemma-2-2B", None, prompt=1024, answer=3072, group=2)',
@@ -696,21 +715,10 @@ REHEARSED = {
         "Gemma-2-2B of 4 layers, GRPO step of 2 x (512 + 1,536) tokens, activations kept",
         'step("ours", "Gemma-2-2B", 4, prompt=512, answer=1536, group=2, checkpointing=False)',
     ),
-    "GRPO 14B": ("Qwen3-14B, GRPO step of 8 x (128 + 512) tokens", 'step("ours", "14B", None)'),
     "six 14B": (
         "Qwen3-14B, GRPO step of 8 x 640 tokens on one of six processes",
         'step("ours", "14B", None, processes=6)',
     ),
-    "all 0.6B": ("Qwen3-0.6B, step of all channels with a teacher of 0.6B", 'step("all", "0.6B", None)'),
-    "all 4B": ("Qwen3-4B, step of all channels with a teacher of 4B", 'step("all", "4B", None)'),
-    "all 8B": ("Qwen3-8B, step of all channels with a teacher of 8B", 'step("all", "8B", None)'),
-    "all 14B": ("Qwen3-14B, step of all channels with a teacher of 14B", 'step("all", "14B", None)'),
-    "weights 0.6B": (
-        "Qwen3-0.6B, GRPO step of all weights, 8 x (128 + 512) tokens",
-        'step("ours", "0.6B", None, rank=0)',
-    ),
-    "weights 4B": ("Qwen3-4B, GRPO step of all weights, 8 x 640 tokens", 'step("ours", "4B", None, rank=0)'),
-    "weights 8B": ("Qwen3-8B, GRPO step of all weights, 8 x 640 tokens", 'step("ours", "8B", None, rank=0)'),
     **{
         f"shares {size} of {count}, {rank}": (
             f"4 layers of Qwen3-{size}, GRPO step of 8 x 640 tokens, {what} in shares of {count}",
@@ -720,23 +728,11 @@ REHEARSED = {
         for count in (2, 8)
         for rank, what in ((0, "all weights"), (16, "an adapter's base"))
     },
-    "projected 0.6B": (
-        "Qwen3-0.6B, GRPO step that a direction is taken out of",
-        'step("ours", "0.6B", None, project=True)',
-    ),
-    "projected 8B": ("Qwen3-8B, GRPO step that a direction is taken out of", 'step("ours", "8B", None, project=True)'),
-    "sampling 0.6B": ("Qwen3-0.6B, sampling of 32 x (1,024 + 32) tokens", _batch("0.6B")),
-    "sampling 4B": ("Qwen3-4B, sampling of 32 x (1,024 + 32) tokens", _batch("4B")),
-    "sampling 8B": ("Qwen3-8B, sampling of 32 x (1,024 + 32) tokens", _batch("8B")),
-    "sampling 14B": ("Qwen3-14B, sampling of 32 x (1,024 + 32) tokens", _batch("14B")),
-    "probe 0.6B": ("Qwen3-0.6B, gradients of 4 x 256 tokens", 'probe("lora", "0.6B", None)'),
     "probe 0.6B, lora_frozenA": (
         "Qwen3-0.6B, gradients of 4 x 256 tokens by lora_frozenA",
         'probe("lora_frozenA", "0.6B", None)',
     ),
-    "probe 4B": ("Qwen3-4B, gradients of 4 x 256 tokens", 'probe("lora", "4B", None)'),
     "probe 8B": ("Qwen3-8B, gradients of 4 x 2,048 tokens", 'probe("lora", "8B", None, tokens=2048)'),
-    "probe 14B": ("Qwen3-14B, gradients of 4 x 256 tokens", 'probe("lora", "14B", None)'),
 }
 """What is rehearsed, and the call of scenarios.py."""
 TRLS = 'step("TRL", "8B", None)'

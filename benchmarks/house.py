@@ -14,7 +14,6 @@ import ast
 import io
 import statistics
 import subprocess
-import sys
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -112,32 +111,13 @@ def imports(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[tuple[str
 
 
 def cycles(graph: dict[PurePosixPath, set[PurePosixPath]]) -> list[list[PurePosixPath]]:
-    """Groups of files that import each other: strongly connected components of more than one file (Tarjan)."""
-    index: dict[PurePosixPath, int] = {}
-    low: dict[PurePosixPath, int] = {}
-    stack: list[PurePosixPath] = []
-    found = []
+    """Groups of files that import each other: strongly connected components of more than one file."""
+    cases.needed("networkx", by=cases.EXTRA.format("train"))
+    import networkx
 
-    def visit(node: PurePosixPath) -> None:
-        index[node] = low[node] = len(index)
-        stack.append(node)
-        for following in graph[node]:
-            if following not in index:
-                visit(following)
-                low[node] = min(low[node], low[following])
-            elif following in stack:
-                low[node] = min(low[node], index[following])
-        if low[node] == index[node]:
-            group = stack[stack.index(node) :]
-            del stack[stack.index(node) :]
-            if len(group) > 1:
-                found.append(sorted(group))
-
-    sys.setrecursionlimit(10_000)
-    for node in graph:
-        if node not in index:
-            visit(node)
-    return found
+    return [
+        sorted(group) for group in networkx.strongly_connected_components(networkx.DiGraph(graph)) if len(group) > 1
+    ]
 
 
 def single_importers(graph: dict[PurePosixPath, set[PurePosixPath]]) -> list[PurePosixPath]:

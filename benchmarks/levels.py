@@ -20,9 +20,8 @@ from dataclasses import replace
 
 import cases
 import numpy as np
-from records import Claim, measured
+from records import Claim, share
 from scipy.optimize import brentq
-from scipy.stats import binomtest
 
 from stages.evaluation.inference import BETTER, MIN_SEEDS, VALIDATED, PairedTest, shows
 from stages.evaluation.outcomes import START, collapsed, items_table
@@ -225,10 +224,8 @@ def healthy(experiments: int = 300) -> Iterator[Claim]:
 
 
 def share_of(found: np.ndarray, claim: str, goal: str | None = None) -> Claim:
-    """Return the share of experiments as a claim, with its interval by Clopper and Pearson."""
-    held = binomtest(int(found.sum()), len(found))
-    low, high = held.proportion_ci()
-    return measured(claim, 100 * held.statistic, (100 * low, 100 * high), n=len(found), unit="%", goal=goal)
+    """Return the share of experiments as a claim."""
+    return share(claim, int(found.sum()), len(found), goal)
 
 
 PILOTS = {"6 families": (4,) * 6, "12 families": (4,) * 12, "24 families": KATA, "96 families": KATA * 4}

@@ -122,6 +122,14 @@ def ratio(
     return found, (min(found, low), max(found, high))
 
 
+def share(claim: str, held: int, of: int, goal: str | None = None) -> Claim:
+    """Return in how many of all it held as a claim in per cent, with its interval by Clopper and Pearson."""
+    from scipy.stats import binomtest  # which a machine that has torch alone lacks
+
+    low, high = binomtest(held, of).proportion_ci()
+    return measured(claim, 100 * held / of, (100 * low, 100 * high), n=of, unit="%", goal=goal)
+
+
 def _over(rounds: list[tuple[float, float]], of: Callable[[Iterable[float]], float]) -> float:
     return of(pair[0] for pair in rounds) / of(pair[1] for pair in rounds)
 

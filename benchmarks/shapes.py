@@ -17,13 +17,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 from stages.training.channels import CHANNELS
 
 PAIRS, HINT = 4, 32
-SIDES: dict[str, tuple[str, ...]] = {
-    "TRL": (),
-    "ours": (),
-    "pairs": ("dpo", "simpo", "sft"),
-    "hints": ("sdpo",),
-    "all": tuple(CHANNELS),
-}
+SIDES: dict[str, tuple[str, ...]] = {"TRL": (), "ours": (), "all": tuple(CHANNELS)}
 """The channels of a trainer, by its name; `TRL` and `ours` are GRPO alone."""
 
 

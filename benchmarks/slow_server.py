@@ -8,9 +8,10 @@ import hashlib
 import json
 import math
 import random
-import sys
 from collections.abc import Callable
 from functools import partial
+
+import cases
 
 QUANTILE = {95: 1.6449, 99: 2.3263}
 PERCENTILES = (0, 5, 25, 50, 75, 90, 95, 99, 100)
@@ -80,38 +81,15 @@ class Batch:
         self._go_on()
 
 
-class _Connection(asyncio.Protocol):
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
-
-    def connection_made(self, transport):
-        self.transport, self.held = transport, b""
-
-    def data_received(self, data):
-        self.held += data
-        head, end, rest = self.held.partition(b"\r\n\r\n")
-        if end and len(rest) >= int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]):
-            self.held = b""
-            tokens = recorded(ANSWER_TOKENS, hashlib.sha256(rest).hexdigest())
-            message = {"role": "assistant", "content": "```bash\nls\n```"}
-            usage = {"prompt_tokens": 1000, "completion_tokens": 20, "total_tokens": 1020}
-            choices = [{"index": 0, "finish_reason": "stop", "message": message}]
-            self.batch.add(tokens, partial(self._send, {"model": "m", "choices": choices, "usage": usage}))
-
-    def _send(self, body):
-        data = json.dumps(body).encode()
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(data)
-        self.transport.write(head + data)
-
-
 def serve(scale: float) -> None:
-    """Answer with as many tokens as recorded answers have until the standard input is closed; print the port first."""
+    """Answer with as many tokens as recorded answers have."""
+    batch = Batch(scale)
 
-    async def forever() -> None:
-        loop, batch = asyncio.get_running_loop(), Batch(scale)
-        server = await loop.create_server(lambda: _Connection(batch), "127.0.0.1", 0, backlog=1024)
-        print(server.sockets[0].getsockname()[1], flush=True)
-        await loop.run_in_executor(None, sys.stdin.read)
-        server.close()
+    def respond(request: bytes, send: Callable[[bytes], None]) -> None:
+        tokens = recorded(ANSWER_TOKENS, hashlib.sha256(request).hexdigest())
+        message = {"role": "assistant", "content": "```bash\nls\n```"}
+        usage = {"prompt_tokens": 1000, "completion_tokens": 20, "total_tokens": 1020}
+        choices = [{"index": 0, "finish_reason": "stop", "message": message}]
+        batch.add(tokens, partial(send, json.dumps({"model": "m", "choices": choices, "usage": usage}).encode()))
 
-    asyncio.run(forever())
+    cases.answer_requests(respond)

@@ -47,7 +47,6 @@ from stages.training.step import Batch, Channels, ComposedTrainer
 from stages.training.trl_arguments import lora, trl_config
 
 PAIRS, PROMPT, ANSWER, TOKENS, VOCABULARY = 16, 96, 24, 64, 512
-MANY = 100_000
 SETTINGS = Optimisation(steps=10_000, prompts_per_step=8, generations=8)
 Step = Callable[[], None]
 
@@ -105,7 +104,7 @@ def finish(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
-def trl_dpo(pairs: list[TokenPair], folder: str, *, padding_free: bool = False) -> Step:
+def trl_dpo(pairs: list[TokenPair], folder: str) -> Step:
     rows = [
         {"prompt_ids": p.tree.prompt, "chosen_ids": p.tree.branches[0], "rejected_ids": p.tree.branches[1]}
         for p in pairs
@@ -124,7 +123,6 @@ def trl_dpo(pairs: list[TokenPair], folder: str, *, padding_free: bool = False) 
         disable_tqdm=True,
         learning_rate=1e-5,
         max_length=None,
-        padding_free=padding_free,
     )
     trainer = DPOTrainer(model=new_model(), args=args, train_dataset=placeholder, processing_class=tokenizer)
     examples = [{**row, "ref_chosen_logps": -100.0, "ref_rejected_logps": -100.0} for row in rows]
@@ -227,8 +225,8 @@ def beside_trl(rounds: int = 9) -> Iterator[Claim]:
 
     A step of GRPO is generation, scoring, loss, backward, optimiser. `plain` keeps TRL's scoring, bit for bit, and
     differs in the sampling alone; `shared` also computes a prompt once for its samples (optimisation.shared_prompts).
-    DPOTrainer is measured with padding_free, too. GRPOTrainer (loss_type dapo, activations kept) has no such setting;
-    use_liger_kernel needs a GPU, and use_transformers_continuous_batching takes 8 times as long on a CPU.
+    GRPOTrainer has loss_type dapo and keeps activations; use_liger_kernel needs a GPU, and
+    use_transformers_continuous_batching takes 8 times as long on a CPU.
     """
     torch.set_num_threads(1)
     pairs = random_pairs()
@@ -237,7 +235,6 @@ def beside_trl(rounds: int = 9) -> Iterator[Claim]:
             {
                 "dpo ours": ours_dpo(pairs),
                 "dpo TRL": trl_dpo(pairs, folder),
-                "dpo TRL, free": trl_dpo(pairs, folder, padding_free=True),
                 "grpo plain": ours_grpo(folder),
                 "grpo shared": ours_grpo(folder, shared=True),
                 "grpo TRL": trl_grpo(folder),
@@ -248,12 +245,6 @@ def beside_trl(rounds: int = 9) -> Iterator[Claim]:
     grpo = f"GRPO step, 8 prompts of {PROMPT} tokens x 8 samples of at most {TOKENS}"
     for what, theirs, ours, goal in (
         (f"DPO step, {PAIRS} pairs of {PROMPT} + {ANSWER} tokens", "dpo TRL", "dpo ours", ">= 2.2"),
-        (
-            f"DPO step, {PAIRS} pairs of {PROMPT} + {ANSWER} tokens, padding_free=True",
-            "dpo TRL, free",
-            "dpo ours",
-            None,
-        ),
         (f"{grpo}, scored as TRL does", "grpo TRL", "grpo plain", None),
         (f"{grpo}, prompts shared", "grpo TRL", "grpo shared", ">= 2.5"),
     ):
@@ -282,15 +273,14 @@ def rows_of(source: PairSource, names: Sequence[str]) -> Callable[[list[Any], in
 
 
 def composed(rounds: int = 9) -> Iterator[Claim]:
-    """A step of several channels beside what its parts cost; and how long the pairs of a step take to be dealt.
+    """A step of GRPO with all channels, beside GRPO and what each channel adds to it.
 
-    What a channel adds is a step of GRPO with it less a step of GRPO. Compared are GRPO with DPO and SDPO, also with
-    DPO in a step of its own, and GRPO with all channels, TAID and EOPD towards a teacher of the same size. 16 pairs, 16
-    hinted turns, 64 rollouts.
+    What a channel adds is a step of GRPO with it less a step of GRPO. TAID and EOPD learn from a teacher of the same
+    size. 16 pairs, 16 hinted turns, 64 rollouts.
     """
     torch.set_num_threads(1)
-    pairs, every = random_pairs(), list(CHANNELS)
-    source = PairSource(pairs, per_step=PAIRS, seed=0)
+    every = list(CHANNELS)
+    source = PairSource(random_pairs(), per_step=PAIRS, seed=0)
     source.cache_reference(new_model())
     teacher = new_model().eval().requires_grad_(False)
     with tempfile.TemporaryDirectory() as folder:
@@ -298,44 +288,17 @@ def composed(rounds: int = 9) -> Iterator[Claim]:
         def step(*names: str) -> Step:
             return ours_grpo(folder, names, rows_of(source, names), shapes.sources(source, teacher), shared=True)
 
-        steps = {"grpo": step(), "dpo alone": ours_dpo(pairs)} | {f"grpo + {name}": step(name) for name in every}
-        times = measure(steps | {"grpo + dpo + sdpo": step("dpo", "sdpo"), "grpo + all": step(*every)}, rounds)
+        times = measure({"grpo": step(), **{name: step(name) for name in every}, "all": step(*every)}, rounds)
     show(times)
-
-    def added(*names: str) -> list[float]:
-        """Of each round, a step of GRPO and what each channel adds to it."""
-        parts = zip(times["grpo"], *(times[f"grpo + {name}"] for name in names), strict=True)
-        return [grpo + sum(with_one - grpo for with_one in others) for grpo, *others in parts]
-
-    two = "GRPO with DPO and SDPO in one step: processor time"
-    apart = [sum(pair) for pair in zip(times["grpo + sdpo"], times["dpo alone"], strict=True)]
-    both, parts = times["grpo + dpo + sdpo"], "beside GRPO and what each channel adds"
-    yield measured(f"{two} {parts}", *ratio(both, added("dpo", "sdpo")), n=rounds)
-    yield measured(f"{two}, DPO in a step of its own", *ratio(both, apart), n=rounds)
-    claim = f"GRPO with all {len(every)} channels in one step: processor time {parts}"
-    yield measured(claim, *ratio(times["grpo + all"], added(*every)), n=rounds, goal="<= 0.8")
-    yield measured(f"{PAIRS} pairs of {MANY:,} dealt to a step", 1000 * dealt(), unit="ms", n=1000)
-
-
-def dealt() -> float:
-    """Median seconds to deal a step's pairs from many."""
-    source = PairSource([TokenPair(str(i), Tree([1], ([2], [3]))) for i in range(MANY)], per_step=PAIRS, seed=0)
-    times = []
-    for step in range(1000):
-        started = time.perf_counter()
-        source.rows([], step)
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
+    rows = zip(times["grpo"], *(times[name] for name in every), strict=True)
+    parts = [grpo + sum(with_one - grpo for with_one in others) for grpo, *others in rows]
+    claim = f"GRPO with all {len(every)} channels in one step: processor time beside GRPO and what each channel adds"
+    yield measured(claim, *ratio(times["all"], parts), n=rounds, goal="<= 0.8")
 
 
 # --- a real model's shape
 
-WHAT = {
-    "ours": "GRPO",
-    "pairs": "GRPO, DPO, SimPO and SFT",
-    "hints": "GRPO and SDPO",
-    "all": "GRPO, all six channels and a teacher",
-}
+WHAT = {"ours": "GRPO", "all": "GRPO, all six channels and a teacher"}
 MIB = 2**20
 THRESHOLD = os.environ.get("MALLOC_MMAP_THRESHOLD_")
 """Of glibc: the size from which a block is mapped by itself; a training sets it (stages/backends/resources.py)."""
@@ -350,9 +313,9 @@ def real_shape(
 ) -> Iterator[Claim]:
     """A LoRA step on the shape of Qwen3-0.6B on a CPU: processor time and peak memory beside TRL's GRPO.
 
-    Rollouts have 128 tokens of prompt and 512 of answer; activations are recomputed. `pairs` adds DPO, SimPO and SFT on
-    4 pairs of 128 + 64 tokens, `hints` SDPO on the first 64 tokens of each rollout, `all` all channels, and holds a
-    teacher of the same shape. Each side has a process of its own. budget: optimisation.max_tokens_per_micro_batch.
+    Rollouts have 128 tokens of prompt and 512 of answer; activations are recomputed. `all` adds all channels, on 4
+    pairs of 128 + 64 tokens and the first 64 tokens of each rollout, and holds a teacher of the same shape. Each side
+    has a process of its own. budget: optimisation.max_tokens_per_micro_batch.
     """
     found: dict[str, dict[str, Any]] = {}
     for name in sides:
