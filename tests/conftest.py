@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 from jaxtyping import install_import_hook
 from needs import NEEDS, skip_without
-from support import checker
+from support import checker, fork_server
 from support.command_line import call, collect, repair, teachers
 from support.server import serving
 
@@ -84,6 +84,14 @@ def pytest_collection_finish() -> None:
     """Set aside from the garbage collector whatever exists before the first test."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around what pytest does with logs and warnings meanwhile
+def pytest_runtestloop(session: pytest.Session) -> Iterator[None]:
+    """Start what forks the processes of chains and documents, once in each process that runs tests."""
+    if session.items:
+        fork_server.start()
+    return (yield)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

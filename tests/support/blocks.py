@@ -1,4 +1,4 @@
-"""Executes blocks of documents, each in a process forked from one that has the heavy imports behind it."""
+"""Executes blocks of documents, each in a process that the server of fork_server.py forks."""
 
 import multiprocessing
 import os
@@ -7,19 +7,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PRELOAD = [
-    "torch",
-    "transformers",
-    "datasets",
-    "trl",
-    "pyarrow.parquet",
-    "duckdb",
-    "openai",
-    "scipy.stats",
-    "stages.train",
-]
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(PRELOAD)
 
 
 def execute(job: str | Sequence[str], folder: Path, env: Mapping[str, str], timeout_s: float = 600) -> tuple[int, str]:

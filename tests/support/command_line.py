@@ -11,13 +11,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 from composer_cli.__main__ import main
-from support.blocks import PRELOAD
 from support.server import Reply, answer
 
 COMMANDS = ("cat solution.py", "sed -i 's|return .*|return u + v|' solution.py", "python3 test_solution.py", "submit")
@@ -61,8 +58,6 @@ def call(artifacts: Path, *words: object, stdout: str = "", **more: str) -> subp
     stdout: a file that it writes to instead, of which nothing is returned.
     """
     arguments = ["composer", *map(str, words)]
-    if "run" in words:
-        _start_fork_server()
     with _isolated(environment(artifacts, **more)), _captured(stdout) as streams:
         sys.argv = arguments
         try:
@@ -79,14 +74,6 @@ def call(artifacts: Path, *words: object, stdout: str = "", **more: str) -> subp
     for stream in streams:
         stream.close()
     return subprocess.CompletedProcess(arguments, code or 0, out, err)
-
-
-@cache
-def _start_fork_server() -> None:
-    """Start what forks the workers of chains, once in this process and not in each command, with all imports done."""
-    # A worker gets its variables, folder and sys.path from the chain, so that none depends on where this started.
-    multiprocessing.set_forkserver_preload(PRELOAD)
-    forkserver.ensure_running()
 
 
 @contextmanager

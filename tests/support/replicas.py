@@ -19,7 +19,7 @@ from stages.diloco.loop import OuterLoop
 from stages.diloco.rounds import ObjectStore
 from stages.diloco.settings import Diloco
 from stages.runs.bucket import Bucket, open_bucket
-from support.blocks import PRELOAD
+from support.fork_server import IMPORTED
 
 
 class Replica:
@@ -76,7 +76,7 @@ def together(
 
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload([*PRELOAD, "support.replicas"])
+PROCESSES.set_forkserver_preload([*IMPORTED, "support.replicas"])
 """Processes that start in no time, because torch is imported once and not once in each."""
 
 
