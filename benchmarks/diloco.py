@@ -81,15 +81,6 @@ def decayed(steps):
     return lambda step: min(1, (step + 1) / WARM_UP) * (0.525 + 0.475 * math.cos(math.pi * step / steps))
 
 
-def batch(examples):
-    width = max(len(ids) for ids, _ in examples)
-    return (
-        torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in examples]),
-        torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids, _ in examples]),
-        torch.tensor([learned + [False] * (width - len(learned)) for _, learned in examples]),
-    )
-
-
 class Learner:
     """A model with AdamW and examples of its own."""
 
@@ -100,7 +91,8 @@ class Learner:
 
     def step(self, number):
         self.optimizer.zero_grad()
-        kata_models.loss(self.model, *batch(self.examples[number * self.size : (number + 1) * self.size])).backward()
+        rows = self.examples[number * self.size : (number + 1) * self.size]
+        kata_models.loss(self.model, *kata_models.padded(rows)).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.rate.step()
@@ -110,7 +102,8 @@ def held_out_losses(model, examples):
     """Of each batch of 32."""
     model.eval()
     with torch.no_grad():
-        return np.array([kata_models.loss(model, *batch(examples[i : i + 32])).item() for i in range(0, HELD_OUT, 32)])
+        batches = [kata_models.padded(examples[i : i + 32]) for i in range(0, HELD_OUT, 32)]
+        return np.array([kata_models.loss(model, *batch).item() for batch in batches])
 
 
 def mean(losses):
@@ -118,15 +111,13 @@ def mean(losses):
     return {"mean": float(losses.mean()), "se": float(losses.std(ddof=1) / math.sqrt(len(losses)))}
 
 
-def synchronous(start, examples, size, steps, rate):
-    learner = Learner(start, examples, size, rate, steps)
-    for number in range(steps):
-        learner.step(number)
-    return learner.model, None
-
-
-def apart(start, examples, size, steps, rate, settings):
-    """The model, and the transports of all replicas."""
+def trained(start, examples, size, steps, rate, settings):
+    """The model of a SPEC, and the transports of its replicas; none of the synchronous run."""
+    if settings is None:
+        learner = Learner(start, examples, size, rate, steps)
+        for number in range(steps):
+            learner.step(number)
+        return learner.model, []
     own = size // settings.replicas
     learners = [
         Learner(start, [e for s in range(steps) for e in examples[s * size + n * own :][:own]], own, rate, steps)
@@ -183,8 +174,7 @@ def losses(
     first = None
     for spec in specs:
         began, settings = time.process_time(), settings_of(spec)
-        work = (start, examples, global_batch, steps, rate)
-        model, places = apart(*work, settings) if settings else synchronous(*work)
+        model, places = trained(start, examples, global_batch, steps, rate, settings)
         lost = held_out_losses(model, held_out)
         found = {"spec": spec, "loss": mean(lost), "cpu_s": round(time.process_time() - began, 1)}
         if first is None:
@@ -225,8 +215,7 @@ def losses_of_seed(specs, steps, global_batch, rate, seed):
     start, examples, held_out = prepared(seed, steps * global_batch)
     found = []
     for spec in specs:
-        settings, work = settings_of(spec), (start, examples, global_batch, steps, rate)
-        model, _ = apart(*work, settings) if settings else synchronous(*work)
+        model, _ = trained(start, examples, global_batch, steps, rate, settings_of(spec))
         found.append(float(held_out_losses(model, held_out).mean()))
         say(seed=seed, spec=spec, loss=found[-1])
     return found

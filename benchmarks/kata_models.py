@@ -348,13 +348,17 @@ def _batches(examples: Sequence[Encoded], schedule: FitSchedule, seed: int) -> I
     by_length = sorted(examples, key=lambda example: len(example[0]))
     batches = [by_length[i : i + schedule.batch] for i in range(0, len(by_length), schedule.batch)]
     random.Random(seed).shuffle(batches)
-    for batch in batches[: schedule.steps]:
-        width = max(len(ids) for ids, _ in batch)
-        yield (
-            torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in batch]),
-            torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids, _ in batch]),
-            torch.tensor([learned + [False] * (width - len(learned)) for _, learned in batch]),
-        )
+    yield from map(padded, batches[: schedule.steps])
+
+
+def padded(batch: Sequence[Encoded]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ids, mask and what is learned of examples, each [B, T]."""
+    width = max(len(ids) for ids, _ in batch)
+    return (
+        torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in batch]),
+        torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids, _ in batch]),
+        torch.tensor([learned + [False] * (width - len(learned)) for _, learned in batch]),
+    )
 
 
 @cache

@@ -33,6 +33,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl import DPOConfig, DPOTrainer, GRPOTrainer
 
 from stages.backends import resources
+from stages.envs.kata.checkpoints import folder_of
 from stages.envs.skills.env import SkillsEnv
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy, load_model
@@ -53,19 +54,7 @@ Step = Callable[[], None]
 
 def new_model() -> Qwen3ForCausalLM:
     torch.manual_seed(0)
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=VOCABULARY,
-            hidden_size=128,
-            intermediate_size=384,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
-            max_position_embeddings=1024,
-            tie_word_embeddings=True,
-        )
-    )
+    return Qwen3ForCausalLM(Qwen3Config.from_pretrained(folder_of("student-served")))
 
 
 def random_pairs() -> list[TokenPair]:
