@@ -43,8 +43,8 @@ FRESH = {"quickstart.md", "tutorial-verdict.md"}
 """Documents that begin with no runs at all."""
 AFTER = {"tutorial-verdict.md": "tutorial.md"}
 """A page that goes on where another ends: both are executed in one folder."""
-ALWAYS = {"README.md", "python.md", "tasks.md", "environments.md", "workers.md"}
-"""Documents that are executed in every run of the tests: one of commands, one of Python, one of each kind of file."""
+ALWAYS = {"README.md", "python.md", "environments.md", "workers.md"}
+"""Documents that are executed in every run of the tests: of commands, of Python, and of files of either language."""
 MODELS = ("Qwen/Qwen3-8B",)
 SERVERS = ("https://openrouter.ai/api/v1", "http://127.0.0.1:8000/v1")
 VARYING = re.compile(

@@ -47,6 +47,7 @@ from stages.training.scoring import Tree, score, token_log_probs
 
 TESTS = Path(__file__).resolve().parents[1]
 TREE = Tree([5, 6, 7], ([8, 9, 10], [4, 5]))
+ONE = {"steps": 1}
 
 
 @pytest.fixture
@@ -108,7 +109,7 @@ def test_metrics_can_be_read_while_the_training_goes_on(tmp_path: Path, tiny: Pa
 
 def test_a_training_whose_rewards_are_all_equal_is_reported(tmp_path: Path, tiny: Path, arm: Run) -> None:
     indifferent = {"name": "support.environments:IndifferentEnv"}
-    equal = trained(tmp_path, tiny, env=indifferent, policy={"max_tokens": 8}, optimisation={"steps": 1})
+    equal = trained(tmp_path, tiny, env=indifferent, policy={"max_tokens": 8}, optimisation=ONE)
     for run, expected in ((equal, True), (arm, False)):
         assert run.manifest.summary["all_rewards_equal"] is expected
         assert ("nothing was learned" in (run.path / "report.txt").read_text()) is expected
@@ -216,7 +217,7 @@ def test_a_teacher_whose_head_is_padded_teaches(tmp_path: Path, tiny: Path) -> N
     tokenizer.save_pretrained(padded)
     weights = {"taid": 1.0, "eopd": 1.0}
     plain, wide = (
-        metrics_of(trained(tmp_path, tiny, "T", weights=weights, teacher={"model": str(path)}))[0]
+        metrics_of(trained(tmp_path, tiny, "T", weights=weights, teacher={"model": str(path)}, optimisation=ONE))[0]
         for path in (tiny, padded)
     )
     assert plain["taid/loss"] == pytest.approx(wide["taid/loss"], rel=1e-6)
@@ -260,7 +261,7 @@ def test_the_folder_of_a_model_is_hashed_once_in_a_training(tmp_path: Path, tiny
             read[0] += 1
 
     sys.addaudithook(hook)
-    trained(tmp_path, model, adapter=LORA, optimisation={"steps": 1})
+    trained(tmp_path, model, adapter=LORA, optimisation=ONE)
     listening.clear()
     assert read[0] == 1
 
@@ -281,7 +282,7 @@ def test_an_adapter_can_be_left_beside_its_base_or_merged(tmp_path: Path, tiny: 
 
 def test_forms_of_lora(tmp_path: Path, tiny: Path) -> None:
     more = {"rslora": True, "targets": ["q_proj", "v_proj"], "dropout": 0.1}
-    folder = trained(tmp_path, tiny, adapter={**LORA, **more}).folder(CHECKPOINT)
+    folder = trained(tmp_path, tiny, adapter={**LORA, **more}, optimisation=ONE).folder(CHECKPOINT)
     names = set(load_file(folder / "adapter_model.safetensors"))
     assert names and not any("mlp" in name for name in names)
     assert json.loads((folder / "adapter_config.json").read_text())["use_rslora"] is True
@@ -346,9 +347,9 @@ def test_collect_and_evaluate_take_an_adapter_as_a_policy(tmp_path: Path, adapte
 
 def test_training_goes_on_from_an_adapter(tmp_path: Path, adapted: Run) -> None:
     first = adapted.folder(CHECKPOINT)
-    second = trained(tmp_path, first, adapter=LORA).folder(CHECKPOINT)
+    second = trained(tmp_path, first, adapter=LORA, optimisation=ONE).folder(CHECKPOINT)
     assert torch.isfinite(scores(str(second), tmp_path)).all()
-    assert (trained(tmp_path, first).folder(CHECKPOINT) / "model.safetensors").exists()
+    assert (trained(tmp_path, first, optimisation=ONE).folder(CHECKPOINT) / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_two_points_on_300_tasks_have_about_ten_percent_power(discordance, perce
 def test_the_probabilities_are_the_rates_of_the_rule_that_decides(design):
     """Experiments as items, through `decide`; parts that gain on their own are the one thing the planner leaves out."""
     model = TaskModel(pass_rate=0.4, samples_differ=0.1, arms_differ=0.2, family_correlation=0.2, seed_sd=0.02)
-    gain, num = 0.16, 30
+    gain, num = 0.16, 20
     expected = outlook(model, design, gain, 1000).chances
     treatment, baseline = draw(model, design, gain, num, np.random.default_rng(5))
     verdicts = [

@@ -41,7 +41,7 @@ FORGERIES = {
     ),
     "closing descriptors": "import os\ndef add(a, b):\n    os.closerange(0, 256)\n    return a + b",
     "infinite loop": "def add(a, b):\n    while True: pass",
-    "infinite loop on import": "while True: pass",
+    "sleeping on import": "import time\ntime.sleep(60)",
     "sleeping": "import time\ndef add(a, b): time.sleep(60)",
     "equal to everything": "class Same:\n    __eq__ = lambda *_: True\ndef add(a, b): return Same()",
     "subclass of int": "class Int(int): pass\ndef add(a, b): return Int(a + b)",
@@ -97,9 +97,15 @@ LINES = {
 """What a candidate may write on descriptor 3 in place of an answer."""
 
 
+@pytest.fixture(scope="module")
+def no_garbage() -> None:
+    """Garbage of other modules' tests that is finalized at the limit of recursion fails there."""
+    gc.collect()
+
+
+@pytest.mark.usefixtures("no_garbage")
 @pytest.mark.parametrize("name", LINES)
 def test_a_line_that_is_no_answer_is_a_crash_and_never_an_exception(name: str) -> None:
-    gc.collect()  # garbage of other tests that is finalized at the limit of recursion fails there
     began = time.process_time()
     assert _parsed(LINES[name]) == Answer(error="crash")
     assert time.process_time() - began < 5.0  # quadratic in the keys: minutes

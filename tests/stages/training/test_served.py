@@ -237,9 +237,10 @@ def test_a_server_that_cannot_read_this_process_memory_gets_files(tmp_path: Path
     said = list[str]()
     with running(model, apart=1) as engine:
         policy = {"base_url": engine.url, "max_tokens": 12, "max_attempts": 1}
-        config = trainings.settings(f"vllm:{model}", policy=policy, optimisation=SIZE, adapter={"rank": 0})
+        size = SIZE | {"steps": 2}
+        config = trainings.settings(f"vllm:{model}", policy=policy, optimisation=size, adapter={"rank": 0})
         runner.execute("train", {}, config, root=tmp_path, listener=lambda what, *_: said.append(what))
-        assert engine.in_memory == [True] + [False] * 4 and not engine.paused
+        assert engine.in_memory == [True] + [False] * 3 and not engine.paused
     assert sum("weights travel by files" in what and "Cannot find any model weights" in what for what in said) == 1
     assert not in_memory()
 
@@ -295,11 +296,11 @@ def test_an_answer_under_way_goes_on_with_the_new_weights(tmp_path: Path, model:
 
 
 def test_rollouts_ahead_of_all_weights_are_corrected_and_counted(tmp_path: Path, model: Path) -> None:
-    size = {"max_staleness": 1, "steps": 4, "learning_rate": 3e-3}
+    size = {"max_staleness": 1, "steps": 3, "learning_rate": 3e-3}
     with running(model) as engine:
         run = trained(tmp_path, engine, model, adapter={"rank": 0}, optimisation=size)
     stale = [line["sampling/stale_rollouts"] for line in metrics(run)]
-    assert stale[0] == 0 and all(stale[1:]) and set(versions(run)) == {0, 1, 2}
+    assert stale[0] == 0 and all(stale[1:]) and set(versions(run)) == {0, 1}
     assert all(line["sampling/sync_difference"] < 1e-5 and line["sampling/staleness"] <= 1 for line in metrics(run))
     assert max(line["sampling/importance_sampling_ratio/max"] for line in metrics(run)) > 1.001
 

@@ -123,9 +123,9 @@ def test_forged_answers_fail(tmp_path: Path, code: str) -> None:
     assert (grade.reward, grade.hidden_pass, grade.error_type) == (0.0, False, None)
 
 
-def test_an_endless_loop_is_a_wrong_answer(tmp_path: Path) -> None:
+def test_code_that_does_not_end_is_a_wrong_answer(tmp_path: Path) -> None:
     env = opened(tmp_path)
-    seen = env.step("def add(a, b):\n    while True: pass")
+    seen = env.step("import time\ndef add(a, b):\n    time.sleep(60)")
     assert env.grade().reward == 0.0 and seen.content.startswith("assert add(1, 2) == 3 fails: add(1, 2) ")
 
 

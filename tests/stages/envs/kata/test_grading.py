@@ -30,7 +30,7 @@ FORGERIES = {
     "returns a float": lambda t: solution(t, f"return float({answer(t)})"),
     "kills its parent": lambda t: solution(t, "import os", "os.kill(os.getppid(), 9)", "return 1"),
     "returns a long text": lambda t: solution(t, "return '\\ud800x' * 10_000"),
-    "loops": lambda t: solution(t, "while True: pass"),
+    "never ends": lambda t: solution(t, "import time", "time.sleep(60)"),
     "has no function": lambda t: "x = 1",
     "is no Python": lambda t: "def (",
     "is empty": lambda t: "",

@@ -132,28 +132,31 @@ def test_a_number_in_another_one_and_the_parts_of_a_text_tell_nothing() -> None:
 
 def test_a_test_that_another_file_shows_gives_a_report() -> None:
     """Under whichever path the agent got it."""
-    names = [f"{ONE}::test_one"]
-    for shown, ground in ((ONE_TEST[ONE], "report"), (None, "values")):
-        delivered: trees.Changes = {"public/more.py": shown}
-        assert ask(of_one("x**3"), of_one("x**3"), ONE_TEST, names, delivered).ground() == ground
+    delivered: trees.Changes = {"public/more.py": ONE_TEST[ONE]}
+    assert ask(of_one("x**3"), of_one("x**3"), ONE_TEST, [f"{ONE}::test_one"], delivered).ground() == "report"
 
 
-@pytest.mark.parametrize(
-    ("expected", "told"),
-    [
-        ("24 * 60 * 60", "86400"),
-        ("list(range(10, 13))", "[12, 11, 10]"),
-        ("-5.0", "5"),
-        ("10 ** 6", "5 ** 3 * 8 * 10 ** 3"),
-    ],
-)
-def test_what_an_expression_comes_to_must_not_stand_in_what_is_left(expected: str, told: str) -> None:
-    """Code looks it up there: as the argument of another test, for example."""
-    for argument, ground in ((told, "report"), ("'x'", "values")):
-        text = f"import one\ndef test_f(): assert one.f() == {expected}\ndef test_g(): assert one.g({argument}) == 77\n"
-        tests: trees.Changes = {ONE: trees.TreeFile(text.encode())}
-        runs = runner_of(tests, {"one.py": trees.TreeFile(f"f, g = lambda: {expected}, lambda x: 77\n".encode())})
-        assert ask(runs, runs, tests, [f"{ONE}::test_f", f"{ONE}::test_g"]).ground() == ground
+EXPRESSIONS = {
+    "24 * 60 * 60": "86400",
+    "list(range(10, 13))": "[12, 11, 10]",
+    "-5.0": "5",
+    "10 ** 6": "5 ** 3 * 8 * 10 ** 3",
+}
+"""What a test expects -> what tells it as an argument of another test."""
+
+
+def test_what_an_expression_comes_to_must_not_stand_in_what_is_left() -> None:
+    """Code looks it up there."""
+    code = "\n".join(f"def f{n}(): return {expected}" for n, expected in enumerate(EXPRESSIONS))
+    for told, arguments in ((True, EXPRESSIONS.values()), (False, ["'x'"] * len(EXPRESSIONS))):
+        text = "import one\n" + "\n".join(
+            f"def test_f{n}(): assert one.f{n}() == {expected}\ndef test_g{n}(): assert one.g({argument}) == 77"
+            for n, (expected, argument) in enumerate(zip(EXPRESSIONS, arguments, strict=True))
+        )
+        tests: trees.Changes = {ONE: trees.TreeFile(f"{text}\n".encode())}
+        runs = runner_of(tests, {"one.py": trees.TreeFile(f"{code}\ndef g(x): return 77\n".encode())})
+        found = ask(runs, runs, tests, [f"{ONE}::test_{kind}{n}" for kind in "fg" for n in range(len(EXPRESSIONS))])
+        assert {*found.reasons} == ({f"{ONE}::test_f{n}" for n in range(len(EXPRESSIONS))} if told else set())
 
 
 def in_turn(*runs: Run) -> Run:

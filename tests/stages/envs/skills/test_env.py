@@ -170,7 +170,7 @@ HALVES = {"argument": "x", "cases": [[2, 1], [6, 3], [10, 5]]}
         ("x // 2) or (0", True),  # still one expression
         ("__import__('os')._exit(0)", False),
         ("open('/tmp/composer-was-here', 'w').write('1')", False),
-        ("[x for x in iter(int, 1)]", False),
+        ("__import__('time').sleep(60)", False),
         ("().__class__.__base__.__subclasses__()", False),
         ("print([1, 3, 5])", False),
         ("x // 2" + " " * LONGEST_EXPRESSION + "+ 0", False),
