@@ -9,7 +9,7 @@ all steps before. Four things are watched, each with the noise that it has in tr
 - length of answers: a quarter or four times that of the first steps, while rewards are not above those either: shorter
   answers that pass more often are what training is for.
 
-In simulations .23 % of healthy trainings of 200 steps were warned of, and rewards of 0 noticed after 4 steps (median).
+In simulations (their test) .23 % of healthy trainings of 200 steps were warned of, and rewards of 0 after 4 (median).
 """
 
 import math

@@ -2,9 +2,11 @@
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 from support.environments import SpoiltEnv
@@ -67,6 +69,25 @@ def test_a_low_rate_takes_more_steps_than_a_high_one() -> None:
     low = WELL | {"reward": 0.05}
     assert noticed([{"reward": 0.0}] * 5, low) == {} and noticed([{"reward": 0.0}] * 60, low)["reward"][0] == 20
     assert noticed([{"reward": 0.0}] * 60, WELL | {"reward": 0.0}) == {}, "rewards that were never there"
+
+
+def test_few_healthy_trainings_are_warned_of_and_rewards_of_zero_are_soon() -> None:
+    """Simulated: 200 steps of groups of 8, tasks alike or nearly all-or-nothing, length and entropy with 20 % noise."""
+    random, false, late, steps = np.random.default_rng(0), 0, [], 200
+    designs = [*product((0.05, 0.3, 0.9), (1, 2, 8), (4.0, 1.0))] * 4
+    for rate, prompts, concentration in designs:
+        tasks = random.beta(rate * concentration, (1 - rate) * concentration, (steps, prompts))
+        healthy = random.binomial(8, tasks).mean(1) / 8
+        fall = np.linspace(1, 2 / 3, steps) * random.normal(1, 0.2, (2, steps)).clip(0.3)
+        kept = random.binomial(prompts * 8, 0.95, steps) / (prompts * 8)
+        for rewards in (healthy, np.where(np.arange(steps) < 40, healthy, 0.0)):
+            rows = zip(rewards.tolist(), kept.tolist(), fall[0].tolist(), (40 * fall[1]).tolist(), strict=True)
+            course = Course(prompts * 8)
+            found = (at for at, row in enumerate(rows) if course.add(dict(zip(WELL, row, strict=True))))
+            at = next(found, None)
+            false += rewards is healthy and at is not None
+            late += [steps if at is None else at - 40] if rewards is not healthy and rate > 0.05 and prompts > 1 else []
+    assert false / len(designs) < 0.02 and np.median(late) <= 6 and np.quantile(late, 0.95) < 25
 
 
 def test_rewards_that_fall_with_an_order_of_tasks_are_no_collapse() -> None:
