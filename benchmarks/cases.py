@@ -15,8 +15,10 @@ import asyncio
 import inspect
 import json
 import os
+import statistics
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -135,6 +137,23 @@ def serving(function: Callable[..., Any], *arguments: Any) -> Iterator[str]:
         yield f"http://127.0.0.1:{int(server.stdout.readline())}/v1"
     finally:
         server.communicate()
+
+
+def in_turn(runs: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 2) -> dict[str, list[float]]:
+    """Return seconds of processor time of each in every round, run in turn; print the medians.
+
+    warm_up: rounds before these, which are left out.
+    """
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(rounds + warm_up):
+        for name, run in runs.items():
+            started = time.process_time()
+            run()
+            if number >= warm_up:
+                times[name].append(time.process_time() - started)
+    for name, seconds in times.items():
+        print(f"{name:<20}{1000 * statistics.median(seconds):>9.1f} ms", flush=True)
+    return times
 
 
 def answer_requests(respond: Callable[[bytes, Callable[[bytes], None]], None]) -> None:

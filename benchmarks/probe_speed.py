@@ -15,8 +15,6 @@ import os
 
 os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", "65536")  # freed tensors leave the resident set at once
 
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -160,15 +158,7 @@ def cosines(rows: int = 16, tokens: int = 96, hidden: int = 128, layers: int = 4
     runs = {name: make(Setting(rows, tokens, hidden, layers)) for name, make in CONTENDERS.items()}
     expected = runs["loop"]()
     assert all(torch.allclose(runs[name](), expected, atol=1e-5) for name in ("ours", "opacus"))
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(rounds + 1):
-        for name, run in runs.items():
-            started = time.process_time()
-            run()
-            if number:
-                times[name].append(time.process_time() - started)
-    for name, seconds in times.items():
-        print(f"{name:<14}{1000 * statistics.median(seconds):8.1f} ms", flush=True)
+    times = cases.in_turn(runs, rounds, warm_up=1)
     what = f"per-sample cosines, {rows} rows of {tokens} tokens, {layers} layers"
     for claim, over, under, goal in (
         ("times as fast as Opacus", "opacus", "ours", ">= 1.15"),

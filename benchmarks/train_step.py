@@ -197,18 +197,6 @@ def stepper(trainer: GRPOTrainer) -> Step:
     return step
 
 
-def measure(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
-    """Seconds of processor time of each in every round, run in turn; the first two rounds are warm-up."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(rounds + 2):
-        for name, step in steps.items():
-            started = time.process_time()
-            step()
-            if number >= 2:
-                times[name].append(time.process_time() - started)
-    return times
-
-
 def beside_trl(rounds: int = 9) -> Iterator[Claim]:
     """DPO's and GRPO's step beside those of TRL's DPOTrainer (with precomputed reference log-probs) and GRPOTrainer.
 
@@ -220,7 +208,7 @@ def beside_trl(rounds: int = 9) -> Iterator[Claim]:
     torch.set_num_threads(1)
     pairs = random_pairs()
     with tempfile.TemporaryDirectory() as folder:
-        times = measure(
+        times = cases.in_turn(
             {
                 "dpo ours": ours_dpo(pairs),
                 "dpo TRL": trl_dpo(pairs, folder),
@@ -230,7 +218,6 @@ def beside_trl(rounds: int = 9) -> Iterator[Claim]:
             },
             rounds,
         )
-    show(times)
     grpo = f"GRPO step, 8 prompts of {PROMPT} tokens x 8 samples of at most {TOKENS}"
     for what, theirs, ours, goal in (
         (f"DPO step, {PAIRS} pairs of {PROMPT} + {ANSWER} tokens", "dpo TRL", "dpo ours", ">= 2.2"),
@@ -239,11 +226,6 @@ def beside_trl(rounds: int = 9) -> Iterator[Claim]:
     ):
         claim = f"{what}: times as fast as TRL, by processor time"
         yield measured(claim, *ratio(times[theirs], times[ours]), n=rounds, goal=goal)
-
-
-def show(times: dict[str, list[float]]) -> None:
-    for name, seconds in times.items():
-        print(f"{name:<20}{1000 * statistics.median(seconds):>9.1f} ms", flush=True)
 
 
 # --- all channels in one step
@@ -277,8 +259,7 @@ def composed(rounds: int = 9) -> Iterator[Claim]:
         def step(*names: str) -> Step:
             return ours_grpo(folder, names, rows_of(source, names), shapes.sources(source, teacher), shared=True)
 
-        times = measure({"grpo": step(), **{name: step(name) for name in every}, "all": step(*every)}, rounds)
-    show(times)
+        times = cases.in_turn({"grpo": step(), **{name: step(name) for name in every}, "all": step(*every)}, rounds)
     rows = zip(times["grpo"], *(times[name] for name in every), strict=True)
     parts = [grpo + sum(with_one - grpo for with_one in others) for grpo, *others in rows]
     claim = f"GRPO with all {len(every)} channels in one step: processor time beside GRPO and what each channel adds"

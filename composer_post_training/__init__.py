@@ -22,9 +22,8 @@ normalize, frameworks; those of the gradient probe are functions of `probe`. Err
 
 The modules of this package:
 
-jobs.py            - a submitted chain: its state, log and end
 messages.py        - messages of the command line in the words of Python
-results.py         - a run, a chain, and a rollout that shows itself as a conversation, as Python objects
+results.py         - a run, a chain (submitted ones too) and a rollout that shows its conversation, as Python objects
 stage_functions.py - a stage as a function: its arguments, signature and help
 trl.py             - what a script that trains with TRL can add: channels, the alarm, pairs, environments
 """
@@ -37,7 +36,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 from composer_cli.call import Arguments, ChainArguments
 from composer_cli.preset import configure_preset, load_preset, read_for_preset
 from composer_cli.show import runs as run_folders
-from composer_post_training.jobs import Job
 from composer_post_training.messages import errors_in_python, function_name, translate_message
 from composer_post_training.results import (
     Chain,
@@ -45,6 +43,7 @@ from composer_post_training.results import (
     Difference,
     Differences,
     Evaluation,
+    Job,
     ReadableRun,
     Rollout,
     opened,

@@ -11,8 +11,8 @@ import sys
 import tempfile
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from support.sample_package import SHELF, removal, write
 from stages.envs.base import Grade, Task
 from stages.envs.bash import fenced
 from stages.envs.repo.session import RepoEnvironment
+from stages.envs.tasks.env import TasksEnv
 
 
 @dataclass
@@ -186,6 +187,23 @@ def swe_mini(count: int, cache: str, only: str = "", *, honest: bool = False) ->
     return table
 
 
+@contextmanager
+def of_rows(rows: Sequence[Mapping[str, Any]], cache: str) -> Iterator[tuple[TasksEnv, list[Task]]]:
+    """Yield the environment of rows of one's own, and their tasks."""
+    with tempfile.TemporaryDirectory(dir=cache or None) as folder:
+        path = Path(folder) / "rows.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        with closing(TasksEnv(path=str(path))) as env:
+            yield env, env.tasks("train", len(rows), 0)
+
+
+def grade_sums(env: TasksEnv, task: Task, text: str) -> Grade:
+    """Return the grade of a text of `abacus/sums.py`."""
+    env.reset(task)
+    (env._open_session().folder / "abacus" / "sums.py").write_text(text)
+    return env.grade()
+
+
 REMOVED = ("initials", "shorten")
 """Functions of the package on the shelf, whose tests compare with known values, want an exception, and a length."""
 WORDS = "shelf/words.py"
@@ -248,8 +266,6 @@ def feature_deletion(count: int, cache: str, only: str = "", *, honest: bool = F
 
 def own_tasks(count: int, cache: str, only: str = "", *, honest: bool = False) -> Table:
     """Grade solutions of rows of one's own: hidden tests and a solution, and in turn visible tests without one."""
-    from stages.envs.tasks.env import TasksEnv
-
     words, tests = (textwrap.dedent(SHELF[path]) for path in (WORDS, "tests/test_words.py"))
     table, rows = Table(honest), []
     for entry, hidden in itertools.product(REMOVED, (True, False)):
@@ -267,25 +283,20 @@ def own_tasks(count: int, cache: str, only: str = "", *, honest: bool = False) -
         if not hidden:
             row["files"]["tests/test_words.py"] = tests
         rows.append(row)
-    with tempfile.TemporaryDirectory(dir=cache or None) as folder:
-        path = Path(folder) / "rows.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        with closing(TasksEnv(path=str(path))) as env:
-            by_id = {task.task_id: task for task in env.tasks("train", len(rows), 0)}
+    with of_rows(rows, cache) as (env, tasks):
+        by_id = {task.task_id: task for task in tasks}
 
-            def opened(number: int, entry: str) -> RepoEnvironment:
-                # Every second of each function.
-                env.reset(by_id[f"{entry}-{number // len(REMOVED) % 2 == 0}"])
-                return env
+        def opened(number: int, entry: str) -> RepoEnvironment:
+            # Every second of each function.
+            env.reset(by_id[f"{entry}-{number // len(REMOVED) % 2 == 0}"])
+            return env
 
-            of_words(table, count, only, opened, test_sources(tests))
+        of_words(table, count, only, opened, test_sources(tests))
     return table
 
 
 def attacks_by_hand(count: int, cache: str, only: str = "", *, honest: bool = False) -> Table:
     """Grade the attacks that were written by hand, or rewrites of the fix, on one row with hidden tests."""
-    from stages.envs.tasks.env import TasksEnv
-
     row = {
         "id": "abacus",
         "prompt": "add() subtracts.",
@@ -299,61 +310,39 @@ def attacks_by_hand(count: int, cache: str, only: str = "", *, honest: bool = Fa
     if honest:
         texts = {how: rewrite(RIGHT) for how, rewrite in REWRITES.items()}
     table = Table(honest)
-    with tempfile.TemporaryDirectory(dir=cache or None) as folder:
-        path = Path(folder) / "rows.jsonl"
-        path.write_text(json.dumps(row) + "\n")
-        with closing(TasksEnv(path=str(path))) as env:
-            (task,) = env.tasks("train", 1, 0)
-            for name, text in itertools.islice(texts.items(), count):
-                if only not in name:
-                    continue
-                env.reset(task)
-                (env._open_session().folder / "abacus" / "sums.py").write_text(text)
-                table.add("by hand", name, env.grade())
+    with of_rows([row], cache) as (env, (task,)):
+        for name, text in itertools.islice(texts.items(), count):
+            if only in name:
+                table.add("by hand", name, grade_sums(env, task, text))
     return table
 
 
 def known_mechanisms(count: int, cache: str, only: str = "", *, honest: bool = False) -> Table:
     """Grade every known mechanism on one task by calls, by tests that are asked, and by a test that reports."""
-    from stages.envs.tasks.env import TasksEnv
-
     table = Table(honest)
     texts = {"the fix": RIGHT} if honest else {name: f"{WRONG}{code}\n" for name, code in MECHANISMS.items()}
-    with tempfile.TemporaryDirectory(dir=cache or None) as folder:
-        path = Path(folder) / "rows.jsonl"
-        rows = ({"id": name, "prompt": f"{name}: add() subtracts.", **row} for name, row in MECHANISM_ROWS.items())
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        with closing(TasksEnv(path=str(path))) as env:
-            plays = itertools.product(env.tasks("train", len(MECHANISM_ROWS), 0), texts.items())
-            for task, (name, text) in itertools.islice(plays, count):
-                if only in name:
-                    env.reset(task)
-                    (env._open_session().folder / "abacus" / "sums.py").write_text(text)
-                    table.add(task.task_id, name, env.grade())
+    rows = [{"id": name, "prompt": f"{name}: add() subtracts.", **row} for name, row in MECHANISM_ROWS.items()]
+    with of_rows(rows, cache) as (env, tasks):
+        for task, (name, text) in itertools.islice(itertools.product(tasks, texts.items()), count):
+            if only in name:
+                table.add(task.task_id, name, grade_sums(env, task, text))
     return table
 
 
 def looked_up(count: int, cache: str, only: str = "", *, honest: bool = False) -> Table:
     """Grade code that looks up what tests expect in what stays of them, each on a task of its own."""
-    from stages.envs.tasks.env import TasksEnv
-
     table = Table(honest)
     finding = "import glob, re\ndef add(a, b):\n    texts = [p + open(p).read() for p in glob.glob('tests/test*.py')]\n"
-    with tempfile.TemporaryDirectory(dir=cache or None) as folder:
-        path = Path(folder) / "rows.jsonl"
-        rows = [
-            {**MECHANISM_ROWS["asked"], "id": f"told-{number}", "prompt": name, "tests": [at], "hidden": {at: text}}
-            for number, (name, (at, text, _)) in enumerate(TOLD_TESTS.items())
-        ]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        with closing(TasksEnv(path=str(path))) as env:
-            for task in env.tasks("train", len(rows), 0)[:count]:
-                kind = "float" if "7.5" in (pattern := TOLD_TESTS[task.prompt][2]) else "int"
-                code = f"{finding}    return {kind}(re.search({pattern!r}, ''.join(texts))[1])\n"
-                if only in task.prompt:
-                    env.reset(task)
-                    (env._open_session().folder / "abacus" / "sums.py").write_text(RIGHT if honest else WRONG + code)
-                    table.add("looked up", task.prompt, env.grade())
+    rows = [
+        {**MECHANISM_ROWS["asked"], "id": f"told-{number}", "prompt": name, "tests": [at], "hidden": {at: text}}
+        for number, (name, (at, text, _)) in enumerate(TOLD_TESTS.items())
+    ]
+    with of_rows(rows, cache) as (env, tasks):
+        for task in tasks[:count]:
+            kind = "float" if "7.5" in (pattern := TOLD_TESTS[task.prompt][2]) else "int"
+            code = f"{finding}    return {kind}(re.search({pattern!r}, ''.join(texts))[1])\n"
+            if only in task.prompt:
+                table.add("looked up", task.prompt, grade_sums(env, task, RIGHT if honest else WRONG + code))
     return table
 
 

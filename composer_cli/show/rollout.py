@@ -302,7 +302,12 @@ def of_row(row: Row, steps: Sequence[Row] = ()) -> ShownRollout:
     """Return a rollout or an item from its row, and the rows of its steps where it has any."""
     steps = steps or item_steps(row)
     broken = {"broken_rule": broken_rule(row, steps)} if row.get("protocol_ok") is False else {}
-    return ShownRollout({**row, **broken, "outcome": queries.outcome(row)}, shown_messages(row, steps))
+    if steps:
+        shown = list(_of_steps(steps, row.get("submission")))
+    else:  # of an evaluation, whose items may have a conversation alone
+        messages: list[Message] = orjson.loads(row.get("transcript_json") or "[]")
+        shown = [ShownMessage(message["role"], message["content"]) for message in messages]
+    return ShownRollout({**row, **broken, "outcome": queries.outcome(row)}, shown)
 
 
 def read_rows(run: Run) -> Iterator[tuple[Row, list[Row]]]:
@@ -313,14 +318,6 @@ def read_rows(run: Run) -> Iterator[tuple[Row, list[Row]]]:
     if run.manifest.stage == "evaluate":
         for unit in run.units():
             yield unit["item"], item_steps(unit["item"])
-
-
-def shown_messages(row: Row, steps: Sequence[Row]) -> list[ShownMessage]:
-    """Return the messages of a rollout, or of an item of an evaluation, of which `steps` may be empty."""
-    if steps := steps or item_steps(row):
-        return list(_of_steps(steps, row.get("submission")))
-    messages: list[Message] = orjson.loads(row.get("transcript_json") or "[]")
-    return [ShownMessage(message["role"], message["content"]) for message in messages]
 
 
 def _of_steps(steps: Sequence[Row], submission: str | None) -> Iterator[ShownMessage]:
