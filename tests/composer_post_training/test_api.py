@@ -88,10 +88,7 @@ def test_no_error_of_a_call_names_an_option(made: Path, tmp_path: Path) -> None:
         (lambda: composer.run("demo", max_cost="five"), "max_cost = 'five'"),
         (lambda: composer.collect(config={"tasks": 2}), "config = {'tasks': 2}: "),
         (lambda: composer.collect(policy=3), "policy = 3: it should be a dictionary"),
-        (
-            lambda: composer.collect.plan(task=3),
-            "Did you mean tasks? `collect.settings",
-        ),
+        (lambda: composer.collect.plan(task=3), "Did you mean tasks? `collect.settings"),
         (lambda: composer.collect(on="nowhere", tasks=1), "no engine 'nowhere'"),
         (lambda: composer.export(format="trl", on="processes:2"), "export deals no work"),
         (lambda: composer.run("demo", {"collct.tasks": 3}), "Did you mean collect"),

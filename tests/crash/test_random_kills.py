@@ -184,11 +184,7 @@ def works(
         return Work("train", train.Config(env=ENV, policy=tiny, tasks=4, optimisation=size))
 
     def pairs(**more: Any) -> extract_vhack.Config:
-        return extract_vhack.Config(
-            student=policies()["honest"],
-            pairs=PairsConfig(source=PAIR_SOURCE),
-            **more,
-        )
+        return extract_vhack.Config(student=policies()["honest"], pairs=PairsConfig(source=PAIR_SOURCE), **more)
 
     def contrasted() -> list[Run]:
         v = carry_out(extract_vhack, runs("svd"), pairs(loss="grpo"), folder / "v")

@@ -196,8 +196,7 @@ def pairing(server: Server) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [INTERRUPT, TERMINATE])
 @pytest.mark.parametrize(
-    ("stage", "on"),
-    [(collecting, ""), (collecting, "processes:2"), (asking, ""), (evaluating, ""), (pairing, "")],
+    ("stage", "on"), [(collecting, ""), (collecting, "processes:2"), (asking, ""), (evaluating, ""), (pairing, "")]
 )
 def test_calls_in_flight_come_home_and_none_is_added(
     tmp_path: Path, server: Server, sent: int, stage: Callable[[Server], list[str]], on: str

@@ -83,10 +83,7 @@ def options() -> frozenset[str]:
     """Every option of every command."""
     every = [*click_command().commands.values(), *click_command().commands["probe"].commands.values()]
     params = [param for command in every for param in command.get_params(typer.Context(command))]
-    return frozenset(name for param in params for name in param.opts) | {
-        "--help",
-        "--version",
-    }
+    return frozenset(name for param in params for name in param.opts) | {"--help", "--version"}
 
 
 @cache

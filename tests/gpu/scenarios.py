@@ -83,11 +83,7 @@ def step(
     found: list[dict[str, Any]] = []
     most: list[int] = []
     held: list[int] = []
-    with (
-        rehearsed() as mode,
-        tempfile.TemporaryDirectory() as folder,
-        trained_on(mode, size, layers),
-    ):
+    with rehearsed() as mode, tempfile.TemporaryDirectory() as folder, trained_on(mode, size, layers):
 
         class Look(TrainerCallback):
             def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
@@ -132,13 +128,7 @@ def step(
         checkpointing=checkpointing,
     )
     peak = max([found[-1]["peak"], *(most if project else [])])
-    return {
-        **found[-1],
-        "peak": peak,
-        "predicted": foretold.total,
-        "held": held[-1],
-        "held_predicted": foretold.held,
-    }
+    return {**found[-1], "peak": peak, "predicted": foretold.total, "held": held[-1], "held_predicted": foretold.held}
 
 
 def together(processes: int) -> Any:

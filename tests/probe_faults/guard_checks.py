@@ -174,9 +174,7 @@ def _basis(w: ProbeWorld) -> Check:
 GRADIENTS = ("pool", "sums", "direction")
 GUARDS = (
     WorldGuard(
-        "prompts",
-        lambda w: pool.prompts_match(w.pool, w.contract, w.tokenizer),
-        ("pool", "contract", "tokenizer"),
+        "prompts", lambda w: pool.prompts_match(w.pool, w.contract, w.tokenizer), ("pool", "contract", "tokenizer")
     ),
     WorldGuard(
         "prompt-role",

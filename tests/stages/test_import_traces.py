@@ -172,12 +172,7 @@ def test_a_named_format_takes_no_other(tmp_path: Path, imported: Importing) -> N
 @pytest.mark.slow
 def test_everything_real_in_one_run(imported: Importing) -> None:
     run = imported(REAL / "trajectories")
-    expected = {
-        "verifiers": 480 + 231,
-        "mini-swe-agent": 22,
-        "nemo-gym": 40,
-        "swe-agent": 6,
-    }
+    expected = {"verifiers": 480 + 231, "mini-swe-agent": 22, "nemo-gym": 40, "swe-agent": 6}
     expected |= {"swebench-preds": 1, "openhands": 11, "inspect": 22, "trl": 24}
     rollouts = run.rows(ROLLOUT)
     assert {name: sum(r["source"] == name for r in rollouts) for name in expected} == expected

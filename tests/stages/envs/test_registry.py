@@ -71,9 +71,7 @@ def outside_pairs(count: int, seed: int) -> list[dict[str, str]]:
 def outside() -> Iterator[Registered]:
     """An environment registered by another package, for one test."""
     entry = Registered(
-        f"{__name__}:OutsideEnv",
-        models="stages.envs.kata.checkpoints",
-        hack_pairs=f"{__name__}:outside_pairs",
+        f"{__name__}:OutsideEnv", models="stages.envs.kata.checkpoints", hack_pairs=f"{__name__}:outside_pairs"
     )
     register("outside", entry)
     yield entry

@@ -97,11 +97,7 @@ def test_two_points_on_300_tasks_have_about_ten_percent_power(discordance, perce
 
 
 @pytest.mark.parametrize(
-    "design",
-    [
-        pytest.param(Design((30, 20, 10), fixed=True, seeds=3), marks=pytest.mark.slow),
-        Design((2,) * 30),
-    ],
+    "design", [pytest.param(Design((30, 20, 10), fixed=True, seeds=3), marks=pytest.mark.slow), Design((2,) * 30)]
 )
 def test_the_probabilities_are_the_rates_of_the_rule_that_decides(design):
     """Experiments as items, through `decide`; parts that gain on their own are the one thing the planner leaves out."""

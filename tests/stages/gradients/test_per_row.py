@@ -16,12 +16,7 @@ from stages.gradients.per_row import (
 )
 from stages.policy.local import checkpointed
 
-NAMES = (
-    "antipasto_full",
-    "antipasto_topr",
-    "lora",
-    "lora_frozenA",
-)
+NAMES = ("antipasto_full", "antipasto_topr", "lora", "lora_frozenA")
 
 
 def drawn_rows(count: int = 5, seed: int = 0, observations: bool = True) -> list[TokenRow]:

@@ -227,11 +227,7 @@ def test_accepted_over_refused_each_distinct_text_once() -> None:
 def test_reasons() -> None:
     rows = [row("a", 1.0), row("b", 0.0), row("c", None), row("d", 0.0), row("e", None)]
     found, dropped = compare_submissions(rows, {"a": "P", "b": "P", "c": "Q", "d": " ", "e": None}, None)
-    assert found == [] and dropped == {
-        "submission_judged_both_ways": 1,
-        "submission_not_judged": 1,
-        "no_submission": 1,
-    }
+    assert found == [] and dropped == {"submission_judged_both_ways": 1, "submission_not_judged": 1, "no_submission": 1}
     assert compare_submissions([row("a", 1.0), row("b", 1.0)], {"a": "P", "b": "Q"}, None)[1] == {
         "submissions_equal": 1
     }

@@ -240,12 +240,7 @@ def test_deep_nesting_is_no_crash(form: str) -> None:
 
 @pytest.mark.parametrize(
     ("found", "text"),
-    [
-        (b"\xef\xbb\xbf%s", "abc"),
-        (b'%s, "n": NaN', "abc"),
-        (b"%s", "a\ud800c"),
-        (b"%s", "a\xffc"),
-    ],
+    [(b"\xef\xbb\xbf%s", "abc"), (b'%s, "n": NaN', "abc"), (b"%s", "a\ud800c"), (b"%s", "a\xffc")],
     ids=["byte order mark", "NaN", "half a surrogate pair", "not UTF-8"],
 )
 def test_a_paid_answer_in_sloppy_json_is_read(found: bytes, text: str) -> None:

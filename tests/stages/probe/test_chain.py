@@ -152,10 +152,7 @@ def test_all_arms_measure_the_same_before_they_part(chain: Chain) -> None:
 
 def test_a_new_direction_needs_no_model(chain: Chain, models: Models, tmp_path: Path) -> None:
     config = extract_vhack.Config(
-        student=models["honest"],
-        pairs=PairsConfig(source=PAIR_SOURCE, count=8),
-        loss="grpo",
-        seed=3,
+        student=models["honest"], pairs=PairsConfig(source=PAIR_SOURCE, count=8), loss="grpo", seed=3
     )
     other = carry_out(extract_vhack, [chain["svd"]], config, tmp_path / "v")
     run = carry_out(score, [chain["vanilla"], other, chain["v"]], score.Config(placebos=16), tmp_path / "score")
@@ -185,10 +182,7 @@ def test_another_models_decomposition_is_refused(chain: Chain, models: Models, t
 def test_a_direction_of_other_coordinates_is_refused(chain: Chain, models: Models, tmp_path: Path) -> None:
     honest = models["honest"]
     config = extract_vhack.Config(
-        student=honest,
-        pairs=PairsConfig(source=PAIR_SOURCE, count=4),
-        adapter="antipasto_topr",
-        rank=4,
+        student=honest, pairs=PairsConfig(source=PAIR_SOURCE, count=4), adapter="antipasto_topr", rank=4
     )
     other = carry_out(extract_vhack, [chain["svd"]], config, tmp_path / "v")
     with pytest.raises(BadInput, match="other coordinates"):

@@ -21,10 +21,7 @@ Models, Chain = dict[str, PolicyConfig], dict[str, Run]
 
 def test_lora_and_svd_are_compared_on_the_same_rows(chain: Chain, models: Models, tmp_path: Path) -> None:
     config = extract_vhack.Config(
-        student=models["honest"],
-        pairs=PairsConfig(source=PAIR_SOURCE),
-        adapter="lora_frozenA",
-        rank=4,
+        student=models["honest"], pairs=PairsConfig(source=PAIR_SOURCE), adapter="lora_frozenA", rank=4
     )
     v = carry_out(extract_vhack, [], config, tmp_path / "v")
     replayed = carry_out(

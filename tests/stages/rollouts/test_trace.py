@@ -128,12 +128,7 @@ def test_an_item_of_an_evaluation_gives_back_its_steps_with_what_was_cut() -> No
     item: dict[str, Any] = {**action_facts(rollout), "num_steps": len(rollout.steps)}
     found = item_steps(item)
     assert [one["action"] for one in found] == ["look", "summary", "two calls", "cut o"]
-    assert [one["observation"] for one in found] == [
-        "head [9 characters left out] tail",
-        "go on",
-        "one\ntwo",
-        "",
-    ]
+    assert [one["observation"] for one in found] == ["head [9 characters left out] tail", "go on", "one\ntwo", ""]
     assert [json.loads(one["new_messages_json"]) for one in found] == [step.new_messages for step in rollout.steps]
     facts = ("returncode", "raw_chars", "elided_chars", "truncated", "parse_error", "completion_tokens")
     assert [tuple(one[name] for name in facts) for one in found] == [

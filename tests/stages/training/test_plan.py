@@ -165,11 +165,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
         ("optimisation.gradient_cosine_every", "take 0"),
     ),
     "optimisers of shares": ({**SHARES, "trl": {"optim": "adafactor"}}, {"processes": 2}, ("adafactor", "adamw_torch")),
-    "replicas on a server": (
-        served(steps=40) | {"diloco": {"store": "file:///x"}},
-        {},
-        ("diloco.store", "vllm:"),
-    ),
+    "replicas on a server": (served(steps=40) | {"diloco": {"store": "file:///x"}}, {}, ("diloco.store", "vllm:")),
     "a server each": (served(address=None), {"processes": 2}, ("policy.base_url", "distribution.servers")),
     "more servers than processes": (served(HERE, HERE), {"processes": 2}, ("3 servers", "Leave 1 out")),
     "stale on a shared CPU": (served(max_staleness=1), {"processes": 2}, ("optimisation.max_staleness is 1", "Take 0")),

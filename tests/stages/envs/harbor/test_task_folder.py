@@ -87,22 +87,13 @@ REFUSED = {
     "a variable of this machine": ('[environment.env]\nK = "${API_KEY}"\n', "environment.env: K is to have"),
     "GPUs": ("[environment]\ngpus = 2\n", "environment.gpus: it needs 2 GPUs"),
     "Windows": ('[environment]\nos = "Windows"\n', "environment.os: it needs windows"),
-    "MCP": (
-        '[environment]\n[[environment.mcp_servers]]\nname = "a"\n',
-        "environment.mcp_servers: it needs MCP",
-    ),
+    "MCP": ('[environment]\n[[environment.mcp_servers]]\nname = "a"\n', "environment.mcp_servers: it needs MCP"),
     "some hosts": (
         '[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["a.b"]\n',
         "environment.network_mode: it needs some hosts",
     ),
-    "another phase": (
-        '[agent]\nnetwork_mode = "no-network"\n',
-        "agent.network_mode: it needs another network",
-    ),
-    "a service": (
-        '[[verifier.collect]]\ncommand = "x"\nservice = "db"\n',
-        "verifier.collect.0.service: it needs",
-    ),
+    "another phase": ('[agent]\nnetwork_mode = "no-network"\n', "agent.network_mode: it needs another network"),
+    "a service": ('[[verifier.collect]]\ncommand = "x"\nservice = "db"\n', "verifier.collect.0.service: it needs"),
     "an artifact above": ('artifacts = ["/app/../etc"]\n', "artifacts.0.source: '/app/../etc' is not a path"),
     "a step above": ('[[steps]]\nname = "a"\n[[steps]]\nname = "../b"\n', "steps.1.name: '../b' is not a name"),
     "contradicting modes": (

@@ -35,9 +35,7 @@ FORGERIES = {
     "is no Python": lambda t: "def (",
     "is empty": lambda t: "",
     "reads the expected values": lambda t: solution(
-        t,
-        "import gc, sys",
-        "return [o for o in gc.get_objects() if isinstance(o, dict) and 'hidden' in o][0]",
+        t, "import gc, sys", "return [o for o in gc.get_objects() if isinstance(o, dict) and 'hidden' in o][0]"
     ),
 }
 

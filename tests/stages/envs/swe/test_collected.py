@@ -35,11 +35,7 @@ def test_work_that_a_limit_ended_is_graded_kept_and_exported(tmp_path: Path, set
 
     with serving(reply) as server:
         config = collect.Config(
-            env=settings,
-            policy={"model": "fixer", "base_url": server.url},
-            tasks=1,
-            samples=2,
-            max_steps=2,
+            env=settings, policy={"model": "fixer", "base_url": server.url}, tasks=1, samples=2, max_steps=2
         )
         run = Run(runner.execute("collect", {}, config, root=tmp_path).path)
     rows = {row["terminated_by"]: row for row in run.rows(ROLLOUT)}
@@ -75,10 +71,7 @@ def test_the_same_by_tool_calls(tmp_path: Path, settings: dict[str, str]) -> Non
 
     with serving(reply) as server:
         config = collect.Config(
-            env=settings,
-            policy={"model": "fixer", "base_url": server.url, "tool_calls": "native"},
-            tasks=1,
-            samples=1,
+            env=settings, policy={"model": "fixer", "base_url": server.url, "tool_calls": "native"}, tasks=1, samples=1
         )
         run = Run(runner.execute("collect", {}, config, root=tmp_path).path)
         assert "```" not in server.requests[0]["messages"][0]["content"]

@@ -18,14 +18,7 @@ from probe_faults.simulated_trainings import (
     simulated_alarm,
 )
 
-from stages.probe.checks.alarm import (
-    Alarm,
-    CheckpointRollouts,
-    alarm,
-    carried_by,
-    correctness_fixed,
-    pushed,
-)
+from stages.probe.checks.alarm import Alarm, CheckpointRollouts, alarm, carried_by, correctness_fixed, pushed
 from stages.probe.direction import HackScale
 
 HAAR = ["haar"] * 99
