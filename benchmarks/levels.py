@@ -151,11 +151,11 @@ PLANNED = {
 def planned(experiments: int = 1000) -> Iterator[Claim]:
     """How often experiments find the gain that the planner says they find in 80 of 100, drawn anew at that gain."""
     for name, (model, design) in PLANNED.items():
-        question = PlanQuestion(model, 0.02, 0.8, 2)
-        gain = question.detectable(design)
-        if gain is None:
+        question = PlanQuestion(model, 0.02, 0.8, lambda design: 0)
+        least = question.detectable(design)
+        if least is None:
             raise RuntimeError(f"{name}: no gain is found by 80 % of such experiments")
-        at = question.model_at(gain)
+        gain, at = least[0], question.model_at(least[0])
         tests = simulated(at, design, gain, experiments, seed=77)
         found = np.concatenate([shows([test]) == BETTER for test in tests])
         yield share_of(found, f"{name}: experiments that find the {100 * gain:.1f} points that 80 % should find")

@@ -129,15 +129,18 @@ class EnvStageConfig(StageConfig):
         sandbox = f", a command run under {self.sandbox}" if envs.takes(self.env.name, "sandbox") else ""
         return [shown + sandbox, *super().check(cache)]
 
-    def draw(self, make: Callable[[], Environment], count: int, out: RunWriter | None = None) -> list[Task]:
+    def draw(
+        self, make: Callable[[], Environment], count: int, out: RunWriter | None = None, *, at_most: bool = False
+    ) -> list[Task]:
         """Return the first `count` tasks of the split under the stage's seed; record in `out` what is left out.
 
-        Where nobody set `tasks`, so that `count` is a default, a split with fewer tasks gives all that it has.
+        With `at_most`, and where nobody set `tasks`, so that `count` is a default, a split with fewer tasks gives all
+        that it has.
         """
         environment = make()
         try:
             with activity(Checking("preparing the tasks")):
-                found = self._at_most(environment, count)
+                found = self._at_most(environment, count, at_most or self.counts_by_default())
             if isinstance(environment, LeavesOut) and (left_out := environment.left_out(self.env.split)):
                 with activity(Notice(f"{environment.name}: {left_out}")):
                     pass
@@ -151,11 +154,11 @@ class EnvStageConfig(StageConfig):
             environment.close()
         return found
 
-    def _at_most(self, environment: Environment, count: int) -> list[Task]:
+    def _at_most(self, environment: Environment, count: int, fewer: bool) -> list[Task]:
         try:
             return self._tasks(environment, count)
         except task_table.TooManyTasks as error:
-            if not (self.counts_by_default() and error.most):
+            if not (fewer and error.most):
                 raise
             return self._tasks(environment, error.most)
 

@@ -2,9 +2,10 @@
 
 A pilot, settings and assumptions give the rates of a task model (`measure`, `complete`); experiments are drawn from it
 (`draw`) and decided by the rule of every evaluation (`outlook`): on a design, on the design with twice as much of one
-thing, and on the cheapest design that reaches the wanted power (`study_design`, `cheapest`). The gain that a design
-finds is searched for in the same way (`detectable`), also for the design of an evaluation that decided nothing. Costs
-are those of evaluation; training a seed costs extra.
+thing, and on the cheapest design that reaches the wanted power (`study_design`, `cheapest`). Designs are made of the
+tasks that the environment gives (`Supply`). The gain that a design finds is searched for in the same way
+(`least_gain`), also for the design of an evaluation that decided nothing. Large designs are simulated less often, and
+their numbers have larger errors. Costs are those of evaluation; training a seed costs extra.
 
 In the task model a rollout passes when a latent difficulty of its task plus chance exceeds a threshold (a probit
 model), so that four measurable rates fix everything: the baseline's pass rate, how often two rollouts of one model on
@@ -20,8 +21,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import combinations
-from math import asin, pi
+from heapq import heappop, heappush
+from itertools import combinations, product
+from math import asin, hypot, inf, pi
 from statistics import NormalDist
 
 import numpy as np
@@ -65,26 +67,33 @@ NUM_EXPERIMENTS = 400
 """Simulated experiments per design, and per step in the search for the gain that one finds."""
 NUM_SEARCH = 200
 """Simulated experiments per design in the search for the cheapest one."""
+MOST_OUTCOMES, FEWEST_EXPERIMENTS = 2_000_000, 100
+"""Outcomes of an arm per simulation, beyond which experiments are left out, and how many are never left out."""
 POWER = 0.8
 GAIN_STEPS = 6
 """Steps of bisection of a detectable gain, to about a point; between the last two the power is nearly linear."""
-BATCH_CELLS = 4_000_000
-"""Outcomes in memory at once."""
+BATCH_CELLS = 500_000
+"""Outcomes of an arm at once, about as many as a processor's cache holds."""
 normal_quantile = NormalDist().inv_cdf
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(48)
 """Of the Gauss-Legendre quadrature over the angle of a correlation."""
 SEEDS = (3, 4, 5, 6, 8, 10, 15, 20)
 SAMPLES = (1, 4)
-MOST_TASKS = 200_000
+MOST_TASKS = 10_000
+"""Of the cheapest design, where the one that is planned has fewer."""
+DRAWN_TASKS = 2_000
+"""Of an environment, or twice those that are planned: by them it is known which units it gives, and when it ends."""
+FIRST_TASKS, MOST_TRIED = 200, 60
+"""Tasks of the designs with which that search begins, and designs that it tries."""
 
 NUM_PILOTS, NUM_RESAMPLED = 40, 100
 """Bootstrap samples of a pilot, and simulated experiments for each: 4,000 in all, in seconds."""
 BETWEEN = "between"
 """How often rollouts of two tasks of one unit differ: measured, and turned into `family_correlation` by `complete`."""
 
-PILOT, ASSUMED, GIVEN = "pilot", "assumed", "given"
+PILOT, ASSUMED, GIVEN, UNTRAINED = "pilot", "assumed", "given", "untrained"
 Rates = dict[str, tuple[float, str]]
-"""A rate and its source (`PILOT`, `ASSUMED` or `GIVEN`), by the name of its field in `TaskModel`."""
+"""A rate and its source (`PILOT`, `ASSUMED`, `GIVEN` or `UNTRAINED`), by the name of its field in `TaskModel`."""
 VERDICTS = (VALIDATED, PARTIAL, INVALIDATED, UNDERPOWERED)
 
 
@@ -110,7 +119,7 @@ class Design:
 
     `collection_of`: of pairs, for each training seed, numbered from 0; empty where no three are shared by seeds. Gains
     are then taken to differ from collection to collection, and not within one. `one_baseline`: it is one model (the
-    start), played once and compared with every seed.
+    start), played once and compared with every seed. `untrained`: so are both arms, and there is one seed.
     """
 
     sizes: tuple[int, ...]
@@ -119,6 +128,12 @@ class Design:
     fixed: bool = False
     collection_of: tuple[int, ...] = ()
     one_baseline: bool = False
+    untrained: bool = False
+
+    @property
+    def goal(self) -> str:
+        """Return the decision that a gain leads to: PARTIAL at best where nothing is trained."""
+        return PARTIAL if self.untrained else VALIDATED
 
     @property
     def num_tasks(self) -> int:
@@ -132,13 +147,44 @@ class Design:
 
 
 @dataclass(frozen=True)
+class Supply:
+    """The tasks that an environment gives, as far as they were drawn: the unit of each, numbered as they appear.
+
+    complete: the environment has no more tasks. grows: more tasks would be of new units.
+    """
+
+    unit_T: tuple[int, ...]
+    complete: bool = False
+    grows: bool = True
+
+    @classmethod
+    def of(cls, units: Sequence[str], *, complete: bool, fixed: bool) -> "Supply":
+        """Return the supply of these units, one a task; it grows where new ones appeared in the second half."""
+        number = {unit: index for index, unit in enumerate(dict.fromkeys(units))}
+        unit_T = tuple(number[unit] for unit in units)
+        return cls(unit_T, complete, not (complete or fixed) and 2 * unit_T.index(max(unit_T)) >= len(unit_T))
+
+    def sizes(self, tasks: int) -> tuple[int, ...]:
+        """Return how many of the first `tasks` are of each unit, or of all that there are.
+
+        Of more than were drawn: as if those drawn came again, in new units where it grows.
+        """
+        copies, rest = (1, 0) if self.complete and tasks > len(self.unit_T) else divmod(tasks, len(self.unit_T))
+        every, first = Counter(self.unit_T), Counter(self.unit_T[:rest])
+        if self.grows:
+            return (*copies * tuple(every.values()), *first.values())
+        return tuple(size for unit, num in every.items() if (size := copies * num + first[unit]))
+
+
+@dataclass(frozen=True)
 class Outlook:
     """What a design would find: the probability of each verdict, and the variance of its estimate by source.
 
-    unit_variance: that of units, or of tasks within fixed ones. seed_variance: that of the mean over seeds, as the rule
-    would estimate it, the noise of single seeds included; 0 below three seeds.
+    num: simulated experiments. unit_variance: that of units, or of tasks within fixed ones. seed_variance: that of the
+    mean over seeds, as the rule would estimate it, the noise of single seeds included; 0 below three seeds.
     """
 
+    num: int
     chances: dict[str, float]
     unit_variance: float
     seed_variance: float
@@ -148,9 +194,10 @@ class Outlook:
 class DesignLine:
     """One design and what it would find.
 
-    `chances`: of each verdict, from `simulated` experiments. `validated_range`: an 80 % interval of the chance of
-    VALIDATED over what the pilot leaves open, None without a pilot. `detectable`: the gain that the design
-    finds with the wanted power, by simulation; None where it finds none so often.
+    `chances`: of each verdict, from `simulated` experiments. `validated_range`: an 80 % interval of the chance that a
+    gain is found (VALIDATED, of models PARTIAL) over what the pilot leaves open, None without a pilot. `detectable`:
+    the gain that the design finds with the wanted power, by simulation, with its standard error; None where it finds
+    none so often.
     """
 
     name: str
@@ -164,6 +211,7 @@ class DesignLine:
     simulated: int
     false_gain: float | None
     detectable: float | None
+    detectable_error: float | None = None
     validated_range: tuple[float, float] | None = None
 
 
@@ -173,7 +221,10 @@ class Study:
 
     `pilots`: the names of the runs that rates come from; of their `pilot_items` rollouts of the baseline `pilot_passes`
     passed. `outcome`: what a pass is, as the verdict names it. `sampling_unit`: its noun. `add_first`: what to double,
-    or the units where the test needs more of them; then `fewest_units` is how many it needs, else None.
+    the most useful first and what the simulation cannot tell apart in one text; or the units where the test needs more
+    of them: then `fewest_units` is how many it needs, else None. `most_tasks`, `most_units`: how many the environment
+    has, None where no end was seen. `beyond`: the cheapest design with more tasks and units than that, where none of
+    the environment's is enough. `untrained`: both arms are models without training seeds.
     """
 
     gain: float
@@ -182,6 +233,10 @@ class Study:
     lines: tuple[DesignLine, ...]
     add_first: tuple[str, ...]
     enough: DesignLine | None
+    beyond: DesignLine | None = None
+    most_tasks: int | None = None
+    most_units: int | None = None
+    untrained: bool = False
     sampling_unit: str = "family"
     fewest_units: int | None = None
     pilots: tuple[str, ...] = ()
@@ -192,36 +247,22 @@ class Study:
 
 @dataclass(frozen=True)
 class PlanQuestion:
-    """What the planner is asked: the task model, the true gain, the wanted power, the arms to play and their cost.
+    """What the planner is asked: the task model, the true gain, the wanted power, the rollouts of a design, their cost.
 
-    `arms` are played once for each seed, and `models`, which have none, once; `greedy`: each of them once more, at
-    temperature 0. `usd_per_rollout` is None where it is not known. `resampled`: the task models of the pilot's
-    bootstrap samples, of `pilot_units` units each.
+    `usd_per_rollout` is None where it is not known. `resampled`: the task models of the pilot's bootstrap samples, of
+    `pilot_units` units each.
     """
 
     model: TaskModel
     gain: float
     power: float
-    arms: int
+    rollouts: Callable[[Design], int]
     usd_per_rollout: float | None = None
     resampled: tuple[TaskModel, ...] = ()
     pilot_units: int = 0
-    models: int = 0
-    greedy: bool = False
-
-    def rollouts(self, design: Design) -> int:
-        """Return how many rollouts a design plays."""
-        return design.num_tasks * (design.samples + self.greedy) * (design.seeds * self.arms + self.models)
 
     def line(
-        self,
-        name: str,
-        design: Design,
-        num: int = NUM_EXPERIMENTS,
-        *,
-        null: bool = False,
-        ranged: bool = False,
-        enough: Outlook | None = None,
+        self, name: str, design: Design, *, null: bool = False, ranged: bool = True, enough: Outlook | None = None
     ) -> DesignLine:
         """Simulate one design.
 
@@ -229,10 +270,11 @@ class PlanQuestion:
         the outlook of a design that was found to reach the wanted power, which is not simulated again.
         """
         with activity(f"simulating the design '{name}'"):
-            found = enough or outlook(self.model, design, self.gain, num)
-            chance, resampled = found.chances[VALIDATED], self.resampled if ranged else ()
+            found = enough or outlook(self.model, design, self.gain)
+            chance, resampled = found.chances[design.goal], self.resampled if ranged else ()
             validated = validated_range(chance, resampled, self.pilot_units, design, self.gain)
-            none = outlook(self.without_gain, design, 0.0, num).chances if null else None
+            none = outlook(self.without_gain, design, 0.0).chances if null else None
+            detectable = (self.gain, None) if enough else self.detectable(design) or (None, None)
         rollouts = self.rollouts(design)
         return DesignLine(
             name=name,
@@ -243,9 +285,10 @@ class PlanQuestion:
             rollouts=rollouts,
             usd=None if self.usd_per_rollout is None else self.usd_per_rollout * rollouts,
             chances=found.chances,
-            simulated=num,
+            simulated=found.num,
             false_gain=none[VALIDATED] + none[PARTIAL] if none else None,
-            detectable=self.gain if enough else self.detectable(design),
+            detectable=detectable[0],
+            detectable_error=detectable[1],
             validated_range=validated,
         )
 
@@ -260,8 +303,8 @@ class PlanQuestion:
         given: Rates = {name: (value, PILOT) for name, value in vars(self.model).items()}
         return task_model(complete(given, gain))
 
-    def detectable(self, design: Design) -> float | None:
-        """Return the gain that a design finds with the wanted power; None where it finds none so often."""
+    def detectable(self, design: Design) -> tuple[float, float] | None:
+        """Return the gain that a design finds with the wanted power and its error, as `least_gain` does."""
         return least_gain(self.model_at, design, self.power)
 
     def limit_reaches(self, found: Outlook, seeds: int, times: float) -> bool:
@@ -277,38 +320,44 @@ class PlanQuestion:
         return bool(limit + normal_quantile(self.power) * (by_seed + by_unit) ** 0.5 <= self.gain)
 
 
-def study(items: pa.Table, config: Config, unit_sizes: Sequence[int], tell: Callable[[str, int, int], None]) -> Study:
+def study(
+    items: pa.Table,
+    config: Config,
+    supply: Supply,
+    design: Design,
+    rollouts: Callable[[Design], int],
+    tell: Callable[[str, int, int], None],
+) -> Study:
     """Return what an evaluation with these settings would find and cost.
 
-    `items`: of the pilots, if any; their passes are those that a verdict on them would count. `unit_sizes`: the tasks
-    of each unit. `tell` is called with what is counted, how many designs are simulated, and how many there are.
+    `items`: of the pilots, if any; their passes are those that a verdict on them would count. `supply`: the
+    environment's tasks. `design`: what is planned. `rollouts`: how many a design plays. `tell` is called with what is
+    counted, how many designs are simulated, and how many there are.
     """
     asked, sampling = config.planning, config.sampling()
     possible, outcome = counted(items, PRIMARY[config.primary()])
     rows = with_passes(possible, outcome).to_pylist()
     given = {name: (getattr(asked, name), GIVEN) for name in vars(TaskModel()) if getattr(asked, name) is not None}
+    given |= {"seed_sd": (0.0, UNTRAINED)} if design.untrained else {}
 
     def rates_of(rows: Sequence[Row]) -> Rates:
         return complete({**measure(rows, config.baseline, config.treatment), **given}, asked.gain)
 
     rates = rates_of(rows)
-    models = {*config.policies, *([START] if config.with_start else [])}
     costs = [row["cost_usd"] for row in rows if row["cost_usd"] is not None]
     price = asked.usd_per_rollout if asked.usd_per_rollout is not None else sum(costs) / len(costs) if costs else None
     question = PlanQuestion(
         task_model(rates),
         asked.gain,
         asked.power,
-        arms=len({config.baseline, config.treatment, config.control} - {None, *models}),
+        rollouts,
         usd_per_rollout=price,
         resampled=tuple(models_of(bootstrap(rows, NUM_PILOTS), rates_of, asked.gain)),
         pilot_units=len(set(map(unit_of, rows))),
-        models=len(models),
-        greedy=config.greedy,
     )
-    one_baseline = config.baseline in models
-    design = Design(tuple(unit_sizes), config.samples, asked.seeds, sampling.fixed, one_baseline=one_baseline)
-    found = study_design(question, design, rates, lambda done, total: tell("designs", done, total), sampling.noun)
+    found = study_design(
+        question, design, supply, rates, lambda done, total: tell("designs", done, total), sampling.noun
+    )
     _, of_one = known_items(rows, config.baseline)
     passes = sum(row["passed"] for row in of_one)
     return replace(found, pilot_passes=passes, pilot_items=len(of_one), outcome=outcome.name)
@@ -335,7 +384,8 @@ def detectable(
     shared = tuple(collections) if MIN_SEEDS <= len(set(collections)) < len(found.seeds) else ()
     sizes = tuple(Counter(found.units).values())
     design = Design(sizes, samples, len(found.seeds), fixed, shared, found.one_model)
-    return least_gain(lambda gain: task_model(complete(rates, gain)), design, POWER, alpha)
+    least = least_gain(lambda gain: task_model(complete(rates, gain)), design, POWER, alpha)
+    return least and least[0]
 
 
 def bootstrap(items: Sequence[Row], num: int) -> Iterator[list[Row]]:
@@ -371,7 +421,7 @@ def models_of(
 def validated_range(
     chance: float, models: Sequence[TaskModel], units: int, design: Design, gain: float
 ) -> tuple[float, float] | None:
-    """Return the 80 % interval of a chance of VALIDATED over what a pilot leaves open; None without a pilot.
+    """Return the 80 % interval of the chance that a gain is found over what a pilot leaves open; None without a pilot.
 
     chance: by the pilot itself. models: of its bootstrap samples, of `units` units each. Student's t about the normal
     quantile of the chance: percentiles of the samples are too narrow and too hopeful for a few units, as samples of few
@@ -380,7 +430,7 @@ def validated_range(
     if len(models) < 2:
         return None
     drawn = enumerate(models)
-    chances = [outlook(model, design, gain, NUM_RESAMPLED, seed).chances[VALIDATED] for seed, model in drawn]
+    chances = [outlook(model, design, gain, NUM_RESAMPLED, seed).chances[design.goal] for seed, model in drawn]
     least = 0.5 / NUM_RESAMPLED  # none in so many experiments is no chance of 0, which has no quantile
     middle, *each = (normal_quantile(least + (1 - 2 * least) * one) for one in (chance, *chances))
     half = float(student_quantile(units - 1, 0.9)) * float(np.std(each, ddof=1)) * (units / (units - 1)) ** 0.5
@@ -573,31 +623,39 @@ def draw(
     threshold_XS = np.fromiter(map(normal_quantile, rates_XS.flat), float).reshape(rates_XS.shape)
     arms = []
     for threshold, z_XT in ((normal_quantile(model.pass_rate), difficulty_XT[0]), (threshold_XS, difficulty_XT[1])):
-        level_XST = np.broadcast_to(threshold, rates_XS.shape)[:, :, None] + np.sqrt(same_task) * z_XT[:, None]
-        level_XST /= np.sqrt(max(1 - same_task, 1e-9))
-        passed = (random.standard_normal(level_XST.shape, np.float32) < level_XST for _ in range(design.samples))
-        arms.append(sum(passed) / design.samples)
+        scale = np.sqrt(max(1 - same_task, 1e-9))
+        own_XT, of_seed_XS = np.sqrt(same_task) / scale * z_XT, np.broadcast_to(threshold / scale, rates_XS.shape)
+        level_XST = own_XT.astype(np.float32)[:, None] + of_seed_XS.astype(np.float32)[:, :, None]
+        passed_XST = np.zeros(level_XST.shape)
+        for _ in range(design.samples):
+            passed_XST += random.standard_normal(level_XST.shape, np.float32) < level_XST
+        arms.append(passed_XST / design.samples)
     if design.one_baseline:
         arms[0] = np.broadcast_to(arms[0][:, :1], arms[0].shape)
     return arms[1], arms[0]
 
 
 def outlook(model: TaskModel, design: Design, gain: float, num: int = NUM_EXPERIMENTS, seed: int = 0) -> Outlook:
-    """Simulate a design at a true gain `num` times, by the rule that decides, without lost rollouts and subsets."""
-    counts = dict.fromkeys(VERDICTS, 0)
-    means, errors = [], []
-    for test in simulated(model, design, gain, num, seed):
-        for shown in shows([test]).tolist():
-            counts[decision_of(shown, design.seeds)] += 1
-        means.append(test.estimate_X)
-        errors.append(np.zeros(1) if test.top_error_X is None else test.top_error_X)
+    """Simulate a design at a true gain, by the rule that decides, without lost rollouts and subsets.
+
+    num: experiments, of which those are left out that a large design has no time for.
+    """
+    tests = list(simulated(model, design, gain, in_time(design, num), seed))
+    shown = [decision_of(one, design.seeds) for test in tests for one in shows([test]).tolist()]
+    errors = [np.zeros(1) if test.top_error_X is None else test.top_error_X for test in tests]
     by_seed = float((np.concatenate(errors) ** 2).mean())
-    by_unit = max(float(np.concatenate(means).var()) - by_seed, 0.0)
-    return Outlook({decision: count / num for decision, count in counts.items()}, by_unit, by_seed)
+    by_unit = max(float(np.concatenate([test.estimate_X for test in tests]).var()) - by_seed, 0.0)
+    chances = {decision: shown.count(decision) / len(shown) for decision in VERDICTS}
+    return Outlook(len(shown), chances, by_unit, by_seed)
+
+
+def in_time(design: Design, num: int) -> int:
+    """Return how many of `num` experiments are simulated: of large designs fewer."""
+    return min(num, max(MOST_OUTCOMES // (design.num_tasks * design.seeds * design.samples), FEWEST_EXPERIMENTS))
 
 
 def simulated(model: TaskModel, design: Design, gain: float, num: int, seed: int = 0) -> Iterator[PairedTest]:
-    """Yield the tests of `num` experiments of a design, as many at once as memory holds."""
+    """Yield the tests of `num` experiments of a design, several at once."""
     random = np.random.default_rng(seed)
     unit_T = np.repeat(np.arange(len(design.sizes)), design.sizes)
     collection_S = np.array(design.collection_of) if design.collection_of else None
@@ -609,17 +667,19 @@ def simulated(model: TaskModel, design: Design, gain: float, num: int, seed: int
 
 def least_gain(
     model_at: Callable[[float], TaskModel], design: Design, power: float, alpha: float = ALPHA
-) -> float | None:
-    """Return the gain that a design finds with this power, by bisection, simulated anew at every gain.
+) -> tuple[float, float] | None:
+    """Return the gain that a design finds with this power, by bisection, simulated anew at every gain, and its error.
 
     None where not even the largest one that the pass rate leaves room for is found so often. The same random numbers
-    are drawn at every gain, so that the power is nearly a monotone function of it; that of so many experiments is known
-    to 2 points.
+    are drawn at every gain, so that the power is nearly a monotone function of it; that of 400 experiments is known to
+    2 points. The standard error is that of the power, in gains: by the powers that were found on the way.
     """
+    power_at, num = dict[float, float](), in_time(design, NUM_EXPERIMENTS)
 
     def found(gain: float) -> float:
-        tests = simulated(model_at(gain), design, gain, NUM_EXPERIMENTS)
-        return float(np.concatenate([shows([test], alpha=alpha) == BETTER for test in tests]).mean())
+        tests = simulated(model_at(gain), design, gain, num)
+        power_at[gain] = float(np.concatenate([shows([test], alpha=alpha) == BETTER for test in tests]).mean())
+        return power_at[gain]
 
     low, high, at_low = 0.0, 0.99 - model_at(0.0).pass_rate, 0.0
     if design.num_flipped < fewest_units(alpha) or high <= 0 or (at_high := found(high)) < power:
@@ -631,15 +691,19 @@ def least_gain(
             low, at_low = middle, at_middle
         else:
             high, at_high = middle, at_middle
+    gains, error = sorted(power_at), (power * (1 - power) / num) ** 0.5
+    rising = np.maximum.accumulate([power_at[gain] for gain in gains])
+    below, above = np.interp([power - error, power + error], rising, gains)
     # A step of bisection moves the power of a large experiment by many points.
-    return low + (high - low) * (power - at_low) / (at_high - at_low)
+    return low + (high - low) * (power - at_low) / (at_high - at_low), float(above - below) / 2
 
 
 def study_design(
     question: PlanQuestion,
     design: Design,
+    supply: Supply,
     rates: Rates,
-    ready: Callable[[int, int], None] | None = None,
+    ready: Callable[[int, int], None] = lambda done, total: None,
     unit: str = "family",
 ) -> Study:
     """Study a design: as it is, with enough seeds for a verdict, with twice of each, and what is enough.
@@ -647,66 +711,104 @@ def study_design(
     `unit` is the noun of a sampling unit. `ready` is called with the number of designs that are simulated, and that of
     all.
     """
-    start = replace(design, seeds=max(design.seeds, MIN_SEEDS))
+    start = design if design.untrained else replace(design, seeds=max(design.seeds, MIN_SEEDS))
     asked = {"as asked": design}
     if start != design:
         asked[f"with {start.seeds} training seeds"] = start
     more = {
+        "twice the tasks": replace(start, sizes=supply.sizes(2 * start.num_tasks)),
         "twice the seeds": replace(start, seeds=2 * start.seeds),
-        f"twice the tasks of each {unit}": replace(start, sizes=tuple(2 * size for size in start.sizes)),
         "twice the samples": replace(start, samples=2 * start.samples),
     }
-    if not start.fixed:
-        more = {f"twice the {plural(unit)}": replace(start, sizes=start.sizes * 2), **more}
-    lines = list[DesignLine]()
+    if more["twice the tasks"].num_tasks < 2 * start.num_tasks:  # the environment has no more
+        del more["twice the tasks"]
+    if start.untrained:
+        del more["twice the seeds"]
+    lines, total = list[DesignLine](), len(asked) + len(more) + 1
     for name, each in (asked | more).items():
-        lines.append(question.line(name, each, null=name in asked, ranged=True))
-        if ready:
-            ready(len(lines), len(asked) + len(more) + 1)
-    doubled = lines[len(asked) :]
-    order = tuple(line.name for line in sorted(doubled, key=lambda line: line.detectable or float("inf")))
-    least = fewest_units()
-    if too_few := start.num_flipped < least:  # nothing else helps a design that cannot reject
-        order = ("tasks" if start.fixed else plural(unit),)
-    enough = cheapest(question, start)
-    fewest = least if too_few else None
-    return Study(question.gain, question.power, rates, tuple(lines), order, enough, unit, fewest)
+        lines.append(question.line(name, each, null=name in asked))
+        ready(len(lines), total)
+    order, fewest = ranked(lines[len(asked) :]), fewest_units()
+    if too_few := start.num_flipped < fewest:  # nothing else helps a design that cannot reject
+        reachable = replace(start, sizes=supply.sizes(MOST_TASKS)).num_flipped >= fewest
+        order = ("tasks" if start.fixed else plural(unit),) if reachable else ()
+    enough, beyond = cheapest("enough", question, start, supply), None
+    if enough is None and not supply.grows:
+        endless = Supply(supply.unit_T[: start.num_tasks], grows=not start.fixed)
+        beyond = cheapest(f"with more {'tasks' if start.fixed else plural(unit)}", question, start, endless)
+    ready(total, total)
+    return Study(
+        question.gain,
+        question.power,
+        rates,
+        tuple(lines),
+        order,
+        enough,
+        beyond,
+        most_tasks=len(supply.unit_T) if supply.complete else None,
+        most_units=None if supply.grows else len(set(supply.unit_T)),
+        untrained=start.untrained,
+        sampling_unit=unit,
+        fewest_units=fewest if too_few else None,
+    )
 
 
-def cheapest(question: PlanQuestion, start: Design) -> DesignLine | None:
+def ranked(lines: Iterable[DesignLine]) -> tuple[str, ...]:
+    """Return designs by the gain that they find, the smallest first; one text for those that are not told apart.
+
+    A gain is larger than the first one of a text where it is so by two standard errors of their difference.
+    """
+    groups = list[list[DesignLine]]()
+    for line in sorted(lines, key=lambda line: line.detectable or inf):
+        (gain, error), first = (line.detectable or inf, line.detectable_error or 0.0), groups[-1][0] if groups else line
+        least = (first.detectable or inf) + 2 * hypot(error, first.detectable_error or 0.0)
+        if groups and gain <= least:
+            groups[-1].append(line)
+        else:
+            groups.append([line])
+    return tuple(" or ".join(line.name for line in group) for group in groups)
+
+
+def cheapest(name: str, question: PlanQuestion, start: Design, supply: Supply) -> DesignLine | None:
     """Return the design of fewest rollouts that reaches the wanted power, simulated; None when none is found.
 
-    Tasks are added in new units, or in the same ones where these are fixed. The size is guessed from the variances of
-    the smallest design and grown until the simulation agrees.
+    The numbers of tasks are guessed from the variances of small designs. Of all designs the one of fewest rollouts is
+    simulated, and grown where its power is too low, until one reaches it.
     """
-    candidates: list[Design] = []
-    for seeds in SEEDS:
-        for samples in SAMPLES:
-            small = replace(start, seeds=seeds, samples=samples)
-            with activity(f"simulating {seeds} seeds and {samples} samples, in search of the cheapest design"):
-                found = outlook(question.model, small, question.gain, NUM_SEARCH)
-            sizes = [1.0]
-            while sizes[-1] * small.num_tasks < MOST_TASKS:
-                sizes.append(sizes[-1] * 1.25)
-            times = next((size for size in sizes if question.limit_reaches(found, seeds, size)), None)
-            if times is not None:
-                candidates.append(grown(small, times))
-    # Fewest rollouts first: the first design that the simulation confirms, grown a few times, is the cheapest.
-    for design in sorted(candidates, key=question.rollouts):
-        for step in range(5):
-            larger = grown(design, 1.15**step)
-            with activity("simulating the design 'enough'"):
-                found = outlook(question.model, larger, question.gain, NUM_SEARCH)
-            if found.chances[VALIDATED] >= question.power:
-                return question.line("enough", larger, num=NUM_SEARCH, enough=found)
+    most, power = max(MOST_TASKS, start.num_tasks), question.power
+    all_seeds = (1,) if start.untrained else SEEDS
+
+    def of(tasks: float, seeds: int, samples: int) -> Design:
+        return replace(start, sizes=supply.sizes(min(round(tasks), most)), seeds=seeds, samples=samples)
+
+    def tried(design: Design, num: int = NUM_SEARCH) -> Outlook:
+        with activity(f"searching for the cheapest design: {design.num_tasks:,} tasks, {design.seeds} seeds"):
+            return outlook(question.model, design, question.gain, num)
+
+    # Of thousands of tasks one sample is as good as several.
+    largest = tried(of(most, all_seeds[-1], SAMPLES[-1 if supply.complete else 0]), FEWEST_EXPERIMENTS // 2)
+    if largest.chances[start.goal] + 2 * (power * (1 - power) / largest.num) ** 0.5 < power:
+        return None
+    queue = list[tuple[int, int, Design]]()
+    for seeds, samples in product(all_seeds, SAMPLES):
+        found = tried(small := of(FIRST_TASKS, seeds, samples))
+        sizes = [small.num_tasks]
+        while sizes[-1] < most and not question.limit_reaches(found, seeds, sizes[-1] / small.num_tasks):
+            sizes.append(round(1.25 * sizes[-1] + 1))
+        if sizes[-1] < most:
+            design = of(sizes[-1], seeds, samples)
+            heappush(queue, (question.rollouts(design), len(queue), design))
+    for number in range(MOST_TRIED):
+        if not queue:
+            break
+        _, _, design = heappop(queue)
+        found = tried(design)
+        chance = found.chances[start.goal]
+        if chance >= power:
+            return question.line(name, design, ranged=False, enough=found)
+        z = normal_quantile(1 - ALPHA / 2)
+        missing = (z + normal_quantile(power)) / (z + normal_quantile(max(chance, 0.1)))
+        larger = of(design.num_tasks * min(max(missing**2, 1.15), 2), design.seeds, design.samples)
+        if larger.num_tasks > design.num_tasks:
+            heappush(queue, (question.rollouts(larger), len(SEEDS) * len(SAMPLES) + number, larger))
     return None
-
-
-def grown(design: Design, times: float) -> Design:
-    """Return the design with `times` as many units, or tasks of each unit where units are fixed."""
-    if design.fixed:
-        return replace(design, sizes=tuple(max(1, round(times * size)) for size in design.sizes))
-    whole = int(times)
-    rest = round((times - whole) * len(design.sizes))
-    step = len(design.sizes) / max(rest, 1)
-    return replace(design, sizes=design.sizes * whole + tuple(design.sizes[int(i * step)] for i in range(rest)))

@@ -5,9 +5,9 @@ import textwrap
 from collections.abc import Sequence
 
 from stages.envs.base import grounds_in_words
-from stages.evaluation.inference import MIN_SEEDS, VALIDATED
+from stages.evaluation.inference import MIN_SEEDS, PARTIAL, VALIDATED
 from stages.evaluation.outcomes import AT_ZERO, PASSED, ArmSummary
-from stages.evaluation.planner import MOST_TASKS, PILOT, SEEDS, VERDICTS, Study
+from stages.evaluation.planner import MOST_TASKS, PILOT, SEEDS, VERDICTS, DesignLine, Study
 from stages.evaluation.verdict import EvalVerdict, PairedDifference, credit, points
 from stages.layout import LEFT, RIGHT, aligned, counted, plural
 
@@ -221,7 +221,7 @@ def rate_cells(found: Study) -> list[tuple[str, ...]]:
 
 def design_cells(found: Study) -> list[tuple[str, ...]]:
     """Return the designs, a column for each: its name over several lines, its size, and what it would find."""
-    lines = [*found.lines, *([found.enough] if found.enough else [])]
+    lines = [line for line in (*found.lines, found.enough, found.beyond) if line]
     heads = [textwrap.wrap(line.name, 10) for line in lines]
     height = max(map(len, heads))
     padded = [[""] * (height - len(head)) + head for head in heads]
@@ -230,7 +230,7 @@ def design_cells(found: Study) -> list[tuple[str, ...]]:
         ("tasks", [f"{line.tasks:,}" for line in lines]),
         (f"{plural(found.sampling_unit)} of these tasks", [f"{line.sampling_units:,}" for line in lines]),
         ("samples (rollouts of a task by a model)", [f"{line.samples}" for line in lines]),
-        ("training seeds of each arm", [f"{line.seeds}" for line in lines]),
+        *([] if found.untrained else [("training seeds of each arm", [f"{line.seeds}" for line in lines])]),
         ("rollouts, all arms", [f"{line.rollouts:,}" for line in lines]),
     ]
     if any(line.usd for line in lines):
@@ -239,7 +239,7 @@ def design_cells(found: Study) -> list[tuple[str, ...]]:
         )
     for name in VERDICTS:
         rows.append((f"chance of {name}, %", [with_error(line.chances[name], line.simulated) for line in lines]))
-        if name == VALIDATED and found.pilots:
+        if name == (PARTIAL if found.untrained else VALIDATED) and found.pilots:
             ranges = [line.validated_range for line in lines]
             cells = [f"{100 * both[0]:.0f} to {100 * both[1]:.0f}" if both else "-" for both in ranges]
             rows.append(("  over what the pilot leaves open, %", cells))
@@ -248,34 +248,56 @@ def design_cells(found: Study) -> list[tuple[str, ...]]:
         ("chance of a gain where there is none, %", [cell or "-" for cell in false]),
         (
             f"smallest gain found with {100 * found.power:g} % power, points",
-            ["none" if line.detectable is None else f"{100 * line.detectable:.1f}" for line in lines],
+            [gain_cell(line) for line in lines],
         ),
     ]
     return [(label, *cells) for label, cells in rows]
 
 
+def gain_cell(line: DesignLine) -> str:
+    """Return the gain that a design finds, in points, with its error; "none" where it finds none."""
+    if line.detectable is None:
+        return "none"
+    error = "" if line.detectable_error is None else f" ± {100 * line.detectable_error:.1f}"
+    return f"{100 * line.detectable:.1f}{error}"
+
+
 def remarks(found: Study) -> list[str]:
     """Return what to add first, what is enough, and how to read the table, a sentence or two each."""
     gain, power = f"{100 * found.gain:g} points", f"{100 * found.power:g} %"
-    first = f"What to add first: {', then '.join(found.add_first)}."
+    first = limit = ""
+    if found.add_first:
+        first = f"What to add first: {', then '.join(found.add_first)}."
+    if any(" or " in name for name in found.add_first):
+        first += " Between those with an `or` the simulation finds no difference."
     if (least := found.fewest_units) is not None:
         first += f" With fewer than {least} the test cannot reject, however large the gain. {least} are the minimum "
         first += "for a test and no recommendation: what the wanted gain takes is in the column `enough`."
-    enough = (
-        f"`enough` is the design of fewest rollouts that was found to reach {power} power for {gain}."
-        if found.enough
-        else f"No design of up to {MOST_TASKS:,} tasks and {SEEDS[-1]} training seeds reaches {power} power for {gain}."
-    )
+    if found.most_units is not None:
+        limit = f"The environment has {counted(found.most_units, found.sampling_unit)}"
+        every = f" with {counted(found.most_tasks or 0, 'task')}, and no more."
+        limit += ": more tasks are more of each." if found.most_tasks is None else every
+    seeds = "" if found.untrained else f" and {SEEDS[-1]} training seeds"
+    most = found.most_tasks or max(MOST_TASKS, found.lines[0].tasks)
+    enough = f"No design of up to {most:,} of its tasks{seeds} was found to reach {power} power for {gain}."
+    if found.enough:
+        enough = f"`enough` is the design of fewest rollouts that was found to reach {power} power for {gain}."
+    elif found.beyond:
+        enough += f" The column `{found.beyond.name}` is one that would, if the environment had more of them."
     return [
-        first,
+        *filter(None, (first, limit)),
         enough,
         pilot_remark(found),
-        *([COVERED] if any(line.seeds < MIN_SEEDS for line in found.lines) else []),
+        *([COVERED] if not found.untrained and any(line.seeds < MIN_SEEDS for line in found.lines) else []),
+        *([MODELS] if found.untrained else []),
         "±: the standard error of the simulation.",
-        "Rollouts and their cost are those of the evaluation; training another seed costs extra.",
+        "Rollouts and their cost are those of the evaluation; training another seed costs extra."
+        if not found.untrained
+        else "",
     ]
 
 
+MODELS = "Both arms are models without training seeds: a gain is PARTIAL, one of these models."
 COVERED = (
     f"The smallest gain covers other tasks, and from {MIN_SEEDS} training seeds on other trainings too: it may be "
     f"larger with {MIN_SEEDS} seeds than with fewer."
@@ -298,11 +320,12 @@ def pilot_remark(found: Study) -> str:
             f"The pilot is too small to forecast: it has one {found.sampling_unit}, and what it leaves open cannot be "
             "told from that. Play more of them."
         )
+    goal = PARTIAL if found.untrained else VALIDATED
     widest, (low, high) = max(ranges.items(), key=lambda one: one[1][1] - one[1][0])
     if high - low <= LARGEST_RANGE:
         return "What the pilot leaves open: 80 % intervals of that chance, by bootstrap over its units."
     return (
-        f"The pilot is too small to forecast: the chance of {VALIDATED} of the design `{widest}` is anywhere from "
+        f"The pilot is too small to forecast: the chance of {goal} of the design `{widest}` is anywhere from "
         f"{100 * low:.0f} to {100 * high:.0f} %, an 80 % interval by bootstrap over the pilot's units. Play "
         f"more {plural(found.sampling_unit)} first."
     )

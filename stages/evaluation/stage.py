@@ -43,20 +43,25 @@ class Arm:
     seed: int
     policy: PolicyConfig
     pair_set: str | None = None
+    trained: bool = False
+    once: bool = False
+    """Whether it plays a task once, however many samples are asked for: at temperature 0 it has one answer."""
 
     def at(self, temperature: float) -> "Arm":
         """Return the same model at another temperature."""
         return replace(self, policy=self.policy.model_copy(update={"temperature": temperature}))
 
 
-def arms(inputs: Inputs, config: Config) -> list[Arm]:
+def arms(inputs: Inputs, config: Config, to_train: Sequence[tuple[str, int]] = ()) -> list[Arm]:
     """Return every model to play: the start, the trained models and those of the settings, in the order given.
 
+    to_train: in a plan, by name and seed, the arms that are there once all is trained; they count where not both of the
+    compared ones are there yet.
     Raises `BadInput` when there is nothing to compare, an arm is named twice or the checkpoints did not start from one
     model, and `UsageError` where the baseline or the treatment is none of them.
     """
     trained = inputs.many("arms")
-    if not (trained or config.policies):
+    if not (trained or config.policies or to_train):
         raise BadInput(
             "There is nothing to compare. Train arms with `composer train` and give each training with --from RUN; "
             "or give models with --set policies.NAME.model=MODEL. Rollouts that are there already are compared by "
@@ -69,7 +74,9 @@ def arms(inputs: Inputs, config: Config) -> list[Arm]:
         model = f"{VLLM}{folder}" if info.start.served else folder
         pairs = run.manifest.inputs.get("pairs")
         pair_set = pairs[0].content[:PAIR_SET] if pairs else None
-        played.append(Arm(info.arm, info.train_seed, info.start.model_copy(update={"model": model}), pair_set))
+        played.append(
+            Arm(info.arm, info.train_seed, info.start.model_copy(update={"model": model}), pair_set, trained=True)
+        )
     # A model of the settings has no training seed; like the start it counts as seed 0.
     played += [Arm(name, 0, policy) for name, policy in config.policies.items()]
     names = [(arm.name, arm.seed) for arm in played]
@@ -84,8 +91,10 @@ def arms(inputs: Inputs, config: Config) -> list[Arm]:
         )
     if infos and config.with_start:
         played.insert(0, Arm(START, 0, infos[0].start))
+    if not {config.baseline, config.treatment} <= (there := {arm.name for arm in played}):
+        played += [Arm(*key, PolicyConfig(), trained=key[0] != START) for key in to_train if key[0] not in there]
     played = [arm.at(config.temperature) for arm in played]
-    played += [replace(arm.at(0.0), name=arm.name + AT_ZERO) for arm in played] if config.greedy else []
+    played += [replace(arm.at(0.0), name=arm.name + AT_ZERO, once=True) for arm in played] if config.greedy else []
     _require_compared([arm.name for arm in played], config, "give its training with --from RUN")
     return played
 
@@ -114,11 +123,12 @@ def inherit(config: Config, reads: Sequence[tuple[str, Tree]]) -> Config:
     taken.
     """
     trainings = {f"arm {tree['arm']} with seed {tree['seed']}": tree for stage, tree in reads if stage == "train"}
-    if not trainings:
+    sources = trainings or {stage: tree for stage, tree in reads if tree.get("env")}  # the pilots of a plan
+    if not sources:
         return config
 
     def shared(setting: str, value_of: Callable[[Tree], Any], remedy: str) -> Any:
-        values = {name: value_of(tree) for name, tree in trainings.items()}
+        values = {name: value_of(tree) for name, tree in sources.items()}
         first = next(iter(values.values()))
         if other := next((name for name, value in values.items() if value != first), None):
             raise UsageError(
@@ -128,7 +138,7 @@ def inherit(config: Config, reads: Sequence[tuple[str, Tree]]) -> Config:
         return first
 
     taken: dict[str, Any] = {}
-    own, env = config.env.model_fields_set, next(iter(trainings.values()))["env"]
+    own, env = config.env.model_fields_set, next(iter(sources.values()))["env"]
     remedy = "--env NAME, and its options as --set env.KEY=VALUE"
     if not {"name", "options"} & own:
         shared("environment", lambda tree: env_in_words(tree["env"]["name"], tree["env"]["options"]), remedy)
@@ -136,7 +146,7 @@ def inherit(config: Config, reads: Sequence[tuple[str, Tree]]) -> Config:
     elif "name" not in own:
         shared("environment", lambda tree: tree["env"]["name"], remedy)
         taken["env"] = config.env.model_copy(update={"name": env["name"]})
-    if "max_steps" not in config.model_fields_set:
+    if trainings and "max_steps" not in config.model_fields_set:
         taken["max_steps"] = shared("max_steps", lambda tree: tree["max_steps"], "--set max_steps=N")
     arms = {tree["arm"] for tree in trainings.values()}
     alone = len(arms) == 1 and all(stage == "train" for stage, _ in reads) and not config.policies
@@ -164,7 +174,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     reporting.check(config.report_to)
     for policy in config.policies.values():
         scripted.check(policy, config.env.name)
-    units = sum(config.tasks * _samples(arm, config) for arm in arms(inputs, config))
+    units = config.tasks * rollouts_of_task(arms(inputs, config), config.samples)
     control = f", control {config.control}" if config.control else ""
     compared = [f"{config.treatment} against {config.baseline}{control}"]
     of_trainings = [env for run in inputs.many("arms") if (env := run.manifest.config.get("env"))]
@@ -177,31 +187,99 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     return Plan(units=units, what="rollouts", notes=notes, up_to=config.counts_by_default())
 
 
-def study(pilots: Sequence[Run], config: Config, tell: Callable[[str, int, int], None]) -> tuple[Row, str]:
-    """Return what the evaluation would find and cost, as JSON and as text.
+@dataclass(frozen=True)
+class PlannedEvaluation:
+    """What a plan simulates: an evaluation that was not played, the tasks that there are for it, and a pilot's items.
 
-    Raises `BadInput` for an empty pilot, and `UsageError` for one that was played in another environment. `tell` is
-    called with what is counted, how many designs are simulated, and how many there are.
+    played: its arms, the trained ones with their training seeds as they are there, or else with one.
     """
-    items: list[Row] = []
-    for pilot in pilots:
-        played = (pilot.manifest.config.get("env") or {}).get("name")  # None for imported rollouts
-        if played is not None and not envs.same(played, config.env.name):
+
+    config: Config
+    played: Sequence[Arm]
+    design: planner.Design
+    supply: planner.Supply
+    items: Sequence[Row]
+
+    def rollouts(self, design: planner.Design) -> int:
+        """Return how many rollouts the arms play on a design, which may have other training seeds."""
+        arms: Sequence[Arm] = self.played
+        if design.seeds != max(Counter(arm.name for arm in arms).values()):
+            named = {arm.name: arm for arm in arms}
+            arms = [arm for arm in named.values() for _ in range(design.seeds if arm.trained else 1)]
+        return design.num_tasks * rollouts_of_task(arms, design.samples)
+
+
+def planned(runs: Sequence[Run], config: Config) -> PlannedEvaluation:
+    """Return the evaluation of these trainings, or as these pilots suggest, that has the settings.
+
+    Settings that nobody gave are those of the runs. Raises `BadInput` for an empty pilot, and `UsageError` for one that
+    was played in another environment.
+    """
+    trainings = [run for run in runs if run.holds(CHECKPOINT)]
+    config = inherit(config, [(run.manifest.stage, run.manifest.config) for run in trainings or runs])
+    items, evaluated = list[Row](), dict[tuple[str, int], None]()
+    for pilot in pilots_of(runs):
+        played_in = (pilot.manifest.config.get("env") or {}).get("name")  # None for imported rollouts
+        if played_in is not None and not envs.same(played_in, config.env.name):
             raise UsageError(
-                f"The pilot {pilot.path} was played in the environment {played!r}, and the evaluation is planned in "
-                f"{config.env.name!r}, of which it gives no rates. Give --env {played}, or a pilot in "
+                f"The pilot {pilot.path} was played in the environment {played_in!r}, and the evaluation is planned in "
+                f"{config.env.name!r}, of which it gives no rates. Give --env {played_in}, or a pilot in "
                 f"{config.env.name!r}."
             )
-        if pilot.holds(EVAL_ITEM):
-            items += pilot.rows(EVAL_ITEM)
-        else:
+        if not pilot.holds(EVAL_ITEM):
             items += rollout_items(pilot)
-    of_family = config.sampling().of_family
-    tasks = config.draw(config.opener(), config.tasks)
-    sizes = Counter(of_family(task.family) if task.family else task.task_id for task in tasks)
-    found = planner.study(items_table(items), config, tuple(sizes.values()), tell)
-    found = replace(found, pilots=tuple(f"{run.path.parent.name}/{run.path.name}" for run in pilots))
+            continue
+        items += (own := pilot.rows(EVAL_ITEM))
+        config = as_evaluated(config, pilot.manifest.config, own)
+        evaluated |= dict.fromkeys((one["arm"], one["train_seed"]) for one in own if not one["arm"].endswith(AT_ZERO))
+    names = [*([START] if config.with_start else []), config.baseline, config.treatment, config.control]
+    to_train = list(evaluated) or [(name, 0) for name in names if name]
+    played = arms(Inputs({"arms": trainings} if trainings else {}), config, to_train)
+    seeds = Counter(arm.name for arm in played if arm.trained and arm.name in (config.baseline, config.treatment))
+    given = config.planning.seeds if "seeds" in config.planning.model_fields_set else max(seeds.values(), default=1)
+    sampling, most = config.sampling(), max(2 * config.tasks, planner.DRAWN_TASKS)
+    drawn = config.draw(config.opener(), most, at_most=True)
+    if len(drawn) < config.tasks and not config.counts_by_default():
+        config.draw(config.opener(), config.tasks)  # which refuses
+    units = [sampling.of_family(task.family) if task.family else task.task_id for task in drawn]
+    supply = planner.Supply.of(units, complete=len(units) < most, fixed=sampling.fixed)
+    design = planner.Design(
+        supply.sizes(config.tasks),
+        config.samples,
+        given if seeds else 1,
+        sampling.fixed,
+        one_baseline=len(seeds) == 1,
+        untrained=not seeds,
+    )
+    return PlannedEvaluation(config, played, design, supply, items)
+
+
+def pilots_of(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs that give rates: those that are no trainings, or else the rollouts of trainings."""
+    others = [run for run in runs if not run.holds(CHECKPOINT)]
+    return others or [run for run in runs if run.holds(ROLLOUT)]
+
+
+def study(runs: Sequence[Run], config: Config, tell: Callable[[str, int, int], None]) -> tuple[Row, str]:
+    """Return what the evaluation would find and cost, as JSON and as text; raises what `planned` does.
+
+    runs: trainings, which are arms as in the evaluation itself, and pilots. `tell` is called with what is counted, how
+    many designs are simulated, and how many there are.
+    """
+    of = planned(runs, config)
+    found = planner.study(items_table(of.items), of.config, of.supply, of.design, of.rollouts, tell)
+    found = replace(found, pilots=tuple(f"{run.path.parent.name}/{run.path.name}" for run in pilots_of(runs)))
     return asdict(found), study_text(found)
+
+
+def as_evaluated(config: Config, tree: Tree, items: Iterable[Row]) -> Config:
+    """Return the settings, where nobody gave any those of an earlier evaluation: its settings and its items' tasks."""
+    names = ("samples", "baseline", "treatment", "control", "greedy", "policies", "looks", "units", "outcome")
+    theirs = Config.model_validate({name: tree[name] for name in names if name in tree})
+    taken = {name: getattr(theirs, name) for name in theirs.model_fields_set - config.model_fields_set}
+    if "tasks" not in config.model_fields_set:
+        taken["tasks"] = len({item["task_id"] for item in items})
+    return config.model_copy(update=taken)
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
@@ -328,12 +406,13 @@ def rollout_items(pilot: Run) -> Iterator[Row]:
 
 def _rollouts(arm: Arm, tasks: list[Task], config: Config) -> list[LiveRollout]:
     """Return the same tasks, samples and sampling seeds for every arm: only the model differs."""
-    return [LiveRollout(task, index, config.seed) for task in tasks for index in range(_samples(arm, config))]
+    samples = rollouts_of_task([arm], config.samples)
+    return [LiveRollout(task, index, config.seed) for task in tasks for index in range(samples)]
 
 
-def _samples(arm: Arm, config: Config) -> int:
-    """Return how often an arm plays a task: its twin at temperature 0 once, as it has one answer."""
-    return 1 if arm.name.endswith(AT_ZERO) and config.greedy else config.samples
+def rollouts_of_task(played: Iterable[Arm], samples: int) -> int:
+    """Return how many rollouts of one task these arms play."""
+    return sum(1 if arm.once else samples for arm in played)
 
 
 def _play(

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from stages import evaluate
 from stages.errors import BadInput, UsageError
 from stages.evaluation.outcomes import KEPT, items_table
+from stages.evaluation.stage import planned
 from stages.evaluation.verdict import EXIT_CODES, EvalQuestion, decide
 from stages.policy.adapters import CheckpointInfo
 from stages.policy.base import PolicyConfig
@@ -83,6 +84,33 @@ def test_a_plan_counts_the_passes_that_a_verdict_counts(tmp_path):
     assert found["rates"]["pass_rate"][0] == verdict.arms[0].kept_rate == pytest.approx(8 / 22)
 
 
+def test_a_plan_counts_the_rollouts_that_the_evaluation_plays():
+    """Models that are there, with the default control not among them, and at temperature 0 too."""
+    config = evaluate.Config(env={"name": ENV}, tasks=5, samples=2, greedy=True, policies=models("http://127.0.0.1:1"))
+    found = planned([], config)
+    assert found.rollouts(found.design) == evaluate.STAGE.plan(Inputs(), config).units == 5 * (2 + 1) * 2
+    assert found.design.untrained and found.design.seeds == 1 and found.supply.sizes(14) == (2,) * 7
+    to_train = planned([], evaluate.Config(env={"name": ENV}, tasks=5, policies={"A": {"model": "a"}}))
+    assert not to_train.design.untrained and to_train.design.one_baseline
+    assert to_train.rollouts(replace(to_train.design, seeds=3)) == 5 * (2 + 2 * 3), "start and A; B and C are to train"
+
+
+def test_a_plan_of_an_earlier_evaluation_is_of_its_environment_arms_and_tasks(tmp_path):
+    items = [
+        eval_item(arm, task, task >= 3) | {"train_seed": seed}
+        for arm, seeds in (("start", [0]), ("A", [3, 4]), ("B", [3, 4]))
+        for seed in seeds
+        for task in range(6)
+    ]
+    settings = {"env": {"name": ENV, "options": {"turns": 1}}, "tasks": 200, "control": None}
+    pilot = Run(written(tmp_path, "evaluate/20260102T030405Z-x", [(EVAL_ITEM, items)], config=settings))
+    found = planned([pilot], evaluate.Config())
+    assert found.rollouts(found.design) == len(items) and found.design.seeds == 2 and found.design.num_tasks == 6
+    assert found.config.env.options == {"turns": 1} and found.config.control is None
+    more = planned([pilot], evaluate.Config(tasks=7, planning={"seeds": 4}))
+    assert more.rollouts(more.design) == 7 * (1 + 2 * 4)
+
+
 def models(url):
     return {"A": {"model": "wrong", "base_url": url}, "B": {"model": "right", "base_url": url}}
 
@@ -110,7 +138,10 @@ def test_arms_train_and_are_judged(tmp_path, artifacts, tiny, pairs):
     assert (run.path / "chart.svg").read_bytes().startswith(b"<?xml")
     done = []
     pilot, text = evaluate.STAGE.study([run], HELD_OUT, lambda *ready: done.append(ready))
-    assert done == [("designs", number, 7) for number in range(1, 7)]
+    assert done == [("designs", number, 6) for number in range(1, 7)]
+    assert pilot["lines"][0]["rollouts"] == len(items)
+    again = planned([a, b, c], HELD_OUT)
+    assert again.rollouts(again.design) == len(items), "of trainings, what they would play"
     assert pilot["rates"]["pass_rate"][1] == "pilot" and pilot["rates"]["seed_sd"][1] == "assumed"
     assert pilot["pilots"] == (f"evaluate/{run.path.name}",) and f"evaluate/{run.path.name}" in text
 

@@ -17,6 +17,7 @@ from stages.evaluation.planner import (
     DesignLine,
     PlanQuestion,
     Study,
+    Supply,
     TaskModel,
     bootstrap,
     chance_of_both,
@@ -25,6 +26,7 @@ from stages.evaluation.planner import (
     draw,
     measure,
     outlook,
+    ranked,
     study_design,
     task_model,
     validated_range,
@@ -32,6 +34,17 @@ from stages.evaluation.planner import (
 from stages.evaluation.report import study_text
 from stages.evaluation.verdict import EvalQuestion, decide
 from stages.runs.activity import on_activity
+
+
+def of_four(design):
+    """The rollouts of four trained arms."""
+    return 4 * design.num_tasks * design.samples * design.seeds
+
+
+def of_sizes(sizes, **end):
+    """The supply of an environment whose tasks are of units of these sizes."""
+    return Supply(tuple(np.repeat(np.arange(len(sizes)), sizes).tolist()), **end)
+
 
 KATA = (9, 8, 8, 8, 7, 7, 6, 6, 6, 6, 5, 5, 5, 5, 4, 4, 4, 4, 4, 3, 2, 2, 1, 1)
 
@@ -139,9 +152,9 @@ def test_the_detectable_gain_of_a_finished_experiment_is_found_with_its_power(de
 
 def test_seeds_that_share_collections_find_less_than_seeds_of_their_own():
     """Twelve seeds on three collections have three gains, and Student's t over three has a long way to go."""
-    question = PlanQuestion(TaskModel(seed_sd=0.05), 0.08, 0.8, 4)
+    question = PlanQuestion(TaskModel(seed_sd=0.05), 0.08, 0.8, of_four)
     alone, shared = (Design((1,) * 60, seeds=12, collection_of=each) for each in ((), (0, 1, 2) * 4))
-    assert question.detectable(shared) > 1.5 * question.detectable(alone)
+    assert question.detectable(shared)[0] > 1.5 * question.detectable(alone)[0]
     drawn = draw(replace(question.model, samples_differ=0.01), shared, 0.1, 50, np.random.default_rng(0))
     gain_XS = (drawn[0] - drawn[1]).mean(2)
     within = np.abs(gain_XS[:, 0] - gain_XS[:, 3]).mean()
@@ -152,16 +165,21 @@ def test_a_detectable_gain_has_its_power_to_the_point():
     """A step of bisection alone would move the power of such a design by several points."""
     model = TaskModel(pass_rate=0.41, samples_differ=0.06, arms_differ=0.2, family_correlation=0.9, seed_sd=0.03)
     question, design = (
-        PlanQuestion(model, 0.02, 0.8, 2),
+        PlanQuestion(model, 0.02, 0.8, of_four),
         Design((10,) * 12, seeds=6, fixed=True, collection_of=(0, 0, 1, 1, 2, 2)),
     )
-    gain = question.detectable(design)
+    gain, error = question.detectable(design)
     found = outlook(question.model_at(gain), design, gain, NUM_EXPERIMENTS).chances["VALIDATED"]
     assert found == pytest.approx(0.8, abs=0.015), "of the experiments by which it was searched for"
+    low, high = (
+        outlook(question.model_at(at), design, at, seed=5).chances["VALIDATED"]
+        for at in (gain - 3 * error, gain + 3 * error)
+    )
+    assert low < 0.8 < high and 0 < error < gain / 10
 
 
 def test_units_that_are_too_few_or_all_pass_find_no_gain():
-    question = PlanQuestion(TaskModel(), 0.08, 0.8, 4)
+    question = PlanQuestion(TaskModel(), 0.08, 0.8, of_four)
     assert question.detectable(Design((40,) * 5)) is None and question.detectable(Design((4,) * 6)) is None
     assert replace(question, model=TaskModel(pass_rate=0.98, arms_differ=0.03)).detectable(Design((4,) * 20)) is None
 
@@ -177,9 +195,13 @@ def test_how_often_both_pass_is_the_bivariate_normal_distribution():
 def test_a_study_says_what_to_add_first_and_what_is_enough():
     model = TaskModel(pass_rate=0.4, samples_differ=0.15, arms_differ=0.2, family_correlation=0.3, seed_sd=0.02)
     rates = {name: (value, "given") for name, value in vars(model).items()}
-    found = study_design(PlanQuestion(model, 0.08, 0.8, 4, 0.5), Design(KATA), rates)
+    found = study_design(PlanQuestion(model, 0.08, 0.8, of_four, 0.5), Design(KATA), of_sizes(KATA), rates)
     by_name = {line.name: line for line in found.lines}
-    assert set(found.add_first[:2]) == {"twice the seeds", "twice the families"}
+    assert set(" or ".join(found.add_first).split(" or ")) == {
+        "twice the seeds",
+        "twice the tasks",
+        "twice the samples",
+    }
     assert found.add_first[-1] == "twice the samples"
     assert by_name["as asked"].chances["VALIDATED"] == 0 and by_name["as asked"].usd == 0.5 * 480
     assert by_name["with 3 training seeds"].false_gain <= 0.025 + 0.02
@@ -190,7 +212,7 @@ def test_a_study_says_what_to_add_first_and_what_is_enough():
     assert words["standard deviation of the gain between training seeds"][-4:-2] == ["2", "points"]
     for name, (_, source) in found.rates.items():
         assert f" {source} " in next(line for line in said.splitlines() if line.endswith(f"planning.{name}"))
-    assert words["families of these tasks"][-7:-1] == ["24", "24", "48", "24", "24", "24"]
+    assert words["families of these tasks"][-6:-1] == ["24", "24", "48", "24", "24"]
     assert "What to add first: twice the" in said and "none" not in said.split()
     of_three = replace(found, lines=tuple(line for line in found.lines if line.seeds >= 3))
     assert "The smallest gain covers" in said and "The smallest gain covers" not in study_text(of_three)
@@ -199,15 +221,18 @@ def test_a_study_says_what_to_add_first_and_what_is_enough():
 
 def test_a_plan_names_sampling_units_as_the_environment_does():
     rates = {name: (value, "pilot") for name, value in vars(TaskModel()).items()}
-    question = PlanQuestion(TaskModel(), 0.08, 0.8, 4, 0.5, resampled=(TaskModel(),))
-    found = study_design(question, Design(KATA, fixed=True), rates, unit="repository")
+    question = PlanQuestion(TaskModel(), 0.08, 0.8, of_four, 0.5, resampled=(TaskModel(),))
+    found = study_design(
+        question, Design(KATA, fixed=True), of_sizes(KATA, complete=True, grows=False), rates, unit="repository"
+    )
     said = study_text(replace(found, pilots=("evaluate/1", "evaluate/2")))
     assert (
         "\nrepositories of these tasks  " in said
         and "tasks of one repository  " in said
         and "famil" not in (said.replace("planning.family_correlation", ""))
     )
-    assert "twice the repositories" not in {line.name for line in found.lines}, "they are all there are"
+    assert not any("tasks" in line.name for line in found.lines), "all tasks that there are"
+    assert "The environment has 24 repositories with 120 tasks, and no more." in said
     assert "\npilot: evaluate/1\npilot: evaluate/2\n" in said and "\n  over what the pilot leaves open, %  " in said
     assert max(map(len, said.splitlines())) <= 120
 
@@ -229,7 +254,7 @@ def test_a_plan_names_sampling_units_as_the_environment_does():
 )
 def test_a_pilot_that_is_too_small_to_forecast_says_so_with_a_range(left_open, passes, source, words):
     chances = dict.fromkeys(VERDICTS, 0.25)
-    line = DesignLine("as asked", 24, 6, 1, 3, 144, None, chances, 400, None, 0.1, left_open)
+    line = DesignLine("as asked", 24, 6, 1, 3, 144, None, chances, 400, None, 0.1, 0.01, left_open)
     played = {"pilots": ("collect/1",), "pilot_passes": passes, "pilot_items": 26, "outcome": "kept"}
     said = study_text(Study(0.02, 0.8, {"pass_rate": (0.1, source)}, (line,), ("twice the seeds",), None, **played))
     assert words in " ".join(said.split())
@@ -239,8 +264,8 @@ def test_a_pilot_that_is_too_small_to_forecast_says_so_with_a_range(left_open, p
 def test_units_too_few_to_reject_have_no_detectable_gain():
     told: list[str] = []
     with on_activity(told.append):
-        found = study_design(PlanQuestion(TaskModel(), 0.08, 0.8, 4), Design((40,) * 3), {})
-    assert told[0] == "simulating the design 'as asked'" and any("in search of the cheapest" in what for what in told)
+        found = study_design(PlanQuestion(TaskModel(), 0.08, 0.8, of_four), Design((40,) * 3), of_sizes((40,) * 3), {})
+    assert told[0] == "simulating the design 'as asked'" and any("for the cheapest design" in what for what in told)
     line = found.lines[0]
     assert line.detectable is None and not any(line.chances[name] for name in ("VALIDATED", "PARTIAL", "INVALIDATED"))
     assert found.add_first == ("families",) and found.fewest_units == 6
@@ -260,8 +285,8 @@ def test_the_pilots_own_uncertainty_is_in_the_plan():
         rows = items_of(arms[0][0], arms[1][0], sizes, samples=2)
         pilots = [complete(measure(rows, "A", "B"), 0.1) for rows in bootstrap(rows, 20)]
         models = tuple(TaskModel(**{name: value for name, (value, _) in rates.items()}) for rates in pilots)
-        line = PlanQuestion(model, 0.1, 0.8, 4, resampled=models, pilot_units=num_units).line(
-            "as asked", Design(KATA, seeds=3), 100, ranged=True
+        line = PlanQuestion(model, 0.1, 0.8, of_four, resampled=models, pilot_units=num_units).line(
+            "as asked", Design(KATA, seeds=3)
         )
         low, high = line.validated_range
         assert low < high
@@ -297,7 +322,7 @@ def test_a_pilot_without_repeats_still_measures_how_alike_a_units_tasks_are():
 
 def test_seeds_that_spread_too_far_need_more_seeds():
     model = TaskModel(seed_sd=0.12, arms_differ=0.3)
-    found = study_design(PlanQuestion(model, 0.15, 0.8, 4), Design((4,) * 20), {})
+    found = study_design(PlanQuestion(model, 0.15, 0.8, of_four), Design((4,) * 20), of_sizes((4,) * 20), {})
     assert found.add_first[0] == "twice the seeds"
     assert found.enough is None or found.enough.seeds >= 8
 
@@ -312,7 +337,7 @@ def test_rates_that_are_given_stay_and_a_pilots_yield_to_them():
 
 def test_arms_that_differ_as_often_as_chance_lets_them_are_planned():
     """Without the gain chance lets them differ less often, and the null is simulated too."""
-    line = PlanQuestion(TaskModel(arms_differ=0.483), 0.02, 0.8, 4).line("as asked", Design((2,) * 12), 20, null=True)
+    line = PlanQuestion(TaskModel(arms_differ=0.483), 0.02, 0.8, of_four).line("as asked", Design((2,) * 12), null=True)
     assert line.false_gain is not None
 
 
@@ -327,3 +352,57 @@ def test_arms_that_differ_as_often_as_chance_lets_them_are_planned():
 def test_rates_that_contradict_each_other_are_refused(model, gain, said):
     with pytest.raises(UsageError, match=said):
         outlook(model, Design(KATA), gain, 10)
+
+
+def test_a_supply_gives_the_units_that_the_environment_gives():
+    """Ten families in turn: more tasks are more of each, of all that were drawn, and beyond."""
+    in_turn = Supply.of([f"f{task % 10}" for task in range(200)], complete=False, fixed=False)
+    assert (
+        in_turn.sizes(5) == (1,) * 5 and in_turn.sizes(20) == (2,) * 10 and in_turn.sizes(405) == (41,) * 5 + (40,) * 5
+    )
+    assert Supply.of(["a", "b", "a"], complete=True, fixed=False).sizes(9) == (2, 1), "all that there are"
+    alone = Supply.of([f"t{task}" for task in range(20)], complete=False, fixed=False)
+    assert alone.sizes(50) == (1,) * 50, "each task a unit: more tasks are more units"
+    assert Supply.of(["a", "b"], complete=False, fixed=True).sizes(8) == (4, 4)
+
+
+def test_a_plan_offers_nothing_beyond_the_environment():
+    """Six families of four tasks each are all: twice the tasks is no design, and what would be enough says so."""
+    found = study_design(
+        PlanQuestion(TaskModel(seed_sd=0.0, arms_differ=0.3), 0.2, 0.8, of_four),
+        Design((4,) * 6),
+        of_sizes((4,) * 6, complete=True, grows=False),
+        {},
+    )
+    assert [line.name for line in found.lines[2:]] == ["twice the seeds", "twice the samples"]
+    assert found.enough is None and found.beyond.sampling_units > 6 and found.beyond.chances["VALIDATED"] >= 0.8
+    said = " ".join(study_text(found).split())
+    assert "The environment has 6 families with 24 tasks, and no more." in said
+    assert (
+        "No design of up to 24 of its tasks and 20 training seeds was found to reach 80 % power for 20 points." in said
+    )
+    assert "The column `with more families` is one that would, if the environment had more of them." in said
+    three = study_design(
+        PlanQuestion(TaskModel(), 0.1, 0.8, of_four), Design((40,) * 3), of_sizes((40,) * 3, grows=False), {}
+    )
+    assert three.add_first == () and "What to add" not in study_text(three), "families that it does not have"
+
+
+def test_designs_that_the_simulation_cannot_tell_apart_are_no_order():
+    line = DesignLine("a", 24, 6, 1, 3, 144, None, dict.fromkeys(VERDICTS, 0.25), 400, None, 0.1, 0.002)
+    others = [replace(line, name=name, detectable=gain) for name, gain in (("b", 0.105), ("c", 0.12), ("d", None))]
+    assert ranked([others[1], others[2], line, others[0]]) == ("a or b", "c", "d")
+
+
+def test_models_are_planned_without_training_seeds():
+    """A gain of models is PARTIAL, and more seeds are no design."""
+    question = PlanQuestion(TaskModel(seed_sd=0.0), 0.1, 0.8, lambda design: 2 * design.num_tasks * design.samples)
+    found = study_design(question, Design((2,) * 30, untrained=True), of_sizes((2,) * 30), {})
+    assert [line.name for line in found.lines] == ["as asked", "twice the tasks", "twice the samples"]
+    assert found.enough.seeds == 1 and found.enough.chances["PARTIAL"] >= 0.8
+    assert "training seeds of each arm" not in study_text(found) and "a gain is PARTIAL" in study_text(found)
+
+
+def test_large_designs_are_simulated_less_often():
+    large = outlook(TaskModel(), Design((1,) * 10_000, seeds=2), 0.02)
+    assert large.num == 100 and outlook(TaskModel(), Design((1,) * 100), 0.02).num == NUM_EXPERIMENTS
