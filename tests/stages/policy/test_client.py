@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -188,20 +189,22 @@ def test_what_never_ends_is_not_read_for_ever(library: str, what: str) -> None:
         post(url, 1.0, 2**20)
 
 
-ZEROS = b"0" * 2**20
-PACKED = gzip.compress(ZEROS * 100, 1)
-BOMBS = {
-    "gzip": PACKED,
-    "deflate": zlib.compress(ZEROS * 100, 1),
-    "gzip, gzip": gzip.compress(PACKED),
-    "identity": ZEROS * 3,
-}
+CODINGS = ("gzip", "deflate", "gzip, gzip", "identity")
 
 
-@pytest.mark.parametrize(("coding", "status"), [*((name, b"200 OK") for name in BOMBS), ("gzip", b"500 No")])
+@cache
+def bomb(coding: str) -> bytes:
+    """100 MiB of zeros, but for those that nothing packs."""
+    zeros = b"0" * 2**20
+    if coding == "gzip, gzip":
+        return gzip.compress(bomb("gzip"))
+    return zeros * 3 if coding == "identity" else {"gzip": gzip, "deflate": zlib}[coding].compress(zeros * 100, 1)
+
+
+@pytest.mark.parametrize(("coding", "status"), [*((name, b"200 OK") for name in CODINGS), ("gzip", b"500 No")])
 def test_a_bomb_is_not_unpacked(library: str, coding: str, status: bytes) -> None:
     """One of 2.4 MB used 2.4 GB at commit 46e634e."""
-    data = BOMBS[coding]
+    data = bomb(coding)
     head = b"HTTP/1.1 %b\r\nContent-Encoding: %b\r\nContent-Length: %d\r\n\r\n" % (status, coding.encode(), len(data))
 
     def serve(connection: socket.socket) -> None:
