@@ -62,8 +62,8 @@ class Console:
             if self.quiet:
                 yield HeartbeatLines(silent=True)
                 return
-            views = Views() if self.watch else None
-            with repeating(views.refresh, VIEWS_S) if views else nullcontext():
+            views = Views()
+            with repeating(views.refresh, VIEWS_S) if self.watch else nullcontext():
                 if sys.stderr.isatty():
                     bars = Bars(views)
                     with bars.live:
@@ -78,8 +78,7 @@ class Console:
 class Views:
     """Views of several runs under way, by the titles of the runs; `refresh` is called in a thread."""
 
-    folders: dict[str, Callable[[], Path | None]] = field(default_factory=dict)
-    """Return the folder of a run, or None before it has one."""
+    folders: dict[str, FindFolder] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     """The newest view of each run, in the order in which the runs began."""
 
@@ -107,7 +106,7 @@ class Views:
 class HeartbeatLines:
     """Keeps how far each work is, and prints all in one line when asked to, also when nothing finished since."""
 
-    views: Views | None = None
+    views: Views = field(default_factory=Views)
     started: float = field(default_factory=time.monotonic)
     counts: dict[str, Callable[[], str]] = field(default_factory=dict)
     """By title, how far the work is now; empty before something was counted."""
@@ -120,11 +119,10 @@ class HeartbeatLines:
     silent: bool = False
     """Print nothing."""
 
-    def listener(self, title: str, folder: FindFolder | None = None) -> Listener:
+    def listener(self, title: str, folder: FindFolder = lambda: None) -> Listener:
         """Return a function that keeps how far the work is, for the next line."""
         pace = Pace()
-        if self.views and folder:
-            self.views.folders[title] = folder
+        self.views.folders[title] = folder
 
         def listen(what: str, done: int, total: int) -> None:
             if total:
@@ -146,8 +144,7 @@ class HeartbeatLines:
 
     def ended(self, title: str) -> None:
         """Print no more lines about this work."""
-        if self.views:
-            self.views.remove(title)
+        self.views.remove(title)
         for of in (self.counts, self.figures, self.activities):
             of.pop(title, None)
         self.preparing.discard(title)
@@ -163,12 +160,13 @@ class HeartbeatLines:
         now, states = time.monotonic(), []
         for title, count in list(self.counts.items()):
             what, since = self.activities.get(title, ("", now))
-            parts = [self.figures.get(title, ""), what and f"{what} for {duration(now - since)}"]
+            begun, colon, more = what.partition(": ") if isinstance(what, Detailed) else (what, "", "")
+            parts = [self.figures.get(title, ""), what and f"{begun} for {duration(now - since)}{colon}{more}"]
             counted, inside = count(), "; ".join(filter(None, parts))
             text = f"{counted} ({inside})" if counted and inside else counted or inside or "nothing finished yet"
             states.append(f"{title}: {text}")
         say(f"{'; '.join(states)}, after {duration(now - self.started)}")
-        for text in list(self.views.texts.values()) if self.views else []:
+        for text in list(self.views.texts.values()):
             say(text)
 
 
@@ -215,24 +213,22 @@ class Bars:
         self._counted = Progress(what, BarColumn(), TextColumn("{task.fields[pace]}"), TimeElapsedColumn())
         # Beside the bars, so that a long remark takes none of their width.
         self._activities, self._figures = Progress(what, TimeElapsedColumn()), dict[str, str]()
-        self._views = views
+        self._views = views = views or Views()
         self.live = Live(
             get_renderable=lambda: Group(
                 self._counted,
                 self._activities,
                 *map(Text, list(self._figures.values())),
-                *(Text(escape_control_characters(text)) for text in (list(views.texts.values()) if views else [])),
+                *(Text(escape_control_characters(text)) for text in list(views.texts.values())),
             ),
             console=Terminal(stderr=True),
             transient=True,
         )
         self._tasks: dict[tuple[str, str], TaskID] = {}
 
-    def listener(self, title: str, folder: FindFolder | None = None) -> Listener:
+    def listener(self, title: str, folder: FindFolder = lambda: None) -> Listener:
         """Return a function that draws one bar for each thing the work counts, and a pulse for remarks."""
-        if self._views and folder:
-            self._views.folders[title] = folder
-
+        self._views.folders[title] = folder
         pace = Pace(min_s=1.0)
 
         def listen(what: str, done: int, total: int) -> None:
@@ -260,8 +256,7 @@ class Bars:
 
     def ended(self, title: str) -> None:
         """Remove the bars of this work."""
-        if self._views:
-            self._views.remove(title)
+        self._views.remove(title)
         self._end_activity(title)
         self._figures.pop(title, None)
         for key in [key for key in self._tasks if key[0] == title]:

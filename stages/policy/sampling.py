@@ -93,7 +93,7 @@ def sample_batch(
             left = [place for place, prompt in enumerate(running) if not ended[prompt]]
             if last or not left:
                 break
-            detail(f"{t + 1} tokens, {sum(ended)} of {len(prompts)} ended")
+            detail(f"{sum(ended)} complete, {len(left)} still being written, {t + 1} tokens each so far")
             if len(left) <= SHRINK * len(running):
                 rows.shrink(left)
                 index = torch.tensor(left).to(device)

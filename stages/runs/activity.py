@@ -31,7 +31,7 @@ class Figures(str):
 
 
 class Detailed(str):
-    """The activity that has begun already, in more words."""
+    """The activity that has begun already, in more words: `ACTIVITY: WORDS`."""
 
 
 DETAILS_S = 1.0

@@ -659,10 +659,13 @@ class RunningTotals:
         return {**means, "sampled_tokens": self.tokens, "tokens_per_second": self.pace(), "cost_usd": usd}
 
     def text(self, usd: float) -> str:
-        """Return `mean reward 0.412 ▁▃▅, 35 tokens a second, 0.03 USD`, without the parts that do not exist yet."""
-        sums = list(self._sums.values())
-        count = sum(number for _, number in sums)
+        """Return `mean reward 0.412 ▁▃▅, 35 tokens a second, 0.03 USD`, without the parts that do not exist yet.
+
+        An evaluation has the rate of each arm: `passed: start 0.250, A 0.125`.
+        """
         curve = f" {self._curve}" if len(self._curve.points) > 1 else ""
-        reward = [f"{self._name} {sum(total for total, _ in sums) / count:.3f}{curve}"] if count else []
+        rates = {name.partition("/")[2]: total / count for name, (total, count) in self._sums.items()}
+        means = ", ".join(f"{arm} {rate:.3f}" for arm, rate in rates.items())
+        reward = [f"{self._name}{':' if any(rates) else ''} {means.strip()}{curve}"] if rates else []
         pace = [f"{self.pace():,.0f} tokens a second"] if self.pace() >= 0.5 else []
         return ", ".join([*reward, *pace, *([f"{usd:.4f} USD"] if usd else [])])

@@ -54,7 +54,6 @@ def test_figures_stay_beside_the_count_and_an_activity_has_its_seconds(capfd):
         (("rollouts", 4, 8), "collect: 4 of 8 rollouts, after"),
         ((Figures("mean reward 0.500"), 0, 0), "collect: 4 of 8 rollouts (mean reward 0.500), after"),
         (("sampling 4 answers", 0, 0), "collect: 4 of 8 rollouts (mean reward 0.500; sampling 4 answers for "),
-        ((Detailed("sampling 4 answers: 9 tokens"), 0, 0), "collect: 4 of 8 rollouts (mean reward 0.500; sampling 4 "),
         (("", 0, 0), "collect: 4 of 8 rollouts (mean reward 0.500), after"),
         (("rollouts", 5, 8), "collect: 5 of 8 rollouts (mean reward 0.500), after"),
     ]
@@ -62,6 +61,10 @@ def test_figures_stay_beside_the_count_and_an_activity_has_its_seconds(capfd):
         listen(*report)
         lines.print_line()
         assert capfd.readouterr().err.startswith(line)
+    listen("sampling 4 answers", 0, 0)
+    listen(Detailed("sampling 4 answers: 1 complete"), 0, 0)
+    lines.print_line()
+    assert re.search(r"; sampling 4 answers for [\d.]+ m?s: 1 complete\), after", capfd.readouterr().err)
 
 
 def test_bars_leave_room_for_the_pace_beside_long_figures():

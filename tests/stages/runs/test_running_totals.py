@@ -17,20 +17,23 @@ def test_rewards_are_averaged_and_what_has_none_is_left_out():
     assert 10 < len(curve) < 40 and curve[-1] == "█" and [*curve[5:]] == sorted(curve[5:]), "means of more rewards"
 
 
-def test_a_step_of_training_stands_for_itself_and_an_item_counts_as_passed_or_not():
+def test_a_step_of_training_stands_for_itself_and_each_arm_has_its_own_rate():
     so_far = RunningTotals()
     so_far.add({"training_step": 1, "taken": ["a"], "rewards": [0.0]})
     so_far.add({"training_step": 2, "taken": ["b", "c"], "rewards": [1.0, 0.5]})
     so_far.add({"rollout": {"reward": 0.0, "source": "train"}})  # of no step yet
     assert so_far.text(0.0) == "reward of the last step 0.750 ▁▇"
     so_far = RunningTotals()
-    so_far.add({"item": {"passed": True}})
-    so_far.add({"item": {"passed": False}})
-    assert so_far.text(0.0) == "passed 0.500"
+    so_far.add({"item": {"arm": "start", "passed": True}})
+    so_far.add({"item": {"arm": "start", "passed": False}})
+    assert so_far.text(0.0) == "passed: start 0.500"
     so_far.add({"item": {"arm": "B", "passed": True}})
-    assert so_far.figures(0.0) | {"passed/": 0.5, "passed/B": 1.0} == so_far.figures(0.0)
+    assert so_far.figures(0.0) | {"passed/start": 0.5, "passed/B": 1.0} == so_far.figures(0.0)
     so_far.add({"row": {"anything": 1}})
-    assert so_far.text(0.0) == "passed 0.667"
+    assert so_far.text(0.0) == "passed: start 0.500, B 1.000"
+    so_far = RunningTotals()
+    so_far.add({"continuation": {"passed": True}})
+    assert so_far.text(0.0) == "passed 1.000"
 
 
 def test_the_pace_is_that_of_this_attempt():
