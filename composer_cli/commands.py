@@ -160,10 +160,12 @@ def query(
     from stages.runs.run import Run
     from stages.runs.sql import run_sql
 
-    named = index.of(Run(catalog.find(artifacts, name)) for name in from_ or [])
-    columns, rows = run_sql(queries.sql_query(named or index.entries(artifacts), sql))
+    asked = index.of(Run(catalog.find(artifacts, name)) for name in from_ or []) or index.entries(artifacts)
+    columns, rows = run_sql(queries.sql_query(asked, sql))
     found = {"rows": [dict(zip(columns, row, strict=True)) for row in rows]}
     print_result(json, found, query_table(columns, rows))
+    for sentence in queries.pooled(asked, sql):
+        say(sentence)
 
 
 @reports_errors

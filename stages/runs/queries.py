@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from itertools import takewhile
+from itertools import count
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any, Literal
 
@@ -170,7 +171,7 @@ def short_ids(run: Run, ids: Sequence[str]) -> list[str]:
 def _differing(connection: duckdb.DuckDBPyConnection, name: str) -> Callable[[str], str]:
     """Return a function that leaves out of an id the words at its beginning and end that all ids of the run share.
 
-    No two ids are shortened to the same text, as the same is left out of all.
+    Of seeds that differ, as in a training, it keeps so many digits that no two ids are shortened to the same text.
     """
     key, _ = ID_AND_REWARD[name]
     ends = f"SELECT min({key}), max({key}), min(reverse({key})), max(reverse({key})), min(length({key})) FROM {name}"
@@ -180,13 +181,18 @@ def _differing(connection: duckdb.DuckDBPyConnection, name: str) -> Callable[[st
     end = _shared_words(first_end, last_end)[-1]
     starts = [start for start in _shared_words(first, last) if shortest - start - end >= SHORTEST]
     start = max(starts, default=0)
-    return lambda one: one[start : len(one) - end]
+    if end:
+        return lambda one: one[start : len(one) - end]
+    ids = f"SELECT count(DISTINCT regexp_replace({key}, ?, '\\1')) = count(DISTINCT {key}) FROM {name}"
+    cuts = (rf"(@\d{{{digits}}})\d+$" for digits in count(SHORTEST))
+    cut = next(cut for cut in cuts if connection.execute(ids, [cut]).fetchone() == (True,))
+    return lambda one: re.sub(cut, r"\1", one)[start:]
 
 
 def _shared_words(one: str, other: str) -> list[int]:
     """Return where words begin in the beginning that two texts share, which is shared by all texts between them."""
-    alike = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-    return [0, *(found.end() for found in re.finditer(r"[\W_]+", "".join(character for character, _ in alike)))]
+    alike = commonprefix([one, other])  # noqa: RUF071 - these are no paths
+    return [0, *(found.end() for found in re.finditer(r"[\W_]+", alike))]
 
 
 def _prompts(
@@ -644,3 +650,19 @@ def sql_query(runs: Mapping[Path, Entry], sql: str) -> SqlQuery:
         for table in entry.tables:
             files.setdefault(Path(table).stem, []).append(folder / table)
     return SqlQuery(sql, files, lines)
+
+
+def pooled(runs: Mapping[Path, Entry], sql: str) -> list[str]:
+    """Return a sentence for each table with rows of several stages that a question reads without telling runs apart."""
+    if re.search(r"\b(runs?|source)\b", sql, re.IGNORECASE):
+        return []
+    stages: dict[str, set[str]] = {}
+    for entry in runs.values():
+        for table in entry.tables:
+            stages.setdefault(Path(table).stem, set()).add(entry.facts.stage)
+    return [
+        f"This is about rows of {' and '.join(sorted(of))} together: {table} holds them all. Group by run, or choose "
+        f"some with: where run like '{min(of)}/%', or --from RUN."
+        for table, of in stages.items()
+        if len(of) > 1 and re.search(rf"\b{table}\b", sql, re.IGNORECASE)
+    ]

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from support.command_line import call, command, environment, until
+from support.runs import written
 
 from stages.errors import BadInput, UsageError
 from stages.runs import index, queries
+from stages.runs.kinds import ROLLOUT
 from stages.runs.run import Run
 from stages.runs.sql import SqlQuery, run_sql
 
@@ -50,6 +52,20 @@ def test_two_runs_of_a_stage_are_told_apart(made, tmp_path):
     shutil.copytree(run, run.with_name("20200101T000000Z-copy-000000"))
     rows = json.loads(call(root, "query", "select distinct run from rollouts", "--json").stdout)["rows"]
     assert len(rows) == 2
+
+
+def test_rows_of_several_stages_are_not_pooled_silently(tmp_path):
+    for stage in ("collect", "train"):
+        written(tmp_path, f"{stage}/20260102T030405Z-x", [(ROLLOUT, [{"rollout_id": "r", "reward": 1.0}])])
+    pooling = "select avg(reward) from rollouts"
+    note = call(tmp_path, "query", pooling).stderr
+    assert "collect and train together" in note and "run like 'collect/%'" in note
+    for apart in (
+        [pooling, "--from", "collect"],
+        [f"{pooling} where run like 'collect/%'"],
+        ["select 1 as num_rollouts"],
+    ):
+        assert not call(tmp_path, "query", *apart).stderr
 
 
 def test_a_question_that_cannot_be_answered_is_one_sentence(made, tmp_path):

@@ -101,6 +101,8 @@ def test_rollouts_are_chosen_by_id_and_carry_their_prompt(tmp_path: Path) -> Non
         (["sample-1001", "sample-10011"], ["1001", "10011"]),
         (["alone"], ["alone"]),
         (["x-1", "x-11"], ["x-1", "x-11"]),
+        (["x-1#0@941614287553", "x-1#0@941755", "x-1#1@12"], ["0@9416", "0@9417", "1@12"]),
+        (["x-1#0@94161428", "x-1#0@94161999"], ["941614", "941619"]),
     ],
 )
 def test_an_id_is_found_by_what_tells_it_from_the_others(tmp_path: Path, ids: list[str], short: list[str]) -> None:
