@@ -3,6 +3,7 @@
 `composer show`, `composer report` and `composer view` render these facts as text, as a file and as pages.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -38,6 +39,12 @@ def manifest_labels(run: Run) -> dict[str, str]:
         role: next((words for path, words in inputs.items() if model == f"{path}/checkpoint"), model)
         for role, model in ((role, str(about.get("model", "?"))) for role, about in m.models.items())
     }
+    if m.stage == "evaluate":  # its roles are ARM/SEED
+        arms = Counter(role.rpartition("/")[0] for role in models)
+        split = {role: role.rpartition("/") for role in models}
+        models = {
+            arm if arms[arm] == 1 else f"{arm} (seed {seed})": models[role] for role, (arm, _, seed) in split.items()
+        }
     attempts = counted(m.attempts, "attempt")
     perhaps = f", {m.possibly_usd:.4f} USD possibly paid" if m.possibly_usd else ""
     log = run.path / f"logs/attempt-{m.attempts}.log"
@@ -49,12 +56,18 @@ def manifest_labels(run: Run) -> dict[str, str]:
         "began": f"{m.started_at}, {took}, {m.cost_usd:.4f} USD{perhaps}",
         "models": ", ".join(f"{role} = {model}" for role, model in models.items()),
         "reads": ", ".join(one for one in inputs.values() if one not in models.values()),
-        "holds": ", ".join(f"{out['rows']} {out['kind']}" for out in m.outputs.values()),
+        "holds": holdings(run),
         "counts": ", ".join(f"{name} {number}" for name, number in m.counts.items()),
         "log": str(shown_path(log)) if log.exists() else "",
         "code": f"{(m.code.get('commit') or 'no commit')[:12]}{' with changes' if m.code.get('dirty_sha256') else ''}",
     }
     return {label: words for label, words in labelled.items() if words}
+
+
+def holdings(run: Run) -> str:
+    """Return the rows of the tables of a run: "16 rollouts, 72 steps"; without empty tables and folders."""
+    tables = [(out["rows"], KINDS.get(out["kind"].partition("/")[0])) for out in run.manifest.outputs.values()]
+    return ", ".join(counted(n, kind.name.replace("_", " ")) for n, kind in tables if n and kind and kind.columns)
 
 
 def _since(started_at: str) -> str:
@@ -173,8 +186,7 @@ def summary(run: Run, found: RolloutPage | None) -> dict[str, str]:
         "environment": f"{env['name']}, {env['split']} tasks" if isinstance(env, dict) and "split" in env else "",
     }
     if found is None:
-        tables = [(out["rows"], KINDS.get(out["kind"].partition("/")[0])) for out in m.outputs.values()]
-        words["holds"] = ", ".join(f"{rows:,} {kind.plural}" for rows, kind in tables if kind and kind.columns)
+        words["holds"] = holdings(run)
     else:
         ended = {what: sum(n for o, n in found.outcomes.items() if o.startswith(what)) for what in ("passed", "failed")}
         graded = sum(ended.values())

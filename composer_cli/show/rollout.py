@@ -51,7 +51,7 @@ class Column:
 OUTCOME = (
     Column("outcome", opens=True),
     Column("reward", opens=True, grades=True),
-    Column("passed", opens=True, grades=True),
+    Column("passed", grades=True),
     Column("arm", opens=True, listed=True, usual=True),
     Column("prompt", listed=True, usual=True),
     Column("task_id", "task", listed=True),

@@ -101,7 +101,7 @@ def test_an_evaluation_begins_with_its_verdict_and_names_each_input_once(tmp_pat
     assert shown[0].startswith(decide(items_table(items)).decision) and shown[1].startswith("  shown ")
     assert any(line.startswith("  not shown  ") for line in shown[:8])
     text = "\n".join(shown)
-    assert "models  A/0 = train/20260102T030405Z-kata-A, B/0 = train/20260102T030405Z-kata-B" in text
+    assert "models  A = train/20260102T030405Z-kata-A, B = train/20260102T030405Z-kata-B" in text
     assert text.count("kata-A") == 1 and "reads   /elsewhere/collect/x\n" in text and str(tmp_path) not in text
     earlier = asdict(decide(items_table(items)))
     del earlier["comparisons"]
