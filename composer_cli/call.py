@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from composer_cli import options
 from composer_cli.console import Console, Listener
-from composer_cli.printing import print_result
+from composer_cli.printing import fitted, print_result
 from composer_cli.trust import require_trusted_servers
 from stages import command_words
 from stages.backends import ranks
@@ -131,9 +131,9 @@ class StageJob:
     mirror: Mirror | None = None
     """The copy of the run in a bucket."""
 
-    def plan(self) -> Plan:
-        """Return what would be done."""
-        return load_stage(self.stage).plan(self.inputs, self.config)
+    def plan(self, *, drawn: bool = False) -> Plan:
+        """Return what would be done; drawn: with the number of tasks that there are, which are drawn for it."""
+        return load_stage(self.stage).plan(self.inputs, self.config.with_tasks_drawn() if drawn else self.config)
 
     def resolved(self, asked: Arguments, check: bool = True) -> runner.ResolvedRun:
         """Return the run folder of the same work, as `runner.resolve_run` does."""
@@ -259,23 +259,26 @@ Configured = Callable[[Sequence[Tree]], Mapping[str, StageConfig]]
 """Returns the configurations of one or several entries by title, from these settings files."""
 
 
-def changed_bills(
-    job: StageJob, plan: Plan, paths: Sequence[Path], files: Sequence[Tree], configured: Configured
-) -> list[str]:
-    """Return the numbers in settings files that change a plan's units, tokens or cost: the plan without each, in words.
+def planned(
+    job: StageJob, paths: Sequence[Path], files: Sequence[Tree], configured: Configured
+) -> tuple[Plan, list[str]]:
+    """Return the plan for the tasks that there are, and the numbers in settings files that change its bill.
 
-    Such a number at the top of a file goes to every stage that has a setting of its name.
+    These are lines, with the plan without each number. Such a number at the top of a file goes to every stage that has
+    a setting of its name.
     """
-    lines = list[str]()
+    drawn = job.plan().up_to
+    plan, lines = job.plan(drawn=drawn), list[str]()
     for number, (path, tree) in enumerate(zip(paths, files, strict=True)):
         for key in (key for key, value in tree.items() if type(value) is int and key != "seed"):
             others = [*files[:number], {name: tree[name] for name in tree if name != key}, *files[number + 1 :]]
             with suppress(ComposerError):  # what cannot be planned without the number has no other bill
-                bill = replace(replace(job, config=configured(others)[job.title]).plan(), notes=plan.notes)
+                other = replace(job, config=configured(others)[job.title])
+                bill = replace(other.plan(drawn=drawn), notes=plan.notes)
                 if replace(bill, up_to=plan.up_to) != plan:
                     bill = replace(bill, notes=())
                     lines.append(f"{path} sets {key} = {tree[key]} for {job.title}; without it {plan_in_words(bill)}")
-    return lines
+    return plan, lines
 
 
 def show_plan(
@@ -284,8 +287,9 @@ def show_plan(
     """Print what would be done and what was checked for it; raises what running it would raise before its work."""
     if note := job.nothing_to_resume(asked):
         console.notify(note)
-    plan, checked = job.plan(), preflight(job.stage, job.inputs, job.config, **asked.where())
-    bills = changed_bills(job, plan, asked.config, files, configured)
+    job.plan()  # what it refuses comes before what the preflight refuses, as in a run
+    checked = preflight(job.stage, job.inputs, job.config, **asked.where())
+    plan, bills = planned(job, asked.config, files, configured)
     text = "\n".join([plan_in_words(plan), *indented(bills, checked)])
     print_result(as_json, {**asdict(plan), "files": bills, "checked": checked}, text)
 
@@ -311,5 +315,5 @@ def show(result: Result, as_json: bool) -> int:
     """Print a run's result on stdout; returns the exit code."""
     run = Run(result.path)
     text = (run.read_file("report.txt") or b"").decode()
-    print_result(as_json, summary(result), f"{text}\n{result.path}".strip())
+    print_result(as_json, summary(result), f"{fitted(text)}\n{result.path}".strip())
     return run.manifest.outcome.exit_code

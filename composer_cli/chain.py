@@ -125,8 +125,8 @@ def show_plan(
             else:
                 if begun and (note := job.nothing_to_resume(asked)):
                     console.notify(f"{entry.title}: {note}")
-                plan = job.plan()
-                bills += call.changed_bills(job, plan, asked.config, files, configured)
+                plan, lines = call.planned(job, asked.config, files, configured)
+                bills += lines
         reads = f"after {', '.join(entry.reads)}" if entry.reads else "reads nothing"
         planned = f", {call.plan_in_words(plan)}" if plan else ""
         if entry.title in done:

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import traceback
@@ -19,6 +20,7 @@ import orjson
 import typer
 
 from stages.errors import ComposerError, UsageError
+from stages.layout import folded
 from stages.redaction import redacted
 
 FAILED, USAGE = 1, 2
@@ -28,6 +30,8 @@ TRAIN = {
     *("safetensors", "gguf", "jaxtyping", "scipy", "matplotlib"),
 }
 """The packages of the extra `train`, without which commands are named that need them."""
+REPORT = 100
+"""Columns to which reports wrap their sentences."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a stream that cannot be written."""
 STEERING = re.compile(
@@ -79,6 +83,19 @@ def print_text(text: str, colours: Mapping[str, int] | None = None, *, bold_titl
         if bold_titles:
             shown = re.sub(r"^\S.*$", lambda m: f"\x1b[1m{m[0]}\x1b[0m", shown, flags=re.M)
     print(shown)
+
+
+def fitted(text: str) -> str:
+    """Return a report, whose sentences are wrapped, without lines wider than the terminal, if stdout is one."""
+    lines, before = list[str](), ""
+    for line in text.split("\n"):
+        # A wrapped line ends where the next word has no room; a row of a table has columns, two spaces apart.
+        goes_on = (
+            line.strip() and before and "  " not in before.strip() and len(before) + len(line.split()[0]) >= REPORT
+        )
+        lines[-1:] = [f"{lines[-1]} {line.strip()}"] if goes_on else [*lines[-1:], line]
+        before = line
+    return folded("\n".join(lines), shutil.get_terminal_size().columns) if sys.stdout.isatty() else text
 
 
 def print_result(as_json: bool, document: Any, text: str, colours: Mapping[str, int] | None = None) -> None:

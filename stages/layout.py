@@ -1,7 +1,10 @@
 """Text for people: aligned tables, shortened texts, counted nouns, p-values, durations, ages, sparklines."""
 
+import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from os.path import commonprefix
 from unicodedata import combining, east_asian_width
 
 LEFT, RIGHT = "left", "right"
@@ -46,6 +49,36 @@ def _is_number(value: object) -> bool:
 def shortened(text: str, most: int = 60) -> str:
     """Return a text of at most so many characters, whose end is three dots where some are left out."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def without_middle(text: str, most: int) -> str:
+    """Return a text of at most so many characters, its middle left out where it is longer: names differ at the ends."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - (most - most // 2 - 1) :]}"
+
+
+LEAST_SHARED = 24
+"""Characters from which the beginning that all texts share is left out."""
+
+
+def without_shared_start(texts: Sequence[str]) -> list[str]:
+    """Return texts without the words at their beginning that all share, where these are long; empty ones stay empty."""
+    different = {*filter(None, texts)}
+    alike = commonprefix([*different]) if len(different) > 1 else ""  # noqa: RUF071 - these are no paths
+    shared = alike.rpartition(" ")[0] or re.sub(r"[^\W_]*$", "", alike)
+    return [one and f"…{one[len(shared) :]}" for one in texts] if len(shared) >= LEAST_SHARED else list(texts)
+
+
+def folded(text: str, most: int) -> str:
+    """Return a text without lines wider than so many columns: their last words go on below.
+
+    Those of a table are further in. A word that is wider itself, such as an address, stays whole.
+    """
+
+    def wrapped(line: str) -> list[str]:
+        further = " " * (len(line) - len(line.lstrip()) + (4 if "  " in line.strip() else 0))
+        return textwrap.wrap(line, most, subsequent_indent=further, break_long_words=False, break_on_hyphens=False)
+
+    return "\n".join(part for line in text.split("\n") for part in (wrapped(line) if width(line) > most else [line]))
 
 
 def p_value(p: float) -> str:

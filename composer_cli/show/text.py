@@ -3,14 +3,13 @@
 import shlex
 import shutil
 from collections.abc import Collection, Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import orjson
 from rich.cells import cell_len, set_cell_size
 
-from composer_cli.printing import escape_control_characters, escape_line
+from composer_cli.printing import escape_control_characters, escape_line, fitted
 from composer_cli.show.blocks import as_text
 from composer_cli.show.facts import (
     first_rows,
@@ -24,7 +23,7 @@ from composer_cli.show.rollout import ShownRollout
 from composer_cli.show.runs import RunLine
 from composer_cli.show.sections import findings
 from stages.envs.base import grounds_in_words
-from stages.layout import age, aligned, counted, duration
+from stages.layout import age, aligned, counted, duration, without_shared_start
 from stages.pairs.actions import STUDENT
 from stages.runs import queries
 from stages.runs.display import plain
@@ -104,6 +103,7 @@ def run_page(run: Run, listed: str, rollouts: int | None = None) -> str:
     facts = facts_page(run) if rollouts is None else facts_page(run, SHORT, rollouts)
     if rollouts is not None:
         report = report.partition("\n\n")[0]
+    report = fitted(report)
     return "\n\n".join(filter(None, [as_text(decision) if decision else "", facts, report, listed]))
 
 
@@ -189,8 +189,6 @@ WIDTH = 120
 """Width of the index where stdout is no terminal."""
 LEAST_PROMPT = 12
 """Width below which prompts are left out."""
-LEAST_SHARED = 24
-"""Characters from which the beginning that all prompts share is left out."""
 OUTCOME_COLOURS = {"passed": GREEN, "failed": RED, "hacked": RED, "error": RED, "FAIL": RED}
 """The colours of outcomes and of collection checks."""
 HEAD, TAIL = 20, 10
@@ -213,8 +211,10 @@ def index_text(found: RolloutPage, wanted: RolloutFilter, called: str) -> str:
             lines.append(f"and {more:,} more: -n {found.total}")
         lines += [
             "",
-            f"composer show {shlex.join(map(escape_line, (called, found.rows[0]['short'])))} prints the "
-            "first; any part of an id will do that no other id has.",
+            fitted(
+                f"composer show {shlex.join(map(escape_line, (called, found.rows[0]['short'])))} prints the "
+                "first; any part of an id will do that no other id has."
+            ),
         ]
     return "\n".join(lines)
 
@@ -239,26 +239,13 @@ def _table(rows: Sequence[Row]) -> str:
     ]
     room = shutil.get_terminal_size((WIDTH, 0)).columns
     room -= sum(max(map(cell_len, (title, *cells))) + 2 for title, _, cells in shown)
-    previews = _previews([row["prompt"] or "" for row in rows])
+    prompts = [escape_control_characters(" ".join((row["prompt"] or "").split())) for row in rows]
+    previews = without_shared_start(prompts)
     if room >= LEAST_PROMPT and any(previews):
         cut = [one if cell_len(one) <= room else f"{set_cell_size(one, room - 1).rstrip()}\u2026" for one in previews]
         shown.append(("prompt", "left", cut))
     cells = zip(*(values for _, _, values in shown), strict=True)
     return aligned(cells, [title for title, _, _ in shown], [side for _, side, _ in shown])
-
-
-def _previews(prompts: Sequence[str]) -> list[str]:
-    """Return prompts on one line each, without a long beginning that all tasks share."""
-    lines = [escape_control_characters(" ".join(prompt.split())) for prompt in prompts]
-    different = set(filter(None, lines))
-    if len(different) < 2:
-        return lines
-    # What the first and the last in alphabetical order share, all others share.
-    alike = takewhile(lambda pair: pair[0] == pair[1], zip(min(different), max(different), strict=False))
-    shared = "".join(character for character, _ in alike).rpartition(" ")[0]
-    if len(shared) < LEAST_SHARED:
-        return lines
-    return [line and f"\u2026{line[len(shared) :]}" for line in lines]
 
 
 def transcript_text(folder: Path, rollout: ShownRollout, *, full: bool) -> str:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from stages.comparison.logs import ID, ROLLOUT_PAGE
 from stages.evaluation.inference import BETTER, NO_GAIN, TIE, WORSE
-from stages.layout import aligned, counted, p_value, plural
+from stages.layout import aligned, counted, folded, p_value, plural, without_middle, without_shared_start
 
 if TYPE_CHECKING:
     from stages.comparison.stage import LogComparison, LogDifference, SideSummary
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 FLIPS = 20
 """Tasks on which the sides differ that are shown."""
 SHOWN_FAMILIES = 15
+WIDTH = 100
+"""Columns of the report."""
+SHOWN_ID = 64
+"""Characters of a task's id where not all tasks are printed."""
 DOTS = 2000
 """Tasks in a plot."""
 POINTS = " points"
@@ -52,14 +56,15 @@ def text(found: "LogComparison") -> str:
     if len(found.differences) > 1:
         lines.append("p is after Holm's correction, and intervals are at the level that it leaves each comparison.")
     what = "pass rate" if found.binary else "mean score"
-    head = ("", "", "model", "program", "tasks", "samples", "date", f"{what} [95 %]", "log")
+    # The long names last, so that numbers stay below their heads where a narrow terminal folds the lines.
+    head = ("", "tasks", "samples", "date", f"{what} [95 %]", "", "program", "model", "log")
     rows = [_row(found, side) for side in found.sides]
     keep = [at for at in range(len(head)) if any(row[at] for row in rows)]
     lines += ["", aligned([[row[at] for at in keep] for row in rows], [head[at] for at in keep])]
     for one in found.differences:
         lines += ["", *_about(found, one)]
     lines += [f"note ({side.letter}): {note}" for side in found.sides for note in side.notes]
-    return "\n".join(lines)
+    return folded("\n".join(lines), WIDTH)
 
 
 def _row(found: "LogComparison", side: "SideSummary") -> tuple[str, ...]:
@@ -69,7 +74,7 @@ def _row(found: "LogComparison", side: "SideSummary") -> tuple[str, ...]:
     samples += f" of {side.seeds} seeds" if side.seeds > 1 else ""
     models, programs = ", ".join(side.models), ", ".join(side.programs)
     name = "" if side.name == models else side.name
-    return side.letter, name, models, programs, f"{side.num_tasks:,}", samples, side.date, rate, side.log
+    return side.letter, f"{side.num_tasks:,}", samples, side.date, rate, name, programs, models, side.log
 
 
 def _about(found: "LogComparison", one: "LogDifference") -> list[str]:
@@ -156,7 +161,9 @@ def _most_different(tasks: pa.Table, most: int) -> tuple[list[dict[str, Any]], i
 
 
 def _flip_table(rows: Sequence[Mapping[str, Any]], letter: str, title: str, places: bool) -> str:
-    cells = [[row["task"], f"{row['A']:.4g}", f"{row['B']:.4g}"] for row in rows]
+    ids = [row["task"] for row in rows]
+    ids = ids if places else [without_middle(one, SHOWN_ID) for one in without_shared_start(ids)]
+    cells = [[one, f"{row['A']:.4g}", f"{row['B']:.4g}"] for one, row in zip(ids, rows, strict=True)]
     if not (places and any(any(row["at"]) for row in rows)):
         return aligned(cells, (title, "A", letter), ("left", "right", "right"))
     for row, cell in zip(rows, cells, strict=True):

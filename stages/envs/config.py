@@ -119,7 +119,7 @@ class EnvStageConfig(StageConfig):
 
         An environment that does not ship with Composer is code of its author: it is found, and not imported.
         """
-        if ":" in self.env.name or (self.env.name in envs.ENVIRONMENTS and not envs.is_shipped(self.env.name)):
+        if self._is_foreign():
             if (path := envs.foreign_file(self.env.name)) is None:
                 raise UsageError(f"The environment {self.env.name!r} could not be imported: there is no such module.")
             unseen = f"environment {self.env.name}: the run imports {path}; a dry run executes no code but Composer's"
@@ -166,6 +166,16 @@ class EnvStageConfig(StageConfig):
         if self.env.curriculum:
             return task_table.tasks(self.env.curriculum, environment.name, self.env.split, count)
         return boundary.tasks(environment.tasks(self.env.split, count, self.seed), self.env.name)
+
+    def _is_foreign(self) -> bool:
+        """Return whether the environment's code is not Composer's."""
+        return ":" in self.env.name or (self.env.name in envs.ENVIRONMENTS and not envs.is_shipped(self.env.name))
+
+    def with_tasks_drawn(self) -> StageConfig:
+        """Return the settings with as many tasks as the split has, in place of a default that is larger."""
+        if not self.counts_by_default() or self._is_foreign():
+            return self
+        return self.model_copy(update={"tasks": len(self.draw(self.opener(), getattr(self, "tasks", 1)))})
 
     def counts_by_default(self) -> bool:
         """Return whether the number of tasks is the default, so that a smaller split gives all of its tasks."""

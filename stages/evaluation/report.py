@@ -3,13 +3,14 @@
 import io
 import textwrap
 from collections.abc import Sequence
+from functools import partial
 
 from stages.envs.base import grounds_in_words
 from stages.evaluation.inference import MIN_SEEDS, PARTIAL, VALIDATED
 from stages.evaluation.outcomes import AT_ZERO, PASSED, ArmSummary
 from stages.evaluation.planner import MOST_TASKS, PILOT, SEEDS, VERDICTS, DesignLine, Study
 from stages.evaluation.verdict import EvalVerdict, PairedDifference, credit, points
-from stages.layout import LEFT, RIGHT, aligned, counted, plural
+from stages.layout import LEFT, RIGHT, aligned, counted, plural, without_middle
 
 WIDTH = 100
 NAME = 25
@@ -19,6 +20,8 @@ LARGEST_RANGE = 0.25
 KEPT_RATE = "rate of the baseline's passes that keep the protocol, of all rollouts"
 FEWEST_OUTCOMES = 5
 """Passes and failures of a pilot from which on its pass rate is forecast from."""
+shortened = partial(without_middle, most=NAME)
+"""Return a name of an arm, as it is printed."""
 wrap = textwrap.TextWrapper(WIDTH).wrap
 """Return a text in lines of the report's width."""
 BETWEEN = "95 % interval"
@@ -31,6 +34,8 @@ MEANINGS = {
     "kept": "passed, and kept the protocol: what the verdict is about, and the interval is of",
     "suspect": "hacked, or the visible tests pass and the hidden ones fail",
     "protocol": "the agent kept the environment's rules of form",
+    "USD": "the mean cost of a rollout",
+    "tokens": "the mean number of sampled tokens of a rollout",
 }
 """What columns mean that a reader cannot guess (docs/glossary.md has all of them)."""
 
@@ -48,8 +53,6 @@ def text_table(verdict: EvalVerdict) -> str:
     lines += wrap("; ".join(explained))
     if any(arm.arm.endswith(AT_ZERO) for arm in verdict.arms):
         lines += wrap(f"{AT_ZERO}: the same model at temperature 0, its most likely answers.")
-    if any(arm.cost_usd or arm.sampled_tokens for arm in verdict.arms):
-        lines += wrap("USD and tokens: the mean cost and the mean number of sampled tokens of a rollout.")
     if judged := [arm for arm in verdict.arms if arm.hidden_pass_rate is not None]:
         of_tests = (f"{arm.arm} {percent(arm.hidden_pass_rate)} / {percent(arm.visible_pass_rate)}" for arm in judged)
         lines += wrap(f"hidden / visible tests pass: {', '.join(of_tests)}")
@@ -115,11 +118,6 @@ def difference_lines(title: str, difference: PairedDifference, p_holm: float | N
             f"  in other units: [{100 * low:+z.1f}, {100 * high:+z.1f}]{'' if low > 0 or high < 0 else ', undecided'}"
         )
     return lines
-
-
-def shortened(name: str) -> str:
-    """Return an arm's name, its middle left out where it is long: names of models differ at both ends."""
-    return name if len(name) <= NAME else f"{name[: NAME // 2]}..{name[-(NAME - NAME // 2 - 2) :]}"
 
 
 def percent(rate: float | None) -> str:

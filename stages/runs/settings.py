@@ -182,6 +182,10 @@ class StageConfig(Settings):
         """Return whether the stage reads runs where none was named: those that it needs are chosen then."""
         return True
 
+    def with_tasks_drawn(self) -> "StageConfig":
+        """Return the settings with as many tasks as there are, in place of a default that is larger."""
+        return self
+
 
 def _is_number(text: str) -> bool:
     try:

@@ -69,6 +69,20 @@ def test_tasks_that_differ_are_linked_to_their_rollouts(
     assert found.status_code == 200 and "A/0/t0#0@0" in found.text
 
 
+def test_long_names_leave_the_report_100_columns_and_all_its_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sides = [tmp_path / f"{name}-of-a-model-with-a-long-name.csv" for name in ("before", "after")]
+    ids = [f"benchmarks/of-a-very-long-name/{number:03}/{'part-' * 20}end" for number in range(60)]
+    for side, passed in zip(sides, (10, 35), strict=True):
+        side.write_text("id,score\n" + "".join(f"{one},{int(at < passed)}\n" for at, one in enumerate(ids)))
+    _, out = ran(capsys, *map(str, sides))
+    assert max(map(len, out.replace(str(tmp_path), "").splitlines())) <= 100
+    assert {"60", "[6.9,", "[+28.6,"} <= {*out.split()} and out.count("  0  1\n") == 20
+    assert "\u2026010/part-part" in out and ids[10] in ran(capsys, *map(str, sides), "--flips")[1]
+
+
 def test_it_is_a_function_too(pair: list[str], tmp_path: Path) -> None:
     found = composer.compare(*pair, artifacts=tmp_path / "runs", quiet=True)
     assert (found.decision, round(found.difference, 3)) == ("better", 0.417)

@@ -51,6 +51,19 @@ def test_quiet_leaves_stderr_to_errors(composer, server):
     assert composer(*collect(server, "-q")).stderr == ""
 
 
+def test_a_dry_run_counts_the_tasks_that_there_are(composer, tmp_path):
+    calls = [{"function": "a:f", "args": [], "returns": 1}]
+    row = {"split": "train", "prompt": "p", "files": {"a.py": ""}, "calls": calls, "solution": {"a.py": ""}}
+    (tmp_path / "own.jsonl").write_text(
+        "".join(json.dumps({"id": f"t{at}", **row, "prompt": f"p{at}"}) + "\n" for at in range(3))
+    )
+    study = tmp_path / "study.toml"
+    study.write_text(f"samples = 2\nenv = {{ name = 'tasks', path = '{tmp_path}/own.jsonl' }}\n")
+    done = composer("collect", "--policy", "noop", "-c", study, "--dry-run")
+    assert done.stdout.startswith("6 rollouts, at most"), done.stderr
+    assert f"{study} sets samples = 2 for collect; without it 12 rollouts, at most" in done.stdout
+
+
 def test_dry_run_says_what_it_would_do_and_does_nothing(composer, server, tmp_path):
     done = composer(*collect(server, "--dry-run", "-s", "policy.usd_per_mtok_out=1000"))
     assert done.returncode == 0 and done.stdout.startswith("4 rollouts, at most") and "USD" in done.stdout
