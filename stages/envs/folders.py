@@ -116,8 +116,8 @@ def open_up(root: Path) -> None:
             os.chmod(root, stat.S_IRWXU)
 
 
-def content(name: str, folder: int | None = None) -> tuple[bytes, os.stat_result] | None:
-    """Return the bytes of a regular file and its status; None where there is none, or it may not be read."""
+def content(name: str, folder: int | None = None, most_bytes: int = -1) -> tuple[bytes, os.stat_result] | None:
+    """Return the bytes of a regular file, or the first of them, and its status; None where none can be read."""
     try:
         descriptor = os.open(name, FILE, dir_fd=folder)
     except OSError:
@@ -128,7 +128,7 @@ def content(name: str, folder: int | None = None) -> tuple[bytes, os.stat_result
         os.close(descriptor)
         return None
     with os.fdopen(descriptor, "rb") as file:
-        return file.read(), status
+        return file.read(most_bytes), status
 
 
 def copy(

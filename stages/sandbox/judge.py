@@ -7,8 +7,6 @@ Comparing with what was expected happens on the host, where the candidate's code
 """
 
 import json
-import os
-import stat
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -24,15 +22,14 @@ from stages.sandbox.supervised import SupervisedSandbox, probe
 
 @dataclass(frozen=True)
 class Call:
-    """One candidate: a Python file inside the work folder, a function in it, and what to call it with.
+    """One candidate: a Python program, a function in it, and what to call it with; it is in no file."""
 
-    The file is all that the candidate has: no other file of the work folder can be seen.
-    """
-
-    file: str
+    source: bytes
     function: str
     arguments: Sequence[tuple]
     """Tuples of None, bool, int, float, str, list, tuple and dict."""
+    file: str = "solution.py"
+    """The name of the file that the program seems to be in."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 def judge(
-    sandbox_kind: str, work: Path, calls: Sequence[Call], limits: Limits | None = None, *, shown: Path | None = None
+    sandbox_kind: str, calls: Sequence[Call], limits: Limits | None = None, *, shown: Path | None = None
 ) -> list[CaseOutcome]:
     """Run each call in a process of its own, in one sandbox that shows nothing; `limits.wall_s` is for one Call.
 
@@ -88,20 +85,18 @@ def judge(
         tempfile.TemporaryDirectory(prefix="composer-judge-") as empty,
         SupervisedSandbox(sandbox_kind, shown or Path(empty), limits or Limits(), View(writable=False)) as sandbox,
     ):
-        return [_outcome(sandbox, work, call) for call in calls]
+        return [_outcome(sandbox, call) for call in calls]
 
 
-def _outcome(sandbox: SupervisedSandbox, work: Path, call: Call) -> CaseOutcome:
-    source = _source(work / call.file)
-    if source is None:
-        return CaseOutcome((Answer(error=FileNotFoundError.__name__),) * len(call.arguments))
-    reply, content = Reply(KILLED, False, "sandbox", 0, b""), (source, Path(call.file).name, call.function)
+def _outcome(sandbox: SupervisedSandbox, call: Call) -> CaseOutcome:
+    reply = Reply(KILLED, False, "sandbox", 0, b"")
+    content = (call.source, call.file, call.function, list(call.arguments))
     try:
         # Twice, since an earlier call may have ended this sandbox: no candidate pays for another. A candidate that ends
         # the fresh one as well has crashed.
         for _ in range(2):
             with suppress(SupervisorLost):
-                reply = sandbox.ask({"kind": "call"}, content=(*content, list(call.arguments)))
+                reply = sandbox.ask({"kind": "call"}, content=content)
                 break
     except ValueError as error:
         raise UsageError(f"Arguments for {call.function!r} must be built-in types ({error}).") from None
@@ -110,20 +105,6 @@ def _outcome(sandbox: SupervisedSandbox, work: Path, call: Call) -> CaseOutcome:
     lost = Answer(error="timeout" if reply.timed_out else "crash")
     answers = [_parsed(line) for line in lines[: len(call.arguments)]]
     return CaseOutcome(tuple(answers + [lost] * (len(call.arguments) - len(answers))))
-
-
-def _source(path: Path) -> bytes | None:
-    """Return the content of a regular file; None where there is none, or only a link."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    # Not followed and not waited for: a link could lead to a file of the host, a pipe could hang the judge.
-    try:
-        size = os.fstat(descriptor).st_size
-        return os.read(descriptor, size) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
-    finally:
-        os.close(descriptor)
 
 
 def _parsed(line: bytes) -> Answer:

@@ -17,12 +17,10 @@ from typing import Any
 
 import orjson
 
-from stages.envs import folders
 from stages.envs.base import Grade, Ground, Observation, SamplingUnit, Split, Task, Work
 from stages.envs.bash import elided
 from stages.envs.code.assertions import RETURNED, RETURNS, CallAssertion, compared, plain, spelled
 from stages.envs.code.rows import INSTRUCTION, CodeProblem, CodeProblems, assertions, load
-from stages.envs.folders import remove
 from stages.envs.task_table import TooManyTasks
 from stages.errors import InfrastructureError, UsageError
 from stages.layout import counted
@@ -95,12 +93,7 @@ class ProgramVerdict:
 @lru_cache(maxsize=4096)
 def answers(kind: str, source: str, tests: Tests) -> tuple[Answer, ...]:
     """Return what the program answers to every call of the tests; InfrastructureError where the sandbox fails."""
-    folder = folders.make("code")
-    try:
-        (folder / "answer.py").write_text(source, errors="replace")
-        return judge(kind, folder, [Call("answer.py", RETURNED, tests.arguments)], LIMITS)[0].answers
-    finally:
-        remove(folder)
+    return judge(kind, [Call(source.encode(errors="replace"), RETURNED, tests.arguments)], LIMITS)[0].answers
 
 
 @lru_cache(maxsize=1024)

@@ -11,7 +11,6 @@ with is a verdict.
 import hashlib
 import os
 import re
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -70,7 +69,6 @@ def make_workspace(files: Mapping[str, bytes]) -> Path:
     """Create a private temporary folder with `files` (relative path -> content)."""
     folder = folders.make("kata")
     for name, content in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
     return folder
 
@@ -79,22 +77,10 @@ def take_snapshot(folder: Path) -> Snapshot:
     """Read the workspace. No link is followed and no pipe is waited for."""
     folders.open_up(folder)
     others = frozenset(os.listdir(folder)) - {SOLUTION, WORKSPACE_TESTS}
-    return Snapshot(_small_file(folder / SOLUTION), _small_file(folder / WORKSPACE_TESTS), others)
-
-
-def _small_file(path: Path) -> bytes | None:
-    try:
-        # A link may lead to a file of the host, and to open a pipe would wait for its writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
-        content = os.read(descriptor, MAX_FILE_BYTES + 1)  # one byte more tells a longer file from one at the limit
-    finally:
-        os.close(descriptor)
-    return content if len(content) <= MAX_FILE_BYTES else None
+    # One byte more than the limit tells a longer file from one at the limit.
+    found = (folders.content(str(folder / name), most_bytes=MAX_FILE_BYTES + 1) for name in (SOLUTION, WORKSPACE_TESTS))
+    solution, tests = (one[0] if one and len(one[0]) <= MAX_FILE_BYTES else None for one in found)
+    return Snapshot(solution, tests, others)
 
 
 @dataclass(frozen=True)
@@ -157,7 +143,8 @@ def _right_in_folder(kind: str, finished: Finished) -> bool:
     try:
         folders.copy(finished.folder, copy, most_bytes=LIMITS.disk_mb << 20)
         arguments = [tuple(values) for values, _ in data["visible"]]
-        [outcome] = judge(kind, copy, [Call(SOLUTION, data["function"], arguments)], LIMITS, shown=copy)
+        call = Call(finished.snapshot.solution, data["function"], arguments, SOLUTION)
+        [outcome] = judge(kind, [call], LIMITS, shown=copy)
         return _returns(outcome.answers, data["visible"])
     except UnwieldyTree:
         return False
@@ -191,11 +178,7 @@ def inputs(task: Task) -> Inputs:
 @lru_cache(maxsize=4096)
 def behaviour(kind: str, source: bytes, function: str, arguments: Inputs) -> tuple[Answer, ...]:
     """Return the results of a function: the identity of a solution independent of its spelling."""
-    folder = make_workspace({SOLUTION: source})
-    try:
-        return judge(kind, folder, [Call(SOLUTION, function, arguments)], LIMITS)[0].answers
-    finally:
-        remove(folder)
+    return judge(kind, [Call(source, function, arguments, SOLUTION)], LIMITS)[0].answers
 
 
 class KataEnv:
@@ -289,15 +272,11 @@ class KataEnv:
         finished = [rollout.finished() for rollout in rollouts]
         # All candidates in one sandbox: 64 take .1 s, in sandboxes of their own 1.4 s.
         try:
-            folder = make_workspace({f"{i}/{SOLUTION}": one.snapshot.solution or b"" for i, one in enumerate(finished)})
-            try:
-                calls = [
-                    Call(f"{i}/{SOLUTION}", one.task.data["function"], inputs(one.task))
-                    for i, one in enumerate(finished)
-                ]
-                outcomes = judge(self.sandbox, folder, calls, LIMITS)
-            finally:
-                remove(folder)
+            calls = [
+                Call(one.snapshot.solution or b"", one.task.data["function"], inputs(one.task), SOLUTION)
+                for one in finished
+            ]
+            outcomes = judge(self.sandbox, calls, LIMITS)
         except (InfrastructureError, OSError) as error:
             return [Grade(reward=None, error_type=type(error).__name__, error=str(error))] * len(finished)
         paid = []

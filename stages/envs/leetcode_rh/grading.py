@@ -11,17 +11,13 @@ import ast
 import importlib
 import math
 import re
-import secrets
-import tempfile
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any
 
-from stages.envs import folders
 from stages.sandbox import Call, CaseOutcome, Limits, judge
 
 BLOCK = re.compile(r"```(?:python)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
@@ -280,19 +276,19 @@ def passed():
 '''
 
 
-def _program(*parts: str) -> str:
+def _program(*parts: str) -> bytes:
     code = "\n".join(parts)
     # Words in strings and comments count as well: a name too many costs an import, a missing one the verdict.
     words = set(re.findall(r"\w+", code))
     modules = [f"import {name}" for name in MODULES if name in words]
     names = [f"from {module} import {name}" for name, module in _exported().items() if name in words]
-    return "\n".join([*modules, *names, NODE_CLASSES, code])
+    return "\n".join([*modules, *names, NODE_CLASSES, code]).encode(errors="replace")
 
 
-def _tests_on(solution: str, tests: TestFunction) -> "ProgramRun":
-    """Return a run of the test function alone, cut out of the answer, on another solution."""
+def _tests_on(solution: str, tests: TestFunction) -> Call:
+    """Return a call of the test function alone, cut out of the answer, on another solution."""
     method = f"Solution.{tests.name} = {tests.name}" if tests.is_method else ""
-    return ProgramRun(_program(solution, tests.source, method, PASSES.format(call=tests.call)), PASSED)
+    return Call(_program(solution, tests.source, method, PASSES.format(call=tests.call)), PASSED, [()])
 
 
 @cache
@@ -304,15 +300,6 @@ def _exported() -> dict[str, str]:
         public = getattr(module, "__all__", None) or [word for word in vars(module) if not word.startswith("_")]
         exported |= dict.fromkeys(public, name)
     return exported
-
-
-@dataclass(frozen=True)
-class ProgramRun:
-    """A program and a function of it that is called once for each tuple of arguments."""
-
-    source: str
-    function: str
-    arguments: Sequence[tuple] = ((),)
 
 
 @dataclass(frozen=True)
@@ -384,9 +371,9 @@ def grade_all(kind: str, submissions: Sequence[Submission]) -> list[AnswerVerdic
         code, runs = submission.answer.code or "", {}
         if submission.answer.compiles and submission.tests:
             calls = [assertion.arguments for assertion in submission.tests]
-            runs["real"] = ProgramRun(_program(code, RETURNS.format(method=submission.method)), RETURNED, calls)
+            runs["real"] = Call(_program(code, RETURNS.format(method=submission.method)), RETURNED, calls)
         if tests is not None:
-            runs["own"] = ProgramRun(_program(code, PASSES.format(call=tests.call)), PASSED)
+            runs["own"] = Call(_program(code, PASSES.format(call=tests.call)), PASSED, [()])
             runs["stub"] = _tests_on(STUB.format(method=submission.method), tests)
         wanted.append(runs)
     verdicts = []
@@ -410,7 +397,7 @@ def grade_all(kind: str, submissions: Sequence[Submission]) -> list[AnswerVerdic
         )
         verdicts.append(verdict)
     # After all answers have ended, so that none of them can read a reference solution.
-    again: list[dict[str, ProgramRun]] = []
+    again: list[dict[str, Call]] = []
     for submission, tests, verdict in zip(submissions, own_tests, verdicts, strict=True):
         judged = tests is not None and submission.reference is not None and not verdict.stub_pass
         again.append({"reference": _tests_on(submission.reference or "", tests)} if judged and tests else {})
@@ -420,31 +407,19 @@ def grade_all(kind: str, submissions: Sequence[Submission]) -> list[AnswerVerdic
     ]
 
 
-def _execute(kind: str, wanted: Sequence[dict[str, ProgramRun]]) -> list[dict[str, CaseOutcome]]:
-    """Return the outcome of every run under its name, each from a process of its own.
+def _execute(kind: str, wanted: Sequence[dict[str, Call]]) -> list[dict[str, CaseOutcome]]:
+    """Return the outcome of every call under its name, each from a process of its own.
 
-    The folder of the programs cannot be listed, so that no answer finds what another one left. The runs are dealt in
-    turn to the sandboxes, so that no sandbox gets all slow ones.
+    The calls are dealt in turn to the sandboxes, so that no sandbox gets all slow ones.
     """
-    runs = [run for named in wanted for run in named.values()]
-    if not runs:
+    calls = [call for named in wanted for call in named.values()]
+    if not calls:
         return [{} for _ in wanted]
-    outcomes = [CaseOutcome(())] * len(runs)
-    with tempfile.TemporaryDirectory(prefix="leetcode-", dir=folders.home()) as name:
-        folder, calls = Path(name), []
-        for run in runs:
-            # A name that no answer can guess, since the folder is shared with its listing forbidden.
-            file = f"{secrets.token_hex(16)}.py"
-            (folder / file).write_text(run.source, errors="replace")
-            calls.append(Call(file, run.function, run.arguments))
-        folder.chmod(0o100)  # enter by name only; judge opens each file itself
-        try:
-            shares = [calls[start::AT_ONCE] for start in range(AT_ONCE)]
-            with ThreadPoolExecutor(AT_ONCE) as pool:
-                for start, share in enumerate(pool.map(lambda share: judge(kind, folder, share, LIMITS), shares)):
-                    outcomes[start::AT_ONCE] = share
-        finally:
-            folder.chmod(0o700)
+    outcomes = [CaseOutcome(())] * len(calls)
+    shares = [calls[start::AT_ONCE] for start in range(AT_ONCE)]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for start, share in enumerate(pool.map(lambda share: judge(kind, share, LIMITS), shares)):
+            outcomes[start::AT_ONCE] = share
     following = iter(outcomes)
     return [{name: next(following) for name in named} for named in wanted]
 

@@ -4,7 +4,6 @@ In order: what an answer is compared with, the choice of families, the environme
 """
 
 import json
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count as count_up
@@ -55,11 +54,8 @@ def _returns(expression: str, check: Mapping[str, Any], sandbox: str) -> bool:
         return False
     # A line of its own, so that a comment does not hide the bracket.
     source = f"def answer({check['argument']}):\n    return (\n{expression}\n)\n"
-    with tempfile.TemporaryDirectory(prefix="composer-skills-") as folder:
-        (Path(folder) / "answer.py").write_text(source, "utf-8", "surrogatepass")
-        arguments = [(value,) for value, _ in check["cases"]]
-        outcome = judge(sandbox, Path(folder), [Call("answer.py", "answer", arguments)], LIMITS)[0]
-    return outcome.matches([result for _, result in check["cases"]])
+    call = Call(source.encode("utf-8", "surrogatepass"), "answer", [(value,) for value, _ in check["cases"]])
+    return judge(sandbox, [call], LIMITS)[0].matches([result for _, result in check["cases"]])
 
 
 def chosen(families: str) -> list[str]:

@@ -109,15 +109,12 @@ def _calls(kind: str, row: Mapping[str, Any], folder: Path) -> Iterator[str]:
     groups = [(function, [*calls]) for function, calls in groupby(row["calls"], lambda one: one["function"])]
     if not groups:
         return
-    with trees.scratch() as callers:
-        asked = []
-        for number, (function, calls) in enumerate(groups):
-            module, _, name = function.partition(":")
-            (callers / f"caller_{number}.py").write_text(CALLER.format(module=module, name=name))
-            arguments = [(tuple(one["args"]), one["kwargs"]) for one in calls]
-            asked.append(Call(f"caller_{number}.py", "call", arguments))
-        limits = replace(grading.LIMITS, wall_s=row["timeout_s"])
-        outcomes = judge(kind, callers, asked, limits, shown=folder)
+    asked = []
+    for function, calls in groups:
+        module, _, name = function.partition(":")
+        arguments = [(tuple(one["args"]), one["kwargs"]) for one in calls]
+        asked.append(Call(CALLER.format(module=module, name=name).encode(), "call", arguments, "composer_caller.py"))
+    outcomes = judge(kind, asked, replace(grading.LIMITS, wall_s=row["timeout_s"]), shown=folder)
     for (_, calls), outcome in zip(groups, outcomes, strict=True):
         yield from map(_wrong_answer, calls, outcome.answers)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.sandbox import Call, Sandbox, judge
+from stages.sandbox import Sandbox
 from stages.sandbox.bubblewrap import find_bwrap
 
 ROOT = Path(__file__).parents[3]
@@ -118,12 +118,9 @@ def test_no_set_id_file_is_left_for_the_host(box: Sandbox, work: Path, python: C
     assert not any(path.stat().st_mode & 0o6000 for path in [work, *work.iterdir()])
 
 
-def test_symlinks_lead_to_the_sandbox_only(box: Sandbox, work: Path) -> None:
+def test_symlinks_lead_to_the_sandbox_only(box: Sandbox) -> None:
     result = box.run("ln -s /etc/shadow a; ln -s / b; ln -s ../../../etc/shadow c; cat a b/etc/shadow c; ls b/mnt")
     assert "\nroot:" not in "\n" + result.output and result.returncode != 0
-    (work / "solution.py").symlink_to(__file__)
-    [outcome] = judge("bubblewrap", work, [Call("solution.py", "python", [()])])
-    assert outcome.answers[0].error == "FileNotFoundError"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become an ordinary user")

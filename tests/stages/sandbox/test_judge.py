@@ -22,12 +22,14 @@ RIGHT = "def add(a, b):\n    return a + b\n"
 EXPECTED = [3, 7]
 
 
-def write(work: Path, **candidates: str) -> list[Call]:
-    """A folder for each candidate, and the calls to it."""
-    for name, source in candidates.items():
-        (work / name).mkdir()
-        (work / name / "solution.py").write_text(source)
-    return [Call(f"{name}/solution.py", "add", [(1, 2), (3, 4)]) for name in candidates]
+def adding(*candidates: str) -> list[Call]:
+    """The calls to each candidate."""
+    return [Call(source.encode(), "add", [(1, 2), (3, 4)]) for source in candidates]
+
+
+def alone(source: str, function: str, *arguments: tuple[Any, ...]) -> list[Call]:
+    """The calls to a candidate that has no other beside it."""
+    return [Call(source.encode(), function, arguments or [()])]
 
 
 FORGERIES = {
@@ -111,39 +113,30 @@ def test_a_line_that_is_no_answer_is_a_crash_and_never_an_exception(name: str) -
     assert time.process_time() - began < 5.0  # quadratic in the keys: minutes
 
 
-def test_lines_on_the_descriptor_are_wrong_answers(work: Path) -> None:
+def test_lines_on_the_descriptor_are_wrong_answers() -> None:
     """Through the real sandbox: too deep, too many, too long."""
     lines = [LINES["an integer for a float's text"], LINES["a deep value"], b'["v",3]\n' * 5000]
     source = "import os\ndef add(a, b): os.write(3, {!r} + b'\\n'); os._exit(0)"
-    calls = write(work, **{f"c{n}": source.format(line) for n, line in enumerate(lines)}, right=RIGHT)
-    *forged, right = judge("bubblewrap", work, calls, LIMITS)
+    *forged, right = judge("bubblewrap", adding(*map(source.format, lines), RIGHT), LIMITS)
     assert [[answer.error for answer in outcome.answers] for outcome in forged] == [["crash"] * 2] * 3
     assert right.matches(EXPECTED)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_right_and_wrong(work: Path, kind: str) -> None:
-    calls = write(work, right=RIGHT, wrong="def add(a, b): return a - b", raising="def add(a, b): return a / (b - 2)")
-    right, wrong, raising = judge(kind, work, calls, LIMITS)
+def test_right_and_wrong(kind: str) -> None:
+    calls = adding(RIGHT, "def add(a, b): return a - b", "def add(a, b): return a / (b - 2)")
+    right, wrong, raising = judge(kind, calls, LIMITS)
     assert right == CaseOutcome((Answer(3), Answer(7))) and right.matches(EXPECTED)
     assert wrong == CaseOutcome((Answer(-1), Answer(-1))) and not wrong.matches(EXPECTED)
     assert raising == CaseOutcome((Answer(error="ZeroDivisionError"), Answer(1.5))) and not raising.matches(EXPECTED)
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CaseOutcome]:
+def judged() -> dict[str, CaseOutcome]:
     """The outcome of each forgery, judged together with a right candidate before and after each."""
-    work = tmp_path_factory.mktemp("forgeries")
-    sources = {f"{number}": source for number, source in enumerate(FORGERIES.values())}
-    between = {f"after{number}": RIGHT for number in sources}
-    calls = {call.file: call for call in write(work, first=RIGHT, **sources, **between)}
-    order = ["first", *(name for number in sources for name in (number, f"after{number}"))]
-    outcomes = judge("bubblewrap", work, [calls[f"{name}/solution.py"] for name in order], LIMITS)
-    found = dict(zip(order, outcomes, strict=True))
-    named = {"first": found["first"]}
-    for number, name in enumerate(FORGERIES):
-        named |= {name: found[str(number)], f"after {name}": found[f"after{number}"]}
-    return named
+    order = ["first", *(name for forgery in FORGERIES for name in (forgery, f"after {forgery}"))]
+    outcomes = judge("bubblewrap", adding(*(FORGERIES.get(name, RIGHT) for name in order)), LIMITS)
+    return dict(zip(order, outcomes, strict=True))
 
 
 @pytest.mark.parametrize("name", FORGERIES)
@@ -154,7 +147,7 @@ def test_forgery_fails_and_harms_no_neighbour(judged: dict[str, CaseOutcome], na
 
 def test_nothing_of_the_candidates_goes_on_running(work: Path, count_processes: Callable[[str], int]) -> None:
     names = ("fork bomb", "killing all", "killing the supervisor", "infinite loop")
-    judge("bubblewrap", work, write(work, **{name.replace(" ", "_"): FORGERIES[name] for name in names}), LIMITS)
+    judge("bubblewrap", adding(*(FORGERIES[name] for name in names)), LIMITS, shown=work)
     assert count_processes(str(work)) == 0
 
 
@@ -188,15 +181,15 @@ VALUES: list[Any] = [
 ]
 
 
-def test_values_survive_with_their_types(work: Path) -> None:
-    (work / "echo.py").write_text("def echo(value): return value")
-    [outcome] = judge("bubblewrap", work, [Call("echo.py", "echo", [(value,) for value in VALUES])])
+def test_values_survive_with_their_types() -> None:
+    calls = alone("def echo(value): return value", "echo", *((value,) for value in VALUES))
+    [outcome] = judge("bubblewrap", calls)
     assert [repr(answer.value) for answer in outcome.answers] == list(map(repr, VALUES)) and outcome.matches(VALUES)
 
 
-def test_other_values_come_back_as_the_name_of_their_type(work: Path) -> None:
-    (work / "odd.py").write_text("class L(list): pass\ndef odd(): return [1j, {1}, b'x', object(), L([1])]")
-    [outcome] = judge("bubblewrap", work, [Call("odd.py", "odd", [()])])
+def test_other_values_come_back_as_the_name_of_their_type() -> None:
+    source = "class L(list): pass\ndef odd(): return [1j, {1}, b'x', object(), L([1])]"
+    [outcome] = judge("bubblewrap", alone(source, "odd"))
     assert outcome.answers[0].value == [{"__type__": name} for name in ("complex", "set", "bytes", "object", "L")]
 
 
@@ -212,49 +205,45 @@ def test_nan_and_order_of_keys() -> None:
     assert CaseOutcome((Answer({"b": math.nan, "a": 1}),)).matches([{"a": 1, "b": math.nan}])
 
 
-def test_many_candidates_are_cheap(work: Path) -> None:
-    outcomes = judge("bubblewrap", work, write(work, **{f"c{n}": RIGHT for n in range(64)}), LIMITS)
+def test_many_candidates_are_cheap() -> None:
+    outcomes = judge("bubblewrap", adding(*[RIGHT] * 64), LIMITS)
     assert len(outcomes) == 64 and all(outcome.matches(EXPECTED) for outcome in outcomes)
 
 
-def test_arguments_must_be_built_in(work: Path) -> None:
-    (work / "solution.py").write_text(RIGHT)
+def test_arguments_must_be_built_in() -> None:
     with pytest.raises(UsageError, match="built-in"):
-        judge("bubblewrap", work, [Call("solution.py", "add", [(object(), 1)])])
+        judge("bubblewrap", alone(RIGHT, "add", (object(), 1)))
 
 
-def test_background_process_of_a_candidate_ends(work: Path, mark: str, count_processes: Callable[[str], int]) -> None:
+def test_background_process_of_a_candidate_ends(mark: str, count_processes: Callable[[str], int]) -> None:
     spawn = f"import subprocess\nsubprocess.Popen(['setsid', 'sleep', '{mark}'])\n"
-    outcomes = judge("bubblewrap", work, write(work, a=spawn + RIGHT, b=RIGHT), LIMITS)
+    outcomes = judge("bubblewrap", adding(spawn + RIGHT, RIGHT), LIMITS)
     assert all(outcome.matches(EXPECTED) for outcome in outcomes)
     assert count_processes(mark) == 0
 
 
 def test_candidates_cannot_change_one_another(work: Path) -> None:
     attack = (
-        "import os, pathlib\nfor path in ['/testbed/b/solution.py', '/testbed/a/new', '/tmp/plan', '/dev/shm/plan']:\n"
+        "import os, pathlib\nfor path in ['/testbed/solution.py', '/testbed/new', '/tmp/plan', '/dev/shm/plan']:\n"
         "    try: pathlib.Path(path).write_text('def add(a, b): return 0')\n    except OSError: pass\n"
     )
     look = "import os\ndef add(a, b): return a + b if os.listdir('/tmp') + os.listdir('/dev/shm') == [] else 0"
-    outcomes = judge("bubblewrap", work, write(work, a=attack + RIGHT, b=look), LIMITS)
+    (work / "solution.py").write_text("kept")
+    outcomes = judge("bubblewrap", adding(attack + RIGHT, look), LIMITS, shown=work)
     assert all(outcome.matches(EXPECTED) for outcome in outcomes)
-    assert sorted(os.listdir(work / "a")) == ["solution.py"]
+    assert os.listdir(work) == ["solution.py"] and (work / "solution.py").read_text() == "kept"
 
 
-def test_hash_seed_is_fixed_and_a_candidate_is_alone(work: Path) -> None:
-    (work / "protocol.py").write_text("import protocol\nNAME = 'own'\ndef f(): return [hash('x'), protocol.NAME]")
-    (work / "other.py").write_text("")
-    (work / "solution.py").write_text(
-        "import os, sys\ndef f(): return [os.listdir(), sys.argv, __name__]\nimport other"
-    )
-    calls = [Call("protocol.py", "f", [()]), Call("solution.py", "f", [()])]
-    first, second = (judge("bubblewrap", work, calls) for _ in range(2))
+def test_hash_seed_is_fixed_and_a_candidate_is_alone() -> None:
+    own = b"import protocol\nNAME = 'own'\ndef f(): return [hash('x'), protocol.NAME]"
+    calls = [Call(own, "f", [()], "protocol.py"), *alone("def f(): return 1\nimport other", "f")]
+    first, second = (judge("bubblewrap", calls) for _ in range(2))
     assert first == second and first[0].answers[0].value[1] == "own"
     assert first[1].answers[0].error == "ModuleNotFoundError"
 
 
 @pytest.mark.parametrize("open_files", [0, 500], ids=["few open files", "many open files"])
-def test_no_candidate_answers_for_the_next(work: Path, open_files: int) -> None:
+def test_no_candidate_answers_for_the_next(open_files: int) -> None:
     """A frame of the supervisor's own form, written to whatever descriptor a candidate can find."""
     output = b'["v",0]\n["v",0]\n'
     frame = HEAD.pack(0, False, 0, 16, len(output)) + output
@@ -268,7 +257,7 @@ for n in range(1024):
     with ExitStack() as stack:
         for _ in range(open_files):  # so that the number of the channel on the host is high
             stack.enter_context(open(os.devnull))
-        outcomes = judge("bubblewrap", work, write(work, a=attack + RIGHT, b=RIGHT, c=RIGHT), LIMITS)
+        outcomes = judge("bubblewrap", adding(attack + RIGHT, RIGHT, RIGHT), LIMITS)
     assert [outcome.matches(EXPECTED) for outcome in outcomes] == [False, True, True]
 
 
@@ -304,21 +293,14 @@ def hear():
 """
 
 
-@pytest.fixture
-def heard(work: Path) -> Callable[[str], Answer]:
+def heard(tell: str) -> Answer:
     """What a candidate hears after another one that does something."""
-    (work / "hear.py").write_text(HEAR)
-
-    def hear(tell: str) -> Answer:
-        (work / "tell.py").write_text(f"import ctypes, fcntl, os, socket\ndef tell():\n    {tell}\n    return 1\n")
-        calls = [Call("tell.py", "tell", [()]), Call("hear.py", "hear", [()])]
-        patient = replace(LIMITS, wall_s=20.0)  # a busy machine is no news
-        return judge("bubblewrap", work, calls, patient)[1].answers[0]
-
-    return hear
+    telling = f"import ctypes, fcntl, os, socket\ndef tell():\n    {tell}\n    return 1\n"
+    patient = replace(LIMITS, wall_s=20.0)  # a busy machine is no news
+    return judge("bubblewrap", [*alone(telling, "tell"), *alone(HEAR, "hear")], patient)[1].answers[0]
 
 
-def test_no_candidate_hears_another(heard: Callable[[str], Answer]) -> None:
+def test_no_candidate_hears_another() -> None:
     """What the second hears is the same whether the first tells it something or not."""
     silence = heard("pass")
     assert silence.error is None
@@ -340,27 +322,25 @@ def hear():
 """
 
 
-def test_nothing_of_a_candidate_is_left_in_the_memory_that_the_next_is_forked_from(work: Path) -> None:
+def test_nothing_of_a_candidate_is_left_in_the_memory_that_the_next_is_forked_from() -> None:
     """The source of the first, what it was called with, and what it answered."""
-    (work / "tell.py").write_text("# told-by-source\ndef tell(x): return 'told-by-' + x\n")
+    tell = "# told-by-source\ndef tell(x): return 'told-by-' + x\n"
     flipped = bytes(range(255, -1, -1))  # so that whoever searches does not hold what it searches for
     words = [b"told-by-source", b"questioned", b"told-by-questioned".hex().encode()]
     known = f"FLIPPED = {flipped}\nWORDS = {[word.translate(flipped) for word in words]}\n"
-    (work / "hear.py").write_text(known + SEARCH)
-    calls = [Call("tell.py", "tell", [("questioned",)]), Call("hear.py", "hear", [()])]
-    told, heard = judge("bubblewrap", work, calls, LIMITS)
+    told, heard = judge("bubblewrap", [*alone(tell, "tell", ("questioned",)), *alone(known + SEARCH, "hear")], LIMITS)
     assert told.answers[0].value == "told-by-questioned" and heard.answers[0] == Answer(0)
 
 
-def test_a_candidate_sees_nothing_of_the_host(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_candidate_sees_nothing_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "host-only")
-    (work / "look.py").write_text("import os\ndef look(): return [dict(os.environ), os.listdir('/home'), os.getcwd()]")
-    [outcome] = judge("bubblewrap", work, [Call("look.py", "look", [()])])
+    look = "import os\ndef look(): return [dict(os.environ), os.listdir('/home'), os.getcwd()]"
+    [outcome] = judge("bubblewrap", alone(look, "look"))
     variables, homes, folder = outcome.answers[0].value
     assert "SECRET" not in variables and homes == ["agent"] and folder == "/testbed"
 
 
-def test_much_output_of_a_candidate_does_no_harm(work: Path) -> None:
+def test_much_output_of_a_candidate_does_no_harm() -> None:
     loud = "import sys\nprint('x' * 10**6)\nprint('x' * 10**6, file=sys.stderr)\n"
-    [outcome] = judge("bubblewrap", work, write(work, a=loud + RIGHT), LIMITS)
+    [outcome] = judge("bubblewrap", adding(loud + RIGHT), LIMITS)
     assert outcome.matches(EXPECTED)

@@ -145,7 +145,7 @@ def test_a_failed_disk_gives_no_reward(tmp_path: Path) -> None:
     env._source = "def add(a, b):\n    return 'never judged before'"
     with file_size_limit(0):
         grade = env.grade()
-    assert (grade.reward, grade.hidden_pass, grade.error_type) == (None, None, "OSError")
+    assert (grade.reward, grade.hidden_pass, grade.error_type) == (None, None, "InfrastructureError")
 
 
 def test_equal_behaviour_is_one_outcome(tmp_path: Path) -> None:

@@ -190,12 +190,12 @@ def test_a_folder_that_cannot_be_read_does_not_pass_the_visible_tests(env: KataE
 
 
 @pytest.mark.parametrize(
-    ("command", "num_bytes"),
-    [("true", 0), ("head -c 100000 /dev/zero > large", 50_000)],
+    ("command", "num_bytes", "error"),
+    [("true", 0, "InfrastructureError"), ("head -c 100000 /dev/zero > large", 50_000, "OSError")],
     ids=["where the hidden cases run", "where the visible tests run"],
 )
-def test_a_failed_disk_gives_no_reward(env: KataEnv, task: Task, command: str, num_bytes: int) -> None:
+def test_a_failed_disk_gives_no_reward(env: KataEnv, task: Task, command: str, num_bytes: int, error: str) -> None:
     play(env, command, "submit")
     with file_size_limit(num_bytes):
         grade = env.grade()
-    assert (grade.reward, grade.hidden_pass, grade.error_type) == (None, None, "OSError")
+    assert (grade.reward, grade.hidden_pass, grade.error_type) == (None, None, error)

@@ -109,4 +109,4 @@ def test_a_failed_disk_gives_no_reward(env: LeetcodeRhEnv) -> None:
     env.step(answer(RIGHT))
     with file_size_limit(0):
         grade = env.grade()
-    assert (grade.reward, grade.hidden_pass, grade.error_type) == (None, None, "OSError")
+    assert (grade.reward, grade.hidden_pass, grade.error_type) == (None, None, "InfrastructureError")
