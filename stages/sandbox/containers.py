@@ -9,13 +9,13 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 
 from stages.errors import InfrastructureError
 from stages.sandbox.contract import CommandResult, Limits
+from stages.sandbox.guest.capture import Capture
 
 ENGINES = ("docker", "podman")
 START_S, GRACE_S = 600, 15
@@ -96,20 +96,10 @@ def run_engine(arguments: list[str]) -> None:
         raise InfrastructureError(f"{Path(arguments[0]).name} {arguments[1]} failed: {reason}")
 
 
-@dataclass(frozen=True)
-class BoundedOutput:
-    """A finished command: head and tail of its output, the number of all bytes, the exit code, and its duration."""
-
-    kept: bytes
-    num_bytes: int
-    returncode: int
-    duration_s: float
-
-
-def run_bounded(arguments: Sequence[str], timeout_s: float, most_bytes: int) -> BoundedOutput:
+def run_bounded(arguments: Sequence[str], timeout_s: float, most_bytes: int) -> CommandResult:
     """Run a command of the engine and keep at most `most_bytes` of its output; TIMEOUT_CODE where it does not end."""
     # Read as it comes: the output of `yes` for five minutes does not fit this machine's memory.
-    started, total, head, tail, ended = time.monotonic(), 0, bytearray(), bytearray(), False
+    started, output, ended = time.monotonic(), Capture(most_bytes), False
     source, sink = os.pipe()
     try:
         process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT)
@@ -117,21 +107,14 @@ def run_bounded(arguments: Sequence[str], timeout_s: float, most_bytes: int) -> 
         waiting = select.poll()  # unlike select(), it takes descriptors above 1,023
         waiting.register(source, select.POLLIN)
         while not ended and (left := started + timeout_s - time.monotonic()) > 0:
-            if waiting.poll(left * 1000):
-                chunk = os.read(source, 1 << 16)
-                ended, total = not chunk, total + len(chunk)
-                room = most_bytes // 2 - len(head)
-                head += chunk[:room]
-                tail += chunk[room:]
-                del tail[: -(most_bytes // 2)]
+            ended = bool(waiting.poll(left * 1000)) and not output.take(source)
         if not ended:
             process.kill()
         code = process.wait()
     finally:
         os.close(source)
-    left_out = total - len(head) - len(tail)
-    cut = f"\n[... {left_out} bytes left out ...]\n".encode() if left_out else b""
-    return BoundedOutput(bytes(head + cut + tail), total, code if ended else TIMEOUT_CODE, time.monotonic() - started)
+    text, duration_s = output.kept().decode(errors="replace"), time.monotonic() - started
+    return CommandResult(text, code if ended else TIMEOUT_CODE, duration_s, not ended, output.total, None)
 
 
 class Container(AbstractContextManager["Container"]):
@@ -168,16 +151,15 @@ class Container(AbstractContextManager["Container"]):
         limit_s = self.limits.wall_s if wall_s is None else wall_s
         words = exec_words(self.engine, self.name, command, limit_s, {**self.env, **(env or {})}, self.workdir, user)
         done = run_bounded(words, limit_s + GRACE_S, self.limits.output_bytes)
-        output = done.kept.decode(errors="replace")
         if done.returncode in (125, 255) and not self._runs():
-            raise InfrastructureError(f"The container of {self.image} has ended: {last_line(output)}")
+            raise InfrastructureError(f"The container of {self.image} has ended: {last_line(done.output)}")
         if not self.keeps_processes:
             # kill(2) with -1 spares process 1, which keeps the container.
             end_leftovers = [self.engine, "exec", self.name, "bash", "-c", "kill -9 -1"]
             subprocess.run(end_leftovers, capture_output=True, timeout=START_S)
         # A command may exit with 124 by itself, so the time counts too.
         timed_out = done.returncode == TIMEOUT_CODE and done.duration_s >= min(limit_s, whole_seconds(limit_s))
-        return CommandResult(output, done.returncode, done.duration_s, timed_out, done.num_bytes, None)
+        return replace(done, timed_out=timed_out)
 
     def _runs(self) -> bool:
         words = [self.engine, "inspect", "--format", "{{.State.Running}}", self.name]
@@ -187,9 +169,7 @@ class Container(AbstractContextManager["Container"]):
         """Remove the container."""
         subprocess.run([self.engine, "rm", "--force", self.name], capture_output=True, timeout=START_S)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

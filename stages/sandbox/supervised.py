@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from stages.errors import InfrastructureError, UsageError
@@ -75,9 +74,7 @@ class SupervisedSandbox(AbstractContextManager["SupervisedSandbox"]):
         if session is not None:
             session.close()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _start(self) -> SupervisorSession:

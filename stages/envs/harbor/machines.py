@@ -35,7 +35,6 @@ from stages.sandbox import CommandResult, Limits, Sandbox, View, containers, ope
 from stages.sandbox.bubblewrap import LINKS
 from stages.sandbox.containers import (
     START_S,
-    TIMEOUT_CODE,
     WAITING,
     Container,
     User,
@@ -231,9 +230,10 @@ def image_of(task: HarborTask, source: ContainerSource, engine: str) -> str:
             words = [engine, "build", "--quiet", "--tag", tag, str(context)]
             done = run_bounded(words, source.settings.build_timeout_sec, OUTPUT_BYTES)
             if done.returncode:
-                ended = f" within {source.settings.build_timeout_sec:g} s" if done.returncode == TIMEOUT_CODE else ""
-                reason = last_line(done.kept.decode(errors="replace"))
-                raise InfrastructureError(f"The image of {task.name} could not be built{ended}: {reason}")
+                ended = f" within {source.settings.build_timeout_sec:g} s" if done.timed_out else ""
+                raise InfrastructureError(
+                    f"The image of {task.name} could not be built{ended}: {last_line(done.output)}"
+                )
     return tag
 
 
@@ -269,9 +269,9 @@ class ContainerMachine(Container):
         """Run a command that must succeed; return its output."""
         done = run_bounded([self.engine, "exec", "--user", "0", self.name, "sh", "-c", command], START_S, OUTPUT_BYTES)
         if done.returncode:
-            reason = last_line(done.kept.decode(errors="replace"))
+            reason = last_line(done.output)
             raise InfrastructureError(f"{Path(self.engine).name} exec {command[:60]!r} failed: {reason}")
-        return done.kept.decode(errors="replace")
+        return done.output
 
     def upload(self, folder: Path, target: str) -> None:
         """Copy a folder's content into the container, by the engine."""

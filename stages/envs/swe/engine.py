@@ -39,19 +39,18 @@ def image_of(row: Mapping[str, Any]) -> str:
     return str(row.get("image") or f"{REGISTRY}.{str(row['instance_id']).lower().replace('__', '_1776_')}:latest")
 
 
-def open_container(
-    engine: str, image: str, folder: Path, limits: Limits, readonly: Sequence[Path], env: Mapping[str, str]
-) -> Container:
-    """Start a container of an image on a tree of this machine; `readonly` paths are visible at their own places."""
-    options = container_options(engine, folder, limits, readonly)
-    # An image may have an entrypoint that ends, and the container with it.
-    return CondaContainer(
-        engine, image, limits, [*options, "--entrypoint", "bash"], ["-c", WAITING], workdir=TESTBED, env=env
-    )
-
-
 class CondaContainer(Container):
-    """A container whose commands run in the conda environment of the official images, where there is one."""
+    """A container on a tree of this machine, whose commands run in the conda environment of the official images.
+
+    `readonly` paths are visible at their own places.
+    """
+
+    def __init__(
+        self, engine: str, image: str, folder: Path, limits: Limits, readonly: Sequence[Path], env: Mapping[str, str]
+    ) -> None:
+        # An image may have an entrypoint that ends, and the container with it.
+        options = [*container_options(engine, folder, limits, readonly), "--entrypoint", "bash"]
+        super().__init__(engine, image, limits, options, ["-c", WAITING], workdir=TESTBED, env=env)
 
     def run(
         self, command: str, wall_s: float | None = None, env: Mapping[str, str] | None = None, user: User = None

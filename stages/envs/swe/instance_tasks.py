@@ -174,7 +174,7 @@ def container_task(row: Mapping[str, Any], program: str) -> RepoTask:
 
     def opened(target: Path, limits: Limits) -> Sandbox:
         env = {"PYTHONPATH": str(grading.GUEST), "PYTHONDONTWRITEBYTECODE": "1", "PAGER": "cat"}
-        return engine.open_container(program, image, target, limits, (grading.GUEST,), env)
+        return engine.CondaContainer(program, image, target, limits, (grading.GUEST,), env)
 
     with give_back_on_failure((program, image)):
         runtime = TestRuntime(lambda target: opened(target, TEST_LIMITS), python="python")

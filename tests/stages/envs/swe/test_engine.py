@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stages.envs.swe import engine
-from stages.envs.swe.engine import container_options, image_of, open_container
+from stages.envs.swe.engine import CondaContainer, container_options, image_of
 from stages.errors import InfrastructureError
 from stages.sandbox import Limits, containers
 from stages.sandbox.containers import Container, exec_words, start_words
@@ -42,7 +42,7 @@ def stand_in(folder: Path, info: int = 0, name: str = "docker") -> Path:
 
 
 def opened(folder: Path, image: str = "image") -> Container:
-    return open_container(str(stand_in(folder)), image, folder / "work", LIMITS, (), {"GREETING": "hello"})
+    return CondaContainer(str(stand_in(folder)), image, folder / "work", LIMITS, (), {"GREETING": "hello"})
 
 
 def test_a_container_has_no_network_no_capabilities_and_limits(tmp_path: Path) -> None:

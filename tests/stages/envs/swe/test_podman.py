@@ -77,7 +77,7 @@ def test_both_shapes_are_unresolved_without_the_fix_and_resolved_with_it(
 
 def test_a_container_is_fenced_and_outlives_what_its_commands_leave_behind(image: str, tmp_path: Path) -> None:
     program = containers.find_engine() or ""
-    with engine.open_container(program, image, tmp_path, Limits(wall_s=20), (), {"SAID": "yes"}) as box:
+    with engine.CondaContainer(program, image, tmp_path, Limits(wall_s=20), (), {"SAID": "yes"}) as box:
         first = box.run("sleep 7654 & echo $SAID; id -u; touch mine; cat /proc/self/status; ls /sys/class/net")
         assert first.returncode == 0, first.output
         assert (
