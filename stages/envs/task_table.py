@@ -127,16 +127,25 @@ class TooManyTasks(UsageError):
         self.most = most
 
 
-def too_many(path: str, splits: Mapping[Split, Sequence[Row]], split: Split, count: int) -> TooManyTasks:
-    """Return the error for more tasks of a split than there are, with how many may be asked for."""
-    most, rest = (
-        len(splits[split]),
-        ", ".join(f"{len(rows)} for {name}" for name, rows in splits.items() if name != split),
-    )
+def drawn(path: str, splits: Mapping[Split, Sequence[Row]], split: Split, count: int, seed: int) -> list[Row]:
+    """Return the first `count` rows of a split in an order drawn from the seed.
+
+    `TooManyTasks`, with how many may be asked for, where there are not as many.
+    """
+    most = len(splits[split])
+    if count <= most:
+        return ordered(splits[split], seed)[:count]
+    rest = ", ".join(f"{len(rows)} for {name}" for name, rows in splits.items() if name != split)
     how = next((row[DIVIDED_BY] for rows in splits.values() for row in rows if DIVIDED_BY in row), None)
     divided = f" (and {rest}: env.eval_share is {how['eval_share']:g})" if how else f" (and {rest})"
     wanted = f"Ask for {most} at most, with tasks={most}." if most else "Give some tasks this split, or another family."
-    return TooManyTasks(f"{path} holds {counted(most, 'task')} for {split}{divided}, not {count}. {wanted}", most=most)
+    raise TooManyTasks(f"{path} holds {counted(most, 'task')} for {split}{divided}, not {count}. {wanted}", most=most)
+
+
+def ordered(rows: Sequence[Row], seed: int, key: str = "id") -> list[Row]:
+    """Return the rows in an order drawn from the seed. key: the column that identifies a row."""
+    # By digest, so that a longer list starts with the shorter one and another order of rows changes nothing.
+    return sorted(rows, key=lambda row: store.digest([seed, row[key]]))
 
 
 DIVIDED_BY = "divided_by"

@@ -25,7 +25,7 @@ from stages.envs.harbor import machines, task_folder, verifying
 from stages.envs.harbor.machines import COMMAND_S, Machine, PlayedIn
 from stages.envs.harbor.task_folder import HarborStep, HarborTask
 from stages.envs.harbor.verifying import VerifierVerdict
-from stages.envs.task_table import DIVIDED_BY, MOST_REPORTED, split_rows, too_many
+from stages.envs.task_table import DIVIDED_BY, MOST_REPORTED, drawn, split_rows
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.layout import counted
 from stages.messages import Message
@@ -113,16 +113,11 @@ class HarborEnv(ShellEnvironment):
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """Return the first `count` tasks of a split in an order drawn from the seed, all of which can be played."""
-        splits = self._rows()
-        found = splits[split]
-        if count > len(found):
-            raise too_many(self._path, splits, split, count)
-        # By digest, so that a longer list starts with the shorter one and other folders change nothing.
-        ordered = sorted(found, key=lambda row: store.digest([seed, row["id"]]))[:count]
-        drawn = [{DIVIDED_BY: row[DIVIDED_BY]} if DIVIDED_BY in row else {} for row in ordered]
+        found = drawn(self._path, self._rows(), split, count, seed)
+        how = [{DIVIDED_BY: row[DIVIDED_BY]} if DIVIDED_BY in row else {} for row in found]
         return [
-            Task(row["id"], self.name, split, row["family"], row["prompt"], row["data"] | how)
-            for row, how in zip(ordered, drawn, strict=True)
+            Task(row["id"], self.name, split, row["family"], row["prompt"], row["data"] | divided)
+            for row, divided in zip(found, how, strict=True)
         ]
 
     def size(self, split: Split) -> int:

@@ -20,6 +20,7 @@ from stages.envs.swe import engine, instance_tasks, instances, venvs
 from stages.envs.swe.instance_tasks import TEST_LIMITS, task_of
 from stages.envs.swe.instances import find_mirror, has_commit, require_mirror
 from stages.envs.swe.specs import GUESSED, EnvironmentSpec, spec_of
+from stages.envs.task_table import ordered
 from stages.errors import ComposerError, InfrastructureError, UsageError
 from stages.runs.kinds import Row
 from stages.sandbox import containers, probe
@@ -41,6 +42,11 @@ class Requirement:
     state: State
     found: str
     way_out: str = ""
+
+    @classmethod
+    def of(cls, name: str, met: object, found: str, way_out: str) -> "Requirement":
+        """Return a requirement that is met, or else is missing with a way out."""
+        return cls(name, "ok", found) if met else cls(name, "missing", found, way_out)
 
 
 @dataclass(frozen=True)
@@ -90,17 +96,12 @@ def container_requirements(rows: Sequence[Row], program: str | None) -> WayToRun
     # docker's names omit the registry.
     missing = sorted(images - {*listed, *(f"docker.io/{name}" for name in listed)})
     present = f"{len(images) - len(missing)} of {len(images)} are here"
-    if images and not missing:
-        parts.append(Requirement("images", "ok", present))
-    elif missing:
-        reason = containers.manifest_failure(program, missing[0], MANIFEST_S)
-        if reason is None:
-            fetched_later = f"{present}; the others are fetched when they are first used"
-            parts.append(Requirement("images", "ok", fetched_later))
-        else:
-            way_out = "Connect to the registry, or load the images with the engine."
-            failure = f"{present}; {missing[0]} cannot be fetched ({reason})"
-            parts.append(Requirement("images", "missing", failure, way_out))
+    if images:
+        reason = containers.manifest_failure(program, missing[0], MANIFEST_S) if missing else None
+        later = "; the others are fetched when they are first used" if missing else ""
+        found = present + (later if reason is None else f"; {missing[0]} cannot be fetched ({reason})")
+        way_out = "Connect to the registry, or load the images with the engine."
+        parts.append(Requirement.of("images", reason is None, found, way_out))
     needed_mb = ALL_IMAGES_GB * 1000 * len(missing) // ALL_IMAGES
     return WayToRun("containers", [*parts, _disk(info.storage or Path("/"), needed_mb, "images")])
 
@@ -108,10 +109,9 @@ def container_requirements(rows: Sequence[Row], program: str | None) -> WayToRun
 def _architecture() -> Requirement:
     """Check whether the official images run on this kind of machine."""
     machine = platform.machine()
-    if machine == "x86_64":
-        return Requirement("architecture", "ok", machine)
-    found = f"{machine}; the official images are for x86_64"
-    return Requirement("architecture", "missing", found, "Use clones instead.")
+    fits = machine == "x86_64"
+    found = machine if fits else f"{machine}; the official images are for x86_64"
+    return Requirement.of("architecture", fits, found, "Use clones instead.")
 
 
 def _memory() -> Requirement:
@@ -120,9 +120,7 @@ def _memory() -> Requirement:
     kib = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines)}
     total, needed = kib["MemTotal"] >> 10, TEST_LIMITS.memory_mb
     found = f"{total} MiB; one run of tests may take {needed}"
-    if total >= needed:
-        return Requirement("memory", "ok", found)
-    return Requirement("memory", "missing", found, "Take a larger machine.")
+    return Requirement.of("memory", total >= needed, found, "Take a larger machine.")
 
 
 def _disk(folder: Path, needed_mb: int, what: str) -> Requirement:
@@ -130,9 +128,7 @@ def _disk(folder: Path, needed_mb: int, what: str) -> Requirement:
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free_mb = shutil.disk_usage(existing).free // 1_000_000
     found = f"{free_mb / 1000:.0f} GB free at {existing}; {what} to come need about {needed_mb / 1000:.1f}"
-    if free_mb >= needed_mb:
-        return Requirement("disk", "ok", found)
-    return Requirement("disk", "missing", found, "Make room there.")
+    return Requirement.of("disk", free_mb >= needed_mb, found, "Make room there.")
 
 
 def local_requirements(
@@ -154,8 +150,7 @@ def local_requirements(
     parts += [_clones(rows, repos), _memory()]
     if rows:
         parts += _environments(to_build, len(versions))
-        guessed = sum(spec.source == GUESSED for spec in specs.values())
-        if guessed:
+        if guessed := sum(spec.source == GUESSED for spec in specs.values()):
             found = f"{guessed} of {len(specs)} versions are in no table here, and get the newest of what they ask for"
             way_out = "pip install 'composer-post-training[swe]', else their tests may fail."
             parts.append(Requirement("specifications", "note", found, way_out))
@@ -182,10 +177,8 @@ def _clones(rows: Sequence[Row], repos: str) -> Requirement:
     gone = [
         row["instance_id"] for row in rows if (at := mirrors[row["repo"]]) and not has_commit(at, row["base_commit"])
     ]
-    if gone:
-        found += f", but no base commit of {len(gone)} rows, such as {gone[0]}"
-        return Requirement("clones", "missing", found, "Fetch those mirrors again (git fetch in each).")
-    return Requirement("clones", "ok", found + ", every base commit in them")
+    found += f", but no base commit of {len(gone)} rows, such as {gone[0]}" if gone else ", every base commit in them"
+    return Requirement.of("clones", not gone, found, "Fetch those mirrors again (git fetch in each).")
 
 
 def _environments(to_build: Mapping[str, EnvironmentSpec], total: int) -> list[Requirement]:
@@ -193,13 +186,11 @@ def _environments(to_build: Mapping[str, EnvironmentSpec], total: int) -> list[R
     found = f"{total - len(to_build)} of {total} are there"
     if not to_build:
         return [Requirement("environments", "ok", found)]
-    parts = []
-    if conda := sorted(name for name, spec in to_build.items() if spec.needs_conda):
-        by_conda = f"{found}; {len(conda)} are made by conda, such as {conda[0]}"
-        way_out = "Build those yourself below env.venvs, or leave them out."
-        parts.append(Requirement("environments", "missing", by_conda, way_out))
-    else:
-        parts.append(Requirement("environments", "ok", f"{found}; the others are built when they are first used"))
+    conda = sorted(name for name, spec in to_build.items() if spec.needs_conda)
+    by_conda = f"{len(conda)} are made by conda, such as {conda[0]}" if conda else ""
+    others = by_conda or "the others are built when they are first used"
+    way_out = "Build those yourself below env.venvs, or leave them out."
+    parts = [Requirement.of("environments", not conda, f"{found}; {others}", way_out)]
     absent = defaultdict(list)
     for name, spec in to_build.items():
         try:
@@ -254,8 +245,8 @@ class SweEnv(RepoEnvironment):
         chosen = self._chosen(split) if self._path else []
         if not self._local:
             engine.require_engine()
-        ordered = instances.drawn(self._possible(chosen or self._chosen(split)), seed)
-        return [task_of(row, self.name, split) for row in ordered[:count]]
+        found = ordered(self._possible(chosen or self._chosen(split)), seed, "instance_id")
+        return [task_of(row, self.name, split) for row in found[:count]]
 
     def _chosen(self, split: Split) -> list[Row]:
         """Return the rows of a split, or the named ones among them."""

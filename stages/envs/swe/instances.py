@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 
 from stages.envs.repo import trees
+from stages.envs.task_table import hub_rows
 from stages.errors import BadInput, InfrastructureError, UsageError
-from stages.runs import hub, store
 from stages.runs.kinds import Row
 
 CLASSIC = (
@@ -37,21 +37,12 @@ def load(path: Path) -> list[Row]:
 
 
 def load_from_hub(name: str, split: str) -> list[Row]:
-    """Load the rows of a data set on the hub; `UsageError` names the alternatives without a connection."""
-    from datasets import load_dataset
-
-    try:
-        with hub.offline_if_unreachable():
-            return validated_rows([dict(row) for row in load_dataset(name, split=split)], name)
-    except BadInput:
-        raise
-    except Exception as error:  # datasets passes on whatever its transport raises
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UsageError(
-            f"The data set {name} cannot be fetched ({reason}). Without a connection give a file of instances: "
-            "--set env.path=FILE (JSON, JSON Lines or Parquet); `--env swe-mini` brings its own, and "
-            "`composer swe check` lists what else is missing."
-        ) from None
+    """Load the rows of a data set on the hub; `BadInput` names the alternatives without a connection."""
+    remedy = (
+        "Without a connection give a file of instances: --set env.path=FILE (JSON, JSON Lines or Parquet); "
+        "`--env swe-mini` brings its own, and `composer swe check` lists what else is missing."
+    )
+    return validated_rows(hub_rows(name, remedy, part=split)[split], name)
 
 
 def named(rows: list[Row], ids: Sequence[str], source: str) -> list[Row]:
@@ -59,12 +50,6 @@ def named(rows: list[Row], ids: Sequence[str], source: str) -> list[Row]:
     if unknown := sorted(set(ids) - {row["instance_id"] for row in rows}):
         raise UsageError(f"There is no instance {unknown[0]!r} in {source}.")
     return [row for row in rows if not ids or row["instance_id"] in ids]
-
-
-def drawn(rows: Sequence[Row], seed: int) -> list[Row]:
-    """Return the rows in an order drawn from the seed."""
-    # By digest, so that a longer list starts with the shorter one and another file order changes nothing.
-    return sorted(rows, key=lambda row: store.digest([seed, row["instance_id"]]))
 
 
 def validated_rows(rows: Sequence[Any], where: str) -> list[Row]:

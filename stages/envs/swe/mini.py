@@ -26,6 +26,7 @@ from stages.envs.swe import instances
 from stages.envs.swe.instance_tasks import DELIVERED, TEST_LIMITS, give_back_on_failure, patch_fields, task_of
 from stages.envs.swe.logs import lists_of
 from stages.envs.swe.specs import HERE, EnvironmentSpec, instance_tests
+from stages.envs.task_table import ordered
 from stages.errors import BadInput, UsageError
 from stages.runs import store
 from stages.runs.activity import activity
@@ -159,7 +160,7 @@ class SweMiniEnv(RepoEnvironment):
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """Return the first `count` instances under a seed, and fetch what they need where it is missing."""
-        found = instances.drawn(self._rows(split), seed)[:count]
+        found = ordered(self._rows(split), seed, "instance_id")[:count]
         fetched_pytest(self._cache)
         for row in found:
             fetched_sdist(row, self._cache)

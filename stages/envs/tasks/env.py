@@ -24,7 +24,7 @@ from stages.envs.repo.guest.composer_rules import COMMAND
 from stages.envs.repo.session import RepoEnvironment
 from stages.envs.repo.task import Export, RepoTask, by_command, by_pytest, delivered_tree
 from stages.envs.repo.trees import TreeFile
-from stages.envs.task_table import family_of, split_rows, too_many
+from stages.envs.task_table import drawn, family_of, split_rows
 from stages.envs.tasks import rows, values
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.runs import store
@@ -79,13 +79,8 @@ class TasksEnv(RepoEnvironment):
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """Return the first `count` tasks of a split in an order drawn from the seed."""
-        splits = self._splits()
-        found = splits[split]
-        if count > len(found):
-            raise too_many(self._path, splits, split, count)
-        # By digest, so that a longer list starts with the shorter one and another order of rows changes nothing.
-        ordered = sorted(found, key=lambda row: store.digest([seed, row["id"]]))
-        return [Task(row["id"], self.name, split, family_of(row), row["prompt"], row) for row in ordered[:count]]
+        found = drawn(self._path, self._splits(), split, count, seed)
+        return [Task(row["id"], self.name, split, family_of(row), row["prompt"], row) for row in found]
 
     def repo_task(self, task: Task) -> RepoTask:
         """Set up the task's files in a folder, and its test in a fresh sandbox with the limit of its row."""
