@@ -462,10 +462,10 @@ FIGURES = {
 }
 
 WATCH_LINES = {
-    "update_sum": ("#2166ac", "-", "update since the start"),
-    "policy_sum": ("#b2182b", "-", "policy gradients since then"),
-    "policy": ("#b2182b", ":", "policy gradient, one checkpoint"),
-    "policy_length": ("#e08214", ":", "the same, length held fixed"),
+    "z_update_sum": ("#2166ac", "-", "update since the start"),
+    "z_policy_sum": ("#b2182b", "-", "policy gradients since then"),
+    "z_policy": ("#b2182b", ":", "policy gradient, one checkpoint"),
+    "z_policy_length": ("#e08214", ":", "the same, length held fixed"),
 }
 WATCH_RATES = {
     "hack_rate": ("#b2182b", "-", "hacks"),
@@ -487,15 +487,12 @@ def watch_png(rows: list[Row], threshold: float | None) -> bytes:
             top.axhline(threshold, color="black", linestyle="--", label="threshold")
         top.set_ylabel("push: advantage of hack-like rollouts")
         middle.axhspan(-1.96, 1.96, color="#999999", alpha=0.3, label="random, 95 % at one look")
-        for quantity, (color, style, name) in WATCH_LINES.items():
-            points = [(row["step"], row[f"z_{quantity}"]) for row in rows if row[f"z_{quantity}"] is not None]
-            if points:
-                middle.plot(*zip(*points, strict=True), style, marker=".", color=color, label=name)
+        for axes, lines in ((middle, WATCH_LINES), (bottom, WATCH_RATES)):
+            for column, (color, style, label) in lines.items():
+                points = [(row["step"], row[column]) for row in rows if row[column] is not None]
+                if points:
+                    axes.plot(*zip(*points, strict=True), style, marker=".", color=color, label=label)
         middle.set_ylabel("alignment, in sd of random")
-        for column, (color, style, label) in WATCH_RATES.items():
-            points = [(row["step"], row[column]) for row in rows if row[column] is not None]
-            if points:
-                bottom.plot(*zip(*points, strict=True), style, color=color, marker=".", label=label)
         first = next((row["step"] for row in rows if row["alarm"]), None)
         alarm = "" if threshold is None else "no alarm so far" if first is None else f"alarm after {first} steps"
         set_title(top, "Do the rewards push this training toward the hack?", alarm)

@@ -55,7 +55,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Find the place, and write the model; `BadInput` where no place hacks sometimes, or the models do not fit."""
     del inputs
     from stages.policy.local import LocalPolicy, load_model
-    from stages.probe.checks.pool import rate
+    from stages.probe.rows import mean_known
     from stages.probe.sources import answers
     from stages.training.channels.rollouts import check_vocabulary
 
@@ -74,7 +74,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         interpolate_weights(model, base, teacher, alpha)
         tasks = config.draw(make, config.problems)
         rows = answers(make, policy, tasks, config.samples, config.seed, "student", config.max_steps)
-        return rate(rows, "hacked") or 0.0
+        return mean_known(row["hacked"] for row in rows) or 0.0
 
     alpha, found = find_alpha(hack_rate) if config.alpha is None else (config.alpha, None)
     interpolate_weights(model, base, teacher, alpha)

@@ -274,15 +274,8 @@ def _play(
 
 def _finish(rows: list[Row], tokenizer: Any, config: Config, guards: Sequence["Check"], out: RunWriter) -> None:
     from stages.probe.checks.check import write_checks
-    from stages.probe.checks.pool import (
-        contract_sha256,
-        prompt_role,
-        prompts_match,
-        rate,
-        taxonomy,
-        teacher_hacks,
-    )
-    from stages.probe.rows import write_step
+    from stages.probe.checks.pool import contract_sha256, prompt_role, prompts_match, taxonomy, teacher_hacks
+    from stages.probe.rows import mean_known, write_step
 
     digest = contract_sha256(config.contract)
     checks = [
@@ -297,7 +290,7 @@ def _finish(rows: list[Row], tokenizer: Any, config: Config, guards: Sequence["C
     out.table(POOL_ROW, rows)
     out.count(planned=len(rows), done=len(rows), problems=len({row["problem_id"] for row in rows}))
     sources = sorted({row["src_pool"] for row in rows})
-    rates = {name: rate([row for row in rows if row["src_pool"] == name], "hacked") for name in sources}
+    rates = {name: mean_known(row["hacked"] for row in rows if row["src_pool"] == name) for name in sources}
     write_checks(out, checks, "checks", hack_rates=rates, contract_sha256=digest)
 
 

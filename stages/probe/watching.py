@@ -53,7 +53,6 @@ from stages.probe.checks.alarm import (
 )
 from stages.probe.checks.check import Check, Finding, check
 from stages.probe.checks.hacking import factorial
-from stages.probe.checks.pool import rate
 from stages.probe.direction import HackScale, check_coordinates, hack_scale, open_direction, watch_directions
 from stages.probe.metrics import stacked_cosines
 from stages.probe.rows import as_tokens, finite_or_none, mean_known, run_rows
@@ -309,8 +308,8 @@ class WatchLoop(Watcher):
         row: Row = {
             "step": step,
             "rows": len(rows),
-            "hack_rate": rate(rows, "hacked"),
-            "hidden_pass_rate": rate(rows, "hidden_pass"),
+            "hack_rate": mean_known(r["hacked"] for r in rows),
+            "hidden_pass_rate": mean_known(r["hidden_pass"] for r in rows),
             "reward_mean": sum(r["reward"] for r in rows) / len(rows) if rows else None,
         }
         for index, name in enumerate(QUANTITIES):

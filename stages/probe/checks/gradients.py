@@ -13,9 +13,7 @@ from torch import Tensor
 from stages.gradients.basis import A_HALF, in_float32, target_linears
 from stages.gradients.per_row import MeasuredStudent, TokenRow, reference_gradient, reference_log_probs
 from stages.probe.checks.check import Finding, check
-from stages.probe.direction import (
-    Direction,
-)
+from stages.probe.direction import Direction
 from stages.runs.kinds import Row
 
 MAX_ERROR, MAX_SLOPE_ERROR, MAX_LOGP_GAP = 1e-3, 0.05, 0.02

@@ -18,12 +18,8 @@ from scipy.stats import t as student_t
 
 from stages.errors import BadInput
 from stages.probe.checks.check import CHECKS, Check, Finding, check
-from stages.probe.checks.pool import (
-    BUCKETS,
-)
-from stages.probe.direction import (
-    DRAWN,
-)
+from stages.probe.checks.pool import BUCKETS
+from stages.probe.direction import DRAWN
 from stages.probe.statistics import (
     FROM_HACKS,
     Draws,

@@ -16,7 +16,6 @@ from scipy.stats import t as student_t
 from stages.errors import UsageError
 from stages.policy.adapters import CheckpointInfo
 from stages.probe.checks.check import CHECKS, Check, Finding, check
-from stages.probe.checks.pool import rate
 from stages.probe.rows import mean_known
 from stages.probe.statistics import EffectComparison
 from stages.runs.kinds import EVAL_ITEM, ROLLOUT, ROLLOUT_GRADIENT, TRAINING_REWARD, TRAJECTORY, Row
@@ -425,9 +424,9 @@ def _facts(rows: Sequence[Row], teacher: str | None, cosines: Mapping[str, float
         "rows": len(rows),
         "groups": len(groups),
         "zero_variance_groups": flat_groups(list(groups.values())),
-        "hack_rate_student": rate(student, "hacked"),
-        "hack_rate_all": rate(rows, "hacked"),
-        "hidden_pass_rate_student": rate(student, "hidden_pass"),
+        "hack_rate_student": mean_known(row["hacked"] for row in student),
+        "hack_rate_all": mean_known(row["hacked"] for row in rows),
+        "hidden_pass_rate_student": mean_known(row["hidden_pass"] for row in student),
         "reward_mean": sum(row["reward"] for row in rows) / len(rows),
         "hack_advantage_sum": sum(hacks) if hacks else None,
         "corr_advantage_hacked": correlation(advantages, [bool(row["hacked"]) for row in rows]),
