@@ -82,19 +82,22 @@ def _episode(record: Record, origin: Origin) -> Trajectory:
         env=env,
         opening=opening,
         turns=turns,
-        own_id=extra.get("rollout_id"),
         model=extra.get("model") or about.get("model"),
-        family=extra.get("family"),
-        split=extra.get("split"),
         reward=record.get("reward"),
-        resolved=extra.get("resolved"),
         unscored=True,
-        submission=extra.get("submission"),
+        **_read_marks(extra),
         terminated_by=extra.get("terminated_by") or ("max_steps" if metrics.get("truncated") else None),
         task_data={"task": record["task"]} if record.get("task") is not None else {},
         tools=extra.get("tools") or [],
         extra={name: record.get(name) for name in ("episode_id", "done", "metrics", "verify_metrics", "artifacts")},
     )
+
+
+def _read_marks(marks: Record) -> Record:
+    """Return what the writer noted of a rollout (`_marked`), as fields of a trajectory."""
+    return {"own_id": marks.get("rollout_id")} | {
+        name: marks.get(name) for name in ("family", "split", "resolved", "submission")
+    }
 
 
 def _task_id(env: str, task: Any, opening: list[Message]) -> str:
@@ -133,14 +136,10 @@ def _captured(part: list[SentCall], about: Record) -> Trajectory:
         env=env,
         opening=opening,
         turns=turns,
-        own_id=about.get("rollout_id"),
         model=about.get("model") or metadata.get("model"),
-        family=about.get("family"),
-        split=about.get("split"),
         reward=about.get("reward"),
-        resolved=about.get("resolved"),
         unscored="reward" in about,
-        submission=about.get("submission"),
+        **_read_marks(about),
         terminated_by=about.get("terminated_by"),
         sampling=metadata.get("sampling_params") or None,
         tools=(first.get("request") or {}).get("tools") or [],

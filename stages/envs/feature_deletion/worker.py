@@ -108,7 +108,7 @@ class TestRunReport:
 
 
 class TestWorker(ExitStack):
-    """A sandbox on a private copy of a tree, for one thread at a time; `cpu_s` is the CPU time of all runs so far.
+    """A sandbox on a private copy of a tree, for one thread at a time.
 
     `close`, or the end of a `with` block, ends the sandbox and deletes the copy. `check` is called several times a
     second while tests run, which may take minutes; what it raises ends the sandbox and is raised by `run`.
@@ -124,7 +124,7 @@ class TestWorker(ExitStack):
         check: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
-        self.cpu_s, self._check = 0.0, check
+        self._check = check
         # A stack of its own, since no `with` block closes an object whose constructor raised.
         with ExitStack() as stack:
             self.tree = stack.enter_context(trees.scratch())
@@ -190,7 +190,6 @@ class TestWorker(ExitStack):
             raise InfrastructureError(
                 f"The test worker did not report ({reason}): {result.output[-500:].strip()}"
             ) from None
-        self.cpu_s += report["cpu_s"]
         return [
             TestRunReport(
                 outcomes=result["outcomes"],

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from stages.sandbox.guest import candidate, processes, protocol
     from stages.sandbox.guest.capture import Capture, WipedCapture
     from stages.sandbox.guest.protocol import HEAD, READY, REASONS, read_request, write_all
-    from stages.sandbox.guest.traces import DEVICES, left_traces, restore_devices, sandbox_state, status
     from stages.sandbox.guest.watchdog import Watchdog
 else:
     import candidate
@@ -26,12 +25,14 @@ else:
     import protocol
     from capture import Capture, WipedCapture
     from protocol import HEAD, READY, REASONS, read_request, write_all
-    from traces import DEVICES, left_traces, restore_devices, sandbox_state, status
     from watchdog import Watchdog
 
 LOOK_INTERVAL_S = 0.015
 DRAIN_CHUNKS = 64
 TIME_OUT, KILLED = 124, 137
+WATCHED = ("/tmp", "/dev/shm", "/home/agent", "/dev/pts", "/dev/pts/ptmx")  # noqa: S108 (folders of the sandbox's own)
+DEVICES = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty"))
+COUNTERS = ("/proc/self/net/snmp", "/proc/self/net/dev")
 
 
 def serve(inherited: int) -> None:
@@ -101,7 +102,7 @@ class SupervisedJob:
         if self.watchdog:
             self.watchdog.disk.begin()
         reason = self._wait(ended, time.monotonic() + wall_s)
-        status = os.waitstatus_to_exitcode(processes.end_all(self.pid))
+        ended_with = os.waitstatus_to_exitcode(processes.end_all(self.pid))
         # What the job wrote before it ended and is still in the pipe.
         self._read(DRAIN_CHUNKS)
         os.close(ended)
@@ -109,7 +110,7 @@ class SupervisedJob:
         if self.watchdog and self.watchdog.disk.end(broken=reason == "disk"):
             reason = "disk"
         timed_out = reason == "time"
-        code = TIME_OUT if timed_out else KILLED if reason else 128 - status if status < 0 else status
+        code = TIME_OUT if timed_out else KILLED if reason else 128 - ended_with if ended_with < 0 else ended_with
         why = REASONS.index(None if timed_out else reason)
         return HEAD.pack(code, timed_out, why, self.capture.total, len(self.capture.kept()))
 
@@ -144,3 +145,47 @@ class SupervisedJob:
             except BlockingIOError:
                 return True
         return True
+
+
+# Traces that a job leaves for a later one in the same sandbox, apart from its files.
+
+
+def sandbox_state() -> list[object]:
+    """Return times and modes of the writable folders, and the counters of the network.
+
+    A folder's times and mode show files that were there and are gone, and can hold a message themselves.
+    """
+    return [*map(status, WATCHED), *map(_content, COUNTERS)]
+
+
+def left_traces(fresh: list[object], pid: int) -> bool:
+    """Return whether the state differs from the fresh one, or the job `pid` started a process or thread."""
+    # The fifth field of loadavg is the last pid of this namespace; pids are counted up, so a candidate could tell
+    # another something by the number of processes that it starts.
+    return sandbox_state() != fresh or int(_content("/proc/loadavg").split()[4]) != pid
+
+
+def restore_devices(before: dict[str, tuple[int, int, int, int]]) -> None:
+    """Restore modes and times of the devices to those `before`, by path.
+
+    The devices are the host's own, and where its root runs the sandbox a job may change them. No mount that is
+    read-only would let a device be used (bwrap adds nodev to it).
+    """
+    for path, (mode, accessed, modified, _) in before.items():
+        if status(path)[:3] != (mode, accessed, modified):
+            try:
+                os.chmod(path, mode & 0o7777)
+                os.utime(path, ns=(accessed, modified))
+            except PermissionError:  # not root on the host, so that no job could change it either
+                continue
+
+
+def status(path: str) -> tuple[int, int, int, int]:
+    """Return mode, and times of access, modification and change in ns."""
+    found = os.stat(path)
+    return found.st_mode, found.st_atime_ns, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()

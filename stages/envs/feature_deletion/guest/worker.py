@@ -2,8 +2,8 @@
 
     python3 -P worker.py JOBS.json
 
-Prints one JSON line: the result of each job, in order, and the CPU seconds of all of them. A job writes files over the
-tree, runs tests, and has the files put back; `timeout_s` ends it with everything that it started.
+Prints one JSON line: the result of each job, in order. A job writes files over the tree, runs tests, and has the files
+put back; `timeout_s` ends it with everything that it started.
 
 A test that takes longer than its limit is considered to hang: the child is killed, the test recorded, and the job
 started again without it, up to MOST_HANGING times.
@@ -15,7 +15,6 @@ import gc
 import importlib
 import json
 import os
-import resource
 import select
 import signal
 import sys
@@ -34,7 +33,6 @@ os.environ["COVERAGE_FILE"] = os.path.join(tempfile.mkdtemp(), "coverage")
 # Not coverage's own dynamic_context=test_function, which names tests by function: inherited test methods collapsed, and
 # 11 of 60 tasks of toolz had failing tests outside of the map from lines to tests.
 COVERAGE = ["-p", "pytest_cov", "--cov=.", "--cov-context=test", "--cov-report=", "--cov-config=/dev/null"]
-USERS = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 COMPILED = os.path.join("__pycache__", "composer-compiled")
 MOST_HANGING = 4
 SLOW_S = 0.5
@@ -185,5 +183,4 @@ if __name__ == "__main__":
     with open(sys.argv[1]) as file:
         jobs = json.load(file)
     prepare()
-    results = [run(job) for job in jobs]
-    print(json.dumps({"results": results, "cpu_s": sum(sum(resource.getrusage(who)[:2]) for who in USERS)}))
+    print(json.dumps({"results": [run(job) for job in jobs]}))
