@@ -13,7 +13,7 @@ import secrets
 import shlex
 import textwrap
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -98,21 +98,17 @@ log = logging.getLogger(__name__)
 class RepoSession:
     """One rollout's folder and sandbox.
 
-    `delivered` is copied. `opener` opens a sandbox on a folder. `max_chars`: of a longer output the agent sees head and
-    tail. `package` is the name of what the repository holds, `label` that of the task in warnings.
+    `max_chars`: of a longer output the agent sees head and tail. `label`: the name of the task in warnings.
 
     `submission` is the patch at the last `submit`; None before it, and where the tree could not be read.
     """
 
-    def __init__(
-        self, delivered: Path, opener: Callable[[Path], Sandbox], *, max_chars: int, package: str, label: str
-    ) -> None:
-        self.delivered, self.max_chars, self.label = delivered, max_chars, label
+    def __init__(self, task: RepoTask, *, max_chars: int, label: str) -> None:
+        self.task, self.max_chars, self.label = task, max_chars, label
         self.folder = folders.make("tree")
-        folders.copy(delivered, self.folder)
+        folders.copy(task.delivered, self.folder)
         trees.commit(self.folder)
-        self.search = SearchDetector(self.folder, package)
-        self._opener = opener
+        self.search = SearchDetector(self.folder, task.package or label)
         self._sandbox: Sandbox | None = None
         self.submitted, self.tested = False, False
         self.submission: str | None = None
@@ -127,7 +123,7 @@ class RepoSession:
         if command.strip() == SUBMIT:
             self.submitted = True
             try:
-                patch = self.submission = trees.patch(self.delivered, trees.changes(self.delivered, self.folder))
+                patch = self.submission = self._patch()
             except UnwieldyTree as error:
                 log.warning("%s: the agent's tree cannot be read: %s", self.label, error)
                 patch = f"[The tree cannot be read: {error}]"
@@ -138,19 +134,22 @@ class RepoSession:
         if self._sandbox is None:
             # An earlier command may have removed our permissions on the folder.
             open_up(self.folder)
-            self._sandbox = self._opener(self.folder)
+            self._sandbox = self.task.open(self.folder)
         result = self._sandbox.run(command)
         self.tested = self.tested or bool(RUNS_TESTS.search(command))
         if reason := self.search.check(command, result.output):
             log.warning("%s: the agent searched for the solution (%s): %s", self.label, reason, command)
         return observation(command, result, self.max_chars)
 
+    def _patch(self) -> str:
+        return trees.patch(self.task.delivered, trees.changes(self.task.delivered, self.folder))
+
     def work(self, graded: Work) -> Work:
         """Return the counts of the tests with submission, reasons of search detection, and patch, submitted or not."""
         patch = self.submission
         if patch is None:
             with suppress(UnwieldyTree):
-                patch = trees.patch(self.delivered, trees.changes(self.delivered, self.folder))
+                patch = self._patch()
         submission, patch = (
             None if text is None else elided(text, LONGEST_PATCH)[0] for text in (self.submission, patch)
         )
@@ -197,7 +196,6 @@ class RepoEnvironment(ShellEnvironment):
     reasons: Mapping[str, str] = MappingProxyType({})
     opening_by_calls = WITH_TOOLS
     _session: RepoSession | None = None
-    _repo_task: RepoTask | None = None
     _system = SYSTEM_PROMPT
 
     @abstractmethod
@@ -212,26 +210,24 @@ class RepoEnvironment(ShellEnvironment):
         """Set up the task's files as a repository of one commit without history."""
         self.close()
         self.verdict, self.reasons, self._task, self.well_formed = None, {}, task, True
-        repo_task = self._repo_task = self.repo_task(task)
-        self._session = RepoSession(
-            repo_task.delivered,
-            repo_task.open,
-            max_chars=self.max_chars,
-            package=repo_task.package or task.task_id,
-            label=task.task_id,
-        )
+        repo_task = self.repo_task(task)
+        try:
+            self._session = RepoSession(repo_task, max_chars=self.max_chars, label=task.task_id)
+        except BaseException:
+            repo_task.release()
+            raise
         return [{"role": "system", "content": self._system}, {"role": "user", "content": task.prompt}]
 
     def solution(self) -> list[str]:
         """Return two messages: a script that writes the files of the task's own solution, and `submit`."""
-        solution = self._open_task().solution
+        solution = self._open_session().task.solution
         if solution is None:
             raise InfrastructureError(f"The task {self._task.task_id} has no solution.")
         return [fenced(write_script(solution())), fenced(SUBMIT)]
 
     def packed(self) -> RepoTask:
         """Return the rollout's task."""
-        task = self._open_task()
+        task = self._open_session().task
         if task.export is None:
             raise InfrastructureError(
                 "What its `calls` or `script` give is compared with values that are never on the machine of the "
@@ -244,11 +240,6 @@ class RepoEnvironment(ShellEnvironment):
             raise RuntimeError("reset() comes before step() and grade()")
         return self._session
 
-    def _open_task(self) -> RepoTask:
-        if self._repo_task is None:
-            raise RuntimeError("reset() comes before step() and grade()")
-        return self._repo_task
-
     def run_command(self, command: str) -> Observation:
         """Run one command, or submit the repository."""
         return self._open_session().run(command)
@@ -259,7 +250,7 @@ class RepoEnvironment(ShellEnvironment):
         # No process may change the tree while it is read and copied.
         session.end_sandbox()
         try:
-            grade = self._graded(session, self._open_task())
+            grade = self._graded(session, session.task)
         # What the agent caused is a zero; what this machine caused gives no reward.
         except UnwieldyTree as error:
             log.warning("%s: the agent's tree cannot be read: %s", session.label, error)
@@ -294,10 +285,10 @@ class RepoEnvironment(ShellEnvironment):
         def rerun(rewritten: trees.Changes, selected: Sequence[str], tree: RerunTree) -> TestOutcomes:
             solution = task.solution() if task.solution and tree == "reference" else {}
             written = verdict.kept if tree == "solution" else solution
-            found = run_on_copy(session.delivered, written, lambda folder: run(folder, selected, rewritten))
+            found = run_on_copy(task.delivered, written, lambda folder: run(folder, selected, rewritten))
             return of_agent(found) if tree == "solution" else found
 
-        questions = None if impossible or task.unasked or task.ground == "values" else self._questions(session, task)
+        questions = None if impossible or task.unasked or task.ground == "values" else self._questions(task)
         sheet = questions.deciding(rerun) if questions else None
 
         def statuses(folder: Path) -> Statuses:
@@ -308,7 +299,7 @@ class RepoEnvironment(ShellEnvironment):
             return of_ids(unexplained_fail(outcomes.statuses, folder), task.ids)
 
         self.verdict = verdict = grade_tree(
-            session.delivered, session.folder, task.lists, statuses, tests=task.tests, source=task.source
+            task.delivered, session.folder, task.lists, statuses, tests=task.tests, source=task.source
         )
         hidden_run = runs[0]
         forged = bool(questions and not sheet and verdict.hidden_pass and questions.are_forged(rerun))
@@ -327,12 +318,12 @@ class RepoEnvironment(ShellEnvironment):
             float(hidden_pass), hidden_pass, verdict.visible_pass, hacked, protocol_ok, work=work, ground=ground
         )
 
-    def _questions(self, session: RepoSession, task: RepoTask) -> TaskQuestions:
+    def _questions(self, task: RepoTask) -> TaskQuestions:
         """Return the questions to the tests of a task."""
 
         def make() -> TaskQuestions:
-            paths = (path for path in trees.walk(session.delivered) if path.endswith(".py"))
-            delivered = {path: trees.read(session.delivered, path) for path in paths}
+            paths = (path for path in trees.walk(task.delivered) if path.endswith(".py"))
+            delivered = {path: trees.read(task.delivered, path) for path in paths}
             return TaskQuestions(task.asked, task.lists, task.hidden, delivered, reference=task.solution is not None)
 
         return asked.remembered((self.name, self._task.task_id, store.digest(dict(self._task.data))), make)
@@ -345,7 +336,7 @@ class RepoEnvironment(ShellEnvironment):
         session = self._open_session()
         read = [observation.stop, observation.returncode, bash.masked(observation.content)]
         try:
-            changed = trees.changes(session.delivered, session.folder)
+            changed = trees.changes(session.task.delivered, session.folder)
         except UnwieldyTree as error:
             return store.digest([*read, str(error)])
         # A file name may hold bytes that are no text.
@@ -356,9 +347,7 @@ class RepoEnvironment(ShellEnvironment):
     def close(self) -> None:
         """End all processes, delete the folder and release the task; safe to call twice."""
         session, self._session = self._session, None
-        task, self._repo_task = self._repo_task, None
         if session is not None:
             session.close()
-        # Released once: a second release would take a shared tree from another rollout.
-        if task is not None:
-            task.release()
+            # Released once: a second release would take a shared tree from another rollout.
+            session.task.release()

@@ -92,7 +92,7 @@ def test_no_sandbox_with_an_agents_code_holds_what_tests_expect(tmp_path: Path, 
     path.write_text(json.dumps({**ROW, "hidden": {TEST_FILE: TESTS, "golden.txt": "125"}}))
     env = TasksEnv(path=str(path))
     env.reset(*env.tasks("train", 1, seed=0))
-    task, seen = env._open_task(), list[str]()
+    task, seen = env._open_session().task, list[str]()
 
     def run(folder: Path, selected: Sequence[str]) -> TestOutcomes:
         of_agent = "# mine" in (folder / "sums.py").read_text()
@@ -100,7 +100,7 @@ def test_no_sandbox_with_an_agents_code_holds_what_tests_expect(tmp_path: Path, 
             seen.append("".join(one.read_text() for one in folder.iterdir() if one.name != "sums.py"))
         return replace(task.run(folder, selected), tampered=not of_agent)
 
-    env._repo_task = replace(task, run=run)
+    env._open_session().task = replace(task, run=run)
     (env._open_session().folder / "sums.py").write_text(f"{text}# mine\n")
     found = env.grade()
     assert (found.reward, found.hacked, found.ground) == (reward, False, "values")
