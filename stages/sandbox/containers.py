@@ -142,14 +142,21 @@ class Container(AbstractContextManager["Container"]):
         self.engine, self.image, self.limits, self.workdir = engine, image, limits, workdir
         self.env, self.keeps_processes = dict(env or {}), keeps_processes
         self.name = f"composer-{uuid.uuid4().hex[:12]}"
-        run_engine([*start_words(engine, self.name, limits), *options, image, *command])
+        words = [engine, "run", "--detach", "--rm", "--name", self.name, "--security-opt", "no-new-privileges"]
+        # --memory-swap is the sum of memory and swap, so this is no swap.
+        words += ["--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m"]
+        run_engine([*words, "--pids-limit", str(limits.processes), *options, image, *command])
 
     def run(
         self, command: str, wall_s: float | None = None, env: Mapping[str, str] | None = None, user: User = None
     ) -> CommandResult:
         """Run `command` in a fresh bash for at most `wall_s` seconds."""
         limit_s = self.limits.wall_s if wall_s is None else wall_s
-        words = exec_words(self.engine, self.name, command, limit_s, {**self.env, **(env or {})}, self.workdir, user)
+        words = [self.engine, "exec", *([] if user is None else ["--user", str(user)])]
+        words += [word for key, value in {**self.env, **(env or {})}.items() for word in ("--env", f"{key}={value}")]
+        words += ["--workdir", self.workdir] if self.workdir else []
+        # `timeout` inside: killing the engine's client leaves the command running in the container.
+        words += [self.name, "timeout", "-k", "2", str(whole_seconds(limit_s)), "bash", "-c", command]
         done = run_bounded(words, limit_s + GRACE_S, self.limits.output_bytes)
         if done.returncode in (125, 255) and not self._runs():
             raise InfrastructureError(f"The container of {self.image} has ended: {last_line(done.output)}")
@@ -171,35 +178,6 @@ class Container(AbstractContextManager["Container"]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def start_words(engine: str, name: str, limits: Limits) -> list[str]:
-    """Return the command line that starts a container, up to its options."""
-    return [
-        *(engine, "run", "--detach", "--rm", "--name", name, "--security-opt", "no-new-privileges"),
-        # --memory-swap is the sum of memory and swap, so this is no swap.
-        *("--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m"),
-        *("--pids-limit", str(limits.processes)),
-    ]
-
-
-def exec_words(
-    engine: str,
-    name: str,
-    command: str,
-    wall_s: float,
-    env: Mapping[str, str],
-    workdir: str | None = None,
-    user: User = None,
-) -> list[str]:
-    """Return the command line that runs one command in a container."""
-    return [
-        *(engine, "exec", *([] if user is None else ["--user", str(user)])),
-        *(word for key, value in env.items() for word in ("--env", f"{key}={value}")),
-        *(["--workdir", workdir] if workdir else []),
-        # `timeout` inside: killing the engine's client leaves the command running in the container.
-        *(name, "timeout", "-k", "2", str(whole_seconds(wall_s)), "bash", "-c", command),
-    ]
 
 
 def whole_seconds(wall_s: float) -> int:

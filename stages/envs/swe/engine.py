@@ -48,8 +48,17 @@ class CondaContainer(Container):
     def __init__(
         self, engine: str, image: str, folder: Path, limits: Limits, readonly: Sequence[Path], env: Mapping[str, str]
     ) -> None:
-        # An image may have an entrypoint that ends, and the container with it.
-        options = [*container_options(engine, folder, limits, readonly), "--entrypoint", "bash"]
+        # Without keep-id files in the mount would belong to another user; podman refuses it as root, who needs none.
+        podman = ["--userns", "keep-id"] if Path(engine).name == "podman" and os.getuid() else []
+        # Read-only at their own paths, so that PYTHONPATH and command lines are those of a sandbox without container.
+        mounts = [word for path in readonly for word in ("--volume", f"{path}:{path}:ro")]
+        options = [
+            *("--network", "none", "--cap-drop", "ALL", "--ulimit", "core=0"),
+            *("--ulimit", f"fsize={limits.file_mb << 20}", "--user", f"{os.getuid()}:{os.getgid()}", *podman),
+            *("--env", "HOME=/tmp", "--volume", f"{folder}:{TESTBED}", *mounts, "--workdir", TESTBED),
+            # An image may have an entrypoint that ends, and the container with it.
+            *("--entrypoint", "bash"),
+        ]
         super().__init__(engine, image, limits, options, ["-c", WAITING], workdir=TESTBED, env=env)
 
     def run(
@@ -57,19 +66,6 @@ class CondaContainer(Container):
     ) -> CommandResult:
         """Run `command` in a fresh bash in /testbed for at most `wall_s` seconds."""
         return super().run(CONDA + command, wall_s, env, user)
-
-
-def container_options(engine: str, folder: Path, limits: Limits, readonly: Sequence[Path]) -> list[str]:
-    """Return the options of a container without network and capabilities, which belongs to this process's user."""
-    # Without keep-id files in the mount would belong to another user; podman refuses it as root, who needs none.
-    podman = ["--userns", "keep-id"] if Path(engine).name == "podman" and os.getuid() else []
-    # Read-only at their own paths, so that PYTHONPATH and command lines are those of a sandbox without container.
-    mounts = [word for path in readonly for word in ("--volume", f"{path}:{path}:ro")]
-    return [
-        *("--network", "none", "--cap-drop", "ALL", "--ulimit", "core=0", "--ulimit", f"fsize={limits.file_mb << 20}"),
-        *("--user", f"{os.getuid()}:{os.getgid()}", *podman, "--env", "HOME=/tmp"),
-        *("--volume", f"{folder}:{TESTBED}", *mounts, "--workdir", TESTBED),
-    ]
 
 
 def copy_testbed(engine: str, image: str, target: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from stages.envs.swe import engine
-from stages.envs.swe.engine import CondaContainer, container_options, image_of
+from stages.envs.swe.engine import CondaContainer, image_of
 from stages.errors import InfrastructureError
 from stages.sandbox import Limits, containers
-from stages.sandbox.containers import Container, exec_words, start_words
+from stages.sandbox.containers import Container
 
 LIMITS = Limits(wall_s=5, memory_mb=512, processes=64, output_bytes=2048)
 STAND_IN = """\
@@ -41,28 +41,31 @@ def stand_in(folder: Path, info: int = 0, name: str = "docker") -> Path:
     return program
 
 
-def opened(folder: Path, image: str = "image") -> Container:
-    return CondaContainer(str(stand_in(folder)), image, folder / "work", LIMITS, (), {"GREETING": "hello"})
+def opened(folder: Path, image: str = "image", name: str = "docker") -> Container:
+    program, plugin = str(stand_in(folder, name=name)), Path("/opt/plugin")
+    return CondaContainer(program, image, folder / "work", LIMITS, (plugin,), {"GREETING": "hello"})
 
 
 def test_a_container_has_no_network_no_capabilities_and_limits(tmp_path: Path) -> None:
-    words = start_words("/usr/bin/docker", "name", LIMITS)
-    line = " ".join([*words, *container_options("/usr/bin/docker", tmp_path, LIMITS, (Path("/opt/plugin"),))])
+    box = opened(tmp_path)
+    line = (tmp_path / "log").read_text()
     for wanted in (
         *("--network none", "--cap-drop ALL", "--security-opt no-new-privileges"),
         *("--memory 512m --memory-swap 512m", "--pids-limit 64", f"--user {os.getuid()}:{os.getgid()}"),
-        *(f"--volume {tmp_path}:/testbed", "--volume /opt/plugin:/opt/plugin:ro", "--name name"),
+        *(f"--volume {tmp_path}/work:/testbed", "--volume /opt/plugin:/opt/plugin:ro", f"--name {box.name}"),
     ):
         assert wanted in line
     assert "--privileged" not in line and "keep-id" not in line
-    of_podman = " ".join(container_options("/usr/bin/podman", tmp_path, LIMITS, ()))
+    opened(tmp_path, name="podman")
+    of_podman = (tmp_path / "log").read_text().splitlines()[-1]
     assert ("--userns keep-id" in of_podman) is (os.getuid() != 0), "podman refuses it as root"
 
 
-def test_a_command_is_one_argument_and_ends_in_time() -> None:
-    arguments = exec_words("docker", "name", "echo 'a b'; exit 3", 7.5, {"A": "1"}, "/testbed")
-    assert arguments[:2] == ["docker", "exec"] and arguments[-3:] == ["bash", "-c", "echo 'a b'; exit 3"]
-    assert arguments[2:-3] == ["--env", "A=1", "--workdir", "/testbed", "name", "timeout", "-k", "2", "8"]
+def test_a_command_ends_in_time_inside_the_container(tmp_path: Path) -> None:
+    with opened(tmp_path) as box:
+        assert box.run("echo 'a b'; exit 3", 7.5, {"A": "1"}, user="nobody").output == "a b\n"
+    given = f"exec --user nobody --env GREETING=hello --env A=1 --workdir /testbed {box.name} timeout -k 2 8 bash -c"
+    assert given in (tmp_path / "log").read_text()
 
 
 def test_the_official_image_or_the_rows_own() -> None:
