@@ -63,10 +63,6 @@ class AnsweredEnv(ABC):
         """Return whether an answer keeps to the protocol, by default whether it holds any text."""
         return bool(answer.strip())
 
-    def right_answer(self, question: Question) -> str:
-        """Return a text with the right answer."""
-        return question.answer
-
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """Return the first `count` questions of a split under a seed."""
         found = self.questions(split, count, seed)
@@ -109,7 +105,7 @@ class AnsweredEnv(ABC):
 
     def solution(self) -> list[str]:
         """Return the right answer."""
-        return [self.right_answer(self._question)]
+        return [self._question.answer]
 
     def close(self) -> None:
         """Forget the answer; the environment holds no resources."""

@@ -119,17 +119,14 @@ class Gsm8kEnv(AnsweredEnv):
 
     def correction(self, answer: str, question: Question) -> str:
         """Return which number was read, and the right one."""
-        return remark(answer_number(answer), question.answer)
+        given = answer_number(answer)
+        wrong = "There is no number" if given is None else f"{given} is wrong"
+        return f"{wrong}; the answer is {question.answer}."
 
     def is_well_formed(self, answer: str) -> bool:
         """Return whether the answer marks a number."""
         return is_marked(answer)
 
-    def right_answer(self, question: Question) -> str:
+    def solution(self) -> list[str]:
         """Return the recorded number, marked."""
-        return f"#### {question.answer}"
-
-
-def remark(given: Decimal | str | None, right: Decimal | str) -> str:
-    """Return the correction of a wrong answer."""
-    return f"{'There is no number' if given is None else f'{given} is wrong'}; the answer is {right}."
+        return [f"#### {self._question.answer}"]

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from stages.envs import folders
 from stages.envs.base import Split
@@ -107,7 +107,7 @@ class EnvironmentSection(TaskTable):
 
     build_timeout_sec: Seconds = 600.0
     docker_image: str | None = None
-    os: str = "linux"
+    os: Annotated[str, AfterValidator(str.lower)] = "linux"
     cpus: Annotated[int, Field(ge=1)] | None = None
     memory_mb: Annotated[int, Field(ge=1)] | None = None
     storage_mb: Annotated[int, Field(ge=1)] | None = None
@@ -136,8 +136,6 @@ class EnvironmentSection(TaskTable):
         internet = renamed.pop("allow_internet", None)
         if internet is not None and "network_mode" not in renamed:
             renamed["network_mode"] = "public" if internet else "no-network"
-        if isinstance(renamed.get("os"), str):
-            renamed["os"] = renamed["os"].lower()
         return renamed
 
     @model_validator(mode="after")
@@ -226,7 +224,7 @@ class PackageSection(TaskTable):
 class TaskConfig(TaskTable):
     """A task.toml."""
 
-    schema_version: str = "1.4"
+    schema_version: Annotated[str, Field(validation_alias=AliasChoices("schema_version", "version"))] = "1.4"
     task: PackageSection | None = None
     metadata: dict[str, Any] = {}
     verifier: VerifierSection = VerifierSection()
@@ -236,14 +234,6 @@ class TaskConfig(TaskTable):
     multi_step_reward_strategy: Literal["mean", "final"] | None = None
     steps: list[StepSection] = []
     artifacts: list[Artifact] = []
-
-    @model_validator(mode="before")
-    @classmethod
-    def _older_fields(cls, given: Any) -> Any:
-        renamed = dict(given) if isinstance(given, dict) else given
-        if isinstance(renamed, dict) and "version" in renamed:
-            renamed.setdefault("schema_version", renamed.pop("version"))
-        return renamed
 
     @model_validator(mode="after")
     def _check(self) -> "TaskConfig":

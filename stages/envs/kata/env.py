@@ -11,7 +11,7 @@ with is a verdict.
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -63,14 +63,6 @@ class Snapshot(NamedTuple):
     solution: bytes | None
     tests: bytes | None
     others: frozenset[str]
-
-
-def make_workspace(files: Mapping[str, bytes]) -> Path:
-    """Create a private temporary folder with `files` (relative path -> content)."""
-    folder = folders.make("kata")
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    return folder
 
 
 def take_snapshot(folder: Path) -> Snapshot:
@@ -230,9 +222,9 @@ class KataEnv:
         """Set up a fresh workspace and return the opening messages."""
         self.close()
         self._task = task
-        self._folder = make_workspace(
-            {SOLUTION: task.data["original"].encode(), WORKSPACE_TESTS: task.data["tests"].encode()}
-        )
+        self._folder = folders.make("kata")
+        for name, content in ((SOLUTION, "original"), (WORKSPACE_TESTS, "tests")):
+            (self._folder / name).write_bytes(task.data[content].encode())
         self._now = take_snapshot(self._folder)
         self._tested: Snapshot | None = None
         self._well_formed, self._submitted, self._edited = True, False, False

@@ -116,9 +116,7 @@ def _architecture() -> Requirement:
 
 def _memory() -> Requirement:
     """Check whether one run of tests under its limit fits; several at once need more."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    kib = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines)}
-    total, needed = kib["MemTotal"] >> 10, TEST_LIMITS.memory_mb
+    total, needed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20, TEST_LIMITS.memory_mb
     found = f"{total} MiB; one run of tests may take {needed}"
     return Requirement.of("memory", total >= needed, found, "Take a larger machine.")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from stages.envs.base import ComparesOutcomes, GradesTogether, Task
 from stages.envs.bash import fenced
-from stages.envs.folders import remove
-from stages.envs.kata.env import KataEnv, make_workspace
+from stages.envs.folders import make, remove
+from stages.envs.kata.env import KataEnv
 from tests.stages.envs.kata.playing import TEST, answer, edit, folder_of, play
 
 
@@ -145,7 +145,8 @@ ALWAYS_OK = "echo 'print(\"ok\")' > test_solution.py"
 
 def test_removal_follows_no_link(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir(mode=0o500)
-    folder = make_workspace({"solution.py": b""})
+    folder = make("kata")
+    (folder / "solution.py").touch()
     (folder / "link").symlink_to(tmp_path / "mine", target_is_directory=True)
     remove(folder)
     assert not folder.exists() and (tmp_path / "mine").stat().st_mode & 0o777 == 0o500
