@@ -139,6 +139,11 @@ def serving(function: Callable[..., Any], *arguments: Any) -> Iterator[str]:
         server.communicate()
 
 
+def say(**told: Any) -> None:
+    """Print what was found as a line of JSON."""
+    print(json.dumps(told), flush=True)
+
+
 def in_turn(runs: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 2) -> dict[str, list[float]]:
     """Return seconds of processor time of each in every round, run in turn; print the medians.
 

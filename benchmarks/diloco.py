@@ -56,10 +56,6 @@ REGISTERED_SEED, REGISTRATION = 21, "cb03477"
 SPECS = ("synchronous", "4:float32:0.9/0.5", "4:int8:0.9/0.5", "4:int4:0.9/0.5", "2:int8:0.9/0.5", "8:int8:0.9/0.5")
 
 
-def say(**told):
-    print(orjson.dumps(told).decode(), flush=True)
-
-
 def settings_of(spec):
     """What a SPEC says; None for the synchronous run."""
     if spec == "synchronous":
@@ -170,7 +166,9 @@ def losses(
     torch.set_num_threads(1)
     start, examples, held_out = prepared(seed, steps * global_batch)
     gradients = 4 * sum(p.numel() for p in start.parameters())
-    say(start=float(held_out_losses(start, held_out).mean()), bytes=gradients, tokens=sum(len(e[0]) for e in examples))
+    cases.say(
+        start=float(held_out_losses(start, held_out).mean()), bytes=gradients, tokens=sum(len(e[0]) for e in examples)
+    )
     first = None
     for spec in specs:
         began, settings = time.process_time(), settings_of(spec)
@@ -181,13 +179,13 @@ def losses(
             first = lost
         difference = mean(lost - first)
         if not settings:
-            say(**found)
+            cases.say(**found)
             continue
         # the first replica computes every mean; in a bucket each does in turn, so they share what that sends
         sent = sum(place.sent for place in places) / len(places)
         ring = 2 * (settings.replicas - 1) / settings.replicas
         less = {"own": places[-1].sent, "with_means": sent, "than_ring": sent / ring}
-        say(**found, beside_first=difference, **{f"less_{how}": steps * gradients / n for how, n in less.items()})
+        cases.say(**found, beside_first=difference, **{f"less_{how}": steps * gradients / n for how, n in less.items()})
         if specs[0] == "synchronous":
             what = f"{settings.replicas} replicas in {settings.codec}, {steps // settings.every} rounds, outer step "
             what += f"{settings.outer_learning_rate:g}/{settings.outer_momentum:g}, rate {rate:g}, seed {seed}"
@@ -217,7 +215,7 @@ def losses_of_seed(specs, steps, global_batch, rate, seed):
     for spec in specs:
         model, _ = trained(start, examples, global_batch, steps, rate, settings_of(spec))
         found.append(float(held_out_losses(model, held_out).mean()))
-        say(seed=seed, spec=spec, loss=found[-1])
+        cases.say(seed=seed, spec=spec, loss=found[-1])
     return found
 
 
@@ -303,7 +301,7 @@ def grpo(
     ended(started(command, folder / "evaluated"), codes=(0, 1, 3))  # those of a verdict
     verdict = orjson.loads((folder / "evaluated" / "verdict.json").read_bytes())
     sent, used = orjson.loads((arms[1] / "diloco.json").read_bytes()), resource.getrusage(resource.RUSAGE_CHILDREN)
-    say(
+    cases.say(
         rounds=len(sent["rounds"]),
         bytes_sent=sent["bytes_sent"],
         cpu_s=used.ru_utime + used.ru_stime,

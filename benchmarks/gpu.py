@@ -47,6 +47,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
+import records
+
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 WHEELS = ROOT / ".whl"
 # fmt: off
@@ -245,7 +247,6 @@ def sampled(model: Any, device: str) -> dict[str, Any]:
 
 def attention(asked: Asked) -> Iterator[Any]:
     """Yield whether packed rows attend by flash attention, and how exactly, in bfloat16, beside rows of their own."""
-    import records
     import shapes
     import torch
 
@@ -282,7 +283,6 @@ def large_scores(asked: Asked) -> Iterator[Any]:
 
     Kernels that mask a key's weight, and not its score, give NaN: the weight of a key that is not seen overflows.
     """
-    import records
     import torch
 
     from stages.training.packing import AGREEING, flash_agrees, laid_out, padded, ragged
@@ -325,8 +325,6 @@ def compared(asked: Asked, do: Callable[[Any, str], dict[str, Any]]) -> Iterator
 
 def sampled_alike(asked: Asked) -> Iterator[Any]:
     """Yield how many answers are those of the CPU, and how far their log-probs are from the CPU's."""
-    import records
-
     ours, reference = both(asked, sampled)
     same = [a == b for a, b in zip(ours["tokens"], reference["tokens"], strict=True)]
     yield records.measured("answers sampled as on the CPU, of two turns", sum(same), n=len(same), goal=">= 15")
@@ -345,8 +343,6 @@ def correctness(asked: Asked, losses: Callable[[Any, str], dict[str, Any]] = los
 
 
 def _small(claim: str, value: float, most: float) -> Any:
-    import records
-
     return records.measured(claim, value, n=1, goal=f"<= {most}")
 
 
@@ -415,7 +411,6 @@ def speed(asked: Asked) -> Iterator[Case]:
 
 
 def _speed(asked: Asked, size: str, rate: float) -> Iterator[Any]:
-    import records
     import shapes
 
     tokens = asked.rows * (asked.prompt + asked.answer)
@@ -464,7 +459,6 @@ def sampling(asked: Asked) -> Iterator[Case]:
 
 
 def _sampling(asked: Asked, size: str) -> Iterator[Any]:
-    import records
     import torch
     from shapes import new_model
 
@@ -564,8 +558,6 @@ def predicted(
 
 
 def _predicted(what: str, sum_: float, most: int) -> list[Any]:
-    import records
-
     if not most:
         print(f"{what}: {sum_ / GIB:.2f} GiB predicted; this device does not count")
         return []
@@ -589,8 +581,6 @@ def vllm(asked: Asked) -> Iterator[Case]:
 
 
 def _vllm() -> Iterator[Any]:
-    import records
-
     started = time.perf_counter()
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "vllm", "tests"]
     done = subprocess.run(words, cwd=ROOT, timeout=460)
@@ -609,7 +599,6 @@ def probe(asked: Asked) -> Iterator[Case]:
 
 
 def _probe(asked: Asked, size: str) -> Iterator[Any]:
-    import records
     import torch
     from shapes import ids, model_shape, new_model
 
@@ -760,8 +749,6 @@ def rehearsed(asked: Asked) -> Iterator[Case]:
 
 
 def _rehearsed(name: str) -> Iterator[Any]:
-    import records
-
     what, call = REHEARSED[name]
     found = rehearse(call)[call]
     gib, ratio = found["peak"] / GIB, found["predicted"] / found["peak"]
@@ -866,8 +853,6 @@ def run(part: str, asked: Asked, **replaced: Any) -> int:
 
     replaced: arguments of the part that replace its defaults.
     """
-    import records
-
     sizes = asked.sizes or USUAL.get(part, ())
     if part in USUAL and not asked.sizes and asked.device.startswith("cuda"):
         import torch

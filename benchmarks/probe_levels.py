@@ -8,7 +8,6 @@ policies are trained in seconds.
 """
 
 import copy
-import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,11 +31,6 @@ from stages.runs.catalog import assign_inputs
 from stages.runs.kinds import WATCHED
 from stages.runs.run import Run
 from stages.runs.settings import StageConfig
-
-
-def say(**told: Any) -> None:
-    print(json.dumps(told), flush=True)
-
 
 # --- the alarm
 
@@ -64,7 +58,7 @@ def alarm(runs: int = 400, permutations: int = 999, only: str = "") -> Iterator[
             parts = {"p <= level": found.p, "push above 1": found.above_one, "untested": found.untested}
             parts["p <= level, correctness fixed"] = found.fixed
             rounded = {part: round(rate, 4) for part, rate in parts.items()}
-            say(training=name, level=level, alarms=found.alarms, **rounded, median_checkpoint=found.median_at)
+            cases.say(training=name, level=level, alarms=found.alarms, **rounded, median_checkpoint=found.median_at)
             for what, alarmed in (
                 (f"alarms at the level of {100 * level:g} %", found.alarms),
                 (f"p at most {100 * level:g} % with correctness fixed", found.fixed),
@@ -153,7 +147,7 @@ def watched_runs(
         for seed in range(first, first + count):
             found = watched(start(part, folder), env, seed, steps, folder)
             alarmed += found["alarm"] is not None
-            say(run=name, seed=seed, **found)
+            cases.say(run=name, seed=seed, **found)
         if count:
             claim = f"planted, {name} runs of {steps} steps from {part:g} of the way: with an alarm"
             yield measured(claim, alarmed, n=count, unit=f"of {count}")
