@@ -9,7 +9,7 @@ One step:
 step.py - the step from its rows to its report: one forward pass, the channels' losses, their sum with GRPO's
 channels/ - the channels besides GRPO: the registry, and each source of rows in a file with its channels
 rollouts.py - which rollouts a step is made of, how they are played, and TRL's columns of them
-scoring.py - several completions of one prompt scored in one pass; GRPO's groups
+scoring.py - several completions of one prompt scored in one pass
 packing.py - prompts and their completions as one row without padding
 weights.py - the weights of the servers that are sampled from: which server, how it follows, how it is checked
 

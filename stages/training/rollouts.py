@@ -7,11 +7,12 @@ them on a server, at most `max_staleness` steps ahead of the weights. `trl_colum
 import asyncio
 import random
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from stages.backends.ranks import Ranks
 from stages.envs.base import Environment, Task
@@ -33,6 +34,10 @@ from stages.runs import store
 from stages.training.channels.rollouts import OwnRollout, own_rollout
 from stages.training.config import Optimisation
 from stages.training.scoring import Tree
+
+if TYPE_CHECKING:
+    from stages.training.report import TrainingJournal
+    from stages.training.weights import WeightSync
 
 TRL_COLUMNS = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "environment_reward")
 """What TRL's `rollout_func` returns; `env_mask` is 1 for the tokens that the policy wrote."""
@@ -112,37 +117,32 @@ class Schedule:
         return rollouts[self.ranks.rank * size :][:size]
 
 
-class Rollouts(Protocol):
-    """What plays the rollouts of a training."""
+class Rollouts(ABC):
+    """What plays the rollouts of a training; those that a step leaves are kept by its checkpoint."""
 
-    corrected: ClassVar[bool]
+    corrected: ClassVar[bool] = False
     """Whether another program samples: its log-probs differ from the trainer's by rounding, and by the age of the
     weights, and TRL corrects for that by truncated importance sampling."""
 
-    @property
-    def policy(self) -> Policy:
-        """Return the policy that rollouts are sampled from."""
-        ...
-
+    @abstractmethod
     def take(self, step: int) -> tuple[list[LiveRollout], dict[str, float]]:
         """Return the rollouts that this process trains on in a step, group after group, and metrics of them."""
-        ...
 
     def state(self) -> Any:
         """Return what a checkpoint keeps of this process' rollouts, as JSON; None where a step leaves nothing."""
-        ...
+        return None
 
     def load(self, state: Any) -> None:
         """Go on from a checkpoint's `state`."""
-        ...
+        del state
 
     def close(self) -> None:
         """Play nothing more."""
-        ...
+        return
 
 
 @dataclass(frozen=True)
-class LockStep:
+class LockStep(Rollouts):
     """Plays with a model of this process, all rollouts of a step together; with a teacher half of each group by it."""
 
     make: Callable[[], Environment]
@@ -152,7 +152,6 @@ class LockStep:
     limits: RolloutLimits = NO_LIMITS
     in_flight: InFlight = IN_FLIGHT
     teacher: Policy | None = None
-    corrected: ClassVar[bool] = False
 
     def take(self, step: int) -> tuple[list[LiveRollout], dict[str, float]]:
         """Play the rollouts of a step."""
@@ -168,54 +167,17 @@ class LockStep:
     def _play(self, policy: Policy, rollouts: list[LiveRollout]) -> None:
         play(self.make, policy, rollouts, max_steps=self.max_steps, limits=self.limits, in_flight=self.in_flight)
 
-    def state(self) -> None:
-        """Return nothing: a step plays all of its own rollouts."""
-
-    def load(self, state: None) -> None:
-        """Load nothing: no group was left."""
-
-    def close(self) -> None:
-        """End nothing: no rollout is in flight."""
-
 
 def played_by_teacher(index: int, generations: int) -> bool:
     """Return whether a rollout of a step, by its place among all of them, is the teacher's in mixed groups."""
     return index % generations < generations // 2
 
 
-class Weights(Protocol):
-    """Keeps a server at the newest weights of the model under training (`stages.training.weights.WeightSync`)."""
-
-    def follow(self, step: int) -> dict[str, float]:
-        """Load the weights that a step begins with; return metrics of it."""
-        ...
-
-    def played(self, step: int, rollouts: Sequence[LiveRollout]) -> None:
-        """Take the rollouts that a step will learn from; raise where others have replaced the weights meanwhile."""
-        ...
-
-    def end(self) -> None:
-        """Leave the server as it was."""
-        ...
-
-
-class KeepsRollouts(Protocol):
-    """Keeps rollouts from their end on, over a kill (`stages.training.report.TrainingJournal`)."""
-
-    async def ended(self, rollout: LiveRollout) -> None:
-        """Return once a rollout is durable."""
-        ...
-
-    def kept(self, planned: LiveRollout) -> LiveRollout | None:
-        """Return a rollout as an earlier attempt left it; None where it did not end, or failed."""
-        ...
-
-
 QueueState = dict[str, Any]
 """open: numbers of the groups that were begun and not taken. next: the group to begin next."""
 
 
-class RolloutQueue:
+class RolloutQueue(Rollouts):
     """Plays on a server: each rollout at its own pace, and groups are trained on as they are complete.
 
     Groups that are begun and not yet trained on are at most those of `1 + max_staleness` steps: without staleness a
@@ -230,19 +192,19 @@ class RolloutQueue:
     check: raises when nothing more is to be played.
     """
 
-    corrected: ClassVar[bool] = True
+    corrected = True
 
     def __init__(
         self,
         make: Callable[[], Environment],
         policy: Any,
         schedule: Schedule,
-        weights: Weights,
+        weights: "WeightSync",
         *,
         rules: Rules,
         in_flight: InFlight = IN_FLIGHT,
         max_staleness: int = 0,
-        journal: KeepsRollouts | None = None,
+        journal: "TrainingJournal | None" = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self.policy, self.schedule, self.weights = policy, schedule, weights
@@ -408,11 +370,6 @@ def trl_columns(rollouts: Sequence[LiveRollout], tokenizer: Any) -> dict[str, li
         for name, value in zip(TRL_COLUMNS, row, strict=True):
             columns[name].append(value)
     return columns
-
-
-def trl_row(rollout: LiveRollout) -> dict[str, Any]:
-    """Return the dataset row that TRL logs for a rollout; a list of messages, so that TRL sees a conversation."""
-    return {"prompt": [{"role": "user", "content": rollout.task.prompt}]}
 
 
 def environment_reward(

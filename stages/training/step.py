@@ -20,6 +20,7 @@ is TRL's, a part is what one forward and backward pass takes of it.
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -44,19 +45,9 @@ from stages.stopping import Interrupted
 from stages.training.channels import CHANNELS, row_sources
 from stages.training.channels.base import ChannelLoss, RowSource, State, floats
 from stages.training.config import GRPO, Config
-from stages.training.rollouts import Rollouts, environment_reward, trl_columns, trl_row
-from stages.training.scoring import (
-    Scored,
-    Tree,
-    group,
-    row_lengths,
-    rows_in_batch,
-    rows_of,
-    score_together,
-    share,
-    split_until,
-    statistics,
-)
+from stages.training.packing import on_device
+from stages.training.rollouts import Rollouts, environment_reward, trl_columns
+from stages.training.scoring import Scored, Tree, score_together, through_head
 
 # Announced on every start. A filter and not TRL's variable: trainings of a chain get the variables of its process.
 warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
@@ -162,7 +153,7 @@ class Channels:
         losses: dict[str, ChannelLoss] = {}
         for (name, source), scored in zip(self.sources.items(), parts, strict=True):
             if batch.of(name):
-                shared = source.scored(batch.of(name), batch.step.of(name), model, scored)
+                shared = source.scored_rows(batch.of(name), batch.step.of(name), model, scored, source)
                 for channel_name, channel in self._active.items():
                     if channel.source.name == name:
                         losses[channel_name] = channel.loss(shared)
@@ -405,7 +396,9 @@ class ComposedTrainer(ComposedStep, GRPOTrainer):
             self._metrics["train"]["protocol"].append(sum(known) / len(known))
         self._columns = trl_columns(own, self.processing_class)
         self._last_loaded_step = step  # else TRL would load the weights into a server of its own
-        batch = super()._generate_and_score_completions([trl_row(rollout) for rollout in own])
+        # Lists of messages, so that TRL sees conversations.
+        rows: list[dict[str, Any]] = [{"prompt": [{"role": "user", "content": rollout.task.prompt}]} for rollout in own]
+        batch = super()._generate_and_score_completions(rows)
         if (ratio := batch.get("importance_sampling_ratio")) is not None:
             self._metrics["train"]["sampling/importance_sampling_ratio/clipped"].append(self._clipped(ratio, batch))
         if self._true_ratios:
@@ -449,7 +442,114 @@ def compose_loss(
     return total
 
 
-# 4. The report
+# 4. TRL's batches of rollouts, as trees and cut to a budget of tokens
+
+
+@dataclass(frozen=True)
+class Groups:
+    """One tree a distinct prompt; `rows` names the row of each branch in TRL's batch, whose `shape` is [B, T]."""
+
+    trees: list[Tree]
+    rows: list[int]
+    shape: tuple[int, int]
+
+
+def group(inputs: Mapping[str, Tensor]) -> Groups:
+    """Return the rows of TRL's batch, padding removed, gathered by prompt."""
+    names = [f"{side}_{what}" for side in ("prompt", "completion") for what in ("ids", "mask")]
+    table = torch.cat([inputs[name].long() for name in names], 1).cpu()  # one wait for the device instead of four
+    columns = dict(zip(names, table.split([inputs[name].shape[1] for name in names], 1), strict=True))
+    prompts, completions = (
+        [row[kept.bool()].tolist() for row, kept in zip(columns[f"{side}_ids"], columns[f"{side}_mask"], strict=True)]
+        for side in ("prompt", "completion")
+    )
+    members: dict[tuple[int, ...], list[int]] = {}
+    for row, prompt in enumerate(prompts):
+        members.setdefault(tuple(prompt), []).append(row)
+    trees = [Tree(list(prompt), tuple(completions[row] for row in rows)) for prompt, rows in members.items()]
+    height, width = inputs["completion_ids"].shape
+    return Groups(trees, [row for rows in members.values() for row in rows], (height, width))
+
+
+def statistics(
+    model: Any, groups: Groups, scored: Scored, temperature: float
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+    """Return log-probs and entropies (nats) of completions where TRL expects them, 0 at padding; entropies detached."""
+    logps, entropy = through_head(model, scored, temperature, ("entropy",))
+    of_rows = [row for row, size in zip(groups.rows, scored.sizes, strict=True) for _ in range(size)]
+    of_columns = [column for size in scored.sizes for column in range(size)]
+    rows, columns = on_device([torch.tensor(of_rows), torch.tensor(of_columns)], logps.device)  # [N] each
+    empty = torch.zeros(groups.shape, dtype=logps.dtype, device=logps.device)
+    return empty.index_put((rows, columns), logps), empty.index_put((rows, columns), entropy.detach())
+
+
+def rows_in_batch(left: list[Any], inputs: Mapping[str, Tensor], *, all_left: bool) -> list[Any]:
+    """Take the rows of one completion that are in TRL's batch out of `left`; with `all_left`, all rows.
+
+    Scored together with the batch these rows cost nothing (`score_together`), and TRL shuffles a step's rollouts before
+    it cuts them into batches.
+    """
+    in_batch = Counter((tuple(tree.prompt), tuple(branch)) for tree in group(inputs).trees for branch in tree.branches)
+    found, others = list[Any](), list[Any]()
+    for row in left:
+        key = (tuple(row.tree.prompt), tuple(row.tree.branches[0]))
+        taken = all_left or in_batch[key] > 0
+        in_batch[key] -= taken
+        (found if taken else others).append(row)
+    left[:] = others
+    return found
+
+
+def split_until(parts: list[list[int]], count: int) -> list[list[int]]:
+    """Return the same rows in `count` parts, at least `len(parts)` and at most the rows: the largest are halved."""
+    parts = list(parts)
+    while len(parts) < count:
+        largest = max(range(len(parts)), key=lambda i: len(parts[i]))
+        rows, half = parts[largest], len(parts[largest]) // 2
+        parts[largest : largest + 1] = [rows[:half], rows[half:]]
+    return parts
+
+
+def row_lengths(inputs: Mapping[str, Tensor]) -> list[int]:
+    """Return the tokens of each row of TRL's batch, prompt and completion, without padding."""
+    lengths: list[int] = (inputs["prompt_mask"].sum(1) + inputs["completion_mask"].sum(1)).tolist()
+    return lengths
+
+
+def rows_of(inputs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
+    """Return some rows of TRL's batch, padded to their longest: prompts on the left, completions on the right."""
+    height, width = inputs["completion_ids"].shape
+    index = torch.tensor(rows, device=inputs["completion_ids"].device)
+    masks = (inputs["prompt_mask"], inputs["completion_mask"])
+    prompt, completion = torch.stack([mask[index].sum(1).max() for mask in masks]).tolist()
+    part: dict[str, Any] = {}
+    for name, value in inputs.items():
+        if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != height:
+            part[name] = value
+        elif name in ("prompt_ids", "prompt_mask"):
+            part[name] = value[index][:, value.shape[1] - prompt :]
+        else:
+            part[name] = value[index][:, :completion] if value.dim() > 1 and value.shape[1] == width else value[index]
+    return part
+
+
+TOKEN_SUMS = ("cispo", "dapo", "vespo")
+"""TRL's loss types whose denominator is that of the whole generation batch, so that parts of a batch add up."""
+
+
+def share(loss_type: str, part: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> float:
+    """Return the factor of a part's loss, as TRL computes it, with which the parts of a batch add up to its loss."""
+    if loss_type in TOKEN_SUMS:
+        return 1.0
+    if loss_type != "bnpo":
+        return len(part["completion_ids"]) / len(whole["completion_ids"])
+    tokens, of_whole = (
+        float((inputs["completion_mask"] * inputs.get("tool_mask", 1)).sum()) for inputs in (part, whole)
+    )
+    return tokens / max(of_whole, 1.0)
+
+
+# 5. The report
 
 
 class StepReport:

@@ -48,7 +48,9 @@ class Metric:
     def __add__(self, other: "Metric") -> "Metric":
         """Return the metric of two parts of a step."""
         if self.kind == "max":
-            return Metric("max", _larger(self.total, other.total))
+            if isinstance(self.total, Tensor) and isinstance(other.total, Tensor):  # without waiting for the device
+                return Metric("max", self.total.maximum(other.total))
+            return Metric("max", max(self.total, other.total))
         count = self.count + other.count if self.kind == "mean" else 1
         return Metric(self.kind, self.total + other.total, count)
 
@@ -59,13 +61,6 @@ class Metric:
         if isinstance(self.count, float | int):
             return self.total / self.count if self.count else 0.0
         return (self.total / self.count).masked_fill(self.count == 0, 0.0)
-
-
-def _larger(one: float | Tensor, other: float | Tensor) -> float | Tensor:
-    """Return the larger value; of two tensors without waiting for the device."""
-    if isinstance(one, float | int) or isinstance(other, float | int):
-        return max(one, other)
-    return one.maximum(other)
 
 
 def floats(values: Sequence[float | Tensor]) -> list[float]:
@@ -105,15 +100,15 @@ class ScoredRows:
     """Rows of one source, a part of a step's or all of them, with the student's hidden states for them.
 
     Subclasses compute what any channel reads when they are made, and what only some channels read when the first of
-    them asks. whole: all rows of the step, from which the denominators come. frozen: what is not trained and gives
-    these rows their targets, None without one.
+    them asks. whole: all rows of the step, from which the denominators come. source: what gave the rows, with what is
+    not trained and gives them their targets.
     """
 
     rows: Sequence[Any]
     whole: Sequence[Any]
     model: Any
     scored: Scored
-    frozen: Any
+    source: Any
 
     @property
     def student(self) -> Predictors:
@@ -155,6 +150,8 @@ class RowSource(ABC, Generic[Row]):
 
     name: ClassVar[str]
     """Of its rows in a batch."""
+    scored_rows: ClassVar[type[ScoredRows]]
+    """How its channels read a part of the rows of a step."""
     whole_rollouts: ClassVar[bool] = False
     """Whether each row is one of the step's rollouts, which is scored together with GRPO's row of the same tokens."""
 
@@ -167,13 +164,9 @@ class RowSource(ABC, Generic[Row]):
     def rows(self, rollouts: Sequence[LiveRollout], step: int) -> list[Row]:
         """Return the rows of a step from its rollouts; called once a step, in the first process."""
 
-    @abstractmethod
-    def trees(self, row: Row) -> tuple[Tree, ...]:
+    def trees(self, row: Any) -> tuple[Tree, ...]:
         """Return the token ids of a row: first what the student is trained on, then what its teacher is shown."""
-
-    @abstractmethod
-    def scored(self, part: Sequence[Row], whole: Sequence[Row], model: Any, scored: Scored) -> ScoredRows:
-        """Return a part of the rows of a step as channels read it. whole: all rows of the step."""
+        return (row.tree,)
 
     def begin(self, model: Any) -> None:
         """Called with the model that training starts from or resumes with, with its adapter if it has one."""

@@ -30,7 +30,7 @@ from stages.rollouts.agent_loop import LiveRollout
 from stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, ScoredRows, SourceInputs
 from stages.training.channels.rollouts import own_rollout
 from stages.training.config import Hints
-from stages.training.scoring import Scored, Tree, head, score
+from stages.training.scoring import Tree, head, score
 
 
 @dataclass(frozen=True)
@@ -310,13 +310,11 @@ def _as_teacher(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[Non
 
 @dataclass(eq=False)
 class HintedRows(ScoredRows):
-    """Faulty turns, N tokens; `frozen`, the model itself behind the prompt with the hint, is the teacher.
+    """Faulty turns, N tokens; the teacher of `source` is the model itself behind the prompt with the hint.
 
     tokens: those that count, of all turns of the whole step. mean_weights: [N] 1 / tokens for every token that counts,
     so that a sum under these weights is this part's share of the step's mean.
     """
-
-    frozen: SelfTeacher
 
     def __post_init__(self) -> None:
         # Without `own` all tokens of a turn count: the action at a faulty turn was written by the student alone.
@@ -337,7 +335,7 @@ class HintedRows(ScoredRows):
     @cached_property
     def taught(self) -> Taught:
         """What predicts the same tokens behind the hint, without gradient."""
-        return self.frozen.predictors(self.model, [turn.hinted for turn in self.rows])
+        return self.source.teacher.predictors(self.model, [turn.hinted for turn in self.rows])
 
 
 class HintSource(RowSource[HintedTurn]):
@@ -347,7 +345,7 @@ class HintSource(RowSource[HintedTurn]):
     behind their hints.
     """
 
-    name = "hinted"
+    name, scored_rows = "hinted", HintedRows
 
     def __init__(
         self,
@@ -393,12 +391,6 @@ class HintSource(RowSource[HintedTurn]):
     def trees(self, row: HintedTurn) -> tuple[Tree, ...]:
         """Return the turn without the hint, which the student is trained on, and with it, which the teacher scores."""
         return (row.tree, row.hinted)
-
-    def scored(
-        self, part: Sequence[HintedTurn], whole: Sequence[HintedTurn], model: Any, scored: Scored
-    ) -> "HintedRows":
-        """Return hinted turns with the student's hidden states."""
-        return HintedRows(part, whole, model, scored, self.teacher)
 
     def begin(self, model: Any) -> None:
         """Give the teacher the weights that training starts from."""

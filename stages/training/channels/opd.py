@@ -9,7 +9,7 @@ likeliest at each place, over which the divergence is the same as that to the k 
 Shapes: N completion tokens of all rows, M those of a teacher. Log-probs are natural, in nats.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -59,9 +59,66 @@ class TaughtRollout(OwnRollout):
     teachers: Mapping[int, Told]
     shown: Mapping[int, Tree] = field(default_factory=dict)
 
-    def shown_to(self, teacher: int) -> Tree:
-        """Return the rollout as a teacher is shown it."""
-        return self.shown.get(teacher, self.tree)
+
+@dataclass(frozen=True)
+class Lesson:
+    """What one teacher teaches of a part: its rollouts, the places of their tokens in the part, and its weight there.
+
+    index: [M]. share: [M] 1 / the number of teachers of the rollout for tokens that the student wrote, else 0.
+    """
+
+    number: int
+    teacher: FrozenTeacher
+    rows: list[TaughtRollout]
+    index: Int[Tensor, " m"]
+    share: Float[Tensor, " m"]
+
+    def scored(self) -> Scored:
+        """Return the hidden states of a teacher in this process, without gradient."""
+        with torch.no_grad():
+            return score_together(self.teacher.model, [[row.shown.get(self.number, row.tree) for row in self.rows]])[0]
+
+    def told(self) -> Float[Tensor, "m ..."]:
+        """Return what a server told of the tokens: their log-probs [M], or the likeliest ids and log-probs [M, 2k]."""
+        told = [of_row for row in self.rows if (of_row := row.teachers[self.number]) is not None]
+        return torch.as_tensor(np.concatenate(told), device=self.index.device)
+
+    def predictors(self, vocabulary: int) -> Predictors | Listed:
+        """Return what predicts the tokens, over a student's vocabulary where a server does."""
+        if self.teacher.model is None:
+            return Listed(self.told(), vocabulary)
+        return Predictors(self.scored().hidden, head(self.teacher.model))
+
+
+class TaughtRows(RolloutRows):
+    """Whole sampled rollouts, each with its teachers; `source` has all teachers by number."""
+
+    @cached_property
+    def lessons(self) -> list[Lesson]:
+        """Return one lesson for each teacher of some of these rollouts."""
+        ends, found = list(accumulate(self.scored.sizes)), list[Lesson]()  # each row is one branch
+        for number, teacher in enumerate(self.source.teachers):
+            mine = [(row, end) for row, end in zip(self.rows, ends, strict=True) if number in row.teachers]
+            if mine:
+                index = self.tensor(place for row, end in mine for place in range(end - len(row.own), end))
+                share = self.own[index] / self.tensor(len(row.teachers) for row, _ in mine for _ in row.own)
+                found.append(Lesson(number, teacher, [row for row, _ in mine], index, share))
+        return found
+
+    def teacher_logps(self, temperature: float) -> Float[Tensor, " N"]:
+        """Return the mean over each rollout's teachers of their log-probs of its tokens; 0 where the student's are not.
+
+        temperature: of teachers in this process; servers answer at 1.
+        """
+        total = torch.zeros_like(self.own)
+        for lesson in self.lessons:
+            if lesson.teacher.model is None:
+                logps = lesson.told()
+            else:
+                with torch.no_grad():
+                    logps = token_log_probs(lesson.teacher.model, lesson.scored(), temperature)
+            total.index_add_(0, lesson.index, lesson.share * logps.to(total.dtype))
+        return total
 
 
 class TaughtSource(RowSource[TaughtRollout]):
@@ -70,8 +127,7 @@ class TaughtSource(RowSource[TaughtRollout]):
     top_k: how many of its likeliest tokens a server is asked for; None asks for the tokens that were sampled.
     """
 
-    name = "taught"
-    whole_rollouts = True
+    name, scored_rows, whole_rollouts = "taught", TaughtRows, True
 
     def __init__(self, teachers: Sequence[FrozenTeacher], top_k: int | None = None) -> None:
         self.teachers, self.top_k = teachers, top_k
@@ -139,79 +195,6 @@ class TaughtSource(RowSource[TaughtRollout]):
             if teachers
         ]
 
-    def trees(self, row: TaughtRollout) -> tuple[Tree, ...]:
-        """Return the rollout's one tree."""
-        return (row.tree,)
-
-    def scored(
-        self, part: Sequence[TaughtRollout], whole: Sequence[TaughtRollout], model: Any, scored: Scored
-    ) -> "TaughtRows":
-        """Return rollouts with the student's hidden states."""
-        return TaughtRows(part, whole, model, scored, self.teachers)
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """What one teacher teaches of a part: its rollouts, the places of their tokens in the part, and its weight there.
-
-    index: [M]. share: [M] 1 / the number of teachers of the rollout for tokens that the student wrote, else 0.
-    """
-
-    number: int
-    teacher: FrozenTeacher
-    rows: list[TaughtRollout]
-    index: Int[Tensor, " m"]
-    share: Float[Tensor, " m"]
-
-    def scored(self) -> Scored:
-        """Return the hidden states of a teacher in this process, without gradient."""
-        with torch.no_grad():
-            return score_together(self.teacher.model, [[row.shown_to(self.number) for row in self.rows]])[0]
-
-    def told(self) -> Float[Tensor, "m ..."]:
-        """Return what a server told of the tokens: their log-probs [M], or the likeliest ids and log-probs [M, 2k]."""
-        told = [of_row for row in self.rows if (of_row := row.teachers[self.number]) is not None]
-        return torch.as_tensor(np.concatenate(told), device=self.index.device)
-
-    def predictors(self, vocabulary: int) -> Predictors | Listed:
-        """Return what predicts the tokens, over a student's vocabulary where a server does."""
-        if self.teacher.model is None:
-            return Listed(self.told(), vocabulary)
-        return Predictors(self.scored().hidden, head(self.teacher.model))
-
-
-class TaughtRows(RolloutRows):
-    """Whole sampled rollouts, each with its teachers; `frozen` are all teachers by number."""
-
-    @cached_property
-    def lessons(self) -> list[Lesson]:
-        """Return one lesson for each teacher of some of these rollouts."""
-        return list(self._lessons())
-
-    def _lessons(self) -> Iterator[Lesson]:
-        ends = list(accumulate(self.scored.sizes))  # each row is one branch
-        for number, teacher in enumerate(self.frozen):
-            mine = [(row, end) for row, end in zip(self.rows, ends, strict=True) if number in row.teachers]
-            if mine:
-                index = self.tensor(place for row, end in mine for place in range(end - len(row.own), end))
-                share = self.own[index] / self.tensor(len(row.teachers) for row, _ in mine for _ in row.own)
-                yield Lesson(number, teacher, [row for row, _ in mine], index, share)
-
-    def teacher_logps(self, temperature: float) -> Float[Tensor, " N"]:
-        """Return the mean over each rollout's teachers of their log-probs of its tokens; 0 where the student's are not.
-
-        temperature: of teachers in this process; servers answer at 1.
-        """
-        total = torch.zeros_like(self.own)
-        for lesson in self.lessons:
-            if lesson.teacher.model is None:
-                logps = lesson.told()
-            else:
-                with torch.no_grad():
-                    logps = token_log_probs(lesson.teacher.model, lesson.scored(), temperature)
-            total.index_add_(0, lesson.index, lesson.share * logps.to(total.dtype))
-        return total
-
 
 class Opd(Channel[TaughtRows]):
     """OPD: mean over the student's own tokens of taught rollouts, and over the teachers of each.
@@ -239,7 +222,7 @@ class Opd(Channel[TaughtRows]):
             return ChannelLoss(loss, rows.tokens, {name: Metric("mean", *total) for name, total in totals.items()})
         loss, student = torch.zeros((), device=rows.own.device), rows.student
         largest = torch.zeros_like(loss)
-        means = dict.fromkeys(range(len(rows.frozen)), Metric("mean", 0.0, 0))
+        means = dict.fromkeys(range(len(rows.source.teachers)), Metric("mean", 0.0, 0))
         for lesson in rows.lessons:
             total, per_token = divergence_sum(
                 Predictors(student.rows.index_select(0, lesson.index), student.head),

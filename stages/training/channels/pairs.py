@@ -1,7 +1,7 @@
 """Preference pairs as rows, and the channels on them: DPO, SimPO and SFT.
 
-A pair goes through this file from top to bottom: `tokenise` turns extracted pairs into token ids, `PairSource` deals
-the pairs of each step and caches the reference's log-probs, `PairRows` is what a channel's loss gets.
+`tokenise` turns extracted pairs into token ids, `PairSource` deals the pairs of each step and caches the reference's
+log-probs, `PairRows` is what a channel's loss gets.
 
 Shapes: P pairs, N completion tokens of all rows. Log-probs are natural, in nats.
 """
@@ -27,7 +27,7 @@ from stages.rollouts.trace import pairs_with_states
 from stages.runs.kinds import Row
 from stages.training.channels import CHANNELS
 from stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, ScoredRows, SourceInputs
-from stages.training.scoring import Scored, Tree, score, token_log_probs
+from stages.training.scoring import Tree, score, token_log_probs
 
 COLUMNS = ("pair_id", "messages_json", "prompt_token_ids", "chosen", "rejected")
 
@@ -72,10 +72,35 @@ def tokenise(rows: Iterable[Row], tokenizer: Any, max_tokens: int) -> tuple[list
 
 
 @dataclass(eq=False)
+class PairRows(ScoredRows):
+    """Preference pairs; the second axis of every table is (chosen, rejected). `source` has the reference.
+
+    sums: [P, 2] log-probs (nats) summed over each completion, with gradient. lengths: [P, 2] tokens of each completion.
+    num_pairs, chosen_tokens: pairs, and tokens of the chosen completions, of the whole step.
+    """
+
+    source: "PairSource"
+
+    def __post_init__(self) -> None:
+        # Every channel on pairs starts from the sums, so they are computed once, whichever of the channels are on.
+        self.sums = self.scored.per_branch(token_log_probs(self.model, self.scored)).view(-1, 2)
+        self.lengths = self.scored.lengths.view(-1, 2)
+        # A step may be cut into parts: the denominators are those of the whole step, so that the parts' losses add up.
+        self.num_pairs = len(self.whole)
+        self.chosen_tokens = sum(len(pair.tree.branches[0]) for pair in self.whole)
+
+    @cached_property
+    def reference(self) -> Float[Tensor, "P 2"]:
+        """Log-prob sums (nats) under the model that training started from."""
+        # Read by DPO alone: for SimPO and SFT nothing was cached, and a look-up would fail.
+        return self.source.reference(self.rows, self.scored.hidden.device)
+
+
+@dataclass(eq=False)
 class PairSource(RowSource[TokenPair]):
     """Deals the pairs of each step: every pair once before any comes again, in an order given by the seed alone."""
 
-    name = "pairs"
+    name, scored_rows = "pairs", PairRows
 
     pairs: list[TokenPair]
     per_step: int
@@ -133,39 +158,6 @@ class PairSource(RowSource[TokenPair]):
     def reference(self, pairs: Iterable[TokenPair], device: torch.device) -> Float[Tensor, "p 2"]:
         """Return cached log-prob sums in nats, [pairs, (chosen, rejected)]."""
         return torch.tensor([self._reference[pair.pair_id] for pair in pairs], device=device)
-
-    def trees(self, row: TokenPair) -> tuple[Tree, ...]:
-        """Return the pair's one tree."""
-        return (row.tree,)
-
-    def scored(self, part: Sequence[TokenPair], whole: Sequence[TokenPair], model: Any, scored: Scored) -> "PairRows":
-        """Return pairs with the student's log-probs."""
-        return PairRows(part, whole, model, scored, self)
-
-
-@dataclass(eq=False)
-class PairRows(ScoredRows):
-    """Preference pairs; the second axis of every table is (chosen, rejected). `frozen` has the reference.
-
-    sums: [P, 2] log-probs (nats) summed over each completion, with gradient. lengths: [P, 2] tokens of each completion.
-    num_pairs, chosen_tokens: pairs, and tokens of the chosen completions, of the whole step.
-    """
-
-    frozen: PairSource
-
-    def __post_init__(self) -> None:
-        # Every channel on pairs starts from the sums, so they are computed once, whichever of the channels are on.
-        self.sums = self.scored.per_branch(token_log_probs(self.model, self.scored)).view(-1, 2)
-        self.lengths = self.scored.lengths.view(-1, 2)
-        # A step may be cut into parts: the denominators are those of the whole step, so that the parts' losses add up.
-        self.num_pairs = len(self.whole)
-        self.chosen_tokens = sum(len(pair.tree.branches[0]) for pair in self.whole)
-
-    @cached_property
-    def reference(self) -> Float[Tensor, "P 2"]:
-        """Log-prob sums (nats) under the model that training started from."""
-        # Read by DPO alone: for SimPO and SFT nothing was cached, and a look-up would fail.
-        return self.frozen.reference(self.rows, self.scored.hidden.device)
 
 
 class Dpo(Channel[PairRows]):

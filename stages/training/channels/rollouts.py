@@ -1,7 +1,7 @@
 """The student's own rollouts as rows, and the channels that distil a teacher model on them: TAID and EOPD.
 
-A rollout goes through this file from top to bottom: `own_rollout` makes it one tree of token ids, `RolloutSource` gives
-all of a step, `RolloutRows` is what a channel's loss gets.
+`own_rollout` makes a rollout one tree of token ids, `RolloutSource` gives all of a step, `RolloutRows` is what a
+channel's loss gets.
 
 Shapes: N completion tokens of all rows. Log-probs are natural, in nats.
 """
@@ -25,7 +25,7 @@ from stages.rollouts.agent_loop import LiveRollout
 from stages.runs.run import RunWriter
 from stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, ScoredRows, SourceInputs, State
 from stages.training.config import Config
-from stages.training.scoring import Scored, Tree, head, require_head, score
+from stages.training.scoring import Tree, head, require_head, score
 
 if TYPE_CHECKING:
     from stages.training.distributed import Student
@@ -58,13 +58,38 @@ def own_rollout(rollout: LiveRollout) -> OwnRollout | None:
 
 
 @dataclass(eq=False)
+class RolloutRows(ScoredRows):
+    """Whole sampled rollouts; `source` has the teacher model. The tokens between the student's actions are masked.
+
+    own: [N] 1 for the tokens that the student wrote. targets: [N] token ids. sampled_logps: [N] log-probs (nats) that
+    the tokens were sampled with, 0 between actions. tokens: how many the student wrote in the whole step.
+    """
+
+    def __post_init__(self) -> None:
+        # In the dtype of losses, float32 at least: bfloat16 counts up to 256 exactly and no further.
+        own = self.tensor(x for rollout in self.rows for x in rollout.own)
+        self.own = own.to(torch.promote_types(self.scored.hidden.dtype, torch.float32))
+        self.targets = self.scored.targets
+        self.sampled_logps = self.tensor(x for rollout in self.rows for x in rollout.logprobs)
+        self.tokens = sum(sum(rollout.own) for rollout in self.whole)
+
+    @cached_property
+    def teacher(self) -> Predictors:
+        """The teacher's hidden states for the same tokens, without gradient; `UsageError` when there is no teacher."""
+        teacher = self.source.teacher
+        if teacher is None:
+            raise UsageError("A channel distils from a teacher model, but there is none. Set teacher.model.")
+        with torch.no_grad():
+            return Predictors(score(teacher, [e.tree for e in self.rows]).hidden, head(teacher))
+
+
+@dataclass(eq=False)
 class RolloutSource(RowSource[OwnRollout]):
     """Gives all rollouts of a step that have token ids. teacher: a model that scores them; None where there is none."""
 
     teacher: Any = None
 
-    name = "rollouts"
-    whole_rollouts = True
+    name, scored_rows, whole_rollouts = "rollouts", RolloutRows, True
 
     @classmethod
     def open(cls, given: SourceInputs) -> Self:
@@ -77,16 +102,6 @@ class RolloutSource(RowSource[OwnRollout]):
         del step
         # A rollout that failed before its first action has no token ids, so no channel can learn from it.
         return [x for x in map(own_rollout, rollouts) if x is not None]
-
-    def trees(self, row: OwnRollout) -> tuple[Tree, ...]:
-        """Return the rollout's one tree."""
-        return (row.tree,)
-
-    def scored(
-        self, part: Sequence[OwnRollout], whole: Sequence[OwnRollout], model: Any, scored: Scored
-    ) -> "RolloutRows":
-        """Return rollouts with the student's hidden states."""
-        return RolloutRows(part, whole, model, scored, self.teacher)
 
 
 def open_teacher(config: PolicyConfig, role: str, student: "Student", out: RunWriter) -> LocalPolicy:
@@ -116,31 +131,6 @@ def check_vocabulary(student: Any, teacher: Any, name: str) -> None:
             f"there and {own.get(first)!r} here, and {len(differing)} tokens differ in all. "
             "Distil from a model with the student's tokenizer."
         )
-
-
-@dataclass(eq=False)
-class RolloutRows(ScoredRows):
-    """Whole sampled rollouts; `frozen` is the teacher model. The tokens between the student's actions are masked.
-
-    own: [N] 1 for the tokens that the student wrote. targets: [N] token ids. sampled_logps: [N] log-probs (nats) that
-    the tokens were sampled with, 0 between actions. tokens: how many the student wrote in the whole step.
-    """
-
-    def __post_init__(self) -> None:
-        # In the dtype of losses, float32 at least: bfloat16 counts up to 256 exactly and no further.
-        own = self.tensor(x for rollout in self.rows for x in rollout.own)
-        self.own = own.to(torch.promote_types(self.scored.hidden.dtype, torch.float32))
-        self.targets = self.scored.targets
-        self.sampled_logps = self.tensor(x for rollout in self.rows for x in rollout.logprobs)
-        self.tokens = sum(sum(rollout.own) for rollout in self.whole)
-
-    @cached_property
-    def teacher(self) -> Predictors:
-        """The teacher's hidden states for the same tokens, without gradient; `UsageError` when there is no teacher."""
-        if self.frozen is None:
-            raise UsageError("A channel distils from a teacher model, but there is none. Set teacher.model.")
-        with torch.no_grad():
-            return Predictors(score(self.frozen, [e.tree for e in self.rows]).hidden, head(self.frozen))
 
 
 class Taid(Channel[RolloutRows]):

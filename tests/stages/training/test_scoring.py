@@ -32,19 +32,8 @@ from transformers import (
 from stages.errors import UsageError
 from stages.training import packing
 from stages.training.channels.rollouts import OwnRollout
-from stages.training.scoring import (
-    Tree,
-    logits,
-    require_head,
-    row_lengths,
-    rows_in_batch,
-    rows_of,
-    score,
-    score_together,
-    share,
-    split_until,
-    token_log_probs,
-)
+from stages.training.scoring import Tree, logits, require_head, score, score_together, token_log_probs
+from stages.training.step import row_lengths, rows_in_batch, rows_of, share, split_until
 from tests.stages.training.flash import flash_on_cpu
 
 TREES = [

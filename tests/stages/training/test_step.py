@@ -18,8 +18,18 @@ from stages.training.channels.base import ChannelLoss
 from stages.training.channels.pairs import PairSource, TokenPair
 from stages.training.config import Config, Optimisation, Weights
 from stages.training.rollouts import LockStep, Schedule, environment_reward, trl_columns
-from stages.training.scoring import Tree, group, score, statistics
-from stages.training.step import Batch, Channels, ComposedTrainer, StepReport, collate, compose_loss, unused_rows
+from stages.training.scoring import Tree, score
+from stages.training.step import (
+    Batch,
+    Channels,
+    ComposedTrainer,
+    StepReport,
+    collate,
+    compose_loss,
+    group,
+    statistics,
+    unused_rows,
+)
 from stages.training.trl_arguments import trl_config
 
 SETTINGS = Optimisation(steps=2, prompts_per_step=2, generations=4, learning_rate=1e-3)

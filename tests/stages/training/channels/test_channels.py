@@ -3,6 +3,7 @@
 import copy
 import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from support.models import tiny_model
 
 from stages.losses.preference import PairLogProbs, dpo_losses
 from stages.training.channels import CHANNELS
+from stages.training.channels.base import RowSource
 from stages.training.channels.hints import HintedTurn, HintSource
 from stages.training.channels.opd import FrozenTeacher, TaughtRollout, TaughtSource
 from stages.training.channels.pairs import PairSource, TokenPair
@@ -25,32 +27,76 @@ STUDENT, REFERENCE, TEACHER = (tiny_model(seed, VOCABULARY) for seed in (0, 1, 2
 PAIRS = [TokenPair("p", Tree([5, 6, 7], ([8, 9], [10, 11, 12]))), TokenPair("q", Tree([13, 14], ([15], [16, 17])))]
 HINTED = [HintedTurn(Tree([5, 6, 7], ([8, 9, 10],)), Tree([5, 6, 7, 40, 41], ([8, 9, 10],)))]
 ROLLOUTS = [OwnRollout(Tree([5, 6], ([8, 9, 30, 31, 10],)), [1, 1, 0, 0, 1], [-1.0, -1.0, 0.0, 0.0, -1.0])]
-TAUGHT = [TaughtRollout(row.tree, row.own, row.logprobs, {0: None, 1: None}) for row in ROLLOUTS]
-BATCH = Batch({"pairs": PAIRS, "hinted": HINTED, "rollouts": ROLLOUTS, "taught": TAUGHT})
-"""Rows of every kind: a new kind of row is added here and to `drawn`, and all tests try it."""
 DPO_FORMS = Pairs.model_fields["loss_type"].annotation.__args__
 
 
-def drawn(draw: random.Random, pairs: int, hinted: int, rollouts: int, *, server: bool = False) -> Batch:
-    """Ragged rows; a rollout may have tokens that are not the student's, and a teacher behind a server."""
+def ids(draw: random.Random, longest: int) -> list[int]:
+    return [draw.randrange(VOCABULARY) for _ in range(draw.randint(1, longest))]
 
-    def ids(longest: int) -> list[int]:
-        return [draw.randrange(VOCABULARY) for _ in range(draw.randint(1, longest))]
 
-    turns, played, taught = [], [], []
-    for _ in range(hinted):
-        action = (ids(9),)
-        logprobs = [-3.0 * draw.random() for _ in action[0]]
-        turns.append(HintedTurn(Tree(ids(12), action), Tree(ids(12), action), None, logprobs))
-    for _ in range(rollouts):
-        whole = ids(14)
-        own = [1, *(draw.randint(0, 1) for _ in whole[1:])]
-        played.append(OwnRollout(Tree(ids(6), (whole,)), own, [-3.0 * draw.random() * x for x in own]))
-        served = [-3.0 * draw.random() for _ in own]
-        teachers = draw.choice([{0: None}, {1: None}, {0: None, 1: None}, {0: None, 2: served}][: 4 if server else 3])
-        taught.append(TaughtRollout(played[-1].tree, own, played[-1].logprobs, teachers))
-    dealt = [TokenPair(str(i), Tree(ids(12), (ids(9), ids(9)))) for i in range(pairs)]
-    return Batch({"pairs": dealt, "hinted": turns, "rollouts": played, "taught": taught})
+def drawn_pair(draw: random.Random, server: bool) -> TokenPair:
+    return TokenPair(str(draw.random()), Tree(ids(draw, 12), (ids(draw, 9), ids(draw, 9))))
+
+
+def drawn_turn(draw: random.Random, server: bool) -> HintedTurn:
+    action = (ids(draw, 9),)
+    logprobs = [-3.0 * draw.random() for _ in action[0]]
+    return HintedTurn(Tree(ids(draw, 12), action), Tree(ids(draw, 12), action), None, logprobs)
+
+
+def drawn_rollout(draw: random.Random, server: bool) -> OwnRollout:
+    """It may have tokens that are not the student's."""
+    whole = ids(draw, 14)
+    own = [1, *(draw.randint(0, 1) for _ in whole[1:])]
+    return OwnRollout(Tree(ids(draw, 6), (whole,)), own, [-3.0 * draw.random() * x for x in own])
+
+
+def drawn_taught(draw: random.Random, server: bool) -> TaughtRollout:
+    """With `server` one of its teachers may be behind a server, which has told log-probs."""
+    row = drawn_rollout(draw, server)
+    told = [-3.0 * draw.random() for _ in row.own]
+    teachers = draw.choice([{0: None}, {1: None}, {0: None, 1: None}, {0: None, 2: told}][: 4 if server else 3])
+    return TaughtRollout(row.tree, row.own, row.logprobs, teachers)
+
+
+def pair_source(settings: Config, rows: list[Any], teacher: torch.nn.Module) -> PairSource:
+    """Pairs whose reference is the teacher's model."""
+    source = PairSource(rows, per_step=2, seed=0)
+    if rows:
+        source.cache_reference(teacher)
+    return source
+
+
+def hint_source(settings: Config, rows: list[Any], teacher: torch.nn.Module) -> HintSource:
+    source = HintSource(settings.hints, None, None, lambda step, found: None)
+    source.begin(teacher)
+    return source
+
+
+def taught_source(settings: Config, rows: list[Any], teacher: torch.nn.Module) -> TaughtSource:
+    # The last one is behind a server, and its log-probs are in the rows.
+    models = (teacher, copy.deepcopy(REFERENCE).to(teacher.dtype), None)
+    return TaughtSource([FrozenTeacher(OpdTeacher(), model) for model in models])
+
+
+KINDS: dict[str, tuple[list[Any], Callable[..., Any], Callable[..., RowSource[Any]]]] = {
+    "pairs": (PAIRS, drawn_pair, pair_source),
+    "hinted": (HINTED, drawn_turn, hint_source),
+    "rollouts": (ROLLOUTS, drawn_rollout, lambda settings, rows, teacher: RolloutSource(teacher)),
+    "taught": (
+        [TaughtRollout(row.tree, row.own, row.logprobs, {0: None, 1: None}) for row in ROLLOUTS],
+        drawn_taught,
+        taught_source,
+    ),
+}
+"""By the kind of rows some of them, what draws one, and what makes their source: a new kind is one more entry, and all
+tests try it."""
+BATCH = Batch({name: rows for name, (rows, _, _) in KINDS.items()})
+
+
+def drawn(draw: random.Random, *, server: bool = False, **counts: int) -> Batch:
+    """So many ragged rows of each kind; none of those that are not named."""
+    return Batch({name: [one(draw, server) for _ in range(counts.get(name, 0))] for name, (_, one, _) in KINDS.items()})
 
 
 def config(*names: str, form: str = "sigmoid", opd: dict[str, Any] | None = None, **hints: Any) -> Config:
@@ -60,15 +106,7 @@ def config(*names: str, form: str = "sigmoid", opd: dict[str, Any] | None = None
 
 def channels(settings: Config, rows: Batch, teacher: torch.nn.Module = TEACHER) -> Channels:
     """The channels of these settings, whose reference is the teacher's model as well."""
-    pairs = PairSource(list(rows.of("pairs")), per_step=2, seed=0)
-    if pairs.pairs:
-        pairs.cache_reference(teacher)
-    hinted = HintSource(settings.hints, None, None, lambda step, found: None)
-    hinted.begin(teacher)
-    # The last one is behind a server, and its log-probs are in the rows.
-    models = (teacher, copy.deepcopy(REFERENCE).to(teacher.dtype), None)
-    taught = TaughtSource([FrozenTeacher(OpdTeacher(), model) for model in models])
-    return Channels(settings, [pairs, hinted, RolloutSource(teacher), taught])
+    return Channels(settings, [make(settings, list(rows.of(name)), teacher) for name, (_, _, make) in KINDS.items()])
 
 
 def losses(rows: Batch, *names: str, teacher: torch.nn.Module = TEACHER, model: torch.nn.Module = STUDENT) -> Any:
@@ -93,7 +131,7 @@ def test_masked_tokens_have_no_gradient(name: str) -> None:
     """The hidden states that predict masked tokens."""
     scored = score(STUDENT, [ROLLOUTS[0].tree])
     scored.hidden.retain_grad()
-    rows = RolloutRows(ROLLOUTS, ROLLOUTS, STUDENT, scored, TEACHER)
+    rows = RolloutRows(ROLLOUTS, ROLLOUTS, STUDENT, scored, RolloutSource(TEACHER))
     channel = CHANNELS[name].load()(config(name))
     (gradient,) = torch.autograd.grad(channel.loss(rows).loss, scored.hidden)
     assert all((gradient[i].abs().sum() > 0) == own for i, own in enumerate(ROLLOUTS[0].own))
@@ -159,7 +197,7 @@ def test_parts_add_up_to_the_step(dtype: torch.dtype, tolerance: float, seed: in
     model, teacher = (copy.deepcopy(x).to(dtype).train() for x in (STUDENT, TEACHER))
     names = [name for name in CHANNELS if draw.random() < 0.6] or ["dpo"]
     sampled = draw.random() < 0.4
-    rows, count = drawn(draw, *(draw.randint(0, 4) for _ in range(3)), server=sampled), draw.randint(1, 8)
+    rows, count = drawn(draw, server=sampled, **{name: draw.randint(0, 4) for name in KINDS}), draw.randint(1, 8)
     divergence = {"beta": draw.choice([0.0, 0.3, 1.0]), "top_k": draw.choice([None, 5])}
     settings = config(
         *names,
@@ -188,14 +226,14 @@ def test_parts_add_up_to_the_step(dtype: torch.dtype, tolerance: float, seed: in
 
 
 def test_one_part_is_the_step_bit_for_bit() -> None:
-    rows = drawn(random.Random(1), 3, 3, 3)
+    rows = drawn(random.Random(1), **dict.fromkeys(KINDS, 3))
     whole, part = (channels(config(*CHANNELS), rows).losses(STUDENT, given)[0] for given in (rows, rows.part(0, 1)))
     assert whole.keys() == set(CHANNELS) and all(torch.equal(whole[name].loss, part[name].loss) for name in whole)
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_three_hinted_turns_have_one_gradient_in_any_number_of_micro_batches(count: int) -> None:
-    rows = drawn(random.Random(2), 0, 3, 0)
+    rows = drawn(random.Random(2), hinted=3)
     made = channels(config("sdpo"), rows)
     whole = step(made, STUDENT, [rows])[0]["sdpo"]
     cut = step(made, STUDENT, [rows.part(i, count) for i in range(count)])[0]["sdpo"]
@@ -203,7 +241,7 @@ def test_three_hinted_turns_have_one_gradient_in_any_number_of_micro_batches(cou
 
 
 def test_the_cosine_is_that_of_the_summed_step() -> None:
-    rows = drawn(random.Random(3), 4, 0, 4)
+    rows = drawn(random.Random(3), pairs=4, rollouts=4)
     made = channels(config("simpo", "sft", "taid"), rows)
     expected = step(made, STUDENT, [rows])[1]
     found = step(made, STUDENT, [rows.part(i, 4) for i in range(4)])[1]

@@ -48,7 +48,7 @@ def channel(**opd: Any) -> Opd:
 
 
 def taught(rows: Sequence[TaughtRollout], model: Any = STUDENT, scored: Scored | None = None) -> TaughtRows:
-    return TaughtRows(rows, rows, model, scored or score(model, [row.tree for row in rows]), TEACHERS)
+    return TaughtRows(rows, rows, model, scored or score(model, [row.tree for row in rows]), TaughtSource(TEACHERS))
 
 
 def log_probs(model: Any, row: TaughtRollout) -> Tensor:
