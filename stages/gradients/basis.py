@@ -53,13 +53,20 @@ A_HALF = ":A"
 """Suffix of the name under which a Linear's A is stored; its B has the Linear's own name."""
 
 
+def layer_linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    """Yield the Linears of a model's layers, without its output head, by name."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear) and ".layers." in f".{name}":
+            yield name, module
+
+
 def target_linears(model: "PreTrainedModel") -> dict[str, nn.Linear]:
     """Return the adapted Linears by module name, in the model's order.
 
     `UsageError` when one is missing, or when a layer holds any other Linear: such a model would be probed in part only.
     """
-    # Only Linears of the layers: embedding and head are tied in small Qwen3 models and are never adapted.
-    inside = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear) and ".layers." in f".{name}"]
+    # Embedding and head are tied in small Qwen3 models and are never adapted.
+    inside = list(layer_linears(model))
     extra = sorted({name.rpartition(".")[2] for name, _ in inside} - set(SUFFIXES))
     if extra:
         raise UsageError(

@@ -315,9 +315,10 @@ def resolve(config: Config, processes: int, inputs: Container[str] = (), directi
     if rank is None:
         # A server gets an adapter sooner than all weights.
         rank = 0 if spectral or (small and not policy.served) else RANK
-    usual_rate = _adapter_rate(shape) if rank else WHOLE_RATE
-    rate = SMALL_RATE if small else usual_rate
-    rate = SINGULAR_VALUES_RATE if spectral else rate
+    # Of LoRA by the model's size, and as for large models where that is not known yet.
+    of_size = (rate for below, rate in ADAPTER_RATES if shape and shape.parameters < below)
+    usual_rate = next(of_size, ADAPTER_RATE) if rank else WHOLE_RATE
+    rate = SINGULAR_VALUES_RATE if spectral else SMALL_RATE if small else usual_rate
     rollouts = size.prompts_per_step * size.generations
     loaded = {teacher.loaded: teacher for teacher in config.teachers() if not teacher.served}
     teachers = [model_shape(teacher) for teacher in loaded.values()]
@@ -341,11 +342,6 @@ def resolve(config: Config, processes: int, inputs: Container[str] = (), directi
     if (refusal := next(refusals(plan), None)) is not None:
         raise UsageError(refusal)
     return plan
-
-
-def _adapter_rate(shape: ModelShape | None) -> float:
-    """Return the rate of LoRA for a model's size; that of large ones where it is not known yet."""
-    return next((rate for below, rate in ADAPTER_RATES if shape and shape.parameters < below), ADAPTER_RATE)
 
 
 def _rollout_tokens(config: Config, answers: int) -> int:

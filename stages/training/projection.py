@@ -20,12 +20,13 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from stages.gradients.basis import layer_linears
 from stages.runs.kinds import Row
 from stages.runs.run import RunWriter
 from stages.training.config import Probe
 from stages.training.packing import on_device
 from stages.training.scoring import Tree, score, token_log_probs
-from stages.training.trained import Trained, TrainedWeight, layer_linears, trained_linears
+from stages.training.trained import Trained, TrainedWeight, trained_linears
 
 PAIRS = "pairs.json"
 """In the folder of a direction: [hack, clean] pairs of rows of ids, as they were when it was extracted."""
@@ -162,7 +163,9 @@ class ProjectionCallback(TrainerCallback):
             size = linear.remove(removed, along)
             taken.append(torch.where(size > 0, along.square() / size, 0.0))
             linear.forget()
-        numbers = [sums[:, 0].sum(), sums[:, 1].sum(), torch.stack(taken).sum(), *self._weight_change()]
+        changes = [one for linear in self._linears.values() if (one := linear.squared_change()) is not None]
+        since_start = [torch.stack(changes).sum().sqrt()] if len(changes) == len(self._linears) else []
+        numbers = [sums[:, 0].sum(), sums[:, 1].sum(), torch.stack(taken).sum(), *since_start]
         total, along, gone, *change = torch.stack(numbers).tolist()  # the only wait
         account = {
             "cos_update": along / (total * len(sums)) ** 0.5 if total else None,
@@ -177,11 +180,6 @@ class ProjectionCallback(TrainerCallback):
         if self._settings.project == "none":
             return torch.zeros_like(along)
         return along if self._settings.two_sided else along.clamp_min(0)
-
-    def _weight_change(self) -> list[Float[Tensor, ""]]:
-        """Return the Frobenius norm of the change of all weights since the start; nothing where it is not kept."""
-        changes = [square for linear in self._linears.values() if (square := linear.squared_change()) is not None]
-        return [torch.stack(changes).sum().sqrt()] if len(changes) == len(self._linears) else []
 
     def _over_shares(self, measured: Sequence[Tensor]) -> Float[Tensor, "linears sums"]:
         """Return one row for each Linear, summed over the processes that hold shares of it."""

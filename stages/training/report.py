@@ -173,11 +173,13 @@ def save(
     projected = accounts(out)
     if config.optimisation.keep_every:
         out.checkpoint(partial(link_kept, out.scratch(KEPT)), KEPT)
+    # As the model was when the run began: hashing the weights of a large model again takes minutes.
+    start, given = out.manifest.identity["policy"], out.manifest.inputs.get("start", ())
     info = CheckpointInfo(
         arm=config.arm,
         train_seed=config.seed,
         start=config.policy,
-        start_identity=_start_identity(out),
+        start_identity=store.digest([start, *(ref.content for ref in given)] if given else start),
         env=config.env.name,
         split=config.env.split,
         task_ids=tuple(dict.fromkeys(task.task_id for task in tasks)),
@@ -219,13 +221,6 @@ def save(
         remarks.append(TAKEN_OUT[config.probe.project])
     lines = "".join(f"\n{line}\n" for line in remarks)
     out.write_file("report.txt", training_table(config.arm, logged) + course_text + lines)
-
-
-def _start_identity(out: RunWriter) -> str:
-    """Return the digest of the model that training started from: that of the settings, or of a run that was given."""
-    # As it was when the run began: hashing the weights of a large model again takes minutes.
-    policy, given = out.manifest.identity["policy"], out.manifest.inputs.get("start", ())
-    return store.digest([policy, *(ref.content for ref in given)] if given else policy)
 
 
 GRPO_COLUMNS = {"reward": "reward", "reward_std": "std", "loss": "loss", "grad_norm": "|grad|", "entropy": "entropy"}

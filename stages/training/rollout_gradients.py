@@ -154,17 +154,16 @@ def _add(
 @contextmanager
 def observed(modules: Mapping[str, nn.Module], tap: Tap) -> Iterator[None]:
     """While open, pass each module's inputs and its outputs' gradient to the tap, once in a backward pass."""
-    handles = [module.register_forward_hook(partial(_observe, name, tap)) for name, module in modules.items()]
+
+    def observing(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Any]:
+        return lambda module, inputs, output: _Observed.apply(inputs[0], output, name, tap)
+
+    handles = [module.register_forward_hook(observing(name)) for name, module in modules.items()]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _observe(name: str, tap: Tap, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    observed_output: Tensor = _Observed.apply(inputs[0], output, name, tap)
-    return observed_output
 
 
 class _Observed(torch.autograd.Function):

@@ -11,9 +11,10 @@ Shapes: O outputs and I inputs of a Linear, r rank of an adapter or number of si
 row, n trained numbers of a Linear.
 """
 
-from collections.abc import Container, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Container
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -21,47 +22,54 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import functional as F
 
-from stages.gradients.basis import factorise
+from stages.gradients.basis import factorise, layer_linears
 
 
-class Trained(Protocol):
-    """What is trained of one Linear."""
+class Trained(ABC):
+    """What is trained of one Linear; by default whole on every process."""
+
+    _before: tuple[Tensor, ...] = ()
+    """What is trained, as it was before the optimiser's step."""
 
     def cut(self, whole: Float[Tensor, "O I"]) -> Tensor:
         """Return this process' share of a direction that all processes hold."""
-        ...
+        return whole
+
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return what is trained."""
 
     def gradients(self) -> list[Tensor]:
         """Return the gradients of what is trained, which may be written to; none where it has no gradient."""
-        ...
+        return [_local(each.grad) for each in self.tensors() if each.grad is not None]
 
+    @abstractmethod
     def slopes(self, unit: Tensor) -> list[Tensor]:
         """Return the derivatives of <W, unit> by each tensor that is trained."""
-        ...
 
+    @abstractmethod
     def row_gradients(self, x: Float[Tensor, "B T I"], g: Float[Tensor, "B T O"]) -> Float[Tensor, "B n"]:
         """Return each row's gradient in the order of `slopes`, from the Linear's inputs and its outputs' gradient."""
-        ...
 
     def remember(self) -> None:
-        """Keep what is trained as it is before the optimiser's step."""
-        ...
+        """Keep what is trained as it is before the optimiser's step: its size once more in memory."""
+        self._before = tuple(_local(each).detach().clone() for each in self.tensors())
 
+    @abstractmethod
     def moved(self, unit: Tensor) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """Return <W before - W, unit> and the squared norm of W before - W."""
-        ...
 
+    @abstractmethod
     def remove(self, unit: Tensor, along: Float[Tensor, ""]) -> Float[Tensor, ""]:
         """Take the part `along` the direction out of the update; return the squared norm of what can be taken out."""
-        ...
 
     def forget(self) -> None:
         """Free what `remember` keeps."""
-        ...
+        self._before = ()
 
     def squared_change(self) -> Float[Tensor, ""] | None:
         """Return the squared norm of the change of W since the start; None where the start is not kept."""
-        ...
+        return None
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -69,11 +77,11 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-class TrainedWeight:
+class TrainedWeight(Trained):
     """A Linear's weight that is trained itself: all of it, or this process' share of it under FSDP2."""
 
     def __init__(self, weight: Tensor) -> None:
-        self._weight, self._before = weight, weight.new_empty(0)
+        self._weight = weight
 
     def cut(self, whole: Float[Tensor, "O I"]) -> Tensor:
         """Return this process' share of a direction that all processes hold."""
@@ -86,25 +94,21 @@ class TrainedWeight:
         """Return the processes that hold shares of the weight; None where this one holds all of it."""
         return self._weight.device_mesh.get_group() if isinstance(self._weight, DTensor) else None
 
-    def gradients(self) -> list[Tensor]:
-        """Return the gradients of what is trained, which may be written to; none where it has no gradient."""
-        return [] if self._weight.grad is None else [_local(self._weight.grad)]
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the weight."""
+        return (self._weight,)
 
     def slopes(self, unit: Tensor) -> list[Tensor]:
-        """Return the derivative of <W, unit> by each tensor that has a gradient."""
+        """Return the derivative of <W, unit> by W."""
         return [unit]
 
     def row_gradients(self, x: Float[Tensor, "B T I"], g: Float[Tensor, "B T O"]) -> Float[Tensor, "B n"]:
         """Return each row's gradient of W."""
         return torch.bmm(g.float().transpose(1, 2), x.float()).flatten(1)
 
-    def remember(self) -> None:
-        """Keep the weight as it is before the optimiser's step: its size once more in memory."""
-        self._before = _local(self._weight).detach().clone()
-
     def moved(self, unit: Tensor) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """Return <W before - W, unit> and the squared norm of W before - W."""
-        moved = (self._before - _local(self._weight)).float()
+        moved = (self._before[0] - _local(self._weight)).float()
         return (moved * unit).sum(), moved.square().sum()
 
     def remove(self, unit: Tensor, along: Float[Tensor, ""]) -> Float[Tensor, ""]:
@@ -112,19 +116,12 @@ class TrainedWeight:
         _local(self._weight).add_((along * unit.float()).to(self._weight.dtype))
         return torch.ones_like(along)
 
-    def forget(self) -> None:
-        """Free what `remember` keeps."""
-        self._before = self._before.new_empty(0)
-
-    def squared_change(self) -> None:
-        """Return None: the start of a training of all weights is not kept."""
-
 
 RIDGE = 1e-6
 """Added to the r x r matrices A A' and B' B, relative to their mean eigenvalue: B is 0 at the start of a training."""
 
 
-class TrainedAdapter:
+class TrainedAdapter(Trained):
     """The weight W0 + s B A of a Linear with a LoRA adapter of rank r, of which A and B are trained.
 
     Nothing of the size O x I is made of the adapter. What an update of A and B can do to W, to first order, are the
@@ -135,15 +132,10 @@ class TrainedAdapter:
 
     def __init__(self, a: Float[Tensor, "r I"], b: Float[Tensor, "O r"], scaling: float) -> None:
         self._a, self._b, self._scaling = a, b, scaling
-        self._before: tuple[Tensor, ...] = ()
 
-    def cut(self, whole: Float[Tensor, "O I"]) -> Tensor:
-        """Return the direction: adapters are whole on every process."""
-        return whole
-
-    def gradients(self) -> list[Tensor]:
-        """Return the gradients of A and B, which may be written to; none where there are none."""
-        return [each.grad for each in (self._a, self._b) if each.grad is not None]
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return A and B."""
+        return self._a, self._b
 
     def slopes(self, unit: Float[Tensor, "O I"]) -> list[Tensor]:
         """Return the derivatives of <W, unit> by A and by B."""
@@ -156,14 +148,10 @@ class TrainedAdapter:
         of_a, of_b = torch.bmm((g @ b).transpose(1, 2), x), torch.bmm(g.transpose(1, 2), x @ a.T)
         return self._scaling * torch.cat([of_a.flatten(1), of_b.flatten(1)], 1)
 
-    def remember(self) -> None:
-        """Keep A and B as they are before the optimiser's step."""
-        self._before = (self._a.detach().float().clone(), self._b.detach().float().clone())
-
     def moved(self, unit: Float[Tensor, "O I"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """Return <W before - W, unit> and the squared norm of W before - W."""
         # As (B0 - B) A0 + B (A0 - A): a difference of the two products would be one of almost equal numbers.
-        (a0, b0), b = self._before, self._b.float()
+        (a0, b0), b = (each.float() for each in self._before), self._b.float()
         da, db = a0 - self._a.float(), b0 - b
         along = (db * (unit.float() @ a0.T)).sum() + (da * (b.T @ unit.float())).sum()
         square = (db.T @ db * (a0 @ a0.T)).sum() + (b.T @ b * (da @ da.T)).sum()
@@ -187,10 +175,6 @@ class TrainedAdapter:
             self._a.add_((share * for_a).to(self._a.dtype))
             left_over = torch.where(along != 0, self.moved(unit)[0], 0.0)
         return found
-
-    def forget(self) -> None:
-        """Free what `remember` keeps."""
-        self._before = ()
 
     def squared_change(self) -> Float[Tensor, ""]:
         """Return the squared norm of s B A: B is 0 at the start."""
@@ -237,19 +221,15 @@ class SingularValueLinear(nn.Linear):
         return self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)) + (self.u * self.change) @ self.vh
 
 
-class TrainedSingularValues:
+class TrainedSingularValues(Trained):
     """The weight W0 + U diag(d) Vh of which d is trained: W is linear in d, and the norm of its change is that of d."""
 
     def __init__(self, linear: SingularValueLinear) -> None:
-        self._linear, self._before = linear, linear.change.new_empty(0)
+        self._linear = linear
 
-    def cut(self, whole: Float[Tensor, "O I"]) -> Tensor:
-        """Return the direction: singular values are whole on every process."""
-        return whole
-
-    def gradients(self) -> list[Tensor]:
-        """Return the gradient of d, which may be written to; none where there is none."""
-        return [] if self._linear.change.grad is None else [self._linear.change.grad]
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return d."""
+        return (self._linear.change,)
 
     def slopes(self, unit: Float[Tensor, "O I"]) -> list[Tensor]:
         """Return the derivative of <W, unit> by d, diag(U' unit V)."""
@@ -259,13 +239,9 @@ class TrainedSingularValues:
         """Return each row's gradient of d, sum_t (U' g_t) * (Vh x_t)."""
         return ((g.float() @ self._linear.u) * F.linear(x.float(), self._linear.vh)).sum(1)
 
-    def remember(self) -> None:
-        """Keep d as it is before the optimiser's step."""
-        self._before = self._linear.change.detach().clone()
-
     def moved(self, unit: Float[Tensor, "O I"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """Return <W before - W, unit> and the squared norm of W before - W."""
-        moved = self._before - self._linear.change
+        moved = self._before[0] - self._linear.change
         return (moved * self.slopes(unit)[0]).sum(), moved.square().sum()
 
     def remove(self, unit: Float[Tensor, "O I"], along: Float[Tensor, ""]) -> Float[Tensor, ""]:
@@ -274,10 +250,6 @@ class TrainedSingularValues:
         size = slope.square().sum()
         self._linear.change.add_(torch.where(size > 0, along / size, 0.0) * slope)
         return size
-
-    def forget(self) -> None:
-        """Free what `remember` keeps."""
-        self._before = self._before.new_empty(0)
 
     def squared_change(self) -> Float[Tensor, ""]:
         """Return the squared norm of d: U and Vh are orthonormal."""
@@ -307,13 +279,6 @@ def save_folded(model: Any, folder: Path) -> bool:
     model.config.save_pretrained(folder)
     model.config.dtype = model.dtype
     return True
-
-
-def layer_linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    """Yield the Linears of a model's layers, without its output head, by name."""
-    for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear) and ".layers." in f".{name}":
-            yield name, module
 
 
 def linear_modules(model: nn.Module, names: Container[str]) -> dict[str, nn.Module]:
