@@ -11,7 +11,8 @@ import os
 import resource
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -174,20 +175,17 @@ class _File:
             bad_keys.difference_update(key for key, _ in mended)
 
 
-class _transaction:  # noqa: N801 - used as a function
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """A transaction that is rolled back on an error; it begins with the lock for writing, where `timeout` applies."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def __enter__(self) -> None:
-        self._connection.execute("BEGIN IMMEDIATE")  # upgrading a lock for reading fails at once
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if error is None:
-            self._connection.execute("COMMIT")
-        elif self._connection.in_transaction:  # SQLite itself ends some that failed
-            self._connection.execute("ROLLBACK")
+    connection.execute("BEGIN IMMEDIATE")  # upgrading a lock for reading fails at once
+    try:
+        yield
+    except BaseException:
+        if connection.in_transaction:  # SQLite itself ends some that failed
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
 
 
 def _digest(key: str, answer: bytes) -> bytes:

@@ -339,10 +339,6 @@ class PolicyConfig(Settings):
         uncached = prompt_tokens - cached_tokens
         return (uncached * new + cached_tokens * (new if cached is None else cached) + completion_tokens * out) / 1e6
 
-    def highest_cost(self, prompt_tokens: int, completion_tokens: int) -> float:
-        """Return the most that a call of these tokens can cost in USD, however much of its prompt was cached."""
-        return max(self.cost(prompt_tokens, completion_tokens, cached) for cached in (0, prompt_tokens))
-
 
 BasicPolicy = Annotated[
     PolicyConfig, basic_of("model", "base_url", "api_key_env", "temperature", "max_tokens"), Option("MODEL")

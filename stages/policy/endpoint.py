@@ -281,15 +281,11 @@ class EndpointPolicy:
         refused = [name for name in EXTRAS if getattr(self._accepted, name, None) is False]
         return request_body(self.config, self._max_tokens, turn, refused)
 
-    def cache_key(self, request: Request, seed: int) -> str:
-        """Return the cache key of a request; `seed` distinguishes samples where the request has no seed field."""
-        # Without a seed in the key all samples of a state would be the answer to the first of them.
-        unsent = {} if "seed" in request else {"sample": seed}
-        return store.digest({"base_url": self.config.base_url, **request, **unsent})
-
     async def send(self, request: Request, seed: int) -> Sample:
         """Return the answer to a request that is sent unchanged; see `ask`."""
-        key = self.cache_key(request, seed)
+        # Without a seed in the key all samples of a state would be the answer to the first of them.
+        unsent = {} if "seed" in request else {"sample": seed}
+        key = store.digest({"base_url": self.config.base_url, **request, **unsent})
         if (kept := self.cache.get(key)) is not None:
             return Sample(**kept)
         attempt = 0
@@ -335,11 +331,6 @@ class EndpointPolicy:
         source = self.config.model if str(self.config.base_url) in str(error) else self._waits.source
         with suppress(Interrupted):  # the stage gets the same interrupt at its next report
             self._waits.listener(Notice(f"{source}: {error}; trying again, {most} times{bound} at most"), 0, 0)
-
-    def _costs_money(self, sample: Sample) -> bool:
-        """Return whether answers cost money, by the prices, the bill, or a limit of cost where no price is known."""
-        unknown = self.budget.limit is not None and not self.config.priced
-        return self.config.has_price or bool(sample.cost_usd) or unknown
 
     def _report_overlong(self, overlong: Overlong) -> None:
         """Report the first answer of a free server that is longer than was asked for."""
@@ -394,10 +385,14 @@ class EndpointPolicy:
             body, latency_s = await self._send(request, asked, reservation)
             sample = read(body, self.config, asked, latency_s=latency_s, attempts=attempt)
         except Overlong as error:
-            sample = error.sample
-            # Before the next `await`, so that calls that wait for a slot are not launched.
-            if self._costs_money(sample):
-                self._halted = overlong = unlimited(self.config, error)
+            sample, unknown = error.sample, self.budget.limit is not None and not self.config.priced
+            if self.config.has_price or sample.cost_usd or unknown:  # unknown, but limited
+                # Before the next `await`, so that calls that wait for a slot are not launched.
+                self._halted = overlong = Incomplete(
+                    f"{self.config.base_url} {error}, so that no limit of cost can be kept. The answer and its bill "
+                    "are saved. Set the field that this server obeys, such as request.max_completion_tokens, then go "
+                    "on with --resume."
+                )
             else:
                 self._report_overlong(error)
         except Failed as error:
@@ -439,11 +434,3 @@ class EndpointPolicy:
             # A longer wait ends the run (`retrying`), so the host is not closed to others for it.
             self._host.leave(pushed_back=pushed_back, wait_s=wait_s if (wait_s or 0.0) <= MAX_WAIT_S else None)
             self._slots.release()
-
-
-def unlimited(config: PolicyConfig, overlong: Overlong) -> Incomplete:
-    """Return the error about a server whose answers are longer than the request allowed."""
-    return Incomplete(
-        f"{config.base_url} {overlong}, so that no limit of cost can be kept. The answer and its bill are saved. Set "
-        "the field that this server obeys, such as request.max_completion_tokens, then go on with --resume."
-    )

@@ -3,8 +3,8 @@
 `read_header` reads what comes before the weights: the format is ggml's (ggml-org/ggml, docs/gguf.md, versions 2 and 3).
 Every length in it is compared with the size of the file before it is used, so that a file of unknown origin costs
 neither memory nor time. `ensure` writes the folder in float32, with tokenizer, chat template and generation config;
-what comes out is what every other program reads. `ensure_folder`, which makes the folder of any model once, is here as
-well. transformers translates architecture, names and tokenizer, the package `gguf` the blocks of quantised weights.
+what comes out is what every other program reads. transformers translates architecture, names and tokenizer, the package
+`gguf` the blocks of quantised weights.
 """
 
 import mmap

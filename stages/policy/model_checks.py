@@ -47,20 +47,15 @@ def reading(config: PolicyConfig) -> Iterator[None]:
     except (ComposerError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # the model's author chooses what is read, and libraries raise plain exceptions for it
-        raise not_loaded(config, error) from error
-
-
-def not_loaded(config: PolicyConfig, error: Exception) -> BadInput:
-    """Return the error for a model that transformers cannot load."""
-    if "trust_remote_code" in str(error):
-        return BadInput(
-            f"The model {config.model!r} brings code of its own, which is not run. "
-            "Use a model whose architecture is part of transformers."
-        )
-    return BadInput(
-        f"The model {config.model!r} cannot be loaded ({_in_a_line(error)}). "
-        f"Bring its files again, or give a Hugging Face folder, a reachable hub id, or {base.EXAMPLE}."
-    )
+        if "trust_remote_code" in str(error):
+            raise BadInput(
+                f"The model {config.model!r} brings code of its own, which is not run. "
+                "Use a model whose architecture is part of transformers."
+            ) from error
+        raise BadInput(
+            f"The model {config.model!r} cannot be loaded ({_in_a_line(error)}). "
+            f"Bring its files again, or give a Hugging Face folder, a reachable hub id, or {base.EXAMPLE}."
+        ) from error
 
 
 def _in_a_line(error: Exception) -> str:

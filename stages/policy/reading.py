@@ -257,7 +257,12 @@ def cost(body: Mapping[str, Any], texts: list[str], asked: Asked, config: Policy
             if claimed is None:
                 claimed = config.cost(prompt, completion, cached)
             possible = 0 <= cached <= prompt and completion >= 0 and (billed is None or billed >= 0)
-            if possible and not (config.has_price and _too_small(prompt, completion, texts, asked, config)):
+            count = tokenizer(config.model) if config.has_price else None
+            # No tokenizer makes as few tokens of the answer or of the prompt as the bill has.
+            too_small = config.has_price and (
+                _fewer(completion, texts, count) or _fewer(prompt, _contents(asked), count)
+            )
+            if possible and not too_small:
                 own = config.cost(prompt, completion, cached)
                 return _fields(prompt, completion, cached, max(billed or 0.0, own), claimed, config, billed)
         elif billed is not None and billed >= config.cost(*_least(texts, asked, config)):
@@ -327,12 +332,6 @@ def _with_reasoning(usage: Mapping[str, Any], prompt: int, completion: int) -> i
     reasoning = _number(_details(usage, "completion_tokens_details"), "reasoning_tokens") or 0
     total = _number(usage, "total_tokens") or 0
     return max(completion, total - prompt, completion + reasoning if reasoning > completion else 0)
-
-
-def _too_small(prompt: int, completion: int, texts: list[str], asked: Asked, config: PolicyConfig) -> bool:
-    """Return whether no tokenizer makes as few tokens of the prompt and the answer as the bill has."""
-    count = tokenizer(config.model)
-    return _fewer(completion, texts, count) or _fewer(prompt, _contents(asked), count)
 
 
 def _fewer(tokens: int, texts: Iterator[str] | list[str], count: Any) -> bool:

@@ -63,18 +63,15 @@ class Asked:
         """Return the bounds of a request to a server; context: the longest answer where the request has none."""
         limits = [request[name] for name in LIMITS if request.get(name) is not None]
         longest = max(limits, default=context)
-        return cls(prompt_bound(len(store.encode(request))), longest, tuple(request.get("messages", ())))
+        # No tokenizer makes more tokens than there are UTF-8 bytes. The margin, 10 % and 512, is for what a chat
+        # template or a provider adds.
+        prompt = len(store.encode(request)) * 11 // 10 + 512
+        return cls(prompt, longest, tuple(request.get("messages", ())))
 
     def usd(self, config: PolicyConfig) -> float:
-        """Return the most that the call can cost, at the larger of the two prices of input."""
-        return config.highest_cost(self.prompt_tokens, self.completion_tokens)
-
-
-def prompt_bound(num_bytes: int) -> int:
-    """Return an upper bound of the prompt tokens of a request whose JSON has this many bytes."""
-    # No tokenizer makes more tokens than there are UTF-8 bytes. The margin, 10 % and 512, is for what a chat template
-    # or a provider adds.
-    return num_bytes * 11 // 10 + 512
+        """Return the most that the call can cost in USD, however much of its prompt was cached."""
+        prompt = self.prompt_tokens
+        return max(config.cost(prompt, self.completion_tokens, cached) for cached in (0, prompt))
 
 
 def price_bound(config: PolicyConfig, turns: Iterable[Turn]) -> float:

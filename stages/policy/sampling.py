@@ -69,7 +69,7 @@ def sample_batch(
     uniforms = torch.stack(drawn).to(device)  # [B, max_tokens]
     rows, logits = _prefilled(model, prompts, max_tokens, pad_id, prefill_tokens, prefixes)
     rows.fixed = rows.in_place and (_replays(model) if fixed is None else fixed)
-    look = look_every or tokens_between_looks(device)
+    look = look_every or (1 if device.type == "cpu" else 16)  # a GPU is waited for at each look, a CPU never
     found: list[Drawn] = [([], []) for _ in prompts]
     ended, pending = [False] * len(prompts), list[Tensor]()
     for t in range(max_tokens):
@@ -108,11 +108,6 @@ def _raise_if_stopped() -> None:
     """Raise `Interrupted` after a request to stop, unless other processes take part, which stop at the same step."""
     if stop_requested() and world_size() == 1:
         raise Interrupted
-
-
-def tokens_between_looks(device: torch.device) -> int:
-    """Return the tokens between two looks at which rows have ended: a GPU is waited for at each, a CPU never."""
-    return 1 if device.type == "cpu" else 16
 
 
 def draw(
