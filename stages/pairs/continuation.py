@@ -14,7 +14,7 @@ what is left would be biased, since the same outcomes would choose the pairs and
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from typing import Literal
@@ -91,12 +91,6 @@ def branches(pairs: Iterable[pa.RecordBatch]) -> list[Branch]:
     return list(found.values())
 
 
-def recorded_steps(rollouts: Run, wanted: Collection[str]) -> dict[str, list[Row]]:
-    """Return the steps of these rollouts, in order, with the columns that a state is restored from."""
-    groups = step_groups(rollouts.scan(STEP).rows(COLUMNS))
-    return {steps[0]["rollout_id"]: steps for steps in groups if steps[0]["rollout_id"] in wanted}
-
-
 def restore(steps: Sequence[Row], action: str, rollout: LiveRollout, environment: Environment, rules: Rules) -> None:
     """Play the recorded actions before the last of `steps`, then `action` in its place; the rollout goes on from there.
 
@@ -148,7 +142,9 @@ def play_branches(
 
     The steps of all rollouts that a branch belongs to are in memory.
     """
-    steps = recorded_steps(rollouts, {branch.rollout_id for branch in wanted})
+    needed = {branch.rollout_id for branch in wanted}
+    groups = step_groups(rollouts.scan(STEP).rows(COLUMNS))
+    steps = {rows[0]["rollout_id"]: rows for rows in groups if rows[0]["rollout_id"] in needed}
     planned: dict[int, tuple[Branch, int]] = {}
     continued = []
     for branch in wanted:

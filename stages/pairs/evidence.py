@@ -281,8 +281,8 @@ class Audit:
         that outcome is a pass.
         """
         for counts, one in zip(self._counts.values(), decided, strict=True):
-            counts["lost"] += one.lost * times
-            counts["won"] += one.won * times
+            counts["lost_without"] += one.lost * times
+            counts["won_without"] += one.won * times
             counts["backed"] += one.backed * times
             counts["minority"] += times if one.sides is not None else 0
             for step, side in enumerate(one.sides or ()):
@@ -292,22 +292,12 @@ class Audit:
 
     def lines(self, spent: Mapping[str, float | None]) -> list[TeacherAudit]:
         """Return one line per teacher. spent: USD of each teacher's answers."""
+        _, *counted, _ = TeacherAudit.__dataclass_fields__  # without the teacher and its price
         lines = []
         for name, counts in self._counts.items():
             usd = spent.get(name)
-            line = TeacherAudit(
-                teacher=name,
-                backed=counts["backed"],
-                lost_without=counts["lost"],
-                won_without=counts["won"],
-                minority=counts["minority"],
-                joined=counts["joined"],
-                joined_passed=counts["joined_passed"],
-                opposed=counts["opposed"],
-                opposed_passed=counts["opposed_passed"],
-                usd_per_backed=None if usd is None or not counts["backed"] else usd / counts["backed"],
-            )
-            lines.append(line)
+            price = None if usd is None or not counts["backed"] else usd / counts["backed"]
+            lines.append(TeacherAudit(teacher=name, usd_per_backed=price, **{what: counts[what] for what in counted}))
         return lines
 
 

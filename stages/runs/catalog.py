@@ -206,12 +206,7 @@ def _newest(root: Path, kind: Kind) -> list[Path]:
     def found(*usable: Callable[[Manifest], bool]) -> list[Path]:
         return [path for stage in writers(kind) if (path := latest(root, stage, *usable)) is not None]
 
-    return found(_of_a_model) or found()
-
-
-def _of_a_model(record: Manifest) -> bool:
-    """Return whether a model wrote the rollouts: the policy is neither `reference` nor `noop`."""
-    return (record.config.get("policy") or {}).get("model") not in (REFERENCE, NOOP)
+    return found(lambda record: (record.config.get("policy") or {}).get("model") not in (REFERENCE, NOOP)) or found()
 
 
 def _read_by_named(stage: Stage[Any], named: Sequence[Run], root: Path, notify: Callable[[str], None]) -> list[Run]:

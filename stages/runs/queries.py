@@ -105,8 +105,7 @@ def page(run: Run, wanted: RolloutFilter, offset: int = 0, size: int = 50) -> Ro
     """
     if not run.holds(ROLLOUT) and not run.holds(EVAL_ITEM) and run.manifest.status == "complete":
         return None
-    with _views(run) as (connection, views):
-        name = _listed(views)
+    with _views(run) as (connection, views, name):
         if name is None:
             return None
         where, values = _conditions(wanted, name, views)
@@ -143,8 +142,8 @@ class TaskMatrix:
 
 def matrix(run: Run, offset: int = 0, size: int = 50) -> TaskMatrix:
     """Return the rollouts of some tasks of a run, task by task and arm by arm; without arms all are one column."""
-    with _views(run) as (connection, views):
-        if (name := _listed(views)) is None:
+    with _views(run) as (connection, _, name):
+        if name is None:
             return TaskMatrix(0, offset, [], {})
         ((total,),) = connection.execute(f"SELECT count(DISTINCT task_id) FROM {name}").fetchall()
         some = f"SELECT DISTINCT task_id FROM {name} ORDER BY task_id LIMIT {int(size)} OFFSET {int(offset)}"
@@ -156,15 +155,9 @@ def matrix(run: Run, offset: int = 0, size: int = 50) -> TaskMatrix:
     return TaskMatrix(total, offset, sorted({row["arm"] for row in found}, key=str), rows)
 
 
-def _listed(views: set[str]) -> str | None:
-    """Return which of the tables of `LISTED` a run has; None where it has neither."""
-    return next((name for name in LISTED if name in views), None)
-
-
 def short_ids(run: Run, ids: Sequence[str]) -> list[str]:
     """Return these ids of rollouts or items without what all ids of the run share; `rollout_ids` finds them by that."""
-    with _views(run) as (connection, views):
-        name = _listed(views)
+    with _views(run) as (connection, _, name):
         return list(ids) if name is None else list(map(_differing(connection, name), ids))
 
 
@@ -230,8 +223,7 @@ def first_user_message(messages_json: str | None) -> str | None:
 def rollout(run: Run, rollout_id: str) -> tuple[Row | None, list[Row]]:
     """Return the full row of one rollout or item with its `outcome`, and its steps in order; items have none."""
     steps = list[Row]()
-    with _views(run) as (connection, views):
-        name = _listed(views)
+    with _views(run) as (connection, views, name):
         if name is None:
             return None, steps
         key, reward = ID_AND_REWARD[name]
@@ -261,8 +253,7 @@ def rollout_ids(run: Run, part: str = "") -> list[str]:
 
     Only one where the text is an id, or what `short_ids` makes of it.
     """
-    with _views(run) as (connection, views):
-        name = _listed(views)
+    with _views(run) as (connection, _, name):
         if name is None:
             return []
         key, _ = ID_AND_REWARD[name]
@@ -287,8 +278,7 @@ class RolloutPlace:
 
 def place(run: Run, wanted: RolloutFilter, rollout_id: str) -> RolloutPlace | None:
     """Return the place of a rollout or item in the list that `page` returns; None where it does not fit the filter."""
-    with _views(run) as (connection, views):
-        name = _listed(views)
+    with _views(run) as (connection, views, name):
         if name is None:
             return None
         where, values = _conditions(wanted, name, views)
@@ -342,7 +332,7 @@ def tasks(
     size: int = 50,
 ) -> TaskPage:
     """Return the tasks of an evaluation that two arms played, those first on which their pass rates differ most."""
-    with _views(run) as (connection, views):
+    with _views(run) as (connection, views, _):
         if EVAL_ITEM.name not in views:
             return TaskPage(0, 0, 0, 0, 0, [])
         # count(passed) leaves out null: an item that could not be graded is neither passed nor failed.
@@ -378,7 +368,7 @@ def tasks(
 
 def families(run: Run) -> list[Row]:
     """Return, for each family of an evaluation, its tasks, and the pass rate of each arm: the mean over its tasks."""
-    with _views(run) as (connection, views):
+    with _views(run) as (connection, views, _):
         if EVAL_ITEM.name not in views:
             return []
         question = (
@@ -396,7 +386,7 @@ def families(run: Run) -> list[Row]:
 
 def of_task(run: Run, task: str, arm: str) -> list[Row]:
     """Return the items of one arm on one task, by training seed and sample."""
-    with _views(run) as (connection, views):
+    with _views(run) as (connection, views, _):
         question = "SELECT * FROM eval_item WHERE task_id = ? AND arm = ? ORDER BY train_seed, sample_idx"
         return _rows(connection, question, [task, arm]) if EVAL_ITEM.name in views else []
 
@@ -454,7 +444,7 @@ def pairs(
     """Return one page of the matching pairs of a run, in their order; None for a run without pairs."""
     if not run.holds(PAIR):
         return None
-    with _views(run) as (connection, _):
+    with _views(run) as (connection, _, _):
         connection.execute(
             "CREATE TEMP TABLE listed AS SELECT pair_id, rule, family, chosen_by, rejected_by, file_row, "
             f"{ACTION.format('chosen')} AS chosen_action, {ACTION.format('rejected')} AS rejected_action FROM pair"
@@ -496,7 +486,7 @@ def pairs(
 
 def state_messages(run: Run, pairs: Sequence[Row]) -> dict[str, list[Message]]:
     """Return the messages of the states of these pairs, by `pair_id`; without those that are not known."""
-    with _views(run) as (connection, views):
+    with _views(run) as (connection, views, _):
         if STATE.name not in views:
             return {}
         before = dict(connection.execute("SELECT state_id, before_id FROM state").fetchall())
@@ -525,7 +515,7 @@ def _chain(state: str | None, before: Mapping[str, str | None]) -> list[str]:
 
 def continuations(run: Run, states: Sequence[str]) -> dict[tuple[str, str], tuple[int, int]]:
     """Return passed and graded continuations of the actions that were played in these states, by state and action."""
-    with _views(run) as (connection, views):
+    with _views(run) as (connection, views, _):
         if CONTINUATION.name not in views:
             return {}
         question = (
@@ -538,7 +528,7 @@ def continuations(run: Run, states: Sequence[str]) -> dict[tuple[str, str], tupl
 
 def at_states(run: Run, kind: Kind, states: Sequence[str]) -> list[Row]:
     """Return the rows of a kind (teacher actions, pairs) at the states with these digests."""
-    with _views(run) as (connection, views):
+    with _views(run) as (connection, views, _):
         if not states or kind.name not in views:
             return []
         # unnest(): one parameter for any number of digests.
@@ -596,8 +586,11 @@ _database = cache(duckdb.connect)
 
 
 @contextmanager
-def _views(run: Run) -> Iterator[tuple[duckdb.DuckDBPyConnection, set[str]]]:
-    """Open a connection with a view per record kind of the run, named in the set, with the column `file_row` added."""
+def _views(run: Run) -> Iterator[tuple[duckdb.DuckDBPyConnection, set[str], str | None]]:
+    """Open a connection with a view per record kind of the run, named in the set, with the column `file_row` added.
+
+    Yields last which of the tables of `LISTED` the run has; None where it has neither.
+    """
     with _database().cursor() as connection:
         views = set[str]()
         tables = run.tables()
@@ -617,7 +610,7 @@ def _views(run: Run) -> Iterator[tuple[duckdb.DuckDBPyConnection, set[str]]]:
                     f"FROM journal_{kind.name}"
                 )
                 views.add(kind.name)
-        yield connection, views
+        yield connection, views, next((name for name in LISTED if name in views), None)
 
 
 def _parquet(path: Path) -> str:

@@ -157,15 +157,18 @@ class Settings(BaseModel):
         if self.preflight is not None:
             return [resolve_name(self.preflight)(self, cache)]
         # Two groups may name the same model: its line is kept once, in the order of the first.
-        groups = [getattr(self, name) for name in type(self).model_fields]
-        return list(dict.fromkeys(_check(groups, cache)))
+        return list(dict.fromkeys(line for group in self._inside() for line in group.check(cache)))
 
     def uses_gpu(self) -> bool:
         """Return whether the process of a stage with this group takes a GPU where there is one.
 
         A group that loads a model overrides this method; all others ask the groups inside.
         """
-        return any(_uses_gpu(getattr(self, name)) for name in type(self).model_fields)
+        return any(group.uses_gpu() for group in self._inside())
+
+    def _inside(self) -> "Iterator[Settings]":
+        """Yield the groups inside, without those inside of them."""
+        return _groups([getattr(self, name) for name in type(self).model_fields])
 
 
 class StageConfig(Settings):
@@ -205,20 +208,13 @@ def _identity(value: Any) -> Any:
     return value
 
 
-def _check(value: Any, cache: Path) -> list[str]:
+def _groups(value: Any) -> Iterator[Settings]:
+    """Yield the groups that a value is or holds, without those inside of them."""
     if isinstance(value, Settings):
-        return value.check(cache)
-    if isinstance(value, dict):
-        return _check(list(value.values()), cache)
-    return [line for item in value for line in _check(item, cache)] if isinstance(value, (list, tuple)) else []
-
-
-def _uses_gpu(value: Any) -> bool:
-    if isinstance(value, Settings):
-        return value.uses_gpu()
-    if isinstance(value, dict):
-        return _uses_gpu(list(value.values()))
-    return any(map(_uses_gpu, value)) if isinstance(value, (list, tuple)) else False
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _groups(item)
 
 
 # Layers of settings, and the configuration that they make.

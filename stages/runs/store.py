@@ -181,14 +181,11 @@ def seal_folder(folder: Path, facts: Mapping[str, Any]) -> None:
     # Read from memory while the disk still writes. Against damage alone, for which a CRC-32 is enough; it takes 1 s for
     # 3 GB, where a SHA-256 takes 2.7 s.
     with ThreadPoolExecutor(1) as reading:
-        files = reading.submit(_sizes_and_checks, folder)
+        paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        files = reading.submit(lambda: {str(path.relative_to(folder)): _size_and_check(path) for path in paths})
         sync_tree(folder)
     write_json(folder / SEAL, {**facts, "crc32": files.result()})
     sync(folder.parent)
-
-
-def _sizes_and_checks(folder: Path) -> dict[str, list[int]]:
-    return {str(p.relative_to(folder)): _size_and_check(p) for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def _size_and_check(path: Path) -> list[int]:
