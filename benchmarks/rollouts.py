@@ -124,12 +124,10 @@ def _slow_server(scale: float) -> Iterator[Opened]:
 def _vllm(model: str) -> Iterator[Opened]:
     config = PolicyConfig(model=f"vllm:{model}", max_tokens=64, concurrency=512)
     with tempfile.TemporaryDirectory() as named:
-        cache = Path(named)
-        started = server.start(
-            config, cache / "log", cache=cache, rank=0, listener=lambda *told: None, check=lambda: None
-        )
+        log = Path(named) / "log"
+        started = server.start(config, log, rank=0, listener=lambda *told: None, check=lambda: None)
         try:
-            policy = VllmPolicy.connect(config, started.url, cache=cache, listener=print, server=started)
+            policy = VllmPolicy.connect(config, started.url, listener=print, server=started)
             yield lambda folder: policy
         finally:
             started.stop()

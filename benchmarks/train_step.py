@@ -365,7 +365,7 @@ def model_steps(side: str, model: str, steps: int, threads: int) -> dict[str, An
     """The steps of a side, as `timed` returns them, on the tasks of `skills` in their order."""
     torch.set_num_threads(threads)
     config = PolicyConfig(model=model, dtype="float32", device="cpu", max_tokens=LONGEST_ANSWER)
-    loaded, tokenizer = load_model(config, cache=Path(tempfile.gettempdir()), listener=lambda *_: None)
+    loaded, tokenizer = load_model(config, listener=lambda *_: None)
     tasks = SkillsEnv().tasks("train", 2 * steps, 0)
     settings = Optimisation(
         steps=steps,

@@ -18,7 +18,7 @@ from stages.errors import ComposerError, Incomplete
 from stages.layout import aligned
 from stages.runs.catalog import assign_inputs
 from stages.runs.run import Run
-from stages.runs.runner import MODELS, Result, check_disk_space
+from stages.runs.runner import Result, check_disk_space
 from stages.runs.settings import StageConfig, Tree
 from stages.runs.stage import Plan, load_stage
 from stages.stopping import on_signals
@@ -141,7 +141,7 @@ def show_plan(
     placed = [line for group in preset.groups() if (line := placement(group, configs, pool))]
     # Entries with one server give one line.
     waiting = [config for title, config in configs.items() if title not in done]
-    checks = [line for config in waiting for line in config.check(asked.artifacts / MODELS)]
+    checks = [line for config in waiting for line in config.check()]
     checked = list(dict.fromkeys([*checks, check_disk_space(asked.artifacts)]))
     if as_json:
         print_json({"entries": entries, "placed": placed, "files": bills, "checked": checked})

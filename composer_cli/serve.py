@@ -43,7 +43,7 @@ def serve(text: str, port: int, words: Sequence[str], artifacts: Path, console: 
     config = settings.build("serve", PolicyConfig, layers)
     try:
         with console.watching() as watch:
-            program, server = start_server(config, served.logs, artifacts, port, watch.listener("serve"))
+            program, server = start_server(config, served.logs, port, watch.listener("serve"))
         try:
             model = config.model if program == "vllm" else config.source
             if as_json:
@@ -83,9 +83,7 @@ def find_model(text: str, artifacts: Path) -> ServedModel:
     return ServedModel(str(run.folder(CHECKPOINT)), run.path / "logs")
 
 
-def start_server(
-    config: PolicyConfig, logs: Path, artifacts: Path, port: int, listener: Listener
-) -> tuple[str, ModelServer]:
+def start_server(config: PolicyConfig, logs: Path, port: int, listener: Listener) -> tuple[str, ModelServer]:
     """Start a server and return its program and itself, once it answers: vLLM where installed, else transformers.
 
     Raises `UsageError` where neither is installed, or transformers cannot serve the model.
@@ -95,9 +93,7 @@ def start_server(
         from stages.training.plan import RANK  # the adapter rank of trainings on this server by default
 
         log = logs / "vllm.log"
-        cache = artifacts / "models"
-        server = start(config, log, cache=cache, rank=RANK, port=port, listener=listener, check=lambda: None)
-        return "vllm", server
+        return "vllm", start(config, log, rank=RANK, port=port, listener=listener, check=lambda: None)
     if not all(map(importlib.util.find_spec, NEEDED)):
         raise UsageError(
             "There is neither vLLM nor transformers' own server here. Install one: `./dev vllm`, or "
@@ -111,7 +107,7 @@ def start_server(
         )
     from stages.policy.local import resolve
 
-    folder = resolve(PolicyConfig(model=model), cache=artifacts / "models", listener=listener)
+    folder = resolve(PolicyConfig(model=model), listener=listener)
     words = [sys.executable, "-m", "transformers.cli.transformers", "serve", folder, "--host", "127.0.0.1", "--port"]
     log = logs / "transformers.log"
     server = ModelServer(f"{model!r}", lambda port: [*words, str(port)], os.environ, log, port=port, listener=listener)

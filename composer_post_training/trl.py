@@ -38,7 +38,6 @@ from stages.rollouts.trace import pairs_with_states
 from stages.runs import catalog
 from stages.runs.kinds import Row
 from stages.runs.run import Run
-from stages.runs.runner import MODELS
 from stages.runs.settings import build
 from stages.training.channels import CHANNELS
 from stages.training.channels.hints import HintedTurn, HintSource, SelfTeacher, spread, with_hint
@@ -264,7 +263,6 @@ class ProbeCallback(TrainerCallback):
             placebos,
             trainer.args.seed,
             MAX_TOKENS,
-            artifacts / MODELS,
             lambda what, done, total: None,
         )
         if watcher.scale.hack <= watcher.scale.clean:

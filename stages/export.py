@@ -68,9 +68,9 @@ class Config(StageConfig):
         """Return whether the weights are loaded: `model` adds an adapter to its base."""
         return self.format == MODEL
 
-    def check(self, cache: Path) -> list[str]:
+    def check(self) -> list[str]:
         """Return lines about a model and the token for sending; `UsageError` without one, or for another format."""
-        found = super().check(cache)
+        found = super().check()
         if not self.sends():
             return found
         hub.token(self.api_key_env)
@@ -214,7 +214,7 @@ def _write_model(policy: PolicyConfig, config: Config, out: RunWriter) -> None:
     from stages.policy.local import resolve
 
     del config
-    source = Path(resolve(policy, cache=out.cache, listener=out.progress))
+    source = Path(resolve(policy, listener=out.progress))
     if adapters.is_adapter(str(source)):
         _write_merged(policy, out)
     elif source.is_dir():
@@ -235,7 +235,7 @@ def _write_merged(policy: PolicyConfig, out: RunWriter) -> None:
     from stages.policy.local import load_model
 
     model: Any
-    model, tokenizer = load_model(policy, cache=out.cache, listener=out.progress, merged=False)
+    model, tokenizer = load_model(policy, listener=out.progress, merged=False)
     changed = weights = 0
     for name, module in list(model.named_modules()):
         if isinstance(module, BaseTunerLayer):

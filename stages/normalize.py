@@ -79,9 +79,8 @@ class Config(StageConfig):
         """Replace the path of the recipe by its content."""
         return {"dj": self.dj.identity()}
 
-    def check(self, cache: Path) -> list[str]:
+    def check(self) -> list[str]:
         """Return a line about the program that will run the recipe; `UsageError` without a recipe."""
-        del cache
         _require_recipe(self)
         return [f"{program(self.dj.command)} will run {self.dj.recipe}"]
 

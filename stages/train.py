@@ -95,7 +95,7 @@ def _foreseen(config: Config) -> Prompts:
         return ASSUMED
     from stages.policy.local import open_tokenizer
 
-    tokenizer = open_tokenizer(policy, cache=Path(), listener=lambda what, done, total: None)
+    tokenizer = open_tokenizer(policy, listener=lambda what, done, total: None)
     environment = envs.load(name, config.env_options())
     return measure_prompts(environment, config.draw(lambda: environment, config.tasks), tokenizer, policy.tool_calls)
 
@@ -142,7 +142,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     # Refuse what cannot be trained before a model is loaded.
     if resolved.shape is not None and not resolved.small:
         sampled = config.policy.in_process()
-        tokenizer = open_tokenizer(sampled, cache=out.cache, listener=out.progress)
+        tokenizer = open_tokenizer(sampled, listener=out.progress)
         measured = measure_prompts(make(), tasks, tokenizer, sampled.tool_calls)
         resolved = _fitted(resolved, config, measured, out, ranks)
     config = resolved.config
@@ -169,7 +169,6 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         spread = resolved.sharded and run is None  # else all weights are in one place, to find the direction from
         model, tokenizer = load_model(
             opened.model_copy(update={"device": "cpu"}) if spread else opened,
-            cache=out.cache,
             listener=out.progress,
             empty=spread and not ranks.first,
         )

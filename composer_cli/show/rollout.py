@@ -261,7 +261,7 @@ def find(run: Run, text: str) -> ShownRollout:
 def read(run: Run, rollout_id: str, *, root: Path | None = None) -> ShownRollout | None:
     """Return a rollout or an item; None where the run has none of that id.
 
-    root: the artifacts folder, which has tokenizers, teachers' actions and pairs. Without it there are no `steps`.
+    root: the artifacts folder, which has teachers' actions and pairs. Without it there are no `steps`.
     """
     row, steps = queries.rollout(run, rollout_id)
     if row is None:
@@ -370,7 +370,7 @@ def _steps(root: Path, run: Run, steps: Sequence[Row]) -> list[ShownStep]:
     """Return steps with their tokens, and with what was made from their states."""
     states = [step["state_sha256"] for step in steps if step["state_sha256"]]
     answers, pairs = (_rows_by_state(root, run, kind, states) for kind in (TEACHER_ACTION, PAIR))
-    tokenizer = find_tokenizer(run, root)
+    tokenizer = find_tokenizer(run)
     found = []
     for step in steps:
         by_action: dict[str, list[Row]] = {}
@@ -422,7 +422,7 @@ def pieces(row: Row, tokenizer: "Tokenizer | None") -> list[TokenPiece]:
     return found
 
 
-def find_tokenizer(run: Run, root: Path) -> "Tokenizer | None":
+def find_tokenizer(run: Run) -> "Tokenizer | None":
     """Return the tokenizer of the policy that played a run; None where it is not on this machine.
 
     It is looked for in a folder of the model's name, this run's checkpoint, the built-in models, and the hub's cache.
@@ -432,9 +432,9 @@ def find_tokenizer(run: Run, root: Path) -> "Tokenizer | None":
     own = [run.folder(CHECKPOINT)] if run.holds(CHECKPOINT) else []
     folders = [*([Path(name)] if name and ":" not in name else []), *own]
     if made := base.maker_of(name):
-        (maker, short), cache = made, root / "models"
+        maker, short = made
         with suppress(BadInput, UsageError):  # a run may name a model that there is no more
-            folders += [] if maker.to_make(short, cache) else [maker.ensure(short, cache, lambda *told: None)]
+            folders += [] if maker.to_make(short) else [maker.ensure(short, lambda *told: None)]
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
         from huggingface_hub import try_to_load_from_cache
 

@@ -60,7 +60,7 @@ class Registered:
     """The parts of a registered environment as import strings: nothing is imported before it is used.
 
     environment: "module:Class" of an `Environment`. models: a module with `recipe_fingerprint(name)` and `ensure(name,
-    cache, progress)`, which makes `--policy ENVIRONMENT:name` a model (`stages.policy.base`). hack_pairs:
+    progress)`, which makes `--policy ENVIRONMENT:name` a model (`stages.policy.base`). hack_pairs:
     "module:function" of (count, seed), which returns hack/clean pairs for the gradient probe. hint, system:
     "module:attribute" of the sentence that gives the loophole away in a prompt, and of the system message. argument:
     the option that a word behind the name sets: `reasoning-gym:letter_counting`.

@@ -2,7 +2,6 @@
 
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -114,7 +113,7 @@ class EnvStageConfig(StageConfig):
         """Return the arguments of the environment's constructor, with the sandbox where it takes one."""
         return {**self.env.options, **({"sandbox": self.sandbox} if envs.takes(self.env.name, "sandbox") else {})}
 
-    def check(self, cache: Path) -> list[str]:
+    def check(self) -> list[str]:
         """Make the environment, run a real command in its sandbox, draw its tasks, and report all three.
 
         An environment that does not ship with Composer is code of its author: it is found, and not imported.
@@ -123,11 +122,11 @@ class EnvStageConfig(StageConfig):
             if (path := envs.foreign_file(self.env.name)) is None:
                 raise UsageError(f"The environment {self.env.name!r} could not be imported: there is no such module.")
             unseen = f"environment {self.env.name}: the run imports {path}; a dry run executes no code but Composer's"
-            return [unseen, *super().check(cache)]
+            return [unseen, *super().check()]
         drawn = self.draw(self.opener(), getattr(self, "tasks", 1))
         shown = f"environment {self.env.name}: {len(drawn)} of its {self.env.split} tasks drawn"
         sandbox = f", a command run under {self.sandbox}" if envs.takes(self.env.name, "sandbox") else ""
-        return [shown + sandbox, *super().check(cache)]
+        return [shown + sandbox, *super().check()]
 
     def draw(
         self, make: Callable[[], Environment], count: int, out: RunWriter | None = None, *, at_most: bool = False

@@ -296,7 +296,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     damaged: dict[tuple[str, int], str] = {}
     for arm in played:
         if kind_of(arm.policy) == "local":
-            available.check(arm.policy, out.cache)  # before another arm has played for hours
+            available.check(arm.policy)  # before another arm has played for hours
     following = reporting.log_units(config.report_to, out, out.manifest.label)
     with following, Serving(out, [arm.policy for arm in played]) as serving:
         # Each look has its share of alpha, so that looking several times does not raise the rate of false verdicts.

@@ -429,7 +429,7 @@ def open_student(
     """
     from stages.policy.local import LocalPolicy, load_model
 
-    model, tokenizer = load_model(config, cache=out.cache, listener=out.progress)
+    model, tokenizer = load_model(config, listener=out.progress)
     out.model("student", **LocalPolicy(model, tokenizer, config).facts())
     spectrum = load_spectrum(svd.folder()) if svd is not None and adapter in SPECTRAL else None
     if spectrum is not None:

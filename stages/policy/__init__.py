@@ -104,7 +104,7 @@ def require_source(config: PolicyConfig) -> None:
 def open_policy(config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> Policy:
     """Open the policy that a configuration describes, ready to sample; `kind_of(config)` chooses its class.
 
-    cache: folder shared by runs (paid answers, built-in models). budget: from which money is reserved. listener: called
+    cache: folder shared by runs, of paid answers. budget: from which money is reserved. listener: called
     with the progress of anything slow.
     """
     require_source(config)

@@ -31,7 +31,7 @@ def longest_answer(config: PolicyConfig) -> int:
 def tokenizer_is_here(config: PolicyConfig) -> bool:
     """Return whether the tokenizer of a model in this process is read without making or fetching anything."""
     if made := base.real_models(config.model):
-        return not made.to_make(config.model, Path())
+        return not made.to_make(config.model)
     if config.folder.is_dir():
         if adapters.is_adapter(str(config.folder)):
             return tokenizer_is_here(adapters.base_of(config.folder, config)[0])
@@ -116,17 +116,14 @@ def _of_server(config: PolicyConfig) -> Any:
     return min((n for n in tokens if isinstance(n, int) and n > 0), default=None)
 
 
-def check(config: PolicyConfig, cache: Path) -> str:
-    """Return a line about the model; raise what opening it would raise, but load no weights and pay for no answer.
-
-    cache: folder of the models that are made on first use.
-    """
+def check(config: PolicyConfig) -> str:
+    """Return a line about the model; raise what opening it would raise, but load no weights and pay for no answer."""
     weights_identity(config)
     kind = kind_of(config)
     if kind == "endpoint":
         return _lists(config)
     if config.served:
-        held = check(config.in_process(), cache)  # the tokenizer is read in this process in any case
+        held = check(config.in_process())  # the tokenizer is read in this process in any case
         if config.base_url is not None:
             _listed(config)
             return f"{held}; {config.base_url}, which is to sample from it, answers"
@@ -139,9 +136,9 @@ def check(config: PolicyConfig, cache: Path) -> str:
         resolve_name(opener) if isinstance(opener := KINDS[kind], str) else None
         return f"model {config.model}: of the kind {kind!r}, which opens it itself"
     if made := base.maker_of(config.model):
-        missing = made[0].to_make(made[1], cache)
+        missing = made[0].to_make(made[1])
         return f"model {config.model}: {f'made on first use: {missing}' if missing else 'is there'}"
-    return _weights(config, cache)
+    return _weights(config)
 
 
 def _lists(config: PolicyConfig) -> str:
@@ -167,15 +164,15 @@ def _listed(config: PolicyConfig) -> list[dict[str, Any]] | None:
         raise InfrastructureError(f"{error}. Start the server, or check base_url.") from None
 
 
-def _weights(config: PolicyConfig, cache: Path) -> str:
+def _weights(config: PolicyConfig) -> str:
     """Return a line about a folder or hub id: its weights are not read, and of a hub id not fetched."""
     require_source(config)
     from stages.policy.local import check_folder, load_tokenizer, resolve
 
-    source = resolve(config, cache=cache, listener=lambda what, done, total: None)
+    source = resolve(config, listener=lambda what, done, total: None)
     if adapters.is_adapter(source):
         start, _ = adapters.base_of(Path(source), config)
-        return f"{check(start, cache)}, with the adapter {config.model}"
+        return f"{check(start)}, with the adapter {config.model}"
     folder = Path(source)
     if not folder.is_dir():
         load_tokenizer(source, config)

@@ -87,12 +87,12 @@ class ModelMaker(Protocol):
         """Return the SHA-256 of what determines the model's weights."""
         ...
 
-    def to_make(self, name: str, cache: Path, /) -> str:
-        """Return what `ensure` would make, in words; empty where the model is in this cache."""
+    def to_make(self, name: str, /) -> str:
+        """Return what `ensure` would make, in words; empty where the model is there."""
         ...
 
-    def ensure(self, name: str, cache: Path, progress: Callable[[str, int, int], None], /) -> Path:
-        """Return the model's folder in this cache, made first if absent; `progress` gets (what, done, total)."""
+    def ensure(self, name: str, progress: Callable[[str, int, int], None], /) -> Path:
+        """Return the model's folder, made first if absent; `progress` gets (what, done, total)."""
         ...
 
 

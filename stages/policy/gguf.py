@@ -248,9 +248,8 @@ def folder(sha256: str) -> Path:
     return users_cache() / f"gguf-{sha256[:12]}-{CONVERSION}"
 
 
-def to_make(name: str, cache: Path) -> str:
+def to_make(name: str) -> str:
     """Return the file if the cache lacks its folder, else nothing; `BadInput` for a file that cannot be converted."""
-    del cache
     path = _file(name)
     if folder(store.known_sha256(path)).is_dir():
         return ""
@@ -263,9 +262,8 @@ def plan(header: Header) -> str:
     return f"{header.path.name} in float32, {size / 1e9:.1f} GB, in up to a minute for each GB"
 
 
-def ensure(name: str, cache: Path, progress: Listener) -> Path:
+def ensure(name: str, progress: Listener) -> Path:
     """Return the folder of a GGUF file; make it if the cache lacks it. `BadInput` for a file that cannot be read."""
-    del cache
     path = _file(name)
     return converted(path, store.known_sha256(path), progress)
 

@@ -43,12 +43,12 @@ def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = Non
     return tokenizer
 
 
-def open_tokenizer(config: PolicyConfig, *, cache: Path, listener: Listener, revision: str | None = None) -> Any:
+def open_tokenizer(config: PolicyConfig, *, listener: Listener, revision: str | None = None) -> Any:
     """Load the tokenizer of a model, which is made first if it is made here; of an adapter, that of its base."""
-    source = resolve(config, cache=cache, listener=listener, revision=revision)
+    source = resolve(config, listener=listener, revision=revision)
     if adapters.is_adapter(source):
         below, commit = adapters.base_of(Path(source), config)
-        return open_tokenizer(below, cache=cache, listener=listener, revision=commit)
+        return open_tokenizer(below, listener=listener, revision=commit)
     return load_tokenizer(source, config, revision)
 
 
@@ -137,10 +137,10 @@ class LocalPolicy:
 
     @classmethod
     def open(
-        cls, config: PolicyConfig, *, cache: Path, listener: Listener, budget: Budget | None = None
+        cls, config: PolicyConfig, *, listener: Listener, cache: Path | None = None, budget: Budget | None = None
     ) -> "LocalPolicy":
-        """Load the configured model and its tokenizer; a local model costs no money, so the budget is not used."""
-        del budget
+        """Load the configured model and its tokenizer; a local model costs no money, so nothing else is used."""
+        del cache, budget
         if config.tool_calls == "native":
             raise UsageError(
                 "policy.tool_calls is native, but no server reads the calls of a model in this process. "
@@ -148,7 +148,7 @@ class LocalPolicy:
             )
         resources.use_own_cores()
         # An adapter is not merged into its base, as in training: merged weights are rounded to the base's type.
-        model, tokenizer = load_model(config, cache=cache, listener=listener, merged=False)
+        model, tokenizer = load_model(config, listener=listener, merged=False)
         sampling.check_cache(model, config)
         return cls(model.eval(), tokenizer, config)
 
@@ -234,7 +234,6 @@ class LocalPolicy:
 def load_model(
     config: PolicyConfig,
     *,
-    cache: Path,
     listener: Listener,
     merged: bool = True,
     empty: bool = False,
@@ -246,10 +245,10 @@ def load_model(
     model no weights, which another process has. Raises `BadInput` for an unknown model, one that is damaged
     (model_checks.py), or an adapter whose base has changed.
     """
-    source = resolve(config, cache=cache, listener=listener, revision=revision)
+    source = resolve(config, listener=listener, revision=revision)
     if adapters.is_adapter(source):
         below, commit = adapters.base_of(Path(source), config)
-        base_model, tokenizer = load_model(below, cache=cache, listener=listener, empty=empty, revision=commit)
+        base_model, tokenizer = load_model(below, listener=listener, empty=empty, revision=commit)
         if empty:
             return base_model, tokenizer
         adapted = adapters.added(base_model, source, config)
@@ -353,13 +352,13 @@ def checkpointed(model: Any) -> Iterator[None]:
         model.train(was_training)
 
 
-def resolve(config: PolicyConfig, *, cache: Path, listener: Listener, revision: str | None = None) -> str:
+def resolve(config: PolicyConfig, *, listener: Listener, revision: str | None = None) -> str:
     """Return the argument of `from_pretrained`: a folder or a hub id.
 
     For an id, `BadInput` where the hub does not answer and has not been asked for this model before.
     """
     if made := base.maker_of(config.model):
-        return str(made[0].ensure(made[1], cache, listener))
+        return str(made[0].ensure(made[1], listener))
     return str(config.folder) if config.folder.is_dir() else hub.source(config.model, revision)
 
 

@@ -109,20 +109,19 @@ def header(name: str) -> gguf.Header | None:
     return None if path is None else gguf.read_header(path)
 
 
-def to_make(name: str, cache: Path) -> str:
+def to_make(name: str) -> str:
     """Return what `ensure` would make or fetch; `UsageError` where the file is needed and absent."""
     if at := from_hub(name):
         if _fetched(*at):
             return ""
         _require_hub(name)
         return f"{at[0]}, fetched from the hub at commit {at[1][:8]}"
-    del cache
     if gguf.folder(NAMED[name].sha256).is_dir():
         return ""
     return gguf.plan(gguf.readable(_accepted(name)))
 
 
-def ensure(name: str, cache: Path, progress: Listener) -> Path:
+def ensure(name: str, progress: Listener) -> Path:
     """Return the folder of a named model, dequantised or fetched first if it is not here."""
     if at := from_hub(name):
         if held := _fetched(*at):
@@ -131,7 +130,6 @@ def ensure(name: str, cache: Path, progress: Listener) -> Path:
 
         _require_hub(name)
         return Path(snapshot_download(at[0], revision=at[1], allow_patterns=list(READ)))
-    del cache
     folder = gguf.folder(sha256 := NAMED[name].sha256)
     return folder if folder.is_dir() else gguf.converted(_accepted(name), sha256, progress)
 

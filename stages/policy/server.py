@@ -192,7 +192,6 @@ def start(
     config: PolicyConfig,
     log: Path,
     *,
-    cache: Path,
     rank: int,
     loras: int = 1,
     port: int = 0,
@@ -210,7 +209,7 @@ def start(
 
     python = require_interpreter(config)
     below, revision = base_of(config)
-    source = resolve(below, cache=cache, listener=listener)
+    source = resolve(below, listener=listener)
     if adapters.is_adapter(source):
         raise UsageError(
             f"{source} is an adapter below another adapter, which vLLM cannot serve. "

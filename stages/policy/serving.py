@@ -70,11 +70,10 @@ class Serving(AbstractContextManager["Serving"]):
             self._server = start(
                 config,
                 log,
-                cache=out.cache,
                 rank=rank,
                 loras=self._loras,
                 replaceable=self._rank == 0,
                 listener=out.progress,
                 check=out.raise_if_stopped,
             )
-        return VllmPolicy.connect(config, self._server.url, cache=out.cache, listener=out.progress, server=self._server)
+        return VllmPolicy.connect(config, self._server.url, listener=out.progress, server=self._server)

@@ -378,23 +378,23 @@ class VllmPolicy:
     @classmethod
     def open(cls, config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> "VllmPolicy":
         """Open the policy on the server at `base_url`; own hardware costs no money, so the budget is not used."""
-        del budget
+        del cache, budget
         if config.base_url is None:
             raise UsageError(
                 f"No server is started here for {config.model!r}. Start one with "
                 f"`composer serve {config.source}` and give its address as base_url."
             )
-        return cls.connect(config, config.base_url, cache=cache, listener=listener)
+        return cls.connect(config, config.base_url, listener=listener)
 
     @classmethod
     def connect(
-        cls, config: PolicyConfig, url: str, *, cache: Path, listener: Listener, server: ModelServer | None = None
+        cls, config: PolicyConfig, url: str, *, listener: Listener, server: ModelServer | None = None
     ) -> "VllmPolicy":
         """Open the policy on a server by its URL; an adapter is loaded into the server of its base."""
-        source = resolve(config.in_process(), cache=cache, listener=listener)
+        source = resolve(config.in_process(), listener=listener)
         folder = Path(source) if adapters.is_adapter(source) else None
         below, revision = adapters.base_of(folder, config.in_process()) if folder else (config.in_process(), None)
-        model = resolve(below, cache=cache, listener=listener)
+        model = resolve(below, listener=listener)
         tokenizer = load_tokenizer(model, config, revision)
         with model_checks.reading(config):
             ends = end_ids(GenerationConfig.from_pretrained(model, revision=revision or "main"), tokenizer)

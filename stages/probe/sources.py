@@ -67,7 +67,7 @@ class SourcePolicies:
         for source in sources:
             key = (source.policy.model, source.lora)
             if key not in loaded:
-                model, tokenizer = load_model(source.policy, cache=out.cache, listener=out.progress)
+                model, tokenizer = load_model(source.policy, listener=out.progress)
                 if source.lora:
                     folder, commits[source.lora] = lora_folder(source.lora)
                     self._merges.append(apply_lora(model, folder))

@@ -59,8 +59,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     from stages.probe.sources import answers
     from stages.training.channels.rollouts import check_vocabulary
 
-    model, tokenizer = load_model(config.base, cache=out.cache, listener=out.progress)
-    teacher_model, teacher_tokenizer = load_model(config.teacher, cache=out.cache, listener=out.progress)
+    model, tokenizer = load_model(config.base, listener=out.progress)
+    teacher_model, teacher_tokenizer = load_model(config.teacher, listener=out.progress)
     check_vocabulary(tokenizer, teacher_tokenizer, config.teacher.model)
     policy = LocalPolicy(model.eval().requires_grad_(False), tokenizer, config.base)
     out.model("base", **policy.facts())

@@ -40,7 +40,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     from stages.gradients.basis import factorise, reconstruction_error, save_factors, target_linears
     from stages.policy.local import LocalPolicy, load_model
 
-    model, tokenizer = load_model(config.model, cache=out.cache, listener=out.progress)
+    model, tokenizer = load_model(config.model, listener=out.progress)
     out.model("student", **LocalPolicy(model, tokenizer, config.model).facts())
     linears, folder = target_linears(model), out.scratch("factors")
     for index, (name, linear) in enumerate(linears.items()):

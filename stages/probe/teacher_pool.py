@@ -53,9 +53,8 @@ class RecordedConfig(Settings):
         """Return the settings; the folder enters by the bytes in it."""
         return {**super().identity(), "content": store.folder_sha256(Path(self.folder).expanduser())}
 
-    def check(self, cache: Path) -> list[str]:
+    def check(self) -> list[str]:
         """Return how many files of recorded rows there are; `BadInput` without any."""
-        del cache
         files = sorted(Path(self.folder).expanduser().glob("*.jsonl.gz"))
         if not files:
             raise BadInput(f"{self.folder} holds no *.jsonl.gz files of recorded rows.")
@@ -91,9 +90,9 @@ class Config(EnvStageConfig):
     tokenizer: Given[PolicyConfig | None, PolicyConfig | Mapping[str, Any] | str | None] = with_default(None)
     """The model whose tokenizer rendered the given rollouts; None for the first of `sources`."""
 
-    def check(self, cache: Path) -> list[str]:
+    def check(self) -> list[str]:
         """Return what was checked: for recorded rows only their files, since nothing is played or sampled then."""
-        return super().check(cache) if self.recorded is None else self.recorded.check(cache)
+        return super().check() if self.recorded is None else self.recorded.check()
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
@@ -205,7 +204,7 @@ def _given(inputs: Inputs, config: Config, out: RunWriter) -> tuple[list[Row], A
     from stages.probe.rows import rows_of_runs
 
     policy = config.tokenizer or config.sources[0].policy
-    tokenizer = load_tokenizer(resolve(policy, cache=out.cache, listener=out.progress), policy)
+    tokenizer = load_tokenizer(resolve(policy, listener=out.progress), policy)
     whose = [(given.name, given.role) for given in config.given]
     return rows_of_runs(inputs.many("rollouts"), whose, tokenizer), tokenizer
 

@@ -163,7 +163,7 @@ class Watcher:
     """A direction with its placebos, and the model whose rollouts are held against them, at the weights of its start.
 
     start: that model. direction: a run of `probe extract-vhack` on it. svd: the decomposition that the direction's
-    adapter may need. cache: the folder of models that are made here.
+    adapter may need.
     """
 
     def __init__(
@@ -174,10 +174,9 @@ class Watcher:
         placebos: int,
         seed: int,
         max_tokens: int,
-        cache: Path,
         listener: Listener,
     ) -> None:
-        self.start, self.max_tokens, self._cache, self._listener = start, max_tokens, cache, listener
+        self.start, self.max_tokens, self._listener = start, max_tokens, listener
         self.direction, self.facts, pairs = open_direction(direction.folder())
         spectral = svd is not None and self.facts["adapter"] in SPECTRAL
         self.spectrum = load_spectrum(svd.folder()) if svd is not None and spectral else None
@@ -185,7 +184,7 @@ class Watcher:
         self.scale = hack_scale(self.direction, pairs, self.facts["loss_kind"])
 
     def _load(self, config: PolicyConfig) -> tuple[Any, Any, ProbeAdapter]:
-        model, tokenizer = load_model(config, cache=self._cache, listener=self._listener)
+        model, tokenizer = load_model(config, listener=self._listener)
         rank, seed = self.facts["adapter_rank"], self.facts["adapter_seed"]
         adapter = open_adapter(self.facts["adapter"], model, self.spectrum, rank, seed)
         return model.eval(), tokenizer, adapter
@@ -215,7 +214,7 @@ class WatchLoop(Watcher):
         # bfloat16 would round a LoRA's change away on merging.
         start = CheckpointInfo.of(self.training).start.model_copy(update={"dtype": "float32"})
         direction, svd = inputs.one("direction"), inputs.optional("svd")
-        super().__init__(start, direction, svd, placebos, seed, max_tokens, out.cache, out.progress)
+        super().__init__(start, direction, svd, placebos, seed, max_tokens, out.progress)
         self.measured = out.scratch("measured")
 
     @cached_property

@@ -57,7 +57,7 @@ from stages.stopping import Interrupted, on_signals, stopped_by
 
 DISTRIBUTION = "composer-post-training"
 MODELS = "models"
-"""Folder beside the runs for what they share: models that are made on first use, and paid answers."""
+"""Folder beside the runs for what they share: paid answers."""
 REPORT = "report.txt"
 RESERVE, RESERVED_BYTES = ".reserve", 32 * 1024
 """A file of random bytes that is deleted before the manifest is written for the last time: a run that fills the disk
@@ -220,7 +220,7 @@ def preflight(
             _settle_existing(resolved, resume=resume)
     count = sum(1 for _ in inputs.runs())
     read = [f"{counted(count, 'input run')}: complete, and as they were written"] if count else []
-    return [*read, *config.check(root / MODELS), check_disk_space(resolved.folder)]
+    return [*read, *config.check(), check_disk_space(resolved.folder)]
 
 
 def check_disk_space(folder: Path) -> str:

@@ -148,16 +148,15 @@ class Settings(BaseModel):
                 found[name] = _identity(getattr(self, name))
         return found
 
-    def check(self, cache: Path) -> list[str]:
+    def check(self) -> list[str]:
         """Return what was checked outside of this program (models, servers), a line each; raise for what is missing.
 
-        cache: folder of models that are made on first use (`RunWriter.cache`), which may not exist yet. A group that
-        needs something overrides this method or names `preflight`; all others check the groups inside.
+        A group that needs something overrides this method or names `preflight`; all others check the groups inside.
         """
         if self.preflight is not None:
-            return [resolve_name(self.preflight)(self, cache)]
+            return [resolve_name(self.preflight)(self)]
         # Two groups may name the same model: its line is kept once, in the order of the first.
-        return list(dict.fromkeys(line for group in self._inside() for line in group.check(cache)))
+        return list(dict.fromkeys(line for group in self._inside() for line in group.check()))
 
     def uses_gpu(self) -> bool:
         """Return whether the process of a stage with this group takes a GPU where there is one.

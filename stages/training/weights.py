@@ -495,5 +495,5 @@ def weight_sync(
             f"{policy.config.model!r} has one table for embeddings and output head, and vLLM on a CPU keeps the "
             "head that it was started with when all weights are replaced. Set adapter.rank, or leave out vllm:."
         )
-    start = resolve(policy.config, cache=out.cache, listener=out.progress)
+    start = resolve(policy.config, listener=out.progress)
     return WholeSync(sampler, folder, text, student, start=str(start), **shared)

@@ -85,7 +85,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(root: Path, model: Path) -> Iterator[ModelServer]:
     config = PolicyConfig(model=f"vllm:{model}", max_tokens=ANSWER)
     log = root / "vllm.log"
-    made = model_server.start(config, log, cache=root / "models", rank=8, listener=quiet, check=lambda: None)
+    made = model_server.start(config, log, rank=8, listener=quiet, check=lambda: None)
     yield made
     made.stop()
 
@@ -130,7 +130,7 @@ def test_rollouts_have_the_log_probs_of_a_forward_pass(
     run = Run(runner.execute("collect", {}, config, root=root).path)
     assert not any(row["error_type"] for row in run.rows(ROLLOUT)) and len(run.rows(ROLLOUT)) == 8
     assert run.manifest.models["policy"]["server"]["logprob_kind"] == "processed"
-    loaded, _ = load_model(PolicyConfig(model=str(model)), cache=root / "models", listener=quiet)
+    loaded, _ = load_model(PolicyConfig(model=str(model)), listener=quiet)
     asked = VllmPolicy.open(config.policy, cache=root / "models", budget=None, listener=quiet)  # type: ignore[arg-type]
     compared = 0
     for steps in by_rollout(run.rows(STEP)).values():
@@ -222,7 +222,7 @@ def test_a_killed_engine_is_survived_with_its_adapter(
     root: Path, server: ModelServer, model: Path, adapter: Path
 ) -> None:
     config = PolicyConfig(model=f"vllm:{model}", max_tokens=16)
-    opened = VllmPolicy.connect(config, server.url, cache=root / "models", listener=quiet, server=server)
+    opened = VllmPolicy.connect(config, server.url, listener=quiet, server=server)
     opened.load("trained", adapter)
     opened.sample_from("trained")
     turns = [Turn([{"role": "user", "content": f"question {i}"}], i) for i in range(8)]
@@ -233,23 +233,23 @@ def test_a_killed_engine_is_survived_with_its_adapter(
     after = ask_all(opened, turns)
     assert not [sample.error for sample in after if sample.error_type] and server.restarts == 1
     prompt, ids = before[0].prompt_ids or [], before[0].completion_ids or []
-    trained, _ = load_model(PolicyConfig(model=str(adapter)), cache=root / "models", listener=quiet)
+    trained, _ = load_model(PolicyConfig(model=str(adapter)), listener=quiet)
     given = torch.tensor(opened.score(prompt, ids))
     torch.testing.assert_close(given, forward(trained, prompt, ids, 1.0), atol=1e-4, rtol=0)
 
 
 def test_a_server_that_a_killed_training_left_paused_is_named(tmp_path: Path, model: Path) -> None:
     given = PolicyConfig(model=f"vllm:{model}", max_tokens=4, timeout_s=60.0)
-    here = {"cache": tmp_path, "rank": 8, "replaceable": True, "listener": quiet, "check": lambda: None}
+    here = {"rank": 8, "replaceable": True, "listener": quiet, "check": lambda: None}
     made = model_server.start(given, tmp_path / "vllm.log", **here)
     try:
         base = made.url.removesuffix("/v1")
         urlopen(f"{base}/pause?mode=keep", b"")
         once = given.model_copy(update={"max_attempts": 1})
         with pytest.raises(UsageError, match=f"is paused .* `curl -X POST {base}/resume`"):
-            VllmPolicy.connect(once, f"{made.url}/", cache=tmp_path, listener=quiet)
+            VllmPolicy.connect(once, f"{made.url}/", listener=quiet)
         urlopen(f"{base}/resume", b"")
-        assert VllmPolicy.connect(given, made.url, cache=tmp_path, listener=quiet).found.context_tokens
+        assert VllmPolicy.connect(given, made.url, listener=quiet).found.context_tokens
     finally:
         made.stop()
 
@@ -271,7 +271,7 @@ def test_all_weights_are_replaced_on_the_server(
         assert said and not [what for what in said if "weights travel by files" in what], "it reads our memory"
     else:
         given = PolicyConfig.model_validate(played)
-        here = {"cache": tmp_path, "rank": 8, "replaceable": True, "listener": quiet, "check": lambda: None}
+        here = {"rank": 8, "replaceable": True, "listener": quiet, "check": lambda: None}
         made = model_server.start(given, tmp_path / "vllm.log", **here)
         played["base_url"], case["distribution"] = made.url, {"sharding": "fsdp2"}
         try:
@@ -283,7 +283,7 @@ def test_all_weights_are_replaced_on_the_server(
         return
     assert max(line["sampling/sampling_logp_difference/max"] for line in synchronised(run)) < 1e-4
     # The last rollouts are not those of the model that the server began with.
-    start, _ = load_model(PolicyConfig(model=str(model)), cache=tmp_path, listener=quiet)
+    start, _ = load_model(PolicyConfig(model=str(model)), listener=quiet)
     apart = dict.fromkeys(range(3), 0.0)
     for steps in by_rollout(run.rows(STEP)).values():
         for row, prompt in zip(steps, prompt_ids(steps), strict=True):

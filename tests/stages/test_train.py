@@ -70,7 +70,7 @@ def checkpoint_bytes(run: Run) -> bytes:
 @torch.no_grad()
 def scores(model: str, cache: Path, **more: Any) -> torch.Tensor:
     """Log-probs of a tree's tokens under a model that is opened as a policy."""
-    opened = load_model(PolicyConfig(model=model), cache=cache, listener=lambda *told: None, **more)[0].eval()
+    opened = load_model(PolicyConfig(model=model), listener=lambda *told: None, **more)[0].eval()
     return token_log_probs(opened, score(opened, [TREE]))
 
 

@@ -29,14 +29,13 @@ def recipe_fingerprint(name: str) -> str:
     return store.file_sha256(folder_of(name) / WEIGHTS)
 
 
-def to_make(name: str, cache: Path) -> str:
+def to_make(name: str) -> str:
     """Return nothing: a model that is known is there."""
-    del cache
     folder_of(name)
     return ""
 
 
-def ensure(name: str, cache: Path, progress: Listener) -> Path:
+def ensure(name: str, progress: Listener) -> Path:
     """Return the folder of a model."""
-    del cache, progress
+    del progress
     return folder_of(name)

@@ -110,7 +110,7 @@ def open_teacher(config: PolicyConfig, role: str, student: "Student", out: RunWr
     role: its name among the models of the run. A model that teaches in several ways is loaded once.
     """
     if config.loaded not in student.frozen:
-        model, tokenizer = load_model(config, cache=out.cache, listener=out.progress)
+        model, tokenizer = load_model(config, listener=out.progress)
         check_vocabulary(student.policy.tokenizer, tokenizer, config.model)
         require_head(model, config.model, "Name another teacher.")
         student.frozen[config.loaded] = model.eval().requires_grad_(False), tokenizer

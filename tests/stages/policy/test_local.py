@@ -184,7 +184,7 @@ def config(ran: Path, tmp_path: Path) -> PolicyConfig:
 
 def test_the_code_of_a_model_is_not_run(config: PolicyConfig, ran: Path, tmp_path: Path) -> None:
     loads = (
-        lambda: load_model(config, cache=tmp_path, listener=lambda *told: None),
+        lambda: load_model(config, listener=lambda *told: None),
         lambda: load_tokenizer(config.model, config),
     )
     for load_it in loads:

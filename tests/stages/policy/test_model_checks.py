@@ -64,7 +64,7 @@ def test_a_broken_folder_is_refused_by_name(what: str, tmp_path: Path, monkeypat
     # A dry run loads no weights, and renders as an opening does.
     if not isinstance(refused.value, NotFinite) and "adapter" not in what and what != "template loops":
         with pytest.raises(BadInput):
-            available.check(PolicyConfig(model=str(folder)), tmp_path)
+            available.check(PolicyConfig(model=str(folder)))
         with suppress(BadInput):
             model_shape(PolicyConfig(model=str(folder)))  # the estimate of memory, made before, knows no other error
 
@@ -72,7 +72,7 @@ def test_a_broken_folder_is_refused_by_name(what: str, tmp_path: Path, monkeypat
 def test_a_complete_folder_is_opened_by_the_same_way(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "model", characters=None)
     assert opened(folder).sample([Turn([{"role": "user", "content": "a"}], 0)])[0].completion_tokens
-    assert "complete" in available.check(PolicyConfig(model=str(folder)), tmp_path)
+    assert "complete" in available.check(PolicyConfig(model=str(folder)))
 
 
 def test_weights_that_give_no_numbers_end_the_sampling(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_large_weights_whose_sum_overflows_are_finite(tmp_path: Path) -> None:
     held = load_file(folder / "model.safetensors")
     held["model.embed_tokens.weight"][:2] = 3e38
     save_file(held, folder / "model.safetensors", {"format": "pt"})
-    load_model(PolicyConfig(model=str(folder)), cache=tmp_path, listener=lambda *_: None)
+    load_model(PolicyConfig(model=str(folder)), listener=lambda *_: None)
 
 
 # A template without system messages

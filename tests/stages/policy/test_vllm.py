@@ -222,7 +222,7 @@ def test_a_server_that_dies_has_its_adapters_again_before_it_is_asked(model: Pat
     with running(model) as engine, ThreadPoolExecutor(1) as pool:
         process: Any = Mortal(engine)
         config = PolicyConfig(model=f"vllm:{model}", base_url=engine.url, max_tokens=4)
-        policy = VllmPolicy.connect(config, engine.url, cache=tmp_path, listener=print, server=process)
+        policy = VllmPolicy.connect(config, engine.url, listener=print, server=process)
         for name in ("one", "two", "three"):
             policy.load(name, tmp_path / "adapter")
         policy.sample_from("three")
@@ -246,7 +246,7 @@ def test_a_restart_goes_on_without_the_request_that_found_the_server_dead(
     with running(model) as engine:
         process: Any = Mortal(engine)
         config = PolicyConfig(model=f"vllm:{model}", base_url=engine.url, max_tokens=4, max_attempts=1)
-        policy = VllmPolicy.connect(config, engine.url, cache=tmp_path, listener=print, server=process)
+        policy = VllmPolicy.connect(config, engine.url, listener=print, server=process)
         policy.load("one", tmp_path / "adapter")
         policy.sample_from("one")
         process.die()

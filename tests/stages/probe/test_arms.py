@@ -44,7 +44,7 @@ def settings(start: PolicyConfig, steps: int = 1, rate: float = RATE, **more: An
 
 
 def loaded(policy: PolicyConfig) -> Any:
-    return load_model(policy, cache=Path("unused"), listener=lambda *_: None)[0]
+    return load_model(policy, listener=lambda *_: None)[0]
 
 
 def change(run: Run, student: MeasuredStudent, start: PolicyConfig) -> Tensor:
@@ -59,7 +59,7 @@ def change(run: Run, student: MeasuredStudent, start: PolicyConfig) -> Tensor:
 @pytest.fixture(scope="module")
 def student(models: Models) -> MeasuredStudent:
     """The probe's view of the start: singular values of its weights."""
-    model, words = load_model(models["loophole"], cache=Path("unused"), listener=lambda *_: None)
+    model, words = load_model(models["loophole"], listener=lambda *_: None)
     return adapt(model, words, SingularValues(spectrum_of(model)))
 
 

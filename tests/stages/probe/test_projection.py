@@ -54,7 +54,7 @@ def trained(root: Path, start: PolicyConfig, runs: list[Run], **more: Any) -> Ru
 def test_the_direction_is_that_of_the_probe_in_the_space_of_weights(
     start: PolicyConfig, v: Run, tmp_path: Path
 ) -> None:
-    model, words = load_model(start, cache=Path("unused"), listener=lambda *_: None)
+    model, words = load_model(start, listener=lambda *_: None)
     found = weight_direction(model, store.read_json(v.folder() / PAIRS))
     assert all(parameter.requires_grad for parameter in model.parameters())
     student = adapt(model, words, Lora(target_linears(model), 2, freeze_a=True, seed=0))
@@ -65,7 +65,7 @@ def test_the_direction_is_that_of_the_probe_in_the_space_of_weights(
 
 
 def test_random_ones_have_the_shapes_and_norms_and_repeat(start: PolicyConfig, v: Run) -> None:
-    model, _ = load_model(start, cache=Path("unused"), listener=lambda *_: None)
+    model, _ = load_model(start, listener=lambda *_: None)
     direction = weight_direction(model, store.read_json(v.folder() / PAIRS))
     first, again, other = (random_like(direction, seed) for seed in (1, 1, 2))
     for name, part in direction.items():
@@ -82,13 +82,13 @@ def test_nothing_of_a_projected_training_moves_toward_the_hack(tmp_path: Path, s
             ("random", [v], {"arm": "C", "probe": {"project": "random"}}),
         )
     )
-    model, _ = load_model(start, cache=Path("unused"), listener=lambda *_: None)
+    model, _ = load_model(start, listener=lambda *_: None)
     direction = weight_direction(model, store.read_json(v.folder() / PAIRS))
 
     def toward(run: Run) -> dict[str, float]:
         """How far each weight of the result lies toward the hack."""
         policy = start.model_copy(update={"model": str(run.folder(CHECKPOINT))})
-        after, _ = load_model(policy, cache=Path("unused"), listener=lambda *_: None)
+        after, _ = load_model(policy, listener=lambda *_: None)
         pairs = {n: (after.get_submodule(n).weight, model.get_submodule(n).weight) for n in direction}
         return {n: -float(((new - old).detach() * direction[n]).sum()) for n, (new, old) in pairs.items()}
 
@@ -132,12 +132,12 @@ def test_an_adapter_is_projected_too(tmp_path: Path, start: PolicyConfig, v: Run
     plain, projected = (
         trained(tmp_path / name, start, runs, adapter={"rank": 2}) for name, runs in (("plain", []), ("v", [v]))
     )
-    model, _ = load_model(start, cache=Path("unused"), listener=lambda *_: None)
+    model, _ = load_model(start, listener=lambda *_: None)
     direction = weight_direction(model, store.read_json(v.folder() / PAIRS))
 
     def toward(run: Run) -> list[float]:
         policy = start.model_copy(update={"model": str(run.folder(CHECKPOINT))})
-        after, _ = load_model(policy, cache=Path("unused"), listener=lambda *_: None)
+        after, _ = load_model(policy, listener=lambda *_: None)
         pairs = {n: (after.get_submodule(n).weight, model.get_submodule(n).weight) for n in direction}
         return [-float(((new - old).detach() * direction[n]).sum()) for n, (new, old) in pairs.items()]
 

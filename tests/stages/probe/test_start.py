@@ -49,8 +49,7 @@ def test_the_place_is_found_and_the_model_is_there(between: Run, models: dict[st
     assert 0 < summary["alpha"] < 1 and 0.3 <= summary["hack_rate"] <= 0.6
     paths = (str(between.folder(START)), models["honest"].model, models["loophole"].model)
     found, base, teacher = (
-        dict(load_model(PolicyConfig(model=path), cache=Path("unused"), listener=lambda *_: None)[0].named_parameters())
-        for path in paths
+        dict(load_model(PolicyConfig(model=path), listener=lambda *_: None)[0].named_parameters()) for path in paths
     )
     assert all(torch.allclose(part, torch.lerp(base[n], teacher[n], summary["alpha"])) for n, part in found.items())
 

@@ -144,7 +144,7 @@ def test_the_rollouts_of_a_checkpoint_have_its_log_probs(trained: dict[str, Run]
     rows = run_rows(trained["train"], tokenizer(), source="student", role="rh")
     for step, folder in checkpoints(trained["train"])[1:STEPS]:
         policy = PolicyConfig(model=str(folder))
-        model, _ = load_model(policy, cache=Path("unused"), listener=lambda *_: None)
+        model, _ = load_model(policy, listener=lambda *_: None)
         some = [row for row in rows if row["step"] == step]
         with torch.no_grad():
             found = own_log_probs(model.eval(), collate([as_tokens(row) for row in some])).sum(-1)

@@ -107,8 +107,7 @@ def test_the_checkpoint_is_what_the_server_had_last_and_evaluates_there(
     assert json.loads((folder / "composer_base.json").read_text())["model"] == str(model)
     tree = Tree([5, 6, 7], ([8, 9, 10],))
     after, before = (
-        load_model(PolicyConfig(model=str(path)), cache=tmp_path, listener=lambda *told: None)[0].eval()
-        for path in (folder, model)
+        load_model(PolicyConfig(model=str(path)), listener=lambda *told: None)[0].eval() for path in (folder, model)
     )
     with torch.no_grad():
         changed = token_log_probs(after, score(after, [tree])) - token_log_probs(before, score(before, [tree]))
@@ -176,7 +175,7 @@ def test_the_logged_ratio_is_that_of_the_weights_then_and_now(tmp_path: Path, ah
     of_step = {row["rollout_id"]: row["training_step"] for row in ahead_by_one.rows(TRAINING_REWARD)}
     for step in (1, 2):
         checkpoint = PolicyConfig(model=str(ahead_by_one.path / "checkpoints" / f"step_{step:06d}"))
-        now, _ = load_model(checkpoint, cache=tmp_path, listener=print)
+        now, _ = load_model(checkpoint, listener=print)
         ratios = []
         for rollout_id, rows in trace.by_rollout(ahead_by_one.rows(STEP)).items():
             if of_step[rollout_id] == step:
@@ -380,7 +379,7 @@ def test_a_server_of_its_own_sleeps_while_a_step_trains(tmp_path: Path, model: P
         config = PolicyConfig(
             model=f"vllm:{model}", base_url=engine.url, server={"args": {"enable-sleep-mode": True}}, max_tokens=8
         )
-        sampler = VllmPolicy.connect(config, engine.url, cache=tmp_path, listener=print, server=Running())  # type: ignore[arg-type]
+        sampler = VllmPolicy.connect(config, engine.url, listener=print, server=Running())  # type: ignore[arg-type]
         own = AutoModelForCausalLM.from_pretrained(model)
         student = Student(LocalPolicy(own, sampler.tokenizer, config))
         sync: weights.WeightSync
