@@ -4,8 +4,9 @@ docs/experiments/teacher-pairs.md states hypotheses, arms, decision rule and pow
 evaluation. `./dev experiment teacher-pairs` runs it (about two and a half hours on two idle cores) by
 benchmarks/experiment.py. The outcomes of all rollouts are in docs/experiments/teacher-pairs.parquet, a row for each
 arm, training seed and task, from which `python benchmarks/experiment.py teacher-pairs result` computes every published
-number again: the record, the tables in the document, and the figure. `python benchmarks/teacher_pairs.py` simulates
-what the design finds.
+number again: the record, the tables in the document, and the figure; `python benchmarks/recompute_teacher_pairs.py`
+computes the main ones without this project's statistics. `python benchmarks/teacher_pairs.py` simulates what the
+design finds.
 """
 
 from dataclasses import replace

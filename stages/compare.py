@@ -16,7 +16,5 @@ STAGE = Stage(
 >>> logs.decision, logs.difference
 ('better', 0.5)""",
     config=Config,
-    plan=later("stages.comparison.stage:plan"),
-    run=later("stages.comparison.stage:run"),
-    finish=later("stages.comparison.stage:finish"),
+    **later("stages.comparison.stage", "plan", "run", "finish"),
 )

@@ -18,7 +18,6 @@ STAGE = Stage(
 >>> composer.frameworks.settings()["policy.temperature"]
 1.0""",
     config=Config,
-    plan=later("stages.integrations.frameworks:plan"),
-    run=later("stages.integrations.frameworks:run"),
+    **later("stages.integrations.frameworks", "plan", "run"),
     limit_setting="tasks",
 )

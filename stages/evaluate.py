@@ -22,12 +22,7 @@ STAGE = Stage(
     config=Config,
     inputs={"arms": Slot(CHECKPOINT, many=True, optional=True)},
     outputs={"eval_items": EVAL_ITEM},
-    plan=later("stages.evaluation.stage:plan"),
-    run=later("stages.evaluation.stage:run"),
-    work=later("stages.evaluation.stage:work"),
-    study=later("stages.evaluation.stage:study"),
-    inherit=later("stages.evaluation.stage:inherit"),
-    check_reads=later("stages.evaluation.stage:check_reads"),
+    **later("stages.evaluation.stage", "plan", "run", "work", "study", "inherit", "check_reads"),
     limit_setting="tasks",
     shows_progress=True,
 )

@@ -27,8 +27,6 @@ STAGE = Stage(
     config=Config,
     inputs={"rollouts": Slot(STEP), "teacher_actions": Slot(TEACHER_ACTION, unless=(ORIGIN,))},
     outputs={"pairs": PAIR, "states": STATE, "continuations": CONTINUATION},
-    plan=later("stages.pairs.stage:plan"),
-    run=later("stages.pairs.stage:run"),
-    work=later("stages.pairs.stage:work"),
-    judge=later("stages.pairs.report:judge"),
+    **later("stages.pairs.stage", "plan", "run", "work"),
+    **later("stages.pairs.report", "judge"),
 )

@@ -26,7 +26,5 @@ STAGE = Stage(
 2""",
     config=Config,
     outputs={"tasks": TASK, "rollouts": ROLLOUT, "steps": STEP, "origins": ORIGIN},
-    plan=later("stages.formats.importing:plan"),
-    run=later("stages.formats.importing:run"),
-    work=later("stages.formats.importing:work"),
+    **later("stages.formats.importing", "plan", "run", "work"),
 )

@@ -106,16 +106,16 @@ class Stage(Generic[ConfigT]):
     """Modules that take long to import. One process imports them for all entries of a chain that run in parallel."""
 
 
-def later(function: str) -> Callable[..., Any]:
-    """Return a function that imports its module when it is called; function: `module:name`.
+def later(module: str, *names: str) -> dict[str, Any]:
+    """Return functions of a module by their names, which import it when they are called.
 
     A stage whose work needs readers of tables declares it so: its settings, help and refusals then wait for none.
     """
 
-    def called(*arguments: Any, **keywords: Any) -> Any:
-        return resolve_name(function)(*arguments, **keywords)
+    def function(name: str) -> Callable[..., Any]:
+        return lambda *arguments, **keywords: resolve_name(f"{module}:{name}")(*arguments, **keywords)
 
-    return called
+    return {name: function(name) for name in names}
 
 
 def load_stage(name: str) -> Stage[Any]:
