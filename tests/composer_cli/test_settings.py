@@ -131,23 +131,6 @@ def test_a_file_that_is_nested_too_deeply_is_named(tmp_path):
         settings.read_file(path)
 
 
-def test_files_that_cannot_be_used_are_named(tmp_path):
-    bad = tmp_path / "bad.toml"
-    bad.write_text("tasks = = 3")
-    for path, part in (
-        (bad, "not valid TOML"),
-        (tmp_path / "absent.toml", "cannot be read"),
-        (tmp_path, "cannot be read"),
-    ):
-        refused(lambda path=path: settings.read_file(path), UsageError, str(path), part)
-
-
-def test_a_teacher_file_holds_teachers_alone(tmp_path):
-    path = tmp_path / "teachers.toml"
-    path.write_text("answers_per_state = 2")
-    refused(lambda: settings.read_table(path, "teachers"), UsageError, "holds answers_per_state")
-
-
 def test_every_setting_has_a_dotted_name():
     names = [name for name, _ in settings.known(replay_teachers.Config)]
     assert {"seed", "answers_per_state", "teachers.N.model", "teachers.N.name"} <= set(names)
