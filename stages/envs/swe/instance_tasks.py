@@ -2,8 +2,7 @@
 
 import atexit
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,15 @@ from stages.envs.repo.task import RepoTask
 from stages.envs.swe import engine, venvs
 from stages.envs.swe.instances import check_out, is_newer, patched_files, require_mirror, touched_paths
 from stages.envs.swe.logs import lists_of
-from stages.envs.swe.specs import instance_tests, run_eval_script, spec_of
+from stages.envs.swe.specs import EnvironmentSpec, instance_tests, run_eval_script, spec_of
 from stages.runs.kinds import Row
 from stages.sandbox import Limits, Sandbox, View, open_sandbox
 
 TEST_LIMITS = replace(grading.LIMITS, wall_s=1800, cpu_s=1800)
 DEFAULT_VENVS = Path.home() / ".cache" / "composer" / "swe-venvs"
 OWN_RUNNER = "runs in a runner that cannot ask"
+OpenLimited = Callable[[Path, Limits], Sandbox]
+"""Opens a sandbox on a tree."""
 IDLE = 16
 """Delivered trees kept without a user: the next samples of a task reuse them."""
 
@@ -107,61 +108,72 @@ def local_task(row: Mapping[str, Any], sandbox: str, repos: str, folder: str) ->
                 {path: file for path, file in generated.items() if file and not (target / path).exists()}, target
             )
 
-    key = (mirror.resolve(), row["base_commit"], venv.overlay)
-    delivered = DELIVERED.take(key, deliver)
-
-    def opened(target: Path, limits: Limits) -> Sandbox:
-        path = f"{venv.folder}/bin:/usr/local/bin:/usr/bin:/bin"
-        env = {"VIRTUAL_ENV": str(venv.folder), "PATH": path, "PYTHONPATH": str(grading.GUEST)}
-        # Without a sandbox the tree is not at /testbed, where the environment says that the repository is installed.
-        if sandbox == "none":
-            env["PYTHONPATH"] = ":".join([str(target), f"{target}/src", env["PYTHONPATH"]])
-        readonly = (*venv.readonly(), grading.GUEST)
-        return open_sandbox(sandbox, target, limits=limits, view=View(readonly, copies, env=env))
-
-    with give_back_on_failure(key):
+    def opener(delivered: Path) -> OpenLimited:
         venvs.refuse_copies(venv, delivered, venvs.name_of(row))
         copies = runner.copies_on_host(runner.packages_of(delivered))
-        tests = instance_tests(row, spec)
-        runtime = TestRuntime(lambda target: opened(target, TEST_LIMITS), python="python")
+
+        def opened(target: Path, limits: Limits) -> Sandbox:
+            path = f"{venv.folder}/bin:/usr/local/bin:/usr/bin:/bin"
+            env = {"VIRTUAL_ENV": str(venv.folder), "PATH": path, "PYTHONPATH": str(grading.GUEST)}
+            # Without a sandbox the tree is not at /testbed, where the environment says that the repository is
+            # installed.
+            if sandbox == "none":
+                env["PYTHONPATH"] = ":".join([str(target), f"{target}/src", env["PYTHONPATH"]])
+            readonly = (*venv.readonly(), grading.GUEST)
+            return open_sandbox(sandbox, target, limits=limits, view=View(readonly, copies, env=env))
+
+        return opened
+
+    return instance_task(row, spec, (mirror.resolve(), row["base_commit"], venv.overlay), deliver, opener)
+
+
+def instance_task(
+    row: Mapping[str, Any],
+    spec: EnvironmentSpec,
+    key: Hashable,
+    deliver: Callable[[Path], None],
+    opener: Callable[[Path], OpenLimited],
+    *,
+    python: str = "python",
+    image: str | None = None,
+) -> RepoTask:
+    """Set up an instance on the delivered tree of a key, which is released again where that fails.
+
+    opener: returns, for the delivered tree, what opens a sandbox on a tree. python: the interpreter's command inside.
+    image: of a container, in which the script of a row that has one runs the tests.
+    """
+    delivered = DELIVERED.take(key, deliver)
+    try:
+        opened, tests, lists = opener(delivered), instance_tests(row, spec), lists_of(row)
+        runtime = TestRuntime(lambda target: opened(target, TEST_LIMITS), python)
+        by_script = image is not None and is_newer(row)
+        patch, hidden = row.get("patch") or "", patched_files(delivered, row["test_patch"])
         return RepoTask(
             delivered,
-            tests.filtered(lists_of(row)),
+            lists if by_script else tests.filtered(lists),
             lambda target: opened(target, session.LIMITS),
-            lambda target, selected: tests.run(runtime, target, selected),
-            unasked="" if tests.asks else OWN_RUNNER,
+            lambda target, selected: (
+                run_eval_script(row, runtime, target) if by_script else tests.run(runtime, target, selected)
+            ),
+            hidden=hidden,
+            solution=(lambda: patched_files(delivered, patch)) if patch else None,
+            tests=frozenset(hidden),
+            # What the gold patch changes is source, even where its path looks like a test's: django/test/client.py.
+            source=touched_paths(patch),
+            asked=hidden,
+            unasked="" if tests.asks and not by_script else OWN_RUNNER,
+            package=row["repo"].partition("/")[2],
+            image=image,
             release=lambda: DELIVERED.give_back(key),
-            **patch_fields(row, delivered),
         )
+    except BaseException:
+        DELIVERED.give_back(key)
+        raise
 
 
 def task_of(row: Row, env: str, split: Split) -> Task:
     """Return the task of a row; a family is a repository."""
     return Task(row["instance_id"], env, split, row["repo"], row["problem_statement"], row)
-
-
-def patch_fields(row: Mapping[str, Any], delivered: Path) -> dict[str, Any]:
-    """Return the fields of a `RepoTask` that the patches of a row decide."""
-    patch, tests = row.get("patch") or "", patched_files(delivered, row["test_patch"])
-    return {
-        "hidden": tests,
-        "asked": tests,
-        "tests": frozenset(tests),
-        # What the gold patch changes is source, even where its path looks like a test's: django/test/client.py.
-        "source": touched_paths(patch),
-        "solution": (lambda: patched_files(delivered, patch)) if patch else None,
-        "package": row["repo"].partition("/")[2],
-    }
-
-
-@contextmanager
-def give_back_on_failure(key: Hashable) -> Iterator[None]:
-    """Release a delivered tree where setting up its instance fails: no rollout would ever do it."""
-    try:
-        yield
-    except BaseException:
-        DELIVERED.give_back(key)
-        raise
 
 
 def container_task(row: Mapping[str, Any], program: str) -> RepoTask:
@@ -170,24 +182,12 @@ def container_task(row: Mapping[str, Any], program: str) -> RepoTask:
     `InfrastructureError` where the image cannot be fetched or holds no tree.
     """
     image = engine.image_of(row)
-    delivered = DELIVERED.take((program, image), lambda target: engine.copy_testbed(program, image, target))
 
     def opened(target: Path, limits: Limits) -> Sandbox:
         env = {"PYTHONPATH": str(grading.GUEST), "PYTHONDONTWRITEBYTECODE": "1", "PAGER": "cat"}
         return engine.CondaContainer(program, image, target, limits, (grading.GUEST,), env)
 
-    with give_back_on_failure((program, image)):
-        runtime = TestRuntime(lambda target: opened(target, TEST_LIMITS), python="python")
-        tests, newer = instance_tests(row, spec_of(row)), is_newer(row)
-        return RepoTask(
-            delivered,
-            lists_of(row) if newer else tests.filtered(lists_of(row)),
-            lambda target: opened(target, session.LIMITS),
-            lambda target, selected: (
-                run_eval_script(row, runtime, target) if newer else tests.run(runtime, target, selected)
-            ),
-            unasked="" if tests.asks and not newer else OWN_RUNNER,
-            image=image,
-            release=lambda: DELIVERED.give_back((program, image)),
-            **patch_fields(row, delivered),
-        )
+    def deliver(target: Path) -> None:
+        engine.copy_testbed(program, image, target)
+
+    return instance_task(row, spec_of(row), (program, image), deliver, lambda _: opened, image=image)

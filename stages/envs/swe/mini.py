@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +18,19 @@ from filelock import FileLock
 
 from stages.envs import folders
 from stages.envs.base import SamplingUnit, Split, Task
-from stages.envs.repo import runner, session, trees
+from stages.envs.repo import runner, trees
 from stages.envs.repo.grading import TestRuntime
 from stages.envs.repo.session import RepoEnvironment
 from stages.envs.repo.task import Export, RepoTask
 from stages.envs.repo.trees import extract_archive
 from stages.envs.swe import instances
-from stages.envs.swe.instance_tasks import DELIVERED, TEST_LIMITS, give_back_on_failure, patch_fields, task_of
-from stages.envs.swe.logs import lists_of
+from stages.envs.swe.instance_tasks import OpenLimited, instance_task, task_of
 from stages.envs.swe.specs import HERE, EnvironmentSpec, instance_tests
 from stages.envs.task_table import ordered
 from stages.errors import BadInput, UsageError
 from stages.runs import store
 from stages.runs.activity import activity
 from stages.runs.kinds import Row
-from stages.sandbox import Limits, Sandbox
 
 ROWS = Path(__file__).with_name("mini.jsonl")
 CACHE = Path.home() / ".cache" / "composer" / "swe-mini"
@@ -181,31 +180,18 @@ class SweMiniEnv(RepoEnvironment):
         """Set up the distribution with its bug, and pytest; both are fetched where they are missing."""
         row, pytest = task.data, fetched_pytest(self._cache)
         sdist = fetched_sdist(row, self._cache)
-        key = (sdist, store.digest(dict(row)))
-        delivered = DELIVERED.take(key, lambda target: plant(row, sdist, target))
 
-        def opened(folder: Path, limits: Limits) -> Sandbox:
-            return runner.open_package_sandbox(
+        def opener(delivered: Path) -> OpenLimited:
+            copies = runner.copies_on_host(runner.packages_of(delivered))
+            return lambda folder, limits: runner.open_package_sandbox(
                 self.sandbox, folder, limits, None, hidden=copies, options=OWN_OPTIONS, pinned=pytest
             )
 
-        with give_back_on_failure(key):
-            copies = runner.copies_on_host(runner.packages_of(delivered))
-            tests = instance_tests(row, EnvironmentSpec(HERE))
-            runtime = TestRuntime(lambda folder: opened(folder, TEST_LIMITS))
-            patches = patch_fields(row, delivered)
-            return RepoTask(
-                delivered,
-                tests.filtered(lists_of(row)),
-                lambda folder: opened(folder, session.LIMITS),
-                lambda folder, selected: tests.run(runtime, folder, selected),
-                export=Export(
-                    arguments=("-q", *OWN_OPTIONS, *(path for path in tests.files if path in patches["hidden"])),
-                    requirements=(PYTEST,),
-                    provenance={
-                        name: row[name] for name in ("repo", "version", "sdist", "sdist_sha256", "base_commit")
-                    },
-                ),
-                release=lambda: DELIVERED.give_back(key),
-                **patches,
-            )
+        def deliver(target: Path) -> None:
+            plant(row, sdist, target)
+
+        spec, key = EnvironmentSpec(HERE), (sdist, store.digest(dict(row)))
+        found = instance_task(row, spec, key, deliver, opener, python=TestRuntime.python)
+        tests = (path for path in instance_tests(row, spec).files if path in found.hidden)
+        provenance = {name: row[name] for name in ("repo", "version", "sdist", "sdist_sha256", "base_commit")}
+        return replace(found, export=Export("", ("-q", *OWN_OPTIONS, *tests), 600.0, (PYTEST,), provenance))

@@ -249,7 +249,7 @@ def test_without_a_connection_the_sentence_names_the_option(tmp_path: Path, repo
     asked = "from stages.envs.swe.env import SweEnv as E; E(dataset='nobody/none', repos={!r}).tasks('eval', 1, 0)"
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", asked.format(str(repos))], env=offline, capture_output=True, text=True)
-    assert "UsageError" in done.stderr.splitlines()[-1] and "env.path=FILE" in done.stderr.splitlines()[-1]
+    assert "BadInput" in done.stderr.splitlines()[-1] and "env.path=FILE" in done.stderr.splitlines()[-1]
 
 
 def test_every_rollout_of_a_batch_larger_than_what_is_kept_idle_keeps_its_tree(
