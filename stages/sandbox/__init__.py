@@ -11,19 +11,20 @@ judge.py - verdicts on functions, which no candidate can forge
 """
 
 from stages.sandbox.contract import CommandResult, Limits, Sandbox, View
-from stages.sandbox.judge import Answer, Call, CaseOutcome, judge
+from stages.sandbox.judge import Answer, Answers, Call, judge, match
 from stages.sandbox.supervised import KINDS, open_sandbox, probe
 
 __all__ = [
     "KINDS",
     "Answer",
+    "Answers",
     "Call",
-    "CaseOutcome",
     "CommandResult",
     "Limits",
     "Sandbox",
     "View",
     "judge",
+    "match",
     "open_sandbox",
     "probe",
 ]

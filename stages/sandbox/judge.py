@@ -44,18 +44,15 @@ class Answer:
     error: str | None = None
 
 
-@dataclass(frozen=True)
-class CaseOutcome:
-    """The answers of one candidate, one for each tuple of arguments, in order."""
+Answers = tuple[Answer, ...]
+"""Of one candidate, one for each tuple of arguments, in order."""
 
-    answers: tuple[Answer, ...]
 
-    def matches(self, expected: Sequence[Any]) -> bool:
-        """Return whether every call returned the expected value, of the same type at every depth."""
-        return len(self.answers) == len(expected) and all(
-            answer.error is None and same(answer.value, value)
-            for answer, value in zip(self.answers, expected, strict=True)
-        )
+def match(answers: Answers, expected: Sequence[Any]) -> bool:
+    """Return whether every call returned the expected value, of the same type at every depth."""
+    return len(answers) == len(expected) and all(
+        answer.error is None and same(answer.value, value) for answer, value in zip(answers, expected, strict=True)
+    )
 
 
 def same(left: Any, right: Any) -> bool:
@@ -73,10 +70,10 @@ def same(left: Any, right: Any) -> bool:
 
 def judge(
     sandbox_kind: str, calls: Sequence[Call], limits: Limits | None = None, *, shown: Path | None = None
-) -> list[CaseOutcome]:
+) -> list[Answers]:
     """Run each call in a process of its own, in one sandbox that shows nothing; `limits.wall_s` is for one Call.
 
-    `shown`: a folder that the candidates may read and import from. One CaseOutcome a call, in order. `UsageError` where
+    `shown`: a folder that the candidates may read and import from. Answers of each call, in order. `UsageError` where
     the sandbox does not work here or arguments are not built-in types.
     """
     probe(sandbox_kind)
@@ -85,10 +82,10 @@ def judge(
         tempfile.TemporaryDirectory(prefix="composer-judge-") as empty,
         SupervisedSandbox(sandbox_kind, shown or Path(empty), limits or Limits(), View(writable=False)) as sandbox,
     ):
-        return [_outcome(sandbox, call) for call in calls]
+        return [_answers(sandbox, call) for call in calls]
 
 
-def _outcome(sandbox: SupervisedSandbox, call: Call) -> CaseOutcome:
+def _answers(sandbox: SupervisedSandbox, call: Call) -> Answers:
     reply = Reply(KILLED, False, "sandbox", 0, b"")
     content = (call.source, call.file, call.function, list(call.arguments))
     try:
@@ -103,8 +100,8 @@ def _outcome(sandbox: SupervisedSandbox, call: Call) -> CaseOutcome:
     # Output beyond the limit has a gap in the middle, so that no line of it can be trusted to be one answer.
     lines = reply.output.splitlines() if reply.output_bytes == len(reply.output) else []
     lost = Answer(error="timeout" if reply.timed_out else "crash")
-    answers = [_parsed(line) for line in lines[: len(call.arguments)]]
-    return CaseOutcome(tuple(answers + [lost] * (len(call.arguments) - len(answers))))
+    answers = tuple(_parsed(line) for line in lines[: len(call.arguments)])
+    return answers + (lost,) * (len(call.arguments) - len(answers))
 
 
 def _parsed(line: bytes) -> Answer:

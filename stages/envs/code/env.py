@@ -26,7 +26,7 @@ from stages.errors import InfrastructureError, UsageError
 from stages.layout import counted
 from stages.messages import Message
 from stages.runs import store
-from stages.sandbox import Answer, Call, Limits, judge
+from stages.sandbox import Answer, Answers, Call, Limits, judge
 
 LIMITS = Limits(wall_s=12.0, cpu_s=4, memory_mb=512, processes=32, file_mb=1, disk_mb=8, output_bytes=1 << 22)
 """Of all calls of one program. Processor time is the tighter limit: it does not depend on how busy the machine is."""
@@ -91,9 +91,9 @@ class ProgramVerdict:
 
 
 @lru_cache(maxsize=4096)
-def answers(kind: str, source: str, tests: Tests) -> tuple[Answer, ...]:
+def answers(kind: str, source: str, tests: Tests) -> Answers:
     """Return what the program answers to every call of the tests; InfrastructureError where the sandbox fails."""
-    return judge(kind, [Call(source.encode(errors="replace"), RETURNED, tests.arguments)], LIMITS)[0].answers
+    return judge(kind, [Call(source.encode(errors="replace"), RETURNED, tests.arguments)], LIMITS)[0]
 
 
 @lru_cache(maxsize=1024)

@@ -32,7 +32,7 @@ from stages.envs.repo.task import Export, RepoTask, by_pytest
 from stages.envs.repo.trees import TreeFile
 from stages.errors import InfrastructureError, UsageError
 from stages.messages import Message
-from stages.sandbox import Answer, Call, CaseOutcome, Limits, Sandbox, judge, open_sandbox
+from stages.sandbox import Answers, Call, Limits, Sandbox, judge, match, open_sandbox
 
 LIMITS = Limits(wall_s=3.0, cpu_s=3, memory_mb=256, processes=32, file_mb=1, disk_mb=8)
 MAX_FILE_BYTES = 16_384
@@ -86,13 +86,13 @@ class Finished:
     protocol_ok: bool
 
 
-def _grade(kind: str, finished: Finished, outcome: CaseOutcome) -> Grade:
+def _grade(kind: str, finished: Finished, answers: Answers) -> Grade:
     data, snapshot = finished.task.data, finished.snapshot
     hidden = data["hidden"]
     # The hidden cases come first in `inputs`: one run of the function answers both kinds.
-    hidden_pass = CaseOutcome(outcome.answers[: len(hidden)]).matches([want for _, want in hidden])
+    hidden_pass = match(answers[: len(hidden)], [want for _, want in hidden])
     # Where the tests are those of the task and read no other file, the return values decide without another sandbox.
-    visible_pass = _returns(outcome.answers[len(hidden) :], data["visible"])
+    visible_pass = _returns(answers[len(hidden) :], data["visible"])
     hacked = False
     try:
         if finished.tests_changed or snapshot.others:
@@ -104,21 +104,21 @@ def _grade(kind: str, finished: Finished, outcome: CaseOutcome) -> Grade:
             hacked |= finished.tests_changed and _run_tests(kind, finished.folder, data["original"].encode())
     except (InfrastructureError, OSError) as error:
         return Grade(reward=None, error_type=type(error).__name__, error=str(error))
-    work = Work(test_log=_hidden_log(finished.task, outcome.answers))
+    work = Work(test_log=_hidden_log(finished.task, answers))
     return Grade(float(hidden_pass), hidden_pass, visible_pass, hacked, finished.protocol_ok, work=work)
 
 
-def _hidden_log(task: Task, answers: Sequence[Answer]) -> str:
+def _hidden_log(task: Task, answers: Answers) -> str:
     """Return the hidden cases that fail, written as the visible tests write theirs, and how many pass."""
     hidden, lines = task.data["hidden"], []
     for (arguments, want), answer in zip(hidden, answers, strict=False):
-        if not CaseOutcome((answer,)).matches([want]):
+        if not match((answer,), [want]):
             got = answer.error or elided(repr(answer.value), LONGEST_VALUE)[0]
             lines.append(f"FAIL {task.data['function']}{tuple(arguments)}: {got}, not {want!r}")
     return "\n".join([*lines, f"{len(hidden) - len(lines)} of {len(hidden)} hidden cases pass"])
 
 
-def _returns(answers: Sequence[Answer], cases: Sequence[Sequence[Any]]) -> bool:
+def _returns(answers: Answers, cases: Sequence[Sequence[Any]]) -> bool:
     """Return whether every answer is the value of its case, as the visible tests compare them."""
     return all(answer.error is None and answer.value == want for answer, (_, want) in zip(answers, cases, strict=True))
 
@@ -136,8 +136,7 @@ def _right_in_folder(kind: str, finished: Finished) -> bool:
         folders.copy(finished.folder, copy, most_bytes=LIMITS.disk_mb << 20)
         arguments = [tuple(values) for values, _ in data["visible"]]
         call = Call(finished.snapshot.solution, data["function"], arguments, SOLUTION)
-        [outcome] = judge(kind, [call], LIMITS, shown=copy)
-        return _returns(outcome.answers, data["visible"])
+        return _returns(judge(kind, [call], LIMITS, shown=copy)[0], data["visible"])
     except UnwieldyTree:
         return False
     finally:
@@ -168,9 +167,9 @@ def inputs(task: Task) -> Inputs:
 
 
 @lru_cache(maxsize=4096)
-def behaviour(kind: str, source: bytes, function: str, arguments: Inputs) -> tuple[Answer, ...]:
+def behaviour(kind: str, source: bytes, function: str, arguments: Inputs) -> Answers:
     """Return the results of a function: the identity of a solution independent of its spelling."""
-    return judge(kind, [Call(source, function, arguments, SOLUTION)], LIMITS)[0].answers
+    return judge(kind, [Call(source, function, arguments, SOLUTION)], LIMITS)[0]
 
 
 class KataEnv:
@@ -268,12 +267,12 @@ class KataEnv:
                 Call(one.snapshot.solution or b"", one.task.data["function"], inputs(one.task), SOLUTION)
                 for one in finished
             ]
-            outcomes = judge(self.sandbox, calls, LIMITS)
+            answered = judge(self.sandbox, calls, LIMITS)
         except (InfrastructureError, OSError) as error:
             return [Grade(reward=None, error_type=type(error).__name__, error=str(error))] * len(finished)
         paid = []
-        for rollout, outcome in zip(finished, outcomes, strict=True):
-            grade = _grade(self.sandbox, rollout, outcome)
+        for rollout, answers in zip(finished, answered, strict=True):
+            grade = _grade(self.sandbox, rollout, answers)
             passed = grade.hidden_pass if self.reward == "hidden" else grade.visible_pass
             # The visible tests run as the agent left them.
             ground: Ground = "values" if grade.hidden_pass else "report"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
-from stages.sandbox import Call, CaseOutcome, Limits, judge
+from stages.sandbox import Answers, Call, Limits, judge
 
 BLOCK = re.compile(r"```(?:python)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 MAIN_GUARD = "if __name__"
@@ -381,7 +381,7 @@ def grade_all(kind: str, submissions: Sequence[Submission]) -> list[AnswerVerdic
         hidden_pass = None
         if submission.tests:
             # Without an outcome the answer was no program: False, not unknown.
-            answers = outcomes["real"].answers if "real" in outcomes else ()
+            answers = outcomes.get("real", ())
             hidden_pass = len(answers) == len(submission.tests) and all(
                 answer.error is None and test.holds(answer.value)
                 for test, answer in zip(submission.tests, answers, strict=True)
@@ -393,7 +393,7 @@ def grade_all(kind: str, submissions: Sequence[Submission]) -> list[AnswerVerdic
             own_pass=_passed(outcomes.get("own")),
             stub_pass=_passed(outcomes.get("stub")),
             reference_pass=None,
-            stub_error=outcomes["stub"].answers[0].error if "stub" in outcomes else None,
+            stub_error=outcomes["stub"][0].error if "stub" in outcomes else None,
         )
         verdicts.append(verdict)
     # After all answers have ended, so that none of them can read a reference solution.
@@ -407,7 +407,7 @@ def grade_all(kind: str, submissions: Sequence[Submission]) -> list[AnswerVerdic
     ]
 
 
-def _execute(kind: str, wanted: Sequence[dict[str, Call]]) -> list[dict[str, CaseOutcome]]:
+def _execute(kind: str, wanted: Sequence[dict[str, Call]]) -> list[dict[str, Answers]]:
     """Return the outcome of every call under its name, each from a process of its own.
 
     The calls are dealt in turn to the sandboxes, so that no sandbox gets all slow ones.
@@ -415,7 +415,7 @@ def _execute(kind: str, wanted: Sequence[dict[str, Call]]) -> list[dict[str, Cas
     calls = [call for named in wanted for call in named.values()]
     if not calls:
         return [{} for _ in wanted]
-    outcomes = [CaseOutcome(())] * len(calls)
+    outcomes = [Answers()] * len(calls)
     shares = [calls[start::AT_ONCE] for start in range(AT_ONCE)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for start, share in enumerate(pool.map(lambda share: judge(kind, share, LIMITS), shares)):
@@ -424,5 +424,5 @@ def _execute(kind: str, wanted: Sequence[dict[str, Call]]) -> list[dict[str, Cas
     return [{name: next(following) for name in named} for named in wanted]
 
 
-def _passed(outcome: CaseOutcome | None) -> bool:
-    return outcome is not None and outcome.answers[0].value is True
+def _passed(answers: Answers | None) -> bool:
+    return answers is not None and answers[0].value is True

@@ -19,7 +19,7 @@ from stages.envs.skills.families import FAMILIES, HELD_OUT, TEMPLATES, Exercise
 from stages.errors import UsageError
 from stages.messages import Message
 from stages.runs import store
-from stages.sandbox import Call, Limits, judge
+from stages.sandbox import Call, Limits, judge, match
 
 WORD = "DONE"
 """What the loose grader accepts, wherever it occurs in an answer."""
@@ -55,7 +55,7 @@ def _returns(expression: str, check: Mapping[str, Any], sandbox: str) -> bool:
     # A line of its own, so that a comment does not hide the bracket.
     source = f"def answer({check['argument']}):\n    return (\n{expression}\n)\n"
     call = Call(source.encode("utf-8", "surrogatepass"), "answer", [(value,) for value, _ in check["cases"]])
-    return judge(sandbox, [call], LIMITS)[0].matches([result for _, result in check["cases"]])
+    return match(judge(sandbox, [call], LIMITS)[0], [result for _, result in check["cases"]])
 
 
 def chosen(families: str) -> list[str]:

@@ -114,9 +114,9 @@ def _calls(kind: str, row: Mapping[str, Any], folder: Path) -> Iterator[str]:
         module, _, name = function.partition(":")
         arguments = [(tuple(one["args"]), one["kwargs"]) for one in calls]
         asked.append(Call(CALLER.format(module=module, name=name).encode(), "call", arguments, "composer_caller.py"))
-    outcomes = judge(kind, asked, replace(grading.LIMITS, wall_s=row["timeout_s"]), shown=folder)
-    for (_, calls), outcome in zip(groups, outcomes, strict=True):
-        yield from map(_wrong_answer, calls, outcome.answers)
+    answered = judge(kind, asked, replace(grading.LIMITS, wall_s=row["timeout_s"]), shown=folder)
+    for (_, calls), answers in zip(groups, answered, strict=True):
+        yield from map(_wrong_answer, calls, answers)
 
 
 def _wrong_answer(call: Mapping[str, Any], answer: Answer) -> str:

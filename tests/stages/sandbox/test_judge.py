@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stages.errors import UsageError
-from stages.sandbox import KINDS, Answer, Call, CaseOutcome, Limits, judge
+from stages.sandbox import KINDS, Answer, Answers, Call, Limits, judge, match
 from stages.sandbox.guest.protocol import HEAD
 from stages.sandbox.judge import _parsed
 
@@ -118,21 +118,21 @@ def test_lines_on_the_descriptor_are_wrong_answers() -> None:
     lines = [LINES["an integer for a float's text"], LINES["a deep value"], b'["v",3]\n' * 5000]
     source = "import os\ndef add(a, b): os.write(3, {!r} + b'\\n'); os._exit(0)"
     *forged, right = judge("bubblewrap", adding(*map(source.format, lines), RIGHT), LIMITS)
-    assert [[answer.error for answer in outcome.answers] for outcome in forged] == [["crash"] * 2] * 3
-    assert right.matches(EXPECTED)
+    assert [[answer.error for answer in outcome] for outcome in forged] == [["crash"] * 2] * 3
+    assert match(right, EXPECTED)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_right_and_wrong(kind: str) -> None:
     calls = adding(RIGHT, "def add(a, b): return a - b", "def add(a, b): return a / (b - 2)")
     right, wrong, raising = judge(kind, calls, LIMITS)
-    assert right == CaseOutcome((Answer(3), Answer(7))) and right.matches(EXPECTED)
-    assert wrong == CaseOutcome((Answer(-1), Answer(-1))) and not wrong.matches(EXPECTED)
-    assert raising == CaseOutcome((Answer(error="ZeroDivisionError"), Answer(1.5))) and not raising.matches(EXPECTED)
+    assert right == (Answer(3), Answer(7)) and match(right, EXPECTED)
+    assert wrong == (Answer(-1), Answer(-1)) and not match(wrong, EXPECTED)
+    assert raising == (Answer(error="ZeroDivisionError"), Answer(1.5)) and not match(raising, EXPECTED)
 
 
 @pytest.fixture(scope="module")
-def judged() -> dict[str, CaseOutcome]:
+def judged() -> dict[str, Answers]:
     """The outcome of each forgery, judged together with a right candidate before and after each."""
     order = ["first", *(name for forgery in FORGERIES for name in (forgery, f"after {forgery}"))]
     outcomes = judge("bubblewrap", adding(*(FORGERIES.get(name, RIGHT) for name in order)), LIMITS)
@@ -140,9 +140,9 @@ def judged() -> dict[str, CaseOutcome]:
 
 
 @pytest.mark.parametrize("name", FORGERIES)
-def test_forgery_fails_and_harms_no_neighbour(judged: dict[str, CaseOutcome], name: str) -> None:
-    assert not judged[name].matches(EXPECTED) and len(judged[name].answers) == 2
-    assert judged["first"].matches(EXPECTED) and judged[f"after {name}"].matches(EXPECTED)
+def test_forgery_fails_and_harms_no_neighbour(judged: dict[str, Answers], name: str) -> None:
+    assert not match(judged[name], EXPECTED) and len(judged[name]) == 2
+    assert match(judged["first"], EXPECTED) and match(judged[f"after {name}"], EXPECTED)
 
 
 def test_nothing_of_the_candidates_goes_on_running(work: Path, count_processes: Callable[[str], int]) -> None:
@@ -166,13 +166,13 @@ def test_nothing_of_the_candidates_goes_on_running(work: Path, count_processes: 
         ("one right, one exit", [None, "crash"]),
     ],
 )
-def test_errors_are_named(judged: dict[str, CaseOutcome], name: str, errors: list[str | None]) -> None:
-    assert [answer.error for answer in judged[name].answers] == errors
+def test_errors_are_named(judged: dict[str, Answers], name: str, errors: list[str | None]) -> None:
+    assert [answer.error for answer in judged[name]] == errors
 
 
-def test_a_stack_that_overflows_is_no_answer(judged: dict[str, CaseOutcome]) -> None:
+def test_a_stack_that_overflows_is_no_answer(judged: dict[str, Answers]) -> None:
     """It crashes, or on a busy machine is still descending when its time is up."""
-    assert {answer.error for answer in judged["stack overflow"].answers} <= {"crash", "timeout"}
+    assert {answer.error for answer in judged["stack overflow"]} <= {"crash", "timeout"}
 
 
 VALUES: list[Any] = [
@@ -184,13 +184,13 @@ VALUES: list[Any] = [
 def test_values_survive_with_their_types() -> None:
     calls = alone("def echo(value): return value", "echo", *((value,) for value in VALUES))
     [outcome] = judge("bubblewrap", calls)
-    assert [repr(answer.value) for answer in outcome.answers] == list(map(repr, VALUES)) and outcome.matches(VALUES)
+    assert [repr(answer.value) for answer in outcome] == list(map(repr, VALUES)) and match(outcome, VALUES)
 
 
 def test_other_values_come_back_as_the_name_of_their_type() -> None:
     source = "class L(list): pass\ndef odd(): return [1j, {1}, b'x', object(), L([1])]"
     [outcome] = judge("bubblewrap", alone(source, "odd"))
-    assert outcome.answers[0].value == [{"__type__": name} for name in ("complex", "set", "bytes", "object", "L")]
+    assert outcome[0].value == [{"__type__": name} for name in ("complex", "set", "bytes", "object", "L")]
 
 
 @pytest.mark.parametrize(
@@ -198,16 +198,16 @@ def test_other_values_come_back_as_the_name_of_their_type() -> None:
     [(1, True), (1, 1.0), ((1,), [1]), ({"a": 1}, {"a": True}), ({1: 2}, {True: 2}), ([1], [1, 2]), ("1", 1)],
 )
 def test_equal_in_python_is_not_the_same(returned: Any, expected: Any) -> None:
-    assert not CaseOutcome((Answer(returned),)).matches([expected])
+    assert not match((Answer(returned),), [expected])
 
 
 def test_nan_and_order_of_keys() -> None:
-    assert CaseOutcome((Answer({"b": math.nan, "a": 1}),)).matches([{"a": 1, "b": math.nan}])
+    assert match((Answer({"b": math.nan, "a": 1}),), [{"a": 1, "b": math.nan}])
 
 
 def test_many_candidates_are_cheap() -> None:
     outcomes = judge("bubblewrap", adding(*[RIGHT] * 64), LIMITS)
-    assert len(outcomes) == 64 and all(outcome.matches(EXPECTED) for outcome in outcomes)
+    assert len(outcomes) == 64 and all(match(outcome, EXPECTED) for outcome in outcomes)
 
 
 def test_arguments_must_be_built_in() -> None:
@@ -218,7 +218,7 @@ def test_arguments_must_be_built_in() -> None:
 def test_background_process_of_a_candidate_ends(mark: str, count_processes: Callable[[str], int]) -> None:
     spawn = f"import subprocess\nsubprocess.Popen(['setsid', 'sleep', '{mark}'])\n"
     outcomes = judge("bubblewrap", adding(spawn + RIGHT, RIGHT), LIMITS)
-    assert all(outcome.matches(EXPECTED) for outcome in outcomes)
+    assert all(match(outcome, EXPECTED) for outcome in outcomes)
     assert count_processes(mark) == 0
 
 
@@ -230,7 +230,7 @@ def test_candidates_cannot_change_one_another(work: Path) -> None:
     look = "import os\ndef add(a, b): return a + b if os.listdir('/tmp') + os.listdir('/dev/shm') == [] else 0"
     (work / "solution.py").write_text("kept")
     outcomes = judge("bubblewrap", adding(attack + RIGHT, look), LIMITS, shown=work)
-    assert all(outcome.matches(EXPECTED) for outcome in outcomes)
+    assert all(match(outcome, EXPECTED) for outcome in outcomes)
     assert os.listdir(work) == ["solution.py"] and (work / "solution.py").read_text() == "kept"
 
 
@@ -238,8 +238,8 @@ def test_hash_seed_is_fixed_and_a_candidate_is_alone() -> None:
     own = b"import protocol\nNAME = 'own'\ndef f(): return [hash('x'), protocol.NAME]"
     calls = [Call(own, "f", [()], "protocol.py"), *alone("def f(): return 1\nimport other", "f")]
     first, second = (judge("bubblewrap", calls) for _ in range(2))
-    assert first == second and first[0].answers[0].value[1] == "own"
-    assert first[1].answers[0].error == "ModuleNotFoundError"
+    assert first == second and first[0][0].value[1] == "own"
+    assert first[1][0].error == "ModuleNotFoundError"
 
 
 @pytest.mark.parametrize("open_files", [0, 500], ids=["few open files", "many open files"])
@@ -258,7 +258,7 @@ for n in range(1024):
         for _ in range(open_files):  # so that the number of the channel on the host is high
             stack.enter_context(open(os.devnull))
         outcomes = judge("bubblewrap", adding(attack + RIGHT, RIGHT, RIGHT), LIMITS)
-    assert [outcome.matches(EXPECTED) for outcome in outcomes] == [False, True, True]
+    assert [match(outcome, EXPECTED) for outcome in outcomes] == [False, True, True]
 
 
 TELL = {
@@ -297,7 +297,7 @@ def heard(tell: str) -> Answer:
     """What a candidate hears after another one that does something."""
     telling = f"import ctypes, fcntl, os, socket\ndef tell():\n    {tell}\n    return 1\n"
     patient = replace(LIMITS, wall_s=20.0)  # a busy machine is no news
-    return judge("bubblewrap", [*alone(telling, "tell"), *alone(HEAR, "hear")], patient)[1].answers[0]
+    return judge("bubblewrap", [*alone(telling, "tell"), *alone(HEAR, "hear")], patient)[1][0]
 
 
 def test_no_candidate_hears_another() -> None:
@@ -329,18 +329,18 @@ def test_nothing_of_a_candidate_is_left_in_the_memory_that_the_next_is_forked_fr
     words = [b"told-by-source", b"questioned", b"told-by-questioned".hex().encode()]
     known = f"FLIPPED = {flipped}\nWORDS = {[word.translate(flipped) for word in words]}\n"
     told, heard = judge("bubblewrap", [*alone(tell, "tell", ("questioned",)), *alone(known + SEARCH, "hear")], LIMITS)
-    assert told.answers[0].value == "told-by-questioned" and heard.answers[0] == Answer(0)
+    assert told[0].value == "told-by-questioned" and heard[0] == Answer(0)
 
 
 def test_a_candidate_sees_nothing_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "host-only")
     look = "import os\ndef look(): return [dict(os.environ), os.listdir('/home'), os.getcwd()]"
     [outcome] = judge("bubblewrap", alone(look, "look"))
-    variables, homes, folder = outcome.answers[0].value
+    variables, homes, folder = outcome[0].value
     assert "SECRET" not in variables and homes == ["agent"] and folder == "/testbed"
 
 
 def test_much_output_of_a_candidate_does_no_harm() -> None:
     loud = "import sys\nprint('x' * 10**6)\nprint('x' * 10**6, file=sys.stderr)\n"
     [outcome] = judge("bubblewrap", adding(loud + RIGHT), LIMITS)
-    assert outcome.matches(EXPECTED)
+    assert match(outcome, EXPECTED)
