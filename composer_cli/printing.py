@@ -229,7 +229,8 @@ def sentence_and_code(error: BaseException, *, resumes: bool = False) -> tuple[s
 
     resumes: whether the command is that of a run, which goes on with --resume.
 
-    The codes: 1 failed, 2 usage or refusal, 3 incomplete but saved, 4 bad input; 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM.
+    The codes: 1 failed, 2 usage or refusal, 3 incomplete but saved, or a server that does not answer, 4 bad input;
+    129 SIGHUP, 130 Ctrl-C, 143 SIGTERM.
     """
     from stages.stopping import Interrupted
 

@@ -4,7 +4,8 @@ A sentence says what happened, shows the value, and says what to do next. Nothin
 every layer may raise.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 # What pydantic calls a value that has the wrong form, by its types of errors; all others are bounds and choices, which
@@ -50,6 +51,15 @@ class BadInput(ComposerError):
     exit_code = 4
 
 
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return " Did you mean 'kata'?" with the known word that is most similar, in any case; "" where none is.
+
+    cutoff: the least similarity, of 1.
+    """
+    spelt = {one.lower(): one for one in known}
+    return "".join(f" Did you mean {spelt[near]!r}?" for near in get_close_matches(word.lower(), spelt, 1, cutoff))
+
+
 def refusal(problem: Mapping[str, Any]) -> str:
     """Return why pydantic refused a value, in plain words: the rest of a sentence after "tasks = 'abc': ".
 
@@ -74,4 +84,9 @@ def refusal(problem: Mapping[str, Any]) -> str:
 
 
 class InfrastructureError(ComposerError):
-    """Something around the work broke (sandbox, network, engine): an error with a null reward, never a score."""
+    """Something around the work broke (server, sandbox, network, engine): exit code 3, for it may work later.
+
+    In a rollout it is an error with a null reward, never a score.
+    """
+
+    exit_code = 3

@@ -90,9 +90,11 @@ def require_source(config: PolicyConfig) -> None:
     """Raise `BadInput` for a model that cannot be had, before anything as slow as torch is imported."""
     if config.base_url is None or config.served:
         source = config.in_process()
-        if kind_of(source) != "local" or maker_of(source.model):
+        if kind_of(source) != "local":
             return
-        if not source.folder.is_dir():
+        if made := maker_of(source.model):
+            made[0].recipe_fingerprint(made[1])  # raises where there is no such model
+        elif not source.folder.is_dir():
             hub.source(source.model)
         elif not any((source.folder / name).is_file() for name in ("config.json", "adapter_config.json")):
             raise BadInput(

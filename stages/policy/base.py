@@ -9,14 +9,13 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from pydantic import Field, model_validator
 
 from stages import envs
-from stages.errors import BadInput, UsageError
+from stages.errors import BadInput, UsageError, did_you_mean
 from stages.messages import Message
 from stages.policy import gguf, named
 from stages.redaction import secret_in
@@ -245,6 +244,8 @@ class PolicyConfig(Settings):
             raise ValueError("prices cannot be negative")
         if self.served and not self.source:
             raise ValueError(f"model {VLLM!r} names no model; write {VLLM}FOLDER or {VLLM}HUB-ID")
+        if re.match(r"https?://", self.model):
+            raise ValueError(f"model {self.model!r} is an address. Give it as base_url, and as model the name there")
         if self.base_url is not None and not re.match(r"https?://[^/\s]+", self.base_url):
             raise ValueError(f"base_url {self.base_url!r} is not an address; it begins with http:// or https://")
         for name, given in (("request", self.request), ("extra_body", self.extra_body)):
@@ -365,8 +366,8 @@ def weights_identity(config: PolicyConfig) -> str:
         raise BadInput(f"The model {config.source} is a file. Give a Hugging Face folder, a hub id, or {EXAMPLE}.")
     if config.source.startswith(("/", "./", "../", "~")):
         raise BadInput(f"There is no model folder {config.source}. Give a Hugging Face folder, a hub id, or {EXAMPLE}.")
-    if near := get_close_matches(config.source, (REFERENCE, NOOP, *named.NAMED), 1, cutoff=0.8):
-        raise BadInput(f"There is no model {config.source!r}. Did you mean {near[0]!r}?")
+    if meant := did_you_mean(config.source, (REFERENCE, NOOP, *named.NAMED), cutoff=0.8):
+        raise BadInput(f"There is no model {config.source!r}.{meant}")
     return "hub"
 
 

@@ -14,7 +14,7 @@ from shutil import copyfileobj
 from typing import IO
 from zipfile import BadZipFile, ZipFile
 
-from stages.errors import BadInput, ComposerError, InfrastructureError, UsageError
+from stages.errors import BadInput, ComposerError, InfrastructureError
 from stages.policy.named import NAMED, Named, brought
 from stages.runs import store
 
@@ -69,7 +69,7 @@ if __name__ == "__main__":
         there = [name for name, model in NAMED.items() if model.wheels]
         for name in sys.argv[1:] or there:
             if name not in there:
-                raise UsageError(f"There is no model {name!r} to bring. There is {' and '.join(there)}.")
+                raise BadInput(f"There is no model {name!r} to bring. There is {' and '.join(there)}.")
             print(bring(NAMED[name], brought(name)))
     except ComposerError as error:
         sys.exit(str(error))

@@ -33,7 +33,7 @@ import httpx2
 import orjson
 import tenacity
 
-from stages.errors import Incomplete, UsageError
+from stages.errors import BadInput, ComposerError, Incomplete, InfrastructureError, UsageError
 from stages.policy import background
 from stages.policy.base import PolicyConfig
 from stages.redaction import redacted, redacted_bytes
@@ -107,7 +107,7 @@ class NotListening(Retryable):
 
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__("connection", f"{config.base_url} cannot be reached (connection refused)")
-        self.permanent = Fatal(
+        self.permanent = Unavailable(
             f"{config.base_url} refuses every connection, and no server has answered there. Start the server of "
             f"{config.model!r}, or correct base_url; what is finished is saved.",
             billed_usd=0.0,
@@ -119,7 +119,7 @@ class WebPage(Retryable):
 
     def __init__(self, config: PolicyConfig, hint: str) -> None:
         super().__init__("garbage", f"the server's answer is not JSON (this is a web page; {hint})", billed_usd=None)
-        self.permanent = Fatal(
+        self.permanent = Refused(
             f"{config.base_url} was asked for an answer of {config.model!r}, but this is a web page; {hint}"
         )
 
@@ -139,12 +139,24 @@ class Rejected(Failed):
         self.claimed_usd = self.usage.get("claimed_usd")
 
 
-class Fatal(Failed, UsageError):
-    """An answer after which no request to this server can succeed, with these settings."""
+class Fatal(Failed, ComposerError):
+    """A failure after which no request to this server can succeed, with these settings."""
 
     def __init__(self, message: str, *, billed_usd: float | None = None) -> None:
         super().__init__(message)
         self.billed_usd = billed_usd
+
+
+class Refused(Fatal, UsageError):
+    """A server that does not take the address, the key or the request."""
+
+
+class Absent(Fatal, BadInput):
+    """A server that has no such model."""
+
+
+class Unavailable(Fatal, InfrastructureError):
+    """A server that answers nothing, or not without money."""
 
 
 def by_status(body: bytes, free: bool) -> float | None:
@@ -210,10 +222,10 @@ class Client:
         response = await self.get("/models", timeout_s=CONNECT_S)
         url = self.config.base_url
         if response.status < 500 and (hint := web_page(response.body, url)):
-            raise Fatal(f"{url} was asked for its models, but this is a web page; {hint}")
+            raise Refused(f"{url} was asked for its models, but this is a web page; {hint}")
         if response.status in (401, 403):
             where = self.config.api_key_env or "api_key_env"
-            raise Fatal(f"{url} refuses the key (status {response.status}). Check {where}.")
+            raise Refused(f"{url} refuses the key (status {response.status}). Check {where}.")
         if 300 <= response.status < 400 or response.status in RETRYABLE:
             raise error_of(response, self.config)
         try:
@@ -467,11 +479,11 @@ TOO_LONG = re.compile(
     re.IGNORECASE,
 )
 """Messages about a prompt that does not fit (OpenAI's code, vLLM, SGLang, llama.cpp, Anthropic, OpenRouter)."""
-FATAL = {
-    401: "the key was refused",
-    402: "the account has no credit",
-    403: "access is forbidden",
-    404: "there is no such model or address",
+FATAL: dict[int, tuple[type[Fatal], str]] = {
+    401: (Refused, "the key was refused"),
+    402: (Unavailable, "the account has no credit"),
+    403: (Refused, "access is forbidden"),
+    404: (Absent, "there is no such model or address"),
 }
 FREE = {
     401: "the key is not accepted, so nothing was done for it",
@@ -545,12 +557,11 @@ def error_of_status(
 ) -> Failed:
     """Return the typed error of a status, which a response or its body holds."""
     if status in FATAL:
-        return Fatal(
-            f"{config.base_url} answered {status} for {config.model!r}: {FATAL[status]} ({message[:200]}).",
-            billed_usd=billed_usd,
-        )
+        kind, meaning = FATAL[status]
+        told = f"{config.base_url} answered {status} for {config.model!r}: {meaning} ({message[:200]})."
+        return kind(told, billed_usd=billed_usd)
     if 300 <= status < 400:
-        return Fatal(
+        return Refused(
             f"{config.base_url} answered {status}, a redirect {message[:200]}. It was not followed, because the prompt "
             "and the key would be sent there, and each address may bill the call. Give the final address as base_url.",
             billed_usd=billed_usd,

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from stages.errors import BadInput, UsageError
+from stages.errors import BadInput
 from stages.policy import gguf
 from stages.policy.gguf import users_cache
 from stages.runs import hub, store
@@ -110,7 +110,7 @@ def header(name: str) -> gguf.Header | None:
 
 
 def to_make(name: str) -> str:
-    """Return what `ensure` would make or fetch; `UsageError` where the file is needed and absent."""
+    """Return what `ensure` would make or fetch; `BadInput` where the file is needed and absent."""
     if at := from_hub(name):
         if _fetched(*at):
             return ""
@@ -160,7 +160,7 @@ def _accepted(name: str) -> Path:
     """Return the file of a name, whose digest is the right one."""
     entry, path = NAMED[name], file(name)
     if path is None:
-        raise UsageError(f"The model {name} is not installed. Install it: `{entry.get}`")
+        raise BadInput(f"The model {name} is not installed. Install it: `{entry.get}`")
     if (found := store.known_sha256(path)) != entry.sha256:
         raise BadInput(
             f"{path} is not the file of the model {name}: its SHA-256 is {found[:12]} instead of {entry.sha256[:12]}. "

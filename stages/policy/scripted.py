@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from stages import envs
-from stages.errors import UsageError
+from stages.errors import BadInput, UsageError
 from stages.policy.base import IDLE, PolicyConfig, Sample, Turn
 from stages.runs.kinds import NOOP, REFERENCE
 from stages.runs.ledger import Budget
@@ -50,14 +50,14 @@ class ScriptedPolicy:
 
 
 def check(config: PolicyConfig, env: str) -> None:
-    """Raise UsageError for another tool's name of them, and for `reference` in an environment without solutions.
+    """Raise `BadInput` for another tool's name of them, `UsageError` for `reference` where there are no solutions.
 
     Nothing is asked of a server or the hub.
     """
     meant = OTHER_NAMES.get(config.model)
     if meant and config.base_url is None and not config.folder.is_dir():
         what = "the tasks' own solutions" if meant == REFERENCE else "nothing"
-        raise UsageError(
+        raise BadInput(
             f"There is no model folder {config.model!r} here. To play {what}, give `--policy {meant}`; for a model its "
             "folder, or its hub id with the organisation."
         )

@@ -25,7 +25,7 @@ from transformers import GenerationConfig
 from stages.errors import ComposerError, InfrastructureError, UsageError
 from stages.policy import adapters, background, model_checks
 from stages.policy.base import PolicyConfig, Sample, Turn
-from stages.policy.client import BODY_BYTES, Client, Rejected, Retryable, most_bytes, retrying
+from stages.policy.client import BODY_BYTES, Client, Fatal, Rejected, Retryable, most_bytes, retrying
 from stages.policy.local import (
     count_tokens,
     device,
@@ -202,7 +202,7 @@ class Completions:
         try:
             if name not in self._listed:  # another run that shares the server has loaded it
                 await self._repeated(lambda: self._load(body))
-        except (UsageError, Rejected) as error:
+        except (Fatal, Rejected) as error:
             raise UsageError(
                 f"The server at {self._config.base_url} does not load the adapter {folder}: {error} It needs "
                 "--enable-lora, --max-lora-rank of the rank or more, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."
@@ -234,7 +234,7 @@ class Completions:
                 await self._repeated(lambda: self._replace_weights(root, source))
             finally:  # also where the answer to a pause was lost
                 await self._repeated(lambda: root.ask("/resume", {}))
-        except (UsageError, Rejected) as error:
+        except (Fatal, Rejected) as error:
             raise UsageError(
                 f"The server at {self._config.base_url} does not load the weights {source}: {error} It needs to read "
                 "that folder, and the environment variable VLLM_SERVER_DEV_MODE=1 at its start."
@@ -512,4 +512,6 @@ class VllmPolicy:
         try:
             return background.run(work)
         except (Retryable, Rejected) as error:
-            raise InfrastructureError(f"The server at {self.url} cannot be used: {error}.") from None
+            raise InfrastructureError(
+                f"The server at {self.url} cannot be used: {error}. Start the server, or correct base_url."
+            ) from None

@@ -79,7 +79,7 @@ def test_dry_run_finds_what_the_run_would_stumble_over(composer, server, made, t
         (["--env", "no-such-env"], 2, "no environment 'no-such-env'"),
         (["-s", "policy.api_key_env=NO_SUCH_KEY"], 2, "NO_SUCH_KEY"),
         (["-s", "sandbox=nothing"], 2, "nothing"),
-        (["-s", "policy.base_url=http://127.0.0.1:9/v1"], 1, "cannot be reached"),
+        (["-s", "policy.base_url=http://127.0.0.1:9/v1"], 3, "cannot be reached"),
         (["--out", "/proc/x"], 2, "Nothing can be written to /proc"),
     ):
         done = composer(*collect(server, "--dry-run", *words))

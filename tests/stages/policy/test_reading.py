@@ -16,7 +16,16 @@ from support.server import Reply, answer, serving
 from stages.errors import ComposerError, Incomplete
 from stages.policy import ask_all, reading
 from stages.policy.base import PolicyConfig, Sample, Turn
-from stages.policy.client import Failed, Fatal, Rejected, Response, Retryable, error_of
+from stages.policy.client import (
+    Absent,
+    Failed,
+    Refused,
+    Rejected,
+    Response,
+    Retryable,
+    Unavailable,
+    error_of,
+)
 from stages.policy.endpoint import EndpointPolicy
 from stages.policy.reading import Overlong, charged, cost, least_tokens, most_words, read
 from stages.policy.requests import Asked
@@ -256,7 +265,7 @@ def test_half_a_surrogate_pair_can_be_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "kind"), [(400, Rejected), (402, Fatal), (429, Retryable), ("abc", Retryable), (True, Retryable)]
+    ("code", "kind"), [(400, Rejected), (402, Unavailable), (429, Retryable), ("abc", Retryable), (True, Retryable)]
 )
 def test_an_error_inside_a_200_may_have_been_billed(code: Any, kind: type[Failed]) -> None:
     for usage, billed in ((None, None), ({**TRUE, "cost": 0.5}, 0.5), ({"cost": -1}, None)):
@@ -269,10 +278,11 @@ def test_an_error_inside_a_200_may_have_been_billed(code: Any, kind: type[Failed
 
 STATUSES: dict[int, tuple[type[Failed], str | None]] = {
     204: (Rejected, "rejected"),
-    307: (Fatal, None),
+    307: (Refused, None),
     400: (Rejected, "rejected"),
-    401: (Fatal, None),
-    404: (Fatal, None),
+    401: (Refused, None),
+    402: (Unavailable, None),
+    404: (Absent, None),
     408: (Retryable, "server"),
     413: (Rejected, "rejected"),
     429: (Retryable, "rate_limit"),
@@ -288,7 +298,7 @@ def test_a_status_is_an_error_and_free_only_where_it_refuses_before_any_work(sta
     error = error_of(Response(status, {"retry-after": "3"}, b'{"error": {"message": "no"}}'), config())
     kind, word = STATUSES[status]
     assert type(error) is kind and getattr(error, "kind", None) == word
-    assert error.billed_usd == (0.0 if status in {401, 404, 413, 429} else None)
+    assert error.billed_usd == (0.0 if status in {401, 402, 404, 413, 429} else None)
     if isinstance(error, Retryable):
         assert (error.wait_s, error.pushes_back) == (3.0, status in {429, 503})
 
@@ -373,7 +383,7 @@ def test_no_redirect_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("location", [None, "/v1/chat/completions", "http://[", "http://u:p@h/"])
 def test_odd_redirects_are_one_sentence(location: str | None) -> None:
     error = error_of(Response(302, {} if location is None else {"location": location}, b""), config())
-    assert isinstance(error, Fatal) and "a redirect to" in str(error) and "u:p" not in str(error)
+    assert isinstance(error, Refused) and "a redirect to" in str(error) and "u:p" not in str(error)
 
 
 # --- answers longer than asked for

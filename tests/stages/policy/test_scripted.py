@@ -10,7 +10,7 @@ from support.loopback import Handler, listening
 from support.scripted_runs import nothing_done, played
 
 from stages import collect, evaluate
-from stages.errors import Incomplete, UsageError
+from stages.errors import BadInput, Incomplete, UsageError
 from stages.policy import kind_of, open_policy, scripted
 from stages.policy.base import PolicyConfig
 from stages.runs import runner
@@ -45,9 +45,9 @@ MEANT = "There is no model folder {name!r} here.*`--policy {meant}`"
 
 @pytest.mark.parametrize(("name", "meant"), [("gold", "reference"), ("oracle", "reference"), ("nop", "noop")])
 def test_names_of_other_tools_are_refused(name: str, meant: str) -> None:
-    with pytest.raises(UsageError, match=MEANT.format(name=name, meant=meant)):
+    with pytest.raises(BadInput, match=MEANT.format(name=name, meant=meant)):
         collect.plan(Inputs(), collect.Config(env={"name": "kata"}, policy={"model": name}))
-    with pytest.raises(UsageError, match=MEANT.format(name=name, meant=meant)):
+    with pytest.raises(BadInput, match=MEANT.format(name=name, meant=meant)):
         evaluate.STAGE.plan(Inputs(), evaluate.Config(env={"name": "kata"}, policies={"B": {"model": name}}))
 
 
@@ -82,7 +82,7 @@ def test_they_are_refused_in_one_sentence_without_a_request_to_the_hub(tmp_path:
     with listening(Counting) as hub:
         env = {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path)}
         done = call_process(tmp_path, "collect", "--env", "kata", "--policy", "gold", **env)
-        assert done.returncode == 2 and not requests
+        assert done.returncode == 4 and not requests
         assert re.fullmatch(f"{MEANT.format(name='gold', meant='reference')}.*\n", done.stderr), done.stderr
         call_process(tmp_path, "collect", "--env", "kata", "--policy", "golden", **env)
         assert requests, "a model of any other name is looked for at this hub"
