@@ -71,7 +71,9 @@ class Config(PlayingConfig):
     )
 
     @model_validator(mode="after")
-    def _check_greedy(self) -> "Config":
+    def _check(self) -> "Config":
+        if self.baseline == self.treatment:
+            raise ValueError(f"baseline and treatment are both {self.baseline!r}. Name two arms")
         if self.greedy and self.temperature == 0:
             raise ValueError("greedy adds temperature 0, which is the temperature already. Leave out greedy")
         return self

@@ -114,6 +114,13 @@ def _require_compared(names: Sequence[str], config: Config, remedy: str) -> None
             )
 
 
+def one_model(played: Sequence[Arm], config: Config) -> tuple[str, ...]:
+    """Return what to say where baseline and treatment are one model with equal settings; empty otherwise."""
+    first, second = ([arm.policy for arm in played if arm.name == name] for name in (config.baseline, config.treatment))
+    same = f"{config.baseline} and {config.treatment} are one model with equal settings, so only chance can differ"
+    return (same,) if first == second else ()
+
+
 def inherit(config: Config, reads: Sequence[tuple[str, Tree]]) -> Config:
     """Return the settings with the trainings' environment and number of steps where nobody gave others.
 
@@ -174,7 +181,8 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     reporting.check(config.report_to)
     for policy in config.policies.values():
         scripted.check(policy, config.env.name)
-    units = config.tasks * rollouts_of_task(arms(inputs, config), config.samples)
+    played = arms(inputs, config)
+    units = config.tasks * rollouts_of_task(played, config.samples)
     control = f", control {config.control}" if config.control else ""
     compared = [f"{config.treatment} against {config.baseline}{control}"]
     of_trainings = [env for run in inputs.many("arms") if (env := run.manifest.config.get("env"))]
@@ -183,7 +191,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         also = "as trained" if trained == {here} else f"trained in {' and '.join(sorted(trained))}"
         compared.append(f"environment {here}, {also}")
     looked = (f"in {config.looks} looks, the later ones only while nothing is decided",) if config.looks > 1 else ()
-    notes = (*compared, *config.limits.notes(config.max_steps), *looked)
+    notes = (*compared, *one_model(played, config), *config.limits.notes(config.max_steps), *looked)
     return Plan(units=units, what="rollouts", notes=notes, up_to=config.counts_by_default())
 
 
@@ -315,7 +323,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
                 break
     if len(looks) > 1:
         verdict = after_looks(verdict, taken, len(looks), len(tasks))
-    _finish(verdict, items, out)
+    same = (f"{one}." for one in one_model(played, config))
+    _finish(replace(verdict, why=" ".join([*same, verdict.why])), items, out)
 
 
 def _question(config: Config, sampling: SamplingUnit, level: float, infos: Iterable[CheckpointInfo]) -> EvalQuestion:

@@ -257,6 +257,7 @@ def test_looks_that_decide_nothing_play_everything(tmp_path, url):
     run, verdict = evaluated(tmp_path, {}, policies=policies, tasks=7, looks=2, control=None)
     assert len(verdict["looks"]) == 2 and len(run.rows(EVAL_ITEM)) == 14
     assert "All 2 planned looks were taken" in verdict["why"]
+    assert verdict["why"].startswith("A and B are one model with equal settings")
 
 
 def test_arms_that_do_not_exist_are_refused_with_the_names_that_do(url):
