@@ -26,7 +26,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from composer_post_training.messages import errors_in_python
 from stages.backends.ranks import join
-from stages.errors import BadInput, UsageError
+from stages.errors import BadInput, UsageError, did_you_mean
 from stages.gradients.per_row import MAX_TOKENS
 from stages.integrations.trl import RolloutFunction, environment_reward, tool_environments
 from stages.policy.base import PolicyConfig
@@ -113,8 +113,13 @@ class _ChannelStep(ComposedStep):
         rows, self._shown = list(pairs), list[list[int] | None]()
         missing = {"pairs": not rows and "Give pairs", "hinted": hints is None and "Give hints"}
         other = "Its rows are made of rollouts of `composer train`, where it can be used"
-        for name in [name for name, weight in (weights or {}).items() if weight and name in CHANNELS]:
-            if remedy := missing.get(CHANNELS[name].load().source.name, other):
+        sources = {name: channel.load().source.name for name, channel in CHANNELS.items()}
+        usable = ["grpo", *(name for name, source in sources.items() if source in missing)]
+        for name, weight in (weights or {}).items():
+            if name not in (*usable, *sources):
+                there = ", ".join(usable)
+                raise UsageError(f"There is no channel {name!r}.{did_you_mean(name, usable, 0.5)} There is {there}.")
+            if weight and name in sources and (remedy := missing.get(sources[name], other)):
                 raise UsageError(f"There is nothing here that the channel {name} could learn from. {remedy}.")
         given = next((one for one in (*args, *trl.values()) if isinstance(one, GRPOConfig)), None)
         sampling = {} if given is None else {"policy": {"temperature": given.temperature}, "seed": given.seed}

@@ -200,7 +200,7 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
         ({"weights": {"dpo": 0.1}}, composer.UsageError, "dpo .* Give pairs"),
         ({"weights": {"sdpo": 0.1}}, composer.UsageError, "sdpo .* Give hints"),
         ({"weights": {"taid": 0.1}}, composer.UsageError, "taid .* `composer train`"),
-        ({"weights": {"dppo": 0.1}}, composer.UsageError, r"dppo"),
+        ({"weights": {"dop": 0.1}}, composer.UsageError, "'dop'.* Did you mean 'dpo'.* grpo, dpo, simpo, sft, sdpo"),
         ({"settings": {"pairs": {"betta": 1}}}, composer.UsageError, r"pairs\.betta.*pairs\.beta"),
         (
             {"pairs": [{**PAIRS[0], "chosen": [*said("a"), *asked("b")]}], "weights": {"sft": 1}},
