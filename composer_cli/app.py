@@ -5,7 +5,7 @@ Heavy imports stay inside commands: `composer --help` and `--version` import nei
 
 import functools
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import metadata
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from composer_cli import commands, tasks
-from composer_cli.help import CommandGroup, basic_settings
+from composer_cli.help import CommandGroup
 from composer_cli.printing import (
     FAILED,
     USAGE,
@@ -102,43 +102,57 @@ def explained(error: typer.TyperException, words: Sequence[str]) -> str:
     A setting that was typed like an option is shown as it is written: `--samples 2` is `--set samples=2`.
     """
     message, context = error.format_message(), getattr(error, "ctx", None)
+    if context is None and words:  # an option without its value
+        root = click_command()
+        above = root.context_class(root, info_name="composer")
+        name, command, _ = root.resolve_command(above, [*words])
+        context = command.context_class(command, info_name=name, parent=above)
     if context is None or isinstance(context.command, CommandGroup):
         end, listed = f"`{context.command_path if context else 'composer'} --help`", "commands"
     else:
         end, listed = f"`{context.command_path} --help`", "options"
-        option = str(getattr(error, "option_name", None) or "")
+        other_options = getattr(error, "possibilities", ())  # None where none is spelt alike
+        option = "" if other_options == () else str(getattr(error, "option_name", ""))
         parameter, refused = getattr(error, "param", None), getattr(error.__cause__, "errors", None)
         if parameter is not None and refused is not None:
             problem = refused(include_url=False)[0]
             message = f"{' / '.join(parameter.opts)} cannot be {problem['input']!r}: {refusal(problem)}."
         if message.startswith(TOO_MANY):
-            message = _too_many_words(context.command, message.removeprefix(TOO_MANY).strip("() "), words)
-        keys, basic = list[str](), set[str]()
+            message = _too_many_words(context, message.removeprefix(TOO_MANY).strip("() "), words)
         if option and isinstance(context.command, StageCommand):
-            keys, basic = context.command.settings_keys(), basic_settings(context.command.loaded.config)
-        if option and (read := _kind_of_input(context.command, option)):
-            message = f"No such option: {option}. A run of {read[0]}, made by {read[1]}, is given with --from RUN."
-        elif setting := option_as_setting(option, keys, basic, near=not getattr(error, "possibilities", None)):
             after = words[words.index(option) + 1] if option in words[:-1] else "-"
             value = "VALUE" if after.startswith("-") else after
-            message = f"No such option: {option}. Did you mean the setting --set {setting}={value}?"
-            listed = "options and settings"
+            if meant := _instead_of_option(context.command, option, value, 1.0 if other_options else 0.7):
+                message, listed = f"No such option: {option}. {meant}", "options and settings"
         elif option and isinstance(context.command, ChainCommand):
             end = f"Settings of its stages are written --set KEY=VALUE or --set STAGE.KEY=VALUE. {end}"
     return f"{message}{'' if message.endswith(('.', '?')) else '.'} {end} lists the {listed}."
+
+
+def _instead_of_option(command: StageCommand, option: str, value: str, cutoff: float) -> str:
+    """Return what is meant by an option that a stage lacks: a run to read, or a similar setting; "" for neither."""
+    from stages.runs.catalog import commands as makers
+    from stages.runs.settings import nearest_key
+
+    word, stage = option.lstrip("-").replace("-", "_"), command.loaded
+    for name, slot in stage.inputs.items():
+        if word in (name, slot.kind.plural):
+            return f"A run of {slot.kind.plural}, made by {makers(slot.kind)}, is given with --from RUN."
+    key = nearest_key(stage.config, word, cutoff)
+    return f"Did you mean the setting --set {key}={value}?" if key in command.settings_keys() else ""
 
 
 TOO_MANY = "Got unexpected extra argument"
 """How Click begins a message about words that no argument takes."""
 
 
-def _too_many_words(command: Any, extra: str, words: Sequence[str]) -> str:
+def _too_many_words(context: Any, extra: str, words: Sequence[str]) -> str:
     """Return what is wrong with words that no argument takes, given as Click lists them, and what may be meant."""
     from stages import envs
 
     extra = extra.removeprefix("s) (")
     first = extra.partition(" ")[0]
-    message = f"{command.name} does not take {extra!r}."
+    command, message = context.command, f"`{context.command_path}` takes no argument {extra!r}."
     if any(word.startswith("=") for word in words) or ("--set" in words and any(word.endswith("=") for word in words)):
         return f"{message} A setting is written without spaces: --set KEY=VALUE."
     if isinstance(command, ChainCommand):
@@ -150,36 +164,9 @@ def _too_many_words(command: Any, extra: str, words: Sequence[str]) -> str:
             return f"{message} Tasks in a file are given with --env tasks --set env.path={first}."
         if first in envs.ENVIRONMENTS:
             return f"{message} Did you mean --env {first}?"
-    return f"{message} Quote what is one argument." if command.name == "query" else message
-
-
-def _kind_of_input(command: Any, option: str) -> tuple[str, str] | None:
-    """Return what a stage reads under the name of an option, and the commands that make it; None for other words."""
-    if not isinstance(command, StageCommand):
-        return None
-    from stages.runs.catalog import commands as makers
-
-    kinds = {name: slot.kind for name, slot in command.loaded.inputs.items()}
-    kinds |= {kind.plural: kind for kind in kinds.values()}
-    kind = kinds.get(option.lstrip("-").replace("-", "_"))
-    return kind and (kind.plural, makers(kind))
-
-
-def option_as_setting(option: str, keys: Sequence[str], basic: Container[str], *, near: bool) -> str:
-    """Return the key of the setting most similar to an option's name; empty where none is similar.
-
-    `--samples` and `--learning-rate` are the last parts of keys, `--lr` the initials of one. near: also misspelt ones.
-    """
-    from stages.runs.settings import initials
-
-    word = option.lstrip("-").replace("-", "_")
-    if word in keys:
-        return word
-    # Of several keys with one last part, the setting that most runs need, and of these the shortest, is found last.
-    leaves = {key.rpartition(".")[2]: key for key in sorted(keys, key=lambda key: (key in basic, -key.count(".")))}
-    short = {initials(leaf): key for leaf, key in leaves.items()}
-    alike = get_close_matches(word, leaves, 1, cutoff=0.7) if near else []
-    return leaves.get(word) or short.get(word) or (leaves[alike[0]] if alike else "")
+    if isinstance(command, StageCommand) and command.loaded.inputs:
+        return f"{message} A run that it is to read is given with --from {first}."
+    return f"{message} {'Quote what is one argument.' if command.name == 'query' else 'Leave it out.'}"
 
 
 @functools.cache

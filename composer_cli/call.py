@@ -44,7 +44,7 @@ class Arguments(Settings):
     """Go on with an unfinished run."""
     clean: Annotated[bool, typer.Option("--clean")] = False
     """Delete what the run's folder holds and start again."""
-    on: Annotated[str | None, typer.Option("--on", metavar="ENGINE", autocompletion=options.complete_engines)] = None
+    on: Annotated[str | None, typer.Option("--on", metavar="ENGINE", autocompletion=lambda: options.ENGINES)] = None
     """Workers to which the work is dealt, such as processes:4, ray or ray://HOST:PORT."""
     max_cost: Annotated[float | None, Field(ge=0), typer.Option("--max-cost", metavar="USD", min=0.0)] = None
     """USD, never more, over all attempts."""
@@ -103,10 +103,8 @@ def configure(stage: str, files: Sequence[Tree], typed: Sequence[Tree], *, trust
 
     files: as `read_for_stage` returns them. trust: whether they may send a provider's key elsewhere.
     """
-    model = load_stage(stage).config
-    configuration = settings.build(stage, model, [*files, *typed])
-    trees = [settings.expanded(model, layer) for layer in typed]
-    require_trusted_servers(stage, configuration, trees, trust=trust)
+    configuration: StageConfig = settings.build(stage, load_stage(stage).config, [*files, *typed])
+    require_trusted_servers(stage, configuration, typed, trust=trust)
     return configuration
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from composer_cli import options
-from composer_cli.printing import interrupt_leaves, reports_errors, say
+from composer_cli.printing import interrupt_leaves, print_result, reports_errors, say
 
 
 @reports_errors
@@ -23,7 +23,6 @@ def status(
 ) -> None:
     """List all runs with their status, and why one is not up to date."""
     from composer_cli.executors import jobs
-    from composer_cli.printing import print_result
     from composer_cli.show import runs
     from composer_cli.show.text import COLOURS, status_tables
     from stages.errors import BadInput
@@ -118,7 +117,6 @@ def cancel(
 ) -> None:
     """Stop a chain that was submitted with --on; what it finished stays."""
     from composer_cli.executors import jobs
-    from composer_cli.printing import print_result
 
     stopped = jobs.cancel(artifacts, job)
     print_result(json, {"job": stopped}, f"{stopped.name} is {stopped.state.status}.")
@@ -154,7 +152,6 @@ def query(
 ) -> None:
     """Ask the tables of all runs a question in SQL; every table has a column `run`."""
     _require_memory()
-    from composer_cli.printing import print_result
     from composer_cli.show.text import query_table
     from stages.runs import catalog, index, queries
     from stages.runs.run import Run
@@ -181,7 +178,6 @@ def report(
     artifacts: options.Artifacts = options.DEFAULT_ARTIFACTS,
 ) -> None:
     """Write one HTML file about a chain of runs, the newest if none is named."""
-    from composer_cli.printing import print_result
     from composer_cli.view import page
 
     path = page.save(artifacts, page.chain(artifacts, run or []))
@@ -206,7 +202,6 @@ def publish(
     artifacts: options.Artifacts = options.DEFAULT_ARTIFACTS,
 ) -> None:
     """Write a finished run into a bucket, from where `--from URL` reads it."""
-    from composer_cli.printing import print_result
     from stages.runs import bucket, catalog
     from stages.runs.run import Run
 
@@ -228,7 +223,6 @@ def view(
     artifacts: options.Artifacts = options.DEFAULT_ARTIFACTS,
 ) -> None:
     """Show all runs and rollouts on a local web page, until Ctrl-C."""
-    from composer_cli.printing import print_result
     from composer_cli.view import app
 
     def announce(address: str) -> None:

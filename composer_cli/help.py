@@ -21,21 +21,6 @@ RARE_OPTIONS = (
 """Names of a stage's options that only `--help --all` shows."""
 
 
-def basic_settings(config: Any) -> set[str]:
-    """Return the keys of the settings that most runs need, which are marked at their fields (`Basic`)."""
-    from stages.runs.settings import Basic, known
-
-    marks = {
-        name: one for name, field in config.model_fields.items() for one in field.metadata if isinstance(one, Basic)
-    }
-    found = set[str]()
-    for key, _ in known(config):
-        name, _, inner = key.partition(".")
-        if name in marks and marks[name].covers(inner.removeprefix("N.")):
-            found.add(key)
-    return found
-
-
 class HelpCommand(TyperCommand):
     """A command whose help is short unless it is asked for with `--all`, in any order and place."""
 
@@ -68,6 +53,8 @@ class HelpCommand(TyperCommand):
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """List the settings with their defaults, from their declarations, and how many are not shown."""
+        from stages.runs.settings import basic_settings
+
         hidden = 0
         for title, config, prefix in self.settings(ctx):
             rows, basic = described(config, prefix), basic_settings(config)

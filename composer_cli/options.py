@@ -74,11 +74,6 @@ ENGINES = ["processes:", "ray", "ray://"]
 """The beginnings of what names an engine, whose workers can do a stage's units."""
 
 
-def complete_engines() -> list[str]:
-    """Return the beginnings of what names an engine."""
-    return ENGINES
-
-
 def complete_executors() -> list[str]:
     """Return where a chain can run."""
     from composer_cli.executors import base

@@ -5,7 +5,6 @@ arms and seeds once. Presets that are shipped lie in `presets/`; a user's own fi
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from difflib import get_close_matches
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ from pydantic import Field, ValidationError, field_validator
 
 from composer_cli.trust import require_trusted_servers
 from stages.backends import engine
-from stages.errors import UsageError, refusal
+from stages.errors import UsageError, did_you_mean, refusal
 from stages.policy.base import VLLM
-from stages.runs.settings import Settings, StageConfig, Tree, build, expanded, known, merge, nested, read_file
+from stages.runs.settings import FileTree, Settings, StageConfig, Tree, build, known, merge, nested, origin, read_file
 from stages.runs.stage import load_stage, read_files
 
 SHIPPED = Path(__file__).parent / "presets"
@@ -133,8 +132,8 @@ def load_preset(wanted: str | None) -> Preset:
     if not path.exists() and path.parent == Path("examples") and shipped_example.exists():
         path = shipped_example
     if path.suffix != ".toml":
-        near = "".join(f" Did you mean {one!r}?" for one in get_close_matches(wanted, names, 1))
-        raise UsageError(f"There is no preset {wanted!r}.{near} There are: {', '.join(names)}; or give a TOML file.")
+        meant = did_you_mean(wanted, names)
+        raise UsageError(f"There is no preset {wanted!r}.{meant} There are: {', '.join(names)}; or give a TOML file.")
     tree = read_file(path)
     if not tree.get("stage"):
         raise UsageError(f"{path} is not a preset: it has no [[stage]] tables. `-c FILE` reads a file of settings.")
@@ -197,17 +196,13 @@ def configure_preset(
     may send a provider's key elsewhere; the preset is a file like the others.
     """
     chosen = for_every_entry(preset, "policy.model", policy, prefix=VLLM) if policy else []
-    models = {entry.title: load_stage(entry.stage).config for entry in preset.stage}
-    merged: Tree = {}
-    for layer in (*files, *chosen, *typed):
-        of_entries = by_entry(preset, layer).items()
-        merged = merge(merged, {title: expanded(models[title], tree) for title, tree in of_entries})
+    layers = [by_entry(preset, layer) for layer in (*files, *chosen, *typed)]
     configs: dict[str, StageConfig] = {}
     same: dict[tuple[str, ...], str] = {}
     for entry in preset.stage:
         try:
-            above = merged.get(entry.title, {})
-            made: StageConfig = build(entry.stage, models[entry.title], [entry.config, above])
+            above = [layer[entry.title] for layer in layers if entry.title in layer]
+            made: StageConfig = build(entry.stage, load_stage(entry.stage).config, [entry.config, *above])
             reads = [(other.stage, configs[other.title]) for other in preset.stage if other.title in entry.reads]
             as_recorded = [(stage, config.model_dump(mode="json")) for stage, config in reads]
             made = load_stage(entry.stage).inherit(made, as_recorded)
@@ -222,10 +217,9 @@ def configure_preset(
                 "setting that makes them equal, such as seed, or one of them."
             )
         configs[entry.title] = made
-    typed_by_entry = [by_entry(preset, layer) for layer in typed]
     for title, config in configs.items():
-        trees = [expanded(models[title], tree[title]) for tree in typed_by_entry if title in tree]
-        require_trusted_servers(title, config, trees, trust=trust)
+        own = [layer[title] for layer in layers[len(layers) - len(typed) :] if title in layer]
+        require_trusted_servers(title, config, own, trust=trust)
     return configs
 
 
@@ -246,13 +240,13 @@ def by_entry(preset: Preset, layer: Tree) -> Tree:
             widths[0] = merge(widths[0], {title: {name: value} for title in having})
         else:
             known_names = [*entries, *of_stage, *(key for config in entries.values() for key in config.model_fields)]
-            near = [f" Did you mean {one}?" for one in get_close_matches(name, known_names, 1)]
             raise UsageError(
-                f"This preset has no entry {name!r}, and none of its stages such a setting.{''.join(near)} A setting "
-                "is named ENTRY.KEY, STAGE.KEY for all entries of a stage, or KEY for all that have it; the entries "
-                f"are: {', '.join(entries)}."
+                f"This preset has no entry {name!r}{origin([name], [layer])}, and none of its stages such a setting."
+                f"{did_you_mean(name, known_names)} A setting is named ENTRY.KEY, STAGE.KEY for all entries of a "
+                f"stage, or KEY for all that have it; the entries are: {', '.join(entries)}."
             )
-    return merge(merge(widths[0], widths[1]), widths[2])
+    own = merge(merge(widths[0], widths[1]), widths[2])
+    return {title: FileTree.like(layer, tree) for title, tree in own.items()}
 
 
 def for_every_entry(preset: Preset, key: str, value: str, prefix: str = "") -> list[Tree]:

@@ -15,7 +15,7 @@ import typer
 
 from composer_cli import options
 from composer_cli.help import CommandGroup
-from composer_cli.printing import interrupt_leaves, reports_errors
+from composer_cli.printing import interrupt_leaves, print_result, reports_errors, say, sentence_and_code
 from stages.errors import BadInput, Incomplete, UsageError
 from stages.layout import counted
 
@@ -50,7 +50,6 @@ def check(
     played. Ctrl-C prints the tasks that were checked by then.
     """
     from composer_cli.console import Console
-    from composer_cli.printing import print_result, say, sentence_and_code
     from stages.envs import task_checks
     from stages.runs.activity import Notice
     from stages.stopping import Interrupted
@@ -110,7 +109,6 @@ def convert(
 ) -> None:
     """Write tasks as folders in Harbor's format, each with its verifier and its solution."""
     from composer_cli.console import Console
-    from composer_cli.printing import print_result
     from stages.envs import task_checks
     from stages.envs.harbor import write as harbor
 
@@ -198,7 +196,6 @@ def check_swe(
 
     Exit code 0 where `collect` can begin with these settings, 3 where something is missing.
     """
-    from composer_cli.printing import print_result
     from stages.envs import load
     from stages.envs.config import EnvStageConfig
     from stages.envs.swe.env import SweEnv

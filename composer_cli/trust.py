@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from stages.errors import UsageError
-from stages.runs.settings import StageConfig, Tree, parts
+from stages.runs.settings import StageConfig, Tree, expanded, parts
 
 PROVIDERS = {
     "ANTHROPIC_API_KEY": "anthropic.com",
@@ -61,7 +61,7 @@ def require_trusted_servers(title: str, config: StageConfig, typed: Iterable[Tre
     """
     if trust:
         return
-    trees = list(typed)
+    trees = [expanded(type(config), layer) for layer in typed]
     for key, part in parts("", config):
         variable = getattr(part, "api_key_env", "")
         domain = PROVIDERS.get(variable) if isinstance(variable, str) else None

@@ -18,14 +18,14 @@ from pydantic.fields import FieldInfo
 from composer_cli import call
 from composer_cli.call import Arguments
 from composer_cli.console import Console
-from composer_cli.help import FEW, basic_settings, described
+from composer_cli.help import FEW, described
 from composer_post_training.messages import errors_in_python, function_name, translate_message
 from composer_post_training.results import OF_STAGE, ReadableRun, opened
 from stages import STAGES
 from stages.errors import UsageError
 from stages.runs import catalog, settings
 from stages.runs.run import Inputs, Run
-from stages.runs.settings import StageConfig
+from stages.runs.settings import StageConfig, basic_settings
 from stages.runs.stage import Plan, load_stage, read_for_stage, with_inherited
 
 Listener = Callable[[str, int, int], None]

@@ -6,7 +6,6 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Any, Protocol
@@ -14,7 +13,7 @@ from typing import Annotated, Any, Protocol
 from pydantic import Field
 
 from stages.backends.engine import ENGINES, WORDS
-from stages.errors import UsageError
+from stages.errors import UsageError, did_you_mean
 from stages.redaction import secret_in
 from stages.runs.settings import Settings
 
@@ -27,8 +26,8 @@ EVERY_S = 2.0
 EXIT_CODES = {
     1: "it failed, or a check of its own is not passed",
     2: "it was refused",
-    3: "incomplete but saved, or a verdict without enough data",
-    4: "an input is missing",
+    3: "incomplete but saved, as where a server does not answer, or a verdict without enough data",
+    4: "an input is missing, damaged or of another kind",
 }
 
 EXECUTORS = {
@@ -158,9 +157,8 @@ def executor(word: str) -> Executor | None:
     if word == LOCAL or word.partition(":")[0] in ENGINES:
         return None
     if word not in EXECUTORS:
-        near = get_close_matches(word, [LOCAL, *EXECUTORS, *ENGINES], n=1)
-        hint = f"Did you mean {near[0]}? " if near else ""
-        raise UsageError(f"There is no executor {word!r}. {hint}There are: {', '.join([LOCAL, *EXECUTORS])}, {WORDS}.")
+        meant, there = did_you_mean(word, [LOCAL, *EXECUTORS, *ENGINES]), ", ".join([LOCAL, *EXECUTORS])
+        raise UsageError(f"There is no executor {word!r}.{meant} There are: {there}, {WORDS}.")
     return load(word)
 
 

@@ -129,7 +129,8 @@ def split_on(layers: Sequence[Tree]) -> tuple[list[Tree], Tree]:
                 f"on = {found!r} is not a table of settings. Write on.KEY=VALUE, and the executor behind --on."
             )
         where = settings.merge(where, found)
-    return [{key: value for key, value in layer.items() if key != ON} for layer in layers], where
+    rest = [{key: value for key, value in layer.items() if key != ON} for layer in layers]
+    return [settings.FileTree.like(*pair) for pair in zip(layers, rest, strict=True)], where
 
 
 def submit_or_show(request: Request, *, dry_run: bool, json: bool) -> None:

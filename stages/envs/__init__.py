@@ -27,13 +27,12 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from stages.envs.base import Environment, Grade, Observation, PrimaryOutcome, SamplingUnit, Split, Task
-from stages.errors import UsageError
+from stages.errors import UsageError, did_you_mean
 from stages.messages import Message
 
 __all__ = [
@@ -128,8 +127,8 @@ def load(name: str, options: Mapping[str, Any]) -> Environment:
     factory = _factory(name)
     known = list(inspect.signature(factory).parameters)
     if unknown := sorted(set(options) - set(known)):
-        meant = [f" Did you mean {near!r}?" for near in get_close_matches(unknown[0], known, 1)]
-        raise UsageError(f"{name} has no option {unknown[0]!r}; it has {', '.join(known) or 'none'}.{''.join(meant)}")
+        meant = did_you_mean(unknown[0], known)
+        raise UsageError(f"{name} has no option {unknown[0]!r}; it has {', '.join(known) or 'none'}.{meant}")
     return factory(**options)
 
 
@@ -248,10 +247,9 @@ def _factory(name: str) -> Callable[..., Environment]:
             raise UsageError(
                 f"There is no environment {name!r}. Tasks in a file are given with --env tasks --set env.path={name}."
             )
-        near = "".join(f" Did you mean {one!r}?" for one in get_close_matches(name, ENVIRONMENTS, 1))
-        exist = ", ".join(sorted(ENVIRONMENTS))
         raise UsageError(
-            f"There is no environment {name!r}.{near} There is {exist}, or any class as package.module:Class."
+            f"There is no environment {name!r}.{did_you_mean(name, ENVIRONMENTS)} There is "
+            f"{', '.join(sorted(ENVIRONMENTS))}, or any class as package.module:Class."
         )
     factory: Any = _imported(name, entry.environment if entry else name)
     missing = [method for method in METHODS if not callable(getattr(factory, method, None))]

@@ -19,7 +19,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.errors import BadInput
+from stages.errors import BadInput, did_you_mean
+from stages.formats import FORMATS
 from stages.formats.base import Drop, NumberedRecord
 from stages.formats.reports import SB_CLI, stem
 from stages.runs import store
@@ -258,7 +259,9 @@ def find(patterns: list[str]) -> list[Source]:
     for pattern in patterns:
         matches = _matching(Path(pattern).expanduser())
         if not matches:
-            raise BadInput(f"{pattern} is neither a file nor a folder with files to import ({', '.join(READABLE)}).")
+            meant = did_you_mean(pattern, FORMATS) or store.nearest(Path(pattern).expanduser())
+            some = ", ".join(READABLE)
+            raise BadInput(f"{pattern} is neither a file nor a folder with files to import ({some}).{meant}")
         for found in matches:
             (beside if found.beside else asked).setdefault(found.path, found)
     every = [*asked.values(), *(found for path, found in beside.items() if path not in asked)]

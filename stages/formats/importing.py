@@ -314,7 +314,10 @@ def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: lis
         why = f"{config.paths[0]} holds no rollout."
         if first is not None:
             why = f"{first.file}, line {first.line}: {first.reason} ({first.detail})."
-        raise BadInput(f"Nothing could be imported from {counted(len(session.counts), 'file')}. {why}")
+        remedy = (
+            "" if config.format == "auto" else f" Without the word {config.format}, each file's format is recognised."
+        )
+        raise BadInput(f"Nothing could be imported from {counted(len(session.counts), 'file')}. {why}{remedy}")
     if len(session.failures) == len(session.rollouts):
         failed = counted(len(session.rollouts), "rollout")
         raise BadInput(

@@ -6,14 +6,13 @@
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from operator import itemgetter
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
 from stages import STAGES, command_words, stage_order
-from stages.errors import BadInput, UsageError
+from stages.errors import BadInput, UsageError, did_you_mean
 from stages.runs import bucket
 from stages.runs.kinds import NOOP, REFERENCE, Kind
 from stages.runs.run import InputRef, Inputs, Manifest, Run, RunFacts, read_manifest
@@ -59,6 +58,8 @@ def find(root: Path, text: str) -> Path:
     if bucket.is_address(text):
         return bucket.fetch(text, root / "remote")
     folder = Path(text)
+    if folder.is_file():
+        raise BadInput(f"{text} is a file. Give the folder of a run, or the run's name in `composer status`.")
     if folder.is_dir():
         return folder / "latest" if (folder / "latest" / "manifest.json").is_file() else folder
     every = folders(root)
@@ -69,9 +70,8 @@ def find(root: Path, text: str) -> Path:
         words = [*dict.fromkeys(run.parent.name for run in every), *map(name, every)]
         if text in STAGES and text not in words:
             raise BadInput(f"There is no run of {text} in {root} yet. `{command_words(text)}` makes one.")
-        near = [f" Did you mean {one!r}?" for one in get_close_matches(text, words, 1)]
         raise BadInput(
-            f"There is no run {text!r}, neither a folder nor in {root}.{''.join(near)} "
+            f"There is no run {text!r}, neither a folder nor in {root}.{did_you_mean(text, words)} "
             "`composer status` lists all runs."
         )
     if len(fitting) > 1:

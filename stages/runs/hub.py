@@ -80,8 +80,8 @@ def source(model: str, revision: str | None = None) -> str:
     except (LocalEntryNotFoundError, HFValidationError):
         raise BadInput(
             f"The model {model!r} is not a folder here, was not fetched before, and the hub cannot be asked for it "
-            f"({reason}). Give a Hugging Face folder, for a model on a server policy.base_url, connect to the hub, or "
-            "name a mirror of it in HF_ENDPOINT."
+            f"({reason}). Give a Hugging Face folder, or as base_url the address of a server that has the model; or "
+            "connect to the hub, or name a mirror of it in HF_ENDPOINT."
         ) from None
 
 

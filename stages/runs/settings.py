@@ -9,7 +9,7 @@ import inspect
 import json
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -223,13 +223,13 @@ Config = TypeVar("Config", bound=Settings)
 
 def build(stage: str, config: type[Config], layers: Iterable[Tree]) -> Config:
     """Return a stage's configuration from layers of settings, later ones over earlier ones."""
-    merged: Tree = {}
+    merged, layers = Tree(), [FileTree.like(layer, _read_lists(config, expanded(config, layer))) for layer in layers]
     for layer in layers:
-        merged = merge(merged, _read_lists(config, expanded(config, layer)))
+        merged = merge(merged, layer)
     try:
         return config.model_validate(merged)
     except ValidationError as error:
-        raise UsageError(_explain(stage, config, error, merged)) from None
+        raise UsageError(_explain(stage, config, error, merged, layers)) from None
 
 
 def expanded(config: type[BaseModel], layer: Tree) -> Tree:
@@ -244,11 +244,10 @@ def expanded(config: type[BaseModel], layer: Tree) -> Tree:
 
 def _read_lists(config: type[BaseModel], layer: Tree) -> Tree:
     """Return a layer with the tables of the files that are given in place of lists (`InFile`)."""
-    lists = {name for name, field in config.model_fields.items() if InFile() in field.metadata}
-    return {
-        key: read_table(Path(value), key)[key] if key in lists and isinstance(value, (str, Path)) else value
-        for key, value in layer.items()
-    }
+    for key in (name for name, field in config.model_fields.items() if InFile() in field.metadata):
+        if isinstance(value := layer.get(key), (str, Path)):
+            layer = FileTree({**layer, **read_table(Path(value), key)}, Path(value))
+    return layer
 
 
 def merge(below: Tree, above: Tree) -> Tree:
@@ -264,12 +263,26 @@ MOST_BYTES = 8 * 2**20
 """Bytes of the largest file of settings: a million unknown keys took 30 s to be read and refused, and these take 4."""
 
 
-def read_file(path: Path) -> Tree:
+class FileTree(dict[str, Any]):
+    """Settings of a TOML file."""
+
+    def __init__(self, tree: Tree, path: Path) -> None:
+        super().__init__(tree)
+        self.path = path
+
+    @classmethod
+    def like(cls, whole: Tree, part: Tree) -> Tree:
+        """Return a part of a layer as of the same file; unchanged where the layer is of none."""
+        return cls(part, whole.path) if isinstance(whole, FileTree) else part
+
+
+def read_file(path: Path) -> FileTree:
     """Return a TOML file as a tree."""
     try:
-        return tomllib.loads(read_toml_text(path))
+        return FileTree(tomllib.loads(read_toml_text(path)), path)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not valid TOML: {error}.") from None
+        remedy = "Write KEY = VALUE, as UTF-8, and [GROUP] above the keys of a group."
+        raise UsageError(f"{path} is not valid TOML: {error}. {remedy}") from None
     except RecursionError:
         raise UsageError(f"{path} is nested too deeply to be read. No setting is a table of so many tables.") from None
 
@@ -282,7 +295,7 @@ def read_toml_text(path: Path) -> str:
                 f"{path} has {size / 2**20:,.0f} MiB, and a file of settings at most {MOST_BYTES >> 20}. Give the "
                 "settings of one experiment."
             )
-        return path.read_text()
+        return path.read_text("utf-8-sig")  # with or without the mark that editors of Windows put first
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}).{nearest(path)} Give a TOML file.") from None
 
@@ -348,6 +361,19 @@ def known(config: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fiel
             yield prefix + name, field
         else:
             yield from known(group, f"{prefix}{name}.{many}")
+
+
+def basic_settings(config: type[BaseModel]) -> set[str]:
+    """Return the keys of the settings that most runs need, which are marked at their fields (`Basic`)."""
+    marks = {
+        name: one for name, field in config.model_fields.items() for one in field.metadata if isinstance(one, Basic)
+    }
+    found = set[str]()
+    for key, _ in known(config):
+        name, _, inner = key.partition(".")
+        if name in marks and marks[name].covers(inner.removeprefix("N.")):
+            found.add(key)
+    return found
 
 
 def options(config: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo, Option]]:
@@ -424,7 +450,7 @@ MOST_PROBLEMS = 50
 """Problems of settings that are told one by one."""
 
 
-def _explain(stage: str, config: type[BaseModel], error: ValidationError, given: Tree) -> str:
+def _explain(stage: str, config: type[BaseModel], error: ValidationError, given: Tree, layers: Sequence[Tree]) -> str:
     """Return what a configuration was refused for: one sentence, or a line for each of several problems.
 
     Unknown keys come first: a setting that is missing is often one that was misspelt.
@@ -432,11 +458,44 @@ def _explain(stage: str, config: type[BaseModel], error: ValidationError, given:
     order = {"extra_forbidden": 0, "missing": 2}
     problems = sorted(error.errors(include_url=False), key=lambda problem: order.get(problem["type"], 1))
     # The nearest setting of each unknown key is looked for, which takes a minute for a million of them.
-    sentences = list(dict.fromkeys(_problem(stage, config, problem, given) for problem in problems[:MOST_PROBLEMS]))
+    sentences = list(dict.fromkeys(_problem(stage, config, one, given, layers) for one in problems[:MOST_PROBLEMS]))
     more = [f"- and {len(problems) - MOST_PROBLEMS:,} more"] if len(problems) > MOST_PROBLEMS else []
     if len(sentences) == 1 and not more:
         return sentences[0]
     return "\n".join([f"{stage} cannot take these settings:", *(f"- {sentence}" for sentence in sentences), *more])
+
+
+def _along(tree: Any, place: Iterable[str | int]) -> Iterator[tuple[str | int, Any]]:
+    """Yield each part of a setting's place in a tree with the value there, as far as the tree holds it."""
+    for part in place:
+        held = tree if isinstance(tree, dict) else range(len(tree) if isinstance(tree, list) else 0)
+        if part not in held:
+            return
+        tree = tree[part]
+        yield part, tree
+
+
+def origin(place: Sequence[str | int], layers: Sequence[Tree]) -> str:
+    """Return " in FILE" where the highest layer that holds a setting, or most of its key, is of a file."""
+    best = max(reversed(layers), key=lambda layer: len(list(_along(layer, place))), default=Tree())
+    return f" in {best.path}" if isinstance(best, FileTree) and place and place[0] in best else ""
+
+
+def nearest_key(config: type[BaseModel], key: str, cutoff: float = 0.5) -> str:
+    """Return the key of a model and its groups, or the group, that is meant by a key that it lacks; "" for none.
+
+    It ends alike wherever it is (`rank` for `adapter.rank`), has these initials (`lr` for `learning_rate`), or is spelt
+    alike, in all or in its last part. cutoff: the least similarity, of 1.
+    """
+    # Of several keys with one last part, that which most runs need, then the shortest, then the first, comes last.
+    basic, declared = basic_settings(config), [name for name, _ in known(config)][::-1]
+    names = sorted(declared, key=lambda name: (name in basic, -name.count(".")))
+    leaves = {name.rpartition(".")[2]: name for name in names}
+    short = {initials(leaf): name for leaf, name in leaves.items()}
+    spelt = {one: one for name in names for one in (name.partition(".")[0], name)} | leaves
+    generic = ".".join("N" if part.isdigit() else part for part in key.split("."))
+    leaf, near = generic.rpartition(".")[2], get_close_matches(generic, spelt, 1, cutoff)
+    return leaves.get(leaf) or short.get(leaf) or (spelt[near[0]] if near else "")
 
 
 def initials(name: str) -> str:
@@ -444,28 +503,20 @@ def initials(name: str) -> str:
     return "".join(word[:1] for word in name.split("_")) if "_" in name else ""
 
 
-def _problem(stage: str, config: type[BaseModel], problem: Mapping[str, Any], given: Tree) -> str:
-    """Return one problem in a sentence; of an entry of a list, such as a teacher, with the name that it was given."""
+def _problem(
+    stage: str, config: type[BaseModel], problem: Mapping[str, Any], given: Tree, layers: Sequence[Tree]
+) -> str:
+    """Return one problem in a sentence: of an entry of a list, such as a teacher, with its name; and with the file."""
     key = ".".join(map(str, problem["loc"]))
-    of = ""
-    entry: Any = given
-    for part in problem["loc"]:
-        within = isinstance(entry, list) and isinstance(part, int) and part < len(entry)
-        entry = entry[part] if within else entry.get(part) if isinstance(entry, dict) else None
-        if within and isinstance(entry, dict) and (name := entry.get("name") or entry.get("model")):
-            of = f" (of {name})"
+    entries = [one for part, one in _along(given, problem["loc"]) if isinstance(part, int) and isinstance(one, dict)]
+    names = [name for one in entries if (name := one.get("name") or one.get("model"))]
+    of = f" (of {names[-1]})" if names else ""
+    of += origin(problem["loc"], layers)
     if problem["type"] == "extra_forbidden":
-        # The nearest setting: one that ends alike wherever it is (`rank` for `adapter.rank`) or has these initials
-        # (`lr` for `learning_rate`), else one spelt alike.
-        names = [name for name, _ in known(config)]
-        generic = ".".join("N" if part.isdigit() else part for part in key.split("."))
-        groups = dict.fromkeys(name.partition(".")[0] for name in names)
-        leaf = generic.rpartition(".")[2]
-        same_leaf = [name for name in names if leaf in (own := name.rpartition(".")[2], initials(own))]
-        near = same_leaf or get_close_matches(generic, [*names, *groups], n=1, cutoff=0.5)
-        if not near:
+        if not (near := nearest_key(config, key)):
+            groups = dict.fromkeys(name.partition(".")[0] for name, _ in known(config))
             return f"{stage} has no setting {key}{of}. It has: {', '.join(groups)}."
-        return f"{stage} has no setting {key}{of}. Did you mean {near[0]}? `{command_words(stage)} --help` lists all."
+        return f"{stage} has no setting {key}{of}. Did you mean {near}? `{command_words(stage)} --help` lists all."
     if problem["type"] == "missing":
         if stage in STAGES and key in STAGES[stage].positionals:
             return f"{stage} needs {key}. Write `{command_words(stage)} {STAGES[stage].usage}`."

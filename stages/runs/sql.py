@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from threading import Thread
 from time import monotonic
@@ -20,7 +19,7 @@ from typing import Any
 import duckdb
 
 from stages.backends import resources
-from stages.errors import BadInput, UsageError
+from stages.errors import BadInput, UsageError, did_you_mean
 
 LIMIT_S = 60.0
 """Seconds that a question may take."""
@@ -140,8 +139,7 @@ def _ask(connection: duckdb.DuckDBPyConnection, query: SqlQuery) -> Answer:
         # A second line that proposes a table may name one of DuckDB's own, which nobody means.
         columns = "".join(f" {line}." for line in more[:1] if line.startswith("Candidate bindings"))
         if missing := NO_TABLE.match(first):
-            near = get_close_matches(missing[1], [*query.files, "runs"], 1)
-            first = f"no run here holds a table {missing[1]}.{''.join(f' Did you mean {one}?' for one in near)}"
+            first = f"no run here holds a table {missing[1]}.{did_you_mean(missing[1], [*query.files, 'runs'])}"
         raise UsageError(f"The query cannot be answered: {first}{columns} There are the tables {tables}.") from None
 
 

@@ -17,7 +17,7 @@ from stages.errors import BadInput, UsageError
 from stages.runs import display
 from stages.runs.kinds import Kind, Row
 from stages.runs.run import Inputs, Judgement, Run, RunWriter, Slot
-from stages.runs.settings import StageConfig, Tree, merge, read_file
+from stages.runs.settings import FileTree, StageConfig, Tree, merge, read_file
 
 ConfigT = TypeVar("ConfigT", bound=StageConfig)
 Unit = TypeVar("Unit")
@@ -130,7 +130,7 @@ def read_for_stage(stage: str, paths: Iterable[Path], notify: Callable[[str], No
     """Return TOML files as layers of a stage's settings: those of all stages, and over them the stage's own table."""
     fields = load_stage(stage).config.model_fields
     return [
-        merge({key: value for key, value in tree.items() if key != stage}, tree[stage])
+        FileTree.like(tree, merge({key: value for key, value in tree.items() if key != stage}, tree[stage]))
         if isinstance(tree.get(stage), dict) and stage not in fields
         else tree
         for tree in read_files(paths, {*fields, stage}, stage, notify)
@@ -152,7 +152,7 @@ def read_files(paths: Iterable[Path], own: Container[str], whose: str, notify: C
         tables = {key for key, value in strange.items() if key in STAGES and isinstance(value, dict)}
         if others := [key for key in strange if key in settings or key in tables]:
             notes.append(f"{path}: {', '.join(others)} left out, which other stages have and {whose} does not.")
-        trees.append({key: value for key, value in tree.items() if key not in others})
+        trees.append(FileTree({key: value for key, value in tree.items() if key not in others}, path))
     if notes and not any(trees):
         raise UsageError(f"{' '.join(notes)} Nothing is left for {whose}: give it a file of its own, or none.")
     for note in notes:

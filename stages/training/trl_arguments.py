@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -12,7 +11,7 @@ from peft import LoraConfig
 from pydantic import TypeAdapter, ValidationError
 from trl.trainer.grpo_config import GRPOConfig
 
-from stages.errors import UsageError, refusal
+from stages.errors import UsageError, did_you_mean, refusal
 from stages.runs.reporting import PROJECT
 from stages.training.collapse import kept_checkpoints
 from stages.training.config import AdapterSettings, Optimisation
@@ -94,8 +93,8 @@ def checked_config(own: Mapping[str, Any], given: Mapping[str, Any]) -> GRPOConf
                 f"trl.{key} cannot be set: rollouts, the journal and --resume depend on its value. Remove it."
             )
         if key not in known:
-            near = get_close_matches(key, known, n=1, cutoff=0.0)[0]
-            raise UsageError(f"TRL's GRPOConfig has no field {key}. Did you mean trl.{near}?")
+            meant = did_you_mean(f"trl.{key}", [f"trl.{name}" for name in known], 0.7)
+            raise UsageError(f"TRL's GRPOConfig has no field {key}.{meant or ' Leave it out.'}")
     try:
         made = GRPOConfig(**{**own, **given})
     except REFUSALS as error:

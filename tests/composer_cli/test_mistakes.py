@@ -41,6 +41,8 @@ OTHERS = {
     "rows.jsonl": '{"id": 1}\n{"id": \n',
     "task.jsonl": '{"prompt": "p", "test": "true"}\n',
     "list.json": "[]",
+    "many.toml": 'tasks = "many"',
+    "call.jsonl": '{"prompt": "p", "calls": [{"function": "a:f", "retrns": 1}]}',
     "not-a-run/manifest.json": "{}",
     "number-run/manifest.json": "3",
     "model/config.json": "{}",
@@ -51,6 +53,36 @@ def settings(command: list[str], *pairs: str) -> list[tuple[list[str], int, str]
     return [([*command, "-s", pair], 2, pair.partition("=")[0].rpartition(".")[2]) for pair in pairs]
 
 
+TWO = ["evaluate", "-s", "tasks=1", "-s", "policies.A.model=reference", "-s"]
+ABSENT: dict[tuple[str, int, str], list[list[str]]] = {
+    ("kata:nobody", 4, "no built-in model kata:nobody"): [
+        *(["collect", "--policy"], ["train", "--policy"], ["serve"], [*TWO, "policies.B.model="]),
+        ["probe", "svd", "-s", "model="],
+    ],
+    ("nothing", 4, "no run 'nothing'"): [
+        *([*command, "--from"] for command in (["extract-pairs"], ["replay-teachers"], ["train"], ["evaluate"])),
+        *([*command, "--from"] for command in (["export", "trl"], ["probe", "score"], ["query", "select 1"])),
+        *(["show"], ["report"], ["curriculum"]),
+    ],
+    ("katta", 2, "no environment 'katta'. Did you mean 'kata'?"): [
+        *(
+            ["collect", "--env"],
+            ["train", "--env"],
+            ["tasks", "check", "--env"],
+            ["tasks", "convert", "--to", "harbor", "{tmp}/folders", "--env"],
+        ),
+        [*TWO, "policies.B.model=noop", "--env"],
+    ],
+    ("nowhere.jsonl", 4, "nowhere.jsonl"): [
+        *(["import"], ["compare", "{tmp}/rows.jsonl"], ["tasks", "check"]),
+        *(["collect", "--env", name, "-s", "env.path="] for name in ("tasks", "gsm8k", "swe-lite")),
+    ],
+    ("http://127.0.0.1:9/v1", 3, "Start the server"): [
+        ["collect", "--policy", "m", "--dry-run", "-s", "policy.base_url="],
+        [*TWO, "policies.B.model=m", "--dry-run", "-s", "policies.B.base_url="],
+    ],
+}
+"""What does not exist or does not answer, its exit code and what is told, and every command that may be given it."""
 NUMBERS = [
     *(f"tasks={value}" for value in ("0", "-1", "true", "1.5", "nan", "many", "[]")),
     *(f"policy.temperature={value}" for value in ("-1", "inf", "nan", "true", "warm")),
@@ -58,6 +90,11 @@ NUMBERS = [
     *("policy.timeout_s=0", "policy.timeout_s=false", "policy.usd_per_mtok_in=inf", "policy.usd_per_mtok_out=cheap"),
 ]
 MISTAKES: list[tuple[list[str], int, str]] = [
+    *(
+        ([*words[:-1], words[-1] + name] if words[-1].endswith("=") else [*words, name], code, part)
+        for (name, code, part), commands in ABSENT.items()
+        for words in commands
+    ),
     *settings(COLLECT, *NUMBERS),
     *settings(COLLECT, "tasks=100000000", "samples=100000000", "seed=true", "seed=x", "env.split=test", "nonsense=1"),
     *settings(COLLECT, "policy.base_url=localhost:8000/v1", "policy.base_url=ftp://x"),
@@ -109,7 +146,6 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     ([*COLLECT, "--max-cost", "nan"], 2, "--max-cost"),
     ([*COLLECT, "--max-cost", "much"], 2, "--max-cost"),
     ([*COLLECT, "--env", ""], 2, "no environment ''"),
-    ([*COLLECT, "--env", "no-such-env"], 2, "no environment 'no-such-env'"),
     ([*COLLECT, "--env", "no_such_module:Env"], 2, "could not be imported"),
     ([*COLLECT, "--env", "orjson:NoSuchClass"], 2, "could not be imported"),
     ([*COLLECT, "--env", "os:system", "-s", "env.options.command='true'"], 2, "standard library"),
@@ -139,7 +175,6 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     ([*COLLECT, "-s", "policy.api_key_env=NO_SUCH_KEY_VARIABLE"], 2, "NO_SUCH_KEY_VARIABLE"),
     (["collect", "--policy", "./nowhere"], 4, "no model folder"),
     (["collect", "--policy", "/no/where"], 4, "no model folder"),
-    (["collect", "--policy", "kata:nobody"], 4, "kata:nobody"),
     (["collect", "--policy", ""], 2, "model"),
     (["tasks"], 2, "From which package?"),
     (["tasks", "feature-deletion"], 2, "From which package?"),
@@ -147,13 +182,10 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["tasks", "no-such-env", "x"], 2, "no-such-env"),
     (["tasks", "feature-deletion", "x", "y"], 2, "one word too many"),
     (["import"], 2, "import"),
-    (["import", "/no/such/file"], 4, "/no/such/file"),
     (["export"], 2, "format"),
     (["export", "no-such-format"], 2, "no-such-format"),
     (["extract-pairs"], 4, "Run `composer collect`"),
-    (["extract-pairs", "--from", "nothing"], 4, "There is no run 'nothing'"),
     (["collect", "--env", "tasks"], 2, "--set env.path=FILE"),
-    (["train", "--env", "tasks", "-s", "env.path=no.jsonl"], 4, "no.jsonl cannot be read"),
     (["train", "--pairs", "collect"], 2, "made by `composer extract-pairs`, is given with --from RUN."),
     (["replay-teachers", "--rollouts", "collect"], 2, "--from RUN"),
     (["tasks", "check"], 2, "Give a file of rows"),
@@ -166,13 +198,10 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["replay-teachers", "--teachers", "{tmp}/nameless.toml"], 2, "name"),
     (["replay-teachers", "--from", "{tmp}/other-run"], 4, "not a run folder"),
     (["evaluate"], 4, "--from"),
-    (["evaluate", "--from", "nothing"], 4, "There is no run 'nothing'"),
-    (["train", "--from", "nothing"], 4, "There is no run 'nothing'"),
     (["probe", "replay"], 4, "Run `composer probe teacher-pool`"),
     (["probe", "score"], 4, "Run `composer probe replay`"),
     (["probe", "uat"], 4, "composer probe"),
     (["show"], 2, "RUN"),
-    (["show", "nothing"], 4, "There is no run 'nothing'"),
     (["show", "/proc"], 4, "not a run folder"),
     (["show", "{tmp}/empty-manifest"], 4, "manifest.json"),
     (["query"], 2, "SQL"),
@@ -180,9 +209,7 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["query", "select * from rolouts"], 2, "no run here holds a table rolouts"),
     (["query", "select * from nowhere"], 2, "tables"),
     (["query", ""], 2, "query"),
-    (["query", "select 1", "--from", "nothing"], 4, "There is no run 'nothing'"),
     (["report"], 4, "no finished run"),
-    (["report", "nothing"], 4, "There is no run 'nothing'"),
     (["run"], 2, "Which preset?"),
     (["run", "--preset", "nothing"], 2, "There is no preset 'nothing'"),
     (["run", "--preset", "{tmp}/other.toml"], 2, "is not a preset"),
@@ -238,7 +265,7 @@ MISTAKES: list[tuple[list[str], int, str]] = [
         ("no-teacher.toml", "teachers"),
         ("one.toml", "teachers"),
         ("same.toml", "2 teachers have the name 'a'"),
-        ("negative.toml", "(of a)"),
+        ("negative.toml", "(of a) in {tmp}/negative.toml"),
         ("price.toml", "prices cannot be negative"),
         ("stream.toml", "stream"),
         ("scheme.toml", "is not an address"),
@@ -278,18 +305,22 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["cancel", "nothing"], 4, "nothing"),
     (["serve", "./nowhere"], 4, "nowhere"),
     (["probe", "svd", "--from", "x"], 2, "reads no runs"),
-    # What a command works on and cannot find: 4.
-    (["collect", "--env", "tasks", "-s", "env.path=nowhere.jsonl"], 4, "nowhere.jsonl cannot be read"),
+    # Other things that a command works on and cannot find: 4.
     (["collect", "--env", "harbor", "-s", "env.path=nowhere"], 4, "no such folder"),
-    (["collect", "--env", "gsm8k", "-s", "env.path=nowhere.jsonl"], 4, "nowhere.jsonl cannot be read"),
-    (["collect", "--env", "swe-lite", "-s", "env.path=nowhere.jsonl"], 4, "nowhere.jsonl"),
     (["collect", "--env", "feature-deletion", "-s", "env.package=nowhere"], 4, "no package at"),
-    (["tasks", "check", "nowhere.jsonl"], 4, "nowhere.jsonl cannot be read"),
-    (["import", "nowhere.jsonl"], 4, "neither a file nor a folder"),
     # Settings that it cannot find, in files too: 2.
     (["collect", "-c", "nowhere.toml"], 2, "nowhere.toml cannot be read"),
     (["run", "--preset", "nowhere.toml"], 2, "nowhere.toml cannot be read"),
     (["tasks", "rows.jsonl"], 2, "`composer tasks check rows.jsonl`"),
+    ([*COLLECT, "-c", "{tmp}/many.toml"], 2, "tasks = 'many' in {tmp}/many.toml"),
+    (["run", "--preset", "demo", "-c", "{tmp}/many.toml"], 2, "tasks = 'many' in {tmp}/many.toml"),
+    (["run", "--preset", "demo", "-c", "{tmp}/other.toml"], 2, "no entry 'x' in {tmp}/other.toml"),
+    ([*COLLECT, "-c", "{tmp}/many.toml", "-s", "tasks=few"], 2, "tasks = 'few':"),
+    (["swe", "check", "x"], 2, "`composer swe check` takes no argument 'x'. Leave it out."),
+    (["train", "collect"], 2, "A run that it is to read is given with --from collect."),
+    (["evaluate", "-s", "baseline=A", "-s", "treatment=A"], 2, "are both 'A'"),
+    (["collect", "--env", "tasks", "-s", "env.path={tmp}/call.jsonl"], 4, "did you mean calls.N.returns?"),
+    (["import", "inspekt", "{tmp}/rows.jsonl"], 4, "Did you mean 'inspect'?"),
 ]  # fmt: skip
 
 

@@ -198,7 +198,7 @@ def test_an_unknown_preset_entry_or_key_names_what_there_is():
     refused(lambda: load_preset(None), UsageError, "Which preset")
     for layer, *names in (
         ({"D": {"arm": "x"}}, "'D'", "collect"),
-        ({"polcy": {"model": "x"}}, "polcy", "Did you mean policy?"),
+        ({"polcy": {"model": "x"}}, "polcy", "Did you mean 'policy'?"),
         ({"B-0": {"wieghts": {"dpo": 1}}}, "B-0", "wieghts", "Did you mean weights?"),
     ):
         refused(lambda layer=layer: configure_preset(load_preset("demo-kata"), [layer]), UsageError, *names)

@@ -259,7 +259,9 @@ def test_a_word_too_many_is_named(stage, words):
 
 def test_a_stage_without_words_refuses_them(composer):
     done = composer("collect", "kata")
-    assert done.returncode == 2 and "collect does not take 'kata'. Did you mean --env kata?" in done.stderr
+    assert (
+        done.returncode == 2 and "`composer collect` takes no argument 'kata'. Did you mean --env kata?" in done.stderr
+    )
 
 
 def test_export_and_import_in_words_go_round(composer, made, tmp_path):

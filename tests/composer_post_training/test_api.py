@@ -91,7 +91,7 @@ def test_no_error_of_a_call_names_an_option(made: Path, tmp_path: Path) -> None:
         (lambda: composer.collect.plan(task=3), "Did you mean tasks? `collect.settings"),
         (lambda: composer.collect(on="nowhere", tasks=1), "no engine 'nowhere'"),
         (lambda: composer.export(format="trl", on="processes:2"), "export deals no work"),
-        (lambda: composer.run("demo", {"collct.tasks": 3}), "Did you mean collect"),
+        (lambda: composer.run("demo", {"collct.tasks": 3}), "Did you mean 'collect'"),
     ],
 )
 def test_a_mistake_is_answered_with_what_to_pass(

@@ -83,7 +83,7 @@ def test_a_submitted_chain_is_a_job_among_the_runs(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("chosen", "words", "message"),
     [
-        ({}, {"on": "slrum"}, "Did you mean slurm?"),
+        ({}, {"on": "slrum"}, "Did you mean 'slurm'?"),
         ({}, {"on": "slurm", "clean": True}, "clean=True would delete"),
         ({"on.partition": "gpu"}, {"on": "slurm"}, "no setting on.partition"),
         ({"evaluate.control": None}, {"on": "slurm"}, "evaluate.control = None"),

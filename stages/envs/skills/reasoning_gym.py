@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from difflib import get_close_matches
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, module_from_spec
@@ -20,7 +19,7 @@ from typing import Any, cast
 from stages.envs.answered import AnsweredEnv, Question
 from stages.envs.base import Grade, Split, Task, Work
 from stages.envs.skills import drawing
-from stages.errors import InfrastructureError, UsageError
+from stages.errors import InfrastructureError, UsageError, did_you_mean
 from stages.messages import Message
 from stages.runs import store
 
@@ -58,8 +57,8 @@ def dataset_classes(task: str) -> tuple[type, type]:
     Raises UsageError for an unknown task, one that lacks a package, and one whose scorer would execute answers.
     """
     if task not in modules():
-        near = "".join(f" Did you mean {one!r}?" for one in get_close_matches(task, modules(), 1))
-        raise UsageError(f"reasoning-gym has no task {task!r}.{near} It has {', '.join(sorted(modules()))}.")
+        there = sorted(modules())
+        raise UsageError(f"reasoning-gym has no task {task!r}.{did_you_mean(task, there)} It has {', '.join(there)}.")
     if task in EXECUTES:
         raise UsageError(
             f"The task {task!r} of reasoning-gym is refused: its scorer executes the answer as Python in this process. "

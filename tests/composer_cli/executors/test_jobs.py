@@ -91,7 +91,7 @@ def test_a_job_deals_its_units_to_workers_of_its_own(composer):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--on", "slrum"], "There is no executor 'slrum'. Did you mean slurm? There are: local, slurm, hf-"),
+        (["--on", "slrum"], "There is no executor 'slrum'. Did you mean 'slurm'? There are: local, slurm, hf-"),
         (["--on", "slurm", "--clean"], "--clean would delete"),
         (["--on", "slurm", "--set", "on.partition=gpu"], "has no setting on.partition"),
         (["--on", "slurm", "--set", "on.options.output=x"], "sbatch's --output is set by Composer itself"),

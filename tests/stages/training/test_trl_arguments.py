@@ -44,7 +44,8 @@ def test_a_field_arrives(tmp_path: Path, key: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"epsilon_hihg": 0.2}, r"no field epsilon_hihg\. Did you mean trl\.epsilon_high"),
+        ({"epsilon_hihg": 0.2}, r"no field epsilon_hihg\. Did you mean 'trl\.epsilon_high'"),
+        ({"nosuch": 0.2}, r"no field nosuch\. Leave it out"),
         ({"learning_rate": 1e-6}, r"is set through optimisation\.learning_rate"),
         ({"report_to": "wandb"}, r"trl\.report_to is set through report_to"),
         ({"lr_scheduler_type": "cosin", "weight_decay": 0.1}, r"TRL refuses trl\.lr_scheduler_type = 'cosin': "),
