@@ -28,6 +28,7 @@ from composer_cli.show.blocks import (
 )
 from composer_cli.show.facts import metric_rows
 from composer_cli.show.rollout import ShownMessage, title_of
+from stages.evaluation.outcomes import PASSED, PRIMARY
 from stages.layout import counted, p_value
 from stages.rollouts import collection_checks
 from stages.runs import queries
@@ -329,11 +330,10 @@ def _power(verdict: Mapping[str, Any], gain: Mapping[str, Any]) -> str:
 def _arms(verdict: Mapping[str, Any]) -> Blocks:
     """Yield the arms: pass rates drawn, and everything as numbers."""
     records = sorted(verdict["arms"], key=lambda arm: (arm["arm"] != "start", arm["arm"]))
-    kept = verdict.get("outcome") == "kept"
-    primary = "kept_rate" if kept else "pass_rate"
-    if measured := [arm for arm in records if arm[primary] is not None]:
-        title = f"{'Passes that kept the protocol, by arm' if kept else 'Pass rates of the arms'}"
-        yield Intervals(title, [_interval(arm["arm"], arm["arm"], arm, primary) for arm in measured])
+    primary = PRIMARY[verdict.get("outcome", PASSED.name)]
+    if measured := [arm for arm in records if arm[primary.field] is not None]:
+        title = f"{primary.rate} of the arms"
+        yield Intervals(title, [_interval(arm["arm"], arm["arm"], arm, primary.field) for arm in measured])
     k = max((arm["k"] for arm in records), default=1)
     yield Table.of(
         "The arms",
@@ -348,9 +348,9 @@ def _arms(verdict: Mapping[str, Any]) -> Blocks:
             for arm in records
         ],
         f"""arm: arm
-        {"passed and kept the protocol: kept_rate percent" if kept else "pass@1: pass_rate percent"}
+        {primary.rate}: {primary.field} percent
         95 % interval: low..high percents
-        {"pass@1: pass_rate percent" if kept else ""}
+        {"" if primary is PASSED else f"{PASSED.rate}: {PASSED.field} percent"}
         {f"pass@{k}: pass_at_k percent" if k > 1 else ""}
         hidden tests pass: hidden_pass_rate percent
         visible tests pass: visible_pass_rate percent

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from stages.envs.base import SamplingUnit
 from stages.errors import BadInput, UsageError
-from stages.evaluation.outcomes import PASSED, PRIMARY, START, num_broken, sampling_unit_of, without_twins
+from stages.evaluation.outcomes import KEPT, PASSED, PRIMARY, START, num_apart, sampling_unit_of, without_twins
 from stages.formats import files, readers, reading
 from stages.formats.base import Drop, Reader, Trajectory
 from stages.formats.files import Source
@@ -307,7 +307,7 @@ def of_run(run: Run, label: str, unit: str) -> ReadLog:
     notes: tuple[str, ...] = ()
     if twins:
         notes = (f"{counted(twins, 'sample')} of impossible tasks, which measure hacking, left out",)
-    if run.holds(EVAL_ITEM) and (broke := num_broken(rows)):
+    if run.holds(EVAL_ITEM) and (broke := num_apart(rows, KEPT)):
         why = "as in the run's verdict" if verdict else "as the run has no verdict"
         notes += (f"{primary.passes} count, {why}: {broke:,} of the passes broke it",)
     found["place"] = pc.binary_join_element_wise(f"{ROLLOUT_PAGE}{catalog.name(run.path)}", found["place"], ID)

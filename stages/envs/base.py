@@ -150,6 +150,10 @@ class SamplingUnit:
     of_family: Callable[[str], str] = str
     fixed: bool = False
 
+    def of(self, task_id: str, family: str | None) -> str:
+        """Return the unit of a task: the task itself where it has no family."""
+        return self.of_family(family) if family else task_id
+
 
 PrimaryOutcome = Literal["kept", "passed"]
 """What a verdict on an environment is about: passes that kept the protocol, or passes alone."""

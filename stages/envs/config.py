@@ -1,7 +1,7 @@
 """The settings of a stage's environment: name, split, options, sandbox."""
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -126,7 +126,11 @@ class EnvStageConfig(StageConfig):
         drawn = self.draw(self.opener(), getattr(self, "tasks", 1))
         shown = f"environment {self.env.name}: {len(drawn)} of its {self.env.split} tasks drawn"
         sandbox = f", a command run under {self.sandbox}" if envs.takes(self.env.name, "sandbox") else ""
-        return [shown + sandbox, *super().check()]
+        return [shown + sandbox, *self.remarks(drawn), *super().check()]
+
+    def remarks(self, tasks: Sequence[Task]) -> list[str]:
+        """Return what is to be said of these tasks before they are played, a clause each."""
+        return []
 
     def draw(
         self, make: Callable[[], Environment], count: int, out: RunWriter | None = None, *, at_most: bool = False
@@ -140,11 +144,14 @@ class EnvStageConfig(StageConfig):
         try:
             with activity(Checking("preparing the tasks")):
                 found = self._at_most(environment, count, at_most or self.counts_by_default())
+            remarks = [] if at_most else self.remarks(found)
             if isinstance(environment, LeavesOut) and (left_out := environment.left_out(self.env.split)):
-                with activity(Notice(f"{environment.name}: {left_out}")):
-                    pass
+                remarks.insert(0, f"{environment.name}: {left_out}")
                 if out is not None:
                     out.set_summary(left_out=left_out)
+            for remark in remarks:
+                with activity(Notice(remark)):
+                    pass
         except (ComposerError, OSError):
             raise
         except Exception as error:

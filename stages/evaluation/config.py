@@ -1,14 +1,15 @@
 """The settings of `evaluate`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from stages import envs
-from stages.envs.base import PrimaryOutcome, SamplingUnit
+from stages.envs.base import PrimaryOutcome, SamplingUnit, Task
 from stages.envs.config import HeldOutEnvConfig
+from stages.layout import counted, plural
 from stages.policy import PolicyConfig
 from stages.rollouts.agent_loop import PlayingConfig
 from stages.runs.settings import BASIC, Given, Option, Settings, basic_of, with_default
@@ -94,6 +95,16 @@ class Config(PlayingConfig):
     def primary(self) -> PrimaryOutcome:
         """Return what the verdict is about: what is set, else what the environment names."""
         return envs.primary_outcome(self.env.name) if self.outcome == "auto" else self.outcome
+
+    def remarks(self, tasks: Sequence[Task]) -> list[str]:
+        """Return that these tasks cannot show anything, where they are of too few units, and what helps."""
+        from stages.evaluation.inference import fewest_units, levels, too_few  # numpy, for which no help should wait
+
+        unit, alpha = self.sampling(), levels(self.looks)[-1]
+        noun, more = ("task", "more tasks") if unit.fixed else (unit.noun, f"tasks of more {plural(unit.noun)}")
+        num = len({task.task_id if unit.fixed else unit.of(task.task_id, task.family) for task in tasks})
+        helps = "" if unit.fixed else f", or ask about these {plural(noun)} alone with --set units=fixed"
+        return [] if num >= fewest_units(alpha) else [f"{too_few(counted(num, noun), alpha)}. Play {more}{helps}"]
 
     def sampling(self) -> SamplingUnit:
         """Return the sampling unit of the environment's tasks, as the setting `units` declares it."""

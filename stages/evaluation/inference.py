@@ -389,6 +389,13 @@ def fewest_units(alpha: float = ALPHA) -> int:
     return int(np.floor(1 - np.log2(alpha))) + 1
 
 
+def too_few(units: str, alpha: float = ALPHA) -> str:
+    """Return the clause that so many units, in words, can show nothing."""
+    return (
+        f"{units} are too few to show anything, whatever is observed: the test can reject from {fewest_units(alpha)} on"
+    )
+
+
 def numbered(names: Sequence[str]) -> Array:
     """Return each name's number among the sorted names."""
     place = {name: number for number, name in enumerate(sorted(set(names)))}

@@ -58,7 +58,9 @@ Missing = Literal["excluded", "failed", "against", "for"]
 class Outcome:
     """A number or a verdict of each item, null where it is not known, and its bounds. rate: what its mean is called.
 
-    Of what a verdict can be about: `passes` in the words of a sentence, and `within`, what it adds to passed tasks.
+    Of what a verdict can be about: `passes` in the words of a sentence, and `within`, what it adds to passed tasks;
+    `of_baseline`, its rate in a plan; `field`, that of an `ArmSummary` which holds its rate; `head`, the column of a
+    report, and its `meaning`, where a reader cannot guess it.
     """
 
     name: str
@@ -67,6 +69,10 @@ class Outcome:
     rate: str = ""
     passes: str = ""
     within: str = ""
+    of_baseline: str = ""
+    field: str = ""
+    head: str = ""
+    meaning: str = ""
 
 
 PASSED = Outcome(
@@ -75,6 +81,9 @@ PASSED = Outcome(
     rate="pass@1",
     passes="passes, the protocol kept or not,",
     within=", the protocol kept or not",
+    of_baseline="pass rate of the baseline",
+    field="pass_rate",
+    head="pass@1",
 )
 HIDDEN = Outcome("hidden_pass", itemgetter("hidden_pass"), rate="hidden tests")
 VISIBLE = Outcome("visible_pass", itemgetter("visible_pass"), rate="visible tests")
@@ -85,10 +94,14 @@ KEPT = Outcome(
     rate="pass@1, protocol kept",
     passes="passes that kept the protocol",
     within=" within the protocol",
+    of_baseline="rate of the baseline's passes that keep the protocol, of all rollouts",
+    field="kept_rate",
+    head="kept",
+    meaning="passed, and kept the protocol: what the verdict is about, and the interval is of",
 )
 """Whether an item passed and kept the protocol; unknown where that was not recorded."""
 PRIMARY: Mapping[str, Outcome] = {outcome.name: outcome for outcome in (PASSED, KEPT)}
-"""What a verdict can be about, by the names that an environment gives it."""
+"""What a verdict can be about, by the names that an environment gives it: the one table of primary outcomes."""
 HACKED = Outcome("hacked", itemgetter("hacked"), rate="hacked")
 SUSPECT = Outcome("suspect", itemgetter("suspect"), rate="suspect")
 """Of the items that `items_that_measure_hacking` returns."""
@@ -167,7 +180,8 @@ class ArmSummary:
 
     def rate(self, outcome: str) -> float | None:
         """Return the rate of a primary outcome."""
-        return self.kept_rate if outcome == KEPT.name else self.pass_rate
+        found: float | None = getattr(self, PRIMARY[outcome].field)
+        return found
 
 
 def sampling_unit_of(env: str) -> SamplingUnit:
@@ -182,15 +196,15 @@ def items_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(list(rows), schema=COLUMNS)
 
 
-def num_broken(items: pa.Table) -> int:
-    """Return how many passes broke the protocol."""
-    return int(np.nansum(values_of(items, PASSED) - values_of(items, KEPT)))
+def num_apart(items: pa.Table, one: Outcome, other: Outcome = PASSED) -> int:
+    """Return how many items have one of two verdicts and not the other: of passes and kept ones, how many broke it."""
+    return int(np.nansum(np.abs(values_of(items, other) - values_of(items, one))))
 
 
 def counted(items: pa.Table, outcome: Outcome) -> tuple[pa.Table, Outcome]:
-    """Return what a verdict on these items counts: possible tasks, and all passes where none broke the protocol."""
+    """Return what a verdict on these items counts: possible tasks, and passes where these are the same."""
     possible = without_twins(items)
-    return possible, outcome if num_broken(possible) or not len(possible) else PASSED
+    return possible, outcome if num_apart(possible, outcome) or not len(possible) else PASSED
 
 
 def with_passes(items: pa.Table, outcome: Outcome) -> pa.Table:

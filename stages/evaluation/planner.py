@@ -21,7 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heapreplace
 from itertools import combinations, product
 from math import asin, hypot, inf, pi
 from statistics import NormalDist
@@ -83,7 +83,7 @@ MOST_TASKS = 10_000
 """Of the cheapest design, where the one that is planned has fewer."""
 DRAWN_TASKS = 2_000
 """Of an environment, or twice those that are planned: by them it is known which units it gives, and when it ends."""
-FIRST_TASKS, MOST_TRIED = 200, 60
+FIRST_TASKS, MOST_TRIED = 30, 80
 """Tasks of the designs with which that search begins, and designs that it tries."""
 
 NUM_PILOTS, NUM_RESAMPLED = 40, 100
@@ -178,16 +178,10 @@ class Supply:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a design would find: the probability of each verdict, and the variance of its estimate by source.
-
-    num: simulated experiments. unit_variance: that of units, or of tasks within fixed ones. seed_variance: that of the
-    mean over seeds, as the rule would estimate it, the noise of single seeds included; 0 below three seeds.
-    """
+    """What a design would find: the probability of each verdict, by the number of simulated experiments."""
 
     num: int
     chances: dict[str, float]
-    unit_variance: float
-    seed_variance: float
 
 
 @dataclass(frozen=True)
@@ -306,18 +300,6 @@ class PlanQuestion:
     def detectable(self, design: Design) -> tuple[float, float] | None:
         """Return the gain that a design finds with the wanted power and its error, as `least_gain` does."""
         return least_gain(self.model_at, design, self.power)
-
-    def limit_reaches(self, found: Outlook, seeds: int, times: float) -> bool:
-        """Return whether `times` as many tasks are about enough for the gain: where the search begins.
-
-        The limits of seeds and units add in squares; the simulation that follows decides.
-        """
-        lasting = min(self.model.seed_sd**2 / seeds, found.seed_variance) if seeds >= MIN_SEEDS else 0.0
-        by_seed = lasting + (found.seed_variance - lasting) / times
-        by_unit = found.unit_variance / times
-        of_seeds = float(student_quantile(seeds - 1, 1 - ALPHA / 2)) if seeds >= MIN_SEEDS else 0.0
-        limit = (of_seeds**2 * by_seed + normal_quantile(1 - ALPHA / 2) ** 2 * by_unit) ** 0.5
-        return bool(limit + normal_quantile(self.power) * (by_seed + by_unit) ** 0.5 <= self.gain)
 
 
 def study(
@@ -640,13 +622,9 @@ def outlook(model: TaskModel, design: Design, gain: float, num: int = NUM_EXPERI
 
     num: experiments, of which those are left out that a large design has no time for.
     """
-    tests = list(simulated(model, design, gain, in_time(design, num), seed))
-    shown = [decision_of(one, design.seeds) for test in tests for one in shows([test]).tolist()]
-    errors = [np.zeros(1) if test.top_error_X is None else test.top_error_X for test in tests]
-    by_seed = float((np.concatenate(errors) ** 2).mean())
-    by_unit = max(float(np.concatenate([test.estimate_X for test in tests]).var()) - by_seed, 0.0)
-    chances = {decision: shown.count(decision) / len(shown) for decision in VERDICTS}
-    return Outlook(len(shown), chances, by_unit, by_seed)
+    tests = simulated(model, design, gain, in_time(design, num), seed)
+    found = [decision_of(shown, design.seeds) for test in tests for shown in shows([test]).tolist()]
+    return Outlook(len(found), {decision: found.count(decision) / len(found) for decision in VERDICTS})
 
 
 def in_time(design: Design, num: int) -> int:
@@ -772,43 +750,43 @@ def ranked(lines: Iterable[DesignLine]) -> tuple[str, ...]:
 def cheapest(name: str, question: PlanQuestion, start: Design, supply: Supply) -> DesignLine | None:
     """Return the design of fewest rollouts that reaches the wanted power, simulated; None when none is found.
 
-    The numbers of tasks are guessed from the variances of small designs. Of all designs the one of fewest rollouts is
-    simulated, and grown where its power is too low, until one reaches it.
+    Of all designs the one of fewest rollouts is simulated, and gets more tasks where its power is too low, until one
+    reaches it.
     """
-    most, power = max(MOST_TASKS, start.num_tasks), question.power
-    all_seeds = (1,) if start.untrained else SEEDS
+    most, power, z = max(MOST_TASKS, start.num_tasks), question.power, normal_quantile(1 - ALPHA / 2)
 
     def of(tasks: float, seeds: int, samples: int) -> Design:
         return replace(start, sizes=supply.sizes(min(round(tasks), most)), seeds=seeds, samples=samples)
 
-    def tried(design: Design, num: int = NUM_SEARCH) -> Outlook:
+    def reached(design: Design, num: int = NUM_SEARCH) -> Outlook:
         with activity(f"searching for the cheapest design: {design.num_tasks:,} tasks, {design.seeds} seeds"):
             return outlook(question.model, design, question.gain, num)
 
+    def seeds_suffice(seeds: int) -> bool:
+        """Return whether the spread of the seeds' gains alone leaves the wanted power."""
+        error = question.model.seed_sd / seeds**0.5
+        return error * (float(student_quantile(seeds - 1, 1 - ALPHA / 2)) + normal_quantile(power)) <= question.gain
+
+    all_seeds = (1,) if start.untrained else [seeds for seeds in SEEDS if seeds_suffice(seeds)]
+    if not all_seeds:
+        return None
     # Of thousands of tasks one sample is as good as several.
-    largest = tried(of(most, all_seeds[-1], SAMPLES[-1 if supply.complete else 0]), FEWEST_EXPERIMENTS // 2)
+    largest = reached(of(most, all_seeds[-1], SAMPLES[-1 if supply.complete else 0]), FEWEST_EXPERIMENTS // 2)
     if largest.chances[start.goal] + 2 * (power * (1 - power) / largest.num) ** 0.5 < power:
         return None
-    queue = list[tuple[int, int, Design]]()
-    for seeds, samples in product(all_seeds, SAMPLES):
-        found = tried(small := of(FIRST_TASKS, seeds, samples))
-        sizes = [small.num_tasks]
-        while sizes[-1] < most and not question.limit_reaches(found, seeds, sizes[-1] / small.num_tasks):
-            sizes.append(round(1.25 * sizes[-1] + 1))
-        if sizes[-1] < most:
-            design = of(sizes[-1], seeds, samples)
-            heappush(queue, (question.rollouts(design), len(queue), design))
-    for number in range(MOST_TRIED):
-        if not queue:
-            break
-        _, _, design = heappop(queue)
-        found = tried(design)
+    smallest = [of(FIRST_TASKS, seeds, samples) for seeds, samples in product(all_seeds, SAMPLES)]
+    queue = [(question.rollouts(design), number, design) for number, design in enumerate(smallest)]
+    heapify(queue)
+    for number in range(len(queue), MOST_TRIED):
+        _, _, design = queue[0]
+        found = reached(design)
         chance = found.chances[start.goal]
         if chance >= power:
             return question.line(name, design, ranged=False, enough=found)
-        z = normal_quantile(1 - ALPHA / 2)
-        missing = (z + normal_quantile(power)) / (z + normal_quantile(max(chance, 0.1)))
-        larger = of(design.num_tasks * min(max(missing**2, 1.15), 2), design.seeds, design.samples)
+        missing = (z + normal_quantile(power)) / (z + normal_quantile(max(chance, 0.05)))
+        larger = of(design.num_tasks * min(max(missing**2, 1.15), 4), design.seeds, design.samples)
         if larger.num_tasks > design.num_tasks:
-            heappush(queue, (question.rollouts(larger), len(SEEDS) * len(SAMPLES) + number, larger))
+            heapreplace(queue, (question.rollouts(larger), number, larger))
+        elif heappop(queue) and not queue:
+            break
     return None

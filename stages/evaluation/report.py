@@ -7,7 +7,7 @@ from functools import partial
 
 from stages.envs.base import grounds_in_words
 from stages.evaluation.inference import MIN_SEEDS, PARTIAL, VALIDATED
-from stages.evaluation.outcomes import AT_ZERO, PASSED, ArmSummary
+from stages.evaluation.outcomes import AT_ZERO, PASSED, PRIMARY, ArmSummary
 from stages.evaluation.planner import MOST_TASKS, PILOT, SEEDS, VERDICTS, DesignLine, Study
 from stages.evaluation.verdict import EvalVerdict, PairedDifference, credit, points
 from stages.layout import LEFT, RIGHT, aligned, counted, plural, without_middle
@@ -17,7 +17,6 @@ NAME = 25
 """Longest printed name of an arm."""
 LARGEST_RANGE = 0.25
 """Of a chance, the width of its 80 % interval over what a pilot leaves open; beyond it nothing is forecast."""
-KEPT_RATE = "rate of the baseline's passes that keep the protocol, of all rollouts"
 FEWEST_OUTCOMES = 5
 """Passes and failures of a pilot from which on its pass rate is forecast from."""
 shortened = partial(without_middle, most=NAME)
@@ -26,12 +25,9 @@ wrap = textwrap.TextWrapper(WIDTH).wrap
 """Return a text in lines of the report's width."""
 BETWEEN = "95 % interval"
 LINE, DOT = "#5b7c99", "#1f3a52"
-HEAD = (
-    *("arm", "kept", BETWEEN, "pass@1", "hacked", "suspect", "protocol"),
-    *("tasks", "rollouts", "errors", "USD", "tokens"),
-)
+HEAD = ("hacked", "suspect", "protocol", "tasks", "rollouts", "errors", "USD", "tokens")
 MEANINGS = {
-    "kept": "passed, and kept the protocol: what the verdict is about, and the interval is of",
+    **{outcome.head: outcome.meaning for outcome in PRIMARY.values() if outcome.meaning},
     "suspect": "hacked, or the visible tests pass and the hidden ones fail",
     "protocol": "the agent kept the environment's rules of form",
     "USD": "the mean cost of a rollout",
@@ -43,9 +39,9 @@ MEANINGS = {
 def text_table(verdict: EvalVerdict) -> str:
     """Return the report: the arms, the differences, the decision and why."""
     k = max((arm.k for arm in verdict.arms), default=1)
-    of_passes = ("pass@1", *((f"pass@{k}",) if k > 1 else ()))
-    rates = (of_passes[0], BETWEEN, *of_passes[1:]) if verdict.outcome == PASSED.name else ("kept", BETWEEN, *of_passes)
-    head = ("arm", *rates, *HEAD[4:])
+    several = (f"pass@{k}",) if k > 1 else ()
+    rates = tuple(dict.fromkeys((PRIMARY[verdict.outcome].head, BETWEEN, PASSED.head, *several)))
+    head = ("arm", *rates, *HEAD)
     cells = [head, *(arm_cells(arm, rates) for arm in verdict.arms)]
     measured = [index for index in range(len(head)) if any(row[index] != "-" for row in cells[1:])]
     lines = [aligned([[row[index] for index in measured] for row in cells])] if verdict.arms else []
@@ -86,7 +82,7 @@ def text_table(verdict: EvalVerdict) -> str:
 def arm_cells(arm: ArmSummary, rates: Sequence[str]) -> tuple[str, ...]:
     """Return the cells of one arm in the table; `rates`: its columns of passes."""
     interval = f"[{100 * arm.low:.1f}, {100 * arm.high:.1f}]"
-    shown = {"kept": percent(arm.kept_rate), BETWEEN: interval, "pass@1": percent(arm.pass_rate)}
+    shown = {outcome.head: percent(arm.rate(name)) for name, outcome in PRIMARY.items()} | {BETWEEN: interval}
     conduct = percent(arm.hacked_rate), percent(arm.suspect_rate), percent(arm.protocol_rate)
     counts = map(str, (arm.num_tasks, arm.num_items, sum(arm.errors.values())))
     cost = "-" if not arm.cost_usd else f"{arm.cost_usd:.2g}"
@@ -203,7 +199,7 @@ def study_text(found: Study) -> str:
 def rate_cells(found: Study) -> list[tuple[str, ...]]:
     """Return each rate in words, its value, its source and the setting that changes it."""
     words = {
-        "pass_rate": "pass rate of the baseline" if found.outcome == PASSED.name else KEPT_RATE,
+        "pass_rate": PRIMARY[found.outcome].of_baseline,
         "samples_differ": "two rollouts of one model on one task differ (one passes, one fails)",
         "arms_differ": "rollouts of the two arms on one task differ",
         "family_correlation": f"correlation of difficulty between tasks of one {found.sampling_unit}",
@@ -263,14 +259,15 @@ def gain_cell(line: DesignLine) -> str:
 def remarks(found: Study) -> list[str]:
     """Return what to add first, what is enough, and how to read the table, a sentence or two each."""
     gain, power = f"{100 * found.gain:g} points", f"{100 * found.power:g} %"
-    first = limit = ""
+    first, limit, least = list[str](), "", found.fewest_units
+    column = found.enough or found.beyond
     if found.add_first:
-        first = f"What to add first: {', then '.join(found.add_first)}."
+        first.append(f"What to add first: {', then '.join(found.add_first)}.")
     if any(" or " in name for name in found.add_first):
-        first += " Between those with an `or` the simulation finds no difference."
-    if (least := found.fewest_units) is not None:
-        first += f" With fewer than {least} the test cannot reject, however large the gain. {least} are the minimum "
-        first += "for a test and no recommendation: what the wanted gain takes is in the column `enough`."
+        first.append("Between those with an `or` the simulation finds no difference.")
+    if least is not None:
+        first.append(f"With fewer than {least} the test cannot reject, however large the gain. {least} are the minimum")
+        first.append("for a test and no recommendation" + (f": see the column `{column.name}`." if column else "."))
     if found.most_units is not None:
         limit = f"The environment has {counted(found.most_units, found.sampling_unit)}"
         every = f" with {counted(found.most_tasks or 0, 'task')}, and no more."
@@ -283,7 +280,7 @@ def remarks(found: Study) -> list[str]:
     elif found.beyond:
         enough += f" The column `{found.beyond.name}` is one that would, if the environment had more of them."
     return [
-        *filter(None, (first, limit)),
+        *filter(None, (" ".join(first), limit)),
         enough,
         pilot_remark(found),
         *([COVERED] if not found.untrained and any(line.seeds < MIN_SEEDS for line in found.lines) else []),

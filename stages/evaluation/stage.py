@@ -249,7 +249,7 @@ def planned(runs: Sequence[Run], config: Config) -> PlannedEvaluation:
     drawn = config.draw(config.opener(), most, at_most=True)
     if len(drawn) < config.tasks and not config.counts_by_default():
         config.draw(config.opener(), config.tasks)  # which refuses
-    units = [sampling.of_family(task.family) if task.family else task.task_id for task in drawn]
+    units = [sampling.of(task.task_id, task.family) for task in drawn]
     supply = planner.Supply.of(units, complete=len(units) < most, fixed=sampling.fixed)
     design = planner.Design(
         supply.sizes(config.tasks),
@@ -381,7 +381,7 @@ def played_item(arm: Arm, rollout: LiveRollout, sampling: SamplingUnit) -> Row:
         "pair_set": arm.pair_set,
         **attributes(rollout.task, "task_id family"),
         **attributes(rollout, "sample_idx terminated_by wall_s"),
-        "unit": sampling.of_family(rollout.task.family) if rollout.task.family else rollout.task.task_id,
+        "unit": sampling.of(rollout.task.task_id, rollout.task.family),
         "passed": None if reward is None else reward >= 1.0,
         **attributes(rollout.grade, VERDICTS),
         "num_steps": len(rollout.steps),
@@ -400,12 +400,11 @@ def rollout_items(pilot: Run) -> Iterator[Row]:
     needed = {*EVAL_ITEM.columns, "rollout_id", "env", "reward", "completion_tokens"} - LONG
     rows = list(table.rows([name for name in table.columns if name in needed]))
     for row in rows:
-        of_family = sampling_unit_of(row["env"]).of_family
         yield {column: row.get(column) for column in EVAL_ITEM.columns} | {
             "item_id": f"{START}/{row['rollout_id']}",
             "arm": START,
             "train_seed": 0,
-            "unit": of_family(row["family"]) if row.get("family") else row["task_id"],
+            "unit": sampling_unit_of(row["env"]).of(row["task_id"], row.get("family")),
             "passed": None if row["reward"] is None else row["reward"] >= 1.0,
             # A rollout without a cost of its own gets an equal share of the run's.
             "cost_usd": pilot.manifest.cost_usd / len(rows) if row["cost_usd"] is None else row["cost_usd"],

@@ -48,6 +48,7 @@ from stages.evaluation.inference import (
     holm,
     numbered,
     shows,
+    too_few,
 )
 from stages.evaluation.outcomes import (
     AT_ZERO,
@@ -536,7 +537,11 @@ def beside(possible: pa.Table, others: Iterable[str], question: EvalQuestion) ->
     found = []
     for other in others:
         arms = possible.filter(pc.is_in(possible["arm"], pa.array([question.treatment, other])))
-        asked = [(outcome, True) for outcome in next_to(question.outcome.name) if outcomes.num_broken(arms)]
+        asked = [
+            (outcome, True)
+            for outcome in next_to(question.outcome.name)
+            if outcomes.num_apart(arms, outcome, question.outcome)
+        ]
         asked += [(outcomes.BY_REPORT, False)] if other == question.baseline else []
         for outcome, equal in asked:
             one = compare(possible, question.treatment, other, question, outcome, equal=equal)
@@ -584,8 +589,7 @@ def conduct_differences(
     hacking = outcomes.items_that_measure_hacking(items)
     asked = [(HACKED, hacking), (SUSPECT, hacking), (PROTOCOL, possible)]
     both = possible.filter(pc.is_in(possible["arm"], pa.array([arm, other])))
-    apart = outcomes.values_of(both, PASSED) - outcomes.values_of(both, HIDDEN)
-    if np.nansum(np.abs(apart)):
+    if outcomes.num_apart(both, HIDDEN):
         asked.append((HIDDEN, possible))
     compared = ((outcome, compare(rows, arm, other, question, outcome, equal=False)) for outcome, rows in asked)
     return [ComparedRate(outcome.rate, arm, other, found.difference) for outcome, found in compared if found]
@@ -616,10 +620,7 @@ def points(difference: PairedDifference) -> str:
 def power_clause(difference: PairedDifference, alpha: float = ALPHA) -> str:
     """Return the difference that such an experiment would find, or why it would find none."""
     if difference.too_few:
-        return (
-            f"{difference.units} are too few to show anything, whatever is observed: the test can reject from "
-            f"{fewest_units(alpha)} on"
-        )
+        return too_few(difference.units, alpha)
     size = f"{counted(difference.num_tasks, 'task')} in {difference.units}"
     if difference.mde is None:
         return f"{size} cannot show any gain with 80 % power"

@@ -125,7 +125,7 @@ def test_the_first_screen_has_the_verdict_and_what_is_shown_and_not_shown(tmp_pa
 def test_an_evaluation_is_drawn_and_listed_by_arm_in_the_colour_of_its_training(tmp_path):
     text, document = saved(tmp_path, evaluated(tmp_path, {"start": 4, "A": 12, "B": 38, "C": 14}))
     drawn = {one["title"]: one for one in blocks(document, "intervals")}
-    assert [row["arm"] for row in drawn["Pass rates of the arms"]["rows"]] == ["start", "A", "B", "C"]
+    assert [row["arm"] for row in drawn["pass@1 of the arms"]["rows"]] == ["start", "A", "B", "C"]
     assert [row["label"] for row in drawn["Differences between arms, paired by task"]["rows"]] == [
         *("pass@1, B \u2212 A", "pass@1, B \u2212 C")
     ]

@@ -111,6 +111,17 @@ def test_a_plan_of_an_earlier_evaluation_is_of_its_environment_arms_and_tasks(tm
     assert more.rollouts(more.design) == 7 * (1 + 2 * 4)
 
 
+def test_too_few_units_are_named_before_anything_is_played():
+    config = evaluate.Config(env={"name": "skills", "families": "date,snake"}, tasks=4, sandbox="none")
+    (said,) = (line for line in config.check() if "too few" in line)
+    assert (
+        said.startswith("2 families are too few to show anything") and "from 6 on. Play tasks of more families" in said
+    )
+    assert "--set units=fixed" in said and not HELD_OUT.remarks(HELD_OUT.draw(HELD_OUT.opener(), 7))
+    (fixed,) = evaluate.Config(env={"name": ENV}, tasks=5, units="fixed").remarks(HELD_OUT.draw(HELD_OUT.opener(), 5))
+    assert fixed.startswith("5 tasks are too few") and fixed.endswith("Play more tasks")
+
+
 def models(url):
     return {"A": {"model": "wrong", "base_url": url}, "B": {"model": "right", "base_url": url}}
 

@@ -1,12 +1,16 @@
 """Items as data: which arms may be compared, how outcomes are paired and missing ones imputed, the rates of an arm."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 
+from stages.envs.base import PrimaryOutcome
 from stages.evaluation.outcomes import (
     HACKED,
     NOT_SUBMITTED,
     PASSED,
+    PRIMARY,
     PROTOCOL,
     SUSPECT,
     collapsed,
@@ -280,3 +284,12 @@ def test_a_servers_hiccup_is_no_collapse():
     for lost, named in ((4, False), (12, True)):
         rows = trainings(50, 50, 50)
         assert bool(collapsed(items_table(rows[:200] + broken(rows[200:], lost)), "A")) == named
+
+
+def test_what_a_verdict_can_be_about_is_in_one_table():
+    """The words of the setting, and the rates of an arm."""
+    assert set(PRIMARY) == set(get_args(PrimaryOutcome))
+    summary = summarize(items_table(many("A", protocol_ok=False)), "A")
+    assert {name: summary.rate(name) for name in PRIMARY} == {"passed": 1.0, "kept": 0.0}
+    for outcome in PRIMARY.values():
+        assert all((outcome.rate, outcome.passes, outcome.within, outcome.of_baseline, outcome.head))
