@@ -258,15 +258,15 @@ Configured = Callable[[Sequence[Tree]], Mapping[str, StageConfig]]
 
 
 def planned(
-    job: StageJob, paths: Sequence[Path], files: Sequence[Tree], configured: Configured
+    job: StageJob, plan: Plan, paths: Sequence[Path], files: Sequence[Tree], configured: Configured
 ) -> tuple[Plan, list[str]]:
-    """Return the plan for the tasks that there are, and the numbers in settings files that change its bill.
+    """Return a job's plan for the tasks that there are, and the numbers in settings files that change its bill.
 
     These are lines, with the plan without each number. Such a number at the top of a file goes to every stage that has
     a setting of its name.
     """
-    drawn = job.plan().up_to
-    plan, lines = job.plan(drawn=drawn), list[str]()
+    drawn, lines = plan.up_to, list[str]()
+    plan = job.plan(drawn=True) if drawn else plan
     for number, (path, tree) in enumerate(zip(paths, files, strict=True)):
         for key in (key for key, value in tree.items() if type(value) is int and key != "seed"):
             others = [*files[:number], {name: tree[name] for name in tree if name != key}, *files[number + 1 :]]
@@ -285,9 +285,8 @@ def show_plan(
     """Print what would be done and what was checked for it; raises what running it would raise before its work."""
     if note := job.nothing_to_resume(asked):
         console.notify(note)
-    job.plan()  # what it refuses comes before what the preflight refuses, as in a run
-    checked = preflight(job.stage, job.inputs, job.config, **asked.where())
-    plan, bills = planned(job, asked.config, files, configured)
+    plan, checked = job.plan(), preflight(job.stage, job.inputs, job.config, **asked.where())
+    plan, bills = planned(job, plan, asked.config, files, configured)
     text = "\n".join([plan_in_words(plan), *indented(bills, checked)])
     print_result(as_json, {**asdict(plan), "files": bills, "checked": checked}, text)
 

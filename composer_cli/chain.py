@@ -125,7 +125,7 @@ def show_plan(
             else:
                 if begun and (note := job.nothing_to_resume(asked)):
                     console.notify(f"{entry.title}: {note}")
-                plan, lines = call.planned(job, asked.config, files, configured)
+                plan, lines = call.planned(job, job.plan(), asked.config, files, configured)
                 bills += lines
         reads = f"after {', '.join(entry.reads)}" if entry.reads else "reads nothing"
         planned = f", {call.plan_in_words(plan)}" if plan else ""

@@ -73,12 +73,11 @@ def folded(text: str, most: int) -> str:
 
     Those of a table are further in. A word that is wider itself, such as an address, stays whole.
     """
-
-    def wrapped(line: str) -> list[str]:
-        further = " " * (len(line) - len(line.lstrip()) + (4 if "  " in line.strip() else 0))
-        return textwrap.wrap(line, most, subsequent_indent=further, break_long_words=False, break_on_hyphens=False)
-
-    return "\n".join(part for line in text.split("\n") for part in (wrapped(line) if width(line) > most else [line]))
+    wrapper, lines = textwrap.TextWrapper(most, break_long_words=False, break_on_hyphens=False), list[str]()
+    for line in text.split("\n"):
+        wrapper.subsequent_indent = " " * (len(line) - len(line.lstrip()) + (4 if "  " in line.strip() else 0))
+        lines += wrapper.wrap(line) if width(line) > most else [line]
+    return "\n".join(lines)
 
 
 def p_value(p: float) -> str:

@@ -29,7 +29,7 @@ from composer_cli.show import rollout as rollouts
 from composer_cli.show import runs as run_folders
 from composer_cli.show.facts import outcomes_of_pairs
 from composer_cli.show.rollout import OUTCOME, Column
-from composer_cli.show.runs import RunLine, lines_and_summaries
+from composer_cli.show.runs import lines_and_summaries
 from composer_cli.view import page
 from composer_cli.view.notes import Note, NoteChanged, Notes
 from composer_cli.view.page import MarkedLine, difference
@@ -129,14 +129,17 @@ class Pages:
     def runs(self, request: Request) -> Response:
         """Show all runs, or those that fit the search."""
         filters = {name: request.query_params.get(name, "") for name in ("text", "stage", "status")}
-        every = listed(self._root)
+        every = [
+            (line, line.run.partition("/")[0], {name: of[name] for name in HEADLINES if of.get(name) is not None})
+            for line, of in lines_and_summaries(self._root, versions=False)
+        ]
         # The text may occur in a run's name, status, reason or headline; an empty word fits every run.
         found = [
-            one
-            for one in every
-            if filters["text"].lower() in f"{one.line.run} {one.line.status} {one.line.reason} {one.headline}".lower()
-            and filters["stage"] in ("", one.stage)
-            and filters["status"] in ("", one.line.status)
+            (line, headline)
+            for line, stage, headline in sorted(every, key=lambda one: one[0].began, reverse=True)
+            if filters["text"].lower() in f"{line.run} {line.status} {line.reason} {headline}".lower()
+            and filters["stage"] in ("", stage)
+            and filters["status"] in ("", line.status)
         ]
         return self._page(
             "runs",
@@ -144,9 +147,9 @@ class Pages:
             filters=filters,
             listed=found,
             every=len(every),
-            stages=sorted({one.stage for one in every}),
-            statuses=sorted({one.line.status for one in every}),
-            live=any(one.line.reason == "in progress" for one in found),
+            stages=sorted({stage for _, stage, _ in every}),
+            statuses=sorted({line.status for line, _, _ in every}),
+            live=any(line.reason == "in progress" for line, _ in found),
         )
 
     def run(self, request: Request) -> Response:
@@ -163,6 +166,7 @@ class Pages:
             pair_filter = PairFilter(**{key: request.query_params.get(key, "") for key in PairFilter.__annotations__})
             shown_pairs = queries.pairs(run, pair_filter, offset, CARDS)
         about, columns, asked = sections.section(run), *_columns(request)
+        reads = dict.fromkeys(catalog.name(Path(ref.path)) for ref in catalog.references(run.manifest))  # each once
         return self._page(
             "run",
             title=name,
@@ -172,7 +176,7 @@ class Pages:
             summary=facts.summary(run, found),
             blocks=about.blocks if about else [],
             report=(run.read_file("report.txt") or b"").decode(errors="replace").strip(),
-            inputs=[(one, (self._root / one / "manifest.json").is_file()) for one in _inputs(run)],
+            inputs=[(one, (self._root / one / "manifest.json").is_file()) for one in reads],
             made=[catalog.name(one.path) for one in index.readers_of(self._root, run)],
             alike=_same_experiment(self._trainings(), name) if run.manifest.stage == "train" else [],
             found=found,
@@ -432,11 +436,6 @@ def _same_origin(request: Request) -> bool:
     return request.headers.get("origin") == f"http://{request.headers.get('host')}"
 
 
-def _inputs(run: Run) -> list[str]:
-    """Return the names of the runs that were read, each once."""
-    return list(dict.fromkeys(catalog.name(Path(ref.path)) for ref in catalog.references(run.manifest)))
-
-
 def _same_experiment(trainings: Mapping[str, RunFacts], name: str) -> list[str]:
     """Return the trainings of the same model in the same environment, this one too; empty if it is the only one."""
     this = trainings.get(name)
@@ -510,27 +509,6 @@ def serve(root: Path, port: int, notify: Callable[[str], None], link: str = "") 
             uvicorn.Server(config).run(sockets=[listener])
         except KeyboardInterrupt:
             return  # Ctrl-C is how one ends it
-
-
-# The list of runs with its search.
-
-
-@dataclass(frozen=True)
-class ListedRun:
-    """One line of the list."""
-
-    line: RunLine
-    stage: str
-    headline: dict[str, Any]
-
-
-def listed(root: Path) -> list[ListedRun]:
-    """Return all runs with their headlines, newest first."""
-    found = []
-    for line, summary in lines_and_summaries(root, versions=False):
-        headline = {name: summary[name] for name in HEADLINES if summary.get(name) is not None}
-        found.append(ListedRun(line, line.run.partition("/")[0], headline))
-    return sorted(found, key=lambda one: one.line.began, reverse=True)
 
 
 # Preference pairs as cards: what differs between both actions, in the state that they share.

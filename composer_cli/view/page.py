@@ -65,20 +65,15 @@ MOST_CHARTS = 12
 """Charts on a page."""
 MOST_POINTS = 400
 """Points of a line: a drawing has fewer pixels."""
-NOT_DRAWN = (
-    *("step", "epoch", "num_tokens", "rewards/environment_reward/mean", "rewards/environment_reward/std"),
-    *(f"completions/{one}_terminated_length" for one in ("mean", "min", "max")),
-)
-"""Metrics that are counts of the training itself, or nearly equal another."""
-OTHERS = {
+NOT_DRAWN = ("step", "epoch", "num_tokens", "rewards/", "completions/")
+"""Beginnings of metrics without a title that count the training's progress, or vary with one that has a title."""
+TITLES = METRICS | {
     "reward_std": "spread of rewards in a group",
     "frac_reward_zero_std": "groups of equal rewards, share",
-    "completions/max_length": "longest rollout, tokens",
-    "completions/min_length": "shortest rollout, tokens",
     "completions/clipped_ratio": "rollouts cut off, share",
     "step_time": "seconds of a step",
 }
-"""Titles of TRL's further metrics."""
+"""The titles of metrics."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +108,8 @@ def charts(trainings: Sequence[Training]) -> list[MetricChart]:
     for name in dict.fromkeys([*METRICS, *(name for one in trainings for name in one.series)]):
         having = [one for one in trainings if len(one.series.get(name, ())) > 1]
         varies = len({value for one in having for _, value in one.series[name]}) > 1
-        if having and (name in METRICS or (name not in NOT_DRAWN and varies)):
-            drawn.append(_metric_chart((METRICS | OTHERS).get(name, name), name, having, numbers))
+        if having and (name in METRICS or (varies and (name in TITLES or not name.startswith(NOT_DRAWN)))):
+            drawn.append(_metric_chart(TITLES.get(name, name), name, having, numbers))
     return drawn[:MOST_CHARTS]
 
 

@@ -25,6 +25,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from stages.backends import resources
 from stages.backends.ranks import world_size
 from stages.errors import UsageError
+from stages.layout import counted
 from stages.policy.base import NotFinite, PolicyConfig
 from stages.runs.activity import detail
 from stages.stopping import Interrupted, stop_requested
@@ -93,7 +94,7 @@ def sample_batch(
             left = [place for place, prompt in enumerate(running) if not ended[prompt]]
             if last or not left:
                 break
-            detail(f"{sum(ended)} complete, {len(left)} still being written, {t + 1} tokens each so far")
+            detail(f"{sum(ended)} complete, {len(left)} under way with {counted(t + 1, 'token')} each")
             if len(left) <= SHRINK * len(running):
                 rows.shrink(left)
                 index = torch.tensor(left).to(device)

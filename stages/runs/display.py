@@ -142,6 +142,11 @@ class Table(Sequence[dict[str, Any]]):
         """Return the format of each column."""
         return [*self.formats] or [""] * len(self.columns)
 
+    @property
+    def measured(self) -> list[int]:
+        """Return the places of the columns in which some row has a value."""
+        return [at for at in range(len(self.columns)) if any(row[at] not in (None, (None, None)) for row in self.cells)]
+
     def __repr__(self) -> str:
         sides = [RIGHT if form else LEFT for form in self.forms]
         shown = aligned(self._shown(), list(self.columns), sides)

@@ -657,5 +657,5 @@ def pooled(runs: Mapping[Path, Entry], sql: str) -> list[str]:
         f"This is about rows of {' and '.join(sorted(of))} together: {table} holds them all. Group by run, or choose "
         f"some with: where run like '{min(of)}/%', or --from RUN."
         for table, of in stages.items()
-        if len(of) > 1 and re.search(rf"\b{table}\b", sql, re.IGNORECASE)
+        if len(of) > 1 and re.search(rf"\b{re.escape(table)}\b", sql, re.IGNORECASE)
     ]

@@ -1,6 +1,42 @@
-"""Tables are aligned by the width of their characters in a terminal, and numbers to the right."""
+"""Tables are aligned by the width of their characters, numbers to the right; long lines are folded, names shortened."""
 
-from stages.layout import LEFT, RIGHT, aligned, counted, singular
+import io
+from contextlib import redirect_stdout
+
+import pytest
+
+from composer_cli.printing import fitted
+from stages.layout import LEFT, RIGHT, aligned, counted, folded, singular, without_middle, without_shared_start
+
+
+class Terminal(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_report_is_folded_anew_for_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    sentence = " ".join(["words"] * 30)
+    report = "\n".join(["one", folded(sentence, 100), "", f"{'name':<50}  1.5 %  20 %", "/a/path-of-more" + "x" * 60])
+    with redirect_stdout(Terminal()):
+        assert fitted(report).split("\n") == [
+            "one",
+            *folded(sentence, 60).split("\n"),
+            "",
+            f"{'name':<50}  1.5 %",
+            "    20 %",
+            "/a/path-of-more" + "x" * 60,
+        ]
+    assert fitted(report) == report, "no terminal"
+
+
+def test_names_are_shortened_where_they_are_alike() -> None:
+    assert [without_middle("abcdefgh", most) for most in (8, 5)] == ["abcdefgh", "ab\u2026gh"]
+    ids = [f"a/benchmark-of-a-long-name/{end}" for end in ("10x", "11x", "")]
+    assert without_shared_start([*ids, ""]) == ["\u202610x", "\u202611x", "\u2026", ""]
+    assert without_shared_start(ids[:1]) == ids[:1] and without_shared_start(["ab-1", "ab-2"]) == ["ab-1", "ab-2"]
 
 
 def test_columns_of_numbers_stand_to_the_right_and_wide_characters_take_two_columns() -> None:
