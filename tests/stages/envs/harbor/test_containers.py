@@ -13,6 +13,7 @@ from support.harbor import BASE, KINDS, play, python_task, separate_task
 
 from stages.envs.bash import fenced
 from stages.errors import BadInput, InfrastructureError
+from tests.stages.envs.harbor.test_env import BAD
 
 pytestmark = pytest.mark.slow
 
@@ -60,16 +61,6 @@ def test_no_container_is_left(made: Any) -> None:
     env.close()
     listed = subprocess.run(["podman", "ps", "--all", "--format", "{{.Names}}"], capture_output=True, text=True).stdout
     assert not [name for name in listed.split() if name.startswith("composer-")]
-
-
-BAD = {
-    "nothing": ("true", "wrote no reward"),
-    "NaN": ("echo nan > $R/reward.txt", "reward is nan"),
-    "a huge one": ("truncate -s 1G $R/reward.txt", "bytes; at most"),
-    "a link": ("echo 1 > /app/r; ln -s /app/r $R/reward.txt", "it is a link, or no file"),
-    "a pipe": ("mkfifo $R/reward.txt", "it is a link, or no file"),
-    "a folder": ("mkdir $R/reward.json", "it is a link, or no file"),
-}
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -18,16 +18,9 @@ from stages.envs.swe.env import SweEnv
 from stages.envs.swe.instance_tasks import task_of
 from stages.envs.swe.instances import check_out
 from stages.sandbox import Limits, containers
+from tests.stages.envs.swe.test_env_containers import NEWER
 
 pytestmark = [pytest.mark.slow, needs("podman")]
-SCRIPT = """\
-set -uxo pipefail
-git checkout base tests/test_sums.py
-: '>>>>> Start Test Output'
-python -m pytest -rA -p no:cacheprovider tests/test_sums.py
-: '>>>>> End Test Output'
-"""
-NEWER = {"eval_script": SCRIPT, "log_parser": "parse_log_pytest", "eval_type": "pass_and_fail"}
 
 
 @pytest.fixture(scope="module")
