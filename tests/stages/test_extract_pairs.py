@@ -268,7 +268,7 @@ def test_a_kept_pair_has_a_price(tmp_path: Path) -> None:
 
 
 def test_teachers_that_know_more_give_signal(artifacts: Path, url: str) -> None:
-    run = extracted(artifacts, answered(artifacts, url, "student", ("right", "right", "wrong"), tasks=FEW), 2)
+    run = extracted(artifacts, answered(artifacts, url, "student", ("right", "right", "wrong"), tasks=FEW), 1)
     pairs, rows = run.rows(PAIR), run.rows(CONTINUATION)
     found = run.manifest.summary
     assert found["evidence"] == "SIGNAL"
@@ -276,15 +276,11 @@ def test_teachers_that_know_more_give_signal(artifacts: Path, url: str) -> None:
     assert found["continued"]["low"] > 0 and found["continued"]["p_value"] < 0.05
     # All rollouts fail, so the heuristic about rollouts cannot tell anything, and is not the verdict.
     assert found["disagreement"] == "TOO LITTLE DATA" and len(pairs) == found["continued"]["tested"] == FEW
-    assert len(rows) == 2 * 2 * FEW == run.manifest.counts["continuations"]
-    passed = {(row["state_sha256"], row["action"], row["sample_idx"]): row["passed"] for row in rows}
+    assert len(rows) == 2 * FEW == run.manifest.counts["continuations"]
+    passed = {(row["state_sha256"], row["action"]): row["passed"] for row in rows}
     for pair in pairs:
-        assert [passed[pair["state_sha256"], pair["chosen"], sample] for sample in range(2)] == [True, True]
-        assert [passed[pair["state_sha256"], pair["rejected"], sample] for sample in range(2)] == [False, False]
-    seeds = {(row["state_sha256"], row["sample_idx"]): set[int]() for row in rows}
-    for row in rows:
-        seeds[row["state_sha256"], row["sample_idx"]].add(row["seed"])
-    assert all(len(both) == 1 for both in seeds.values()), "both sides are continued with the same seed"
+        assert [passed[pair["state_sha256"], pair[side]] for side in ("chosen", "rejected")] == [True, False]
+    assert len({(row["state_sha256"], row["seed"]) for row in rows}) == FEW, "both sides go on with the same seed"
     transcript = json.loads(rows[0]["transcript_json"])
     assert [message["role"] for message in transcript] == ["assistant", "user"] * 2 + ["assistant"]
     assert transcript[0]["content"] == rows[0]["action"] and rows[0]["num_steps"] == 3
