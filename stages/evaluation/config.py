@@ -22,7 +22,7 @@ class Planning(Settings):
     """The true difference in the rate that the verdict is about (`outcome`), a fraction."""
     power: float = Field(default=0.8, gt=0.5, lt=1)
     seeds: int = Field(default=1, gt=0)
-    """Training seeds."""
+    """Training seeds; where nobody gives them, those of the trainings or of the evaluation behind --from."""
     pass_rate: float | None = Field(default=None, gt=0, lt=1)
     """The baseline's rate of passes, of those that kept the protocol where `outcome` is that, a fraction."""
     samples_differ: float | None = Field(default=None, gt=0, lt=1)

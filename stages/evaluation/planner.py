@@ -16,11 +16,11 @@ A sampling unit is what tasks are drawn in, as the environment declares it: `uni
 Axis names as in `inference`: X experiments, S training seeds, T tasks, F families, U units.
 """
 
-import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from heapq import heapify, heappop, heapreplace
 from itertools import combinations, product
 from math import asin, hypot, inf, pi
@@ -48,16 +48,7 @@ from stages.evaluation.inference import (
     shows,
     student_quantile,
 )
-from stages.evaluation.outcomes import (
-    PASSED,
-    PRIMARY,
-    START,
-    PairedOutcomes,
-    counted,
-    items_table,
-    paired,
-    with_passes,
-)
+from stages.evaluation.outcomes import PASSED, PRIMARY, START, PairedOutcomes, counted, items_table, paired, with_passes
 from stages.layout import plural
 from stages.runs.activity import activity
 from stages.runs.kinds import Row
@@ -252,7 +243,7 @@ class PlanQuestion:
     power: float
     rollouts: Callable[[Design], int]
     usd_per_rollout: float | None = None
-    resampled: tuple[TaskModel, ...] = ()
+    resampled: Sequence[TaskModel] = ()
     pilot_units: int = 0
 
     def line(
@@ -302,25 +293,30 @@ class PlanQuestion:
         return least_gain(self.model_at, design, self.power)
 
 
-def study(
-    items: pa.Table,
-    config: Config,
-    supply: Supply,
-    design: Design,
-    rollouts: Callable[[Design], int],
-    tell: Callable[[str, int, int], None],
-) -> Study:
-    """Return what an evaluation with these settings would find and cost.
+@dataclass(frozen=True)
+class PlannedEvaluation:
+    """An evaluation that was not played: its settings, the pilots' items, the tasks that there are, and its design.
 
-    `items`: of the pilots, if any; their passes are those that a verdict on them would count. `supply`: the
-    environment's tasks. `design`: what is planned. `rollouts`: how many a design plays. `tell` is called with what is
-    counted, how many designs are simulated, and how many there are.
+    rollouts: how many are played on a design.
     """
-    asked, sampling = config.planning, config.sampling()
-    possible, outcome = counted(items, PRIMARY[config.primary()])
+
+    config: Config
+    items: Sequence[Row]
+    supply: Supply
+    design: Design
+    rollouts: Callable[[Design], int]
+
+
+def study(planned: PlannedEvaluation, tell: Callable[[str, int, int], None]) -> Study:
+    """Return what an evaluation would find and cost; the passes of pilots are those that a verdict on them would count.
+
+    `tell` is called with what is counted, how many designs are simulated, and how many there are.
+    """
+    config, asked, noun = planned.config, planned.config.planning, planned.config.sampling().noun
+    possible, outcome = counted(items_table(planned.items), PRIMARY[config.primary()])
     rows = with_passes(possible, outcome).to_pylist()
     given = {name: (getattr(asked, name), GIVEN) for name in vars(TaskModel()) if getattr(asked, name) is not None}
-    given |= {"seed_sd": (0.0, UNTRAINED)} if design.untrained else {}
+    given |= {"seed_sd": (0.0, UNTRAINED)} if planned.design.untrained else {}
 
     def rates_of(rows: Sequence[Row]) -> Rates:
         return complete({**measure(rows, config.baseline, config.treatment), **given}, asked.gain)
@@ -328,18 +324,10 @@ def study(
     rates = rates_of(rows)
     costs = [row["cost_usd"] for row in rows if row["cost_usd"] is not None]
     price = asked.usd_per_rollout if asked.usd_per_rollout is not None else sum(costs) / len(costs) if costs else None
-    question = PlanQuestion(
-        task_model(rates),
-        asked.gain,
-        asked.power,
-        rollouts,
-        usd_per_rollout=price,
-        resampled=tuple(models_of(bootstrap(rows, NUM_PILOTS), rates_of, asked.gain)),
-        pilot_units=len(set(map(unit_of, rows))),
-    )
-    found = study_design(
-        question, design, supply, rates, lambda done, total: tell("designs", done, total), sampling.noun
-    )
+    resampled, units = models_of(bootstrap(rows, NUM_PILOTS), rates_of, asked.gain), len(set(map(unit_of, rows)))
+    question = PlanQuestion(task_model(rates), asked.gain, asked.power, planned.rollouts, price, resampled, units)
+    ready = partial(tell, "designs")
+    found = study_design(question, planned.design, planned.supply, rates, ready, noun)
     _, of_one = known_items(rows, config.baseline)
     passes = sum(row["passed"] for row in of_one)
     return replace(found, pilot_passes=passes, pilot_items=len(of_one), outcome=outcome.name)
@@ -550,7 +538,7 @@ def chance_of_both(one: float, other: float, correlation: float) -> float:
     return one * other + half * float(WEIGHTS @ density) / (2 * pi)
 
 
-@functools.cache
+@cache
 def latent_correlations(model: TaskModel, gain: float) -> tuple[float, float]:
     """Return the latent correlations of two rollouts of one task, and of the arms' difficulties.
 

@@ -259,13 +259,11 @@ def gain_cell(line: DesignLine) -> str:
 def remarks(found: Study) -> list[str]:
     """Return what to add first, what is enough, and how to read the table, a sentence or two each."""
     gain, power = f"{100 * found.gain:g} points", f"{100 * found.power:g} %"
-    first, limit, least = list[str](), "", found.fewest_units
-    column = found.enough or found.beyond
-    if found.add_first:
-        first.append(f"What to add first: {', then '.join(found.add_first)}.")
+    column, limit, first = found.enough or found.beyond, "", [f"What to add first: {', then '.join(found.add_first)}."]
     if any(" or " in name for name in found.add_first):
         first.append("Between those with an `or` the simulation finds no difference.")
-    if least is not None:
+    if (least := found.fewest_units) is not None:
+        first = first if found.add_first else []
         first.append(f"With fewer than {least} the test cannot reject, however large the gain. {least} are the minimum")
         first.append("for a test and no recommendation" + (f": see the column `{column.name}`." if column else "."))
     if found.most_units is not None:
@@ -279,20 +277,14 @@ def remarks(found: Study) -> list[str]:
         enough = f"`enough` is the design of fewest rollouts that was found to reach {power} power for {gain}."
     elif found.beyond:
         enough += f" The column `{found.beyond.name}` is one that would, if the environment had more of them."
-    return [
-        *filter(None, (" ".join(first), limit)),
-        enough,
-        pilot_remark(found),
-        *([COVERED] if not found.untrained and any(line.seeds < MIN_SEEDS for line in found.lines) else []),
-        *([MODELS] if found.untrained else []),
-        "±: the standard error of the simulation.",
-        "Rollouts and their cost are those of the evaluation; training another seed costs extra."
-        if not found.untrained
-        else "",
-    ]
+    ends = [COVERED] if any(line.seeds < MIN_SEEDS for line in found.lines) else []
+    ends = [MODELS] if found.untrained else [*ends, COSTS]
+    error = "±: the standard error of the simulation."
+    return [*filter(None, (" ".join(first), limit)), enough, pilot_remark(found), error, *ends]
 
 
 MODELS = "Both arms are models without training seeds: a gain is PARTIAL, one of these models."
+COSTS = "Rollouts and their cost are those of the evaluation; training another seed costs extra."
 COVERED = (
     f"The smallest gain covers other tasks, and from {MIN_SEEDS} training seeds on other trainings too: it may be "
     f"larger with {MIN_SEEDS} seeds than with fewer."
@@ -322,5 +314,5 @@ def pilot_remark(found: Study) -> str:
     return (
         f"The pilot is too small to forecast: the chance of {goal} of the design `{widest}` is anywhere from "
         f"{100 * low:.0f} to {100 * high:.0f} %, an 80 % interval by bootstrap over the pilot's units. Play "
-        f"more {plural(found.sampling_unit)} first."
+        f"more {plural(found.sampling_unit) if found.most_units is None else 'tasks'} first."
     )

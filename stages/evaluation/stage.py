@@ -195,29 +195,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     return Plan(units=units, what="rollouts", notes=notes, up_to=config.counts_by_default())
 
 
-@dataclass(frozen=True)
-class PlannedEvaluation:
-    """What a plan simulates: an evaluation that was not played, the tasks that there are for it, and a pilot's items.
-
-    played: its arms, the trained ones with their training seeds as they are there, or else with one.
-    """
-
-    config: Config
-    played: Sequence[Arm]
-    design: planner.Design
-    supply: planner.Supply
-    items: Sequence[Row]
-
-    def rollouts(self, design: planner.Design) -> int:
-        """Return how many rollouts the arms play on a design, which may have other training seeds."""
-        arms: Sequence[Arm] = self.played
-        if design.seeds != max(Counter(arm.name for arm in arms).values()):
-            named = {arm.name: arm for arm in arms}
-            arms = [arm for arm in named.values() for _ in range(design.seeds if arm.trained else 1)]
-        return design.num_tasks * rollouts_of_task(arms, design.samples)
-
-
-def planned(runs: Sequence[Run], config: Config) -> PlannedEvaluation:
+def planned(runs: Sequence[Run], config: Config) -> planner.PlannedEvaluation:
     """Return the evaluation of these trainings, or as these pilots suggest, that has the settings.
 
     Settings that nobody gave are those of the runs. Raises `BadInput` for an empty pilot, and `UsageError` for one that
@@ -243,23 +221,26 @@ def planned(runs: Sequence[Run], config: Config) -> PlannedEvaluation:
     names = [*([START] if config.with_start else []), config.baseline, config.treatment, config.control]
     to_train = list(evaluated) or [(name, 0) for name in names if name]
     played = arms(Inputs({"arms": trainings} if trainings else {}), config, to_train)
-    seeds = Counter(arm.name for arm in played if arm.trained and arm.name in (config.baseline, config.treatment))
-    given = config.planning.seeds if "seeds" in config.planning.model_fields_set else max(seeds.values(), default=1)
+    compared = [arm.name for arm in played if arm.trained and arm.name in (config.baseline, config.treatment)]
+    seeds = given = max(Counter(compared).values(), default=1)
+    if compared and "seeds" in config.planning.model_fields_set:
+        given = config.planning.seeds
+
+    def rollouts(design: planner.Design) -> int:
+        """Return how many rollouts the arms play on a design, which may have other training seeds."""
+        named = {arm.name: arm for arm in played}.values()
+        arms = [arm for arm in named for _ in range(design.seeds if arm.trained else 1)]
+        return design.num_tasks * rollouts_of_task(played if design.seeds == seeds else arms, design.samples)
+
     sampling, most = config.sampling(), max(2 * config.tasks, planner.DRAWN_TASKS)
     drawn = config.draw(config.opener(), most, at_most=True)
     if len(drawn) < config.tasks and not config.counts_by_default():
         config.draw(config.opener(), config.tasks)  # which refuses
     units = [sampling.of(task.task_id, task.family) for task in drawn]
     supply = planner.Supply.of(units, complete=len(units) < most, fixed=sampling.fixed)
-    design = planner.Design(
-        supply.sizes(config.tasks),
-        config.samples,
-        given if seeds else 1,
-        sampling.fixed,
-        one_baseline=len(seeds) == 1,
-        untrained=not seeds,
-    )
-    return PlannedEvaluation(config, played, design, supply, items)
+    design = planner.Design(supply.sizes(config.tasks), config.samples, given, sampling.fixed)
+    design = replace(design, one_baseline=len(set(compared)) == 1, untrained=not compared)
+    return planner.PlannedEvaluation(config, items, supply, design, rollouts)
 
 
 def pilots_of(runs: Sequence[Run]) -> list[Run]:
@@ -274,8 +255,7 @@ def study(runs: Sequence[Run], config: Config, tell: Callable[[str, int, int], N
     runs: trainings, which are arms as in the evaluation itself, and pilots. `tell` is called with what is counted, how
     many designs are simulated, and how many there are.
     """
-    of = planned(runs, config)
-    found = planner.study(items_table(of.items), of.config, of.supply, of.design, of.rollouts, tell)
+    found = planner.study(planned(runs, config), tell)
     found = replace(found, pilots=tuple(f"{run.path.parent.name}/{run.path.name}" for run in pilots_of(runs)))
     return asdict(found), study_text(found)
 
@@ -302,6 +282,11 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     looks = parts(len(tasks), config.looks)
     taken: list[Look] = []
     damaged: dict[tuple[str, int], str] = {}
+    question = EvalQuestion(
+        *(config.baseline, config.treatment, config.control, sampling, PRIMARY[config.primary()]),
+        untrained=frozenset(name + end for name in (START, *config.policies) for end in ("", AT_ZERO)),
+        collapsed={(info.arm, info.train_seed): info.collapsed for info in infos if info.collapsed},
+    )
     for arm in played:
         if kind_of(arm.policy) == "local":
             available.check(arm.policy)  # before another arm has played for hours
@@ -316,8 +301,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
                     damaged[arm.name, arm.seed] = why
             sound = [arm for arm in played if (arm.name, arm.seed) not in damaged]
             items = _items(sound, tasks[: part.stop], config, out)
-            question = replace(_question(config, sampling, level, infos), damaged=damaged)
-            verdict = decide(items_table(items), question, differing)
+            verdict = decide(items_table(items), replace(question, alpha=level, damaged=damaged), differing)
             taken.append(Look(part.stop, level, verdict.decision, verdict.gain))
             if verdict.settled or damaged:
                 break
@@ -325,21 +309,6 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         verdict = after_looks(verdict, taken, len(looks), len(tasks))
     same = (f"{one}." for one in one_model(played, config))
     _finish(replace(verdict, why=" ".join([*same, verdict.why])), items, out)
-
-
-def _question(config: Config, sampling: SamplingUnit, level: float, infos: Iterable[CheckpointInfo]) -> EvalQuestion:
-    """Return what is asked at a look of this level."""
-    collapsed = {(info.arm, info.train_seed): info.collapsed for info in infos if info.collapsed}
-    return EvalQuestion(
-        config.baseline,
-        config.treatment,
-        config.control,
-        sampling=sampling,
-        outcome=PRIMARY[config.primary()],
-        alpha=level,
-        untrained=frozenset(name + end for name in (START, *config.policies) for end in ("", AT_ZERO)),
-        collapsed=collapsed,
-    )
 
 
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:

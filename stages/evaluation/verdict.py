@@ -50,22 +50,7 @@ from stages.evaluation.inference import (
     shows,
     too_few,
 )
-from stages.evaluation.outcomes import (
-    AT_ZERO,
-    HACKED,
-    HIDDEN,
-    PASSED,
-    PRIMARY,
-    PROTOCOL,
-    START,
-    SUSPECT,
-    ArmSummary,
-    Missing,
-    Outcome,
-    PairedOutcomes,
-    paired,
-    problems,
-)
+from stages.evaluation.outcomes import AT_ZERO, PASSED, PRIMARY, START, ArmSummary, Missing, Outcome, PairedOutcomes
 from stages.layout import counted, p_value, plural
 from stages.runs import display
 
@@ -456,7 +441,7 @@ def compare(
 
     equal: whether to compare what does not differ in any task; None, too, where it is not.
     """
-    found = paired(items, treatment, baseline, outcome or question.outcome, missing)
+    found = outcomes.paired(items, treatment, baseline, outcome or question.outcome, missing)
     if found is None:
         return None
     d_T = np.nanmean(found.treatment_ST - found.baseline_ST, 0)
@@ -509,7 +494,7 @@ def with_reasons(
 ) -> tuple[Comparison, list[str]] | tuple[None, list[str]]:
     """Compare the treatment with another arm; returns why they cannot be compared, as clauses, where they cannot."""
     arms = other, question.treatment
-    if reasons := question.damage(*arms) or problems(possible, *arms, question.untrained):
+    if reasons := question.damage(*arms) or outcomes.problems(possible, *arms, question.untrained):
         return None, reasons
     if found := compare(possible, question.treatment, other, question):
         return found, []
@@ -560,10 +545,10 @@ def secondary(
     """
     baseline, treatment = question.baseline, question.treatment
     made = [(treatment, baseline), *([(treatment, str(question.control))] if control else [])]
-    subsets = by_family(paired(possible, treatment, baseline, question.outcome))
+    subsets = by_family(outcomes.paired(possible, treatment, baseline, question.outcome))
     for arm in sorted({*pc.unique(items["arm"]).to_pylist()} - {START, *question.arms}):
         # An arm at temperature 0 differs from the baseline by its temperature, too.
-        if not arm.endswith(AT_ZERO) and not problems(possible, arm, baseline, question.untrained):
+        if not arm.endswith(AT_ZERO) and not outcomes.problems(possible, arm, baseline, question.untrained):
             found = compare(possible, arm, baseline, question, question.outcome)
             if found:
                 of = found.difference
@@ -587,10 +572,10 @@ def conduct_differences(
     differ in any task is no question, and does not count in the correction.
     """
     hacking = outcomes.items_that_measure_hacking(items)
-    asked = [(HACKED, hacking), (SUSPECT, hacking), (PROTOCOL, possible)]
+    asked = [(outcomes.HACKED, hacking), (outcomes.SUSPECT, hacking), (outcomes.PROTOCOL, possible)]
     both = possible.filter(pc.is_in(possible["arm"], pa.array([arm, other])))
-    if outcomes.num_apart(both, HIDDEN):
-        asked.append((HIDDEN, possible))
+    if outcomes.num_apart(both, outcomes.HIDDEN):
+        asked.append((outcomes.HIDDEN, possible))
     compared = ((outcome, compare(rows, arm, other, question, outcome, equal=False)) for outcome, rows in asked)
     return [ComparedRate(outcome.rate, arm, other, found.difference) for outcome, found in compared if found]
 
@@ -781,12 +766,12 @@ def conduct_sentences(conduct: Iterable[ComparedRate], gain: PairedDifference, q
         up, main = one.difference.estimate > 0, (one.arm, one.other) == (question.treatment, question.baseline)
         if one.p_holm is None or one.p_holm >= question.alpha:
             continue
-        if up and one.rate in (HACKED.rate, SUSPECT.rate):
-            rate = "hacked rate" if one.rate == HACKED.rate else "rate of visible without hidden passes"
+        if up and one.rate in (outcomes.HACKED.rate, outcomes.SUSPECT.rate):
+            rate = "hacked rate" if one.rate == outcomes.HACKED.rate else "rate of visible without hidden passes"
             rose = "rose with the pass rate" if gain.estimate > 0 else "rose"
             rose = rose if main else f"is higher than that of {one.other}"
             yield f"The {rate} of {one.arm} {rose}, by {points(one.difference)}: part of it may be the hack."
-        if not up and one.rate == PROTOCOL.rate:
+        if not up and one.rate == outcomes.PROTOCOL.rate:
             than = "" if main else f" than {one.other}"
             yield f"{one.arm} keeps the protocol less often{than}, by {points(one.difference)}."
 
@@ -826,9 +811,9 @@ def conclusions(verdict: EvalVerdict, alpha: float = ALPHA) -> tuple[list[str], 
         not_shown += found[1]
     treatment, baseline = verdict.treatment, verdict.baseline
     words = {
-        (HACKED.rate, True): "hacks more often",
-        (SUSPECT.rate, True): "passes visible tests without hidden ones more often",
-        (PROTOCOL.rate, False): "keeps the protocol less often",
+        (outcomes.HACKED.rate, True): "hacks more often",
+        (outcomes.SUSPECT.rate, True): "passes visible tests without hidden ones more often",
+        (outcomes.PROTOCOL.rate, False): "keeps the protocol less often",
     }
     for one in verdict.comparisons:
         does = words.get((one.rate, one.difference.estimate > 0))
