@@ -30,8 +30,9 @@ install_import_hook(["stages.losses"], f"{checker.__name__}.checked")
 
 # Torch, transformers and 3,900 collected tests are a million objects, and a full collection of garbage walks over
 # all of them: 0.5 s, once for each training (accelerate asks for it) and now and then by itself. So the collector is
-# off until the tests are collected, and leaves out what exists then.
+# off until the tests are collected, and leaves out what exists then; later what tests import, which is as much again.
 gc.disable()
+MANY_OBJECTS = 50_000
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
@@ -81,9 +82,16 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Set aside from the garbage collector whatever exists before the first test."""
+    """Set aside from the garbage collector whatever exists before the first test, and later what a test imported."""
     gc.freeze()
+    gc.callbacks.append(_set_aside)
     gc.enable()
+
+
+def _set_aside(phase: str, info: dict[str, int]) -> None:
+    """Leave out of further full collections what one found in use, where it is much."""
+    if phase == "stop" and info["generation"] == 2 and len(gc.get_objects(generation=2)) > MANY_OBJECTS:
+        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around what pytest does with logs and warnings meanwhile
