@@ -182,9 +182,9 @@ def losses(
             cases.say(**found)
             continue
         # the first replica computes every mean; in a bucket each does in turn, so they share what that sends
-        sent = sum(place.sent for place in places) / len(places)
+        sent = sum(place.bucket.sent for place in places) / len(places)
         ring = 2 * (settings.replicas - 1) / settings.replicas
-        less = {"own": places[-1].sent, "with_means": sent, "than_ring": sent / ring}
+        less = {"own": places[-1].bucket.sent, "with_means": sent, "than_ring": sent / ring}
         cases.say(**found, beside_first=difference, **{f"less_{how}": steps * gradients / n for how, n in less.items()})
         if specs[0] == "synchronous":
             what = f"{settings.replicas} replicas in {settings.codec}, {steps // settings.every} rounds, outer step "
@@ -193,7 +193,7 @@ def losses(
             claim = f"{what}: held-out loss less synchronous training's (interval over rows)"
             yield measured(claim, middle, (middle - half, middle + half), unit="nats", n=HELD_OUT)
             claim = f"{what}: less sent than all gradients to a server, times"
-            yield measured(claim, steps * gradients / places[-1].sent, n=1)
+            yield measured(claim, steps * gradients / places[-1].bucket.sent, n=1)
 
 
 # --- equivalence over seeds

@@ -96,7 +96,7 @@ class ObjectStore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """rounds: of the whole training. clock: seconds."""
-        self._bucket, self._settings, self._replica, self._clock = bucket, settings, replica, clock
+        self.bucket, self._settings, self._replica, self._clock = bucket, settings, replica, clock
         self._fragments, self._rounds = fragments, rounds
         self._offered: dict[int, str] = {}
         """The key of this replica's offer, by round."""
@@ -105,16 +105,6 @@ class ObjectStore:
         self._commits: dict[int, list[str]] = {}
         self._own: set[int] = set()
         """Rounds that this replica settled."""
-
-    @property
-    def sent(self) -> int:
-        """Return the bytes written."""
-        return self._bucket.sent
-
-    @property
-    def received(self) -> int:
-        """Return the bytes read."""
-        return self._bucket.received
 
     def publish(self, start: GlobalState, delta: bytes) -> None:
         """Offer an encoded pseudo-gradient from the weights of `start` for its round.
@@ -125,7 +115,7 @@ class ObjectStore:
             self._keep(start)
         sealed = seal({"round": start.round, "replica": self._replica, "base": start.digest}, delta)
         self._offered[start.round] = f"r/{start.round:06d}/d/{self._replica:04d}.{start.digest[:16]}.{sealed[:8].hex()}"
-        self._bucket.write(self._offered[start.round], sealed)
+        self.bucket.write(self._offered[start.round], sealed)
         self._since.setdefault(("published", start.round), self._clock())
 
     def poll_round(self, round_: int) -> bool | None:
@@ -160,9 +150,9 @@ class ObjectStore:
         if mine.round == self._rounds:
             self._keep(mine)
             return mine
-        if not self._bucket.keys("s/"):
+        if not self.bucket.keys("s/"):
             self._keep(mine)
-        newer = [key for key in self._bucket.keys("s/") if int(key[2:]) >= mine.round]
+        newer = [key for key in self.bucket.keys("s/") if int(key[2:]) >= mine.round]
         found: GlobalState | None = None
         for key in reversed(newer):
             sealed = self._unsealed(key)
@@ -171,7 +161,7 @@ class ObjectStore:
                 break
         if found is None and mine.round == 0:
             raise InfrastructureError(
-                f"{self._bucket.url}: no complete state is left in s/. Restore one, or start again in another folder "
+                f"{self.bucket.url}: no complete state is left in s/. Restore one, or start again in another folder "
                 "of the bucket."
             )
         self._announce((found or mine).round)
@@ -180,21 +170,21 @@ class ObjectStore:
     def _counted(self, round_: int) -> list[str] | None:
         """Return the keys of the offers that count; None while the round is open."""
         if round_ not in self._commits:
-            data = self._bucket.read(f"r/{round_:06d}/commit.json")
+            data = self.bucket.read(f"r/{round_:06d}/commit.json")
             if data is None:
                 return None
             try:
                 self._commits[round_] = list(orjson.loads(data)["keys"])
             except (orjson.JSONDecodeError, KeyError, TypeError):
                 raise InfrastructureError(
-                    f"{self._bucket.url}/r/{round_:06d}/commit.json is damaged, so which offers count is unknown. "
+                    f"{self.bucket.url}/r/{round_:06d}/commit.json is damaged, so which offers count is unknown. "
                     "Delete it while no replica runs, then go on with --resume."
                 ) from None
         return self._commits[round_]
 
     def _settle(self, round_: int) -> list[str] | None:
         """Create the commit when all expected offers are there, or a quorum after the grace period."""
-        there = self._bucket.keys(f"r/{round_:06d}/")
+        there = self.bucket.keys(f"r/{round_:06d}/")
         base = self._offered[round_].split(".")[1]
         # Offers from other start weights (a machine that computes otherwise) do not count.
         offers = {number(key): key for key in there if "/d/" in key and key.split(".")[1] == base}
@@ -207,7 +197,7 @@ class ObjectStore:
             return None
         commit = {"round": round_, "by": self._replica, "keys": [offers[replica] for replica in sorted(offers)]}
         # The race of several replicas: the first to create the object settles the round, the others read it.
-        if self._bucket.create(f"r/{round_:06d}/commit.json", store.encode(commit)):
+        if self.bucket.create(f"r/{round_:06d}/commit.json", store.encode(commit)):
             self._own.add(round_)
         return self._counted(round_)
 
@@ -234,31 +224,31 @@ class ObjectStore:
                 continue
             parts[number(key)], base = decode(found[1], shapes, self._settings.codec), found[0]["base"]
         if not parts:
-            if self._bucket.keys("s/")[-1:] > [f"s/{round_:06d}"]:  # keys are sorted: a newer state exists
+            if self.bucket.keys("s/")[-1:] > [f"s/{round_:06d}"]:  # keys are sorted: a newer state exists
                 raise RoundDeleted
             raise InfrastructureError(
-                f"{self._bucket.url}: none of the {len(keys)} offers of round {round_} can be read. "
+                f"{self.bucket.url}: none of the {len(keys)} offers of round {round_} can be read. "
                 "Restore them, or start again in another folder of the bucket."
             )
         encoded = encode(mean(list(parts.values())), OF_MEAN[self._settings.codec])
         header = {"round": round_, "base": base, "replicas": sorted(parts), "unreadable": unreadable}
         sealed = seal(header, encoded)
         if again:
-            self._bucket.write(f"r/{round_:06d}/mean", sealed)
-        elif not self._bucket.create(f"r/{round_:06d}/mean", sealed):
+            self.bucket.write(f"r/{round_:06d}/mean", sealed)
+        elif not self.bucket.create(f"r/{round_:06d}/mean", sealed):
             theirs, _ = self._mean(round_)
             if theirs is not None:
                 return theirs
         if round_ >= 2:  # the offers before last: no replica needs them to repair a mean any more
-            gone = self._bucket.keys(f"r/{round_ - 2:06d}/")
-            self._bucket.delete([key for key in gone if "/d/" in key or "/a/" in key])
+            gone = self.bucket.keys(f"r/{round_ - 2:06d}/")
+            self.bucket.delete([key for key in gone if "/d/" in key or "/a/" in key])
         return Reduced.decoded(header, encoded)
 
     def _unsealed(self, key: str) -> tuple[dict[str, Any], bytes] | Damaged | None:
         """Return an object's header and payload; None when there is none, `Damaged` when all of several reads are."""
         found: Damaged | None = None
         for _ in range(READS):
-            data = self._bucket.read(key)
+            data = self.bucket.read(key)
             if data is None:
                 return None
             try:
@@ -271,19 +261,19 @@ class ObjectStore:
         """Make the others wait for this replica in a round, as they do for those of the round before."""
         earlier = self._counted(round_ - 1) or [] if round_ else []
         if self._replica not in map(number, earlier) and round_ < self._rounds:
-            self._bucket.write(f"r/{round_:06d}/a/{self._replica:04d}", b"")
+            self.bucket.write(f"r/{round_:06d}/a/{self._replica:04d}", b"")
 
     def _keep(self, state: GlobalState) -> None:
         """Store a state that is not there yet, and delete the means and states from before the last but one."""
-        kept = self._bucket.keys("s/")
+        kept = self.bucket.keys("s/")
         key = f"s/{state.round:06d}"
         if key in kept:
             return
-        self._bucket.create(key, state.sealed())
+        self.bucket.create(key, state.sealed())
         if kept:
             oldest = int(kept[-1][2:])  # with the means since, it leads to the new state should that be damaged
-            means = [key for key in self._bucket.keys("r/") if key.endswith("/mean") and int(key[2:8]) < oldest]
-            self._bucket.delete([*means, *(key for key in kept if int(key[2:]) < oldest)])
+            means = [key for key in self.bucket.keys("r/") if key.endswith("/mean") and int(key[2:8]) < oldest]
+            self.bucket.delete([*means, *(key for key in kept if int(key[2:]) < oldest)])
 
 
 def number(key: str) -> int:

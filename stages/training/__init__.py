@@ -23,11 +23,7 @@ trained.py - what is trained of a Linear: its weight, a LoRA, or a change of its
 rollout_gradients.py - the gradient of each rollout, its cosine with the hack direction, its importance ratio
 report.py - what a training records of its steps, what a finished one writes, the table in report.txt
 
-One training step, in reading order, is five files: stages/train.py `run` resolves the plan, loads the model, assembles
-the trainer and starts it; step.py has the step itself, and calls rollouts.py to play the rollouts and a channel, such
-as those of channels/pairs.py, for its loss, which a kernel such as stages/losses/preference.py computes. After a kill:
-`_fit` in stages/train.py resumes from what checkpoints.py marked as complete.
-
-A new channel is a kernel in stages/losses, a subclass of `Channel`, and an entry in the registry `CHANNELS`; with rows
-of a new kind, a file with a subclass of `RowSource` and its channels.
+docs/architecture.md follows one step through five of these files. After a kill `_fit` in stages/train.py resumes from
+what checkpoints.py marked as complete. CONTRIBUTING.md tells what a new channel takes: a class, and an entry in
+`CHANNELS`.
 """

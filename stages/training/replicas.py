@@ -86,7 +86,6 @@ class OuterSteps(TrainerCallback):
         """folder: of the trainer's checkpoints."""
         self._replica, self._out, self._folder = replica, out, folder
         self._loop: OuterLoop | None = None
-        self._store: ObjectStore | None = None
         self.finished = False
         """Whether all rounds are held."""
 
@@ -100,8 +99,8 @@ class OuterSteps(TrainerCallback):
         # The others must train the same parameters with the same settings: a mean over anything else means nothing.
         shared = {**replica.shared, "parameters": {name: list(shape) for name, shape in fragments.all.items()}}
         rounds.agree(replica.bucket, shared)
-        self._store = ObjectStore(replica.bucket, settings, replica.number, fragments=fragments, rounds=number)
-        self._loop = OuterLoop(parameters, settings, self._store, number, stop=self._out.stop.is_set)
+        objects = ObjectStore(replica.bucket, settings, replica.number, fragments=fragments, rounds=number)
+        self._loop = OuterLoop(parameters, settings, objects, number, stop=self._out.stop.is_set)
         try:
             self._loop.start(*_read(newest(self._folder, self._out)))
         except Stopped:
@@ -130,14 +129,14 @@ class OuterSteps(TrainerCallback):
 
     def report(self) -> None:
         """Write the rounds into diloco.json and the summary."""
-        if self._loop is None or self._store is None:
+        if self._loop is None:
             return
         held = [asdict(round_) for round_ in self._loop.history]
         summary: dict[str, Any] = {
             "replica": self._replica.number,
             "rounds_taken_part": sum(round_["took_part"] for round_ in held),
-            "bytes_sent": self._store.sent,
-            "bytes_received": self._store.received,
+            "bytes_sent": self._replica.bucket.sent,
+            "bytes_received": self._replica.bucket.received,
         }
         self._out.document("diloco", {**summary, "weights": self._loop.state.digest, "rounds": held})
         self._out.set_summary(**summary)

@@ -187,7 +187,7 @@ class WeightSync(ABC):
         """Load it on this process' server, and sample from it; called in every process, `server.loads` in one each."""
 
     @abstractmethod
-    def _forget(self, version: int, folder: Path) -> None:
+    def _forget(self, folder: Path) -> None:
         """Remove older versions that are no longer sampled from, in every process."""
 
     @abstractmethod
@@ -203,7 +203,7 @@ class WeightSync(ABC):
         self._send(step, folder)
         # That a server confirms a load proves nothing.
         found = self._compare(f"After step {step}", "Restart the server on the model that is trained.")
-        self._forget(step, folder)
+        self._forget(folder)
         if not found.told and not self._noticed:
             self._noticed = True
             self._notice(
@@ -245,9 +245,8 @@ class WeightSync(ABC):
 
     def _compare(self, when: str, remedy: str) -> Agreement:
         """Compare log-probs, each process with its server; return the least move, and the largest difference."""
-        own = self._comparison()
         # All processes learn all comparisons, so that all of them stop.
-        found = self.server.ranks.gather(own)
+        found = self.server.ranks.gather(self._comparison())
         for one in found:
             if not one.difference <= self._tolerance:  # so that NaN is refused, too
                 raise ComposerError(
@@ -318,7 +317,7 @@ class AdapterSync(WeightSync):
     def _check_unchanged(self, step: int) -> None:
         """Compare nothing: a name is never given to a second adapter."""
 
-    def _forget(self, version: int, folder: Path) -> None:
+    def _forget(self, folder: Path) -> None:
         self._unload(self.server.ranks.gather(self.sampler.in_use()))
 
     def end(self) -> None:
@@ -452,7 +451,7 @@ class WholeSync(WeightSync):
         """`ComposerError` where another run has replaced the weights while the rollouts of a step were played."""
         self._compare(f"While step {step} was played,", "Give each training of all weights servers of its own.")
 
-    def _forget(self, version: int, folder: Path) -> None:
+    def _forget(self, folder: Path) -> None:
         # The newest stays: a server that is started again after its death gets it back.
         if self._before not in (None, folder) and self.server.ranks.first:
             self._remove(self._before)

@@ -74,7 +74,7 @@ def test_c_frozen_parameters_are_not_sent():
     frozen = replicas[0].model[0].weight.detach().clone()
     (_, loop) = together(settings(2, codec="float32"), 1, replicas)
     assert set(loop.state.weights) == {"2.weight", "2.bias"}
-    assert loop._store.sent < 4 * 183 + 500, "one offer: 183 of 3,843 numbers, and a header"
+    assert loop._store.bucket.sent < 4 * 183 + 500, "one offer: 183 of 3,843 numbers, and a header"
     assert torch.equal(replicas[0].model[0].weight, frozen)
 
 
@@ -84,7 +84,7 @@ def test_d_integers_save_bytes_without_a_gpu():
         codec: together(settings(codec=codec), 4, [Replica(n, 200) for n in range(3)])
         for codec in ("float32", "int8", "int4")
     }
-    bytes_ = {codec: loops[1]._store.sent for codec, loops in sent.items()}
+    bytes_ = {codec: loops[1]._store.bucket.sent for codec, loops in sent.items()}
     assert bytes_["float32"] / bytes_["int8"] > 3.9
     assert bytes_["float32"] / bytes_["int4"] > 7.7
 
