@@ -92,7 +92,7 @@ class _GivenHints(HintSource):
     """Gives the completions of the newest generation that the user's function has hinted, as many as a step takes."""
 
     def __init__(self, settings: Hints) -> None:
-        self.teacher, self.turns, self._settings = SelfTeacher(settings), list[HintedTurn](), settings
+        self.follower, self.turns, self._settings = SelfTeacher(settings), list[HintedTurn](), settings
 
     def rows(self, rollouts: Sequence[LiveRollout], step: int) -> list[HintedTurn]:
         return spread(self.turns, self._settings.per_step)
@@ -203,8 +203,8 @@ class _ChannelStep(ComposedStep):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        for source in self.channels.sources.values():
-            source.load(Path(resume_from_checkpoint))
+        for follower in self.channels.followers:
+            follower.load(Path(resume_from_checkpoint))
 
 
 def _text(number: int, side: str, said: Any) -> str:

@@ -53,7 +53,7 @@ METRICS_EVERY_S = 2.0
 
 
 class SourcesFollow(TrainerCallback):
-    """Lets the row sources of channels follow the model under training, and saves them with its checkpoints."""
+    """Tells what follows the model under training (`RowSource.follower`) of its steps, and saves it in checkpoints."""
 
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
@@ -61,21 +61,21 @@ class SourcesFollow(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Give the row sources the model that training starts from."""
+        """Give the followers the model that training starts from."""
         # Not earlier: only now the model has its adapter, and the weights of the checkpoint that it resumes from.
-        for source in self._channels.sources.values():
-            source.begin(kwargs["model"])
+        for follower in self._channels.followers:
+            follower.begin(kwargs["model"])
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Let the row sources follow; args: `GRPOConfig`."""
-        for source in self._channels.sources.values():
-            source.after_step(kwargs["model"])
+        """Tell the followers of a step; args: `GRPOConfig`."""
+        for follower in self._channels.followers:
+            follower.after_step(kwargs["model"])
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Write what the row sources keep, by the first process."""
+        """Write what the followers keep, by the first process."""
         if state.is_world_process_zero:
-            for source in self._channels.sources.values():
-                source.save(Path(args.output_dir or "", f"checkpoint-{state.global_step}"))
+            for follower in self._channels.followers:
+                follower.save(Path(args.output_dir or "", f"checkpoint-{state.global_step}"))
 
 
 class Supervision(SourcesFollow):
@@ -112,7 +112,7 @@ class Supervision(SourcesFollow):
             self._written_at = time.monotonic()
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Let the row sources follow, report progress and check for a request to stop; args: `GRPOConfig`."""
+        """Tell the followers, report progress and check for a request to stop; args: `GRPOConfig`."""
         super().on_step_end(args, state, control, **kwargs)
         self._out.progress("training steps", state.global_step, state.max_steps)
         # A signal reaches the processes at different steps; all must save and stop after the same one.

@@ -159,19 +159,24 @@ class Channels:
                         losses[channel_name] = channel.loss(shared)
         return losses, grpo_scored
 
+    @property
+    def followers(self) -> list[Any]:
+        """Return what of the sources follows the model under training (`RowSource.follower`)."""
+        return [source.follower for source in self.sources.values() if source.follower is not None]
+
     def end_step(self, losses: Mapping[str, ChannelLoss], step: int) -> None:
         """Give every channel that had rows the loss of a whole step of training."""
         for name, channel in losses.items():
             self._active[name].end_step(channel.loss, step)
 
     def state(self) -> dict[str, State]:
-        """Return what a resumed run needs of the channels, as JSON, by channel; tensors are the sources' to save."""
+        """Return what a resumed run needs of the channels, as JSON, by channel; followers save their tensors."""
         return {name: channel.state() for name, channel in self._active.items()}
 
     def load(self, state: Mapping[str, State], folder: Path) -> None:
-        """Continue from `state`, and from what the sources saved into the folder of a checkpoint."""
-        for source in self.sources.values():
-            source.load(folder)
+        """Continue from `state`, and from what the sources' followers saved into the folder of a checkpoint."""
+        for follower in self.followers:
+            follower.load(folder)
         for name, channel in self._active.items():
             channel.load(state[name])
 

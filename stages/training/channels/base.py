@@ -9,7 +9,6 @@ Shapes: N completion tokens of all rows. Log-probs are natural, in nats.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import torch
@@ -144,8 +143,7 @@ class SourceInputs:
 class RowSource(ABC, Generic[Row]):
     """Gives the rows of each step that the channels of one kind learn from, and holds what gives them their targets.
 
-    A training has one of each kind that a channel with a weight uses. What a source keeps from step to step it saves
-    into the training's checkpoints.
+    A training has one of each kind that a channel with a weight uses.
     """
 
     name: ClassVar[str]
@@ -154,6 +152,10 @@ class RowSource(ABC, Generic[Row]):
     """How its channels read a part of the rows of a step."""
     whole_rollouts: ClassVar[bool] = False
     """Whether each row is one of the step's rollouts, which is scored together with GRPO's row of the same tokens."""
+    follower: Any = None
+    """What follows the model under training, such as a teacher that is its average; None for most sources. It has
+    `begin` and `after_step`, called with the model (with its adapter if it has one) before the first step of an
+    attempt and after each step, and `save` and `load`, called with the folder of a checkpoint."""
 
     @classmethod
     @abstractmethod
@@ -167,22 +169,6 @@ class RowSource(ABC, Generic[Row]):
     def trees(self, row: Any) -> tuple[Tree, ...]:
         """Return the token ids of a row: first what the student is trained on, then what its teacher is shown."""
         return (row.tree,)
-
-    def begin(self, model: Any) -> None:
-        """Called with the model that training starts from or resumes with, with its adapter if it has one."""
-        del model
-
-    def after_step(self, model: Any) -> None:
-        """Called after each step of the optimiser."""
-        del model
-
-    def save(self, folder: Path) -> None:
-        """Write what a resumed training needs into the folder of a checkpoint."""
-        del folder
-
-    def load(self, folder: Path) -> None:
-        """Continue from the folder of a checkpoint."""
-        del folder
 
 
 class Channel(ABC, Generic[Rows]):

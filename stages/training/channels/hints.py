@@ -310,7 +310,7 @@ def _as_teacher(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[Non
 
 @dataclass(eq=False)
 class HintedRows(ScoredRows):
-    """Faulty turns, N tokens; the teacher of `source` is the model itself behind the prompt with the hint.
+    """Faulty turns, N tokens; their teacher is `source.follower`, the model itself behind the prompt with the hint.
 
     tokens: those that count, of all turns of the whole step. mean_weights: [N] 1 / tokens for every token that counts,
     so that a sum under these weights is this part's share of the step's mean.
@@ -335,14 +335,14 @@ class HintedRows(ScoredRows):
     @cached_property
     def taught(self) -> Taught:
         """What predicts the same tokens behind the hint, without gradient."""
-        return self.source.teacher.predictors(self.model, [turn.hinted for turn in self.rows])
+        return self.source.follower.predictors(self.model, [turn.hinted for turn in self.rows])
 
 
 class HintSource(RowSource[HintedTurn]):
     """Gives at most `hints.per_step` hinted turns of a step's rollouts, spread evenly over them.
 
-    A model that writes hints is asked about the turns that are used, and about no other. `teacher` scores the turns
-    behind their hints.
+    A model that writes hints is asked about the turns that are used, and about no other. `follower`, a `SelfTeacher`,
+    scores the turns behind their hints.
     """
 
     name, scored_rows = "hinted", HintedRows
@@ -356,7 +356,7 @@ class HintSource(RowSource[HintedTurn]):
         hint_model: Policy | None = None,
     ) -> None:
         self._settings, self._tokenizer, self._environment, self._record = settings, tokenizer, environment, record
-        self._hint_model, self.teacher = hint_model, SelfTeacher(settings)
+        self._hint_model, self.follower = hint_model, SelfTeacher(settings)
 
     @classmethod
     def open(cls, given: SourceInputs) -> Self:
@@ -391,22 +391,6 @@ class HintSource(RowSource[HintedTurn]):
     def trees(self, row: HintedTurn) -> tuple[Tree, ...]:
         """Return the turn without the hint, which the student is trained on, and with it, which the teacher scores."""
         return (row.tree, row.hinted)
-
-    def begin(self, model: Any) -> None:
-        """Give the teacher the weights that training starts from."""
-        self.teacher.begin(model)
-
-    def after_step(self, model: Any) -> None:
-        """Let the teacher follow the student."""
-        self.teacher.after_step(model)
-
-    def save(self, folder: Path) -> None:
-        """Write the teacher's own weights."""
-        self.teacher.save(folder)
-
-    def load(self, folder: Path) -> None:
-        """Continue with the teacher's own weights."""
-        self.teacher.load(folder)
 
 
 class Sdpo(Channel[HintedRows]):

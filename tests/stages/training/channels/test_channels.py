@@ -69,7 +69,7 @@ def pair_source(settings: Config, rows: list[Any], teacher: torch.nn.Module) -> 
 
 def hint_source(settings: Config, rows: list[Any], teacher: torch.nn.Module) -> HintSource:
     source = HintSource(settings.hints, None, None, lambda step, found: None)
-    source.begin(teacher)
+    source.follower.begin(teacher)
     return source
 
 
