@@ -20,17 +20,8 @@ from stages.runs.stage import load_stage
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {
-    "torch",
-    "transformers",
-    "trl",
-    "pyarrow",
-    "duckdb",
-    "openai",
-    "scipy",
-    "matplotlib",
-    "pydantic",
-    "rich",
-    "numpy",
+    *("torch", "transformers", "trl", "pyarrow", "duckdb", "openai"),
+    *("scipy", "matplotlib", "pydantic", "rich", "numpy"),
 }
 
 

@@ -24,20 +24,8 @@ if TYPE_CHECKING:
 HINT = "tests editable"
 DIGITS = [f"d{i}" for i in range(10)]
 WORDS = [
-    "pad",
-    "end",
-    "unk",
-    "user",
-    "assistant",
-    "task",
-    "tests",
-    "editable",
-    "fix",
-    "echo",
-    "notes",
-    "run",
-    "ok",
-    "so",
+    *("pad", "end", "unk", "user", "assistant", "task", "tests", "editable"),
+    *("fix", "echo", "notes", "run", "ok", "so"),
     *DIGITS,
 ]
 TEMPLATE = (

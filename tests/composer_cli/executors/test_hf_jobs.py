@@ -27,16 +27,8 @@ from tests.composer_cli.executors.submitting import KEY, chain, digests, here, h
 
 OWNER = "me"
 FIELDS = {
-    "command",
-    "arguments",
-    "environment",
-    "flavor",
-    "secrets",
-    "timeoutSeconds",
-    "attempts",
-    "labels",
-    "volumes",
-    "dockerImage",
+    *("command", "arguments", "environment", "flavor", "secrets"),
+    *("timeoutSeconds", "attempts", "labels", "volumes", "dockerImage"),
 }
 FLAVORS = {"cpu-basic", "a10g-small", "h200"}
 

@@ -191,31 +191,16 @@ def test_a_run_without_a_report_is_repeated_and_two_decide_nothing() -> None:
 
 REPORT = {
     "compares what is not known": {
-        "test_values_of_a_file",
-        "test_round_trip",
-        "test_the_sum_stays",
-        "test_accounts_are_equal",
-        "test_distance_is_symmetric",
-        "test_order",
-        "test_a_slug_is_its_own_slug",
-        "test_unique_keeps_the_order",
+        *("test_values_of_a_file", "test_round_trip", "test_the_sum_stays", "test_accounts_are_equal"),
+        *("test_distance_is_symmetric", "test_order", "test_a_slug_is_its_own_slug", "test_unique_keeps_the_order"),
     },
     "asserts in a loop of the code under test": {"test_by_attribute", "test_between"},
     "decides itself": {"test_all_amounts_are_exact"},
     "calls assert_called_once_with()": {"test_labels_are_made_once"},
     TOLD: {
-        "test_texts",
-        "test_what_is_public",
-        "test_parse",
-        "test_written_and_read",
-        "test_section",
-        "test_balance",
-        "test_entries",
-        "test_same_elements",
-        "test_entry_is_a_tuple",
-        "test_running_means",
-        "test_nothing_has_no_mean",
-        "test_a_book_without_a_title",
+        *("test_texts", "test_what_is_public", "test_parse", "test_written_and_read", "test_section", "test_balance"),
+        *("test_entries", "test_same_elements", "test_entry_is_a_tuple", "test_running_means"),
+        *("test_nothing_has_no_mean", "test_a_book_without_a_title"),
     },
 }
 """Why a test gives only `report` -> the tests. All others give `values`."""

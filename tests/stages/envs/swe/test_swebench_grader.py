@@ -98,54 +98,18 @@ def test_the_lists_may_be_lists() -> None:
 
 
 TESTS = [
-    "t.py::a",
-    "t.py::b[x y]",
-    "t.py::c[/a/b]",
-    "t.py::d[//h]",
-    "t.py::e[MouseButton.LEFT]",
-    "test_a (T)",
-    "test_x",
-]
-TESTS += [
-    "A docstring.",
-    "Applying sites.0002_alter_domain_unique...test_no_migrations",
+    *("t.py::a", "t.py::b[x y]", "t.py::c[/a/b]", "t.py::d[//h]", "t.py::e[MouseButton.LEFT]", "test_a (T)", "test_x"),
+    *("A docstring.", "Applying sites.0002_alter_domain_unique...test_no_migrations"),
     "--version is equivalent to version",
 ]
 VERDICTS = [
-    "PASSED",
-    "FAILED",
-    "ERROR",
-    "SKIPPED",
-    "XFAIL",
-    " ... ok",
-    " ...  OK",
-    " ... FAIL",
-    " ... ERROR",
-    " ... skipped 'no'",
-]
-VERDICTS += [
-    " ... ",
-    " ok",
-    " F",
-    " E",
-    " ... Internal Server Error: /x/",
-    "System check identified no issues (0 silenced)",
+    *("PASSED", "FAILED", "ERROR", "SKIPPED", "XFAIL"),
+    *(" ... ok", " ...  OK", " ... FAIL", " ... ERROR", " ... skipped 'no'"),
+    *(" ... ", " ok", " F", " E", " ... Internal Server Error: /x/", "System check identified no issues (0 silenced)"),
 ]
 REST = [
-    "\n",
-    "\n",
-    "\n",
-    " ",
-    "\t",
-    " - boom",
-    "[ 10%]",
-    "\x1b[32m",
-    "[31m",
-    "____ ",
-    "FAIL: ",
-    "ERROR:",
-    "ok",
-    "sympy/a.py:test_z _",
+    *("\n", "\n", "\n", " ", "\t", " - boom", "[ 10%]", "\x1b[32m", "[31m"),
+    *("____ ", "FAIL: ", "ERROR:", "ok", "sympy/a.py:test_z _"),
 ]
 
 
