@@ -89,10 +89,10 @@ def fitted(text: str) -> str:
     """Return a report, whose sentences are wrapped, without lines wider than the terminal, if stdout is one."""
     lines, before = list[str](), ""
     for line in text.split("\n"):
-        # A wrapped line ends where the next word has no room; a row of a table has columns, two spaces apart.
-        goes_on = (
-            line.strip() and before and "  " not in before.strip() and len(before) + len(line.split()[0]) >= REPORT
-        )
+        # A sentence goes on below where its next word had no room; a row of a table has two spaces between its columns.
+        further, (word, *_) = len(line) - len(line.lstrip()), [*line.split(), ""]
+        alike = further == len(before) - len(before.lstrip()) and "  " not in f"{before.strip()}\n{line.strip()}"
+        goes_on = word and before and alike and len(before) + len(word) >= REPORT
         lines[-1:] = [f"{lines[-1]} {line.strip()}"] if goes_on else [*lines[-1:], line]
         before = line
     return folded("\n".join(lines), shutil.get_terminal_size().columns) if sys.stdout.isatty() else text

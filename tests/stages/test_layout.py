@@ -19,12 +19,25 @@ class Terminal(io.StringIO):
 def test_a_report_is_folded_anew_for_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     sentence = " ".join(["words"] * 30)
-    report = "\n".join(["one", folded(sentence, 100), "", f"{'name':<50}  1.5 %  20 %", "/a/path-of-more" + "x" * 60])
+    report = "\n".join(
+        [
+            "one",
+            folded(sentence, 100),
+            "",
+            "  " + "x " * 47 + "end",
+            "also",
+            f"{'name':<50}  1.5 %  20 %",
+            "/a/path-of-more" + "x" * 60,
+        ]
+    )
     with redirect_stdout(Terminal()):
         assert fitted(report).split("\n") == [
             "one",
             *folded(sentence, 60).split("\n"),
             "",
+            "  " + "x " * 28 + "x",
+            "  " + "x " * 18 + "end",
+            "also",
             f"{'name':<50}  1.5 %",
             "    20 %",
             "/a/path-of-more" + "x" * 60,
