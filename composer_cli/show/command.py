@@ -96,5 +96,4 @@ def print_run(run: Run, name: str, chosen: RolloutFilter, number: int | None, *,
         counts = {"outcomes": page.outcomes, "passes": page.passes, "fitting": page.total}
         print_json({"manifest": manifest, **counts, "rollouts": page.rows})
     else:
-        every = sum(page.outcomes.values())
-        print_text(text.run_page(run, text.index_text(page, chosen, name), every), text.OUTCOME_COLOURS)
+        print_text(text.run_page(run, text.index_text(page, chosen, name), page), text.OUTCOME_COLOURS)

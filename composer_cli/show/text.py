@@ -93,18 +93,19 @@ def facts_page(run: Run, labels: Collection[str] | None = None, done: int | None
     return "\n".join([str(shown_path(run.path)), *(f"  {label:<8}{words}" for label, words in found.items())])
 
 
-def run_page(run: Run, listed: str, rollouts: int | None = None) -> str:
+def run_page(run: Run, listed: str, found: RolloutPage | None = None) -> str:
     """Return a run as text: its decision, its facts, its report, then what is listed of it.
 
-    rollouts: how many there are, in a run with rollouts, of which the most important facts and the first paragraph of
-    its report are enough.
+    found: any page of a run with rollouts, of which the most important facts and the first paragraph of its report are
+    enough.
     """
     decision, report = findings(run), (run.read_file("report.txt") or b"").decode(errors="replace").strip()
-    facts = facts_page(run) if rollouts is None else facts_page(run, SHORT, rollouts)
-    if rollouts is not None:
+    facts = facts_page(run) if found is None else facts_page(run, SHORT, sum(found.outcomes.values()))
+    if found is not None:
         report = report.partition("\n\n")[0]
-    report = fitted(report)
-    return "\n\n".join(filter(None, [as_text(decision) if decision else "", facts, report, listed]))
+        if (grounds := grounds_in_words(found.passes)) and grounds not in report:
+            listed = f"{grounds}\n{listed}"
+    return "\n\n".join(filter(None, [as_text(decision) if decision else "", facts, fitted(report), listed]))
 
 
 def rows_text(run: Run, number: int) -> str:
@@ -204,7 +205,7 @@ def index_text(found: RolloutPage, wanted: RolloutFilter, called: str) -> str:
     title = f"{counted(every, 'rollout')}{f': {each}' if each else ''}"
     if wanted.reward:
         title += f"; only those that {wanted.reward}" if found.rows else f"; none {wanted.reward}"
-    lines = [title, *filter(None, [grounds_in_words(found.passes)])]
+    lines = [title]
     if found.rows:
         lines += ["", _table(found.rows)]
         if (more := found.total - len(found.rows)) > 0:
