@@ -1,5 +1,6 @@
 """`composer show RUN --follow` and `--watch`: what happens inside runs, rollout by rollout or step by step."""
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ SHOWN = 30
 """Rollouts in one view: those whose present action has lasted longest."""
 STEPS = 12
 """Training steps in one view: the newest."""
+SEED = re.compile(r"(@\d{4})\d+$")
 STALE_S = 10.0
 """After so many seconds without an update the process has ended, or plays no rollouts."""
 
@@ -21,8 +23,8 @@ STALE_S = 10.0
 def view(run: Run) -> str:
     """Return the status of a run, with its live rollouts or its last training steps, as text."""
     title = f"{run.path.name}: {run.manifest.status}"
-    # `live.json` is there while rollouts are played here; a model in this process plays them in batches without it.
-    if (live := run.live()) is not None:
+    # The state is there while rollouts are played here, and for a moment after; a model in this process has none.
+    if run.manifest.status != "complete" and (live := run.live()) is not None:
         return _rollouts(title, live)
     if rows := metric_rows(run, last=STEPS):
         names = [name for name in METRICS if any(name in row for row in rows)]
@@ -39,10 +41,12 @@ def _rollouts(title: str, live: Row) -> str:
     title += f", {live['done']} of {live['total']} finished, {len(units)} live"
     if silence_s > STALE_S:
         title += f", last heard of {duration(silence_s)} ago"
-    slowest = sorted(units, key=lambda unit: (-unit["doing_s"], unit["rollout_id"]))
+    slowest = sorted(units, key=lambda unit: (-unit["doing_s"], unit["rollout_id"]))[:SHOWN]
+    # Of the long seeds of a training some digits are enough: any part of an id is found.
+    ids = [SEED.sub(r"\1", unit["rollout_id"]) for unit in slowest]
     cells = [
-        (unit["rollout_id"], unit["steps"], unit["doing"], duration(unit["doing_s"]), duration(unit["wall_s"]))
-        for unit in slowest[:SHOWN]
+        (one, unit["steps"], unit["doing"], duration(unit["doing_s"]), duration(unit["wall_s"]))
+        for one, unit in zip(ids, slowest, strict=True)
     ]
     table = aligned(cells, ("rollout", "steps", "doing", "for", "in all"), (LEFT, RIGHT, LEFT, RIGHT, RIGHT))
     more = f"\nand {len(units) - SHOWN} more" if len(units) > SHOWN else ""

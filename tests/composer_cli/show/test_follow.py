@@ -1,10 +1,12 @@
 """`composer show RUN --follow`: what rollouts do while they are played, and an end when the run ends."""
 
+import json
 import threading
 import time
 from pathlib import Path
 
 from support.models import save_tiny
+from support.runs import written
 from support.server import Reply, answer, serving
 
 from composer_cli.console import Views
@@ -39,15 +41,14 @@ def test_live_rollouts_are_seen_until_the_run_ends(tmp_path: Path) -> None:
 
 
 def test_a_run_that_went_silent_says_since_when(tmp_path: Path) -> None:
-    with serving(lambda body, n: Reply(body=answer("a"))) as server:
-        wanted = collect.Config(
-            env={"name": "support.environments:GuessEnv"}, policy={"model": "m", "base_url": server.url}, tasks=1
-        )
-        run = Run(runner.execute("collect", {}, wanted, root=tmp_path).path)
-    told = run.path / "scratch" / "live" / "units.json"
-    told.parent.mkdir(parents=True)
-    told.write_text('{"at": 1, "done": 1, "total": 4, "units": []}')
-    assert "1 of 4 finished, 0 live, last heard of" in view(run)
+    for status in ("running", "complete"):
+        run = Run(written(tmp_path, f"train/20260102T030405Z-{status}", status=status))
+        told = run.path / "scratch" / "live" / "units.json"
+        told.parent.mkdir(parents=True)
+        one = {"rollout_id": "t-1#0@598214116530573433", "steps": 1, "doing": "asking", "doing_s": 1.0, "wall_s": 2.0}
+        told.write_text(json.dumps({"at": 1, "done": 1, "total": 4, "units": [one]}))
+        shown = view(run)
+        assert ("1 of 4 finished, 1 live, last heard of" in shown) == ("t-1#0@5982 " in shown) == (status == "running")
 
 
 def test_a_training_is_seen_step_by_step(tmp_path: Path) -> None:
