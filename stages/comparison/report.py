@@ -46,7 +46,7 @@ def sentence(found: "LogComparison", one: "LogDifference") -> str:
         return f"Too few to say: {by}; {one.too_few}."
     if one.needed is None:
         return f"Whether {b} is better than {a} depends on how what is missing would have ended: {by}."
-    few = f"about {_round(one.needed):,} tasks like these find a difference of {bar} in 80 % of cases"
+    few = f"about {float(f'{one.needed:.2g}'):,.0f} tasks like these find a difference of {bar} in 80 % of cases"
     return f"Too few to say whether {b} is better than {a}: {by}; {few}."
 
 
@@ -190,11 +190,6 @@ def _value(found: "LogComparison", value: float) -> str:
 
 def _signed(found: "LogComparison", value: float) -> str:
     return f"{100 * value:+z.1f}{POINTS}" if found.binary else f"{value:+z.3g}"
-
-
-def _round(number: int) -> int:
-    digits = max(len(str(number)) - 2, 0)
-    return round(number, -digits)
 
 
 def reasons(of: Mapping[str, int]) -> str:

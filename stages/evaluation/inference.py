@@ -281,7 +281,8 @@ class PairedTest:
     def p(self, mean: float = 0.0) -> Array:
         """Return [X] the smallest level at which `mean` is rejected."""
         if self.top_error_X is None:
-            return self._units_p(np.broadcast_to(mean, self.estimate_X.shape))
+            mean_X = np.broadcast_to(mean, self.estimate_X.shape)
+            return np.asarray(np.maximum(self.flips.p(mean_X), self._other_p(mean_X)))
         # With a top level, the mean that units must reject depends on the level, which is found by bisection.
         low_X, high_X = np.zeros(len(self.estimate_X)), np.ones(len(self.estimate_X))
         for _ in range(STEPS):
@@ -298,11 +299,6 @@ class PairedTest:
         q = (np.sqrt(np.maximum(linear**2 - 8 * n * constant, 0)) - linear) / (4 * n)
         statistic: Array = (b - c - n * m) / np.sqrt(np.maximum(n * (2 * q + m * (1 - m)), TOLERANCE))
         return statistic
-
-    def _units_p(self, mean_X: Array) -> Array:
-        """Return [X] the p-value of the units: the larger one of the flips and the score test."""
-        p_X: Array = np.maximum(self.flips.p(mean_X), self._other_p(mean_X))
-        return p_X
 
     def _other_p(self, mean_X: Array) -> Array:
         """Return [X] the p-value of the score test, or of Hall's t."""

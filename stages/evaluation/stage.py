@@ -300,7 +300,9 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
                 if why := _play(arm, make(), theirs, serving, config, out):
                     damaged[arm.name, arm.seed] = why
             sound = [arm for arm in played if (arm.name, arm.seed) not in damaged]
-            items = _items(sound, tasks[: part.stop], config, out)
+            names = [item_id(arm, one) for arm in sound for one in _rollouts(arm, tasks[: part.stop], config)]
+            # Transcripts, patches and logs stay on disk: the other columns of an item are small.
+            items = [record["item"] | dict.fromkeys(LONG) for record in out.journal.read(names)]
             verdict = decide(items_table(items), replace(question, alpha=level, damaged=damaged), differing)
             taken.append(Look(part.stop, level, verdict.decision, verdict.gain))
             if verdict.settled or damaged:
@@ -413,15 +415,6 @@ def _play(
     except NotFinite as error:
         return str(error)
     return None
-
-
-def _items(played: list[Arm], tasks: list[Task], config: Config, out: RunWriter) -> list[Row]:
-    """Return the items of these tasks, arm by arm.
-
-    Transcripts, patches and logs stay on disk: the other columns of an item are small.
-    """
-    names = [item_id(arm, rollout) for arm in played for rollout in _rollouts(arm, tasks, config)]
-    return [record["item"] | dict.fromkeys(LONG) for record in out.journal.read(names)]
 
 
 def _finish(verdict: EvalVerdict, items: list[Row], out: RunWriter) -> None:
