@@ -181,7 +181,7 @@ class EnvStageConfig(StageConfig):
         """Return the settings with as many tasks as the split has, in place of a default that is larger."""
         if not self.counts_by_default() or self._is_foreign():
             return self
-        return self.model_copy(update={"tasks": len(self.draw(self.opener(), getattr(self, "tasks", 1)))})
+        return self.model_copy(update={"tasks": len(self.draw(self.opener(), getattr(self, "tasks", 1), at_most=True))})
 
     def counts_by_default(self) -> bool:
         """Return whether the number of tasks is the default, so that a smaller split gives all of its tasks."""
