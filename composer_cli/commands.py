@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from composer_cli import options
-from composer_cli.printing import interrupt_leaves, print_result, reports_errors, say
+from composer_cli.printing import fitted, interrupt_leaves, print_result, reports_errors, say
 
 
 @reports_errors
@@ -29,7 +29,7 @@ def status(
 
     found, submitted = runs.lines(artifacts, check="bytes" if check else "sizes"), jobs.lines(artifacts)
     if json or found or submitted:
-        print_result(json, {"runs": found, "jobs": submitted}, status_tables(found, submitted), COLOURS)
+        print_result(json, {"runs": found, "jobs": submitted}, fitted(status_tables(found, submitted)), COLOURS)
     else:
         say(f"There are no runs in {artifacts} yet. `composer run --preset demo` makes some.")
     damaged = [line for line in found if line.status in (runs.DAMAGED, "unreadable")]

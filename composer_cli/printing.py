@@ -92,7 +92,7 @@ def fitted(text: str) -> str:
         # A sentence goes on below where its next word had no room; a row of a table has two spaces between its columns.
         further, (word, *_) = len(line) - len(line.lstrip()), [*line.split(), ""]
         alike = further == len(before) - len(before.lstrip()) and "  " not in f"{before.strip()}\n{line.strip()}"
-        goes_on = word and before and alike and len(before) + len(word) >= REPORT
+        goes_on = word and before and alike and REPORT - len(word) <= len(before) <= REPORT
         lines[-1:] = [f"{lines[-1]} {line.strip()}"] if goes_on else [*lines[-1:], line]
         before = line
     return folded("\n".join(lines), shutil.get_terminal_size().columns) if sys.stdout.isatty() else text
