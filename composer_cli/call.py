@@ -58,6 +58,8 @@ class Arguments(Settings):
     @field_validator("config", mode="before")
     @classmethod
     def _several_files(cls, given: Any) -> Any:
+        if not isinstance(given, (str, Path, list, tuple)):
+            raise ValueError("it takes the path of a TOML file, or several; settings are given by their own names")  # noqa: TRY004
         return (given,) if isinstance(given, (str, Path)) else given
 
     @field_validator("out", mode="before")

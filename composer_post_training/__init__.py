@@ -359,6 +359,8 @@ def query(sql: str, *runs: Run, artifacts: Path | str = "artifacts") -> Table:
 
     with errors_in_python():
         paths_of_runs(runs)
+        if not isinstance(sql, str):
+            raise UsageError(f"{sql!r} is no text. Give the question as text in SQL.")
         columns, rows = run_sql(queries.sql_query(index.of(runs) or index.entries(Path(artifacts)), sql))
         return Table(columns, rows)
 

@@ -15,7 +15,8 @@ FORMS = {
     "a number": ("float_type", "float_parsing"),
     "true or false": ("bool_type", "bool_parsing"),
     "text": ("string_type", "string_sub_type", "string_unicode"),
-    "a list, such as [1, 2]": ("list_type", "tuple_type", "set_type", "frozen_set_type"),
+    "a path": ("path_type",),
+    "a list": ("list_type", "tuple_type", "set_type", "frozen_set_type"),
     "a table of keys and values": (
         "dict_type",
         "mapping_type",

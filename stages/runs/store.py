@@ -300,10 +300,12 @@ def require_text(path: Path) -> Path:
 def nearest(path: Path) -> str:
     """Return " Did you mean 'study.toml'?" for a path that does not exist beside a file of a similar name, else ""."""
     try:
-        names = [] if path.exists() else [one.name for one in path.parent.iterdir()]
+        # By the stems: equal endings would make all short names similar.
+        names = {} if path.exists() else {one.stem: one.name for one in path.parent.iterdir()}
     except OSError:
         return ""
-    return "".join(f" Did you mean {str(path.with_name(name))!r}?" for name in get_close_matches(path.name, names, 1))
+    near = get_close_matches(path.stem, names, 1)
+    return "".join(f" Did you mean {str(path.with_name(names[stem]))!r}?" for stem in near)
 
 
 def read_json(path: Path) -> Any:

@@ -14,6 +14,7 @@ from pydantic_core import InitErrorDetails
 from stages.diloco.settings import Diloco
 from stages.envs.base import Task
 from stages.envs.config import EnvStageConfig
+from stages.errors import UsageError
 from stages.policy.base import BasicPolicy, PolicyConfig
 from stages.rollouts.agent_loop import InFlight, RolloutLimits
 from stages.runs.reporting import Backends
@@ -282,6 +283,51 @@ else:
     )
 
 
+OURS = {
+    "output_dir": "--out",
+    "resume_from_checkpoint": "--resume",
+    "seed": "seed",
+    "data_seed": "seed",
+    "max_steps": "optimisation.steps",
+    "num_train_epochs": "optimisation.steps",
+    "per_device_train_batch_size": "optimisation.micro_batch",
+    "gradient_accumulation_steps": "optimisation.micro_batch",
+    "steps_per_generation": "optimisation.prompts_per_step",
+    "generation_batch_size": "optimisation.prompts_per_step",
+    "num_generations": "optimisation.generations",
+    "learning_rate": "optimisation.learning_rate",
+    "max_grad_norm": "optimisation.max_grad_norm",
+    "beta": "optimisation.beta",
+    "loss_type": "optimisation.loss_type",
+    "gradient_checkpointing": "optimisation.gradient_checkpointing",
+    "activation_checkpointing": "optimisation.gradient_checkpointing",
+    "save_steps": "optimisation.save_every",
+    "temperature": "policy.temperature",
+    "top_p": "policy.temperature",
+    "top_k": "policy.temperature",
+    "min_p": "policy.temperature",
+    "repetition_penalty": "policy.temperature",
+    "max_completion_length": "policy.max_tokens",
+    "use_cpu": "policy.device",
+    "bf16": "policy.dtype",
+    "fp16": "policy.dtype",
+    "model_init_kwargs": "policy.dtype",
+    "report_to": "report_to",
+}
+"""Fields of TRL's that a setting of ours sets: users give trl.KEY=VALUE for the others alone."""
+FIXED = frozenset(
+    (
+        *("shuffle_dataset", "remove_unused_columns", "dataloader_drop_last", "save_strategy", "save_total_limit"),
+        *("save_only_model", "load_best_model_at_end", "logging_nan_inf_filter", "logging_steps"),
+        *("logging_strategy", "disable_tqdm", "log_completions", "do_train", "do_eval", "do_predict"),
+        *("eval_strategy", "eval_on_start", "push_to_hub", "use_vllm", "use_transformers_continuous_batching"),
+        *("use_transformers_paged", "generation_kwargs", "trust_remote_code", "auto_find_batch_size", "local_rank"),
+        *("deepspeed", "fsdp", "fsdp_config", "dataloader_pin_memory", "log_level_replica"),
+    )
+)
+"""Fields that the rollouts, the records and resuming depend on."""
+
+
 class Config(EnvStageConfig):
     """One arm."""
 
@@ -336,6 +382,21 @@ class Config(EnvStageConfig):
         shared = self.probe.mixed or any("teacher" in CHANNELS[name].needs for name in active.keys() - {"opd"})
         own = (self.teacher,) if self.teacher is not None and shared else ()
         return (*own, *(self.opd_teachers() if "opd" in active else ()))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_those_of_trl(cls, given: Any) -> Any:
+        # Here and not beside TRL's other fields: to import TRL takes seconds.
+        if not isinstance(given, dict):
+            return given
+        own = given["trl"] if isinstance(given.get("trl"), dict) else {}
+        for key in (*own, *(given.keys() - cls.model_fields.keys())):
+            if key in OURS:
+                raise UsageError(f"{key}, a field of TRL's, is set through {OURS[key]}. Set {OURS[key]}.")
+            if key in FIXED:
+                why = "rollouts, the journal and --resume depend on its value"
+                raise UsageError(f"{key}, a field of TRL's, cannot be set: {why}. Remove it.")
+        return given
 
     @model_validator(mode="after")
     def _check(self) -> "Config":

@@ -14,54 +14,11 @@ from trl.trainer.grpo_config import GRPOConfig
 from stages.errors import UsageError, did_you_mean, refusal
 from stages.runs.reporting import PROJECT
 from stages.training.collapse import kept_checkpoints
-from stages.training.config import AdapterSettings, Optimisation
+from stages.training.config import OURS, AdapterSettings, Optimisation
 from stages.training.plan import SMALL_RATE, TrainPlan
 
 # TRL's own fields are given as `trl.KEY=VALUE` and checked before a model is loaded, by TRL and against its types.
 
-OURS = {
-    "output_dir": "--out",
-    "resume_from_checkpoint": "--resume",
-    "seed": "seed",
-    "data_seed": "seed",
-    "max_steps": "optimisation.steps",
-    "num_train_epochs": "optimisation.steps",
-    "per_device_train_batch_size": "optimisation.micro_batch",
-    "gradient_accumulation_steps": "optimisation.micro_batch",
-    "steps_per_generation": "optimisation.prompts_per_step",
-    "generation_batch_size": "optimisation.prompts_per_step",
-    "num_generations": "optimisation.generations",
-    "learning_rate": "optimisation.learning_rate",
-    "max_grad_norm": "optimisation.max_grad_norm",
-    "beta": "optimisation.beta",
-    "loss_type": "optimisation.loss_type",
-    "gradient_checkpointing": "optimisation.gradient_checkpointing",
-    "activation_checkpointing": "optimisation.gradient_checkpointing",
-    "save_steps": "optimisation.save_every",
-    "temperature": "policy.temperature",
-    "top_p": "policy.temperature",
-    "top_k": "policy.temperature",
-    "min_p": "policy.temperature",
-    "repetition_penalty": "policy.temperature",
-    "max_completion_length": "policy.max_tokens",
-    "use_cpu": "policy.device",
-    "bf16": "policy.dtype",
-    "fp16": "policy.dtype",
-    "model_init_kwargs": "policy.dtype",
-    "report_to": "report_to",
-}
-"""Fields of TRL's that a setting of ours sets: users give trl.KEY=VALUE for the others alone."""
-FIXED = frozenset(
-    (
-        *("shuffle_dataset", "remove_unused_columns", "dataloader_drop_last", "save_strategy", "save_total_limit"),
-        *("save_only_model", "load_best_model_at_end", "logging_nan_inf_filter", "logging_steps"),
-        *("logging_strategy", "disable_tqdm", "log_completions", "do_train", "do_eval", "do_predict"),
-        *("eval_strategy", "eval_on_start", "push_to_hub", "use_vllm", "use_transformers_continuous_batching"),
-        *("use_transformers_paged", "generation_kwargs", "trust_remote_code", "auto_find_batch_size", "local_rank"),
-        *("deepspeed", "fsdp", "fsdp_config", "dataloader_pin_memory", "log_level_replica"),
-    )
-)
-"""Fields that the rollouts, the records and resuming depend on."""
 CHOICES = {
     "loss_type": ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
     "scale_rewards": ("group", "batch", "none"),
@@ -86,12 +43,6 @@ def checked_config(own: Mapping[str, Any], given: Mapping[str, Any]) -> GRPOConf
         )
     known = [field.name for field in fields(GRPOConfig) if field.init]
     for key in given:
-        if key in OURS:
-            raise UsageError(f"trl.{key} is set through {OURS[key]}. Set {OURS[key]}.")
-        if key in FIXED:
-            raise UsageError(
-                f"trl.{key} cannot be set: rollouts, the journal and --resume depend on its value. Remove it."
-            )
         if key not in known:
             meant = did_you_mean(f"trl.{key}", [f"trl.{name}" for name in known], 0.7)
             raise UsageError(f"TRL's GRPOConfig has no field {key}.{meant or ' Leave it out.'}")

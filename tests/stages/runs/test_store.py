@@ -133,7 +133,9 @@ def test_names_of_one_folder_differ_also_without_case() -> None:
 
 def test_a_file_of_a_similar_name_is_proposed(tmp_path: Path) -> None:
     (tmp_path / "study.toml").touch()
-    assert store.nearest(tmp_path / "studdy.toml") == f" Did you mean {str(tmp_path / 'study.toml')!r}?"
+    for wrong in ("studdy.toml", "study.json"):
+        assert store.nearest(tmp_path / wrong) == f" Did you mean {str(tmp_path / 'study.toml')!r}?"
+    assert store.nearest(tmp_path / "x.toml") == ""
     assert (
         store.nearest(tmp_path / "study.toml") == store.nearest(tmp_path / "x") == store.nearest(tmp_path / "a/b") == ""
     )

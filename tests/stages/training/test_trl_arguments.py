@@ -16,7 +16,7 @@ from stages.runs.kinds import CHECKPOINT
 from stages.runs.run import Inputs, Run
 from stages.stopping import Interrupted
 from stages.training import trl_arguments
-from stages.training.config import Optimisation
+from stages.training.config import FIXED, OURS, Optimisation
 from stages.training.trl_arguments import trl_config
 
 
@@ -42,12 +42,24 @@ def test_a_field_arrives(tmp_path: Path, key: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"trl": {"learning_rate": 1e-6}}, r"learning_rate, a .* is set through optimisation\.learning_rate"),
+        ({"num_generations": 8}, r"is set through optimisation\.generations"),
+        ({"trl": {"report_to": "wandb", "seed": 1}}, r"report_to, .* is set through report_to"),
+        ({"trl": {"use_vllm": True}}, "use_vllm, .* cannot be set"),
+    ],
+)
+def test_what_our_settings_set_is_refused_by_their_names(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        train.Config(**given)
+
+
+@pytest.mark.parametrize(
     ("more", "words"),
     [
         ({"epsilon_hihg": 0.2}, r"no field epsilon_hihg\. Did you mean 'trl\.epsilon_high'"),
         ({"nosuch": 0.2}, r"no field nosuch\. Leave it out"),
-        ({"learning_rate": 1e-6}, r"is set through optimisation\.learning_rate"),
-        ({"report_to": "wandb"}, r"trl\.report_to is set through report_to"),
         ({"lr_scheduler_type": "cosin", "weight_decay": 0.1}, r"TRL refuses trl\.lr_scheduler_type = 'cosin': "),
         ({"weight_decay": "much"}, r"trl\.weight_decay = 'much'"),
         ({"num_iterations": 1.5}, r"trl\.num_iterations = 1\.5"),
@@ -76,14 +88,14 @@ def test_an_unknown_loss_type_is_refused_by_the_name_of_our_setting(tmp_path: Pa
 
 def test_the_lists_name_fields_of_this_trl() -> None:
     known = {field.name for field in fields(GRPOConfig)}
-    assert known >= trl_arguments.OURS.keys() | trl_arguments.FIXED | trl_arguments.CHOICES.keys()
+    assert known >= OURS.keys() | FIXED | trl_arguments.CHOICES.keys()
 
 
 def test_what_composer_sets_is_refused_or_a_default_of_ours(tmp_path: Path) -> None:
     """The schedule and the project are set by us and free; whatever else we set, nobody can set behind our back."""
     plain, ours = GRPOConfig(str(tmp_path), report_to=[], use_cpu=True, bf16=False), made(tmp_path)
     differ = {f.name for f in fields(GRPOConfig) if f.init and getattr(plain, f.name) != getattr(ours, f.name)}
-    assert differ - trl_arguments.OURS.keys() - trl_arguments.FIXED == {"lr_scheduler_type", "project"}
+    assert differ - OURS.keys() - FIXED == {"lr_scheduler_type", "project"}
 
 
 def test_a_schedule_with_warm_up_and_two_iterations_train(tmp_path: Path, tiny: Path) -> None:
