@@ -242,10 +242,11 @@ def foreign_file(name: str) -> Path | None:
 
 def _factory(name: str) -> Callable[..., Environment]:
     entry = ENVIRONMENTS.get(name)
-    if entry is None and ":" not in name:
-        if is_task_file(name):
+    registered, colon, word = name.partition(":")
+    if entry is None and (not colon or registered in ENVIRONMENTS):
+        if is_task_file(file := word or name):
             raise UsageError(
-                f"There is no environment {name!r}. Tasks in a file are given with --env tasks --set env.path={name}."
+                f"There is no environment {name!r}. Tasks in a file are given with --env tasks --set env.path={file}."
             )
         raise UsageError(
             f"There is no environment {name!r}.{did_you_mean(name, ENVIRONMENTS)} There is "

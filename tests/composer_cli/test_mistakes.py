@@ -41,7 +41,8 @@ OTHERS = {
     "rows.jsonl": '{"id": 1}\n{"id": \n',
     "task.jsonl": '{"prompt": "p", "test": "true"}\n',
     "list.json": "[]",
-    "many.toml": 'tasks = "many"',
+    "many.toml": '\ufefftasks = "many"',  # with the mark that editors of Windows put first
+    "known.jsonl": '{"a": 1}',
     "call.jsonl": '{"prompt": "p", "calls": [{"function": "a:f", "retrns": 1}]}',
     "not-a-run/manifest.json": "{}",
     "number-run/manifest.json": "3",
@@ -321,6 +322,13 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["evaluate", "-s", "baseline=A", "-s", "treatment=A"], 2, "are both 'A'"),
     (["collect", "--env", "tasks", "-s", "env.path={tmp}/call.jsonl"], 4, "did you mean calls.N.returns?"),
     (["import", "inspekt", "{tmp}/rows.jsonl"], 4, "Did you mean 'inspect'?"),
+    (["collect", "--env", "tasks", "-s", "env.path=https://x.org/a.jsonl"], 4, "an address. Download the file"),
+    (["collect", "--env", "kata:x"], 2, "no environment 'kata:x'. Did you mean 'kata'?"),
+    (["collect", "--env", "tasks:a.jsonl"], 2, "--env tasks --set env.path=a.jsonl"),
+    (["collect", "--policy", "http://127.0.0.1:9/v1"], 2, "Give it as base_url"),
+    (["collect", "--policy"], 2, "`composer collect --help`"),
+    (["show", "{tmp}/rows.jsonl"], 4, "rows.jsonl is a file. Give the folder of a run"),
+    (["import", "trl", "{tmp}/known.jsonl"], 4, "Without the word trl"),
 ]  # fmt: skip
 
 

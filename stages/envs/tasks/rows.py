@@ -213,6 +213,8 @@ def load(path: str) -> list[Row]:
 def _read(path: str) -> Iterator[tuple[str, Row | BadInput]]:
     """Yield rows, each with its place: a line of a file, a row of a table or of a data set; or why it is none."""
     file = Path(path).expanduser()
+    if "://" in path:
+        raise BadInput(f"env.path is {path!r}, an address. Download the file, or name a data set of the hub.")
     if file.name.endswith((".jsonl", ".jsonl.gz", ".json.gz", ".ndjson")):
         for number, line in numbered_lines(file):
             try:
