@@ -141,24 +141,17 @@ def configured(
     limit: int | None,
     seed: int | None,
 ) -> "TaskChecksConfig":
-    """Return the configuration that the words of a command make."""
+    """Return the configuration that the words of a command make; a path names its environment by what it holds."""
     from stages.envs.task_checks import TaskChecksConfig
     from stages.runs import settings
 
+    if path is None and env is None:
+        raise UsageError("Which tasks? Give a file of rows or a folder of Harbor tasks, or an environment: --env NAME.")
+    held = "harbor" if path is not None and Path(path).expanduser().is_dir() else "tasks"
+    own = {"name": env or held} | ({} if path is None else {"path": path})
     short = {name: value for name, value in (("limit", limit), ("seed", seed)) if value is not None}
-    layers = [{"env": environment_of(path, env)}, *map(settings.read_file, files or []), short]
+    layers = [{"env": own}, *map(settings.read_file, files or []), short]
     return settings.build(command, TaskChecksConfig, [*layers, *map(settings.assignment, typed or [])])
-
-
-def environment_of(path: str | None, env: str | None) -> dict[str, Any]:
-    """Return name and path of the environment: by its name, or by what the path holds."""
-    if path is None:
-        if env is None:
-            raise UsageError(
-                "Which tasks? Give a file of rows or a folder of Harbor tasks, or an environment: --env NAME."
-            )
-        return {"name": env}
-    return {"name": env or ("harbor" if Path(path).expanduser().is_dir() else "tasks"), "path": path}
 
 
 def _document(check: "TaskCheck") -> dict[str, Any]:

@@ -85,11 +85,9 @@ def tune(
     store.write_json(asked.artifacts / "tuning" / f"{run.path.name}.json", asdict(choice))
     for line in str(choice).splitlines():
         console.notify(line)
-    tuned = dict(configs)
-    for title, config in configs.items():
-        if arm := arm_of(preset, title, config):
-            tuned[title] = with_value(config, key, choice.chosen[arm])
-    return tuned, choice
+    trainings: dict[str, Any] = {entry.title: configs[entry.title] for entry in preset.stage if entry.stage == "train"}
+    tuned = {title: with_value(config, key, choice.chosen[config.arm]) for title, config in trainings.items()}
+    return {**configs, **tuned}, choice
 
 
 def choose(key: str, trials: Sequence[Trial], items: Iterable[Row], outcome: Outcome, evaluation: str) -> TunedSetting:
@@ -136,9 +134,9 @@ def trial_entries(
 ) -> tuple[list[Trial], Preset, dict[str, StageConfig]]:
     """Return the trials, the preset that runs them after what they read, and its configurations."""
     arms: dict[str, PresetEntry] = {}
-    for entry in preset.stage:
-        if arm := arm_of(preset, entry.title, configs[entry.title]):
-            arms.setdefault(arm, entry)  # the arm's first training stands for all of them
+    for entry in (one for one in preset.stage if one.stage == "train"):
+        training: Any = configs[entry.title]
+        arms.setdefault(training.arm, entry)  # the arm's first training stands for all of them
     evaluations = [configs[entry.title] for entry in preset.stage if entry.stage == "evaluate"]
     if not arms or not evaluations:
         raise UsageError("--tune needs a preset that trains arms and evaluates them. Leave it out.")
@@ -178,12 +176,6 @@ def trial_entries(
     last = of_preset.model_copy(update={"name": EVALUATION, "reads": reads, "parallel": ""})
     every = {entry.title: configs[entry.title] for entry in kept} | trial_of | {EVALUATION: evaluation}
     return trials, preset.model_copy(update={"stage": [*kept, *added, last], "next": ""}), every
-
-
-def arm_of(preset: Preset, title: str, config: StageConfig) -> str:
-    """Return the arm that an entry trains, "" for an entry that trains none."""
-    stage = next(entry.stage for entry in preset.stage if entry.title == title)
-    return str(getattr(config, "arm", "")) if stage == "train" else ""
 
 
 def with_value(config: Config, key: str, value: Any) -> Config:

@@ -223,13 +223,19 @@ Config = TypeVar("Config", bound=Settings)
 
 def build(stage: str, config: type[Config], layers: Iterable[Tree]) -> Config:
     """Return a stage's configuration from layers of settings, later ones over earlier ones."""
-    merged, layers = Tree(), [FileTree.like(layer, _read_lists(config, expanded(config, layer))) for layer in layers]
-    for layer in layers:
+    merged, read = Tree(), list[Tree]()
+    lists = [name for name, field in config.model_fields.items() if InFile() in field.metadata]
+    for given in layers:
+        layer = FileTree.like(given, expanded(config, given))
+        for key in lists:
+            if isinstance(value := layer.get(key), (str, Path)):
+                layer = FileTree({**layer, **read_table(Path(value), key)}, Path(value))
         merged = merge(merged, layer)
+        read.append(layer)
     try:
         return config.model_validate(merged)
     except ValidationError as error:
-        raise UsageError(_explain(stage, config, error, merged, layers)) from None
+        raise UsageError(_explain(stage, config, error, merged, read)) from None
 
 
 def expanded(config: type[BaseModel], layer: Tree) -> Tree:
@@ -240,14 +246,6 @@ def expanded(config: type[BaseModel], layer: Tree) -> Tree:
         key: {short[key]: str(value)} if isinstance(value, (str, Path)) and short.get(key) else value
         for key, value in layer.items()
     }
-
-
-def _read_lists(config: type[BaseModel], layer: Tree) -> Tree:
-    """Return a layer with the tables of the files that are given in place of lists (`InFile`)."""
-    for key in (name for name, field in config.model_fields.items() if InFile() in field.metadata):
-        if isinstance(value := layer.get(key), (str, Path)):
-            layer = FileTree({**layer, **read_table(Path(value), key)}, Path(value))
-    return layer
 
 
 def merge(below: Tree, above: Tree) -> Tree:
