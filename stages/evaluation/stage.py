@@ -139,7 +139,7 @@ def inherit(config: Config, reads: Sequence[tuple[str, Tree]]) -> Config:
         first = next(iter(values.values()))
         if other := next((name for name, value in values.items() if value != first), None):
             raise UsageError(
-                f"The {setting} of the trainings cannot be taken, as they differ: {first} for {next(iter(values))}, "
+                f"The {setting} of these runs cannot be taken, as they differ: {first} for {next(iter(values))}, "
                 f"{values[other]} for {other}. Give {remedy}."
             )
         return first
