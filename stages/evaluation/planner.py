@@ -63,8 +63,8 @@ MOST_OUTCOMES, FEWEST_EXPERIMENTS = 2_000_000, 100
 POWER = 0.8
 GAIN_STEPS = 6
 """Steps of bisection of a detectable gain, to about a point; between the last two the power is nearly linear."""
-BATCH_CELLS = 500_000
-"""Outcomes of an arm at once, about as many as a processor's cache holds."""
+BATCH_CELLS = 4_000_000
+"""Outcomes of an arm in memory at once. Another number draws other experiments, and published gains move a little."""
 normal_quantile = NormalDist().inv_cdf
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(48)
 """Of the Gauss-Legendre quadrature over the angle of a correlation."""
