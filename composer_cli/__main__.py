@@ -1,5 +1,6 @@
 """Entry point: `composer`, or `python -m composer_cli` where another program on this machine is called `composer`."""
 
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,8 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
+    # TRL tells Hugging Face of each training; whoever wants that sets the variable to 0.
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     # Both import `stages`, so only after the check.
     from composer_cli.app import main as run_command_line
     from stages.backends.resources import wait_passively

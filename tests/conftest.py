@@ -24,6 +24,7 @@ collect_ignore = ["fixtures"]  # tests of packages that ours ask
 # Containers often forbid to write bytecode; every process that a test starts would then compile torch and TRL again,
 # which takes 20 s where reading the bytecode takes 6 s.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"  # TRL's trainer would report each training from a thread of its own
 sys.dont_write_bytecode = False
 # Shapes in the signatures of the losses are checked while tests run, by whichever test imports them first.
 install_import_hook(["stages.losses"], f"{checker.__name__}.checked")

@@ -11,6 +11,7 @@ import pytest
 import typer
 from support.command_line import environment
 
+from composer_cli.__main__ import main as start
 from composer_cli.app import click_command, main
 from composer_cli.help import RARE_OPTIONS, first_sentence
 from composer_cli.printing import TRAIN
@@ -236,3 +237,16 @@ def test_a_deleted_working_folder_is_said_in_a_sentence(tmp_path, monkeypatch, c
     with pytest.raises(SystemExit) as ended:
         main(["status"])
     assert ended.value.code == 2 and "working folder was deleted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wanted", ["1", "0"])
+def test_trainings_are_reported_to_hugging_face_only_where_somebody_wants_it(
+    wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["composer", "--version"])
+    monkeypatch.delenv("HF_HUB_DISABLE_TELEMETRY")
+    if wanted == "0":
+        monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "0")
+    with pytest.raises(SystemExit):
+        start()
+    assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == wanted
