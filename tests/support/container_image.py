@@ -138,7 +138,7 @@ def podman_for_harbor(folder: Path) -> Iterator[str | None]:
             fill(folder / "root", runner.distribution_paths(runner.RUNNER), programs=HARBOR_PROGRAMS)
             (folder / "Containerfile").write_text(FILE)
             build(folder, BASE)
-        started = subprocess.run(["podman", "run", "--rm", BASE, "true"], capture_output=True, text=True)
+        started = subprocess.run(["podman", "run", "--rm", BASE, "ls"], capture_output=True, text=True)
         why = started.stderr.strip()[-200:]
         yield f"podman cannot run a container here: {why}" if started.returncode else None
     finally:
