@@ -189,9 +189,10 @@ REFUSALS = 3
 class EndpointPolicy:
     """A server that is asked many turns at once; answers are text and tool calls.
 
-    Raises `UsageError` without `base_url`, where the API key is missing, where money is limited and the price unknown,
-    and for statuses that no retry can change (401 to 404, redirects); `Incomplete` where the budget is spent, the
-    server asks for a wait of more than two minutes, or an answer that costs money is longer than `max_tokens`.
+    Raises `UsageError` without `base_url`, where the API key is missing or refused, where money is limited and the
+    price unknown, and for redirects; `BadInput` for what the server lacks (404); `InfrastructureError` where the
+    account is empty (402) or no server answers; `Incomplete` where the budget is spent, the server asks for a wait of
+    more than two minutes, or an answer that costs money is longer than `max_tokens`.
     """
 
     capture_level = "text"

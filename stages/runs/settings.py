@@ -227,11 +227,12 @@ def build(stage: str, config: type[Config], layers: Iterable[Tree]) -> Config:
     lists = [name for name, field in config.model_fields.items() if InFile() in field.metadata]
     for given in layers:
         layer = FileTree.like(given, expanded(config, given))
+        read.append(layer)
         for key in lists:
             if isinstance(value := layer.get(key), (str, Path)):
-                layer = FileTree({**layer, **read_table(Path(value), key)}, Path(value))
+                read.append(table := read_table(Path(value), key))
+                layer = {**layer, **table}
         merged = merge(merged, layer)
-        read.append(layer)
     try:
         return config.model_validate(merged)
     except ValidationError as error:

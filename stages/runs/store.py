@@ -300,8 +300,9 @@ def require_text(path: Path) -> Path:
 def nearest(path: Path) -> str:
     """Return " Did you mean 'study.toml'?" for a path that does not exist beside a file of a similar name, else ""."""
     try:
-        # By the stems: equal endings would make all short names similar.
-        names = {} if path.exists() else {one.stem: one.name for one in path.parent.iterdir()}
+        # By the stems: equal endings would make all short names similar. Of one stem the file of the same kind.
+        beside = sorted(path.parent.iterdir(), key=lambda one: one.suffix == path.suffix)
+        names = {} if path.exists() else {one.stem: one.name for one in beside}
     except OSError:
         return ""
     near = get_close_matches(path.stem, names, 1)

@@ -390,12 +390,13 @@ class Config(EnvStageConfig):
         if not isinstance(given, dict):
             return given
         own = given["trl"] if isinstance(given.get("trl"), dict) else {}
-        for key in (*own, *(given.keys() - cls.model_fields.keys())):
-            if key in OURS:
-                raise UsageError(f"{key}, a field of TRL's, is set through {OURS[key]}. Set {OURS[key]}.")
-            if key in FIXED:
-                why = "rollouts, the journal and --resume depend on its value"
-                raise UsageError(f"{key}, a field of TRL's, cannot be set: {why}. Remove it.")
+        for prefix, keys in (("trl.", own), ("", given.keys() - cls.model_fields.keys())):
+            for key in keys:
+                if key in OURS:
+                    raise UsageError(f"{prefix}{key}, a field of TRL's, is set through {OURS[key]}. Set {OURS[key]}.")
+                if key in FIXED:
+                    why = "rollouts, the journal and --resume depend on its value"
+                    raise UsageError(f"{prefix}{key}, a field of TRL's, cannot be set: {why}. Remove it.")
         return given
 
     @model_validator(mode="after")

@@ -42,6 +42,7 @@ OTHERS = {
     "task.jsonl": '{"prompt": "p", "test": "true"}\n',
     "list.json": "[]",
     "many.toml": '\ufefftasks = "many"',  # with the mark that editors of Windows put first
+    "seed.toml": 'seed = "abc"\nteachers = "{tmp}/same.toml"',
     "known.jsonl": '{"a": 1}',
     "call.jsonl": '{"prompt": "p", "calls": [{"function": "a:f", "retrns": 1}]}',
     "not-a-run/manifest.json": "{}",
@@ -197,6 +198,8 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["replay-teachers", "--teachers", "/no/such.toml"], 2, "/no/such.toml"),
     (["replay-teachers", "--teachers", "{tmp}/other.toml"], 2, "[[teachers]]"),
     (["replay-teachers", "--teachers", "{tmp}/nameless.toml"], 2, "name"),
+    (["replay-teachers", "-c", "{tmp}/seed.toml"], 2, "{tmp}/seed.toml: it should be a whole number"),
+    (["train", "-s", "trl.seed=3"], 2, "trl.seed, a field of TRL's, is set through seed"),
     (["replay-teachers", "--from", "{tmp}/other-run"], 4, "not a run folder"),
     (["evaluate"], 4, "--from"),
     (["probe", "replay"], 4, "Run `composer probe teacher-pool`"),
@@ -337,7 +340,7 @@ def folder(place: Path) -> Path:
     """The files, beside those of `place`."""
     for name, text in (PRESETS | TEACHERS | OTHERS).items():
         (place / name).parent.mkdir(exist_ok=True)
-        (place / name).write_text(text)
+        (place / name).write_text(text.replace("{tmp}", str(place)))
     return place
 
 

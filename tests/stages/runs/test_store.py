@@ -132,9 +132,10 @@ def test_names_of_one_folder_differ_also_without_case() -> None:
 
 
 def test_a_file_of_a_similar_name_is_proposed(tmp_path: Path) -> None:
-    (tmp_path / "study.toml").touch()
-    for wrong in ("studdy.toml", "study.json"):
-        assert store.nearest(tmp_path / wrong) == f" Did you mean {str(tmp_path / 'study.toml')!r}?"
+    for name in ("study.md", "study.toml", "study.yaml"):
+        (tmp_path / name).touch()
+    for wrong, right in (("studdy.toml", "study.toml"), ("study.yml", "study.")):
+        assert store.nearest(tmp_path / wrong).startswith(f" Did you mean '{tmp_path / right}")
     assert store.nearest(tmp_path / "x.toml") == ""
     assert (
         store.nearest(tmp_path / "study.toml") == store.nearest(tmp_path / "x") == store.nearest(tmp_path / "a/b") == ""
