@@ -47,6 +47,7 @@ __all__ = [
 ]
 __all__ += ["Split", "Task"]
 __all__ += ["attached", "code_sha256", "content_sha256", "foreign_file", "has_solutions", "is_shipped", "is_task_file"]
+__all__ += ["lists_tasks"]
 __all__ += ["load", "primary_outcome", "register", "resolved", "same", "sampling_unit", "takes", "text_actions"]
 
 METHODS = ("tasks", "reset", "step", "grade", "close")
@@ -62,7 +63,8 @@ class Registered:
     progress)`, which makes `--policy ENVIRONMENT:name` a model (`stages.policy.base`). hack_pairs:
     "module:function" of (count, seed), which returns hack/clean pairs for the gradient probe. hint, system:
     "module:attribute" of the sentence that gives the loophole away in a prompt, and of the system message. argument:
-    the option that a word behind the name sets: `reasoning-gym:letter_counting`.
+    the option that a word behind the name sets: `reasoning-gym:letter_counting`. makes_tasks: whether tasks are made or
+    fetched as they are drawn, so that no more are drawn than are played.
     """
 
     environment: str
@@ -71,6 +73,7 @@ class Registered:
     hint: str | None = None
     system: str | None = None
     argument: str | None = None
+    makes_tasks: bool = False
 
 
 ENVIRONMENTS: dict[str, Registered] = {
@@ -85,7 +88,7 @@ ENVIRONMENTS: dict[str, Registered] = {
         system="stages.envs.kata.tasks:SYSTEM",
     ),
     "harbor": Registered("stages.envs.harbor.env:HarborEnv"),
-    "feature-deletion": Registered("stages.envs.feature_deletion.env:FeatureDeletionEnv"),
+    "feature-deletion": Registered("stages.envs.feature_deletion.env:FeatureDeletionEnv", makes_tasks=True),
     "reasoning-gym": Registered("stages.envs.skills.reasoning_gym:ReasoningGymEnv", argument="task"),
     "skills": Registered(
         "stages.envs.skills.env:SkillsEnv",
@@ -95,7 +98,7 @@ ENVIRONMENTS: dict[str, Registered] = {
     ),
     "tasks": Registered("stages.envs.tasks.env:TasksEnv"),
     "swe-lite": Registered("stages.envs.swe.env:SweEnv"),
-    "swe-mini": Registered("stages.envs.swe.mini:SweMiniEnv"),
+    "swe-mini": Registered("stages.envs.swe.mini:SweMiniEnv", makes_tasks=True),
 }
 """The one table of environments. Add to it with `register`."""
 
@@ -211,6 +214,11 @@ def is_shipped(name: str) -> bool:
     """Return whether a name or import path denotes an environment that ships with Composer."""
     entry = ENVIRONMENTS.get(name)
     return entry is not None and entry.environment.startswith(f"{__name__}.")
+
+
+def lists_tasks(name: str) -> bool:
+    """Return whether thousands of an environment's tasks can be drawn at little cost, as far as is known."""
+    return is_shipped(name) and not ENVIRONMENTS[name].makes_tasks
 
 
 def foreign_file(name: str) -> Path | None:

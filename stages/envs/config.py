@@ -138,18 +138,18 @@ class EnvStageConfig(StageConfig):
         """Return the first `count` tasks of the split under the stage's seed; record in `out` what is left out.
 
         With `at_most`, and where nobody set `tasks`, so that `count` is a default, a split with fewer tasks gives all
-        that it has.
+        that it has. Of such a longer draw nothing is said. Raises `UsageError` where there is no task.
         """
         environment = make()
         try:
             with activity(Checking("preparing the tasks")):
                 found = self._at_most(environment, count, at_most or self.counts_by_default())
-            remarks = [] if at_most else self.remarks(found)
+            remarks = self.remarks(found)
             if isinstance(environment, LeavesOut) and (left_out := environment.left_out(self.env.split)):
                 remarks.insert(0, f"{environment.name}: {left_out}")
                 if out is not None:
                     out.set_summary(left_out=left_out)
-            for remark in remarks:
+            for remark in () if at_most else remarks:
                 with activity(Notice(remark)):
                     pass
         except (ComposerError, OSError):
@@ -171,7 +171,12 @@ class EnvStageConfig(StageConfig):
     def _tasks(self, environment: Environment, count: int) -> list[Task]:
         if self.env.curriculum:
             return task_table.tasks(self.env.curriculum, environment.name, self.env.split, count)
-        return boundary.tasks(environment.tasks(self.env.split, count, self.seed), self.env.name)
+        if found := boundary.tasks(environment.tasks(self.env.split, count, self.seed), self.env.name):
+            return found
+        raise UsageError(
+            f"The environment {self.env.name!r} has no task of the split {self.env.split!r}. Give it other options, "
+            "or take the tasks of the other split with --set env.split=SPLIT."
+        )
 
     def _is_foreign(self) -> bool:
         """Return whether the environment's code is not Composer's."""

@@ -387,8 +387,10 @@ def fewest_units(alpha: float = ALPHA) -> int:
 
 def too_few(units: str, alpha: float = ALPHA) -> str:
     """Return the clause that so many units, in words, can show nothing."""
+    are = "is" if units.startswith("1 ") else "are"
     return (
-        f"{units} are too few to show anything, whatever is observed: the test can reject from {fewest_units(alpha)} on"
+        f"{units} {are} too few to show anything, whatever is observed: "
+        f"the test can reject from {fewest_units(alpha)} on"
     )
 
 

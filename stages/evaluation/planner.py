@@ -73,7 +73,7 @@ SAMPLES = (1, 4)
 MOST_TASKS = 10_000
 """Of the cheapest design, where the one that is planned has fewer."""
 DRAWN_TASKS = 2_000
-"""Of an environment, or twice those that are planned: by them it is known which units it gives, and when it ends."""
+"""Of an environment that lists them, or twice those that are planned: they tell which units there are, and the end."""
 FIRST_TASKS, MOST_TRIED = 30, 80
 """Tasks of the designs with which that search begins, and designs that it tries."""
 

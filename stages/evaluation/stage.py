@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.util import find_spec
+from itertools import combinations
 from typing import Any
 
 from stages import envs
@@ -24,9 +25,10 @@ from stages.policy.serving import Serving
 from stages.rollouts.agent_loop import LiveRollout, play_missing
 from stages.rollouts.trace import VERDICTS, action_facts, work_columns
 from stages.runs import reporting
+from stages.runs.catalog import name as run_name
 from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row, attributes
 from stages.runs.run import Inputs, Run, RunWriter
-from stages.runs.settings import StageConfig, Tree
+from stages.runs.settings import StageConfig, Tree, build
 from stages.runs.stage import Plan, blocks
 
 PAIR_SET = 12
@@ -100,10 +102,14 @@ def arms(inputs: Inputs, config: Config, to_train: Sequence[tuple[str, int]] = (
 
 
 def _require_compared(names: Sequence[str], config: Config, remedy: str) -> None:
-    """Raise `UsageError` where baseline or treatment is none of these arms."""
+    """Raise `UsageError` where two of baseline, treatment and control are one arm, or one is none of these arms.
+
+    Inherited settings are not validated again, and are checked here.
+    """
     there = sorted(dict.fromkeys(names), key=lambda name: name != START)  # else as given: the first is what was before
-    for setting, name in (("baseline", config.baseline), ("treatment", config.treatment)):
-        if name not in names:
+    roles = {"baseline": config.baseline, "treatment": config.treatment, "control": config.control}
+    for setting in ("baseline", "treatment"):
+        if (name := roles[setting]) not in names:
             two = (
                 f"Compare two of these: --set baseline={there[0]} --set treatment={there[1]}; or " if there[1:] else ""
             )
@@ -111,6 +117,12 @@ def _require_compared(names: Sequence[str], config: Config, remedy: str) -> None
             raise UsageError(
                 f"There is no arm {name!r}, which is to be the {setting}; there are: {', '.join(there)}. "
                 f"{sentence[0].upper()}{sentence[1:]}."
+            )
+    for one, other in combinations(roles, 2):
+        if roles[one] == roles[other]:
+            wanted = "another control, or none with --set control=null" if other == "control" else "two arms"
+            raise UsageError(
+                f"{one} and {other} are both {roles[one]!r}. Name {wanted}; there are: {', '.join(there)}."
             )
 
 
@@ -124,13 +136,14 @@ def one_model(played: Sequence[Arm], config: Config) -> tuple[str, ...]:
 def inherit(config: Config, reads: Sequence[tuple[str, Tree]]) -> Config:
     """Return the settings with the trainings' environment and number of steps where nobody gave others.
 
+    reads: the settings of each run, with its stage; of pilots with the run's name, as several may be of one stage.
     The environment's options are taken with its name alone: options that were given are all there are. The sandbox is
     not taken: a run may come from anyone, and nobody but the user lets commands run unprotected. Of one trained arm
     with nothing else to compare, the start is the baseline. Raises `UsageError` where trainings differ in what would be
     taken.
     """
     trainings = {f"arm {tree['arm']} with seed {tree['seed']}": tree for stage, tree in reads if stage == "train"}
-    sources = trainings or {stage: tree for stage, tree in reads if tree.get("env")}  # the pilots of a plan
+    sources = trainings or {name: tree for name, tree in reads if tree.get("env")}  # the pilots of a plan
     if not sources:
         return config
 
@@ -198,11 +211,12 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 def planned(runs: Sequence[Run], config: Config) -> planner.PlannedEvaluation:
     """Return the evaluation of these trainings, or as these pilots suggest, that has the settings.
 
-    Settings that nobody gave are those of the runs. Raises `BadInput` for an empty pilot, and `UsageError` for one that
-    was played in another environment.
+    Settings that nobody gave are those of the runs. Raises `BadInput` for pilots without a known outcome, and
+    `UsageError` for one that was played in another environment.
     """
     trainings = [run for run in runs if run.holds(CHECKPOINT)]
-    config = inherit(config, [(run.manifest.stage, run.manifest.config) for run in trainings or runs])
+    reads = [(run.manifest.stage if trainings else run_name(run.path), run) for run in trainings or runs]
+    config = inherit(config, [(name, run.manifest.config) for name, run in reads])
     items, evaluated = list[Row](), dict[tuple[str, int], None]()
     for pilot in pilots_of(runs):
         played_in = (pilot.manifest.config.get("env") or {}).get("name")  # None for imported rollouts
@@ -218,6 +232,12 @@ def planned(runs: Sequence[Run], config: Config) -> planner.PlannedEvaluation:
         items += (own := pilot.rows(EVAL_ITEM))
         config = as_evaluated(config, pilot.manifest.config, own)
         evaluated |= dict.fromkeys((one["arm"], one["train_seed"]) for one in own if not one["arm"].endswith(AT_ZERO))
+    if (items or len(trainings) < len(runs)) and not planner.known_items(items, config.baseline)[0]:
+        failed = next((f" ({one['error_type']}: {one['error']})" for one in items if one["error_type"]), "")
+        raise BadInput(
+            f"None of the pilot's {len(items)} rollouts has a known outcome{failed}, so it gives no rates. Retry what "
+            "failed in it with --resume, give another pilot, or plan without one."
+        )
     names = [*([START] if config.with_start else []), config.baseline, config.treatment, config.control]
     to_train = list(evaluated) or [(name, 0) for name in names if name]
     played = arms(Inputs({"arms": trainings} if trainings else {}), config, to_train)
@@ -232,10 +252,11 @@ def planned(runs: Sequence[Run], config: Config) -> planner.PlannedEvaluation:
         arms = [arm for arm in named for _ in range(design.seeds if arm.trained else 1)]
         return design.num_tasks * rollouts_of_task(played if design.seeds == seeds else arms, design.samples)
 
-    sampling, most = config.sampling(), max(2 * config.tasks, planner.DRAWN_TASKS)
-    drawn = config.draw(config.opener(), most, at_most=True)
-    if len(drawn) < config.tasks and not config.counts_by_default():
-        config.draw(config.opener(), config.tasks)  # which refuses
+    sampling, make, most = config.sampling(), config.opener(), config.tasks
+    drawn = config.draw(make, most)
+    if envs.lists_tasks(config.env.name):
+        most = max(2 * most, planner.DRAWN_TASKS)
+        drawn = config.draw(make, most, at_most=True)
     units = [sampling.of(task.task_id, task.family) for task in drawn]
     supply = planner.Supply.of(units, complete=len(units) < most, fixed=sampling.fixed)
     design = planner.Design(supply.sizes(config.tasks), config.samples, given, sampling.fixed)
@@ -256,15 +277,16 @@ def study(runs: Sequence[Run], config: Config, tell: Callable[[str, int, int], N
     many designs are simulated, and how many there are.
     """
     found = planner.study(planned(runs, config), tell)
-    found = replace(found, pilots=tuple(f"{run.path.parent.name}/{run.path.name}" for run in pilots_of(runs)))
+    found = replace(found, pilots=tuple(run_name(run.path) for run in pilots_of(runs)))
     return asdict(found), study_text(found)
 
 
 def as_evaluated(config: Config, tree: Tree, items: Iterable[Row]) -> Config:
     """Return the settings, where nobody gave any those of an earlier evaluation: its settings and its items' tasks."""
     names = ("samples", "baseline", "treatment", "control", "greedy", "policies", "looks", "units", "outcome")
-    theirs = Config.model_validate({name: tree[name] for name in names if name in tree})
+    theirs = build("evaluate", Config, [{name: tree[name] for name in names if name in tree}])
     taken = {name: getattr(theirs, name) for name in theirs.model_fields_set - config.model_fields_set}
+    taken["policies"] = {**theirs.policies, **config.policies}
     if "tasks" not in config.model_fields_set:
         taken["tasks"] = len({item["task_id"] for item in items})
     return config.model_copy(update=taken)

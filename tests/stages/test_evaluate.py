@@ -11,9 +11,11 @@ from support.server import Reply, answer, serving
 from support.trainings import ENV, metrics_of, trained
 from transformers import AutoModelForCausalLM
 
-from stages import evaluate
+from stages import envs, evaluate
 from stages.errors import BadInput, UsageError
+from stages.evaluation.inference import too_few
 from stages.evaluation.outcomes import KEPT, items_table
+from stages.evaluation.planner import DRAWN_TASKS
 from stages.evaluation.stage import planned
 from stages.evaluation.verdict import EXIT_CODES, EvalQuestion, decide
 from stages.policy.adapters import CheckpointInfo
@@ -89,10 +91,39 @@ def test_a_plan_counts_the_rollouts_that_the_evaluation_plays():
     config = evaluate.Config(env={"name": ENV}, tasks=5, samples=2, greedy=True, policies=models("http://127.0.0.1:1"))
     found = planned([], config)
     assert found.rollouts(found.design) == evaluate.STAGE.plan(Inputs(), config).units == 5 * (2 + 1) * 2
-    assert found.design.untrained and found.design.seeds == 1 and found.supply.sizes(14) == (2,) * 7
+    assert found.design.untrained and found.design.seeds == 1
     to_train = planned([], evaluate.Config(env={"name": ENV}, tasks=5, policies={"A": {"model": "a"}}))
     assert not to_train.design.untrained and to_train.design.one_baseline
     assert to_train.rollouts(replace(to_train.design, seeds=3)) == 5 * (2 + 2 * 3), "start and A; B and C are to train"
+
+
+class FewEnv(GuessEnv):
+    """An environment that refuses to give more tasks than it has."""
+
+    has = 12
+
+    def tasks(self, split, count, seed):
+        if count > self.has:
+            raise ValueError(f"only {self.has} tasks, not {count}")
+        return super().tasks(split, count, seed)
+
+
+class EmptyEnv(GuessEnv):
+    def tasks(self, split, count, seed):
+        return []
+
+
+def test_a_plan_draws_what_is_played_and_more_only_where_that_costs_nothing(tmp_path):
+    asked = {"tasks": FewEnv.has, "policies": models("http://127.0.0.1:1"), "sandbox": "none"}
+    own = planned([], evaluate.Config(env={"name": f"{__name__}:FewEnv"}, **asked))
+    assert own.design.num_tasks == FewEnv.has and not own.supply.complete
+    skills = planned([], evaluate.Config(env={"name": "skills", "families": "date,snake"}, **asked)).supply
+    assert len(skills.unit_T) == DRAWN_TASKS and len(skills.sizes(10_000)) == 2
+    assert not any(map(envs.lists_tasks, ("feature-deletion", "swe-mini", ENV)))
+    empty = evaluate.Config(env={"name": f"{__name__}:EmptyEnv"}, **asked)
+    for work in (lambda: planned([], empty), lambda: runner.execute("evaluate", {}, empty, root=tmp_path)):
+        with pytest.raises(UsageError, match=r"EmptyEnv' has no task of the split 'eval'.*env\.split"):
+            work()
 
 
 def test_a_plan_of_an_earlier_evaluation_is_of_its_environment_arms_and_tasks(tmp_path):
@@ -102,13 +133,39 @@ def test_a_plan_of_an_earlier_evaluation_is_of_its_environment_arms_and_tasks(tm
         for seed in seeds
         for task in range(6)
     ]
-    settings = {"env": {"name": ENV, "options": {"turns": 1}}, "tasks": 200, "control": None}
+    settings = {"env": {"name": ENV, "options": {"turns": 1}}, "tasks": 200, "baseline": "start", "control": None}
     pilot = Run(written(tmp_path, "evaluate/20260102T030405Z-x", [(EVAL_ITEM, items)], config=settings))
     found = planned([pilot], evaluate.Config())
     assert found.rollouts(found.design) == len(items) and found.design.seeds == 2 and found.design.num_tasks == 6
     assert found.config.env.options == {"turns": 1} and found.config.control is None
     more = planned([pilot], evaluate.Config(tasks=7, planning={"seeds": 4}))
     assert more.rollouts(more.design) == 7 * (1 + 2 * 4)
+    for asked, words in (
+        ({"treatment": "start"}, "both 'start'.*two arms"),
+        ({"control": "B"}, "both 'B'.*control=null"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            planned([pilot], evaluate.Config(**asked))
+
+    settings["env"] = {"name": ENV, "options": {"turns": 2}}
+    failed = [{**item, "passed": None, "error_type": "OSError", "error": "gone"} for item in items]
+    other = Run(written(tmp_path, "evaluate/20260102T030406Z-x", [(EVAL_ITEM, failed)], config=settings))
+    with pytest.raises(UsageError, match=r"turns=1\) for evaluate/2.*5Z-x, .*turns=2\) for evaluate/2.*6Z"):
+        planned([pilot, other], evaluate.Config())
+    with pytest.raises(BadInput, match=r"None of the pilot's 30 rollouts .* \(OSError: gone\)"):
+        planned([other], evaluate.Config())
+
+
+def test_models_of_an_earlier_evaluation_are_none_to_train(tmp_path):
+    items = [eval_item(arm, task, task >= 3) for arm in "AB" for task in range(6)]
+    settings = {
+        "env": {"name": ENV, "options": {}},
+        "policies": {"A": {"model": "a"}, "B": {"model": "b"}},
+        "control": None,
+    }
+    pilot = Run(written(tmp_path, "evaluate/20260102T030405Z-x", [(EVAL_ITEM, items)], config=settings))
+    found = planned([pilot], evaluate.Config(policies={"z": {"model": "z"}}))
+    assert found.design.untrained and found.rollouts(found.design) == 6 * 3
 
 
 def test_too_few_units_are_named_before_anything_is_played():
@@ -120,6 +177,7 @@ def test_too_few_units_are_named_before_anything_is_played():
     assert "--set units=fixed" in said and not HELD_OUT.remarks(HELD_OUT.draw(HELD_OUT.opener(), 7))
     (fixed,) = evaluate.Config(env={"name": ENV}, tasks=5, units="fixed").remarks(HELD_OUT.draw(HELD_OUT.opener(), 5))
     assert fixed.startswith("5 tasks are too few") and fixed.endswith("Play more tasks")
+    assert too_few("1 family").startswith("1 family is too few")
 
 
 def models(url):
