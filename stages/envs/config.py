@@ -138,7 +138,7 @@ class EnvStageConfig(StageConfig):
         """Return the first `count` tasks of the split under the stage's seed; record in `out` what is left out.
 
         With `at_most`, and where nobody set `tasks`, so that `count` is a default, a split with fewer tasks gives all
-        that it has. Of such a longer draw nothing is said. Raises `UsageError` where there is no task.
+        that it has. With `at_most` no remark is made. Raises `UsageError` where there is no task.
         """
         environment = make()
         try:
