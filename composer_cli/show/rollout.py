@@ -126,9 +126,10 @@ class TokenPiece:
 
 @dataclass(frozen=True)
 class ShownStep:
-    """One step: its row, its new messages, its tokens, and the teachers' actions and pairs in its state.
+    """One step: its row, the messages before it, its tokens, and the teachers' actions and pairs in its state.
 
-    by_id: whether tokens could not be turned into text. answers: the teachers' rows by action, the most frequent first.
+    new: without the earlier action and its observation. by_id: whether tokens could not be turned into text. answers:
+    the teachers' rows by action, the most frequent first.
     """
 
     row: Row
@@ -324,12 +325,8 @@ def _of_steps(steps: Sequence[Row], submission: str | None) -> Iterator[ShownMes
     """Yield the messages of a rollout from its steps; of the last observation not the submitted patch."""
     before: Row | None = None
     for number, step in enumerate(steps, start=1):
-        gained: list[Message] = orjson.loads(step["new_messages_json"])
-        if before is not None and gained[:1] == [{"role": "assistant", "content": before["action"]}]:
-            gained = gained[1:]
         notes = _observation_notes(before) if before is not None else []
-        for message in gained:
-            observed = before is not None and message["role"] in ("user", "tool") and message != SUMMARY_REQUEST
+        for message, observed in _gained(step, before):
             yield ShownMessage(
                 message["role"], message["content"], number - 1 if observed else None, notes if observed else []
             )
@@ -339,6 +336,15 @@ def _of_steps(steps: Sequence[Row], submission: str | None) -> Iterator[ShownMes
     last = steps[-1]
     if last["observation"] and last["observation"] != submission:
         yield ShownMessage("user", last["observation"], len(steps), _observation_notes(last))
+
+
+def _gained(step: Row, before: Row | None) -> Iterator[tuple[Message, bool]]:
+    """Yield the messages between two actions, each with whether the action before them led to it."""
+    gained: list[Message] = orjson.loads(step["new_messages_json"])
+    if before is not None and gained[:1] == [{"role": "assistant", "content": before["action"]}]:
+        gained = gained[1:]
+    for message in gained:
+        yield message, before is not None and message["role"] in ("user", "tool") and message != SUMMARY_REQUEST
 
 
 def _action_notes(step: Row) -> list[str]:
@@ -372,14 +378,14 @@ def _steps(root: Path, run: Run, steps: Sequence[Row]) -> list[ShownStep]:
     answers, pairs = (_rows_by_state(root, run, kind, states) for kind in (TEACHER_ACTION, PAIR))
     tokenizer = find_tokenizer(run)
     found = []
-    for step in steps:
+    for before, step in zip([None, *steps], steps, strict=False):
         by_action: dict[str, list[Row]] = {}
         for answer in answers.get(step["state_sha256"], []):
             by_action.setdefault(answer["action"] or f"({answer['error_type']}: {answer['error']})", []).append(answer)
         found.append(
             ShownStep(
                 row=step,
-                new=orjson.loads(step["new_messages_json"]),
+                new=[message for message, observed in _gained(step, before) if not observed],
                 tokens=pieces(step, tokenizer),
                 by_id=tokenizer is None,
                 answers=sorted(by_action.items(), key=lambda item: -len(item[1])),

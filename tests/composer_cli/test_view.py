@@ -34,6 +34,7 @@ from composer_cli.view.app import build, page_of
 from composer_cli.view.notes import Note
 from composer_cli.view.page import markdown
 from stages.errors import UsageError
+from stages.rollouts.agent_loop import SUMMARY_REQUEST
 from stages.rollouts.trace import pairs_with_states
 from stages.runs import store
 from stages.runs.kinds import PAIR, ROLLOUT, STEP, TASK, TEACHER_ACTION
@@ -572,6 +573,28 @@ def test_a_rollout_shows_its_time_and_the_rule_it_broke_and_its_task_all_samples
     matrix = shown(client.get(f"matrix/{run}").text)
     assert re.sub(r"\s+", " ", matrix).count("t✓ ✗ ✗") == 1, "by sample"
     assert "no rollouts here" in client.get(f"matrix/{run}?offset=50").text
+
+
+def test_every_message_is_shown_once(tmp_path: Path) -> None:
+    """Those of the prompt with the answers in it, and a request for a summary after the observation."""
+
+    def said(*messages: str) -> str:
+        return json.dumps([dict(zip(("role", "content"), one.split(": "), strict=True)) for one in messages])
+
+    prompt = said("system: rules", "user: 5:51?", "assistant: 05:51", "user: 7:02?")
+    gained = [prompt, json.dumps([*json.loads(said("assistant: 07:02", "user: wrong")), SUMMARY_REQUEST])]
+    acted = {"action": "07:02", "observation": "wrong"}, {"action": "so far", "observation": ""}
+    steps = [
+        {"rollout_id": "r", "step": number, "new_messages_json": gained[number], **one}
+        for number, one in enumerate(acted)
+    ]
+    name = "collect/20260101T000000Z-kata-abcdef"
+    written(tmp_path, name, [(ROLLOUT, [{"rollout_id": "r", "task_id": "t", "num_steps": 2}]), (STEP, steps)])
+    page = TestClient(build(tmp_path, "token"), base_url="http://127.0.0.1/token/").get(rollout_path(name, "r")).text
+    roles = re.findall(r'<span class="role">(\w+)</span>', page)
+    assert roles == ["system", "user", "assistant", "user", "action", "observation", "user", "action"]
+    texts = ("rules", "5:51?", "05:51", "7:02?", "07:02", "wrong", SUMMARY_REQUEST["content"].split(".")[0], "so far")
+    assert re.search(".*".join(map(re.escape, texts)), shown(page), re.DOTALL) and shown(page).count("07:02") == 1
 
 
 def test_hostile_words_in_an_address_are_shown_too(site: Site, artifacts: Path) -> None:
