@@ -120,12 +120,12 @@ def _calls(kind: str, row: Mapping[str, Any], folder: Path) -> Iterator[str]:
 
 
 def _wrong_answer(call: Mapping[str, Any], answer: Answer) -> str:
-    wanted = f"raises {call['raises']}" if call["raises"] else f"returns {_short(repr(call['returns']))}"
+    wanted = call["raises"] or _short(repr(call["returns"]))
     right = (
         answer.error == call["raises"] if call["raises"] else not answer.error and agrees(answer.value, call["returns"])
     )
-    given = f"{answer.error} came" if answer.error else f"{_short(repr(answer.value))} came"
-    return "" if right else f"{given}, but it {wanted}"
+    given = f"ended with {answer.error}" if answer.error else f"returned {_short(repr(answer.value))}"
+    return "" if right else f"{given}, expected {wanted}"
 
 
 def _script(kind: str, row: Mapping[str, Any], script: Mapping[str, Any], folder: Path) -> str:
