@@ -150,7 +150,8 @@ class StageFunction(Generic[P, R]):
         return Signature([runs, *words], return_annotation=OF_STAGE.get(self.name, ReadableRun))
 
     def __repr__(self) -> str:
-        return f"<stage function {self.__name__}>"
+        names = [one.replace(annotation=Parameter.empty) for one in self.__signature__.parameters.values()]
+        return f"<stage function {self.__name__}{Signature(names)}>"
 
     def _configure(
         self, runs: tuple[Given, ...], given: dict[str, Any], console: Console

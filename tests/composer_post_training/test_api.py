@@ -109,6 +109,7 @@ def test_every_function_has_the_settings_of_its_stage_as_its_words() -> None:
             assert set(words) >= {key.partition(".")[0] for key in function.settings()} | {"runs", "artifacts", "out"}
     words = inspect.signature(composer.collect)
     assert words == inspect.signature(composer.collect.__call__)  # which a notebook shows of an object
+    assert repr(composer.compare).startswith("<stage function compare(*runs, seed=0, paths, min_gain=None, missing=")
     assert "policy: str | dict = {}, tasks: int = 25," in str(words) and "artifacts: str = 'artifacts'" in str(words)
     assert "teacher: dict | None = None" in str(inspect.signature(composer.train))
     assert "stages." not in str(inspect.signature(composer.probe.teacher_pool)).replace("stages.runs.run.Run", "")
