@@ -243,15 +243,16 @@ def header(name: str) -> Header:
     return read_header(_file(name))
 
 
-def folder(sha256: str) -> Path:
-    """Return the place of a file's folder, which is there once it was made: half a gigabyte, once for a user."""
-    return users_cache() / f"gguf-{sha256[:12]}-{CONVERSION}"
+def folder(name: str, sha256: str) -> Path:
+    """Return the folder of a file: the one with this digest, half a gigabyte once for a user, else a new name."""
+    ending = f"-{sha256[:12]}-{CONVERSION}"
+    return next(users_cache().glob(f"*{ending}"), users_cache() / f"{name[:50]}{ending}")
 
 
 def to_make(name: str) -> str:
     """Return the file if the cache lacks its folder, else nothing; `BadInput` for a file that cannot be converted."""
     path = _file(name)
-    if folder(store.known_sha256(path)).is_dir():
+    if folder(path.stem, store.known_sha256(path)).is_dir():
         return ""
     return plan(readable(path))
 
@@ -270,7 +271,7 @@ def ensure(name: str, progress: Listener) -> Path:
 
 def converted(path: Path, sha256: str, progress: Listener) -> Path:
     """Return the folder of a file whose digest is known to be this one."""
-    target = folder(sha256)
+    target = folder(path.stem, sha256)
 
     def build() -> BuiltModel:
         header = readable(path)

@@ -116,7 +116,7 @@ def to_make(name: str) -> str:
             return ""
         _require_hub(name)
         return f"{at[0]}, fetched from the hub at commit {at[1][:8]}"
-    if gguf.folder(NAMED[name].sha256).is_dir():
+    if gguf.folder(name, NAMED[name].sha256).is_dir():
         return ""
     return gguf.plan(gguf.readable(_accepted(name)))
 
@@ -130,7 +130,7 @@ def ensure(name: str, progress: Listener) -> Path:
 
         _require_hub(name)
         return Path(snapshot_download(at[0], revision=at[1], allow_patterns=list(READ)))
-    folder = gguf.folder(sha256 := NAMED[name].sha256)
+    folder = gguf.folder(name, sha256 := NAMED[name].sha256)
     return folder if folder.is_dir() else gguf.converted(_accepted(name), sha256, progress)
 
 
