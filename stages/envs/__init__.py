@@ -256,10 +256,11 @@ def _factory(name: str) -> Callable[..., Environment]:
             raise UsageError(
                 f"There is no environment {name!r}. Tasks in a file are given with --env tasks --set env.path={file}."
             )
-        raise UsageError(
-            f"There is no environment {name!r}.{did_you_mean(name, ENVIRONMENTS)} There is "
-            f"{', '.join(sorted(ENVIRONMENTS))}, or any class as package.module:Class."
-        )
+        if foreign_file(name) is None:  # a module of the user's may have the name of an environment
+            raise UsageError(
+                f"There is no environment {name!r}.{did_you_mean(name, ENVIRONMENTS)} There is "
+                f"{', '.join(sorted(ENVIRONMENTS))}, or any class as package.module:Class."
+            )
     factory: Any = _imported(name, entry.environment if entry else name)
     missing = [method for method in METHODS if not callable(getattr(factory, method, None))]
     is_class = inspect.isclass(factory)
@@ -290,7 +291,8 @@ def _refuse_standard_library(name: str, module: str) -> None:
     # No environment is there, and importing one of its modules may already act (`antigravity` opens a browser).
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise UsageError(
-            f"{name!r} is of Python's standard library, which holds no environments. Give a class of yours."
+            f"{name!r} is of Python's standard library, which holds no environments."
+            f"{did_you_mean(module, ENVIRONMENTS)} Give a class of yours, in a module of another name."
         )
 
 

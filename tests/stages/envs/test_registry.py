@@ -104,6 +104,17 @@ def test_a_class_of_somebody_else_loads_by_its_path() -> None:
     assert load(f"{__name__}:Sized", {"size": 3}).size == 3
 
 
+def test_a_users_module_may_have_the_name_of_an_environment(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="no environment 'skills:Base'"):
+        load("skills:Base", {})
+    Path("skills.py").write_text(f"from {__name__} import Sized as Base")
+    assert load("skills:Base", {"size": 3}).size == 3
+    with pytest.raises(UsageError, match="has no attribute 'Bsae'"):
+        load("skills:Bsae", {})
+    sys.modules.pop("skills")
+
+
 def test_a_rollout_in_an_environment_registered_from_outside(outside: Registered) -> None:
     tasks = load("outside", {}).tasks("train", 2, 0)
     rollouts = [LiveRollout(task, 0, 0) for task in tasks]
@@ -139,6 +150,7 @@ def test_a_name_is_given_once(outside: Registered) -> None:
         ("nowhere.at.all:Env", {}, "could not be imported"),
         ("stages.envs.kata.env:Missing", {}, "could not be imported"),
         ("os:system", {"command": "touch /tmp/never"}, "standard library"),
+        ("code:mbpp", {}, "Did you mean 'code'.* in a module of another name"),
         ("subprocess:Popen", {"args": "true"}, "standard library"),
         ("antigravity:fly", {}, "standard library"),
         ("pytest:main", {"args": ["--version"]}, "is no class"),
