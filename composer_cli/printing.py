@@ -20,7 +20,7 @@ import orjson
 import typer
 
 from stages.errors import ComposerError, UsageError
-from stages.layout import folded
+from stages.layout import WORD, folded, width
 from stages.redaction import redacted
 
 FAILED, USAGE = 1, 2
@@ -90,9 +90,9 @@ def fitted(text: str) -> str:
     lines, before = list[str](), ""
     for line in text.split("\n"):
         # A sentence goes on below where its next word had no room; a row of a table has two spaces between its columns.
-        further, (word, *_) = len(line) - len(line.lstrip()), [*line.split(), ""]
+        further, first = len(line) - len(line.lstrip()), WORD.match(line)
         alike = further == len(before) - len(before.lstrip()) and "  " not in f"{before.strip()}\n{line.strip()}"
-        goes_on = word and before and alike and REPORT - len(word) <= len(before) <= REPORT
+        goes_on = first and before and alike and REPORT - width(first[2]) <= width(before) <= REPORT
         lines[-1:] = [f"{lines[-1]} {line.strip()}"] if goes_on else [*lines[-1:], line]
         before = line
     return folded("\n".join(lines), shutil.get_terminal_size().columns) if sys.stdout.isatty() else text

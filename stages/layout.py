@@ -1,7 +1,6 @@
 """Text for people: aligned tables, shortened texts, counted nouns, p-values, durations, ages, sparklines."""
 
 import re
-import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from os.path import commonprefix
@@ -68,15 +67,29 @@ def without_shared_start(texts: Sequence[str]) -> list[str]:
     return [one and f"…{one[len(shared) :]}" for one in texts] if len(shared) >= LEAST_SHARED else list(texts)
 
 
+_CJK = "\u2e80-\ud7ff\uf900-\ufaff\uff00-\uff60\U00020000-\U0003ffff"
+WORD = re.compile(rf"(\s*)([{_CJK}]|(?:`[^`]+`|[^\s{_CJK}])+)")
+"""The space before a word, and the word: a character of a script without spaces, or with them a `command`."""
+
+
 def folded(text: str, most: int) -> str:
     """Return a text without lines wider than so many columns: their last words go on below.
 
-    Those of a table are further in. A word that is wider itself, such as an address, stays whole.
+    Those of a table are further in. A word that is wider itself, such as an address, stays whole, and so does a command
+    between backticks, which is copied.
     """
-    wrapper, lines = textwrap.TextWrapper(most, break_long_words=False, break_on_hyphens=False), list[str]()
+    lines = list[str]()
     for line in text.split("\n"):
-        wrapper.subsequent_indent = " " * (len(line) - len(line.lstrip()) + (4 if "  " in line.strip() else 0))
-        lines += wrapper.wrap(line) if width(line) > most else [line]
+        if width(line) <= most:
+            lines.append(line)
+            continue
+        further = " " * (len(line) - len(line.lstrip()) + (4 if "  " in line.strip() else 0))
+        lines.append("")
+        for space, word in WORD.findall(line):
+            if lines[-1] and width(f"{lines[-1]}{space}{word}") > most:
+                lines.append(f"{further}{word}")
+            else:
+                lines[-1] += f"{space}{word}"
     return "\n".join(lines)
 
 

@@ -213,7 +213,7 @@ def index_text(found: RolloutPage, wanted: RolloutFilter, called: str) -> str:
         lines += [
             "",
             fitted(
-                f"composer show {shlex.join(map(escape_line, (called, found.rows[0]['short'])))} prints the "
+                f"`composer show {shlex.join(map(escape_line, (called, found.rows[0]['short'])))}` prints the "
                 "first; any part of an id will do that no other id has."
             ),
         ]

@@ -139,7 +139,7 @@ def flips(tasks: pa.Table, most: int, places: bool = False) -> str:
         title = f"tasks that differ ({len(shown)} of {num:,}; --flips prints all)" if num > len(shown) else ""
         tables += "\n\n" + _flip_table(shown, letter, title or "tasks that differ", places) if shown else ""
     if places and ROLLOUT_PAGE in tables:
-        tables += "\n\nOpen a rollout with: composer view 'ADDRESS'"
+        tables += "\n\nOpen a rollout with: `composer view 'ADDRESS'`"
     return tables
 
 

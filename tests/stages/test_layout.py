@@ -6,7 +6,17 @@ from contextlib import redirect_stdout
 import pytest
 
 from composer_cli.printing import fitted
-from stages.layout import LEFT, RIGHT, aligned, counted, folded, singular, without_middle, without_shared_start
+from stages.layout import (
+    LEFT,
+    RIGHT,
+    aligned,
+    counted,
+    folded,
+    singular,
+    width,
+    without_middle,
+    without_shared_start,
+)
 
 
 class Terminal(io.StringIO):
@@ -43,6 +53,20 @@ def test_a_report_is_folded_anew_for_a_narrow_terminal(monkeypatch: pytest.Monke
             "/a/path-of-more" + "x" * 60,
         ]
     assert fitted(report) == report, "no terminal"
+
+
+def test_a_command_stays_on_one_line_and_wide_characters_count_twice() -> None:
+    command = "`composer show collect a-long-id-of-a-rollout`"
+    told = f"{command} prints it; ({command}) too, and more words that fill the line up to its end."
+    for most in (40, 60, 100):
+        lines = folded(told, most).split("\n")
+        assert sum(command in line for line in lines) == 2 and " ".join(lines) == told
+        assert all(len(line) <= most or line.strip("();, ") == command for line in lines)
+    assert folded("修复这个错误 now，全部", 9).split("\n") == ["修复这个", "错误 now", "，全部"]
+    rows = "  ".join(["修复", *("cell" for _ in range(5))])
+    with redirect_stdout(Terminal()):
+        assert fitted(folded(told, 100)) == folded(told, 80), "a report is folded at 100 first"
+    assert max(map(width, folded(rows, 20).split("\n"))) <= 20
 
 
 def test_names_are_shortened_where_they_are_alike() -> None:

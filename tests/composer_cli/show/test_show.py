@@ -26,7 +26,7 @@ def test_a_run_begins_with_a_few_facts_and_lists_its_rollouts(made):
     ids = [f"0000{task}#{sample}" for task in (0, 1) for sample in (0, 1)]
     assert [line.split()[0] for line in lines] == ids and all(" failed " in line for line in lines)
     assert len({line.partition("submitted")[2] for line in lines}) == 2, "two tasks, each with two samples"
-    assert max(map(len, lines)) <= 100 and how.startswith("composer show collect '00000#0' prints the first")
+    assert max(map(len, lines)) <= 100 and how.startswith("`composer show collect '00000#0'` prints the first")
 
 
 def test_a_rollout_is_its_conversation_between_outcome_and_grading(made):
