@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from itertools import count
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any, Literal
@@ -59,6 +58,8 @@ LISTED = {
 }
 SHORTEST = 4
 """Characters to which an id is shortened at most, as far as words at its beginning allow."""
+LONGEST = 20
+"""Digits of a seed up to which it is shortened; where two are alike for longer, all stay whole."""
 PREVIEW = 400
 """Characters of a prompt that a list carries."""
 REWARDS = {"passed": "reward >= 1.0", "failed": "reward < 1.0", "none": "reward IS NULL"}
@@ -176,10 +177,23 @@ def _differing(connection: duckdb.DuckDBPyConnection, name: str) -> Callable[[st
     start = max(starts, default=0)
     if end:
         return lambda one: one[start : len(one) - end]
-    ids = f"SELECT count(DISTINCT regexp_replace({key}, ?, '\\1')) = count(DISTINCT {key}) FROM {name}"
-    cuts = (rf"(@\d{{{digits}}})\d+$" for digits in count(SHORTEST))
-    cut = next(cut for cut in cuts if connection.execute(ids, [cut]).fetchone() == (True,))
-    return lambda one: re.sub(cut, r"\1", one)[start:]
+    # Of ids with the same beginning, those are most alike whose seeds are next to each other in alphabetical order.
+    alike = f"list_sum([CAST(left(seed, n) = left(before, n) AS INT) FOR n IN range({SHORTEST}, {LONGEST} + 1)])"
+    seeds = f"SELECT DISTINCT {key}, split_part({key}, '@', -1) AS seed FROM {name}"
+    neighbours = (
+        f"SELECT seed, lag(seed) OVER (PARTITION BY left({key}, -length(seed)) ORDER BY seed) AS before "
+        f"FROM ({seeds}) WHERE regexp_full_match(seed, '[0-9]+')"
+    )
+    question = f"SELECT max({alike}) FROM ({neighbours}) WHERE left(seed, {SHORTEST}) = left(before, {SHORTEST})"
+    ((shared,),) = connection.execute(question).fetchall()
+    digits = SHORTEST + (shared or 0)
+
+    def short(one: str) -> str:
+        before, at, seed = one.rpartition("@")
+        cut = at and digits <= LONGEST and seed.isascii() and seed.isdigit()
+        return f"{before}{at}{seed[:digits] if cut else seed}"[start:]
+
+    return short
 
 
 def _shared_words(one: str, other: str) -> list[int]:
@@ -647,7 +661,12 @@ def sql_query(runs: Mapping[Path, Entry], sql: str) -> SqlQuery:
 
 def pooled(runs: Mapping[Path, Entry], sql: str) -> list[str]:
     """Return a sentence for each table with rows of several stages that a question reads without telling runs apart."""
-    if re.search(r"\b(runs?|source)\b", sql, re.IGNORECASE):
+    with _database().cursor() as connection:
+        ((parsed,),) = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
+    # In JSON, which nests too deeply for Python's readers; quotes in a text of the question are escaped there.
+    read = {name.lower() for name in re.findall(r'"table_name":"([^"]+)"', parsed)}
+    columns = {name.lower() for name in re.findall(r'"column_names":\[(?:"[^"]*",)*"([^"]*)"\]', parsed)}
+    if "runs" in read or columns & {"run", "source"}:
         return []
     stages: dict[str, set[str]] = {}
     for entry in runs.values():
@@ -657,5 +676,5 @@ def pooled(runs: Mapping[Path, Entry], sql: str) -> list[str]:
         f"This is about rows of {' and '.join(sorted(of))} together: {table} holds them all. Group by run, or choose "
         f"some with: where run like '{min(of)}/%', or --from RUN."
         for table, of in stages.items()
-        if len(of) > 1 and re.search(rf"\b{re.escape(table)}\b", sql, re.IGNORECASE)
+        if len(of) > 1 and table.lower() in read
     ]

@@ -60,12 +60,23 @@ def test_rows_of_several_stages_are_not_pooled_silently(tmp_path):
     pooling = "select avg(reward) from rollouts"
     note = call(tmp_path, "query", pooling).stderr
     assert "collect and train together" in note and "run like 'collect/%'" in note
-    for apart in (
-        [pooling, "--from", "collect"],
-        [f"{pooling} where run like 'collect/%'"],
-        ["select 1 as num_rollouts"],
+    asked = index.entries(tmp_path)
+    for pools in (
+        pooling,
+        f"{pooling} /* run */ where rollout_id not like '%run%'",
+        "select max(Reward) run from ROLLOUTS",
     ):
-        assert not call(tmp_path, "query", *apart).stderr
+        assert queries.pooled(asked, pools), pools
+    assert not call(tmp_path, "query", pooling, "--from", "collect").stderr
+    for apart in (
+        f"{pooling} where run like 'collect/%'",
+        "select avg(r.reward) from rollouts r group by r.run",
+        "select count(*) from runs join rollouts using (run)",
+        "select 'of rollouts' as rollouts -- rollouts",
+        "select 1 as num_rollouts",
+        f"select {'+'.join(['1'] * 900)}",
+    ):
+        assert not queries.pooled(asked, apart), apart
 
 
 def test_a_question_that_cannot_be_answered_is_one_sentence(made, tmp_path):
