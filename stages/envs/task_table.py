@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from stages.envs.base import Split, Task
-from stages.errors import BadInput, UsageError
+from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.layout import counted
 from stages.runs import hub, store
 from stages.runs.kinds import TASK, Row
@@ -86,17 +86,19 @@ def parse_line(line: str, place: str = "") -> Row:
 def hub_rows(dataset: str, remedy: str, config: str | None = None, part: str | None = None) -> dict[str, list[Row]]:
     """Return the rows of a data set of the hub by its parts, of one of these or of all.
 
-    config: the configuration of the data set, its default one where it is None. Raises BadInput, which ends with the
-    remedy, where it cannot be downloaded.
+    config: the configuration of the data set, its default one where it is None. Raises InfrastructureError where the
+    hub does not answer, and BadInput where it has no such data set; both end with the remedy.
     """
-    try:
-        import datasets  # optional, and slow to import
+    import datasets  # optional, and slow to import
 
+    try:
         with hub.offline_if_unreachable():
             found = datasets.load_dataset(dataset, config, split=part)
     except Exception as error:  # any error of a download: the libraries below have no common base class
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise BadInput(f"{dataset} cannot be downloaded from the hub ({first}). {remedy}") from None
+        reason = hub.unreachable()
+        kind = InfrastructureError if reason else BadInput
+        raise kind(f"{dataset} cannot be downloaded from the hub ({reason or first}). {remedy}") from None
     return {str(name): one.to_list() for name, one in ({part: found} if part else found).items()}
 
 

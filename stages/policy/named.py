@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from stages.errors import BadInput
+from stages.errors import BadInput, InfrastructureError
 from stages.policy import gguf
 from stages.policy.gguf import users_cache
 from stages.runs import hub, store
@@ -147,10 +147,10 @@ def _fetched(repo: str, commit: str) -> Path | None:
 
 
 def _require_hub(name: str) -> None:
-    """Raise `BadInput` with the other way to a model where the hub does not answer."""
+    """Raise `InfrastructureError` with the other way to a model where the hub does not answer."""
     if reason := hub.unreachable():
         entry = NAMED[name]
-        raise BadInput(
+        raise InfrastructureError(
             f"{name} is {entry.repo} of the hub, which was not fetched before and cannot be asked for it ({reason}). "
             f"Bring its publisher's GGUF file with `{entry.get}`, or connect to the hub."
         )

@@ -37,7 +37,7 @@ def load(path: Path) -> list[Row]:
 
 
 def load_from_hub(name: str, split: str) -> list[Row]:
-    """Load the rows of a data set on the hub; `BadInput` names the alternatives without a connection."""
+    """Load the rows of a data set on the hub; errors name what works without a connection."""
     remedy = (
         "Without a connection give a file of instances: --set env.path=FILE (JSON, JSON Lines or Parquet); "
         "`--env swe-mini` brings its own, and `composer swe check` lists what else is missing."

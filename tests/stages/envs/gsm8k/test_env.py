@@ -157,5 +157,5 @@ def test_without_a_path_the_rows_are_those_of_the_hub(tmp_path: Path) -> None:
 
 def test_without_the_hub_a_sentence_says_what_to_do(tmp_path: Path) -> None:
     ran = from_hub(tmp_path, "env.tasks('train', 1, 0)")
-    assert "BadInput: openai/gsm8k cannot be downloaded from the hub (" in ran.stderr
+    assert "InfrastructureError: openai/gsm8k cannot be downloaded from the hub (" in ran.stderr
     assert "--set env.options.path=FILE" in ran.stderr

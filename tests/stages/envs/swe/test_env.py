@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.attacks import ATTACKS, PATCHED_REPORT, WRONG
+from support.server import Reply, serving
 
 from stages.envs import load
 from stages.envs.base import ComparesOutcomes, Grade, Observation, Task
@@ -244,11 +245,14 @@ def test_without_engine_and_mirrors_one_sentence_says_what_to_install(path: Path
             SweEnv(**options).tasks("eval", 1, seed=0)
 
 
-def test_without_a_connection_the_sentence_names_the_option(tmp_path: Path, repos: Path) -> None:
+def test_a_data_set_that_the_hub_lacks_is_bad_input_and_the_option_is_named(tmp_path: Path, repos: Path) -> None:
     """In a process of its own: the hub's library reads its environment when it is imported."""
     asked = "from stages.envs.swe.env import SweEnv as E; E(dataset='nobody/none', repos={!r}).tasks('eval', 1, 0)"
-    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", asked.format(str(repos))], env=offline, capture_output=True, text=True)
+    variables = {**os.environ, "HF_HUB_OFFLINE": "", "HF_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    with serving(lambda body, n: Reply()) as there:  # answers 404
+        variables["HF_ENDPOINT"] = there.url.removesuffix("/v1")
+        words = [sys.executable, "-c", asked.format(str(repos))]
+        done = subprocess.run(words, env=variables, capture_output=True, text=True)
     assert "BadInput" in done.stderr.splitlines()[-1] and "env.path=FILE" in done.stderr.splitlines()[-1]
 
 
