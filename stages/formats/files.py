@@ -259,7 +259,8 @@ def find(patterns: list[str]) -> list[Source]:
     for pattern in patterns:
         matches = _matching(Path(pattern).expanduser())
         if not matches:
-            meant = did_you_mean(pattern, FORMATS) or store.nearest(Path(pattern).expanduser())
+            path = Path(pattern).expanduser()
+            meant = ("" if path.suffix else did_you_mean(pattern, FORMATS)) or store.nearest(path)
             some = ", ".join(READABLE)
             raise BadInput(f"{pattern} is neither a file nor a folder with files to import ({some}).{meant}")
         for found in matches:

@@ -114,12 +114,17 @@ def test_files_are_found_by_path_folder_and_pattern_each_once(tmp_path: Path) ->
     assert [source.label for source in files.find([str(tmp_path / "y" / "*.jsonl")])] == ["y/results.jsonl"]
 
 
-def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+def test_what_is_not_there_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadInput, match="nowhere"):
         files.find([str(tmp_path / "nowhere")])
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadInput, match="empty"):
         files.find([str(tmp_path / "empty")])
+    monkeypatch.chdir(tmp_path)
+    Path("messages.jsonl").touch()
+    for wrong, meant in (("mesages.jsonl", r"messages\.jsonl"), ("mesages", "messages")):
+        with pytest.raises(BadInput, match=f"Did you mean '{meant}'"):
+            files.find([wrong])
 
 
 def test_equal_content_has_equal_digests_wherever_it_lies(tmp_path: Path) -> None:
