@@ -69,6 +69,8 @@ FAMILIES = ("family", "category", "subject", "topic", "repo", "repository")
 DATE = re.compile(r"(20\d\d)-?(0[1-9]|1[0-2])-?([0-3]\d)(?!\d)")
 LEAST_SHARED = 0.1
 """The share of the smaller side's tasks below which two logs are of different tasks."""
+LONGEST_STEM = 24
+"""Characters of a file's name, without its endings, that a side has as its name."""
 ENOUGH_SHARED = 0.5
 """The share from which ids, or their last parts, match tasks."""
 
@@ -175,11 +177,8 @@ def of_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
                 rows[name].append(value)
     if not rows["task"]:
         first = next((item[1] for item in next(iter(detected)).records() if not isinstance(item, Drop)), None)
-        if isinstance(first, dict) and set(first).intersection(IDS) and not set(first).intersection(SCORES):
-            raise BadInput(
-                f"{path} has rows with {', '.join(first)}, and none of these is known as a score. Name the one that "
-                f"is {', '.join(SCORES[:-1])} or {SCORES[-1]}."
-            )
+        if isinstance(first, dict) and not known:
+            _id_and_score([*first], path)
         shown = ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in drops.most_common(3))
         raise BadInput(
             f"{path} holds no sample to compare: {shown or 'it is empty'}. Give a log with a record for each sample."
@@ -355,9 +354,19 @@ def table_of(source: Source) -> pa.Table | None:
             with pa.input_stream(str(source.path)) as stream:
                 return pjson.read_json(stream, pjson.ReadOptions(block_size=16 << 20))
         except pa.ArrowInvalid:
-            if broken := next((item for item in source.records() if isinstance(item, Drop)), None):
-                raise BadInput(f"{source.label}:{broken.line} is no JSON. Mend the line, or remove it.") from None
+            rows = list[dict[str, Any]]()
+            for item in source.records():
+                if isinstance(item, Drop) or not isinstance(item[1], dict):
+                    line = item.line if isinstance(item, Drop) else item[0]
+                    raise BadInput(f"{source.label}:{line} is no JSON object. Mend it, or remove it.") from None
+                rows.append(item[1])
+            # Values of a column are of several types, such as numbers and words.
+            return pa.table({name: pa.array([_as_text(row.get(name)) for row in rows], pa.string()) for name in plain})
     return None
+
+
+def _as_text(value: Any) -> str | None:
+    return None if value is None else str(int(value) if isinstance(value, bool) else value)
 
 
 def of_table(table: pa.Table, source: Source, unit: str) -> ReadLog:
@@ -367,15 +376,18 @@ def of_table(table: pa.Table, source: Source, unit: str) -> ReadLog:
             f"{source.label} holds no sample to compare: it is empty. Give a file with a row for each sample."
         )
     names = table.column_names
-    task, score = (next((name for name in known if name in names), None) for known in (IDS, SCORES))
-    if task is None or score is None:
-        what = "an id" if task is None else "a score"
-        expected = ", ".join(IDS if task is None else SCORES)
-        raise BadInput(f"{source.label} has no column for {what}: one of {expected}; it has {', '.join(names)}.")
+    task, score = _id_and_score(names, source.label)
+    column = table[score]
+    if pa.types.is_string(column.type):
+        column = pc.if_else(pc.equal(column, ""), None, column)
     try:
-        values = pc.cast(table[score], pa.float64())
-    except pa.ArrowException as error:
-        raise BadInput(f"{source.label}: the column {score!r} holds what is no number ({error}).") from None
+        values = pc.cast(column, pa.float64())
+    except pa.ArrowException:
+        row, value = next((at, one) for at, one in enumerate(column.to_pylist(), 1) if not _is_score(one))
+        raise BadInput(
+            f"{source.label}: {score} is {value!r} in row {row}. A score is a number, or true or false, and empty or "
+            "null where a sample has none."
+        ) from None
     values = pc.if_else(pc.is_finite(values), values, None)
     nothing = pa.nulls(len(table), pa.string())
     if unit:
@@ -401,6 +413,26 @@ def of_table(table: pa.Table, source: Source, unit: str) -> ReadLog:
     return ReadLog(source.label, pa.table(found).cast(ITEM), ("table",), _date(source.label))
 
 
+def _id_and_score(names: Sequence[str], label: str) -> tuple[str, str]:
+    """Return the columns of the id and of the score; `BadInput` where one is missing."""
+    task, score = (next((name for name in known if name in names), None) for known in (IDS, SCORES))
+    if task is None or score is None:
+        lacks = [f"an id ({', '.join(IDS)})"] * (task is None) + [f"a score ({', '.join(SCORES)})"] * (score is None)
+        raise BadInput(
+            f"{label} is no log of a known program, and as a table it lacks {' and '.join(lacks)}. Name its columns "
+            f"so; it has {', '.join(names)}."
+        )
+    return task, score
+
+
+def _is_score(value: Any) -> bool:
+    try:
+        pa.scalar(value).cast(pa.float64())
+    except pa.ArrowException:
+        return False
+    return True
+
+
 # Sides.
 
 
@@ -423,9 +455,13 @@ def sides(paths: Sequence[str], unit: str = "") -> list[ReadLog]:
                 same = paths[alike.index(log.digests)]
                 notes.append(f"{paths[at]} has the content of {same}, so this compares a log with itself")
             found[at] = replace(log, notes=(*log.notes, *notes))
+    stems = [stem(Path(log.label)) for log in found]
+    # Of a long name the first part that differs: of Inspect's logs these are the date, the time, the task and an id.
+    parts = zip(*(re.split(r"_|(?<=\d)T(?=\d)", name) for name in stems), strict=False)
     for names in (
         ["+".join(log.models) for log in found],
-        [stem(Path(log.label)) for log in found],
+        *([] if max(map(len, stems)) <= LONGEST_STEM else parts),
+        stems,
         [log.date for log in found],
         [log.label for log in found],
     ):

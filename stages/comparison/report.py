@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from stages.comparison.logs import ID, ROLLOUT_PAGE
 from stages.evaluation.inference import BETTER, NO_GAIN, TIE, WORSE
-from stages.layout import aligned, counted, folded, p_value, plural, without_middle, without_shared_start
+from stages.layout import aligned, counted, folded, p_value, plural, width, without_middle, without_shared_start
 
 if TYPE_CHECKING:
     from stages.comparison.stage import LogComparison, LogDifference, SideSummary
@@ -60,7 +60,11 @@ def text(found: "LogComparison") -> str:
     head = ("", "tasks", "samples", "date", f"{what} [95 %]", "", "program", "model", "log")
     rows = [_row(found, side) for side in found.sides]
     keep = [at for at in range(len(head)) if any(row[at] for row in rows)]
-    lines += ["", aligned([[row[at] for at in keep] for row in rows], [head[at] for at in keep])]
+    table = aligned([[row[at] for at in keep] for row in rows], [head[at] for at in keep])
+    if max(map(width, table.split("\n"))) > WIDTH:  # the logs are then named below it
+        table = aligned([[row[at] for at in keep[:-1]] for row in rows], [head[at] for at in keep[:-1]])
+        table += "\n" + aligned([(f"log ({side.letter})", side.log) for side in found.sides])
+    lines += ["", table]
     for one in found.differences:
         lines += ["", *_about(found, one)]
     lines += [f"note ({side.letter}): {note}" for side in found.sides for note in side.notes]

@@ -121,6 +121,20 @@ def test_two_logs_of_one_model_are_told_apart_by_what_differs(tmp_path: Path) ->
     assert found.sides[0].models == ("openai/gpt",)
 
 
+def test_a_side_is_named_by_the_part_of_a_long_name_that_differs(tmp_path: Path) -> None:
+    """Inspect's files are named by time, task and id: the report has that name once, below its table."""
+    rows = [(at, f"What is {at} + {at}?", "C" if at % 3 else "I") for at in range(20)]
+    names = ["2026-02-11T15-18-04-05-00_sums_mj7khqpMM4GB", "2026-02-11T16-20-44-05-00_sums_k2ghqpMM4GBC"]
+    found = compared(*(inspect_log(tmp_path / f"{name}.json", rows[at:]) for at, name in enumerate(names)))
+    assert [side.name for side in found.sides] == ["15-18-04-05-00", "16-20-44-05-00"]
+    shown = report.text(found)
+    assert (
+        [shown.count(name) for name in names] == [1, 1]
+        and "\nlog (A)  " in shown
+        and max(map(len, shown.split("\n"))) <= report.WIDTH
+    )
+
+
 def test_a_log_that_is_compared_with_itself_is_named(tmp_path: Path) -> None:
     first, copied, other = (
         scores(tmp_path / f"{name}.jsonl", [1, 0, score]) for name, score in zip("abc", (1, 1, 0), strict=True)
@@ -199,8 +213,35 @@ def test_a_table_without_rows_and_a_line_that_is_no_json_are_refused(tmp_path: P
             compared(*pair)
     with pytest.raises(BadInput, match=r"c\.jsonl:3 is no JSON"):
         compared(whole, str(broken))
-    verdicts = table(tmp_path / "d.jsonl", [{"id": "t0", "verdict": "ok"}])
-    refused(lambda: compared(verdicts, verdicts), BadInput, "rows with id, verdict", "score, reward")
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "named"),
+    [
+        ("d.jsonl", {"id": "t0", "verdict": "ok"}, ["lacks a score (score, reward", "it has id, verdict"]),
+        ("d.jsonl", {"nr": 1, "ok": "C"}, ["lacks an id (task_id, ", " and a score (score, ", "it has nr, ok"]),
+        ("d.jsonl", {"id": "t9", "score": "maybe"}, ["'maybe' in row 3", "a number, or true or false"]),
+        ("d.csv", {"id": "t9", "score": "maybe"}, ["'maybe' in row 3", "a number, or true or false"]),
+    ],
+)
+def test_columns_and_values_that_are_no_scores_are_named(
+    tmp_path: Path, name: str, row: dict[str, Any], named: list[str]
+) -> None:
+    rows = [{"id": "t0", "score": 1}, {"id": "t1", "score": None}] if "score" in row else [row]
+    path = tmp_path / name
+    path.write_text(
+        "".join(f"{json.dumps(one)}\n" for one in [*rows, row])
+        if path.suffix == ".jsonl"
+        else "id,score\n" + "".join(f"{one['id']},{one['score'] or ''}\n" for one in [*rows, row])
+    )
+    refused(lambda: compared(str(path), str(path)), BadInput, *named)
+
+
+def test_columns_of_several_types_and_json_arrays_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([{"id": 1, "score": True}, {"id": "t2", "score": 0.5}, {"id": "t3", "score": None}]))
+    items = logs.read(str(path)).items
+    assert (items["task"].to_pylist(), items["score"].to_pylist()) == (["1", "t2", "t3"], [1.0, 0.5, None])
 
 
 def test_a_difference_above_the_scale_is_refused(tmp_path: Path) -> None:
