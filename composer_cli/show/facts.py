@@ -5,7 +5,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -14,16 +13,14 @@ from typing import Any
 import orjson
 
 from composer_cli.show.runs import reason as reason_of
-from stages import STAGES
-from stages.errors import BadInput, ComposerError
+from stages.errors import BadInput
 from stages.layout import counted, duration
 from stages.runs import queries
 from stages.runs.catalog import find_input, name, references
 from stages.runs.display import Table, plain
 from stages.runs.kinds import EVAL_ITEM, KINDS, ROLLOUT, Row, attributes
 from stages.runs.queries import RolloutFilter, RolloutPage
-from stages.runs.run import Inputs, Run
-from stages.runs.stage import load_stage
+from stages.runs.run import Run
 from stages.training.channels import CHANNELS
 
 LONGEST_CELL = 200
@@ -73,27 +70,6 @@ def holdings(run: Run) -> str:
 def _since(started_at: str) -> str:
     # In whole seconds, as the manifest has the start.
     return duration(round(max((datetime.now(UTC) - datetime.fromisoformat(started_at)).total_seconds(), 0.0)))
-
-
-def progress(run: Run, done: int | None = None) -> str:
-    """Return how much of the planned work of an unfinished run is done: "5 of 12 rollouts done".
-
-    Empty for a complete run, and where the plan cannot be made again. done: as `facts_page` takes it.
-    """
-    m = run.manifest
-    if m.status == "complete" or m.stage not in STAGES:
-        return ""
-    # The plan is made again: a run writes its manifest when it begins and when it ends, without what it planned.
-    with suppress(ComposerError, OSError, ValueError):  # an input that was deleted, settings of another version
-        stage, root = load_stage(m.stage), run.path.parents[1]
-        inputs = {slot: [Run(find_input(root, Path(ref.path))) for ref in refs] for slot, refs in m.inputs.items()}
-        plan = stage.plan(Inputs(inputs), stage.config(**m.config))
-        if m.stage == "train":  # it plans steps, and its units are of steps with rollouts alone
-            done = len(metric_rows(run))
-        elif done is None:
-            done = sum(not unit.get("failed") for unit in run.units())
-        return f"{done:,} of {plan.units:,} {plan.what} done"
-    return ""
 
 
 def inputs_in_words(run: Run) -> dict[str, str]:

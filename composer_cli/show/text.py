@@ -15,7 +15,6 @@ from composer_cli.show.facts import (
     first_rows,
     manifest_labels,
     outcomes_of_pairs,
-    progress,
     readable_first,
     shown_path,
 )
@@ -26,6 +25,7 @@ from stages.envs.base import grounds_in_words
 from stages.layout import age, aligned, counted, duration, without_shared_start
 from stages.pairs.actions import STUDENT
 from stages.runs import queries
+from stages.runs.catalog import progress
 from stages.runs.display import plain
 from stages.runs.kinds import PAIR, STATE, Row
 from stages.runs.queries import PairFilter, RolloutFilter, RolloutPage

@@ -12,7 +12,7 @@ from stat import S_ISREG
 from typing import Any
 
 from stages import STAGES, command_words, stage_order
-from stages.errors import BadInput, UsageError, did_you_mean
+from stages.errors import BadInput, ComposerError, UsageError, did_you_mean
 from stages.runs import bucket
 from stages.runs.kinds import NOOP, REFERENCE, Kind
 from stages.runs.run import InputRef, Inputs, Manifest, Run, RunFacts, read_manifest
@@ -157,6 +157,10 @@ def choose(
 def assign_inputs(stage: Stage[Any], runs: Sequence[Run]) -> Inputs:
     """Assign each run to the slots whose kind it holds; `BadInput` when a slot stays empty or a run fits none."""
     filled: dict[str, list[Run]] = {}
+    wanted = {slot.kind.name for slot in stage.inputs.values()}
+    for run in runs:
+        if wanted.intersection(kind.name for kind in _written(run)):
+            require_complete(run)
     for name, slot in stage.inputs.items():
         fitting = [run for run in runs if run.holds(slot.kind)]
         if len(fitting) > 1 and not slot.many:
@@ -176,12 +180,64 @@ def assign_inputs(stage: Stage[Any], runs: Sequence[Run]) -> Inputs:
     used = [run for fitting in filled.values() for run in fitting]
     for run in runs:
         if run not in used:
-            held = ", ".join(run.manifest.outputs) or "nothing"
+            held = ", ".join(run.manifest.outputs or [kind.plural for kind in _written(run)])
             raise BadInput(
-                f"{run.path} holds {held}; {stage.name} has no use for it. It reads "
+                f"{run.path} is a run of {run.manifest.stage} ({held}), and {stage.name} has no use for it. It reads "
                 f"{', '.join(f'{s.kind.plural} (made by {commands(s.kind)})' for s in stage.inputs.values())}."
             )
     return Inputs(filled)
+
+
+def _written(run: Run) -> list[Kind]:
+    """Return the kinds that the stage of a run writes, whether or not it has finished."""
+    stage = run.manifest.stage
+    return [*load_stage(stage).outputs.values()] if stage in STAGES else []
+
+
+def check_inputs(inputs: Inputs) -> None:
+    """Raise `BadInput` for inputs that are unfinished, damaged, or of a newer version of their stage."""
+    for run in inputs.runs():
+        require_complete(run)
+        # The version of a stage that this program does not have cannot be compared; tables are checked by their kinds.
+        now = load_stage(run.manifest.stage).version if run.manifest.stage in STAGES else None
+        if now is not None and run.manifest.stage_version > now:
+            raise BadInput(
+                f"{run.path} was written by version {run.manifest.stage_version} of {run.manifest.stage}, newer than "
+                f"{now}, which this Composer has. Update Composer."
+            )
+        if damage := run.damage():
+            raise BadInput(f"{run.path}: {damage}. Rerun that stage, or restore the file.")
+
+
+def require_complete(run: Run) -> None:
+    """Raise `BadInput` for a run that is not complete, with how far it has come."""
+    if run.manifest.status != "complete":
+        done = progress(run)
+        raise BadInput(
+            f"{run.path} is {run.manifest.status}, not complete{done and f': {done}'}. "
+            f"Finish it first: the same `{command_words(run.manifest.stage)} ...` with --resume."
+        )
+
+
+def progress(run: Run, done: int | None = None) -> str:
+    """Return how much of the planned work of an unfinished run is done: "5 of 12 rollouts done".
+
+    Empty for a complete run, and where the plan cannot be made again. done: the units, where they were counted already.
+    """
+    m = run.manifest
+    if m.status == "complete" or m.stage not in STAGES:
+        return ""
+    # The plan is made again: a run writes its manifest when it begins and when it ends.
+    with suppress(ComposerError, OSError, ValueError):  # an input that was deleted, settings of another version
+        stage, root = load_stage(m.stage), run.path.parents[1]
+        inputs = {slot: [Run(find_input(root, Path(ref.path))) for ref in refs] for slot, refs in m.inputs.items()}
+        plan = stage.plan(Inputs(inputs), stage.config(**m.config))
+        if m.stage == TRAINING:  # it plans steps, and its units are of steps with rollouts alone
+            done = len((run.read_file("metrics.jsonl") or b"").splitlines())
+        elif done is None:
+            done = sum(not unit.get("failed") for unit in run.units())
+        return f"{done:,} of {m.counts.get('planned', plan.units):,} {plan.what} done"
+    return ""
 
 
 def writers(kind: Kind) -> list[str]:

@@ -36,6 +36,7 @@ from stages.layout import counted, shortened
 from stages.runs import ledger, store
 from stages.runs.activity import on_activity
 from stages.runs.bucket import Mirror
+from stages.runs.catalog import check_inputs
 from stages.runs.run import (
     Inputs,
     Listener,
@@ -52,7 +53,7 @@ from stages.runs.run import (
 )
 from stages.runs.settings import StageConfig
 from stages.runs.spread import ShardScheduler
-from stages.runs.stage import check_inputs, load_stage
+from stages.runs.stage import load_stage
 from stages.stopping import Interrupted, on_signals, stopped_by
 
 DISTRIBUTION = "composer-post-training"

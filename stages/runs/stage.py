@@ -12,8 +12,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Generic, Protocol, TypeVar
 
-from stages import STAGES, command_words
-from stages.errors import BadInput, UsageError
+from stages import STAGES
+from stages.errors import UsageError
 from stages.runs import display
 from stages.runs.kinds import Kind, Row
 from stages.runs.run import Inputs, Judgement, Run, RunWriter, Slot
@@ -165,25 +165,6 @@ def with_inherited(stage: str, inputs: Inputs, config: ConfigT) -> ConfigT:
     reads = [(run.manifest.stage, run.manifest.config) for run in inputs.runs()]
     inherited: ConfigT = load_stage(stage).inherit(config, reads)
     return inherited
-
-
-def check_inputs(inputs: Inputs) -> None:
-    """Raise `BadInput` for inputs that are unfinished, damaged, or of a newer version of their stage."""
-    for run in inputs.runs():
-        if run.manifest.status != "complete":
-            raise BadInput(
-                f"{run.path} is {run.manifest.status}, not complete. "
-                f"Finish it first: `{command_words(run.manifest.stage)} --resume`."
-            )
-        # The version of a stage that this program does not have cannot be compared; tables are checked by their kinds.
-        now = load_stage(run.manifest.stage).version if run.manifest.stage in STAGES else None
-        if now is not None and run.manifest.stage_version > now:
-            raise BadInput(
-                f"{run.path} was written by version {run.manifest.stage_version} of {run.manifest.stage}, newer than "
-                f"{now}, which this Composer has. Update Composer."
-            )
-        if damage := run.damage():
-            raise BadInput(f"{run.path}: {damage}. Rerun that stage, or restore the file.")
 
 
 class Batched(Protocol):

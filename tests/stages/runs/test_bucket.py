@@ -11,10 +11,10 @@ from support.s3 import s3 as s3
 
 from stages.errors import BadInput, UsageError
 from stages.runs import bucket, catalog, index, queries, store
+from stages.runs.catalog import check_inputs
 from stages.runs.kinds import ROLLOUT, STEP
 from stages.runs.run import Inputs, Run
 from stages.runs.sql import run_sql
-from stages.runs.stage import check_inputs
 
 
 @pytest.fixture

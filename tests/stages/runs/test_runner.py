@@ -15,14 +15,16 @@ import torch
 from filelock import FileLock
 from support.limits import file_size_limit
 from support.models import save_tiny
+from support.refusals import refused
+from support.runs import written
 
 from stages import collect
 from stages.errors import BadInput, ComposerError, UsageError
 from stages.runs import runner, store
-from stages.runs.catalog import assign_inputs
+from stages.runs.catalog import assign_inputs, check_inputs
 from stages.runs.run import Inputs, Manifest, Run, RunWriter, read_manifest, write_manifest
 from stages.runs.runner import Result
-from stages.runs.stage import check_inputs, load_stage
+from stages.runs.stage import load_stage
 from stages.stopping import Interrupted
 
 ENV = "support.environments:GuessEnv"
@@ -239,6 +241,17 @@ def test_inputs_find_their_slots_and_misfits_are_named(tmp_path: Path, model: Pa
         assign_inputs(load_stage("train"), [collected])
     with pytest.raises(BadInput, match=r"checkpoints \(made by `composer train`\)"):
         assign_inputs(load_stage("evaluate"), [collected])
+
+
+def test_a_stopped_training_is_named_as_such_and_a_run_of_no_use_by_its_stage(tmp_path: Path) -> None:
+    stopped = written(tmp_path, "train/20260102T030405Z-a", status="interrupted")
+    (stopped / "metrics.jsonl").write_text("{}\n" * 9)
+    failed = written(tmp_path, "collect/20260102T030405Z-a", status="failed", counts={"planned": 4})
+    evaluate, pairs = load_stage("evaluate"), load_stage("extract-pairs")
+    named = ("is interrupted, not complete: 9 of 20 steps done", "`composer train ...` with --resume")
+    refused(lambda: assign_inputs(evaluate, [Run(stopped)]), BadInput, *named)
+    refused(lambda: assign_inputs(evaluate, [Run(failed)]), BadInput, "a run of collect (tasks, rollouts, steps)")
+    refused(lambda: assign_inputs(pairs, [Run(failed)]), BadInput, "failed, not complete: 0 of 4 rollouts", "--resume")
 
 
 def test_unfinished_inputs_are_refused(tmp_path: Path, model: Path) -> None:
