@@ -53,7 +53,7 @@ def load(split: Split, path: str, eval_path: str) -> list[Question]:
 
     With both paths each file is one split, and no question may be in both. A single file is split by a digest of the
     question: every fifth one, on average, is for evaluation, whatever else the file holds. Without a path they come
-    from the hub. `BadInput` when a file or the hub cannot be read, a row lacks a field, or a question is in both files.
+    from the hub (`hub_rows`). `BadInput` when a file cannot be read, a row lacks a field, or a question is in both.
     """
     if not path:
         part = HUB_SPLIT[split]
