@@ -164,7 +164,7 @@ def where() -> frozenset[str]:
 
 FILES_OF_A_RUN = {
     *("gz", "open", "jsonl", "json", "parquet", "log"),
-    *("artifacts", "1", "000000", "attempt-1", "venv", "bin"),
+    *("artifacts", "1", "000000", "attempt-1", "venv", "bin", "~"),
 }
 
 
