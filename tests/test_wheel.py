@@ -52,7 +52,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     words = ["-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run([sys.executable, *words], check=True, capture_output=True)
+    # Not from the clone, whose egg-info pip would take for the installed package.
+    subprocess.run([sys.executable, *words], cwd=folder, check=True, capture_output=True)
     own = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     (own / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     return folder / "bin" / "composer"
