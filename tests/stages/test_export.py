@@ -595,7 +595,7 @@ def test_what_cannot_be_sent_is_refused_before_anything_is_written(
     with pytest.raises(UsageError, match="HF_TOKEN"):
         export.Config(format="hub", repo="someone/x").check()
     with pytest.raises(UsageError, match="format hub, not trl"):
-        export.Config(format="trl", repo="someone/x").check(Path())
+        export.Config(format="trl", repo="someone/x").check()
     given = {"rollouts": run, "pairs": collected(samples=1)}
     with pytest.raises(UsageError, match="2 were given"):
         runner.execute("export", given, export.Config(format="hub"), root=tmp_path)
