@@ -21,7 +21,7 @@ from stages.backends import ranks
 from stages.errors import ComposerError, UsageError
 from stages.layout import duration, singular
 from stages.runs import bucket, runner, settings
-from stages.runs.activity import Checking, Drawn
+from stages.runs.activity import Checking
 from stages.runs.bucket import Mirror
 from stages.runs.kinds import attributes
 from stages.runs.run import Inputs, Run
@@ -213,7 +213,7 @@ def execute(job: StageJob, asked: Arguments, console: Console) -> Result:
             lines = job.first_lines(asked)  # which takes a training half a minute
             if sys.stderr.isatty() and load_stage(job.stage).shows_progress:
                 lines.append(f"{job.title}: composer view shows it live in a browser")
-            listener = telling_of_the_start(listener, console, job, lines)
+            listener = telling_of_the_start(listener, console, lines)
             result = runner.execute(job.stage, job.inputs, job.config, listener=listener, **job.carried_out(asked))
         console.notify(f"{job.title}: {ending(result, time.monotonic() - started)}")
         if caught:
@@ -222,19 +222,14 @@ def execute(job: StageJob, asked: Arguments, console: Console) -> Result:
         return result
 
 
-def telling_of_the_start(listener: Listener, console: Console, job: StageJob, lines: Sequence[str]) -> Listener:
+def telling_of_the_start(listener: Listener, console: Console, lines: Sequence[str]) -> Listener:
     """Return a listener that prints these lines when the work begins: before its first report that is no `Checking`.
 
-    A run that its checks refuse has then printed nothing that looks like a start. The plan in the lines becomes that of
-    the tasks that there are, where these are drawn by then.
+    A run that its checks refuse has then printed nothing that looks like a start.
     """
     waiting = list(lines)
 
     def listen(what: str, done: int, total: int) -> None:
-        if waiting and isinstance(what, Drawn):
-            drawn = replace(job, config=job.config.model_copy(update={"tasks": int(what.split()[0])}))
-            before, now = plan_in_words(job.plan()), plan_in_words(drawn.plan())
-            waiting[:] = [line.replace(before, now) for line in waiting]
         while waiting and what and not isinstance(what, Checking):
             console.notify(waiting.pop(0))
         listener(what, done, total)

@@ -173,7 +173,7 @@ class ParallelEntries:
                     continue
                 lines = job.first_lines(self._asked, f" on {devices.used(len(gpus), gpus)}" if gpus else "")
                 listener = watch.listener(job.title, partial(job.folder, self._asked))
-                worker = self._start(job, telling_of_the_start(listener, self._console, job, lines), gpus)
+                worker = self._start(job, telling_of_the_start(listener, self._console, lines), gpus)
                 self._working[worker.pipe] = worker
             except ComposerError as error:
                 self._pool.give_back(gpus)

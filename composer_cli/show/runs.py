@@ -60,16 +60,14 @@ def lines_and_summaries(
         if isinstance(entry, BadInput):
             found.append((RunLine(one, "unreadable", reason=str(entry)), {}))
             continue
-        facts, counts = entry.facts, entry.facts.counts
-        # What is done of a run that broke off is in its units alone, which are not read here.
-        planned = counts.get("planned", 0) if facts.status == "complete" or "done" in counts else 0
+        facts, planned = entry.facts, entry.facts.counts.get("planned", 0)
         found_damage = entry.damage if check == "sizes" else damage(Run(root / one), check)
         line = RunLine(
             run=one,
             status=DAMAGED if found_damage else facts.status,
             began=facts.started_at,
             age_s=(now - datetime.fromisoformat(facts.started_at)).total_seconds(),
-            done=counts.get("done", planned),
+            done=facts.counts.get("done", planned if facts.status == "complete" else 0),
             planned=planned,
             cost_usd=facts.cost_usd,
             seconds=facts.seconds,

@@ -10,7 +10,7 @@ from stages import envs
 from stages.envs import boundary, task_table
 from stages.envs.base import Environment, Ground, LeavesOut, Task
 from stages.errors import ComposerError, UsageError
-from stages.runs.activity import Checking, Drawn, Notice, activity
+from stages.runs.activity import Checking, Notice, activity
 from stages.runs.run import RunWriter
 from stages.runs.settings import Option, Settings, StageConfig, basic_of
 from stages.sandbox import probe
@@ -144,9 +144,6 @@ class EnvStageConfig(StageConfig):
         try:
             with activity(Checking("preparing the tasks")):
                 found = self._at_most(environment, count, at_most or self.counts_by_default())
-            if self.counts_by_default():
-                with activity(Drawn(f"{len(found)} tasks drawn")):
-                    pass
             remarks = self.remarks(found)
             if isinstance(environment, LeavesOut) and (left_out := environment.left_out(self.env.split)):
                 remarks.insert(0, f"{environment.name}: {left_out}")

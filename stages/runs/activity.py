@@ -22,10 +22,6 @@ class Checking(str):
     """What is done before it is known that the settings can be carried out: the work itself has not begun with it."""
 
 
-class Drawn(Checking):
-    """That so many tasks were drawn, `NUMBER WORDS`: a split may have fewer than the default of the settings."""
-
-
 class Preparation(str):
     """What is counted before the work itself, such as the training steps of a small model that is made on first use."""
 

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 from support.command_line import call, command, environment, model, until
-from support.runs import rewritten, written
+from support.runs import rewritten
 
 from composer_cli.show import runs
 from stages import collect
@@ -33,11 +33,6 @@ def test_complete_runs_need_no_reason(made):
     lines = runs.lines(made)
     assert all((line.status, line.reason) == ("complete", "") for line in lines)
     assert (lines[0].done, lines[0].planned) == (4, 4)
-
-
-def test_a_run_that_broke_off_is_not_said_to_have_done_nothing(tmp_path):
-    written(tmp_path, "collect/20260102T030405Z-a", status="interrupted", counts={"planned": 4})
-    assert runs.lines(tmp_path)[0].planned == 0
 
 
 def test_the_table_is_aligned_and_json_says_the_same(made):
