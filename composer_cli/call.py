@@ -131,9 +131,9 @@ class StageJob:
     mirror: Mirror | None = None
     """The copy of the run in a bucket."""
 
-    def plan(self, *, drawn: bool = False) -> Plan:
-        """Return what would be done; drawn: with the number of tasks that there are, which are drawn for it."""
-        return load_stage(self.stage).plan(self.inputs, self.config.with_tasks_drawn() if drawn else self.config)
+    def plan(self) -> Plan:
+        """Return what would be done."""
+        return load_stage(self.stage).plan(self.inputs, self.config)
 
     def resolved(self, asked: Arguments, check: bool = True) -> runner.ResolvedRun:
         """Return the run folder of the same work, as `runner.resolve_run` does."""
@@ -267,14 +267,17 @@ def planned(
     These are lines, with the plan without each number. Such a number at the top of a file goes to every stage that has
     a setting of its name.
     """
-    drawn, lines = plan.up_to, list[str]()
-    plan = job.plan(drawn=True) if drawn else plan
+    lines, drawn = list[str](), dict[str, Any]()
+    if plan.up_to:  # drawn once: no other number of a file changes which tasks there are
+        config: Any = job.config.with_tasks_drawn()
+        plan = replace(job, config=config).plan()
+        drawn = {"tasks": config.tasks} if config is not job.config else {}
     for number, (path, tree) in enumerate(zip(paths, files, strict=True)):
         for key in (key for key, value in tree.items() if type(value) is int and key != "seed"):
             others = [*files[:number], {name: tree[name] for name in tree if name != key}, *files[number + 1 :]]
             with suppress(ComposerError):  # what cannot be planned without the number has no other bill
-                other = replace(job, config=configured(others)[job.title])
-                bill = replace(other.plan(drawn=drawn), notes=plan.notes)
+                other = configured(others)[job.title].model_copy(update=drawn)
+                bill = replace(replace(job, config=other).plan(), notes=plan.notes)
                 if replace(bill, up_to=plan.up_to) != plan:
                     bill = replace(bill, notes=())
                     lines.append(f"{path} sets {key} = {tree[key]} for {job.title}; without it {plan_in_words(bill)}")

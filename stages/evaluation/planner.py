@@ -202,7 +202,7 @@ class DesignLine:
 
 @dataclass(frozen=True)
 class Study:
-    """Everything that is printed; `rates` holds each rate of the task model and its source.
+    """What a plan of an evaluation found; `rates` holds each rate of the task model and its source.
 
     `pilots`: the names of the runs that rates come from; of their `pilot_items` rollouts of the baseline `pilot_passes`
     passed. `outcome`: what a pass is, as the verdict names it. `sampling_unit`: its noun. `add_first`: what to double,

@@ -44,7 +44,7 @@ def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = Non
 
 
 def open_tokenizer(config: PolicyConfig, *, listener: Listener, revision: str | None = None) -> Any:
-    """Load the tokenizer of a model, which is made first if it is made here; of an adapter, that of its base."""
+    """Load a model's tokenizer, of an adapter that of its base; a model that Composer makes is made first."""
     source = resolve(config, listener=listener, revision=revision)
     if adapters.is_adapter(source):
         below, commit = adapters.base_of(Path(source), config)

@@ -672,7 +672,7 @@ def _in_shares(plan: TrainPlan, shape: ModelShape, training: float, scored: floa
 
 
 def num_trained(plan: TrainPlan, shape: ModelShape) -> int:
-    """Return how many numbers are trained."""
+    """Return the number of trainable parameters."""
     if plan.spectral:
         return sum(min(shapes) for shapes in shape.linears)
     rank = plan.config.adapter.rank
