@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.chains import SILENT
 from support.command_line import collect, model, teachers
+from support.models import save_larger
 
 from composer_cli.stage_command import read_positionals
 from stages.errors import UsageError
@@ -49,6 +50,17 @@ def test_what_a_kill_left_at_the_very_end_is_done_by_the_next_command(composer, 
 
 def test_quiet_leaves_stderr_to_errors(composer, server):
     assert composer(*collect(server, "-q")).stderr == ""
+
+
+@pytest.mark.timeout(60)
+def test_a_training_whose_plan_measures_its_prompts_starts_once(composer, tmp_path):
+    """The plan of a model that is not small draws the tasks itself: to plan at a draw again would never end."""
+    size = ("steps=1", "prompts_per_step=1", "generations=2", "threads=1")
+    words = [word for one in size for word in ("-s", f"optimisation.{one}")]
+    words += ["-s", "max_steps=1", "-s", "policy.max_tokens=4", "--env", "kata"]
+    done = composer("train", "--policy", save_larger(tmp_path / "larger"), *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("train: starts, 1 step") == 1 and "measured on 2 of 200 tasks" in done.stderr
 
 
 def test_a_dry_run_counts_the_tasks_that_there_are(composer, tmp_path):

@@ -53,3 +53,24 @@ def save_tiny(folder: Path, seed: int = 0, characters: str | None = "abcdefghijk
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def save_larger(folder: Path) -> Path:
+    """Of more parameters than what counts as small: 17 million."""
+    tokenizer = tiny_tokenizer()
+    shape = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=128,
+        max_position_embeddings=2048,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    Qwen3ForCausalLM(shape).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

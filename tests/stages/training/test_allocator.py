@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.models import save_tiny, tiny_tokenizer
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from support.models import save_larger, save_tiny
 
 from stages.backends import resources
 
@@ -37,27 +36,6 @@ before = libc.mallinfo2().hblks
 libc.malloc(29_000_000)
 print(libc.mallinfo2().hblks - before)
 """
-
-
-def save_larger(folder: Path) -> Path:
-    """Of more parameters than what counts as small: 17 million."""
-    tokenizer = tiny_tokenizer()
-    shape = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=512,
-        intermediate_size=1536,
-        num_hidden_layers=5,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=128,
-        max_position_embeddings=2048,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-    )
-    Qwen3ForCausalLM(shape).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.mark.slow
