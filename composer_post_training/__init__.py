@@ -28,6 +28,7 @@ stage_functions.py - a stage as a function: its arguments, signature and help
 trl.py             - what a script that trains with TRL can add: channels, the alarm, pairs, environments
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -348,7 +349,8 @@ def query(sql: str, *runs: Run, artifacts: Path | str = "artifacts") -> Table:
 
     sql: a question in DuckDB's SQL, which may read and not write. runs: those that are asked; without them, all.
 
-    Raises `UsageError` for a question that DuckDB refuses, `BadInput` for a damaged table.
+    Warns where a table's rows of several stages are counted together. Raises `UsageError` for a question that DuckDB
+    refuses, `BadInput` for a damaged table.
 
     >>> answer = composer.query("select count(*) as n, avg(reward) as mean from rollouts", composer.find("collect"))
     >>> answer[0]
@@ -361,7 +363,10 @@ def query(sql: str, *runs: Run, artifacts: Path | str = "artifacts") -> Table:
         paths_of_runs(runs)
         if not isinstance(sql, str):
             raise UsageError(f"{sql!r} is no text. Give the question as text in SQL.")
-        columns, rows = run_sql(queries.sql_query(index.of(runs) or index.entries(Path(artifacts)), sql))
+        asked = index.of(runs) or index.entries(Path(artifacts))
+        columns, rows = run_sql(queries.sql_query(asked, sql))
+        for sentence in queries.pooled(asked, sql):
+            warnings.warn(translate_message(sentence), stacklevel=2)
         return Table(columns, rows)
 
 

@@ -223,8 +223,8 @@ def save(
     out.write_file("report.txt", training_table(config.arm, logged) + course_text + lines)
 
 
-GRPO_COLUMNS = {"reward": "reward", "reward_std": "std", "loss": "loss", "grad_norm": "|grad|", "entropy": "entropy"}
-"""Metric -> title."""
+GRPO_COLUMNS = ("reward", "reward_std", "loss", "grad_norm", "entropy")
+"""Metrics of TRL's log, which are columns of the same names."""
 
 
 def training_table(arm: str, history: Sequence[Row], rows: int = 12) -> str:
@@ -232,7 +232,7 @@ def training_table(arm: str, history: Sequence[Row], rows: int = 12) -> str:
 
     history: what TRL logged, one object of metrics a step. The channels' columns come from the registry.
     """
-    titles = dict(GRPO_COLUMNS)
+    titles = {name: name for name in GRPO_COLUMNS}
     for name, channel in CHANNELS.items():
         titles[f"{name}/loss"] = name
         titles |= {f"{name}/{metric}": title for metric, title in channel.columns.items()}

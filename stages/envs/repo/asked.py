@@ -83,7 +83,8 @@ class AnswerSheet:
             for (number, mine), (_, right) in zip(one, other, strict=True):
                 try:
                     if not values.holds(relations[number], mine[0], right[-1]):
-                        return f"{values.shown(mine[0])} came, expected {relations[number]} {values.shown(right[-1])}"
+                        relation = "" if relations[number] == "==" else f"{relations[number]} "
+                        return f"got {values.shown(mine[0])}, expected {relation}{values.shown(right[-1])}"
                 except values.Incomparable as error:
                     fault = f"{UNKNOWN} {error}"
         return fault

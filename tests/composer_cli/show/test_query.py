@@ -10,6 +10,7 @@ import pytest
 from support.command_line import call, command, environment, until
 from support.runs import written
 
+import composer_post_training as composer
 from stages.errors import BadInput, UsageError
 from stages.runs import index, queries
 from stages.runs.kinds import ROLLOUT
@@ -60,6 +61,8 @@ def test_rows_of_several_stages_are_not_pooled_silently(tmp_path):
     pooling = "select avg(reward) from rollouts"
     note = call(tmp_path, "query", pooling).stderr
     assert "collect and train together" in note and "run like 'collect/%'" in note
+    with pytest.warns(UserWarning, match="collect and train together"):
+        composer.query(pooling, artifacts=tmp_path)
     asked = index.entries(tmp_path)
     for pools in (
         pooling,

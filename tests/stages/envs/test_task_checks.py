@@ -93,7 +93,7 @@ def test_a_failing_solution_is_shown_with_the_line_that_tells_why(rows: str) -> 
         grade = environment.grade()
     finally:
         environment.close()
-    assert nothing.why == "FAILED test_sums.py::test_add - -1 came, expected == 5"
+    assert nothing.why == "FAILED test_sums.py::test_add - got -1, expected 5"
     # The control against forged passes always fails, and is no news for people.
     assert "1 passed in" in grade.work.test_log and "control" not in grade.work.test_log
     checked = TaskCheck("t", "train", "t")

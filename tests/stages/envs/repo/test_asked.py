@@ -170,7 +170,7 @@ def test_one_right_answer_of_two_may_be_chance(answers: list[str], forged: bool)
     found = ask(in_turn(*map(of_one, answers)), of_one("x**3"), ONE_TEST, [f"{ONE}::test_one"])
     assert (found.forged, *found.faults.values()) == (
         forged,
-        *(["0 came, expected == 125"] if answers[0] == "0" else []),
+        *(["got 0, expected 125"] if answers[0] == "0" else []),
     )
 
 
