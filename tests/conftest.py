@@ -2,7 +2,9 @@
 
 import copy
 import gc
+import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +18,7 @@ from jaxtyping import install_import_hook
 from needs import NEEDS, skip_without
 from support import checker, fork_server
 from support.command_line import call, collect, repair, teachers
+from support.runs import rewritten
 from support.server import serving
 
 from stages import redaction
@@ -147,3 +150,12 @@ def made(server: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
         done = call(folder / "artifacts", *words)
         assert done.returncode == (3 if words == ["extract-pairs"] else 0), done.stderr  # four rollouts are few
     return folder / "artifacts"
+
+
+@pytest.fixture
+def own_runs(made: Path, tmp_path: Path) -> Path:
+    """A copy of the finished runs, which read each other, to be changed; `composer` finds it."""
+    root = Path(shutil.copytree(made, tmp_path / "artifacts", symlinks=True))
+    for path in root.glob("*/2*/manifest.json"):
+        rewritten(path, lambda fields: json.loads(json.dumps(fields).replace(str(made), str(root))))
+    return root

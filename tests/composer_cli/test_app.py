@@ -1,7 +1,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -26,31 +25,20 @@ HEAVY = {
 }
 
 
-def test_help_lists_every_command_and_imports_nothing_heavy():
-    script = (
-        "import sys, json\nfrom composer_cli.app import main\n"
-        "try: main(['--help'])\nfinally: print(json.dumps(list(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    shown, _, modules = done.stdout.strip().rpartition("\n")
-    assert done.returncode == 0
-    assert all(f"\n  {name} " in shown for name, one in click_command().commands.items() if not one.hidden)
-    assert not HEAVY & set(json.loads(modules))
-
-
-REFUSALS = """
+ANSWERS = """
 import json, sys
 from composer_cli.app import main
+before = set()
 for words in json.loads(sys.argv[1]):
-    before = {*sys.modules}
     try: main(words)
     except SystemExit as end: print(json.dumps([words, end.code, [*{*sys.modules} - before]]))
+    before = {*sys.modules}
 """
 """Prints of every command its words, its exit code, and the modules that it imported."""
 
 
-def test_a_mistake_waits_for_no_heavy_import():
-    """Of every command: one process, so that a module counts for the first that imports it."""
+def test_help_lists_every_command_and_neither_it_nor_a_mistake_waits_for_a_heavy_import():
+    """One process, so that a module counts for the first command that imports it."""
     mistakes = list[list[str]]()
     for stage, entry in STAGES.items():
         for words in (
@@ -62,10 +50,12 @@ def test_a_mistake_waits_for_no_heavy_import():
             given = entry.positionals and words[0] == "--from" and words[1:]
             mistakes.append([*command_words(stage).split()[1:], *(given or words)])
     mistakes += [line.split() for line in MISTAKES.strip().splitlines()]
-    asked = [sys.executable, "-c", REFUSALS, json.dumps(mistakes)]
+    asked = [sys.executable, "-c", ANSWERS, json.dumps([["--help"], *mistakes])]
     offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(asked, capture_output=True, text=True, check=True, env=offline)
-    answered = [json.loads(line) for line in done.stdout.splitlines()]
+    assert all(f"\n  {name} " in done.stdout for name, one in click_command().commands.items() if not one.hidden)
+    (_, code, modules), *answered = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("[["))
+    assert code == 0 and not HEAVY & {*modules}
     assert [words for words, _, _ in answered] == mistakes and {code for _, code, _ in answered} == {2, 3, 4}
     heavy = {" ".join(words): (HEAVY - {"pydantic"}) & {*modules} for words, _, modules in answered}
     assert {words: found for words, found in heavy.items() if found} == {
@@ -131,9 +121,8 @@ print(json.dumps(codes))
 """
 
 
-def test_what_reads_and_compares_needs_no_extra(made, tmp_path):
+def test_what_reads_and_compares_needs_no_extra(own_runs, tmp_path):
     """`import`, `compare`, plans of evaluations, `query`, `report`, `view` and every `--help`: no torch, no scipy."""
-    root = Path(shutil.copytree(made, tmp_path / "artifacts", symlinks=True))
     said = [{"role": "user", "content": "Add."}, {"role": "assistant", "content": "3"}]
     (tmp_path / "one.jsonl").write_text(json.dumps({"messages": said, "reward": 1.0}))
     for name, score in (("before", 0), ("after", 1)):
@@ -150,8 +139,8 @@ def test_what_reads_and_compares_needs_no_extra(made, tmp_path):
     helps = [[*name.split("-", 1), "--help"] if name.startswith("probe-") else [name, "--help"] for name in STAGES]
     unknown = ["collect", "--policy", "kata:studnet"]
     local = ["collect", "--policy", "kata:student", "-n", "1"]
-    script = [sys.executable, "-c", WITHOUT_TORCH, json.dumps([*looks, *helps, unknown, local]), str(root)]
-    done = subprocess.run(script, capture_output=True, text=True, env=environment(root, PYTHONPATH=str(ROOT)))
+    script = [sys.executable, "-c", WITHOUT_TORCH, json.dumps([*looks, *helps, unknown, local]), str(own_runs)]
+    done = subprocess.run(script, capture_output=True, text=True, env=environment(own_runs, PYTHONPATH=str(ROOT)))
     assert done.returncode == 0, done.stderr
     codes = json.loads(done.stdout.splitlines()[-1])
     commands, pages = codes[: len(looks + helps)], codes[len(looks + helps) + 2 :]

@@ -5,11 +5,13 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from support import blocks
 from support.chains import SILENT, SMALL, entry
 from support.command_line import command, environment, until
 from support.server import Reply, answer, serving
@@ -18,11 +20,10 @@ from composer_cli import chain
 from composer_cli.call import Arguments
 from composer_cli.console import Console
 from composer_cli.parallel import ParallelEntries, WaitingEntry
-from composer_cli.preset import Preset, configure_preset, load_preset
+from composer_cli.preset import configure_preset, load_preset
 from composer_cli.show.runs import RunLine
 from composer_cli.show.text import status_tables
 from stages import STAGES, collect, train
-from stages.runs import settings
 from stages.runs.stage import load_stage
 from tests.stages.test_extract_pairs import ACTORS
 
@@ -50,7 +51,11 @@ def outputs(summary):
     return json.loads(Path(summary["path"], "manifest.json").read_text())["outputs"]
 
 
-def test_a_chain_runs_in_order_ends_with_the_last_result_and_is_then_up_to_date(composer, write):
+def test_a_chain_runs_in_order_ends_with_the_last_result_and_is_then_up_to_date(composer, write, tmp_path):
+    done = composer("run", "--preset", write(CHAIN), "--dry-run")
+    assert done.returncode == 0 and "after collect, ask" in done.stdout and "4 rollouts" in done.stdout
+    assert "  checked: model scripted: " in done.stdout and "GiB free" in done.stdout
+    assert not (tmp_path / "artifacts").exists()
     done = composer("run", "--preset", write(CHAIN))
     assert done.returncode == 3 and "pairs is TOO LITTLE DATA" in done.stdout, done.stderr
     assert re.findall(r"^(\w+): (?:starts|done)", done.stderr, re.M) == ["collect"] * 2 + ["ask"] * 2 + ["pairs"] * 2
@@ -80,13 +85,6 @@ def test_a_deleted_run_alone_is_done_again_with_the_same_content(composer, write
     assert [second[name]["fresh"] for name in ("collect", "ask", "pairs")] == [False, True, False]
     after = outputs(second["ask"])
     assert before["teacher_actions"]["content_sha256"] == after["teacher_actions"]["content_sha256"]
-
-
-def test_dry_run_shows_the_chain_and_does_nothing(composer, write, tmp_path):
-    done = composer("run", "--preset", write(CHAIN), "--dry-run")
-    assert done.returncode == 0 and "after collect, ask" in done.stdout and "4 rollouts" in done.stdout
-    assert "  checked: model scripted: " in done.stdout and "GiB free" in done.stdout
-    assert not (tmp_path / "artifacts").exists()
 
 
 def test_the_columns_of_a_dry_run_are_apart_however_long_the_names_are(composer, write):
@@ -131,16 +129,6 @@ PAIR_OF_COLLECTIONS = entry("collect", "one", *SMALL, parallel="both") + entry(
 )
 
 
-def test_neighbours_run_in_processes_of_their_own(composer, write):
-    done = composer("run", "--preset", write(PAIR_OF_COLLECTIONS), "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)["entries"]
-    assert [found[name]["counts"]["done"] for name in ("one", "two")] == [4, 4]
-    assert found["one"]["path"] != found["two"]["path"]
-    again = composer("run", "--preset", write(PAIR_OF_COLLECTIONS))
-    assert {"one: up to date", "two: up to date"} <= set(again.stderr.splitlines())
-
-
 @pytest.mark.parametrize(
     ("policy", "together"),
     [
@@ -169,13 +157,6 @@ def test_what_neighbours_import_beforehand_exists():
     assert named and all(find_spec(name) for name in named)
 
 
-def test_when_one_neighbour_fails_the_other_is_finished(composer, write, tmp_path):
-    broken = entry("collect", "two", "SCRIPTED", 'env = { name = "no-such-env" }', parallel="both")
-    done = composer("run", "--preset", write(entry("collect", "one", *SMALL, parallel="both") + broken))
-    assert done.returncode == 2 and "no environment" in done.stderr.splitlines()[-1]
-    assert "one: done in" in done.stderr and (tmp_path / "artifacts" / "collect" / "latest").exists()
-
-
 def test_a_neighbour_waits_for_what_it_reads_and_for_nothing_else(composer, write):
     slow = [entry("collect", "one", *SMALL, parallel="all").replace("SCRIPTED", "SLOW")]
     slow += [entry("replay-teachers", "ask", "TEACHERS", reads=("one",), parallel="all")]
@@ -185,12 +166,14 @@ def test_a_neighbour_waits_for_what_it_reads_and_for_nothing_else(composer, writ
     told = re.findall(r"^(\w+): (starts|done)", done.stderr, re.M)
     assert told.index(("one", "done")) < told.index(("ask", "starts"))
     assert told.index(("two", "starts")) < told.index(("one", "done")), "it stands last, and reads nothing"
-    assert list(json.loads(done.stdout)["entries"]) == ["one", "ask", "two"]
+    found = json.loads(done.stdout)["entries"]
+    assert list(found) == ["one", "ask", "two"] and found["one"]["path"] != found["two"]["path"]
+    assert [found[name]["counts"]["done"] for name in ("one", "two")] == [4, 4]
     again = composer("run", "--preset", write("\n".join(slow)))
     assert re.findall(r"^(\w+): up to date", again.stderr, re.M) == ["one", "ask", "two"]
 
 
-def test_what_a_failed_neighbour_would_be_read_by_is_not_begun(composer, write):
+def test_of_a_failed_neighbour_others_are_finished_and_what_reads_it_is_not_begun(composer, write):
     broken = entry("collect", "one", "SCRIPTED", 'env = { name = "no-such-env" }', parallel="all")
     rest = entry("replay-teachers", "ask", "TEACHERS", reads=("one",), parallel="all")
     done = composer("run", "--preset", write(broken + rest + entry("collect", "two", *SMALL, parallel="all")))
@@ -198,7 +181,6 @@ def test_what_a_failed_neighbour_would_be_read_by_is_not_begun(composer, write):
     assert "two: done in" in done.stderr and "ask: " not in done.stderr
 
 
-@pytest.mark.slow
 def test_a_neighbour_that_is_not_ok_stops_the_others_from_beginning(composer, write, tmp_path):
     (tmp_path / "silent_env.py").write_text(SILENT)
     silent = [*SMALL, 'env = { name = "silent_env:Silent" }']
@@ -215,22 +197,25 @@ SLOW_PAIR = PAIR_OF_COLLECTIONS.replace("SCRIPTED", "SLOW").replace(
 )
 
 
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=SLOW)])
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_reaches_every_neighbour_and_resume_goes_on(composer, write, tmp_path, sent, code):
     root = tmp_path / "artifacts"
-    words = command("run", "--preset", write(SLOW_PAIR))
-    with subprocess.Popen(words, env=environment(root), stderr=subprocess.PIPE, text=True) as process:
-        until(lambda: len(list(root.glob("collect/2*/steps"))) == 2)
-        process.send_signal(sent)
-        errors = process.stderr.read()
-    assert process.returncode == code, errors
+    found, errors = disturbed(write(SLOW_PAIR), tmp_path, lambda pid: os.kill(pid, sent))
+    assert found == code, errors
     assert "one: interrupted" in errors and "two: interrupted" in errors and "Traceback" not in errors
     states = [json.loads(path.read_text())["status"] for path in root.glob("collect/2*/manifest.json")]
     assert states == ["interrupted"] * 2
     assert composer("run", "--preset", write(SLOW_PAIR), "--resume").returncode == 0
+
+
+def disturbed(preset: str, folder: Path, disturb: Callable[[int], None], **more: str) -> tuple[int | None, str]:
+    """Exit code and messages of a chain that is disturbed, by its process' id, once both entries have begun."""
+    root = folder / "artifacts"
+    process = blocks.start(["run", "--preset", preset], folder, environment(root, **more))
+    until(lambda: len(list(root.glob("collect/2*/steps"))) == 2)
+    disturb(process.pid or 0)
+    process.join()
+    return process.exitcode, (folder / blocks.PRINTED).read_text()
 
 
 ENDS_SLOWLY = """
@@ -248,29 +233,20 @@ class Late(KataEnv):
 
 
 @pytest.mark.slow
-def test_a_neighbour_that_takes_long_to_exit_keeps_no_signal_from_the_other(composer, write, tmp_path):
+def test_a_neighbour_that_takes_long_to_exit_keeps_no_signal_from_the_other(write, tmp_path):
     (tmp_path / "odd_ends.py").write_text(ENDS_SLOWLY)
     one, two = SLOW_PAIR.split("[[stage]]")[1:]
     text = "".join(
         f'[[stage]]{part}env = {{ name = "odd_ends:{name}" }}\n' for part, name in ((one, "Slow"), (two, "Late"))
     )
-    root = tmp_path / "artifacts"
-    words, env = command("run", "--preset", write(text)), environment(root, PYTHONPATH=str(tmp_path))
-    with subprocess.Popen(words, env=env, stderr=subprocess.PIPE, text=True) as process:
-        until(lambda: len(list(root.glob("collect/2*/steps"))) == 2)
-        process.send_signal(signal.SIGINT)
-        errors = process.stderr.read()
-    assert process.returncode == 130 and "one: interrupted" in errors and "two: interrupted" in errors, errors
+    interrupt = lambda pid: os.kill(pid, signal.SIGINT)  # noqa: E731
+    found, errors = disturbed(write(text), tmp_path, interrupt, PYTHONPATH=str(tmp_path))
+    assert found == 130 and "one: interrupted" in errors and "two: interrupted" in errors, errors
 
 
-def test_a_neighbour_that_is_killed_is_reported(composer, write, tmp_path):
-    root = tmp_path / "artifacts"
-    words = command("run", "--preset", write(SLOW_PAIR))
-    with subprocess.Popen(words, env=environment(root), stderr=subprocess.PIPE, text=True) as process:
-        until(lambda: len(list(root.glob("collect/2*/steps"))) == 2)
-        os.kill(_child_of(process.pid), signal.SIGKILL)
-        errors = process.stderr.read()
-    assert process.returncode == 1 and "died (exit code -9)" in errors and "--resume" in errors
+def test_a_neighbour_that_is_killed_is_reported(write, tmp_path):
+    found, errors = disturbed(write(SLOW_PAIR), tmp_path, lambda pid: os.kill(_child_of(pid), signal.SIGKILL))
+    assert found == 1 and "died (exit code -9)" in errors and "--resume" in errors
 
 
 @pytest.mark.slow
@@ -320,7 +296,7 @@ def _below(pid: int) -> Iterator[int]:
 
 
 CORES = len(os.sched_getaffinity(0))
-ONE_MIG = {"COMPOSER_GPUS": "8", "CUDA_VISIBLE_DEVICES": "MIG-5d3e"}
+ONE_GPU = {"COMPOSER_GPUS": "8", "CUDA_VISIBLE_DEVICES": "MIG-5d3e"}
 
 
 def on_gpus(text: str, gpus: int) -> str:
@@ -328,55 +304,46 @@ def on_gpus(text: str, gpus: int) -> str:
     return text.replace("[stage.config]", f"gpus = {gpus}\n[stage.config]")
 
 
-def test_entries_queue_for_the_gpu_and_others_do_not(composer, write, tmp_path):
+def test_entries_queue_for_gpus_see_their_own_alone_and_others_do_not_wait(composer, write):
     slow = [line.replace("SCRIPTED", "SLOW") for line in SMALL]
     text = on_gpus(entry("collect", "one", *slow, parallel="all"), 1)
-    text += on_gpus(entry("collect", "two", *SMALL, "seed = 1", parallel="all"), 1)
+    text += on_gpus(entry("collect", "two", *SMALL, "seed = 1", parallel="all"), 2)
     text += entry("collect", "remote", *SMALL, "seed = 2", parallel="all")
-    done = composer("run", "--preset", write(text), "--json", **ONE_MIG)
-    assert done.returncode == 0, done.stderr
-    told = re.findall(r"^(\w+): (starts|done)", done.stderr, re.M)
-    assert told.index(("one", "done")) < told.index(("two", "starts")), "there is one GPU"
-    assert told.index(("remote", "starts")) < told.index(("one", "done")), "it needs none, and stands last"
-    assert "one: starts (stage 1 of 3) on MIG-5d3e, " in done.stderr
-    paths = {name: Path(found["path"]) for name, found in json.loads(done.stdout)["entries"].items()}
-    written = {name: json.loads((path / "manifest.json").read_text())["device"] for name, path in paths.items()}
-    assert written == {"one": "MIG-5d3e", "two": "MIG-5d3e", "remote": "cpu"}
-    shown = composer("status").stdout.splitlines()
-    assert "device" in shown[0] and sum("MIG-5d3e" in line for line in shown) == 2
-
-
-def test_each_entry_sees_its_own_gpu_alone(composer, write):
-    text = "".join(
-        on_gpus(entry("collect", name, *SMALL, f"seed = {seed}", parallel="all"), 1)
-        for seed, name in enumerate(("one", "two"))
-    )
-    text = text.replace("SCRIPTED", "SLOW")
     done = composer("run", "--preset", write(text), "--json", COMPOSER_GPUS="8", CUDA_VISIBLE_DEVICES="3,MIG-5d3e")
     assert done.returncode == 0, done.stderr
-    paths = [Path(found["path"]) for found in json.loads(done.stdout)["entries"].values()]
-    written = [json.loads((path / "manifest.json").read_text())["device"] for path in paths]
-    assert written == (["GPU 3", "MIG-5d3e"] if CORES > 1 else ["GPU 3", "GPU 3"])
+    told = re.findall(r"^(\w+): (starts|done)", done.stderr, re.M)
+    assert told.index(("one", "done")) < told.index(("two", "starts")), "there are two GPUs, and it needs both"
+    assert told.index(("remote", "starts")) < told.index(("one", "done")), "it needs none, and stands last"
+    assert "one: starts (stage 1 of 3) on GPU 3, " in done.stderr
+    paths = {name: Path(found["path"]) for name, found in json.loads(done.stdout)["entries"].items()}
+    written = {name: json.loads((path / "manifest.json").read_text())["device"] for name, path in paths.items()}
+    assert written == {"one": "GPU 3", "two": "GPU 3, MIG-5d3e", "remote": "cpu"}
+    shown = composer("status").stdout.splitlines()
+    assert "device" in shown[0] and sum("MIG-5d3e" in line for line in shown) == 1
 
 
-def test_an_entry_that_needs_several_is_not_overtaken(tmp_path, monkeypatch):
-    monkeypatch.setenv("COMPOSER_GPUS", "2")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    waiting = [
-        WaitingEntry(name, "collect", reads, gpus, lambda results: None)
-        for name, gpus, reads in (("a", 1, ["a"]), ("b", 1, []), ("c", 2, []), ("d", 1, []), ("e", 0, []))
-    ]
+@pytest.mark.parametrize(
+    ("entries", "begun"),
+    [
+        ([("a", 1, ["a"]), ("b", 1, []), ("c", 2, []), ("d", 1, []), ("e", 0, [])], [("b", ("3",)), ("e", ()), None]),
+        ([("a", 1, []), ("b", 1, []), ("c", 1, [])], [("a", ("3",)), ("b", ("MIG-5d3e",)), None]),
+    ],
+    ids=["d waits behind c, a for itself, e for nothing", "each has a GPU of its own"],
+)
+def test_an_entry_that_needs_several_gpus_is_not_overtaken(tmp_path, monkeypatch, entries, begun):
+    monkeypatch.setenv("COMPOSER_GPUS", "8")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,MIG-5d3e")
+    waiting = [WaitingEntry(name, "collect", reads, gpus, lambda results: None) for name, gpus, reads in entries]
     neighbours = ParallelEntries(
         waiting, {}, Arguments(artifacts=tmp_path), Console(quiet=True), lambda title, result: None
     )
-    begun = [neighbours.choose() for _ in range(3)]
-    assert begun == [(waiting[1], ("0",)), (waiting[4], ()), None], "d waits behind c, a for itself, e for nothing"
+    assert [one and (one[0].title, one[1]) for one in (neighbours.choose() for _ in range(3))] == begun
 
 
 def test_more_gpus_than_there_are_are_refused_before_anything_runs(composer, write, tmp_path):
     text = entry("collect", "one", *SMALL) + on_gpus(entry("collect", "large", *SMALL, "seed = 1"), 2)
     for words in ([], ["--dry-run"]):
-        done = composer("run", "--preset", write(text), *words, **ONE_MIG)
+        done = composer("run", "--preset", write(text), *words, **ONE_GPU)
         assert done.returncode == 2 and "large asks for 2 GPUs, and this machine lets it use 1" in done.stderr
     assert not list(tmp_path.glob("artifacts/collect/*/manifest.json"))
 
@@ -421,14 +388,8 @@ def test_what_needs_no_gpu_does_not_count(tmp_path, monkeypatch, capsys):
         entry("train", f"seed-{n}", f"seed = {n}", 'policy = { model = "vllm:kata:student-served" }', parallel="all")
         for n in range(2)
     )
-    preset = Preset.model_validate(settings.read_file(_file(tmp_path, served)))
-    configs = configure_preset(preset, [])
-    assert "one after another" in chain.placement(preset.stage, configs, chain.devices.Pool())
-
-
-def _file(folder: Path, text: str) -> Path:
-    (folder / "served.toml").write_text(text)
-    return folder / "served.toml"
+    monkeypatch.setenv("COMPOSER_VLLM", sys.executable)
+    assert "one after another" in placed(served, tmp_path, capsys)[0]
 
 
 def test_a_run_without_a_device_has_none_in_the_table():

@@ -4,16 +4,16 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from importlib.util import find_spec
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
-from support.command_line import call, command, environment
+from support import blocks
+from support.command_line import call, environment, until
 from support.models import save_tiny
 
 from composer_cli import serve
@@ -44,45 +44,33 @@ def program(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def serving(tmp_path: Path, program: Path, model: Path) -> Iterator[subprocess.Popen[str]]:
-    words = ["serve", model, "--json", "--set", "server.args.max-model-len=512", "--quiet"]
-    env = environment(tmp_path / "artifacts", COMPOSER_VLLM=str(program))
-    process = subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+def serving(tmp_path: Path, program: Path, model: Path) -> Iterator[BaseProcess]:
+    words = ["serve", str(model), "--json", "--set", "server.args.max-model-len=512", "--quiet"]
+    process = blocks.start(words, tmp_path, environment(tmp_path / "artifacts", COMPOSER_VLLM=str(program)))
     yield process
     process.kill()
-    process.wait()
-
-
-def said(process: subprocess.Popen[str]) -> dict[str, str]:
-    assert process.stdout
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if line.rstrip() == "}" or (line.startswith("{") and line.rstrip().endswith("}")):
-            return json.loads("".join(lines))
-    raise AssertionError(process.stderr.read() if process.stderr else "")
+    process.join()
 
 
 def starts(log: str) -> list[str]:
     return re.findall(r"^started .*", Path(log).read_text(), re.M)
 
 
-def test_it_serves_until_sigterm_and_restarts_what_dies(serving: subprocess.Popen[str], model: Path) -> None:
-    told = said(serving)
+def test_it_serves_until_sigterm_and_restarts_what_dies(serving: BaseProcess, model: Path, tmp_path: Path) -> None:
+    printed = tmp_path / blocks.PRINTED
+    until(lambda: not serving.is_alive() or (printed.exists() and printed.read_text().endswith("}\n")))
+    told = json.loads(printed.read_text())
     assert (told["model"], told["program"]) == (f"vllm:{model}", "vllm")
     assert urllib.request.urlopen(told["url"] + "/models").status == 200
     (first,) = starts(told["log"])
     assert f"--model {model}" in first and "--max-model-len 512" in first and "--dtype float32" in first
     assert "--max-lora-rank 16" in first, "room for the adapters of a training"
     os.kill(int(told["pid"]), signal.SIGKILL)
-    for _ in range(200):
-        if len(starts(told["log"])) == 2:
-            break
-        assert serving.poll() is None
-        time.sleep(0.1)
-    assert len(starts(told["log"])) == 2, "a server that dies is started again"
-    serving.send_signal(signal.SIGTERM)
-    assert serving.wait(30) == 143
+    until(lambda: not serving.is_alive() or len(starts(told["log"])) == 2)
+    assert serving.is_alive(), "a server that dies is started again"
+    serving.terminate()
+    serving.join(30)
+    assert serving.exitcode == 143
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(told["url"] + "/models")
 

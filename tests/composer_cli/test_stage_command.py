@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from support.command_line import collect, model, teachers
 from support.models import save_larger
 
 from composer_cli.stage_command import read_positionals
-from stages.errors import UsageError
 
 
 def latest(composer_folder: Path, stage: str) -> Path:
@@ -22,34 +20,22 @@ def latest(composer_folder: Path, stage: str) -> Path:
 def test_results_are_on_stdout_and_the_rest_on_stderr(composer, server, tmp_path):
     done = composer(*collect(server))
     run = latest(tmp_path, "collect")
-    assert done.returncode == 0
-    assert done.stdout == f"{(run / 'report.txt').read_text()}\n{run}\n".replace(
-        str(run), str(run.relative_to(tmp_path)), 0
-    )
+    assert done.returncode == 0 and done.stdout == f"{(run / 'report.txt').read_text()}\n{run}\n"
     assert "collect: starts, 4 rollouts" in done.stderr and "done in" in done.stderr
 
 
-def test_json_is_one_object_and_asking_again_is_up_to_date(composer, server):
-    first, again = (json.loads(composer(*collect(server, "--json")).stdout) for _ in range(2))
-    expected = {"path", "status", "fresh", "reason", "ok", "exit_code", "counts", "summary", "cost_usd", "seconds"}
-    assert first.keys() == expected
-    assert (first["fresh"], again["fresh"], again["reason"]) == (True, False, "up to date")
-    assert first["path"] == again["path"] and first["counts"]["done"] == 4
-
-
-def test_what_a_kill_left_at_the_very_end_is_done_by_the_next_command(composer, server, tmp_path):
+def test_json_is_one_object_quiet_is_quiet_and_what_a_kill_left_is_done_by_asking_again(composer, server, tmp_path):
     """After the manifest said complete: gigabytes of checkpoints stayed in `scratch`, and `latest` was an older run."""
-    composer(*collect(server))
-    run = latest(tmp_path, "collect")
+    done = composer(*collect(server, "--json", "--quiet"))
+    first, run = json.loads(done.stdout), latest(tmp_path, "collect")
+    expected = {"path", "status", "fresh", "reason", "ok", "exit_code", "counts", "summary", "cost_usd", "seconds"}
+    assert first.keys() == expected and done.stderr == ""
     (run / "scratch" / "checkpoint-1").mkdir(parents=True)
     (run.parent / "latest").unlink()
     again = json.loads(composer(*collect(server, "--json")).stdout)
-    assert (again["fresh"], again["reason"]) == (False, "up to date")
+    assert (first["fresh"], again["fresh"], again["reason"]) == (True, False, "up to date")
+    assert first["path"] == again["path"] == str(run) and first["counts"]["done"] == 4
     assert not (run / "scratch").exists() and latest(tmp_path, "collect") == run
-
-
-def test_quiet_leaves_stderr_to_errors(composer, server):
-    assert composer(*collect(server, "-q")).stderr == ""
 
 
 @pytest.mark.timeout(60)
@@ -79,40 +65,23 @@ def test_a_dry_run_counts_the_tasks_that_there_are(composer, tmp_path):
 def test_dry_run_says_what_it_would_do_and_does_nothing(composer, server, tmp_path):
     done = composer(*collect(server, "--dry-run", "-s", "policy.usd_per_mtok_out=1000"))
     assert done.returncode == 0 and done.stdout.startswith("4 rollouts, at most") and "USD" in done.stdout
-    assert json.loads(composer(*collect(server, "--dry-run", "--json")).stdout)["units"] == 4
-    checked = json.loads(composer(*collect(server, "--dry-run", "--json")).stdout)["checked"]
-    assert any("2 of its train tasks drawn" in line for line in checked) and "GiB free" in checked[-1]
-    assert any(f"{server} answers" in line for line in checked)
+    plan = json.loads(composer(*collect(server, "--dry-run", "--json")).stdout)
+    assert plan["units"] == 4 and any("2 of its train tasks drawn" in line for line in plan["checked"])
+    assert any(f"{server} answers" in line for line in plan["checked"]) and "GiB free" in plan["checked"][-1]
     assert not (tmp_path / "artifacts").exists()
 
 
-def test_dry_run_finds_what_the_run_would_stumble_over(composer, server, made, tmp_path):
-    for words, code, part in (
-        (["--env", "no-such-env"], 2, "no environment 'no-such-env'"),
-        (["-s", "policy.api_key_env=NO_SUCH_KEY"], 2, "NO_SUCH_KEY"),
-        (["-s", "sandbox=nothing"], 2, "nothing"),
-        (["-s", "policy.base_url=http://127.0.0.1:9/v1"], 3, "cannot be reached"),
-        (["--out", "/proc/x"], 2, "Nothing can be written to /proc"),
-    ):
-        done = composer(*collect(server, "--dry-run", *words))
-        assert done.returncode == code and part in done.stderr, (words, done.stderr)
-        assert done.stdout == "" and not (tmp_path / "artifacts").exists()
-    shutil.copytree(made, tmp_path / "artifacts", symlinks=True)
+def test_dry_run_finds_what_is_done_and_what_is_damaged(composer, server, own_runs, tmp_path):
+    done = composer("extract-pairs", "--dry-run")
+    assert done.returncode == 0 and "up to date: there is nothing to do" in done.stdout
     rollouts = latest(tmp_path, "collect") / "rollouts.parquet"
     rollouts.write_bytes(rollouts.read_bytes().replace(b"PAR1", b"PAR2", 1))
     done = composer("replay-teachers", "--teachers", teachers(tmp_path, server), "--dry-run")
     assert done.returncode == 4 and "rollouts.parquet has changed since it was written" in done.stderr
 
 
-def test_dry_run_says_of_work_that_is_done_that_there_is_nothing_to_do(composer, made, tmp_path):
-    shutil.copytree(made, tmp_path / "artifacts", symlinks=True)
-    done = composer("extract-pairs", "--dry-run")
-    assert done.returncode == 0 and "up to date: there is nothing to do" in done.stdout
-
-
-def test_resume_says_where_it_finds_a_run_of_other_settings_alone(composer, server, made, tmp_path):
+def test_resume_says_where_it_finds_a_run_of_other_settings_alone(composer, server, own_runs, tmp_path):
     """Such a run may have been meant; the new one starts all the same."""
-    shutil.copytree(made, tmp_path / "artifacts", symlinks=True)
     words = collect(server, "-s", "samples=1", "-s", "policy.temperature=0.5", "--resume")
     note = (
         f"Nothing to resume with these settings: policy.temperature is 0.5, the newest run "
@@ -178,8 +147,7 @@ def test_an_arm_unlike_the_presets_is_noted_before_anything_is_loaded(composer):
     assert composer(*words).stderr.startswith("train: arm A has sdpo = 1, while the shipped presets' arm A has none.")
 
 
-def test_inputs_are_the_latest_runs_unless_named(composer, server, made, tmp_path):
-    shutil.copytree(made, tmp_path / "artifacts", symlinks=True)
+def test_inputs_are_the_latest_runs_unless_named(composer, server, own_runs, tmp_path):
     run = latest(tmp_path, "collect")
     done = composer("replay-teachers", "--teachers", teachers(tmp_path, server))
     assert done.returncode == 0 and f"reads {run}" in done.stderr
@@ -199,20 +167,6 @@ def test_a_missing_or_empty_key_is_named_and_leaves_nothing_in_the_way(composer,
         )
         assert not list((tmp_path / "artifacts" / "collect").glob("2*"))
     assert composer(*words, COMPOSER_TEST_KEY="sk-1").returncode == 0
-
-
-def test_runs_of_the_wrong_kind_are_refused(composer, made):
-    pairs = made / "extract-pairs" / "latest"
-    done = composer("replay-teachers", "--from", pairs)
-    assert done.returncode == 4 and "steps" in done.stderr and "step/1" not in done.stderr
-
-
-def test_an_output_folder_that_holds_something_else_is_refused(composer, server, tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("precious")
-    done = composer(*collect(server, "--out", tmp_path / "mine"))
-    assert done.returncode == 2 and "not empty" in done.stderr
-    assert os.listdir(tmp_path / "mine") == ["thesis.txt"]
 
 
 def test_a_spent_budget_leaves_what_is_finished_and_exits_3(composer, server, tmp_path):
@@ -261,19 +215,6 @@ def test_a_run_that_judges_itself_not_ok_exits_1(composer, server, tmp_path):
 )
 def test_words_are_settings_and_runs(stage, words, layers, runs):
     assert read_positionals(stage, words) == (layers, runs)
-
-
-@pytest.mark.parametrize(("stage", "words"), [("export", ["trl", "a", "b"]), ("tasks", ["x", "y", "z"])])
-def test_a_word_too_many_is_named(stage, words):
-    with pytest.raises(UsageError, match=f"'{words[2]}' is one word too many"):
-        read_positionals(stage, words)
-
-
-def test_a_stage_without_words_refuses_them(composer):
-    done = composer("collect", "kata")
-    assert (
-        done.returncode == 2 and "`composer collect` takes no argument 'kata'. Did you mean --env kata?" in done.stderr
-    )
 
 
 def test_export_and_import_in_words_go_round(composer, made, tmp_path):

@@ -409,13 +409,6 @@ def test_a_run_under_way_shows_what_its_journal_holds(site: Site, artifacts: Pat
     assert "of 3<" in page and "live-2" in page
 
 
-def test_the_figure_of_a_watched_training_is_on_its_page(site: Site, artifacts: Path) -> None:
-    name = "probe-watch/20260102T030405Z-run-ffffff"
-    folder = written(artifacts, name, outcome=RunOutcome(summary={"figures": ["watch"]}))
-    (folder / "watch.png").write_bytes(b"png")
-    assert f"figure/{name}/watch" in site.get(f"run/{name}").text and site.get(f"figure/{name}/watch").status == 200
-
-
 def test_figures_of_the_probe_are_served_and_nothing_else_is(site: Site) -> None:
     figure = site.get(f"figure/{PLOT}/01_cosine_by_step")
     assert figure.status == 200 and figure.headers["content-type"] == "image/png"

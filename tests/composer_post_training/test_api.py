@@ -2,7 +2,6 @@
 
 import inspect
 import pydoc
-import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -47,17 +46,16 @@ def test_a_text_means_one_thing_wherever_it_is_given(tmp_path: Path) -> None:
     assert settings.build("collect", stage.config, under).policy.base_url == "http://127.0.0.1:1/v1"
 
 
-def test_a_run_of_the_command_line_is_found_done(made: Path, server: str, tmp_path: Path) -> None:
-    root = Path(shutil.copytree(made, tmp_path / "artifacts", symlinks=True))
+def test_a_run_of_the_command_line_is_found_done(own_runs: Path, server: str, tmp_path: Path) -> None:
     policy = {"model": "scripted", "base_url": server}
-    run = composer.collect(artifacts=root, policy=policy, tasks=2, samples=2)
-    assert run.path == (root / "collect" / "latest").resolve() == composer.find("collect", root).path
+    run = composer.collect(artifacts=own_runs, policy=policy, tasks=2, samples=2)
+    assert run.path == (own_runs / "collect" / "latest").resolve() == composer.find("collect", own_runs).path
     dotted = {f"policy.{key}": value for key, value in policy.items()}
-    assert composer.collect(artifacts=root, tasks=2, samples=2, **dotted).path == run.path
+    assert composer.collect(artifacts=own_runs, tasks=2, samples=2, **dotted).path == run.path
     teachers = [{"name": n, "model": m, "base_url": server, "max_tokens": 64} for n, m in TEACHERS.items()]
-    answers = composer.replay_teachers(run, artifacts=root, teachers=teachers)
-    assert answers.path == (root / "replay-teachers" / "latest").resolve()
-    assert composer.replay_teachers.plan(run, artifacts=root, teachers=teachers).units == 24
+    answers = composer.replay_teachers(run, artifacts=own_runs, teachers=teachers)
+    assert answers.path == (own_runs / "replay-teachers" / "latest").resolve()
+    assert composer.replay_teachers.plan(run, artifacts=own_runs, teachers=teachers).units == 24
 
 
 def test_no_error_of_a_call_names_an_option(made: Path, tmp_path: Path) -> None:
@@ -138,13 +136,12 @@ def test_what_models_wrote_cannot_steer_a_terminal_or_a_notebook() -> None:
 
 
 def test_questions_reports_and_presets_are_functions(
-    made: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_runs: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = Path(shutil.copytree(made, tmp_path / "artifacts", symlinks=True))
-    found = composer.query("select run, count(*) as n from rollouts group by run", artifacts=root)
+    found = composer.query("select run, count(*) as n from rollouts group by run", artifacts=own_runs)
     assert found[0]["n"] == 4 and "n" in repr(found)
-    assert composer.query("select count(*) as n from steps", composer.find("collect", root))[0]["n"] == len(
-        composer.find("collect", root).scan("steps")
+    assert composer.query("select count(*) as n from steps", composer.find("collect", own_runs))[0]["n"] == len(
+        composer.find("collect", own_runs).scan("steps")
     )
     monkeypatch.chdir(tmp_path)
     page = composer.report(composer.find("collect", "artifacts"), artifacts="artifacts")
@@ -152,8 +149,8 @@ def test_questions_reports_and_presets_are_functions(
     preset = tmp_path / "mine.toml"
     preset.write_text('[[stage]]\nstage = "collect"\n')
     chosen = {"collect.tasks": 2, "collect.samples": 2, "collect.policy": {"base_url": server}}
-    chain = composer.run(preset, chosen, policy="scripted", artifacts=root, quiet=True)
-    assert chain["collect"].path == (root / "collect" / "latest").resolve()
+    chain = composer.run(preset, chosen, policy="scripted", artifacts=own_runs, quiet=True)
+    assert chain["collect"].path == (own_runs / "collect" / "latest").resolve()
     assert list(chain) == ["collect"] and "complete" in repr(chain) and "<table>" in chain._repr_html_()
     with pytest.raises(composer.UsageError, match="no preset 'dmeo'"):
         composer.run("dmeo")
@@ -224,8 +221,7 @@ def test_a_run_holds_rollouts_with_messages_and_pairs(made: Path) -> None:
         run.pairs()
 
 
-def test_settings_files_are_read_as_on_the_command_line(made: Path, server: str, tmp_path: Path) -> None:
-    root = Path(shutil.copytree(made, tmp_path / "artifacts", symlinks=True))
+def test_settings_files_are_read_as_on_the_command_line(own_runs: Path, server: str, tmp_path: Path) -> None:
     study, teachers = tmp_path / "study.toml", tmp_path / "teachers.toml"
     study.write_text(f'tasks = 3\nsamples = 2\npolicy = {{ model = "scripted", base_url = "{server}" }}\n')
     rows = [
@@ -233,14 +229,14 @@ def test_settings_files_are_read_as_on_the_command_line(made: Path, server: str,
         for n, m in TEACHERS.items()
     ]
     teachers.write_text("".join(rows))
-    run = composer.collect(artifacts=root, config=str(study), tasks=2, policy="scripted")
-    assert run.path == composer.find("collect", root).path
-    answers = composer.replay_teachers(run, artifacts=root, config=[], teachers=str(teachers))
-    assert answers.path == composer.find("replay-teachers", root).path
+    run = composer.collect(artifacts=own_runs, config=str(study), tasks=2, policy="scripted")
+    assert run.path == composer.find("collect", own_runs).path
+    answers = composer.replay_teachers(run, artifacts=own_runs, config=[], teachers=str(teachers))
+    assert answers.path == composer.find("replay-teachers", own_runs).path
     with pytest.raises(composer.UsageError, match=r"but \[\[teachers\]\] tables are needed"):
-        composer.replay_teachers(run, artifacts=root, teachers=study)
+        composer.replay_teachers(run, artifacts=own_runs, teachers=study)
     with pytest.raises(composer.UsageError, match="collect has no setting teachers"):
-        composer.collect(artifacts=root, teachers=teachers)
+        composer.collect(artifacts=own_runs, teachers=teachers)
 
 
 def test_a_file_sends_no_key_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

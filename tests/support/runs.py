@@ -34,14 +34,16 @@ def rewritten(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) ->
     store.write_json(path, fields | {"seal": manifest_seal(fields)})
 
 
-def eval_item(arm: str, task: int, passed: bool, seed: int = 0, *, hacked: bool = False) -> dict[str, Any]:
-    """One graded rollout of an arm, of one of twenty families."""
+def eval_item(arm: str, task: int | str, passed: bool, seed: int = 0, *, hacked: bool = False) -> dict[str, Any]:
+    """One graded rollout of an arm; tasks with a number are of twenty families."""
+    family = f"f{task % 20}" if isinstance(task, int) else task
+    task = f"t{task}" if isinstance(task, int) else task
     return {
-        "item_id": f"{arm}/{seed}/t{task}#0@0",
+        "item_id": f"{arm}/{seed}/{task}#0@0",
         "arm": arm,
         "train_seed": seed,
-        "task_id": f"t{task}",
-        "family": f"f{task % 20}",
+        "task_id": task,
+        "family": family,
         "sample_idx": 0,
         "passed": passed,
         "hacked": hacked,

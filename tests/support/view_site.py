@@ -3,10 +3,10 @@
 import hashlib
 import http.client
 import json
+import os
 import re
 import shutil
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -22,8 +22,9 @@ from stages.evaluation.verdict import decide
 from stages.runs import store
 from stages.runs.kinds import EVAL_ITEM, ROLLOUT, STEP
 from stages.runs.run import Manifest, RunOutcome, write_manifest
-from support.command_line import command, environment
-from support.runs import row, written
+from support import blocks
+from support.command_line import environment, until
+from support.runs import eval_item, row, written
 
 
 def multiplied(source: Path, root: Path, number: int) -> Path:
@@ -92,7 +93,6 @@ class Site:
     """A server by its address, token and all."""
 
     url: str
-    process: subprocess.Popen[str]
     printed: str
     """The address that the command printed."""
 
@@ -135,17 +135,17 @@ def shown(page: str) -> str:
 @contextmanager
 def serving_view(artifacts: Path, page: str = "") -> Iterator[Site]:
     """`composer view` in a process of its own, ended as by Ctrl-C."""
-    words = command("view", *([page] if page else []), "--json")
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(artifacts)
-    ) as p:
-        try:
-            printed = json.loads(p.stdout.readline())["url"]
-            yield Site(printed.removesuffix(page), p, printed)
-        finally:
-            p.send_signal(signal.SIGINT)
-            p.wait(30)
-    assert p.returncode == 0
+    printed = artifacts.parent / blocks.PRINTED
+    words = ["view", *([page] if page else []), "--json"]
+    process = blocks.start(words, artifacts.parent, environment(artifacts))
+    try:
+        until(lambda: not process.is_alive() or (printed.exists() and "}\n" in printed.read_text()))
+        address = json.loads(printed.read_text().partition("\n")[0])["url"]
+        yield Site(address.removesuffix(page), address)
+    finally:
+        os.kill(process.pid or 0, signal.SIGINT)
+        process.join(30)
+    assert process.exitcode == 0
 
 
 def runs(folder: Path, made: Path) -> Path:
@@ -159,8 +159,7 @@ def runs(folder: Path, made: Path) -> Path:
         config={"baseline": "A", "treatment": "B"},
     )
     twice = [item(arm, f"{task}/{n}", passes) for (arm, task), passes in OUTCOMES.items() for n in range(8)]
-    judged = [{**one, "hacked": False, "protocol_ok": True, "error_type": None, "unit": None} for one in twice]
-    store.write_json(evaluated / "verdict.json", asdict(decide(items_table(judged))))
+    store.write_json(evaluated / "verdict.json", asdict(decide(items_table(twice))))
     (evaluated / "report.txt").write_text("the report\n")
     step = {
         "rollout_id": HOSTILE.replace("\x00", ""),
@@ -204,17 +203,8 @@ def runs(folder: Path, made: Path) -> Path:
 def item(arm: str, task: str, passed: bool) -> dict[str, object]:
     """One item of an evaluation."""
     said = [{"role": "user", "content": f"do {task}"}, {"role": "assistant", "content": f"{arm} did {task}"}]
-    known = {
-        "item_id": f"{arm}/0/{task}#0@0",
-        "arm": arm,
-        "train_seed": 0,
-        "task_id": task,
-        "family": f"family of {task}",
-        "sample_idx": 0,
-        "num_steps": 1,
-    }
     conversation = {"transcript_json": store.encode(said).decode(), "steps_json": '[{"message": 1}]'}
-    return {**known, "passed": passed, **conversation}
+    return {**eval_item(arm, task, passed), "family": f"family of {task}", **conversation}
 
 
 def rollout_path(run: str, rollout_id: str) -> str:

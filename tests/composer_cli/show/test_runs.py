@@ -11,10 +11,6 @@ from stages.runs import catalog
 from stages.runs.run import Run
 
 
-def test_all_runs_are_found_in_the_order_of_the_pipeline(made: Path):
-    assert [folder.parent.name for folder in catalog.folders(made)] == ["collect", "replay-teachers", "extract-pairs"]
-
-
 def test_a_run_is_found_by_folder_name_part_and_stage(made: Path):
     run = (made / "collect" / "latest").resolve()
     for text in (
@@ -68,53 +64,47 @@ def copied(run: Path, to: Path, **facts: Any) -> Path:
     return to
 
 
-def test_rollouts_of_a_training_are_read_only_where_it_is_named(made: Path, tmp_path: Path):
-    root = tmp_path / "artifacts"
-    shutil.copytree(made, root, symlinks=True)
-    first = (root / "collect" / "latest").resolve()
-    training = copied(first, root / "train" / "20990101T000000Z-kata-B-s1-abcdef", stage="train")
+def test_rollouts_of_a_training_are_read_only_where_it_is_named(own_runs: Path):
+    first = (own_runs / "collect" / "latest").resolve()
+    training = copied(first, own_runs / "train" / "20990101T000000Z-kata-B-s1-abcdef", stage="train")
     told: list[str] = []
-    assert catalog.choose("replay-teachers", [], root, told.append).one("rollouts").path == first
+    assert catalog.choose("replay-teachers", [], own_runs, told.append).one("rollouts").path == first
     assert told == [f"replay-teachers: reads {first} (the latest; --from chooses another)"]
-    assert catalog.choose("replay-teachers", ["train"], root, print).one("rollouts").path == training
-    shutil.rmtree(root / "collect")
+    assert catalog.choose("replay-teachers", ["train"], own_runs, print).one("rollouts").path == training
+    shutil.rmtree(own_runs / "collect")
     with pytest.raises(BadInput, match=rf"such as the training {training}\.$"):
-        catalog.choose("replay-teachers", [], root, print)
+        catalog.choose("replay-teachers", [], own_runs, print)
 
 
 @pytest.mark.parametrize("policy", ["reference", "noop"])
-def test_rollouts_that_no_model_played_are_passed_over(made: Path, tmp_path: Path, policy: str):
-    root = tmp_path / "artifacts"
-    shutil.copytree(made, root, symlinks=True)
-    first = (root / "collect" / "latest").resolve()
+def test_rollouts_that_no_model_played_are_passed_over(own_runs: Path, policy: str):
+    first = (own_runs / "collect" / "latest").resolve()
     config = Run(first).manifest.config
     facts = {"config": {**config, "policy": {**config["policy"], "model": policy}}}
-    checked = copied(first, root / "collect" / "20990101T000000Z-kata-abcdef", **facts)
-    assert catalog.choose("replay-teachers", [], root, print).one("rollouts").path == first
-    assert catalog.choose("replay-teachers", ["collect"], root, print).one("rollouts").path == checked
-    imported = root / "import" / "20260101T000000Z-x-abcdef"
+    checked = copied(first, own_runs / "collect" / "20990101T000000Z-kata-abcdef", **facts)
+    assert catalog.choose("replay-teachers", [], own_runs, print).one("rollouts").path == first
+    assert catalog.choose("replay-teachers", ["collect"], own_runs, print).one("rollouts").path == checked
+    imported = own_runs / "import" / "20260101T000000Z-x-abcdef"
     copied(first, imported, stage="import")
     shutil.rmtree(first)
-    assert catalog.choose("replay-teachers", [], root, print).one("rollouts").path == imported, (
+    assert catalog.choose("replay-teachers", [], own_runs, print).one("rollouts").path == imported, (
         "of another stage, and older"
     )
-    shutil.rmtree(root / "import")
-    assert catalog.choose("replay-teachers", [], root, print).one("rollouts").path == checked
+    shutil.rmtree(own_runs / "import")
+    assert catalog.choose("replay-teachers", [], own_runs, print).one("rollouts").path == checked
 
 
-def test_pairs_come_from_the_rollouts_that_were_answered(made: Path, tmp_path: Path):
-    root = tmp_path / "artifacts"
-    shutil.copytree(made, root, symlinks=True)
-    first, answers = ((root / stage / "latest").resolve() for stage in ("collect", "replay-teachers"))
+def test_pairs_come_from_the_rollouts_that_were_answered(own_runs: Path):
+    first, answers = ((own_runs / stage / "latest").resolve() for stage in ("collect", "replay-teachers"))
     outputs = Run(first).manifest.outputs
     outputs["steps"]["content_sha256"] = "0" * 64
-    newer = copied(first, root / "collect" / "20990101T000000Z-kata-abcdef", outputs=outputs, fingerprint="ab" * 32)
-    found = catalog.choose("extract-pairs", [], root, print)
+    newer = copied(first, own_runs / "collect" / "20990101T000000Z-kata-abcdef", outputs=outputs, fingerprint="ab" * 32)
+    found = catalog.choose("extract-pairs", [], own_runs, print)
     assert [run.path for run in found.runs()] == [first, answers]
-    done = call(root, "extract-pairs", "--dry-run", "--from", "collect", "--from", "replay-teachers")
+    done = call(own_runs, "extract-pairs", "--dry-run", "--from", "collect", "--from", "replay-teachers")
     assert done.returncode == 4 and f"not those of {newer}. Give both: --from " in done.stderr
     words = done.stderr.partition("Give both: ")[2].partition(". Or rerun")[0].split()
-    assert len(words) == 4 and call(root, "extract-pairs", "--dry-run", *words).returncode == 0
+    assert len(words) == 4 and call(own_runs, "extract-pairs", "--dry-run", *words).returncode == 0
 
 
 def test_optional_inputs_are_not_taken_unasked(made: Path):

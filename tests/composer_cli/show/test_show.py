@@ -2,12 +2,11 @@ import itertools
 import json
 import re
 import shutil
-import subprocess
 from dataclasses import asdict
 
 from rich.cells import cell_len
-from support.command_line import call, command, environment, model, until
-from support.runs import written
+from support.command_line import call
+from support.runs import eval_item, written
 from support.view_site import item
 
 from stages.evaluation.outcomes import items_table
@@ -90,11 +89,7 @@ def test_an_evaluation_begins_with_its_verdict_and_names_each_input_once(tmp_pat
     models = {f"{arm}/0": {"model": f"{path}/checkpoint"} for arm, path in zip("AB", trained, strict=True)}
     inputs = {"trained": [*refs, elsewhere], "again": refs}
     run = written(tmp_path, "evaluate/20260102T030405Z-kata", inputs=inputs, models=models)
-    items = [
-        {**item(arm, f"t-{n}", arm == "B"), "family": "f", "hacked": False, "protocol_ok": True, "error_type": None}
-        for arm in "AB"
-        for n in range(30)
-    ]
+    items = [{**eval_item(arm, n, arm == "B"), "family": "f"} for arm in "AB" for n in range(30)]
     (run / "verdict.json").write_text(json.dumps(asdict(decide(items_table(items))), default=str))
     monkeypatch.chdir(tmp_path)
     shown = call(tmp_path, "show", run).stdout.splitlines()
@@ -166,19 +161,18 @@ def test_an_unknown_rollout_is_said_with_one_that_exists(made):
     assert pairs.returncode == 4 and "holds no rollouts" in pairs.stderr
 
 
-def test_a_newer_run_that_failed_is_named_beside_the_one_that_is_shown(made, tmp_path):
-    shutil.copytree(made, tmp_path / "copy", symlinks=True)
-    stage = tmp_path / "copy" / "collect"
+def test_a_newer_run_that_failed_is_named_beside_the_one_that_is_shown(own_runs):
+    stage = own_runs / "collect"
     whole = (stage / "latest").resolve()
     later = shutil.copytree(whole, stage / "29991231T000000Z-later")
     record = read_manifest(later)
     record.status = "failed"
     write_manifest(later, record)
-    shown = call(tmp_path / "copy", "show", "collect")
+    shown = call(own_runs, "show", "collect")
     assert shown.stderr == f"collect/29991231T000000Z-later is newer and failed; this is collect/{whole.name}.\n"
-    assert whole.name in shown.stdout and call(tmp_path / "copy", "show", whole.name).stderr == ""
+    assert whole.name in shown.stdout and call(own_runs, "show", whole.name).stderr == ""
     shutil.rmtree(later / "steps")
-    assert "newer and failed, with nothing finished;" in call(tmp_path / "copy", "show", "collect").stderr
+    assert "newer and failed, with nothing finished;" in call(own_runs, "show", "collect").stderr
 
 
 def test_runs_without_rollouts_show_rows(made):
@@ -192,19 +186,3 @@ def test_runs_without_rollouts_show_rows(made):
     assert f"\nstate, the last of {len(state)} messages, user\n    {state[-1]['content'].splitlines()[0]}" in shown
     assert ", 2 to 1 votes of 3 teachers\n" in shown and "\nchosen, by second, third\n" in shown
     assert "\nrejected, by student\n" in shown and "more pairs: -n " in shown and "state/1" not in shown
-
-
-def test_a_run_that_is_still_going_on_can_be_read_and_is_left_alone(server, tmp_path):
-    root = tmp_path / "artifacts"
-    words = ["collect", *model(server, "slow"), "-s", "tasks=8", "-s", "samples=1", "-s", "in_flight.rollouts=1"]
-    with subprocess.Popen(command(*words), env=environment(root), stderr=subprocess.DEVNULL) as process:
-        until(lambda: [p for p in root.glob("collect/2*/steps/*.open") if p.stat().st_size])
-        folder = next(root.glob("collect/2*"))
-        before = next(folder.glob("steps/*.open")).read_bytes()
-        shown = call(root, "show", folder)
-        after = next(folder.glob("steps/*.open")).read_bytes()
-        process.kill()
-    said = re.search("status  running, in progress: ([0-9]) of 8 rollouts done; --follow watches it\n", shown.stdout)
-    assert said and f"\n{said[1]} rollout" in shown.stdout and " failed " in shown.stdout
-    assert re.search("began .* [0-9]+ s ago, 1 attempt", shown.stdout)
-    assert after[: len(before)] == before

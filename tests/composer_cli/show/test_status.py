@@ -1,9 +1,10 @@
 import json
+import re
 import shutil
-import subprocess
 
 import pytest
-from support.command_line import call, command, environment, model, until
+from support import blocks
+from support.command_line import call, environment, model, until
 from support.runs import rewritten
 
 from composer_cli.show import runs
@@ -11,22 +12,8 @@ from stages import collect
 from stages.layout import age
 
 
-@pytest.fixture
-def three(made, tmp_path):
-    """A copy of the finished runs, which read each other, to be damaged."""
-    root = shutil.copytree(made, tmp_path / "artifacts", symlinks=True)
-    for path in root.glob("*/2*/manifest.json"):
-        rewritten(path, lambda fields: json.loads(json.dumps(fields).replace(str(made), str(root))))
-    return root
-
-
 def reasons(root):
     return {line.run.partition("/")[0]: (line.status, line.reason) for line in runs.lines(root)}
-
-
-def edit(folder, **changes):
-    """Change fields of a run's manifest."""
-    rewritten(folder / "manifest.json", lambda fields: fields | changes)
 
 
 def test_complete_runs_need_no_reason(made):
@@ -46,42 +33,39 @@ def test_no_runs_is_said(tmp_path):
     assert done.returncode == 0 and "no runs" in done.stderr and not done.stdout
 
 
-def test_a_deleted_input_is_the_reason(three):
-    shutil.rmtree((three / "collect" / "latest").resolve())
-    assert "was deleted" in reasons(three)["replay-teachers"][1]
-
-
-def test_a_changed_input_is_the_reason(three):
-    run = (three / "collect" / "latest").resolve()
+def test_an_input_that_was_changed_damaged_or_deleted_is_the_reason(own_runs):
+    """One after the other; a manifest nobody can read does not hide the other runs."""
+    run = (own_runs / "collect" / "latest").resolve()
     outputs = json.loads((run / "manifest.json").read_text())["outputs"]
     outputs["steps"]["content_sha256"] = "0" * 64
-    edit(run, outputs=outputs)
-    assert "has changed since" in reasons(three)["replay-teachers"][1]
-
-
-def test_an_older_version_and_a_missing_file_are_reasons(three):
-    run = (three / "collect" / "latest").resolve()
-    edit(run, stage_version=0)
+    rewritten(run / "manifest.json", lambda fields: fields | {"outputs": outputs, "stage_version": 0})
     (run / "steps.parquet").unlink()
-    assert reasons(three)["collect"] == (
-        "damaged",
-        f"steps.parquet is missing; collect was version 0 and is now {collect.STAGE.version}",
-    )
+    older = f"steps.parquet is missing; collect was version 0 and is now {collect.STAGE.version}"
+    assert reasons(own_runs)["collect"] == ("damaged", older)
+    assert "has changed since" in reasons(own_runs)["replay-teachers"][1]
+    (run / "manifest.json").write_text("{")
+    found = reasons(own_runs)
+    assert found["collect"][0] == "unreadable" and found["replay-teachers"][0] == "complete"
+    assert "is unreadable" in found["replay-teachers"][1]
+    shutil.rmtree(run)
+    assert "was deleted" in reasons(own_runs)["replay-teachers"][1]
 
 
-def test_a_manifest_nobody_can_read_does_not_hide_the_others(three):
-    (three / "collect" / "latest" / "manifest.json").write_text("{")
-    assert reasons(three)["collect"][0] == "unreadable" and reasons(three)["replay-teachers"][0] == "complete"
-    assert "is unreadable" in reasons(three)["replay-teachers"][1]
-
-
-def test_a_run_in_progress_is_told_from_one_that_was_killed(server, tmp_path):
+def test_a_run_in_progress_is_read_and_left_alone_and_told_from_one_that_was_killed(server, tmp_path):
     root = tmp_path / "artifacts"
-    words = ["collect", *model(server, "slow"), "-s", "tasks=2", "-s", "in_flight.rollouts=1"]
-    with subprocess.Popen(command(*words), env=environment(root), stderr=subprocess.DEVNULL) as process:
-        until(lambda: list(root.glob("collect/2*/manifest.json")))
-        assert reasons(root)["collect"] == ("running", "in progress")
-        process.kill()
+    words = ["collect", *model(server, "slow"), "-s", "tasks=8", "-s", "samples=1", "-s", "in_flight.rollouts=1"]
+    process = blocks.start(words, tmp_path, environment(root))
+    until(lambda: [p for p in root.glob("collect/2*/steps/*.open") if p.stat().st_size])
+    assert reasons(root)["collect"] == ("running", "in progress")
+    folder = next(root.glob("collect/2*"))
+    before = next(folder.glob("steps/*.open")).read_bytes()
+    shown = call(root, "show", folder)
+    after = next(folder.glob("steps/*.open")).read_bytes()
+    process.kill()
+    process.join()
+    said = re.search("status  running, in progress: ([0-9]) of 8 rollouts done; --follow watches it\n", shown.stdout)
+    assert said and f"\n{said[1]} rollout" in shown.stdout and " failed " in shown.stdout
+    assert re.search("began .* [0-9]+ s ago, 1 attempt", shown.stdout) and after[: len(before)] == before
     assert reasons(root)["collect"] == ("running", "its process ended without finishing; --resume goes on")
 
 
