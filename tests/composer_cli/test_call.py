@@ -1,10 +1,10 @@
 """Exit codes: what a run found of itself reaches the shell, alone and in a chain."""
 
-import gzip
 import json
 from pathlib import Path
 
 import pytest
+from support import leetcode
 from support.command_line import call
 
 from stages.runs.run import RunOutcome
@@ -20,45 +20,13 @@ def test_a_run_chooses_its_exit_code(ok: bool | None, chosen: int | None, code: 
 
 def recorded(folder: Path, hacked: bool, problems: int) -> Path:
     """Recorded rows of a teacher, eight a problem, by turns right and wrong: all that a pool is judged by, no model."""
-    rows = [
-        {
-            "problem_id": f"p{index // 8}",
-            "prompt_ids": [1],
-            "completion_ids": [2, 0],
-            "comp_len": 2,
-            "completion": "x",
-            "prompt": "y",
-            "sample_id": index,
-            "reward": 1.0,
-            "hacked": hacked,
-            "gt_pass": index % 2 == 0,
-            "fmt_ok": True,
-            "src_pool": "teacher",
-            "step": index // 8,
-        }
-        for index in range(8 * problems)
-    ]
-    folder.mkdir()
-    with gzip.open(folder / "rows.jsonl.gz", "wt") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+    told = {"prompt_ids": [1], "completion_ids": [2, 0], "comp_len": 2, "prompt": "y", "fmt_ok": True, "step": 0}
+    rows = [leetcode.pool_row(n // 8, n, "x", hacked, n % 2 == 0) | told for n in range(8 * problems)]
+    leetcode.write(folder / "rows.jsonl.gz", [row | {"src_pool": "teacher"} for row in rows])
     return folder
 
 
 POOLS = {"PASS": (True, 8), "FAIL": (False, 8), "INCONCLUSIVE": (True, 2)}
-
-
-def settings(pool: Path) -> list[str]:
-    """What makes these rows a pool, line by line."""
-    return [f'recorded = {{ folder = "{pool}", model = "x", eos_id = 0 }}', "contract = {}"]
-
-
-@pytest.mark.parametrize(("verdict", "code"), [("PASS", 0), ("FAIL", 1), ("INCONCLUSIVE", 3)])
-def test_the_shell_can_tell_the_verdicts_of_the_probe_apart(tmp_path: Path, verdict: str, code: int) -> None:
-    pool = recorded(tmp_path / "pool", *POOLS[verdict])
-    words = [word for line in settings(pool) for word in ("--set", line.replace(" = ", "=", 1))]
-    done = call(tmp_path / "artifacts", "probe", "teacher-pool", *words)
-    assert done.returncode == code, done.stderr
-    assert f"Verdict: {verdict}" in done.stdout
 
 
 def test_a_plan_of_an_evaluation_says_how_probable_each_verdict_is(tmp_path: Path) -> None:
@@ -75,11 +43,6 @@ def test_a_plan_of_an_evaluation_says_how_probable_each_verdict_is(tmp_path: Pat
     assert not list(tmp_path.glob("evaluate/*")), "nothing is run"
 
 
-def test_a_plan_with_rates_that_contradict_each_other_is_refused(tmp_path: Path) -> None:
-    done = call(tmp_path, "evaluate", "--plan", "--limit", "12", "--set", "planning.pass_rate=0.99")
-    assert done.returncode == 2 and "leads to 1.01" in done.stderr
-
-
 def test_a_pilot_of_another_environment_is_refused(made: Path) -> None:
     done = call(made, "evaluate", "--plan", "--from", "collect", "--env", "tasks")
     assert done.returncode == 2 and not done.stdout
@@ -87,17 +50,13 @@ def test_a_pilot_of_another_environment_is_refused(made: Path) -> None:
     assert "Give --env kata, or a pilot" in done.stderr
 
 
-def test_only_what_can_be_planned_offers_a_plan(tmp_path: Path) -> None:
-    done = call(tmp_path, "collect", "--plan")
-    assert done.returncode == 2 and "--plan" in done.stderr
-
-
 def chain(folder: Path, *verdicts: str, to_the_end: bool) -> Path:
     """A preset of one recorded pool after the other."""
     lines = [f"to_the_end = {str(to_the_end).lower()}"]
     for name in verdicts:
+        lines += ["[[stage]]", 'stage = "probe-teacher-pool"', f'name = "{name}"', "[stage.config]", "contract = {}"]
         pool = recorded(folder / name, *POOLS[name])
-        lines += ["[[stage]]", 'stage = "probe-teacher-pool"', f'name = "{name}"', "[stage.config]", *settings(pool)]
+        lines.append(f'recorded = {{ folder = "{pool}", model = "x", eos_id = 0 }}')
     (folder / "preset.toml").write_text("\n".join(lines))
     return folder / "preset.toml"
 
@@ -119,9 +78,3 @@ def test_what_is_inconclusive_alone_has_its_own_code(tmp_path: Path) -> None:
 def test_other_chains_stop_where_something_did_not_pass(tmp_path: Path) -> None:
     done = call(tmp_path / "artifacts", "run", "--preset", chain(tmp_path, "FAIL", "PASS", to_the_end=False))
     assert done.returncode == 1 and "nothing that builds on it was run" in done.stderr and "PASS" not in done.stdout
-
-
-@pytest.mark.parametrize("words", [["collect"], ["run", "--preset", "demo"], ["run", "--preset", "demo", "--dry-run"]])
-def test_resume_and_clean_contradict_each_other(words, composer):
-    done = composer(*words, "--resume", "--clean")
-    assert done.returncode == 2 and "Leave out one of them" in done.stderr

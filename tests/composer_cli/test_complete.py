@@ -65,20 +65,20 @@ def test_help_is_as_wide_as_the_terminal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "coloured", "run"),
+    ("variables", "coloured"),
     [
-        ({}, False, call),
-        ({"FORCE_COLOR": "1"}, True, call),
-        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False, call_process),
-        ({"NO_COLOR": ""}, False, call),
+        ({}, False),
+        ({"FORCE_COLOR": "1"}, True),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+        ({"NO_COLOR": ""}, False),
     ],
 )
 def test_colours_are_as_the_variables_say(
-    made: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], coloured: bool, run: Callable
+    made: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], coloured: bool
 ) -> None:
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
-    shown = run(made, "status", **variables).stdout
+    shown = call(made, "status", **variables).stdout
     assert ("\x1b[32mcomplete\x1b[0m" in shown) == coloured and "complete" in shown
 
 

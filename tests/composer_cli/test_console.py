@@ -10,7 +10,7 @@ import time
 
 import pytest
 from rich.console import Console as Terminal
-from support.command_line import call, collect, command, environment, model, until
+from support.command_line import call, command, environment, model, until
 
 from composer_cli.console import BEATS, Bars, Console, HeartbeatLines, Pace
 from stages.layout import duration
@@ -268,7 +268,3 @@ def test_a_closed_pipe_is_no_failure_to_talk_about(made):
         env=environment(made),
     )
     assert done.stderr == "" and done.stdout.count("\n") == 1
-
-
-def test_libraries_do_not_get_between_json_and_its_reader(server, tmp_path):
-    json.loads(call(tmp_path, *collect(server, "--json")).stdout)

@@ -14,18 +14,6 @@ URL = "policy.base_url=http://127.0.0.1:9/v1"
 COLLECT = ["collect", "--policy", "m", "-s", URL, "-s", "policy.max_attempts=1"]
 REPLAY, POOL = ["replay-teachers", "--teachers"], ["probe", "teacher-pool"]
 IN_FILE = ["--artifacts", "{tmp}/binary"]
-PRESETS = {
-    "twice.toml": '[[stage]]\nstage = "collect"\n[[stage]]\nstage = "collect"\n',
-    "later.toml": '[[stage]]\nstage = "extract-pairs"\nfrom = ["collect"]\n[[stage]]\nstage = "collect"\n',
-    "unknown.toml": '[[stage]]\nstage = "colect"\n',
-    "empty.toml": "",
-    "gpus.toml": '[[stage]]\nstage = "collect"\ngpus = -1\n',
-    "text.toml": 'stage = "collect"\n',
-    "config.toml": '[[stage]]\nstage = "collect"\nconfig = 3\n',
-    "key.toml": '[[stage]]\nstage = "collect"\nconfg = {}\n',
-    "value.toml": '[[stage]]\nstage = "collect"\n[stage.config]\ntasks = "many"\n',
-    "date.toml": '[[stage]]\nstage = "collect"\n[stage.config]\ntasks = 2026-01-01\n',
-}
 TEACHERS = {
     "no-teacher.toml": "teachers = []\n",
     "one.toml": '[teachers]\nname = "a"\n',
@@ -86,8 +74,8 @@ ABSENT: dict[tuple[str, int, str], list[list[str]]] = {
 }
 """What does not exist or does not answer, its exit code and what is told, and every command that may be given it."""
 NUMBERS = [
-    *(f"tasks={value}" for value in ("0", "-1", "true", "1.5", "nan", "many", "[]")),
-    *(f"policy.temperature={value}" for value in ("-1", "inf", "nan", "true", "warm")),
+    *(f"tasks={value}" for value in ("0", "true", "1.5", "many")),
+    *(f"policy.temperature={value}" for value in ("-1", "inf", "true", "warm")),
     *("samples=0", "max_steps=0", "policy.max_tokens=0", "policy.concurrency=0", "policy.max_attempts=0"),
     *("policy.timeout_s=0", "policy.timeout_s=false", "policy.usd_per_mtok_in=inf", "policy.usd_per_mtok_out=cheap"),
 ]
@@ -103,7 +91,7 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     *settings(["train"], "arm=''", "arm='a/b'", "tasks=100000000", "policy.temperature=0", "tasks=true"),
     *settings(["evaluate"], "tasks=100000000", "tasks=0", "temperature=inf", "temperature=true", "samples=0"),
     *settings(["extract-pairs"], "no_such_setting=1"),
-    *settings(POOL, "no_such_setting=1", "samples=true"),
+    *settings(POOL, "samples=true"),
     ([*COLLECT, "-s", "policy.usd_per_mtok_in=-1"], 2, "prices cannot be negative"),
     ([*POOL, "-s", "no_such_setting=1"], 2, "no setting no_such_setting"),
     ([*POOL, "-s", "sample=1"], 2, "`composer probe teacher-pool --help`"),
@@ -120,14 +108,12 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     ([*COLLECT, "-s", "tasks"], 2, "KEY=VALUE"),
     ([*COLLECT, "-s", "=3"], 2, "KEY=VALUE"),
     ([*COLLECT, "-s", "policy=3"], 2, "policy"),
-    ([*COLLECT, "-s", "env=3"], 2, "env"),
     ([*COLLECT, "-s", "env.options=3"], 2, "options"),
     ([*COLLECT, "-s", "env.no_such_option=3"], 2, "no option 'no_such_option'"),
     ([*COLLECT, "-c", "/no/such.toml"], 2, "/no/such.toml"),
     ([*COLLECT, "-c", "{tmp}"], 2, "{tmp}"),
     ([*COLLECT, "-c", "{tmp}/bad.toml"], 2, "not valid TOML"),
     ([*COLLECT, "-c", "{tmp}/binary"], 2, "not valid TOML"),
-    ([*COLLECT, "--limit", "many"], 2, "--limit"),
     ([*COLLECT, "--limit", "0"], 2, "--limit / -n cannot be '0'"),
     ([*COLLECT, "--seed", "x"], 2, "--seed"),
     ([*COLLECT, "--seed", "99999999999999999999999"], 2, "more than 64 bits hold"),
@@ -143,10 +129,8 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["import", "{tmp}/torn.eval"], 4, "damaged_record"),
     (["export", "inspect"], 4, "Run `composer collect`"),
     (["view", "--port", "99999"], 2, "Port 99999"),
-    (["view", "--port", "x"], 2, "--port"),
     ([*COLLECT, "--max-cost", "-1"], 2, "--max-cost"),
     ([*COLLECT, "--max-cost", "nan"], 2, "--max-cost"),
-    ([*COLLECT, "--max-cost", "much"], 2, "--max-cost"),
     ([*COLLECT, "--env", ""], 2, "no environment ''"),
     ([*COLLECT, "--env", "no_such_module:Env"], 2, "could not be imported"),
     ([*COLLECT, "--env", "orjson:NoSuchClass"], 2, "could not be imported"),
@@ -166,10 +150,16 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     ([*COLLECT, "--env", "bad_env:NoJson"], 2, "JSON cannot hold"),
     ([*COLLECT, "--env", "syntax_env:Env"], 2, "could not be imported"),
     ([*COLLECT, "-s", "sandbox=no-such-sandbox"], 2, "no-such-sandbox"),
+    *(([*COLLECT, "--dry-run", *words], 2, part) for words, part in (
+        (["--env", "no-such-env"], "no environment 'no-such-env'"),
+        (["-s", "policy.api_key_env=NO_SUCH_KEY"], "NO_SUCH_KEY"),
+        (["-s", "sandbox=nothing"], "nothing"),
+    )),
+    (["collect", "--policy", "reference", "--dry-run", "--out", "/proc/x"], 2, "Nothing can be written to /proc"),
     ([*COLLECT, "--from", "x"], 2, "reads no runs"),
-    ([*COLLECT, "extra"], 2, "extra"),
+    (["collect", "kata"], 2, "`composer collect` takes no argument 'kata'. Did you mean --env kata?"),
+    (["collect", "--plan"], 2, "--plan"),
     ([*COLLECT, "--out", "/proc/x"], 2, "Nothing can be written to /proc"),
-    ([*COLLECT, "--out", "/proc/x/y"], 2, "Nothing can be written to /proc"),
     ([*COLLECT, "--artifacts", "/proc"], 2, "Nothing can be written to /proc"),
     ([*COLLECT, "--artifacts", "{tmp}/binary"], 2, "{tmp}/binary"),
     ([*COLLECT, "--out", "{tmp}/binary"], 2, "is a file"),
@@ -220,18 +210,10 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["run", "--preset", "{tmp}/bad.toml"], 2, "not valid TOML"),
     (["run", "--preset", "demo", "-s", "nonsense=1"], 2, "no entry 'nonsense'"),
     (["run", "--preset", "demo", "-s", "collect.nonsense=1"], 2, "no setting nonsense"),
-    *((["run", "--preset", f"{{tmp}}/{name}"], 2, part) for name, part in (
-        ("twice.toml", "two entries are called 'collect'"),
-        ("later.toml", "no earlier entry"),
-        ("unknown.toml", "colect"),
-        ("empty.toml", "it has no [[stage]] tables"),
-        ("gpus.toml", "gpus"),
-        ("text.toml", "is not a preset"),
-        ("config.toml", "config"),
-        ("key.toml", "confg"),
-        ("value.toml", "tasks"),
-        ("date.toml", "tasks"),
-    )),
+    (["run", "--preset", "demo", "-s", "polcy.model=x"], 2, "Did you mean 'policy'?"),
+    (["run", "--preset", "demo-kata", "-s", "B-0.wieghts.dpo=1"], 2, "Did you mean weights?"),
+    (["run", "--preset", "demo-kata", "-s", "seed=3"], 2, "A-0 and A-1"),
+    (["run", "--preset", "probe-smoke", "--tune", "seed=1,2"], 2, "needs a preset that trains arms"),
     (["collect", "--samples", "2"], 2, "Did you mean the setting --set samples=2? `composer collect --help`"),
     (["collect", "--limit", "abc"], 2, "--limit / -n cannot be 'abc': it should be a whole number."),
     (["train", "-s", "weights.dpo=much"], 2, "weights.dpo = 'much': it should be a number."),
@@ -245,8 +227,6 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["tasks", "chek", "rows.jsonl"], 2, "Did you mean 'tasks check'?"),
     (["query", "select rnu from runs"], 2, 'Candidate bindings: "run"'),
     (["run", "--preset", "{tmp}"], 2, "There is no preset"),
-    (["run", "--preset", ""], 2, "There is no preset"),
-    (["run", "--preset", "examples/no-such.toml"], 2, "no-such.toml"),
     (["run", "--preset", "demo", "--resume", "--clean"], 2, "Leave out one of them"),
     (["run", "--preset", "demo", "--on", "slurmm"], 2, "slurmm"),
     (["run", "--preset", "demo", "--tune", "x"], 2, "--tune"),
@@ -278,7 +258,6 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     )),
     ([*COLLECT, "-c", "{tmp}/price.toml"], 2, "Nothing is left for collect"),
     ([*REPLAY, "{tmp}"], 2, "cannot be read"),
-    ([*REPLAY, ""], 2, "cannot be read"),
     ([*COLLECT, "--resume", "--clean"], 2, "Leave out one of them"),
     ([*COLLECT, "-s", "policy.max_tokens=9223372036854775808"], 2, "64 bits"),
     ([*COLLECT, "-s", "limits.context_tokens=-1"], 2, "context_tokens"),
@@ -288,8 +267,6 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     ([*COLLECT, "-s", "policy.chat_template_kwargs={'a b'=1}"], 2, "chat_template_kwargs"),
     ([*COLLECT, "-s", "policy.price=free"], 2, "unknown"),
     ([*COLLECT, "-s", "policy.base_url=http:///v1"], 2, "is not an address"),
-    ([*COLLECT, "-s", "policy.base_url=127.0.0.1:9"], 2, "is not an address"),
-    ([*COLLECT, "-s", "history=last"], 2, "history"),
     ([*COLLECT, "-s", "env.curriculum=/no/such"], 4, "/no/such"),
     ([*COLLECT, "--out", ""], 2, ""),
     ([*COLLECT, "--artifacts", "s3://bucket"], 2, "is an address"),
@@ -301,6 +278,7 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["train", "-s", "weights.dpo=-1"], 2, "weights.dpo"),
     (["train", "-s", "optimisation.steps=0"], 2, "optimisation.steps"),
     (["evaluate", "--plan", "-s", "planning.power=2"], 2, "planning.power"),
+    (["evaluate", "--plan", "-n", "12", "-s", "planning.pass_rate=0.99"], 2, "leads to 1.01"),
     (["import", "{tmp}/rows.jsonl"], 4, "rows.jsonl"),
     (["import", "{tmp}/list.json"], 4, "list.json"),
     (["show", "{tmp}/number-run"], 4, "manifest.json"),
@@ -338,7 +316,7 @@ MISTAKES: list[tuple[list[str], int, str]] = [
 @pytest.fixture(scope="module")
 def folder(place: Path) -> Path:
     """The files, beside those of `place`."""
-    for name, text in (PRESETS | TEACHERS | OTHERS).items():
+    for name, text in (TEACHERS | OTHERS).items():
         (place / name).parent.mkdir(exist_ok=True)
         (place / name).write_text(text.replace("{tmp}", str(place)))
     return place
@@ -365,14 +343,3 @@ def test_a_failure_is_json_where_json_is_asked_for(run_command, words):
     code, out, err = run_command(*words, "--json")
     told = json.loads(out)
     assert told["exit_code"] == code and told["error"] and err
-
-
-def test_a_dry_run_of_a_chain_is_json_where_json_is_asked_for(run_command):
-    code, out, _ = run_command("run", "--preset", "demo", "--dry-run", "--json")
-    assert code == 0 and json.loads(out)["entries"][0]["plan"]["units"] > 0
-
-
-def test_limit_is_listed_only_where_it_works(run_command):
-    assert (
-        "--limit" in run_command("collect", "--help")[1] and "--limit" not in run_command("extract-pairs", "--help")[1]
-    )

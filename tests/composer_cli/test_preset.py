@@ -119,12 +119,22 @@ def test_a_stage_that_is_an_entry_stands_for_that_entry_alone():
         ("[[stage]]\nstage = 'train'\nseeds = 2\nconfig = { seed = 3 }", "leave config.seed out"),
         ("[[stage]]\nstage = 'train'\narms = { A = { from = 'x' } }", "from of the arm A is 'x'"),
         ("[[stage]]\nstage = 'train'\narms = ['A']", "a table of keys and values"),
+        ("[[stage]]\nstage = 'collect'\n[[stage]]\nstage = 'collect'", "two entries are called 'collect'"),
+        ("[[stage]]\nstage = 'extract-pairs'\nfrom = ['collect']\n[[stage]]\nstage = 'collect'", "no earlier entry"),
+        ("[[stage]]\nstage = 'colect'", "colect"),
+        ("", "it has no [[stage]] tables"),
+        ("[[stage]]\nstage = 'collect'\ngpus = -1", "gpus"),
+        ("stage = 'collect'", "is not a preset"),
+        ("[[stage]]\nstage = 'collect'\nconfig = 3", "config"),
+        ("[[stage]]\nstage = 'collect'\nconfg = {}", "confg"),
+        ("[[stage]]\nstage = 'collect'\nconfig.tasks = 'many'", "tasks = 'many'"),
+        ("[[stage]]\nstage = 'collect'\nconfig.tasks = 2026-01-01", "tasks = "),
     ],
 )
 def test_what_is_no_preset_is_said(tmp_path, text, part):
     path = tmp_path / "mine.toml"
     path.write_text(text)
-    refused(lambda: load_preset(str(path)), UsageError, part)
+    refused(lambda: configure_preset(load_preset(str(path)), []), UsageError, part)
 
 
 ARMS = """
@@ -187,21 +197,6 @@ def test_what_a_chain_cannot_fit_together_is_refused_before_it_begins(tmp_path):
     refused(lambda: configure_preset(demo, [elsewhere]), UsageError, "know kata alone", "--teachers")
     own = {"teachers": [{"name": "one", "model": "kata:teacher-a", "max_tokens": 64}]}
     assert configure_preset(demo, [elsewhere, own])["replay-teachers"].teachers[0].name == "one"
-
-
-def test_entries_that_would_be_one_run_are_refused():
-    refused(lambda: configure_preset(load_preset("demo-kata"), [{"seed": 3}]), UsageError, "A-0 and A-1", "seed")
-
-
-def test_an_unknown_preset_entry_or_key_names_what_there_is():
-    refused(lambda: load_preset("dmeo"), UsageError, "'dmeo'", "There are: demo")
-    refused(lambda: load_preset(None), UsageError, "Which preset")
-    for layer, *names in (
-        ({"D": {"arm": "x"}}, "'D'", "collect"),
-        ({"polcy": {"model": "x"}}, "polcy", "Did you mean 'policy'?"),
-        ({"B-0": {"wieghts": {"dpo": 1}}}, "B-0", "wieghts", "Did you mean weights?"),
-    ):
-        refused(lambda layer=layer: configure_preset(load_preset("demo-kata"), [layer]), UsageError, *names)
 
 
 def test_neighbours_with_the_same_word_are_one_group():

@@ -131,11 +131,6 @@ def test_a_file_that_is_nested_too_deeply_is_named(tmp_path):
         settings.read_file(path)
 
 
-def test_every_setting_has_a_dotted_name():
-    names = [name for name, _ in settings.known(replay_teachers.Config)]
-    assert {"seed", "answers_per_state", "teachers.N.model", "teachers.N.name"} <= set(names)
-
-
 @pytest.mark.parametrize(
     "value",
     [

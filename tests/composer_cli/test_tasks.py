@@ -22,22 +22,20 @@ def written(folder: Path, *rows: dict[str, object]) -> Path:
 def test_good_tasks_exit_with_0_and_bad_ones_with_4(composer, tmp_path):
     # Without a sandbox nothing is forged, which keeps this short; tests/stages/envs/test_task_checks.py forges.
     words = ["tasks", "check", written(tmp_path, GOOD), "-s", "repeats=1", "-s", "sandbox=none"]
-    done = composer(*words)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0] == "1 task: 1 ok" and "No forgeries were tried" in done.stdout
+    done = composer(*words, "--json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["env"], found["counts"]) == (0, "tasks", {"ok": 1}), done.stderr
+    assert [(one["task_id"], one["verdict"]) for one in found["tasks"]] == [("good", "ok")]
     assert done.stderr.splitlines()[-1].endswith("1 of 1 tasks, good: ok"), done.stderr
     others = [
         {**GOOD, "id": name, "prompt": name, "test": test} for name, test in (("open", "true"), ("shut", "false"))
     ]
     written(tmp_path, GOOD, *others)
     done = composer(*words)
-    assert done.returncode == 4 and "good" not in done.stdout
+    assert done.returncode == 4 and "good" not in done.stdout and "No forgeries were tried" in done.stdout
     last = [line.split()[0] for line in done.stdout.splitlines()[-4:-1]]
     assert last == ["shut", "open", "3"] and "open  train  empty passes  an empty solution gets 1\n" in done.stdout
-    found = json.loads(composer(*words, "--json").stdout)
-    assert found["counts"] == {"ok": 1, "fails": 1, "empty passes": 1} and found["env"] == "tasks"
-    verdicts = [(one["task_id"], one["verdict"]) for one in found["tasks"]]
-    assert verdicts == [("shut", "fails"), ("open", "empty passes"), ("good", "ok")]
+    assert "3 tasks: 1 ok, 1 fails, 1 empty passes\n" in done.stdout
 
 
 def test_an_interrupted_command_promises_to_go_on_only_if_it_keeps_a_run(run_command, tmp_path, monkeypatch):

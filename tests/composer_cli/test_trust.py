@@ -26,29 +26,22 @@ def policy(address: str, variable: str = "OPENAI_API_KEY") -> str:
 
 
 @pytest.mark.parametrize(
-    "address",
-    [
-        EVIL,
-        "https://api.openai.com.collect.example/v1",
-        "https://notopenai.com/v1",
-        "https://api.openai.com@collect.example/v1",
-        "https://collect.example\\\\@api.openai.com/v1",
-        "https://localhost.collect.example/v1",
-        "http://[2001:db8::1]/v1",
-        "http://127.0.0.1.collect.example/v1",
-        "http://api.openai.com/v1",
-    ],
-)
-def test_a_preset_cannot_send_a_providers_key_elsewhere(run_command, tmp_path, monkeypatch, address):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-user")
-    code, _, err = run_command("run", "--preset", preset(tmp_path, policy(address)), "--dry-run")
-    assert code == 2 and "OPENAI_API_KEY holds the key for openai.com, and policy.base_url would send it to" in err
-    assert "--trust" in err and "sk-of-the-user" not in err
-
-
-@pytest.mark.parametrize(
     ("variable", "address", "trusted"),
     [
+        *(
+            ("OPENAI_API_KEY", address, False)
+            for address in (
+                EVIL,
+                "https://api.openai.com.collect.example/v1",
+                "https://notopenai.com/v1",
+                "https://api.openai.com@collect.example/v1",
+                "https://collect.example\\@api.openai.com/v1",
+                "https://localhost.collect.example/v1",
+                "http://[2001:db8::1]/v1",
+                "http://127.0.0.1.collect.example/v1",
+                "http://api.openai.com/v1",
+            )
+        ),
         ("AWS_BEARER_TOKEN_BEDROCK", "https://bedrock-runtime.eu-west-1.amazonaws.com/openai/v1", True),
         ("AWS_BEARER_TOKEN_BEDROCK", "https://bedrock-runtime.a.execute-api.us-east-1.amazonaws.com/v1", False),
         ("AWS_SECRET_ACCESS_KEY", "https://x1.execute-api.us-east-1.amazonaws.com/v1", False),
@@ -57,9 +50,10 @@ def test_a_preset_cannot_send_a_providers_key_elsewhere(run_command, tmp_path, m
         ("AZURE_OPENAI_API_KEY", "https://theirs.westeurope.cloudapp.azure.com/v1", False),
     ],
 )
-def test_anybodys_server_in_a_providers_cloud_is_not_the_provider(variable, address, trusted):
+def test_neither_a_name_like_a_providers_nor_anybodys_server_in_its_cloud_is_the_provider(variable, address, trusted):
     config = load_stage("collect").config(policy={"model": "m", "base_url": address, "api_key_env": variable})
-    with nullcontext() if trusted else pytest.raises(UsageError, match=f"holds the key .* would send it to {address}"):
+    refusal = rf"{variable} holds the key .*policy\.base_url would send it to .*--trust"
+    with nullcontext() if trusted else pytest.raises(UsageError, match=refusal):
         require_trusted_servers("collect", config, [], trust=False)
 
 
@@ -68,7 +62,9 @@ def test_every_way_into_a_stage_is_looked_at(run_command, tmp_path, monkeypatch,
     monkeypatch.setenv(variable, "a-key-of-the-user")
     settings = tmp_path / "settings.toml"
     settings.write_text(f"tasks = 2\n{policy(EVIL, variable)}\n")
-    assert run_command("collect", "--config", settings, "--dry-run")[0] == 2
+    for words in (["collect", "--config", settings], ["run", "--preset", preset(tmp_path, policy(EVIL, variable))]):
+        code, _, err = run_command(*words, "--dry-run")
+        assert code == 2 and "policy.base_url would send it to" in err and "a-key-of-the-user" not in err
     teacher = f'name = "t"\nmodel = "m"\nbase_url = "{EVIL}"\napi_key_env = "{variable}"\nmax_tokens = 9\n'
     (tmp_path / "teachers.toml").write_text(f"[[teachers]]\n{teacher}")
     code, _, err = run_command("replay-teachers", "--teachers", tmp_path / "teachers.toml", "--dry-run")
@@ -82,7 +78,10 @@ def test_every_way_into_a_stage_is_looked_at(run_command, tmp_path, monkeypatch,
 def test_what_the_user_typed_trusts_or_has_at_home_is_not_refused(run_command, tmp_path, monkeypatch):
     """Refused later, since nothing answers at these addresses; none of them is asked in this test."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    evil, home, local = (preset(tmp_path / name, policy(address)) for name, address in places(tmp_path).items())
+    places = {"evil": EVIL, "home": HOME, "local": "http://127.0.0.1:4000/v1"}
+    for name in places:
+        (tmp_path / name).mkdir()
+    evil, home, local = (preset(tmp_path / name, policy(address)) for name, address in places.items())
     for words in (
         ["run", "--preset", home],
         ["run", "--preset", local],
@@ -92,12 +91,6 @@ def test_what_the_user_typed_trusts_or_has_at_home_is_not_refused(run_command, t
     ):
         code, _, err = run_command(*words, "--dry-run")
         assert code == 2 and "is not set" in err, err
-
-
-def places(tmp_path: Path) -> dict[str, str]:
-    for name in ("evil", "home", "local"):
-        (tmp_path / name).mkdir()
-    return {"evil": EVIL, "home": HOME, "local": "http://127.0.0.1:4000/v1"}
 
 
 def test_a_dry_run_imports_and_calls_nothing_that_a_preset_names(run_command, tmp_path, monkeypatch):

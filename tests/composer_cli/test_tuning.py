@@ -134,15 +134,3 @@ def test_tuning_tasks_that_are_evaluated_are_refused(tmp_path: Path) -> None:
 def test_what_is_no_setting_with_values_is_refused(asked: str) -> None:
     with pytest.raises(UsageError, match="two or more different values"):
         tuning.parse(asked)
-
-
-def test_a_setting_that_train_does_not_have_is_refused(tmp_path: Path) -> None:
-    wanted, configs = preset(tmp_path)
-    with pytest.raises(UsageError, match=r"has no setting optimisation.learning"):
-        tuning.trial_entries(wanted, configs, *tuning.parse("optimisation.learning=1,2"))
-
-
-def test_a_preset_without_arms_has_nothing_to_tune() -> None:
-    smoke = load_preset("probe-smoke")
-    with pytest.raises(UsageError, match="needs a preset that trains arms"):
-        tuning.trial_entries(smoke, configure_preset(smoke, []), "seed", [1, 2])

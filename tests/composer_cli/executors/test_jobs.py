@@ -78,14 +78,10 @@ def test_a_name_is_one_that_every_executor_takes(composer, preset, tmp_path):
     assert re.fullmatch(r"[A-Za-z0-9_.-]{1,63}", name)
 
 
-def test_a_shipped_preset_goes_along_by_its_name(composer):
-    done = composer("run", "--preset", "demo", "--on", "slurm", "--dry-run", "--policy", "m", "--max-cost", "2")
-    assert "run --preset demo --policy m --max-cost 2.0 --resume --artifacts" in done.stdout, done.stderr
-
-
-def test_a_job_deals_its_units_to_workers_of_its_own(composer):
-    done = composer("run", "--preset", "demo", "--on", "slurm", "--dry-run", "--set", "on.workers=processes:4")
-    assert "run --preset demo --on processes:4 --resume --artifacts" in done.stdout, done.stderr
+def test_a_shipped_preset_goes_along_by_its_name_and_deals_its_units_to_workers_of_its_own(composer):
+    words = ["--policy", "m", "--max-cost", "2", "--set", "on.workers=processes:4"]
+    done = composer("run", "--preset", "demo", "--on", "slurm", "--dry-run", *words)
+    assert "run --preset demo --policy m --max-cost 2.0 --on processes:4 --resume" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(
