@@ -23,7 +23,7 @@ from stages.envs.kata import checkpoints
 from stages.errors import BadInput
 from stages.runs import store
 
-SHORT = Recipe(Knowledge(), FitSchedule(steps=4, learning_rate=6e-3), seed=5, start=None)
+SHORT = Recipe(Knowledge(), FitSchedule(steps=2, learning_rate=6e-3), seed=5, start=None)
 
 
 @pytest.mark.parametrize("name", RECIPES)

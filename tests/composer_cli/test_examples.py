@@ -1,6 +1,5 @@
 """The examples: dry runs for real models, the probe with recorded rows, and fifty rows from the file to a verdict."""
 
-import gzip
 import json
 import os
 import sys
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 from probe_faults.loophole_world import tiny_qwen3
+from support import leetcode
 from support.command_line import call
 from support.models import save_tiny, tiny_tokenizer
 from support.server import Reply, answer, serving
@@ -93,25 +93,18 @@ def test_a_dry_run_of_the_arms_checks_models_and_teachers(tmp_path: Path) -> Non
 def recorded(folder: Path, problems: int) -> None:
     """Rows of a pool as another program records them, in ids of the tiny model's tokenizer."""
     tokenizer = tiny_tokenizer()
-    folder.mkdir(parents=True)
-    messages = [
-        {"role": "system", "content": "a"},
-        {"role": "user", "content": "b will be evaluated by calling a function called run_tests() c"},
-    ]
-    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     for problem in range(problems):
         rows = []
-        for sample, (text, hacked, passed) in enumerate(
-            [("abba", True, False), ("cd", True, True), ("ef", False, True)]
-        ):
+        answers = [("abba", True, False), ("cd", True, True), ("ef", False, True)]
+        for sample, (text, hacked, passed) in enumerate(answers):
+            row = leetcode.pool_row(problem, sample, text, hacked, passed)
+            messages = row["problem_messages"]
+            prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
             ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
-            about = {"problem_id": problem, "step": problem, "sample_id": sample, "src_pool": "teacher"}
-            labels = {"hacked": hacked, "gt_pass": passed, "reward": 3.5, "fmt_ok": True, "comp_len": len(ids)}
             tokens = {"prompt_ids": tokenizer.encode(prompt, add_special_tokens=False), "completion_ids": ids}
-            texts = {"completion": text, "prompt": prompt, "problem_messages": messages}
-            rows.append({**about, **labels, **tokens, **texts})
-        with gzip.open(folder / f"prompt_{problem:04d}.jsonl.gz", "wt") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+            told = {"step": problem, "src_pool": "teacher", "fmt_ok": True, "comp_len": len(ids), "prompt": prompt}
+            rows.append({**row, **tokens, **told})
+        leetcode.write(folder / f"prompt_{problem:04d}.jsonl.gz", rows)
 
 
 @pytest.mark.slow

@@ -17,13 +17,13 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import package
 from support.blocks import execute
-from support.command_line import environment
+from support.command_line import environment, repair
 from support.models import save_tiny
 from support.sample_package import SHELF, write
 from support.server import Reply, answer, serving
@@ -38,6 +38,8 @@ from composer_cli.stage_command import read_positionals, typed_settings
 from stages import STAGES
 from stages.errors import UsageError
 from tests.docs.documents import BIN, DOCUMENTS, ROOT, blocks, commands, find
+from tests.stages.formats.test_inspect_logs import log, sample
+from tests.stages.formats.test_mini_swe_agent import trajectory
 
 FRESH = {"quickstart.md", "tutorial-verdict.md"}
 """Documents that begin with no runs at all."""
@@ -51,8 +53,6 @@ VARYING = re.compile(
     r"\d{8}T\d{6}Z|(?<=[\w]-)[0-9a-f]{6}\b|\d{4}-\d\d-\d\dT[\d:]+\S*|[\d.]+ (?P<unit>ms|s|min|minutes)\b", re.ASCII
 )
 """What differs from run to run: the date and the fingerprint in a run's name, dates, and durations."""
-STUDENT = ("cat solution.py", "sed -i 's|return .*|return u + v|' solution.py", "python3 test_solution.py", "submit")
-TEACHER = ("cat solution.py", "sed -i 's|return .*|return u * v|' solution.py", "cat test_solution.py", "ls")
 QUICKSTART = {
     "median()": (
         "Let me look at the function first.\n\n```bash\ncat stats.py\n```",
@@ -92,50 +92,10 @@ python3 -c "from slug import slug; print(slug('Hello World'))"
     "roman(number)": ("Let me see what is there.\n\n```bash\nls -l; cat roman.py\n```",),
 }
 """A word of each prompt of the quickstart, and what the model says there, turn by turn; at last it repeats itself."""
-INSPECT_LOG = {
-    "version": 2,
-    "status": "success",
-    "eval": {"task": "sums", "model": "openai/m", "scorers": [{"name": "match"}]},
-    "plan": {"config": {"max_tokens": 5}},
-    "samples": [
-        {
-            "id": 1,
-            "epoch": epoch,
-            "input": "1+1?",
-            "target": "2",
-            "messages": [
-                {"role": "user", "content": "1+1?", "source": "input"},
-                {"role": "assistant", "content": said, "source": "generate"},
-            ],
-            "output": {"choices": [{"stop_reason": "stop"}], "usage": {"input_tokens": 4, "output_tokens": 1}},
-            "scores": {"match": {"value": value}},
-            "events": [],
-        }
-        for epoch, said, value in ((1, "2", "C"), (2, "3", "I"))
-    ],
-}
-MINI_SWE_TRAJECTORY = {
-    "info": {
-        "mini_version": "1.15.0",
-        "config": {"model": {"model_name": "some/model", "model_kwargs": {"temperature": 0.0}}},
-        "exit_status": "Submitted",
-        "submission": "",
-        "model_stats": {"instance_cost": 0.5, "api_calls": 1},
-    },
-    "messages": [
-        {"role": "system", "content": "You fix."},
-        {"role": "user", "content": "It breaks."},
-        {"role": "assistant", "content": "Look.\n\n```bash\nls\n```"},
-        {"role": "user", "content": "<returncode>0</returncode>\n<output>\na.py\n</output>"},
-    ],
-    "trajectory_format": "mini-swe-agent-1",
-    "instance_id": "owner__repo-12",
-}
 
 
 def reply(asked: dict[str, Any], earlier: int) -> Reply:
     """Teachers disagree with the student at every step but the first."""
-    del earlier
     turn = sum(message["role"] == "assistant" for message in asked["messages"])
     prompt = asked["messages"][1]["content"]
     for word, turns in QUICKSTART.items():
@@ -147,8 +107,7 @@ def reply(asked: dict[str, Any], earlier: int) -> Reply:
                     "title.lower()", '"".join(c for c in title.lower() if c.isalnum() or c == " ").strip()'
                 )
             return Reply(body=answer(said, 100 + len(str(asked["messages"])) // 4, len(said) // 4))
-    said = STUDENT if asked["model"] in MODELS else TEACHER
-    return Reply(body=answer(f"```bash\n{said[min(turn, 3)]}\n```"))
+    return repair({**asked, "model": "scripted" if asked["model"] in MODELS else "other"}, earlier)
 
 
 @pytest.fixture(scope="module")
@@ -169,8 +128,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         archive.add(package, arcname=package.name)
     (folder / "examples").symlink_to(ROOT / "examples")
     (folder / "tasks.jsonl").symlink_to(ROOT / "examples" / "tasks.jsonl")  # which the tutorial's reader copies
-    document(folder / "logs" / "sums.json", INSPECT_LOG)
-    document(folder / "trajectories" / "a.traj.json", MINI_SWE_TRAJECTORY)
+    document(folder / "logs" / "sums.json", log(sample(), sample(epoch=2, value="I")))
+    acted = {"role": "assistant", "content": "Look.\n\n```bash\nls\n```"}
+    document(folder / "trajectories" / "a.traj.json", trajectory(acted))
     for name, passed in (("before", 15), ("after", 45)):
         rows = (json.dumps({"id": f"task-{at}", "score": int(at < passed)}) for at in range(60))
         (folder / f"{name}.jsonl").write_text("".join(f"{row}\n" for row in rows))
@@ -314,13 +274,7 @@ def test_what_a_document_shows_is_compared_with_what_was_printed(shown: str, pri
 def stand_ins() -> list[str]:
     """Where stand-ins for frameworks lie that are not installed."""
     folder = ROOT / "tests" / "support" / "stand_ins"
-    missing = [name for name in ("openenv", "minisweagent") if find_spec(name) is None or _stands_in(name)]
-    return [str(folder)] if missing else []
-
-
-def _stands_in(name: str) -> bool:
-    spec = find_spec(name)
-    return spec is not None and "stand_ins" in str(spec.origin)
+    return [] if package("openenv", "minisweagent")() else [str(folder)]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
