@@ -1,7 +1,8 @@
 """A sandbox with low limits on a fresh folder, and eyes on the host that count what it left running."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -31,36 +32,25 @@ def either(request: pytest.FixtureRequest, work: Path) -> Iterator[Sandbox]:
         yield sandbox
 
 
-@pytest.fixture
-def python() -> Callable[[str], str]:
+def python(script: str) -> str:
     """The command that runs a script."""
-    return lambda script: f"python3 - <<'END'\n{script}\nEND"
+    return f"python3 - <<'END'\n{script}\nEND"
+
+
+def count_processes(mark: str) -> int:
+    """How many processes of the host have a mark in their command line, once that is zero or a second is over."""
+    deadline = time.monotonic() + 1.0
+    while True:
+        found = 0
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                found += mark.encode() in path.read_bytes()
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.02)
 
 
 @pytest.fixture
 def mark() -> str:
     """Seconds to sleep that no other process of this machine sleeps."""
     return f"7{uuid4().int % 10**9:09}"
-
-
-@pytest.fixture
-def count_processes() -> Callable[[str], int]:
-    """How many processes of the host have a mark in their command line, once that is zero or a second is over."""
-
-    def count(mark: str) -> int:
-        deadline = time.monotonic() + 1.0
-        while (found := _now_with(mark)) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        return found
-
-    return count
-
-
-def _now_with(mark: str) -> int:
-    found = 0
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            found += mark.encode() in path.read_bytes()
-        except OSError:
-            continue
-    return found

@@ -1,15 +1,14 @@
 """Limits hold for all processes of a command together, and nothing of it is left afterwards."""
 
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from stages.sandbox import Limits, Sandbox, open_sandbox
+from tests.stages.sandbox.conftest import count_processes, python
 
 ORPHANS = {
-    "background": "sleep MARK & sleep 60",
     "nohup": "nohup sleep MARK >/dev/null 2>&1 & sleep 60",
     "setsid": "setsid sleep MARK & sleep 60",
     "double fork": "(setsid bash -c 'sleep MARK & disown; exec sleep MARK' &) ; sleep 60",
@@ -51,44 +50,42 @@ time.sleep(60)
 WRITE = "head -c 7M /dev/zero"
 
 
-@pytest.mark.parametrize("bomb", [":(){ :|:& };:; sleep 60", "bomb(){ bomb|bomb& }; bomb; sleep 60"])
-def test_fork_bomb_of_shells(box: Sandbox, bomb: str, mark: str, count_processes: Callable[[str], int]) -> None:
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        ":(){ :|:& };:; sleep 60",
+        "bomb(){ bomb|bomb& }; bomb; sleep 60",
+        python("import os\nwhile True: os.fork()"),
+        python(THREADS),
+    ],
+    ids=["a nameless function", "a function", "forks of Python", "threads"],
+)
+def test_a_fork_bomb_is_ended(box: Sandbox, bomb: str, mark: str) -> None:
     result = box.run(f"mark={mark}; {bomb}")
     assert (result.returncode, result.killed_for) == (137, "processes") and result.duration_s < 5
     assert count_processes(mark) == 0
     assert box.run("echo alive").output == "alive\n"
 
 
-@pytest.mark.parametrize("script", ["import os\nwhile True: os.fork()", THREADS], ids=["forks", "threads"])
-def test_fork_bomb_of_python(box: Sandbox, script: str, python: Callable[[str], str]) -> None:
-    result = box.run(python(script))
-    assert (result.returncode, result.killed_for) == (137, "processes") and result.duration_s < 5
+ONE_OF_SIX = "python3 -c 'x = b\"x\" * (90 << 20); import time; time.sleep(9)'"
 
 
-def test_memory_bomb_of_one_process(box: Sandbox) -> None:
-    result = box.run("python3 -c 'x = bytearray(1 << 30)'")
-    assert result.returncode == 1 and "MemoryError" in result.output
-
-
-def test_memory_bomb_of_page_tables(box: Sandbox, python: Callable[[str], str]) -> None:
-    """A table of 4 KiB for every 2 MiB that are looked into: a GiB in all, and hardly any resident memory."""
-    result = box.run(python(PAGE_TABLES))
-    assert (result.returncode, result.killed_for) == (137, "memory"), result.output
-
-
-def test_memory_bomb_of_several_processes(box: Sandbox) -> None:
-    one = "python3 -c 'x = b\"x\" * (90 << 20); import time; time.sleep(9)'"
-    result = box.run(f"for i in 1 2 3 4 5 6; do {one} & done; wait")
-    assert (result.returncode, result.killed_for) == (137, "memory")
-
-
-def test_memory_bomb_in_a_shared_mapping(box: Sandbox, python: Callable[[str], str]) -> None:
-    result = box.run(python(SHARED_MEMORY))
-    assert (result.returncode, result.killed_for) == (137, "memory")
-
-
-def test_memory_shared_by_forks_counts_once(box: Sandbox, python: Callable[[str], str]) -> None:
-    assert box.run(python(COPY_ON_WRITE)).returncode == 0
+@pytest.mark.parametrize(
+    ("command", "ended"),
+    [
+        ("python3 -c 'x = bytearray(1 << 30)'", (1, None)),  # by a MemoryError
+        # A table of 4 KiB for every 2 MiB that are looked into: a GiB in all, and hardly any resident memory.
+        (python(PAGE_TABLES), (137, "memory")),
+        (f"for i in 1 2 3 4 5 6; do {ONE_OF_SIX} & done; wait", (137, "memory")),
+        (python(SHARED_MEMORY), (137, "memory")),
+        (python(COPY_ON_WRITE), (0, None)),  # what forks share counts once
+    ],
+    ids=["one process", "page tables", "several processes", "a shared mapping", "forks"],
+)
+def test_memory_of_all_processes_has_a_limit(box: Sandbox, command: str, ended: tuple[int, str | None]) -> None:
+    result = box.run(command)
+    assert (result.returncode, result.killed_for) == ended, result.output
+    assert ("MemoryError" in result.output) == (ended[0] == 1)
 
 
 def test_memory_behind_descriptors_is_refused(box: Sandbox) -> None:
@@ -102,9 +99,12 @@ def test_private_memory_folders_have_a_size(box: Sandbox, folder: str) -> None:
     assert "No space left" in result.output and int(result.output.split()[-2]) <= 128
 
 
-def test_disk_bomb_in_one_file(box: Sandbox, work: Path) -> None:
-    assert box.run("head -c 100M /dev/zero > big").returncode == 128 + 25  # SIGXFSZ
-    assert (work / "big").stat().st_size == 8 << 20
+def test_one_file_and_the_cpu_seconds_of_a_process_have_a_limit(work: Path) -> None:
+    with open_sandbox("bubblewrap", work, limits=Limits(cpu_s=1, file_mb=8, disk_mb=4)) as sandbox:
+        assert sandbox.run("while :; do :; done").returncode == 128 + 24  # SIGXCPU
+        assert sandbox.run("head -c 100M /dev/zero > /tmp/big").returncode == 128 + 25  # SIGXFSZ
+        assert sandbox.run("stat -c %s /tmp/big").output == f"{8 << 20}\n"
+        assert sandbox.run("split -b 100 -a 6 <(head -c 5M /dev/zero)").killed_for == "disk", "also in small files"
 
 
 @pytest.mark.parametrize(
@@ -125,11 +125,6 @@ def test_disk_bomb_in_many_files(box: Sandbox, work: Path, command: str) -> None
     assert used < 99 * 7 - 100  # stopped while it was writing
 
 
-def test_disk_bomb_in_small_files(work: Path) -> None:
-    with open_sandbox("bubblewrap", work, limits=Limits(disk_mb=4)) as sandbox:
-        assert sandbox.run("split -b 100 -a 6 <(head -c 5M /dev/zero)").killed_for == "disk"
-
-
 def test_an_over_full_folder_can_be_cleaned_up(box: Sandbox) -> None:
     assert box.run(f"for i in $(seq 9); do {WRITE} > f$i; done").killed_for == "disk"
     assert box.run("sleep 0.3; rm f*; sleep 0.2; ls").output == ""
@@ -141,15 +136,8 @@ def test_endless_output_is_counted_not_kept(box: Sandbox) -> None:
     assert result.timed_out and result.output_bytes > 1 << 20 and len(result.output) <= 8192
 
 
-def test_cpu_seconds_of_a_process_are_limited(work: Path) -> None:
-    with open_sandbox("bubblewrap", work, limits=Limits(cpu_s=1)) as sandbox:
-        assert sandbox.run("while :; do :; done").returncode == 128 + 24  # SIGXCPU
-
-
 @pytest.mark.parametrize("name", ORPHANS)
-def test_orphans_end_with_the_time_out(
-    either: Sandbox, name: str, mark: str, count_processes: Callable[[str], int]
-) -> None:
+def test_orphans_end_with_the_time_out(either: Sandbox, name: str, mark: str) -> None:
     result = either.run(ORPHANS[name].replace("MARK", mark), wall_s=0.3)
     assert (result.returncode, result.timed_out) == (124, True)
     assert count_processes(mark) == 0

