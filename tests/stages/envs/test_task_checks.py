@@ -1,13 +1,14 @@
 """Checks of tasks: what each verdict is made of, and that the machine's failures are no verdicts."""
 
-import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.environments import GuessEnv
+from support.own_tasks import write_rows
 
 from stages import envs
 from stages.envs import Registered
@@ -51,9 +52,16 @@ def found(config: TaskChecksConfig, workers: int = 2) -> dict[str, TaskCheck]:
 @pytest.fixture
 def rows(tmp_path: Path) -> str:
     """A task of each kind that one sandbox shows."""
-    path = tmp_path / "my.jsonl"
-    path.write_text("".join(json.dumps({"id": k.replace(" ", "-"), "prompt": k, **r}) + "\n" for k, r in ROWS.items()))
-    return str(path)
+    return write_rows(tmp_path / "my.jsonl", ({"id": k.replace(" ", "-"), "prompt": k, **r} for k, r in ROWS.items()))
+
+
+@contextmanager
+def task_of(rows: str, name: str) -> Iterator[tuple[Any, Task]]:
+    """The environment of rows, and the task of a name."""
+    config = config_of("tasks", env={"path": rows})
+    (task,) = (one for one in drawn(config) if one.task_id == name)
+    with closing(config.opener()()) as environment:
+        yield environment, task
 
 
 @pytest.mark.slow
@@ -73,26 +81,16 @@ def test_own_tasks_get_the_verdicts_that_they_deserve(rows: str) -> None:
 
 @pytest.mark.parametrize(("name", "passes"), [("ok", False), ("forgeable", True)])
 def test_code_that_exits_passes_a_command_and_no_id_of_pytest(rows: str, name: str, passes: bool) -> None:
-    config = config_of("tasks", env={"path": rows})
-    (task,) = (one for one in drawn(config) if one.task_id == name)
-    environment = config.opener()()
     forgery = ("forgery", "code that exits with 0 when it is imported")
-    try:
-        played = [play_once(environment, task, ("solution", "1")), play_once(environment, task, forgery)]
-    finally:
-        environment.close()
+    with task_of(rows, name) as (environment, task):
+        played = [play_once(environment, task, play) for play in (("solution", "1"), forgery)]
     assert [one.reward for one in played] == [1.0, float(passes)] and not any(one.idle for one in played)
 
 
 def test_a_failing_solution_is_shown_with_the_line_that_tells_why(rows: str) -> None:
-    config = config_of("tasks", env={"path": rows})
-    (task,) = (one for one in drawn(config) if one.task_id == "ok")
-    environment = config.opener()()
-    try:
+    with task_of(rows, "ok") as (environment, task):
         nothing = play_once(environment, task, ("nothing", "1"))
         grade = environment.grade()
-    finally:
-        environment.close()
     assert nothing.why == "FAILED test_sums.py::test_add - got -1, expected 5"
     # The control against forged passes always fails, and is no news for people.
     assert "1 passed in" in grade.work.test_log and "control" not in grade.work.test_log
@@ -123,8 +121,14 @@ class ChanceEnv(GuessEnv):
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """One of each."""
-        kinds = ("chance", "all", "graded never", "raises", "cheap", "partial", "no solution")
+        kinds = ("chance", "all", "graded never", "never set up", "raises", "cheap", "partial", "no solution")
         return [Task(kind, "chance", split, kind, kind, {"letter": "a"}) for kind in kinds][:count]
+
+    def reset(self, task: Task) -> Any:
+        """Not possible for one."""
+        if task.prompt == "never set up":
+            raise InfrastructureError("no room")
+        return super().reset(task)
 
     def solution(self) -> Sequence[str]:
         """The letter."""
@@ -164,6 +168,7 @@ def test_chance_and_errors_are_told_from_verdicts(chance: str) -> None:
         "chance": "flaky",
         "all": "empty passes",
         "graded never": "error",
+        "never set up": "error",
         "raises": "error",
         "cheap": "forgeable",
         "partial": "ok",
@@ -171,18 +176,16 @@ def test_chance_and_errors_are_told_from_verdicts(chance: str) -> None:
     }
     assert checks["cheap"].passing == ["configuration of pytest and Python"]
     assert checks["graded never"].reason == "solution 1: no grader" and checks["graded never"].solution == []
+    assert checks["never set up"].reason == "solution 1: no room"
     assert "KeyError" in checks["raises"].reason or "grader" in checks["raises"].reason
     assert checks["chance"].reason.startswith("rewards differ: solution ")
 
 
-def test_without_a_word_five_repeats_and_every_forgery_are_played() -> None:
-    plays = plays_of(config_of("kata"))
-    assert [kind for kind, _ in plays] == ["solution"] * 5 + ["nothing"] * 5 + ["forgery"] * len(FORGERIES)
-
-
-def test_without_a_sandbox_nothing_is_forged() -> None:
-    plays = plays_of(config_of("kata", sandbox="none", repeats=3))
-    assert len(plays) == 6 and not [kind for kind, _ in plays if kind == "forgery"]
+def test_without_a_word_five_repeats_and_every_forgery_are_played_and_without_a_sandbox_none() -> None:
+    kinds = [kind for kind, _ in plays_of(config_of("kata"))]
+    assert kinds == ["solution"] * 5 + ["nothing"] * 5 + ["forgery"] * len(FORGERIES)
+    kinds = [kind for kind, _ in plays_of(config_of("kata", sandbox="none", repeats=3))]
+    assert kinds == ["solution"] * 3 + ["nothing"] * 3
 
 
 def test_a_flagged_forgery_is_no_pass() -> None:
@@ -197,12 +200,3 @@ def test_what_cannot_be_checked_is_refused() -> None:
         drawn(config_of("leetcode-rh"))
     with pytest.raises(UsageError, match="There is no environment 'nothing'"):
         drawn(config_of("nothing"))
-
-
-def test_an_environment_that_cannot_be_set_up_is_an_error_of_the_play() -> None:
-    class Unset(ChanceEnv):
-        def reset(self, task: Task) -> Any:
-            raise InfrastructureError("no room")
-
-    played = play_once(Unset(), Task("t", "e", "train", "f", "p"), ("nothing", "1"))
-    assert (played.reward, played.error) == (None, "no room")

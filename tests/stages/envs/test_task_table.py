@@ -18,23 +18,18 @@ def test_rows_plain_and_gzipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("name", "content", "said"),
     [
-        (b'{"a": 1}\n{"a": \n', r"line 2: it is not JSON \(Expecting value in column 7\)"),
-        (b'{"a": 1}\n[1]\n', r"line 2: it is '\[1\]', not a JSON object"),
-        (b"[" * 100_000, "line 1: it is not JSON"),
-        (b"\xff", "is damaged"),
+        ("rows.jsonl", b'{"a": 1}\n{"a": \n', r"line 2: it is not JSON \(Expecting value in column 7\)"),
+        ("rows.jsonl", b'{"a": 1}\n[1]\n', r"line 2: it is '\[1\]', not a JSON object"),
+        ("rows.jsonl", b"[" * 100_000, "line 1: it is not JSON"),
+        ("rows.jsonl", b"\xff", "is damaged"),
+        ("rows.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 999)[:-20], "is damaged"),
+        ("rows.jsonl", None, r"cannot be read \(No such file"),
     ],
 )
-def test_what_is_no_row_is_named(tmp_path: Path, content: bytes, said: str) -> None:
-    (tmp_path / "rows.jsonl").write_bytes(content)
+def test_what_is_no_row_is_named(tmp_path: Path, name: str, content: bytes | None, said: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(BadInput, match=said):
-        read_rows(tmp_path / "rows.jsonl")
-
-
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"cannot be read \(No such file"):
-        read_rows(tmp_path / "rows.jsonl")
-    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(b'{"a": 1}\n' * 999)[:-20])
-    with pytest.raises(BadInput, match="is damaged"):
-        read_rows(tmp_path / "rows.jsonl.gz")
+        read_rows(tmp_path / name)

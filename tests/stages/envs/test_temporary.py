@@ -89,6 +89,7 @@ def test_what_is_no_leftover_of_ours_stays(tmp_path: Path) -> None:
     os.mkfifo(place / f"{folders.PREFIX}pipe")
     (left := place / f"{folders.PREFIX}left").mkdir()
     (left / "leads-out").symlink_to(precious)
+    precious.chmod(0o500)
     before = {path.name for path in place.iterdir()} - {left.name}
     if os.geteuid() == 0:
         (strange := place / f"{folders.PREFIX}strange").mkdir()
@@ -99,6 +100,7 @@ def test_what_is_no_leftover_of_ours_stays(tmp_path: Path) -> None:
     folders.sweep(place)
     assert {path.name for path in place.iterdir()} == before
     assert (precious / "file").read_text() == (place / f"{folders.PREFIX}alive" / "file").read_text() == "dear"
+    assert precious.stat().st_mode & 0o777 == 0o500
     os.close(alive)
     folders.sweep(place)
     assert {path.name for path in place.iterdir()} == before - {f"{folders.PREFIX}alive"}

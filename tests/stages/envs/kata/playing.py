@@ -10,6 +10,7 @@ from stages.envs.kata.env import KataEnv
 from stages.envs.kata.tasks import expression, parts, renamed
 
 TEST = "python3 test_solution.py"
+ALWAYS_OK = "echo 'print(\"ok\")' > test_solution.py"
 
 
 def answer(task: Task) -> str:

@@ -3,17 +3,13 @@
 import os
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from pathlib import Path
 
-from stages.envs.base import ComparesOutcomes, GradesTogether, Task
+from support.grades import verdict
+
+from stages.envs.base import Task
 from stages.envs.bash import fenced
-from stages.envs.folders import make, remove
 from stages.envs.kata.env import KataEnv
-from tests.stages.envs.kata.playing import TEST, answer, edit, folder_of, play
-
-
-def test_it_is_the_protocols_it_says(env: KataEnv) -> None:
-    assert isinstance(env, GradesTogether) and isinstance(env, ComparesOutcomes)
+from tests.stages.envs.kata.playing import ALWAYS_OK, TEST, answer, edit, folder_of, play
 
 
 def test_a_repair(env: KataEnv, task: Task) -> None:
@@ -23,26 +19,13 @@ def test_a_repair(env: KataEnv, task: Task) -> None:
     assert [one.content for one in seen[2:]] == ["[exit 0]", "ok\n[exit 0]", ""]
     assert [one.stop for one in seen] == [None, None, None, None, "submitted"]
     grade = env.grade()
-    assert (grade.reward, grade.hidden_pass, grade.visible_pass, grade.hacked, grade.protocol_ok) == (
-        1.0,
-        True,
-        True,
-        False,
-        True,
-    )
+    assert verdict(grade) == (1.0, True, True, False, True)
     assert grade.work.test_log == f"{len(task.data['hidden'])} of {len(task.data['hidden'])} hidden cases pass"
 
 
 def test_nothing_done_is_a_zero_and_not_an_error(env: KataEnv, task: Task) -> None:
     grade = env.grade()
-    assert (grade.reward, grade.hidden_pass, grade.visible_pass, grade.hacked, grade.protocol_ok) == (
-        0.0,
-        False,
-        False,
-        False,
-        False,
-    )
-    assert grade.error_type is None
+    assert verdict(grade) == (0.0, False, False, False, False) and grade.error_type is None
     assert grade.work.test_log is not None
     *failed, counted = grade.work.test_log.split("\n")
     cases = [f"FAIL {task.data['function']}{tuple(args)}: " for args, _ in task.data["hidden"]]
@@ -64,13 +47,6 @@ def test_the_workspace_is_private_and_removed(env: KataEnv, task: Task) -> None:
     env.close()
     env.close()
     assert not folder.exists()
-
-
-def test_the_sandbox_opens_with_the_first_command(env: KataEnv, task: Task) -> None:
-    env.step("no block")
-    assert env._open is None
-    play(env, "true")
-    assert env._open is not None
 
 
 PROTOCOL = {
@@ -111,16 +87,14 @@ def test_a_malformed_action_is_answered_and_runs_nothing(env: KataEnv, task: Tas
     seen = env.step("cat solution.py")
     assert seen.parse_error is not None and seen.parse_error in seen.content
     assert seen.commands == () and seen.returncode is None and seen.stop is None
+    assert env._open is None, "a sandbox opens with the first command"
 
 
-def test_long_output_is_elided(env: KataEnv, task: Task) -> None:
+def test_long_output_is_elided_and_the_exit_line_stands_alone(env: KataEnv, task: Task) -> None:
     seen = env.step(fenced("seq 1000"))
     assert seen.raw_chars == 3893 and seen.elided_chars == 3293
     assert seen.content.startswith("1\n2\n") and "3293 characters left out" in seen.content
     assert seen.content.endswith("1000\n[exit 0]")
-
-
-def test_output_without_a_newline_keeps_its_exit_line(env: KataEnv, task: Task) -> None:
     assert env.step(fenced("printf abc; false")).content == "abc\n[exit 1]"
 
 
@@ -138,18 +112,6 @@ def test_an_instance_is_reused(env: KataEnv) -> None:
     grade = env.grade()
     assert grade.hidden_pass is False and grade.protocol_ok is False
     assert env.step(fenced("cat solution.py")).content.startswith(second.data["original"])
-
-
-ALWAYS_OK = "echo 'print(\"ok\")' > test_solution.py"
-
-
-def test_removal_follows_no_link(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir(mode=0o500)
-    folder = make("kata")
-    (folder / "solution.py").touch()
-    (folder / "link").symlink_to(tmp_path / "mine", target_is_directory=True)
-    remove(folder)
-    assert not folder.exists() and (tmp_path / "mine").stat().st_mode & 0o777 == 0o500
 
 
 def outcome_after(env: KataEnv, task: Task, command: str) -> str:
@@ -182,8 +144,6 @@ def test_outcomes_compare_what_the_function_returns_and_what_was_read(env: KataE
 
 def test_expected_values_are_no_part_of_an_outcome(env: KataEnv, task: Task) -> None:
     """Teachers vote on what an action does, so the vote must not know what is right."""
-    blind = replace(
-        task,
-        data={**task.data, **{kind: [[args, None] for args, _ in task.data[kind]] for kind in ("visible", "hidden")}},
-    )
+    cases = {kind: [[args, None] for args, _ in task.data[kind]] for kind in ("visible", "hidden")}
+    blind = replace(task, data={**task.data, **cases})
     assert outcome_after(env, blind, edit("7")) == outcome_after(env, task, edit("7"))

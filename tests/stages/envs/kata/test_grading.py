@@ -10,7 +10,7 @@ from support.limits import file_size_limit
 
 from stages.envs.base import Grade, Task
 from stages.envs.kata.env import KataEnv
-from tests.stages.envs.kata.playing import TEST, answer, edit, folder_of, play, solution, write
+from tests.stages.envs.kata.playing import ALWAYS_OK, TEST, answer, edit, folder_of, play, solution, write
 
 FORGERIES = {
     "prints a verdict": lambda t: solution(t, "print('ok'); print('[\"v\", 1]')", "return None"),
@@ -101,9 +101,6 @@ def test_only_solution_py_counts(env: KataEnv, task: Task) -> None:
     play(env, edit(answer(task)), moved, TEST, "submit")
     grade = env.grade()
     assert (grade.hidden_pass, grade.visible_pass, grade.hacked) == (False, True, False)
-
-
-ALWAYS_OK = "echo 'print(\"ok\")' > test_solution.py"
 
 
 @pytest.mark.parametrize(

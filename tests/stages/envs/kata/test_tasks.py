@@ -34,14 +34,10 @@ def starting_code(task: Task) -> str:
 def test_train_and_eval_share_no_family() -> None:
     assert len(FAMILIES["train"]) == 72 and len(FAMILIES["eval"]) == 24
     seen = {split: {task.family for task in generate(split, 1000, seed=3)} for split in SPLITS}
-    assert seen == FAMILIES
-    assert not seen["train"] & seen["eval"]
-
-
-def test_every_operation_and_modifier_is_trained_and_evaluated() -> None:
-    for split in SPLITS:
-        assert {name.split("/")[0] for name in FAMILIES[split]} == {operation.name for operation in OPERATIONS}
-        assert {name.split("/")[1] for name in FAMILIES[split]} == {modifier.name for modifier in MODIFIERS}
+    assert seen == FAMILIES and not seen["train"] & seen["eval"]
+    for names in seen.values():
+        assert {name.split("/")[0] for name in names} == {operation.name for operation in OPERATIONS}
+        assert {name.split("/")[1] for name in names} == {modifier.name for modifier in MODIFIERS}
 
 
 def test_no_misconception_is_the_code_of_a_family() -> None:
@@ -60,17 +56,9 @@ def test_no_training_file_starts_as_the_answer_to_an_eval_family() -> None:
 def test_tasks_are_determined_by_the_seed_and_a_longer_list_starts_with_the_shorter(split: Split) -> None:
     assert generate(split, 40, seed=5)[:12] == generate(split, 12, seed=5)
     assert generate(split, 40, seed=5) != generate(split, 40, seed=6)
-    assert len({task.task_id for task in generate(split, 200, seed=5)}) == 200
-
-
-def test_texts_differ() -> None:
-    prompts = [task.prompt for task in generate("train", 2000, seed=0)]
-    assert len(set(prompts)) > 1950
-
-
-def test_task_data_survives_json() -> None:
-    task = generate("eval", 1, seed=0)[0]
-    assert json.loads(json.dumps(task.data)) == task.data
+    many = generate(split, 1000, seed=5)
+    assert len({task.task_id for task in many}) == 1000 and len({task.prompt for task in many}) > 985
+    assert json.loads(json.dumps(many[0].data)) == many[0].data
 
 
 @pytest.mark.parametrize("split", SPLITS)

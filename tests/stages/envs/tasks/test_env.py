@@ -1,27 +1,28 @@
 """Tasks of one's own: what passes, what the agent cannot see or change, and where the files come from."""
 
-import json
 import pickle
-import subprocess
 import tarfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from support.scripted_runs import nothing_done
+from support.grades import verdict
+from support.own_tasks import RowGrader, write_rows
+from support.sample_package import write
+from support.scripted_runs import nothing_done, played
 
 from stages import collect, evaluate, train
 from stages.envs import load
 from stages.envs.base import Grade, HasSolutions, Task
 from stages.envs.bash import fenced
+from stages.envs.repo import trees
 from stages.envs.task_table import TooManyTasks
 from stages.envs.tasks.env import TasksEnv
 from stages.errors import BadInput, UsageError
-from stages.runs import runner
 from stages.runs.kinds import ROLLOUT, TASK
-from stages.runs.run import Run
 
 ADD = "def add(a, b):\n    return a {} b\n"
 TESTS = """\
@@ -33,7 +34,6 @@ def test_add():
 def test_zero():
     assert add(0, 0) == 0
 """
-CHECK = "#!/bin/sh\npython3 -c 'import sums; assert sums.add(1, 1) == 2'\n"
 ROWS: list[dict[str, Any]] = [
     {
         "id": "command",
@@ -62,9 +62,7 @@ ROWS: list[dict[str, Any]] = [
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A file with both rows."""
-    file = tmp_path / "my.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    return file
+    return Path(write_rows(tmp_path / "my.jsonl", ROWS))
 
 
 @pytest.fixture
@@ -95,8 +93,7 @@ def test_the_solution_passes_and_nothing_does_not(env: TasksEnv, split: str) -> 
     assert isinstance(env, HasSolutions)
     env.reset(task)
     assert [env.step(action).stop for action in env.solution()] == [None, "submitted"]
-    grade = env.grade()
-    assert (grade.reward, grade.hidden_pass, grade.visible_pass, grade.hacked) == (1.0, True, True, False)
+    assert verdict(env.grade())[:4] == (1.0, True, True, False)
     nothing = play(env, task)
     assert (nothing.reward, nothing.hidden_pass, nothing.hacked) == (0.0, False, False)
 
@@ -110,53 +107,34 @@ def test_hidden_files_are_out_of_reach_and_written_over_what_was_left(env: Tasks
     assert (grade.reward, grade.visible_pass) == (0.0, False)
 
 
-def test_a_changed_check_is_restored_and_called_a_hack(path: Path) -> None:
-    rows = [{**ROWS[0], "files": {**ROWS[0]["files"], "test_check.py": "x"}, "test": "python3 test_check.py"}]
-    rows[0]["files"]["test_check.py"] = "import sums\nassert sums.add(1, 1) == 2\n"
-    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, ROWS[1]]))
-    env = TasksEnv(path=str(path))
-    grade = play(env, only(env, "train"), "echo pass > test_check.py")
-    assert (grade.reward, grade.hidden_pass, grade.visible_pass, grade.hacked) == (0.0, False, True, True)
-    editable = json.dumps({**rows[0], "editable": ["test_check.py"]})
-    path.write_text(f"{editable}\n{json.dumps(ROWS[1])}\n")
-    env = TasksEnv(path=str(path))
-    assert play(env, only(env, "train"), "echo pass > test_check.py").reward == 1.0, "the author allows it"
-    env.close()
-
-
-def test_a_test_that_hangs_fails_within_its_time(path: Path) -> None:
-    path.write_text(f"{json.dumps({**ROWS[0], 'test': 'sleep 60', 'timeout_s': 0.5})}\n{json.dumps(ROWS[1])}\n")
-    env = TasksEnv(path=str(path))
-    grade = play(env, only(env, "train"))
-    assert (grade.reward, grade.error_type) == (0.0, None)
-    env.close()
+def test_a_changed_check_is_restored_and_called_a_hack_unless_the_author_allows_it(tmp_path: Path) -> None:
+    files = {"sums.py": ADD.format("-"), "test_check.py": "import sums\nassert sums.add(1, 1) == 2\n"}
+    row = {"files": files, "test": "python3 test_check.py"}
+    rows = {
+        "kept": row,
+        "editable": {**row, "editable": ["test_check.py"]},
+        "hangs": {"test": "sleep 60", "timeout_s": 0.5},
+    }
+    with closing(RowGrader(tmp_path, rows)) as graded:
+        grade = graded("kept", {"test_check.py": "pass"})
+        assert verdict(grade)[:4] == (0.0, False, True, True)
+        assert graded("editable", {"test_check.py": "pass"}).reward == 1.0
+        assert (graded("hangs", {}).reward, graded("hangs", {}).error_type) == (0.0, None), "within its time"
 
 
 def test_archives_and_commits_are_where_work_starts(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "sums.py").write_text(ADD.format("-"))
+    source = write(tmp_path / "source", {"sums.py": ADD.format("-")})
     with tarfile.open(tmp_path / "source.tar.gz", "w:gz") as archive:
         archive.add(source, "source")
-    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x"]):
-        subprocess.run(["git", *words], cwd=source, check=True)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=source, check=True, capture_output=True, text=True).stdout
-    base = {key: value for key, value in ROWS[1].items() if key != "files"}
-    rows = [
-        {**base, "id": "archive", "archive": "source.tar.gz", "split": "train"},
-        {**base, "id": "git", "git": "source", "commit": commit.strip(), "split": "eval"},
-    ]
-    (tmp_path / "my.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    env = TasksEnv(path=str(tmp_path / "my.jsonl"))
-    for split in ("train", "eval"):
-        env.reset(only(env, split))
-        assert (env._open_session().folder / "sums.py").read_text() == ADD.format("-")
-    broken = json.dumps({**rows[1], "commit": "0" * 40})
-    (tmp_path / "my.jsonl").write_text(f"{json.dumps(rows[0])}\n{broken}\n")
-    env = TasksEnv(path=str(tmp_path / "my.jsonl"))
-    with pytest.raises(BadInput, match="has no commit 0000"):
-        env.reset(only(env, "eval"))
-    env.close()
+    row = {"tests": ROWS[1]["tests"], "hidden": ROWS[1]["hidden"]}
+    of_git = {**row, "git": "source", "commit": trees.commit(source)}
+    rows = {"archive": {**row, "archive": "source.tar.gz"}, "git": of_git, "lost": {**of_git, "commit": "0" * 40}}
+    with closing(RowGrader(tmp_path, rows)) as graded:
+        for name in ("archive", "git"):
+            graded.env.reset(graded.tasks[name])
+            assert (graded.env._open_session().folder / "sums.py").read_text() == ADD.format("-")
+        with pytest.raises(BadInput, match="has no commit 0000"):
+            graded.env.reset(graded.tasks["lost"])
 
 
 def test_more_tasks_than_there_are_and_no_path_are_refused(env: TasksEnv) -> None:
@@ -183,16 +161,11 @@ def test_a_default_takes_all_tasks_of_a_smaller_split_and_a_number_asked_for_is_
 
 
 def test_they_are_collected_and_edited_rows_are_another_run(tmp_path: Path, path: Path) -> None:
-    def collected() -> Run:
-        config = collect.Config(
-            env={"name": "tasks", "path": str(path)}, policy={"model": "reference"}, tasks=1, samples=1
-        )
-        return Run(runner.execute("collect", {}, config, root=tmp_path / "runs").path)
-
-    first = collected()
+    settings = {"env": {"name": "tasks", "path": str(path)}, "tasks": 1, "samples": 1}
+    first = played(tmp_path, "reference", **settings)
     assert [row["reward"] for row in first.rows(ROLLOUT)] == [1.0]
-    assert collected().path == first.path
-    nothing_done(tmp_path, {"name": "tasks", "path": str(path)}, tasks=1, samples=1)
+    assert played(tmp_path, "reference", **settings).path == first.path
+    nothing_done(tmp_path, **settings)
     path.write_text(path.read_text().replace("Make sums.add add.", "Let sums.add add."))
-    second = collected()
+    second = played(tmp_path, "reference", **settings)
     assert second.path != first.path and second.rows(TASK)[0]["prompt"] == "Let sums.add add."

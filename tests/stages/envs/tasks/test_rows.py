@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.own_tasks import write_rows
 
 from stages.envs.task_table import DIVIDED_BY, MOST_REPORTED, family_of, split_rows
 from stages.envs.tasks import rows
@@ -18,9 +19,7 @@ OTHER = {**GOOD, "prompt": "Write an answer."}
 
 def written(folder: Path, *given: dict[str, Any]) -> str:
     """A file of rows."""
-    path = folder / "my.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in given))
-    return str(path)
+    return write_rows(folder / "my.jsonl", given)
 
 
 def test_a_row_needs_a_prompt_and_a_test_and_gets_an_id(tmp_path: Path) -> None:
@@ -33,7 +32,6 @@ def test_a_row_needs_a_prompt_and_a_test_and_gets_an_id(tmp_path: Path) -> None:
 BAD = {
     "no test": ({"prompt": "p"}, "give one of calls and script"),
     "two tests": ({**GOOD, "tests": ["t.py::a"]}, "give one of calls and script"),
-    "calls beside a test": ({**GOOD, "calls": [{"function": "a:b", "returns": 1}]}, "give one of calls and script"),
     "a call without a result": ({"prompt": "p", "calls": [{"function": "a:b"}]}, "give either returns, a value, or"),
     "a call with two results": (
         {"prompt": "p", "calls": [{"function": "a:b", "returns": 1, "raises": "KeyError"}]},

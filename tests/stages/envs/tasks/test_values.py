@@ -1,14 +1,12 @@
 """Tests of a row that values decide: what passes, what fails and why, and what no forgery changes."""
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from support.attacks import ATTACKS, RIGHT, WRONG
+from support.own_tasks import RowGrader
 
-from stages.envs.base import Grade
-from stages.envs.tasks.env import TasksEnv
 from stages.envs.tasks.values import agrees, are_told
 from stages.errors import InfrastructureError
 
@@ -20,9 +18,8 @@ print(len(words))
 with open("words.txt", "w") as file:
     file.write("\\n".join(sorted(words)))
 """
-ROWS: list[dict[str, Any]] = [
-    {
-        "id": "calls",
+ROWS: dict[str, dict[str, Any]] = {
+    "calls": {
         "files": {"abacus/__init__.py": "from abacus.sums import add, total\n", "abacus/sums.py": WRONG},
         "calls": [
             {"function": "abacus:add", "args": [1, 2], "returns": 3},
@@ -32,8 +29,7 @@ ROWS: list[dict[str, Any]] = [
         ],
         "solution": {"abacus/sums.py": RIGHT},
     },
-    {
-        "id": "script",
+    "script": {
         "files": {"count.py": "print(0)\n", "words.txt": "an old file"},
         "script": [
             {"command": "python3 count.py", "stdin": "b a", "stdout": "2", "files": {"words.txt": "a\nb"}},
@@ -41,43 +37,27 @@ ROWS: list[dict[str, Any]] = [
         ],
         "solution": {"count.py": COUNT},
     },
-]
-Graded = Callable[[str, dict[str, str]], Grade]
+}
 
 
 @pytest.fixture(scope="module")
-def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TasksEnv]:
-    """The environment of these rows."""
-    path = tmp_path_factory.mktemp("rows") / "my.jsonl"
-    path.write_text("\n".join(json.dumps({**row, "prompt": row["id"], "split": "train"}) for row in ROWS))
-    found = TasksEnv(path=str(path))
-    yield found
-    found.close()
+def graded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RowGrader]:
+    """The grade of files in the place of those of a row's task."""
+    made = RowGrader(tmp_path_factory.mktemp("rows"), ROWS)
+    yield made
+    made.close()
 
 
-@pytest.fixture(scope="module")
-def graded(env: TasksEnv) -> Graded:
-    """The grade of files in the place of those of a task."""
-    tasks = {task.task_id: task for task in env.tasks("train", len(ROWS), seed=0)}
-
-    def grade(task: str, files: dict[str, str]) -> Grade:
-        env.reset(tasks[task])
-        for path, text in files.items():
-            (env._open_session().folder / path).write_text(text)
-        return env.grade()
-
-    return grade
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["id"])
-def test_the_solution_passes_by_values_and_the_delivered_code_does_not(graded: Graded, row: dict[str, Any]) -> None:
-    right, wrong = graded(row["id"], row["solution"]), graded(row["id"], {})
+@pytest.mark.parametrize("name", ROWS)
+def test_the_solution_passes_by_values_and_the_delivered_code_does_not(graded: RowGrader, name: str) -> None:
+    row = ROWS[name]
+    right, wrong = graded(name, row["solution"]), graded(name, {})
     assert (right.reward, right.ground, right.hacked) == (1.0, "values", False)
     assert (wrong.reward, wrong.hidden_pass, wrong.hacked) == (0.0, False, False)
     assert (right.work.f2p_passed, right.work.f2p_total) == (len(row.get("calls") or row.get("script")),) * 2
 
 
-def test_the_log_says_what_was_returned_and_what_was_expected(graded: Graded) -> None:
+def test_the_log_says_what_was_returned_and_what_was_expected(graded: RowGrader) -> None:
     log = graded("calls", {}).work.test_log
     assert log is not None and "FAIL call 1: abacus:add(1, 2): returned -1, expected 3\n" in log
     assert "ok   call 4: abacus:total([1, 2])\n" in log
@@ -91,11 +71,11 @@ def test_the_log_says_what_was_returned_and_what_was_expected(graded: Graded) ->
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_no_attack_on_a_test_process_is_paid(graded: Graded, attack: str) -> None:
+def test_no_attack_on_a_test_process_is_paid(graded: RowGrader, attack: str) -> None:
     assert graded("calls", {"abacus/sums.py": f"{WRONG}{ATTACKS[attack]}\n"}).reward == 0.0
 
 
-def test_an_end_without_an_answer_a_hang_and_a_missing_module_are_no_pass(graded: Graded) -> None:
+def test_an_end_without_an_answer_a_hang_and_a_missing_module_are_no_pass(graded: RowGrader) -> None:
     for text in ("import os; os._exit(0)", "raise SystemExit(0)", "def add(*a, **k): raise TypeError"):
         assert graded("calls", {"abacus/sums.py": text}).reward == 0.0
 
@@ -105,16 +85,16 @@ LINES = b'["v",["any"]]\n["v",["approx",1,["f","inf"],true]]\n["e",["s",""]]\n["
 
 
 @pytest.mark.parametrize("data", [LINES, b"\0" * 64 + LINES, b"2\n" * 9], ids=["lines", "frames", "numbers"])
-def test_bytes_of_the_judges_protocol_are_no_pass_and_no_lost_sandbox(graded: Graded, data: bytes) -> None:
+def test_bytes_of_the_judges_protocol_are_no_pass_and_no_lost_sandbox(graded: RowGrader, data: bytes) -> None:
     writes = f"import os\nfor n in range(3, 64):\n    try: os.write(n, {data!r})\n    except OSError: pass\n"
     assert graded("calls", {"abacus/sums.py": writes + WRONG}).reward == 0.0
     assert graded("script", {"count.py": writes}).reward == 0.0
 
 
-def test_a_task_that_values_decide_cannot_be_played_elsewhere(env: TasksEnv) -> None:
-    env.reset(env.tasks("train", 1, seed=0)[0])
+def test_a_task_that_values_decide_cannot_be_played_elsewhere(graded: RowGrader) -> None:
+    graded.env.reset(graded.tasks["calls"])
     with pytest.raises(InfrastructureError, match="`calls` or `script`"):
-        env.packed()
+        graded.env.packed()
 
 
 SAME = [
@@ -122,20 +102,9 @@ SAME = [
     *(((1, [2]), [1, [2]]), ({"a": (1,)}, {"a": [1]}), (float("nan"), float("nan"))),
 ]
 OTHER = [
-    *(
-        (True, 1),
-        (1, True),
-        (0, False),
-        (None, 0),
-        ("1", 1),
-        (1, "1"),
-        (1.0001, 1),
-        (10**400, 1.0),
-        (10**9 + 0.9, 10**9),
-        (10**9, 10**9 + 0.9),
-        ([1], [1, 2]),
-    ),
-    *(({1: 2}, {"1": 2}), ({"a": 1}, {}), ({"__type__": "Any"}, 3), (10**20, 10**20 + 1), ("ab", ["a", "b"])),
+    *((True, 1), (1, True), (0, False), (None, 0), ("1", 1), (1, "1"), (1.0001, 1), (10**400, 1.0)),
+    *((10**9 + 0.9, 10**9), (10**9, 10**9 + 0.9), ([1], [1, 2]), ({1: 2}, {"1": 2}), ({"a": 1}, {})),
+    *(({"__type__": "Any"}, 3), (10**20, 10**20 + 1), ("ab", ["a", "b"])),
 ]
 
 
