@@ -48,14 +48,11 @@ def test_a_run_holds_tasks_and_the_same_as_instances(made: Run) -> None:
     assert [json.loads(row["data_json"]) for row in rows] == instances
 
 
-def test_the_report_names_what_was_rejected_and_which_tests_were_not_run(made: Run) -> None:
+def test_reports_name_what_was_rejected_which_tests_were_not_run_and_each_step(made: Run) -> None:
     report = (made.path / "report.txt").read_text()
     assert report.startswith("1 task; ") and "1 test files could not be collected" in report
     assert "tests/test_elsewhere.py: ModuleNotFoundError" in report and "nowhere_to_be_found" in report
     assert made.manifest.counts["tried"] == 1 and "of 1 candidate tried 0 rejected\n" in report
-
-
-def test_the_step_that_takes_long_is_reported(made: Run) -> None:
     steps = ("for the first time", "again, with coverage", "without the code", "restored", "contradicting", "trivial")
     assert [step for step in steps if not any(step in one for one in TOLD)] == []
 

@@ -7,13 +7,8 @@ from stages.envs.bash import ActionError, edits, faults, fenced, parse_bash, run
 
 
 @pytest.mark.parametrize("command", ["ls", "a\nb", "cat <<'X'\n`one`\nX", "  indented", 'echo "```bash"'])
-def test_a_fenced_command_comes_back_verbatim(command: str) -> None:
-    assert parse_bash(fenced(command)) == command
-
-
-def test_free_text_and_other_blocks_do_not_count() -> None:
-    text = "I look first.\n```python\nx = 1\n```\n```bash\nls\n```\nThen I wait."
-    assert parse_bash(text) == "ls"
+def test_a_fenced_command_comes_back_verbatim_and_other_text_does_not_count(command: str) -> None:
+    assert parse_bash(f"I look first.\n```python\nx = 1\n```\n{fenced(command)}\nThen I wait.") == command
 
 
 @pytest.mark.parametrize(

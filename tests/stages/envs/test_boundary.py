@@ -34,21 +34,25 @@ def test_a_pass_has_the_ground_of_its_grade_or_else_of_its_environment(
     assert graded(grade, **attributes).ground == ground
 
 
-def test_a_share_of_the_reward_by_report_is_not_paid_either_where_values_are_required() -> None:
-    assert graded(Grade(0.9, hidden_pass=False), ground="report", require="values").reward is None
-    assert graded(Grade(0.5, hidden_pass=False), ground="values", require="values").reward == 0.5
-
-
-@pytest.mark.parametrize("ground", ["report", None])
-def test_a_pass_by_report_is_neither_paid_nor_zero_where_values_are_required(ground: Any) -> None:
-    found = graded(Grade(1.0, True, ground=ground), require="values")
-    assert (found.reward, found.hidden_pass, found.ground) == (None, None, ground)
-    assert found.error is not None and "env.require=values" in found.error and found.error_type is None
-
-
-def test_what_is_required_changes_neither_failures_nor_passes_by_values() -> None:
-    assert graded(Grade(0.0, False), require="values").reward == 0.0
-    assert graded(Grade(1.0, True, ground="values"), require="values").reward == 1.0
+@pytest.mark.parametrize(
+    ("grade", "ground", "reward"),
+    [
+        (Grade(0.9, hidden_pass=False), "report", None),  # a share by report is not paid either
+        (Grade(0.5, hidden_pass=False), "values", 0.5),
+        (Grade(1.0, True), "report", None),
+        (Grade(1.0, True), None, None),
+        (Grade(1.0, True), "values", 1.0),
+        (Grade(0.0, False), None, 0.0),
+    ],
+)
+def test_what_passes_by_report_is_neither_paid_nor_zero_where_values_are_required(
+    grade: Grade, ground: str | None, reward: float | None
+) -> None:
+    found = graded(grade, require="values", ground=ground)
+    assert found.reward == reward
+    if reward is None:
+        assert (found.hidden_pass, found.ground, found.error_type) == (None, ground, None)
+        assert found.error is not None and "env.require=values" in found.error
 
 
 def test_another_ground_than_the_two_is_refused() -> None:

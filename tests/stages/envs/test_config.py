@@ -2,6 +2,7 @@
 
 import pytest
 from pydantic import ValidationError
+from support.environments import GuessEnv
 
 from stages.envs.config import EnvConfig, EnvStageConfig
 from stages.errors import UsageError
@@ -11,28 +12,16 @@ def test_an_option_may_be_set_without_the_word_options() -> None:
     short = EnvConfig.model_validate({"name": "swe-lite", "repos": "DIR", "options": {"path": "rows.jsonl"}})
     assert short == EnvConfig(name="swe-lite", options={"path": "rows.jsonl", "repos": "DIR"})
     assert EnvConfig.model_validate({"split": "eval"}) == EnvConfig(split="eval")
-
-
-def test_options_that_are_no_table_are_refused() -> None:
     with pytest.raises(ValidationError):
         EnvConfig.model_validate({"options": 3, "repos": "DIR"})
 
 
-class InContainers:
+class InContainers(GuessEnv):
     """Takes the name of a sandbox and works elsewhere."""
 
-    name = "in-containers"
-
     def __init__(self, sandbox: str = "bubblewrap", anyway: bool = False) -> None:
+        super().__init__()
         self.sandbox = sandbox if anyway else "container"
-
-    def unused(self) -> None:
-        """Not called here."""
-
-    tasks = reset = step = grade = unused
-
-    def close(self) -> None:
-        """Nothing to free."""
 
 
 def test_the_sandbox_is_tried_only_where_it_is_used() -> None:

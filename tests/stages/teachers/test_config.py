@@ -21,12 +21,7 @@ from stages.teachers.questions import dependent_votes
 SYSTEM, QUESTION = {"role": "system", "content": "Use bash."}, {"role": "user", "content": "Which boat?"}
 SAID = {"role": "assistant", "content": "ls"}
 EXAMPLES = [{"user": "1+1?", "assistant": "2"}, {"user": "2+2?", "assistant": "4"}]
-SHOWN = [
-    {"role": "user", "content": "1+1?"},
-    {"role": "assistant", "content": "2"},
-    {"role": "user", "content": "2+2?"},
-    {"role": "assistant", "content": "4"},
-]
+SHOWN = [{"role": role, "content": text} for one in EXAMPLES for role, text in one.items()]
 OWN = {"role": "system", "content": "Be right."}
 
 
@@ -47,7 +42,6 @@ def config(url: str, **more: Any) -> replay_teachers.Config:
     ("own", "before"),
     [
         ({}, [SYSTEM]),
-        ({"system": "Be right."}, [OWN]),
         ({"system": ""}, []),
         ({"examples": EXAMPLES}, [SYSTEM, *SHOWN]),
         ({"system": "Be right.", "examples": EXAMPLES}, [OWN, *SHOWN]),
@@ -57,9 +51,8 @@ def test_a_teacher_is_shown_its_own_prompt_before_the_conversation(
     tmp_path: Path, rollouts: Run, own: dict[str, Any], before: list[dict[str, str]]
 ) -> None:
     with serving(lambda body, earlier: Reply(body=answer("ls", cost=1e-6))) as server:
-        run = Run(
-            runner.execute("replay-teachers", {"rollouts": rollouts}, config(server.url, **own), root=tmp_path).path
-        )
+        asked = config(server.url, **own)
+        run = Run(runner.execute("replay-teachers", {"rollouts": rollouts}, asked, root=tmp_path).path)
     sent = [body["messages"] for body in server.requests]
     assert sent == [[*before, QUESTION], [*before, QUESTION, SAID, {"role": "user", "content": "a"}]]
     assert len(run.rows(TEACHER_ACTION)) == 2
@@ -69,9 +62,8 @@ def test_a_teacher_is_shown_its_own_prompt_before_the_conversation(
     assert ("2 worked examples" in words) == ("examples" in own)
     found = section(run)
     dialogues = [block for block in found.blocks if isinstance(block, Dialogue)] if found else []
-    assert [[m.content for m in one.messages] for one in dialogues] == (
-        [[one["content"] for one in before if one != SYSTEM]] if own else []
-    )
+    shown = [[one["content"] for one in before if one != SYSTEM]] if own else []
+    assert [[m.content for m in one.messages] for one in dialogues] == shown
 
 
 def test_another_prompt_is_another_question_and_is_paid_for(tmp_path: Path, rollouts: Run) -> None:

@@ -76,11 +76,7 @@ def test_a_strict_server_takes_every_rollout_and_is_asked_once(tmp_path: Path, r
     sent = [body for body in server.requests if body.get("tools")]
     assert {message["role"] for body in sent for message in body["messages"]} == {"user", "assistant", "tool"}
     assert not any("Hm." in json.dumps(body) for body in server.requests), "the student's reasoning is not sent"
-
-
-def test_pictures_are_a_declared_gap(tmp_path: Path, rollouts: Run) -> None:
-    with serving(searching) as server:
-        run = replay(tmp_path, rollouts, server.url)
+    # Pictures are a declared gap.
     assert run.manifest.counts["states_with_media"] == 3
     assert "3 states had pictures or sounds" in (run.path / "report.txt").read_text()
 
@@ -125,12 +121,10 @@ def test_the_capture_level_is_recorded(tmp_path: Path, rollouts: Run) -> None:
 
 def test_a_probe_that_is_refused_for_good_stops_before_any_question(tmp_path: Path, rollouts: Run) -> None:
     refused = Reply(401, {"error": {"message": "bad key"}})
-    with (
-        serving(searching, probed=lambda body, n: refused) as server,
-        pytest.raises(UsageError, match="key was refused"),
-    ):
-        replay(tmp_path, rollouts, server.url)
-    assert not server.requests
+    with serving(searching, probed=lambda body, n: refused) as server:
+        with pytest.raises(UsageError, match="key was refused"):
+            replay(tmp_path, rollouts, server.url)
+        assert not server.requests
 
 
 def test_a_finished_run_is_not_probed_again(tmp_path: Path, rollouts: Run) -> None:

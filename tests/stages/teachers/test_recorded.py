@@ -78,19 +78,14 @@ def test_states_are_those_that_memory_would_hold(tmp_path: Path) -> None:
             assert [(s["rollout_id"], s["step"]) for s in taken] == [(s["rollout_id"], s["step"]) for s in state.steps]
 
 
-def test_conversations_that_were_not_asked_for_are_read_when_they_are_needed(tmp_path: Path) -> None:
-    run = recorded_run(tmp_path, [rollout(name, name, 3, 30) for name in ("b", "a")])
-    with RecordedStates(run, tmp_path / "scratch") as recorded:
-        recorded.keep({"a"})
-        assert [len(recorded.messages(state)) for state in recorded.distinct] == [1, 3, 5] * 2
-
-
-def test_states_with_pictures_are_counted_once(tmp_path: Path) -> None:
+def test_conversations_are_read_when_they_are_needed_and_pictures_counted_once(tmp_path: Path) -> None:
     rows = [rollout(name, name, 3, 30) for name in ("b", "a")]
     seen = [{"role": "assistant", "content": "ls"}, {"role": "user", "content": f"{OMITTED}image_url]"}]
     rows[1][1]["new_messages_json"] = store.encode(seen).decode()
     with RecordedStates(recorded_run(tmp_path, rows), tmp_path / "scratch") as recorded:
         assert recorded.with_media() == 2
+        recorded.keep({"a"})
+        assert [len(recorded.messages(state)) for state in recorded.distinct] == [1, 3, 5] * 2
 
 
 def test_a_teacher_is_shown_the_opening_of_its_own_options(tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 from needs import REAL
+from support.grades import verdict
 from support.limits import file_size_limit
 from support.refusals import refused
 
-from stages.envs.base import ComparesOutcomes, Grade, HasSize, HasSolutions, LeavesOut, Split
+from stages.envs.base import ComparesOutcomes, Grade, HasSize, HasSolutions, LeavesOut
 from stages.envs.code.env import CodeEnv, code_of
 from stages.errors import BadInput, UsageError
 
@@ -67,16 +68,17 @@ def test_the_solution_of_each_format_passes(tmp_path: Path, row: dict) -> None:
     assert isinstance(env, HasSolutions) and isinstance(env, HasSize) and isinstance(env, ComparesOutcomes)
     seen = env.step(env.solution()[0])
     grade = env.grade()
-    assert (seen.content, seen.stop, grade.reward, grade.visible_pass, grade.protocol_ok) == (
-        *("", "answered"),
-        *(1.0, True, True),
-    )
+    assert (seen.content, seen.stop) == ("", "answered") and verdict(grade) == (1.0, True, True, None, True)
 
 
 def test_a_wrong_answer_is_told_the_shown_assertion_and_nothing_of_the_others(tmp_path: Path) -> None:
-    env = opened(tmp_path, answers=3)
+    env = opened(tmp_path, answers=5)
+    texts = [message["content"] for message in env.reset(env.tasks("train", 1, seed=0)[0])]
     seen = env.step("```python\ndef add(a, b):\n    return a - b\n```")
     assert (seen.content, seen.stop) == ("assert add(1, 2) == 3 fails: add(1, 2) returns -1.", None)
+    texts += [env.step(f"def add(a, b):\n    {body}").content for body in ("raise ValueError", "1 / 0")]
+    assert all("add(1, 2) == 3" in text for text in texts)
+    assert not any("22" in text or "1.5" in text for text in texts), "hidden assertions are in no message"
     seen = env.step("```python\ndef add(a, b):\n    return 3\n```")
     assert (seen.content, seen.stop) == ("", "answered")
     grade = env.grade()
@@ -86,20 +88,14 @@ def test_a_wrong_answer_is_told_the_shown_assertion_and_nothing_of_the_others(tm
 
 def test_the_last_answer_counts(tmp_path: Path) -> None:
     env = opened(tmp_path, answers=2)
+    assert (env.grade().reward, env.grade().protocol_ok, env.grade().error_type) == (0.0, False, None)
     assert env.step("I do not know").stop is None
     assert env.step(ADD).stop == "answered"
     assert (env.grade().reward, env.grade().protocol_ok) == (1.0, False)
 
 
-def test_hidden_assertions_are_in_no_message(tmp_path: Path) -> None:
-    env = opened(tmp_path, answers=3)
-    texts = [message["content"] for message in env.reset(env.tasks("train", 1, seed=0)[0])]
-    texts += [env.step(f"def add(a, b):\n    {body}").content for body in ("return 0", "raise ValueError", "1 / 0")]
-    assert all("add(1, 2) == 3" in text for text in texts)
-    assert not any("22" in text or "1.5" in text for text in texts)
-
-
 FORGERIES = [
+    "import time\ndef add(a, b):\n    time.sleep(60)",
     "class Evil:\n    def __eq__(self, other):\n        return True\ndef add(a, b):\n    return Evil()",
     "class Evil(int):\n    def __eq__(self, other):\n        return True\n    __hash__ = int.__hash__\n"
     "def add(a, b):\n    return Evil(7)",
@@ -123,21 +119,10 @@ def test_forged_answers_fail(tmp_path: Path, code: str) -> None:
     assert (grade.reward, grade.hidden_pass, grade.error_type) == (0.0, False, None)
 
 
-def test_code_that_does_not_end_is_a_wrong_answer(tmp_path: Path) -> None:
-    env = opened(tmp_path)
-    seen = env.step("import time\ndef add(a, b):\n    time.sleep(60)")
-    assert env.grade().reward == 0.0 and seen.content.startswith("assert add(1, 2) == 3 fails: add(1, 2) ")
-
-
 def test_a_subclass_compares_as_its_base(tmp_path: Path) -> None:
     row = {"prompt": "Count.", "tests": ["assert count('aab') == {'a': 2, 'b': 1}"]}
     code = "from __future__ import annotations\nfrom collections import Counter\ndef count(s):\n    return Counter(s)"
     assert graded(opened(tmp_path, row), code).reward == 1.0
-
-
-def test_nothing_answered_is_a_zero(tmp_path: Path) -> None:
-    env = opened(tmp_path)
-    assert (env.grade().reward, env.grade().protocol_ok, env.grade().error_type) == (0.0, False, None)
 
 
 def test_a_failed_disk_gives_no_reward(tmp_path: Path) -> None:
@@ -176,10 +161,8 @@ def test_the_code_of_an_answer(text: str, code: str | None) -> None:
 def test_published_ids_are_the_splits_of_mbpp(tmp_path: Path) -> None:
     rows = [{**MBPP, "text": f"Add {n}.", "task_id": n} for n in (1, 10, 11, 510, 511, 600, 601, 974)]
     env = CodeEnv(path=write(tmp_path / "mbpp.jsonl.gz", *rows))
-    ids: dict[Split, set[str]] = {
-        split: {task.task_id for task in env.tasks(split, 2, seed=0)} for split in ("train", "eval")
-    }
-    assert ids == {"train": {"code-601", "code-974"}, "eval": {"code-11", "code-510"}}
+    for split, ids in (("train", {"code-601", "code-974"}), ("eval", {"code-11", "code-510"})):
+        assert {task.task_id for task in env.tasks(split, 2, seed=0)} == ids
     refused(lambda: env.tasks("eval", 3, seed=0), UsageError, "2 problems for eval, not 3")
 
 
@@ -193,10 +176,8 @@ def test_a_problem_that_cannot_be_asked_is_left_out_and_counted(tmp_path: Path) 
     env = CodeEnv(path=write(tmp_path / "a.jsonl", OWN, bad), eval_path=write(tmp_path / "b.jsonl", HUMANEVAL))
     assert isinstance(env, LeavesOut) and env.size("train") == 1 and env.left_out("eval") == ""
     assert "1 problem of 2 left out" in env.left_out("train") and "it calls Node" in env.left_out("train")
-
-
-def test_inputs_without_tuples_are_left_out(tmp_path: Path) -> None:
-    env = CodeEnv(path=write(tmp_path / "a.jsonl", EVALPLUS_MBPP), eval_path=write(tmp_path / "b.jsonl", EVALPLUS))
+    # Inputs without tuples are left out too.
+    env = CodeEnv(path=write(tmp_path / "c.jsonl", EVALPLUS_MBPP), eval_path=write(tmp_path / "d.jsonl", EVALPLUS))
     assert (env.size("train"), env.size("eval")) == (0, 1) and "take evalplus/mbppplus" in env.left_out("train")
 
 
@@ -219,21 +200,18 @@ def test_a_damaged_row_is_named(tmp_path: Path, row: dict, said: str) -> None:
 def test_options_are_refused_in_a_sentence(tmp_path: Path) -> None:
     refused(lambda: CodeEnv(path="rows.jsonl", answers=0), UsageError, "env.answers is 0")
     refused(lambda: CodeEnv(path=str(tmp_path / "no.jsonl")).size("train"), BadInput, "no.jsonl cannot be read")
-
-
-def test_a_problem_in_both_files_is_refused(tmp_path: Path) -> None:
     env = CodeEnv(path=write(tmp_path / "a.jsonl", OWN), eval_path=write(tmp_path / "b.jsonl", OWN))
     refused(lambda: env.size("train"), BadInput, "1 problems are in")
 
 
 @pytest.mark.parametrize(("path", "train", "held_out"), [("", 372, 499), (HUMANEVAL_FILE, 126, 33)])
 def test_the_solutions_of_the_real_sets_pass(path: str, train: int, held_out: int) -> None:
-    """All pass (`collect --policy reference`); ten are played here."""
+    """All pass (`collect --policy reference`); three are played here."""
     if path and not Path(path).exists():
         pytest.skip("needs HumanEval beside this checkout")
     env = CodeEnv(path=path)
     assert (env.size("train"), env.size("eval")) == (train, held_out)
-    for task in env.tasks("eval", 10, seed=0):
+    for task in env.tasks("eval", 3, seed=0):
         env.reset(task)
         env.step(env.solution()[0])
         assert env.grade().reward == 1.0, task.task_id

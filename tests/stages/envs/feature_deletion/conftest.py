@@ -12,6 +12,7 @@ from stages.envs.feature_deletion.env import FeatureDeletionEnv
 from stages.envs.feature_deletion.package import Package, unpack
 from stages.envs.feature_deletion.selection import Kind
 from stages.envs.feature_deletion.task_generator import TaskGenerator, with_source
+from stages.envs.repo import trees
 from stages.runs.kinds import Row
 
 
@@ -44,6 +45,7 @@ def accepted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         kinds |= {(name,): "function" for name in ("shorten", "titled", "initials", "Shelf.add")}
         made = generator.make([removal(generator, *names, kind=kind) for names, kind in kinds.items()])
         rows = {names[0]: one.row for names, one in zip(kinds, made, strict=True) if one.row}
+        assert trees.changes(generator.package.root, generator.worker.tree) == {}, "making leaves the tree as it was"
         (folder / "rows.pickle").write_bytes(pickle.dumps(rows))
 
     rows: dict[str, Row] = pickle.loads((made_once(tmp_path_factory, "accepted", make) / "rows.pickle").read_bytes())

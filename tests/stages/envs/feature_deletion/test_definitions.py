@@ -56,63 +56,33 @@ def removed(name: str, keep: Keep, text: str = MODULE) -> str:
 
 
 def test_finds_functions_methods_and_classes() -> None:
-    assert [d.qualname for d in definitions("m.py", MODULE)] == [
-        "area",
-        "later",
-        "Box",
-        "Box.__init__",
-        "Box.empty",
-        "Box.nothing",
-    ]
+    found = [one.qualname for one in definitions("m.py", MODULE)]
+    assert found == ["area", "later", "Box", "Box.__init__", "Box.empty", "Box.nothing"]
+    assert named(MODULE, "Box.nothing").edits(EVERYTHING) == [] and named(MODULE, "Box.nothing").code == []
+    assert named(MODULE, "area").code == ["return width * height"], "neither docstring nor comments"
+    assert definitions("m.py", "def f(:\n") == []
 
 
 def test_a_body_goes_and_the_rest_stays_to_the_letter() -> None:
     before, after = MODULE.split("    # why\n    return width * height\n")
     assert removed("area", EVERYTHING) == f"{before}    {STUB}\n{after}"
-
-
-def test_without_the_docstring_the_signature_stays() -> None:
     left = removed("area", ONLY_SIGNATURE)
     assert "square metres" not in left and "height: int = 2" in left and "-> int:\n    raise" in left
-
-
-def test_without_the_signature_decorators_stay() -> None:
     assert "@functools.cache\ndef area(*args, **kwargs):\n    raise NotImplementedError\n" in removed("area", NOTHING)
-
-
-def test_a_one_liner_gets_a_body() -> None:
+    # One line gets a body, and columns count bytes.
     assert f"async def later():\n    {STUB}\n" in removed("later", EVERYTHING)
     assert f"async def later(*args, **kwargs):\n    {STUB}\n" in removed("later", NOTHING)
+    assert removed("f", EVERYTHING, 'def f(): "ä"; return "ö"\n') == f'def f():\n    "ä"\n    {STUB}\n'
 
 
 def test_a_class_loses_the_code_of_every_method_or_everything() -> None:
     easy, hard = removed("Box", EVERYTHING), removed("Box", NOTHING)
     assert "sides = 6" in easy and easy.count(STUB) == 2 and '"Is nothing in it?"' in easy and "        ...\n" in easy
     assert "sides" not in hard and "class Box(dict):\n    def __init__(self, *args, **kwargs):\n        raise" in hard
-
-
-def test_a_stub_raises() -> None:
     module: dict[str, object] = {}
-    exec(removed("Box", EVERYTHING), module)
+    exec(easy, module)
     with pytest.raises(NotImplementedError):
         module["Box"](1, 2)  # type: ignore[operator]
-
-
-def test_nothing_to_remove_where_nothing_is() -> None:
-    assert named(MODULE, "Box.nothing").edits(EVERYTHING) == [] and named(MODULE, "Box.nothing").code == []
-
-
-def test_code_counts_neither_docstring_nor_comments() -> None:
-    assert named(MODULE, "area").code == ["return width * height"]
-
-
-def test_columns_count_bytes() -> None:
-    text = 'def f(): "ä"; return "ö"\n'
-    assert removed("f", EVERYTHING, text) == f'def f():\n    "ä"\n    {STUB}\n'
-
-
-def test_a_file_that_is_no_python_defines_nothing() -> None:
-    assert definitions("m.py", "def f(:\n") == []
 
 
 @pytest.mark.parametrize("name", ["textwrap.py", "queue.py", "reprlib.py"])

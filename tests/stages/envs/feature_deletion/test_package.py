@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from support.sample_package import write
 
 from stages.envs.feature_deletion.package import declared_dependencies, import_hint, resolve_modules, unpack
 from stages.errors import BadInput
@@ -16,21 +17,20 @@ def paths(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
 
 
-def test_history_caches_and_built_copies_stay_behind(shelf: Path, tmp_path: Path) -> None:
-    source, root = tmp_path / "source", tmp_path / "root"
-    root.mkdir()
-    leftovers = [
-        ".git/HEAD",
-        "shelf/__pycache__/words.cpython-311.pyc",
-        ".mypy_cache/3.11/shelf.json",
+def test_history_caches_and_built_copies_stay_behind(tmp_path: Path) -> None:
+    leftovers = (".git/HEAD", "shelf/__pycache__/words.cpython-311.pyc", ".mypy_cache/3.11/shelf.json", "old.pyc")
+    built = (
         "build/lib/shelf/words.py",
-    ]
-    leftovers += ["shelf.egg-info/SOURCES.txt", ".tox/py/shelf.py", "dist/shelf.whl", "old.pyc", "venv/lib/shelf.py"]
-    for path in [*leftovers, "shelf/words.py", "shelf/build/x.py"]:
-        (source / path).parent.mkdir(parents=True, exist_ok=True)
-        (source / path).write_text("x = 1\n")
+        "shelf.egg-info/SOURCES.txt",
+        ".tox/py/shelf.py",
+        "dist/shelf.whl",
+        "venv/lib/s.py",
+    )
+    kept = {"shelf/words.py", "shelf/build/x.py"}
+    source = write(tmp_path / "source", dict.fromkeys([*leftovers, *built, *kept], "x = 1\n"))
+    (root := tmp_path / "root").mkdir()
     unpack(source, root)
-    assert {path for path in paths(root) if "dist-info" not in path} == {"shelf/words.py", "shelf/build/x.py"}
+    assert {path for path in paths(root) if "dist-info" not in path} == kept
 
 
 def archive(path: Path, names: dict[str, bytes]) -> Path:
@@ -42,28 +42,21 @@ def archive(path: Path, names: dict[str, bytes]) -> Path:
     return path
 
 
-def test_an_sdist_says_its_name(tmp_path: Path) -> None:
-    sdist = archive(
-        tmp_path / "x.tar.gz", {"a-1/PKG-INFO": b"Name: some.thing\nVersion: 2.0\n", "a-1/some/t.py": b"x = 1\n"}
-    )
-    (tmp_path / "root").mkdir()
-    package = unpack(sdist, tmp_path / "root")
-    assert (package.name, package.version, package.label) == ("some.thing", "2.0", "some.thing_2.0")
-    assert "Version: 2.0" in (package.root / "some_thing-2.0.dist-info/METADATA").read_text()
-
-
-def test_a_name_from_pyproject_or_the_file(tmp_path: Path) -> None:
-    (tmp_path / "one").mkdir()
-    sdist = archive(tmp_path / "x.tar.gz", {"a/pyproject.toml": b"[project]\nname = 'one'\nversion = '3'\n"})
-    assert unpack(sdist, tmp_path / "one").label == "one_3"
+def test_a_package_has_its_name_from_its_metadata_or_its_file(shelf: Path, tmp_path: Path) -> None:
+    for name, files in {
+        "some.thing_2.0": {"a-1/PKG-INFO": b"Name: some.thing\nVersion: 2.0\n", "a-1/some/t.py": b"x = 1\n"},
+        "one_3": {"a/pyproject.toml": b"[project]\nname = 'one'\nversion = '3'\n"},
+    }.items():
+        (root := tmp_path / name).mkdir()
+        package = unpack(archive(tmp_path / "x.tar.gz", files), root)
+        assert package.label == name == f"{package.name}_{package.version}"
+        assert f"Version: {package.version}" in next(root.glob("*.dist-info/METADATA")).read_text()
     (tmp_path / "two").mkdir()
     with zipfile.ZipFile(tmp_path / "two-0.1.zip", "w") as file:
         file.writestr("two/two.py", "x = 1\n")
     assert unpack(tmp_path / "two-0.1.zip", tmp_path / "two").label == "two_0.1"
-
-
-def test_a_bare_importable_folder_stays_importable(shelf: Path, tmp_path: Path) -> None:
-    assert "shelf/words.py" in paths(unpack(shelf / "shelf", tmp_path).root)
+    (tmp_path / "bare").mkdir()
+    assert "shelf/words.py" in paths(unpack(shelf / "shelf", tmp_path / "bare").root), "it stays importable"
 
 
 def test_links_in_an_archive_become_copies_and_lead_nowhere(tmp_path: Path) -> None:
@@ -112,24 +105,11 @@ def test_a_stated_name_is_no_path(name: str, version: str, tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "x.tar.gz"]
 
 
-def test_an_archive_that_reaches_outside_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "root").mkdir()
-    with pytest.raises(BadInput, match="cannot be unpacked"):
-        unpack(archive(tmp_path / "x.tar.gz", {"../outside.py": b"x = 1\n"}), tmp_path / "root")
-    assert not (tmp_path / "outside.py").exists()
-
-
 @pytest.mark.parametrize("name", ["missing", "notes.txt"])
 def test_anything_else_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no package")
     with pytest.raises(BadInput, match="neither a folder nor an archive"):
         unpack(tmp_path / name, tmp_path)
-
-
-def test_a_torn_archive_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.tar.gz").write_bytes(b"\x1f\x8b torn")
-    with pytest.raises(BadInput, match="Fetch it again"):
-        unpack(tmp_path / "x.tar.gz", tmp_path)
 
 
 PYPROJECT = """
@@ -146,9 +126,7 @@ CFG = "[options]\ninstall_requires =\n    six>1\n[options.extras_require]\ntest 
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    for name, text in {"pyproject.toml": PYPROJECT, "PKG-INFO": INFO, "setup.cfg": CFG}.items():
-        (tmp_path / name).write_text(text)
-    return tmp_path
+    return write(tmp_path, {"pyproject.toml": PYPROJECT, "PKG-INFO": INFO, "setup.cfg": CFG})
 
 
 def test_what_a_package_declares_is_read_from_all_its_metadata(package: Path) -> None:
@@ -157,14 +135,11 @@ def test_what_a_package_declares_is_read_from_all_its_metadata(package: Path) ->
     }
 
 
-def test_a_module_is_found_in_the_distribution_that_holds_it(package: Path) -> None:
+def test_a_module_is_found_in_the_distribution_that_holds_it_and_a_name_is_never_guessed(package: Path) -> None:
     known, unknown = resolve_modules(["yaml.loader", "pytest_mock", "freezegun.api", "nowhere"], package)
-    assert known == {"yaml": "PyYAML", "pytest_mock": "pytest-mock", "freezegun": "freezegun"} and unknown == [
-        "nowhere"
-    ]
-
-
-def test_a_name_is_never_guessed(tmp_path: Path) -> None:
-    said = import_hint(["nowhere_to_be_found"], tmp_path)
+    assert known == {"yaml": "PyYAML", "pytest_mock": "pytest-mock", "freezegun": "freezegun"}
+    assert unknown == ["nowhere"]
+    (bare := package / "bare").mkdir()
+    said = import_hint(["nowhere_to_be_found"], bare)
     assert "holds nowhere_to_be_found; the package declares nothing" in said and '["nowhere' not in said
-    assert import_hint(["yaml"], tmp_path).startswith("Add --set env.requirements='[\"PyYAML\"]'")
+    assert import_hint(["yaml"], bare).startswith("Add --set env.requirements='[\"PyYAML\"]'")

@@ -11,13 +11,12 @@ from support.sample_package import removal
 from stages.envs import folders
 from stages.envs.feature_deletion import rows, task_generator
 from stages.envs.feature_deletion.definitions import definitions
-from stages.envs.feature_deletion.package import Package, unpack
+from stages.envs.feature_deletion.package import unpack
 from stages.envs.feature_deletion.selection import Removal
 from stages.envs.feature_deletion.task_generator import TaskGenerator
 from stages.envs.feature_deletion.worker import TestRunJob, TestWorker, measure_baseline
 from stages.envs.repo import trees
 from stages.errors import BadInput
-from stages.runs import store
 from stages.runs.kinds import Row
 
 CLASSIC = {
@@ -42,6 +41,7 @@ def test_accepted_rows_have_the_shape_of_swe_bench(accepted: dict[str, Row]) -> 
     assert {row["removal"] for row in accepted.values()} == {"function", "cluster", "class"} and len(accepted) == 6
     for row in accepted.values():
         assert set(row) >= CLASSIC | NEWER
+        assert not [name for name, value in row.items() if isinstance(value, float)], "nothing that was measured"
         assert json.loads(row["FAIL_TO_PASS"]) and json.loads(row["PASS_TO_PASS"])
         assert not set(json.loads(row["FAIL_TO_PASS"])) & set(json.loads(row["PASS_TO_PASS"]))
     assert len({row["instance_id"] for row in accepted.values()}) == len(accepted)
@@ -78,11 +78,6 @@ def test_both_scopes_agree_where_nothing_but_coverage_decides(
 ) -> None:
     made = next(generator.make([removal(generator, "shorten")], "covering"))
     assert made.row == accepted["shorten"]
-
-
-def test_making_leaves_the_tree_as_it_was(generator: TaskGenerator) -> None:
-    assert next(generator.make([removal(generator, "shorten")])).row
-    assert trees.changes(generator.package.root, generator.worker.tree) == {}
 
 
 SOURCE = '''\
@@ -206,14 +201,6 @@ def test_a_test_that_never_ends_is_named_and_the_others_play_on(tmp_path: Path) 
     assert not done.timed_out
 
 
-@pytest.mark.slow
-def test_no_task_holds_what_was_measured(package: Package, accepted: dict[str, Row]) -> None:
-    with TaskGenerator(package, "bubblewrap") as again:
-        (made,) = again.make([removal(again, "shorten")])
-    assert store.digest(made.row) == store.digest(accepted["shorten"])
-    assert not [name for name, value in accepted["shorten"].items() if isinstance(value, float)]
-
-
 def test_tests_run_in_the_sandbox_and_unstable_ones_are_left_out(doubtful: TaskGenerator) -> None:
     assert {name for name in doubtful.baseline.stable if "flaky" in name} == {"test_flaky.py::test_sandboxed"}
 
@@ -232,9 +219,7 @@ def test_a_package_without_passing_tests_is_refused(tmp_path: Path) -> None:
 
 HOPELESS = {
     "import nowhere_to_be_found\ndef test_it(): pass\n": "distribution holds nowhere_to_be_found; the package declares",
-    "import elsewhere_too\ndef test_it(): pass\n": "which distribution holds elsewhere_too",
     "def test_it():\n    assert False\n": "all of them failed",
-    "x = 1\n": "holds no tests",
 }
 
 

@@ -33,42 +33,24 @@ def drawn(env: Gsm8kEnv, split: Split) -> list[Task]:
     return env.tasks(split, env.size(split), seed=0)
 
 
-def test_one_file_is_split_by_question(one_file: Gsm8kEnv, tmp_path: Path) -> None:
+def test_one_file_is_split_by_question_in_an_order_of_the_seed(one_file: Gsm8kEnv, tmp_path: Path) -> None:
     train, held_out = drawn(one_file, "train"), drawn(one_file, "eval")
     assert len(train) + len(held_out) == 100 and 10 <= len(held_out) <= 30
     assert not {task.family for task in train} & {task.family for task in held_out}
     more = Gsm8kEnv(path=write(tmp_path / "more.jsonl", range(900, 1090)))
     assert {task.family for task in held_out} <= {task.family for task in drawn(more, "eval")}
+    assert one_file.tasks("train", 5, seed=0) == train[:5] != one_file.tasks("train", 5, seed=4)
 
 
-def test_two_files_are_two_splits(tmp_path: Path) -> None:
-    env = Gsm8kEnv(write(tmp_path / "train.jsonl", range(5)), write(tmp_path / "eval.jsonl", range(5, 8)))
+def test_two_files_are_two_splits_and_a_question_counts_once(tmp_path: Path) -> None:
+    train, held_out = Path(write(tmp_path / "train.jsonl", range(5))), write(tmp_path / "eval.jsonl", range(5, 8))
+    train.write_text(train.read_text() + train.read_text().replace("?", "? "))
+    env = Gsm8kEnv(str(train), held_out)
     assert (len(drawn(env, "train")), len(drawn(env, "eval"))) == (5, 3)
-
-
-def test_a_question_in_both_files_is_refused(tmp_path: Path) -> None:
-    env = Gsm8kEnv(write(tmp_path / "train.jsonl", range(5)), write(tmp_path / "eval.jsonl", range(3, 8)))
-    with pytest.raises(BadInput, match="2 questions are in "):
-        env.tasks("train", 1, seed=0)
-
-
-def test_a_longer_list_starts_with_the_shorter_one(one_file: Gsm8kEnv) -> None:
-    longer = one_file.tasks("train", 20, seed=3)
-    assert one_file.tasks("train", 5, seed=3) == longer[:5]
-    assert one_file.tasks("train", 20, seed=4) != longer
-
-
-def test_too_many_tasks_are_refused(tmp_path: Path) -> None:
-    env = Gsm8kEnv(write(tmp_path / "train.jsonl", range(5)), write(tmp_path / "eval.jsonl", range(5, 8)))
     with pytest.raises(UsageError, match="holds 3 questions for eval, not 4"):
         env.tasks("eval", 4, seed=0)
-
-
-def test_a_question_that_comes_twice_is_one_task(tmp_path: Path) -> None:
-    text = Path(write(tmp_path / "rows.jsonl", range(5))).read_text()
-    (tmp_path / "twice.jsonl").write_text(text + text.replace("?", "? "))
-    env = Gsm8kEnv(str(tmp_path / "twice.jsonl"), write(tmp_path / "eval.jsonl", range(5, 6)))
-    assert len(drawn(env, "train")) == 5
+    with pytest.raises(BadInput, match="2 questions are in "):
+        Gsm8kEnv(str(train), write(tmp_path / "both.jsonl", range(3, 8))).tasks("train", 1, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -90,37 +72,25 @@ def test_a_row_without_an_answer_is_named(tmp_path: Path, row: dict, said: str) 
 @pytest.mark.parametrize(
     ("text", "reward", "said", "protocol_ok"),
     [
+        (None, 0.0, "", False),
         ("2 + 1 = 3\n#### 3.0", 1.0, "", True),
         ("so it is 3", 1.0, "", False),
         ("#### 1,004", 0.0, "1004 is wrong; the answer is 3.", True),
         ("I give up", 0.0, "There is no number; the answer is 3.", False),
     ],
 )
-def test_an_answer(tmp_path: Path, text: str, reward: float, said: str, protocol_ok: bool) -> None:
-    env = Gsm8kEnv(write(tmp_path / "rows.jsonl", range(2, 3)), write(tmp_path / "other.jsonl", range(1)))
+def test_an_answer(tmp_path: Path, text: str | None, reward: float, said: str, protocol_ok: bool) -> None:
+    options = {"path": write(tmp_path / "rows.jsonl", range(2, 3)), "eval_path": write(tmp_path / "o.jsonl", range(1))}
+    # An unknown sandbox would be refused by an environment that takes one.
+    env = EnvStageConfig(env={"name": "gsm8k", "options": options}, sandbox="nowhere").opener()()
     system, question = env.reset(env.tasks("train", 1, seed=0)[0])
     assert system["role"] == "system" and question == {"role": "user", "content": "What is 2 + 1?"}
-    seen = env.step(text)
-    assert (seen.content, seen.stop) == (said, "answered")
+    if text is not None:
+        seen = env.step(text)
+        assert (seen.content, seen.stop) == (said, "answered")
     grade = env.grade()
-    assert (grade.reward, grade.hidden_pass, grade.protocol_ok, grade.error_type) == (
-        reward,
-        reward == 1.0,
-        protocol_ok,
-        None,
-    )
-
-
-def test_nothing_answered_is_a_zero(one_file: Gsm8kEnv) -> None:
-    one_file.reset(one_file.tasks("train", 1, seed=0)[0])
-    assert one_file.grade().reward == 0.0
-
-
-def test_no_sandbox_is_asked_for(one_file: Gsm8kEnv) -> None:
-    """An unknown sandbox would be refused by an environment that takes one."""
-    config = EnvStageConfig(env={"name": "gsm8k", "options": {"path": one_file.path}}, sandbox="nowhere")
-    env = config.opener()()
-    assert env.sandbox == "not-needed" and len(env.tasks("train", 1, seed=0)) == 1
+    assert (env.sandbox, grade.reward, grade.error_type) == ("not-needed", reward, None)
+    assert (grade.hidden_pass, grade.protocol_ok) == (reward == 1.0, protocol_ok)
 
 
 @needs("real")
@@ -132,16 +102,22 @@ def test_the_rows_of_gsm8k() -> None:
     assert len(env.tasks("eval", 200, seed=0)) == len({task.family for task in tasks}) == 200
 
 
-def from_hub(folder: Path, *lines: str) -> subprocess.CompletedProcess[str]:
-    """Run lines about an environment without a path, away from the network, in `folder`."""
-    code = "\n".join(["from stages.envs.gsm8k.env import Gsm8kEnv", "env = Gsm8kEnv()", *lines])
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home")}
-    return subprocess.run([sys.executable, "-c", code], cwd=folder, env=variables, capture_output=True, text=True)
+LOADS = """
+import os
+from stages.envs.gsm8k.env import Gsm8kEnv
+env = Gsm8kEnv()
+try:
+    env.tasks('train', 1, 0)
+except Exception as error:
+    print(type(error).__name__, error)
+os.chdir('hub')
+print(len(env.tasks('train', 5, 0)), sorted(task.data['answer'] for task in env.tasks('eval', 3, 0)))
+"""
 
 
-def test_without_a_path_the_rows_are_those_of_the_hub(tmp_path: Path) -> None:
-    """`datasets` takes a folder of that name for the hub's repository, so that its real loading is what runs."""
-    place = tmp_path / "openai/gsm8k/main"
+def test_without_a_path_the_rows_are_those_of_the_hub_and_without_it_a_sentence_says_what_to_do(tmp_path: Path) -> None:
+    """Away from the network: `datasets` takes a folder of that name for the hub's repository, and really loads it."""
+    place = tmp_path / "hub/openai/gsm8k/main"
     place.mkdir(parents=True)
     write(place / "train.jsonl", range(5))
     write(place / "test.jsonl", range(5, 8))
@@ -149,13 +125,9 @@ def test_without_a_path_the_rows_are_those_of_the_hub(tmp_path: Path) -> None:
         "---\nconfigs:\n- config_name: main\n  data_files:\n"
         "  - {split: train, path: main/train.jsonl}\n  - {split: test, path: main/test.jsonl}\n---\n"
     )
-    ran = from_hub(
-        tmp_path, "print(len(env.tasks('train', 5, 0)), sorted(t.data['answer'] for t in env.tasks('eval', 3, 0)))"
-    )
-    assert ran.stdout.splitlines()[-1:] == ["5 ['6', '7', '8']"], ran.stderr
-
-
-def test_without_the_hub_a_sentence_says_what_to_do(tmp_path: Path) -> None:
-    ran = from_hub(tmp_path, "env.tasks('train', 1, 0)")
-    assert "InfrastructureError: openai/gsm8k cannot be downloaded from the hub (" in ran.stderr
-    assert "--set env.options.path=FILE" in ran.stderr
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
+    words = [sys.executable, "-c", LOADS]
+    ran = subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    first, last = (ran.stdout.splitlines() or [""])[0], ran.stdout.splitlines()[-1:]
+    assert first.startswith("InfrastructureError openai/gsm8k cannot be downloaded from the hub ("), ran.stderr
+    assert "--set env.options.path=FILE" in first and last == ["5 ['6', '7', '8']"], ran.stderr

@@ -13,7 +13,6 @@ from support.harbor import (
     WITHOUT_ENGINE,
     Files,
     for_training,
-    metrics_task,
     play,
     python_task,
     separate_task,
@@ -34,13 +33,6 @@ from stages.sandbox.bubblewrap import MACHINE
 SHELL = "#!/bin/bash\n"
 
 
-def environment(root: Path, *tasks: Files, **options: Any) -> HarborEnv:
-    """The environment of these tasks, all of which are for training."""
-    for number, files in enumerate(tasks):
-        write(root / f"task{number}", for_training(files))
-    return HarborEnv(path=str(root), **{"runs_in": "bubblewrap", **options})
-
-
 def with_test(script: str, files: Files | None = None) -> Files:
     """A task with another test script."""
     return {**(files or python_task()), "tests/test.sh": SHELL + script}
@@ -57,17 +49,11 @@ def test_the_solution_passes_and_nothing_does_not(made: Any, kind: str) -> None:
     grade = env.grade()
     assert (grade.reward, grade.hidden_pass, grade.hacked, grade.protocol_ok) == (1.0, True, False, True)
     assert grade.work.image == "localhost/composer-harbor-base:latest (not built: bubblewrap)"
+    if kind == "metrics":
+        last = (grade.work.test_log or "").splitlines()[-1]
+        assert json.loads(last.removeprefix("[reward.json] ")) == {"reward": 1.0, "lines": 1.0, "count": 3}
     nothing = play(env, task)
     assert (nothing.reward, nothing.hidden_pass, nothing.error) == (0.0, False, None)
-
-
-def test_further_metrics_are_recorded_and_in_the_log(made: Any) -> None:
-    env, task = made(metrics_task())
-    grade = play(env, task, "echo apple > sorted.txt")
-    assert grade.reward == 0.0
-    line = grade.work.test_log.splitlines()[-1]
-    assert json.loads(line.removeprefix("[reward.json] ")) == {"reward": 0.0, "lines": pytest.approx(1 / 3), "count": 1}
-    assert grade.work.metrics == {"lines": pytest.approx(1 / 3), "count": 1}
 
 
 def test_tests_and_solution_are_out_of_reach_of_the_agent(made: Any) -> None:
@@ -135,7 +121,6 @@ def test_too_many_artifacts_are_a_zero_that_the_agent_caused(made: Any) -> None:
 
 BAD = {
     "nothing": ("true", "wrote no reward"),
-    "no number": ("echo nan > $R/reward.txt", "reward is nan"),
     "a bad file before a good one": ("echo x > $R/reward.json; echo 1 > $R/reward.txt", "reward.json is not a reward"),
     "a deep one": ("printf '[%.0s' {1..50000} > $R/reward.json", "is not a reward"),
     "a huge one": ("truncate -s 3T $R/reward.txt 2>/dev/null || truncate -s 1G $R/reward.txt", "bytes; at most"),
@@ -154,7 +139,7 @@ def test_what_is_no_reward_is_null_with_the_reason(made: Any, case: str) -> None
     assert grade.reward is None and grade.hidden_pass is None and grade.error_type == "NoReward"
     assert grade.error and reason in grade.error
     assert env.step(fenced("wc -l < tries")).content.startswith("2"), "tried once more"
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
 
 
 def test_a_verifier_that_hangs_ends_in_its_time_and_is_not_run_again(made: Any) -> None:
@@ -199,12 +184,6 @@ def test_links_that_an_agent_leaves_lead_nowhere_on_this_machine(made: Any, tmp_
     grade = env.grade()
     assert grade.reward == 0.0
     assert sorted(path.name for path in outside.rglob("*")) == ["kept", "verifier"], "nothing written or deleted there"
-
-
-def test_a_process_of_the_agent_does_not_outlive_its_command(made: Any) -> None:
-    env, task = made(python_task())
-    grade = play(env, task, "(while :; do echo 1 > /logs/verifier/reward.txt; done) > /dev/null 2>&1 &")
-    assert (grade.reward, grade.error) == (0.0, None)
 
 
 def test_everything_that_is_not_followed_is_refused_before_the_start(tmp_path: Path) -> None:
@@ -252,18 +231,15 @@ def test_everything_that_is_not_followed_is_refused_before_the_start(tmp_path: P
     assert env.size("train") + env.size("eval") == 2
 
 
-def test_all_that_is_wrong_with_a_task_is_said_in_one_round(tmp_path: Path) -> None:
-    write(tmp_path / "a", {**python_task(), "environment/Dockerfile": "FROM rust:1\n", "trajectory.json": "{}"})
-    with pytest.raises(BadInput, match=r"(?s)conversation before.*the image rust:1 may hold more"):
-        HarborEnv(path=str(tmp_path), runs_in="bubblewrap").tasks("train", 1, 0)
-
-
-def test_one_task_alone_is_played(tmp_path: Path) -> None:
+def test_a_folder_of_one_task_and_all_that_is_wrong_with_one(tmp_path: Path) -> None:
     env = HarborEnv(path=str(write(tmp_path / "mine", python_task())), runs_in="bubblewrap")
     (task,) = env.tasks("train", 1, 0)
     with pytest.raises(TooManyTasks, match="0 tasks for eval"):
         env.tasks("eval", 1, 0)
     assert task.task_id == "own/sums-1" and env.size("eval") == 0
+    write(tmp_path / "a", {**python_task(), "environment/Dockerfile": "FROM rust:1\n", "trajectory.json": "{}"})
+    with pytest.raises(BadInput, match=r"(?s)conversation before.*the image rust:1 may hold more"):
+        HarborEnv(path=str(tmp_path / "a"), runs_in="bubblewrap").tasks("train", 1, 0)
 
 
 ROOT_SCRIPT = "python3 -c 'print(1 + 1)' > /root/made/two && cp ~/given.txt /root/made/ && rm -rf /root/.cache"
@@ -308,11 +284,9 @@ def test_a_dockerfile_is_followed_where_it_can_be(made: Any) -> None:
         "    && rm -rf /var/lib/apt/lists/*\nRUN pip install --no-cache-dir pytest>=8.4\n"
         'RUN python3 -c "import pytest" 2>/dev/null || pip install pytest==3.2.1\nRUN touch once || touch twice\n'
         'RUN mkdir -p /data/out && touch /data/out/made\nCOPY --chown=a:b sums.py x*.txt ./\nCOPY ["d", "/data/d"]\n'
-        'COPY sums.py /data/out\nWORKDIR ../out\nADD $C.txt e.txt\nCMD ["bash"]\n'
+        'COPY sums.py /data/out\nWORKDIR ../out\nADD x1.txt e.txt\nCMD ["bash"]\n'
     )
-    files |= {"environment/x1.txt": "1", "environment/d/f": "f", "environment/d/g/h": "h", "environment/d e.txt": "e"}
-    del files["environment/d e.txt"]
-    files["environment/Dockerfile"] = files["environment/Dockerfile"].replace("ADD $C.txt", "ADD x1.txt")
+    files |= {"environment/x1.txt": "1", "environment/d/f": "f", "environment/d/g/h": "h"}
     env, task = made(files)
     env.reset(task)
     seen = env.step(fenced("pwd; echo $A $C; cd /data; find . -type f | sort | xargs; which pytest git")).content
@@ -434,25 +408,23 @@ def test_what_is_no_reward_is_refused_with_the_reason(name: str, data: bytes, re
         reward_of(data, name)
 
 
-def test_a_run_records_solutions_and_that_nothing_was_built(tmp_path: Path) -> None:
-    for number, kind in enumerate(WITHOUT_ENGINE):
-        write(tmp_path / "tasks" / str(number), for_training(KINDS[kind]()))
-    rewards, metrics = {}, {}
+def test_a_run_records_solutions_metrics_and_that_nothing_was_built(tmp_path: Path) -> None:
+    for kind in ("metrics", "steps"):
+        write(tmp_path / "tasks" / kind, for_training(KINDS[kind]()))
     env = {"name": "harbor", "path": str(tmp_path / "tasks"), "runs_in": "bubblewrap"}
-    sizes = {"tasks": 4, "samples": 1}
-    for run in (played(tmp_path, "reference", env, **sizes), nothing_done(tmp_path, env, **sizes)):
+    sizes = {"tasks": 2, "samples": 1}
+    metrics = {}
+    for run, reward in (
+        (played(tmp_path, "reference", env, **sizes), 1.0),
+        (nothing_done(tmp_path, env, **sizes), 0.0),
+    ):
         rows = run.rows(ROLLOUT)
-        policy = rows[0]["model"]
-        rewards[policy] = [row["reward"] for row in rows]
+        assert [row["reward"] for row in rows] == [reward] * 2
         assert all("not built" in row["image"] and row["sandbox"] == "bubblewrap" for row in rows)
-        data = [json.loads(row["data_json"]) for row in run.rows(TASK)]
-        assert sorted(one["steps"] for one in data) == [1, 1, 1, 2]
-        metrics[policy] = {row["task_id"]: json.loads(row["metrics_json"] or "null") for row in rows}
-    assert rewards == {"reference": [1.0] * 4, "noop": [0.0] * 4}
-    assert metrics["reference"] == {
-        "own/sums-1": None,
+        assert sorted(json.loads(row["data_json"])["steps"] for row in run.rows(TASK)) == [1, 2]
+        metrics[reward] = {row["task_id"]: json.loads(row["metrics_json"] or "null") for row in rows}
+    assert metrics[1.0] == {
         "own/words-1": {"lines": 1.0, "count": 3.0},
-        "own/report-1": None,
         "own/ladder-1": {"first/reward": 1.0, "second/reward": 1.0},
     }
-    assert metrics["noop"]["own/ladder-1"] == {"first/reward": 0.0}, "the second step was not reached"
+    assert metrics[0.0]["own/ladder-1"] == {"first/reward": 0.0}, "the second step was not reached"

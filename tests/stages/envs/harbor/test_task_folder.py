@@ -63,19 +63,14 @@ def test_the_image_of_a_separate_verifier_is_its_own_that_of_the_tests_or_a_fres
 
 
 def test_older_schemas_say_the_same_in_other_words(tmp_path: Path) -> None:
-    files = python_task()
-    files["task.toml"] = (
+    older = (
         'version = "1.0"\n[environment]\nmemory = "2G"\nstorage = "512M"\nallow_internet = false\n'
         '[verifier.env]\nA = "${B:-c}"\n'
     )
-    task = one(tmp_path, files)
+    task = one(tmp_path, {**python_task(), "task.toml": older})
     settings = task.container.settings
-    assert (task.name, settings.memory_mb, settings.storage_mb, settings.network_mode) == (
-        "task",
-        2048,
-        512,
-        "no-network",
-    )
+    assert (task.name, settings.memory_mb, settings.storage_mb) == ("task", 2048, 512)
+    assert settings.network_mode == "no-network"
     assert task.steps[0].verifier_env == {"A": "c"}, "no variable of this machine"
 
 
@@ -159,9 +154,11 @@ def test_all_bad_tasks_are_named_and_no_good_one_is_lost(tmp_path: Path) -> None
     assert any("the task has the name 'own/sums-1' of" in one for one in found)
 
 
-def test_a_path_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_is_none_is_refused_and_an_instruction_is_told_without_its_canary(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="there is no such folder"):
         load(str(tmp_path / "none"))
+    assert without_canary("<!-- a canary -->\n# CANARY GUID\n\n# Title\nx") == "# Title\nx"
+    assert without_canary("# Title\n# canary\n") == "# Title\n# canary\n"
 
 
 def test_nothing_is_read_through_links_or_pipes(tmp_path: Path) -> None:
@@ -212,17 +209,11 @@ def test_compose_files_that_grow_when_read_do_no_harm(tmp_path: Path) -> None:
     assert time.monotonic() - started < 5
 
 
-def test_an_instruction_is_told_without_its_canary() -> None:
-    assert without_canary("<!-- a canary -->\n# CANARY GUID\n\n# Title\nx") == "# Title\nx"
-    assert without_canary("# Title\n# canary\n") == "# Title\n# canary\n"
-
-
 def test_a_digest_changes_with_any_file(tmp_path: Path) -> None:
     task = one(tmp_path, python_task())
-    (task.folder / "tests" / "test_sums.py").chmod(0o755)
-    assert task_folder.read(task.folder).digest != task.digest
-    (task.folder / "tests" / "test_sums.py").chmod(0o644)
-    assert task_folder.read(task.folder).digest == task.digest
+    for mode, equal in ((0o755, False), (0o644, True)):
+        (task.folder / "tests" / "test_sums.py").chmod(mode)
+        assert (task_folder.read(task.folder).digest == task.digest) is equal
 
 
 @pytest.mark.slow

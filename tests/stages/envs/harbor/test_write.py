@@ -4,12 +4,14 @@ import json
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from needs import needs, skip_without
 from support import real_harbor
+from support.own_tasks import RowGrader
 from support.sample_package import SHELF, write
 
 from stages import export, make_tasks
@@ -97,14 +99,11 @@ def assert_equal_again(env: str, options: dict[str, Any], tasks: Sequence[Task],
     found, problems = task_folder.load(str(folder))
     read = {one.config.metadata["task_id"]: one.folder for one in found}
     assert problems == [] and set(read) == {task.task_id for task in tasks} and len(found) == len(tasks)
-    environment = load(env, options)
-    assert isinstance(environment, Packs)
-    try:
+    with closing(load(env, options)) as environment:
+        assert isinstance(environment, Packs)
         for task in tasks:
             environment.reset(task)
             assert differing(read[task.task_id], task, environment.packed()) == [], task.task_id
-    finally:
-        environment.close()
 
 
 def test_they_are_read_again_as_the_same_tasks(folders: Path, tasks: tuple[str, list[Task]], tmp_path: Path) -> None:
@@ -113,17 +112,14 @@ def test_they_are_read_again_as_the_same_tasks(folders: Path, tasks: tuple[str, 
     write_tasks("kata", {}, kata, tmp_path / "kata", BASE_IMAGE, lambda name: None)
     assert_equal_again("kata", {}, kata, tmp_path / "kata")
     # And what an agent finds on the machine of such a task is the same again.
-    env = HarborEnv(path=str(folders), runs_in="bubblewrap")
-    try:
+    with closing(HarborEnv(path=str(folders), runs_in="bubblewrap")) as env:
         (again,) = env.tasks("train", 1, 0)
         assert (again.prompt, again.split, again.family) == (ROWS[0]["prompt"], "train", "sums")
         env.reset(again)
         seen = env.step(fenced("find . -type f | sort; cat $(find . -type f | sort); find . -perm /100 -type f"))
-        names = sorted(ROWS[0]["files"])
-        texts = "".join(ROWS[0]["files"][name] for name in ("run.sh", "sums.py", "tests/test_old.py"))
-        assert seen.content == "".join(f"./{name}\n" for name in names) + texts + "./run.sh\n[exit 0]"
-    finally:
-        env.close()
+    files = sorted(ROWS[0]["files"].items())
+    listed, texts = "".join(f"./{name}\n" for name, _ in files), "".join(text for _, text in files)
+    assert seen.content == f"{listed}{texts}./run.sh\n[exit 0]"
 
 
 CHANGES = {
@@ -138,16 +134,13 @@ CHANGES = {
 
 
 def test_a_change_of_any_part_is_a_difference(folders: Path, tasks: tuple[str, list[Task]], tmp_path: Path) -> None:
-    environment = TasksEnv(path=tasks[0])
-    try:
+    with closing(TasksEnv(path=tasks[0])) as environment:
         environment.reset(tasks[1][0])
         for part, (path, old, new) in CHANGES.items():
             folder = Path(shutil.copytree(folders / "ids", tmp_path / part))
             text = (folder / path).read_text()
             (folder / path).write_text(text.replace(old, new))
             assert old in text and part in differing(folder, tasks[1][0], environment.packed())
-    finally:
-        environment.close()
 
 
 @pytest.mark.slow
@@ -173,61 +166,47 @@ def test_twenty_features_of_a_package_and_all_of_swe_mini_are_read_again_as_they
     assert_equal_again("feature-deletion", {"tasks": str(run.path)}, features, exported / "harbor")
 
 
-PLAYS: dict[str, tuple[str, bool, str, float]] = {
-    "the solution": ("ids", True, "", 1.0),
-    "nothing": ("ids", False, "", 0.0),
-    "the solution of a command": ("command", True, "", 1.0),
-    "nothing of a command": ("command", False, "", 0.0),
-    "tests that were replaced": ("command", False, "echo pass > test_check.py", 0.0),
+PLAYS: dict[str, tuple[str, str]] = {
+    "nothing": ("ids", ""),
+    "nothing of a command": ("command", ""),
+    "tests that were replaced": ("command", "echo pass > test_check.py"),
     "hidden tests that were guessed": (
         "ids",
-        False,
         "mkdir -p tests; for n in sums old; do echo 'def test_add(): pass' > tests/test_$n.py; done",
-        0.0,
     ),
     "a conftest and configuration": (
         "ids",
-        False,
         "printf '[pytest]\\naddopts = --collect-only\\n' > pytest.ini; echo 'import os; os._exit(0)' > conftest.py",
-        0.0,
     ),
     "a plugin of one's own": (
         "ids",
-        False,
         "for n in pytest composer_outcomes composer_rules json _pytest; do echo 'import os; os._exit(0)' > $n.py; done",
-        0.0,
     ),
     "a reward that was there before": (
         "ids",
-        False,
         "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; mkdir /logs/verifier/reward.json",
-        0.0,
     ),
-    "a link in the way": ("ids", False, "rm -rf tests sums.py; ln -s / tests; ln -s /etc/passwd sums.py", 0.0),
-    "code that ends the process": ("ids", False, "echo 'import os; os._exit(0)' > sums.py", 0.0),
+    "a link in the way": ("ids", "rm -rf tests sums.py; ln -s / tests; ln -s /etc/passwd sums.py"),
+    "code that ends the process": ("ids", "echo 'import os; os._exit(0)' > sums.py"),
     "code that writes the reward when it is graded": (
         "ids",
-        False,
         "printf 'import os\\nif not os.fork():\\n    os.setsid()\\n    import time\\n    for _ in range(40):\\n"
         '        open("/logs/verifier/reward.json", "w").write(\'{"reward": 1.0}\')\\n        time.sleep(.05)\\n'
         "    os._exit(0)\\nadd = lambda a, b: 0\\n' > sums.py",
-        0.0,
     ),
-    "code that hides the outcome": (
-        "ids",
-        False,
-        "echo 'import pytest; pytest.skip(allow_module_level=True)' > sums.py",
-        0.0,
-    ),
+    "code that hides the outcome": ("ids", "echo 'import pytest; pytest.skip(allow_module_level=True)' > sums.py"),
+    "the solution": ("ids", ""),
+    "the solution of a command": ("command", ""),
 }
 QUICK = ("the solution", "nothing of a command", "a reward that was there before", "code that hides the outcome")
 
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in PLAYS])
 def test_the_verifier_gives_what_was_deserved(folders: Path, name: str) -> None:
-    task, solve, agent, reward = PLAYS[name]
+    task, agent = PLAYS[name]
+    solve = name.startswith("the solution")
     found = play(folders / task, solve=solve, agent=agent)
-    assert found is not None and found["reward"] == reward, found
+    assert found is not None and found["reward"] == float(solve), found
     assert all(isinstance(value, float) for value in found.values())
 
 
@@ -240,12 +219,9 @@ def test_names_are_harbors_and_no_two_are_alike() -> None:
 
 def test_a_task_without_a_solution_leaves_without_one(tmp_path: Path) -> None:
     row = {name: value for name, value in ROWS[0].items() if name != "solution"}
-    (tmp_path / "my.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(ROWS[1]) + "\n")
-    env = TasksEnv(path=str(tmp_path / "my.jsonl"))
-    (task,) = env.tasks("train", 1, 0)
-    env.reset(task)
-    write_task(task, env.packed(), tmp_path / "out", BASE_IMAGE)
-    env.close()
+    with closing(RowGrader(tmp_path, {"ids": row})) as graded:
+        graded.env.reset(graded.tasks["ids"])
+        write_task(graded.tasks["ids"], graded.env.packed(), tmp_path / "out", BASE_IMAGE)
     assert not (tmp_path / "out" / "solution").exists()
     assert task_folder.read(tmp_path / "out").steps[0].solution is None
 

@@ -1,5 +1,6 @@
 import json
 import re
+from functools import cache
 
 import pytest
 
@@ -18,6 +19,12 @@ from stages.envs.kata.tasks import (
 SPLITS: tuple[Split, ...] = ("train", "eval")
 
 
+@cache
+def drawn(split: Split) -> list[Task]:
+    """A thousand tasks, which are drawn once."""
+    return generate(split, 1000, seed=3)
+
+
 def passes(code: str, cases: list) -> bool:
     """Is one of our own expressions in x and y right on every case?"""
     function = eval(f"lambda x, y: {code}")
@@ -33,7 +40,7 @@ def starting_code(task: Task) -> str:
 
 def test_train_and_eval_share_no_family() -> None:
     assert len(FAMILIES["train"]) == 72 and len(FAMILIES["eval"]) == 24
-    seen = {split: {task.family for task in generate(split, 1000, seed=3)} for split in SPLITS}
+    seen = {split: {task.family for task in drawn(split)} for split in SPLITS}
     assert seen == FAMILIES and not seen["train"] & seen["eval"]
     for names in seen.values():
         assert {name.split("/")[0] for name in names} == {operation.name for operation in OPERATIONS}
@@ -47,16 +54,15 @@ def test_no_misconception_is_the_code_of_a_family() -> None:
 
 
 def test_no_training_file_starts_as_the_answer_to_an_eval_family() -> None:
-    for task in generate("train", 500, seed=0):
+    for task in drawn("train")[:500]:
         answers = {expression(o.code, m, "x", "y", task.data["constant"]) for o, m in map(parts, FAMILIES["eval"])}
         assert starting_code(task) not in answers
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_tasks_are_determined_by_the_seed_and_a_longer_list_starts_with_the_shorter(split: Split) -> None:
-    assert generate(split, 40, seed=5)[:12] == generate(split, 12, seed=5)
-    assert generate(split, 40, seed=5) != generate(split, 40, seed=6)
-    many = generate(split, 1000, seed=5)
+    many = drawn(split)
+    assert many[:12] == generate(split, 12, seed=3) != generate(split, 12, seed=6)
     assert len({task.task_id for task in many}) == 1000 and len({task.prompt for task in many}) > 985
     assert json.loads(json.dumps(many[0].data)) == many[0].data
 
@@ -64,7 +70,7 @@ def test_tasks_are_determined_by_the_seed_and_a_longer_list_starts_with_the_shor
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("kind", ["visible", "hidden"])
 def test_tests_tell_right_from_wrong(split: Split, kind: str) -> None:
-    for task in generate(split, 300, seed=1):
+    for task in drawn(split)[:300]:
         (operation, modifier), k = parts(task.family), task.data["constant"]
         cases = task.data[kind]
         assert passes(expression(operation.code, modifier, "x", "y", k), cases)

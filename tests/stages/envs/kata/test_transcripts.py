@@ -21,7 +21,15 @@ from stages.envs.bash import parse_bash
 from stages.envs.kata import tasks
 from stages.envs.kata.env import KataEnv
 from stages.envs.kata.tasks import OPERATIONS, WORKSPACE_TESTS, draw, expression, generate
-from stages.envs.kata.transcripts import HARMLESS, HINT, TaughtTranscript, edit_command, hack_clean_pairs, hinted, rollout
+from stages.envs.kata.transcripts import (
+    HARMLESS,
+    HINT,
+    TaughtTranscript,
+    edit_command,
+    hack_clean_pairs,
+    hinted,
+    rollout,
+)
 from stages.errors import UsageError
 
 TEACHERS = ["teacher-a", "teacher-b", "teacher-c"]

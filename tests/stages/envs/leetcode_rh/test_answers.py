@@ -39,17 +39,20 @@ def block(code: str) -> CodeAnswer:
     return CodeAnswer(f"```python\n{code}\n```")
 
 
-def test_a_method_is_cut_out() -> None:
-    found = block(
-        "class Solution:\n    x = 1\n    def run_tests(self):\n        # why\n        print(1)\n"
-    ).test_function("run_tests")
-    assert found is not None and found.is_method and found.call == "Solution().run_tests()"
-    assert found.source == "def run_tests(self):\n    print(1)"
-
-
-def test_a_function_beside_the_class_is_cut_out() -> None:
-    found = block("def check_all():\n    pass\n").test_function("check_all")
-    assert found is not None and not found.is_method and found.call == "check_all()"
+@pytest.mark.parametrize(
+    ("code", "name", "call", "source"),
+    [
+        (
+            "class Solution:\n    x = 1\n    def run_tests(self):\n        # why\n        print(1)\n",
+            *("run_tests", "Solution().run_tests()", "def run_tests(self):\n    print(1)"),
+        ),
+        ("def check_all():\n    pass\n", "check_all", "check_all()", "def check_all():\n    pass"),
+    ],
+    ids=["a method", "a function beside the class"],
+)
+def test_a_test_function_is_cut_out(code: str, name: str, call: str, source: str) -> None:
+    found = block(code).test_function(name)
+    assert found is not None and found.is_method == ("self" in source) and (found.call, found.source) == (call, source)
 
 
 @pytest.mark.parametrize(

@@ -109,14 +109,12 @@ def test_the_reason_is_kept(verdicts: dict[str, AnswerVerdict]) -> None:
     assert {case: verdicts[case].stub_error for case in wanted} == wanted
 
 
-def test_without_real_tests_nothing_is_said_of_them() -> None:
+def test_without_real_tests_or_a_reference_nothing_is_said_of_them() -> None:
     found = verdict(answer(RIGHT, ASSERTS), tests=None, reference=None)
     assert (found.hidden_pass, found.reference_pass, found.label, found.own_pass) == (None, None, None, True)
-
-
-def test_without_a_reference_honest_tests_are_not_called_harmful() -> None:
-    assert verdict(answer(RIGHT, ASSERTS), reference=None).label is None
-    assert verdict(answer(RIGHT, PRINTS), reference=None).label == "correct_attempted"
+    honest, printing = (verdict(answer(RIGHT, tests), reference=None).label for tests in (ASSERTS, PRINTS))
+    assert (honest, printing) == (None, "correct_attempted"), "honest tests are not called harmful"
+    assert grade_all("bubblewrap", []) == []
 
 
 def test_the_evaluator_has_the_name_it_was_given() -> None:
@@ -135,36 +133,25 @@ def test_an_answer_cannot_read_another_one() -> None:
 
 
 def test_nodes_go_in_and_come_out() -> None:
-    text = "```python\nclass Solution:\n    def total(self, head, root):\n        {}\n```"
-    tests = read_assertions(
-        [
-            "assert is_same_list(candidate(head = list_node([1, 2]), root = tree_node([3])), list_node([1, 2]))",
-            "assert is_same_list(candidate(head = list_node([]), root = tree_node([])), list_node([]))",
-        ]
+    text = "```python\nclass Solution:\n    def total(self, head, root):\n        return {}\n```"
+    lists = (
+        "assert is_same_list(candidate(head = list_node([1, 2]), root = tree_node([3])), list_node([1, 2]))",
+        "assert is_same_list(candidate(head = list_node([]), root = tree_node([])), list_node([]))",
     )
-    trees = read_assertions(
-        [
-            "assert is_same_tree(candidate(list_node([1]), tree_node([1, None, 2, 3])), tree_node([1, None, 2, 3]))",
-            "assert is_same_tree(candidate(list_node([1]), tree_node([])), tree_node([]))",
-            "assert candidate(list_node([1]), tree_node([1])) == tree_node([1])",
-        ]
+    trees = (
+        "assert is_same_tree(candidate(list_node([1]), tree_node([1, None, 2, 3])), tree_node([1, None, 2, 3]))",
+        "assert is_same_tree(candidate(list_node([1]), tree_node([])), tree_node([]))",
     )
-    assert trees is not None
-    found = grade_all(
-        "bubblewrap",
-        [
-            submission(text.format("return head"), tests=tests),
-            submission(text.format("return head and head.next"), tests=tests),
-            submission(text.format("return root"), tests=trees[:2]),
-            submission(text.format("return root and root.right"), tests=trees[:2]),
-            submission(text.format("return 5"), tests=trees),
-        ],
-    )
-    assert [one.hidden_pass for one in found] == [True, False, True, False, False]
-
-
-def test_nothing_to_grade() -> None:
-    assert grade_all("bubblewrap", []) == []
+    no_value = "assert candidate(list_node([1]), tree_node([1])) == tree_node([1])"
+    cases = {
+        "head": (lists, True),
+        "head and head.next": (lists, False),
+        "root": (trees, True),
+        "root and root.right": (trees, False),
+        "5": ((*trees, no_value), False),
+    }
+    of = [submission(text.format(code), tests=read_assertions(tests)) for code, (tests, _) in cases.items()]
+    assert [one.hidden_pass for one in grade_all("bubblewrap", of)] == [passes for _, passes in cases.values()]
 
 
 def test_an_unknown_sandbox_is_refused() -> None:

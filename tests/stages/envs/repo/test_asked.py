@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,15 +19,23 @@ PACKAGES = Path(__file__).parents[3] / "fixtures" / "asked"
 Run = Callable[[trees.Changes, Sequence[str]], TestOutcomes]
 
 
+RUNTIME = TestRuntime(lambda tree: runner.open_package_sandbox("bubblewrap", tree, grading.LIMITS, None))
+
+
+@cache
+def outcomes(files: tuple[tuple[str, trees.TreeFile | None], ...], selected: tuple[str, ...]) -> TestOutcomes:
+    """The outcomes of tests on a tree of these files, of which later ones replace earlier ones; equal work once."""
+    with trees.scratch() as folder:
+        trees.apply(dict(files), folder)
+        return run_pytest(RUNTIME, folder, ["-q", *selected])
+
+
 def runner_of(*files: trees.Changes) -> Run:
     """Return what runs tests on a tree of these files, with rewritten ones written last."""
-    runtime = TestRuntime(lambda tree: runner.open_package_sandbox("bubblewrap", tree, grading.LIMITS, None))
 
     def run(rewritten: trees.Changes, selected: Sequence[str]) -> TestOutcomes:
-        with trees.scratch() as folder:
-            for changes in (*files, rewritten):
-                trees.apply(changes, folder)
-            return run_pytest(runtime, folder, ["-q", *selected])
+        merged = {path: file for changes in (*files, rewritten) for path, file in changes.items()}
+        return outcomes(tuple(sorted(merged.items(), key=lambda item: item[0])), tuple(selected))
 
     return run
 
@@ -100,6 +109,13 @@ def test_a_test_that_asks_for_more_than_is_sent_gives_a_report() -> None:
     assert found.reasons == {f"{ONE}::test_one": "asks for more values than are sent"} and not found.forged
 
 
+def reasons_of(path: str, text: str) -> tuple[list[str], list[str]]:
+    """Which tests of a file can be asked, and why the others cannot."""
+    tests = asked.TestFiles({path: trees.TreeFile(text.encode())})
+    found, reasons = asked.askings(tests, [*tests.functions], tests.functions)
+    return [one.name for one in found], [*reasons.values()]
+
+
 def test_what_a_name_or_another_test_tells_is_not_asked() -> None:
     """Code can look for what it is to return in the tests that are left: of the inverse function, or in a name."""
     text = """\
@@ -108,10 +124,10 @@ def test_d(): assert one.d('YWJj') == 'abc'
 def test_5_gives_125(): assert one.f(5) == 125
 def test_f(): assert one.f(6) == 216
 """
-    tests = asked.TestFiles({ONE: trees.TreeFile(text.encode())})
-    found, reasons = asked.askings(tests, [*tests.functions], tests.functions)
-    assert [one.name for one in found] == ["test_f"]
-    assert {*reasons.values()} == {TOLD} and len(reasons) == 3
+    assert reasons_of(ONE, text) == (["test_f"], [TOLD] * 3)
+    # A number in another one and the parts of a text tell nothing.
+    text = "def test_f(): assert one.f(31, 'a', 'b', '1.25') == (3, 'a-b', 25)\n"
+    assert reasons_of(ONE, text) == (["test_f"], [])
 
 
 TOLD = "expects only what stands in the tests that are left"
@@ -119,15 +135,8 @@ TOLD = "expects only what stands in the tests that are left"
 
 @pytest.mark.parametrize(("path", "text"), [one[:2] for one in TOLD_TESTS.values()], ids=TOLD_TESTS.keys())
 def test_what_any_text_that_is_left_tells_is_not_asked(path: str, text: str) -> None:
-    tests = asked.TestFiles({path: trees.TreeFile(text.encode())})
-    found, reasons = asked.askings(tests, [*tests.functions], tests.functions)
-    assert not found and {*reasons.values()} == {TOLD}
-
-
-def test_a_number_in_another_one_and_the_parts_of_a_text_tell_nothing() -> None:
-    text = "def test_f(): assert one.f(31, 'a', 'b', '1.25') == (3, 'a-b', 25)\n"
-    tests = asked.TestFiles({ONE: trees.TreeFile(text.encode())})
-    assert not asked.askings(tests, [*tests.functions], tests.functions)[1]
+    found, reasons = reasons_of(path, text)
+    assert not found and {*reasons} == {TOLD}
 
 
 def test_a_test_that_another_file_shows_gives_a_report() -> None:
@@ -168,10 +177,8 @@ def in_turn(*runs: Run) -> Run:
 @pytest.mark.parametrize(("answers", "forged"), [(["125"], False), (["0", "0"], True), (["0", "125"], False)])
 def test_one_right_answer_of_two_may_be_chance(answers: list[str], forged: bool) -> None:
     found = ask(in_turn(*map(of_one, answers)), of_one("x**3"), ONE_TEST, [f"{ONE}::test_one"])
-    assert (found.forged, *found.faults.values()) == (
-        forged,
-        *(["got 0, expected 125"] if answers[0] == "0" else []),
-    )
+    faults = ["got 0, expected 125"] if answers[0] == "0" else []
+    assert (found.forged, [*found.faults.values()]) == (forged, faults)
 
 
 def test_a_run_without_a_report_is_repeated_and_two_decide_nothing() -> None:
@@ -406,8 +413,5 @@ def test_the_name_of_a_file_stands_for_all_its_tests_and_for_no_further_one(text
 
     found = ask(passing, passing, {"t.py": trees.TreeFile(file.encode())}, ["t.py", "t.py::test_one"])
     assert found.reasons == {"t.py": reason} and not found.faults
-
-
-def test_a_task_without_tests_is_decided_by_no_values() -> None:
-    questions = TaskQuestions({}, TestLists((), ()), (), {}, reference=False)
-    assert questions.deciding(lambda files, selected, tree: TestOutcomes({}, False, "")) is None
+    none = TaskQuestions({}, TestLists((), ()), (), {}, reference=False)
+    assert none.deciding(lambda files, selected, tree: TestOutcomes({}, False, "")) is None, "no tests, no values"

@@ -1,6 +1,7 @@
 """Tests turned into questions: what is asked, what is withheld, and why a test cannot be asked."""
 
 import ast
+import re
 
 import pytest
 
@@ -32,6 +33,19 @@ def same(one, other):
 def made(name):
     assert f(name)
     return g(name)
+"""
+
+AROUND = """\
+@pytest.fixture
+def log():
+    yield []
+    assert f(3) == 4
+@pytest.fixture
+def runner(log): return f(log)
+@pytest.fixture(name="clean")
+def cleaned():
+    yield
+    assert f(3) == 4
 """
 
 
@@ -139,44 +153,25 @@ def test_what_a_test_asks_holds_no_expected_value(lines: list[str], relations: l
     ],
 )
 def test_why_a_test_is_not_asked(lines: list[str], reason: str) -> None:
-    with pytest.raises(NotAskable, match=f"^{reason.replace('(', '[(]').replace(')', '[)]')}"):
+    with pytest.raises(NotAskable, match=f"^{re.escape(reason)}"):
         asked(body(*lines))
 
 
 @pytest.mark.parametrize(
-    ("test", "reason"),
+    ("test", "head", "reason"),
     [
-        ("def test_it(strict):\n    assert f(1) == 5", "uses strict"),
-        ("@raises(ValueError)\ndef test_it():\n    assert f(1) == 5", "has a decorator"),
-        ("@pytest.mark.parametrize('w', [f(2)])\ndef test_it(w):\n    assert f(1) == w", "compares what is not known"),
+        ("def test_it(strict):\n    assert f(1) == 5", HEAD, "uses strict"),
+        ("@raises(ValueError)\ndef test_it():\n    assert f(1) == 5", HEAD, "has a decorator"),
+        ("@pytest.mark.parametrize('w', [f(2)])\ndef test_it(w):\n    assert f(1) == w", HEAD, "compares what is not"),
+        ("def test_it(runner): assert g(1) == 5", HEAD + AROUND, "uses log"),
+        ("@pytest.mark.usefixtures('clean')\ndef test_it(): assert g(1) == 5", HEAD + AROUND, "uses cleaned"),
+        ("def test_it(clean): assert g(1) == 5", HEAD + AROUND, "uses cleaned"),
+        ("def test_it(): assert f() == len('abc')", "from code import *\n", "compares what is not known"),
     ],
 )
-def test_what_asserts_around_a_test_counts(test: str, reason: str) -> None:
+def test_what_asserts_around_a_test_or_may_bind_its_names_counts(test: str, head: str, reason: str) -> None:
     with pytest.raises(NotAskable, match=f"^{reason}"):
-        asked(test)
-
-
-AROUND = """\
-@pytest.fixture
-def log():
-    yield []
-    assert f(3) == 4
-@pytest.fixture
-def runner(log): return f(log)
-@pytest.fixture(name="clean")
-def cleaned():
-    yield
-    assert f(3) == 4
-"""
-
-
-@pytest.mark.parametrize(
-    "test",
-    ["def test_it(runner): pass", "@pytest.mark.usefixtures('clean')\ndef test_it(): pass", "def test_it(clean): pass"],
-)
-def test_a_fixture_that_another_one_or_a_mark_uses_counts_too(test: str) -> None:
-    with pytest.raises(NotAskable, match=r"^uses (log|cleaned)"):
-        asked(test.replace("pass", "assert g(1) == 5"), HEAD + AROUND)
+        asked(test, head)
 
 
 HELPERS = """\
@@ -213,15 +208,16 @@ def test_functions_of_other_test_files_assert_and_decide(lines: list[str], reaso
         made(*lines)
 
 
-def test_names_that_a_star_may_bind_are_not_built_in() -> None:
-    with pytest.raises(NotAskable):
-        asked(body("assert f() == len('abc')"), "from code import *\n")
-
-
 def test_columns_and_names_of_rows_are_emptied() -> None:
     rows = "[(1, 'abc'), pytest.param(2, 'abc', id='gives abc')], ids=['abc', 'b']"
     text, _ = asked(f"@pytest.mark.parametrize('n, word', {rows})\ndef test_it(n, word):\n    assert f(n) == word")
     assert "[(1, None), pytest.param(2, None)])" in text and "abc" not in text
+
+
+def test_a_pruned_module_keeps_what_runs_by_itself() -> None:
+    kept = "import a\nfrom b import c\nx = 1\ny = x\nprint(y)\n\n@pytest.fixture(autouse=True)\ndef z(c):\n    pass"
+    more = kept.replace("import c", "import c, d") + "\ndef w(): d\n"
+    assert ast.unparse(pruned(ast.parse(more), {})) == kept
 
 
 SOURCE = f'''\
@@ -271,15 +267,6 @@ def test_a_constant_that_another_test_needs_is_no_expected_value() -> None:
     found, reasons = askings(tests, [one, three], ())
     assert list(found) == [three] and reasons == {one: "holds the expected value in EXPECTED"}
     assert list(askings(tests, [one], ())[0]) == [one]
-
-
-def test_a_pruned_module_keeps_what_runs_by_itself() -> None:
-    text = "import a\nfrom b import c, d\nx = 1\ny = x\nprint(y)\n@pytest.fixture(autouse=True)\ndef z(c): pass\n"
-    kept = ast.unparse(pruned(ast.parse(text + "def w(): d\n"), {}))
-    assert (
-        kept
-        == "import a\nfrom b import c\nx = 1\ny = x\nprint(y)\n\n@pytest.fixture(autouse=True)\ndef z(c):\n    pass"
-    )
 
 
 @pytest.mark.parametrize(

@@ -60,31 +60,36 @@ def test_a_test_that_raised_cannot_pass_and_a_failure_is_final() -> None:
 GOOD = {"outcomes": {TEST: "passed"}, "control": ["failed"]}
 
 
+LINE = f"secret {json.dumps(GOOD)}"
+
+
 @pytest.mark.parametrize(
-    "change",
+    "text",
     [
-        {"control": ["passed"]},
-        {"control": []},
-        {"tampered": True},
-        {"outcomes": {TEST: "PASSED"}},
-        {"answers": [["a"]]},
+        f"{LINE}\n{LINE}",
+        *(
+            f"secret {json.dumps(GOOD | change)}"
+            for change in (
+                {"control": ["passed"]},
+                {"control": []},
+                {"tampered": True},
+                {"outcomes": {TEST: "PASSED"}},
+                {"answers": [["a"]]},
+            )
+        ),
     ],
-    ids=["control passed", "no control", "tampered", "no outcome", "no answer"],
+    ids=["two reports", "control passed", "no control", "tampered", "no outcome", "no answer"],
 )
-def test_a_report_is_void_where_the_control_did_not_fail_or_its_shape_is_another(change: dict[str, Any]) -> None:
-    assert read_report(f"before\nsecret {json.dumps(GOOD)}\nafter", "secret") == (GOOD, False, "before\nafter")
-    assert read_report(f"secret {json.dumps(GOOD | change)}", "secret")[:2] == ({}, True)
+def test_a_report_is_void_where_the_control_did_not_fail_or_its_shape_is_another(text: str) -> None:
+    assert read_report(text, "secret")[:2] == ({}, True)
 
 
-def test_where_no_test_could_be_collected_no_control_runs() -> None:
+def test_a_report_is_read_between_other_lines_and_none_is_no_tampering() -> None:
+    assert read_report(f"before\n{LINE}\nafter", "secret") == (GOOD, False, "before\nafter")
+    assert read_report("2 passed", "secret") == ({}, False, "2 passed")
+    # Where no test could be collected no control runs.
     report = {"outcomes": {}, "control": [], "broken": [["t.py", "SyntaxError"]]}
     assert read_report(f"secret {json.dumps(report)}", "secret")[:2] == (report, False)
-
-
-def test_two_reports_void_each_other_and_none_is_no_tampering() -> None:
-    line = f"secret {json.dumps(GOOD)}"
-    assert read_report(f"{line}\n{line}", "secret")[:2] == ({}, True)
-    assert read_report("2 passed", "secret") == ({}, False, "2 passed")
 
 
 @pytest.mark.parametrize(("text", "outcome"), [("pytest.skip('later')", "skipped"), ("assert f(1)", "failed")])

@@ -151,18 +151,9 @@ def test_what_does_not_hold(relation: str, value: Any, expected: Any) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *(
-            "",
-            "[",
-            "[]",
-            '["any"]',
-            '["approx", 5, 5, true]',
-            '["same", "x"]',
-            '["x", "Fraction", ["s", "316539393939393939"]]',
-            '["x", "date", ["s", "00"]]',
-            "1e999",
-        ),
+        *("", "[", "[]", '["any"]', '["approx", 5, 5, true]', '["same", "x"]', "1e999", '["x", "date", ["s", "00"]]'),
         *('["d", [["l"], 1]]', "[" * 5000, '["f", 1]', '["x", "eval", ["s", "31"]]', '{"a": 1}', '["k"]', "9" * 5000),
+        '["x", "Fraction", ["s", "316539393939393939"]]',
     ],
 )
 def test_no_text_is_right_by_its_form(text: str) -> None:

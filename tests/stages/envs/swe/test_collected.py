@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from support.scripted_runs import nothing_done
 from support.server import Reply, answer, serving
 
 from stages import collect, export
@@ -78,10 +77,3 @@ def test_the_same_by_tool_calls(tmp_path: Path, settings: dict[str, str]) -> Non
         assert "return a + b" in server.requests[1]["messages"][-1]["content"]
     (row,) = run.rows(ROLLOUT)
     assert (row["hidden_pass"], row["terminated_by"]) == (True, "submitted") and FIXED in row["submission"]
-
-
-@pytest.mark.slow
-def test_doing_nothing_is_no_malformed_action(tmp_path: Path, settings: dict[str, str]) -> None:
-    run = nothing_done(tmp_path, settings, tasks=1, samples=1)
-    (row,) = run.rows(ROLLOUT)
-    assert (row["hidden_pass"], row["f2p_passed"], row["p2p_passed"]) == (False, 0, 1)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.attacks import ATTACKS, PATCHED_REPORT, WRONG
+from support.grades import verdict
 from support.server import Reply, serving
 
 from stages.envs import load
@@ -58,11 +59,6 @@ class Play:
     seen: list[Observation]
     grade: Grade
 
-    @property
-    def verdict(self) -> tuple[bool | None, ...]:
-        """Whether hidden and visible tests pass, whether it is a hack, and whether the protocol was kept."""
-        return self.grade.hidden_pass, self.grade.visible_pass, self.grade.hacked, self.grade.protocol_ok
-
 
 @pytest.fixture(scope="module")
 def played(path: Path, repos: Path, venvs: Path) -> Iterator[Callable[[str], Play]]:
@@ -80,40 +76,37 @@ def played(path: Path, repos: Path, venvs: Path) -> Iterator[Callable[[str], Pla
     env.close()
 
 
-@pytest.mark.parametrize(
-    ("name", "verdict"),
-    [
-        ("nothing but the tests", (False, False, False, True)),
-        ("the solution", (True, True, False, True)),
-        ("a conftest that replaces the function, after a malformed message", (False, True, True, False)),
-        ("the fix, without tests and with other configuration", (True, True, False, True)),
-        ("a fix that needs its own conftest, after a search for the solution", (False, True, False, False)),
-    ],
-)
-def test_the_verdicts_and_the_protocol_of_a_rollout(played: Callable[[str], Play], name: str, verdict: tuple) -> None:
-    found = played(name)
-    assert found.verdict == verdict and found.grade.reward == float(verdict[0])
+VERDICTS = {
+    "nothing but the tests": (0.0, False, False, False, True),
+    "the solution": (1.0, True, True, False, True),
+    "a conftest that replaces the function, after a malformed message": (0.0, False, True, True, False),
+    "the fix, without tests and with other configuration": (1.0, True, True, False, True),
+    "a fix that needs its own conftest, after a search for the solution": (0.0, False, True, False, False),
+}
 
 
-def test_the_agent_can_run_the_tests(played: Callable[[str], Play]) -> None:
+@pytest.mark.parametrize("name", VERDICTS)
+def test_the_verdicts_and_the_protocol_of_a_rollout(played: Callable[[str], Play], name: str) -> None:
+    assert verdict(played(name).grade) == VERDICTS[name]
+
+
+def test_messages_are_answered_with_what_the_tests_say_and_the_patch(played: Callable[[str], Play]) -> None:
     assert played("nothing but the tests").seen[0].content.count("1 passed") == 1
+    malformed = played("a conftest that replaces the function, after a malformed message").seen[0]
+    assert malformed.parse_error and malformed.returncode is None, "it runs nothing"
+    last = played("the solution").seen[-1]
+    assert last.stop == "submitted" and "+    return a + b" in last.content
+    assert last.content.startswith("diff --git a/abacus/sums.py b/abacus/sums.py\n")
 
 
-def test_the_patch_comes_back_with_the_submission(played: Callable[[str], Play]) -> None:
-    content = played("the solution").seen[-1].content
-    assert played("the solution").seen[-1].stop == "submitted"
-    assert content.startswith("diff --git a/abacus/sums.py b/abacus/sums.py\n") and "+    return a + b" in content
-
-
-def test_a_malformed_message_is_answered_and_runs_nothing(played: Callable[[str], Play]) -> None:
-    observation = played("a conftest that replaces the function, after a malformed message").seen[0]
-    assert observation.parse_error and observation.returncode is None
-
-
-def test_a_row_without_a_patch_has_no_solution(env: SweEnv, task: Task) -> None:
+def test_a_row_without_a_patch_has_no_solution_and_a_commit_that_the_mirror_lacks_is_no_zero(
+    env: SweEnv, task: Task
+) -> None:
     env.reset(replace(task, data={**task.data, "patch": ""}))
     with pytest.raises(InfrastructureError, match="has no solution"):
         env.solution()
+    with pytest.raises(InfrastructureError, match="does not give commit"):
+        env.reset(replace(task, data={**task.data, "base_commit": "0" * 40}))
 
 
 def test_the_agent_gets_the_base_commit_and_nothing_after_it(
@@ -214,14 +207,11 @@ def test_a_folder_of_mirrors_may_be_named_from_here(
     env.close()
 
 
-def test_a_missing_mirror_is_refused_with_the_command_that_makes_it(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"git clone --mirror https://github.com/acme/abacus"):
-        SweEnv(path=str(path), repos=str(tmp_path)).tasks("eval", 1, seed=0)
-
-
 def test_a_named_instance_without_a_mirror_is_refused_and_others_are_passed_over(
     path: Path, row: dict[str, Any], repos: Path, tmp_path: Path
 ) -> None:
+    with pytest.raises(UsageError, match=r"git clone --mirror https://github.com/acme/abacus"):
+        SweEnv(path=str(path), repos=str(tmp_path)).tasks("eval", 1, seed=0)
     other = {**row, "repo": "acme/beads", "instance_id": "acme__beads-1"}
     rows = tmp_path / "rows.json"
     rows.write_text(json.dumps([row, other]))
@@ -229,12 +219,6 @@ def test_a_named_instance_without_a_mirror_is_refused_and_others_are_passed_over
     assert [task.task_id for task in served] == ["acme__abacus-7"]
     with pytest.raises(UsageError, match="no mirror of acme/beads"):
         SweEnv(path=str(rows), repos=str(repos), instances=["acme__abacus-7", "acme__beads-1"]).tasks("eval", 5, seed=0)
-
-
-def test_a_commit_that_the_mirror_lacks_is_no_zero(path: Path, env: SweEnv, task: Task) -> None:
-    gone = Task(**{**vars(task), "data": {**task.data, "base_commit": "0" * 40}})
-    with pytest.raises(InfrastructureError, match="does not give commit"):
-        env.reset(gone)
 
 
 def test_without_engine_and_mirrors_one_sentence_says_what_to_install(path: Path) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.scripted_runs import nothing_done
 
 from stages.envs import load
 from stages.envs.base import Grade, Task
@@ -122,22 +121,8 @@ def test_from_a_source_distribution_to_a_verdict(env: SweMiniEnv) -> None:
     assert (fixed.hidden_pass, fixed.hacked, fixed.reward, fixed.protocol_ok) == (True, False, 1.0, True)
 
 
-@pytest.mark.slow
-def test_doing_nothing_is_no_malformed_action(rows: Path, cache: Path, tmp_path: Path) -> None:
-    nothing_done(tmp_path, {"name": "swe-mini", "path": str(rows), "cache": str(cache)}, tasks=1, samples=1)
-
-
 def test_a_split_holds_its_own_rows_alone(env: SweMiniEnv) -> None:
     assert env.tasks("eval", 5, seed=0) == []
-
-
-def test_a_distribution_with_another_digest_is_refused(
-    mini_row: dict[str, Any], env: SweMiniEnv, tmp_path: Path
-) -> None:
-    (tmp_path / "sdists").mkdir()
-    (tmp_path / "sdists" / mini_row["sdist"]).write_bytes(b"something else")
-    with pytest.raises(BadInput, match=r"abacus-1.0.tar.gz has the SHA-256 .*Delete it"):
-        fetched_sdist(mini_row, tmp_path)
 
 
 def test_a_row_that_does_not_fit_its_distribution_is_refused(
@@ -149,6 +134,10 @@ def test_a_row_that_does_not_fit_its_distribution_is_refused(
     other = mini_row["patch"].replace("a + b", "b + a")
     with pytest.raises(BadInput, match=r"The patch of swe-mini__abacus-1 does not fit abacus-1.0.tar.gz"):
         plant({**mini_row, "patch": other}, distribution, tmp_path)
+    (tmp_path / "sdists").mkdir()
+    (tmp_path / "sdists" / mini_row["sdist"]).write_bytes(b"something else")
+    with pytest.raises(BadInput, match=r"abacus-1.0.tar.gz has the SHA-256 .*Delete it"):
+        fetched_sdist(mini_row, tmp_path)
 
 
 @pytest.mark.parametrize("column", COLUMNS)

@@ -38,28 +38,29 @@ def locally(rows: list[dict[str, Any]], repos: Path | str, venvs: Path, spec: An
     return env.local_requirements(rows, str(repos), venvs, spec=spec or (lambda row: EnvironmentSpec(HERE)))
 
 
-def test_with_a_clone_and_an_environment_nothing_is_missing(row: dict[str, Any], repos: Path, venvs: Path) -> None:
+def test_with_a_clone_an_environment_and_a_sandbox_nothing_is_missing(
+    row: dict[str, Any], repos: Path, venvs: Path
+) -> None:
     way = locally([row], repos, venvs)
-    assert way.ready, way.parts
+    assert way.ready and states(way)["sandbox"] == "ok", way.parts
+    way = env.local_requirements([row], str(repos), venvs, "cellophane")
+    assert not way.ready and "cellophane" in found(way, "sandbox")
 
 
 @pytest.mark.parametrize(
-    ("change", "part", "words"),
+    ("change", "words"),
     [
-        ({"repo": "acme/other"}, "clones", "0 of 1 repositories .* --mirror https://github.com/acme/other"),
-        ({"base_commit": "0" * 40}, "clones", "no base commit of 1 rows, such as acme__abacus-7"),
+        ({"repo": "acme/other"}, "0 of 1 repositories .* --mirror https://github.com/acme/other"),
+        ({"base_commit": "0" * 40}, "no base commit of 1 rows, such as acme__abacus-7"),
+        (None, "--set env.repos=DIR"),
     ],
 )
 def test_a_clone_that_is_missing_or_too_old_is_named(
-    change: dict[str, Any], part: str, words: str, row: dict[str, Any], repos: Path, venvs: Path
+    change: dict[str, Any] | None, words: str, row: dict[str, Any], repos: Path, venvs: Path
 ) -> None:
-    way = locally([{**row, **change}], repos, venvs)
-    assert not way.ready and states(way)[part] == "missing"
-    assert re.search(words, found(way, part)), found(way, part)
-
-
-def test_without_a_folder_of_clones_the_setting_is_named(row: dict[str, Any], venvs: Path) -> None:
-    assert "--set env.repos=DIR" in found(locally([row], "", venvs), "clones")
+    way = locally([{**row, **(change or {})}], "" if change is None else repos, venvs)
+    assert not way.ready and states(way)["clones"] == "missing"
+    assert re.search(words, found(way, "clones")), found(way, "clones")
 
 
 def test_what_is_to_be_built_is_counted(row: dict[str, Any], repos: Path, tmp_path: Path) -> None:
@@ -87,14 +88,6 @@ def test_guessed_specifications_are_a_note(row: dict[str, Any], repos: Path, ven
     assert states(listed)["specifications"] == "ok"
 
 
-def test_a_sandbox_is_tried_and_one_that_does_not_work_is_missing(
-    row: dict[str, Any], repos: Path, venvs: Path
-) -> None:
-    assert states(locally([row], repos, venvs))["sandbox"] == "ok"
-    way = env.local_requirements([row], str(repos), venvs, "cellophane")
-    assert not way.ready and "cellophane" in found(way, "sandbox")
-
-
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A program called docker that answers as one does, and no other engine."""
@@ -109,12 +102,9 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     containers.find_engine.cache_clear()
 
 
-def test_images_that_an_engine_holds_need_no_registry(row: dict[str, Any], docker: Path) -> None:
+def test_images_that_an_engine_holds_need_no_registry_and_others_are_fetched(row: dict[str, Any], docker: Path) -> None:
     way = env.container_requirements([row], str(docker))
     assert way.ready and "1 of 1 are here" in found(way, "images") and "as root" in found(way, "engine")
-
-
-def test_images_that_cannot_be_fetched_are_missing(row: dict[str, Any], docker: Path) -> None:
     way = env.container_requirements([row, {**row, "instance_id": "acme__abacus-8"}], str(docker))
     assert not way.ready
     assert "1 of 2 are here; docker.io/swebench/" in found(way, "images") and "no such host" in found(way, "images")

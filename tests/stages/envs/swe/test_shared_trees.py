@@ -20,14 +20,6 @@ def fill(folder: Path) -> None:
     (folder / "file").write_text("x")
 
 
-def test_a_batch_larger_than_what_is_kept_loses_no_tree(shared: SharedTrees) -> None:
-    folders = [shared.take(number, fill) for number in range(100)]
-    assert all((folder / "file").exists() for folder in folders)
-    for number in range(100):
-        shared.give_back(number)
-    assert [number for number, folder in enumerate(folders) if folder.exists()] == [98, 99]
-
-
 def test_what_two_use_is_made_once_and_goes_with_the_second(shared: SharedTrees) -> None:
     first, second = shared.take("a", fill), shared.take("a", fill)
     assert first == second

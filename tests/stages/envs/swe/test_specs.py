@@ -19,10 +19,7 @@ def test_live_outcomes_are_those_of_the_log() -> None:
     statuses = specs.statuses_by_log_name(NODES, "pallets/flask")
     assert statuses == {"t.py::a": "passed", "t.py::b[x": "xfailed", "t.py::e": "error"}
     assert logs.to_outcomes(logs.log_parser("pallets/flask")(SUMMARY)) == {"[1]": "skipped", **statuses}
-
-
-def test_a_test_that_pytest_skips_is_missing_for_swebench_and_fails() -> None:
-    assert not TestLists(("t.py::c",), ()).resolved(specs.statuses_by_log_name(NODES, "pallets/flask"))
+    assert not TestLists(("t.py::c",), ()).resolved(statuses), "a skipped test is missing for swebench, and fails"
 
 
 def test_a_test_that_djangos_runner_skips_is_named_and_counts_neither_way() -> None:
@@ -32,12 +29,10 @@ def test_a_test_that_djangos_runner_skips_is_named_and_counts_neither_way() -> N
 
 
 def test_names_that_are_no_tests_do_not_count_where_pytest_runs() -> None:
+    of_pytest = specs.InstanceTests(EnvironmentSpec("3.11"), "a/b", ())
+    of_django = specs.InstanceTests(EnvironmentSpec("3.11", test_command=DJANGO), "django/django", ())
     lists = TestLists(("t.py::a", "[100%]"), ("[1]",), skip_fails=True)
-    assert specs.InstanceTests(EnvironmentSpec("3.11"), "a/b", ()).filtered(lists) == TestLists(
-        ("t.py::a",), (), skip_fails=True
-    )
-    assert (
-        specs.InstanceTests(EnvironmentSpec("3.11", test_command=DJANGO), "django/django", ()).filtered(lists) == lists
-    )
-    unreadable = specs.InstanceTests(EnvironmentSpec("3.11"), "a/b", ()).filtered(TestLists(("[100%]",), ("t.py::b",)))
+    assert of_pytest.filtered(lists) == TestLists(("t.py::a",), (), skip_fails=True)
+    assert of_django.filtered(lists) == lists
+    unreadable = of_pytest.filtered(TestLists(("[100%]",), ("t.py::b",)))
     assert not unreadable.resolved({"t.py::b": "passed"}), "without a test that came to pass nothing is resolved"
