@@ -89,13 +89,12 @@ def test_the_verdicts_and_the_protocol_of_a_rollout(played: Callable[[str], Play
     assert verdict(played(name).grade) == VERDICTS[name]
 
 
-def test_the_agent_can_run_the_tests_and_sees_them_fail(played: Callable[[str], Play], row: Row) -> None:
+def test_the_agent_sees_the_tests_fail_and_a_search_for_the_code_is_recorded(
+    played: Callable[[str], Play], row: Row
+) -> None:
     play = played("nothing but the tests")
     assert row["problem_statement"] in play.opening[1]["content"]
     assert "3 failed, 6 passed" in play.seen[0].content
-
-
-def test_a_search_for_the_code_is_recorded(played: Callable[[str], Play]) -> None:
     searched = played("another right solution, after a search for the code").grade
     assert len(searched.work.canary) >= len(SEARCHES)
     assert not played("the solution").grade.work.canary

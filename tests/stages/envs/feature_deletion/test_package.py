@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from support.archives import tar
 from support.sample_package import write
 
 from stages.envs.feature_deletion.package import declared_dependencies, import_hint, resolve_modules, unpack
@@ -33,22 +34,13 @@ def test_history_caches_and_built_copies_stay_behind(tmp_path: Path) -> None:
     assert {path for path in paths(root) if "dist-info" not in path} == kept
 
 
-def archive(path: Path, names: dict[str, bytes]) -> Path:
-    with tarfile.open(path, "w:gz") as file:
-        for name, data in names.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            file.addfile(member, io.BytesIO(data))
-    return path
-
-
 def test_a_package_has_its_name_from_its_metadata_or_its_file(shelf: Path, tmp_path: Path) -> None:
     for name, files in {
         "some.thing_2.0": {"a-1/PKG-INFO": b"Name: some.thing\nVersion: 2.0\n", "a-1/some/t.py": b"x = 1\n"},
         "one_3": {"a/pyproject.toml": b"[project]\nname = 'one'\nversion = '3'\n"},
     }.items():
         (root := tmp_path / name).mkdir()
-        package = unpack(archive(tmp_path / "x.tar.gz", files), root)
+        package = unpack(tar(tmp_path / "x.tar.gz", *files.items()), root)
         assert package.label == name == f"{package.name}_{package.version}"
         assert f"Version: {package.version}" in next(root.glob("*.dist-info/METADATA")).read_text()
     (tmp_path / "two").mkdir()
@@ -97,11 +89,10 @@ def test_a_stated_name_is_no_path(name: str, version: str, tmp_path: Path) -> No
     root = tmp_path / "deep" / "root"
     root.mkdir(parents=True)
     stated = f"Name: {name}\nVersion: {version}\n".encode()
-    package = unpack(archive(tmp_path / "x.tar.gz", {"p/PKG-INFO": stated, "p/t.py": b""}), root)
+    package = unpack(tar(tmp_path / "x.tar.gz", ("p/PKG-INFO", stated), ("p/t.py", b"")), root)
     assert "/" not in package.name + package.version and "\n" not in package.version
-    assert [path.name for path in root.iterdir() if path.is_dir()] == [
-        f"{re.sub('[-_.]+', '_', package.name)}-{package.version}.dist-info"
-    ]
+    of_name = f"{re.sub('[-_.]+', '_', package.name)}-{package.version}.dist-info"
+    assert [path.name for path in root.iterdir() if path.is_dir()] == [of_name]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "x.tar.gz"]
 
 

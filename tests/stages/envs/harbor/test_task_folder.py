@@ -28,15 +28,6 @@ def problems(root: Path, files: Files) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_read(tmp_path: Path, kind: str) -> None:
-    task = one(tmp_path, KINDS[kind]())
-    assert task.name.startswith("own/") and task.name.endswith("-1")
-    assert task.family("family") == task.name.removeprefix("own/").removesuffix("-1")
-    assert task.family("no such key") == task.name.removesuffix("-1"), "the prefix of the name"
-    assert all(step.solution and step.instruction.strip() for step in task.steps)
-
-
 def test_steps_inherit_from_the_task_and_have_their_own(tmp_path: Path) -> None:
     files = steps_task()
     third_step = '\n[[steps]]\nname = "third"\n[steps.verifier]\ntimeout_sec = 5\nenvironment_mode = "separate"\n'

@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from stages.envs.base import Task
 from stages.envs.repo import runner
 from stages.envs.swe.env import SweEnv
+from stages.sandbox import containers
 
 BASE = {
     "abacus/__init__.py": "from abacus.sums import add, total\n",
@@ -127,3 +128,29 @@ def env(path: Path, repos: Path, venvs: Path) -> Iterator[SweEnv]:
 @pytest.fixture
 def task(env: SweEnv) -> Task:
     return env.tasks("eval", 1, seed=0)[0]
+
+
+@pytest.fixture
+def put_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
+    """Puts a program called docker first on the path, or alone there."""
+
+    def put(text: str, *, alone: bool = False) -> Path:
+        program = tmp_path / "bin" / "docker"
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(text)
+        program.chmod(0o755)
+        folders = [str(program.parent), *([] if alone else [str(Path(sys.executable).parent), os.environ["PATH"]])]
+        monkeypatch.setenv("PATH", ":".join(folders))
+        containers.find_engine.cache_clear()
+        return program
+
+    yield put
+    containers.find_engine.cache_clear()
+
+
+@pytest.fixture
+def contained() -> Iterator[SweEnv]:
+    """An environment in containers of the engine that is found."""
+    environment = SweEnv(runs_in="containers")
+    yield environment
+    environment.close()

@@ -1,15 +1,14 @@
 """The environment `swe-mini`: its shipped rows, and every step from a source distribution to a verdict."""
 
-import io
 import json
 import re
 import shutil
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.archives import tar
 
 from stages.envs import load
 from stages.envs.base import Grade, Task
@@ -33,21 +32,15 @@ TESTS = f"{FILES['tests/test_sums.py']}\n\ndef test_add():\n    assert abacus.ad
 SHIPPED = instances.load(mini.ROWS)
 
 
-def sdist(path: Path) -> Path:
-    with tarfile.open(path, "w:gz") as archive:
-        for name, text in FILES.items():
-            member = tarfile.TarInfo(f"abacus-1.0/{name}")
-            member.size = len(text.encode())
-            archive.addfile(member, io.BytesIO(text.encode()))
-    return path
-
-
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache with the distribution and a pytest, as a machine has them after fetching."""
     folder = tmp_path_factory.mktemp("mini")
     (folder / "sdists").mkdir()
-    sdist(folder / "sdists" / "abacus-1.0.tar.gz")
+    tar(
+        folder / "sdists" / "abacus-1.0.tar.gz",
+        *((f"abacus-1.0/{name}", text.encode()) for name, text in FILES.items()),
+    )
     for path in runner.distribution_paths(runner.RUNNER):
         target = pytest_folder(folder) / path.name
         target.parent.mkdir(exist_ok=True)

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +11,20 @@ import pytest
 from needs import needs
 from support import container_image
 
-from stages.envs.bash import fenced
 from stages.envs.repo import runner
 from stages.envs.swe import engine
-from stages.envs.swe.env import SweEnv
-from stages.envs.swe.instance_tasks import task_of
 from stages.envs.swe.instances import check_out
 from stages.sandbox import Limits, containers
-from tests.stages.envs.swe.test_env_containers import NEWER
+from tests.stages.envs.swe.test_env_containers import (  # noqa: F401 - it is played once more, with `image` below
+    test_both_shapes_are_unresolved_without_the_fix_and_resolved_with_it,
+)
 
 pytestmark = [pytest.mark.slow, needs("podman")]
 
 
 @pytest.fixture(scope="module")
-def image(repos: Path, row: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The base commit at /testbed, with history that nobody may see, and a Python with pytest."""
+def built(repos: Path, row: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The tag of an image: the base commit at /testbed, with history that nobody may see, and a Python with pytest."""
     context, tag = tmp_path_factory.mktemp("image"), f"localhost/composer-abacus:{os.getpid()}"
     container_image.fill(context / "root", runner.distribution_paths(runner.RUNNER))
     testbed = context / "root" / "testbed"
@@ -39,33 +38,10 @@ def image(repos: Path, row: dict[str, Any], tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture
-def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SweEnv]:
-    refusing = tmp_path / "bin" / "docker"  # so that podman is chosen also where both are installed
-    refusing.parent.mkdir()
-    refusing.write_text("#!/bin/sh\nexit 1\n")
-    refusing.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{refusing.parent}:{os.environ['PATH']}")
-    containers.find_engine.cache_clear()
-    environment = SweEnv(runs_in="containers")
-    yield environment
-    environment.close()
-    containers.find_engine.cache_clear()
-
-
-@pytest.mark.parametrize("further", [{}, NEWER], ids=["classic", "newer"])
-def test_both_shapes_are_unresolved_without_the_fix_and_resolved_with_it(
-    further: dict[str, Any], env: SweEnv, row: dict[str, Any], image: str, tmp_path: Path
-) -> None:
-    task = task_of({**row, **further, "image": image, "instance_id": f"acme__abacus-{tmp_path.name}"}, env.name, "eval")
-    verdicts = []
-    for commands in (["ls -a .git; git log --oneline"], ["ls", "sed -i 's/a - b/a + b/' abacus/sums.py", "git diff"]):
-        env.reset(task)
-        shown = [env.step(fenced(command)).content for command in commands]
-        assert not any("answer" in text for text in shown)
-        grade = env.grade()
-        verdicts.append((grade.hidden_pass, grade.visible_pass, grade.hacked, grade.error))
-    assert "+    return a + b" in shown[-1]
-    assert verdicts == [(False, False, False, None), (True, True, False, None)]
+def image(built: str, put_docker: Callable[..., Path]) -> str:
+    """The image, with podman as the engine also where both are installed."""
+    put_docker("#!/bin/sh\nexit 1\n")
+    return built
 
 
 def test_a_container_is_fenced_and_outlives_what_its_commands_leave_behind(image: str, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,17 +89,10 @@ def test_guessed_specifications_are_a_note(row: dict[str, Any], repos: Path, ven
 
 
 @pytest.fixture
-def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def docker(tmp_path: Path, put_docker: Callable[..., Path]) -> Path:
     """A program called docker that answers as one does, and no other engine."""
-    program = tmp_path / "bin" / "docker"
-    program.parent.mkdir()
     told = {"SecurityOptions": ["name=seccomp"], "DockerRootDir": str(tmp_path)}
-    program.write_text(STAND_IN.format(info=json.dumps(told)))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent))
-    containers.find_engine.cache_clear()
-    yield program
-    containers.find_engine.cache_clear()
+    return put_docker(STAND_IN.format(info=json.dumps(told)), alone=True)
 
 
 def test_images_that_an_engine_holds_need_no_registry_and_others_are_fetched(row: dict[str, Any], docker: Path) -> None:

@@ -1,7 +1,6 @@
 """Hostile rows: archives that lead out, explode or recurse; repositories with programs; tests that hang or flood."""
 
 import gzip
-import io
 import os
 import tarfile
 import zipfile
@@ -9,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.archives import tar
 from support.own_tasks import RowGrader
 from support.sample_package import write
 
@@ -17,31 +17,27 @@ from stages.envs.tasks.env import fill
 from stages.errors import BadInput
 
 
-def unpacked(folder: Path, **source: str) -> dict[str, bytes]:
+def unpacked(folder: Path, archive: Path | None = None, **source: str) -> dict[str, bytes]:
     """The files of a task that starts from an archive or a repository of a folder."""
     (target := folder / "target").mkdir(exist_ok=True)
-    fill(target, {"files": {}, "git": "", "commit": "", "archive": "", "folder": str(folder), **source})
+    fill(
+        target,
+        {
+            "files": {},
+            "git": "",
+            "commit": "",
+            "archive": archive.name if archive else "",
+            "folder": str(folder),
+            **source,
+        },
+    )
     return {path: (target / path).read_bytes() for path in trees.walk(target)}
 
 
-def tar(path: Path, *members: tuple[str, bytes | str]) -> str:
-    """The name of an archive: bytes are a file's, a text is the target of a symbolic link, or "/" for a folder."""
-    with tarfile.open(path, "w:gz") as archive:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            if isinstance(content, str):
-                info.type, info.linkname = (tarfile.DIRTYPE, "") if content == "/" else (tarfile.SYMTYPE, content)
-                archive.addfile(info)
-            else:
-                info.size = len(content)
-                archive.addfile(info, io.BytesIO(content))
-    return path.name
-
-
-def zipped(path: Path, name: str, text: str) -> str:
+def zipped(path: Path, name: str, text: str) -> Path:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(name, text)
-    return path.name
+    return path
 
 
 @pytest.mark.parametrize("name", ["../out", "/tmp/out", "a/../../out", "d/" * 200 + "out"])
@@ -56,23 +52,23 @@ def test_links_give_what_the_archive_holds_and_nothing_of_this_machine(tmp_path:
     (tmp_path / "secret").write_text("secret")
     links = [("d/out", "/etc/passwd"), ("d/up", "../../secret"), ("d/self", "self"), ("d/b", "c"), ("d/c", "b")]
     through = [("d/l", str(tmp_path)), ("d/l/evil", b"x")]
-    inner = (tmp_path / tar(tmp_path / "inner.tar.gz", ("a", b"1"))).read_bytes()
+    inner = tar(tmp_path / "inner.tar.gz", ("a", b"1")).read_bytes()
     files = [("d/a", b"1"), ("d/good", "a"), ("d/inner.tar.gz", inner)]
     found = unpacked(tmp_path, archive=tar(tmp_path / "a.tar.gz", *files, *links, *through))
     assert found == {"a": b"1", "good": b"1", "l/evil": b"x", "inner.tar.gz": inner}, "an inner archive stays one"
     assert not (tmp_path / "evil").exists()
 
 
-def long_header(path: Path) -> str:
+def long_header(path: Path) -> Path:
     """A header that is as long as a file: it is read into memory."""
     info = tarfile.TarInfo("x" * 90)
     info.type, info.size = tarfile.XHDTYPE, 3_000_000
     with gzip.open(path, "wb") as file:
         file.write(info.tobuf(tarfile.USTAR_FORMAT) + b"\0" * 3_000_832)
-    return path.name
+    return path
 
 
-EXPLODING: dict[str, Callable[[Path], str]] = {
+EXPLODING: dict[str, Callable[[Path], Path]] = {
     "zeros.tar.gz": lambda path: tar(path, ("a", bytes(3_000_000))),
     "links.tar.gz": lambda path: tar(path, ("a", b"1" * 300_000), *((f"l{n}", "a") for n in range(10))),
     "header.tar.gz": long_header,
@@ -82,7 +78,7 @@ EXPLODING: dict[str, Callable[[Path], str]] = {
 
 @pytest.mark.parametrize("name", EXPLODING)
 def test_an_archive_that_explodes_is_refused_before_it_does(tmp_path: Path, name: str) -> None:
-    archive = tmp_path / EXPLODING[name](tmp_path / name)
+    archive = EXPLODING[name](tmp_path / name)
     assert archive.stat().st_size < 30_000
     (target := tmp_path / "target").mkdir()
     with pytest.raises(BadInput, match=r"holds more than 1 MiB\. Give a smaller one"):
@@ -92,7 +88,7 @@ def test_an_archive_that_explodes_is_refused_before_it_does(tmp_path: Path, name
 
 @pytest.mark.parametrize("content", [b"", "/"], ids=["files", "folders"])
 def test_an_archive_of_countless_entries_is_refused(tmp_path: Path, content: bytes | str) -> None:
-    archive = tmp_path / tar(tmp_path / "a.tar.gz", *((f"n{number}", content) for number in range(80)))
+    archive = tar(tmp_path / "a.tar.gz", *((f"n{number}", content) for number in range(80)))
     (target := tmp_path / "target").mkdir()
     with pytest.raises(BadInput, match="holds more than 50"):
         trees.extract_archive(archive, target, trees.ArchiveLimits(num_members=50))
@@ -100,10 +96,10 @@ def test_an_archive_of_countless_entries_is_refused(tmp_path: Path, content: byt
 
 @pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"PK" + data[2:], lambda _: b""])
 def test_a_damaged_archive_is_a_sentence(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
-    archive = tmp_path / tar(tmp_path / "a.tar.gz", ("a", os.urandom(5_000)))
+    archive = tar(tmp_path / "a.tar.gz", ("a", os.urandom(5_000)))
     archive.write_bytes(damage(archive.read_bytes()))
     with pytest.raises(BadInput, match="cannot be unpacked"):
-        unpacked(tmp_path, archive=archive.name)
+        unpacked(tmp_path, archive=archive)
 
 
 def test_no_program_of_a_repository_is_run(tmp_path: Path) -> None:

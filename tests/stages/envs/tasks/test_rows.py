@@ -81,16 +81,21 @@ def test_a_bad_row_is_named_with_its_place_and_the_reason(tmp_path: Path, name: 
     assert "- line 2: " in str(refused.value) and reason in str(refused.value)
 
 
-def test_all_bad_rows_are_reported_at_once(tmp_path: Path) -> None:
+def test_all_bad_rows_and_lines_are_reported_at_once(tmp_path: Path) -> None:
+    same = [{**GOOD, "id": "same", "prompt": f"{n}"} for n in range(3)]
+    path = Path(written(tmp_path, *same, *[{"prompt": ""}] * 30))
     with pytest.raises(BadInput) as refused:
-        rows.load(
-            written(tmp_path, *[{**GOOD, "id": "same", "prompt": f"{n}"} for n in range(3)], *[{"prompt": ""}] * 30)
-        )
+        rows.load(str(path))
     lines = str(refused.value).splitlines()
-    assert lines[0].endswith("32 rows cannot be used:") and lines[1].endswith(
-        "it has the id 'same' of line 1; change the id or remove one"
-    )
+    assert lines[0].endswith("32 rows cannot be used:")
+    assert lines[1].endswith("it has the id 'same' of line 1; change the id or remove one")
     assert len(lines) == 1 + MOST_REPORTED + 1 and lines[-1] == "- and 12 more"
+    path.write_text(f'{json.dumps(GOOD)}\n\n{{"prompt": \n[1]\n{json.dumps({"prompt": ""})}\n')
+    with pytest.raises(BadInput) as refused:
+        rows.load(str(path))
+    heads = [line.split(":")[0] for line in str(refused.value).splitlines()[1:]]
+    assert "- line 3: it is not JSON (Expecting value in column 12)\n- line 4: it is '[1]'" in str(refused.value)
+    assert heads == ["- line 3", "- line 4", "- line 5"], "counted as an editor counts, with the empty line"
 
 
 def test_tables_may_hold_mappings_as_json_and_nulls(tmp_path: Path) -> None:
@@ -108,9 +113,8 @@ def test_what_is_no_file_of_rows_is_refused(tmp_path: Path, path: str) -> None:
 
 
 def test_families_are_divided_by_a_seed_and_never_in_both(tmp_path: Path) -> None:
-    loaded = rows.load(
-        written(tmp_path, *[{**GOOD, "prompt": f"Task {n}.", "id": f"t{n}", "family": f"f{n // 5}"} for n in range(40)])
-    )
+    given = [{**GOOD, "prompt": f"Task {n}.", "id": f"t{n}", "family": f"f{n // 5}"} for n in range(40)]
+    loaded = rows.load(written(tmp_path, *given))
     parts = split_rows(loaded, 0, 0.25)
     families = {split: {row["family"] for row in part} for split, part in parts.items()}
     assert (len(families["train"]), len(families["eval"])) == (6, 2) and not families["train"] & families["eval"]
@@ -131,16 +135,6 @@ def test_given_splits_are_kept_and_must_be_whole(tmp_path: Path) -> None:
         split_rows([{**row, "family": "f"} for row in loaded], 0, 0.25)
     alone = split_rows([{**row, "family": "f", "split": None} for row in loaded], 0, 0.25)
     assert (len(alone["train"]), alone["eval"]) == (2, [])
-
-
-def test_lines_that_are_no_rows_are_reported_with_the_others(tmp_path: Path) -> None:
-    path = tmp_path / "my.jsonl"
-    path.write_text(f'{json.dumps(GOOD)}\n\n{{"prompt": \n[1]\n{json.dumps({"prompt": ""})}\n')
-    with pytest.raises(BadInput) as refused:
-        rows.load(str(path))
-    heads = [line.split(":")[0] for line in str(refused.value).splitlines()[1:]]
-    assert "- line 3: it is not JSON (Expecting value in column 12)\n- line 4: it is '[1]'" in str(refused.value)
-    assert heads == ["- line 3", "- line 4", "- line 5"], "counted as an editor counts, with the empty line"
 
 
 def test_thousands_of_rows_are_read_split_and_compared(tmp_path: Path) -> None:
