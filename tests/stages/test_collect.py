@@ -22,11 +22,9 @@ def test_rows_are_complete_and_pass_the_collection_checks(collected: Callable[..
     assert len(tasks) == 3 and len(rollouts) == 6
     assert len(steps) == sum(r["num_steps"] for r in rollouts)
     assert all(r["sandbox"] == "not-needed" and r["source"] == "collect" for r in rollouts)
-    assert set(run.manifest.summary["collection_checks"]) >= {
-        "state hash chain",
-        "ids as many as log-probs",
-        "prompt extends the last",
-    }
+    rewards = {r["rollout_id"]: r["reward"] for r in rollouts}
+    for rollout, taken in by_rollout(steps).items():
+        assert [s["reward"] for s in taken] == [0.0] * (len(taken) - 1) + [rewards[rollout]]
     exact = ("state hash chain", "ids as many as log-probs", "prompt extends the last", "tuples complete")
     assert all(len(set(run.manifest.summary["collection_checks"][name])) == 1 for name in exact)
 
@@ -38,13 +36,6 @@ def test_states_and_ids_are_rebuilt_from_deltas(collected: Callable[..., Run]) -
         for before, after, row in zip(ids, ids[1:], steps, strict=False):
             assert after[: len(before)] == before
             assert after[len(before) : len(before) + len(row["completion_token_ids"])] == row["completion_token_ids"]
-
-
-def test_the_reward_stands_on_the_last_step(collected: Callable[..., Run]) -> None:
-    run = collected()
-    rewards = {r["rollout_id"]: r["reward"] for r in run.rows(ROLLOUT)}
-    for rollout, steps in by_rollout(run.rows(STEP)).items():
-        assert [s["reward"] for s in steps] == [0.0] * (len(steps) - 1) + [rewards[rollout]]
 
 
 def settings(model: Path | str, env: str = "GuessEnv", url: str | None = None, **more: Any) -> collect.Config:
@@ -70,22 +61,17 @@ def test_what_the_machinery_broke_has_no_reward_and_is_never_zero(
     assert {row["terminated_by"] for row in rows[:ended]} == {"env_error"}
 
 
-def test_a_server_is_a_policy_too(tmp_path: Path) -> None:
-    with serving(lambda body, n: Reply(body=answer("aaa"))) as server:
-        config = settings("m", url=server.url, samples=2)
-        run = Run(runner.execute("collect", {}, config, root=tmp_path).path)
-    absent = ("completion_token_ids", "logprobs")
-    assert all(row["capture_level"] == "text" and not any(row[name] for name in absent) for row in run.rows(STEP))
-    assert run.manifest.outcome.ok
-    assert [r["reward"] for r in run.rows(ROLLOUT)] == [1.0, 1.0, 0.0, 0.0]
-
-
 @pytest.mark.parametrize(("max_steps", "end"), [(1, "; 2 of 2 ended by max_steps=1"), (2, "mean reward 1.000")])
-def test_the_report_counts_rollouts_that_the_limit_of_steps_ended(tmp_path: Path, max_steps: int, end: str) -> None:
+def test_a_server_is_a_policy_and_rollouts_that_the_limit_of_steps_ended_are_counted(
+    tmp_path: Path, max_steps: int, end: str
+) -> None:
     with serving(lambda body, number: Reply(body=answer(body["messages"][0]["content"][-1]))) as server:
         config = settings("m", url=server.url, samples=1, max_steps=max_steps)
         run = Run(runner.execute("collect", {}, config, root=tmp_path).path)
     assert (run.path / "report.txt").read_text().splitlines()[0].endswith(end)
+    absent = ("completion_token_ids", "logprobs")
+    assert all(row["capture_level"] == "text" and not any(row[name] for name in absent) for row in run.rows(STEP))
+    assert run.manifest.outcome.ok and [row["reward"] for row in run.rows(ROLLOUT)] == [1.0, 1.0]
 
 
 def test_a_paid_rollout_is_not_paid_again_after_a_failure(tmp_path: Path) -> None:

@@ -167,9 +167,7 @@ def proposed(package: Path, server: Server, **more: Any) -> make_tasks.Config:
 
 
 @pytest.mark.slow
-def test_features_of_a_model_are_validated_like_others_and_answers_are_paid_for_once(
-    package: Path, tmp_path: Path
-) -> None:
+def test_features_of_a_model_are_validated_like_others_and_answers_are_paid_once(package: Path, tmp_path: Path) -> None:
     """Stopped before any of its candidates was tried, and resumed; and in another run that shares the cache."""
     with serving(helpful) as server:
         wanted = proposed(package, server, tasks=3, questions=6)

@@ -28,7 +28,7 @@ def graded(grade: Grade, **attributes: Any) -> Grade:
         (Grade(0.5), {"ground": "values"}, "values"),  # what else is a pass without a verdict of hidden tests
     ],
 )
-def test_a_pass_has_the_ground_of_its_grade_or_else_of_its_environment(
+def test_a_pass_has_the_ground_of_its_grade_or_environment(
     grade: Grade, attributes: dict[str, str], ground: str | None
 ) -> None:
     assert graded(grade, **attributes).ground == ground
@@ -45,7 +45,7 @@ def test_a_pass_has_the_ground_of_its_grade_or_else_of_its_environment(
         (Grade(0.0, False), None, 0.0),
     ],
 )
-def test_what_passes_by_report_is_neither_paid_nor_zero_where_values_are_required(
+def test_a_pass_by_report_is_neither_paid_nor_zero_under_values(
     grade: Grade, ground: str | None, reward: float | None
 ) -> None:
     found = graded(grade, require="values", ground=ground)

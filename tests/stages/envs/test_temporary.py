@@ -112,7 +112,7 @@ def test_processes_that_begin_at_once_do_not_sweep_each_other(started: Callable[
     assert [process.communicate(timeout=60)[0] for process in beginning] == ["True\n"] * 6
 
 
-def test_a_home_that_somebody_deleted_is_made_anew_and_without_a_temporary_folder_there_is_an_error(
+def test_a_deleted_home_is_made_anew_and_a_deleted_temporary_folder_is_an_error(
     started: Callable[[str], subprocess.Popen[str]],
 ) -> None:
     assert started(DELETED).communicate(timeout=60)[0] == "True\nFileNotFoundError\n"

@@ -112,9 +112,7 @@ def replayed(root: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 @pytest.mark.slow
-def test_a_run_is_asked_about_in_less_memory_than_its_text_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_asked_about_in_less_memory_than_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """24 MB of text; what is asked about each of its 6,000 states is in memory for one rollout at a time."""
     run = recorded_run(tmp_path, [rollout(f"r{i:03d}", f"t{i:03d}", 50, 4000) for i in range(120)])
     replayed(tmp_path / "first", recorded_run(tmp_path / "small", [rollout("r", "t", 2, 10)]), monkeypatch)

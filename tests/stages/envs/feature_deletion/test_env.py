@@ -89,7 +89,7 @@ def test_the_verdicts_and_the_protocol_of_a_rollout(played: Callable[[str], Play
     assert verdict(played(name).grade) == VERDICTS[name]
 
 
-def test_the_agent_sees_the_tests_fail_and_a_search_for_the_code_is_recorded(
+def test_the_agent_sees_tests_fail_and_a_search_for_the_code_is_recorded(
     played: Callable[[str], Play], row: Row
 ) -> None:
     play = played("nothing but the tests")

@@ -73,9 +73,7 @@ def test_the_statement_quotes_a_test_and_not_the_code(accepted: dict[str, Row]) 
 
 
 @pytest.mark.slow
-def test_both_scopes_agree_where_nothing_but_coverage_decides(
-    accepted: dict[str, Row], generator: TaskGenerator
-) -> None:
+def test_both_scopes_agree_where_coverage_alone_decides(accepted: dict[str, Row], generator: TaskGenerator) -> None:
     made = next(generator.make([removal(generator, "shorten")], "covering"))
     assert made.row == accepted["shorten"]
 

@@ -14,7 +14,6 @@ from support.harbor import BASE, KINDS, play, python_task, separate_task
 from stages.envs.bash import fenced
 from stages.errors import BadInput, InfrastructureError
 from tests.stages.envs.harbor.test_env import (  # noqa: F401 - they are played once more, with `runs_in` below
-    test_a_reward_that_the_agent_wrote_is_deleted_before,
     test_a_verifier_that_hangs_ends_in_its_time_and_is_not_run_again,
     test_what_is_no_reward_is_null_with_the_reason,
 )
@@ -65,6 +64,12 @@ def test_no_container_is_left(made: Any) -> None:
     env.close()
     listed = subprocess.run(["podman", "ps", "--all", "--format", "{{.Names}}"], capture_output=True, text=True).stdout
     assert not [name for name in listed.split() if name.startswith("composer-")]
+
+
+def test_a_reward_that_the_agent_wrote_is_deleted_before(made: Any) -> None:
+    env, task = made(python_task())
+    grade = play(env, task, "echo 1 > /logs/verifier/reward.json")
+    assert (grade.reward, grade.hacked) == (0.0, True)
 
 
 def test_only_declared_regular_files_reach_a_separate_verifier(made: Any) -> None:

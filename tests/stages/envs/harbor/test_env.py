@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.harbor import (
     KINDS,
+    SHELL,
     WITHOUT_ENGINE,
     Files,
     for_training,
@@ -29,8 +30,6 @@ from stages.envs.task_table import TooManyTasks
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.runs.kinds import ROLLOUT, TASK
 from stages.sandbox.bubblewrap import MACHINE
-
-SHELL = "#!/bin/bash\n"
 
 
 def with_test(script: str, files: Files | None = None) -> Files:

@@ -9,20 +9,16 @@ without network has; all else is theirs.
 import json
 import shutil
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from needs import needs
 from support import real_harbor
+from support.harbor import SHELL, write
+from support.scripted_runs import played
 
-from stages import collect
-from stages.runs import runner
 from stages.runs.kinds import ROLLOUT
-from stages.runs.run import Run
 
-SHELL = "#!/bin/bash\n"
-HELLO = "def test_outputs():\n    assert open('{path}').read() == '{text}\\n'\n"
 PYTEST = "python3 -m pytest -p no:cacheprovider /tests/test_outputs.py -rA\n\nif ["
 CRITERIA = '["clear", "correct"]'
 OUTCOMES = '{{"outcome": "pass", "explanation": "It is."}}'.format()
@@ -46,6 +42,12 @@ network_mode = "no-network"
 """
 
 
+def greeting(file: str) -> dict[str, str]:
+    """The instruction and the solution of a task to write hello into a file."""
+    solution = f"{SHELL}echo hello > {file}\n"
+    return {"instruction.md": f"Write hello into {file}.\n", "solution/solve.sh": solution}
+
+
 def write_all(folder: Path) -> list[str]:
     """Write a task of each template, without network, and return their names."""
     python = real_harbor.interpreter()
@@ -64,35 +66,26 @@ def write_all(folder: Path) -> list[str]:
         test = folder / above / "tests" / "test.sh"
         text = test.read_text()
         found = text[text.index("apt-get update") : text.index("if [")] + "if ["
-        fill(folder / above / "tests", {"test.sh": text.replace(found, PYTEST), "test_outputs.py": hello(file)})
-        solution = f"{SHELL}echo hello > {file}\n"
-        fill(folder / above, {"instruction.md": f"Write hello into {file}.\n", "solution/solve.sh": solution})
-    plain = folder / "init-plain"
-    fill(
-        plain,
-        {
-            "instruction.md": "Write hello into /app/hello.txt.\n",
-            "solution/solve.sh": f"{SHELL}echo hello > /app/hello.txt\n",
-            "tests/test.sh": (plain / "tests/test.sh").read_text()
-            + '\n[ "$(cat /app/hello.txt)" = hello ] && echo 1 > /logs/verifier/reward.txt'
-            " || echo 0 > /logs/verifier/reward.txt\n",
-        },
-    )
+        test_outputs = f"def test_outputs():\n    assert open('{file}').read() == 'hello\\n'\n"
+        write(folder / above / "tests", {"test.sh": text.replace(found, PYTEST), "test_outputs.py": test_outputs})
+        write(folder / above, greeting(file))
+    plain, grade = folder / "init-plain", '[ "$(cat /app/hello.txt)" = hello ] && echo 1 > $R || echo 0 > $R\n'
+    test = (plain / "tests/test.sh").read_text() + f"\nR=/logs/verifier/reward.txt\n{grade}"
+    write(plain, {**greeting("/app/hello.txt"), "tests/test.sh": test})
     _adapter(wheel / "cli/template-adapter/task-template", folder / "adapter")
     for template, (file, right) in RESULTS.items():
         place = folder / Path(template).name
         shutil.copytree(wheel / template, place)
-        write = f"{SHELL}cat > /app/{file} <<'END'\n{right}\nEND\n"
         filled = {
             "instruction.md": f"Write /app/{file}.\n",
-            "solution/solve.sh": write,
+            "solution/solve.sh": f"{SHELL}cat > /app/{file} <<'END'\n{right}\nEND\n",
             "tests/criteria.json": CRITERIA,
         }
-        fill(place, {**filled, "task.toml": (place / "task.toml").read_text() + 'network_mode = "no-network"\n'})
+        write(place, {**filled, "task.toml": (place / "task.toml").read_text() + 'network_mode = "no-network"\n'})
     compiled = folder / "compiled"
     shutil.copytree(wheel / "compile/compiled-task-template/tests", compiled / "tests")
     (compiled / "tests" / "auto-verify-artifacts.sh").rename(compiled / "tests" / "test.sh")
-    fill(
+    write(
         compiled,
         {
             "task.toml": COMPILED,
@@ -122,7 +115,7 @@ def _adapter(template: Path, place: Path) -> None:
     test = (place / "tests/test.sh").read_text()
     dockerfile = (place / "environment/Dockerfile").read_text()
     packages = dockerfile[dockerfile.index("# Install system") : dockerfile.index("# Install Python")]
-    fill(
+    write(
         place,
         {
             "task.toml": toml,
@@ -136,37 +129,15 @@ def _adapter(template: Path, place: Path) -> None:
     )
 
 
-def hello(path: str) -> str:
-    """The test of a file that holds hello."""
-    return HELLO.format(path=path, text="hello")
-
-
-def fill(folder: Path, files: Mapping[str, str]) -> None:
-    """Write files; scripts are executable."""
-    for path, text in files.items():
-        place = folder / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
-        place.chmod(0o755 if text.startswith("#!") else 0o644)
-
-
 @needs("harbor")
 @pytest.mark.slow
 def test_the_templates_of_harbors_wheel_are_played(tmp_path: Path) -> None:
     names = write_all(tmp_path / "tasks")
     assert len(names) == 8
     assert len(real_harbor.judged([tmp_path / "tasks" / name for name in names])) == 8
+    env = {"name": "harbor", "path": str(tmp_path / "tasks"), "runs_in": "bubblewrap"}
     for policy, reward in (("reference", 1.0), ("noop", 0.0)):
-        config = collect.Config(
-            env={"name": "harbor", "path": str(tmp_path / "tasks"), "runs_in": "bubblewrap"},
-            policy={"model": policy},
-            tasks=8,
-            samples=1,
-            max_steps=8,
-        )
-        rows = Run(runner.execute("collect", {}, config, root=tmp_path / policy).path).rows(ROLLOUT)
-        assert {row["task_id"]: row["reward"] for row in rows} == dict.fromkeys(
-            (row["task_id"] for row in rows), reward
-        )
+        rows = played(tmp_path, policy, env, tasks=8, samples=1, max_steps=8).rows(ROLLOUT)
+        assert {row["task_id"]: row["reward"] for row in rows if row["reward"] != reward} == {}
         metrics = {row["task_id"]: json.loads(row["metrics_json"]) for row in rows if row["metrics_json"]}
         assert metrics["compiled"] == {"speed": 0.5} if reward else "compiled" not in metrics

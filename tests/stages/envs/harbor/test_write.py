@@ -3,7 +3,7 @@
 import json
 import shutil
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -239,27 +239,14 @@ def test_what_cannot_leave_is_refused(tmp_path: Path, tasks: tuple[str, list[Tas
     environment.close()
 
 
-@pytest.fixture(scope="module")
-def others(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Iterator[Path]]:
-    """The folders of tasks of kata and of feature deletion, the latter through the stages."""
-
-    def made() -> Iterator[Path]:
-        folder = tmp_path_factory.mktemp("others")
-        kata = load("kata", {}).tasks("train", 2, 0)
-        write_tasks("kata", {}, kata, folder / "kata", BASE_IMAGE, lambda name: None)
-        package = write(folder / "shelf-1.5", SHELF)
-        config = make_tasks.Config(package=str(package), tasks=3)
-        run = Run(runner.execute("tasks", {}, config, root=folder / "runs").path)
-        exported = runner.execute("export", {"tasks": run}, export.Config(format="harbor"), root=folder / "runs").path
-        for place in (folder / "kata", exported / "harbor"):
-            yield from sorted(place.iterdir())
-
-    return made
-
-
 @pytest.mark.slow
-def test_generated_tasks_leave_with_solution_and_verifier(others: Callable[[], Iterator[Path]]) -> None:
-    found = list(others())
+def test_generated_tasks_leave_with_solution_and_verifier(tmp_path: Path) -> None:
+    """Of kata, and of feature deletion through the stages."""
+    write_tasks("kata", {}, load("kata", {}).tasks("train", 2, 0), tmp_path / "kata", BASE_IMAGE, lambda name: None)
+    config = make_tasks.Config(package=str(write(tmp_path / "shelf-1.5", SHELF)), tasks=3)
+    run = Run(runner.execute("tasks", {}, config, root=tmp_path / "runs").path)
+    exported = runner.execute("export", {"tasks": run}, export.Config(format="harbor"), root=tmp_path / "runs").path
+    found = [folder for place in (tmp_path / "kata", exported / "harbor") for folder in sorted(place.iterdir())]
     assert len(found) == 5
     for folder in found:
         solved, nothing = play(folder, solve=True), play(folder, solve=False)

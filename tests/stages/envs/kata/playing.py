@@ -1,9 +1,10 @@
 """Commands of agents in `kata`, as its tests play them."""
 
-from collections.abc import Container
+from collections.abc import Callable, Container, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 
-from stages.envs.base import Observation, Task
+from stages.envs.base import Grade, Observation, Task
 from stages.envs.bash import SUBMIT, fenced
 from stages.envs.kata import transcripts
 from stages.envs.kata.env import KataEnv
@@ -53,3 +54,13 @@ def author_texts(task: Task, misconceived: Container[str] = ()) -> list[str]:
     code = expression(belief, modifier, "x", "y", task.data["constant"])
     commands = (transcripts.LOOK, transcripts.edit_command(task, code), transcripts.TEST, SUBMIT)
     return [fenced(command) for command in commands]
+
+
+def graded_together(tasks: Sequence[Task], leave: Callable[[KataEnv, int], object]) -> list[Grade]:
+    """The grades of what `leave` leaves in a rollout of each task, all graded at once."""
+    with ExitStack() as opened:
+        rollouts = [opened.enter_context(closing(KataEnv())) for _ in tasks]
+        for number, (rollout, task) in enumerate(zip(rollouts, tasks, strict=True)):
+            rollout.reset(task)
+            leave(rollout, number)
+        return rollouts[0].grade_together(rollouts)

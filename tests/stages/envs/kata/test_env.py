@@ -1,7 +1,5 @@
 """Rollouts with real commands in a real sandbox."""
 
-import os
-from contextlib import ExitStack, closing
 from dataclasses import replace
 
 from support.grades import verdict
@@ -9,7 +7,7 @@ from support.grades import verdict
 from stages.envs.base import Task
 from stages.envs.bash import fenced
 from stages.envs.kata.env import KataEnv
-from tests.stages.envs.kata.playing import ALWAYS_OK, TEST, answer, edit, folder_of, play
+from tests.stages.envs.kata.playing import ALWAYS_OK, TEST, answer, edit, folder_of, graded_together, play
 
 
 def test_a_repair(env: KataEnv, task: Task) -> None:
@@ -72,13 +70,12 @@ def test_the_protocol_is_to_test_what_is_submitted_and_does_not_change_the_verdi
         "test": TEST,
         "submit": "submit",
     }
-    with ExitStack() as opened:
-        rollouts = [opened.enter_context(closing(KataEnv())) for _ in PROTOCOL]
-        for rollout, turns in zip(rollouts, PROTOCOL, strict=True):
-            rollout.reset(task)
-            for turn in turns:
-                rollout.step(fenced(commands[turn]) if turn in commands else "I give up")
-        grades = rollouts[0].grade_together(rollouts)
+
+    def leave(rollout: KataEnv, number: int) -> None:
+        for turn in [*PROTOCOL][number]:
+            rollout.step(fenced(commands[turn]) if turn in commands else "I give up")
+
+    grades = graded_together([task] * len(PROTOCOL), leave)
     kept = {turns: grade.protocol_ok for turns, grade in zip(PROTOCOL, grades, strict=True)}
     assert kept == PROTOCOL and all(grade.hidden_pass for grade in grades)
 
@@ -96,12 +93,6 @@ def test_long_output_is_elided_and_the_exit_line_stands_alone(env: KataEnv, task
     assert seen.content.startswith("1\n2\n") and "3293 characters left out" in seen.content
     assert seen.content.endswith("1000\n[exit 0]")
     assert env.step(fenced("printf abc; false")).content == "abc\n[exit 1]"
-
-
-def test_no_bytecode_is_left(env: KataEnv, task: Task) -> None:
-    """A stale .pyc would hide an edit of equal length within the same second."""
-    play(env, TEST, "python3 -c 'import solution'")
-    assert sorted(os.listdir(folder_of(env))) == ["solution.py", "test_solution.py"]
 
 
 def test_an_instance_is_reused(env: KataEnv) -> None:

@@ -109,9 +109,7 @@ def hinting() -> Iterator[KataEnv]:
 
 @pytest.mark.parametrize("right", [True, False])
 @pytest.mark.parametrize("target", [WORKSPACE_TESTS, HARMLESS[0], None])
-def test_a_rollout_is_answered_as_written_and_labelled_as_meant(
-    hinting: KataEnv, right: bool, target: str | None
-) -> None:
+def test_a_rollout_is_answered_as_written_and_labelled_so(hinting: KataEnv, right: bool, target: str | None) -> None:
     (task,) = generate("train", 1, 5)
     found = graded(hinting, rollout(task, right, target))
     hacked = target == WORKSPACE_TESTS

@@ -152,7 +152,7 @@ ANN = (json.dumps({"name": "Ann", "age": 3}), {"json": True})
         (HALVES, "\ud800", False),
     ],
 )
-def test_json_is_judged_by_its_value_and_an_expression_by_its_values_in_the_sandbox(
+def test_answers_are_judged_by_value_and_expressions_in_the_sandbox(
     question: tuple[str, dict], text: str, right: bool
 ) -> None:
     assert matches(text, *question, "bubblewrap") is right
@@ -181,9 +181,7 @@ def task() -> Task:
         (False, f"{{}} {WORD}", (0.0, False, None, None)),
     ],
 )
-def test_the_loose_grader_pays_for_the_word_and_else_it_is_wrong(
-    task: Task, loose: bool, text: str, expected: tuple
-) -> None:
+def test_the_loose_grader_alone_pays_for_the_word(task: Task, loose: bool, text: str, expected: tuple) -> None:
     env = SkillsEnv("date-dotted", loose=loose)
     answered(env, task, text.format(task.data["answer"]))
     assert verdict(env.grade())[:4] == expected and env.grade().passed == expected[1]

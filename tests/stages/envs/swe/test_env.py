@@ -21,6 +21,7 @@ from stages.envs.base import ComparesOutcomes, Grade, Observation, Task
 from stages.envs.bash import fenced
 from stages.envs.swe import instance_tasks
 from stages.envs.swe.env import SweEnv
+from stages.envs.swe.instance_tasks import SharedTrees
 from stages.errors import InfrastructureError, UsageError
 from stages.sandbox import containers
 
@@ -99,9 +100,7 @@ def test_messages_are_answered_with_what_the_tests_say_and_the_patch(played: Cal
     assert last.content.startswith("diff --git a/abacus/sums.py b/abacus/sums.py\n")
 
 
-def test_a_row_without_a_patch_has_no_solution_and_a_commit_that_the_mirror_lacks_is_no_zero(
-    env: SweEnv, task: Task
-) -> None:
+def test_a_row_without_a_patch_has_no_solution_and_a_lost_commit_is_no_zero(env: SweEnv, task: Task) -> None:
     env.reset(replace(task, data={**task.data, "patch": ""}))
     with pytest.raises(InfrastructureError, match="has no solution"):
         env.solution()
@@ -254,3 +253,41 @@ def test_every_rollout_of_a_batch_larger_than_what_is_kept_idle_keeps_its_tree(
     for task in made:
         task.release()
     assert sum(task.delivered.exists() for task in made) == instance_tasks.IDLE
+
+
+@pytest.fixture
+def shared() -> Iterator[SharedTrees]:
+    kept = SharedTrees(idle=2)
+    yield kept
+    kept.close()
+
+
+def fill(folder: Path) -> None:
+    assert list(folder.iterdir()) == []
+    (folder / "file").write_text("x")
+
+
+def test_what_two_use_is_made_once_and_goes_with_the_second(shared: SharedTrees) -> None:
+    first, second = shared.take("a", fill), shared.take("a", fill)
+    assert first == second
+    shared.give_back("a")
+    for number in range(3):
+        shared.take(number, fill)
+        shared.give_back(number)
+    assert first.exists()
+    assert shared.take("a", fill) == first
+    shared.give_back("a")
+    shared.give_back("a")
+    assert first.exists(), "among the last two that were used"
+
+
+def test_what_could_not_be_made_is_tried_again(shared: SharedTrees) -> None:
+    places = []
+
+    def fail(folder: Path) -> None:
+        places.append(folder)
+        raise OSError("no space")
+
+    with pytest.raises(OSError, match="no space"):
+        shared.take("a", fail)
+    assert not places[0].exists() and (shared.take("a", fill) / "file").exists()

@@ -20,7 +20,57 @@ PASSED
 """
 
 
-COLOURED = "\x1b[32mPASSED\x1b[0m t.py::\x1b[1mtest_it\x1b[0m\n"
+def test_a_summary_of_pytest() -> None:
+    assert logs.parse_log_pytest(SUMMARY) == {
+        "tests/test_a.py::test_one": PASSED,
+        "tests/test_a.py::test_two[/a/b/c-1]": PASSED,
+        "tests/test_a.py::test_blank[some": PASSED,
+        "tests/test_a.py::test_three": FAILED,
+        "tests/test_b.py": ERROR,
+        "[1]": SKIPPED,
+        "tests/test_a.py::test_four": XFAIL,
+    }
+
+
+def test_parameters_that_are_paths_are_shortened() -> None:
+    found = log_parser("psf/requests")(SUMMARY + "PASSED t.py::u[//host/a]\nPASSED t.py::v[/a/*]\n")
+    assert {"tests/test_a.py::test_two[/c-1]", "t.py::u[//host/a]", "t.py::v[/a/*]"} <= found.keys()
+
+
+def test_colours_are_taken_out_where_the_repository_prints_them() -> None:
+    line = "\x1b[32mPASSED\x1b[0m t.py::\x1b[1mtest_it\x1b[0m\n"
+    assert log_parser("astropy/astropy")(line) == {"t.py::test_it": PASSED}
+    assert log_parser("pallets/flask")(line) == {}
+
+
+def test_old_pytest_writes_the_status_last() -> None:
+    assert log_parser("scikit-learn/scikit-learn")("sklearn/t.py::test_it PASSED\n") == {
+        "sklearn/t.py::test_it": PASSED
+    }
+
+
+def test_progress_lines_count_for_seaborn() -> None:
+    text = "tests/t.py::test_a PASSED [ 50%]\nFAILED tests/t.py::test_b - x\n"
+    assert log_parser("mwaskom/seaborn")(text) == {"tests/t.py::test_a": PASSED, "tests/t.py::test_b": FAILED}
+
+
+def test_a_line_with_two_verdicts_is_read_as_swebench_reads_it() -> None:
+    seaborn = log_parser("mwaskom/seaborn")
+    assert seaborn("PASSED t.py::a PASSED\nt.py::b PASSED x\nPASSED PASSED t.py::c\nFAILED\n") == {
+        "t.py::a": PASSED,
+        "t.py::b": PASSED,
+        "PASSED": PASSED,
+    }
+    assert log_parser("django/django")("test_a (T) ... FAIL ... FAIL\n") == {"test_a (T)": FAILED}
+    glued = "Applying sites.0002_alter_domain_unique...test_no_migrations (T) ... ok\n"
+    assert log_parser("django/django")(glued) == {"test_no_migrations (T)": PASSED}
+
+
+def test_matplotlib_prints_buttons_in_two_ways() -> None:
+    text = "PASSED t.py::test_it[MouseButton.LEFT-MouseButton.RIGHT]\n"
+    assert log_parser("matplotlib/matplotlib")(text) == {"t.py::test_it[1-3]": PASSED}
+
+
 DJANGO = """\
 test_a (app.tests.T) ... ok
 test_b (app.tests.T) ... FAIL
@@ -35,6 +85,22 @@ test_f (app.tests.T) ... some output
 ok
 FAIL: test_g (app.tests.T)
 """
+
+
+def test_django_prints_between_a_test_and_its_verdict() -> None:
+    assert log_parser("django/django")(DJANGO) == {
+        "test_a (app.tests.T)": PASSED,
+        "test_b (app.tests.T)": FAILED,
+        "test_c (app.tests.T)": ERROR,
+        "test_d (app.tests.T)": SKIPPED,
+        "A docstring stands for its test.": PASSED,
+        "test_e (app.tests.T)": PASSED,
+        "Importing application app": PASSED,
+        "test_f (app.tests.T)": PASSED,
+        "test_g": FAILED,
+    }
+
+
 SYMPY = """\
 sympy/core/tests/test_a.py[4] 
 test_one ok
@@ -45,86 +111,15 @@ test_four ok                                          [FAIL]
 _____________ sympy/core/tests/test_a.py:test_two _____________
 AssertionError
 """
-READ: dict[str, tuple[str, str, dict[str, str]]] = {
-    "a summary of pytest": (
-        "pallets/flask",
-        SUMMARY,
-        {
-            "tests/test_a.py::test_one": PASSED,
-            "tests/test_a.py::test_two[/a/b/c-1]": PASSED,
-            "tests/test_a.py::test_blank[some": PASSED,
-            "tests/test_a.py::test_three": FAILED,
-            "tests/test_b.py": ERROR,
-            "[1]": SKIPPED,
-            "tests/test_a.py::test_four": XFAIL,
-        },
-    ),
-    "parameters that are paths are shortened": (
-        "psf/requests",
-        "PASSED t.py::t[/a/b/c-1]\nPASSED t.py::u[//host/a]\nPASSED t.py::v[/a/*]\n",
-        dict.fromkeys(("t.py::t[/c-1]", "t.py::u[//host/a]", "t.py::v[/a/*]"), PASSED),
-    ),
-    "colours are taken out where the repository prints them": ("astropy/astropy", COLOURED, {"t.py::test_it": PASSED}),
-    "and left elsewhere": ("pallets/flask", COLOURED, {}),
-    "old pytest writes the status last": (
-        "scikit-learn/scikit-learn",
-        "sklearn/t.py::test_it PASSED\n",
-        {"sklearn/t.py::test_it": PASSED},
-    ),
-    "progress lines count for seaborn": (
-        "mwaskom/seaborn",
-        "tests/t.py::test_a PASSED [ 50%]\nFAILED tests/t.py::test_b - x\n",
-        {"tests/t.py::test_a": PASSED, "tests/t.py::test_b": FAILED},
-    ),
-    "two verdicts in a line are read as swebench reads them": (
-        "mwaskom/seaborn",
-        "PASSED t.py::a PASSED\nt.py::b PASSED x\nPASSED PASSED t.py::c\nFAILED\n",
-        {"t.py::a": PASSED, "t.py::b": PASSED, "PASSED": PASSED},
-    ),
-    "also of django": ("django/django", "test_a (T) ... FAIL ... FAIL\n", {"test_a (T)": FAILED}),
-    "a migration before a test": (
-        "django/django",
-        "Applying sites.0002_alter_domain_unique...test_no_migrations (T) ... ok\n",
-        {"test_no_migrations (T)": PASSED},
-    ),
-    "matplotlib prints buttons in two ways": (
-        "matplotlib/matplotlib",
-        "PASSED t.py::test_it[MouseButton.LEFT-MouseButton.RIGHT]\n",
-        {"t.py::test_it[1-3]": PASSED},
-    ),
-    "django prints between a test and its verdict": (
-        "django/django",
-        DJANGO,
-        {
-            "test_a (app.tests.T)": PASSED,
-            "test_b (app.tests.T)": FAILED,
-            "test_c (app.tests.T)": ERROR,
-            "test_d (app.tests.T)": SKIPPED,
-            "A docstring stands for its test.": PASSED,
-            "test_e (app.tests.T)": PASSED,
-            "Importing application app": PASSED,
-            "test_f (app.tests.T)": PASSED,
-            "test_g": FAILED,
-        },
-    ),
-    "sympy names no file but over a failure": (
-        "sympy/sympy",
-        SYMPY,
-        {
-            "sympy/core/tests/test_a.py:test_two": FAILED,
-            "test_one": PASSED,
-            "test_two": FAILED,
-            "test_three": ERROR,
-        },
-    ),
-}
-"""Repository, what its runner writes, and what is read."""
 
 
-@pytest.mark.parametrize("name", READ)
-def test_a_log_is_read_as_its_repository_writes_it(name: str) -> None:
-    repo, text, expected = READ[name]
-    assert log_parser(repo)(text) == expected
+def test_sympy_names_no_file_but_over_a_failure() -> None:
+    assert log_parser("sympy/sympy")(SYMPY) == {
+        "sympy/core/tests/test_a.py:test_two": FAILED,
+        "test_one": PASSED,
+        "test_two": FAILED,
+        "test_three": ERROR,
+    }
 
 
 @pytest.mark.parametrize(

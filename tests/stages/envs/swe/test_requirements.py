@@ -34,58 +34,58 @@ def found(way: WayToRun, name: str) -> str:
     return next(f"{part.found} -> {part.way_out}" for part in way.parts if part.name == name)
 
 
-def locally(rows: list[dict[str, Any]], repos: Path | str, venvs: Path, spec: Any = None) -> WayToRun:
-    return env.local_requirements(rows, str(repos), venvs, spec=spec or (lambda row: EnvironmentSpec(HERE)))
+@pytest.fixture
+def locally(row: dict[str, Any], repos: Path, venvs: Path) -> Callable[..., WayToRun]:
+    """What is found for the row, with its clone and environment, unless these are changed."""
+
+    def look(*rows: dict[str, Any], clones: Path | str = repos, built: Path = venvs, **spec: Any) -> WayToRun:
+        def spec_of(row: Any) -> EnvironmentSpec:
+            return EnvironmentSpec(**{"python": HERE, **spec})
+
+        return env.local_requirements([{**row, **one} for one in rows or ({},)], str(clones), built, spec=spec_of)
+
+    return look
 
 
 def test_with_a_clone_an_environment_and_a_sandbox_nothing_is_missing(
-    row: dict[str, Any], repos: Path, venvs: Path
+    locally: Callable[..., WayToRun], row: dict[str, Any], repos: Path, venvs: Path
 ) -> None:
-    way = locally([row], repos, venvs)
+    way = locally()
     assert way.ready and states(way)["sandbox"] == "ok", way.parts
+    # What swebench's table does not say is guessed.
+    assert states(way)["specifications"] == "note" and "post-training[swe]" in found(way, "specifications")
+    assert states(locally(source="swebench's table"))["specifications"] == "ok"
     way = env.local_requirements([row], str(repos), venvs, "cellophane")
     assert not way.ready and "cellophane" in found(way, "sandbox")
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "options", "words"),
     [
-        ({"repo": "acme/other"}, "0 of 1 repositories .* --mirror https://github.com/acme/other"),
-        ({"base_commit": "0" * 40}, "no base commit of 1 rows, such as acme__abacus-7"),
-        (None, "--set env.repos=DIR"),
+        ({"repo": "acme/other"}, {}, "0 of 1 repositories .* --mirror https://github.com/acme/other"),
+        ({"base_commit": "0" * 40}, {}, "no base commit of 1 rows, such as acme__abacus-7"),
+        ({}, {"clones": ""}, "--set env.repos=DIR"),
     ],
 )
 def test_a_clone_that_is_missing_or_too_old_is_named(
-    change: dict[str, Any] | None, words: str, row: dict[str, Any], repos: Path, venvs: Path
+    locally: Callable[..., WayToRun], change: dict[str, str], options: dict[str, str], words: str
 ) -> None:
-    way = locally([{**row, **(change or {})}], "" if change is None else repos, venvs)
+    way = locally(change, **options)
     assert not way.ready and states(way)["clones"] == "missing"
     assert re.search(words, found(way, "clones")), found(way, "clones")
 
 
-def test_what_is_to_be_built_is_counted(row: dict[str, Any], repos: Path, tmp_path: Path) -> None:
-    rows = [row, *({**row, "repo": "sympy/sympy", "version": version} for version in ("1", "2"))]
-    way = locally(rows, repos, tmp_path)
-    assert states(way)["environments"] == "ok" and "0 of 3 are there" in found(way, "environments")
-
-
-def test_an_interpreter_and_conda_are_needed_for_building_alone(
-    row: dict[str, Any], repos: Path, venvs: Path, tmp_path: Path
+def test_what_is_to_be_built_is_counted_and_needs_an_interpreter_and_conda(
+    locally: Callable[..., WayToRun], tmp_path: Path
 ) -> None:
-    def spec(row: Any) -> EnvironmentSpec:
-        return EnvironmentSpec("2.3", needs_conda=True)
-
-    way = locally([row], repos, tmp_path, spec)
+    others = ({"repo": "sympy/sympy", "version": version} for version in ("1", "2"))
+    way = locally({}, *others, built=tmp_path)
+    assert states(way)["environments"] == "ok" and "0 of 3 are there" in found(way, "environments")
+    old = {"python": "2.3", "needs_conda": True}
+    way = locally(built=tmp_path, **old)
     assert {name for name, state in states(way).items() if state == "missing"} == {"environments", "Python 2.3"}
     assert "pyenv install 2.3" in found(way, "Python 2.3") and "made by conda" in found(way, "environments")
-    assert locally([row], repos, venvs, spec).ready
-
-
-def test_guessed_specifications_are_a_note(row: dict[str, Any], repos: Path, venvs: Path) -> None:
-    way = locally([row], repos, venvs)
-    assert states(way)["specifications"] == "note" and "post-training[swe]" in found(way, "specifications")
-    listed = locally([row], repos, venvs, lambda row: EnvironmentSpec(HERE, source="swebench's table"))
-    assert states(listed)["specifications"] == "ok"
+    assert locally(**old).ready, "for building alone"
 
 
 @pytest.fixture

@@ -81,9 +81,7 @@ def test_a_given_environment_that_holds_the_repository_is_not_used(path: Path, r
         env.reset(env.tasks("eval", 1, seed=0)[0])
 
 
-def test_a_package_called_like_the_repositorys_tests_is_no_copy(
-    row: dict[str, Any], repos: Path, tmp_path: Path
-) -> None:
+def test_a_package_named_as_the_repositorys_tests_is_no_copy(row: dict[str, Any], repos: Path, tmp_path: Path) -> None:
     def venv(name: str) -> Venv:
         return venvs.existing(given(tmp_path / name, name) / "acme__abacus-1.0")
 

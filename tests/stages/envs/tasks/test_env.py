@@ -147,9 +147,7 @@ def test_more_tasks_than_there_are_and_no_path_are_refused(env: TasksEnv) -> Non
 
 
 @pytest.mark.parametrize("stage", [collect, evaluate, train])
-def test_a_default_takes_all_tasks_of_a_smaller_split_and_a_number_asked_for_is_refused(
-    path: Path, stage: ModuleType
-) -> None:
+def test_a_default_takes_all_tasks_of_a_smaller_split_and_a_number_is_refused(path: Path, stage: ModuleType) -> None:
     config = stage.Config(env={"name": "tasks", "path": str(path)})
     assert len(config.draw(config.opener(), config.tasks)) == 1
     asked = stage.Config(env={"name": "tasks", "path": str(path)}, tasks=25)

@@ -114,9 +114,7 @@ LATER = [
 
 
 @pytest.mark.parametrize(("row", "mechanism"), [*((row, FIRST) for row in MECHANISM_ROWS), *LATER])
-def test_no_mechanism_is_paid_by_values_and_what_a_report_pays_says_so(
-    grader: RowGrader, row: str, mechanism: str
-) -> None:
+def test_no_mechanism_is_paid_by_values_and_a_report_says_so(grader: RowGrader, row: str, mechanism: str) -> None:
     found = graded(grader, row, f"{WRONG}{MECHANISMS[mechanism]}\n")
     if GROUNDS[row] == "values":
         assert found.reward == 0.0

@@ -144,9 +144,7 @@ def test_what_another_function_is_given_is_told(given: object, returns: object, 
         ("python3 n.py 1", "", "1\n", False),
     ],
 )
-def test_what_the_words_or_the_input_of_another_script_hold_is_told(
-    command: str, stdin: str, stdout: str, told: bool
-) -> None:
+def test_what_words_or_input_of_another_script_hold_is_told(command: str, stdin: str, stdout: str, told: bool) -> None:
     one = {"command": "python3 n.py", "stdin": stdin, "stdout": stdout, "files": {}}
     other = {"command": command + " ", "stdin": stdin, "stdout": None, "files": {}}
     assert are_told({"calls": [], "script": [one, other]}) == told
