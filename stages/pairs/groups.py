@@ -26,6 +26,9 @@ MIN_ROLLOUTS = 2
 """On each side: the reward of a single rollout depends as much on the luck of its other steps as on this one."""
 LEVEL = 0.05
 """Of the interval of a difference of mean rewards that must exclude zero, shared among the pairs of a state."""
+LEAST_VISITS = 7
+"""Rollouts through a state that can show a difference: 3 of one action against 4 of another, all of which ended
+otherwise, have p = 1/35; no division of 6 has one below `LEVEL`."""
 MIN_TEACHERS = 2
 """With a single other model a majority would be its opinion alone, and each of two models would outvote the other."""
 TASK_STEP = "task"

@@ -56,7 +56,7 @@ from stages.pairs.evidence import (
     spent,
     tasks_to_test,
 )
-from stages.pairs.groups import group_pairs, pair_id, steps_by_task
+from stages.pairs.groups import LEAST_VISITS, group_pairs, pair_id, steps_by_task
 from stages.pairs.report import PairAccount, PairVerdict, report
 from stages.pairs.states import AnsweredStates, Pattern, PatternPair, asked_blindly, patterns, recorded_classes, vote
 from stages.policy import PolicyConfig, available
@@ -247,6 +247,10 @@ def pair_rows(
 ROLLOUT_COLUMNS = ["rollout_id", "task_id", "group_id", "model", "reward", "hidden_pass"]
 """The columns that rollouts of one task are compared by."""
 SUBMISSION_COLUMNS = ["rollout_id", "submission"]
+NO_BETTER_OUTCOME = (
+    f"Rewards decide between no two actions: fewer than {LEAST_VISITS} rollouts of a task that come to the same state "
+    "cannot show it, and mixed rewards need more. Play each task more often (collect: samples; inspect: epochs)."
+)
 BY_REWARD = (
     "imported rollouts cannot be continued, so their pairs are not tested by their own actions; pairs by reward "
     "(better_outcome, better_submission) were chosen by the outcomes, which cannot judge them again"
@@ -490,6 +494,8 @@ def _compare_groups(imported: Run, config: Config, out: RunWriter) -> None:
     models = len({row["model"] for row in rollouts})
     about = f"{counted(len(tasks), 'task')}, {counted(models, 'model')}, "
     about += f"{shared['shared']} of {shared['states']} states shared by several rollouts"
+    if "better_outcome" not in account.rules and dropped["difference_not_supported"] + dropped["too_few_rollouts"]:
+        about += f"\n{NO_BETTER_OUTCOME}"
     aligned = judgement.alignment()
     numbers = {"alignment": aligned and vars(aligned)}
     evidence = PairVerdict(failure_verdict(aligned), numbers, (failure_text(aligned), BY_REWARD))

@@ -126,7 +126,10 @@ def test_one_rollout_a_side_is_luck_and_counted() -> None:
     ("one", "other", "supported"),
     [
         ([1.0] * 4, [0.0] * 4, True),
+        ([1.0] * 3, [0.0] * 4, True),  # LEAST_VISITS
+        ([1.0] * 2, [0.0] * 5, True),
         ([1.0] * 3, [0.0] * 3, False),
+        ([1.0] * 2, [0.0] * 4, False),
         ([1.0] * 5 + [0.0], [0.0] * 5 + [1.0], False),
         ([1.0] * 8 + [0.0], [0.0] * 8 + [1.0], True),
         ([0.9, 0.8, 0.7, 0.6], [0.5, 0.4, 0.3, 0.2], True),
