@@ -6,7 +6,6 @@ import json
 import shlex
 import shutil
 from dataclasses import asdict
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import call
+from support.elements import Elements
 from support.runs import eval_item, written
 from support.view_site import shown
 
@@ -32,27 +32,11 @@ EVIL = "<script>alert('gotcha')</script>"
 TRANSCRIPT = {"transcript_json": json.dumps([{"role": "assistant", "content": EVIL}])}
 
 
-class Assets(HTMLParser):
-    """Everything on a page that a browser would fetch or execute, and its policy."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-        self.policy: str | None = None
-
-    def handle_starttag(self, tag, attributes):
-        self.found += [
-            f"{tag} {name}" for name, _ in attributes if name in {"src", "href", "srcset", "onclick", "onload"}
-        ]
-        self.found += [tag] if tag in {"script", "link", "iframe", "img"} else []
-        if ("http-equiv", "Content-Security-Policy") in attributes:
-            self.policy = dict(attributes)["content"]
-
-
-def assets(text: str) -> Assets:
-    parser = Assets()
-    parser.feed(text)
-    return parser
+def assets(text: str) -> list[str]:
+    """Everything on a page that a browser would fetch or execute."""
+    fetched, tags = {"src", "href", "srcset", "onclick", "onload"}, Elements(text).tags
+    named = [f"{tag} {name}" for tag, attributes in tags for name, _ in attributes if name in fetched]
+    return named + [tag for tag, _ in tags if tag in {"script", "link", "iframe", "img"}]
 
 
 def run_of(root: Path, stage: str, *reads: Run, **facts: Any) -> Run:
@@ -108,8 +92,9 @@ def test_a_report_on_real_runs_needs_no_other_file_and_forbids_scripts_and_reque
         *("collect", "replay-teachers", "extract-pairs")
     }
     assert "actions well-formed" in text and all(run["fingerprint"] in text for run in document["runs"])
-    assert assets(text).found == []
-    assert assets(text).policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    assert assets(text) == []
+    allowed = ("content", "default-src 'none'; style-src 'unsafe-inline'; img-src data:")
+    assert ("meta", [("http-equiv", "Content-Security-Policy"), allowed]) in Elements(text).tags
 
 
 def test_the_first_screen_has_the_verdict_and_what_is_shown_and_not_shown(tmp_path):
@@ -153,7 +138,7 @@ def test_no_two_of_37_arms_are_drawn_alike():
 
 def test_what_models_wrote_is_escaped(tmp_path):
     text, document = saved(tmp_path, evaluated(tmp_path, {"A": 12, "B": 30}))
-    assert EVIL not in text and "&lt;script&gt;" in text and "script" not in assets(text).found
+    assert EVIL not in text and "&lt;script&gt;" in text and "script" not in assets(text)
     assert blocks(document, "dialogue")[0]["messages"][0]["content"] == EVIL
 
 
@@ -261,7 +246,7 @@ def test_the_probe_has_its_verdict_its_checks_and_its_figures_with_their_numbers
     assert [row[0] for one in blocks(document, "table") for row in one["cells"]] == ["T4e", "T4a"]
     assert guard["title"] == "teacher-pool: FAIL" and guard["not_shown"][0].startswith("T4e needs t > 2")
     assert blocks(document, "figure")[0]["csv"] == "direction,t\nv,1.5\n"
-    assert sorted(assets(text).found) == ["a href", "img", "img src"]
+    assert sorted(assets(text)) == ["a href", "img", "img src"]
     assert f'src="data:image/png;base64,{base64.b64encode(PNG).decode()}"' in text
     assert base64.b64encode(b"direction,t\nv,1.5\n").decode() in text
 
@@ -274,7 +259,7 @@ def test_a_watched_training_has_its_alarm_and_its_figure(tmp_path):
     (run.path / "watch.png").write_bytes(PNG)
     text, document = saved(tmp_path, run)
     assert "alarm after 2 steps" in blocks(document, "findings")[0]["not_shown"][0] and "alarm after 2 steps" in text
-    assert blocks(document, "figure")[0]["csv"] == "step,push\n0,0.5\n" and "img src" in assets(text).found
+    assert blocks(document, "figure")[0]["csv"] == "step,push\n0,0.5\n" and "img src" in assets(text)
 
 
 def test_a_verdict_on_arms_comes_before_that_of_the_probe(tmp_path):

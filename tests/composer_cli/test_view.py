@@ -6,13 +6,13 @@ import shutil
 import time
 from collections.abc import Iterator
 from html import unescape
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 from starlette.testclient import TestClient
 from support.command_line import call
+from support.elements import Elements
 from support.runs import written
 from support.view_site import (
     EVALUATION,
@@ -486,21 +486,6 @@ def test_what_was_asked_and_answered_at_a_step_is_plain_text(site: Site) -> None
     )  # no number counts as 0
 
 
-class Elements(HTMLParser):
-    """The tags of a page with their attributes, and its text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags, self.text = list[tuple[str, list[tuple[str, str | None]]]](), ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, attrs))
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
 OTHER_LINES = "\n".join(["x = {'a': [1]}  # b"] * 8)
 
 
@@ -521,7 +506,7 @@ def test_code_in_colour_is_spans_with_classes_and_nothing_is_lost(language: str,
     found = Elements(str(markdown(f"```{language}\n{code}\n```")))
     assert time.process_time() - began < 2
     assert {tag for tag, _ in found.tags} <= {"div", "pre", "code", "span"}
-    assert {name for _, attributes in found.tags for name, _ in attributes} <= {"class"}
+    assert {name for name, _ in found.attributes} <= {"class"}
     assert code in found.text
 
 
@@ -541,7 +526,7 @@ def test_markdown_makes_no_link_and_hides_nothing(text: str, shown_as: str | Non
     found = Elements(str(markdown(text)))
     assert time.process_time() - began < 2
     assert not {"a", "img", "script", "b", "i"} & {tag for tag, _ in found.tags}
-    assert all(name in ("class", "style") for _, attributes in found.tags for name, _ in attributes)
+    assert {name for name, _ in found.attributes} <= {"class", "style"}
     lines = [line.strip() for line in found.text.splitlines() if line.strip()]
     assert "\n".join(lines).endswith(shown_as) if shown_as else found.text.split() == text.split()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.command_line import TEACHERS
+from support.command_line import teachers
 from support.refusals import refused
 
 import composer_post_training as composer
@@ -46,16 +46,28 @@ def test_a_text_means_one_thing_wherever_it_is_given(tmp_path: Path) -> None:
     assert settings.build("collect", stage.config, under).policy.base_url == "http://127.0.0.1:1/v1"
 
 
-def test_a_run_of_the_command_line_is_found_done(own_runs: Path, server: str, tmp_path: Path) -> None:
+def test_a_run_of_the_command_line_is_found_done_however_it_is_asked_for(
+    own_runs: Path, server: str, tmp_path: Path
+) -> None:
     policy = {"model": "scripted", "base_url": server}
-    run = composer.collect(artifacts=own_runs, policy=policy, tasks=2, samples=2)
-    assert run.path == (own_runs / "collect" / "latest").resolve() == composer.find("collect", own_runs).path
-    dotted = {f"policy.{key}": value for key, value in policy.items()}
-    assert composer.collect(artifacts=own_runs, tasks=2, samples=2, **dotted).path == run.path
-    teachers = [{"name": n, "model": m, "base_url": server, "max_tokens": 64} for n, m in TEACHERS.items()]
-    answers = composer.replay_teachers(run, artifacts=own_runs, teachers=teachers)
-    assert answers.path == (own_runs / "replay-teachers" / "latest").resolve()
-    assert composer.replay_teachers.plan(run, artifacts=own_runs, teachers=teachers).units == 24
+    study, file = tmp_path / "study.toml", teachers(tmp_path, server)
+    study.write_text(f'tasks = 3\nsamples = 2\npolicy = {{ model = "scripted", base_url = "{server}" }}\n')
+    size, path = {"tasks": 2, "samples": 2}, (own_runs / "collect" / "latest").resolve()
+    for words in (
+        {"policy": policy, **size},
+        {f"policy.{key}": value for key, value in policy.items()} | size,
+        {"config": str(study), "tasks": 2, "policy": "scripted"},
+    ):
+        assert composer.collect(artifacts=own_runs, **words).path == path == composer.find("collect", own_runs).path
+    run, tables = composer.find("collect", own_runs), settings.read_table(file, "teachers")["teachers"]
+    for given in (tables, str(file)):
+        answers = composer.replay_teachers(run, artifacts=own_runs, config=[], teachers=given)
+        assert answers.path == (own_runs / "replay-teachers" / "latest").resolve()
+    assert composer.replay_teachers.plan(run, artifacts=own_runs, teachers=tables).units == 24
+    with pytest.raises(composer.UsageError, match=r"but \[\[teachers\]\] tables are needed"):
+        composer.replay_teachers(run, artifacts=own_runs, teachers=study)
+    with pytest.raises(composer.UsageError, match="collect has no setting teachers"):
+        composer.collect(artifacts=own_runs, teachers=file)
 
 
 def test_no_error_of_a_call_names_an_option(made: Path, tmp_path: Path) -> None:
@@ -71,6 +83,7 @@ def test_no_error_of_a_call_names_an_option(made: Path, tmp_path: Path) -> None:
         with pytest.raises(composer.ComposerError) as error:
             call(*reads, artifacts=tmp_path, **words)
         assert " --" not in str(error.value), str(error.value)
+    refused(lambda: composer.extract_pairs(artifacts=tmp_path), composer.BadInput, "Run `collect()`")
 
 
 @pytest.mark.parametrize(
@@ -88,6 +101,7 @@ def test_no_error_of_a_call_names_an_option(made: Path, tmp_path: Path) -> None:
         (lambda: composer.collect(config={"tasks": 2}), "config: it takes the path of a TOML file"),
         (lambda: composer.collect(policy=3), "policy = 3: it should be a dictionary"),
         (lambda: composer.collect.plan(task=3), "Did you mean tasks? `collect.settings"),
+        (lambda: composer.collect(taks=3), "has no setting taks"),
         (lambda: composer.collect(on="nowhere", tasks=1), "no engine 'nowhere'"),
         (lambda: composer.export(format="trl", on="processes:2"), "export deals no work"),
         (lambda: composer.run("demo", {"collct.tasks": 3}), "Did you mean 'collect'"),
@@ -178,12 +192,6 @@ def test_a_stage_from_outside_is_a_function(monkeypatch: pytest.MonkeyPatch) -> 
         composer.colect  # noqa: B018
 
 
-def test_mistakes_are_the_sentences_of_the_command_line(tmp_path: Path) -> None:
-    refused(lambda: composer.collect(artifacts=tmp_path, taks=3), composer.UsageError, "taks", "Did you mean tasks?")
-    refused(lambda: composer.extract_pairs(artifacts=tmp_path), composer.BadInput, "Run `collect()`")
-    assert composer.collect.settings()["tasks"] == 25
-
-
 def test_completion_shows_the_interface_alone() -> None:
     assert dir(composer) == sorted(composer.__all__)
     help_text = pydoc.render_doc(composer.collect, renderer=pydoc.plaintext)
@@ -219,24 +227,6 @@ def test_a_run_holds_rollouts_with_messages_and_pairs(made: Path) -> None:
     assert pairs and pairs[0]["messages"][-1]["role"] == "user" and pairs[0]["chosen"] != pairs[0]["rejected"]
     with pytest.raises(composer.BadInput, match=r"Give the run that holds it as an argument\."):
         run.pairs()
-
-
-def test_settings_files_are_read_as_on_the_command_line(own_runs: Path, server: str, tmp_path: Path) -> None:
-    study, teachers = tmp_path / "study.toml", tmp_path / "teachers.toml"
-    study.write_text(f'tasks = 3\nsamples = 2\npolicy = {{ model = "scripted", base_url = "{server}" }}\n')
-    rows = [
-        f'[[teachers]]\nname = "{n}"\nmodel = "{m}"\nbase_url = "{server}"\nmax_tokens = 64\n'
-        for n, m in TEACHERS.items()
-    ]
-    teachers.write_text("".join(rows))
-    run = composer.collect(artifacts=own_runs, config=str(study), tasks=2, policy="scripted")
-    assert run.path == composer.find("collect", own_runs).path
-    answers = composer.replay_teachers(run, artifacts=own_runs, config=[], teachers=str(teachers))
-    assert answers.path == composer.find("replay-teachers", own_runs).path
-    with pytest.raises(composer.UsageError, match=r"but \[\[teachers\]\] tables are needed"):
-        composer.replay_teachers(run, artifacts=own_runs, teachers=study)
-    with pytest.raises(composer.UsageError, match="collect has no setting teachers"):
-        composer.collect(artifacts=own_runs, teachers=teachers)
 
 
 def test_a_file_sends_no_key_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,11 @@
 
 import re
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 
 import orjson
 import pytest
+from support.elements import Elements
 from support.server import Reply, answer, serving
 
 import composer_post_training as composer
@@ -113,30 +113,14 @@ def test_the_outcome_of_a_row_is_that_of_the_list(made: Path) -> None:
     assert [words for (words,) in asked] == found
 
 
-class Tags(HTMLParser):
-    """Collects the tags and attributes of a page, and its text."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags, self.attributes, self.text = list[str](), list[tuple[str, str | None]](), ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
 def test_a_notebook_gets_the_conversation_and_nothing_that_a_model_wrote_as_markup(made: Path) -> None:
     first = composer.find("collect", made).rollouts()[0]
     hostile = "<script>alert(1)</script></pre><img src=x onerror=alert(2)>\u202e\x1b[2J"
     steps = [{**first.steps[0], "action": hostile, "observation": hostile + "\nline" * OPEN_LINES}]
     row = {**first.row, "task_id": hostile, "error_type": hostile, "error": hostile, "metrics_json": '{"<b>x": 1.0}'}
     page = Rollout(hostile, {}, first.messages, steps, row, first.folder)._repr_html_()
-    found = Tags()
-    found.feed(page)
-    assert set(found.tags) == {"div", "p", "b", "table", "tr", "td", "pre", "details", "summary"}
+    found = Elements(page)
+    assert {tag for tag, _ in found.tags} == {"div", "p", "b", "table", "tr", "td", "pre", "details", "summary"}
     assert {name for name, _ in found.attributes} == {"style"} and "url(" not in page
     assert found.text.count("<script>alert(1)</script>") >= 4 and "\u202e" not in page and "\x1b" not in page
     assert re.search(rf"<summary><b>observation, step 1[^<]*</b>, {OPEN_LINES + 1} lines</summary><pre", page)  # folded

@@ -71,12 +71,8 @@ def test_a_training_is_seen_step_by_step(tmp_path: Path) -> None:
     assert [row.split()[0] for row in rows] == ["1", "2", "3"]
 
 
-def test_views_of_runs_that_begin_and_end(tmp_path: Path) -> None:
-    with serving(lambda body, n: Reply(body=answer("a"))) as server:
-        wanted = collect.Config(
-            env={"name": "support.environments:GuessEnv"}, policy={"model": "m", "base_url": server.url}, tasks=1
-        )
-        path = runner.execute("collect", {}, wanted, root=tmp_path).path
+def test_views_of_runs_that_begin_and_end(made: Path, tmp_path: Path) -> None:
+    path = (made / "collect" / "latest").resolve()
     places: list[Path | None] = [None, tmp_path / "missing", path]
     views = Views()
     with repeating(views.refresh, every_s=0.01):
