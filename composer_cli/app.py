@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from composer_cli import commands, tasks
-from composer_cli.help import CommandGroup
+from composer_cli.help import ALL, CommandGroup, HelpCommand
 from composer_cli.printing import (
     FAILED,
     USAGE,
@@ -110,7 +110,8 @@ def explained(error: typer.TyperException, words: Sequence[str]) -> str:
     if context is None or isinstance(context.command, CommandGroup):
         end, listed = f"`{context.command_path if context else 'composer'} --help`", "commands"
     else:
-        end, listed = f"`{context.command_path} --help`", "options"
+        every = f" {ALL}" if isinstance(context.command, HelpCommand) else ""
+        end, listed = f"`{context.command_path} --help{every}`", "options"
         other_options = getattr(error, "possibilities", ())  # None where none is spelt alike
         option = "" if other_options == () else str(getattr(error, "option_name", ""))
         parameter, refused = getattr(error, "param", None), getattr(error.__cause__, "errors", None)
@@ -132,13 +133,13 @@ def explained(error: typer.TyperException, words: Sequence[str]) -> str:
 def _instead_of_option(command: StageCommand, option: str, value: str, cutoff: float) -> str:
     """Return what is meant by an option that a stage lacks: a run to read, or a similar setting; "" for neither."""
     from stages.runs.catalog import commands as makers
-    from stages.runs.settings import nearest_key
+    from stages.runs.settings import nearest_keys
 
     word, stage = option.lstrip("-").replace("-", "_"), command.loaded
     for name, slot in stage.inputs.items():
         if word in (name, slot.kind.plural):
             return f"A run of {slot.kind.plural}, made by {makers(slot.kind)}, is given with --from RUN."
-    key = nearest_key(stage.config, word, cutoff)
+    key = next(iter(nearest_keys(stage.config, word, cutoff)), "")
     return f"Did you mean the setting --set {key}={value}?" if key in command.settings_keys() else ""
 
 

@@ -2,7 +2,7 @@
 
 All messages are written for the command line, which also keeps them in manifests. An option or a command in a message
 is read as the command line reads it, and written as the argument or call that does the same. Sentences stay as they
-are, so they are written such that either fits: "Go on with --resume.", "`composer collect --help` lists all."
+are, so they are written such that either fits: "Go on with --resume.", "`composer collect --help --all` lists all."
 
 A value of an option has an equals sign, a slash or a colon, or is a placeholder in capitals (`--out FOLDER`); between
 backticks it may be any word (`--env kata`).
@@ -149,7 +149,7 @@ def _call(words: Sequence[str]) -> str | None:
         function = FUNCTIONS.get(words[0])
         named_run = options[1:2] if options[:1] == ["--preset"] else bare
         return function and f"{function}({', '.join(map(repr, named_run))})"
-    if options == ["--help"]:
+    if options in (["--help"], ["--help", "--all"]):
         return f"{function_name(stage)}.settings()"
     try:
         layers, runs = read_positionals(stage, bare)

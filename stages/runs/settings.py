@@ -11,9 +11,10 @@ import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from itertools import pairwise
+from os.path import commonprefix
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Self, TypeVar, get_args
@@ -447,6 +448,7 @@ def default_of(field: FieldInfo) -> Any:
 
 MOST_PROBLEMS = 50
 """Problems of settings that are told one by one."""
+CANNOT = "cannot take "
 
 
 def _explain(stage: str, config: type[BaseModel], error: ValidationError, given: Tree, layers: Sequence[Tree]) -> str:
@@ -460,8 +462,9 @@ def _explain(stage: str, config: type[BaseModel], error: ValidationError, given:
     sentences = list(dict.fromkeys(_problem(stage, config, one, given, layers) for one in problems[:MOST_PROBLEMS]))
     more = [f"- and {len(problems) - MOST_PROBLEMS:,} more"] if len(problems) > MOST_PROBLEMS else []
     if len(sentences) == 1 and not more:
-        return sentences[0]
-    return "\n".join([f"{stage} cannot take these settings:", *(f"- {sentence}" for sentence in sentences), *more])
+        return f"{stage} {sentences[0]}"
+    each = [one.removeprefix(CANNOT) if one.startswith(CANNOT) else f"it {one}" for one in sentences]
+    return "\n".join([f"{stage} {CANNOT}these settings:", *(f"- {one}" for one in each), *more])
 
 
 def _along(tree: Any, place: Iterable[str | int]) -> Iterator[tuple[str | int, Any]]:
@@ -480,21 +483,30 @@ def origin(place: Sequence[str | int], layers: Sequence[Tree]) -> str:
     return f" in {best.path}" if isinstance(best, FileTree) and place and place[0] in best else ""
 
 
-def nearest_key(config: type[BaseModel], key: str, cutoff: float = 0.5) -> str:
-    """Return the key of a model and its groups, or the group, that is meant by a key that it lacks; "" for none.
+def nearest_keys(config: type[BaseModel], key: str, cutoff: float = 0.5) -> list[str]:
+    """Return the keys of a model and its groups, or the groups, that may be meant by a key that it lacks.
 
-    It ends alike wherever it is (`rank` for `adapter.rank`), has these initials (`lr` for `learning_rate`), or is spelt
-    alike, in all or in its last part. cutoff: the least similarity, of 1.
+    They end alike wherever they are (`rank` for `adapter.rank`), have these initials (`lr` for `learning_rate`), or are
+    spelt alike, in all or in their last part. Of equally similar ones the first has the longest common beginning:
+    `dpo`, then `opd` for `dop`. cutoff: the least similarity, of 1.
     """
     # Of several keys with one last part, that which most runs need, then the shortest, then the first, comes last.
     basic, declared = basic_settings(config), [name for name, _ in known(config)][::-1]
     names = sorted(declared, key=lambda name: (name in basic, -name.count(".")))
     leaves = {name.rpartition(".")[2]: name for name in names}
     short = {initials(leaf): name for leaf, name in leaves.items()}
-    spelt = {one: one for name in names for one in (name.partition(".")[0], name)} | leaves
+    whole = {one: one for name in names for one in (name.partition(".")[0], name)}
     generic = ".".join("N" if part.isdigit() else part for part in key.split("."))
-    leaf, near = generic.rpartition(".")[2], get_close_matches(generic, spelt, 1, cutoff)
-    return leaves.get(leaf) or short.get(leaf) or (spelt[near[0]] if near else "")
+    leaf = generic.rpartition(".")[2]
+    if exact := leaves.get(leaf) or short.get(leaf):
+        return [exact]
+    # The last part alone says less than a whole key: it has to be more similar.
+    near = {one: whole[one] for one in get_close_matches(generic, whole, 3, cutoff)}
+    near |= {one: leaves[one] for one in get_close_matches(generic, leaves, 3, max(cutoff, 0.8))}
+    similar = {one: SequenceMatcher(None, one, generic).ratio() for one in near}  # in the order of get_close_matches
+    best = [one for one in near if similar[one] == max(similar.values())]
+    best.sort(key=lambda one: -len(commonprefix([one, generic])))  # noqa: RUF071 - these are no paths
+    return list(dict.fromkeys(near[one] for one in best))
 
 
 def initials(name: str) -> str:
@@ -505,24 +517,28 @@ def initials(name: str) -> str:
 def _problem(
     stage: str, config: type[BaseModel], problem: Mapping[str, Any], given: Tree, layers: Sequence[Tree]
 ) -> str:
-    """Return one problem in a sentence: of an entry of a list, such as a teacher, with its name; and with the file."""
+    """Return one problem in a sentence without the stage, which begins it.
+
+    Of an entry of a list, such as a teacher, it has the entry's name; and it has the file of the setting.
+    """
     key = ".".join(map(str, problem["loc"]))
     entries = [one for part, one in _along(given, problem["loc"]) if isinstance(part, int) and isinstance(one, dict)]
     names = [name for one in entries if (name := one.get("name") or one.get("model"))]
     of = f" (of {names[-1]})" if names else ""
     of += origin(problem["loc"], layers)
     if problem["type"] == "extra_forbidden":
-        if not (near := nearest_key(config, key)):
+        if not (near := nearest_keys(config, key)):
             groups = dict.fromkeys(name.partition(".")[0] for name, _ in known(config))
-            return f"{stage} has no setting {key}{of}. It has: {', '.join(groups)}."
-        return f"{stage} has no setting {key}{of}. Did you mean {near}? `{command_words(stage)} --help` lists all."
+            return f"has no setting {key}{of}. It has: {', '.join(groups)}."
+        meant = " or ".join(near)
+        return f"has no setting {key}{of}. Did you mean {meant}? `{command_words(stage)} --help --all` lists all."
     if problem["type"] == "missing":
         if stage in STAGES and key in STAGES[stage].positionals:
-            return f"{stage} needs {key}. Write `{command_words(stage)} {STAGES[stage].usage}`."
-        return f"{stage} needs the setting {key}{of}, which is not given."
+            return f"needs {key}. Write `{command_words(stage)} {STAGES[stage].usage}`."
+        return f"needs the setting {key}{of}, which is not given."
     # The text of a whole object, such as a run, is cut.
     first, *more = repr(problem["input"]).splitlines() or [""]
     # Of a table with several settings the reason names those that are meant.
     value = "" if isinstance(problem["input"], dict) and problem["type"] == "value_error" else f" = {first}"
     where = f"{key}{value}{'…' if more else ''}{of}" if key else "these settings"
-    return f"{stage} cannot take {where}: {refusal(problem)}."
+    return f"{CANNOT}{where}: {refusal(problem)}."

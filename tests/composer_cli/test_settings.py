@@ -105,9 +105,9 @@ def test_all_problems_are_told_at_once_unknown_keys_first_and_teachers_by_name()
     text = refused(lambda: settings.build("replay-teachers", replay_teachers.Config, layers), UsageError)
     first, *lines = text.splitlines()
     assert first == "replay-teachers cannot take these settings:" and len(lines) == 4
-    assert lines[0].startswith("- replay-teachers has no setting teachers.1.nmae (of gpt). Did you mean")
-    assert "- replay-teachers cannot take answers_per_state = 0: it should be greater than 0." in lines[1:3]
-    assert lines[3] == "- replay-teachers needs the setting teachers.1.name (of gpt), which is not given."
+    assert lines[0].startswith("- it has no setting teachers.1.nmae (of gpt). Did you mean")
+    assert "- answers_per_state = 0: it should be greater than 0." in lines[1:3]
+    assert lines[3] == "- it needs the setting teachers.1.name (of gpt), which is not given."
 
 
 def test_of_very_many_problems_some_are_told(tmp_path):

@@ -83,7 +83,7 @@ def test_every_sentence_names_arguments_and_functions_alone() -> None:
         ("Name two: --set baseline=A --set treatment=B.", "Name two: baseline='A', treatment='B'."),
         ("Run `composer replay-teachers` first.", "Run `replay_teachers()` first."),
         ("Finish it: `composer probe svd --resume`.", "Finish it: `probe.svd(resume=True)`."),
-        ("`composer probe teacher-pool --help` lists all.", "`probe.teacher_pool.settings()` lists all."),
+        ("`composer probe teacher-pool --help --all` lists all.", "`probe.teacher_pool.settings()` lists all."),
         ("`composer tasks feature-deletion PACKAGE`", "`tasks(env='feature-deletion', package='PACKAGE')`"),
         ("`composer status` lists the runs.", "`runs()` lists the runs."),
         ("`composer run --preset demo` makes some.", "`run('demo')` makes some."),

@@ -24,7 +24,7 @@ from stages.envs.task_table import MOST_REPORTED, hub_rows, numbered_lines, pars
 from stages.errors import BadInput, refusal
 from stages.runs import store
 from stages.runs.kinds import Row
-from stages.runs.settings import nearest_key
+from stages.runs.settings import nearest_keys
 
 LABELS = frozenset({"id", "family", "split"})
 """Fields that do not change what a task asks for."""
@@ -157,7 +157,7 @@ def _problem(error: Mapping[str, Any]) -> str:
     """Return why a field of a row cannot be used; of a key that is no field, with the field that may be meant."""
     place = ".".join(str(part) for part in error["loc"] if part != "[key]") or "the row"  # pydantic marks keys so
     if error["type"] == "extra_forbidden":
-        near = nearest_key(TaskRow, place)
+        near = " or ".join(nearest_keys(TaskRow, place))
         return f"{place}: rows have no such field{f'; did you mean {near}?' if near else ''}"
     return f"{place}: {refusal(error)}"
 
