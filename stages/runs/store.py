@@ -300,13 +300,15 @@ def require_text(path: Path) -> Path:
 def nearest(path: Path) -> str:
     """Return " Did you mean 'study.toml'?" for a path that does not exist beside a file of a similar name, else ""."""
     try:
-        # By the stems: equal endings would make all short names similar. Of one stem the file of the same kind.
-        beside = sorted(path.parent.iterdir(), key=lambda one: one.suffix == path.suffix)
-        names = {} if path.exists() else {one.stem: one.name for one in beside}
+        beside = [] if path.exists() else [*path.parent.iterdir()]
     except OSError:
         return ""
-    near = get_close_matches(path.stem, names, 1)
-    return "".join(f" Did you mean {str(path.with_name(names[stem]))!r}?" for stem in near)
+    # By the stems: equal endings would make all short names similar. A file of another kind has to be more similar.
+    same = {one.stem: one.name for one in beside if one.suffix == path.suffix}
+    others = {one.stem: one.name for one in beside if one.suffix != path.suffix}
+    near = [same[stem] for stem in get_close_matches(path.stem, same, 1)]
+    near += [others[stem] for stem in get_close_matches(path.stem, others, 1, 0.8)]
+    return "".join(f" Did you mean {str(path.with_name(name))!r}?" for name in near[:1])
 
 
 def read_json(path: Path) -> Any:

@@ -439,7 +439,7 @@ def _of_inputs(plan: TrainPlan) -> Iterator[str]:
     if needing and not plan.pairs:
         yield (
             f"weights.{needing[0]} is {weights[needing[0]]:g}, but no pairs were given. "
-            "Add --from artifacts/extract-pairs/latest."
+            "Run `composer extract-pairs` first, then add `--from extract-pairs`."
         )
     if plan.pairs and not needing:
         *names, last = [f"weights.{name}" for name in on_pairs]

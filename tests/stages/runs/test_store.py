@@ -136,7 +136,8 @@ def test_a_file_of_a_similar_name_is_proposed(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     for wrong, right in (("studdy.toml", "study.toml"), ("study.yml", "study.")):
         assert store.nearest(tmp_path / wrong).startswith(f" Did you mean '{tmp_path / right}")
-    assert store.nearest(tmp_path / "x.toml") == ""
+    (tmp_path / "notest.jsonl").touch()
+    assert store.nearest(tmp_path / "x.toml") == store.nearest(tmp_path / "nope.eval") == ""
     assert (
         store.nearest(tmp_path / "study.toml") == store.nearest(tmp_path / "x") == store.nearest(tmp_path / "a/b") == ""
     )
