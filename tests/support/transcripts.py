@@ -10,6 +10,7 @@ from stages.formats.base import Drop, Trajectory
 from stages.formats.reading import FileCount
 from stages.formats.reports import Sidecars
 from stages.import_traces import Config
+from stages.messages import Spoken, ToolCall, write
 from stages.runs import runner
 from stages.runs.run import Run
 
@@ -50,6 +51,31 @@ def payloads(path: Path, wanted: str = "auto") -> list[dict[str, Any]]:
     sources = reading.detect_formats(files.find([str(path)]), wanted, sidecars).items()
     found = [one for source, importer in sources for one in reading.read(source, importer, sidecars, count)]
     return [rows.payload(one, 0) for one in found if not isinstance(one, Drop)]
+
+
+def system(content: Any) -> dict[str, Any]:
+    """A system message."""
+    return {"role": "system", "content": content}
+
+
+def user(content: Any, **more: Any) -> dict[str, Any]:
+    """A user's message."""
+    return {"role": "user", "content": content, **more}
+
+
+def assistant(content: Any, **more: Any) -> dict[str, Any]:
+    """A model's message."""
+    return {"role": "assistant", "content": content, **more}
+
+
+def tool(content: Any, **more: Any) -> dict[str, Any]:
+    """The result of a call."""
+    return {"role": "tool", "content": content, **more}
+
+
+def action(content: str, *calls: tuple[str, str], thought: str | None = None) -> str:
+    """What was said, with calls (name, arguments), as the text of an action."""
+    return write(Spoken(content, tuple(ToolCall(*one) for one in calls), thought))
 
 
 def call(name: str, arguments: str, call_id: str = "call_1") -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """ATIF documents: steps, copied context, token ids, sub-agents, and Harbor's verdict beside them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.transcripts import document, payloads, read
+from support.transcripts import action, document, payloads, read
 
 from stages.rollouts import missing
 
@@ -52,9 +53,9 @@ def atif(steps: list[dict[str, Any]] = STEPS, **more: Any) -> dict[str, Any]:
 
 def test_steps_are_opening_and_turns(tmp_path: Path) -> None:
     (one,), drops, _ = read(document(tmp_path / "trajectory.json", atif()))
-    calls = [f'<tool_call>\n{{"name": "bash", "arguments": {{"command": "{c}"}}}}\n</tool_call>' for c in ("ls", "pwd")]
+    calls = (("bash", json.dumps({"command": command})) for command in ("ls", "pwd"))
     assert [m["role"] for m in one.opening] == ["system", "user"] and not drops
-    assert one.turns[0].action == "<think>\nhm\n</think>\n\nI look.\n" + "\n".join(calls)
+    assert one.turns[0].action == action("I look.", *calls, thought="hm")
     observed = [("tool", "a.py"), ("tool", "/work"), ("user", "beware")]
     assert [(m["role"], m["content"]) for m in one.turns[0].observed] == observed
     assert (one.model, one.prompt_tokens, one.cost_usd, one.wall_s) == ("m", 12, 0.5, 4.0)

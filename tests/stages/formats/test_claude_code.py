@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.transcripts import jsonl, payloads, read
+from support.transcripts import action, jsonl, payloads, read
 
 from stages.formats import claude_code
 from stages.formats.base import Drop
@@ -55,8 +55,8 @@ SESSION = [
 
 def test_an_answer_on_several_lines_is_one_action_with_all_its_results(tmp_path: Path) -> None:
     (one,), drops, count = read(jsonl(tmp_path / "s1.jsonl", *SESSION))
-    calls = [f'<tool_call>\n{{"name": "Bash", "arguments": {{"command": "{c}"}}}}\n</tool_call>' for c in ("ls", "pwd")]
-    assert [turn.action for turn in one.turns] == ["<think>\nI look.\n</think>\n\n" + "\n".join(calls), "Done."]
+    calls = (("Bash", json.dumps({"command": command})) for command in ("ls", "pwd"))
+    assert [turn.action for turn in one.turns] == [action("", *calls, thought="I look."), "Done."]
     assert [m["content"] for m in one.turns[0].observed] == ["a.py", "/work\n[omitted: image]"]
     assert (one.turns[0].commands, one.turns[0].finish_reason) == (["ls", "pwd"], "tool_calls")
     assert (one.turns[0].prompt_tokens, one.turns[0].completion_tokens) == (103, 7)

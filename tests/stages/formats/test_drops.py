@@ -16,8 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from needs import REAL, needs
-from support.transcripts import INSTANCE, PATCH, document, imported, jsonl, read
+from support.transcripts import INSTANCE, PATCH, assistant, document, imported, jsonl, read, user
 
 from stages import export
 from stages.errors import BadInput
@@ -32,8 +31,11 @@ LONG = "I read the file, find the comparison that is the wrong way round, and tu
 
 
 def chat(answer: str, **more: object) -> dict[str, object]:
-    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": answer}]
-    return {"instance_id": INSTANCE, "messages": said, "resolved": True, **more}
+    return {"instance_id": INSTANCE, "messages": [user("q"), assistant(answer)], "resolved": True, **more}
+
+
+def drops_of(run: Run) -> list[dict[str, Any]]:
+    return json.loads((run.path / "drops.json").read_text())
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -52,18 +54,8 @@ def test_text_that_is_no_utf8_loses_its_row_alone(tmp_path: Path, nested: bool) 
     pq.write_table(table, tmp_path / "rows.parquet", row_group_size=8)  # several batches
     run = imported(tmp_path, tmp_path / "rows.parquet")
     assert len(run.rows(ROLLOUT)) == number - 1
-    (drop,) = json.loads((run.path / "drops.json").read_text())
+    (drop,) = drops_of(run)
     assert drop["reason"] == "not_utf8" and drop["line"] == 14 and drop["file"].endswith("rows.parquet")
-
-
-@pytest.mark.parametrize("given", ["", "preds", "preds/all_preds.jsonl"])
-def test_a_report_of_sb_cli_next_door_judges(tmp_path: Path, given: str) -> None:
-    lines = [{"instance_id": f"owner__repo-{at}", "model_name_or_path": "m", "model_patch": PATCH} for at in range(3)]
-    jsonl(tmp_path / "in" / "preds" / "all_preds.jsonl", *lines)
-    report = {"resolved_ids": ["owner__repo-1"], "unresolved_ids": ["owner__repo-0", "owner__repo-2"]}
-    document(tmp_path / "in" / "sb-cli-reports" / "swe-bench_lite__test__mine.json", report)
-    found = {row["task_id"]: row["reward"] for row in imported(tmp_path, tmp_path / "in" / given).rows(ROLLOUT)}
-    assert found == {"owner__repo-0": 0.0, "owner__repo-1": 1.0, "owner__repo-2": 0.0}
 
 
 def test_a_copied_file_and_a_repeated_line_count_once(tmp_path: Path) -> None:
@@ -84,8 +76,7 @@ def test_short_answers_that_are_alike_are_samples(tmp_path: Path) -> None:
 
 
 def test_equal_patches_of_two_samples_are_two_and_a_repeated_prediction_is_one(tmp_path: Path) -> None:
-    line = {"instance_id": INSTANCE, "model_name_or_path": "m", "model_patch": PATCH + LONG}
-    other = {**line, "instance_id": "owner__repo-13"}
+    line, other = (prediction(name, PATCH + LONG) for name in (INSTANCE, "owner__repo-13"))
     jsonl(tmp_path / "in" / "m" / "all_preds.jsonl", line, other)
     jsonl(tmp_path / "in" / "m.2" / "all_preds.jsonl", line)
     assert len(imported(tmp_path, tmp_path / "in").rows(ROLLOUT)) == 3
@@ -117,12 +108,6 @@ def test_a_reward_without_a_completion_is_kept_and_explained(tmp_path: Path) -> 
     assert "3 rollouts have a reward and no completion (1 of 0, 2 of 1)" in said and "recorded_reward" in said
 
 
-@needs("real")
-def test_real_verifiers_rows_without_a_completion_are_explained(tmp_path: Path) -> None:
-    said = (imported(tmp_path, REAL / "trajectories" / "verifiers").path / "report.txt").read_text()
-    assert "150 rollouts have a reward and no completion (150 of 0)" in said
-
-
 def archive(path: Path, *samples: bytes | Iterable[bytes]) -> Path:
     """An Inspect log with samples a, b, ...; one as pieces is written piece by piece."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
@@ -135,8 +120,7 @@ def archive(path: Path, *samples: bytes | Iterable[bytes]) -> Path:
 
 @pytest.mark.parametrize("damage", ["nested", "encrypted", "unknown compression"])
 def test_a_bad_sample_of_an_archive_is_lost_alone(tmp_path: Path, damage: str) -> None:
-    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": LONG}]
-    whole = json.dumps({"id": "one", "epoch": 1, "messages": said, "scores": {}}).encode()
+    whole = json.dumps({"id": "one", "epoch": 1, "messages": [user("q"), assistant(LONG)], "scores": {}}).encode()
     path = archive(tmp_path / "log.eval", whole, b"[" * 100_000 if damage == "nested" else whole + b" ")
     data = bytearray(path.read_bytes())
     # Bytes of flags and of the method of compression, in the local header and in the directory.
@@ -148,7 +132,7 @@ def test_a_bad_sample_of_an_archive_is_lost_alone(tmp_path: Path, damage: str) -
     path.write_bytes(data)
     run = imported(tmp_path, path)
     assert len(run.rows(ROLLOUT)) == 1
-    (drop,) = json.loads((run.path / "drops.json").read_text())
+    (drop,) = drops_of(run)
     assert drop["reason"] == "damaged_record" and "samples/b.json" in drop["detail"]
 
 
@@ -157,10 +141,8 @@ def test_a_bad_sample_of_an_archive_is_lost_alone(tmp_path: Path, damage: str) -
 def test_a_record_that_is_nested_too_deeply_is_lost_alone(tmp_path: Path, depth: int, where: str) -> None:
     deep = "[" * depth + "]" * depth
     text = json.dumps(chat(LONG + "deep", info="DEEP") if where == "extra" else chat("DEEP")).replace('"DEEP"', deep)
-    (tmp_path / "a.jsonl").write_text(json.dumps(chat(LONG)) + "\n" + text + "\n")
-    run = imported(tmp_path, tmp_path / "a.jsonl")
-    assert 1 <= len(run.rows(ROLLOUT)) <= 2
-    assert len(run.rows(ROLLOUT)) + len(json.loads((run.path / "drops.json").read_text())) == 2
+    run = imported(tmp_path, jsonl(tmp_path / "a.jsonl", chat(LONG), text))
+    assert 1 <= len(run.rows(ROLLOUT)) <= 2 and len(run.rows(ROLLOUT)) + len(drops_of(run)) == 2
 
 
 # What several files hold counts once; what only resembles it counts as often as it is there.
@@ -172,10 +154,10 @@ def prediction(instance: str, patch: str = PATCH, model: str = "m") -> dict[str,
     return {"instance_id": instance, "model_name_or_path": model, "model_patch": patch}
 
 
-def trajectory(folder: Path, instance: str, patch: str | None = PATCH, model: str | None = "m") -> Path:
-    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "```bash\nls\n```"}]
-    told = {"mini_version": "1", "exit_status": "Submitted", "submission": patch}
-    info = {**told, "config": {"model": {"model_name": model}}} if model else told
+def trajectory(folder: Path, instance: str, patch: str = PATCH) -> Path:
+    info = {"mini_version": "1", "exit_status": "Submitted", "submission": patch}
+    info["config"] = {"model": {"model_name": "m"}}
+    said = [user("q"), assistant("```bash\nls\n```")]
     return document(folder / f"{instance}.traj.json", {"messages": said, "info": info, "instance_id": instance})
 
 
@@ -217,7 +199,7 @@ def test_what_workers_read_counts_as_in_one_process(tmp_path: Path) -> None:
         trajectory(folder / "again", instance, "another patch")
     jsonl(folder / "all_preds.jsonl", *map(prediction, IDS), prediction("a__b-3", "password=hunter2hunter2"))
     document(folder / "m.run.json", {"resolved_ids": [IDS[0]], "unresolved_ids": [IDS[1]]})
-    rows = [{"instance_id": i, "messages": [{"role": "assistant", "content": i * 3}], "resolved": True} for i in IDS]
+    rows = [{"instance_id": i, "messages": [assistant(i * 3)], "resolved": True} for i in IDS]
     for name in ("one", "two"):
         jsonl(folder / name / "data.jsonl", *rows).open("a").write("{torn\n")
     document(folder / "two" / "odd.json", {"nobody": "knows"})
@@ -234,9 +216,7 @@ def test_a_file_that_a_worker_did_not_finish_is_read_again(tmp_path: Path) -> No
     record = Manifest(composer="", stage="import", stage_version=2, fingerprint="")
     out, count = RunWriter(tmp_path / "run", record, cache=tmp_path), FileCount(source.label, "", source.sha256)
     importing.read_into_journal(source, reader, Sidecars(), out)
-    left = list(
-        importing.read_rollouts(source, None, Sidecars(), count, out)
-    )  # without a reader the file would be dropped
+    left = list(importing.read_rollouts(source, None, Sidecars(), count, out))  # without a reader it would be dropped
     assert count.traces == count.records == 1 and isinstance(left[0], importing.ReadRollout)
     torn = RunWriter(tmp_path / "torn", record, cache=tmp_path)
     torn.write_all([(f"{importing.unit_of(source)}/1", {"drop": {}}, False)])
@@ -287,13 +267,8 @@ def packed(path: Path, *parts: bytes) -> Path:
 def measured(path: Path) -> tuple[int, list[str], int]:
     """Rollouts, reasons of drops, and the peak memory of reading a file in MB, in a process of its own."""
     where = os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parents[3])])
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(path)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, "PYTHONPATH": where},
-    )
+    words, env = [sys.executable, "-c", MEASURE, str(path)], {**os.environ, "PYTHONPATH": where}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200, env=env)
     assert done.returncode == 0, done.stderr
     found, reasons, peak = json.loads(done.stdout)
     return found, reasons, peak
@@ -333,8 +308,6 @@ def test_what_unpacks_to_much_is_dropped_unread_or_read_a_few_rows_at_a_time(
 
 @pytest.mark.parametrize("name", ["_" * 20_000, "a__" * 20_000, "a__b-1x" * 3_000, "-1" * 10_000])
 def test_a_long_id_is_read_in_time(tmp_path: Path, name: str) -> None:
-    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    (tmp_path / "a.jsonl").write_text(json.dumps({"instance_id": name, "messages": said, "resolved": True}) + "\n")
-    began = time.process_time()
-    assert len(read(tmp_path / "a.jsonl")[0]) == 1
+    path, began = jsonl(tmp_path / "a.jsonl", chat("a", instance_id=name)), time.process_time()
+    assert len(read(path)[0]) == 1
     assert time.process_time() - began < 5

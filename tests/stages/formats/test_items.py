@@ -1,36 +1,18 @@
 """Logs of programs that record scores by item and no transcript, or one of their own: every item with its score."""
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from stages.formats import files, reading
-from stages.formats.base import Drop, Trajectory
-from stages.formats.reading import FileCount
-from stages.formats.reports import Sidecars
+from support.transcripts import assistant, document, jsonl, payloads, read, system, tool, user
 
 
-def read(path: Path) -> tuple[list[Trajectory], list[Drop], set[str]]:
-    sidecars, found, drops, formats = Sidecars(), list[Trajectory](), list[Drop](), set[str]()
-    for source, reader in reading.detect_formats(files.find([str(path)]), "auto", sidecars).items():
-        for item in reading.read(source, reader, sidecars, FileCount("", "", "")):
-            if isinstance(item, Drop):
-                drops.append(item)
-            else:
-                found.append(item.trajectory)
-                formats.add(item.format)
-    return found, drops, formats
-
-
-def lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def formats(path: Path) -> set[str]:
+    return {one["rollout"]["source"] for one in payloads(path)}
 
 
 def sample(number: int, **more: Any) -> dict[str, Any]:
@@ -46,36 +28,30 @@ def test_samples_of_lm_evaluation_harness(tmp_path: Path) -> None:
         for at in range(2)
         for name in ("strict", "loose")
     ]
-    lines(tmp_path / "org__model" / f"samples_gsm8k_{time}.jsonl", rows)
+    jsonl(tmp_path / "org__model" / f"samples_gsm8k_{time}.jsonl", *rows)
     about = {"results": {}, "configs": {}, "config": {"model": "hf"}, "model_name": "org/model", "n-shot": {"gsm8k": 5}}
-    (tmp_path / "org__model" / f"results_{time}.json").write_text(json.dumps(about))
+    document(tmp_path / "org__model" / f"results_{time}.json", about)
     for given in (tmp_path, tmp_path / "org__model" / f"samples_gsm8k_{time}.jsonl"):
-        found, drops, formats = read(given)
-        assert formats == {"lm-eval"} and [one.reward for one in found] == [0.0, 1.0]
+        found, drops, _ = read(given)
+        assert formats(given) == {"lm-eval"} and [one.reward for one in found] == [0.0, 1.0]
         assert {one.model for one in found} == {"org/model"} and {one.family for one in found} == {"gsm8k"}
         assert [one.task_id for one in found] == [f"gsm8k/{at:064x}"[:22] for at in range(2)]
         assert [drop.reason for drop in drops] == ["other_filter"] * 2 and found[0].error is None
 
 
 def test_a_metric_over_all_items_is_no_score(tmp_path: Path) -> None:
-    lines(tmp_path / "samples_tags.jsonl", [sample(0, metrics=["f1"], f1=["a", ["b"]]), sample(1, acc=1.0)])
+    jsonl(tmp_path / "samples_tags.jsonl", sample(0, metrics=["f1"], f1=["a", ["b"]]), sample(1, acc=1.0))
     found, _, _ = read(tmp_path)
     assert [(one.reward, one.unscored) for one in found] == [(None, True), (1.0, True)]
 
 
 def test_results_of_tau_bench(tmp_path: Path) -> None:
-    talk = [
-        {"role": "system", "content": "Be kind."},
-        {"role": "user", "content": "Book it."},
-        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "book", "arguments": "{}"}}]},
-        {"role": "tool", "content": "done"},
-        {"role": "assistant", "content": "It is booked."},
-    ]
+    booking = assistant(None, tool_calls=[{"function": {"name": "book", "arguments": "{}"}}])
+    talk = [system("Be kind."), user("Book it."), booking, tool("done"), assistant("It is booked.")]
     info = {"task": {"instruction": "You want a flight."}}
     first = [{"task_id": 3, "reward": 1.0, "info": info, "traj": talk, "trial": at} for at in range(2)]
-    (tmp_path / "gpt-airline.json").write_text(json.dumps(first))
-    found, _, formats = read(tmp_path / "gpt-airline.json")
-    assert formats == {"tau-bench"} and [(one.task_id, one.reward) for one in found] == [("airline/3", 1.0)] * 2
+    found, _, _ = read(path := document(tmp_path / "gpt-airline.json", first))
+    assert formats(path) == {"tau-bench"} and [(one.task_id, one.reward) for one in found] == [("airline/3", 1.0)] * 2
     assert len(found[0].turns) == 2 and "book" in found[0].turns[0].action
 
     simulation = {"id": "s", "task_id": "7", "trial": 0, "seed": 5, "messages": talk, "reward_info": {"reward": 0.0}}
@@ -84,12 +60,9 @@ def test_results_of_tau_bench(tmp_path: Path) -> None:
         "tasks": [],
         "simulations": [simulation, {**simulation, "id": "t", "reward_info": None, "termination_reason": "error"}],
     }
-    (tmp_path / "tau2.json").write_text(json.dumps(second))
-    found, _, _ = read(tmp_path / "tau2.json")
-    assert [(one.task_id, one.model, one.reward) for one in found] == [
-        ("retail/7", "gpt", 0.0),
-        ("retail/7", "gpt", None),
-    ]
+    found, _, _ = read(document(tmp_path / "tau2.json", second))
+    told = [(one.task_id, one.model, one.reward) for one in found]
+    assert told == [("retail/7", "gpt", 0.0), ("retail/7", "gpt", None)]
 
 
 def test_results_of_evalplus_pass_only_with_the_added_tests(tmp_path: Path) -> None:
@@ -98,13 +71,11 @@ def test_results_of_evalplus_pass_only_with_the_added_tests(tmp_path: Path) -> N
         name: [{"task_id": name, "solution": "x = 1", "base_status": base, "plus_status": plus}]
         for name, (base, plus) in statuses.items()
     }
-    (tmp_path / "org--model_vllm_temp_0.0").mkdir()
     for name in ("org--model_vllm_temp_0.0.eval_results.json", "org--model_vllm_temp_0.0/eval_results.json"):
-        path = tmp_path / name
-        path.write_text(json.dumps({"date": "2026-01-01", "hash": "0", "eval": tasks}))
+        path = document(tmp_path / name, {"date": "2026-01-01", "hash": "0", "eval": tasks})
         assert {one.model for one in read(path)[0]} == {"org/model"}
-    found, _, formats = read(path)
-    assert formats == {"evalplus"} and [one.reward for one in found] == [1.0, 0.0, 0.0]
+    found, _, _ = read(path)
+    assert formats(path) == {"evalplus"} and [one.reward for one in found] == [1.0, 0.0, 0.0]
     assert found[0].env == "HumanEval"
 
 
@@ -115,12 +86,10 @@ def helm(path: Path, name: str, splits: Mapping[str, str], **scores: float) -> N
         values = {"num_prompt_tokens": 9.0, **{metric: 0.0 if at else value for metric, value in scores.items()}}
         stats = [{"name": {"name": key, "split": split}, "mean": value} for key, value in values.items()]
         rows.append({"instance_id": instance, "train_trial_index": 0, "stats": stats})
-    path.mkdir(parents=True)
-    copy = {**rows[0], "perturbation": {"name": "typos"}}
-    (path / "per_instance_stats.json").write_text(json.dumps([*rows, copy]))
+    document(path / "per_instance_stats.json", [*rows, {**rows[0], "perturbation": {"name": "typos"}}])
     spec = {"name": name, "scenario_spec": {}, "adapter_spec": {"model": "org/model"}}
-    (path / "run_spec.json").write_text(json.dumps(spec))
-    (path / "stats.json").write_text(json.dumps([{"name": {"name": "exact_match"}, "mean": 0.5}]))
+    document(path / "run_spec.json", spec)
+    document(path / "stats.json", [{"name": {"name": "exact_match"}, "mean": 0.5}])
 
 
 def test_statistics_of_helm(tmp_path: Path) -> None:
@@ -130,15 +99,10 @@ def test_statistics_of_helm(tmp_path: Path) -> None:
         helm(tmp_path / name, name, {"id1": "test", "id2": "test", "id3": "valid"}, exact_match=1.0)
     helm(tmp_path / "quac:model=x", "quac:model=x", {"id1": "valid"}, exact_match=0.0, f1_score=0.25)
     helm(tmp_path / "boolq:model=x", "boolq:model=x", {"id1": "valid"}, exact_match=0.0, quasi_exact_match=1.0)
-    found, drops, formats = read(tmp_path)
-    assert formats == {"helm"} and {one.task_id: one.reward for one in found} == {
-        "mmlu:subject=art/id1": 1.0,
-        "mmlu:subject=art/id2": 0.0,
-        "mmlu:subject=law/id1": 1.0,
-        "mmlu:subject=law/id2": 0.0,
-        "quac/id1": 0.25,
-        "boolq/id1": 1.0,
-    }
+    found, drops, _ = read(tmp_path)
+    rewards = {f"mmlu:subject={subject}/id{at}": 2.0 - at for subject in ("art", "law") for at in (1, 2)}
+    assert {one.task_id: one.reward for one in found} == {**rewards, "quac/id1": 0.25, "boolq/id1": 1.0}
+    assert formats(tmp_path) == {"helm"}
     assert {one.model for one in found} == {"org/model"} and {one.env for one in found} == {"mmlu", "quac", "boolq"}
     assert Counter(drop.reason for drop in drops) == {"perturbed": 4, "other_split": 2, "unknown_format": 4}
 
@@ -146,25 +110,19 @@ def test_statistics_of_helm(tmp_path: Path) -> None:
 @pytest.mark.parametrize("with_run", [True, False])
 def test_results_of_terminal_bench(tmp_path: Path, with_run: bool) -> None:
     """A run's file is read rather than those of its trials: a trial that broke down has none."""
+    ends = ((True, "agent_timeout"), (False, "unset"), (None, "parse_error"), (None, "unknown_agent_error"))
     trials = [
         {"task_id": name, "trial_name": f"{name}.1-of-1", "is_resolved": resolved, "failure_mode": failure}
-        for name, resolved, failure in (
-            ("a", True, "agent_timeout"),
-            ("b", False, "unset"),
-            ("c", None, "parse_error"),
-            ("d", None, "unknown_agent_error"),
-        )
+        for name, (resolved, failure) in zip("abcd", ends, strict=True)
     ]
+    run = tmp_path / "run"
     for trial in trials[:-1]:
-        folder = tmp_path / "run" / str(trial["task_id"]) / str(trial["trial_name"])
-        folder.mkdir(parents=True)
-        (folder / "results.json").write_text(json.dumps(trial))
-    about = {"run_id": "run", "agent_name": "agent", "model_name": "org/model"}
-    (tmp_path / "run" / "run_metadata.json").write_text(json.dumps(about))
+        document(run / str(trial["task_id"]) / str(trial["trial_name"]) / "results.json", trial)
+    document(run / "run_metadata.json", {"run_id": "run", "agent_name": "agent", "model_name": "org/model"})
     if with_run:
-        (tmp_path / "run" / "results.json").write_text(json.dumps({"results": trials, "resolved_ids": ["a"]}))
-    found, drops, formats = read(tmp_path)
-    assert formats == {"terminal-bench"} and not drops and {one.model for one in found} == {"org/model"}
+        document(run / "results.json", {"results": trials, "resolved_ids": ["a"]})
+    found, drops, _ = read(tmp_path)
+    assert formats(tmp_path) == {"terminal-bench"} and not drops and {one.model for one in found} == {"org/model"}
     assert [(one.task_id, one.reward) for one in found][:3] == [("a", 1.0), ("b", 0.0), ("c", None)]
     assert len(found) == 3 + with_run and found[2].error == ("parse_error", "c.1-of-1 has no verdict")
     assert found[0].terminated_by == "agent_timeout" and found[0].error is None
@@ -181,8 +139,8 @@ def test_details_of_lighteval(tmp_path: Path, version: str) -> None:
         for at in range(2)
     ]
     pq.write_table(pa.Table.from_pylist(rows), folder / "details_arc|0_2026-01-02T03-04-05.000006.parquet")
-    found, _, formats = read(tmp_path)
-    assert formats == {"lighteval"} and [one.reward for one in found] == [0.0, 1.0]
+    found, _, _ = read(tmp_path)
+    assert formats(tmp_path) == {"lighteval"} and [one.reward for one in found] == [0.0, 1.0]
     assert {(one.env, one.model) for one in found} == {("arc|0", "org/model")} and found[0].task_id != found[1].task_id
 
 
@@ -190,16 +148,14 @@ def test_trials_of_harbor_without_a_trajectory_are_items(tmp_path: Path) -> None
     def trial(name: str, **more: Any) -> None:
         about = {"task_name": name, "trial_name": f"{name}__x", "source": "bench", "verifier_result": None, **more}
         about["agent_info"] = {"name": "agent", "model_info": {"name": "model"}}
-        (tmp_path / "job" / f"{name}__x").mkdir(parents=True)
-        (tmp_path / "job" / f"{name}__x" / "result.json").write_text(json.dumps(about))
+        document(tmp_path / "job" / f"{name}__x" / "result.json", about)
 
     trial("one", verifier_result={"rewards": {"reward": 1.0}})
     trial("two", exception_info={"exception_type": "AgentTimeout", "exception_message": "too slow"})
     trial("three", verifier_result={"rewards": {"reward": 0.0}})
     steps = [{"source": "user", "message": "Go."}, {"source": "agent", "message": "Gone."}]
-    document = {"schema_version": "ATIF-v1.6", "agent": {"model_name": "model"}, "steps": steps}
-    (tmp_path / "job" / "three__x" / "agent").mkdir()
-    (tmp_path / "job" / "three__x" / "agent" / "trajectory.json").write_text(json.dumps(document))
+    trajectory = {"schema_version": "ATIF-v1.6", "agent": {"model_name": "model"}, "steps": steps}
+    document(tmp_path / "job" / "three__x" / "agent" / "trajectory.json", trajectory)
     found, _, _ = read(tmp_path / "job")
     by_task = {one.task_id: one for one in found}
     assert len(found) == 3 and by_task["one"].reward == 1.0 and by_task["one"].model == "model"

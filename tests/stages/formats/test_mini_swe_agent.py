@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from needs import REAL, needs
-from support.transcripts import INSTANCE, PATCH, call, document, payloads, read
+from support.transcripts import INSTANCE, PATCH, action, assistant, call, document, payloads, read, system, tool, user
 
 from stages.rollouts import missing
 
@@ -12,38 +11,24 @@ ASKED = "<pr_description>\nConsider the following PR description:\nIt breaks.\n<
 
 
 def trajectory(*messages: dict[str, Any], **info: Any) -> dict[str, Any]:
-    opening = [{"role": "system", "content": "You fix."}, {"role": "user", "content": ASKED}]
     config = {"model": {"model_name": "some/model", "model_kwargs": {"temperature": 0.0}}}
-    told = {
-        "exit_status": "Submitted",
-        "submission": PATCH,
-        "model_stats": {"instance_cost": 0.5, "api_calls": 2},
-        **info,
-    }
-    return {
-        "info": {"mini_version": "1.15.0", "config": config, **told},
-        "messages": [*opening, *messages],
-        "trajectory_format": "mini-swe-agent-1",
-        "instance_id": INSTANCE,
-    }
+    told = {"exit_status": "Submitted", "submission": PATCH, "model_stats": {"instance_cost": 0.5, "api_calls": 2}}
+    spoken = [system("You fix."), user(ASKED), *messages]
+    about = {"info": {"mini_version": "1.15.0", "config": config, **told, **info}, "messages": spoken}
+    return {**about, "trajectory_format": "mini-swe-agent-1", "instance_id": INSTANCE}
 
 
 def said(command: str, **extra: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": f"THOUGHT: look\n\n```bash\n{command}\n```", "extra": extra}
+    return assistant(f"THOUGHT: look\n\n```bash\n{command}\n```", extra=extra)
 
 
 def test_text_actions_of_version_1(tmp_path: Path) -> None:
-    response = {
-        "choices": [{"finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 10, "completion_tokens": 4, "cost": 0.1},
-    }
-    shown = {"role": "user", "content": "<returncode>1</returncode>\n<output>\nno\n</output>"}
-    cut = {
-        "role": "user",
-        "content": "<returncode>0</returncode>\n<elided_chars>\n120 characters elided\n</elided_chars>",
-    }
-    bad = {"role": "assistant", "content": "no block"}
-    path = document(tmp_path / "a.traj.json", trajectory(said("ls", response=response), shown, said("cat x"), cut, bad))
+    usage = {"prompt_tokens": 10, "completion_tokens": 4, "cost": 0.1}
+    first = said("ls", response={"choices": [{"finish_reason": "stop"}], "usage": usage})
+    shown = user("<returncode>1</returncode>\n<output>\nno\n</output>")
+    cut = user("<returncode>0</returncode>\n<elided_chars>\n120 characters elided\n</elided_chars>")
+    messages = (first, shown, said("cat x"), cut, assistant("no block"))
+    path = document(tmp_path / "a.traj.json", trajectory(*messages))
     (one,), drops, _ = read(path)
     assert (one.task_id, one.model, one.statement, one.submission) == (INSTANCE, "some/model", "It breaks.", PATCH)
     assert (one.terminated_by, one.family, one.cost_usd, one.env) == ("submitted", "owner/repo", 0.5, "swe-bench")
@@ -58,10 +43,8 @@ def test_the_reasoning_of_the_raw_reply_is_part_of_the_action(tmp_path: Path) ->
     twice = {"choices": [{"message": {"content": "x", "reasoning_content": "ha", "reasoning": "ha"}}]}
     path = document(tmp_path / "a.traj.json", trajectory(said("ls", response=told), said("cat", response=twice)))
     (one,), _, _ = read(path)
-    assert [turn.action.partition("\n\nTHOUGHT")[0] for turn in one.turns] == [
-        "<think>\nhm\n</think>",
-        "<think>\nha\n</think>",
-    ]
+    thoughts = [turn.action.partition("\n\nTHOUGHT")[0] for turn in one.turns]
+    assert thoughts == ["<think>\nhm\n</think>", "<think>\nha\n</think>"]
     assert [turn.commands for turn in one.turns] == [["ls"], ["cat"]]
 
 
@@ -76,27 +59,11 @@ def test_reward_comes_from_a_report_beside_it_or_is_not_recorded(tmp_path: Path)
 
 
 def test_tool_calls_of_version_2_and_the_lost_message_of_a_format_error(tmp_path: Path) -> None:
-    good = {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [call("bash", '{"command": "ls"}')],
-        "extra": {"actions": [{"command": "ls"}], "cost": 0.2},
-    }
-    shown = {
-        "role": "tool",
-        "tool_call_id": "call_1",
-        "content": "a.py",
-        "extra": {"raw_output": "a.py", "returncode": 0},
-    }
-    lost = {
-        "choices": [{"message": {"role": "assistant", "content": "I think."}, "finish_reason": "length"}],
-        "usage": {},
-    }
-    error = {
-        "role": "user",
-        "content": "No tool calls found.",
-        "extra": {"interrupt_type": "FormatError", "response": lost},
-    }
+    ran = {"actions": [{"command": "ls"}], "cost": 0.2}
+    good = assistant(None, tool_calls=[call("bash", '{"command": "ls"}')], extra=ran)
+    shown = tool("a.py", tool_call_id="call_1", extra={"raw_output": "a.py", "returncode": 0})
+    lost = {"choices": [{"message": assistant("I think."), "finish_reason": "length"}], "usage": {}}
+    error = user("No tool calls found.", extra={"interrupt_type": "FormatError", "response": lost})
     end = {"role": "exit", "content": PATCH, "extra": {"exit_status": "Submitted"}}
     (one,), _, _ = read(document(tmp_path / "b.traj.json", trajectory(good, shown, error, end)))
     assert [turn.commands for turn in one.turns] == [["ls"], []]
@@ -111,27 +78,18 @@ def test_responses_objects_of_version_2(tmp_path: Path) -> None:
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
         {"type": "function_call", "call_id": "c1", "name": "bash", "arguments": '{"command": "ls"}'},
     ]
-    response = {
-        "object": "response",
-        "status": "completed",
-        "output": output,
-        "usage": {"input_tokens": 7, "output_tokens": 3},
-    }
+    usage = {"input_tokens": 7, "output_tokens": 3}
+    response = {"object": "response", "status": "completed", "output": output, "usage": usage}
     answered = {**response, "extra": {"actions": [{"command": "ls"}]}}
     shown = {"type": "function_call_output", "call_id": "c1", "output": "a.py", "extra": {"returncode": 0}}
     (one,), _, _ = read(document(tmp_path / "c.traj.json", trajectory(answered, shown)))
-    assert one.turns[0].action == (
-        '<think>\nhm\n</think>\n\nI look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
-    )
+    assert one.turns[0].action == action("I look.", ("bash", '{"command": "ls"}'), thought="hm")
     assert one.turns[0].observed == [{"role": "tool", "content": "a.py"}] and one.turns[0].completion_tokens == 3
 
 
 def test_token_ids_and_log_probs_of_the_raw_reply(tmp_path: Path) -> None:
-    choice = {
-        "finish_reason": "stop",
-        "token_ids": [4, 5],
-        "logprobs": {"content": [{"logprob": -0.1}, {"logprob": -0.2}]},
-    }
+    logprobs = {"content": [{"logprob": -0.1}, {"logprob": -0.2}]}
+    choice = {"finish_reason": "stop", "token_ids": [4, 5], "logprobs": logprobs}
     raw = {"choices": [choice], "prompt_token_ids": [1, 2, 3]}
     (one,) = payloads(document(tmp_path / "d.traj.json", trajectory(said("ls", response=raw))))
     step = one["steps"][0]
@@ -139,13 +97,6 @@ def test_token_ids_and_log_probs_of_the_raw_reply(tmp_path: Path) -> None:
 
 
 def test_a_bare_list_of_messages_is_a_trajectory(tmp_path: Path) -> None:
-    messages = [{"role": "user", "content": "do"}, {"role": "assistant", "content": "```mswea_bash_command\nls\n```"}]
+    messages = [user("do"), assistant("```mswea_bash_command\nls\n```")]
     (one,), _, _ = read(document(tmp_path / f"{INSTANCE}.traj.json", messages))
     assert one.task_id == INSTANCE and one.turns[0].commands == ["ls"] and one.model is None
-
-
-@needs("real")
-def test_real_files() -> None:
-    found, drops, _ = read(REAL / "trajectories" / "mini-swe-agent")
-    assert len(found) == 4 and not drops and [one.resolved for one in found] == [True, True, None, None]
-    assert sum(len(one.turns) for one in found) == 51

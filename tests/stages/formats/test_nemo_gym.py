@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from needs import REAL, needs
-from support.transcripts import INSTANCE, PATCH, jsonl, payloads, read
+from support.transcripts import INSTANCE, PATCH, jsonl, payloads, read, user
 
 from stages.rollouts import missing
 
-ASKED = [{"type": "message", "role": "system", "content": "Help."}, {"role": "user", "content": "1+1?"}]
+ASKED = [{"type": "message", "role": "system", "content": "Help."}, user("1+1?")]
 
 
 def said(text: str, **more: Any) -> dict[str, Any]:
@@ -24,29 +23,16 @@ def shown(output: Any, call_id: str) -> dict[str, Any]:
 
 
 def row(*output: Any, asked: Any = ASKED, **more: Any) -> dict[str, Any]:
-    response = {
-        "model": "some/model",
-        "output": list(output),
-        "usage": {"input_tokens": 0, "output_tokens": 0},
-        "status": None,
-    }
-    return {
-        "responses_create_params": {"input": asked, "temperature": 0.6, "tools": []},
-        "response": response,
-        "reward": 1.0,
-        **more,
-    }
+    response = {"model": "some/model", "output": list(output), "status": None}
+    response["usage"] = {"input_tokens": 0, "output_tokens": 0}
+    request = {"input": asked, "temperature": 0.6, "tools": []}
+    return {"responses_create_params": request, "response": response, "reward": 1.0, **more}
 
 
 def test_items_become_turns(tmp_path: Path) -> None:
     thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}], "encrypted_content": None}
-    first = (
-        thought,
-        said("I compute."),
-        called("python", '{"code":  "1+1"}', "a"),
-        called("python", '{"code": "2"}', "b"),
-    )
-    output = (*first, shown("2", "a"), shown({"out": 2}, "b"), said("It is 2."))
+    calls = (called("python", '{"code":  "1+1"}', "a"), called("python", '{"code": "2"}', "b"))
+    output = (thought, said("I compute."), *calls, shown("2", "a"), shown({"out": 2}, "b"), said("It is 2."))
     (one,), drops, _ = read(jsonl(tmp_path / "sums.rollouts.jsonl.gz", row(*output)))
     assert [m["role"] for m in one.opening] == ["system", "user"] and len(one.turns) == 2 and not drops
     assert one.turns[0].action.startswith("<think>\nhm\n</think>\n\nI compute.\n<tool_call>")
@@ -57,7 +43,7 @@ def test_items_become_turns(tmp_path: Path) -> None:
 
 def test_members_of_a_group_share_a_task_and_a_masked_one_has_no_reward(tmp_path: Path) -> None:
     masked = row(said("b"), mask_sample=True, error_kind="timeout", reward=0.0)
-    other = row(said("c"), asked=[{"role": "user", "content": "2+2?"}])
+    other = row(said("c"), asked=[user("2+2?")])
     first, second, third = payloads(jsonl(tmp_path / "x.jsonl", row(said("a")), masked, other))
     assert first["rollout"]["group_id"] == second["rollout"]["group_id"] != third["rollout"]["group_id"]
     assert (second["rollout"]["reward"], second["rollout"]["error_type"]) == (None, "timeout")
@@ -69,12 +55,8 @@ def test_an_unrecorded_request_is_rebuilt_from_the_description_and_named(tmp_pat
     record["instance_config"] = {"agent_kwargs": {"system_prompt": "You fix."}}
     (one,) = payloads(jsonl(tmp_path / "x.jsonl", record))
     assert missing.OPENING in one["origin"]["missing"] and one["origin"]["submission"] == PATCH
-    assert (
-        one["rollout"]["task_id"] == INSTANCE
-        and one["rollout"]["hidden_pass"] is False
-        and one["task"]["prompt"] == "It breaks."
-    )
-    assert one["steps"][0]["num_messages"] == 2
+    assert (one["rollout"]["task_id"], one["rollout"]["hidden_pass"]) == (INSTANCE, False)
+    assert one["task"]["prompt"] == "It breaks." and one["steps"][0]["num_messages"] == 2
 
 
 def test_tokens_on_an_item_are_those_of_its_call(tmp_path: Path) -> None:
@@ -86,29 +68,11 @@ def test_tokens_on_an_item_are_those_of_its_call(tmp_path: Path) -> None:
 def test_other_shapes_of_rows(tmp_path: Path) -> None:
     cut = row(said("a"), asked="1+1?")
     cut["response"]["incomplete_details"] = {"reason": "max_output_tokens"}
-    talk = row(
-        {"type": "message", "role": "user", "content": "hi"},
-        said("a"),
-        {"role": "user", "content": "more"},
-        said("b"),
-        asked=[],
-    )
-    steps = [
-        [{"role": "user", "content": "hi"}, called("f", "{}", "a")],
-        [{"role": "user", "content": "hi"}, called("f", "{}", "a"), said("b")],
-    ]
-    transitions = row(*steps, asked=[], task_idx=4)
-    empty = row()
-    found, drops, _ = read(jsonl(tmp_path / "x.jsonl", cut, talk, transitions, empty))
-    assert found[0].turns[0].finish_reason == "length" and found[0].opening == [{"role": "user", "content": "1+1?"}]
-    assert len(found[1].turns) == 2 and found[1].opening == [{"role": "user", "content": "hi"}]
+    talk = row(user("hi", type="message"), said("a"), user("more"), said("b"), asked=[])
+    first = [user("hi"), called("f", "{}", "a")]
+    transitions = row(first, [*first, said("b")], asked=[], task_idx=4)
+    found, drops, _ = read(jsonl(tmp_path / "x.jsonl", cut, talk, transitions, row()))
+    assert found[0].turns[0].finish_reason == "length" and found[0].opening == [user("1+1?")]
+    assert len(found[1].turns) == 2 and found[1].opening == [user("hi")]
     assert len(found[2].turns) == 2 and found[2].task_id.endswith("/task-4")
     assert found[3].error is not None and found[3].error[0] == "no_actions" and not drops
-
-
-@needs("real")
-def test_real_files() -> None:
-    found, drops, _ = read(REAL / "trajectories" / "nemo-gym")
-    assert len(found) == 40 and not drops
-    assert sum(one.reward == 1.0 for one in found if one.task_id == "astropy__astropy-12907") == 10
-    assert [one.resolved for one in found if one.extra["agent"] == "mini_swe_agent_2"].count(True) == 1

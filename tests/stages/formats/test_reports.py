@@ -1,22 +1,48 @@
-"""Reports of SWE-bench's harnesses: for whom they speak, from where, and what is said of the useless ones."""
+"""SWE-bench's predictions, and reports of its harnesses: for whom they speak, from where, and which are useless."""
 
 from pathlib import Path
 
 import pytest
-from support.transcripts import PATCH, document, imported, jsonl, read
+from support.transcripts import PATCH, assistant, document, imported, jsonl, payloads, read, user
 
+from stages.rollouts import missing
 from stages.runs.kinds import ROLLOUT
 
 IDS = ["a__b-1", "a__b-2", "a__b-3"]
 
 
-def predictions(path: Path, model: str = "m", ids: list[str] = IDS) -> Path:
-    return jsonl(path, *({"instance_id": i, "model_name_or_path": model, "model_patch": PATCH} for i in ids))
+def prediction(instance: str, patch: str = PATCH, model: str = "m") -> dict[str, str]:
+    return {"instance_id": instance, "model_name_or_path": model, "model_patch": patch}
+
+
+def predictions(path: Path, model: str = "m") -> Path:
+    return jsonl(path, *(prediction(i, model=model) for i in IDS))
 
 
 def verdicts(path: Path) -> list[bool | None]:
     found, _, _ = read(path)
     return [one.resolved for one in found]
+
+
+def test_predictions_are_rollouts_without_steps(tmp_path: Path) -> None:
+    jsonl(tmp_path / "all_preds.jsonl", *(prediction(i, PATCH * (i != "a__b-2")) for i in IDS))
+    document(tmp_path / "report.json", {"resolved": ["a__b-1"], "generated": ["a__b-1", "a__b-2"]})
+    statement = {"instance_id": "a__b-1", "problem_statement": "It breaks.", "base_commit": "c"}
+    jsonl(tmp_path / "lite.jsonl", statement)
+    found = payloads(tmp_path)
+    assert [(p["rollout"]["hidden_pass"], p["origin"]["submission"]) for p in found] == [
+        (True, PATCH),
+        (False, None),
+        (False, PATCH),  # the report does not list it
+    ]
+    assert [p["task"]["prompt"] for p in found] == ["It breaks.", None, None] and all(p["steps"] == [] for p in found)
+    assert missing.STEPS in found[0]["origin"]["missing"]
+
+
+def test_predictions_by_instance_and_a_report_of_each(tmp_path: Path) -> None:
+    document(tmp_path / "preds.json", {i: prediction(i) for i in IDS[:2]})
+    document(tmp_path / "report.json", {"a__b-2": {"resolved": True, "patch_exists": True}})
+    assert verdicts(tmp_path) == [None, True]
 
 
 def test_what_a_report_of_the_resolved_does_not_list_is_unresolved(tmp_path: Path) -> None:
@@ -45,6 +71,14 @@ def test_a_run_that_resolved_nothing_resolved_nothing(tmp_path: Path) -> None:
     assert verdicts(tmp_path) == [False] * 3
 
 
+@pytest.mark.parametrize("given", ["", "preds", "preds/all_preds.jsonl"])
+def test_a_report_of_sb_cli_next_door_judges(tmp_path: Path, given: str) -> None:
+    predictions(tmp_path / "in" / "preds" / "all_preds.jsonl")
+    report = {"resolved_ids": ["a__b-2"], "unresolved_ids": ["a__b-1", "a__b-3"]}
+    document(tmp_path / "in" / "sb-cli-reports" / "swe-bench_lite__test__mine.json", report)
+    assert verdicts(tmp_path / "in" / given) == [False, True, False]
+
+
 @pytest.mark.parametrize("place", ["results/results.json", "logs/results.json", "run_evaluation/r/m/report.json"])
 def test_reports_in_the_folders_that_harnesses_make_speak_for_the_run(tmp_path: Path, place: str) -> None:
     predictions(tmp_path / "run" / "all_preds.jsonl")
@@ -65,7 +99,7 @@ def test_reports_of_single_instances_below_logs_are_read(tmp_path: Path) -> None
 
 
 def test_reports_one_folder_up_are_read_and_never_imported(tmp_path: Path) -> None:
-    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "```bash\nls\n```"}]
+    messages = [user("q"), assistant("```bash\nls\n```")]
     for instance in IDS:
         document(tmp_path / "run" / "trajs" / f"{instance}.traj.json", messages)
     document(tmp_path / "run" / "results" / "results.json", {"resolved": ["a__b-3"]})
@@ -97,7 +131,5 @@ def test_reports_that_contradict_each_other_judge_nothing_and_are_counted(tmp_pa
     document(tmp_path / "in" / "two.json", {"resolved_ids": ["a__b-1"]})
     run = imported(tmp_path, tmp_path / "in")
     assert [r["hidden_pass"] for r in run.rows(ROLLOUT)] == [True, None, False]
-    assert (
-        "reports contradict each other on 1 instances, which have no verdict: a__b-2"
-        in (run.path / "report.txt").read_text()
-    )
+    said = (run.path / "report.txt").read_text()
+    assert "reports contradict each other on 1 instances, which have no verdict: a__b-2" in said

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.transcripts import jsonl, payloads
+from support.transcripts import assistant, jsonl, payloads, user
 
 from stages.formats.base import INSTANCE, ImportedTurn, Trajectory, family_of
 from stages.formats.reading import check
@@ -19,18 +19,8 @@ TOKENS = {"prompt_ids": [1, 2], "completion_ids": [3], "completion_logprobs": [-
 
 
 def row(answer: str = "a", **more: Any) -> dict[str, Any]:
-    completion = [
-        {"role": "assistant", "content": answer},
-        {"role": "user", "content": "no"},
-        {"role": "assistant", "content": "b"},
-    ]
-    return {
-        "prompt": [{"role": "user", "content": "q"}],
-        "completion": completion,
-        "answer": "a",
-        "reward": 0.5,
-        **more,
-    }
+    completion = [assistant(answer), user("no"), assistant("b")]
+    return {"prompt": [user("q")], "completion": completion, "answer": "a", "reward": 0.5, **more}
 
 
 def test_rows_fit_the_kinds_and_the_reward_stands_on_the_last_step(tmp_path: Path) -> None:
@@ -54,9 +44,8 @@ def test_ids_that_do_not_go_on_are_kept_whole(tmp_path: Path) -> None:
 
 def test_a_redacted_rollout_keeps_no_ids_that_spell_the_secret(tmp_path: Path) -> None:
     calls = [{"tokens": TOKENS}, {"tokens": TOKENS}]
-    clean, secret = payloads(
-        jsonl(tmp_path / "results.jsonl", row(trajectory=calls), row("ghp_" + "a1B2" * 9, trajectory=calls))
-    )
+    rows = row(trajectory=calls), row("ghp_" + "a1B2" * 9, trajectory=calls)
+    clean, secret = payloads(jsonl(tmp_path / "results.jsonl", *rows))
     assert clean["steps"][0]["completion_token_ids"] == [3] and secret["steps"][0]["completion_token_ids"] is None
     assert secret["steps"][0]["action"] == "[redacted: github-token]" and secret["steps"][0]["capture_level"] == "text"
     assert missing.TOKENS in secret["origin"]["missing"]
@@ -69,13 +58,9 @@ def test_ids_are_the_sources_own_or_the_place_in_the_file(tmp_path: Path) -> Non
 
 
 def test_capture_levels() -> None:
-    assert capture_level(ImportedTurn("a", prompt_ids=[], completion_ids=[1], logprobs=[-1.0])) == "tokens"
-    assert capture_level(ImportedTurn("a", logprobs=[-1.0])) == "logprobs"
-    assert (
-        capture_level(ImportedTurn("a", prompt_ids=[1], completion_ids=[1]))
-        == capture_level(ImportedTurn("a"))
-        == "text"
-    )
+    ids, logprobs = {"prompt_ids": [1], "completion_ids": [1]}, {"logprobs": [-1.0]}
+    found = [capture_level(ImportedTurn("a", **known)) for known in (ids | logprobs, logprobs, ids, {})]
+    assert found == ["tokens", "logprobs", "text", "text"]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +84,7 @@ def test_other_names_are_families_of_their_own(name: str) -> None:
 
 
 def test_digests_of_states_are_those_of_whole_conversations() -> None:
-    gains = [[], [{"role": "user", "content": "ä"}], [], [{"role": "assistant", "content": ""}] * 2]
+    gains = [[], [user("ä")], [], [assistant("")] * 2]
     states = list(accumulate(gains, lambda state, gain: [*state, *gain]))
     assert digests_of_prefixes(gains) == [state_sha256(state) for state in states]
 
@@ -108,10 +93,8 @@ def test_digests_of_states_are_those_of_whole_conversations() -> None:
 
 
 def trajectory(**fields: Any) -> Trajectory:
-    opening = [{"role": "user", "content": "q"}]
-    return Trajectory(
-        **{"task_id": "t", "env": "e", "opening": opening, "turns": [ImportedTurn("a")], "missing": set(), **fields}
-    )
+    given = {"task_id": "t", "env": "e", "opening": [user("q")], "turns": [ImportedTurn("a")], "missing": set()}
+    return Trajectory(**{**given, **fields})
 
 
 @pytest.mark.parametrize(

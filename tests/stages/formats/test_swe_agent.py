@@ -4,38 +4,29 @@ import json
 from pathlib import Path
 from typing import Any
 
-from needs import REAL, needs
-from support.transcripts import INSTANCE, PATCH, call, document, read
+from support.transcripts import INSTANCE, PATCH, assistant, call, document, read, system, user
 
 ASKED = "We have an issue.\nISSUE:\nIt breaks.\n\nINSTRUCTIONS:\nFix it."
 
 
 def history(*more: dict[str, Any]) -> list[dict[str, Any]]:
     return [
-        {"role": "system", "content": "SETTING", "message_type": "system_prompt"},
-        {"role": "user", "content": "Here is a demonstration", "is_demo": True},
-        {"role": "assistant", "content": "demo action", "is_demo": True, "action": "demo"},
-        {"role": "user", "content": [{"type": "text", "text": ASKED}]},
-        {"role": "assistant", "content": "I look.\n```\nls -a\n```", "thought": "I look.", "action": "ls -a\n"},
-        {"role": "user", "content": "a.py", "message_type": "observation"},
+        {**system("SETTING"), "message_type": "system_prompt"},
+        user("Here is a demonstration", is_demo=True),
+        assistant("demo action", is_demo=True, action="demo"),
+        user([{"type": "text", "text": ASKED}]),
+        assistant("I look.\n```\nls -a\n```", thought="I look.", action="ls -a\n"),
+        user("a.py", message_type="observation"),
         *more,
     ]
 
 
-INFO = {
-    "exit_status": "submitted",
-    "submission": PATCH,
-    "model_stats": {"instance_cost": 0.2, "tokens_sent": 10, "tokens_received": 0},
-}
+SPENT = {"instance_cost": 0.2, "tokens_sent": 10, "tokens_received": 0}
+INFO = {"exit_status": "submitted", "submission": PATCH, "model_stats": SPENT}
 
 
 def test_history_with_demonstrations_in_the_opening(tmp_path: Path) -> None:
-    called = {
-        "role": "assistant",
-        "content": "Now.",
-        "tool_calls": [call("bash", '{"command": "submit"}')],
-        "action": "submit",
-    }
+    called = assistant("Now.", tool_calls=[call("bash", '{"command": "submit"}')], action="submit")
     record = {"environment": "main", "trajectory": [], "history": history(called), "info": INFO}
     (one,), drops, _ = read(document(tmp_path / f"{INSTANCE}.traj", record))
     assert len(one.opening) == 4 and [turn.commands for turn in one.turns] == [["ls -a"], ["submit"]] and not drops
@@ -45,37 +36,17 @@ def test_history_with_demonstrations_in_the_opening(tmp_path: Path) -> None:
 
 
 def test_steps_alone_are_enough(tmp_path: Path) -> None:
-    step = {
-        "action": "ls\n",
-        "observation": "a.py",
-        "response": "I look.",
-        "thought": "",
-        "query": [{"role": "user", "content": "q"}],
-    }
+    step = {"action": "ls\n", "observation": "a.py", "response": "I look.", "thought": "", "query": [user("q")]}
     (one,), _, _ = read(document(tmp_path / "x.traj", {"trajectory": [step, step], "info": {}}))
-    assert [turn.action for turn in one.turns] == ["I look.", "I look."] and one.opening == [
-        {"role": "user", "content": "q"}
-    ]
+    assert [turn.action for turn in one.turns] == ["I look."] * 2 and one.opening == [user("q")]
 
 
 def test_every_attempt_is_a_rollout_and_the_verdict_is_of_the_chosen_one(tmp_path: Path) -> None:
-    config = json.dumps(
-        {"agent": {"model": {"name": "gpt-4o"}}, "problem_statement": {"id": INSTANCE, "text": "It breaks."}}
-    )
-    attempt = {"history": history(), "info": INFO, "replay_config": config}
-    document(
-        tmp_path / "a.traj", {"attempts": [attempt, attempt], "history": history(), "info": {"best_attempt_idx": 1}}
-    )
+    asked = {"agent": {"model": {"name": "gpt-4o"}}, "problem_statement": {"id": INSTANCE, "text": "It breaks."}}
+    attempt = {"history": history(), "info": INFO, "replay_config": json.dumps(asked)}
+    record = {"attempts": [attempt, attempt], "history": history(), "info": {"best_attempt_idx": 1}}
+    document(tmp_path / "a.traj", record)
     document(tmp_path / "a.report.json", {"patch_exists": True, "resolved": True})
     found, _, _ = read(tmp_path)
-    assert [(one.model, one.resolved, one.task_id) for one in found] == [
-        ("gpt-4o", None, INSTANCE),
-        ("gpt-4o", True, INSTANCE),
-    ]
-
-
-@needs("real")
-def test_real_files() -> None:
-    found, drops, _ = read(REAL / "trajectories" / "swe-agent")
-    assert len(found) == 7 and not drops  # six trajectories and one prediction
-    assert {one.env for one in found} == {"swe-agent", "swe-bench"} and sum(len(one.turns) for one in found) == 58
+    assert [one.resolved for one in found] == [None, True]
+    assert {(one.model, one.task_id) for one in found} == {("gpt-4o", INSTANCE)}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from needs import REAL, needs
-from support.transcripts import imported
+from support.transcripts import document, imported, jsonl
 
 from stages.errors import BadInput
 from stages.formats import swebench, swebench_logs
@@ -32,6 +32,7 @@ def grade_logs(folder: Path, given: Sequence[Path] = ()) -> list[GradedLog]:
     return [grade_log(log) for log in find_logs(folder, given)]
 
 
+CRASHED, NO_RESULT = "ImportError while loading conftest\n", "the tests ended without a single result"
 START, END = "+ : '>>>>> Start Test Output'\n", "+ : '>>>>> End Test Output'\n"
 STATUS = {
     "FAIL_TO_PASS": {"success": ["t.py::test_new"], "failure": []},
@@ -39,19 +40,28 @@ STATUS = {
 }
 
 
-def container(folder: Path, results: str | None, *, said: bool | None = None, marks: bool = True) -> Path:
+def container(
+    folder: Path,
+    results: str | None,
+    *,
+    said: bool | None = None,
+    marks: bool = True,
+    number: int = 1,
+    before: str = "PASSED t.py::test_elsewhere\n",
+    **report: Any,
+) -> Path:
     """One instance's folder as the harness in containers leaves it."""
-    place = folder / "run/pallets__flask-1"
+    name = f"pallets__flask-{number}"
+    place = folder / "run" / name
     place.mkdir(parents=True)
-    (folder / "instances.jsonl").write_text(json.dumps(ROW) + "\n")
+    with (folder / "instances.jsonl").open("a") as rows:
+        rows.write(json.dumps({**ROW, "instance_id": name}) + "\n")
     (place / "patch.diff").write_text("diff --git a/x b/x\n")
     (place / "run_instance.log").write_text("started\n")
     if results is not None:
-        text = f"{START}{results}{END}" if marks else results
-        (place / "test_output.txt").write_text(f"PASSED t.py::test_elsewhere\n{text}")
+        (place / "test_output.txt").write_text(before + (f"{START}{results}{END}" if marks else results))
     if said is not None:
-        report = {"pallets__flask-1": {"resolved": said, "model_name_or_path": "m"}}
-        (place / "report.json").write_text(json.dumps(report))
+        document(place / "report.json", {name: {"resolved": said, "model_name_or_path": "m", **report}})
     return folder
 
 
@@ -59,8 +69,8 @@ def plain(folder: Path, text: str, resolved: list[str], name: str = "pallets__fl
     """One log and the list of its run, as the harness of early 2024 leaves them."""
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.eval.log.gz").write_bytes(gzip.compress(text.encode()))
-    (folder / "report.json").write_text(json.dumps({"resolved": resolved}))
-    (folder / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
+    document(folder / "report.json", {"resolved": resolved})
+    jsonl(folder / "rows.jsonl", ROW)
     return folder
 
 
@@ -104,7 +114,7 @@ def test_a_wrong_report_and_a_test_in_another_place_are_noticed(tmp_path: Path) 
         swebench_logs.agreement_report([one])
     )
     report = {"pallets__flask-1": {"resolved": False, "tests_status": STATUS}}
-    (folder / "run/pallets__flask-1/report.json").write_text(json.dumps(report))
+    document(folder / "run/pallets__flask-1/report.json", report)
     assert [(one.agrees, one.tests_agree) for one in grade_logs(folder)] == [(True, False)]
 
 
@@ -159,16 +169,10 @@ def test_the_exit_marker_of_an_early_log_is_not_the_grade(exit_mark: str, tmp_pa
     (bad,) = grade_logs(plain(tmp_path / "b", f"{APPLIED}{BAD}>>>>> {exit_mark}\n", []))
     assert (good.resolved, good.agrees, bad.resolved, bad.agrees) == (True, True, False, True)
     assert good.eval_log.model == "some.model"
-
-
-@pytest.mark.parametrize("exit_mark", ["All Tests Passed", "Some Tests Failed"])
-def test_an_early_log_whose_tests_ended_without_a_result_is_unresolved(exit_mark: str, tmp_path: Path) -> None:
-    crashed = "ImportError while loading conftest\n"
-    text = f">>>>> Applied Patch (pred)\n>>>>> Applied Patch (test)\n{crashed}>>>>> {exit_mark}\n"
-    folder = plain(tmp_path, text, [])
+    crashed = f">>>>> Applied Patch (pred)\n>>>>> Applied Patch (test)\n{CRASHED}>>>>> {exit_mark}\n"
+    folder = plain(tmp_path / "c", crashed, [])
     (ended,) = grade_logs(folder)
-    assert (ended.resolved, ended.grader, ended.agrees) == (False, "composer", True)
-    assert ended.problem == "the tests ended without a single result"
+    assert (ended.resolved, ended.grader, ended.agrees, ended.problem) == (False, "composer", True, NO_RESULT)
     (folder / "report.json").unlink()
     assert [one.resolved for one in grade_logs(folder)] == [False]
 
@@ -177,7 +181,7 @@ def test_an_early_log_whose_tests_ended_without_a_result_is_unresolved(exit_mark
     ("text", "verdict", "problem"),
     [
         (">>>>> Applied Patch (test)\n", (True, None, HARNESS), "incomplete"),
-        (">>>>> Applied Patch (test)\nImportError while loading conftest\n", (True, None, HARNESS), "incomplete"),
+        (f">>>>> Applied Patch (test)\n{CRASHED}", (True, None, HARNESS), "incomplete"),
         (">>>>> Patch Apply Failed\n", (False, False, "composer"), ">>>>> Patch Apply Failed"),
     ],
 )
@@ -192,11 +196,8 @@ def test_an_early_log_without_results_gets_the_verdict_of_its_run_unless_its_pat
 def test_a_container_log_whose_tests_ended_without_a_result_is_unresolved_and_says_so(
     said: bool | None, tmp_path: Path
 ) -> None:
-    folder = container(tmp_path, "ImportError while loading conftest\n", said=said)
-    path = folder / "run/pallets__flask-1/test_output.txt"
-    path.write_text(path.read_text().replace("PASSED t.py::test_elsewhere\n", ""))
-    (one,) = grade_logs(folder)
-    assert (one.resolved, one.problem) == (False, "the tests ended without a single result")
+    (one,) = grade_logs(container(tmp_path, CRASHED, said=said, before=""))
+    assert (one.resolved, one.problem) == (False, NO_RESULT)
 
 
 def test_a_damaged_archive_is_incomplete(tmp_path: Path) -> None:
@@ -212,8 +213,8 @@ def test_an_instance_that_is_not_known_is_named_with_the_way_out(tmp_path: Path)
     (one,) = grade_logs(folder)
     assert (one.resolved, one.agrees, one.grader) == (False, None, HARNESS)
     assert "name a file of instances after the folder" in str(one.problem)
-    (tmp_path / "more.jsonl").write_text(json.dumps(ROW | {"instance_id": "pallets__flask-2"}))
-    (one,) = grade_logs(folder, [tmp_path / "more.jsonl"])
+    more = jsonl(tmp_path / "more.jsonl", ROW | {"instance_id": "pallets__flask-2"})
+    (one,) = grade_logs(folder, [more])
     assert one.resolved is True and one.agrees is False
     (tmp_path / "torn.jsonl").write_text("{")
     with pytest.raises(BadInput, match=r"torn\.jsonl"):
@@ -250,19 +251,13 @@ def test_the_verdicts_of_three_harnesses_are_met() -> None:
 @pytest.fixture
 def logs(tmp_path: Path) -> Path:
     """A resolved instance, one that is not, one whose report is wrong, and one without a log."""
-    folder, bad = tmp_path / "logs", "FAILED t.py::test_new - no\n"
+    made, bad = tmp_path / "logs", "FAILED t.py::test_new - no\n"
     for number, (results, said) in enumerate([(GOOD, True), (bad, False), (bad, True), (None, None)], 1):
-        place = folder / f"pallets__flask-{number}"
-        place.mkdir(parents=True)
-        (place / "run_instance.log").write_text("started\n")
-        (place / "patch.diff").write_text(f"diff {number} ghp_{'a' * 36}\n")
-        if results is not None:
-            report = {"resolved": said, "model_name_or_path": "m", "tests_status": STATUS if said else None}
-            (place / "report.json").write_text(json.dumps({place.name: report}))
-            (place / "test_output.txt").write_text(f"{START}{results}{END}")
-    rows = [{**ROW, "instance_id": f"pallets__flask-{number}"} for number in range(1, 5)]
-    (tmp_path / "rows.json").write_text(json.dumps(rows))
-    return folder
+        status = STATUS if said else None
+        container(made, results, said=said, number=number, before="", tests_status=status)
+    (made / "run/pallets__flask-1/patch.diff").write_text(f"diff 1 ghp_{'a' * 36}\n")
+    (made / "instances.jsonl").rename(tmp_path / "rows.jsonl")
+    return made / "run"
 
 
 def document_of(run: Run, name: str) -> Any:
@@ -270,7 +265,7 @@ def document_of(run: Run, name: str) -> Any:
 
 
 def test_every_log_becomes_a_rollout_or_a_named_drop(tmp_path: Path, logs: Path) -> None:
-    run = imported(tmp_path, "swe-logs", logs, tmp_path / "rows.json")
+    run = imported(tmp_path, "swe-logs", logs, tmp_path / "rows.jsonl")
     rollouts = run.rows(ROLLOUT)
     assert [(r["task_id"], r["reward"], r["hidden_pass"], r["family"], r["model"]) for r in rollouts] == [
         ("pallets__flask-1", 1.0, True, "pallets/flask", "m"),
@@ -283,7 +278,7 @@ def test_every_log_becomes_a_rollout_or_a_named_drop(tmp_path: Path, logs: Path)
 
 
 def test_the_report_says_how_far_we_agree_and_a_document_holds_every_test(tmp_path: Path, logs: Path) -> None:
-    run = imported(tmp_path, "swe-logs", logs, tmp_path / "rows.json")
+    run = imported(tmp_path, "swe-logs", logs, tmp_path / "rows.jsonl")
     text = (run.read_file("report.txt") or b"").decode()
     assert "4 logs: 1 resolved, 2 not, 1 without a verdict" in text and "1 disagree, 1 not compared" in text
     assert "disagrees: pallets__flask-3/test_output.txt: False here, True there" in text
@@ -299,8 +294,8 @@ def test_the_report_says_how_far_we_agree_and_a_document_holds_every_test(tmp_pa
 
 
 def test_what_a_verdict_depends_on_makes_it_new_work(tmp_path: Path, logs: Path) -> None:
-    words = {"paths": ["swe-logs", str(logs), str(tmp_path / "rows.json")]}
+    words = {"paths": ["swe-logs", str(logs), str(tmp_path / "rows.jsonl")]}
     before = Config.model_validate(words).identity()
     assert Config.model_validate(words).identity() == before
-    (tmp_path / "rows.json").write_text((tmp_path / "rows.json").read_text().replace("test_old", "test_older"))
+    (tmp_path / "rows.jsonl").write_text((tmp_path / "rows.jsonl").read_text().replace("test_old", "test_older"))
     assert Config.model_validate(words).identity() != before

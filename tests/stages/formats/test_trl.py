@@ -5,12 +5,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from needs import REAL, needs
-from support.transcripts import payloads, read
+from support.transcripts import action, assistant, call, payloads, read, tool, user
 
 from stages.rollouts import missing
-
-TALK = [{"role": "user", "content": "1+1?"}]
 
 
 def table(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -19,20 +16,13 @@ def table(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def row(**more: Any) -> dict[str, Any]:
-    return {
-        "step": 1,
-        "prompt": "user\n1+1?\nassistant\n",
-        "completion": "2",
-        "right_reward": 1.0,
-        "advantage": 0.5,
-        **more,
-    }
+    said = {"step": 1, "prompt": "user\n1+1?\nassistant\n", "completion": "2"}
+    return {**said, "right_reward": 1.0, "advantage": 0.5, **more}
 
 
 def test_text_rows(tmp_path: Path) -> None:
-    first, second = payloads(
-        table(tmp_path / "completions_00001.parquet", [row(), row(completion="3", right_reward=0.0)])
-    )
+    rows = [row(), row(completion="3", right_reward=0.0)]
+    first, second = payloads(table(tmp_path / "completions_00001.parquet", rows))
     assert first["rollout"]["group_id"] == second["rollout"]["group_id"]
     assert [p["rollout"]["reward"] for p in (first, second)] == [1.0, 0.0] and first["steps"][0]["action"] == "2"
     assert {missing.MODEL, missing.OPENING, missing.TOKENS, missing.FINISH} <= set(first["origin"]["missing"])
@@ -45,19 +35,8 @@ def test_several_rewards_without_weights_are_no_reward(tmp_path: Path) -> None:
 
 
 def test_message_rows_with_nulls_where_other_rows_have_calls(tmp_path: Path) -> None:
-    call = [{"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}]
-    said = [
-        {"role": "assistant", "content": "", "tool_calls": call},
-        {"role": "tool", "content": "2"},
-        {"role": "assistant", "content": "It is 2."},
-    ]
-    rows = [row(prompt=TALK, completion=said), row(prompt=TALK, completion=[{"role": "assistant", "content": "3"}])]
+    said = [assistant("", tool_calls=[call("f", '{"a": 1}')]), tool("2"), assistant("It is 2.")]
+    rows = [row(prompt=[user("1+1?")], completion=completion) for completion in (said, [assistant("3")])]
     found, drops, _ = read(table(tmp_path / "c.parquet", rows))
     assert [len(one.turns) for one in found] == [2, 1] and not drops
-    assert found[0].turns[0].action == '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-
-
-@needs("real")
-def test_real_files() -> None:
-    found, drops, _ = read(REAL / "trajectories" / "trl")
-    assert len(found) == 24 and not drops and len({one.task_id for one in found}) == 4
+    assert found[0].turns[0].action == action("", ("f", '{"a": 1}'))

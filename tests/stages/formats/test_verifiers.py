@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from needs import REAL, needs
-from support.transcripts import call, document, jsonl, payloads, read
+from support.transcripts import assistant, call, document, jsonl, payloads, read, system, tool, user
 
 from stages.messages import ToolCall
 from stages.messages import read as parts_of
@@ -17,21 +16,10 @@ SEARCH = '{"query":  "Utsuro-bune", "top": 3}'
 
 
 def row(**more: Any) -> dict[str, Any]:
-    completion = [
-        {"role": "assistant", "content": "", "tool_calls": [json.dumps(call("search", SEARCH))]},
-        {"role": "tool", "content": "found"},
-        {"role": "assistant", "content": "Hollow ship", "tool_calls": None},
-    ]
-    prompt = [{"role": "system", "content": "Help."}, {"role": "user", "content": "What?"}]
-    return {
-        "id": 0,
-        "prompt": prompt,
-        "completion": completion,
-        "answer": "Hollow ship",
-        "reward": 1.0,
-        "task": "default",
-        **more,
-    }
+    searched = assistant("", tool_calls=[json.dumps(call("search", SEARCH))])
+    completion = [searched, tool("found"), assistant("Hollow ship", tool_calls=None)]
+    said = {"id": 0, "prompt": [system("Help."), user("What?")], "completion": completion}
+    return {**said, "answer": "Hollow ship", "reward": 1.0, "task": "default", **more}
 
 
 def test_calls_keep_their_arguments_to_the_letter(tmp_path: Path) -> None:
@@ -43,7 +31,7 @@ def test_calls_keep_their_arguments_to_the_letter(tmp_path: Path) -> None:
 
 
 def test_a_task_is_its_question_and_answer_whatever_the_id_and_the_system_prompt(tmp_path: Path) -> None:
-    bare = row(id=7, prompt=[{"role": "user", "content": "What?"}])
+    bare = row(id=7, prompt=[user("What?")])
     other = row(answer="Something else")
     found, _, _ = read(jsonl(tmp_path / "results.jsonl", row(), bare, other))
     assert found[0].task_id == found[1].task_id != found[2].task_id
@@ -51,9 +39,7 @@ def test_a_task_is_its_question_and_answer_whatever_the_id_and_the_system_prompt
 
 def test_a_completion_that_never_came_has_no_reward(tmp_path: Path) -> None:
     (one,) = payloads(jsonl(tmp_path / "results.jsonl", row(completion=[], reward=0.0)))
-    assert (
-        one["rollout"]["reward"] is None and one["rollout"]["error_type"] == "empty_completion" and one["steps"] == []
-    )
+    assert (one["rollout"]["reward"], one["rollout"]["error_type"], one["steps"]) == (None, "empty_completion", [])
 
 
 def test_a_base_model_has_text_on_both_sides(tmp_path: Path) -> None:
@@ -62,14 +48,7 @@ def test_a_base_model_has_text_on_both_sides(tmp_path: Path) -> None:
 
 
 def test_newer_columns_give_tokens_ends_and_errors(tmp_path: Path) -> None:
-    said = [
-        {
-            "role": "assistant",
-            "content": "a",
-            "reasoning_content": "hm",
-            "tool_calls": [{"id": "1", "name": "f", "arguments": "{}"}],
-        }
-    ]
+    said = [assistant("a", reasoning_content="hm", tool_calls=[{"id": "1", "name": "f", "arguments": "{}"}])]
     tokens = {"prompt_ids": [1], "completion_ids": [2, 3], "completion_logprobs": [-0.1, -0.2]}
     truncated = row(completion=said, is_truncated=True, stop_condition="max_turns", trajectory=[{"tokens": tokens}])
     failed = row(error={"error": "ToolError", "message": "broken"}, is_truncated=False)
@@ -87,29 +66,6 @@ def test_what_the_file_cannot_tell_is_named(tmp_path: Path) -> None:
     assert (one["rollout"]["env"], one["rollout"]["model"]) == ("wiki", "some/model")
 
 
-@needs("real")
-def test_real_wiki_search() -> None:
-    found, drops, _ = read(REAL / "trajectories" / "wiki-search")
-    assert len(found) == 480 and not drops and len({one.task_id for one in found}) == 60
-    assert (
-        len({one.model for one in found}) == 9
-        and len({one.opening[0]["content"] for one in found if len(one.opening) == 2}) == 1
-    )
-
-
-@needs("real")
-def test_real_runs_of_other_environments() -> None:
-    found, drops, _ = read(REAL / "trajectories" / "verifiers")
-    assert len(found) == 231 and not drops
-    failed = [one for one in found if one.error]
-    assert len(failed) == 150 and {one.env for one in failed} == {"gsm8k"}
-    tasks = {
-        env: {one.task_id for one in found if one.env == env}
-        for env in ("math-python", "wordle", "continuation-quality")
-    }
-    assert {env: len(ids) for env, ids in tasks.items()} == {"math-python": 5, "wordle": 5, "continuation-quality": 5}
-
-
 def node(role: str, content: str, parent: int | None = None, **more: Any) -> dict[str, Any]:
     found = {"message": {"role": role, "content": content}, "sampled": role == "assistant", **more}
     return found if parent is None else {"parent": parent, **found}
@@ -117,24 +73,15 @@ def node(role: str, content: str, parent: int | None = None, **more: Any) -> dic
 
 def trace(nodes: list[dict[str, Any]], trace_id: str = "t1", **more: Any) -> dict[str, Any]:
     task = {"type": "Sum", "data": {"idx": 3, "prompt": "1+1?", "answer": "2"}, "key": "sum/3", "hash": "h"}
-    told = {
-        "rewards": {"right": {"score": 1.0, "weight": 0.5}, "short": {"score": 0.2}},
-        "ok": True,
-        "is_completed": True,
-    }
-    return {"version": 1, "id": trace_id, "task": task, "agent": {"config": {}}, "nodes": nodes, **told, **more}
+    rewards = {"right": {"score": 1.0, "weight": 0.5}, "short": {"score": 0.2}}
+    told = {"agent": {"config": {}}, "rewards": rewards, "ok": True, "is_completed": True}
+    return {"version": 1, "id": trace_id, "task": task, "nodes": nodes, **told, **more}
 
 
 def episode(*traces: dict[str, Any], **more: Any) -> dict[str, Any]:
     task = {"type": "Sum", "data": {"idx": 3, "prompt": "1+1?"}, "key": "sum/3"}
-    return {
-        "id": "e1",
-        "env": {"id": "sums", "name": "sums-train"},
-        "task": task,
-        "ok": True,
-        "traces": list(traces),
-        **more,
-    }
+    about = {"id": "e1", "env": {"id": "sums", "name": "sums-train"}, "task": task, "ok": True}
+    return {**about, "traces": list(traces), **more}
 
 
 def tokens(ids: list[int], mask: list[bool], logprobs: list[float] | None = None) -> dict[str, Any]:
@@ -153,20 +100,12 @@ def test_an_episode_and_a_bare_trace_give_the_same_steps(tmp_path: Path) -> None
     calls = [{"node": 1, "model": "m", "finish_reason": "stop", "usage": {"prompt_tokens": 3, "completion_tokens": 2}}]
     (whole,), _, _ = read(jsonl(tmp_path / "a" / "traces.jsonl", episode(trace(TALK, calls=calls))))
     (bare,), _, _ = read(jsonl(tmp_path / "b" / "traces.jsonl", trace(TALK, calls=calls)))
-    assert whole.turns == bare.turns and whole.opening == bare.opening == [{"role": "user", "content": "1+1?"}]
+    assert whole.turns == bare.turns and whole.opening == bare.opening == [user("1+1?")]
     assert [turn.action for turn in whole.turns] == ["3", "2"] and whole.turns[0].observed[0]["content"] == "no"
-    assert (
-        whole.task_id == "sums-train/sum/3"
-        and whole.own_id == "t1"
-        and whole.model == "m"
-        and whole.statement == "1+1?"
-    )
-    assert whole.reward == pytest.approx(0.7)
-    assert (whole.turns[0].finish_reason, whole.turns[0].prompt_tokens, whole.turns[1].prompt_tokens) == (
-        "stop",
-        3,
-        None,
-    )
+    told = (whole.task_id, whole.own_id, whole.model, whole.statement)
+    assert told == ("sums-train/sum/3", "t1", "m", "1+1?") and whole.reward == pytest.approx(0.7)
+    first, second = whole.turns
+    assert (first.finish_reason, first.prompt_tokens, second.prompt_tokens) == ("stop", 3, None)
 
 
 def test_token_ids_are_those_of_the_whole_path(tmp_path: Path) -> None:
@@ -199,13 +138,8 @@ def test_a_shared_action_is_a_step_of_one_branch_only(tmp_path: Path) -> None:
 
 
 def test_a_branch_without_an_action_of_its_own_is_dropped_by_name(tmp_path: Path) -> None:
-    nodes = [
-        node("user", "q"),
-        node("assistant", "a", 0),
-        node("user", "dangling", 1),
-        node("user", "y", 1),
-        node("assistant", "b", 3),
-    ]
+    nodes = [node("user", "q"), node("assistant", "a", 0), node("user", "dangling", 1)]
+    nodes += [node("user", "y", 1), node("assistant", "b", 3)]
     found, drops, _ = read(jsonl(tmp_path / "traces.jsonl", trace(nodes)))
     assert len(found) == 1 and [drop.reason for drop in drops] == ["branch_without_actions"]
 

@@ -6,13 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.runs import written
-from support.transcripts import PATCH
+from support.transcripts import PATCH, assistant, imported, jsonl, tool, user
 
 from stages.formats import FORMATS
-from stages.rollouts.trace import digests_of_prefixes
-from stages.runs import store
-from stages.runs.kinds import ROLLOUT, STEP, TASK
 
 PROGRAM = """
 import json, sys
@@ -38,41 +34,19 @@ print(json.dumps([told, list({f"x{i}" for i in range(9)})]))
 """
 
 
-def played(root: Path) -> Path:
-    """Rollouts of SWE-bench's shape by two models, with calls, rewards, patches and a failure."""
-    tasks = [
-        {"task_id": f"owner__repo-{i}", "env": "swe", "split": "eval", "prompt": f"Q{i}", "data_json": "{}"}
-        for i in range(3)
-    ]
-    rollouts, steps = [], []
-    for number in range(6):
-        who = {"rollout_id": f"r{number}", "task_id": f"owner__repo-{number % 3}", "env": "swe", "sample_idx": 0}
-        who |= {"group_id": who["task_id"], "model": f"model-{number % 2}"}
-        about = {"num_steps": 2, "reward": float(number % 2), "hidden_pass": bool(number % 2), "source": "collect"}
-        rollouts.append({**who, **about, "patch": PATCH, "submission": PATCH, "terminated_by": "submitted"})
-        gains = [
-            [{"role": "user", "content": f"Q{number % 3}"}],
-            [{"role": "assistant", "content": "```bash\nls\n```"}, {"role": "user", "content": "a.py"}],
-        ]
-        for step, (gain, digest) in enumerate(zip(gains, digests_of_prefixes(gains), strict=True)):
-            row = {
-                "step": step,
-                "num_steps": 2,
-                "num_messages": 1 + 2 * step,
-                "state_sha256": digest,
-                "done": step == 1,
-            }
-            said = {
-                "new_messages_json": store.encode(gain).decode(),
-                "action": "```bash\nls\n```",
-                "observation": "a.py",
-            }
-            steps.append({**who, **row, **said, "commands": ["ls"], "capture_level": "text"})
-    return written(root, "collect/played", [(TASK, tasks), (ROLLOUT, rollouts), (STEP, steps)])
-
-
 def test_every_format_is_written_and_read_alike(tmp_path: Path) -> None:
-    source, told = played(tmp_path), []
+    """Rollouts of SWE-bench's shape by two models, with rewards and patches."""
+    rows = [
+        {
+            "instance_id": f"owner__repo-{n % 3}",
+            "model": f"model-{n % 2}",
+            "resolved": bool(n % 2),
+            "patch": PATCH * (n + 1),
+        }
+        | {"messages": [user(f"Q{n % 3}"), assistant("```bash\nls\n```"), tool("a.py"), assistant("Done.")]}
+        for n in range(6)
+    ]
+    source, told = imported(tmp_path, jsonl(tmp_path / "rows.jsonl", *rows)).path, []
     for seed in ("1", "2"):
         words, here = [sys.executable, "-c", PROGRAM, str(source)], tmp_path / seed
         here.mkdir()
