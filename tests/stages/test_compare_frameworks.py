@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from needs import REAL, needs, where
-from support.transcripts import jsonl
+from support.transcripts import assistant, jsonl, user
 
 from stages import compare_frameworks as frameworks
 from stages.errors import BadInput
@@ -22,18 +22,10 @@ ENV = "support.environments:NumberedEnv"
 
 @pytest.fixture
 def compared(tmp_path: Path, tiny: Path) -> Callable[..., Run]:
-    def run(
-        env: str = ENV,
-        folder: str = "one",
-        listener: Any = None,
-        resume: bool = False,
-        max_tokens: int = 200,
-        **more: Any,
-    ) -> Run:
+    def run(env: str = ENV, folder: str = "one", max_tokens: int = 200, how: Any = None, **more: Any) -> Run:
         settings = {"tasks": 3, "samples": 2, "max_steps": 3, **more}
         config = frameworks.Config(env={"name": env}, policy={"model": str(tiny), "max_tokens": max_tokens}, **settings)
-        done = runner.execute("frameworks", {}, config, root=tmp_path / folder, listener=listener, resume=resume)
-        return Run(done.path)
+        return Run(runner.execute("frameworks", {}, config, root=tmp_path / folder, **(how or {})).path)
 
     return run
 
@@ -60,15 +52,8 @@ def test_without_a_file_the_format_is_compared_and_the_report_says_so(compared):
 
 
 def test_a_users_file_is_held_to_the_same_checks(compared, tmp_path):
-    said = [{"role": "assistant", "content": "hollow ship"}]
-    row = {
-        "id": 0,
-        "prompt": [{"role": "user", "content": "what?"}],
-        "completion": said,
-        "answer": "x",
-        "reward": 1.0,
-        "task": "t",
-    }
+    said = {"id": 0, "prompt": [user("what?")], "completion": [assistant("hollow ship")]}
+    row = {**said, "answer": "x", "reward": 1.0, "task": "t"}
     run = compared(traces=str(jsonl(tmp_path / "results.jsonl", row, '{"id": 1, "pro')))
     _, theirs = sides(run)
     assert [theirs["rollouts"], theirs["capture_levels"], theirs["dropped"]] == [1, {"text": 1}, {"not_json": 1}]
@@ -80,9 +65,8 @@ def test_a_users_file_is_held_to_the_same_checks(compared, tmp_path):
 def test_a_real_run_is_read(compared):
     traces = REAL / "trajectories" / "wiki-search" / "qwen3-4b-instruct-2507.results.jsonl.gz"
     _, theirs = sides(compared(tasks=1, traces=str(traces)))
-    assert (
-        theirs["rollouts"] == 60 and theirs["capture_levels"].keys() == {"text"} and theirs["nulls"]["step.returncode"]
-    )
+    assert theirs["rollouts"] == 60 and theirs["capture_levels"].keys() == {"text"}
+    assert theirs["nulls"]["step.returncode"]
 
 
 def test_a_file_without_rollouts_is_refused(compared, tmp_path):
@@ -106,9 +90,10 @@ def test_an_interrupted_comparison_goes_on_where_it_was(compared):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        compared(tasks=11, max_tokens=9, listener=stop)
+        compared(tasks=11, max_tokens=9, how={"listener": stop})
     played: list[int] = []
-    resumed = compared(tasks=11, max_tokens=9, resume=True, listener=lambda what, done, total: played.append(done))
+    how = {"resume": True, "listener": lambda what, done, total: played.append(done)}
+    resumed = compared(tasks=11, max_tokens=9, how=how)
     whole = compared(tasks=11, max_tokens=9, folder="two")
     assert min(number for number in played if number) == 6
     assert steps(resumed) == steps(whole)
@@ -150,35 +135,20 @@ def test_a_hundred_rollouts_through_an_openenv_server_pass_the_checks(compared):
     assert {name for name, verdict in verdicts(ours).items() if verdict == "FAIL"} == of_a_random_model
 
 
-OPENING = [{"role": "user", "content": "q"}]
+OPENING = [user("q")]
 
 
 def side(name: str = "trl", number: int = 100, **changes: Any) -> Side:
     """Rollouts of one sound step each; changes of the step, or of what the side says of itself."""
     own = {key: changes.pop(key) for key in ("absent", "dropped") if key in changes}
     rollouts = [{"rollout_id": f"r{i}", "reward": 1.0, "error": None, "seed": 0} for i in range(number)]
-    step = {
-        "step": 0,
-        "new_messages_json": store.encode(OPENING).decode(),
-        "state_sha256": state_sha256(OPENING),
-        "action": "a",
-        "observation": "",
-        "reward": 1.0,
-        "done": True,
-        "truncated": False,
-        "elided_chars": 0,
-        "parse_error": None,
-        "capture_level": "tokens",
-        "logprobs": [-0.12345678],
-        "completion_token_ids": [3],
-        "prompt_delta_token_ids": [1, 2],
-        "prefix_ok": True,
-        "prompt_len": 2,
-        **changes,
-    }
-    return Side(
-        name, "somewhere", rollouts, [{"rollout_id": row["rollout_id"], **step} for row in rollouts], number, **own
-    )
+    step = {"step": 0, "new_messages_json": store.encode(OPENING).decode(), "state_sha256": state_sha256(OPENING)}
+    step |= {"action": "a", "observation": "", "reward": 1.0, "done": True}
+    step |= {"truncated": False, "elided_chars": 0, "parse_error": None}
+    step |= {"capture_level": "tokens", "logprobs": [-0.12345678], "completion_token_ids": [3]}
+    step |= {"prompt_delta_token_ids": [1, 2], "prefix_ok": True, "prompt_len": 2, **changes}
+    steps = [{"rollout_id": row["rollout_id"], **step} for row in rollouts]
+    return Side(name, "somewhere", rollouts, steps, number, **own)
 
 
 def test_sound_traces_meet_every_criterion():
@@ -195,29 +165,20 @@ def test_text_without_tokens_fails_what_training_needs():
     other = side("other", absent=absent, **told)
     assert other.verdicts("FAIL") == ["token ids captured", "log-probs beyond 4 decimals"]
     assert "ids as many as log-probs" in other.verdicts("not recorded")
-    assert (
-        other.nulls["step.logprobs"] == 100
-        and "step.parse_error" not in other.nulls
-        and other.not_recorded[missing.TOKENS] == 100
-    )
+    assert other.nulls["step.logprobs"] == 100 and "step.parse_error" not in other.nulls
+    assert other.not_recorded[missing.TOKENS] == 100
     assert cleaner(side(), other) == "trl" and cleaner(other, side()) == "trl"
 
 
-def test_rounded_log_probs_do_not_pass():
-    absent = {f"r{i}": {missing.EXACT_LOGPROBS} for i in range(100)}
-    assert side(absent=absent).verdicts("FAIL") == ["log-probs beyond 4 decimals"]
-
-
-def test_few_rollouts_and_lost_records_fail():
+def test_rounded_log_probs_few_rollouts_and_lost_records_fail():
+    rounded = side(absent={f"r{i}": {missing.EXACT_LOGPROBS} for i in range(100)})
+    assert rounded.verdicts("FAIL") == ["log-probs beyond 4 decimals"]
     few = side(number=99, dropped={"not_json": 2})
     assert few.verdicts("FAIL") == ["100 rollouts or more", "records readable"]
-    assert "99 of 100" in table(few, side("other"), ()) and "not_json" in table(few, side("other"), ())
+    assert all(words in table(few, side("other"), ()) for words in ("99 of 100", "not_json"))
 
 
 def test_a_failure_weighs_more_than_silence():
     silent = side("other", absent={f"r{i}": {missing.ELISION, missing.PARSE, missing.FINISH} for i in range(100)})
-    assert (
-        silent.standing == (0, 3)
-        and cleaner(side(truncated=True), silent) == "other"
-        and cleaner(side(), silent) == "trl"
-    )
+    assert silent.standing == (0, 3) and cleaner(side(), silent) == "trl"
+    assert cleaner(side(truncated=True), silent) == "other"

@@ -122,11 +122,8 @@ def test_another_task_under_the_same_id_is_refused(tmp_path: Path) -> None:
 
 
 def test_rollouts_without_their_task_are_refused(tmp_path: Path) -> None:
-    run = Run(
-        written(
-            tmp_path, "collect/x", [(TASK, []), (ROLLOUT, [{"rollout_id": "a#0", "task_id": "a", "hidden_pass": True}])]
-        )
-    )
+    rollout = {"rollout_id": "a#0", "task_id": "a", "hidden_pass": True}
+    run = Run(written(tmp_path, "collect/x", [(TASK, []), (ROLLOUT, [rollout])]))
     with pytest.raises(BadInput, match="has rollouts of a, which no run given has as a task"):
         make(tmp_path, run)
 
@@ -144,10 +141,6 @@ def test_a_curriculum_counts_by_its_tasks_and_not_by_its_place(tmp_path: Path) -
     other = make(tmp_path / "c", measured(tmp_path / "c", PASSED), order="hard-first")
     first, second, third = (EnvConfig(curriculum=str(run.path)).identity() for run in (one, same, other))
     assert first == second != third and "curriculum" not in EnvConfig().identity()
-
-
-def test_equal_measurements_give_equal_content(tmp_path: Path) -> None:
-    one, same = (make(tmp_path / p, measured(tmp_path / p, PASSED)) for p in "ab")
     assert one.manifest.content == same.manifest.content
 
 
@@ -155,9 +148,8 @@ ENV = "support.environments:JudgedGuessEnv"
 
 
 def collected(root: Path, url: str, **env: Any) -> Run:
-    config = collect.Config(
-        env={"name": ENV, **env}, policy={"model": "m", "base_url": url}, tasks=6, samples=8, max_steps=1
-    )
+    policy = {"model": "m", "base_url": url}
+    config = collect.Config(env={"name": ENV, **env}, policy=policy, tasks=6, samples=8, max_steps=1)
     return Run(runner.execute("collect", {}, config, root=root / "artifacts").path)
 
 
@@ -182,12 +174,10 @@ def test_collect_plays_the_tasks_of_a_curriculum_in_its_order(tmp_path: Path) ->
 
 def test_a_curriculum_of_something_else_is_refused(tmp_path: Path) -> None:
     run = make(tmp_path, measured(tmp_path, {"half": [True, False] * 2}))
-    config = collect.Config(env={"name": ENV, "curriculum": str(run.path)}, tasks=1)
-    with pytest.raises(UsageError, match="holds tasks of e, and guess is to be played"):
-        config.draw(config.opener(), 1)
-    config = collect.Config(env={"name": ENV, "curriculum": str(run.path), "split": "eval"}, tasks=1)
-    with pytest.raises(UsageError, match="no task of the split 'eval'"):
-        config.draw(config.opener(), 1)
+    for split, words in (("train", "holds tasks of e, and guess is to be"), ("eval", "no task of the split 'eval'")):
+        config = collect.Config(env={"name": ENV, "curriculum": str(run.path), "split": split}, tasks=1)
+        with pytest.raises(UsageError, match=words):
+            config.draw(config.opener(), 1)
 
 
 def test_training_keeps_the_order_of_a_curriculum() -> None:
@@ -241,9 +231,8 @@ def test_a_training_on_the_command_line_goes_through_a_curriculum_in_its_order(t
         return Run((tmp_path / stage / "latest").resolve())
 
     with serving(solver()) as server:
-        played = composer(
-            "collect", *model(server.url), "-s", "tasks=4", "-s", "samples=4", "-s", "policy.max_tokens=64"
-        )
+        sizes = ("-s", "tasks=4", "-s", "samples=4", "-s", "policy.max_tokens=64")
+        played = composer("collect", *model(server.url), *sizes)
     rates = composer("curriculum", played.path, "--set", "max_rate=0.9")
     ordered = ["kata-train-0-00002", "kata-train-0-00003", "kata-train-0-00000"]
     assert ids(rates) == ordered, "the one that is always solved is left out, the others come easiest first"

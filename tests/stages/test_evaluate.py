@@ -158,11 +158,8 @@ def test_a_plan_of_an_earlier_evaluation_is_of_its_environment_arms_and_tasks(tm
 
 def test_models_of_an_earlier_evaluation_are_none_to_train(tmp_path):
     items = [eval_item(arm, task, task >= 3) for arm in "AB" for task in range(6)]
-    settings = {
-        "env": {"name": ENV, "options": {}},
-        "policies": {"A": {"model": "a"}, "B": {"model": "b"}},
-        "control": None,
-    }
+    settings = {"env": {"name": ENV, "options": {}}, "policies": {"A": {"model": "a"}, "B": {"model": "b"}}}
+    settings["control"] = None
     pilot = Run(written(tmp_path, "evaluate/20260102T030405Z-x", [(EVAL_ITEM, items)], config=settings))
     found = planned([pilot], evaluate.Config(policies={"z": {"model": "z"}}))
     assert found.design.untrained and found.rollouts(found.design) == 6 * 3
@@ -171,9 +168,7 @@ def test_models_of_an_earlier_evaluation_are_none_to_train(tmp_path):
 def test_too_few_units_are_named_before_anything_is_played():
     config = evaluate.Config(env={"name": "skills", "families": "date,snake"}, tasks=4, sandbox="none")
     (said,) = (line for line in config.check() if "too few" in line)
-    assert (
-        said.startswith("2 families are too few to show anything") and "from 6 on. Play tasks of more families" in said
-    )
+    assert said.startswith("2 families are too few to show") and "from 6 on. Play tasks of more families" in said
     assert "--set units=fixed" in said and not HELD_OUT.remarks(HELD_OUT.draw(HELD_OUT.opener(), 7))
     (fixed,) = evaluate.Config(env={"name": ENV}, tasks=5, units="fixed").remarks(HELD_OUT.draw(HELD_OUT.opener(), 5))
     assert fixed.startswith("5 tasks are too few") and fixed.endswith("Play more tasks")
@@ -288,9 +283,8 @@ def test_an_evaluation_is_played_as_its_trainings_were(tmp_path, artifacts, tiny
 
 
 def test_what_is_given_is_not_taken_from_trainings():
-    trees = [
-        {"arm": "A", "seed": seed, "max_steps": 4, "env": {"name": "e", "options": {"x": seed}}} for seed in (0, 1)
-    ]
+    trained = {"arm": "A", "max_steps": 4}
+    trees = [{**trained, "seed": seed, "env": {"name": "e", "options": {"x": seed}}} for seed in (0, 1)]
     reads = [("train", tree) for tree in trees]
     with pytest.raises(UsageError, match=r"environment.*e \(x=0\) for arm A with seed 0, e \(x=1\).*--env NAME"):
         evaluate.STAGE.inherit(evaluate.Config(), reads)
@@ -350,9 +344,6 @@ def test_a_models_name_cannot_move_the_run(tmp_path, url, model):
 
 
 def test_units_of_an_environment_are_all_there_are_where_that_is_set(tmp_path, url):
-    policies = {"A": {"model": "wrong", "base_url": url}, "B": {"model": "right", "base_url": url}}
-    asked = {"policies": policies, "tasks": 14, "control": None}
-    _, sampled = evaluated(tmp_path, {}, **asked)
-    _, fixed = evaluated(tmp_path, {}, **asked, units="fixed")
-    assert "each family's difference" in sampled["gain"]["method"]
-    assert "each task's difference within its family" in fixed["gain"]["method"]
+    for units, method in (("auto", "each family's difference"), ("fixed", "each task's difference within its family")):
+        _, found = evaluated(tmp_path, {}, policies=models(url), tasks=14, control=None, units=units)
+        assert method in found["gain"]["method"]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from needs import REAL, needs
 from support.server import Reply, answer, serving
-from support.transcripts import INSTANCE, call, document, jsonl
+from support.transcripts import INSTANCE, action, assistant, call, document, imported, jsonl, prediction, tool, user
 
-from stages import collect, extract_pairs, import_traces, replay_teachers
+from stages import collect, extract_pairs, replay_teachers
 from stages.envs.bash import fenced
 from stages.envs.kata.env import KataEnv
 from stages.envs.kata.tasks import OPERATIONS
@@ -21,7 +21,7 @@ from stages.pairs.stage import NO_BETTER_OUTCOME
 from stages.rollouts.trace import pairs_with_states
 from stages.runs import runner
 from stages.runs.catalog import assign_inputs
-from stages.runs.kinds import CONTINUATION, PAIR, ROLLOUT, TEACHER_ACTION
+from stages.runs.kinds import CONTINUATION, PAIR, ROLLOUT, TASK, TEACHER_ACTION
 from stages.runs.run import Inputs, Run, read_manifest, write_manifest
 from tests.stages.envs.kata.playing import author_texts, edit
 
@@ -92,18 +92,15 @@ def url() -> Iterator[str]:
 
 
 def answered(
-    root: Path, url: str, student: str, teachers: tuple[str, ...], *, tasks: int = 3, samples: int = 1, **policy: Any
+    root: Path, url: str, student: str, teachers: tuple[str, ...], *, tasks: int = 3, **policy: Any
 ) -> dict[str, Run]:
     """Rollouts and the teachers' answers; below one root equal ones are made once."""
     served = {"model": student, "base_url": url, "max_tokens": 99, **policy}
     config = collect.Config(policy=served, tasks=tasks, samples=1)
     rollouts = Run(runner.execute("collect", {}, config, root=root).path)
-    more = {"temperature": 1.0} if samples > 1 else {}
-    table = [
-        {"name": f"{name}-{i}", "model": name, "base_url": url, "max_tokens": 99, **more}
-        for i, name in enumerate(teachers)
-    ]
-    asked = replay_teachers.Config(teachers=table, answers_per_state=samples)
+    about = {"base_url": url, "max_tokens": 99}
+    table = [{"name": f"{name}-{i}", "model": name, **about} for i, name in enumerate(teachers)]
+    asked = replay_teachers.Config(teachers=table)
     answers = Run(runner.execute("replay-teachers", {"rollouts": rollouts}, asked, root=root).path)
     return {"rollouts": rollouts, "teacher_actions": answers}
 
@@ -170,7 +167,7 @@ def test_equal_outcomes_are_equal_actions_whatever_their_spelling(artifacts: Pat
     rows = edits(run)
     assert len(rows) == 3
     assert all(row["rule"] == "majority_over_student" and row["compared_by"] == "outcome" for row in rows)
-    assert all(row["votes_chosen"] == 2 and row["votes_rejected"] == 1 for row in rows)
+    assert {(row["votes_chosen"], row["votes_rejected"], row["num_teachers"]) for row in rows} == {(2.0, 1.0, 3)}
     assert all(row["prompt_token_ids"] is None and row["messages_json"] for row in pairs_with_states(run))
     by_text = extracted(artifacts, given, compare="canonical")
     assert not [row for row in edits(by_text) if row["rule"] == "majority_over_student"]
@@ -213,10 +210,8 @@ def test_a_majority_is_not_followed_against_a_rollout_that_passed(artifacts: Pat
     measured = extracted(artifacts, given, 1).manifest.summary["dropped"]
     assert measured == {"chosen_continuations_fail": 3, "unanimous": 9}, "both actions were played, which decides"
     # A failed student is corrected as before.
-    assert (
-        "rejected_action_passed"
-        not in extracted(artifacts, answered(artifacts, url, "student", VOTERS)).manifest.summary["dropped"]
-    )
+    corrected = extracted(artifacts, answered(artifacts, url, "student", VOTERS))
+    assert "rejected_action_passed" not in corrected.manifest.summary["dropped"]
 
 
 def test_answers_to_other_rollouts_are_refused(artifacts: Path, url: str) -> None:
@@ -226,9 +221,8 @@ def test_answers_to_other_rollouts_are_refused(artifacts: Path, url: str) -> Non
         extract_pairs.STAGE.plan(Inputs(mixed), extract_pairs.Config())
 
 
-def test_answers_that_were_cut_off_or_malformed_are_no_side(tmp_path: Path, artifacts: Path, url: str) -> None:
+def test_answers_that_were_cut_off_are_no_side(tmp_path: Path) -> None:
     """Half a command of a teacher used to become the rejected side of a pair."""
-    assert extracted(artifacts, answered(artifacts, url, "right", ("right", "right", "mute"))).rows(PAIR) == []
 
     def cut(body: dict[str, Any], n: int) -> Reply:
         said = answer(ACTORS[body["model"]](body["messages"]))
@@ -238,13 +232,6 @@ def test_answers_that_were_cut_off_or_malformed_are_no_side(tmp_path: Path, arti
     with serving(cut) as server:
         given = answered(tmp_path, server.url, "right", ("right", "right", "wrong"))
         assert extracted(tmp_path, given).rows(PAIR) == []
-
-
-def test_samples_of_a_teacher_are_one_vote(artifacts: Path, url: str) -> None:
-    """Asked four times, one wrong teacher would outvote two others."""
-    rows = edits(extracted(artifacts, answered(artifacts, url, "student", VOTERS, samples=3)))
-    assert len(rows) == 3
-    assert {(row["votes_chosen"], row["votes_rejected"], row["num_teachers"]) for row in rows} == {(2.0, 1.0, 3)}
 
 
 def test_a_kept_pair_has_a_price(tmp_path: Path) -> None:
@@ -286,9 +273,8 @@ def test_teachers_that_know_more_give_signal(artifacts: Path, url: str) -> None:
     assert [message["role"] for message in transcript] == ["assistant", "user"] * 2 + ["assistant"]
     assert transcript[0]["content"] == rows[0]["action"] and rows[0]["num_steps"] == 3
     report = (run.path / "report.txt").read_text()
-    assert (
-        "\nSIGNAL: " in report and "criterion: FAIL, 1.00 pairs a rollout (0 needed" in report and "p = 0.150" in report
-    )
+    said = ("\nSIGNAL: ", "criterion: FAIL, 1.00 pairs a rollout (0 needed", "p = 0.150")
+    assert all(words in report for words in said)
 
 
 @pytest.mark.slow
@@ -387,17 +373,9 @@ def test_what_cannot_be_continued_is_refused_before_any_work(tmp_path: Path, url
 # Imported groups: no teachers needed, pairs in every state that several rollouts share
 
 
-def imported(root: Path, *paths: Path) -> Run:
-    config = import_traces.Config(paths=[str(path) for path in paths])
-    return Run(runner.execute("import", {}, config, root=root).path)
-
-
 def completions(folder: Path, model: str, *rows: tuple[str, list[dict[str, Any]], float]) -> None:
     """A model's file of verifiers: question, what was said, reward."""
-    made = [
-        {"prompt": [{"role": "user", "content": asked}], "answer": "x", "completion": said, "reward": reward}
-        for asked, said, reward in rows
-    ]
+    made = [{"prompt": [user(q)], "answer": "x", "completion": said, "reward": reward} for q, said, reward in rows]
     jsonl(folder / f"{model}.results.jsonl", *made)
     document(folder / f"{model}.metadata.json", {"env": "wiki", "model": model})
 
@@ -407,10 +385,9 @@ def boat(artifacts: Path) -> Run:
     """Three models search for the boat and are right; a fourth answers at once and is wrong."""
     for number, name in enumerate("abc"):
         calls = [json.dumps(call("search", '{"query": "boat"}', f"call_{number}"))]
-        said = [{"role": "assistant", "content": "", "tool_calls": calls}, {"role": "tool", "content": "a ship"}]
-        last = {"role": "assistant", "content": f"Hollow ship, says {name}."}
-        completions(artifacts / "boat", name, ("What?", [*said, last], 1.0))
-    completions(artifacts / "boat", "d", ("What?", [{"role": "assistant", "content": "A bird."}], 0.0))
+        said = [assistant("", tool_calls=calls), tool("a ship"), assistant(f"Hollow ship, says {name}.")]
+        completions(artifacts / "boat", name, ("What?", said, 1.0))
+    completions(artifacts / "boat", "d", ("What?", [assistant("A bird.")], 0.0))
     return imported(artifacts, artifacts / "boat")
 
 
@@ -421,9 +398,8 @@ def test_a_group_of_models_needs_no_teachers(artifacts: Path, boat: Run) -> None
     assert counts["planned"] == 7 and counts["dropped_duplicate"] == 3  # each student says the same
     assert counts["dropped_too_few_rollouts"] == 1  # one rollout was wrong, which may be luck
     assert NO_BETTER_OUTCOME in (run.path / "report.txt").read_text()
-    search = '<tool_call>\n{"name": "search", "arguments": {"query": "boat"}}\n</tool_call>'
     (said,) = (json.loads(p["messages_json"]) for p in pairs_with_states(run))
-    assert {p["chosen"] for p in pairs} == {search} and said == [{"role": "user", "content": "What?"}]
+    assert {p["chosen"] for p in pairs} == {action("", ("search", '{"query": "boat"}'))} and said == [user("What?")]
     assert run.manifest.summary["verdict"] == "TOO LITTLE DATA" and run.manifest.outcome.exit_code == 3
     report = (run.path / "report.txt").read_text()
     assert "1 task, 4 models, 2 of 2 states shared" in report and "\nTOO LITTLE DATA: " in report
@@ -442,7 +418,7 @@ def test_groups_get_the_verdict_that_votes_and_rewards_allow(
         for number in range(12):
             differs = name == "d" and number % 2 == 0
             wrong = differs if wrong_where_it_differs else name == "d" and not differs
-            said = [{"role": "assistant", "content": f"No. {number}." if differs else f"Number {number}."}]
+            said = [assistant(f"No. {number}." if differs else f"Number {number}.")]
             rows.append((f"What is {number}?", said, 0.0 if wrong else 1.0))
         completions(tmp_path / "in", name, *rows)
     run = extracted(tmp_path, imported(tmp_path, tmp_path / "in"), student="d")
@@ -467,8 +443,7 @@ def test_what_groups_cannot_give_is_refused(tmp_path: Path, artifacts: Path, boa
 def test_submissions_of_one_task_are_compared_by_the_verdict(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     for name, patch, resolved in (("one", "P", True), ("two", "Q", False)):
-        prediction = {"instance_id": INSTANCE, "model_name_or_path": name, "model_patch": patch}
-        jsonl(folder / name / "all_preds.jsonl", prediction)
+        jsonl(folder / name / "all_preds.jsonl", prediction(INSTANCE, patch, name))
         document(folder / name / "report.json", {"resolved": [INSTANCE] if resolved else [], "applied": [INSTANCE]})
     wordless = extracted(tmp_path, imported(tmp_path, folder))
     assert wordless.rows(PAIR) == [] and wordless.manifest.counts["dropped_task_without_words"] == 1
@@ -477,12 +452,15 @@ def test_submissions_of_one_task_are_compared_by_the_verdict(tmp_path: Path) -> 
     (pair,) = pairs_with_states(extracted(tmp_path, imported(tmp_path, folder)))
     columns = ("rule", "chosen", "rejected", "rejected_by", "family")
     assert [pair[name] for name in columns] == ["better_submission", "P", "Q", "two", "owner/repo"]
-    assert json.loads(pair["messages_json"]) == [{"role": "user", "content": "It breaks."}]
+    assert json.loads(pair["messages_json"]) == [user("It breaks.")]
 
 
 @needs("real")
 def test_real_wiki_search_gives_pairs(tmp_path: Path) -> None:
-    run = extracted(tmp_path, imported(tmp_path, REAL / "trajectories" / "wiki-search"))
+    rollouts = imported(tmp_path, REAL / "trajectories" / "wiki-search")
+    assert (len(rollouts.rows(ROLLOUT)), len(rollouts.rows(TASK))) == (480, 60)
+    assert len({row["model"] for row in rollouts.rows(ROLLOUT)}) == 9 and not rollouts.manifest.summary["dropped"]
+    run = extracted(tmp_path, rollouts)
     pairs = run.rows(PAIR)
     assert len(pairs) >= 20 and all(p["chosen"] != p["rejected"] for p in pairs)
     assert {p["rule"] for p in pairs} == {"majority_over_student", "student_over_minority"}
@@ -503,15 +481,11 @@ def test_real_submissions_to_one_instance_give_pairs(tmp_path: Path) -> None:
 
 def test_texts_are_actions_where_the_environment_says_so(tmp_path: Path) -> None:
     """Programs with one behaviour are one action; a program that differs by its blanks alone may be another."""
-    said = {
-        "m": "def add(a, b):\n    return a",
-        "t": "def add(a, b):\n  return b + a",
-        "u": "def add(a, b): return a+b",
-    }
+    said = {"m": "def add(a, b):\n    return a", "t": "def add(a, b):\n  return b + a"}
+    said["u"] = "def add(a, b): return a+b"
     row = {"prompt": "Add.", "tests": ["assert add(1, 2) == 3", "assert add(2, 3) == 5"]}
-    (tmp_path / "train.jsonl").write_text(json.dumps(row))
-    (tmp_path / "eval.jsonl").write_text(json.dumps({**row, "prompt": "Add two."}))
-    env = {"name": "code", "path": str(tmp_path / "train.jsonl"), "eval_path": str(tmp_path / "eval.jsonl")}
+    train, held_out = (jsonl(tmp_path / name, {**row, "prompt": f"Add {name}."}) for name in ("t.jsonl", "e.jsonl"))
+    env = {"name": "code", "path": str(train), "eval_path": str(held_out)}
     with serving(lambda body, number: Reply(body=answer(f"```python\n{said[body['model']]}\n```"))) as server:
         at = {"base_url": server.url, "max_tokens": 64}
         config = collect.Config(policy={"model": "m", **at}, env=env, tasks=1, samples=1)

@@ -29,29 +29,18 @@ class Terminal(io.StringIO):
 def test_a_report_is_folded_anew_for_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     sentence = " ".join(["words"] * 30)
-    report = "\n".join(
-        [
-            "one",
-            folded(sentence, 100),
-            "",
-            "  " + "x " * 47 + "end",
-            "also",
-            f"{'name':<50}  1.5 %  20 %",
-            "/a/path-of-more" + "x" * 60,
-        ]
-    )
+    folds = {  # of each part, in a terminal of 60 columns
+        "one": "one",
+        folded(sentence, 100): folded(sentence, 60),
+        "": "",
+        "  " + "x " * 47 + "end": "  " + "x " * 28 + "x\n  " + "x " * 18 + "end",
+        "also": "also",
+        f"{'name':<50}  1.5 %  20 %": f"{'name':<50}  1.5 %\n    20 %",
+        "/a/path-of-more" + "x" * 60: "/a/path-of-more" + "x" * 60,
+    }
+    report = "\n".join(folds)
     with redirect_stdout(Terminal()):
-        assert fitted(report).split("\n") == [
-            "one",
-            *folded(sentence, 60).split("\n"),
-            "",
-            "  " + "x " * 28 + "x",
-            "  " + "x " * 18 + "end",
-            "also",
-            f"{'name':<50}  1.5 %",
-            "    20 %",
-            "/a/path-of-more" + "x" * 60,
-        ]
+        assert fitted(report) == "\n".join(folds.values())
     assert fitted(report) == report, "no terminal"
 
 
@@ -76,22 +65,13 @@ def test_names_are_shortened_where_they_are_alike() -> None:
     assert without_shared_start(ids[:1]) == ids[:1] and without_shared_start(["ab-1", "ab-2"]) == ["ab-1", "ab-2"]
 
 
-def test_columns_of_numbers_stand_to_the_right_and_wide_characters_take_two_columns() -> None:
+def test_columns_of_numbers_stand_to_the_right_or_as_asked_and_wide_characters_take_two_columns() -> None:
     assert aligned([("修复", 5), ("ae\u0301", 10)], ("task", "n")) == "task   n\n修复   5\nae\u0301    10"
-
-
-def test_sides_are_those_that_were_asked_for() -> None:
     assert aligned([("1", "a"), ("10", "b")], ("x", "y"), (RIGHT, LEFT)) == " x  y\n 1  a\n10  b"
-
-
-def test_without_rows_the_head_alone_is_left() -> None:
-    assert aligned([], ("a", "b")) == "a  b" and aligned([]) == ""
+    assert aligned([], ("a", "b")) == "a  b" and aligned([]) == "", "without rows the head alone is left"
 
 
 def test_a_number_and_its_noun_agree() -> None:
     assert [counted(number, "family") for number in (0, 1, 1200)] == ["0 families", "1 family", "1,200 families"]
-    assert [singular(noun) for noun in ("rollouts", "runs of rollouts", "table")] == [
-        "rollout",
-        "run of rollouts",
-        "table",
-    ]
+    nouns = {"rollouts": "rollout", "runs of rollouts": "run of rollouts", "table": "table"}
+    assert {noun: singular(noun) for noun in nouns} == nouns

@@ -21,39 +21,26 @@ def test_a_message_is_written_as_the_module_says() -> None:
     assert read(text) == Spoken("Let me search.", (call,), "I should look the term up.")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        '{"a": 1,   "b":[ 2 ]}',
-        "{}",
-        "",
-        "not json",
-        "[1, 2]",
-        '{"a": 1',
-        ' {"a": 1}',
-        "null",
-        '"quoted"',
-        '{"c": "</tool_call>"}',
-    ],
-)
+ARGUMENTS = ['{"a": 1,   "b":[ 2 ]}', "{}", "", "not json", "[1, 2]", '{"a": 1', ' {"a": 1}', "null", '"quoted"']
+
+
+@pytest.mark.parametrize("arguments", [*ARGUMENTS, '{"c": "</tool_call>"}'])
 def test_arguments_come_back_as_they_were(arguments: str) -> None:
     calls = (ToolCall("one", arguments), ToolCall("two", '{"x": "<tool_call>"}'))
     assert read(write(Spoken("said", calls))).calls == calls
     assert read(write(Spoken("", calls))).calls == calls
 
 
-def test_a_text_about_tool_calls_is_no_tool_call() -> None:
+def test_a_text_about_tool_calls_and_a_call_followed_by_words_are_content() -> None:
     for text in (
         "Use <tool_call>\n{broken}\n</tool_call> like this.",
         'x <tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>',
+        write(Spoken("", (ToolCall("a", "{}"),))) + "\nand more",
+        "<think>\n\n</think>\n\nIt is 42.",  # an empty thought
         "",
     ):
         assert read(text) == Spoken(text)
-
-
-def test_a_call_followed_by_words_is_left_in_the_content() -> None:
-    text = write(Spoken("", (ToolCall("a", "{}"),))) + "\nand more"
-    assert read(text) == Spoken(text)
+    assert write(Spoken("It is 42.", (), "")) == "It is 42."
 
 
 @settings(max_examples=60)
@@ -73,11 +60,6 @@ def test_whatever_is_written_reads_back_to_the_same_text(
 ) -> None:
     text = write(Spoken(content, tuple(ToolCall(*call) for call in calls), reasoning))
     assert write(read(text)) == text
-
-
-def test_an_empty_thought_is_part_of_the_content() -> None:
-    text = "<think>\n\n</think>\n\nIt is 42."
-    assert read(text) == Spoken(text) and write(Spoken("It is 42.", (), "")) == "It is 42."
 
 
 def test_an_object_is_the_whole_text() -> None:

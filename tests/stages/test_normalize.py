@@ -10,9 +10,9 @@ import pytest
 from needs import needs, where
 from support.data_juicer import stand_in
 from support.runs import written
-from support.transcripts import jsonl
+from support.transcripts import assistant, imported, jsonl, user
 
-from stages import export, import_traces, normalize
+from stages import export, normalize
 from stages.errors import ComposerError, Incomplete, UsageError
 from stages.normalize import JuicerConfig, run_recipe
 from stages.rollouts.trace import conversation, rollout_rows, transcripts
@@ -77,12 +77,10 @@ def test_what_is_kept_is_as_it_was_and_what_is_dropped_is_declared(
 
 def test_imported_rollouts_keep_their_origins(tmp_path: Path, make: Callable[..., Run]) -> None:
     rows = [
-        {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": text}], "resolved": True}
-        for text in ("A" * 40, "no", "B" * 50)
+        {"messages": [user("Q"), assistant(text)], "resolved": True, "task_id": f"t{number}"}
+        for number, text in enumerate(("A" * 40, "no", "B" * 50))
     ]
-    path = jsonl(tmp_path / "in" / "chats.jsonl", *({**row, "task_id": f"t{i}"} for i, row in enumerate(rows)))
-    config = import_traces.Config(paths=[str(path)], model="m")
-    source = Run(runner.execute("import", {}, config, root=tmp_path / "artifacts").path)
+    source = imported(tmp_path, jsonl(tmp_path / "in" / "chats.jsonl", *rows), model="m")
     run = make(source)
     whole = source.rows(ORIGIN)
     assert run.rows(ORIGIN) == [whole[0], whole[2]] and len(run.rows(STEP)) == 2

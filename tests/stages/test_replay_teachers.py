@@ -4,7 +4,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from support import scripted_runs
 from support.engine import running
 from support.recorded_states import states_by_digest
 from support.runs import written
-from support.server import Reply, answer, serving
+from support.server import Reply, Server, answer, serving
 
 from stages import STAGES, replay_teachers
 from stages.errors import Incomplete, UsageError
@@ -23,6 +23,8 @@ from stages.runs.run import Inputs, Run
 from stages.runs.stage import load_stage
 from stages.teachers.questions import RecordedStates, questions
 
+Collected = Callable[..., Run]
+
 
 def endpoint(name: str, url: str, **more: Any) -> dict[str, Any]:
     """The settings of a teacher of this name behind a server."""
@@ -30,26 +32,24 @@ def endpoint(name: str, url: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "model": name, "base_url": url, "max_tokens": 64, **prices, **more}
 
 
-def replay(
-    root: Path,
-    rollouts: Run,
-    teachers: list[dict[str, Any]],
-    *,
-    max_cost: float | None = None,
-    resume: bool = False,
-    **settings: Any,
-) -> Run:
-    """A run of replay-teachers."""
+def replay(root: Path, rollouts: Run, teachers: list[dict[str, Any]], how: Any = None, **settings: Any) -> Run:
+    """A run of replay-teachers; `how` it is carried out: `max_cost`, `resume`."""
     config, given = replay_teachers.Config(teachers=teachers, **settings), {"rollouts": rollouts}
-    return Run(runner.execute("replay-teachers", given, config, root=root, max_cost=max_cost, resume=resume).path)
+    return Run(runner.execute("replay-teachers", given, config, root=root, **(how or {})).path)
 
 
-def test_every_distinct_state_is_asked_once(tmp_path: Path, collected: Callable[..., Run]) -> None:
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """Gives the same answer to all."""
+    with serving(lambda body, n: Reply(body=answer("x"))) as running_server:
+        yield running_server
+
+
+def test_every_distinct_state_is_asked_once(tmp_path: Path, collected: Collected, server: Server) -> None:
     rollouts = collected()
     steps = rollouts.rows(STEP)
     distinct = {s["state_sha256"] for s in steps}
-    with serving(lambda body, n: Reply(body=answer("x"))) as server:
-        run = replay(tmp_path, rollouts, [endpoint("one", server.url), endpoint("two", server.url)])
+    run = replay(tmp_path, rollouts, [endpoint("one", server.url), endpoint("two", server.url)])
     rows = run.rows(TEACHER_ACTION)
     assert len(distinct) < len(steps)
     assert len(rows) == len(server.requests) == 2 * len(distinct)
@@ -60,7 +60,7 @@ def test_every_distinct_state_is_asked_once(tmp_path: Path, collected: Callable[
 
 
 def test_teachers_that_share_a_model_or_are_the_students_are_noted(
-    tmp_path: Path, collected: Callable[..., Run]
+    tmp_path: Path, collected: Collected, server: Server
 ) -> None:
     rollouts = collected()
     url = "http://127.0.0.1:9/v1"
@@ -72,9 +72,8 @@ def test_teachers_that_share_a_model_or_are_the_students_are_noted(
     assert "teachers a and b" in shared and "teacher s" in own and student["model"] in own
     apart = replay_teachers.Config(teachers=[endpoint("one", url), endpoint("two", url)])
     assert "independent" not in str(replay_teachers.STAGE.plan(Inputs({"rollouts": [rollouts]}), apart).notes)
-    with serving(lambda body, n: Reply(body=answer("x"))) as server:
-        teachers = [endpoint("one", server.url), endpoint("two", server.url, model="one")]
-        report = (replay(tmp_path, rollouts, teachers).path / "report.txt").read_text()
+    teachers = [endpoint("one", server.url), endpoint("two", server.url, model="one")]
+    report = (replay(tmp_path, rollouts, teachers).path / "report.txt").read_text()
     assert "Note: teachers one and two" in report
 
 
@@ -82,19 +81,18 @@ def test_teachers_that_share_a_model_or_are_the_students_are_noted(
     "more", [{}, {"request": {"top_p": 0.5, "seed": False}, "extra_body": {"provider": {"only": ["x"]}}}]
 )
 def test_the_cost_of_a_plan_is_what_its_calls_reserve(
-    tmp_path: Path, collected: Callable[..., Run], more: dict[str, Any]
+    tmp_path: Path, collected: Collected, server: Server, more: dict[str, Any]
 ) -> None:
     rollouts = collected()
-    with serving(lambda body, n: Reply(body=answer("x"))) as server:
-        teachers = [endpoint("one", server.url, **more), endpoint("two", server.url)]
-        plan = replay_teachers.STAGE.plan(Inputs({"rollouts": [rollouts]}), replay_teachers.Config(teachers=teachers))
-        run = replay(tmp_path, rollouts, teachers, max_cost=plan.max_cost_usd)
+    teachers = [endpoint("one", server.url, **more), endpoint("two", server.url)]
+    plan = replay_teachers.STAGE.plan(Inputs({"rollouts": [rollouts]}), replay_teachers.Config(teachers=teachers))
+    run = replay(tmp_path, rollouts, teachers, {"max_cost": plan.max_cost_usd})
     ledger = [json.loads(line) for line in (run.path / "ledger.jsonl").read_text().splitlines()]
     reserved = sum(entry.get("reserved", 0.0) for entry in ledger)
     assert reserved == pytest.approx(plan.max_cost_usd, rel=1e-9)
 
 
-def test_failures_are_kept_apart_and_resumed(tmp_path: Path, collected: Callable[..., Run]) -> None:
+def test_failures_are_kept_apart_and_resumed(tmp_path: Path, collected: Collected) -> None:
     rollouts, broken = collected(), [True]
 
     def reply(body: dict[str, Any], n: int) -> Reply:
@@ -105,28 +103,26 @@ def test_failures_are_kept_apart_and_resumed(tmp_path: Path, collected: Callable
         with pytest.raises(Incomplete, match=r"answers failed, the first of one \(one at http://.*\): .*down"):
             replay(tmp_path, rollouts, teachers)
         asked, broken[0] = len(server.requests), False
-        rows = replay(tmp_path, rollouts, teachers, resume=True).rows(TEACHER_ACTION)
+        rows = replay(tmp_path, rollouts, teachers, {"resume": True}).rows(TEACHER_ACTION)
     assert all(r["error_type"] is None for r in rows)
     assert len(server.requests) == asked + asked // 2
 
 
-def test_a_budget_holds_over_all_attempts_and_nothing_is_paid_twice(
-    tmp_path: Path, collected: Callable[..., Run]
-) -> None:
+def test_a_budget_holds_over_all_attempts_and_nothing_is_paid_twice(tmp_path: Path, collected: Collected) -> None:
     rollouts = collected()
     with serving(lambda body, n: Reply(body=answer("x", cost=1.0))) as server:
         teachers = [endpoint("one", server.url, usd_per_mtok_out=1e6 / 64, concurrency=1)]
         for resume in (False, True):
             with pytest.raises(Incomplete, match=r"budget of 2\.5 USD"):
-                replay(tmp_path, rollouts, teachers, max_cost=2.5, resume=resume)
+                replay(tmp_path, rollouts, teachers, {"max_cost": 2.5, "resume": resume})
             assert len(server.requests) == 2
-        run = replay(tmp_path, rollouts, teachers, resume=True)
+        run = replay(tmp_path, rollouts, teachers, {"resume": True})
     assert len(server.requests) == len(run.rows(TEACHER_ACTION))
     probe = (10 * 1.0 + 1 * 1e6 / 64) / 1e6
     assert run.manifest.cost_usd == pytest.approx(len(server.requests) + probe)
 
 
-def test_a_model_behind_vllm_is_a_teacher_too(tmp_path: Path, tiny: Path, collected: Callable[..., Run]) -> None:
+def test_a_model_behind_vllm_is_a_teacher_too(tmp_path: Path, tiny: Path, collected: Collected) -> None:
     """Asked by token ids, greedily, beside another."""
     rollouts = collected()
     local = {"name": "local", "model": str(tiny), "max_tokens": 8}
@@ -136,6 +132,7 @@ def test_a_model_behind_vllm_is_a_teacher_too(tmp_path: Path, tiny: Path, collec
     said: dict[str, list[str]] = {}
     for row in run.rows(TEACHER_ACTION):
         said.setdefault(row["teacher"], []).append(row["action"])
+        assert row["error_type"] is None and row["completion_tokens"] > 0 and row["cost_usd"] == 0
     assert said["served"] == said["local"] and said["local"]
 
 
@@ -150,7 +147,7 @@ def test_two_teachers_of_one_name_are_refused() -> None:
         replay_teachers.Config(teachers=[endpoint("one", "http://x"), endpoint("one", "http://y")])
 
 
-def test_the_built_in_teachers_answer_kata_alone(tmp_path: Path, collected: Callable[..., Run]) -> None:
+def test_the_built_in_teachers_answer_kata_alone(tmp_path: Path, collected: Collected) -> None:
     """Also where rollouts were imported: their rows name the environment, and no settings do."""
     played = collected()
     tables = [(kind, played.rows(kind)) for kind in (TASK, ROLLOUT, STEP)]
@@ -191,7 +188,7 @@ VERDICTS: dict[str, tuple[Callable[[dict[str, Any], int], Reply], dict[str, floa
 
 
 @pytest.mark.parametrize("case", VERDICTS)
-def test_the_verdict_is_the_exit_code(tmp_path: Path, collected: Callable[..., Run], case: str) -> None:
+def test_the_verdict_is_the_exit_code(tmp_path: Path, collected: Collected, case: str) -> None:
     reply, settings, verdict, exit_code = VERDICTS[case]
     run = judged(tmp_path, collected(), reply, **settings)
     assert (run.manifest.summary["verdict"], run.manifest.outcome.exit_code) == (verdict, exit_code)
@@ -200,21 +197,20 @@ def test_the_verdict_is_the_exit_code(tmp_path: Path, collected: Callable[..., R
 
 
 def test_a_finished_run_is_judged_again_by_the_limits_of_each_call(
-    tmp_path: Path, collected: Callable[..., Run]
+    tmp_path: Path, collected: Collected, server: Server
 ) -> None:
-    with serving(lambda body, n: Reply(body=answer("x"))) as server:
-        teachers = [endpoint("one", server.url)]
-        run = replay(tmp_path, collected(), teachers)
-        asked, before = len(server.requests), (run.path / "report.txt").read_text()
-        dear = replay(tmp_path, collected(), teachers, max_usd_per_rollout=1e-9)
-        assert dear.path == run.path and len(server.requests) == asked and dear.damage("bytes") is None
-        assert (dear.manifest.summary["verdict"], dear.manifest.outcome.exit_code) == ("TOO EXPENSIVE", 1)
-        assert "AFFORDABLE" not in (dear.path / "report.txt").read_text()
-        again = replay(tmp_path, collected(), teachers)
-        assert again.manifest.outcome == run.manifest.outcome and (run.path / "report.txt").read_text() == before
+    teachers = [endpoint("one", server.url)]
+    run = replay(tmp_path, collected(), teachers)
+    asked, before = len(server.requests), (run.path / "report.txt").read_text()
+    dear = replay(tmp_path, collected(), teachers, max_usd_per_rollout=1e-9)
+    assert dear.path == run.path and len(server.requests) == asked and dear.damage("bytes") is None
+    assert (dear.manifest.summary["verdict"], dear.manifest.outcome.exit_code) == ("TOO EXPENSIVE", 1)
+    assert "AFFORDABLE" not in (dear.path / "report.txt").read_text()
+    again = replay(tmp_path, collected(), teachers)
+    assert again.manifest.outcome == run.manifest.outcome and (run.path / "report.txt").read_text() == before
 
 
-def test_calls_without_an_answer_count_in_the_cost_of_a_rollout(tmp_path: Path, collected: Callable[..., Run]) -> None:
+def test_calls_without_an_answer_count_in_the_cost_of_a_rollout(tmp_path: Path, collected: Collected) -> None:
     refused = set[str]()
 
     def reply(body: dict[str, Any], n: int) -> Reply:
@@ -231,7 +227,7 @@ def test_calls_without_an_answer_count_in_the_cost_of_a_rollout(tmp_path: Path, 
     assert run.manifest.summary["verdict"] == "TOO EXPENSIVE"
 
 
-def test_answers_that_were_cut_off_are_no_answers(tmp_path: Path, collected: Callable[..., Run]) -> None:
+def test_answers_that_were_cut_off_are_no_answers(tmp_path: Path, collected: Collected) -> None:
     cut = answer("a half")
     cut["choices"][0]["finish_reason"] = "length"
     run = judged(tmp_path, collected(), lambda body, n: Reply(body=cut))
@@ -239,16 +235,15 @@ def test_answers_that_were_cut_off_are_no_answers(tmp_path: Path, collected: Cal
     assert run.manifest.counts["truncated"] == run.manifest.counts["planned"] > 0
 
 
-def test_an_unknown_price_is_not_zero(tmp_path: Path, collected: Callable[..., Run]) -> None:
-    with serving(lambda body, n: Reply(body=answer("x"))) as server:
-        teacher = endpoint("one", server.url, usd_per_mtok_in=None, usd_per_mtok_out=None)
-        run = replay(tmp_path, collected(), [teacher])
+def test_an_unknown_price_is_not_zero(tmp_path: Path, collected: Collected, server: Server) -> None:
+    teacher = endpoint("one", server.url, usd_per_mtok_in=None, usd_per_mtok_out=None)
+    run = replay(tmp_path, collected(), [teacher])
     assert all(row["cost_usd"] is None for row in run.rows(TEACHER_ACTION))
     assert (run.manifest.summary["verdict"], run.manifest.outcome.ok) == ("UNPRICED", None)
     assert "price of one is not known" in (run.path / "report.txt").read_text()
 
 
-def test_a_step_takes_as_long_as_its_slowest_teacher(tmp_path: Path, collected: Callable[..., Run]) -> None:
+def test_a_step_takes_as_long_as_its_slowest_teacher(tmp_path: Path, collected: Collected) -> None:
     def reply(body: dict[str, Any], n: int) -> Reply:
         return Reply(body=answer("x", cost=1.0), delay_s=0.3 if body["model"] == "slow" else 0.0)
 
@@ -262,9 +257,7 @@ def test_a_step_takes_as_long_as_its_slowest_teacher(tmp_path: Path, collected: 
     assert total["p50_usd_per_rollout"] <= total["p95_usd_per_rollout"]
 
 
-def test_a_refused_key_stops_a_run_which_is_kept_where_it_spent_money(
-    tmp_path: Path, collected: Callable[..., Run]
-) -> None:
+def test_a_refused_key_stops_a_run_which_is_kept_where_it_spent_money(tmp_path: Path, collected: Collected) -> None:
     """A time-out, then a refused key: nothing was finished, yet money may have been spent."""
 
     def reply(body: dict[str, Any], n: int) -> Reply:
@@ -279,7 +272,7 @@ def test_a_refused_key_stops_a_run_which_is_kept_where_it_spent_money(
 # Chains of states, side by side
 
 
-def test_teachers_are_asked_side_by_side_and_steps_in_order(tmp_path: Path, collected: Callable[..., Run]) -> None:
+def test_teachers_are_asked_side_by_side_and_steps_in_order(tmp_path: Path, collected: Collected) -> None:
     rollouts = collected(tasks=4)
     inside, most, order = [0], [0], list[tuple[str, str]]()
 
@@ -304,7 +297,7 @@ def test_teachers_are_asked_side_by_side_and_steps_in_order(tmp_path: Path, coll
             assert [asked.index(state) for state in path] == sorted(asked.index(state) for state in path)
 
 
-def test_one_slow_answer_holds_up_its_own_chain_alone(tmp_path: Path, collected: Callable[..., Run]) -> None:
+def test_one_slow_answer_holds_up_its_own_chain_alone(tmp_path: Path, collected: Collected) -> None:
     """In batches with barriers, everybody waited for the slowest."""
     finished, began = list[float](), list[float]()
 
@@ -322,7 +315,7 @@ def test_one_slow_answer_holds_up_its_own_chain_alone(tmp_path: Path, collected:
     assert sum(at < 1.5 for at in finished) >= len(finished) - chain - 1
 
 
-def test_samples_of_a_state_follow_its_first(tmp_path: Path, collected: Callable[..., Run]) -> None:
+def test_samples_of_a_state_follow_its_first(tmp_path: Path, collected: Collected) -> None:
     answered: list[str] = []
     early: list[str] = []
 
@@ -341,7 +334,7 @@ def test_samples_of_a_state_follow_its_first(tmp_path: Path, collected: Callable
 
 
 def test_a_local_teacher_is_hashed_once_however_many_questions(
-    tmp_path: Path, tiny: Path, collected: Callable[..., Run]
+    tmp_path: Path, tiny: Path, collected: Collected
 ) -> None:
     rollouts, opened = collected(tasks=6), [0]
     own = shutil.copytree(tiny, tmp_path / "own")  # which nobody has hashed before
@@ -358,12 +351,3 @@ def test_a_local_teacher_is_hashed_once_however_many_questions(
         assert len(list(asked["local"])) == len(list(asked["local"])) == len(asked["local"]) > 5
     listening.clear()
     assert opened[0] == 1
-
-
-def test_a_local_teacher_works_beside_a_server(tmp_path: Path, tiny: Path, collected: Callable[..., Run]) -> None:
-    with serving(lambda body, n: Reply(body=answer("x"))) as server:
-        here = {"name": "local", "model": str(tiny), "max_tokens": 8}
-        rows = replay(tmp_path, collected(), [here, endpoint("far", server.url)]).rows(TEACHER_ACTION)
-    assert {row["teacher"] for row in rows} == {"local", "far"} and all(row["error_type"] is None for row in rows)
-    local = [row for row in rows if row["teacher"] == "local"]
-    assert all(row["completion_tokens"] > 0 and row["cost_usd"] == 0 for row in local)

@@ -83,6 +83,19 @@ def call(name: str, arguments: str, call_id: str = "call_1") -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+def prediction(instance: str, patch: str = PATCH, model: str = "m") -> dict[str, str]:
+    """A line of SWE-bench's predictions."""
+    return {"instance_id": instance, "model_name_or_path": model, "model_patch": patch}
+
+
+def submitted(folder: Path, name: str, patch: str, model: str = "m", instance: str = INSTANCE) -> Path:
+    """A trajectory of mini-swe-agent, which looked and handed a patch in."""
+    info = {"mini_version": "2", "exit_status": "Submitted", "submission": patch}
+    info["config"] = {"model": {"model_name": model}}
+    said = [user("q"), assistant(f"```bash\nls {name}\n```")]
+    return document(folder / f"{name}.traj.json", {"messages": said, "info": info, "instance_id": instance})
+
+
 def imported(root: Path, *paths: Path, on: str | None = None, **settings: Any) -> Run:
     """The run of `composer import` with these paths, in `root / "artifacts"`."""
     config = Config(paths=[str(path) for path in paths], **settings)

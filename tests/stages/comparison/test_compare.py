@@ -1,17 +1,18 @@
 """Two logs of any program are compared on the same tasks, and what one of them lacks is named and assumed openly."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from scipy import stats
 from support.refusals import refused
 from support.runs import eval_item, written
+from support.transcripts import assistant, document, jsonl, prediction, user
 
 from stages.comparison import logs, report
 from stages.comparison.config import Config
@@ -28,9 +29,7 @@ Rows = Iterable[Mapping[str, Any]]
 
 
 def table(path: Path, rows: Rows) -> str:
-    path.parent.mkdir(exist_ok=True, parents=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    return str(jsonl(path, *rows))
 
 
 def scores(path: Path, values: Iterable[float | None], **columns: Any) -> str:
@@ -43,34 +42,27 @@ def inspect_log(
     """An Inspect log of samples (id, question, score) of one model."""
     about = {"task": task, "model": "openai/gpt", "model_generate_config": config}
     made = [
-        {
-            "id": name,
-            "epoch": epoch,
-            "input": question,
-            "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": "an answer"}],
-            **({"scores": {"match": {"value": score}}} if score in ("C", "I") else {"error": {"message": score}}),
-        }
+        {"id": name, "epoch": epoch, "input": question, "messages": [user(question), assistant("an answer")]}
+        | ({"scores": {"match": {"value": score}}} if score in ("C", "I") else {"error": {"message": score}})
         for name, question, score in samples
     ]
-    path.write_text(json.dumps({"version": 2, "status": "success", "eval": about, "samples": made}))
-    return str(path)
+    return str(document(path, {"version": 2, "status": "success", "eval": about, "samples": made}))
 
 
 def predictions(folder: Path, submitted: Iterable[str], resolved: Iterable[str], model: str) -> str:
-    folder.mkdir()
-    rows = ({"instance_id": name, "model_name_or_path": model, "model_patch": f"+{name}"} for name in submitted)
-    table(folder / "all_preds.jsonl", rows)
-    (folder / "report.json").write_text(json.dumps({"resolved": [*resolved], "generated": [*submitted]}))
+    table(folder / "all_preds.jsonl", (prediction(name, f"+{name}", model) for name in submitted))
+    document(folder / "report.json", {"resolved": [*resolved], "generated": [*submitted]})
     return str(folder)
 
 
 def compared(*paths: str, **settings: Any) -> LogComparison:
-    return comparison(*paths, **settings)[0]
-
-
-def comparison(*paths: str, **settings: Any) -> tuple[LogComparison, pa.Table]:
     config = Config(paths=list(paths), **settings)
-    return compare(logs.sides(config.paths, config.unit), config)
+    return compare(logs.sides(config.paths, config.unit), config)[0]
+
+
+def asked(num: int, right: Callable[[int], bool] = lambda at: True) -> list[tuple[Any, str, str]]:
+    """Samples of so many questions, of which the right ones score."""
+    return [(at, f"What is {at}?", "C" if right(at) else "I") for at in range(num)]
 
 
 def outcomes(num: int, gained: int, lost: int) -> tuple[list[int], list[int]]:
@@ -113,8 +105,9 @@ def test_decisions(tmp_path: Path, num: int, gained: int, lost: int, min_gain: f
 
 
 def test_two_logs_of_one_model_are_told_apart_by_what_differs(tmp_path: Path) -> None:
-    rows = [(at, f"What is {at} + {at}?", "C" if at % 3 else "I") for at in range(20)]
-    paths = [inspect_log(tmp_path / f"{name}.json", rows, temperature=at) for at, name in enumerate(["old", "new"])]
+    paths = [
+        inspect_log(tmp_path / f"{name}.json", asked(20), temperature=at) for at, name in enumerate(["old", "new"])
+    ]
     found = compared(*paths)
     assert [side.name for side in found.sides] == ["old", "new"]
     assert found.differences[0].settings == ("temperature: 0 and 1",)
@@ -123,16 +116,12 @@ def test_two_logs_of_one_model_are_told_apart_by_what_differs(tmp_path: Path) ->
 
 def test_a_side_is_named_by_the_part_of_a_long_name_that_differs(tmp_path: Path) -> None:
     """Inspect's files are named by time, task and id: the report has that name once, below its table."""
-    rows = [(at, f"What is {at} + {at}?", "C" if at % 3 else "I") for at in range(20)]
     names = ["2026-02-11T15-18-04-05-00_sums_mj7khqpMM4GB", "2026-02-11T16-20-44-05-00_sums_k2ghqpMM4GBC"]
-    found = compared(*(inspect_log(tmp_path / f"{name}.json", rows[at:]) for at, name in enumerate(names)))
+    found = compared(*(inspect_log(tmp_path / f"{name}.json", asked(20)[at:]) for at, name in enumerate(names)))
     assert [side.name for side in found.sides] == ["15-18-04-05-00", "16-20-44-05-00"]
     shown = report.text(found)
-    assert (
-        [shown.count(name) for name in names] == [1, 1]
-        and "\nlog (A)  " in shown
-        and max(map(len, shown.split("\n"))) <= report.WIDTH
-    )
+    assert [shown.count(name) for name in names] == [1, 1] and "\nlog (A)  " in shown
+    assert max(map(len, shown.split("\n"))) <= report.WIDTH
 
 
 def test_a_log_that_is_compared_with_itself_is_named(tmp_path: Path) -> None:
@@ -162,11 +151,8 @@ def test_what_a_side_lacks_is_named_and_counts_as_asked(tmp_path: Path) -> None:
 
 def test_what_was_not_submitted_to_swe_bench_has_failed(tmp_path: Path) -> None:
     every = [f"org__{repo}-{number}" for repo in "xyz" for number in range(20)]
-    easy = every[:30]
-    paths = [
-        predictions(tmp_path / "careful", every, every[:24], "careful"),
-        predictions(tmp_path / "picky", easy, every[:27], "picky"),
-    ]
+    submitted = {"careful": (every, every[:24]), "picky": (every[:30], every[:27])}
+    paths = [predictions(tmp_path / name, *of, name) for name, of in submitted.items()]
     found = compared(*paths)
     one = found.differences[0]
     assert one.counted_as == "failed" and one.missing == ({}, {"not submitted": 30})
@@ -177,24 +163,17 @@ def test_what_was_not_submitted_to_swe_bench_has_failed(tmp_path: Path) -> None:
 
 
 def test_the_reason_of_a_failed_sample_is_in_its_own_words(tmp_path: Path) -> None:
-    rows = [(at, f"What is {at}?", "C") for at in range(10)]
-    paths = [
-        inspect_log(tmp_path / "a.json", rows),
-        inspect_log(tmp_path / "b.json", [*rows[:7], (7, "?", "Docker is gone"), (8, "?", "no " * 30), (9, "?", "I")]),
-    ]
+    failed = [*asked(7), (7, "?", "Docker is gone"), (8, "?", "no " * 30), (9, "?", "I")]
+    paths = [inspect_log(tmp_path / "a.json", asked(10)), inspect_log(tmp_path / "b.json", failed)]
     missing = {"Docker is gone": 1, f"{'no ' * 19}no…": 1}
     assert compared(*paths).differences[0].missing == ({}, missing), "what is cut ends in dots"
 
 
 def test_a_log_that_broke_off_is_named(tmp_path: Path) -> None:
-    rows = [(at, f"What is {at}?", "C") for at in range(10)]
-    paths = [inspect_log(tmp_path / f"{name}.json", rows[:num]) for name, num in (("a", 10), ("b", 4))]
-    broken = json.loads(Path(paths[1]).read_text()) | {"status": "error"}
-    Path(paths[1]).write_text(json.dumps(broken))
-    assert [side.notes for side in compared(*paths).sides] == [
-        (),
-        ("the log broke off (status 'error') after 4 samples",),
-    ]
+    paths = [inspect_log(tmp_path / f"{name}.json", asked(num)) for name, num in (("a", 10), ("b", 4))]
+    document(Path(paths[1]), json.loads(Path(paths[1]).read_text()) | {"status": "error"})
+    whole, broken = (side.notes for side in compared(*paths).sides)
+    assert whole == () and broken == ("the log broke off (status 'error') after 4 samples",)
 
 
 def test_a_log_without_scores_or_samples_is_refused(tmp_path: Path) -> None:
@@ -227,20 +206,18 @@ def test_a_table_without_rows_and_a_line_that_is_no_json_are_refused(tmp_path: P
 def test_columns_and_values_that_are_no_scores_are_named(
     tmp_path: Path, name: str, row: dict[str, Any], named: list[str]
 ) -> None:
-    rows = [{"id": "t0", "score": 1}, {"id": "t1", "score": None}] if "score" in row else [row]
+    rows = [*([{"id": "t0", "score": 1}, {"id": "t1", "score": None}] if "score" in row else [row]), row]
     path = tmp_path / name
-    path.write_text(
-        "".join(f"{json.dumps(one)}\n" for one in [*rows, row])
-        if path.suffix == ".jsonl"
-        else "id,score\n" + "".join(f"{one['id']},{one['score'] or ''}\n" for one in [*rows, row])
-    )
+    if path.suffix == ".jsonl":
+        table(path, rows)
+    else:
+        path.write_text("id,score\n" + "".join(f"{one['id']},{one['score'] or ''}\n" for one in rows))
     refused(lambda: compared(str(path), str(path)), BadInput, *named)
 
 
 def test_columns_of_several_types_and_json_arrays_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps([{"id": 1, "score": True}, {"id": "t2", "score": 0.5}, {"id": "t3", "score": None}]))
-    items = logs.read(str(path)).items
+    rows = [{"id": 1, "score": True}, {"id": "t2", "score": 0.5}, {"id": "t3", "score": None}]
+    items = logs.read(str(document(tmp_path / "a.json", rows))).items
     assert (items["task"].to_pylist(), items["score"].to_pylist()) == (["1", "t2", "t3"], [1.0, 0.5, None])
 
 
@@ -258,7 +235,7 @@ def test_a_score_that_is_no_number_is_no_score(tmp_path: Path) -> None:
 
 def test_tasks_are_matched_by_what_was_asked_where_ids_count_lines(tmp_path: Path) -> None:
     """A shuffled data set numbers its tasks anew: the same number is another task, and the question tells which."""
-    rows = [(at, f"What is {at}?", "C" if at < 10 else "I") for at in range(20)]
+    rows = asked(20, lambda at: at < 10)
     shuffled = [(new, rows[old][1], rows[old][2]) for new, old in enumerate(np.random.default_rng(0).permutation(20))]
     paths = [inspect_log(tmp_path / "a.json", rows), inspect_log(tmp_path / "b.json", shuffled)]
     one = compared(*paths).differences[0]
@@ -269,7 +246,7 @@ def test_tasks_are_matched_by_what_was_asked_where_ids_count_lines(tmp_path: Pat
 
 def test_tasks_are_matched_by_what_was_asked_where_ids_have_shifted(tmp_path: Path) -> None:
     """One row more in the middle: the first two thirds of the ids still name the same tasks, and the others do not."""
-    rows = [(at, f"What is {at}?", "C" if at % 2 else "I") for at in range(30)]
+    rows = asked(30, lambda at: at % 2)
     longer = [*rows[:20], (20, "What is new?", "C"), *((at + 1, *rest) for at, *rest in rows[20:])]
     paths = [inspect_log(tmp_path / "a.json", rows), inspect_log(tmp_path / "b.json", longer)]
     one = compared(*paths).differences[0]
@@ -279,10 +256,9 @@ def test_tasks_are_matched_by_what_was_asked_where_ids_have_shifted(tmp_path: Pa
 
 def test_tasks_of_one_side_alone_are_no_samples_of_others(tmp_path: Path) -> None:
     """Of a shuffled log with eight new questions, these have the ids that eight tasks of the other log have."""
-    rows = [(at, f"What is {at}?", "C" if at % 2 else "I") for at in range(30)]
-    asked = [*rows[:22], *((at, f"What is new in {at}?", "C") for at in range(8))]
-    order = np.random.default_rng(0).permutation(30)
-    shuffled = [(new, asked[old][1], asked[old][2]) for new, old in enumerate(order)]
+    rows = asked(30, lambda at: at % 2)
+    others = [*rows[:22], *((at, f"What is new in {at}?", "C") for at in range(8))]
+    shuffled = [(new, *others[old][1:]) for new, old in enumerate(np.random.default_rng(0).permutation(30))]
     one = compared(*(inspect_log(tmp_path / f"{name}.json", of) for name, of in (("a", rows), ("b", shuffled))))
     found = one.differences[0]
     assert (found.num_tasks, found.estimate, found.wins, found.losses) == (22, 0.0, 0, 0)
@@ -290,9 +266,8 @@ def test_tasks_of_one_side_alone_are_no_samples_of_others(tmp_path: Path) -> Non
 
 
 def test_a_question_worded_anew_keeps_its_id(tmp_path: Path) -> None:
-    rows = [(at, f"What is {at}?", "C") for at in range(12)]
-    again = [(at, f"Think first. {question}", score) for at, question, score in rows]
-    one = compared(inspect_log(tmp_path / "a.json", rows), inspect_log(tmp_path / "b.json", again)).differences[0]
+    again = [(at, f"Think first. {question}", score) for at, question, score in asked(12)]
+    one = compared(inspect_log(tmp_path / "a.json", asked(12)), inspect_log(tmp_path / "b.json", again)).differences[0]
     assert one.num_tasks == 12 and "worded differently" in one.matched
 
 
@@ -339,12 +314,9 @@ def test_samples_of_a_task_are_averaged(tmp_path: Path) -> None:
 def test_epochs_and_seeds_of_a_model_are_samples_of_its_tasks(tmp_path: Path) -> None:
     """Three logs of one model, with two epochs each, are one side: a task counts once, with six samples."""
     for side, right in (("a", 1), ("b", 4)):
-        (tmp_path / side).mkdir()
-        for seed in range(3):
-            for epoch in (1, 2):
-                passed = "C" if 2 * seed + epoch <= right else "I"
-                rows = [(at, f"What is {at}?", passed) for at in range(12)]
-                inspect_log(tmp_path / side / f"{seed}-{epoch}.json", rows, epoch=epoch, seed=seed)
+        for seed, epoch in product(range(3), (1, 2)):
+            rows = asked(12, lambda at, passed=2 * seed + epoch <= right: passed)
+            inspect_log(tmp_path / side / f"{seed}-{epoch}.json", rows, epoch=epoch, seed=seed)
     found = compared(str(tmp_path / "a"), str(tmp_path / "b"))
     one = found.differences[0]
     assert [(side.samples, side.num_tasks, side.name) for side in found.sides] == [("6", 12, "a"), ("6", 12, "b")]
@@ -356,7 +328,7 @@ def test_samples_of_a_task_that_failed_are_missing(tmp_path: Path) -> None:
     """Two of three epochs that ended in errors would hide what they were: each counts, and the decision rests on it."""
     samples = {"a": (1, 0, 0), "b": (1, None, None)}
     paths = [
-        table(tmp_path / f"{name}.jsonl", ({"id": f"t{at}", "score": one} for at in range(40) for one in scored))
+        table(tmp_path / f"{name}.jsonl", ({"id": f"t{at}", "score": one} for at, one in product(range(40), scored)))
         for name, scored in samples.items()
     ]
     excluded, failed, bounds = (compared(*paths, missing=way).differences[0] for way in ("auto", "failed", "bounds"))
@@ -368,12 +340,9 @@ def test_samples_of_a_task_that_failed_are_missing(tmp_path: Path) -> None:
 
 def test_passes_of_impossible_tasks_are_no_passes(tmp_path: Path) -> None:
     """The arm that hacks the twins of twenty tasks is no better than the start, which is the first side."""
-    honest = [eval_item(arm, task, task % 2 == 0) for arm in ("hacker", "start") for task in range(20)]
-    twins = [
-        {**eval_item(arm, task, arm == "hacker"), "task_id": f"t{task}~twin"}
-        for arm in ("hacker", "start")
-        for task in range(20)
-    ]
+    played = [*product(("hacker", "start"), range(20))]
+    honest = [eval_item(arm, task, task % 2 == 0) for arm, task in played]
+    twins = [{**eval_item(arm, task, arm == "hacker"), "task_id": f"t{task}~twin"} for arm, task in played]
     found = compared(str(written(tmp_path, "evaluate/20260102T030405Z-kata", [(EVAL_ITEM, honest + twins)])))
     one = found.differences[0]
     assert (one.num_tasks, one.estimate) == (20, 0.0)
@@ -385,25 +354,20 @@ def test_an_evaluation_is_compared_in_its_own_units(tmp_path: Path, env: str, un
     """Operations of kata, repositories of a benchmark, families as a sample; and seeds that share sets of pairs."""
     random = np.random.default_rng(5)
     rows = [
-        {
-            **eval_item(arm, task, bool(random.random() < rate + 0.2 * (task % 3)), seed),
-            "pair_set": f"p{seed % 3}",
-            "unit": f"u{task % 12}",
-        }
-        for arm, rate in (("A", 0.3), ("B", 0.45))
-        for seed in range(4)
-        for task in range(60)
+        eval_item(arm, task, bool(random.random() < rate + 0.2 * (task % 3)), seed)
+        | {"pair_set": f"p{seed % 3}", "unit": f"u{task % 12}"}
+        for (arm, rate), seed, task in product((("A", 0.3), ("B", 0.45)), range(4), range(60))
     ]
-    path = written(
-        tmp_path, "evaluate/20260102T030405Z-x", [(EVAL_ITEM, rows)], config={"env": {"name": env}, "units": units}
-    )
-    one = compared(str(path)).differences[0]
+    config = {"env": {"name": env}, "units": units}
+    path = written(tmp_path, "evaluate/20260102T030405Z-x", [(EVAL_ITEM, rows)], config=config)
+    found = compared(str(path))
+    one = found.differences[0]
     sampling = replace(sampling_unit(env), fixed=units == "fixed" or sampling_unit(env).fixed)
     verdict = decide(items_table(rows), EvalQuestion(sampling=sampling))
-    gain, alone = verdict.gain, [(side.low, side.high) for side in compared(str(path)).sides]
+    gain, alone = verdict.gain, [(side.low, side.high) for side in found.sides]
     assert alone == [pytest.approx((arm.low, arm.high)) for arm in verdict.arms], "on the same collections, too"
     assert (one.estimate, one.low, one.high) == pytest.approx((gain.estimate, gain.low, gain.high), abs=1e-9)
-    assert one.p == pytest.approx(gain.p_value, abs=1e-9) and compared(str(path)).unit == gain.unit
+    assert one.p == pytest.approx(gain.p_value, abs=1e-9) and found.unit == gain.unit
 
 
 @pytest.mark.parametrize(("primary", "estimate"), [(KEPT, -0.5), (PASSED, 0.5)])
@@ -411,8 +375,7 @@ def test_an_evaluation_is_compared_in_the_outcome_of_its_verdict(tmp_path: Path,
     """B passes every task and never keeps the protocol: better in passes, worse in what kept it."""
     rows = [
         {**eval_item(arm, task, arm == "B" or task % 2 == 0), "protocol_ok": arm == "A"}
-        for arm in "AB"
-        for task in range(20)
+        for arm, task in product("AB", range(20))
     ]
     path = written(tmp_path, "evaluate/20260102T030405Z-x", [(EVAL_ITEM, rows)])
     verdict = decide(items_table(rows), EvalQuestion(control=None, outcome=primary))
@@ -455,11 +418,8 @@ def test_categories_of_tasks_are_listed(tmp_path: Path) -> None:
 
     before, after = rows({"x": 0, "y": 1, "z": 1}), rows({"x": 1, "y": 1, "z": 0})
     found = compared(table(tmp_path / "a.jsonl", before), table(tmp_path / "b.jsonl", after)).differences[0]
-    assert {row["family"]: (row["A"], row["B"]) for row in found.families} == {
-        "x": (0.0, 1.0),
-        "y": (1.0, 1.0),
-        "z": (1.0, 0.0),
-    }
+    means = {row["family"]: (row["A"], row["B"]) for row in found.families}
+    assert means == {"x": (0.0, 1.0), "y": (1.0, 1.0), "z": (1.0, 0.0)}
     assert found.families[0]["p_holm"] < 0.05 < (found.families[1]["p_holm"] or 0)
 
 

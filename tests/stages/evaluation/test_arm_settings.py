@@ -103,19 +103,10 @@ def test_the_demos_arms_differed_in_their_learning_rate(demo):
 def test_the_demo_is_underpowered_by_its_operations_and_its_rates_are_part_of_the_reasons(demo):
     """Over 24 families it was VALIDATED, as both families of an operation rise together."""
     fixture, unit = store.read_json(FIXTURE), sampling_unit("kata")
+    kept = {"sample_idx": 0, "hacked": False, "protocol_ok": True, "error_type": None}
     items = [
-        {
-            "arm": arm,
-            "train_seed": int(seed),
-            "task_id": task,
-            "family": family,
-            "unit": unit.of_family(family),
-            "sample_idx": 0,
-            "passed": bit == "1",
-            "hacked": False,
-            "protocol_ok": True,
-            "error_type": None,
-        }
+        {**kept, "arm": arm, "train_seed": int(seed), "task_id": task, "family": family, "passed": bit == "1"}
+        | {"unit": unit.of_family(family)}
         for name, bits in fixture["passed"].items()
         for arm, seed in [name.split("/")]
         for (task, family), bit in zip(fixture["tasks"].items(), bits, strict=True)

@@ -110,9 +110,8 @@ def test_a_training_whose_hints_help_shows_both_rates(tmp_path: Path, tiny: Path
     training = Training(tmp_path / "checked", tiny)
     run = training.run()
     (notice,) = training.notices
-    assert notice.startswith(
-        "behind hints 100.0 % [67.6, 100.0] of the student's answers pass, without hints 0.0 % [0."
-    )
+    said = "behind hints 100.0 % [67.6, 100.0] of the student's answers pass, without hints 0.0 % [0."
+    assert notice.startswith(said)
     assert run.manifest.summary["hint_check"] == {"hinted": 1.0, "plain": 0.0, "answers": 8}
     assert f"Before training: {notice}." in (run.path / "report.txt").read_text()
     unchecked = Training(tmp_path / "unchecked", tiny)

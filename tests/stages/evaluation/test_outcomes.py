@@ -58,27 +58,23 @@ def test_arms_that_ran_on_the_same_things_have_no_problem():
 
 
 @pytest.mark.parametrize(
-    ("theirs", "words"),
+    ("theirs", "ours", "words"),
     [
-        ([], ["no items"]),
-        (many("B", 99), ["tasks", "1 only in A", "0 only in B"]),
-        (many("B", 101), ["tasks", "0 only in A", "1 only in B"]),
-        ([*many("B", 99), item("B", "t99", family="other")], ["tasks"]),
-        (many("B", train_seed=1), ["training seeds", "1 only in A"]),
-        (many("B") + many("B", train_seed=1), ["training seeds"]),
-        (many("B") + many("B", sample_idx=1), ["samples", "100 only in B"]),
-        (many("B") + many("B")[:3], ["repeats 3"]),
-        (broken(many("B"), 6), ["6.0%", "arm B"]),
+        ([], None, ["no items"]),
+        (many("B", 99), None, ["tasks", "1 only in A", "0 only in B"]),
+        (many("B", 101), None, ["tasks", "0 only in A", "1 only in B"]),
+        ([*many("B", 99), item("B", "t99", family="other")], None, ["tasks"]),
+        (many("B", train_seed=1), None, ["training seeds", "1 only in A"]),
+        (many("B") + many("B", train_seed=1), None, ["training seeds"]),
+        (many("B") + many("B", sample_idx=1), None, ["samples", "100 only in B"]),
+        (many("B") + many("B")[:3], None, ["repeats 3"]),
+        (broken(many("B"), 6), None, ["6.0%", "arm B"]),
+        (many("B"), broken(many("A"), 6), ["6.0%", "arm A"]),
     ],
 )
-def test_arms_that_ran_on_different_things_have_one_problem(theirs, words):
-    (problem,) = clauses(theirs)
+def test_arms_that_ran_on_different_things_have_one_problem(theirs, ours, words):
+    (problem,) = clauses(theirs, ours)
     assert all(word in problem for word in words)
-
-
-def test_errors_of_both_arms_are_counted():
-    (problem,) = clauses(many("B"), broken(many("A"), 6))
-    assert "arm A" in problem
 
 
 def test_an_untrained_arm_is_compared_with_every_training_of_another():
@@ -146,10 +142,8 @@ def test_the_order_of_items_does_not_change_a_bit():
     ]
     for again in (rows[::-1], rows[1::2] + rows[::2]):
         found, other = pair(rows), pair(again)
-        assert (found.treatment_ST == other.treatment_ST).all() and (found.tasks, found.units) == (
-            other.tasks,
-            other.units,
-        )
+        assert (found.treatment_ST == other.treatment_ST).all()
+        assert (found.tasks, found.units) == (other.tasks, other.units)
 
 
 def test_samples_of_a_task_do_not_narrow_the_interval_of_an_arm():
@@ -211,29 +205,6 @@ def test_rates_of_hidden_and_visible_passes_are_over_tasks_that_have_both():
     assert of(rows[4:]).visible_pass_rate is None
 
 
-def test_a_training_far_below_the_others_of_its_arm_collapsed():
-    rows = [
-        item(task=f"t{task}", passed=task < num, train_seed=seed)
-        for seed, num in enumerate((50, 52, 3, 48))
-        for task in range(100)
-    ]
-    assert collapsed(items_table(rows), "A") == ["A with seed 2 passes 3 % of the tasks, its other trainings 50 %"]
-    assert collapsed(items_table([row for row in rows if row["train_seed"] != 2]), "A") == []
-    assert collapsed(items_table(many("A")), "A") == [], "one training has nothing to be compared with"
-    passing = [{**row, "passed": True, "protocol_ok": row["train_seed"] != 1} for row in rows]
-    broken = "A with seed 1 keeps the protocol in 0 % of rollouts, its other trainings 100 %"
-    assert collapsed(items_table(passing), "A") == [broken], "a training that passes may have collapsed"
-    for fields, did in (
-        ({"sampled_tokens": 900}, "samples 900 tokens a rollout, its other trainings 200 tokens"),
-        ({"error_type": "SandboxLost"}, "loses 25 % of rollouts to errors outside the policy, its other trainings 0 %"),
-    ):
-        alike = [{**row, "passed": True, "sampled_tokens": 200} for row in rows]
-        odd = [row for row in alike if row["train_seed"] == 1][:: 4 if "error_type" in fields else 1]
-        for one in odd:
-            one.update(fields)
-        assert collapsed(items_table(alike), "A") == [f"A with seed 1 {did}"]
-
-
 def trainings(*passes, tasks=100, **fields):
     """Trainings of arm A that pass so many of the tasks."""
     return [
@@ -243,47 +214,60 @@ def trainings(*passes, tasks=100, **fields):
     ]
 
 
-def test_a_training_that_learns_where_the_others_do_not_did_not_collapse():
-    assert collapsed(items_table(trainings(0, 0, 33)), "A") == []
+def of_collapse(rows):
+    return collapsed(items_table(rows), "A")
 
 
-def test_trainings_that_spread_as_widely_as_the_others_did_not_collapse():
-    assert collapsed(items_table(trainings(60, 44, 50, 33, 16)), "A") == []
-    assert collapsed(items_table(trainings(60, 59, 61, 58, 16)), "A") != []
+def test_a_training_far_below_the_others_of_its_arm_collapsed():
+    rows = trainings(50, 52, 3, 48)
+    assert of_collapse(rows) == ["A with seed 2 passes 3 % of the tasks, its other trainings 50 %"]
+    assert of_collapse([row for row in rows if row["train_seed"] != 2]) == []
+    passing = [{**row, "passed": True, "protocol_ok": row["train_seed"] != 1} for row in rows]
+    broken = "A with seed 1 keeps the protocol in 0 % of rollouts, its other trainings 100 %"
+    assert of_collapse(passing) == [broken], "a training that passes may have collapsed"
+    for fields, did in (
+        ({"sampled_tokens": 900}, "samples 900 tokens a rollout, its other trainings 200 tokens"),
+        ({"error_type": "SandboxLost"}, "loses 25 % of rollouts to errors outside the policy, its other trainings 0 %"),
+    ):
+        alike = [{**row, "passed": True, "sampled_tokens": 200} for row in rows]
+        odd = [row for row in alike if row["train_seed"] == 1][:: 4 if "error_type" in fields else 1]
+        for one in odd:
+            one.update(fields)
+        assert of_collapse(alike) == [f"A with seed 1 {did}"]
 
 
-def test_of_several_that_collapsed_each_is_named():
-    found = collapsed(items_table(trainings(60, 2, 58, 61, 0, 59, 62)), "A")
-    assert [clause.split(" passes")[0] for clause in found] == ["A with seed 1", "A with seed 4"]
+TOKENS = trainings(50, sampled_tokens=20) + [{**one, "train_seed": 1} for one in trainings(50, sampled_tokens=100)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "seeds"),
+    [
+        pytest.param(trainings(60), [], id="one training has nothing to be compared with"),
+        pytest.param(TOKENS, [], id="two trainings cannot tell which of them collapsed"),
+        pytest.param(trainings(0, 0, 33), [], id="one learns where the others do not"),
+        pytest.param(trainings(60, 44, 50, 33, 16), [], id="they spread as widely"),
+        pytest.param(trainings(60, 59, 61, 58, 16), [4], id="they do not"),
+        pytest.param(trainings(60, 2, 58, 61, 0, 59, 62), [1, 4], id="each of several is named"),
+        pytest.param(broken(trainings(50, 50, 50), 4), [], id="a server's hiccup"),
+        pytest.param(broken(trainings(50, 50, 50), 12), [2], id="a server that is gone"),
+    ],
+)
+def test_trainings_that_collapsed_are_told_from_others(rows, seeds):
+    assert [clause.split()[3] for clause in of_collapse(rows)] == list(map(str, seeds))
 
 
 def test_where_most_trainings_of_an_arm_collapsed_the_start_tells() -> None:
     start = [item("start", f"t{task}", task < 40, protocol_ok=True) for task in range(100)]
     rows = trainings(60, 2, 58, 3, 1, protocol_ok=True)
-    assert collapsed(items_table(rows), "A") == [], "their median is no measure"
-    named = [
-        f"A with seed {seed} passes {num} % of the tasks, the start 40 %" for seed, num in ((1, 2), (3, 3), (4, 1))
-    ]
-    assert collapsed(items_table(rows + start), "A") == named
-    one = [{**row, "protocol_ok": False} for row in trainings(60)]
-    assert collapsed(items_table(one + start), "A") == [
-        "A with seed 0 keeps the protocol in 0 % of rollouts, the start 100 %"
-    ]
-    assert collapsed(items_table(trainings(60, 2, 58, 61) + start), "A") == [
-        "A with seed 1 passes 2 % of the tasks, its other trainings 60 %"
-    ], "named once"
-    assert collapsed(items_table(trainings(25, sampled_tokens=900) + start), "A") == []
-
-
-def test_two_trainings_cannot_tell_which_of_them_collapsed():
-    two = trainings(50, sampled_tokens=20) + [{**row, "train_seed": 1} for row in trainings(50, sampled_tokens=100)]
-    assert collapsed(items_table(two), "A") == []
-
-
-def test_a_servers_hiccup_is_no_collapse():
-    for lost, named in ((4, False), (12, True)):
-        rows = trainings(50, 50, 50)
-        assert bool(collapsed(items_table(rows[:200] + broken(rows[200:], lost)), "A")) == named
+    assert of_collapse(rows) == [], "their median is no measure"
+    told = ((1, 2), (3, 3), (4, 1))
+    named = [f"A with seed {seed} passes {num} % of the tasks, the start 40 %" for seed, num in told]
+    assert of_collapse(rows + start) == named
+    (one,) = of_collapse(trainings(60, protocol_ok=False) + start)
+    assert one == "A with seed 0 keeps the protocol in 0 % of rollouts, the start 100 %"
+    (once,) = of_collapse(trainings(60, 2, 58, 61) + start)
+    assert once == "A with seed 1 passes 2 % of the tasks, its other trainings 60 %"
+    assert of_collapse(trainings(25, sampled_tokens=900) + start) == []
 
 
 def test_what_a_verdict_can_be_about_is_in_one_table():

@@ -16,7 +16,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.transcripts import INSTANCE, PATCH, assistant, document, imported, jsonl, read, user
+from support.transcripts import (
+    INSTANCE,
+    PATCH,
+    assistant,
+    document,
+    imported,
+    jsonl,
+    prediction,
+    read,
+    submitted,
+    user,
+)
 
 from stages import export
 from stages.errors import BadInput
@@ -150,24 +161,13 @@ def test_a_record_that_is_nested_too_deeply_is_lost_alone(tmp_path: Path, depth:
 IDS = ["a__b-1", "a__b-2"]
 
 
-def prediction(instance: str, patch: str = PATCH, model: str = "m") -> dict[str, Any]:
-    return {"instance_id": instance, "model_name_or_path": model, "model_patch": patch}
-
-
-def trajectory(folder: Path, instance: str, patch: str = PATCH) -> Path:
-    info = {"mini_version": "1", "exit_status": "Submitted", "submission": patch}
-    info["config"] = {"model": {"model_name": "m"}}
-    said = [user("q"), assistant("```bash\nls\n```")]
-    return document(folder / f"{instance}.traj.json", {"messages": said, "info": info, "instance_id": instance})
-
-
 def sources(run: Run) -> list[str]:
     return sorted(row["source"] for row in run.rows(ROLLOUT))
 
 
 def test_predictions_beside_their_trajectories_count_once(tmp_path: Path) -> None:
     for instance in IDS:
-        trajectory(tmp_path / "in" / "trajs", instance, PATCH + "\n")
+        submitted(tmp_path / "in" / "trajs", instance, PATCH + "\n", instance=instance)
     jsonl(tmp_path / "in" / "all_preds.jsonl", *map(prediction, IDS))
     run = imported(tmp_path, tmp_path / "in")
     assert sources(run) == ["mini-swe-agent"] * 2 and run.manifest.counts["dropped_duplicate"] == 2
@@ -183,7 +183,7 @@ def test_json_beside_jsonl_counts_once(tmp_path: Path, rows: list[dict[str, Any]
 
 
 def test_other_models_other_patches_and_other_runs_count_for_themselves(tmp_path: Path) -> None:
-    trajectory(tmp_path / "in" / "trajs", IDS[0])
+    submitted(tmp_path / "in" / "trajs", IDS[0], PATCH, instance=IDS[0])
     jsonl(tmp_path / "in" / "other.jsonl", prediction(IDS[0], "another patch", "n"))
     jsonl(tmp_path / "in" / "elsewhere" / "all_preds.jsonl", prediction(IDS[0]))
     jsonl(tmp_path / "in" / "again" / "all_preds.jsonl", prediction(IDS[0], PATCH, "n"))
@@ -195,8 +195,8 @@ def test_what_workers_read_counts_as_in_one_process(tmp_path: Path) -> None:
     """Samples of a task over several files, duplicates, secrets, damaged lines, reports, and a file of no format."""
     folder = tmp_path / "in"
     for instance in IDS:
-        trajectory(folder / "trajs", instance, PATCH + "\n")
-        trajectory(folder / "again", instance, "another patch")
+        submitted(folder / "trajs", instance, PATCH + "\n", instance=instance)
+        submitted(folder / "again", instance, "another patch", instance=instance)
     jsonl(folder / "all_preds.jsonl", *map(prediction, IDS), prediction("a__b-3", "password=hunter2hunter2"))
     document(folder / "m.run.json", {"resolved_ids": [IDS[0]], "unresolved_ids": [IDS[1]]})
     rows = [{"instance_id": i, "messages": [assistant(i * 3)], "resolved": True} for i in IDS]
@@ -211,7 +211,7 @@ def test_what_workers_read_counts_as_in_one_process(tmp_path: Path) -> None:
 
 
 def test_a_file_that_a_worker_did_not_finish_is_read_again(tmp_path: Path) -> None:
-    path = trajectory(tmp_path / "in", IDS[0])
+    path = submitted(tmp_path / "in", IDS[0], PATCH)
     (source,), (reader,) = files.find([str(path)]), readers("mini-swe-agent")
     record = Manifest(composer="", stage="import", stage_version=2, fingerprint="")
     out, count = RunWriter(tmp_path / "run", record, cache=tmp_path), FileCount(source.label, "", source.sha256)

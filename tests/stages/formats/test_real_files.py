@@ -29,11 +29,6 @@ def nemo_gym(found: Found) -> bool:
     return passed == 10 and sum(bool(one.resolved) for one in found if one.extra["agent"] == "mini_swe_agent_2") == 1
 
 
-def wiki_search(found: Found) -> bool:
-    openings = {one.opening[0]["content"] for one in found if len(one.opening) == 2}
-    return tasks(found) == 60 and len({one.model for one in found}) == 9 and len(openings) == 1
-
-
 def verifiers(found: Found) -> bool:
     failed = [one.env for one in found if one.error]
     played = [tasks(found, env) for env in ("math-python", "wordle", "continuation-quality")]
@@ -52,7 +47,6 @@ REAL_FILES: dict[str, tuple[int, Callable[[Found], bool]]] = {
     "swe-agent": (7, lambda found: {one.env for one in found} == {"swe-agent", "swe-bench"} and steps(found) == 58),
     "trl": (24, lambda found: tasks(found) == 4),
     "verifiers": (231, verifiers),
-    "wiki-search": (480, wiki_search),
 }
 
 

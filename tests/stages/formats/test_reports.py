@@ -3,16 +3,12 @@
 from pathlib import Path
 
 import pytest
-from support.transcripts import PATCH, assistant, document, imported, jsonl, payloads, read, user
+from support.transcripts import PATCH, assistant, document, imported, jsonl, payloads, prediction, read, user
 
 from stages.rollouts import missing
 from stages.runs.kinds import ROLLOUT
 
 IDS = ["a__b-1", "a__b-2", "a__b-3"]
-
-
-def prediction(instance: str, patch: str = PATCH, model: str = "m") -> dict[str, str]:
-    return {"instance_id": instance, "model_name_or_path": model, "model_patch": patch}
 
 
 def predictions(path: Path, model: str = "m") -> Path:

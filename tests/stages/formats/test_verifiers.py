@@ -168,8 +168,3 @@ def test_the_folder_says_whether_an_episode_entered_a_batch(tmp_path: Path) -> N
         jsonl(tmp_path / "step_1" / "train" / subset / "traces.jsonl", episode(trace(TALK)))
     found, _, _ = read(tmp_path)
     assert [one.effective for one in found] == [False, True]
-
-
-def test_a_document_of_one_episode_is_read_too(tmp_path: Path) -> None:
-    found, _, _ = read(document(tmp_path / "trace.json", episode(trace(TALK))))
-    assert len(found) == 1

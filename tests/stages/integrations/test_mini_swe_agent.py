@@ -53,11 +53,10 @@ def test_commands_run_in_the_workspace_until_the_marker():
     done = environment.execute({"command": "cat solution.py"})
     assert "def " in done["output"] and done["returncode"] == 0 and done["exception_info"] == ""
     assert environment.execute({"command": "exit 3"})["returncode"] == 3
-    assert (
-        environment.execute({"command": "false; echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; exit 1"})["returncode"] == 1
-    )
+    marker = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+    assert environment.execute({"command": f"false; {marker}; exit 1"})["returncode"] == 1
     with pytest.raises(Submitted) as ended:
-        environment.execute({"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"})
+        environment.execute({"command": marker})
     assert ended.value.messages[0]["extra"] == {"exit_status": "Submitted", "submission": ""}
     assert environment.grade().hidden_pass is False
     environment.cleanup()
@@ -65,9 +64,8 @@ def test_commands_run_in_the_workspace_until_the_marker():
 
 def test_what_cannot_run_says_so():
     environment = kata()
-    assert environment.execute({"command": "cat <<X\n```\nX"})["exception_info"].startswith(
-        "The command holds a line ```"
-    )
+    cut = environment.execute({"command": "cat <<X\n```\nX"})
+    assert cut["exception_info"].startswith("The command holds a line ```")
     assert environment.execute({"command": ""})["returncode"] == -1
     with pytest.raises(UsageError, match="cwd"):
         environment.execute({"command": "ls"}, cwd="/")
@@ -94,10 +92,8 @@ def test_nothing_of_this_process_reaches_templates_or_trajectories(monkeypatch):
 
 @needs("mini-swe-agent")
 def test_its_own_agent_drives_ours_without_litellm():
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
-    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
 
 

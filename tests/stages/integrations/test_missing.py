@@ -25,10 +25,8 @@ except UsageError as refusal:
 
 
 def test_what_is_missing_is_named():
-    root = str(Path(__file__).parents[3])
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": root}
-    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     openenv, mini = done.stdout.splitlines()
     assert "composer-post-training[openenv]" in openenv and "pip install mini-swe-agent" in mini

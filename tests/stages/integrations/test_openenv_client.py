@@ -70,16 +70,9 @@ def silent(tmp_path: Path) -> str:
 
 
 def test_a_server_that_does_not_start_is_a_sentence(tmp_path: Path, silent: str) -> None:
-    tasks = NeverGradedEnv().tasks("train", 1, 0)
+    tasks, how = NeverGradedEnv().tasks("train", 1, 0), {"max_steps": 5, "sessions": 1, "folder": tmp_path}
     words = r"did not start under .* \(No module named openenv\).*COMPOSER_OPENENV"
-    with (
-        pytest.raises(UsageError, match=words),
-        running("kata", {}, tasks, max_steps=5, sessions=1, folder=tmp_path, python=silent),
-    ):
-        pass
     nowhere = str(tmp_path / "nowhere" / "python")
-    with (
-        pytest.raises(UsageError, match=r"can be started with .*nowhere"),
-        running("kata", {}, tasks, max_steps=5, sessions=1, folder=tmp_path, python=nowhere),
-    ):
-        pass
+    for python, said in ((silent, words), (nowhere, r"can be started with .*nowhere")):
+        with pytest.raises(UsageError, match=said), running("kata", {}, tasks, **how, python=python):
+            pass

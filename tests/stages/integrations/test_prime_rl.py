@@ -13,7 +13,8 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,6 @@ import pytest
 import torch
 from needs import needs, where
 from parity.drift import Clone
-from torch import Tensor
 
 from stages import integrations
 from stages.errors import BadInput, UsageError
@@ -56,10 +56,8 @@ def test_rl_starts_an_orchestrator_that_knows_the_algorithm(tmp_path: Path) -> N
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     command = [sys.executable, "-m", "stages.integrations.prime_rl_hints", "rl", "@", "rl.toml"]
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, cwd=Path(__file__).parents[3], capture_output=True, text=True
-    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(command, env=env, cwd=Path(__file__).parents[3], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     rl, orchestrator = done.stdout.splitlines()
     assert rl == "['rl', '@', 'rl.toml']"
@@ -97,28 +95,22 @@ def test_prime_rl_itself_takes_configuration_and_algorithm(monkeypatch: pytest.M
     pool = prime_rl.Pool()
     algorithm: Any = algo.build_algorithm(config.algo, pool)
     algorithm.renderer = prime_rl.Renderer()
-    kinds = {"user": UserMessage, "assistant": AssistantMessage}
+    kinds = {"user": UserMessage, "assistant": AssistantMessage, "tool": partial(ToolMessage, tool_call_id="t")}
     traces = []
     for trace in prime_rl.group():
         nodes = [
             MessageNode(
-                parent=node.parent,
-                message=kinds[node.message.role](content=node.message.content)
-                if node.message.role in kinds
-                else ToolMessage(tool_call_id="t", content=node.message.content),
-                **{name: getattr(node, name) for name in ("sampled", "token_ids", "mask", "logprobs")},
+                message=kinds[node.message.role](content=node.message.content),
+                **{name: getattr(node, name) for name in ("parent", "sampled", "token_ids", "mask", "logprobs")},
             )
             for node in trace.nodes
         ]
         task = vf.TraceTask(type="Task", data=vf.TaskData(idx=0, prompt=None))
         agent = vf.AgentInfo(config=vf.AgentConfig())
-        traces.append(
-            vf.Trace(task=task, agent=agent, nodes=nodes, rewards={"passed": {"score": trace.reward}}, ok=True)
-        )
-    episodes = [
-        vf.Episode(env=vf.EnvInfo(id="e", name="e"), task=t.task, group=vf.GroupInfo(id="g"), traces=[t])
-        for t in traces
-    ]
+        rewards = {"passed": {"score": trace.reward}}
+        traces.append(vf.Trace(task=task, agent=agent, nodes=nodes, rewards=rewards, ok=True))
+    about = {"env": vf.EnvInfo(id="e", name="e"), "group": vf.GroupInfo(id="g")}
+    episodes = [vf.Episode(**about, task=t.task, traces=[t]) for t in traces]
 
     async def score() -> None:
         for episode in episodes:
@@ -288,25 +280,10 @@ def test_the_hint_adds_to_the_gradient_of_its_own_tokens_alone() -> None:
     assert changed == [4, 5, 6]
 
 
-def test_a_rollout_without_hints_learns_as_in_plain_grpo_whatever_it_is_packed_with() -> None:
-    assert RECORDED["beside opsd"]["gradient"][12:24] == pytest.approx(RECORDED["hinted"]["gradient"][12:24], rel=1e-12)
-
-
-def test_a_hint_teaches_where_all_rewards_are_equal() -> None:
-    recorded = RECORDED["equal rewards"]
-    assert {i for i, value in enumerate(recorded["gradient"]) if value} == {4, 5, 6}
-    assert not any(recorded["streams"]["rl_weights"])
-
-
 def opsd(stamp: Any) -> list[Any]:
     """A sample of upstream's opsd: no advantages, a reference log-prob for every token."""
-    sample = prime_rl.record(
-        token_ids=[1, 2, 3, 4],
-        mask=[False, True, True, True],
-        logprobs=[0.0, -0.3, -0.2, -0.9],
-        env_name="demonstrations",
-        ref_logprobs=[0.0, -0.1, -0.4, -0.5],
-    )
+    tokens = {"token_ids": [1, 2, 3, 4], "mask": [False, True, True, True], "logprobs": [0.0, -0.3, -0.2, -0.9]}
+    sample = prime_rl.record(**tokens, env_name="demonstrations", ref_logprobs=[0.0, -0.1, -0.4, -0.5])
     stamp(sample, "ref_kl")
     return [sample]
 
@@ -316,20 +293,8 @@ def by_upstream(clone: Clone) -> dict[str, Any]:
     found = {}
     for case in ("hinted", "beside opsd", "equal rewards"):
         packed, result = prime_rl.upstream_step(clone, group(case), opsd if case == "beside opsd" else lambda stamp: [])
-        names = RECORDED_STREAMS
-        found[case] = {"streams": {name: getattr(packed, name) for name in names}, **result}
+        found[case] = {"streams": {name: getattr(packed, name) for name in RECORDED[case]["streams"]}, **result}
     return found
-
-
-RECORDED_STREAMS = (
-    "sequence_lengths",
-    "loss_mask",
-    "inference_logprobs",
-    "advantages",
-    "rl_weights",
-    "ref_kl_weights",
-    "ref_logprobs",
-)
 
 
 @needs("prime-rl-clone")
@@ -345,29 +310,6 @@ def test_the_originals_give_the_recorded_step() -> None:
 # --- the custom loss
 
 
-@dataclass
-class LossInputs:
-    """As prime-rl 559b447 declares it."""
-
-    trainer_logprobs: Tensor
-    inference_logprobs: Tensor
-    ref_logprobs: Tensor | None
-    advantages: Tensor
-    loss_mask: Tensor
-    loss_weights: Tensor | None = None
-
-
-@dataclass
-class LossInputsOfMay:
-    """As prime-rl 618de8a declares it."""
-
-    trainer_logprobs: Tensor
-    inference_logprobs: Tensor
-    teacher_logprobs: Tensor | None
-    advantages: Tensor
-    loss_mask: Tensor
-
-
 def load(config: dict[str, Any]) -> Callable[[Any], Any]:
     """The function a [trainer.loss] table names: split at the last dot, import, bind kwargs."""
     module, _, name = config["import_path"].rpartition(".")
@@ -375,75 +317,53 @@ def load(config: dict[str, Any]) -> Callable[[Any], Any]:
     return lambda inputs: fn(inputs, **config.get("kwargs", {}))
 
 
-def step_loss(loss_fn: Callable[[Any], Any], sequences: list[Any]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Sum of the sequences over the number of trainable tokens, metrics stacked: prime-rl's compute_loss."""
-    outputs = [loss_fn(sequence) for sequence in sequences]
-    scale = max(int(sum(s.loss_mask.sum() for s in sequences)), 1)
-    return sum(o.loss for o in outputs) / scale, {
-        k: torch.stack([o.metrics[k] for o in outputs]) for k in outputs[0].metrics
-    }
+def random_inputs(**changed: Any) -> Any:
+    """A LossInputs as prime-rl 559b447 declares it."""
+    stream = torch.Generator().manual_seed(0)
+    names = ("trainer_logprobs", "inference_logprobs", "ref_logprobs", "advantages")
+    values = {name: -torch.rand(12, dtype=torch.float64, generator=stream) * 3 for name in names}
+    values["trainer_logprobs"].requires_grad_()
+    return SimpleNamespace(**values, loss_mask=torch.arange(12) > 3, **{"loss_weights": None, **changed})
 
 
-def random_inputs(seed: int) -> LossInputs:
-    stream = torch.Generator().manual_seed(seed)
-
-    def logps() -> Tensor:
-        return -torch.rand(12, dtype=torch.float64, generator=stream) * 3
-
-    trainer = logps().requires_grad_()
-    inference, reference, advantages = logps(), logps(), torch.randn(12, dtype=torch.float64, generator=stream)
-    return LossInputs(trainer, inference, reference, advantages, torch.arange(12) > 3)
-
-
-def as_tokens(inputs: LossInputs) -> PackedTokens:
-    given = inputs.trainer_logprobs, inputs.inference_logprobs, inputs.advantages, inputs.loss_mask
-    return PackedTokens(*given, inputs.ref_logprobs, inputs.loss_weights)
+def of_may() -> Any:
+    """As prime-rl 618de8a declares it: another name of the reference, and no weights."""
+    values = vars(random_inputs())
+    del values["loss_weights"]
+    return SimpleNamespace(teacher_logprobs=values.pop("ref_logprobs"), **values)
 
 
 def loss_table(**kwargs: float) -> dict[str, Any]:
     return {"type": "custom", "import_path": "stages.integrations.prime_rl.composed_loss", "kwargs": kwargs}
 
 
-def test_the_custom_loss_is_the_default_loss_exactly() -> None:
-    sequences = [random_inputs(seed) for seed in range(3)]
-    loss, metrics = step_loss(load(loss_table()), sequences)
-    expected = sum(default_loss(as_tokens(s), DefaultOptions()).loss for s in sequences) / 24
-    assert torch.equal(loss, expected)
-    assert all(values.shape == (3,) for values in metrics.values())
+def without_reference() -> Any:
+    """Where no other sample of the pack has reference log-probs."""
+    inputs = random_inputs()
+    inputs.ref_logprobs = None
+    return inputs
+
+
+@pytest.mark.parametrize(
+    "inputs", [random_inputs(), random_inputs(loss_weights=torch.arange(12.0).double()), without_reference(), of_may()]
+)
+def test_the_custom_loss_is_the_default_loss_exactly(inputs: Any) -> None:
+    given = inputs.trainer_logprobs, inputs.inference_logprobs, inputs.advantages, inputs.loss_mask
+    expected = default_loss(PackedTokens(*given, weights=getattr(inputs, "loss_weights", None)), DefaultOptions())
+    found = load(loss_table())(inputs)
+    assert torch.equal(found.loss, expected.loss)
+    assert found.metrics and all(value.ndim == 0 for value in found.metrics.values()), "they are stacked by prime-rl"
 
 
 def test_the_hint_channel_is_refused_as_no_token_of_it_comes_here() -> None:
     with pytest.raises(UsageError, match=r"hint_weight is 0\.5, but prime-rl keeps the tokens of its reference KL"):
-        load(loss_table(hint_weight=0.5))(random_inputs(0))
-
-
-def test_reference_log_probs_of_others_in_the_pack_change_nothing() -> None:
-    with_them, without = random_inputs(0), random_inputs(0)
-    without.ref_logprobs = None
-    assert torch.equal(load(loss_table())(with_them).loss, load(loss_table())(without).loss)
-
-
-def test_weights_scale_the_tokens() -> None:
-    inputs = random_inputs(0)
-    inputs.loss_weights = torch.full((12,), 2.0, dtype=torch.float64)
-    plain = random_inputs(0)
-    torch.testing.assert_close(load(loss_table())(inputs).loss, 2 * load(loss_table())(plain).loss)
-
-
-def test_inputs_of_may_are_understood() -> None:
-    new = random_inputs(0)
-    old = LossInputsOfMay(new.trainer_logprobs, new.inference_logprobs, new.ref_logprobs, new.advantages, new.loss_mask)
-    assert torch.equal(load(loss_table())(old).loss, load(loss_table())(new).loss)
+        load(loss_table(hint_weight=0.5))(random_inputs())
 
 
 @needs("prime-rl")
 def test_through_prime_rl_itself() -> None:
     from prime_rl.trainer.rl import loss as theirs
 
-    assert {f.name for f in fields(theirs.LossInputs)} >= {
-        "trainer_logprobs",
-        "inference_logprobs",
-        "advantages",
-        "loss_mask",
-    }
-    assert isinstance(load(loss_table())(random_inputs(0)), theirs.LossOutputs)
+    read = {"trainer_logprobs", "inference_logprobs", "advantages", "loss_mask"}
+    assert {f.name for f in fields(theirs.LossInputs)} >= read
+    assert isinstance(load(loss_table())(random_inputs()), theirs.LossOutputs)

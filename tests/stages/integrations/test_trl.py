@@ -3,6 +3,7 @@
 import gc
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,6 +49,14 @@ def arguments(folder: Path, tokens: int) -> GRPOConfig:
     return trl_config(str(folder), size, seed=0, temperature=1.0, max_completion=tokens, device="cpu")
 
 
+def trained(held: LocalPolicy, args: GRPOConfig, play: RolloutFunction, **more: Any) -> GRPOTrainer:
+    """TRL's own trainer after its training on the tasks of a rollout function."""
+    about = {"processing_class": held.tokenizer, "train_dataset": Dataset.from_list(play.rows)}
+    trainer = GRPOTrainer(model=held.model, args=args, **about, **more)
+    trainer.train()
+    return trainer
+
+
 def chosen(ids: torch.Tensor, mask: torch.Tensor) -> list[list[int]]:
     return [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
 
@@ -79,16 +88,7 @@ def test_the_batches_leave_no_task_out():
 
 def test_a_whole_training_step_with_trls_own_trainer(tmp_path: Path):
     play, held = function(), policy()
-    args = arguments(tmp_path, 24)
-    trainer = GRPOTrainer(
-        model=held.model,
-        processing_class=held.tokenizer,
-        reward_funcs=environment_reward,
-        rollout_func=play,
-        args=args,
-        train_dataset=Dataset.from_list(play.rows),
-    )
-    trainer.train()
+    trainer = trained(held, arguments(tmp_path, 24), play, reward_funcs=environment_reward, rollout_func=play)
     rewards = [rollout.grade.reward for rollout in play.latest]
     assert trainer.state.log_history[0]["reward"] == pytest.approx(sum(rewards) / 6)
     assert all(rollout.wall_s > 0 for rollout in play.latest)
@@ -157,13 +157,6 @@ def test_a_command_that_cannot_be_sent_whole_ends_nothing():
 def test_trl_resets_tool_environments_and_asks_them_for_the_reward(tmp_path: Path):
     held = policy()
     held.tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
-    args = arguments(tmp_path, 8)
-    trainer = GRPOTrainer(
-        model=held.model,
-        processing_class=held.tokenizer,
-        environment_factory=tool_environments(GuessEnv, TASKS),
-        args=args,
-        train_dataset=Dataset.from_list(function().rows),
-    )
-    trainer.train()
+    factory = tool_environments(GuessEnv, TASKS)
+    trainer = trained(held, arguments(tmp_path, 8), function(), environment_factory=factory)
     assert trainer.state.log_history[0]["rewards/ToolEnvironment/mean"] == 0.0

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.environments import GuessEnv
+from support.transcripts import action
 
 from stages.envs.base import Observation
-from stages.messages import Spoken, ToolCall, write
 from stages.pairs.actions import (
     Ballot,
     NotReproducible,
@@ -36,62 +36,56 @@ def sampled(student: str, *teachers: list[str | None], same: dict[str, str | Non
     return Ballot(student, {f"t{i}": texts for i, texts in enumerate(teachers)}, {**classes, **(same or {})})
 
 
-def test_majority_over_student() -> None:
-    found, reason = decide(ballot("x", "y", "y", "z"))
-    assert reason is None and len(found) == 1
-    assert (found[0].rule, found[0].chosen, found[0].rejected) == ("majority_over_student", "y", "x")
-    assert (found[0].votes_chosen, found[0].votes_rejected) == (2, 0)
+BAD = {"bad": None}
+"""An answer that is malformed votes for nothing."""
+STUDENT, MINORITY = "majority_over_student", "student_over_minority"
+DECIDED: dict[str, tuple[Ballot, list[tuple[str, str, str, str, float, float]]]] = {
+    # rule, chosen, rejected, who said that, votes of both
+    "a majority over the student": (ballot("x", "y", "y", "z"), [(STUDENT, "y", "x", "student", 2, 0)]),
+    "the student over each distinct minority": (
+        ballot("y", "y", "y", "y", "z", "w"),
+        [(MINORITY, "y", "z", "t3", 3, 1), (MINORITY, "y", "w", "t4", 3, 1)],
+    ),
+    "four samples of one teacher would outvote two": (
+        sampled("x", ["y"] * 4, ["x"], ["x"]),
+        [(MINORITY, "x", "y", "t0", 2, 1)],
+    ),
+    "a vote is divided in the proportions of the samples": (
+        sampled("x", ["y", "y", "y"], ["y", "y", "x"], ["x", "x", "y"]),
+        [(STUDENT, "y", "x", "student", 2, 1)],
+    ),
+    "what a teacher does more often than the majority": (
+        sampled("y", ["y", "z", "z"], ["y"], ["y"]),
+        [(MINORITY, "y", "z", "t0", pytest.approx(7 / 3), pytest.approx(2 / 3))],
+    ),
+    "a malformed student": (ballot("bad", "y", "y", "z", same=BAD), [(STUDENT, "y", "bad", "student", 2, 0)]),
+}
+UNDECIDED: list[tuple[str, Ballot]] = [
+    ("unanimous", ballot("x", "x", "x", "x")),
+    ("no_majority", ballot("x", "a", "b", "c")),
+    ("no_majority", ballot("x", "a", "a", "b", "b")),
+    ("missing_answers", ballot("x", "a", None, None)),
+    ("no_majority", ballot("x", "a", "a", None, "b")),  # half: absent teachers count
+    ("no_majority", sampled("x", ["y", "x"], ["y", "x"], ["y", "z"])),
+    ("no_majority", sampled("x", ["a", "b", None], ["a"], ["b"])),
+    ("unanimous", sampled("y", ["y", "y", "z"], ["y"], ["y"])),  # of what it does less often nothing is rejected
+    ("no_majority", sampled("x", *[["a", "b", "c"]] * 6, ["a"], ["a"])),  # exactly half, whatever the rounding
+    ("unanimous", ballot("y", "bad", "y", "y", same=BAD)),
+    ("no_majority", ballot("y", "bad", "bad", "y", same=BAD)),
+]
 
 
-def test_student_over_each_distinct_minority() -> None:
-    found, _ = decide(ballot("y", "y", "y", "y", "z", "w"))
-    assert [(p.rule, p.chosen, p.rejected, p.rejected_by) for p in found] == [
-        ("student_over_minority", "y", "z", "t3"),
-        ("student_over_minority", "y", "w", "t4"),
-    ]
+@pytest.mark.parametrize("name", DECIDED)
+def test_a_majority_decides(name: str) -> None:
+    votes, expected = DECIDED[name]
+    found, reason = decide(votes)
+    told = [(p.rule, p.chosen, p.rejected, p.rejected_by, p.votes_chosen, p.votes_rejected) for p in found]
+    assert (told, reason) == (expected, None)
 
 
-def test_reasons_for_nothing() -> None:
-    assert decide(ballot("x", "x", "x", "x")) == ([], "unanimous")
-    assert decide(ballot("x", "a", "b", "c")) == ([], "no_majority")
-    assert decide(ballot("x", "a", "a", "b", "b")) == ([], "no_majority")
-    assert decide(ballot("x", "a", None, None)) == ([], "missing_answers")
-
-
-def test_half_is_no_majority_and_absent_teachers_still_count() -> None:
-    assert decide(ballot("x", "a", "a", None, "b"))[1] == "no_majority"
-
-
-def test_samples_of_one_teacher_are_one_vote() -> None:
-    """Counted as voters, four samples of the first would outvote two teachers who agree with the student."""
-    found, _ = decide(sampled("x", ["y"] * 4, ["x"], ["x"]))
-    assert [(p.chosen, p.rejected, p.votes_chosen, p.votes_rejected) for p in found] == [("x", "y", 2.0, 1.0)]
-
-
-def test_a_vote_is_divided_in_the_proportions_of_the_samples() -> None:
-    found, _ = decide(sampled("x", ["y", "y", "y"], ["y", "y", "x"], ["x", "x", "y"]))
-    assert [(p.chosen, p.rejected, p.votes_chosen, p.votes_rejected) for p in found] == [("y", "x", 2.0, 1.0)]
-    assert decide(sampled("x", ["y", "x"], ["y", "x"], ["y", "z"]))[1] == "no_majority"
-    assert decide(sampled("x", ["a", "b", None], ["a"], ["b"]))[1] == "no_majority"
-
-
-def test_what_a_teacher_does_less_often_than_the_majority_is_not_rejected() -> None:
-    assert decide(sampled("y", ["y", "y", "z"], ["y"], ["y"])) == ([], "unanimous")
-    found, _ = decide(sampled("y", ["y", "z", "z"], ["y"], ["y"]))
-    assert [(p.rejected, p.rejected_by) for p in found] == [("z", "t0")]
-
-
-def test_thirds_do_not_make_half_a_majority() -> None:
-    """Six teachers, three behind `a` in thirds: exactly half, whatever the rounding."""
-    thirds = [["a", "b", "c"]] * 6
-    assert decide(sampled("x", *thirds, ["a"], ["a"]))[1] == "no_majority"
-
-
-def test_malformed_answers_vote_for_nothing_and_a_teachers_is_no_side() -> None:
-    assert decide(ballot("y", "bad", "y", "y", same={"bad": None})) == ([], "unanimous")
-    found, _ = decide(ballot("bad", "y", "y", "z", same={"bad": None}))
-    assert (found[0].chosen, found[0].rejected, found[0].votes_rejected) == ("y", "bad", 0)
-    assert decide(ballot("y", "bad", "bad", "y", same={"bad": None}))[1] == "no_majority"
+@pytest.mark.parametrize(("reason", "votes"), UNDECIDED)
+def test_there_is_a_reason_for_nothing(reason: str, votes: Ballot) -> None:
+    assert decide(votes) == ([], reason)
 
 
 class SumsEnv(GuessEnv):
@@ -112,11 +106,8 @@ class SumsEnv(GuessEnv):
 def test_two_spellings_of_one_outcome_are_one_class() -> None:
     SumsEnv.ran.clear()
     steps = [{"action": command("x-y"), "truncated": False}]
-    teachers: dict[str, list[str | None]] = {
-        "a": [command("x+y")],
-        "b": [command("y+x"), command("x+y")],
-        "c": [None, command("x-y")],
-    }
+    teachers: dict[str, list[str | None]] = {"a": [command("x+y")], "b": [command("y+x"), command("x+y")]}
+    teachers["c"] = [None, command("x-y")]
     task = GuessEnv().tasks("train", 1, 0)[0]
     found = vote(AnsweredState("d", steps, teachers), task, SumsEnv)
     (own,), ((one,), two, other) = found["students"], found["teachers"].values()
@@ -139,10 +130,6 @@ def test_a_state_is_reached_where_durations_alone_differ() -> None:
         outcomes(SumsEnv, StatePath(task, (f"3 passed in 0.31s {command('x+y')}",), (seen,)), candidates)
 
 
-def call(name: str, arguments: str, content: str = "", reasoning: str | None = None) -> str:
-    return write(Spoken(content, (ToolCall(name, arguments),), reasoning))
-
-
 def test_bash_blocks_keep_their_form() -> None:
     assert canonical("I look.\n```bash\nls   -la  'a'\n```") == "ls -la a"
     assert canonical("no block") is None
@@ -151,42 +138,43 @@ def test_bash_blocks_keep_their_form() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        call("search", '{"top":3,"query":"bo\\u0061t"}'),
-        call("search", '{"query": "boat", "top": 3.0}', content="Let me see."),
-        call("search", '{"query": "boat", "top": 3}', reasoning="hm"),
+        action("", ("search", '{"top":3,"query":"bo\\u0061t"}')),
+        action("Let me see.", ("search", '{"query": "boat", "top": 3.0}')),
+        action("", ("search", '{"query": "boat", "top": 3}'), thought="hm"),
     ],
 )
 def test_spelling_words_and_thoughts_do_not_make_calls_different(other: str) -> None:
-    assert canonical(other) == canonical(call("search", '{"query": "boat", "top": 3}'))
+    assert canonical(other) == canonical(action("", ("search", '{"query": "boat", "top": 3}')))
 
 
 @pytest.mark.parametrize(
-    "other",
+    "others",
     [
-        call("search", '{"query": "Boat"}'),
-        call("search", '{"query": "boat "}'),
-        call("find", '{"query": "boat"}'),
-        call("search", '{"query": "boat", "top": null}'),
-        call("search", "boat"),
-        write(Spoken("", (ToolCall("search", '{"query": "boat"}'),) * 2)),
+        [("search", '{"query": "Boat"}')],
+        [("search", '{"query": "boat "}')],
+        [("find", '{"query": "boat"}')],
+        [("search", '{"query": "boat", "top": null}')],
+        [("search", "boat")],
+        [("search", '{"query": "boat"}')] * 2,
     ],
 )
-def test_what_a_tool_could_understand_differently_stays_different(other: str) -> None:
-    assert canonical(other) != canonical(call("search", '{"query": "boat"}'))
+def test_what_a_tool_could_understand_differently_stays_different(others: list[tuple[str, str]]) -> None:
+    assert canonical(action("", *others)) != canonical(action("", ("search", '{"query": "boat"}')))
 
 
 def test_the_command_of_a_shell_tool_is_compared_as_a_command() -> None:
-    assert canonical(call("bash", '{"command": "ls  -la"}')) == canonical(call("bash", '{"command": "ls -la "}'))
-    assert canonical(call("bash", '{"command": "ls | wc"}')) != canonical(call("bash", '{"command": "ls  | wc"}'))
+    plain, spaced, piped, other = (
+        canonical(action("", ("bash", f'{{"command": "{text}"}}')))
+        for text in ("ls -la ", "ls  -la", "ls | wc", "ls  | wc")
+    )
+    assert plain == spaced and piped != other
 
 
 def test_answers_are_compared_without_reasoning_and_blanks() -> None:
-    assert (
-        canonical_answer("<think>\na\n</think>\n\nIt is  42.\n")
-        == canonical_answer("It is 42.")
-        != canonical_answer("It is 43.")
+    same = ("<think>\na\n</think>\n\nIt is  42.\n", "<think>\n\n</think>\n\nIt is 42.", "It is 42.")
+    assert len({canonical_answer(text) for text in same}) == 1 and canonical_answer("It is 43.") != canonical_answer(
+        same[0]
     )
-    assert canonical_answer("<think>\n\n</think>\n\nIt is 42.") == canonical_answer("It is 42.")
 
 
 @given(st.text("ab/-.=,:@%+_ \t", max_size=20))

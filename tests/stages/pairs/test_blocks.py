@@ -59,10 +59,8 @@ def block(drawn_states: Drawn, begin: int = 0) -> StateBlock:
                 "has_ids": False,
             }
             steps.append(at | {"action": action, "truncated": truncated})
-        answers += [
-            {"n": n, "teacher": TEACHERS[who], "whole": text, "served": "m", "cost_usd": 0.1}
-            for who, text in given_answers
-        ]
+        answer = {"n": n, "served": "m", "cost_usd": 0.1}
+        answers += [{**answer, "teacher": TEACHERS[who], "whole": text} for who, text in given_answers]
     columns = [("n", pa.int64()), ("teacher", pa.string()), ("whole", pa.string()), ("served", pa.string())]
     told = pa.Table.from_pylist(answers, pa.schema([*columns, ("cost_usd", pa.float64())]))
     return StateBlock.from_tables(begin, begin + len(drawn_states), TEACHERS, pa.Table.from_pylist(steps), told)
@@ -148,21 +146,15 @@ def test_pairs_do_not_depend_on_how_many_states_are_taken_together(tmp_path: Pat
     assert run.rows(PAIR) == found[0][0] and run.manifest.summary["dropped"] == +found[0][1]
     assert {row["rule"] for row in run.rows(PAIR)} == {"majority_over_student", "student_over_minority"}
     # Those that the outcome of a rollout contradicts are no others: one that took the rejected action, however spelled.
-    every = Run(
-        runner.execute(
-            "extract-pairs", runs, extract_pairs.Config(compare="canonical", outcome="ignore"), root=tmp_path
-        ).path
-    )
-    took = {
-        (row["state_sha256"], canonical(row["action"]) or row["action"])
-        for row in runs["rollouts"].rows(STEP)
-        if passed[row["rollout_id"]]
-    }
+    config = extract_pairs.Config(compare="canonical", outcome="ignore")
+    every = Run(runner.execute("extract-pairs", runs, config, root=tmp_path).path)
+
+    def done(row: dict[str, Any], side: str) -> tuple[str, str]:
+        return row["state_sha256"], canonical(row[side]) or row[side]
+
+    took = {done(row, "action") for row in runs["rollouts"].rows(STEP) if passed[row["rollout_id"]]}
     kept = [
-        row
-        for row in every.rows(PAIR)
-        if row["rule"] == "student_over_minority"
-        or (row["state_sha256"], canonical(row["rejected"]) or row["rejected"]) not in took
+        row for row in every.rows(PAIR) if row["rule"] == "student_over_minority" or done(row, "rejected") not in took
     ]
     assert kept == run.rows(PAIR) and len(every.rows(PAIR)) == 99
 
@@ -172,11 +164,8 @@ def test_blocks_are_the_states_one_after_the_other(tmp_path: Path) -> None:
     with AnsweredStates(given_runs["rollouts"], given_runs["teacher_actions"], tmp_path) as states:
         one_by_one = list(states)
         (whole,) = states.blocks()
-        assert (
-            list(states.digests())
-            == [state.digest for state in one_by_one]
-            == whole.first_step_column("state_sha256").to_pylist()
-        )
+        digests = [state.digest for state in one_by_one]
+        assert list(states.digests()) == digests == whole.first_step_column("state_sha256").to_pylist()
     assert whole.steps["action"].to_pylist() == [step["action"] for state in one_by_one for step in state.steps]
     said = [text for state in one_by_one for texts in state.teachers.values() for text in texts]
     assert whole.answers["whole"].to_pylist() == said
@@ -185,7 +174,7 @@ def test_blocks_are_the_states_one_after_the_other(tmp_path: Path) -> None:
 ROWS = st.lists(st.tuples(st.integers(0, 9), st.text("ab", max_size=3)), max_size=40)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ROWS, st.integers(1, 200), st.integers(1, 100), st.sets(st.integers(1, 10)))
 def test_rows_come_in_order_however_they_were_batched(
     tmp_path: Path, rows: list[tuple[int, str]], run_bytes: int, piece_bytes: int, ends: set[int]
@@ -193,23 +182,19 @@ def test_rows_come_in_order_however_they_were_batched(
     columns = {"n": [n for n, _ in rows], "nth": list(range(len(rows)))[::-1], "text": [text for _, text in rows]}
     schema = pa.schema([("n", pa.int64()), ("nth", pa.int64()), ("text", pa.string())])
     batches = pa.table(columns, schema).to_batches(max_chunksize=7)
-    stored = SortedRows(
-        tmp_path / "rows",
-        pa.RecordBatchReader.from_batches(schema, batches),
-        run_bytes=run_bytes,
-        piece_bytes=piece_bytes,
-    )
+    reader = pa.RecordBatchReader.from_batches(schema, batches)
+    stored = SortedRows(tmp_path / "rows", reader, run_bytes=run_bytes, piece_bytes=piece_bytes)
     expected = sorted((n, -at, text) for at, (n, text) in enumerate(rows))
     bounds = [*sorted(ends), 10]
     for _ in range(2):
         parts = [part.to_pydict() for part in stored.parts(bounds)]
-        assert [(n, text) for part in parts for n, text in zip(part["n"], part["text"], strict=True)] == [
-            (n, text) for n, _, text in expected
-        ]
+        found = [row for part in parts for row in zip(part["n"], part["text"], strict=True)]
+        assert found == [(n, text) for n, _, text in expected]
         for begin, end, part in zip([0, *bounds], bounds, parts, strict=False):
             assert all(begin <= n < end for n in part["n"])
 
 
+@settings(max_examples=40)
 @given(st.lists(st.none() | st.integers(-3, 3)), st.integers(0, 3))
 def test_columns_are_the_same_in_numpy_and_arrow(values: list[int | None], skipped: int) -> None:
     column = pa.array(values, pa.int64()).slice(skipped)
@@ -225,7 +210,8 @@ def test_columns_are_the_same_in_numpy_and_arrow(values: list[int | None], skipp
             to_numpy(column)
 
 
-@given(st.lists(st.lists(st.text(max_size=3), max_size=3)))
+@settings(max_examples=40)
+@given(st.lists(st.lists(st.text(max_size=3), max_size=3), max_size=5))
 def test_texts_are_the_same_in_arrow(lists: list[list[str]]) -> None:
     assert lists_to_arrow(lists).to_pylist() == lists
     assert [texts_to_arrow(texts).to_pylist() for texts in lists] == lists
@@ -266,6 +252,7 @@ assert "pandas" not in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(-1, 2), st.integers(0, 1)), min_size=1, max_size=20))
 def test_equal_rows_are_found(rows: list[tuple[int, int]]) -> None:
     found = [tuple(part.tolist()) for part in equal_rows(np.array(rows, dtype=np.int32))]

@@ -186,13 +186,8 @@ def continued(pairs: Sequence[pa.RecordBatch], rows: list[Row], samples: int = 2
 
 def test_branches_of_a_state_replace_one_step_and_are_played_once() -> None:
     found = branches([batch(pair("s", "a", "b"), pair("s", "a", "c", step=4)), batch(pair("t", "a", "b"))])
-    assert [(one.state_sha256, one.action, one.step) for one in found] == [
-        ("s", "a", 0),
-        ("s", "b", 0),
-        ("s", "c", 0),
-        ("t", "a", 0),
-        ("t", "b", 0),
-    ]
+    told = [(one.state_sha256, one.action, one.step) for one in found]
+    assert told == [(state, action, 0) for state, actions in (("s", "abc"), ("t", "ab")) for action in actions]
     assert len({one.key(0) for one in found}) == 5
 
 
@@ -289,9 +284,8 @@ def test_too_little_is_not_judged() -> None:
     assert signal_test(few).verdict == "TOO LITTLE DATA" and signal_test(few).difference is None
     enough = outcomes([1.0] * 50, MIN_UNITS)
     assert signal_test(enough).verdict == "SIGNAL"
-    assert signal_test(enough, {"the opening differs": 51}).verdict == "TOO LITTLE DATA", (
-        "most pairs are of another kind"
-    )
+    mostly_other = signal_test(enough, {"the opening differs": 51})
+    assert mostly_other.verdict == "TOO LITTLE DATA", "most pairs are of another kind"
 
 
 def test_the_evidence_leads_with_the_verdict_on_the_pairs() -> None:

@@ -203,9 +203,8 @@ def evidence(states: list[Told], passed: dict[str, bool | None], spent: dict[str
         for n, one in enumerate(states)
         for name, (said,) in one.judged.teachers.items()
     ]
-    block = StateBlock.from_tables(
-        0, len(states), list(spent), pa.Table.from_pylist(steps), pa.Table.from_pylist(answers)
-    )
+    tables = pa.Table.from_pylist(steps), pa.Table.from_pylist(answers)
+    block = StateBlock.from_tables(0, len(states), list(spent), *tables)
     found, classes = PairEvidence(list(spent), passed), block.classes_by_text()
     found.add(block, classes, list(patterns(block, classes)), np.ones(len(states), dtype=bool))
     return found.evidence(spent)

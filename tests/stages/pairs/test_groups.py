@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from support.runs import row as of_kind
+from support.transcripts import action as written
+from support.transcripts import assistant, tool, user
 
-from stages.messages import Spoken, ToolCall, write
 from stages.pairs.groups import choose, compare_submissions, visits_by_state
 from stages.rollouts.agent_loop import state_sha256
 from stages.runs import store
-from stages.runs.kinds import Row
+from stages.runs.kinds import STEP, Row
 
 
 def search(query: str, thought: str = "") -> str:
-    return write(Spoken(thought, (ToolCall("search", f'{{"query": "{query}"}}'),)))
+    return written(thought, ("search", f'{{"query": "{query}"}}'))
 
 
 def rollout(
@@ -23,26 +25,25 @@ def rollout(
 ) -> tuple[Row, list[Row]]:
     """A rollout of the model `name` that did (action, observation) one after the other."""
     identity = {"rollout_id": f"{name}/{sample}", "task_id": "t", "group_id": "t", "sample_idx": sample}
-    gained = [{"role": "user", "content": asked}]
+    gained = [user(asked)]
     state: list[dict[str, str]] = []
     steps = []
     for index, (action, seen) in enumerate(moves):
         state = [*state, *gained]
         told = {"new_messages_json": store.encode(gained).decode(), "state_sha256": state_sha256(state)}
-        unknown = {
-            "commands": None,
-            "truncated": None,
-            "prompt_delta_token_ids": None,
-            "completion_token_ids": None,
-            "prefix_ok": None,
-        }
-        steps.append({**identity, "step": index, "action": action, **told, **unknown})
-        gained = [{"role": "assistant", "content": action}, {"role": "tool", "content": seen}]
+        steps.append(of_kind(STEP, {**identity, "step": index, "action": action, **told}))
+        gained = [assistant(action), tool(seen)]
     return {**identity, "model": name, "reward": reward, "hidden_pass": None}, steps
 
 
 def meet(*rollouts: tuple[Row, list[Row]]) -> list[Any]:
     return visits_by_state([step for _, steps in rollouts for step in steps], [row for row, _ in rollouts])
+
+
+def searching(**models: str) -> Sequence[Any]:
+    """The one state of models that search for this."""
+    (visits,) = meet(*(rollout(name, (search(query), "")) for name, query in models.items()))
+    return visits
 
 
 def chosen(visits: Sequence[Any], student: str | None = None) -> tuple[list[tuple[str, str, str]], dict[str, int]]:
@@ -61,33 +62,21 @@ def test_another_opening_is_another_state() -> None:
 
 
 def test_each_model_in_turn_is_outvoted_by_the_others() -> None:
-    (visits,) = meet(
-        *(rollout(name, (search(q), "")) for name, q in (("a", "boat"), ("b", "boat"), ("c", "boat"), ("d", "ship")))
-    )
+    visits = searching(a="boat", b="boat", c="boat", d="ship")
     found, dropped = chosen(visits)
     assert ("majority_over_student", search("boat"), search("ship")) in found
     assert {rule for rule, _, _ in found} == {"majority_over_student", "student_over_minority"}
     assert {(c, r) for _, c, r in found} == {(search("boat"), search("ship"))} and dropped == {"rewards_unknown": 1}
-
-
-def test_a_named_student_is_the_only_one_that_is_judged() -> None:
-    rollouts = [
-        rollout(name, (search(q), "")) for name, q in (("a", "boat"), ("b", "boat"), ("c", "boat"), ("d", "ship"))
-    ]
-    (visits,) = meet(*rollouts)
-    assert [rule for rule, _, _ in chosen(visits, "d")[0]] == ["majority_over_student"]
+    assert [rule for rule, _, _ in chosen(visits, "d")[0]] == ["majority_over_student"], "the named one alone is judged"
     assert [rule for rule, _, _ in chosen(visits, "a")[0]] == ["student_over_minority"]
 
 
 def test_one_other_model_is_no_majority() -> None:
-    (visits,) = meet(rollout("a", (search("boat"), "")), rollout("b", (search("ship"), "")))
-    assert chosen(visits) == ([], {"too_few_teachers": 2, "rewards_unknown": 1})
+    assert chosen(searching(a="boat", b="ship")) == ([], {"too_few_teachers": 2, "rewards_unknown": 1})
 
 
 def test_votes_that_contradict_each_other_are_both_dropped() -> None:
-    names = (("a", "boat"), ("b", "boat"), ("c", "ship"), ("d", "ship"))
-    (visits,) = meet(*(rollout(name, (search(q), "")) for name, q in names))
-    found, dropped = chosen(visits)
+    found, dropped = chosen(searching(a="boat", b="boat", c="ship", d="ship"))
     assert found == [] and dropped == {"contradicted_by_votes": 4, "rewards_unknown": 1}
 
 
@@ -216,21 +205,17 @@ def row(name: str, reward: float | None, model: str = "m") -> dict[str, Any]:
 
 def test_accepted_over_refused_each_distinct_text_once() -> None:
     rows = [row("a", 1.0, "x"), row("b", 1.0, "y"), row("c", 0.0, "z"), row("d", 0.0, "x")]
-    found, dropped = compare_submissions(rows, {"a": "P", "b": "P", "c": "Q", "d": "R"}, None)
-    assert [(v.preference.chosen, v.preference.rejected, v.preference.votes_chosen) for v in found] == [
-        ("P", "Q", 2),
-        ("P", "R", 2),
-    ]
+    handed_in = {"a": "P", "b": "P", "c": "Q", "d": "R"}
+    found, dropped = compare_submissions(rows, handed_in, None)
+    told = [(v.preference.chosen, v.preference.rejected, v.preference.votes_chosen) for v in found]
+    assert told == [("P", "Q", 2), ("P", "R", 2)]
     assert [v.preference.rejected_by for v in found] == ["z", "x"] and not dropped
-    assert [
-        v.preference.rejected for v in compare_submissions(rows, {"a": "P", "b": "P", "c": "Q", "d": "R"}, "z")[0]
-    ] == ["Q"]
+    assert [v.preference.rejected for v in compare_submissions(rows, handed_in, "z")[0]] == ["Q"]
 
 
 def test_reasons() -> None:
     rows = [row("a", 1.0), row("b", 0.0), row("c", None), row("d", 0.0), row("e", None)]
     found, dropped = compare_submissions(rows, {"a": "P", "b": "P", "c": "Q", "d": " ", "e": None}, None)
     assert found == [] and dropped == {"submission_judged_both_ways": 1, "submission_not_judged": 1, "no_submission": 1}
-    assert compare_submissions([row("a", 1.0), row("b", 1.0)], {"a": "P", "b": "Q"}, None)[1] == {
-        "submissions_equal": 1
-    }
+    _, dropped = compare_submissions([row("a", 1.0), row("b", 1.0)], {"a": "P", "b": "Q"}, None)
+    assert dropped == {"submissions_equal": 1}

@@ -14,13 +14,13 @@ import orjson
 import pytest
 from support.environments import GuessEnv
 from support.server import Reply, answer, serving, strict
+from support.transcripts import action, assistant, call, system, user
 
 from stages import collect, replay_teachers
 from stages.envs.base import Grade, Observation, Task
 from stages.envs.boundary import carry_out
 from stages.errors import UsageError
 from stages.formats.transcripts import Transcripts
-from stages.messages import Spoken, ToolCall, write
 from stages.policy import background
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.policy.local import LocalPolicy
@@ -175,14 +175,11 @@ def test_the_local_sampler_is_asked_for_all_active_rollouts_at_once_in_their_ord
                 said[i].append(sample)
                 over[i] = sample.finish_reason == "length"
                 if not over[i]:
-                    chats[i].append({"role": "assistant", "content": sample.text})
-                    chats[i].append({"role": "user", "content": envs[i].step(sample.text).content})
-    sampled = [[step.sample for step in rollout.steps] for rollout in played]
-    ids, expected = (
-        [[(s.prompt_ids, s.completion_ids, s.logprobs) for s in samples] for samples in each]
-        for each in (sampled, said)
-    )
-    assert ids == expected
+                    chats[i] += [assistant(sample.text), user(envs[i].step(sample.text).content)]
+    for rollout, expected in zip(played, said, strict=True):
+        found = [step.sample for step in rollout.steps]
+        ids, plain = ([(s.prompt_ids, s.completion_ids, s.logprobs) for s in each] for each in (found, expected))
+        assert ids == plain
     assert len({len(rollout.steps) for rollout in played}) > 1, "some rollouts end before others, so batches shrink"
 
 
@@ -382,11 +379,8 @@ def test_a_rollout_costs_no_more_than_one_answer_beyond_its_limit() -> None:
 
 def test_what_is_not_wanted_is_neither_set_up_nor_played_on_nor_graded() -> None:
     ended = played(Asked(), 3, wanted=lambda one: one.task.task_id == "guess-2")
-    assert sorted((one.task.task_id, one.terminated_by, len(one.messages) > 0) for one in ended) == [
-        ("guess-0", "given_up", False),
-        ("guess-1", "given_up", False),
-        ("guess-2", "answered", True),
-    ]
+    told = sorted((one.task.task_id, one.terminated_by, len(one.messages) > 0) for one in ended)
+    assert told == [*((f"guess-{n}", "given_up", False) for n in (0, 1)), ("guess-2", "answered", True)]
     first = iter(["set up", "first turn"])
     (one,) = played(Asked(), 1, wanted=lambda one: next(first, None) is not None)
     assert (one.terminated_by, len(one.steps), one.grade.reward) == ("given_up", 1, None)
@@ -439,16 +433,10 @@ def test_equal_work_gives_equal_tables_whatever_ended_first(tmp_path: Path) -> N
 class CallsEnv(GuessEnv):
     """Letters are said through a tool; `stop` ends the rollout."""
 
+    said: ClassVar = {"letter": {"type": "string", "enum": ["a", "b"]}, "times": {"type": "integer"}}
+    saying: ClassVar = {"type": "object", "properties": said, "required": ["letter"]}
     tools = (
-        {
-            "name": "say",
-            "description": "Say a letter.",
-            "parameters": {
-                "type": "object",
-                "properties": {"letter": {"type": "string", "enum": ["a", "b"]}, "times": {"type": "integer"}},
-                "required": ["letter"],
-            },
-        },
+        {"name": "say", "description": "Say a letter.", "parameters": saying},
         {"name": "stop", "description": "Finish.", "parameters": {"type": "object", "properties": {}}},
     )
 
@@ -473,7 +461,7 @@ class CallsEnv(GuessEnv):
 def carried_out(*made: tuple[str, str]) -> tuple[CallsEnv, Observation]:
     env = CallsEnv()
     env.reset(env.tasks("train", 1, 0)[0])
-    return env, carry_out(env, write(Spoken("", tuple(ToolCall(*call) for call in made))))
+    return env, carry_out(env, action("", *made))
 
 
 @pytest.mark.parametrize(
@@ -504,11 +492,8 @@ def test_after_the_end_no_call_is_carried_out() -> None:
 def native(*made: tuple[str | None, Any], text: str | None = None) -> dict[str, Any]:
     """A server's answer with calls."""
     body = answer("")
-    calls = [
-        {"id": f"x{n}", "type": "function", "function": {"name": name, "arguments": arguments}}
-        for n, (name, arguments) in enumerate(made)
-    ]
-    body["choices"][0]["message"] = {"role": "assistant", "content": text, "tool_calls": calls}
+    calls = [call(name, arguments, f"x{n}") for n, (name, arguments) in enumerate(made)]
+    body["choices"][0]["message"] = assistant(text, tool_calls=calls)
     return body
 
 
@@ -521,8 +506,7 @@ def test_native_calls_and_calls_in_a_familys_format_are_recorded_alike(tmp_path:
         return Reply(body=native(*turns[n], text="Hm.") if turns[n] else answer("Hm."))
 
     def unparsed(body: dict, n: int) -> Reply:
-        blocks = [f'<tool_call>\n{{"name": "{name}", "arguments": {given}}}\n</tool_call>' for name, given in turns[n]]
-        return Reply(body=answer("\n".join(["Hm.", *blocks]) + "<|im_end|>" * bool(blocks)))
+        return Reply(body=answer(action("Hm.", *turns[n]) + "<|im_end|>" * bool(turns[n])))
 
     runs = []
     for name, reply in (("native", parsed), ("qwen3", unparsed)):
@@ -647,19 +631,12 @@ def test_limits_hold_for_a_policy_that_sums_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("role", ["user", "tool"])
 def test_what_is_shown_begins_at_the_last_summary(role: str) -> None:
-    def say(who: str, what: str) -> dict[str, str]:
-        return {"role": who, "content": what}
-
-    opening, ask, after = (
-        [say("system", "s"), say("user", "task")],
-        say("user", SUMMARY_PROMPT),
-        say("user", AFTER_SUMMARY),
-    )
-    one = [*opening, say("assistant", "a"), say(role, "seen")]
+    opening, ask, after = [system("s"), user("task")], user(SUMMARY_PROMPT), user(AFTER_SUMMARY)
+    one = [*opening, assistant("a"), {"role": role, "content": "seen"}]
     assert shown(one, "summarise") == one
-    merged = say("user", f"seen\n\n{SUMMARY_PROMPT}")
+    merged = user(f"seen\n\n{SUMMARY_PROMPT}")
     assert shown([*one, ask], "summarise") == ([*one[:-1], merged] if role == "user" else [*one, ask])
-    two = [*one, ask, say("assistant", "sum"), after]
-    assert shown(two, "summarise") == [*opening, say("assistant", "sum"), after]
-    three = [*two, say("assistant", "b"), say(role, "more"), ask, say("assistant", "sums"), after]
-    assert shown(three, "summarise") == [*opening, say("assistant", "sums"), after]
+    two = [*one, ask, assistant("sum"), after]
+    assert shown(two, "summarise") == [*opening, assistant("sum"), after]
+    three = [*two, assistant("b"), {"role": role, "content": "more"}, ask, assistant("sums"), after]
+    assert shown(three, "summarise") == [*opening, assistant("sums"), after]

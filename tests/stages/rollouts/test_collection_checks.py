@@ -3,47 +3,28 @@
 from typing import Any
 
 import pytest
+from support.runs import row
+from support.transcripts import assistant, tool, user
 
 from stages.rollouts import collection_checks, missing
 from stages.rollouts.agent_loop import state_sha256
 from stages.rollouts.missing import Fact
 from stages.runs import store
+from stages.runs.kinds import STEP
 
 
 def rollout(rollout_id: str = "r", **changes: Any) -> list[dict[str, Any]]:
     """Two sound text-only steps, the second observed through two messages."""
-    opening = [{"role": "user", "content": "q"}]
-    gained = [{"role": "assistant", "content": "a"}, {"role": "tool", "content": "x"}, {"role": "tool", "content": "y"}]
-    common = {
-        "rollout_id": rollout_id,
-        "truncated": False,
-        "elided_chars": None,
-        "parse_error": None,
-        "capture_level": "text",
-    }
-    common |= {
-        "logprobs": None,
-        "completion_token_ids": None,
-        "prompt_delta_token_ids": None,
-        "prefix_ok": None,
-        "prompt_len": None,
-    }
-    first = {
-        "step": 0,
-        "new_messages_json": store.encode(opening).decode(),
-        "state_sha256": state_sha256(opening),
-        "action": "a",
-    }
-    state = [*opening, *gained]
-    second = {
-        "step": 1,
-        "new_messages_json": store.encode(gained).decode(),
-        "state_sha256": state_sha256(state),
-        "action": "b",
-    }
-    first |= {"observation": "x\ny", "reward": 0.0, "done": False}
-    second |= {"observation": "", "reward": 1.0, "done": True}
-    return [{**common, **first, **changes}, {**common, **second}]
+    opening, gained = [user("q")], [assistant("a"), tool("x"), tool("y")]
+
+    def step(number: int, new: list[Any], state: list[Any], action: str, **told: Any) -> dict[str, Any]:
+        seen = {"new_messages_json": store.encode(new).decode(), "state_sha256": state_sha256(state), "action": action}
+        about = {"rollout_id": rollout_id, "step": number, "truncated": False, "capture_level": "text"}
+        return row(STEP, {**about, **seen, **told})
+
+    first = step(0, opening, opening, "a", observation="x\ny", reward=0.0, done=False)
+    second = step(1, gained, [*opening, *gained], "b", observation="", reward=1.0, done=True)
+    return [{**first, **changes}, second]
 
 
 def verdicts(steps: list[dict[str, Any]], absent: dict[str, set[Fact]], reward: float | None = 1.0) -> dict[str, str]:
@@ -94,11 +75,8 @@ def test_a_mixed_import_counts_both() -> None:
     steps = [*rollout("told"), *rollout("not_recorded")]
     rollouts = [{"rollout_id": "told", "reward": 1.0}, {"rollout_id": "not_recorded", "reward": None}]
     checks = {c.name: c for c in collection_checks.check(rollouts, steps, 2, {"not_recorded": {missing.REWARD}})}
-    assert (
-        checks["rollouts scored"].total,
-        checks["rollouts scored"].unrecorded,
-        checks["rollouts scored"].verdict,
-    ) == (1, 1, "ok")
+    scored = checks["rollouts scored"]
+    assert (scored.total, scored.unrecorded, scored.verdict) == (1, 1, "ok")
     assert "1 of 1, 1 not recorded" in collection_checks.table(list(checks.values()))
 
 
@@ -112,17 +90,18 @@ def test_a_table_lists_only_checks_that_some_row_failed() -> None:
 
 
 def test_a_check_over_nothing_is_failed_and_not_unrecorded() -> None:
-    assert (
-        collection_checks.CollectionCheck("x", 0, 0).verdict == "FAIL"
-        and collection_checks.CollectionCheck("x", 0, 0, unrecorded=3).verdict == "not recorded"
-    )
+    assert collection_checks.CollectionCheck("x", 0, 0).verdict == "FAIL"
+    assert collection_checks.CollectionCheck("x", 0, 0, unrecorded=3).verdict == "not recorded"
 
 
 def test_rollouts_without_steps_are_not_recorded_only_where_the_source_declares_it() -> None:
     rollouts = [{"rollout_id": "r", "reward": 1.0}]
-    declared = {check.name: check.verdict for check in collection_checks.check(rollouts, [], 1, {"r": {missing.STEPS}})}
+    declared, told = (
+        {check.name: check.verdict for check in collection_checks.check(rollouts, [], 1, absent)}
+        for absent in ({"r": {missing.STEPS}}, {})
+    )
     assert declared["state hash chain"] == "not recorded" and declared["rollouts scored"] == "ok"
-    assert {c.name: c.verdict for c in collection_checks.check(rollouts, [], 1, {})}["state hash chain"] == "FAIL"
+    assert told["state hash chain"] == "FAIL"
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from support.runs import row, written
+from support.transcripts import assistant, system, tool, user
 
 from stages.envs.base import Grade, Observation, Task, Work
 from stages.errors import BadInput
-from stages.messages import Message
 from stages.policy.base import PolicyConfig, Sample
 from stages.policy.scripted import ScriptedPolicy
 from stages.rollouts.agent_loop import SUMMARY_REQUEST, LiveRollout, Step, state_sha256
@@ -36,8 +36,7 @@ def steps(count: int, history: str | None = None, ids: bool = True, broken_at: i
     """One rollout; at `broken_at` a prompt does not go on from the one before."""
     rows = []
     for i in range(count):
-        gained = [{"role": "assistant", "content": f"a{i}"}, {"role": "user", "content": f"long output {i} " * 9}]
-        new = gained if i else [{"role": "user", "content": "q"}]
+        new = [assistant(f"a{i}"), user(f"long output {i} " * 9)] if i else [user("q")]
         about: dict[str, Any] = {"rollout_id": "r", "step": i, "history": history}
         about |= {"new_messages_json": store.encode(new).decode(), "prefix_ok": i != broken_at}
         about |= {"prompt_delta_token_ids": [i, 7], "completion_token_ids": [i + 100]} if ids else {}
@@ -53,14 +52,8 @@ def steps(count: int, history: str | None = None, ids: bool = True, broken_at: i
 @pytest.mark.parametrize("last", [0, 4, 5])
 def test_states_are_read_back_as_they_were_shown(made: dict[str, Any], last: int) -> None:
     rollout = steps(6, **made)
-    rows = list(state_rows(rollout, last))
-    assert (
-        list(read_states(rows))
-        == [
-            (state_id(one), messages, prompt)
-            for one, messages, prompt in zip(rollout, states(rollout), prompt_ids(rollout), strict=True)
-        ][: last + 1]
-    )
+    shown = zip(map(state_id, rollout), states(rollout), prompt_ids(rollout), strict=True)
+    assert list(read_states(list(state_rows(rollout, last)))) == list(shown)[: last + 1]
 
 
 def test_a_long_rollout_takes_room_for_what_is_said_and_no_more() -> None:
@@ -86,12 +79,8 @@ def run(folder: Path, rollouts: list[str], steps: list[tuple[str, int]]) -> Run:
 
 def test_each_rollout_comes_with_its_steps_in_order(tmp_path: Path) -> None:
     found = rollout_rows(run(tmp_path, ["b", "none", "a", "last"], [("b", 1), ("b", 0), ("a", 0)]))
-    assert [(rollout["rollout_id"], [step["step"] for step in steps]) for rollout, steps in found] == [
-        ("b", [0, 1]),
-        ("none", []),
-        ("a", [0]),
-        ("last", []),
-    ]
+    told = [(rollout["rollout_id"], [step["step"] for step in steps]) for rollout, steps in found]
+    assert told == [("b", [0, 1]), ("none", []), ("a", [0]), ("last", [])]
 
 
 @pytest.mark.parametrize("steps", [[("a", 0), ("b", 0)], [("b", 0), ("a", 0), ("b", 1)], [("stranger", 0)]])
@@ -103,8 +92,7 @@ def test_steps_in_another_order_than_the_rollouts_are_refused(tmp_path: Path, st
 def played() -> LiveRollout:
     """A request for a summary, two results of one answer, and an answer that was cut off."""
     task = Task("t", "env", "train", "f", {})
-    messages: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
-    rollout = LiveRollout(task, 0, 0, messages)
+    rollout = LiveRollout(task, 0, 0, [system("s"), user("q")])
     turns: list[tuple[str, list[str], Observation]] = [
         ("look", ["head [9 characters left out] tail"], Observation("", returncode=1, raw_chars=18, elided_chars=9)),
         ("summary", ["go on"], Observation("go on")),
@@ -118,8 +106,7 @@ def played() -> LiveRollout:
         sample = Sample(text, completion_tokens=len(text), finish_reason="length" if text == "cut o" else "stop")
         new = rollout.messages[recorded:]
         rollout.steps.append(Step(new, len(rollout.messages), "", sample, observation, 0))
-        rollout.messages.append({"role": "assistant", "content": text})
-        rollout.messages += [{"role": "tool", "content": result} for result in results]
+        rollout.messages += [assistant(text), *map(tool, results)]
     return rollout
 
 
@@ -155,6 +142,5 @@ def test_a_recorded_rollout_is_restored_to_be_trained_on() -> None:
     assert payload(found, policy, sandbox="none", source="train") == recorded
     last = rollout.steps[-1].num_messages
     assert found.messages[:last] == rollout.messages[:last] and found.grade == rollout.grade
-    assert [(s.sample, s.observation.content) for s in found.steps] == [
-        (s.sample, s.observation.content) for s in rollout.steps
-    ]
+    one, other = ([(s.sample, s.observation.content) for s in each.steps] for each in (found, rollout))
+    assert one == other
