@@ -268,13 +268,6 @@ def test_arms_that_differ_in_passes_by_report_are_named():
     assert "differ in passes" not in alike.why and alike.compared(BY_REPORT, "A") is None
 
 
-def test_a_protocol_that_is_kept_less_often_is_named():
-    lost = decided(experiment({"A": 50, "B": 75}, protocol_ok=({"A": 100, "B": 4}, 100)))
-    assert "B keeps the protocol less often, by -96.0 points" in lost.why
-    assert "keeps the protocol less often" in sentences(lost)[0]
-    assert "protocol" not in decided(experiment({"A": 50, "B": 75})).why
-
-
 def test_conduct_is_tested_against_the_control_too_with_all_other_questions() -> None:
     kept = ({"A": 100, "B": 100, "C": 4}, 100)
     items = experiment({"A": 50, "B": 75, "C": 75}, protocol_ok=kept)

@@ -180,6 +180,11 @@ def rows_of(state: str, action: str, *passed: bool | None, steps: int = 2, lost:
     ]
 
 
+def both(**states: tuple[Sequence[bool | None], Sequence[bool | None]]) -> list[Row]:
+    """The rows of states in which `a` was chosen and `b` rejected: whether their continuations passed."""
+    return [one for name, (a, b) in states.items() for one in (*rows_of(name, "a", *a), *rows_of(name, "b", *b))]
+
+
 def continued(pairs: Sequence[pa.RecordBatch], rows: list[Row], samples: int = 2) -> Continued:
     return Continued(pairs, rows, samples, unit_of=lambda task, family: family, noun="families")
 
@@ -208,17 +213,9 @@ def test_pairs_are_dropped_where_no_continuation_of_the_chosen_action_passes() -
 
 def test_what_was_measured_decides_rather_than_the_vote_or_the_rollout() -> None:
     pairs = [batch(*(pair(name, "a", "b") for name in ("better", "equal", "worse", "unknown")))]
-    rows = [
-        *rows_of("better", "a", True, True),
-        *rows_of("better", "b", False, True),
-        *rows_of("equal", "a", True, False),
-        *rows_of("equal", "b", False, True),
-        *rows_of("worse", "a", True, False),
-        *rows_of("worse", "b", True, True),
-        *rows_of("unknown", "a", True, None),
-        *rows_of("unknown", "b", None, True),
-    ]
-    held = continued(pairs, rows)
+    measured = {"better": ((True, True), (False, True)), "equal": ((True, False), (False, True))}
+    measured |= {"worse": ((True, False), (True, True)), "unknown": ((True, None), (None, True))}
+    held = continued(pairs, both(**measured))
     assert held.reasons(pairs[0], [False] * 4, respect=True) == [None, None, REJECTED_BETTER, None]
     against = held.reasons(pairs[0], [True] * 4, respect=True)
     assert against == [None, REJECTED_PASSED, REJECTED_BETTER, REJECTED_PASSED]
@@ -243,11 +240,7 @@ def test_the_verdict_is_on_all_pairs_and_not_on_those_that_their_outcomes_chose(
     """In half of the pairs the rejected action passes instead: without these, twelve of twelve would be a signal."""
     families = [str(number) for number in range(24)]
     pairs = [batch(*(pair(name, "a", "b", name) for name in families))]
-    rows = [
-        row
-        for number, name in enumerate(families)
-        for row in (*rows_of(name, "a", number % 2 == 0), *rows_of(name, "b", number % 2 == 1))
-    ]
+    rows = both(**{name: ([number % 2 == 0], [number % 2 == 1]) for number, name in enumerate(families)})
     found = continued(pairs, rows, samples=1)
     assert found.reasons(pairs[0], [False] * 24, respect=False).count(None) == 12
     assert (found.test.tested, found.test.difference, found.test.verdict) == (24, 0.0, "UNDECIDED")
