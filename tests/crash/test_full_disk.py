@@ -1,7 +1,6 @@
 """A full disk: one sentence, exit code 1, everything finished kept, and the run goes on once there is room."""
 
 import errno
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,12 +8,12 @@ from pathlib import Path
 
 import orjson
 import pytest
+from support.command_line import PATHS, environment
 from support.disturbances import Disk, in_own_mounts, preload
 from support.models import save_tiny
 
 from stages.sandbox.bubblewrap import find_bwrap
 
-TESTS = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.slow
 
 
@@ -26,8 +25,7 @@ def collect_on(size: int, keep: Path, model: Path, *words: str) -> subprocess.Co
         f"code=$?; cp -r /mnt/. {keep}/; exit $code"
     )
     wrap = [find_bwrap(), "--dev-bind", "/", "/", "--size", str(size), "--tmpfs", "/mnt", "bash", "-c", command]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(wrap, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(wrap, env=environment(keep, PYTHONPATH=PATHS), capture_output=True, text=True, timeout=120)
 
 
 def test_nothing_is_lost_when_the_disk_is_full(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.chains import entry
-from support.command_line import call, command, environment, repair, teachers, until
+from support.command_line import PATHS, call, command, environment, repair, settings, teachers, until
 from support.models import save_tiny
 from support.server import Reply, Server, answer, serving
 
@@ -23,7 +23,6 @@ from composer_cli.executors.slurm import Slurm, SlurmSettings
 from stages.runs.run import read_manifest
 from stages.stopping import GRACE_S, REPEATS_S
 
-TESTS = Path(__file__).resolve().parents[1]
 SLOW = pytest.mark.slow
 IN_FLIGHT, TASKS = 4, 12
 INTERRUPT, TERMINATE = signal.SIGINT, signal.SIGTERM
@@ -70,7 +69,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def paths(folder: Path) -> str:
-    return os.pathsep.join([str(folder), str(TESTS), str(TESTS.parent)])
+    return os.pathsep.join([str(folder), PATHS])
 
 
 def stop(
@@ -108,8 +107,7 @@ def stop(
 
 def collecting(server: Server, env: str = "Once") -> list[str]:
     served = [f"policy.base_url={server.url}", "policy.max_tokens=8"]
-    sized = [f"tasks={TASKS}", "samples=1", f"in_flight.rollouts={IN_FLIGHT}"]
-    given = [word for setting in (*served, *sized) for word in ("-s", setting)]
+    given = settings(*served, f"tasks={TASKS}", "samples=1", f"in_flight.rollouts={IN_FLIGHT}")
     return ["collect", "--env", f"stops_env:{env}", "--policy", "scripted", *given]
 
 
@@ -120,8 +118,14 @@ def local(stage: str, model: Path, env: str) -> list[str]:
         given |= {"optimisation.memory_limit": "10000", "optimisation.prompts_per_step": "1"}
     if stage == "evaluate":
         given = {"tasks": "4"} | {f"policies.{arm}": f'{{model="{model}", max_tokens=20000}}' for arm in "AB"}
-    settings = [word for key, value in given.items() for word in ("-s", f"{key}={value}")]
-    return [stage, "--env", f"stops_env:{env}", *settings]
+    return [stage, "--env", f"stops_env:{env}", *settings(*(f"{key}={value}" for key, value in given.items()))]
+
+
+def asked_once(server: Server) -> int:
+    """How many calls were asked; asserts that none is paid for twice."""
+    asked = [str((body["model"], body["messages"], body.get("seed"))) for body in server.requests]
+    assert len(asked) == len(set(asked))
+    return len(asked)
 
 
 def statuses(folder: Path, stage: str) -> list[str]:
@@ -130,12 +134,9 @@ def statuses(folder: Path, stage: str) -> list[str]:
 
 def chain(folder: Path, server: Server, in_flight: int, *, parallel: bool = False) -> list[str]:
     """A collection, and a stage that reads it; or two collections at the same time."""
-    lines = [
-        f'policy = {{ model = "m", base_url = "{server.url}", max_tokens = 8 }}',
-        f"tasks = {TASKS}",
-        "samples = 1",
-    ]
-    lines += ['env = { name = "stops_env:Once" }', f"in_flight = {{ rollouts = {in_flight} }}"]
+    policy = f'policy = {{ model = "m", base_url = "{server.url}", max_tokens = 8 }}'
+    lines = [policy, 'env = { name = "stops_env:Once" }', f"in_flight = {{ rollouts = {in_flight} }}"]
+    lines += [f"tasks = {TASKS}", "samples = 1"]
     teacher = f'teachers = [{{ name = "t", model = "t", base_url = "{server.url}", max_tokens = 64 }}]'
     if parallel:
         stages = [
@@ -168,29 +169,24 @@ def evaluating(server: Server) -> list[str]:
     """Two models of a server on tasks that are played once."""
     served = [f'policies.{arm}={{model="{arm}", base_url="{server.url}", max_tokens=8}}' for arm in "AB"]
     sized = [f"tasks={TASKS}", f"in_flight.rollouts={IN_FLIGHT}"]
-    return ["evaluate", "--env", "stops_env:Once", *(word for setting in (*served, *sized) for word in ("-s", setting))]
+    return ["evaluate", "--env", "stops_env:Once", *settings(*served, *sized)]
 
 
 def asking(server: Server) -> list[str]:
     """A teacher on every state of the collection that was made before."""
     teacher = f'teachers=[{{name="t", model="t", base_url="{server.url}", max_tokens=64, concurrency={IN_FLIGHT}}}]'
-    return ["replay-teachers", "-s", teacher]
+    return ["replay-teachers", *settings(teacher)]
 
 
 def repairing(server: Server, tasks: int = 2) -> list[str]:
     """Katas, by a model of the server."""
     served = [f"policy.base_url={server.url}", "policy.max_tokens=64", f"policy.concurrency={IN_FLIGHT}"]
-    return [
-        "collect",
-        "--policy",
-        "scripted",
-        *(word for one in (*served, f"tasks={tasks}", "samples=1") for word in ("-s", one)),
-    ]
+    return ["collect", "--policy", "scripted", *settings(*served, f"tasks={tasks}", "samples=1")]
 
 
 def pairing(server: Server) -> list[str]:
     """The policy of the collection that was made before, asked on from both actions of every pair."""
-    return ["extract-pairs", "-s", "signal.rollouts=2", "-s", "min_pairs_per_rollout=0"]
+    return ["extract-pairs", *settings("signal.rollouts=2", "min_pairs_per_rollout=0")]
 
 
 @pytest.mark.slow
@@ -211,14 +207,13 @@ def test_calls_in_flight_come_home_and_none_is_added(
     code, after, _, errors = stop(tmp_path, words, lambda: len(server.requests) >= 6, sent, server=server)
     assert code == 128 + sent and after <= IN_FLIGHT * (2 if on else 1), errors
     done = call(tmp_path / "artifacts", *words, "--resume", **where)
-    asked = [str((body["model"], body["messages"], body.get("seed"))) for body in server.requests]
     assert done.returncode in (0, 3) and statuses(tmp_path, stage) == ["complete"], done.stderr
-    assert len(asked) == len(set(asked)) > 6, "no call is paid for twice"
+    assert asked_once(server) > 6
 
 
 @pytest.mark.slow
 def test_pairs_stop_between_two_states(tmp_path: Path) -> None:
-    words, states = ["extract-pairs", "-s", "min_pairs_per_rollout=0"], tmp_path / "artifacts" / "extract-pairs"
+    words, states = ["extract-pairs", *settings("min_pairs_per_rollout=0")], tmp_path / "artifacts" / "extract-pairs"
     with serving(repair) as server:
         for earlier in (repairing(server, 20), ["replay-teachers", "--config", str(teachers(tmp_path, server.url))]):
             assert call(tmp_path / "artifacts", *earlier).returncode == 0
@@ -256,21 +251,14 @@ def in_python(*words: str) -> list[str]:
 @pytest.mark.parametrize(("sent", "notebook"), [(INTERRUPT, "a notebook"), (INTERRUPT, ""), (TERMINATE, "")])
 def test_a_chain_in_python_ends_as_the_command_does(tmp_path: Path, server: Server, sent: int, notebook: str) -> None:
     words = chain(tmp_path, server, IN_FLIGHT)
-    code, after, _, errors = stop(
-        tmp_path,
-        [words[2], str(tmp_path / "artifacts"), notebook],
-        lambda: len(server.requests) >= IN_FLIGHT,
-        sent,
-        server=server,
-        started_by=in_python,
-    )
+    given, how = [words[2], str(tmp_path / "artifacts"), notebook], {"server": server, "started_by": in_python}
+    code, after, _, errors = stop(tmp_path, given, lambda: len(server.requests) >= IN_FLIGHT, sent, **how)
     assert (code, after > IN_FLIGHT) == ((0, True) if notebook else (128 + sent, False)), errors
     assert statuses(tmp_path, "collect") == ["complete" if notebook else "interrupted"]
     if not notebook:
         assert "resume=True goes on" in errors or sent == INTERRUPT
         assert call(tmp_path / "artifacts", *words, "--resume", PYTHONPATH=paths(tmp_path)).returncode == 0
-    asked = [str((body["model"], body["messages"])) for body in server.requests]
-    assert len(asked) == len(set(asked)) == 2 * TASKS, "no call is paid for twice"
+    assert asked_once(server) == 2 * TASKS
 
 
 @pytest.mark.slow
@@ -282,34 +270,24 @@ def test_a_submitted_job_that_is_cancelled_ends_as_the_command_does(
     words = chain(tmp_path, server, IN_FLIGHT)
     folder = tmp_path / "artifacts" / "submitted" / "job"
     folder.mkdir(parents=True)
-    submitted = SubmittedChain(
-        "job", folder, [*words[:2], "chain.toml"], {"chain.toml": Path(words[2]).read_text()}, []
-    )
-    text = (
-        Slurm().spec(submitted, SlurmSettings(python=sys.executable))["script"]
-        if executor == "slurm"
-        else script(submitted, JobSettings(), python=sys.executable, artifacts=str(tmp_path / "artifacts"))
-    )
+    files = {"chain.toml": Path(words[2]).read_text()}
+    submitted = SubmittedChain("job", folder, [*words[:2], "chain.toml"], files, [])
+    text = script(submitted, JobSettings(), python=sys.executable, artifacts=str(tmp_path / "artifacts"))
+    if executor == "slurm":
+        text = Slurm().spec(submitted, SlurmSettings(python=sys.executable))["script"]
     (tmp_path / "job.sh").write_text(text)
 
     def by_shell(*words: str) -> list[str]:
         return ["/bin/sh", *words]
 
-    code, after, _, errors = stop(
-        tmp_path,
-        [str(tmp_path / "job.sh")],
-        lambda: len(server.requests) >= IN_FLIGHT,
-        TERMINATE,
-        server=server,
-        started_by=by_shell,
-        group=group,
-    )
+    how = {"server": server, "started_by": by_shell, "group": group}
+    job = [str(tmp_path / "job.sh")]
+    code, after, _, errors = stop(tmp_path, job, lambda: len(server.requests) >= IN_FLIGHT, TERMINATE, **how)
     assert code == 143 and after <= IN_FLIGHT, errors
     assert statuses(tmp_path, "collect") == ["interrupted"]
     env = environment(tmp_path / "artifacts", PYTHONPATH=paths(tmp_path))
     assert subprocess.run(by_shell(str(tmp_path / "job.sh")), env=env, timeout=120).returncode == 0
-    asked = [str((body["model"], body["messages"])) for body in server.requests]
-    assert len(asked) == len(set(asked)) == 2 * TASKS, "no call is paid for twice"
+    assert asked_once(server) == 2 * TASKS
 
 
 @pytest.mark.slow

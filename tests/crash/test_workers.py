@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from needs import needs
-from support.command_line import call, command, environment
-from support.ray_nodes import TESTS, cluster
+from support.command_line import PATHS, call, command, environment, settings
+from support.ray_nodes import cluster
 from support.server import Reply, Server, answer, serving
 
 from stages import collect
@@ -22,7 +22,7 @@ from stages.runs.run import Run
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 AT_ONCE = 2
 """Rollouts of a worker."""
-TASKS = 40
+TASKS, ENV = 40, "support.environments:NumberedEnv"
 
 
 def patient(body: dict[str, Any], earlier: int) -> Reply:
@@ -33,7 +33,7 @@ def patient(body: dict[str, Any], earlier: int) -> Reply:
 
 def config(server: Server) -> collect.Config:
     return collect.Config(
-        env={"name": "support.environments:NumberedEnv"},
+        env={"name": ENV},
         policy={"model": "scripted", "base_url": server.url, "max_tokens": 8, "temperature": 0.0},
         in_flight={"rollouts": AT_ONCE},
         tasks=TASKS,
@@ -41,8 +41,8 @@ def config(server: Server) -> collect.Config:
     )
 
 
-def contents(run: Path) -> dict[str, str]:
-    return {name: out["content_sha256"] for name, out in Run(run).manifest.outputs.items()}
+def content(run: Path) -> str:
+    return Run(run).manifest.content
 
 
 def asked_again(server: Server) -> int:
@@ -54,7 +54,7 @@ def asked_again(server: Server) -> int:
 @needs("ray")
 def test_two_nodes_of_three_are_killed(tmp_path: Path) -> None:
     with serving(patient) as server:
-        expected = contents(runner.execute("collect", {}, config(server), root=tmp_path / "here").path)
+        expected = content(runner.execute("collect", {}, config(server), root=tmp_path / "here").path)
         server.requests.clear()
         with cluster() as nodes:
             added = [nodes.add_node(num_cpus=2) for _ in range(3)]
@@ -71,16 +71,16 @@ def test_two_nodes_of_three_are_killed(tmp_path: Path) -> None:
             run = runner.execute("collect", {}, config(server), root=tmp_path / "there", on="ray").path
             killer.join()
         assert len(added) == 1
-        assert contents(run) == expected
+        assert content(run) == expected
         assert asked_again(server) <= 2 * 2 * AT_ONCE  # what two workers on each of two nodes had in flight
 
 
 def test_whoever_started_the_workers_is_killed(tmp_path: Path) -> None:
     with serving(patient) as server:
-        words = ["collect", "--env", "support.environments:NumberedEnv", "--policy", "scripted", "-s"]
-        words += [f"policy.base_url={server.url}", "-s", "policy.max_tokens=8", "-s", "policy.temperature=0.0"]
-        words += ["-s", f"tasks={TASKS}", "-s", "samples=1", "-s", f"in_flight.rollouts={AT_ONCE}"]
-        paths = {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
+        sizes = (f"tasks={TASKS}", "samples=1", f"in_flight.rollouts={AT_ONCE}")
+        policy = (f"policy.base_url={server.url}", "policy.max_tokens=8", "policy.temperature=0.0")
+        words = ["collect", "--env", ENV, "--policy", "scripted", *settings(*policy, *sizes)]
+        paths = {"PYTHONPATH": PATHS}
         left, broken = tmp_path / "left", tmp_path / "broken"
         assert call(left, *words, **paths).returncode == 0
         server.requests.clear()
@@ -94,5 +94,5 @@ def test_whoever_started_the_workers_is_killed(tmp_path: Path) -> None:
         done = call(broken, *words, "--on", "processes:2", "--resume", **paths)
         assert done.returncode == 0, done.stderr
         (one,), (other,) = (list(root.glob("collect/2*")) for root in (left, broken))
-        assert contents(one) == contents(other)
+        assert content(one) == content(other)
         assert asked_again(server) <= 2 * AT_ONCE

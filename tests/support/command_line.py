@@ -17,6 +17,9 @@ from typing import Any
 from composer_cli.__main__ import main
 from support.server import Reply, answer
 
+TESTS = Path(__file__).resolve().parents[1]
+PATHS = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+"""PYTHONPATH of processes that use environments of the tests."""
 COMMANDS = ("cat solution.py", "sed -i 's|return .*|return u + v|' solution.py", "python3 test_solution.py", "submit")
 TEACHERS = {"first": "scripted", "second": "other", "third": "other"}
 """Names and models: a majority disagrees with the student at every step but the first."""
@@ -40,6 +43,11 @@ def environment(artifacts: Path, **more: str) -> dict[str, str]:
 def command(*words: object) -> list[str]:
     """What to execute for `composer WORDS`."""
     return [sys.executable, "-m", "composer_cli", *map(str, words)]
+
+
+def settings(*given: str) -> list[str]:
+    """The words of settings `name=value`."""
+    return [word for one in given for word in ("-s", one)]
 
 
 def call_process(artifacts: Path, *words: object, **more: str) -> subprocess.CompletedProcess[str]:

@@ -541,6 +541,14 @@ def shares(parts: Sequence[str], kills: int) -> Iterator[tuple[str, list[signal.
         given += number
 
 
+def bought_twice(work: Launch, requests: Sequence[dict[str, Any]], outcome: Outcome) -> int:
+    """How many calls of complete runs were asked again; asserts that only those in flight at a kill were."""
+    asked = Counter(json.dumps([r["model"], r["messages"], r.get("seed")]) for r in requests)
+    twice = asked.total() - len(outcome.roots) * len(asked)
+    assert twice <= outcome.hard * WRITTEN * work.in_flight, "only calls in flight may be asked again"
+    return twice
+
+
 def row(outcome: Outcome, lasts_s: float, twice: int | None = None) -> str:
     """What was disturbed and how it ended, in a line."""
     kinds = " ".join(f"{name}:{number}" for name, number in sorted(outcome.disturbed.items()))

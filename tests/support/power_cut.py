@@ -27,8 +27,12 @@ Entry = tuple[str, str]
 
 def library() -> Path:
     """The compiled power_cut.c."""
-    source = Path(__file__).with_suffix(".c")
-    target = Path(gettempdir()) / f"power-cut-{os.getuid()}-{source.stat().st_mtime_ns}.so"
+    return compiled(Path(__file__).with_suffix(".c"))
+
+
+def compiled(source: Path) -> Path:
+    """The library of a file of C, compiled once."""
+    target = Path(gettempdir()) / f"{source.stem}-{os.getuid()}-{source.stat().st_mtime_ns}.so"
     if not target.exists():
         made = target.with_suffix(f".{os.getpid()}")
         subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", made, source, "-ldl"], check=True)

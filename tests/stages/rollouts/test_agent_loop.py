@@ -313,29 +313,16 @@ def _fresh() -> None:
     CountedEnv.slow_grade = ""
 
 
-def played(
-    policy: Asked,
-    count: int,
-    *,
-    limits: RolloutLimits = NO_LIMITS,
-    in_flight: InFlight = InFlight(),  # noqa: B008
-    check: Callable[[], None] = lambda: None,
-    turns: int = 3,
-    finished: Callable[[LiveRollout], None] = lambda rollout: None,
-    wanted: Callable[[LiveRollout], bool] = lambda rollout: True,
-) -> list[LiveRollout]:
+def played(policy: Asked, count: int, *, limits: RolloutLimits = NO_LIMITS, turns: int = 3, **how: Any) -> list[Any]:
     """The rollouts in the order in which they were finished."""
-    ended: list[LiveRollout] = []
+    ended = how.pop("ended", [])
 
     async def keep(rollout: LiveRollout) -> None:
         ended.append(rollout)
-        finished(rollout)
 
     asked, rules = rollouts(count), Rules(10, limits)
-    make = lambda: CountedEnv(turns)  # noqa: E731
-    background.run(
-        play_each(make, policy, queued(asked), keep, rules=rules, in_flight=in_flight, check=check, wanted=wanted)
-    )
+    how = {"in_flight": InFlight(), "check": lambda: None, **how}
+    background.run(play_each(lambda: CountedEnv(turns), policy, queued(asked), keep, rules=rules, **how))
     assert policy.drained and not any(rollout.steps for rollout in asked)
     return ended
 
@@ -395,7 +382,7 @@ def test_an_interrupt_is_heard_between_turns_and_every_environment_is_closed() -
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        played(Asked(lambda turn: 0.01), 40, check=check, in_flight=InFlight(rollouts=4), finished=done.append)
+        played(Asked(lambda turn: 0.01), 40, check=check, in_flight=InFlight(rollouts=4), ended=done)
     assert 3 <= len(done) < 12 and CountedEnv.opened == set()
 
 
