@@ -207,7 +207,7 @@ def test_calls_in_flight_come_home_and_none_is_added(
     code, after, _, errors = stop(tmp_path, words, lambda: len(server.requests) >= 6, sent, server=server)
     assert code == 128 + sent and after <= IN_FLIGHT * (2 if on else 1), errors
     done = call(tmp_path / "artifacts", *words, "--resume", **where)
-    assert done.returncode in (0, 3) and statuses(tmp_path, stage) == ["complete"], done.stderr
+    assert done.returncode in (0, 3) and statuses(tmp_path, words[0]) == ["complete"], done.stderr
     assert asked_once(server) > 6
 
 
