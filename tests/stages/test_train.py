@@ -123,6 +123,7 @@ def test_a_training_whose_rewards_are_all_equal_is_reported(tmp_path: Path, tiny
         ({"policy": {"temperature": 0.0}}, "advantage"),
         ({"policy": {"base_url": "http://x"}}, "cannot be trained"),
         ({"pairs": {"loss_type": "exo_pair"}}, "loss_type"),
+        ({"optimisation": {"max_staleness": 1}}, "max_staleness needs rollouts from a server"),
         ({"optimisation": {"steps": 20}, "diloco": {"store": "memory:///", "inner_steps": 6}}, r"20.*inner_steps.*6"),
     ],
 )
@@ -172,7 +173,6 @@ def test_any_micro_batch_is_the_same_step(tmp_path: Path, artifacts: Path, tiny:
 @pytest.mark.parametrize(
     ("hints", "adapter"),
     [
-        ({"teacher": "ema", "importance_clip": 2.0, "tail": False}, {}),
         ({"source": "rollout", "success_reward": 0.05}, {}),
         ({"teacher": "trust-region"}, LORA),
     ],
@@ -482,17 +482,18 @@ def test_replicas_meet_in_an_s3_bucket(tmp_path: Path, tiny: Path, s3: dict[str,
     assert checkpoint_bytes(runs[0]) == checkpoint_bytes(runs[1]) and members(runs[0]) == [[0, 1]] * 3
 
 
-def replica(**diloco: Any) -> train.Config:
-    return train.Config(optimisation={"steps": 20}, diloco={"store": "memory:///", "inner_steps": 5, **diloco})
+def replica(steps: int = 20, **diloco: Any) -> train.Config:
+    return train.Config(optimisation={"steps": steps}, diloco={"store": "memory:///", "inner_steps": 5, **diloco})
 
 
 def test_few_rounds_for_the_outer_momentum_are_a_warning_before_training() -> None:
     def warnings(config: train.Config) -> list[str]:
         return [note for note in train.plan(Inputs({}), config).notes if note.startswith("WARNING")]
 
-    (note,) = warnings(replica(outer_momentum=0.9))
-    assert "4 outer steps" in note and "0.9" in note
-    assert warnings(replica(outer_momentum=0, inner_steps=2)) == warnings(train.Config()) == []
+    (note,) = warnings(replica(495, outer_momentum=0.9))
+    assert "99 outer steps are few for an outer momentum of 0.9" in note and "below 100" in note
+    enough = replica(500, outer_momentum=0.9), replica(100, outer_momentum=0.5), replica(50, outer_momentum=0)
+    assert [warnings(config) for config in (*enough, train.Config(diloco={"outer_momentum": 0.9}))] == [[]] * 4
 
 
 def test_replicas_of_one_machine_have_folders_of_their_own_and_share_all_other_settings(tmp_path: Path) -> None:

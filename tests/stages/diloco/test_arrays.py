@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from stages.diloco import arrays
-from stages.diloco.arrays import Damaged, Fragments, mean, nesterov, pseudo_gradient, seal, unseal
+from stages.diloco.arrays import Damaged, Fragments, mean, nesterov, seal, unseal
 from stages.diloco.settings import Diloco
 from stages.errors import InfrastructureError
 
@@ -90,19 +90,6 @@ def test_every_damage_to_sealed_bytes_is_noticed():
 # Sign, Nesterov, mean and fragments, against PyTorch's own optimiser and by definition.
 
 
-def one(value: float) -> arrays.Arrays:
-    return {"w": np.array([value], np.float32)}
-
-
-@pytest.mark.parametrize(("rate", "decay", "expected"), [(1.0, 0.0, 0.75), (0.7, 0.9, 1 - 0.7 * 1.9 * 0.25)])
-def test_a_first_step_goes_where_the_inner_steps_went(rate: float, decay: float, expected: float):
-    """At rate 1 without momentum exactly there; at the paper's settings the momentum is the gradient itself."""
-    gradient = pseudo_gradient(one(1.0), one(0.75))
-    landed, momentum = nesterov(one(1.0), one(0.0), gradient, learning_rate=rate, decay=decay)
-    assert gradient["w"][0] == momentum["w"][0] == 0.25
-    assert landed["w"][0] == pytest.approx(expected, abs=1e-7)
-
-
 @pytest.mark.parametrize(("rate", "decay"), [(0.7, 0.9), (0.9, 0.5), (0.5, 0.8), (1.0, 0.9)])
 def test_steps_equal_pytorchs_to_the_last_bit(rate: float, decay: float):
     torch.manual_seed(0)
@@ -138,16 +125,6 @@ def test_fragments_hold_every_name_once_and_are_of_about_equal_size(parts: int):
     assert found.of(0) == found.of(len(found))
     halves = Fragments({f"layer{i}": (10, 10) for i in range(8)}, 2)
     assert [len(halves.of(i)) for i in range(2)] == [4, 4]
-
-
-def test_few_rounds_for_the_momentum_are_told():
-    store = "s3://bucket/run"
-    assert Diloco(store=store, inner_steps=5, outer_momentum=0.9).warnings(500) == ()
-    (said,) = Diloco(store=store, inner_steps=5, outer_momentum=0.9).warnings(495)
-    assert "99 outer steps are few for an outer momentum of 0.9" in said and "below 100" in said
-    assert Diloco(store=store, inner_steps=20, outer_momentum=0.5).warnings(400) == ()
-    assert Diloco(store=store, outer_momentum=0.0).warnings(200) == ()
-    assert Diloco(inner_steps=5, outer_momentum=0.9).warnings(20) == ()
 
 
 @pytest.mark.parametrize(

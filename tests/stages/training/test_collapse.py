@@ -102,9 +102,9 @@ def test_rewards_that_fall_with_an_order_of_tasks_are_no_collapse() -> None:
 
 
 def spoilt(root: Path, tiny: Path, **optimisation: Any) -> tuple[Run, list[str]]:
-    """A training of 20 steps whose rewards are gone after 8, and its warnings."""
+    """A training of 13 steps whose rewards are gone after 8, and its warnings."""
     SpoiltEnv.graded = 0
-    size = {"steps": 20, "prompts_per_step": 4, "generations": 4, "save_every": 3, "keep_every": 1, **optimisation}
+    size = {"steps": 13, "prompts_per_step": 4, "generations": 4, "save_every": 3, "keep_every": 1, **optimisation}
     config = Config(
         env={"name": "support.environments:SpoiltEnv", "good": 8 * 16},
         policy={"model": str(tiny), "max_tokens": 4},
@@ -137,8 +137,8 @@ def test_a_training_that_collapses_says_so_and_ends_with_the_model_from_before(t
 
 def test_by_default_it_warns_and_goes_on(tmp_path: Path, tiny: Path) -> None:
     run, said = spoilt(tmp_path, tiny)
-    assert len(said) == 1 and run.manifest.counts["done"] == 20
-    assert json.loads(run.read_file("checkpoint.json") or b"")["collapsed"].endswith("the model is that of step 20")
+    assert len(said) == 1 and run.manifest.counts["done"] == 13
+    assert json.loads(run.read_file("checkpoint.json") or b"")["collapsed"].endswith("the model is that of step 13")
 
 
 def test_weights_that_stop_being_numbers_end_the_training_with_the_step_and_the_last_good_checkpoint(

@@ -114,32 +114,24 @@ def test_before_an_answer_stands_the_right_one_and_not_what_was_said_of_a_wrong_
     assert hint.text == "(Answer: Lima)"
 
 
-@pytest.mark.parametrize(
-    "found",
-    [
-        answered("", hidden_pass=False),
-        answered("5 is wrong", hidden_pass=True),
-        answered("5 is wrong", hidden_pass=None),
-        answered("5 is wrong", hidden_pass=False, stop=None),
-        answered("5 is wrong", hidden_pass=False, turns=0),
-    ],
-    ids=["nothing said", "right", "not graded", "not at its end", "nothing answered"],
-)
-def test_no_other_answer_is_hinted(found: LiveRollout) -> None:
-    assert from_templates(found) == []
+MALFORMED = rollout(("no", Observation("no block", parse_error="no block", stop="answered")))
+MALFORMED.grade = Grade(0.0, hidden_pass=False)
+KINDS: dict[str, tuple[LiveRollout, list[str]]] = {
+    "nothing said": (answered("", hidden_pass=False), []),
+    "right": (answered("5 is wrong", hidden_pass=True), []),
+    "not graded": (answered("5 is wrong", hidden_pass=None), []),
+    "not at its end": (answered("5 is wrong", hidden_pass=False, stop=None), []),
+    "nothing answered": (answered("5 is wrong", hidden_pass=False, turns=0), []),
+    "malformed, and wrong": (MALFORMED, ["malformed"]),
+    "clean": (rollout(ran("cat solution.py"), ran("python3 test_solution.py", "ok\n")), []),
+    "no edit that could be at fault": (rollout(ran("python3 test_solution.py", "FAIL\n", 1)), []),
+}
 
 
-def test_a_malformed_answer_is_hinted_once() -> None:
-    found = rollout(("no", Observation("no block", parse_error="no block", stop="answered")))
-    found.grade = Grade(0.0, hidden_pass=False)
-    assert [hint.kind for hint in from_templates(found)] == ["malformed"]
-
-
-def test_a_clea_rollout_has_no_hints() -> None:
-    assert faults(rollout(ran("cat solution.py"), ran("python3 test_solution.py", "ok\n"))) == []
-    assert faults(rollout(ran("python3 test_solution.py", "FAIL\n", 1))) == [], (
-        "no edit was made that could be at fault"
-    )
+@pytest.mark.parametrize("case", KINDS)
+def test_only_a_fault_is_hinted_and_once(case: str) -> None:
+    found, kinds = KINDS[case]
+    assert [hint.kind for hint in from_templates(found)] == kinds
 
 
 def test_the_hint_stands_in_the_message_before_the_faulty_turn() -> None:

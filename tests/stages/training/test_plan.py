@@ -42,6 +42,7 @@ def larger(tmp_path: Path) -> PolicyConfig:
 
 
 def chosen(policy: PolicyConfig, **more: object) -> tuple[object, ...]:
+    """Rank of the adapter, learning rate, rollouts a pass, whether activations are recomputed and prompts shared."""
     return tuple(resolve(Config(policy=policy, optimisation=more), 1).facts().values())
 
 
@@ -53,13 +54,7 @@ def test_built_in_and_small_models_are_trained_as_ever(tiny: Path) -> None:
 def test_larger_models_get_an_adapter_a_small_rate_and_recomputed_activations(larger: PolicyConfig) -> None:
     assert chosen(larger) == (16, 4e-4, 8, True, True)
     whole = resolve(Config(policy=larger, adapter={"rank": 0}), 1)
-    assert whole.facts() == {
-        "adapter_rank": 0,
-        "learning_rate": 1e-6,
-        "micro_batch": 8,
-        "gradient_checkpointing": True,
-        "shared_prompts": True,
-    }
+    assert tuple(whole.facts().values()) == (0, 1e-6, 8, True, True)
 
 
 @pytest.mark.parametrize(("billions", "rate"), [(0.29, 4e-4), (0.31, 1e-4), (0.99, 1e-4), (1.01, 1e-5)])

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from support.models import save_tiny
 from support.trainings import trained
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from stages.runs.kinds import CHECKPOINT
 
@@ -29,21 +29,9 @@ def share_moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor])
     return moved / sum(before[name].numel() for name in names)
 
 
-def test_weights_in_bfloat16_hardly_move(half: Path) -> None:
-    """What training does not do: AdamW on weights in bfloat16 itself."""
-    model = AutoModelForCausalLM.from_pretrained(half, dtype="auto")
-    before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    optimiser = torch.optim.AdamW(model.parameters(), lr=RATE)
-    ids = torch.tensor([AutoTokenizer.from_pretrained(half)("abcabc", add_special_tokens=False)["input_ids"]])
-    for _ in range(2):
-        model(input_ids=ids, labels=ids).loss.backward()
-        optimiser.step()
-    assert share_moved(before, model.state_dict()) < 0.02
-
-
-@pytest.mark.parametrize("weights", [{}, {"sdpo": 1.0}], ids=["grpo", "channel"])
-def test_full_training_moves_float32_masters(tmp_path: Path, half: Path, weights: dict[str, float]) -> None:
-    run = trained(tmp_path, half, optimisation={"learning_rate": RATE}, weights=weights)
+def test_full_training_moves_float32_masters(tmp_path: Path, half: Path) -> None:
+    """Weights in bfloat16 would hardly move: such steps are below their spacing."""
+    run = trained(tmp_path, half, optimisation={"learning_rate": RATE}, weights={"sdpo": 1.0})
     after = load_file(run.folder(CHECKPOINT) / "model.safetensors")
     assert {weight.dtype for weight in after.values()} == {torch.float32}
     assert share_moved(load_file(half / "model.safetensors"), after) > 0.95

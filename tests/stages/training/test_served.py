@@ -21,7 +21,7 @@ from support.environments import GuessEnv
 from support.models import save_tiny
 from transformers import AutoModelForCausalLM
 
-from stages import evaluate, train
+from stages import evaluate
 from stages.envs.base import Task
 from stages.errors import ComposerError, UsageError
 from stages.messages import Message
@@ -40,17 +40,19 @@ from stages.training.rollouts import RolloutQueue, Schedule
 from stages.training.scoring import Tree, score, token_log_probs
 
 SIZE = {"steps": 3, "prompts_per_step": 2, "generations": 4, "learning_rate": 3e-2}
+ROUNDED = {"sync_tolerance": 0.4}
+"""Of a server whose log-probs are .1 nats off on average, in each batch otherwise: coarser than 16 bits."""
+WHOLE: dict[str, Any] = {"adapter": {"rank": 0}, "optimisation": {"learning_rate": 3e-3}}
+"""All weights are trained."""
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("model"))
-
-
-def trained(root: Path, engine: Engine, model: Path, **more: Any) -> Run:
+def trained(root: Path, engine: Engine, tiny: Path, said: list[str] | None = None, **more: Any) -> Run:
+    """A training on the engine; `said` gets what it says."""
     policy = {"base_url": engine.url, "max_tokens": 12, **more.pop("policy", {})}
     size, adapter = SIZE | more.pop("optimisation", {}), {"rank": 4} | more.pop("adapter", {})
-    return trainings.trained(root, f"vllm:{model}", policy=policy, optimisation=size, adapter=adapter, **more)
+    config = trainings.settings(f"vllm:{tiny}", policy=policy, optimisation=size, adapter=adapter, **more)
+    told = [] if said is None else said
+    return Run(runner.execute("train", {}, config, root=root, listener=lambda what, *_: told.append(what)).path)
 
 
 def metrics(run: Run) -> list[dict[str, Any]]:
@@ -75,9 +77,9 @@ class Followed:
 
 
 @pytest.fixture(scope="module")
-def followed(model: Path, artifacts: Path) -> Followed:
-    with running(model) as engine:
-        run = trained(artifacts, engine, model)
+def followed(tiny: Path, artifacts: Path) -> Followed:
+    with running(tiny) as engine:
+        run = trained(artifacts, engine, tiny)
         asked = [body["model"] for path, body in engine.requests if "max_tokens" in body and "logprobs" in body]
         most, left = engine.most, list(engine.adapters)
         env = {"name": trainings.ENV, "split": "eval"}
@@ -99,65 +101,68 @@ def test_every_step_samples_from_the_newest_weights(followed: Followed) -> None:
 
 
 def test_the_checkpoint_is_what_the_server_had_last_and_evaluates_there(
-    tmp_path: Path, model: Path, followed: Followed
+    tmp_path: Path, tiny: Path, followed: Followed
 ) -> None:
     assert not [item for item in followed.items if item["error_type"]] and "adapter-" in "".join(followed.evaluated)
     folder = followed.run.folder(CHECKPOINT)
     assert adapters.is_adapter(str(folder))
-    assert json.loads((folder / "composer_base.json").read_text())["model"] == str(model)
+    assert json.loads((folder / "composer_base.json").read_text())["model"] == str(tiny)
     tree = Tree([5, 6, 7], ([8, 9, 10],))
     after, before = (
-        load_model(PolicyConfig(model=str(path)), listener=lambda *told: None)[0].eval() for path in (folder, model)
+        load_model(PolicyConfig(model=str(path)), listener=lambda *told: None)[0].eval() for path in (folder, tiny)
     )
     with torch.no_grad():
         changed = token_log_probs(after, score(after, [tree])) - token_log_probs(before, score(before, [tree]))
     assert changed.abs().max() > 1e-3
 
 
-def test_a_server_that_keeps_its_old_weights_stops_the_run(tmp_path: Path, model: Path) -> None:
-    with running(model, deaf=1) as engine, pytest.raises(ComposerError, match="After step 1 the server at "):
-        trained(tmp_path, engine, model)
+OTHER, BEHIND = "After step 1 the server at ", " still samples from the weights before that step"
+UNFIT: dict[str, tuple[dict[str, int], dict[str, Any], type[ComposerError], str]] = {
+    "keeps its adapter": ({"deaf": 1}, {}, ComposerError, OTHER),
+    "keeps all its weights": ({"deaf": 1}, WHOLE, ComposerError, OTHER),
+    "is one version behind, within the tolerance": (
+        {"late": 1, "noisy": 200},
+        {"optimisation": ROUNDED | {"learning_rate": 3e-3}},
+        ComposerError,
+        f"{OTHER}.*{BEHIND}",
+    ),
+    "loads no weights": ({"closed": 1}, WHOLE, UsageError, "VLLM_SERVER_DEV_MODE=1 at its start"),
+    "has raw log-probs": ({"raw": 1}, {"policy": {"temperature": 0.5}}, UsageError, "log-probs before temperature"),
+}
 
 
-def test_a_server_of_another_model_stops_the_run_before_the_first_rollout(tmp_path: Path, model: Path) -> None:
+@pytest.mark.parametrize("fault", UNFIT)
+def test_a_server_that_does_not_follow_stops_the_run(tmp_path: Path, tiny: Path, fault: str) -> None:
+    faults, more, error, words = UNFIT[fault]
+    with running(tiny, **faults) as engine, pytest.raises(error, match=words):
+        trained(tmp_path, engine, tiny, **more)
+
+
+def test_a_server_of_another_model_stops_the_run_before_the_first_rollout(tmp_path: Path, tiny: Path) -> None:
     other = save_tiny(tmp_path / "other", seed=1)
     with running(other) as engine:
         with pytest.raises(ComposerError, match="After step 0 the server at "):
-            trained(tmp_path, engine, model)
+            trained(tmp_path, engine, tiny)
         assert {body["model"] for _, body in engine.requests if "logprobs" in body} == {"base"}
 
 
-ROUNDED = {"sync_tolerance": 0.4}
-"""Of a server whose log-probs are .1 nats off on average, in each batch otherwise: coarser than 16 bits."""
-
-
-def test_a_server_one_version_behind_is_found_within_the_tolerance(tmp_path: Path, model: Path) -> None:
-    behind = "After step 1 the server at .* still samples from the weights before that step"
-    with running(model, late=1, noisy=200) as engine, pytest.raises(ComposerError, match=behind):
-        trained(tmp_path, engine, model, optimisation=ROUNDED | {"learning_rate": 3e-3})
-
-
 @pytest.mark.slow
-def test_the_tolerance_is_a_setting_and_steps_too_small_to_tell_are_named_once(tmp_path: Path, model: Path) -> None:
+def test_the_tolerance_is_a_setting_and_steps_too_small_to_tell_are_named_once(tmp_path: Path, tiny: Path) -> None:
     said = list[str]()
-    with running(model, noisy=200) as engine:
+    with running(tiny, noisy=200) as engine:
         with pytest.raises(ComposerError, match=r"0\.001 is allowed"):
-            trained(tmp_path / "strict", engine, model)
-        policy = {"base_url": engine.url, "max_tokens": 12}
-        small = SIZE | ROUNDED | {"learning_rate": 1e-7}
-        config = trainings.settings(f"vllm:{model}", policy=policy, optimisation=small, adapter={"rank": 4})
-        done = runner.execute("train", {}, config, root=tmp_path, listener=lambda what, *_: said.append(what))
-    run = Run(done.path)
+            trained(tmp_path / "strict", engine, tiny)
+        run = trained(tmp_path, engine, tiny, said, optimisation=ROUNDED | {"learning_rate": 1e-7})
     assert sum("a server that is a step behind" in what for what in said) == 1
     assert all(0.01 < line["sampling/sync_difference"] < 0.4 for line in metrics(run))
     assert "sampling/sync_moved" not in metrics(run)[0] and metrics(run)[1]["sampling/sync_moved"] < 1e-4
 
 
 @pytest.fixture(scope="module")
-def ahead_by_one(model: Path, artifacts: Path) -> Run:
+def ahead_by_one(tiny: Path, artifacts: Path) -> Run:
     """A training whose rollouts are sampled one step before they are trained on; its checkpoints are kept."""
-    with running(model) as engine:
-        return trained(artifacts, engine, model, optimisation={"max_staleness": 1, "steps": 4, "keep_every": 1})
+    with running(tiny) as engine:
+        return trained(artifacts, engine, tiny, optimisation={"max_staleness": 1, "steps": 4, "keep_every": 1})
 
 
 def test_rollouts_ahead_are_corrected_and_counted(ahead_by_one: Run) -> None:
@@ -192,19 +197,10 @@ def test_the_logged_ratio_is_that_of_the_weights_then_and_now(tmp_path: Path, ah
         assert (ratio - 1).abs().max() > 1e-3
 
 
-def test_raw_log_probs_of_another_temperature_are_refused(tmp_path: Path, model: Path) -> None:
-    with running(model, raw=1) as engine, pytest.raises(UsageError, match="log-probs before temperature"):
-        trained(tmp_path, engine, model, policy={"temperature": 0.5})
-
-
-WHOLE: dict[str, Any] = {"adapter": {"rank": 0}, "optimisation": {"learning_rate": 3e-3}}
-"""All weights are trained."""
-
-
-def test_all_weights_are_replaced_after_every_step_and_given_back_at_the_end(tmp_path: Path, model: Path) -> None:
-    before = AutoModelForCausalLM.from_pretrained(model).state_dict()
-    with running(model, sticky=1) as engine:
-        run = trained(tmp_path, engine, model, **WHOLE)
+def test_all_weights_are_replaced_after_every_step_and_given_back_at_the_end(tmp_path: Path, tiny: Path) -> None:
+    before = AutoModelForCausalLM.from_pretrained(tiny).state_dict()
+    with running(tiny, sticky=1) as engine:
+        run = trained(tmp_path, engine, tiny, **WHOLE)
         places = [body["kwargs"]["weights_path"] for path, body in engine.requests if path == "/collective_rpc"]
         resets = sum(path.startswith("/reset_prefix_cache") for path, _ in engine.requests)
         after = engine.base.state_dict()
@@ -212,7 +208,7 @@ def test_all_weights_are_replaced_after_every_step_and_given_back_at_the_end(tmp
     assert [Path(place).name for place in places] == [
         "version-000000",
         *(f"version-{n:06d}" for n in range(3)),
-        model.name,
+        tiny.name,
     ]
     assert resets == len(places)
     assert engine.in_memory == [True] * 4 + [False], "the model that it began with is a folder"
@@ -232,22 +228,20 @@ def in_memory() -> list[str]:
     return [name for fd in Path("/proc/self/fd").iterdir() if "memfd:model-" in (name := os.path.realpath(fd))]
 
 
-def test_a_server_that_cannot_read_this_process_memory_gets_files(tmp_path: Path, model: Path) -> None:
+def test_a_server_that_cannot_read_this_process_memory_gets_files(tmp_path: Path, tiny: Path) -> None:
     said = list[str]()
-    with running(model, apart=1) as engine:
-        policy = {"base_url": engine.url, "max_tokens": 12, "max_attempts": 1}
-        size = SIZE | {"steps": 2}
-        config = trainings.settings(f"vllm:{model}", policy=policy, optimisation=size, adapter={"rank": 0})
-        runner.execute("train", {}, config, root=tmp_path, listener=lambda what, *_: said.append(what))
+    with running(tiny, apart=1) as engine:
+        more = {"adapter": {"rank": 0}, "policy": {"max_attempts": 1}, "optimisation": {"steps": 2}}
+        trained(tmp_path, engine, tiny, said, **more)
         assert engine.in_memory == [True] + [False] * 3 and not engine.paused
     assert sum("weights travel by files" in what and "Cannot find any model weights" in what for what in said) == 1
     assert not in_memory()
 
 
-def test_a_later_version_that_the_server_does_not_read_ends_the_training(tmp_path: Path, model: Path) -> None:
+def test_a_later_version_that_the_server_does_not_read_ends_the_training(tmp_path: Path, tiny: Path) -> None:
     """It is no question of memory then, and answers under way must not go on from weights that are half replaced."""
     said = list[str]()
-    with running(model) as engine:
+    with running(tiny) as engine:
         replaced = engine.collective_rpc
 
         def full(body: dict[str, Any]) -> tuple[int, Any]:
@@ -255,10 +249,8 @@ def test_a_later_version_that_the_server_does_not_read_ends_the_training(tmp_pat
             return (500, {"error": {"message": "CUDA out of memory"}}) if later else replaced(body)
 
         engine.collective_rpc = full  # type: ignore[method-assign]
-        policy = {"base_url": engine.url, "max_tokens": 12, "max_attempts": 1}
-        config = trainings.settings(f"vllm:{model}", policy=policy, optimisation=SIZE, adapter={"rank": 0})
         with pytest.raises(ComposerError, match="CUDA out of memory"):
-            runner.execute("train", {}, config, root=tmp_path, listener=lambda what, *_: said.append(what))
+            trained(tmp_path, engine, tiny, said, adapter={"rank": 0}, policy={"max_attempts": 1})
     assert not any("by files" in what for what in said) and not in_memory()
 
 
@@ -269,11 +261,11 @@ def test_a_file_in_memory_that_cannot_be_written_takes_none(tmp_path: Path) -> N
     assert not in_memory()
 
 
-def test_an_answer_under_way_goes_on_with_the_new_weights(tmp_path: Path, model: Path) -> None:
+def test_an_answer_under_way_goes_on_with_the_new_weights(tmp_path: Path, tiny: Path) -> None:
     """Each token has the log-prob of the weights that it was sampled with, the answer the version of the first."""
     other = save_tiny(tmp_path / "other", seed=1)
-    with running(model) as engine:
-        config = PolicyConfig(model=f"vllm:{model}", base_url=engine.url, max_tokens=12)
+    with running(tiny) as engine:
+        config = PolicyConfig(model=f"vllm:{tiny}", base_url=engine.url, max_tokens=12)
         sampler = VllmPolicy.open(config, cache=tmp_path, budget=None, listener=print)  # type: ignore[arg-type]
         sampler.sample_from(None, 3)
         engine.faults["spanning"] = 5
@@ -285,7 +277,7 @@ def test_an_answer_under_way_goes_on_with_the_new_weights(tmp_path: Path, model:
             sampler.sample_from(None, 4)
             spanning = [sample for sample in asked.result() if len(sample.completion_ids or []) > 5]
         assert spanning and not engine.paused and engine.replaced == 1
-    old, new = (AutoModelForCausalLM.from_pretrained(path).eval() for path in (model, other))
+    old, new = (AutoModelForCausalLM.from_pretrained(path).eval() for path in (tiny, other))
     for sample in spanning:
         tree = Tree(sample.prompt_ids or [], (sample.completion_ids or [],))
         before, after = (token_log_probs(loaded, score(loaded, [tree])).detach() for loaded in (old, new))
@@ -294,26 +286,19 @@ def test_an_answer_under_way_goes_on_with_the_new_weights(tmp_path: Path, model:
         torch.testing.assert_close(torch.tensor(sample.logprobs), expected, atol=1e-5, rtol=0)
 
 
-def test_rollouts_ahead_of_all_weights_are_corrected_and_counted(tmp_path: Path, model: Path) -> None:
-    size = {"max_staleness": 1, "steps": 3, "learning_rate": 3e-3}
-    with running(model) as engine:
-        run = trained(tmp_path, engine, model, adapter={"rank": 0}, optimisation=size)
+def test_rollouts_ahead_of_all_weights_are_corrected_and_counted(tmp_path: Path, tiny: Path) -> None:
+    size = {"max_staleness": 1, "learning_rate": 3e-3}
+    with running(tiny) as engine:
+        run = trained(tmp_path, engine, tiny, adapter={"rank": 0}, optimisation=size)
     stale = [line["sampling/stale_rollouts"] for line in metrics(run)]
     assert stale[0] == 0 and all(stale[1:]) and set(versions(run)) == {0, 1}
     assert all(line["sampling/sync_difference"] < 1e-5 and line["sampling/staleness"] <= 1 for line in metrics(run))
     assert max(line["sampling/importance_sampling_ratio/max"] for line in metrics(run)) > 1.001
 
 
-def test_a_server_that_does_not_replace_its_weights_stops_the_run(tmp_path: Path, model: Path) -> None:
-    with running(model, deaf=1) as engine, pytest.raises(ComposerError, match="After step 1 the server at "):
-        trained(tmp_path, engine, model, **WHOLE)
-    with running(model, closed=1) as engine, pytest.raises(UsageError, match="VLLM_SERVER_DEV_MODE=1 at its start"):
-        trained(tmp_path, engine, model, **WHOLE)
-
-
-def test_a_second_training_on_the_same_server_is_found_out(tmp_path: Path, model: Path) -> None:
+def test_a_second_training_on_the_same_server_is_found_out(tmp_path: Path, tiny: Path) -> None:
     """Its weights would be those that the rollouts are sampled from, from then on."""
-    with running(model) as engine:
+    with running(tiny) as engine:
         load, seen = engine.collective_rpc, list[str]()
 
         def overtaken(body: dict[str, Any]) -> tuple[int, Any]:
@@ -331,26 +316,26 @@ def test_a_second_training_on_the_same_server_is_found_out(tmp_path: Path, model
         complete = engine.completions
         engine.collective_rpc, engine.completions = overtaken, replaced  # type: ignore[method-assign]
         with pytest.raises(ComposerError, match=r"While step 1 was played, .* Give each training of all weights"):
-            trained(tmp_path, engine, model, **WHOLE)
-        assert seen[-1] == str(model), "it is given back"
+            trained(tmp_path, engine, tiny, **WHOLE)
+        assert seen[-1] == str(tiny), "it is given back"
 
 
-def test_a_tied_head_is_not_replaced_on_a_cpu(tmp_path: Path, model: Path) -> None:
+def test_a_tied_head_is_not_replaced_on_a_cpu(tmp_path: Path, tiny: Path) -> None:
     tied = save_tiny(tmp_path / "tied")
     settings = json.loads((tied / "config.json").read_text())
     (tied / "config.json").write_text(json.dumps(settings | {"tie_word_embeddings": True}))
-    with running(model) as engine, pytest.raises(UsageError, match="one table for embeddings and output head"):
+    with running(tiny) as engine, pytest.raises(UsageError, match="one table for embeddings and output head"):
         trained(tmp_path, engine, tied, **WHOLE)
 
 
 @pytest.mark.parametrize("memory", [True, False])
 def test_weights_are_written_in_several_files_in_the_type_they_compute_in(
-    tmp_path: Path, model: Path, memory: bool
+    tmp_path: Path, tiny: Path, memory: bool
 ) -> None:
-    with running(model) as engine:
-        config = PolicyConfig(model=f"vllm:{model}", base_url=engine.url)
+    with running(tiny) as engine:
+        config = PolicyConfig(model=f"vllm:{tiny}", base_url=engine.url)
         sampler = VllmPolicy.open(config, cache=tmp_path, budget=None, listener=print)  # type: ignore[arg-type]
-    own = AutoModelForCausalLM.from_pretrained(model)
+    own = AutoModelForCausalLM.from_pretrained(tiny)
     student = Student(LocalPolicy(own, sampler.tokenizer, config), mixed=True)
     sync = weights.WholeSync(sampler, tmp_path, [1, 2], student, start="", file_bytes=4000)
     sync._in_memory = memory
@@ -374,13 +359,13 @@ class Running:
 
 
 @pytest.mark.parametrize("rank", [0, 4])
-def test_a_server_of_its_own_sleeps_while_a_step_trains(tmp_path: Path, model: Path, rank: int) -> None:
-    with running(model) as engine:
+def test_a_server_of_its_own_sleeps_while_a_step_trains(tmp_path: Path, tiny: Path, rank: int) -> None:
+    with running(tiny) as engine:
         config = PolicyConfig(
-            model=f"vllm:{model}", base_url=engine.url, server={"args": {"enable-sleep-mode": True}}, max_tokens=8
+            model=f"vllm:{tiny}", base_url=engine.url, server={"args": {"enable-sleep-mode": True}}, max_tokens=8
         )
         sampler = VllmPolicy.connect(config, engine.url, listener=print, server=Running())  # type: ignore[arg-type]
-        own = AutoModelForCausalLM.from_pretrained(model)
+        own = AutoModelForCausalLM.from_pretrained(tiny)
         student = Student(LocalPolicy(own, sampler.tokenizer, config))
         sync: weights.WeightSync
         if rank:
@@ -388,7 +373,7 @@ def test_a_server_of_its_own_sleeps_while_a_step_trains(tmp_path: Path, model: P
             student.model = get_peft_model(own, LoraConfig(r=rank, target_modules="all-linear"))
             sync = weights.AdapterSync(sampler, tmp_path, [5, 6, 7, 8], student)
         else:
-            sync = weights.WholeSync(sampler, tmp_path, [5, 6, 7, 8], student, start=str(model))
+            sync = weights.WholeSync(sampler, tmp_path, [5, 6, 7, 8], student, start=str(tiny))
         levels = []
         for step in range(2):
             sync.follow(step)
@@ -403,11 +388,6 @@ def test_a_server_of_its_own_sleeps_while_a_step_trains(tmp_path: Path, model: P
         sync.played(2, [])
         sync.end()
         assert engine.requests[-1][0].startswith("/sleep"), "what sleeps and ends with the run is not asked again"
-
-
-def test_staleness_needs_a_server() -> None:
-    with pytest.raises(ValueError, match="max_staleness needs rollouts from a server"):
-        train.Config(optimisation={"max_staleness": 1})
 
 
 class Versions:

@@ -14,7 +14,6 @@ from support import trainings
 from support.environments import GuessEnv
 from support.models import save_tiny, tiny_model
 from torch import Tensor
-from torch.autograd import gradcheck
 
 from stages.envs.base import Task
 from stages.errors import UsageError
@@ -130,22 +129,6 @@ def test_both_forms_have_one_gradient_in_expectation() -> None:
 
 
 @pytest.mark.parametrize("form", ["divergence", "sampled"])
-def test_the_gradient_is_that_of_finite_differences(form: str) -> None:
-    rows = ASKED if form == "sampled" else ROWS
-    # On policy: at the edges of the clip there is no derivative.
-    near = [replace(row, logprobs=sampled(STUDENT, row).tolist()) for row in rows]
-    scored = score(STUDENT, [row.tree for row in near])
-
-    def loss(hidden: Tensor) -> Tensor:
-        again = Scored(hidden, scored.targets, scored.branch, scored.sizes)
-        return (
-            channel(form=form, **({"beta": 0.7} if form == "divergence" else {})).loss(taught(near, scored=again)).loss
-        )
-
-    assert gradcheck(loss, scored.hidden.detach().requires_grad_(), fast_mode=True)
-
-
-@pytest.mark.parametrize("form", ["divergence", "sampled"])
 def test_neither_order_nor_padding_changes_the_loss(form: str) -> None:
     """A long rollout of which no token counts is what the others would be padded to."""
     rows, long = (ASKED if form == "sampled" else ROWS), list(range(3, 39))
@@ -181,11 +164,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def train(root: Path, folder: Path, *teachers: dict[str, Any]) -> Run:
+def train(root: Path, folder: Path, *teachers: dict[str, Any], steps: int = 6) -> Run:
     more = {
         "opd": {"teachers": [{**teacher, "model": str(folder / teacher["model"])} for teacher in teachers]},
         "weights": {"grpo": 0.0, "opd": 1.0},
-        "optimisation": {"learning_rate": 0.01, "threads": 1, "steps": 6},
+        "optimisation": {"learning_rate": 0.01, "threads": 1, "steps": steps},
     }
     return trainings.trained(root, folder / "student", policy={"max_tokens": 6}, **more)
 
@@ -220,8 +203,9 @@ def test_a_model_that_teaches_in_several_ways_is_loaded_once(tmp_path: Path, fol
 def test_the_student_itself_teaches_where_it_is_shown_another_opening(tmp_path: Path, folder: Path) -> None:
     """Before the first update student and teacher are one model: they differ by what they are shown alone."""
     same, other = ({"model": "student", "opening": given} for given in ({}, {"greeting": "hello "}))
-    first = [trainings.metrics_of(train(tmp_path / str(n), folder, one))[0] for n, one in enumerate((same, other))]
-    assert first[0]["opd/loss"] < 1e-6 < 1e-3 < first[1]["opd/loss"]
+    runs = [train(tmp_path / str(n), folder, one, steps=1) for n, one in enumerate((same, other))]
+    first = [trainings.metrics_of(run)[0]["opd/loss"] for run in runs]
+    assert first[0] < 1e-6 < 1e-3 < first[1]
 
 
 @pytest.mark.parametrize(
