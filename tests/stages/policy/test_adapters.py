@@ -7,7 +7,6 @@ import pytest
 from stages.errors import BadInput, UsageError
 from stages.policy.adapters import CheckpointInfo, refuse_trained
 from stages.policy.base import PolicyConfig
-from stages.runs import store
 from stages.runs.run import Manifest, Run, write_manifest
 
 INFO = CheckpointInfo(
@@ -26,11 +25,6 @@ def run(tmp_path: Path) -> Run:
     about = {"composer": "0", "stage": "train", "stage_version": 1, "fingerprint": "f", "label": "l"}
     write_manifest(tmp_path, Manifest.model_validate({**about, "started_at": "2026-01-01T00:00:00+00:00"}))
     return Run(tmp_path)
-
-
-def test_written_and_read_again(run: Run) -> None:
-    store.write_json(run.path / "checkpoint.json", INFO.model_dump(mode="json"))
-    assert CheckpointInfo.of(run) == INFO
 
 
 @pytest.mark.parametrize("text", [None, "{", '{"arm": "A"}'])

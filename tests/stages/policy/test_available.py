@@ -185,17 +185,8 @@ def test_a_model_for_vllm_has_a_server_that_answers_or_a_vllm_to_start(
         check(PolicyConfig(model=model, server={"python": sys.executable}))
 
 
-def test_folders_are_read_as_loading_would_and_weights_must_be_there(tmp_path: Path) -> None:
-    save_tiny(tmp_path / "tiny")
-    config = PolicyConfig(model=str(tmp_path / "tiny"))
-    assert "its folder is complete" in check(config)
-    for weights in (tmp_path / "tiny").glob("*.safetensors"):
-        weights.unlink()
-    for lacking, words in ((config, r"holds no \*.safetensors"), (PolicyConfig(model="./nowhere"), r"\./nowhere")):
-        with pytest.raises(BadInput, match=words):
-            check(lacking)
-
-
-def test_models_of_an_environment_are_there(tmp_path: Path) -> None:
+def test_models_of_an_environment_are_there_and_a_folder_may_not_be(tmp_path: Path) -> None:
     assert check(PolicyConfig(model="kata:student")) == "model kata:student: is there"
+    with pytest.raises(BadInput, match=r"\./nowhere"):
+        check(PolicyConfig(model="./nowhere"))
     assert not list(tmp_path.iterdir())

@@ -285,12 +285,6 @@ def test_a_server_that_cannot_be_asked_for_its_models_is_an_error(sent: bytes, e
         background.run(client_of(url).models())
 
 
-def test_a_proxy_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """openai's aiohttp client reads no proxy from the environment, so it is not taken where there is one."""
-    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
-    assert not uses_aiohttp()
-
-
 def test_nothing_is_said_of_open_connections_at_the_end() -> None:
     code = (
         "import sys\nfrom stages.policy import PolicyConfig, background\nfrom stages.policy.client import Client\n"

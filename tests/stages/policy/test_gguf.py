@@ -70,24 +70,16 @@ def write(path: Path, architecture: str = "llama", template: str | None = TEMPLA
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     file = written.GGUFWriter(path, architecture)
-    file.add_context_length(128)
-    file.add_embedding_length(WIDTH)
-    file.add_block_count(2)
-    file.add_feed_forward_length(96)
-    file.add_head_count(HEADS)
-    file.add_head_count_kv(KEY_HEADS)
-    file.add_layer_norm_rms_eps(config.rms_norm_eps)
-    file.add_rope_freq_base(10000.0)
-    file.add_vocab_size(len(tokens))
-    file.add_tokenizer_model("gpt2")
-    file.add_token_list(tokens)
-    file.add_token_merges(["a b", "c d"])
-    file.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
-    file.add_bos_token_id(1)
-    file.add_eos_token_id(2)
-    file.add_unk_token_id(0)
-    if template is not None:
-        file.add_chat_template(template)
+    held = {
+        "context_length": 128, "embedding_length": WIDTH, "block_count": 2, "feed_forward_length": 96,
+        "head_count": HEADS, "head_count_kv": KEY_HEADS, "layer_norm_rms_eps": config.rms_norm_eps,
+        "rope_freq_base": 10000.0, "vocab_size": len(tokens), "tokenizer_model": "gpt2", "token_list": tokens,
+        "token_merges": ["a b", "c d"], "token_types": [3, 3, 3] + [1] * (len(tokens) - 3),
+        "bos_token_id": 1, "eos_token_id": 2, "unk_token_id": 0, "chat_template": template,
+    }  # fmt: skip
+    for name, value in held.items():
+        if value is not None:
+            getattr(file, f"add_{name}")(value)
     for name, parameter in model.named_parameters():
         stored, values = name, parameter.detach().numpy()
         for theirs, ours in NAMES.items():

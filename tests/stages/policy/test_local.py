@@ -50,15 +50,6 @@ def test_a_setting_is_in_what_the_model_is_asked_and_in_every_other_rendering(fo
     assert plain.facts()["chat_template_sha256"] != off.facts()["chat_template_sha256"]
 
 
-def test_a_checkpoint_keeps_the_setting_and_takes_it_once(folder: Path, tmp_path: Path) -> None:
-    off = load(folder, enable_thinking=False)
-    off.model.save_pretrained(tmp_path / "trained")
-    off.tokenizer.save_pretrained(tmp_path / "trained")
-    again = load(tmp_path / "trained", enable_thinking=False)
-    assert again.tokenizer.chat_template == off.tokenizer.chat_template
-    assert load(tmp_path / "trained").tokenizer.chat_template == off.tokenizer.chat_template
-
-
 def test_a_setting_must_have_a_templates_name() -> None:
     with pytest.raises(ValidationError):
         PolicyConfig(chat_template_kwargs={"x %}": True})

@@ -124,12 +124,13 @@ def test_the_system_text_begins_the_first_user_message(what: str, messages: Any,
         assert opening_ids(words, messages) == opening_ids(plain, same)
 
 
-def test_a_saved_tokenizer_keeps_the_change_and_takes_it_once(tmp_path: Path) -> None:
+def test_a_saved_tokenizer_keeps_its_changes_and_takes_them_once(tmp_path: Path) -> None:
     folder = broken("template refuses system", tmp_path / "model")
     settings = PolicyConfig(model=str(folder), chat_template_kwargs={"enable_thinking": False})
     words = load_tokenizer(str(folder), settings)
     words.save_pretrained(tmp_path / "saved")
-    assert load_tokenizer(str(tmp_path / "saved"), settings).chat_template == words.chat_template
+    for again in (settings, PolicyConfig(model="saved")):
+        assert load_tokenizer(str(tmp_path / "saved"), again).chat_template == words.chat_template
 
 
 # Lengths, before text becomes tokens

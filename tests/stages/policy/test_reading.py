@@ -295,9 +295,10 @@ STATUSES: dict[int, tuple[type[Failed], str | None]] = {
 
 @pytest.mark.parametrize("status", STATUSES)
 def test_a_status_is_an_error_and_free_only_where_it_refuses_before_any_work(status: int) -> None:
-    error = error_of(Response(status, {"retry-after": "3"}, b'{"error": {"message": "no"}}'), config())
+    error = error_of(Response(status, {"retry-after": "3"}, b'{"error": {"message": "the reason"}}'), config())
     kind, word = STATUSES[status]
     assert type(error) is kind and getattr(error, "kind", None) == word
+    assert status == 307 or "the reason" in str(error)
     assert error.billed_usd == (0.0 if status in {401, 402, 404, 413, 429} else None)
     if isinstance(error, Retryable):
         assert (error.wait_s, error.pushes_back) == (3.0, status in {429, 503})

@@ -13,7 +13,6 @@ from support.models import save_tiny, tiny_model, tiny_tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from stages.errors import UsageError
-from stages.messages import following_ids, opening_ids
 from stages.policy import sampling
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.local import LocalPolicy
@@ -47,11 +46,8 @@ def test_captured_log_probs_are_those_of_a_recomputation() -> None:
             )
 
 
-def test_a_row_depends_on_its_own_seed_alone() -> None:
-    alone = sampled([PROMPTS[1]], [2])[0][0]
-    together = sampled(PROMPTS, [1, 2, 3])[1][0]
-    assert alone == together
-    assert sampled([PROMPTS[1]], [4])[0][0] != alone
+def test_another_seed_draws_another_row() -> None:
+    assert sampled(PROMPTS[1:2], [4])[0][0] != sampled(PROMPTS[1:2], [2])[0][0]
 
 
 def test_greedy_takes_the_most_likely_token() -> None:
@@ -86,17 +82,6 @@ def test_prompts_extend_what_was_sampled() -> None:
     longer = [*messages, {"role": "assistant", "content": first.text}, {"role": "user", "content": "more"}]
     second = policy.sample([Turn(longer, 2, held)])[0]
     assert (second.prompt_ids or [])[: len(held)] == held
-
-
-def test_following_ids_continue_a_rendered_conversation() -> None:
-    tokenizer = tiny_tokenizer()
-    conversation = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b"},
-        {"role": "user", "content": "c"},
-    ]
-    answered = opening_ids(tokenizer, conversation[:1]) + tokenizer("b<|im_end|>")["input_ids"]
-    assert answered + following_ids(tokenizer, conversation[2:]) == opening_ids(tokenizer, conversation)
 
 
 # Rows are computed as if each were alone, however they are batched
@@ -154,7 +139,7 @@ def test_rows_are_as_alone_where_others_end_at_their_first_token() -> None:
     assert_equal_rows(together, [ended([n])[0] for n in range(4)])
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", range(8))
 def test_any_batch_of_any_turns_gives_the_rows_of_each_alone(number: int) -> None:
     """Any lengths, numbers of end tokens, passes over prompts, and rows that continue or are left out."""
     chosen, model = random.Random(number), tiny_model().double()
@@ -224,10 +209,9 @@ def test_prompts_are_read_in_passes_of_so_many_tokens() -> None:
     assert fed == [(2, 8), (2, 8), (2, 8), (2, 6)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_half_precision_rows_are_sampled_in_place(dtype: torch.dtype) -> None:
+def test_half_precision_rows_are_sampled_in_place() -> None:
     given = {"max_tokens": 9, "temperature": 1.0, "end_ids": OFTEN, "pad_id": 0}
-    found = sample_batch(tiny_model().to(dtype), MANY, seeds=list(range(8)), **given)
+    found = sample_batch(tiny_model().to(torch.bfloat16), MANY, seeds=list(range(8)), **given)
     assert all(ids and all(math.isfinite(p) for p in logps) for ids, logps in found)
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from support.engine import Engine, running
-from support.models import save_tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages.errors import InfrastructureError, UsageError
@@ -22,11 +21,6 @@ from stages.runs.ledger import Budget
 from stages.training.scoring import Tree, score, token_log_probs
 
 QUESTION = [{"role": "user", "content": "abc"}]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("model"))
 
 
 def opened(engine: Engine, folder: Path, tmp_path: Path, **more: Any) -> VllmPolicy:
@@ -43,10 +37,10 @@ def forward(model: Any, prompt: list[int], ids: list[int], temperature: float = 
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_log_probs_are_those_of_a_forward_pass(model: Path, tmp_path: Path, temperature: float) -> None:
-    plain = AutoModelForCausalLM.from_pretrained(model).eval()
-    with running(model) as engine:
-        policy = opened(engine, model, tmp_path, temperature=temperature)
+def test_log_probs_are_those_of_a_forward_pass(tiny: Path, tmp_path: Path, temperature: float) -> None:
+    plain = AutoModelForCausalLM.from_pretrained(tiny).eval()
+    with running(tiny) as engine:
+        policy = opened(engine, tiny, tmp_path, temperature=temperature)
         for sample in ask_all(policy, [Turn(QUESTION, seed) for seed in range(4)]):
             assert sample.prompt_ids and sample.completion_ids and sample.logprobs
             assert sample.logprob_kind == "processed" and sample.error_type is None
@@ -56,12 +50,12 @@ def test_log_probs_are_those_of_a_forward_pass(model: Path, tmp_path: Path, temp
 
 
 @pytest.mark.parametrize(("device", "survives"), [("auto", True), ("cuda", False)])
-def test_a_scoring_is_alone_on_a_cpu(model: Path, tmp_path: Path, device: str, survives: bool) -> None:
+def test_a_scoring_is_alone_on_a_cpu(tiny: Path, tmp_path: Path, device: str, survives: bool) -> None:
     """Beside rollouts that are played ahead, from another policy on the same server, and beside other scorings."""
     if survives and torch.cuda.is_available():
         pytest.skip("NOT TESTED: servers on this machine are on its GPU")
-    with running(model, lonely=1) as engine, ThreadPoolExecutor(1) as pool:
-        one, other = (opened(engine, model, tmp_path, device=device, max_attempts=1) for _ in range(2))
+    with running(tiny, lonely=1) as engine, ThreadPoolExecutor(1) as pool:
+        one, other = (opened(engine, tiny, tmp_path, device=device, max_attempts=1) for _ in range(2))
         sampled = pool.submit(ask_all, one, [Turn(QUESTION, seed) for seed in range(6)])
         actions = [([5, 6], [7, 8, n]) for n in range(6)]
         if not survives:
@@ -72,18 +66,18 @@ def test_a_scoring_is_alone_on_a_cpu(model: Path, tmp_path: Path, device: str, s
         assert [sample.error for sample in sampled.result()] == [None] * 6
 
 
-def test_nothing_but_temperature_shapes_the_distribution(model: Path, tmp_path: Path) -> None:
+def test_nothing_but_temperature_shapes_the_distribution(tiny: Path, tmp_path: Path) -> None:
     """Servers take top_p and the like from a model's generation_config.json where a request says nothing."""
-    with running(model) as engine:
-        ask_all(opened(engine, model, tmp_path), [Turn(QUESTION, 3)])
+    with running(tiny) as engine:
+        ask_all(opened(engine, tiny, tmp_path), [Turn(QUESTION, 3)])
         asked = engine.requests[-1][1]
     assert (asked["top_p"], asked["top_k"], asked["min_p"], asked["repetition_penalty"]) == (1.0, 0, 0.0, 1.0)
     assert "seed" not in asked, "a server that others started may die of a seed"
 
 
-def test_a_conversation_is_kept_as_ids(model: Path, tmp_path: Path) -> None:
-    with running(model) as engine:
-        policy = opened(engine, model, tmp_path)
+def test_a_conversation_is_kept_as_ids(tiny: Path, tmp_path: Path) -> None:
+    with running(tiny) as engine:
+        policy = opened(engine, tiny, tmp_path)
         (first,) = ask_all(policy, [Turn(QUESTION, 0)])
         assert first.prompt_ids and first.completion_ids
         held = first.prompt_ids + first.completion_ids
@@ -93,33 +87,33 @@ def test_a_conversation_is_kept_as_ids(model: Path, tmp_path: Path) -> None:
     assert second.prompt_ids == held + following_ids(policy.tokenizer, [reply])
 
 
-def test_what_the_server_does_is_found_out(model: Path, tmp_path: Path) -> None:
-    with running(model) as engine, running(model, raw=1) as early:
-        found = opened(engine, model, tmp_path).facts()["server"]
+def test_what_the_server_does_is_found_out(tiny: Path, tmp_path: Path) -> None:
+    with running(tiny) as engine, running(tiny, raw=1) as early:
+        found = opened(engine, tiny, tmp_path).facts()["server"]
         known = {"name": "base", "version": "engine-1", "context_tokens": 2048, "seeds": False}
         assert found == {**known, "logprob_kind": "processed", "capture_level": "tokens"}
-        policy = opened(early, model, tmp_path, temperature=0.5)
+        policy = opened(early, tiny, tmp_path, temperature=0.5)
         assert policy.found.logprob_kind == "raw"
         assert ask_all(policy, [Turn(QUESTION, 0)])[0].logprob_kind == "raw"
 
 
-def test_a_server_without_token_ids_is_refused(model: Path, tmp_path: Path) -> None:
-    with running(model, textual=1) as engine, pytest.raises(UsageError, match="does not answer with the token ids"):
-        opened(engine, model, tmp_path)
+def test_a_server_without_token_ids_is_refused(tiny: Path, tmp_path: Path) -> None:
+    with running(tiny, textual=1) as engine, pytest.raises(UsageError, match="does not answer with the token ids"):
+        opened(engine, tiny, tmp_path)
 
 
-def test_a_server_that_a_killed_training_left_paused_is_named(model: Path, tmp_path: Path) -> None:
-    with running(model) as engine, running(model, closed=1) as closed:
+def test_a_server_that_a_killed_training_left_paused_is_named(tiny: Path, tmp_path: Path) -> None:
+    with running(tiny) as engine, running(tiny, closed=1) as closed:
         engine.paused = True
         with pytest.raises(UsageError, match=rf"is paused .* `curl -X POST {engine.url.removesuffix('/v1')}/resume`"):
-            opened(engine, model, tmp_path, base_url=f"{engine.url}/", max_attempts=1)
+            opened(engine, tiny, tmp_path, base_url=f"{engine.url}/", max_attempts=1)
         assert not [path for path, _ in engine.requests if path.endswith("/completions")], "they would wait for ever"
         engine.paused = False
-        assert opened(closed, model, tmp_path).found == opened(engine, model, tmp_path).found
+        assert opened(closed, tiny, tmp_path).found == opened(engine, tiny, tmp_path).found
 
 
-def test_a_server_that_a_training_pauses_for_a_moment_is_awaited(model: Path, tmp_path: Path) -> None:
-    with running(model) as engine:
+def test_a_server_that_a_training_pauses_for_a_moment_is_awaited(tiny: Path, tmp_path: Path) -> None:
+    with running(tiny) as engine:
         is_paused = engine.is_paused
 
         def going_on(body: dict[str, Any]) -> tuple[int, Any]:
@@ -128,20 +122,20 @@ def test_a_server_that_a_training_pauses_for_a_moment_is_awaited(model: Path, tm
             return told
 
         engine.paused, engine.is_paused = True, going_on  # type: ignore[method-assign]
-        assert opened(engine, model, tmp_path, max_attempts=2).found.name == "base"
+        assert opened(engine, tiny, tmp_path, max_attempts=2).found.name == "base"
 
 
-def test_an_answer_ends_where_the_context_does(model: Path, tmp_path: Path) -> None:
-    with running(model, narrow=1) as engine:
-        policy = opened(engine, model, tmp_path, max_tokens=400)
+def test_an_answer_ends_where_the_context_does(tiny: Path, tmp_path: Path) -> None:
+    with running(tiny, narrow=1) as engine:
+        policy = opened(engine, tiny, tmp_path, max_tokens=400)
         short, long = ask_all(policy, [Turn(QUESTION, 5), Turn([{"role": "user", "content": "abc" * 40}], 0)])
     assert short.error_type is None and short.prompt_tokens + short.completion_tokens <= 40
     assert long.error_type == "context" and "the model takes 40 in all" in (long.error or "")
 
 
-def test_trouble_that_passes_is_tried_again_and_lasting_trouble_is_said(model: Path, tmp_path: Path) -> None:
-    with running(model) as engine:
-        policy = opened(engine, model, tmp_path, max_attempts=2)
+def test_trouble_that_passes_is_tried_again_and_lasting_trouble_is_said(tiny: Path, tmp_path: Path) -> None:
+    with running(tiny) as engine:
+        policy = opened(engine, tiny, tmp_path, max_attempts=2)
         engine.faults["broken"] = 1
         (sample,) = ask_all(policy, [Turn(QUESTION, 0)])
         assert sample.error_type is None and sample.attempts == 2
@@ -152,34 +146,34 @@ def test_trouble_that_passes_is_tried_again_and_lasting_trouble_is_said(model: P
             policy.score([1, 2], [3])
 
 
-def test_weights_are_replaced_in_one_pause_however_often_it_is_tried(model: Path, tmp_path: Path) -> None:
+def test_weights_are_replaced_in_one_pause_however_often_it_is_tried(tiny: Path, tmp_path: Path) -> None:
     """Between two attempts an answer under way would be sampled from weights that are half replaced."""
-    with running(model) as engine:
-        policy = opened(engine, model, tmp_path, max_attempts=2)
+    with running(tiny) as engine:
+        policy = opened(engine, tiny, tmp_path, max_attempts=2)
         engine.faults["sticky"], before = 1, len(engine.requests)
-        policy.replace_weights(str(model))
+        policy.replace_weights(str(tiny))
         attempt = ["/collective_rpc", "/reset_prefix_cache?reset_running_requests=true"]
         asked = [path for path, _ in engine.requests[before:]]
         assert asked == ["/pause?mode=keep", *attempt, *attempt, "/resume"]
         engine.faults["closed"] = 1
         with pytest.raises(UsageError, match="does not load the weights"):
-            policy.replace_weights(str(model))
+            policy.replace_weights(str(tiny))
         assert not engine.paused
 
 
-def saved_adapter(model: Path, folder: Path) -> Any:
+def saved_adapter(tiny: Path, folder: Path) -> Any:
     """Save an adapter that changes much; return the model with it."""
-    plain = AutoModelForCausalLM.from_pretrained(model)
+    plain = AutoModelForCausalLM.from_pretrained(tiny)
     torch.manual_seed(0)
     trained = get_peft_model(plain, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
-    adapters.save_adapter(trained, adapters.describe_base(PolicyConfig(model=str(model)), plain), folder)
-    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    adapters.save_adapter(trained, adapters.describe_base(PolicyConfig(model=str(tiny)), plain), folder)
+    AutoTokenizer.from_pretrained(tiny).save_pretrained(folder)
     return trained
 
 
-def test_an_adapter_is_loaded_on_its_base(model: Path, tmp_path: Path) -> None:
-    trained = saved_adapter(model, tmp_path / "adapter")
-    with running(model) as engine:
+def test_an_adapter_is_loaded_on_its_base(tiny: Path, tmp_path: Path) -> None:
+    trained = saved_adapter(tiny, tmp_path / "adapter")
+    with running(tiny) as engine:
         policy = opened(engine, tmp_path / "adapter", tmp_path)
         (sample,) = ask_all(policy, [Turn(QUESTION, 0)])
         assert sample.prompt_ids and sample.completion_ids and sample.logprobs
@@ -216,12 +210,12 @@ class Mortal:
         self.up = True
 
 
-def test_a_server_that_dies_has_its_adapters_again_before_it_is_asked(model: Path, tmp_path: Path) -> None:
+def test_a_server_that_dies_has_its_adapters_again_before_it_is_asked(tiny: Path, tmp_path: Path) -> None:
     """Also where the training's thread takes one away meanwhile."""
-    saved_adapter(model, tmp_path / "adapter")
-    with running(model) as engine, ThreadPoolExecutor(1) as pool:
+    saved_adapter(tiny, tmp_path / "adapter")
+    with running(tiny) as engine, ThreadPoolExecutor(1) as pool:
         process: Any = Mortal(engine)
-        config = PolicyConfig(model=f"vllm:{model}", base_url=engine.url, max_tokens=4)
+        config = PolicyConfig(model=f"vllm:{tiny}", base_url=engine.url, max_tokens=4)
         policy = VllmPolicy.connect(config, engine.url, listener=print, server=process)
         for name in ("one", "two", "three"):
             policy.load(name, tmp_path / "adapter")
@@ -239,13 +233,13 @@ def test_a_server_that_dies_has_its_adapters_again_before_it_is_asked(model: Pat
 
 @pytest.mark.parametrize("loads", ["server", "adapter"])
 def test_a_restart_goes_on_without_the_request_that_found_the_server_dead(
-    model: Path, tmp_path: Path, loads: str
+    tiny: Path, tmp_path: Path, loads: str
 ) -> None:
     """Answers under way are broken off where their group is too old; others wait for the same restart."""
-    saved_adapter(model, tmp_path / "adapter")
-    with running(model) as engine:
+    saved_adapter(tiny, tmp_path / "adapter")
+    with running(tiny) as engine:
         process: Any = Mortal(engine)
-        config = PolicyConfig(model=f"vllm:{model}", base_url=engine.url, max_tokens=4, max_attempts=1)
+        config = PolicyConfig(model=f"vllm:{tiny}", base_url=engine.url, max_tokens=4, max_attempts=1)
         policy = VllmPolicy.connect(config, engine.url, listener=print, server=process)
         policy.load("one", tmp_path / "adapter")
         policy.sample_from("one")
