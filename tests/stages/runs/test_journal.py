@@ -11,14 +11,6 @@ from stages.runs import store
 from stages.runs.store import SHARD_BYTES, Journal, read_units
 
 
-def test_journal_keeps_what_was_appended(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, shard_size=2)
-    for i in range(5):
-        journal.append([(f"u{i}", {"value": i}, False)])
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["000000.jsonl.gz", "000001.jsonl.gz", "000002.jsonl.open"]
-    assert [r["value"] for r in Journal(tmp_path, shard_size=2).records()] == [0, 1, 2, 3, 4]
-
-
 def test_a_torn_line_counts_as_not_written(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.append([("a", {"value": 1}, False), ("b", {"value": 2}, False)])
@@ -50,14 +42,6 @@ def test_a_line_without_a_check_value_is_refused_with_its_number(line: bytes, tm
     (tmp_path / "000000.jsonl.open").write_bytes(store.checked(b'{"unit":"a"}') + b"\n" + line + b"\n")
     with pytest.raises(BadInput, match=r"000000\.jsonl\.open, line 2, is not a line of a journal"):
         Journal(tmp_path)
-
-
-def test_a_retried_unit_counts_with_its_last_line(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    journal.append([("a", {"value": 0}, True)])
-    assert not journal.finished("a")
-    journal.append([("a", {"value": 1}, False)])
-    assert journal.finished("a") and [r["value"] for r in Journal(tmp_path).records()] == [1]
 
 
 def test_an_open_file_whose_sealed_twin_exists_is_not_read_twice(tmp_path: Path) -> None:

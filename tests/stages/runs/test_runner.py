@@ -30,51 +30,43 @@ from stages.stopping import Interrupted
 ENV = "support.environments:GuessEnv"
 
 
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("tiny"))
+def config(tiny: Path, **more: object) -> collect.Config:
+    return collect.Config(env={"name": ENV}, policy={"model": str(tiny), "max_tokens": 40}, tasks=3, samples=2, **more)
 
 
-def config(model: Path, **more: object) -> collect.Config:
-    return collect.Config(env={"name": ENV}, policy={"model": str(model), "max_tokens": 40}, tasks=3, samples=2, **more)
-
-
-def run(root: Path, model: Path, **options: object) -> Result:
+def run(root: Path, tiny: Path, **options: object) -> Result:
     seed = options.pop("seed", 0)
-    return runner.execute("collect", {}, config(model, seed=seed), root=root, **options)  # type: ignore[arg-type]
+    return runner.execute("collect", {}, config(tiny, seed=seed), root=root, **options)  # type: ignore[arg-type]
 
 
-def test_the_same_work_is_done_once(tmp_path: Path, model: Path) -> None:
-    first, second = run(tmp_path, model), run(tmp_path, model)
+def test_the_same_work_is_done_once(tmp_path: Path, tiny: Path) -> None:
+    first, second = run(tmp_path, tiny), run(tmp_path, tiny)
     assert first.fresh and not second.fresh
     assert first.path == second.path and second.reason == "up to date"
     assert (tmp_path / "collect" / "latest").resolve() == first.path.resolve()
+    assert run(tmp_path, tiny, seed=1).path != first.path
 
 
-def test_another_seed_is_another_run(tmp_path: Path, model: Path) -> None:
-    assert run(tmp_path, model).path != run(tmp_path, model, seed=1).path
-
-
-def test_rerunning_a_deleted_run_gives_the_same_content(tmp_path: Path, model: Path) -> None:
-    first = run(tmp_path / "a", model).path
-    second = run(tmp_path / "b", model).path
+def test_rerunning_a_deleted_run_gives_the_same_content(tmp_path: Path, tiny: Path) -> None:
+    first = run(tmp_path / "a", tiny).path
+    second = run(tmp_path / "b", tiny).path
     one, other = Run(first), Run(second)
     assert one.manifest.content == other.manifest.content
     assert (first / "tasks.parquet").read_bytes() == (second / "tasks.parquet").read_bytes()
 
 
-def test_latest_is_mended_where_a_kill_left_it_on_the_older_run(tmp_path: Path, model: Path) -> None:
+def test_latest_is_mended_where_a_kill_left_it_on_the_older_run(tmp_path: Path, tiny: Path) -> None:
     """A process that was killed between the last manifest and `latest` never pointed to its run, nor did a rerun."""
-    older, newer = run(tmp_path, model).path, run(tmp_path, model, seed=1).path
+    older, newer = run(tmp_path, tiny).path, run(tmp_path, tiny, seed=1).path
     latest = tmp_path / "collect" / "latest"
     latest.unlink()
     latest.symlink_to(older.name)
-    assert not run(tmp_path, model, seed=1).fresh
+    assert not run(tmp_path, tiny, seed=1).fresh
     assert latest.resolve() == newer.resolve()
-    assert not run(tmp_path, model).fresh
+    assert not run(tmp_path, tiny).fresh
     assert latest.resolve() == newer.resolve(), "an older run that is up to date is not the latest"
     latest.unlink()
-    assert not run(tmp_path, model).fresh
+    assert not run(tmp_path, tiny).fresh
     assert latest.resolve() == older.resolve()
 
 
@@ -99,20 +91,20 @@ def test_runs_of_a_stage_that_end_at_once_do_not_meet(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "one", "other"]
 
 
-def test_a_latest_that_cannot_be_pointed_is_no_wrong_path(tmp_path: Path, model: Path) -> None:
+def test_a_latest_that_cannot_be_pointed_is_no_wrong_path(tmp_path: Path, tiny: Path) -> None:
     (tmp_path / "collect" / "latest" / "mine").mkdir(parents=True)
     with pytest.raises(ComposerError, match=r"is complete, but .*latest cannot be made a link to it \(") as raised:
-        run(tmp_path, model)
+        run(tmp_path, tiny)
     assert raised.value.exit_code == 1
     (tmp_path / "collect" / "latest" / "mine").rmdir()
     (tmp_path / "collect" / "latest").rmdir()
-    done = run(tmp_path, model)
+    done = run(tmp_path, tiny)
     assert not done.fresh and (tmp_path / "collect" / "latest").resolve() == done.path.resolve()
 
 
 @pytest.mark.parametrize("step", ["_check_writable", "_begin", "_close", "_point_latest"])
 def test_a_disk_that_fails_outside_the_stage_is_reported_as_one(
-    step: str, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    step: str, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Around the stage too: a read-only disk ended in `.reserve cannot be read or written. Check the path`, exit 2."""
     kept = getattr(runner, step)
@@ -124,10 +116,10 @@ def test_a_disk_that_fails_outside_the_stage_is_reported_as_one(
 
     monkeypatch.setattr(runner, step, failing)
     with pytest.raises(ComposerError, match=r"The disk is full or cannot be written: .*--resume") as raised:
-        run(tmp_path, model)
+        run(tmp_path, tiny)
     assert raised.value.exit_code == 1
     monkeypatch.setattr(runner, step, kept)
-    assert run(tmp_path, model, resume=True).status == "complete"
+    assert run(tmp_path, tiny, resume=True).status == "complete"
 
 
 def test_a_changed_model_folder_is_another_run(tmp_path: Path) -> None:
@@ -137,19 +129,19 @@ def test_a_changed_model_folder_is_another_run(tmp_path: Path) -> None:
     assert run(tmp_path / "artifacts", folder).path != first
 
 
-def test_an_unfinished_run_names_the_ways_out(tmp_path: Path, model: Path) -> None:
-    path = run(tmp_path, model).path
+def test_an_unfinished_run_names_the_ways_out(tmp_path: Path, tiny: Path) -> None:
+    path = run(tmp_path, tiny).path
     unfinished = read_manifest(path)
     unfinished.status = "failed"
     write_manifest(path, unfinished)
     with pytest.raises(UsageError, match=r"--resume.*--clean.*--out"):
-        run(tmp_path, model)
-    assert run(tmp_path, model, resume=True).reason == "resumed"
+        run(tmp_path, tiny)
+    assert run(tmp_path, tiny, resume=True).reason == "resumed"
 
 
-def test_half_written_files_of_a_killed_attempt_are_swept_away(tmp_path: Path, model: Path) -> None:
+def test_half_written_files_of_a_killed_attempt_are_swept_away(tmp_path: Path, tiny: Path) -> None:
     """They stayed in the folder for good, beside the whole ones."""
-    path = run(tmp_path, model).path
+    path = run(tmp_path, tiny).path
     unfinished = read_manifest(path)
     unfinished.status = "running"
     write_manifest(path, unfinished)
@@ -157,7 +149,7 @@ def test_half_written_files_of_a_killed_attempt_are_swept_away(tmp_path: Path, m
     kept = [path / ".of.a.user.tmp", path / "notes.4711.tmp"]
     for file in (*torn, *kept):
         file.write_bytes(b"half")
-    run(tmp_path, model, resume=True)
+    run(tmp_path, tiny, resume=True)
     assert not any(file.exists() for file in torn) and all(file.exists() for file in kept)
 
 
@@ -173,62 +165,62 @@ def test_half_written_files_of_a_killed_attempt_are_in_no_output(tmp_path: Path)
     assert [path.name for path in (tmp_path / "killed").iterdir()] == ["rows.bin"]
 
 
-def test_damage_is_seen_and_mended_from_the_steps(tmp_path: Path, model: Path) -> None:
-    path = run(tmp_path, model).path
+def test_damage_is_seen_and_mended_from_the_steps(tmp_path: Path, tiny: Path) -> None:
+    path = run(tmp_path, tiny).path
     whole = (path / "rollouts.parquet").read_bytes()
     (path / "rollouts.parquet").unlink()
     with pytest.raises(UsageError, match=r"rollouts\.parquet is missing"):
-        run(tmp_path, model)
-    assert run(tmp_path, model, resume=True).fresh
+        run(tmp_path, tiny)
+    assert run(tmp_path, tiny, resume=True).fresh
     assert (path / "rollouts.parquet").read_bytes() == whole
 
 
-def test_a_foreign_folder_is_not_touched(tmp_path: Path, model: Path) -> None:
+def test_a_foreign_folder_is_not_touched(tmp_path: Path, tiny: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("x")
     with pytest.raises(UsageError, match="not empty and is not a run folder"):
-        run(tmp_path, model, out=tmp_path / "mine")
+        run(tmp_path, tiny, out=tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "x"
 
 
-def test_a_folder_with_another_run_says_what_differs(tmp_path: Path, model: Path) -> None:
-    run(tmp_path, model, out=tmp_path / "here")
+def test_a_folder_with_another_run_says_what_differs(tmp_path: Path, tiny: Path) -> None:
+    run(tmp_path, tiny, out=tmp_path / "here")
     with pytest.raises(UsageError, match="seed: 0 there, 1 asked"):
-        run(tmp_path, model, out=tmp_path / "here", seed=1)
+        run(tmp_path, tiny, out=tmp_path / "here", seed=1)
 
 
-def test_a_folder_in_use_is_refused(tmp_path: Path, model: Path) -> None:
+def test_a_folder_in_use_is_refused(tmp_path: Path, tiny: Path) -> None:
     with FileLock(tmp_path / ".here.lock"), pytest.raises(UsageError, match="in use by another process"):
-        run(tmp_path, model, out=tmp_path / "here")
+        run(tmp_path, tiny, out=tmp_path / "here")
 
 
-def test_the_same_work_is_in_use_whatever_time_is_in_its_folders_name(tmp_path: Path, model: Path) -> None:
+def test_the_same_work_is_in_use_whatever_time_is_in_its_folders_name(tmp_path: Path, tiny: Path) -> None:
     """Two processes that are started together name their folders a second apart."""
-    folder = runner.resolve_run("collect", Inputs({}), config(model), root=tmp_path).folder
+    folder = runner.resolve_run("collect", Inputs({}), config(tiny), root=tmp_path).folder
     earlier = folder.with_name(f"20200101T000000Z-{folder.name.partition('-')[2]}")
     with runner.locked(earlier), pytest.raises(UsageError, match="in use by another process"):
-        run(tmp_path, model)
+        run(tmp_path, tiny)
     assert not list(tmp_path.glob("collect/2*"))
     other = folder.with_name(f"{folder.name[:-6]}000000")
     with runner.locked(other):
-        assert run(tmp_path, model).fresh
+        assert run(tmp_path, tiny).fresh
 
 
-def test_ctrl_c_keeps_what_is_finished(tmp_path: Path, model: Path) -> None:
+def test_ctrl_c_keeps_what_is_finished(tmp_path: Path, tiny: Path) -> None:
     def press(what: str, done: int, total: int) -> None:
         if total:  # once: a second Ctrl-C stops at once
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(Interrupted) as stopped:
-        run(tmp_path, model, listener=press)
+        run(tmp_path, tiny, listener=press)
     assert stopped.value.left.startswith("Nothing was finished yet"), "the first batch was asked to stop"
     path = next((tmp_path / "collect").glob("2*"))
     assert read_manifest(path).status == "interrupted"
-    assert run(tmp_path, model, resume=True).status == "complete"
+    assert run(tmp_path, tiny, resume=True).status == "complete"
 
 
-def test_inputs_find_their_slots_and_misfits_are_named(tmp_path: Path, model: Path) -> None:
-    collected = Run(run(tmp_path, model).path)
+def test_inputs_find_their_slots_and_misfits_are_named(tmp_path: Path, tiny: Path) -> None:
+    collected = Run(run(tmp_path, tiny).path)
     stage = load_stage("replay-teachers")
     assert assign_inputs(stage, [collected]) == {"rollouts": [collected]}
     with pytest.raises(BadInput, match="needs a run that holds steps"):
@@ -254,8 +246,8 @@ def test_a_stopped_training_is_named_as_such_and_a_run_of_no_use_by_its_stage(tm
     refused(lambda: assign_inputs(pairs, [Run(failed)]), BadInput, "failed, not complete: 0 of 4 rollouts", "--resume")
 
 
-def test_unfinished_inputs_are_refused(tmp_path: Path, model: Path) -> None:
-    collected = Run(run(tmp_path, model).path)
+def test_unfinished_inputs_are_refused(tmp_path: Path, tiny: Path) -> None:
+    collected = Run(run(tmp_path, tiny).path)
     collected.manifest.status = "interrupted"
     with pytest.raises(BadInput, match="is interrupted, not complete"):
         check_inputs(Inputs({"rollouts": collected}))
@@ -271,9 +263,9 @@ def test_a_missing_model_folder_is_a_sentence(tmp_path: Path) -> None:
         run(tmp_path, Path("/nowhere/model"))
 
 
-def test_after_an_attempt_that_finished_nothing_the_command_simply_runs(tmp_path: Path, model: Path) -> None:
+def test_after_an_attempt_that_finished_nothing_the_command_simply_runs(tmp_path: Path, tiny: Path) -> None:
     """A server that was not there, a full disk, a kill: the same command, or another one for the same --out, runs."""
-    path = run(tmp_path / "a", model).path
+    path = run(tmp_path / "a", tiny).path
     failed = read_manifest(path)
     failed.status, failed.outputs = "failed", {}
     for left in ("failed", "running"):
@@ -283,30 +275,30 @@ def test_after_an_attempt_that_finished_nothing_the_command_simply_runs(tmp_path
         (out / "steps" / "000000.jsonl.open").write_bytes(store.checked(b'{"failed":true,"unit":"kata-1"}') + b"\n")
         failed.status = left  # type: ignore[assignment]
         write_manifest(out, failed)
-        checked = runner.preflight("collect", {}, config(model), root=tmp_path / "b", out=out)
+        checked = runner.preflight("collect", {}, config(tiny), root=tmp_path / "b", out=out)
         assert checked and "is complete" not in checked[0]
-        assert run(tmp_path / "b", model, out=out).fresh
+        assert run(tmp_path / "b", tiny, out=out).fresh
     out = tmp_path / "other"
     out.mkdir()
     write_manifest(out, failed)
-    assert run(tmp_path / "b", model, out=out, seed=1).fresh
+    assert run(tmp_path / "b", tiny, out=out, seed=1).fresh
     assert read_manifest(out).attempts == 1
 
 
 @pytest.mark.parametrize("left", ["steps/000000.jsonl.open", "ledger.jsonl", "scratch/trainer/weights", "mine.txt"])
-def test_what_an_attempt_left_is_never_deleted_without_being_asked(left: str, tmp_path: Path, model: Path) -> None:
-    failed = read_manifest(run(tmp_path / "a", model).path)
+def test_what_an_attempt_left_is_never_deleted_without_being_asked(left: str, tmp_path: Path, tiny: Path) -> None:
+    failed = read_manifest(run(tmp_path / "a", tiny).path)
     failed.status, failed.outputs = "failed", {}
     out = tmp_path / "out"
     (out / left).parent.mkdir(parents=True)
     (out / left).write_text('{"unit": "kata-1", "call": 1}\n')
     write_manifest(out, failed)
     with pytest.raises(UsageError, match="holds a different run"):
-        run(tmp_path / "b", model, out=out, seed=1)
+        run(tmp_path / "b", tiny, out=out, seed=1)
     assert (out / left).exists()
     if left != "ledger.jsonl":  # money that was paid is no work of this folder: it stays in its ledger
         with pytest.raises(UsageError, match="already holds this run"):
-            run(tmp_path / "b", model, out=out)
+            run(tmp_path / "b", tiny, out=out)
 
 
 def save_with_torch(path: Path) -> None:

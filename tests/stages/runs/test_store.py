@@ -21,16 +21,12 @@ def test_equal_lines_give_equal_bytes(tmp_path: Path) -> None:
     assert list(store.read_lines(tmp_path / "a.jsonl.gz")) == [{"x": 1}, {"x": 2}]
 
 
-def test_truncated_gzip_is_named(tmp_path: Path) -> None:
+def test_a_cut_file_and_a_malformed_line_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     store.seal_lines(path, [b'{"x":"%d"}' % i for i in range(5000)])
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(BadInput, match=r"a\.jsonl\.gz is damaged after line"):
         list(store.read_lines(path))
-
-
-def test_malformed_line_is_named_with_its_number(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"x":1}\n{"x":\n'))
     with pytest.raises(BadInput, match="line 2, is not valid JSON"):
         list(store.read_lines(path))
