@@ -28,21 +28,6 @@ def test_all_replicas_hold_the_same_bytes(codec: Codec, fragments: int):
     assert replicas[0].bytes() != start
 
 
-def test_equal_work_gives_equal_bytes():
-    assert together(settings(), 5)[0].state.digest == together(settings(), 5)[0].state.digest
-
-
-def test_rate_one_without_momentum_is_the_average_of_the_replicas():
-    alone = [Replica(number) for number in range(3)]
-    for replica in alone:
-        for _ in range(4):
-            replica.step()
-    loops = together(settings(**PLAIN), 1)
-    for name, array in loops[0].state.weights.items():
-        average = torch.stack([r.parameters[name].detach() for r in alone]).double().mean(0)
-        assert np.abs(array - average.numpy()).max() < 1e-7
-
-
 def test_a_other_fragments_are_not_moved_by_anothers_round():
     """torchft, one outer optimiser: inner gradients of the other fragments became outer steps."""
     replicas = [Replica(number) for number in range(2)]
@@ -133,13 +118,6 @@ def test_the_outer_step_of_a_round_is_pytorchs():
             arrays.put(arrays.copied(shared), replica.parameters)
     loops = together(chosen, 3)
     assert loops[0].state.digest == arrays.digest(arrays.copied(shared))
-
-
-def test_training_apart_learns():
-    replicas = [Replica(number) for number in range(4)]
-    before = Replica(9).step()
-    together(settings(4, inner_steps=10), 12, replicas)
-    assert replicas[0].step() < before / 3
 
 
 def test_momentum_is_kept_by_fragment():

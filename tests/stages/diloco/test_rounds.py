@@ -25,27 +25,33 @@ def settings(replicas: int = 3, **more: object) -> Diloco:
     return Diloco.model_validate({"replicas": replicas, "inner_steps": 4, "grace_s": 60.0, "timeout_s": 20.0, **more})
 
 
-def offered(replica: Replica, loop: OuterLoop, steps: int = 4) -> None:
-    """So many steps of a replica, then its offer."""
-    for _ in range(steps):
-        replica.step()
-    loop.offer()
+Pair = tuple[Replica, OuterLoop]
 
 
-def started(bucket: Bucket, chosen: Diloco, rounds: int, **more: object) -> list[tuple[Replica, OuterLoop]]:
-    """As many replicas as are chosen, each in the bucket and begun."""
-    pairs = []
-    for place in range(chosen.replicas):
-        replica = Replica(place)
-        pairs.append((replica, replica.in_bucket(bucket, chosen, place, rounds, **more)))
-        pairs[-1][1].start()
-    return pairs
-
-
-def held(pairs: list[tuple[Replica, OuterLoop]], steps: int = 4) -> None:
-    """One round, offers first."""
+def offered(*pairs: Pair, steps: int = 4) -> None:
+    """So many steps of each replica, then its offer."""
     for replica, loop in pairs:
-        offered(replica, loop, steps)
+        for _ in range(steps):
+            replica.step()
+        loop.offer()
+
+
+def joined(bucket: Bucket, chosen: Diloco, place: int, rounds: int, **more: object) -> Pair:
+    """A replica that has begun in the bucket."""
+    replica = Replica(place)
+    loop = replica.in_bucket(bucket, chosen, place, rounds, **more)
+    loop.start()
+    return replica, loop
+
+
+def started(bucket: Bucket, chosen: Diloco, rounds: int, **more: object) -> list[Pair]:
+    """As many replicas as are chosen, each in the bucket and begun."""
+    return [joined(bucket, chosen, place, rounds, **more) for place in range(chosen.replicas)]
+
+
+def held(pairs: list[Pair], steps: int = 4) -> None:
+    """One round, offers first."""
+    offered(*pairs, steps=steps)
     for _, loop in pairs:
         loop.collect()
 
@@ -93,13 +99,12 @@ def test_a_quorum_goes_on_after_the_grace_period_and_the_slow_one_catches_up(buc
     held(pairs)
     (slow, behind), others = pairs[2], pairs[:2]
     for _ in range(2):
-        for replica, loop in others:
-            offered(replica, loop)
+        offered(*others)
         assert others[0][1]._store.poll_round(others[0][1].state.round) in (None, True)
         now[0] += 31
         for _, loop in others:
             assert loop.collect().replicas == (0, 1)
-    offered(slow, behind)
+    offered((slow, behind))
     assert not behind.collect().took_part, "its steps are from a round that is over"
     assert behind.state.digest == others[0][1].state.digest and behind.state.round == 3
     assert slow.bytes() == others[0][0].bytes()
@@ -113,8 +118,7 @@ def test_nobody_waits_for_one_who_left(bucket: Bucket):
     now = [0.0]
     pairs = started(bucket, settings(), 5, clock=lambda: now[0])
     held(pairs)
-    for replica, loop in pairs[:2]:
-        offered(replica, loop)
+    offered(*pairs[:2])
     assert pairs[0][1]._store.poll_round(1) is None
     now[0] += 61
     for _, loop in pairs[:2]:
@@ -127,15 +131,12 @@ def test_nobody_waits_for_one_who_left(bucket: Bucket):
 def test_one_who_joins_is_waited_for(bucket: Bucket):
     pairs = started(bucket, settings(2), 4)
     held(pairs)
-    third = Replica(2)
-    joined = third.in_bucket(bucket, settings(2), 2, 4)
-    joined.start()
-    assert joined.state.round == 1 and third.bytes() == pairs[0][0].bytes()
-    for replica, loop in pairs:
-        offered(replica, loop)
+    third, new = joined(bucket, settings(2), 2, 4)
+    assert new.state.round == 1 and third.bytes() == pairs[0][0].bytes()
+    offered(*pairs)
     assert pairs[0][1]._store.poll_round(1) is None
-    offered(third, joined)
-    for loop in (joined, pairs[0][1], pairs[1][1]):
+    offered((third, new))
+    for loop in (new, pairs[0][1], pairs[1][1]):
         assert loop.collect().replicas == (0, 1, 2)
 
 
@@ -143,9 +144,7 @@ def test_one_who_comes_after_the_end_takes_the_result(bucket: Bucket):
     pairs = started(bucket, settings(2), 3)
     for _ in range(3):
         held(pairs)
-    late = Replica(5)
-    loop = late.in_bucket(bucket, settings(2), 5, 3)
-    loop.start()
+    late, loop = joined(bucket, settings(2), 5, 3)
     assert loop.finished and late.bytes() == pairs[0][0].bytes()
 
 
@@ -153,8 +152,7 @@ def test_a_survivor_finishes_what_the_winner_began(bucket: Bucket):
     """The winner dies between settling the round and its mean."""
     now = [0.0]
     pairs = started(bucket, settings(), 3, clock=lambda: now[0])
-    for replica, loop in pairs:
-        offered(replica, loop)
+    offered(*pairs)
     assert pairs[0][1]._store.poll_round(0)  # and is never heard of again
     place = pairs[1][1]._store
     assert place.reduce(0) is None and bucket.read("r/000000/mean") is None
@@ -165,10 +163,8 @@ def test_a_survivor_finishes_what_the_winner_began(bucket: Bucket):
 
 
 def test_too_few_replicas_give_up_in_time(bucket: Bucket):
-    replica = Replica(0)
-    loop = replica.in_bucket(bucket, settings(timeout_s=0.05), 0, 2)
-    loop.start()
-    offered(replica, loop)
+    replica, loop = joined(bucket, settings(timeout_s=0.05), 0, 2)
+    offered((replica, loop))
     with pytest.raises(InfrastructureError, match="Fewer than 2 replicas took part in round 0 within"):
         loop.collect()
 
@@ -187,10 +183,8 @@ def test_waiting_can_be_stopped_and_gone_on_with(bucket: Bucket):
     at, residual = loop.saved()
     assert at == {"round": 0, "steps": 4}
 
-    second = Replica(1)
-    other = second.in_bucket(bucket, chosen, 1, 1)
-    other.start()
-    offered(second, other)
+    second, other = joined(bucket, chosen, 1, 1)
+    offered((second, other))
     other.collect()
     resumed = first.in_bucket(bucket, chosen, 0, 1)
     resumed.start(at, residual)
@@ -206,9 +200,7 @@ def test_old_rounds_are_deleted_and_a_joiner_needs_them_no_more(bucket: Bucket):
     rounds = {key[2:8] for key in bucket.keys("r/") if key.endswith("/mean")}
     assert min(rounds) == "000025"
     assert {key[2:8] for key in bucket.keys("r/") if "/d/" in key} == {"000055", "000056"}
-    late = Replica(2)
-    loop = late.in_bucket(bucket, settings(2), 2, 60)
-    loop.start()
+    _, loop = joined(bucket, settings(2), 2, 60)
     assert loop.state.digest == pairs[0][1].state.digest and loop.state.round == 57
     assert {name: array.tobytes() for name, array in loop.state.momentum.items()} == {
         name: array.tobytes() for name, array in pairs[0][1].state.momentum.items()
@@ -221,7 +213,7 @@ def test_one_far_behind_jumps_to_the_newest_state(bucket: Bucket):
     for _ in range(76):
         held(pairs[:1])
     slow, behind = pairs[2]
-    offered(slow, behind)
+    offered((slow, behind))
     behind.collect()
     assert behind.state.digest == pairs[0][1].state.digest and slow.bytes() == pairs[0][0].bytes()
 
@@ -269,8 +261,7 @@ def test_a_store_that_fails_is_named(tmp_path: Path):
 )
 def test_a_damaged_offer_is_left_out_by_all(bucket: Bucket, damage: Callable[[bytes], bytes]):
     pairs = started(bucket, settings(), 2)
-    for replica, loop in pairs:
-        offered(replica, loop)
+    offered(*pairs)
     (key,) = (key for key in bucket.keys("r/000000/d/") if number(key) == 1)
     bucket.write(key, damage(bucket.read(key) or b""))
     for _, loop in pairs:
@@ -283,8 +274,7 @@ def test_a_damaged_offer_is_left_out_by_all(bucket: Bucket, damage: Callable[[by
 
 def test_a_damaged_mean_is_computed_again(bucket: Bucket):
     pairs = started(bucket, settings(), 2)
-    for replica, loop in pairs:
-        offered(replica, loop)
+    offered(*pairs)
     pairs[0][1].collect()
     whole = bucket.read("r/000000/mean") or b""
     bucket.write("r/000000/mean", whole[:50])
@@ -300,8 +290,7 @@ def test_an_offer_from_other_weights_does_not_count(bucket: Bucket):
     name = next(iter(astray.state.weights))
     other = {**astray.state.weights, name: astray.state.weights[name] + 1}
     astray.state = GlobalState(0, other, astray.state.momentum)
-    for replica, loop in pairs:
-        offered(replica, loop)
+    offered(*pairs)
     for _, loop in pairs[:2]:
         assert loop.collect().replicas == (0, 1)
     with pytest.raises(InfrastructureError, match="round 0 are not those of the other replicas"):
@@ -310,8 +299,7 @@ def test_an_offer_from_other_weights_does_not_count(bucket: Bucket):
 
 def test_a_damaged_commit_is_refused(bucket: Bucket):
     pairs = started(bucket, settings(), 2)
-    for replica, loop in pairs:
-        offered(replica, loop)
+    offered(*pairs)
     bucket.write("r/000000/commit.json", b'{"keys": [')
     with pytest.raises(InfrastructureError, match=re.escape("r/000000/commit.json is damaged")):
         pairs[0][1].collect()
@@ -319,8 +307,7 @@ def test_a_damaged_commit_is_refused(bucket: Bucket):
 
 def test_without_any_whole_offer_the_round_is_refused(bucket: Bucket):
     pairs = started(bucket, settings(), 2)
-    for replica, loop in pairs:
-        offered(replica, loop)
+    offered(*pairs)
     assert pairs[0][1]._store.poll_round(0)
     for key in bucket.keys("r/000000/d/"):
         bucket.write(key, b"x")
@@ -333,9 +320,7 @@ def test_a_damaged_state_falls_back_to_the_one_before(bucket: Bucket):
     for _ in range(52):
         held(pairs)
     bucket.write("s/000050", (bucket.read("s/000050") or b"")[:-1])
-    late = Replica(2)
-    loop = late.in_bucket(bucket, settings(2), 2, 60)
-    loop.start()
+    _, loop = joined(bucket, settings(2), 2, 60)
     assert loop.state.digest == pairs[0][1].state.digest
 
 
@@ -343,4 +328,4 @@ def test_without_any_whole_state_a_joiner_is_refused(bucket: Bucket):
     started(bucket, settings(2), 2)
     bucket.write("s/000000", b"torn")
     with pytest.raises(InfrastructureError, match="no complete state is left"):
-        Replica(2).in_bucket(bucket, settings(2), 2, 2).start()
+        joined(bucket, settings(2), 2, 2)
