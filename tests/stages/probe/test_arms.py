@@ -22,7 +22,6 @@ from stages.probe.rows import run_rows
 from stages.runs import store
 from stages.runs.kinds import CHECKPOINT, ROLLOUT, ROLLOUT_GRADIENT, STEP
 from stages.runs.run import Run
-from stages.training.projection import PAIRS, weight_direction
 from tests.stages.probe.running import HINTED, PLANTED, carry_out
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]
@@ -86,15 +85,6 @@ def played(measured: Run, student: MeasuredStudent) -> tuple[Tensor, Tensor]:
     tokens = [TokenRow(row["prompt_ids"], row["completion_ids"], row["own"]) for row in rows]
     rewards = torch.tensor([row["reward"] for row in rows]).view(4, 4)
     return student.gradients(tokens)[0], (rewards - rewards.mean(1, keepdim=True)).flatten()
-
-
-def test_the_direction_is_that_of_the_probe(chain: Chain, student: MeasuredStudent, direction: Direction) -> None:
-    found = weight_direction(student.model, store.read_json(chain["v"].folder() / PAIRS))
-    student.model.requires_grad_(False)
-    units = direction.layout.split(direction.unit)
-    for name, factors in student.adapter.factors.items():
-        slope = ((factors.U.T @ found[name]) * factors.Vh).sum(-1)
-        assert float(torch.cosine_similarity(slope, units[name], dim=0)) > 1 - 1e-5
 
 
 def test_the_gradient_is_the_sum_of_advantages_times_row_gradients(

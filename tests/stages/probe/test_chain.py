@@ -139,28 +139,6 @@ def test_scores_of_stored_gradients_are_those_measured_with_the_model(chain: Cha
     assert offline == pytest.approx(measured, abs=1e-6)
 
 
-def test_all_arms_measure_the_same_before_they_part(chain: Chain) -> None:
-    first = {
-        arm: [r["cos_stack"] for r in chain[arm].rows(PROBE_ROW) if r["step"] == 0] for arm in ("vanilla", "projected")
-    }
-    assert first["vanilla"] == first["projected"]
-    last = {
-        arm: [r["cos_stack"] for r in chain[arm].rows(PROBE_ROW) if r["step"] == 19] for arm in ("vanilla", "projected")
-    }
-    assert last["vanilla"] != last["projected"]
-
-
-def test_a_new_direction_needs_no_model(chain: Chain, models: Models, tmp_path: Path) -> None:
-    config = extract_vhack.Config(
-        student=models["honest"], pairs=PairsConfig(source=PAIR_SOURCE, count=8), loss="grpo", seed=3
-    )
-    other = carry_out(extract_vhack, [chain["svd"]], config, tmp_path / "v")
-    run = carry_out(score, [chain["vanilla"], other, chain["v"]], score.Config(placebos=16), tmp_path / "score")
-    families = {row["family"] for row in run.rows(PLACEBO)}
-    assert {"haar", "randsign", "perm_pairs", "clean_clean", "hack_hack", "negated", "generic", "unrelated"} == families
-    assert run.manifest.summary["loss_kind"] == "drgrpo_sum"
-
-
 def test_a_direction_tells_its_modules_and_is_validated(chain: Chain) -> None:
     rows = chain["v"].rows(DIRECTION)
     assert len(rows) == 14 and all(row["axes"] == 1 and row["signal_to_noise"] > 1 for row in rows)
@@ -177,16 +155,6 @@ def test_another_models_decomposition_is_refused(chain: Chain, models: Models, t
     config = extract_vhack.Config(student=models["loophole"], pairs=PairsConfig(source=PAIR_SOURCE))
     with pytest.raises(BadInput, match="not of this model's weights"):
         carry_out(extract_vhack, [chain["svd"]], config, tmp_path / "v")
-
-
-def test_a_direction_of_other_coordinates_is_refused(chain: Chain, models: Models, tmp_path: Path) -> None:
-    honest = models["honest"]
-    config = extract_vhack.Config(
-        student=honest, pairs=PairsConfig(source=PAIR_SOURCE, count=4), adapter="antipasto_topr", rank=4
-    )
-    other = carry_out(extract_vhack, [chain["svd"]], config, tmp_path / "v")
-    with pytest.raises(BadInput, match="other coordinates"):
-        carry_out(score, [chain["vanilla"], other], score.Config(), tmp_path / "score")
 
 
 def test_more_steps_than_problems_are_refused(chain: Chain, models: Models, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from stages.errors import BadInput
 from stages.policy.base import PolicyConfig
 from stages.probe import compare, extract_vhack, plot, replay, score
 from stages.probe.extract_vhack import PairsConfig
-from stages.runs.kinds import EVAL_ITEM, PROBE_CHECK, ROLLOUT, ROLLOUT_GRADIENT, TRAJECTORY
+from stages.runs.kinds import EVAL_ITEM, PLACEBO, PROBE_CHECK, ROLLOUT, ROLLOUT_GRADIENT, TRAJECTORY
 from stages.runs.run import Run
 from tests.stages.probe.running import PLAIN, PLANTED, carry_out
 from tests.stages.probe.test_arms import settings
@@ -35,13 +35,18 @@ def test_lora_and_svd_are_compared_on_the_same_rows(chain: Chain, models: Models
     assert row["check"] == "R6" and row["stat"] > 0.3 and "SVD d" in row["detail"]
     with pytest.raises(BadInput, match="not of the same rows"):
         carry_out(compare, [scored, chain["score"]], compare.Config(), tmp_path / "no-rows")
+    with pytest.raises(BadInput, match="other coordinates"):
+        carry_out(score, [chain["vanilla"], v], score.Config(), tmp_path / "other")
 
 
 def test_a_grpo_direction_is_compared_with_the_nll_one(chain: Chain, models: Models, tmp_path: Path) -> None:
     config = extract_vhack.Config(student=models["honest"], pairs=PairsConfig(source=PAIR_SOURCE), loss="grpo")
     v = carry_out(extract_vhack, [chain["svd"]], config, tmp_path / "v")
     assert "PASS         R7-oracle " in (v.path / "report.txt").read_text()
-    scored = carry_out(score, [chain["vanilla"], v], score.Config(placebos=4), tmp_path / "score")
+    scored = carry_out(score, [chain["vanilla"], v, chain["v"]], score.Config(placebos=4), tmp_path / "score")
+    families = {row["family"] for row in scored.rows(PLACEBO)}
+    assert {"haar", "randsign", "perm_pairs", "clean_clean", "hack_hack", "negated", "generic", "unrelated"} == families
+    assert scored.manifest.summary["loss_kind"] == "drgrpo_sum"
     found = carry_out(
         compare, [chain["score"], scored, chain["vanilla"]], compare.Config(resamples=300), tmp_path / "compare"
     )

@@ -26,45 +26,35 @@ def test_figures_have_twins_and_equal_runs_give_equal_bytes(chain: dict[str, Run
     assert rows[0]["direction"] == "v" and len(rows) == 1 + 5 * 334
 
 
-@pytest.mark.parametrize(
-    ("name", "rows", "answer"),
-    [
-        (
-            "01_cosine_by_step",
-            [
-                {"arm": "vanilla", "step": 0, "cos_stack": 0.3, "low": None, "high": None},
-                {"arm": "vanilla", "step": 1, "cos_stack": 0.0, "low": None, "high": None},
-                *({"arm": "placebo", "step": step, "cos_stack": None, "low": -0.1, "high": 0.1} for step in (0, 1)),
-            ],
-            "vanilla: above the band of random directions at 1 of 2 steps",
-        ),
-        ("01_cosine_by_step", [{"arm": "vanilla", "step": 0, "cos_stack": 0.3, "low": None, "high": None}], None),
-        (
-            "05_placebos",
-            [
-                {"direction": "v", "effect": 1.0},
-                *({"direction": "haar", "effect": effect} for effect in (0.0, 0.5, 2.0)),
-                {"direction": "hack_hack", "effect": 5.0},
-            ],
-            "v is above 2 of 3 directions made without hacks",
-        ),
-        ("06_length_and_hedging", [{"tokens": 3, "hedges": 0, "hacked": True, "cos_stack": 0.1}], None),
-        (
-            "09_rates",
-            [
-                {
-                    "arm": "vanilla",
-                    "train_seed": seed,
-                    "step": step,
-                    "hack_rate_student": rate,
-                    "hidden_pass_rate_student": 0.0,
-                }
-                for seed, step, rate in ((0, 0, 0.0), (0, 1, 0.5), (1, 1, 1.0))
-            ],
-            "hacks at the last step: vanilla 75 %",
-        ),
-    ],
-)
+def cosine(arm: str, step: int, cos: float | None, low: float | None = None, high: float | None = None) -> Row:
+    return {"arm": arm, "step": step, "cos_stack": cos, "low": low, "high": high}
+
+
+def rates(seed: int, step: int, hacks: float) -> Row:
+    found = {"hack_rate_student": hacks, "hidden_pass_rate_student": 0.0}
+    return {"arm": "vanilla", "train_seed": seed, "step": step, **found}
+
+
+VANILLA, BAND = [cosine("vanilla", 0, 0.3)], [cosine("placebo", step, None, -0.1, 0.1) for step in (0, 1)]
+EFFECTS = [("v", 1.0), ("haar", 0.0), ("haar", 0.5), ("haar", 2.0), ("hack_hack", 5.0)]
+TITLES: list[tuple[str, list[Row], str | None]] = [
+    (
+        "01_cosine_by_step",
+        [*VANILLA, cosine("vanilla", 1, 0.0), *BAND],
+        "vanilla: above the band of random directions at 1 of 2 steps",
+    ),
+    ("01_cosine_by_step", VANILLA, None),
+    (
+        "05_placebos",
+        [{"direction": name, "effect": effect} for name, effect in EFFECTS],
+        "v is above 2 of 3 directions made without hacks",
+    ),
+    ("06_length_and_hedging", [{"tokens": 3, "hedges": 0, "hacked": True, "cos_stack": 0.1}], None),
+    ("09_rates", [rates(0, 0, 0.0), rates(0, 1, 0.5), rates(1, 1, 1.0)], "hacks at the last step: vanilla 75 %"),
+]
+
+
+@pytest.mark.parametrize(("name", "rows", "answer"), TITLES)
 def test_a_title_asks_and_answers_where_the_rows_suffice(name: str, rows: list[Row], answer: str | None) -> None:
     assert FIGURES[name].answer(rows) == answer
     assert as_png(FIGURES[name], rows).startswith(b"\x89PNG")

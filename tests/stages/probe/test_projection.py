@@ -1,6 +1,7 @@
 """Taking a direction out of a training: the formula, the account, the control, and what is refused."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,30 @@ def trained(root: Path, start: PolicyConfig, runs: list[Run], **more: Any) -> Ru
     return Run(runner.execute("train", assign_inputs(train.STAGE, runs), config, root=root).path)
 
 
+@pytest.fixture(scope="module")
+def before(models: dict[str, PolicyConfig]) -> Any:
+    """The model at the start."""
+    return load_model(models["loophole"], listener=lambda *_: None)[0]
+
+
+@pytest.fixture(scope="module")
+def direction(before: Any, v: Run) -> dict[str, torch.Tensor]:
+    return weight_direction(before, store.read_json(v.folder() / PAIRS))
+
+
+@pytest.fixture
+def toward(before: Any, start: PolicyConfig, direction: dict[str, torch.Tensor]) -> Callable[[Run], list[float]]:
+    """How far each weight of a training's result lies toward the hack."""
+
+    def of(run: Run) -> list[float]:
+        policy = start.model_copy(update={"model": str(run.folder(CHECKPOINT))})
+        after, _ = load_model(policy, listener=lambda *_: None)
+        pairs = {n: (after.get_submodule(n).weight, before.get_submodule(n).weight) for n in direction}
+        return [-float(((new - old).detach() * direction[n]).sum()) for n, (new, old) in pairs.items()]
+
+    return of
+
+
 def test_the_direction_is_that_of_the_probe_in_the_space_of_weights(
     start: PolicyConfig, v: Run, tmp_path: Path
 ) -> None:
@@ -64,16 +89,16 @@ def test_the_direction_is_that_of_the_probe_in_the_space_of_weights(
         assert torch.allclose(found[name], part / part.norm(), atol=1e-5)
 
 
-def test_random_ones_have_the_shapes_and_norms_and_repeat(start: PolicyConfig, v: Run) -> None:
-    model, _ = load_model(start, listener=lambda *_: None)
-    direction = weight_direction(model, store.read_json(v.folder() / PAIRS))
+def test_random_ones_have_the_shapes_and_norms_and_repeat(direction: dict[str, torch.Tensor]) -> None:
     first, again, other = (random_like(direction, seed) for seed in (1, 1, 2))
     for name, part in direction.items():
         assert first[name].shape == part.shape and float(first[name].norm()) == pytest.approx(1.0, abs=1e-5)
         assert torch.equal(first[name], again[name]) and not torch.equal(first[name], other[name])
 
 
-def test_nothing_of_a_projected_training_moves_toward_the_hack(tmp_path: Path, start: PolicyConfig, v: Run) -> None:
+def test_nothing_of_a_projected_training_moves_toward_the_hack(
+    tmp_path: Path, start: PolicyConfig, v: Run, toward: Callable[[Run], list[float]]
+) -> None:
     plain, projected, random = (
         trained(tmp_path / name, start, runs, **more)
         for name, runs, more in (
@@ -82,18 +107,8 @@ def test_nothing_of_a_projected_training_moves_toward_the_hack(tmp_path: Path, s
             ("random", [v], {"arm": "C", "probe": {"project": "random"}}),
         )
     )
-    model, _ = load_model(start, listener=lambda *_: None)
-    direction = weight_direction(model, store.read_json(v.folder() / PAIRS))
-
-    def toward(run: Run) -> dict[str, float]:
-        """How far each weight of the result lies toward the hack."""
-        policy = start.model_copy(update={"model": str(run.folder(CHECKPOINT))})
-        after, _ = load_model(policy, listener=lambda *_: None)
-        pairs = {n: (after.get_submodule(n).weight, model.get_submodule(n).weight) for n in direction}
-        return {n: -float(((new - old).detach() * direction[n]).sum()) for n, (new, old) in pairs.items()}
-
-    assert max(toward(plain).values()) > 1e-4 and max(toward(random).values()) > 1e-4
-    assert max(toward(projected).values()) < 1e-6
+    assert max(toward(plain)) > 1e-4 and max(toward(random)) > 1e-4
+    assert max(toward(projected)) < 1e-6
     for run, kind in ((projected, "v"), (random, "random")):
         account = json.loads((run.path / "projection.json").read_text())
         assert len(account) == 2 and run.manifest.summary["projected"] == kind
@@ -127,20 +142,13 @@ def test_nothing_of_a_projected_training_moves_toward_the_hack(tmp_path: Path, s
         assert one["difference"]["estimate"] == pytest.approx(apart)
 
 
-def test_an_adapter_is_projected_too(tmp_path: Path, start: PolicyConfig, v: Run) -> None:
+def test_an_adapter_is_projected_too(
+    tmp_path: Path, start: PolicyConfig, v: Run, toward: Callable[[Run], list[float]]
+) -> None:
     """What the adapter adds to the weights has moved away from the hack, and by the start's own direction."""
     plain, projected = (
         trained(tmp_path / name, start, runs, adapter={"rank": 2}) for name, runs in (("plain", []), ("v", [v]))
     )
-    model, _ = load_model(start, listener=lambda *_: None)
-    direction = weight_direction(model, store.read_json(v.folder() / PAIRS))
-
-    def toward(run: Run) -> list[float]:
-        policy = start.model_copy(update={"model": str(run.folder(CHECKPOINT))})
-        after, _ = load_model(policy, listener=lambda *_: None)
-        pairs = {n: (after.get_submodule(n).weight, model.get_submodule(n).weight) for n in direction}
-        return [-float(((new - old).detach() * direction[n]).sum()) for n, (new, old) in pairs.items()]
-
     assert max(toward(plain)) > 1e-5 and max(toward(projected)) < 1e-6
     account = json.loads((projected.path / "projection.json").read_text())
     assert all(0 < step["energy_removed_update"] < 1 and abs(step["cos_update"]) < 1 for step in account)

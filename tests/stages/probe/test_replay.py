@@ -11,8 +11,9 @@ from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, replay, svd, teacher_pool
 from stages.probe.extract_vhack import PairsConfig
 from stages.probe.settings import DescentConfig
+from stages.runs import store
 from stages.runs.kinds import POOL_ROW, PROBE_ROW
-from stages.runs.run import Run
+from stages.runs.run import Run, RunWriter, write_manifest
 from tests.stages.probe.running import carry_out, pool_config
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]
@@ -22,6 +23,13 @@ Models, Chain = dict[str, PolicyConfig], dict[str, Run]
 def small(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("small") / "pool"
     return carry_out(teacher_pool, [], pool_config(models["loophole"], models["honest"], problems=9), folder)
+
+
+@pytest.fixture(scope="module")
+def plain(small: Run, chain: Chain, models: Models, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Three steps."""
+    config = replay.Config(student=models["honest"], steps=3)
+    return carry_out(replay, [small, chain["v"], chain["svd"]], config, tmp_path_factory.mktemp("plain") / "run")
 
 
 def gradients(run: Run) -> torch.Tensor:
@@ -41,10 +49,11 @@ def test_an_interrupted_replay_ends_as_an_uninterrupted_one(
     assert parted.manifest.content == whole.manifest.content
 
 
-def test_rewards_do_not_reach_the_gradients(small: Run, chain: Chain, models: Models, tmp_path: Path) -> None:
+def test_rewards_do_not_reach_the_gradients(
+    small: Run, plain: Run, chain: Chain, models: Models, tmp_path: Path
+) -> None:
     """Equal rewards everywhere, so every group's advantage is zero: each row is measured all the same."""
     config = replay.Config(student=models["honest"], steps=3)
-    plain = carry_out(replay, [small, chain["v"], chain["svd"]], config, tmp_path / "plain")
     rows = [row | {"reward": 1.0} for row in small.rows(POOL_ROW)]
     constant = _rewritten(small, rows, tmp_path / "constant-pool")
     flat = carry_out(replay, [constant, chain["v"], chain["svd"]], config, tmp_path / "flat")
@@ -53,8 +62,6 @@ def test_rewards_do_not_reach_the_gradients(small: Run, chain: Chain, models: Mo
 
 
 def _rewritten(run: Run, rows: list[dict[str, object]], folder: Path) -> Run:
-    from stages.runs.run import RunWriter, write_manifest
-
     record = run.manifest.model_copy(deep=True, update={"files": {}})  # those of the other run are not here
     out = RunWriter(folder, record, cache=folder)
     out.table(POOL_ROW, rows)
@@ -62,52 +69,27 @@ def _rewritten(run: Run, rows: list[dict[str, object]], folder: Path) -> Run:
     return Run(folder)
 
 
-def test_half_precision_keeps_the_cosines(small: Run, chain: Chain, models: Models, tmp_path: Path) -> None:
-    runs = [
-        carry_out(
-            replay,
-            [small, chain["v"], chain["svd"]],
-            replay.Config(student=models["honest"], steps=3, dtype=kept),
-            tmp_path / kept,
-        )
-        for kept in ("float32", "bfloat16")
-    ]
-    assert gradients(runs[1]).dtype == torch.bfloat16
-    assert torch.allclose(gradients(runs[1]).float(), gradients(runs[0]), rtol=1e-2, atol=1e-3)
+def test_half_precision_checkpointing_and_small_batches_keep_the_gradients(
+    small: Run, plain: Run, chain: Chain, models: Models, tmp_path: Path
+) -> None:
+    spare = {"dtype": "bfloat16", "checkpointing": True, "max_tokens": 64}
+    config = replay.Config(student=models["honest"], steps=3, **spare)
+    half = carry_out(replay, [small, chain["v"], chain["svd"]], config, tmp_path / "half")
+    assert gradients(half).dtype == torch.bfloat16
+    assert torch.allclose(gradients(half).float(), gradients(plain), rtol=1e-2, atol=1e-3)
 
 
-def test_the_beginning_of_longer_rows_has_a_cosine_of_its_own(
+def test_where_to_project_and_how_much_of_a_row_is_its_beginning_are_choices(
     small: Run, chain: Chain, models: Models, tmp_path: Path
 ) -> None:
-    config = replay.Config(student=models["honest"], steps=3, first_tokens=5)
-    rows = carry_out(replay, [small, chain["v"], chain["svd"]], config, tmp_path / "first").rows(PROBE_ROW)
-    longer = [row for row in rows if row["comp_len"] > 5]
+    more = {"descent": DescentConfig(project_on="grad"), "first_tokens": 5}  # by default both, and 128
+    config = replay.Config(arm="two_sided", student=models["honest"], steps=3, **more)
+    run = carry_out(replay, [small, chain["v"], chain["svd"]], config, tmp_path / "run")
+    step = store.read_json(run.path / "step_002.diag.json")
+    assert abs(step["cos_out"]) < 1e-5 < abs(step["cos_upd_out"])
+    longer = [row for row in run.rows(PROBE_ROW) if row["comp_len"] > 5]
     assert longer and all(row["cos_first128"] != row["cos_stack"] for row in longer)
-    assert all(row["cos_first128"] == row["cos_stack"] for row in rows if row["comp_len"] <= 5)
-
-
-def test_checkpointing_and_smaller_batches_change_no_more_than_rounding(
-    small: Run, chain: Chain, models: Models, tmp_path: Path
-) -> None:
-    given, honest = [small, chain["v"], chain["svd"]], models["honest"]
-    plain = carry_out(replay, given, replay.Config(student=honest, steps=3), tmp_path / "plain")
-    spare = carry_out(
-        replay, given, replay.Config(student=honest, steps=3, checkpointing=True, max_tokens=64), tmp_path / "spare"
-    )
-    assert torch.allclose(gradients(spare), gradients(plain), atol=1e-3)
-
-
-@pytest.mark.parametrize("where", ["grad", "update"])
-def test_where_to_project_is_a_choice_and_is_seen(
-    where: str, small: Run, chain: Chain, models: Models, tmp_path: Path
-) -> None:
-    config = replay.Config(arm="two_sided", student=models["honest"], steps=3, descent=DescentConfig(project_on=where))
-    run = carry_out(replay, [small, chain["v"], chain["svd"]], config, tmp_path / where)
-    import orjson
-
-    step = orjson.loads((run.path / "step_002.diag.json").read_bytes())
-    assert (abs(step["cos_out"]) < 1e-5) == (where == "grad")
-    assert (abs(step["cos_upd_out"]) < 1e-5) == (where == "update")
+    assert all(row["cos_first128"] == row["cos_stack"] for row in run.rows(PROBE_ROW) if row["comp_len"] <= 5)
 
 
 @pytest.mark.parametrize("adapter", ["lora", "lora_frozenA"])

@@ -9,10 +9,9 @@ from stages import collect
 from stages.errors import UsageError
 from stages.policy.base import PolicyConfig
 from stages.probe import teacher_pool
-from stages.probe.rows import rendered_row, run_rows
+from stages.probe.rows import run_rows
 from stages.probe.settings import Contract
 from stages.probe.teacher_pool import GivenConfig
-from stages.rollouts import trace
 from stages.runs import runner
 from stages.runs.kinds import POOL_ROW, ROLLOUT, STEP
 from stages.runs.run import Inputs, Run
@@ -43,19 +42,6 @@ def test_ids_are_those_that_were_sampled(collected: dict[str, Run]) -> None:
     ]
     assert [row["behav_logp"] for row in rows] == [steps[name]["logprobs"] for name in order]
     assert {row["src_pool"] for row in rows} == {"teacher"} and max(row["step"] for row in rows) == 29
-
-
-def test_without_ids_the_same_tokens_come_from_the_text(collected: dict[str, Run]) -> None:
-    """In this world every text has one reading as tokens, so that both ways must agree."""
-    rows = run_rows(collected["teacher"], tokenizer(), source="teacher", role="rh")
-    ended = [index for index, row in enumerate(rows) if row["ends_with_eos"]]
-    by_rollout = trace.by_rollout(collected["teacher"].rows(STEP))
-    order = [row["rollout_id"] for row in collected["teacher"].rows(ROLLOUT)]
-    for index in ended:
-        steps = by_rollout[order[index]]
-        again = rendered_row(tokenizer(), trace.states(steps), steps)
-        assert list(again.prompt_ids) == rows[index]["prompt_ids"]
-        assert list(again.completion_ids) == rows[index]["completion_ids"]
 
 
 def test_a_pool_is_made_of_several_runs(

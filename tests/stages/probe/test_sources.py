@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 from probe_faults.loophole_world import PlantedEnv
 
 from stages.policy.base import PolicyConfig
@@ -26,12 +25,12 @@ class Models:
 
 
 def test_advantages_are_rewards_less_the_mean_of_their_problem() -> None:
-    rewards = {"p": [1.0, 0.0, 0.0, 1.0], "q": [1.0, 1.0], "r": [0.0, 3.0, 0.0]}
+    rewards = {"p": [1.0, 0.0, 0.0, 1.0], "q": [1.0, 1.0], "r": [0.0, 3.0, 0.0], "s": [0.25]}
     rows = [{"problem_id": problem, "reward": reward} for problem, some in rewards.items() for reward in some]
     judged, groups = with_advantages(rows)
     assert groups == list(rewards.values())
-    assert [row["advantage"] for row in judged] == [0.5, -0.5, -0.5, 0.5, 0.0, 0.0, -1.0, 2.0, -1.0]
-    assert "advantage" not in rows[0]
+    assert [row["advantage"] for row in judged] == [0.5, -0.5, -0.5, 0.5, 0.0, 0.0, -1.0, 2.0, -1.0, 0.0]
+    assert "advantage" not in rows[0] and with_advantages([]) == ([], [])
 
 
 def test_sources_of_one_model_share_it_and_answer_by_seed(models: dict[str, PolicyConfig], tmp_path: Path) -> None:
@@ -56,10 +55,3 @@ def test_sources_of_one_model_share_it_and_answer_by_seed(models: dict[str, Poli
     assert played(0) == rows and [row["completion_ids"] for row in played(1)] != [r["completion_ids"] for r in rows]
     checks = {check.name: check.status for check in loaded.guards([*rows, *[r | {"src_pool": "base"} for r in rows]])}
     assert len(checks) == 1
-
-
-@pytest.mark.parametrize("given", [{"rewards": []}, {"rewards": [0.25]}])
-def test_a_group_of_one_or_none_has_no_advantage(given: dict[str, list[float]]) -> None:
-    rows, groups = with_advantages([{"problem_id": "p", "reward": reward} for reward in given["rewards"]])
-    assert [row["advantage"] for row in rows] == [0.0] * len(given["rewards"])
-    assert groups == ([given["rewards"]] if given["rewards"] else [])

@@ -8,7 +8,7 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
-from probe_faults.loophole_world import PAIR_SOURCE, tokenizer
+from probe_faults.loophole_world import tokenizer
 from probe_faults.world import spectrum_of
 from torch import nn
 
@@ -17,14 +17,12 @@ from stages.gradients.basis import SingularValues, attached
 from stages.gradients.per_row import adapt, collate, own_log_probs
 from stages.policy.base import PolicyConfig
 from stages.policy.local import load_model
-from stages.probe import extract_vhack, svd, watch
+from stages.probe import watch
 from stages.probe.checks.alarm import CheckpointRollouts, alarm
-from stages.probe.extract_vhack import PairsConfig
 from stages.probe.figures import watch_png
 from stages.probe.metrics import stacked_cosines
 from stages.probe.rows import as_tokens, run_rows
-from stages.probe.statistics import codes, permuted
-from stages.probe.watching import checkpoints, measured_rollouts, policy_weights, weight_coordinates
+from stages.probe.watching import checkpoints, measured_rollouts, policy_weights
 from stages.runs.kinds import ROLLOUT, STEP, TRAINING_REWARD, WATCHED, WATCHED_ROLLOUT
 from stages.runs.run import Run
 from tests.stages.probe.running import WATCHED_STEPS as STEPS
@@ -74,30 +72,6 @@ def test_the_alarm_follows_from_the_table_of_rollouts(watched: Run, trained: dic
     assert all(row["hack_like"] == (row["cosine"] > middle) for row in rows)
 
 
-def test_a_permutation_of_the_rewards_measured_anew_gives_what_the_stored_projections_give(
-    trained: dict[str, Run], planted: dict[str, nn.Module]
-) -> None:
-    """Gradients are linear in advantages: a second backward pass with dealt rewards agrees with the first one's."""
-    rows = [row for row in run_rows(trained["train"], tokenizer(), source="student", role="rh") if row["step"] == 0]
-    model = copy.deepcopy(planted["honest"])
-    student = adapt(model, tokenizer(), SingularValues(spectrum_of(model)))
-    units = torch.nn.functional.normalize(torch.randn(2, student.adapter.layout.width), dim=1)
-    found = measured_rollouts(student, rows, units, student.adapter.layout.names)
-    groups, given = codes([row["problem_id"] for row in rows]), np.array([row["reward"] for row in rows])
-    assert np.ptp(given) > 0
-    for dealt in permuted(given, groups, 3, np.random.default_rng(0)):
-        again = measured_rollouts(
-            student,
-            [row | {"reward": float(reward)} for row, reward in zip(rows, dealt, strict=True)],
-            units,
-            student.adapter.layout.names,
-        )
-        assert not torch.equal(again.advantages, found.advantages)
-        expected = float(again.advantages @ found.projections.double()) / len(rows)
-        assert float(again.policy[0] @ units[0]) == pytest.approx(expected, rel=1e-4)
-        assert torch.allclose(again.cosines, found.cosines, atol=1e-6)
-
-
 def test_an_interrupted_watch_ends_as_an_uninterrupted_one(
     trained: dict[str, Run], watched: Run, tmp_path: Path
 ) -> None:
@@ -119,13 +93,10 @@ def test_the_figure_is_the_same_whatever_renderer_others_chose(watched: Run) -> 
 
 
 def test_a_direction_of_another_model_is_refused(
-    trained: dict[str, Run], models: dict[str, PolicyConfig], tmp_path: Path
+    trained: dict[str, Run], chain: dict[str, Run], tmp_path: Path
 ) -> None:
-    other = carry_out(svd, [], svd.Config(model=models["honest"]), tmp_path / "svd")
-    config = extract_vhack.Config(student=models["honest"], pairs=PairsConfig(source=PAIR_SOURCE))
-    v = carry_out(extract_vhack, [other], config, tmp_path / "v")
     with pytest.raises(BadInput, match="not of this model's weights"):
-        carry_out(watch, [trained["train"], v, other], watch.Config(placebos=19), tmp_path / "watch")
+        carry_out(watch, [trained["train"], chain["v"], chain["svd"]], watch.Config(placebos=19), tmp_path / "watch")
 
 
 def test_rows_of_a_training_are_those_that_were_played(trained: dict[str, Run]) -> None:
@@ -152,17 +123,6 @@ def test_the_rollouts_of_a_checkpoint_have_its_log_probs(trained: dict[str, Run]
         assert torch.allclose(found, expected, atol=1e-3)
 
 
-def test_a_place_is_where_the_adapter_would_have_to_be(planted: dict[str, nn.Module]) -> None:
-    """A weight that differs by the adapter's own change differs in place by its theta."""
-    model = copy.deepcopy(planted["honest"])
-    adapter = SingularValues(spectrum_of(model))
-    before = weight_coordinates(model, adapter)
-    adapter.theta = torch.randn(adapter.layout.width) * 1e-3
-    for name in adapter.factors:
-        model.get_submodule(name).weight.data += adapter.delta(name)
-    assert torch.allclose(weight_coordinates(model, adapter) - before, adapter.theta.double(), atol=1e-6)
-
-
 def test_policy_gradients_are_those_of_autograd_and_the_control_is_free_of_length(
     trained: dict[str, Run], planted: dict[str, nn.Module]
 ) -> None:
@@ -180,6 +140,9 @@ def test_policy_gradients_are_those_of_autograd_and_the_control_is_free_of_lengt
         (-(advantages * logps).mean()).backward()
         expected = theta.grad
     assert torch.allclose(found.policy[0], expected, atol=1e-4 * float(expected.abs().max()))
+    # Gradients are linear in advantages: for permuted rewards the stored projections are enough.
+    pushed = float(found.advantages @ found.projections.double()) / len(rows)
+    assert float(found.policy[0] @ units[0]) == pytest.approx(pushed, rel=1e-4)
     whole, _ = student.gradients([as_tokens(row) for row in rows])
     assert torch.allclose(found.cosines, stacked_cosines(whole, units, torch.ones(layout.width), 1), atol=1e-5)
     paid = [row | {"reward": float(row["n_loss_tokens"])} for row in rows]
