@@ -27,7 +27,6 @@ from stages.runs.kinds import (
     ROLLOUT,
     STATE,
     STEP,
-    TASK,
     TEACHER_ACTION,
     Kind,
     Row,
@@ -205,33 +204,42 @@ def _shared_words(one: str, other: str) -> list[int]:
 def _prompts(
     connection: duckdb.DuckDBPyConnection, views: set[str], name: str, rows: Sequence[Row]
 ) -> dict[str, str | None]:
-    """Return the beginning of the prompt of each of these listed rows, as far as it is known, by their ids.
-
-    From the table of tasks where there is one, else from the first message of a user in the conversation.
-    """
-    if TASK.name in views:
-        question = f"SELECT task_id, left(prompt, {PREVIEW}) FROM task WHERE task_id IN (SELECT unnest(?))"
-        known = dict(connection.execute(question, [[row["task_id"] for row in rows]]).fetchall())
-        return {row["id"]: known.get(row["task_id"]) for row in rows}
+    """Return the beginning of the prompt of each of these listed rows, as far as it is known, by their ids."""
     ids, places = [row["id"] for row in rows], [row["file_row"] for row in rows]
     if not rows:
         return {}
     if name == EVAL_ITEM.name:
         # The range of row numbers spares the groups of rows before and after it: conversations are long.
-        question = "SELECT item_id, transcript_json FROM eval_item WHERE file_row BETWEEN ? AND ? AND item_id IN "
-        values = [min(places), max(places), ids]
+        question = (
+            "SELECT item_id, transcript_json, steps_json FROM eval_item "
+            "WHERE file_row BETWEEN ? AND ? AND item_id IN (SELECT unnest(?))"
+        )
+        found = connection.execute(question, [min(places), max(places), ids]).fetchall()
     elif STEP.name in views:
-        question, values = "SELECT rollout_id, new_messages_json FROM step WHERE step = 0 AND rollout_id IN ", [ids]
+        question = (
+            "SELECT rollout_id, new_messages_json, '[]' FROM step WHERE step = 0 AND rollout_id IN (SELECT unnest(?))"
+        )
+        found = connection.execute(question, [ids]).fetchall()
     else:
         return {}
-    found = connection.execute(f"{question}(SELECT unnest(?))", values).fetchall()
-    return {key: first_user_message(text) for key, text in found}
+    return {key: _prompt(*texts) for key, *texts in found}
 
 
-def first_user_message(messages_json: str | None) -> str | None:
-    """Return the beginning of the first message of a user; None without one."""
+def _prompt(messages_json: str | None, steps_json: str | None) -> str | None:
+    """Return the beginning of the last message of a user before the first action; None without one.
+
+    The messages before it may be worked examples, which all tasks share. steps_json: of an item, whose messages go on
+    after its first action. Items of an earlier version have none: theirs begin with the first message of the model.
+    """
     messages: list[Message] = orjson.loads(messages_json) if messages_json else []
-    return next((message["content"][:PREVIEW] for message in messages if message["role"] == "user"), None)
+    if steps_json is None:
+        answers = (place for place, message in enumerate(messages) if message["role"] == "assistant")
+        first = next(answers, len(messages))
+    else:
+        steps: list[Row] = orjson.loads(steps_json)
+        first = steps[0]["message"] if steps else len(messages)
+    asked = (one["content"][:PREVIEW] for one in reversed(messages[:first]) if one["role"] == "user")
+    return next(asked, None)
 
 
 def rollout(run: Run, rollout_id: str) -> tuple[Row | None, list[Row]]:
@@ -372,9 +380,12 @@ def tasks(
             f"task_id LIMIT {int(size)} OFFSET {int(offset)}",
             [],
         )
-        question = "SELECT task_id, any_value(transcript_json) FROM eval_item WHERE task_id IN (SELECT unnest(?)) "
-        texts = connection.execute(f"{question} GROUP BY task_id", [[row["task_id"] for row in rows]]).fetchall()
-    prompts = {task: first_user_message(text) for task, text in texts}
+        question = (
+            "SELECT DISTINCT ON (task_id) task_id, transcript_json, steps_json FROM eval_item "
+            "WHERE transcript_json IS NOT NULL AND task_id IN (SELECT unnest(?))"
+        )
+        found = connection.execute(question, [[row["task_id"] for row in rows]]).fetchall()
+    prompts = {task: _prompt(*texts) for task, *texts in found}
     return TaskPage(
         firsts, seconds, equal, total, offset, [{**row, "prompt": prompts.get(row["task_id"])} for row in rows]
     )
@@ -594,7 +605,7 @@ def _rows(connection: duckdb.DuckDBPyConnection, question: str, values: Sequence
     return [dict(zip(names, row, strict=True)) for row in answer.fetchall()]
 
 
-TABLES = (ROLLOUT, STEP, EVAL_ITEM, TEACHER_ACTION, PAIR, TASK, STATE, CONTINUATION)
+TABLES = (ROLLOUT, STEP, EVAL_ITEM, TEACHER_ACTION, PAIR, STATE, CONTINUATION)
 _database = cache(duckdb.connect)
 """Returns the one empty database of this process; views belong to the cursor that makes them."""
 

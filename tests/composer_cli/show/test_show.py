@@ -12,7 +12,7 @@ from support.view_site import item
 from stages.evaluation.outcomes import items_table
 from stages.evaluation.verdict import decide
 from stages.rollouts.trace import pairs_with_states
-from stages.runs.kinds import EVAL_ITEM, ROLLOUT, STEP, TASK
+from stages.runs.kinds import EVAL_ITEM, ROLLOUT, STEP
 from stages.runs.run import InputRef, Run, read_manifest, write_manifest
 
 
@@ -139,11 +139,13 @@ def test_items_of_an_evaluation_have_their_arm(tmp_path):
 
 def test_prompts_are_shown_from_where_they_differ_and_no_wider_than_the_terminal(tmp_path):
     same = "You are an agent that repairs programs in a terminal. "
-    tasks = [
-        {"task_id": f"t{n}", "prompt": f"{same}\x1b[2J{word} it\n{'x' * 300}"} for n, word in enumerate(("Fix", "修复"))
+    prompts = [f"{same}\x1b[2J{word} it\n{'x' * 300}" for word in ("Fix", "修复")]
+    rows = [{"rollout_id": f"t{n}#0", "task_id": f"t{n}", "reward": 1.0} for n in range(2)]
+    steps = [
+        {"rollout_id": f"t{n}#0", "step": 0, "new_messages_json": json.dumps([{"role": "user", "content": prompt}])}
+        for n, prompt in enumerate(prompts)
     ]
-    rows = [{"rollout_id": f"{task['task_id']}#0", "task_id": task["task_id"], "reward": 1.0} for task in tasks]
-    run = written(tmp_path, "collect/20260102T030405Z-x", [(ROLLOUT, rows), (TASK, tasks)])
+    run = written(tmp_path, "collect/20260102T030405Z-x", [(ROLLOUT, rows), (STEP, steps)])
     shown = call(tmp_path, "show", run, COLUMNS="60").stdout
     lines = [line for line in shown.splitlines() if "\u2026" in line]
     assert "\u2026 \\x1b[2JFix it xxx" in lines[0] and "\u2026 \\x1b[2J修复 it xxx" in lines[1]

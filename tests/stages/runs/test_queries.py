@@ -7,7 +7,7 @@ import pytest
 from support.runs import row, written
 
 from stages.runs import queries
-from stages.runs.kinds import EVAL_ITEM, PAIR, ROLLOUT, STATE, STEP
+from stages.runs.kinds import EVAL_ITEM, PAIR, ROLLOUT, STATE, STEP, TASK
 from stages.runs.queries import PairFilter, RolloutFilter, RolloutPlace, TaskFilter
 from stages.runs.run import Run
 
@@ -90,6 +90,24 @@ def test_rollouts_are_chosen_by_id_and_carry_their_prompt(tmp_path: Path) -> Non
     assert queries.place(run, RolloutFilter(), "r1") == RolloutPlace(2, 3, "r0", "r2")
     assert queries.place(run, RolloutFilter(ids=("r0", "r2")), "r2") == RolloutPlace(2, 2, "r0", None)
     assert queries.place(run, RolloutFilter(ids=("r0",)), "r2") is None
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_the_prompt_is_the_last_message_of_a_user_before_the_first_action(tmp_path: Path, after: int) -> None:
+    roles = ("system", "user", "assistant", "user")  # a worked example precedes the question
+    asked = [{"role": role, "content": f"{role} {place}"} for place, role in enumerate(roles)]
+    said_then = [{"role": role, "content": "after"} for role in ("assistant", "user")[:after]]
+    item = {"item_id": "i", "arm": "A", "task_id": "t", "passed": True}
+    item |= {"transcript_json": json.dumps([*asked, *said_then]), "steps_json": '[{"message": 4}]' if after else "[]"}
+    step = {"rollout_id": "i", "step": 0, "new_messages_json": json.dumps(asked)}
+    task = {"task_id": "t", "prompt": "user 3"}
+    tables = ([(EVAL_ITEM, [item])], [(ROLLOUT, [{"rollout_id": "i", "task_id": "t"}]), (STEP, [step]), (TASK, [task])])
+    for number, each in enumerate(tables):
+        run = Run(written(tmp_path, f"stage/{number}", each))
+        page = queries.page(run, RolloutFilter())
+        assert page is not None and [one["prompt"] for one in page.rows] == ["user 3"]
+    listed = queries.tasks(Run(tmp_path / "stage/0"), "A", "B").rows
+    assert [one["prompt"] for one in listed] == ["user 3"]
 
 
 @pytest.mark.parametrize(
