@@ -217,7 +217,8 @@ def execute(job: StageJob, asked: Arguments, console: Console) -> Result:
             result = runner.execute(job.stage, job.inputs, job.config, listener=listener, **job.carried_out(asked))
         console.notify(f"{job.title}: {ending(result, time.monotonic() - started)}")
         if caught:
-            raise Interrupted(caught[0])
+            complete = f"{job.title} is complete all the same, and the same command shows its result."
+            raise Interrupted(caught[0], "" if job.position else complete)
         finish(Run(result.path), job.config)
         return result
 

@@ -27,7 +27,6 @@ BEATS = 3
 """Beats in that time: the first of them all print a line, and so do those while something is prepared."""
 VIEWS_S = 1.0
 """Between two readings of the runs for --watch."""
-STOPPING = "Finishing what has begun, then stopping. Ctrl-C again stops at once."
 Listener = Callable[[str, int, int], None]
 """Called with (what, units done, units in all); with 0 in all, `what` is a remark on the state of the work."""
 FindFolder = Callable[[], Path | None]
@@ -53,7 +52,8 @@ class Console:
 
     def announce_stop(self, number: int) -> None:
         """Print what the first signal does, while what it stops drains."""
-        self.notify(STOPPING if number == signal.SIGINT else f"{signal.Signals(number).name}: {STOPPING}")
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        self.notify(f"{name}: finishing what has begun, then stopping. {name} again stops at once.")
 
     @contextmanager
     def watching(self) -> Iterator[Watch]:

@@ -1,13 +1,20 @@
 """Exit codes: what a run found of itself reaches the shell, alone and in a chain."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 from support import leetcode
 from support.command_line import call
 
-from stages.runs.run import RunOutcome
+from composer_cli.call import Arguments, StageJob, execute
+from composer_cli.console import Console
+from stages import collect
+from stages.runs import settings
+from stages.runs.run import Inputs, Run, RunOutcome
+from stages.stopping import Interrupted
 
 
 @pytest.mark.parametrize(
@@ -78,3 +85,20 @@ def test_what_is_inconclusive_alone_has_its_own_code(tmp_path: Path) -> None:
 def test_other_chains_stop_where_something_did_not_pass(tmp_path: Path) -> None:
     done = call(tmp_path / "artifacts", "run", "--preset", chain(tmp_path, "FAIL", "PASS", to_the_end=False))
     assert done.returncode == 1 and "nothing that builds on it was run" in done.stderr and "PASS" not in done.stdout
+
+
+@pytest.mark.parametrize(("position", "told"), [("", "collect is complete all the same"), (" (stage 1 of 2)", "")])
+def test_a_signal_at_the_end_of_a_run_does_not_promise_that_it_goes_on(
+    tmp_path: Path, position: str, told: str
+) -> None:
+    def stop_at_the_end(what: str, done: int, total: int) -> None:
+        if done == total > 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    given = [{"policy": "noop", "tasks": 1, "samples": 1}]
+    job = StageJob("collect", "collect", Inputs(), settings.build("collect", collect.Config, given), position)
+    with pytest.raises(Interrupted) as stopped:
+        execute(job, Arguments(artifacts=tmp_path, listener=stop_at_the_end), Console(quiet=True))
+    assert Run(tmp_path / "collect" / "latest").manifest.status == "complete"
+    assert stopped.value.signal_number == signal.SIGTERM and stopped.value.left.startswith(told)
+    assert bool(stopped.value.left) == bool(told)
