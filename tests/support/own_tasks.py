@@ -1,18 +1,12 @@
-"""Rows of tasks of one's own as a file, and the grades of what is left in the folders of their tasks."""
+"""Tasks of one's own by their rows, and the grades of what is left in their folders."""
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from stages.envs.base import Grade
 from stages.envs.tasks.env import TasksEnv
-
-
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> str:
-    """Write rows as JSON lines and return the path as an option takes it."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+from support.transcripts import jsonl
 
 
 class RowGrader:
@@ -20,7 +14,7 @@ class RowGrader:
 
     def __init__(self, folder: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
         named = ({"id": name, "prompt": f"{name}: mend it.", "split": "train", **row} for name, row in rows.items())
-        self.env = TasksEnv(path=write_rows(folder / "my.jsonl", named))
+        self.env = TasksEnv(path=str(jsonl(folder / "my.jsonl", *named)))
         self.tasks = {task.task_id: task for task in self.env.tasks("train", len(rows), seed=0)}
 
     def __call__(self, row: str, files: Mapping[str, str]) -> Grade:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.environments import GuessEnv
-from support.own_tasks import write_rows
+from support.transcripts import jsonl
 
 from stages import envs
 from stages.envs import Registered
@@ -52,7 +52,8 @@ def found(config: TaskChecksConfig, workers: int = 2) -> dict[str, TaskCheck]:
 @pytest.fixture
 def rows(tmp_path: Path) -> str:
     """A task of each kind that one sandbox shows."""
-    return write_rows(tmp_path / "my.jsonl", ({"id": k.replace(" ", "-"), "prompt": k, **r} for k, r in ROWS.items()))
+    named = ({"id": name.replace(" ", "-"), "prompt": name, **row} for name, row in ROWS.items())
+    return str(jsonl(tmp_path / "my.jsonl", *named))
 
 
 @contextmanager

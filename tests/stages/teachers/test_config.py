@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 from support.server import Reply, answer, serving
-from support.transcripts import jsonl
+from support.transcripts import imported, jsonl
 
 from composer_cli.show.blocks import Dialogue
 from composer_cli.show.sections import section
-from stages import import_traces, replay_teachers
+from stages import replay_teachers
 from stages.errors import UsageError
 from stages.runs import runner
 from stages.runs.kinds import TEACHER_ACTION
@@ -28,9 +28,8 @@ OWN = {"role": "system", "content": "Be right."}
 @pytest.fixture(scope="module")
 def rollouts(artifacts: Path) -> Run:
     conversation = [SYSTEM, QUESTION, SAID, {"role": "user", "content": "a"}, {**SAID, "content": "done"}]
-    jsonl(artifacts / "in" / "rows.jsonl", {"messages": conversation, "task_id": "boat", "reward": 1.0})
-    config = import_traces.Config(paths=[str(artifacts / "in")])
-    return Run(runner.execute("import", {}, config, root=artifacts).path)
+    row = {"messages": conversation, "task_id": "boat", "reward": 1.0}
+    return imported(artifacts, jsonl(artifacts / "rows.jsonl", row))
 
 
 def config(url: str, **more: Any) -> replay_teachers.Config:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from support.server import Reply, answer, serving, strict
-from support.transcripts import jsonl
+from support.transcripts import imported, jsonl
 
-from stages import import_traces, messages, replay_teachers
+from stages import messages, replay_teachers
 from stages.errors import UsageError
 from stages.runs import runner
 from stages.runs.kinds import STEP, TEACHER_ACTION
@@ -41,9 +41,7 @@ def rollouts(artifacts: Path) -> Run:
         {"messages": conversation, "task_id": "boat", "reward": 1.0, "tools": tools},
         {"messages": plain, "task_id": "ship", "reward": 0.0},
     ]
-    jsonl(artifacts / "in" / "rows.jsonl", *rows)
-    config = import_traces.Config(paths=[str(artifacts / "in")])
-    return Run(runner.execute("import", {}, config, root=artifacts).path)
+    return imported(artifacts, jsonl(artifacts / "rows.jsonl", *rows))
 
 
 def replay(root: Path, rollouts: Run, url: str, **more: Any) -> Run:

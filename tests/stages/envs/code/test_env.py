@@ -1,5 +1,3 @@
-import gzip
-import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +5,7 @@ from needs import REAL
 from support.grades import verdict
 from support.limits import file_size_limit
 from support.refusals import refused
+from support.transcripts import jsonl
 
 from stages.envs.base import ComparesOutcomes, Grade, HasSize, HasSolutions, LeavesOut
 from stages.envs.code.env import CodeEnv, code_of
@@ -43,9 +42,7 @@ OWN = {"prompt": "Add two numbers.", "tests": MBPP["test_list"], "solution": ADD
 
 
 def write(path: Path, *rows: dict) -> str:
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
-    return str(path)
+    return str(jsonl(path, *rows))
 
 
 def opened(tmp_path: Path, row: dict = MBPP, **options: object) -> CodeEnv:

@@ -1,7 +1,6 @@
 """Tasks made from a real package, by running its tests in a real sandbox."""
 
 import json
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,11 +8,11 @@ import pytest
 from support.sample_package import removal
 
 from stages.envs import folders
-from stages.envs.feature_deletion import rows, task_generator
+from stages.envs.feature_deletion import rows
 from stages.envs.feature_deletion.definitions import definitions
 from stages.envs.feature_deletion.package import unpack
 from stages.envs.feature_deletion.selection import Removal
-from stages.envs.feature_deletion.task_generator import TaskGenerator
+from stages.envs.feature_deletion.task_generator import PackageShingles, TaskGenerator
 from stages.envs.feature_deletion.worker import TestRunJob, TestWorker, measure_baseline
 from stages.envs.repo import trees
 from stages.errors import BadInput
@@ -228,32 +227,18 @@ def test_a_job_that_dies_says_nothing_and_harms_no_other(generator: TaskGenerato
     assert lost.outcomes == {} and lost.status == -1 and len(fine.passed) == 5
 
 
-PATH = "pkg/maths.py"
-MEAN = textwrap.dedent(
-    """\
-    def mean(values):
-        collected_values = list(values)
-        # an empty list has no mean
-        if not collected_values:
-            raise ValueError("no values were given")
-        number_of_values = len(collected_values)
-        return sum(collected_values) / number_of_values
-    """
-)
-
-
-def parts(text: str, *names: str) -> Removal:
-    return Removal("function", "easy", "train", tuple(d for d in definitions(PATH, text) if d.qualname in names))
-
-
-def copies_within(files: dict[str, str], removal: Removal) -> list[str]:
-    searched = task_generator.PackageShingles({path: trees.TreeFile(text.encode()) for path, text in files.items()})
-    return searched.copies(removal, removal.writes({PATH: files[PATH]}))
-
-
 def test_the_delivered_tree_is_searched_without_what_was_removed() -> None:
-    assert copies_within({PATH: MEAN, "readme.md": "mean\n"}, parts(MEAN, "mean")) == []
-    assert copies_within({PATH: MEAN, "build/lib/maths.py": MEAN}, parts(MEAN, "mean")) == ["build/lib/maths.py"]
-    twice = MEAN + MEAN.replace("mean", "average")
-    assert copies_within({PATH: twice}, parts(twice, "mean")) == [PATH]
-    assert copies_within({PATH: twice}, parts(twice, "mean", "average")) == []
+    path, mean = "pkg/maths.py", SOURCE.format(name="mean")
+    twice = mean + mean.replace("def mean", "def average")
+
+    def copies(removed: tuple[str, ...], text: str, **others: str) -> list[str]:
+        parts = tuple(one for one in definitions(path, text) if one.qualname in removed)
+        removal = Removal("function", "easy", "train", parts)
+        files = {path: text, **others}
+        searched = PackageShingles({name: trees.TreeFile(content.encode()) for name, content in files.items()})
+        return searched.copies(removal, removal.writes({path: text}))
+
+    assert copies(("mean",), mean, readme="mean\n") == []
+    assert copies(("mean",), mean, **{"build/lib/maths.py": mean}) == ["build/lib/maths.py"]
+    assert copies(("mean",), twice) == [path]
+    assert copies(("mean", "average"), twice) == []

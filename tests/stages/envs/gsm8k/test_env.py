@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from needs import REAL, needs
+from support.transcripts import jsonl
 
 from stages.envs.base import Split, Task
 from stages.envs.config import EnvStageConfig
@@ -21,9 +22,8 @@ RECORDED = REAL / "multi-answers" / "gsm8k_example_model_solutions.800.jsonl.gz"
 
 def write(path: Path, numbers: range) -> str:
     """Rows of our own: the sum of two numbers."""
-    rows = [{"question": f"What is {n} + 1?", "answer": f"{n} + 1 = {n + 1}\n#### {n + 1:,}"} for n in numbers]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    rows = ({"question": f"What is {n} + 1?", "answer": f"{n} + 1 = {n + 1}\n#### {n + 1:,}"} for n in numbers)
+    return str(jsonl(path, *rows))
 
 
 @pytest.fixture

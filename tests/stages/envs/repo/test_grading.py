@@ -42,13 +42,9 @@ def test_every_outcome_counts_as_it_does_for_swebench(
     assert (success, failure, fraction, LISTS.resolved(statuses)) == numbers
 
 
-def test_with_every_test_skipped_swebench_resolves() -> None:
-    """compute_fail_to_pass and compute_pass_to_pass are 1 where nothing is counted: the status is RESOLVED_FULL."""
-    skipped = dict.fromkeys((*LISTS.fail_to_pass, *LISTS.pass_to_pass), "skipped")
-    assert LISTS.resolved(skipped)
-
-
-def test_where_lists_say_so_a_skipped_fix_fails_and_a_skipped_kept_test_does_not() -> None:
+def test_skipped_tests_resolve_unless_the_lists_say_that_a_skipped_fix_fails() -> None:
+    """swebench: compute_fail_to_pass and compute_pass_to_pass are 1 where nothing is counted: RESOLVED_FULL."""
+    assert LISTS.resolved(dict.fromkeys((*LISTS.fail_to_pass, *LISTS.pass_to_pass), "skipped"))
     strict = TestLists(LISTS.fail_to_pass, LISTS.pass_to_pass, skip_fails=True)
     assert strict.resolved({"t.py::fixed": "passed", "t.py::kept": "skipped", **OTHERS})
     assert not strict.resolved({"t.py::fixed": "skipped", "t.py::kept": "passed", **OTHERS})

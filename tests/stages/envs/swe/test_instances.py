@@ -1,6 +1,5 @@
 """Instances of both shapes load from every kind of file, and a row of neither shape is named."""
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from needs import REAL, needs
+from support.transcripts import document, jsonl
 
 from stages.envs.swe import instances
 from stages.envs.swe.instances import CLASSIC, NEWER, is_newer, load
@@ -26,12 +26,8 @@ NEWER_ROW = CLASSIC_ROW | {name: f"some {name}" for name in NEWER} | {"FAIL_TO_P
 def written(rows: list[Any], path: Path) -> Path:
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
-    elif ".jsonl" in path.name:
-        data = "".join(json.dumps(row) + "\n" for row in rows).encode()
-        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    else:
-        path.write_text(json.dumps(rows))
-    return path
+        return path
+    return jsonl(path, *rows) if ".jsonl" in path.name else document(path, rows)
 
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl", "rows.jsonl.gz", "rows.parquet"])

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from support.grades import verdict
-from support.own_tasks import RowGrader, write_rows
+from support.own_tasks import RowGrader
 from support.sample_package import write
 from support.scripted_runs import nothing_done, played
+from support.transcripts import jsonl
 
 from stages import collect, evaluate, train
 from stages.envs import load
@@ -62,7 +63,7 @@ ROWS: list[dict[str, Any]] = [
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A file with both rows."""
-    return Path(write_rows(tmp_path / "my.jsonl", ROWS))
+    return jsonl(tmp_path / "my.jsonl", *ROWS)
 
 
 @pytest.fixture

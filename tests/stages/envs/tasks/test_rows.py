@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.own_tasks import write_rows
+from support.transcripts import jsonl
 
 from stages.envs.task_table import DIVIDED_BY, MOST_REPORTED, family_of, split_rows
 from stages.envs.tasks import rows
@@ -19,7 +19,7 @@ OTHER = {**GOOD, "prompt": "Write an answer."}
 
 def written(folder: Path, *given: dict[str, Any]) -> str:
     """A file of rows."""
-    return write_rows(folder / "my.jsonl", given)
+    return str(jsonl(folder / "my.jsonl", *given))
 
 
 def test_a_row_needs_a_prompt_and_a_test_and_gets_an_id(tmp_path: Path) -> None:
