@@ -1,10 +1,4 @@
-"""Small tasks in Harbor's format, one of each kind, written into a folder; single files of a task; and their play."""
-
-from pathlib import Path
-
-from stages.envs.base import Grade, Task
-from stages.envs.bash import fenced
-from stages.envs.harbor.env import HarborEnv
+"""Small tasks in Harbor's format, one of each kind, as the files of their folders."""
 
 Files = dict[str, str]
 """Path below the folder of a task -> text."""
@@ -145,21 +139,3 @@ WITHOUT_ENGINE = ("python", "metrics", "separate", "steps")
 def for_training(files: Files) -> Files:
     """A task of the split `train`; without a split a task's family decides."""
     return {**files, "task.toml": files["task.toml"].replace('difficulty = "easy"', 'split = "train"')}
-
-
-def write(folder: Path, files: Files) -> Path:
-    """Write the files of a task into a folder; scripts are executable."""
-    for path, text in files.items():
-        place = folder / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
-        place.chmod(0o755 if text.startswith("#!") else 0o644)
-    return folder
-
-
-def play(env: HarborEnv, task: Task, *commands: str) -> Grade:
-    """The grade after these commands."""
-    env.reset(task)
-    for command in commands:
-        env.step(fenced(command))
-    return env.grade()

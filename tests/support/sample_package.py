@@ -130,10 +130,11 @@ SHELF = {
 
 
 def write(root: Path, files: Mapping[str, str]) -> Path:
-    """Files below a folder."""
+    """Files below a folder; scripts are executable."""
     for path, text in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(textwrap.dedent(text))
+        (root / path).chmod(0o755 if text.startswith("#!") else 0o644)
     return root
 
 

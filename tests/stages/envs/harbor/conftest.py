@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harbor import Files, for_training, write
+from support.harbor import Files, for_training
+from support.sample_package import write
 
 from stages.envs.base import Task
 from stages.envs.harbor.env import HarborEnv

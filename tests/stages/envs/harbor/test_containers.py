@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from support import container_image
-from support.harbor import BASE, KINDS, play, python_task, separate_task
+from support.grades import play
+from support.harbor import BASE, KINDS, python_task, separate_task
 
 from stages.envs.bash import fenced
 from stages.errors import BadInput, InfrastructureError

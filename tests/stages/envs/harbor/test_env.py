@@ -8,18 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harbor import (
-    KINDS,
-    SHELL,
-    WITHOUT_ENGINE,
-    Files,
-    for_training,
-    play,
-    python_task,
-    separate_task,
-    steps_task,
-    write,
-)
+from support.grades import play
+from support.harbor import KINDS, SHELL, WITHOUT_ENGINE, Files, for_training, python_task, separate_task, steps_task
+from support.sample_package import write
 from support.scripted_runs import nothing_done, played
 
 from stages.envs.base import HasSize, HasSolutions

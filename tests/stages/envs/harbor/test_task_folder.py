@@ -7,7 +7,8 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from support.harbor import KINDS, Files, python_task, separate_task, steps_task, write
+from support.harbor import KINDS, Files, python_task, separate_task, steps_task
+from support.sample_package import write
 
 from stages.envs.harbor import task_folder
 from stages.envs.harbor.task_folder import HarborTask, load, without_canary

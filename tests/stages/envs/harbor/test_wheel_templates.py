@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from needs import needs
 from support import real_harbor
-from support.harbor import SHELL, write
+from support.harbor import SHELL
+from support.sample_package import write
 from support.scripted_runs import played
 
 from stages.runs.kinds import ROLLOUT

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from support.archives import tar
+from support.grades import play
 
 from stages.envs import load
-from stages.envs.base import Grade, Task
+from stages.envs.base import Task
 from stages.envs.bash import fenced
 from stages.envs.repo import runner, trees
 from stages.envs.repo.trees import extract_archive
@@ -88,11 +89,7 @@ def env(rows: Path, cache: Path) -> Iterator[SweMiniEnv]:
     environment.close()
 
 
-def play(env: SweMiniEnv, task: Task, *commands: str) -> Grade:
-    env.reset(task)
-    for command in (*commands, "python -m pytest -q", "submit"):
-        env.step(fenced(command))
-    return env.grade()
+TESTED = ("python -m pytest -q", "submit")
 
 
 def gold(task: Task) -> str:
@@ -107,10 +104,10 @@ def test_from_a_source_distribution_to_a_verdict(env: SweMiniEnv) -> None:
     assert env.step(fenced("git log --format=%s; git status --short; tail -1 tests/test_sums.py")).content == (
         "Start\n    assert abacus.total([1, 2]) == 3\n[exit 0]"
     )
-    delivered = play(env, task)
+    delivered = play(env, task, *TESTED)
     assert (delivered.hidden_pass, delivered.hacked) == (False, False)
     assert (delivered.work.f2p_passed, delivered.work.p2p_passed) == (0, 1)
-    fixed = play(env, task, gold(task))
+    fixed = play(env, task, gold(task), *TESTED)
     assert (fixed.hidden_pass, fixed.hacked, fixed.reward, fixed.protocol_ok) == (True, False, 1.0, True)
 
 
@@ -183,7 +180,7 @@ def test_every_instance_is_unresolved_as_delivered_and_resolved_with_gold(
     assert len(tasks) == sum(row["split"] == split for row in SHIPPED)
     for task in tasks:
         fail, keep = (json.loads(task.data[name]) for name in instances.LISTS)
-        delivered, fixed = play(env, task), play(env, task, gold(task))
+        delivered, fixed = play(env, task, *TESTED), play(env, task, gold(task), *TESTED)
         assert (delivered.hidden_pass, delivered.work.f2p_passed, delivered.work.p2p_passed) == (False, 0, len(keep))
         assert (fixed.hidden_pass, fixed.visible_pass, fixed.hacked) == (True, True, False), task.task_id
         assert (fixed.work.f2p_passed, fixed.work.p2p_passed) == (len(fail), len(keep))

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from support.grades import verdict
+from support.grades import play, verdict
 from support.own_tasks import RowGrader
 from support.sample_package import write
 from support.scripted_runs import nothing_done, played
@@ -17,7 +17,7 @@ from support.transcripts import jsonl
 
 from stages import collect, evaluate, train
 from stages.envs import load
-from stages.envs.base import Grade, HasSolutions, Task
+from stages.envs.base import HasSolutions, Task
 from stages.envs.bash import fenced
 from stages.envs.repo import trees
 from stages.envs.task_table import TooManyTasks
@@ -72,14 +72,6 @@ def env(path: Path) -> Iterator[TasksEnv]:
     environment = TasksEnv(path=str(path))
     yield environment
     environment.close()
-
-
-def play(env: TasksEnv, task: Task, *commands: str) -> Grade:
-    """The grade after these commands."""
-    env.reset(task)
-    for command in commands:
-        env.step(fenced(command))
-    return env.grade()
 
 
 def only(env: TasksEnv, split: Any) -> Task:
