@@ -51,6 +51,15 @@ def test_no_more_rows_than_a_chunk_are_expanded_and_masked_ones_never() -> None:
     assert seen == [3, 3, 2]
 
 
+def test_parameters_get_the_plain_gradient_and_the_teacher_none() -> None:
+    shift, teacher = logits(2, VOCABULARY, wants_gradient=True), logits(1, TOKENS, VOCABULARY, wants_gradient=True)
+    student, weights = logits(0, TOKENS, VOCABULARY), torch.ones(TOKENS, dtype=torch.float64)
+    total, _ = token_sum(per_token, student, teacher, weights, shift, chunk_tokens=2)
+    expected = gradient(per_token(student, teacher, shift)[:, 0], shift)[0]
+    torch.testing.assert_close(gradient(total, shift)[0], expected, rtol=1e-13, atol=1e-13)
+    assert torch.autograd.grad(total, teacher, allow_unused=True, materialize_grads=False)[0] is None
+
+
 def test_a_retained_graph_gives_the_same_gradient_twice() -> None:
     student, weights = logits(0, TOKENS, VOCABULARY, wants_gradient=True), torch.ones(TOKENS, dtype=torch.float64)
     total, _ = token_sum(per_token, student, logits(1, TOKENS, VOCABULARY), weights, chunk_tokens=2)
@@ -82,8 +91,15 @@ def kernel(student: Tensor, teacher: Tensor) -> Tensor:
     return divergence(student, teacher, beta=0.5)[:, None]
 
 
-def test_hidden_states_behind_a_head_give_the_sum_of_their_logits() -> None:
-    student, teacher, weights = predictors(0, biased=True), predictors(10), torch.ones(9, dtype=torch.float64)
+def test_no_tokens_give_zero() -> None:
+    student = predictors(0)
+    total, _ = over_tokens(kernel, student, predictors(10), torch.zeros(9, dtype=torch.float64))
+    assert total == 0 and all(g.eq(0).all() for g in gradient(total, *trained(student)))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_hidden_states_behind_a_head_give_the_sum_of_their_logits(biased: bool) -> None:
+    student, teacher, weights = predictors(0, biased=biased), predictors(10), torch.ones(9, dtype=torch.float64)
     tables = [model.head.logits(model.rows) for model in (student, teacher)]
     found = over_tokens(kernel, student, teacher, weights, chunk_tokens=4)[0]
     plain = over_tokens(kernel, *(Predictors(table) for table in tables), weights, chunk_tokens=4)[0]
