@@ -90,3 +90,11 @@ def test_the_part_along_the_direction_is_gone_by_the_least_change(rank: int, fre
     tangent = (columns @ torch.linalg.pinv(columns) @ v.double().flatten()).reshape(ROWS, COLUMNS)
     expected = along * tangent / tangent.square().sum()
     assert torch.allclose(adapted.weight() - started, expected, atol=0.05 * float(expected.norm()))
+
+
+def test_nothing_is_changed_where_the_update_points_away() -> None:
+    adapted = Adapted(2)
+    v = -facing(adapted, unit())
+    a, b = adapted.a.clone(), adapted.b.clone()
+    adapted.linear.remove(v, adapted.linear.moved(v)[0].clamp_min(0))
+    assert torch.equal(adapted.a, a) and torch.equal(adapted.b, b)

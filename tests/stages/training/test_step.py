@@ -188,6 +188,12 @@ def test_an_empty_channel_adds_nothing_even_when_it_is_nan() -> None:
     assert compose_loss(base, {"dpo": ChannelLoss(torch.tensor(math.nan), 0, {})}, {"dpo": 1.0}) is base
 
 
+def test_losses_are_weighted() -> None:
+    channels = {"dpo": ChannelLoss(torch.tensor(2.0), 1, {}), "sft": ChannelLoss(torch.tensor(3.0), 1, {})}
+    total = compose_loss(torch.tensor(1.0), channels, {"dpo": 0.5, "sft": 2.0})
+    assert float(total) == 1.0 + 0.5 * 2.0 + 2.0 * 3.0
+
+
 def test_cosines_of_parallel_opposite_and_orthogonal_gradients() -> None:
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     report = StepReport(["a", "b", "c", "none"])

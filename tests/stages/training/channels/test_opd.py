@@ -14,6 +14,7 @@ from support import trainings
 from support.environments import GuessEnv
 from support.models import save_tiny, tiny_model
 from torch import Tensor
+from torch.autograd import gradcheck
 
 from stages.envs.base import Task
 from stages.errors import UsageError
@@ -126,6 +127,22 @@ def test_both_forms_have_one_gradient_in_expectation() -> None:
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
     # Log-probs of sampling are float32.
     assert float((gradients[1] - gradients[0]).norm()) < 1e-5 * float(gradients[0].norm())
+
+
+@pytest.mark.parametrize("form", ["divergence", "sampled"])
+def test_the_gradient_is_that_of_finite_differences(form: str) -> None:
+    rows = ASKED if form == "sampled" else ROWS
+    # On policy: at the edges of the clip there is no derivative.
+    near = [replace(row, logprobs=sampled(STUDENT, row).tolist()) for row in rows]
+    scored = score(STUDENT, [row.tree for row in near])
+
+    def loss(hidden: Tensor) -> Tensor:
+        again = Scored(hidden, scored.targets, scored.branch, scored.sizes)
+        return (
+            channel(form=form, **({"beta": 0.7} if form == "divergence" else {})).loss(taught(near, scored=again)).loss
+        )
+
+    assert gradcheck(loss, scored.hidden.detach().requires_grad_(), fast_mode=True)
 
 
 @pytest.mark.parametrize("form", ["divergence", "sampled"])
