@@ -69,10 +69,12 @@ def checked(run: Run) -> Findings | None:
         return None
     failed = summary.get("failed_checks", [])
     unrecorded = [name for name, (_, total, *_) in checks.items() if not total and name not in failed]
-    missed = [f"{name}, {passed} of {total}" for name, (passed, total, *_) in checks.items() if name in failed]
+    missed = [f"{name}, {number} of {total}" for name, (number, total, *_) in checks.items() if name in failed]
+    passed = len(checks.keys() - {*failed, *unrecorded})
     return Findings(
         collection_checks.title(len(checks), len(failed), len(unrecorded)),
         lead=collection_checks.advice(failed).strip(),
+        shown=[counted(passed, "other check")] if missed and passed else [],
         not_shown=missed,
         sides=("passed", "FAIL"),
     )

@@ -94,7 +94,7 @@ def facts_page(run: Run, labels: Collection[str] | None = None, done: int | None
 
 
 def run_page(run: Run, listed: str, found: RolloutPage | None = None) -> str:
-    """Return a run as text: its decision, its facts, its report, then what is listed of it.
+    """Return a run as text: its path, its decision, its facts, its report, then what is listed of it.
 
     found: any page of a run with rollouts, of which the most important facts and the first paragraph of its report are
     enough.
@@ -105,7 +105,10 @@ def run_page(run: Run, listed: str, found: RolloutPage | None = None) -> str:
         report = report.partition("\n\n")[0]
         if (grounds := grounds_in_words(found.passes)) and grounds not in report:
             listed = f"{grounds}\n{listed}"
-    return "\n\n".join(filter(None, [as_text(decision) if decision else "", facts, fitted(report), listed]))
+    if decision is not None:
+        path, _, facts = facts.partition("\n")
+        facts = f"{path}\n{as_text(decision)}\n\n{facts}"
+    return "\n\n".join(filter(None, [facts, fitted(report), listed]))
 
 
 def rows_text(run: Run, number: int) -> str:

@@ -17,8 +17,10 @@ from stages.runs.run import InputRef, Run, read_manifest, write_manifest
 
 
 def test_a_run_begins_with_a_few_facts_and_lists_its_rollouts(made):
-    decision, facts, result, _, table, how = call(made, "show", "collect", COLUMNS="100").stdout.strip().split("\n\n")
-    assert [line.split()[0] for line in facts.splitlines()[1:]] == ["status", "began", "models", "report"]
+    head, facts, result, _, table, how = call(made, "show", "collect", COLUMNS="100").stdout.strip().split("\n\n")
+    path, decision = head.splitlines()
+    assert path == str((made / "collect" / "latest").resolve())
+    assert [line.split()[0] for line in facts.splitlines()] == ["status", "began", "models", "report"]
     assert "all 13 passed; 2 more need what was not recorded" in decision and "0 errors" in result
     titles, *lines = table.splitlines()
     assert titles.split() == ["rollout", "reward", "outcome", "steps", "ended", "by", "prompt"]
@@ -82,7 +84,7 @@ def test_long_texts_are_shortened_unless_they_are_asked_for(tmp_path):
     assert call(tmp_path, "show", run, "--full").returncode == 2
 
 
-def test_an_evaluation_begins_with_its_verdict_and_names_each_input_once(tmp_path, monkeypatch):
+def test_the_verdict_of_an_evaluation_follows_its_path_and_it_names_each_input_once(tmp_path, monkeypatch):
     trained = [written(tmp_path, f"train/20260102T030405Z-kata-{arm}", config={"arm": arm}) for arm in "AB"]
     refs = [InputRef(stage="train", path=str(path), fingerprint="", content="") for path in trained]
     elsewhere = InputRef(stage="collect", path="/elsewhere/collect/x", fingerprint="", content="")
@@ -93,8 +95,8 @@ def test_an_evaluation_begins_with_its_verdict_and_names_each_input_once(tmp_pat
     (run / "verdict.json").write_text(json.dumps(asdict(decide(items_table(items))), default=str))
     monkeypatch.chdir(tmp_path)
     shown = call(tmp_path, "show", run).stdout.splitlines()
-    assert shown[0].startswith(decide(items_table(items)).decision) and shown[1].startswith("  shown ")
-    assert any(line.startswith("  not shown  ") for line in shown[:8])
+    assert shown[1].startswith(decide(items_table(items)).decision) and shown[2].startswith("  shown ")
+    assert any(line.startswith("  not shown  ") for line in shown[:9])
     text = "\n".join(shown)
     assert "models  A = train/20260102T030405Z-kata-A, B = train/20260102T030405Z-kata-B" in text
     assert text.count("kata-A") == 1 and "reads   /elsewhere/collect/x\n" in text and str(tmp_path) not in text
@@ -151,6 +153,14 @@ def test_prompts_are_shown_from_where_they_differ_and_no_wider_than_the_terminal
     assert "\u2026 \\x1b[2JFix it xxx" in lines[0] and "\u2026 \\x1b[2J修复 it xxx" in lines[1]
     assert max(map(cell_len, lines)) == 60 and all(line.endswith("\u2026") for line in lines)
     assert "  prompt\n" in shown and "  prompt\n" not in call(tmp_path, "show", run, COLUMNS="30").stdout
+
+
+def test_checks_that_passed_are_counted_beside_those_that_failed(tmp_path):
+    summary = {"collection_checks": {"one": [1, 2], "other": [2, 2], "unknown": [0, 0]}, "failed_checks": ["one"]}
+    run = written(tmp_path, "collect/20260102T030405Z-x", [(ROLLOUT, [{"rollout_id": "t#0"}])], summary=summary)
+    shown = call(tmp_path, "show", run).stdout.splitlines()
+    assert shown[:2] == [str(run), "Collection checks: 1 of 2 passed; 1 more needs what was not recorded"]
+    assert "  passed     1 other check" in shown and "  FAIL       one, 1 of 2" in shown
 
 
 def test_an_unknown_rollout_is_said_with_one_that_exists(made):
