@@ -81,6 +81,8 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     # What a type checker and an editor read of each stage: its settings and `Arguments`, as one set of keywords.
+    from pydantic import Field
+
     from stages.collect import Config as _Collect
     from stages.comparison.config import Config as _Compare
     from stages.curriculum import Config as _Curriculum
@@ -116,9 +118,12 @@ if TYPE_CHECKING:
 
     class _EvaluateWords(Arguments, _Evaluate): ...
 
-    class _ImportWords(Arguments, _Import): ...
+    # Their paths are most often given without a name.
+    class _ImportWords(Arguments, _Import):
+        paths: list[str] = Field(default_factory=list)
 
-    class _CompareWords(Arguments, _Compare): ...
+    class _CompareWords(Arguments, _Compare):
+        paths: list[str] = Field(default_factory=list)
 
     class _ExportWords(Arguments, _Export): ...
 

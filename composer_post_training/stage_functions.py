@@ -47,7 +47,7 @@ class PythonConsole(Console):
 class StageFunction(Generic[P, R]):
     """One stage, to be called with the runs that it reads and its settings.
 
-    Settings are given as `tasks=2`, `policy={"model": "m"}` or `**{"policy.model": "m"}`; `settings()` names them all.
+    Settings are given as `tasks=2` or `policy={"model": "m"}`, which type checkers know; `settings()` names them all.
     Raises `UsageError`, `BadInput` or `Incomplete`.
     """
 
@@ -65,24 +65,28 @@ class StageFunction(Generic[P, R]):
         return "\n".join(
             [
                 f"{STAGES[self.name].help} Returns its run, executed now or found complete.",
-                f"\n{name}(*runs, **settings)",
+                f"\n{name}(*{self.positionals()}, **settings)",
                 *(["\nExample:", textwrap.indent(example, "    ")] if example else []),
-                '\nSettings that most runs need; one in a group as policy={"model": ...} or **{"policy.model": ...}:',
+                '\nSettings that most runs need; policy.model is given as policy={"model": ...}:',
                 *(_entry(shown, text) for shown, text in rows),
                 f"\n{name}.settings() returns {more}, each with its explanation.",
                 f"{name}.plan(...) returns what a call would do and cost at most.",
                 "\nArguments of every stage:",
-                _entry("*runs", self.reads()),
+                _entry(f"*{self.positionals()}", self.reads()),
                 *(_entry(shown, text) for _, shown, text in described(Arguments)),
                 "\nRaises UsageError for a request that cannot be executed, BadInput for a run or a file that it",
                 "cannot read, Incomplete if part of the work failed and the rest is saved.",
             ]
         )
 
+    def positionals(self) -> str:
+        """Return what the arguments without a name are: `runs`, or of a stage that reads files `paths`."""
+        return "paths" if STAGES[self.name].positionals == ("paths",) else "runs"
+
     def reads(self) -> str:
         """Return in a sentence which runs or files the stage reads."""
-        if STAGES[self.name].positionals == ("paths",):
-            return "The paths of files, in place of paths=[...]."
+        if self.positionals() == "paths":
+            return "The paths of files; paths=[...] is the same."
         slots = load_stage(self.name).inputs.values()
         kinds = ", ".join(f"{slot.kind.plural}{' (optional)' * slot.optional}" for slot in slots)
         return f"It reads runs that hold {kinds}; the newest, where none are given." if kinds else "It reads no runs."
@@ -138,16 +142,17 @@ class StageFunction(Generic[P, R]):
 
     @property
     def __signature__(self) -> Signature:
-        """Return the words that it takes: runs, every setting with its default, then `Arguments`."""
-        runs = Parameter("runs", Parameter.VAR_POSITIONAL, annotation=Run)
+        """Return the words that it takes: runs or paths, every setting with its default, then `Arguments`."""
+        first = self.positionals()
+        read = Parameter(first, Parameter.VAR_POSITIONAL, annotation=Run if first == "runs" else Given)
         models = load_stage(self.name).config, Arguments
         words = [
             Parameter(name, Parameter.KEYWORD_ONLY, default=_shown_default(field), annotation=_shown_type(field))
             for model in models
             for name, field in model.model_fields.items()
-            if name.isidentifier()
+            if name.isidentifier() and name != first
         ]
-        return Signature([runs, *words], return_annotation=OF_STAGE.get(self.name, ReadableRun))
+        return Signature([read, *words], return_annotation=OF_STAGE.get(self.name, ReadableRun))
 
     def __repr__(self) -> str:
         names = [one.replace(annotation=Parameter.empty) for one in self.__signature__.parameters.values()]
@@ -157,7 +162,7 @@ class StageFunction(Generic[P, R]):
         self, runs: tuple[Given, ...], given: dict[str, Any], console: Console
     ) -> tuple[Arguments, StageConfig, Inputs]:
         """Return the arguments of every stage, the settings, and the runs to read."""
-        if STAGES[self.name].positionals == ("paths",) and "paths" not in given:
+        if self.positionals() == "paths" and "paths" not in given:
             given, runs = {"paths": [str(getattr(one, "path", one)) for one in runs], **given}, ()
         named = paths_of_runs(runs)
         own = {key: value for key, value in given.items() if key in Arguments.model_fields}

@@ -118,10 +118,14 @@ def test_every_function_has_the_settings_of_its_stage_as_its_words() -> None:
     for name in composer.__all__:
         if isinstance(function := getattr(composer, name), composer.StageFunction):
             words = inspect.signature(function).parameters
-            assert set(words) >= {key.partition(".")[0] for key in function.settings()} | {"runs", "artifacts", "out"}
+            assert set(words) >= {key.partition(".")[0] for key in function.settings()} | {
+                function.positionals(),
+                "artifacts",
+                "out",
+            }
     words = inspect.signature(composer.collect)
     assert words == inspect.signature(composer.collect.__call__)  # which a notebook shows of an object
-    assert repr(composer.compare).startswith("<stage function compare(*runs, seed=0, paths, min_gain=None, missing=")
+    assert repr(composer.compare).startswith("<stage function compare(*paths, seed=0, min_gain=None, missing=")
     assert "policy: str | dict = {}, tasks: int = 25," in str(words) and "artifacts: str = 'artifacts'" in str(words)
     assert "teacher: dict | None = None" in str(inspect.signature(composer.train))
     assert "stages." not in str(inspect.signature(composer.probe.teacher_pool)).replace("stages.runs.run.Run", "")
@@ -225,7 +229,7 @@ def test_a_run_holds_rollouts_with_messages_and_pairs(made: Path) -> None:
     assert rollouts[0].row["terminated_by"] == table["terminated_by"][0] and "messages>" in repr(rollouts[0])
     pairs = composer.find("extract-pairs", made).pairs()
     assert pairs and pairs[0]["messages"][-1]["role"] == "user" and pairs[0]["chosen"] != pairs[0]["rejected"]
-    with pytest.raises(composer.BadInput, match=r"Give the run that holds it as an argument\."):
+    with pytest.raises(composer.BadInput, match=r"Give the run that holds them as an argument\."):
         run.pairs()
 
 

@@ -15,7 +15,7 @@ from typing import Any, assert_type
 import composer_post_training as composer
 from composer_post_training.trl import ProbeCallback, preference_dataset, with_channels
 
-run = composer.collect(policy="reference", env={"name": "kata"}, tasks=2, **dict[str, Any]({"policy.max_tokens": 3}))
+run = composer.collect(policy={"model": "reference", "max_tokens": 3}, env={"name": "kata"}, tasks=2)
 assert_type(run, composer.ReadableRun)
 assert_type(run.path, Path)
 assert_type(run.rollouts(), list[composer.Rollout])
@@ -33,6 +33,9 @@ assert_type(composer.report(run), Path)
 assert_type(composer.run("demo", {"collect.tasks": 3}), composer.Chain)
 assert_type(composer.run("demo", on="slurm"), composer.Job)
 assert_type(composer.probe.teacher_pool(problems=3, sources=[{"name": "base"}]), composer.ReadableRun)
+assert_type(composer.compare("before.jsonl", "after.jsonl", min_gain=0.02), composer.ComparedLogs)
+assert_type(composer.import_traces(Path("logs")), composer.ReadableRun)
+composer.compare.plan(paths=["before.jsonl", "after.jsonl"])
 composer.train(policy={"model": "m"}, teacher="m", env="kata")
 try:
     composer.replay_teachers(run, teachers="teachers.toml", listener=lambda what, done, total: print(what))
