@@ -25,6 +25,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from composer_post_training.messages import errors_in_python
+from composer_post_training.stage_functions import paths_of_runs
 from stages.backends.ranks import join
 from stages.errors import BadInput, UsageError, did_you_mean
 from stages.gradients.per_row import MAX_TOKENS
@@ -57,9 +58,12 @@ SIDES = ("chosen", "rejected")
 def preference_dataset(run: Run) -> Dataset:
     """Return a run's preference pairs as `DPOTrainer` takes them: conversations `prompt`, `chosen` and `rejected`.
 
-    Raises `BadInput` for a run without pairs.
+    run: such as `find("extract-pairs")`.
+
+    Raises `UsageError` for what is no run, `BadInput` for a run without pairs.
     """
     with errors_in_python():
+        paths_of_runs([run])
         pairs = list(pairs_with_states(run))
     answers = [{side: [{"role": "assistant", "content": pair[side]}] for side in SIDES} for pair in pairs]
     prompts = [{"prompt": orjson.loads(pair["messages_json"])} for pair in pairs]
@@ -248,12 +252,14 @@ class ProbeCallback(TrainerCallback):
     Logs `probe/push` (advantages of hack-like completions, summed since the start), `probe/hack_like` (their share),
     `probe/cosine` (the mean with the direction), `probe/p`, and `probe/alarm`, 1 where the push has been larger than
     chance explains. At most 5 % of honest trainings end with an alarm; more have one on the way. A resumed training
-    counts anew. Raises `BadInput` where the direction is of another model, or does not tell its own pairs apart.
+    counts anew. Raises `UsageError` for what is no run, `BadInput` where the direction is of another model, or does not
+    tell its own pairs apart.
     """
 
     def __init__(
         self, trainer: Any, direction: Run, *, every: int = 10, placebos: int = 334, permutations: int = 2000
     ) -> None:
+        paths_of_runs([direction])
         self._trainer, self._every, self._permutations = trainer, every, permutations
         self._looks, self._pushes, self._ranks = list[CheckpointRollouts](), list[Float[np.ndarray, " D"]](), join()
         if not self._ranks.first:

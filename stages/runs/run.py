@@ -309,7 +309,8 @@ class Run:
         if name is None:
             held = ", ".join(self.manifest.outputs) or "nothing"
             raise BadInput(
-                f"{self.path} holds {held}, but {kind.plural} are needed here. Give the run that holds it with --from."
+                f"{self.path} holds {held}, but {kind.plural} are needed here. "
+                "Give the run that holds them with --from."
             )
         return self.path / name
 

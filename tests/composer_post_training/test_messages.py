@@ -78,7 +78,7 @@ def test_every_sentence_names_arguments_and_functions_alone() -> None:
         ("Use --resume to go on, --clean to start again.", "Use resume=True to go on, clean=True to start again."),
         ("The same command with --resume goes on.", "The same call with resume=True goes on."),
         ("Give it with --set policy.max_tokens=8.", "Give it with policy={'max_tokens': 8}."),
-        ("Give the run that holds it with --from.", "Give the run that holds it as an argument."),
+        ("Give the run that holds them with --from.", "Give the run that holds them as an argument."),
         ("Give both: --from a/collect/x --from a/y.", "Give both: find('a/collect/x'), find('a/y')."),
         ("Name two: --set baseline=A --set treatment=B.", "Name two: baseline='A', treatment='B'."),
         ("Run `composer replay-teachers` first.", "Run `replay_teachers()` first."),

@@ -228,6 +228,8 @@ def test_what_cannot_be_learnt_from_is_refused(
 
 
 def test_dpo_trainer_takes_the_pairs_of_a_run(tmp_path: Path, made: Path) -> None:
+    with pytest.raises(composer.UsageError, match=r"'/nope' is not a run.*find\("):
+        preference_dataset("/nope")  # type: ignore[arg-type]
     run = composer.find("extract-pairs", made)
     pairs = preference_dataset(run)
     first = run.pairs()[0]
