@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,17 +72,18 @@ def test_samples_that_failed_and_logs_without_samples(tmp_path: Path) -> None:
     assert [drop.reason for drop in drops] == ["log_without_samples"]
 
 
-def archive(path: Path, compression: int, **samples: bytes) -> Path:
+def archive(path: Path, samples: Mapping[int, bytes], compression: int = zipfile.ZIP_DEFLATED) -> Path:
+    """A log with these bytes as samples of these ids."""
     with zipfile.ZipFile(path, "w", compression) as file:
         file.writestr("header.json", json.dumps({"version": 2, "eval": EVAL, "plan": {}}))
-        for name, one in samples.items():
-            file.writestr(f"samples/{name}_epoch_1.json", one)
+        for number, one in samples.items():
+            file.writestr(f"samples/{number}_epoch_1.json", one)
     return path
 
 
 def test_an_archive_gives_the_same_as_a_document_but_for_a_damaged_sample(tmp_path: Path) -> None:
-    raw = {str(number): json.dumps(sample(number)).encode() for number in (1, 2)}
-    path = archive(tmp_path / "log.eval", zipfile.ZIP_DEFLATED, **raw, **{"3": b'{"id": 3, "mess'})
+    raw = {number: json.dumps(sample(number)).encode() for number in (1, 2)}
+    path = archive(tmp_path / "log.eval", {**raw, 3: b'{"id": 3, "mess'})
     whole = document(tmp_path / "log.json", log(sample(1), sample(2)))
     keys = ("action", "observation", "state_sha256", "finish_reason")
     packed, plain = ([[[s[k] for k in keys] for s in p["steps"]] for p in payloads(one)] for one in (path, whole))
@@ -91,7 +93,7 @@ def test_an_archive_gives_the_same_as_a_document_but_for_a_damaged_sample(tmp_pa
 
 def test_an_archive_compressed_with_zstandard(tmp_path: Path) -> None:
     squeezed = bytes(pa.compress(json.dumps(sample(1)).encode(), codec="zstd", asbytes=True))
-    path, name = archive(tmp_path / "log.eval", zipfile.ZIP_STORED, **{"1": squeezed}), "samples/1_epoch_1.json"
+    path, name = archive(tmp_path / "log.eval", {1: squeezed}, zipfile.ZIP_STORED), "samples/1_epoch_1.json"
     data = path.read_bytes()
     at, central = data.index(name.encode()) - 30, data.rindex(name.encode()) - 46
     marked = bytearray(data)
