@@ -14,7 +14,7 @@ rm -rf .venv && mkdir -p .venv/bin && cp installer .venv/bin/python
 """
 INSTALLER = """#!/bin/sh
 echo "$@" >>installed
-sleep 0.5
+[ -e slow ] && sleep 0.5
 [ -e broken ] && echo "the registry is down" >&2 && exit 1
 [ -e unusable ] && [ "$1" = -c ] && [ -n "$2" ] && echo "no module named torch" >&2 && exit 1
 echo "Collecting everything"
@@ -67,6 +67,7 @@ def test_it_installs_again_when_a_file_it_is_made_from_changed(checkout, file):
 
 
 def test_two_at_once_install_once(checkout):
+    (checkout / "slow").touch()
     both = [start(checkout, "demo"), start(checkout, "test")]
     assert [finish(process)[:2] for process in both] == [(0, "just demo\n"), (0, "just test\n")]
     assert installations(checkout) == 1

@@ -52,11 +52,10 @@ def tab(tmp_path: Path) -> Iterator[Tab]:
 
 
 def test_a_page_of_100_000_rollouts_holds_a_screenful(site: Site, tab: Tab, large: str) -> None:
-    """What a page costs follows from what it holds; `pytest -s` prints what loading it took here."""
+    """What a page costs follows from what it holds."""
     last = rollout_path(large, "kata-train-0-00000#0@0-24999")
     for path in ("", f"run/{large}", f"run/{large}?text=copy-24999", f"run/{large}?offset=99950", last):
         tab.open(site.url + path)
-        print(path, tab.timing())
         assert tab.value("document.getElementsByTagName('*').length") < 2000
         assert "Not here" not in tab.value("document.title")
 

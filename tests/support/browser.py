@@ -1,6 +1,5 @@
-"""A real headless Chromium over its debugging pipe: navigate, press keys, evaluate, look at errors and pictures."""
+"""A real headless Chromium over its debugging pipe: navigate, press keys, evaluate, look at errors."""
 
-import base64
 import json
 import os
 import subprocess
@@ -64,10 +63,6 @@ class Tab:
         """Go there and wait until the page has loaded."""
         self._events.clear()
         self.call("Page.navigate", url=url)
-        self.loaded()
-
-    def loaded(self) -> None:
-        """Wait for the load that is under way."""
         while not any(event["method"] == "Page.loadEventFired" for event in self._events):
             self._hear()
         self._events.clear()
@@ -98,21 +93,6 @@ class Tab:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-
-    def picture(self, path: Path) -> None:
-        """Save what is to be seen as PNG."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
-
-    def timing(self) -> dict[str, float]:
-        """Milliseconds from the start of the navigation: first byte, first paint with content, load."""
-        return dict(
-            self.value(
-                "(() => { const n = performance.getEntriesByType('navigation')[0]; const p = performance"
-                ".getEntriesByName('first-contentful-paint')[0]; return {first_byte: n.responseStart, "
-                "paint: p ? p.startTime : n.loadEventEnd, load: n.loadEventEnd}; })()"
-            )
-        )
 
 
 @contextmanager
