@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -53,11 +53,6 @@ def played(root: Path, config: collect.Config, **options: Any) -> Path:
     return runner.execute("collect", {}, config, root=root, **options).path
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("tiny"))
-
-
 @pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A model's last bits depend on the number of threads, here and in workers."""
@@ -68,83 +63,83 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.slow
-def test_a_servers_rollouts_are_those_of_one_process(tmp_path: Path) -> None:
-    with serving(letters) as server:
-        here = played(tmp_path / "here", settings(server.url))
-        asked = len(server.requests)
-        there = played(tmp_path / "there", settings(server.url), on="processes:2")
-        assert len(server.requests) == 2 * asked
-    assert contents(here) == contents(there)
-    assert not (there / "scratch").exists()
+Case = tuple[str, dict[str, Run], Any]
+"""A stage, its inputs and its settings."""
 
 
-@pytest.mark.usefixtures("one_thread")
-@pytest.mark.slow
-def test_a_local_models_rollouts_are_those_of_one_process(tmp_path: Path, model: Path) -> None:
-    config = collect.Config(env=ENV, policy={"model": str(model), "max_tokens": 8}, tasks=20, samples=2)
-    here, there = played(tmp_path / "here", config), played(tmp_path / "there", config, on="processes:2")
-    assert contents(here) == contents(there)
+def rollouts(tmp_path: Path, tiny: Path, url: str) -> Case:
+    return "collect", {}, settings(url)
 
 
-@pytest.mark.slow
-def test_arms_are_compared_on_the_rows_of_one_process(tmp_path: Path) -> None:
-    with serving(letters) as server:
-        arm = PolicyConfig(model="scripted", base_url=server.url, max_tokens=8)
-        config = evaluate.Config(
-            env=ENV, tasks=8, policies={"A": arm, "B": arm.model_copy(update={"model": "other"})}, looks=2
-        )
-        runs = [
-            runner.execute("evaluate", {}, config, root=tmp_path / (on or "here"), on=on).path
-            for on in (None, "processes:2")
-        ]
-    assert contents(runs[0]) == contents(runs[1])
-    assert store.read_json(runs[0] / "verdict.json") == store.read_json(runs[1] / "verdict.json")
+def local_rollouts(tmp_path: Path, tiny: Path, url: str) -> Case:
+    return "collect", {}, collect.Config(env=ENV, policy={"model": str(tiny), "max_tokens": 8}, tasks=20, samples=2)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_thread")
-def test_local_arms_are_dealt_together_and_give_the_rows_of_one_process(tmp_path: Path, model: Path) -> None:
+def arms(tmp_path: Path, tiny: Path, url: str) -> Case:
+    policies = {name: PolicyConfig(model=name, base_url=url, max_tokens=8) for name in "AB"}
+    return "evaluate", {}, evaluate.Config(env=ENV, tasks=8, policies=policies, looks=2)
+
+
+def local_arms(tmp_path: Path, tiny: Path, url: str) -> Case:
     """Workers do not wait for each other between arms: every arm's batches are dealt at once."""
-    other = save_tiny(tmp_path / "other", seed=1)
-    arms = {
-        name: PolicyConfig(model=str(path), max_tokens=8) for name, path in (("A", model), ("B", other), ("C", model))
-    }
-    config, told = evaluate.Config(env=ENV, tasks=40, policies=arms), dict[str | None, list[str]]()
-    runs = []
-    for on in (None, "processes:2"):
-        heard = told[on] = []
-        runs.append(
-            runner.execute(
-                "evaluate",
-                {},
-                config,
-                root=tmp_path / (on or "here"),
-                on=on,
-                listener=lambda what, done, total, heard=heard: heard.append(f"{what} {done}/{total}"),
-            ).path
-        )
-    assert contents(runs[0]) == contents(runs[1])
-    assert store.read_json(runs[0] / "verdict.json") == store.read_json(runs[1] / "verdict.json")
-    assert Run(runs[0]).manifest.models == Run(runs[1]).manifest.models
-    assert "rollouts of all arms 120/120" in told["processes:2"] and "rollouts of all arms 120/120" not in told[None]
+    models = {"A": tiny, "B": save_tiny(tmp_path / "other", seed=1), "C": tiny}
+    policies = {name: PolicyConfig(model=str(path), max_tokens=8) for name, path in models.items()}
+    return "evaluate", {}, evaluate.Config(env=ENV, tasks=40, policies=policies)
+
+
+def answers(tmp_path: Path, tiny: Path, url: str) -> Case:
+    """A local teacher, and one on a server, which is asked from one process."""
+    local = TeacherConfig(name="local", model=str(tiny), max_tokens=8)
+    remote = TeacherConfig(name="remote", model="scripted", base_url=url, max_tokens=8, temperature=0.0)
+    config = replay_teachers.Config(teachers=[local, remote], min_answered=0.0)
+    return "replay-teachers", {"rollouts": Run(played(tmp_path, settings(url)))}, config
+
+
+def votes(tmp_path: Path, tiny: Path, url: str) -> Case:
+    with serving(repair) as server:
+        policy = {"model": "scripted", "base_url": server.url, "max_tokens": 64}
+        config = collect.Config(env={"name": "kata"}, policy=policy, tasks=3, samples=1)
+        rollouts = Run(played(tmp_path, config))
+        teachers = [TeacherConfig(name=name, **policy | {"model": model}) for name, model in TEACHERS.items()]
+        asked = replay_teachers.Config(teachers=teachers)
+        answers = Run(runner.execute("replay-teachers", {"rollouts": rollouts}, asked, root=tmp_path).path)
+    return "extract-pairs", {"rollouts": rollouts, "teacher_actions": answers}, extract_pairs.Config()
+
+
+def pool(tmp_path: Path, tiny: Path, url: str) -> Case:
+    sources = [{"name": "teacher", "policy": {"model": "kata:loophole"}, "options": {"hint": True}, "samples": 2}]
+    return "probe-teacher-pool", {}, teacher_pool.Config(sources=sources, problems=24, max_problems=36)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("one_thread")
-def test_local_teachers_answer_as_in_one_process_and_servers_are_asked_from_one(tmp_path: Path, model: Path) -> None:
+@pytest.mark.parametrize("case", [rollouts, local_rollouts, arms, local_arms, answers, votes, pool])
+def test_workers_give_the_tables_of_one_process_and_ask_no_more(
+    tmp_path: Path, tiny: Path, case: Callable[[Path, Path, str], Case]
+) -> None:
+    runs, told, asked = [], list[list[str]](), list[int]()
     with serving(letters) as server:
-        rollouts = {"rollouts": Run(played(tmp_path, settings(server.url)))}
-        local = TeacherConfig(name="local", model=str(model), max_tokens=8)
-        remote = TeacherConfig(name="remote", model="scripted", base_url=server.url, max_tokens=8, temperature=0.0)
-        config, before = replay_teachers.Config(teachers=[local, remote], min_answered=0.0), len(server.requests)
-        asked = []
+        stage, inputs, config = case(tmp_path, tiny, server.url)
         for on in (None, "processes:2"):
-            runner.execute("replay-teachers", rollouts, config, root=tmp_path / (on or "here"), on=on)
+            before, folder = len(server.requests), tmp_path / (on or "here")
+            told.append([])
+
+            def heard(what: str, done: int, total: int) -> None:
+                told[-1].append(f"{what} {done}/{total}")
+
+            with suppress(ComposerError):  # a small pool fails its checks
+                runner.execute(stage, inputs, config, root=folder, out=folder / "run", on=on, listener=heard)
+            runs.append(Run(folder / "run"))
             asked.append(len(server.requests) - before)
-    (here,), (there,) = (list((tmp_path / on).glob("replay-teachers/2*")) for on in ("here", "processes:2"))
-    assert contents(here) == contents(there)
-    assert asked[1] == 2 * asked[0]
+    one, other = runs
+    assert contents(one.path) == contents(other.path) and contents(one.path)
+    assert asked[0] == asked[1] and one.manifest.models == other.manifest.models
+    assert one.read_file("verdict.json") == other.read_file("verdict.json")
+    assert stage != "extract-pairs" or one.rows(PAIR)
+    assert not (other.path / "scratch").exists()
+    dealt = ["rollouts of all arms 120/120" in some for some in told]
+    assert dealt == ([False, True] if case is local_arms else [False, False])
 
 
 def replayed(root: Path, rollouts: Path, teachers: list[TeacherConfig], **options: Any) -> Path:
@@ -173,42 +168,6 @@ def test_teachers_behind_servers_are_dealt_to_workers(tmp_path: Path) -> None:
         (run,) = tmp_path.glob("poor/replay-teachers/2*")
         spent, possibly = ledger.totals(run) or (0.0, 0.0)
         assert 0.012 < spent + possibly <= 0.12
-
-
-@pytest.mark.slow
-def test_votes_by_outcome_are_those_of_one_process(tmp_path: Path) -> None:
-    with serving(repair) as server:
-        policy = {"model": "scripted", "base_url": server.url, "max_tokens": 64}
-        config = collect.Config(env={"name": "kata"}, policy=policy, tasks=3, samples=1)
-        rollouts = Run(runner.execute("collect", {}, config, root=tmp_path).path)
-        teachers = [
-            TeacherConfig(name=name, model=model, base_url=server.url, max_tokens=64)
-            for name, model in TEACHERS.items()
-        ]
-        asked = replay_teachers.Config(teachers=teachers)
-        answers = Run(runner.execute("replay-teachers", {"rollouts": rollouts}, asked, root=tmp_path).path)
-    given, found = {"rollouts": rollouts, "teacher_actions": answers}, []
-    for on in (None, "processes:2"):
-        root = tmp_path / (on or "here")
-        found.append(runner.execute("extract-pairs", given, extract_pairs.Config(), root=root, on=on).path)
-    assert contents(found[0]) == contents(found[1])
-    assert Run(found[0]).rows(PAIR)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.usefixtures("one_thread")
-def test_a_pool_is_that_of_one_process(tmp_path: Path) -> None:
-    sources = [{"name": "teacher", "policy": {"model": "kata:loophole"}, "options": {"hint": True}, "samples": 2}]
-    config = teacher_pool.Config(sources=sources, problems=24, max_problems=36)
-    found = []
-    for on in (None, "processes:2"):
-        run = tmp_path / (on or "here")
-        with suppress(ComposerError):  # so small a pool fails its checks
-            runner.execute("probe-teacher-pool", {}, config, root=tmp_path, out=run, on=on)
-        found.append(contents(run))
-    assert found[0] == found[1]
-    assert found[0]
 
 
 def test_what_workers_spend_is_never_above_the_limit(tmp_path: Path) -> None:
