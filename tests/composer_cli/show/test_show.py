@@ -13,7 +13,7 @@ from stages.evaluation.outcomes import items_table
 from stages.evaluation.verdict import decide
 from stages.rollouts.trace import pairs_with_states
 from stages.runs.kinds import EVAL_ITEM, ROLLOUT, STEP
-from stages.runs.run import InputRef, Run, read_manifest, write_manifest
+from stages.runs.run import InputRef, Run, RunOutcome, read_manifest, write_manifest
 
 
 def test_a_run_begins_with_a_few_facts_and_lists_its_rollouts(made):
@@ -156,8 +156,9 @@ def test_prompts_are_shown_from_where_they_differ_and_no_wider_than_the_terminal
 
 
 def test_checks_that_passed_are_counted_beside_those_that_failed(tmp_path):
-    summary = {"collection_checks": {"one": [1, 2], "other": [2, 2], "unknown": [0, 0]}, "failed_checks": ["one"]}
-    run = written(tmp_path, "collect/20260102T030405Z-x", [(ROLLOUT, [{"rollout_id": "t#0"}])], summary=summary)
+    checks = {"one": [1, 2], "other": [2, 2], "unknown": [0, 0]}
+    ended = RunOutcome(ok=False, summary={"collection_checks": checks, "failed_checks": ["one"]})
+    run = written(tmp_path, "collect/20260102T030405Z-x", [(ROLLOUT, [{"rollout_id": "t#0"}])], outcome=ended)
     shown = call(tmp_path, "show", run).stdout.splitlines()
     assert shown[:2] == [str(run), "Collection checks: 1 of 2 passed; 1 more needs what was not recorded"]
     assert "  passed     1 other check" in shown and "  FAIL       one, 1 of 2" in shown
