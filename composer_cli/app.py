@@ -102,6 +102,9 @@ def explained(error: typer.TyperException, words: Sequence[str]) -> str:
     A setting that was typed like an option is shown as it is written: `--samples 2` is `--set samples=2`.
     """
     message, context = error.format_message(), getattr(error, "ctx", None)
+    if similar := getattr(error, "possibilities", ()):
+        option = str(getattr(error, "option_name", ""))
+        message = f"No such option: {option}. Did you mean {next(iter(get_close_matches(option, similar, 1)))}?"
     if context is None and words:  # an option without its value
         root = click_command()
         above = root.context_class(root, info_name="composer")

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from stages.errors import not_a_folder
+
 
 def complete_runs(ctx: typer.Context) -> list[str]:
     """Return the names of all runs, and of the stages that have one: a stage's name selects its latest run."""
@@ -146,12 +148,14 @@ Watch = Annotated[
 All = Annotated[bool, typer.Option("--all", hidden=True, help="With --help: all options and settings.")]
 
 
-def _reject_address(folder: Path) -> Path:
+def _require_folder(folder: Path) -> Path:
     if folder.parts and folder.parts[0].endswith(":"):
         raise typer.BadParameter(
             f"{folder} is an address, and --artifacts is a folder. Give a stage --out s3://BUCKET/RUN, "
             "or `composer publish RUN s3://BUCKET/RUN`."
         )
+    if folder.is_file():
+        raise typer.BadParameter(not_a_folder(folder, "--artifacts"))
     return folder
 
 
@@ -159,9 +163,8 @@ ARTIFACTS = typer.Option(
     "--artifacts",
     metavar="DIR",
     envvar="COMPOSER_ARTIFACTS",
-    file_okay=False,
     help="Where runs are kept.",
-    callback=_reject_address,
+    callback=_require_folder,
 )
 Artifacts = Annotated[Path, ARTIFACTS]
 DEFAULT_ARTIFACTS = Path("artifacts")

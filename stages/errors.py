@@ -6,6 +6,7 @@ every layer may raise.
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 # What pydantic calls a value that has the wrong form, by its types of errors; all others are bounds and choices, which
@@ -59,6 +60,11 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """
     spelt = {one.lower(): one for one in known}
     return "".join(f" Did you mean {spelt[near]!r}?" for near in get_close_matches(word.lower(), spelt, 1, cutoff))
+
+
+def not_a_folder(path: Path, option: str) -> str:
+    """Return why a file cannot hold runs, and which option names another place."""
+    return f"{path} is a file, not a folder. Choose another place with {option}."
 
 
 def refusal(problem: Mapping[str, Any]) -> str:

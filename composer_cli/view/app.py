@@ -490,14 +490,16 @@ def serve(root: Path, port: int, notify: Callable[[str], None], link: str = "") 
 
     port: 0 for one that is free. link: as `page_of` returns it. Raises `UsageError` where the port is taken.
     """
+    if not 0 <= port < 2**16:
+        raise UsageError(f"Port {port} is none: ports are 1 to 65535, and --port 0 takes one that is free.")
     token = secrets.token_urlsafe(16)
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((HOST, port))
-        except (OSError, OverflowError) as error:
+        except OSError as error:
             raise UsageError(
-                f"Port {port} cannot be used ({error}). Choose another with --port, or leave it out."
+                f"Port {port} cannot be used ({error.strerror}). Choose another with --port, or leave it out."
             ) from None
         # Bound here and not by uvicorn: the address with the port that was free is told only once it accepts requests.
         listener.listen(128)

@@ -134,7 +134,7 @@ def sources_of(path: str) -> list[Source]:
     if place.is_file() and place.suffix in (".csv", ".tsv"):
         own = place.resolve()
         return [Source(own, f"{own.parent.name}/{own.name}", store.file_sha256(own), root=own)]
-    return files.find([path])
+    return files.find([path], also=(".csv", ".tsv"))
 
 
 def read(path: str, unit: str = "") -> ReadLog:
@@ -144,8 +144,8 @@ def read(path: str, unit: str = "") -> ReadLog:
         return replace(of_run(run, place.name, unit), digests=(run.manifest.content,))
     found = sources_of(path)
     alone = len(found) == 1 or (place.is_file() and place.suffix in TABLES)
-    table = table_of(found[0]) if alone else None
-    log = of_program(path, found, unit) if table is None else of_table(table, found[0], unit)
+    table = table_of(path, found[0]) if alone else None
+    log = of_program(path, found, unit) if table is None else of_table(path, table, found[0], unit)
     return replace(log, digests=tuple(sorted(source.sha256 for source in found if not source.beside)))
 
 
@@ -333,7 +333,7 @@ def _require_column(columns: Sequence[str], unit: str, label: str) -> None:
 # Tables of scores.
 
 
-def table_of(source: Source) -> pa.Table | None:
+def table_of(path: str, source: Source) -> pa.Table | None:
     """Return a file as a table where it has an id and a score a row, and is of no program; else None.
 
     `BadInput` where a line of such a file is no JSON.
@@ -358,7 +358,7 @@ def table_of(source: Source) -> pa.Table | None:
             for item in source.records():
                 if isinstance(item, Drop) or not isinstance(item[1], dict):
                     line = item.line if isinstance(item, Drop) else item[0]
-                    raise BadInput(f"{source.label}:{line} is no JSON object. Mend it, or remove it.") from None
+                    raise BadInput(f"{path}:{line} is no JSON object. Mend it, or remove it.") from None
                 rows.append(item[1])
             # Values of a column are of several types, such as numbers and words.
             return pa.table({name: pa.array([_as_text(row.get(name)) for row in rows], pa.string()) for name in plain})
@@ -369,14 +369,12 @@ def _as_text(value: Any) -> str | None:
     return None if value is None else str(int(value) if isinstance(value, bool) else value)
 
 
-def of_table(table: pa.Table, source: Source, unit: str) -> ReadLog:
+def of_table(path: str, table: pa.Table, source: Source, unit: str) -> ReadLog:
     """Return the items of a table with an id and a score a row."""
     if not len(table):
-        raise BadInput(
-            f"{source.label} holds no sample to compare: it is empty. Give a file with a row for each sample."
-        )
+        raise BadInput(f"{path} holds no sample to compare: it is empty. Give a file with a row for each sample.")
     names = table.column_names
-    task, score = _id_and_score(names, source.label)
+    task, score = _id_and_score(names, path)
     column = table[score]
     if pa.types.is_string(column.type):
         column = pc.if_else(pc.equal(column, ""), None, column)
@@ -385,13 +383,13 @@ def of_table(table: pa.Table, source: Source, unit: str) -> ReadLog:
     except pa.ArrowException:
         row, value = next((at, one) for at, one in enumerate(column.to_pylist(), 1) if not _is_score(one))
         raise BadInput(
-            f"{source.label}: {score} is {value!r} in row {row}. A score is a number, or true or false, and empty or "
+            f"{path}: {score} is {value!r} in row {row}. A score is a number, or true or false, and empty or "
             "null where a sample has none."
         ) from None
     values = pc.if_else(pc.is_finite(values), values, None)
     nothing = pa.nulls(len(table), pa.string())
     if unit:
-        _require_column(names, unit, source.label)
+        _require_column(names, unit, path)
 
     def text(known: Sequence[str]) -> Any:
         name = next((name for name in known if name in names and name != task), None)

@@ -249,10 +249,10 @@ def _parse(text: bytes) -> tuple[Any, int, str]:
         return None, 1, str(error)
 
 
-def find(patterns: list[str]) -> list[Source]:
+def find(patterns: list[str], also: Sequence[str] = ()) -> list[Source]:
     """Return the readable files that paths, folders and patterns name, in a fixed order, then the files beside them.
 
-    Raises `BadInput` that names what is missing.
+    Raises `BadInput` that names what is missing. also: other endings of files that the caller reads itself.
     """
     asked: dict[Path, Source] = {}
     beside: dict[Path, Source] = {}
@@ -260,9 +260,11 @@ def find(patterns: list[str]) -> list[Source]:
         matches = _matching(Path(pattern).expanduser())
         if not matches:
             path = Path(pattern).expanduser()
-            meant = ("" if path.suffix else did_you_mean(pattern, FORMATS)) or store.nearest(path)
-            some = ", ".join(READABLE)
-            raise BadInput(f"{pattern} is neither a file nor a folder with files to import ({some}).{meant}")
+            is_word = not path.suffix and path.parent == Path() and not path.exists()
+            meant = (did_you_mean(pattern, FORMATS) if is_word else "") or store.nearest(path)
+            names = f" The formats are {', '.join(FORMATS)}." if is_word and len(patterns) > 1 else ""
+            some = ", ".join((*READABLE, *also))
+            raise BadInput(f"{pattern} is neither a file nor a folder with files of these kinds: {some}.{meant}{names}")
         for found in matches:
             (beside if found.beside else asked).setdefault(found.path, found)
     every = [*asked.values(), *(found for path, found in beside.items() if path not in asked)]

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from stages.errors import BadInput, ComposerError, UsageError, refusal
+from stages.errors import BadInput, ComposerError, UsageError, not_a_folder, refusal
 from stages.layout import Sparkline, counted
 from stages.redaction import redacted_value
 from stages.runs import display, ledger, store
@@ -172,7 +172,7 @@ def find_folder(stage_folder: Path, label: str, fingerprint: str, out: Path | No
     """Return the folder for a fingerprint and whether it holds a run; `out` is the folder that a user chose, if any."""
     if out is not None:
         if out.exists() and not out.is_dir():
-            raise UsageError(f"{out} is a file. Choose a folder for --out.")
+            raise UsageError(not_a_folder(out, "--out"))
         existing = (out / "manifest.json").exists()
         if not existing and out.exists() and any(out.iterdir()):
             raise UsageError(f"{out} is not empty and is not a run folder. Choose another --out.")

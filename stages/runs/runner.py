@@ -31,7 +31,7 @@ from filelock import FileLock, Timeout
 
 from stages.backends import devices, ranks
 from stages.backends.engine import Engine, find_engine
-from stages.errors import BadInput, ComposerError, Incomplete, UsageError
+from stages.errors import BadInput, ComposerError, Incomplete, UsageError, not_a_folder
 from stages.layout import counted, shortened
 from stages.runs import ledger, store
 from stages.runs.activity import on_activity
@@ -413,6 +413,9 @@ def _check_writable(folder: Path) -> None:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise  # a full disk is reported as such, not as a folder without permission
+        if isinstance(error, (FileExistsError, NotADirectoryError)):
+            file = next(path for path in (folder, *folder.parents) if path.exists())
+            raise UsageError(not_a_folder(file, "--artifacts or --out")) from None
         raise UsageError(
             f"Nothing can be written to {folder} ({error.strerror}). Choose another --artifacts or --out."
         ) from None

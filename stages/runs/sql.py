@@ -134,13 +134,15 @@ def _ask(connection: duckdb.DuckDBPyConnection, query: SqlQuery) -> Answer:
     except duckdb.OutOfMemoryException:
         raise
     except duckdb.Error as error:
-        tables = ", ".join(sorted([*query.files, "runs"]))
+        tables = f"There are the tables {', '.join(sorted([*query.files, 'runs']))}."
+        if not query.runs:
+            tables = "There are no runs yet: `composer collect` makes one."
         first, *more = str(error).splitlines()
         # A second line that proposes a table may name one of DuckDB's own, which nobody means.
         columns = "".join(f" {line}." for line in more[:1] if line.startswith("Candidate bindings"))
         if missing := NO_TABLE.match(first):
             first = f"no run here holds a table {missing[1]}.{did_you_mean(missing[1], [*query.files, 'runs'])}"
-        raise UsageError(f"The query cannot be answered: {first}{columns} There are the tables {tables}.") from None
+        raise UsageError(f"The query cannot be answered: {first}{columns} {tables}") from None
 
 
 ABOUT_TABLES = re.compile(

@@ -16,7 +16,7 @@ from stages.envs.answered import AnsweredEnv, Question
 from stages.envs.base import Grade, HackPair, Split, Task
 from stages.envs.skills import drawing
 from stages.envs.skills.families import FAMILIES, HELD_OUT, TEMPLATES, Exercise
-from stages.errors import UsageError
+from stages.errors import UsageError, did_you_mean
 from stages.messages import Message
 from stages.runs import store
 from stages.sandbox import Call, Limits, judge, match
@@ -65,9 +65,10 @@ def chosen(families: str) -> list[str]:
         found = [word] if word in FAMILIES else [f"{word}-{variant}" for variant in TEMPLATES.get(word, ())]
         if not found:
             every = "; ".join(f"{name}: {', '.join(variants)}" for name, variants in TEMPLATES.items())
+            listed = did_you_mean(word, [*FAMILIES, *TEMPLATES]) or f" Templates and their families are {every}."
             raise UsageError(
                 f"skills has no family or template {word!r}. Give templates (date) or families (date-dotted), with "
-                f"commas between. Templates and their families are {every}."
+                f"commas between.{listed}"
             )
         names |= dict.fromkeys(found)
     return list(names or FAMILIES)

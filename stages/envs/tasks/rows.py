@@ -133,10 +133,11 @@ class TaskRow(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> "TaskRow":
-        if sum((bool(self.calls or self.script), bool(self.tests), bool(self.test.strip()))) != 1:
+        ways = {"calls or script": self.calls or self.script, "tests": self.tests, "test": self.test.strip()}
+        if len(given := [name for name, way in ways.items() if way]) != 1:
             raise ValueError(
-                "give one of calls and script, whose results are compared; tests, ids of pytest; and test, a command "
-                "whose exit code 0 passes"
+                f"it has {' and '.join(given) or 'no test'}. Give it one test: either calls or script, whose results "
+                "are compared, or tests, a list of pytest ids, or test, a shell command that passes with exit code 0"
             )
         if self.archive and self.git:
             raise ValueError("give archive or git, not both")
@@ -159,7 +160,8 @@ def _problem(error: Mapping[str, Any]) -> str:
     if error["type"] == "extra_forbidden":
         near = " or ".join(nearest_keys(TaskRow, place))
         return f"{place}: rows have no such field{f'; did you mean {near}?' if near else ''}"
-    return f"{place}: {refusal(error)}"
+    of_row = not error["loc"] and error["type"] == "value_error"
+    return refusal(error) if of_row else f"{place}: {refusal(error)}"
 
 
 def load(path: str) -> list[Row]:

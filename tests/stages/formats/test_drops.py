@@ -104,7 +104,7 @@ def test_the_folder_of_an_own_export_is_imported_without_its_manifest(tmp_path: 
         again = imported(tmp_path, place)
         assert len(again.rows(ROLLOUT)) == 2 and again.manifest.summary["dropped"] == {}
         assert again.manifest.summary["files"] == 1
-    with pytest.raises(BadInput, match="neither a file nor a folder with files to import"):
+    with pytest.raises(BadInput, match="neither a file nor a folder with files"):
         imported(tmp_path, before.path)
 
 

@@ -95,7 +95,7 @@ def test_a_task_has_the_same_opening_under_every_seed_and_none_without_shots() -
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"families": "datum"}, "no family or template 'datum'.*date: long, dotted.*replace: first"),
+        ({"families": "xyz"}, "no family or template 'xyz'.*date: long, dotted.*replace: first"),
         ({"held_out": "tasks"}, "held_out is 'tasks'. Give families or questions"),
         ({"shots": -1}, "shots is -1"),
         ({"shots": "many"}, "shots is 'many'"),

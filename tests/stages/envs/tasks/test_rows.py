@@ -30,8 +30,8 @@ def test_a_row_needs_a_prompt_and_a_test_and_gets_an_id(tmp_path: Path) -> None:
 
 
 BAD = {
-    "no test": ({"prompt": "p"}, "give one of calls and script"),
-    "two tests": ({**GOOD, "tests": ["t.py::a"]}, "give one of calls and script"),
+    "no test": ({"prompt": "p"}, "it has no test. Give it one"),
+    "two tests": ({**GOOD, "tests": ["t.py::a"]}, "it has tests and test. Give it one"),
     "a call without a result": ({"prompt": "p", "calls": [{"function": "a:b"}]}, "give either returns, a value, or"),
     "a call with two results": (
         {"prompt": "p", "calls": [{"function": "a:b", "returns": 1, "raises": "KeyError"}]},
