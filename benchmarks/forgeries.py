@@ -129,11 +129,12 @@ def sentence() -> str:
     families = sorted({one.family for one in mechanisms.in_process("_forged")})
     return (
         f"*A reward is given on values, if what the code returns is compared outside of its sandbox, or on a report, "
-        f"if the test runner's own word has to do. Of {tried} forged solutions, which try to be rewarded without "
-        f"solving their task, {effective} had an effect where they were tried: {values} rewarded on values, and "
-        f"{paid['a report']} were on a report. They attack the process of the tests in {len(families)} ways, from "
-        f"{families[0]} to {families[-1]}, read the tests and hidden files themselves, through linecache or in a "
-        "child process, or return objects that agree with every comparison.*"
+        f"if the test runner's own word has to do. {tried} forged solutions were tried, which aim at the reward "
+        f"without solving the task. {effective} of them passed their tests or were flagged, the others had no effect. "
+        f"Where values are compared, {values} rewarded; where a report decides, {paid['a report']} were. They attack "
+        f"the process of the tests in {len(families)} ways, from {families[0]} to {families[-1]}, read the tests and "
+        "hidden files themselves, through linecache or in a child process, or return objects that agree with every "
+        "comparison.*"
     )
 
 

@@ -168,9 +168,9 @@ class PolicyConfig(Settings):
     preflight: ClassVar[str | None] = "stages.policy.available:check"
 
     model: str = Field(default="kata:student", min_length=1)
-    """Hugging Face folder, hub id, GGUF file, `smollm2`, `qwen-coder` or `kata:NAME`, or with `base_url` the server's
-    name for it. All but the last behind `vllm:` are sampled from a vLLM server, token by token. `reference` plays each
-    task's own solution, `noop` does nothing; neither asks a server."""
+    """Hugging Face folder, hub id, GGUF file, `smollm2`, `qwen-coder` or `kata:NAME`; with `base_url`, the
+    server's name for it. Without `base_url`, `vllm:` before it starts a vLLM server that samples it, token by
+    token. `reference` plays each task's own solution, `noop` does nothing; neither asks a server."""
     base_url: str | None = None
     """Root of an OpenAI-compatible server, for example https://api.openai.com/v1; empty for none, where a file gives
     one."""
