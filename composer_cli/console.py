@@ -172,7 +172,10 @@ class HeartbeatLines:
 
 @dataclass
 class Pace:
-    """Estimates how long the rest of the units takes, at the pace since they were first reported.
+    """Estimates how long the rest of the units takes, at the pace from their first report to the newest.
+
+    Between two reports the estimate counts down. It is withheld once a unit takes longer than any before it: the last
+    ones may be slow, and the pace of the others says nothing of them.
 
     min_s: seconds after which there is a pace. Before, one unit that was quick would promise the end at once.
     """
@@ -180,22 +183,30 @@ class Pace:
     clock: Callable[[], float] = time.monotonic
     min_s: float = 10.0
     first: dict[str, tuple[float, int]] = field(default_factory=dict)
+    newest: dict[str, tuple[float, int, float]] = field(default_factory=dict)
+    """When a unit finished last, how many had then, and the longest wait for one."""
 
     def left(self, what: str, done: int, total: int) -> str:
-        """Return `, about 3 min 20 s left`; empty before there is a pace and when all is finished."""
-        each = self._seconds_each(what, done)
-        return f", about {duration(each * (total - done))} left" if each and done < total else ""
+        """Return `, about 3 min 20 s left`; empty before there is a pace, after it, and when all is finished."""
+        each, waited, longest = self._read(what, done)
+        left = each * (total - done) - waited
+        return f", about {duration(left)} left" if left > 0 and waited <= longest else ""
 
     def rate(self, what: str, done: int) -> str:
         """Return `12 a second` or `3.5 a minute`; empty before there is a pace."""
-        each = self._seconds_each(what, done)
+        each, _, _ = self._read(what, done)
         return "" if not each else f"{1 / each:.3g} a second" if each <= 1 else f"{60 / each:.3g} a minute"
 
-    def _seconds_each(self, what: str, done: int) -> float:
+    def _read(self, what: str, done: int) -> tuple[float, float, float]:
+        """Return the seconds of a unit, 0 without a pace, those since the newest finished, and the longest wait."""
         now = self.clock()
         # Units that were done when the work began (a resumed run) took no time of this attempt.
         started, before = self.first.setdefault(what, (now, done))
-        return (now - started) / (done - before) if done > before and now - started >= self.min_s else 0.0
+        at, known, longest = self.newest.get(what, (started, before, 0.0))
+        if done > known:
+            at, known, longest = self.newest[what] = now, done, max(longest, now - at)
+        each = (at - started) / (known - before) if known > before and at - started >= self.min_s else 0.0
+        return each, now - at, longest
 
 
 class Bars:
