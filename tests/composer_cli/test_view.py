@@ -135,16 +135,13 @@ def test_tests_that_failed_diffs_and_log_probs_are_shown(site: Site) -> None:
     assert 'class="lp0" title="log-prob -0.010"' in page and 'class="lp5" title="log-prob -9.000"' in page
 
 
-def test_two_arms_stand_side_by_side_and_tasks_on_which_they_part_come_first(site: Site) -> None:
+def test_the_chosen_arms_stand_side_by_side_and_tasks_on_which_they_part_come_first(site: Site) -> None:
     text = shown(site.get(f"compare/{EVALUATION}?task=t-1").text)
     assert "A and B, task by task" in text and "A did t-1" in text and "B did t-1" in text
     listed = text[text.index("the largest differences first") :]
     assert "B passes more often on 1, A on 0, no difference on 1" in text
     assert listed.index("t-1") < listed.index("t-0") and "family of t-1" in listed and "do t-1" in listed
     assert "+100.0" in listed and "0 of 1" in listed and "1 of 1" in listed
-
-
-def test_the_two_arms_are_those_that_were_chosen(site: Site) -> None:
     swapped = shown(site.get(f"compare/{EVALUATION}?a=B&b=A&task=t-1").text)
     assert "B and A, task by task" in swapped and "\u2212100.0" in swapped
     assert "A passes more often on 0, B on 1" in swapped
