@@ -36,7 +36,7 @@ from stages.layout import counted, shortened
 from stages.runs import ledger, store
 from stages.runs.activity import on_activity
 from stages.runs.bucket import Mirror
-from stages.runs.catalog import check_inputs
+from stages.runs.catalog import check_inputs, progress
 from stages.runs.run import (
     Inputs,
     Listener,
@@ -209,19 +209,20 @@ def preflight(
 ) -> list[str]:
     """Return what was checked, a line each; raises what `execute` with the same arguments would raise before its work.
 
-    Nothing is written and nothing paid for. Inputs are compared with their digests; models and environments are checked
-    by the `check` of their settings.
+    But of the same run that is unfinished it says how far it is, without `resume` too. Nothing is written and nothing
+    paid for. Inputs are compared with their digests; models and environments are checked by the `check` of their
+    settings.
     """
     inputs = Inputs(given)
-    resolved = resolve_run(stage, inputs, config, root=root, out=out)
+    resolved, unfinished = resolve_run(stage, inputs, config, root=root, out=out), list[str]()
     if resolved.existing and not clean:
         with locked(resolved.folder):  # refuses a run in progress, as `execute` would
             if resolved.completed():
                 return [f"{resolved.folder} is complete and up to date: there is nothing to do"]
-            _settle_existing(resolved, resume=resume)
+            unfinished = _left_undone(resolved, resume=resume)
     count = sum(1 for _ in inputs.runs())
     read = [f"{counted(count, 'input run')}: complete, and as they were written"] if count else []
-    return [*read, *config.check(), check_disk_space(resolved.folder)]
+    return [*unfinished, *read, *config.check(), check_disk_space(resolved.folder)]
 
 
 def check_disk_space(folder: Path) -> str:
@@ -351,13 +352,29 @@ def _settle_existing(resolved: ResolvedRun, *, resume: bool) -> bool:
         )
     # What the attempt before paid for stays in the ledger, so that --max-cost holds for both.
     if not resume and holds_work(run, paid=False):
-        complete = found.status == "complete"
-        state = f"complete but {run.damage()}" if complete else f"{found.status}, with what it had finished"
         raise UsageError(
-            f"{resolved.folder} already holds this run ({state}). "
+            f"{resolved.folder} already holds this run ({_state(run)}). "
             "Use --resume to go on, --clean to start again, or --out FOLDER to write elsewhere."
         )
     return False
+
+
+def _left_undone(resolved: ResolvedRun, *, resume: bool) -> list[str]:
+    """Return how far the same run has come, in a line, where it is unfinished; otherwise do as `_settle_existing`."""
+    with suppress(BadInput):
+        run = Run(resolved.folder)
+        if run.manifest.fingerprint == resolved.fingerprint and holds_work(run, paid=False):
+            rest = "" if resume else "; --clean starts again"
+            done = progress(run) or _state(run)
+            return [f"{run.path} holds this run ({done}): --resume does and pays for the rest alone{rest}"]
+    _settle_existing(resolved, resume=resume)
+    return []
+
+
+def _state(run: Run) -> str:
+    """Return the state of a run that is not up to date, in words."""
+    status = run.manifest.status
+    return f"complete but {run.damage()}" if status == "complete" else f"{status}, with what it had finished"
 
 
 BOOKKEEPING = ("manifest.json", "config.json", "logs", "steps", ledger.NAME, RESERVE)

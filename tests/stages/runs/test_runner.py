@@ -297,6 +297,8 @@ def test_what_an_attempt_left_is_never_deleted_without_being_asked(left: str, tm
         run(tmp_path / "b", tiny, out=out, seed=1)
     assert (out / left).exists()
     if left != "ledger.jsonl":  # money that was paid is no work of this folder: it stays in its ledger
+        checked = runner.preflight("collect", {}, config(tiny), root=tmp_path / "b", out=out)
+        assert checked[0].startswith(f"{out} holds this run (") and "--resume does" in checked[0]
         with pytest.raises(UsageError, match="already holds this run"):
             run(tmp_path / "b", tiny, out=out)
 
