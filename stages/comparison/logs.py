@@ -46,7 +46,7 @@ ITEM = pa.schema(
 )
 """One sample. question: a digest of what was asked; reason: why there is no score; place: where the record is;
 pair_set: what the training of the model learnt from."""
-NO_SCORE = "no score"
+NO_SCORE, CANCELLED = "no score", "cancelled"
 ROLLOUT_PAGE, ID = "rollout/", "?id="
 """The address of a rollout for `composer view`: before the run's name, and before its id, which is not quoted here."""
 TABLES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json")
@@ -215,7 +215,7 @@ def _item(found: ReadTrajectory, unit: str) -> dict[str, Any]:
     score = None if own.error else own.reward
     reason = own.error[0] if own.error else None if score is not None else NO_SCORE
     if own.error and own.error[0] == "error":
-        reason = shortened(" ".join(own.error[1].split())) or "error"
+        reason = shortened(_in_words(own.error[1]), 120) or "error"
     family = own.family if own.family and own.family != own.task_id else None
     return {
         "model": own.model or found.origin.sidecars.model,
@@ -230,6 +230,15 @@ def _item(found: ReadTrajectory, unit: str) -> dict[str, Any]:
         "place": f"{found.origin.file}:{found.origin.line}",
         "pair_set": None,
     }
+
+
+def _in_words(error: str) -> str:
+    r"""Return an error on one line, without the quotes of a `repr`: `RuntimeError("it\'s gone")` has them."""
+    if error.startswith("CancelledError"):
+        return CANCELLED  # what it says is the address of an object
+    quoted = re.match(r"""([\w.]+)\((['"])(.*)\2,?\)$""", error.strip(), re.DOTALL)
+    text = f"{quoted[1]}: {quoted[3]}" if quoted else error
+    return " ".join(text.replace("\\n", " ").replace("\\'", "'").replace('\\"', '"').split())
 
 
 def _column(own: Trajectory, name: str) -> str | None:

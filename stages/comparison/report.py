@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.comparison.logs import ID, ROLLOUT_PAGE
+from stages.comparison.logs import CANCELLED, ID, ROLLOUT_PAGE
 from stages.evaluation.inference import BETTER, NO_GAIN, TIE, WORSE
 from stages.layout import aligned, counted, folded, p_value, plural, width, without_middle, without_shared_start
 
@@ -197,8 +197,12 @@ def _signed(found: "LogComparison", value: float) -> str:
 
 
 def reasons(of: Mapping[str, int]) -> str:
-    """Return how many samples have no score for each reason, the most frequent first."""
-    return ", ".join(f"{number:,} {reason}" for reason, number in sorted(of.items(), key=lambda one: -one[1]))
+    """Return how many samples have no score for each reason, the most frequent first.
+
+    Those that were cancelled come last: what failed before them says why.
+    """
+    in_order = sorted(of.items(), key=lambda one: (one[0] == CANCELLED, -one[1]))
+    return ", ".join(f"{number:,} {reason}" for reason, number in in_order)
 
 
 # The page.

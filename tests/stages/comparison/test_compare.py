@@ -163,9 +163,13 @@ def test_what_was_not_submitted_to_swe_bench_has_failed(tmp_path: Path) -> None:
 
 
 def test_the_reason_of_a_failed_sample_is_in_its_own_words(tmp_path: Path) -> None:
-    failed = [*asked(7), (7, "?", "Docker is gone"), (8, "?", "no " * 30), (9, "?", "I")]
+    cancelled = [(at, "?", "CancelledError('Cancelled via cancel scope 7f66')") for at in (5, 6)]
+    quoted = (4, "?", "APIError(\"Pool(host=\\'h\\', port=1) is closed\")")
+    failed = [*asked(4), quoted, *cancelled, (7, "?", "Docker is gone"), (8, "?", "no " * 50), (9, "?", "I")]
     paths = [inspect_log(tmp_path / "a.json", asked(10)), inspect_log(tmp_path / "b.json", failed)]
-    missing = {"Docker is gone": 1, f"{'no ' * 19}no…": 1}
+    plain = "APIError: Pool(host='h', port=1) is closed"
+    missing = {"cancelled": 2, "Docker is gone": 1, f"{'no ' * 39}no…": 1, plain: 1}
+    assert report.reasons(missing).endswith(", 2 cancelled")
     assert compared(*paths).differences[0].missing == ({}, missing), "what is cut ends in dots"
 
 
