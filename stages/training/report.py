@@ -248,4 +248,6 @@ def training_table(arm: str, history: Sequence[Row], rows: int = 12) -> str:
             value = history[index].get(metric)
             line += f"{value:>{width}.4f}" if isinstance(value, (int, float)) else f"{'-':>{width}}"
         lines.append(line)
+    if len(picked) < len(history):
+        lines.append(f"{len(picked)} of {len(history):,} steps, evenly spaced; metrics.jsonl holds all")
     return "\n".join(lines) + "\n"
