@@ -138,7 +138,7 @@ def row_tables(run: Run, number: int) -> list[Table]:
             cells = [[plain(row[column])[:LONGEST_CELL] for column in columns] for row in rows]
             more = f"the first {len(rows)} of {total:,}; `composer query` reads the rest"
             note = more if total > len(rows) else f"all {total:,}"
-            title = table.replace("_", " ").capitalize()
+            title = table.removesuffix(".parquet").replace("_", " ").capitalize()
             found.append(Table([column.replace("_", " ") for column in columns], cells, title=title, note=note))
     return found
 

@@ -417,6 +417,59 @@ def _parts(run: Run, verdict: Mapping[str, Any]) -> Blocks:
     )
 
 
+# A comparison of logs.
+
+
+def _logs_compared(run: Run) -> Blocks:
+    """Yield the decision, the differences and the sides; what differs between single tasks is in the tables below."""
+    found: dict[str, Any] = orjson.loads(run.read_file("comparison.json") or b"{}")
+    if not found:
+        return
+    yield Findings(run.manifest.summary["why"])
+    names = {side["letter"]: f"{side['letter']} ({side['name']})" for side in found["sides"]}
+    gains = [{**one, "of": f"{names[one['letter']]} \u2212 A"} for one in found["differences"]]
+    if found["binary"]:  # scores have no axis in points
+        yield Intervals(
+            "Differences from A", [_interval(one["of"], one["letter"], one, "estimate") for one in gains], "", True
+        )
+        sides = [_interval(names[side["letter"]], side["letter"], side, "mean") for side in found["sides"]]
+        yield Intervals("Pass rates", sides)
+    gain, limits, mean, means = ("points", "interval", "percent", "percents") if found["binary"] else ("short",) * 4
+    yield Table.of(
+        "Differences",
+        [{**one, "ties": one["num_tasks"] - one["wins"] - one["losses"]} for one in gains],
+        f"""difference: of
+        decision: decision
+        {"points" if found["binary"] else "score"}: estimate {gain}
+        {"interval: low..high " + limits if found["binary"] else "from: low short"}
+        {"" if found["binary"] else "to: high short"}
+        p after Holm: p_holm p
+        tasks: num_tasks count
+        higher: wins count
+        lower: losses count
+        the same: ties count""",
+    )
+    yield Table.of(
+        "The sides",
+        [
+            {**side, **{name: ", ".join(side[name]) for name in ("programs", "models", "notes")}}
+            for side in found["sides"]
+        ],
+        f"""side: letter
+        name: name
+        {"pass rate" if found["binary"] else "mean score"}: mean {mean}
+        {"95 % interval: low..high " + means if found["binary"] else "from: low short"}
+        {"" if found["binary"] else "to: high short"}
+        tasks: num_tasks count
+        samples: samples
+        date: date
+        program: programs
+        model: models
+        log: log
+        notes: notes""",
+    )
+
+
 # The gradient probe.
 
 LEADS = {
@@ -557,6 +610,7 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Run], Blocks]]] = {
         "units, or tasks within units that are fixed.",
         _evaluation,
     ),
+    "compare": ("Which is better?", "", _logs_compared),
     "probe-uat": (
         "Does the gradient tell hacks?",
         "Beside each statistic is the 95th percentile of the same over random directions.",

@@ -40,7 +40,7 @@ from stages.runs.kinds import Row
 from stages.runs.queries import PairFilter, PairPage, RolloutFilter, Side, TaskFilter
 from stages.runs.run import Run, RunFacts
 
-HEADLINES = ("verdict", "decision", "mean_reward", "pairs", "pairs_per_rollout", "arm", "cleaner")
+HEADLINES = ("verdict", "by", "decision", "mean_reward", "pairs", "pairs_per_rollout", "arm", "cleaner")
 """The conclusions of a run that its line in the list shows."""
 HOST = "127.0.0.1"
 HOSTS = [HOST, "localhost"]

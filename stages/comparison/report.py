@@ -32,8 +32,7 @@ def sentence(found: "LogComparison", one: "LogDifference") -> str:
     """Return the decision in one sentence."""
     b, a = _called(found, one.letter), _called(found, "A")
     bar = f"{100 * found.min_gain:.3g}{POINTS}" if found.binary else f"{found.min_gain:.3g}"
-    low, high = (_signed(found, limit).removesuffix(POINTS) for limit in (one.low, one.high))
-    by = f"{_signed(found, one.estimate)} [{low}, {high}], {p_value(one.p_holm)}"
+    by = f"{difference(found, one)}, {p_value(one.p_holm)}"
     if one.decision == BETTER:
         return f"{b} is better than {a}: {by}."
     if one.decision == WORSE:
@@ -50,6 +49,12 @@ def sentence(found: "LogComparison", one: "LogDifference") -> str:
     return f"Too few to say whether {b} is better than {a}: {by}; {few}."
 
 
+def difference(found: "LogComparison", one: "LogDifference") -> str:
+    """Return a difference with its interval: "+41.7 points [+29.2, +54.1]"."""
+    low, high = (_signed(found, limit).removesuffix(POINTS) for limit in (one.low, one.high))
+    return f"{_signed(found, one.estimate)} [{low}, {high}]"
+
+
 def text(found: "LogComparison") -> str:
     """Return the result for a terminal, but for the tasks on which the sides differ."""
     lines = [sentence(found, one) for one in found.differences]
@@ -57,7 +62,7 @@ def text(found: "LogComparison") -> str:
         lines.append("p is after Holm's correction, and intervals are at the level that it leaves each comparison.")
     what = "pass rate" if found.binary else "mean score"
     # The long names last, so that numbers stay below their heads where a narrow terminal folds the lines.
-    head = ("", "tasks", "samples", "date", f"{what} [95 %]", "", "program", "model", "log")
+    head = ("side", "tasks", "samples", "date", f"{what} [95 %]", "name", "program", "model", "log")
     rows = [_row(found, side) for side in found.sides]
     keep = [at for at in range(len(head)) if any(row[at] for row in rows)]
     table = aligned([[row[at] for at in keep] for row in rows], [head[at] for at in keep])

@@ -148,6 +148,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     out.set_summary(
         exit_code=EXIT_CODES[first.decision],
         verdict=first.decision,
+        by=report.difference(comparison, first),
         why=report.sentence(comparison, first),
         differences=[
             {name: value for name, value in asdict(one).items() if name != "families"} for one in comparison.differences

@@ -45,6 +45,12 @@ def test_one_command_says_which_is_better(
     assert again == 0 and sum(line.startswith("task-") for line in every.splitlines()) == 25
     page = (tmp_path / "page.html").read_text()
     assert "<svg" in page and "is better than" in page and "http" not in page
+    view = TestClient(build(tmp_path / "artifacts", "token"), base_url="http://127.0.0.1/token")
+    made = (tmp_path / "artifacts" / "compare" / "latest").resolve()
+    shown = view.get(f"run/compare/{made.name}").text
+    places = [shown.index(part) for part in (out.partition(", p ")[0], "<svg", "<h3>The sides", "<h3>Tasks</h3>")]
+    assert places == sorted(places) and "<th></th>" not in shown
+    assert "by +41.7 points [" in view.get("").text
     worse, _ = ran(capsys, *pair[::-1])
     assert worse == 1
     code, out = ran(capsys, *pair, "--json")
