@@ -361,4 +361,4 @@ def test_a_dry_run_asks_nobody(composer, words, service):
 
 def test_an_image_and_a_bucket_must_be_named(composer, tmp_path):
     done = composer("run", "--preset", tmp_path / "small.toml", "--on", "hf-jobs")
-    assert done.returncode == 2 and "run --on hf-jobs needs the setting on.image" in done.stderr
+    assert done.returncode == 2 and all(f"the setting on.{name}" in done.stderr for name in ("image", "bucket"))
