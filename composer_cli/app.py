@@ -78,6 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if is_output_failure(error):
             discard(sys.stdout)
         sentence, code = sentence_and_code(error)
+        if "--json" in words:
+            print_error_json(sentence, code)
         say(sentence)
         sys.exit(code)
     except typer.TyperException as error:

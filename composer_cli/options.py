@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stages.errors import not_a_folder
+from stages.errors import UsageError, not_a_folder
 
 
 def complete_runs(ctx: typer.Context) -> list[str]:
@@ -150,12 +150,12 @@ All = Annotated[bool, typer.Option("--all", hidden=True, help="With --help: all 
 
 def _require_folder(folder: Path) -> Path:
     if folder.parts and folder.parts[0].endswith(":"):
-        raise typer.BadParameter(
+        raise UsageError(
             f"{folder} is an address, and --artifacts is a folder. Give a stage --out s3://BUCKET/RUN, "
             "or `composer publish RUN s3://BUCKET/RUN`."
         )
     if folder.is_file():
-        raise typer.BadParameter(not_a_folder(folder, "--artifacts"))
+        raise UsageError(not_a_folder(folder, "--artifacts"))
     return folder
 
 

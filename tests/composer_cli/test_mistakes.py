@@ -347,7 +347,9 @@ def test_a_mistake_is_one_clear_sentence(
     assert set((folder / "artifacts").glob("*/2*")) == before
 
 
-@pytest.mark.parametrize("words", [["collect", "-s", "tasks=0"], ["show", "nothing"], ["colect"], ["run"]])
+@pytest.mark.parametrize(
+    "words", [["collect", "-s", "tasks=0"], ["show", "nothing"], ["colect"], ["run"], ["status", *IN_FILE]]
+)
 def test_a_failure_is_json_where_json_is_asked_for(run_command, words):
     code, out, err = run_command(*words, "--json")
     told = json.loads(out)
