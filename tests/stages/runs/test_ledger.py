@@ -172,6 +172,18 @@ def test_what_a_killed_process_left_open_is_possibly_paid(tmp_path: Path) -> Non
     assert again.hold(1.0).call == 3  # type: ignore[union-attr] - numbers go on, so that no call is settled twice
 
 
+def test_a_bill_above_its_reservation_is_counted_and_stops(tmp_path: Path) -> None:
+    async def one_call() -> None:
+        reservation = await budget.room(0.1)
+        await budget.record(reservation)
+        await budget.settle(reservation, 0.3)
+
+    budget = Budget(1.0, tmp_path / NAME)
+    with pytest.raises(Incomplete, match=r"billed 0\.300000 USD, more than the 0\.100000 USD"):
+        asyncio.run(one_call())
+    assert budget.spent == Budget(1.0, tmp_path / NAME).spent == 0.3
+
+
 def test_a_call_waits_for_money_that_others_hold() -> None:
     order: list[str] = []
 
