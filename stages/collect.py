@@ -124,6 +124,7 @@ def _play(config: Config, out: RunWriter) -> tuple[list[Task], list[LiveRollout]
     make = config.opener()
     tasks = config.draw(make, config.tasks, out)
     rollouts = [LiveRollout(task, index, config.seed) for task in tasks for index in range(config.samples)]
+    config.tell_of_fewer(tasks, len(rollouts), out)
     sandbox = make().sandbox
     with Serving(out, [config.policy]) as serving:
         policy = serving.open(config.policy)

@@ -10,6 +10,7 @@ from stages import envs
 from stages.envs import boundary, task_table
 from stages.envs.base import Environment, Ground, LeavesOut, Task
 from stages.errors import ComposerError, UsageError
+from stages.layout import counted
 from stages.runs.activity import Checking, Notice, activity
 from stages.runs.run import RunWriter
 from stages.runs.settings import Option, Settings, StageConfig, basic_of
@@ -187,6 +188,13 @@ class EnvStageConfig(StageConfig):
         if not self.counts_by_default() or self._is_foreign():
             return self
         return self.model_copy(update={"tasks": len(self.draw(self.opener(), getattr(self, "tasks", 1), at_most=True))})
+
+    def tell_of_fewer(self, tasks: Sequence[Task], rollouts: int, out: RunWriter) -> None:
+        """Say how many rollouts there are, where a split has fewer tasks than the default by which the plan counts."""
+        if len(tasks) < getattr(self, "tasks", 0):
+            other = "eval" if self.env.split == "train" else "train"
+            has = f"the split {self.env.split} has no more, and the tasks of {other} are kept apart"
+            out.progress(Notice(f"{counted(rollouts, 'rollout')} of {counted(len(tasks), 'task')}: {has}"), 0, 0)
 
     def counts_by_default(self) -> bool:
         """Return whether the number of tasks is the default, so that a smaller split gives all of its tasks."""

@@ -296,6 +296,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Play every arm on every task, look by look, until all is decided or played."""
     played, make = arms(inputs, config), cache(config.opener)
     sampling, tasks = config.sampling(), config.draw(make(), config.tasks, out)
+    config.tell_of_fewer(tasks, len(tasks) * rollouts_of_task(played, config.samples), out)
     trained = inputs.many("arms")
     infos = [CheckpointInfo.of(run) for run in trained]
     by_training = [(info.arm, info.train_seed, run) for info, run in zip(infos, trained, strict=True)]

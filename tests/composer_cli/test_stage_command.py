@@ -60,6 +60,8 @@ def test_a_dry_run_counts_the_tasks_that_there_are(composer, tmp_path):
     done = composer("collect", "--policy", "noop", "-c", study, "--dry-run")
     assert done.stdout.startswith("6 rollouts, at most"), done.stderr
     assert f"{study} sets samples = 2 for collect; without it 12 rollouts, at most" in done.stdout
+    starts, tasks = composer("collect", "--policy", "noop", "-c", study).stderr.splitlines()[:2]
+    assert "up to 50 rollouts" in starts and tasks.startswith("collect: 6 rollouts of 3 tasks: the split train has no")
 
 
 def test_dry_run_says_what_it_would_do_and_does_nothing(composer, server, tmp_path):
