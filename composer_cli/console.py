@@ -27,6 +27,8 @@ BEATS = 3
 """Beats in that time: the first of them all print a line, and so do those while something is prepared."""
 VIEWS_S = 1.0
 """Between two readings of the runs for --watch."""
+BEFORE = "importing libraries and checking the settings"
+"""What a work does until it says something else."""
 Listener = Callable[[str, int, int], None]
 """Called with (what, units done, units in all); with 0 in all, `what` is a remark on the state of the work."""
 FindFolder = Callable[[], Path | None]
@@ -139,7 +141,7 @@ class HeartbeatLines:
                 say(f"{title}: {what}")
 
         self.counts[title] = lambda: ""
-        listen("checking", 0, 0)
+        listen(BEFORE, 0, 0)
         return listen
 
     def ended(self, title: str) -> None:
@@ -262,7 +264,7 @@ class Bars:
                 if what:  # else an activity has ended, and no other has begun
                     self._tasks[title, ""] = self._activities.add_task(description, total=None)
 
-        listen("checking", 0, 0)
+        listen(BEFORE, 0, 0)
         return listen
 
     def ended(self, title: str) -> None:

@@ -24,6 +24,7 @@ from stages.policy import available
 from stages.policy.base import VLLM, NotFinite
 from stages.policy.serving import Serving
 from stages.runs import reporting, store
+from stages.runs.activity import Checking, activity
 from stages.runs.kinds import (
     CHECKPOINT,
     DIFFICULTY,
@@ -133,17 +134,19 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     resolved = resolve(config, ranks.count, inputs, _longest_row(inputs))
     make = config.opener()
     tasks = config.draw(make, config.tasks, out)
-    from stages.evaluation.hint_check import check_hints
-    from stages.policy.local import checkpointed, load_model, open_tokenizer
-    from stages.training import collapse, projection, replicas, report, scoring, trl_arguments, weights
-    from stages.training.distributed import Student
-    from stages.training.rollouts import prompt_order
+    with activity(Checking("importing the libraries of training")):
+        from stages.evaluation.hint_check import check_hints
+        from stages.policy.local import checkpointed, load_model, open_tokenizer
+        from stages.training import collapse, projection, replicas, report, scoring, trl_arguments, weights
+        from stages.training.distributed import Student
+        from stages.training.rollouts import prompt_order
 
     # Refuse what cannot be trained before a model is loaded.
     if resolved.shape is not None and not resolved.small:
         sampled = config.policy.in_process()
         tokenizer = open_tokenizer(sampled, listener=out.progress)
-        measured = measure_prompts(make(), tasks, tokenizer, sampled.tool_calls)
+        with activity(Checking("measuring the prompts")):
+            measured = measure_prompts(make(), tasks, tokenizer, sampled.tool_calls)
         resolved = _fitted(resolved, config, measured, out, ranks)
     config = resolved.config
     trl_arguments.trl_arguments(resolved, out.path)
@@ -195,11 +198,12 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             size = config.optimisation
             num_rollouts = size.prompts_per_step * size.generations
             watch = collapse.Watch(out, num_rollouts, ranks, stop=size.stop_on_collapse, ordered=curriculum)
-            trainer = _assemble(
-                resolved, inputs, out, student, prompts, rollouts, journal, folder, outer, direction, watch
-            )
-            student.model = trainer.model
-            student.distribute()
+            with activity("preparing the trainer"):
+                trainer = _assemble(
+                    resolved, inputs, out, student, prompts, rollouts, journal, folder, outer, direction, watch
+                )
+                student.model = trainer.model
+                student.distribute()
             try:
                 steps = _fit(trainer, folder, out, ranks, outer, watch)
             finally:

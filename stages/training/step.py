@@ -41,6 +41,7 @@ from stages.errors import BadInput
 from stages.gradients.per_row import by_length
 from stages.policy.local import LocalPolicy
 from stages.rollouts.agent_loop import LiveRollout
+from stages.runs.activity import activity
 from stages.stopping import Interrupted
 from stages.training.channels import CHANNELS, row_sources
 from stages.training.channels.base import ChannelLoss, RowSource, State, floats
@@ -254,9 +255,10 @@ class ComposedStep(AnyTrainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Train on a micro-batch; after a step's last one the gradients are their mean over all processes."""
-        loss = super().training_step(*args, **kwargs)
-        if self.accelerator.sync_gradients:
-            self._reduce_gradients()
+        with activity(f"computing step {self.state.global_step + 1}"):
+            loss = super().training_step(*args, **kwargs)
+            if self.accelerator.sync_gradients:
+                self._reduce_gradients()
         return loss
 
     def _reduce_gradients(self) -> None:
@@ -385,7 +387,8 @@ class ComposedTrainer(ComposedStep, GRPOTrainer):
         """Take the rollouts of a step, in place of rows that TRL's sampler dealt; TRL computes their advantages."""
         step = self.state.global_step
         try:
-            own, metrics = self.rollouts.take(step)
+            with activity(f"playing the rollouts of step {step + 1}"):
+                own, metrics = self.rollouts.take(step)
         except Interrupted:  # sampling changes nothing: this is still the state after the step before
             if step and not Path(self.args.output_dir or "", f"checkpoint-{step}").exists():
                 self._save_checkpoint(self.model, trial=None)

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console as Terminal
 from support.command_line import call, command, environment, model, until
 
-from composer_cli.console import BEATS, Bars, Console, HeartbeatLines, Pace
+from composer_cli.console import BEATS, BEFORE, Bars, Console, HeartbeatLines, Pace
 from stages.layout import duration
 from stages.runs.activity import Detailed, Figures, Notice, Preparation
 from stages.runs.run import Manifest, write_manifest
@@ -28,10 +28,10 @@ def test_a_heartbeat_comes_also_when_nothing_finished(capfd):
     lines = []
     with Console(heartbeat_s=0.05).watching() as watch:
         listen = watch.listener("collect")
-        until(lambda: told(capfd, "collect: checking for ", lines))
+        until(lambda: told(capfd, f"collect: {BEFORE} for ", lines))
         listen("rollouts", 3, 8)
         until(lambda: told(capfd, "collect: 3 of 8 rollouts, after", lines))
-    assert lines[0].startswith("collect: checking for ")
+    assert lines[0].startswith(f"collect: {BEFORE} for ")
 
 
 def test_what_is_made_on_first_use_is_told_of_more_often_than_the_work(capfd):
