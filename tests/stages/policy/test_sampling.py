@@ -13,6 +13,7 @@ from support.models import save_tiny, tiny_model, tiny_tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from stages.errors import UsageError
+from stages.messages import following_ids, opening_ids
 from stages.policy import sampling
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.local import LocalPolicy
@@ -82,6 +83,17 @@ def test_prompts_extend_what_was_sampled() -> None:
     longer = [*messages, {"role": "assistant", "content": first.text}, {"role": "user", "content": "more"}]
     second = policy.sample([Turn(longer, 2, held)])[0]
     assert (second.prompt_ids or [])[: len(held)] == held
+
+
+def test_following_ids_continue_a_rendered_conversation() -> None:
+    tokenizer = tiny_tokenizer()
+    conversation = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+    answered = opening_ids(tokenizer, conversation[:1]) + tokenizer("b<|im_end|>")["input_ids"]
+    assert answered + following_ids(tokenizer, conversation[2:]) == opening_ids(tokenizer, conversation)
 
 
 # Rows are computed as if each were alone, however they are batched
