@@ -15,7 +15,8 @@ from typing import cast
 from forging import mechanisms
 from forging.mechanisms import Forgery
 from forging.tables import Table, Target
-from support.harbor import BASE, SHELL, Files, for_training, python_task, write
+from support.harbor import BASE, SHELL, Files, for_training, python_task
+from support.sample_package import write
 
 from stages.envs.base import Grade, Task
 from stages.envs.bash import fenced
