@@ -7,6 +7,9 @@ from pydantic import Field
 
 from stages.runs.settings import BASIC, Option, StageConfig
 
+LONGEST_NAME = 16
+"""Characters of a log's name in the name of the run, enough for the date and the time of Inspect's logs."""
+
 
 class Config(StageConfig):
     """What to compare, and how."""
@@ -35,7 +38,8 @@ class Config(StageConfig):
         return super().identity() | {"paths": [content(path) for path in self.paths]}
 
     def label(self) -> str:
-        """Return the names of the first two logs."""
-        from stages.formats.reports import stem
+        """Return the names of the first two logs, or of their folders."""
+        from stages.formats.reports import differing_folders, stem
 
-        return "-vs-".join(stem(Path(path))[:24] for path in self.paths[:2])
+        names = differing_folders(self.paths) or [stem(Path(path)) for path in self.paths]
+        return "-vs-".join(name[:LONGEST_NAME] for name in names[:2])

@@ -29,7 +29,7 @@ from stages.formats.base import Drop, Reader, Trajectory
 from stages.formats.files import Source
 from stages.formats.messages import first_question
 from stages.formats.reading import FileCount, ReadTrajectory
-from stages.formats.reports import Sidecars, stem
+from stages.formats.reports import Sidecars, differing_folders, stem
 from stages.formats.swebench import PREDICTIONS
 from stages.layout import counted, shortened
 from stages.runs import catalog, store
@@ -465,8 +465,10 @@ def sides(paths: Sequence[str], unit: str = "") -> list[ReadLog]:
     stems = [stem(Path(log.label)) for log in found]
     # Of a long name the first part that differs: of Inspect's logs these are the date, the time, the task and an id.
     parts = zip(*(re.split(r"_|(?<=\d)T(?=\d)", name) for name in stems), strict=False)
+    folders = differing_folders(paths)
     for names in (
         ["+".join(log.models) for log in found],
+        *([folders] if folders else []),
         *([] if max(map(len, stems)) <= LONGEST_STEM else parts),
         stems,
         [log.date for log in found],

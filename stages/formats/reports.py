@@ -27,6 +27,7 @@ SHOWN = 10
 """Reports, and contradicting instances, that the lines name."""
 SUFFIXES = (".gz", ".jsonl", ".json", ".traj", ".eval", ".parquet", ".csv", ".tsv")
 KINDS = (".results", ".metadata", ".report", ".rollouts", ".output", ".traces", ".traj")
+TIMED = re.compile(r"20\d\d-\d\d-\d\dT\d\d")
 TASK_FILE = re.compile(r"^(?:samples_|details_)?(?P<task>.+?)(?:_20\d\d-\d\d-\d\dT.*)?$")
 IdsBelow = Callable[[Path | None], Iterable[str]]
 """The instances of the trajectories below a folder; of all with None."""
@@ -274,6 +275,16 @@ class Sidecars:
 def task_of(path: Path) -> str:
     """Return the task that a file of samples or details is named after, without the time at its end."""
     return TASK_FILE.sub(r"\g<task>", stem(path))
+
+
+def differing_folders(paths: Iterable[str]) -> list[str]:
+    """Return the names of the files' folders where the files' own begin with a time and all folders differ, else none.
+
+    Two logs of one task differ in their time stamps alone, by which nobody knows them.
+    """
+    places = [Path(path).expanduser().resolve() for path in paths]
+    names = [place.parent.name for place in places]
+    return names if all(TIMED.match(place.name) for place in places) and len(set(names)) == len(names) else []
 
 
 def stem(path: Path) -> str:

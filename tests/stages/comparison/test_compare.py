@@ -122,6 +122,11 @@ def test_a_side_is_named_by_the_part_of_a_long_name_that_differs(tmp_path: Path)
     shown = report.text(found)
     assert [shown.count(name) for name in names] == [1, 1] and "\nlog (A)  " in shown
     assert max(map(len, shown.split("\n"))) <= report.WIDTH
+    for folder, name in zip("ab", names, strict=True):
+        (tmp_path / folder).mkdir()
+        (tmp_path / f"{name}.json").rename(tmp_path / folder / f"{name}.json")
+    apart = Config(paths=[f"{tmp_path}/{folder}/{name}.json" for folder, name in zip("ab", names, strict=True)])
+    assert [side.name for side in logs.sides(apart.paths)] == ["a", "b"] and apart.label() == "a-vs-b"
 
 
 def test_a_log_that_is_compared_with_itself_is_named(tmp_path: Path) -> None:
