@@ -64,6 +64,8 @@ OUTCOME = (
     Column("hacked", opens=True, grades=True),
     Column("protocol_ok", "followed the protocol", opens=True, grades=True, listed=True),
     Column("broken_rule", "broken rule", opens=True, grades=True),
+    Column("target", opens=True, grades=True),
+    Column("scores", opens=True, grades=True),
     Column("error_type", opens=True),
     Column("error", opens=True),
     Column("num_steps", "steps", format="count", opens=True, listed=True, usual=True),
@@ -72,13 +74,14 @@ OUTCOME = (
     Column("terminated_by", "ended by", opens=True, listed=True, usual=True),
     Column("notes", listed=True, usual=True),
     Column("model", opens=True),
+    Column("file", opens=True),
     Column("test_log", "log of the tests"),
     Column("submission", "submitted patch"),
     Column("wall_s", "took"),
 )
 """The columns by which a rollout is listed, shown and graded, in the order in which they are read."""
 TITLES = {column.name: column.title for column in OUTCOME if column.title}
-HIDDEN = ("transcript_json", "steps_json", "file_row", "rollout_id", "item_id", "group_id", "source")
+HIDDEN = ("transcript_json", "steps_json", "extra_json", "file_row", "rollout_id", "item_id", "group_id", "source")
 """Columns that the page of a rollout leaves out."""
 CANDIDATES = 10
 """Rollouts that are named where a part of an id fits several."""
@@ -208,6 +211,7 @@ class ShownRollout:
             "arm": "" if row.get("arm") is None else f"{row['arm']}, training seed {row['train_seed']}",
             "task": f"{row['task_id']}{sample}{family}",
             "model": row.get("model"),
+            "file": row.get("file"),
             "steps": "" if row["num_steps"] is None else f"{row['num_steps']}{sampled}",
             "ended by": row["terminated_by"],
         }
@@ -308,7 +312,18 @@ def of_row(row: Row, steps: Sequence[Row] = ()) -> ShownRollout:
     else:  # of an evaluation, whose items may have a conversation alone
         messages: list[Message] = orjson.loads(row.get("transcript_json") or "[]")
         shown = [ShownMessage(message["role"], message["content"]) for message in messages]
-    return ShownRollout({**row, **broken, "outcome": queries.outcome(row)}, shown)
+    scores = {"scores": words} if (words := _scores(row.get("extra_json"))) else {}
+    return ShownRollout({**row, **broken, **scores, "outcome": queries.outcome(row)}, shown)
+
+
+def _scores(extra_json: str | None) -> str:
+    """Return what each scorer of an imported rollout gave, with the answer that it read; empty where none is kept."""
+    scores = orjson.loads(extra_json or "{}").get("scores")
+    found = scores.items() if isinstance(scores, dict) else ()
+    given = [(name, one.get("value"), one.get("answer")) for name, one in found if isinstance(one, dict)]
+    return "; ".join(
+        f"{name} {plain(value)}{'' if answer is None else f' for the answer {answer}'}" for name, value, answer in given
+    )
 
 
 def read_rows(run: Run) -> Iterator[tuple[Row, list[Row]]]:

@@ -36,7 +36,7 @@ from composer_cli.view.page import MarkedLine, difference
 from stages.errors import BadInput, ComposerError, UsageError
 from stages.messages import Message
 from stages.runs import catalog, index, queries
-from stages.runs.kinds import Row
+from stages.runs.kinds import ORIGIN, Row
 from stages.runs.queries import PairFilter, PairPage, RolloutFilter, Side, TaskFilter
 from stages.runs.run import Run, RunFacts
 
@@ -165,7 +165,7 @@ class Pages:
         if found is None:
             pair_filter = PairFilter(**{key: request.query_params.get(key, "") for key in PairFilter.__annotations__})
             shown_pairs = queries.pairs(run, pair_filter, offset, CARDS)
-        about, columns, asked = sections.section(run), *_columns(request)
+        about, columns, asked = sections.section(run), *_columns(request, bool(run.holds(ORIGIN)))
         reads = dict.fromkeys(catalog.name(Path(ref.path)) for ref in catalog.references(run.manifest))  # each once
         return self._page(
             "run",
@@ -419,10 +419,14 @@ def _number(request: Request, name: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 12 else 0
 
 
-def _columns(request: Request) -> tuple[list[Column], list[str]]:
-    """Return the columns to show, in the order of OUTCOME, and the names of those that the address asks for."""
+def _columns(request: Request, imported: bool) -> tuple[list[Column], list[str]]:
+    """Return the columns to show, in the order of OUTCOME, and the names of those that the address asks for.
+
+    imported: whether the ids are those of another program, which need not name task and sample.
+    """
     asked = [one for one in OUTCOME if one.listed and one.name in request.query_params.getlist("col")]
-    return asked or [one for one in OUTCOME if one.usual], [one.name for one in asked]
+    told = ("task_id", "sample_idx") if imported else ()
+    return asked or [one for one in OUTCOME if one.usual or one.name in told], [one.name for one in asked]
 
 
 def _same_origin(request: Request) -> bool:

@@ -23,10 +23,12 @@ from stages.runs.index import Entry
 from stages.runs.kinds import (
     CONTINUATION,
     EVAL_ITEM,
+    ORIGIN,
     PAIR,
     ROLLOUT,
     STATE,
     STEP,
+    TASK,
     TEACHER_ACTION,
     Kind,
     Row,
@@ -243,7 +245,10 @@ def _prompt(messages_json: str | None, steps_json: str | None) -> str | None:
 
 
 def rollout(run: Run, rollout_id: str) -> tuple[Row | None, list[Row]]:
-    """Return the full row of one rollout or item with its `outcome`, and its steps in order; items have none."""
+    """Return the full row of one rollout or item with its `outcome`, and its steps in order; items have none.
+
+    That of an imported rollout has also its file, what the file adds to it, and the target of its task.
+    """
     steps = list[Row]()
     with _views(run) as (connection, views, name):
         if name is None:
@@ -258,6 +263,14 @@ def rollout(run: Run, rollout_id: str) -> tuple[Row | None, list[Row]]:
             if first is not None:
                 question = "SELECT * FROM step WHERE file_row BETWEEN ? AND ? AND rollout_id = ? ORDER BY step"
                 steps = _rows(connection, question, [first, last, rollout_id])
+        if found and {ORIGIN.name, TASK.name} <= views:
+            question = (
+                "SELECT file, line, extra_json, json_extract_string(data_json, '$.target') AS target "
+                "FROM origin LEFT JOIN task ON task_id = ? WHERE rollout_id = ? LIMIT 1"
+            )
+            found = [
+                found[0] | more for more in _rows(connection, question, [found[0]["task_id"], rollout_id])
+            ] or found
     return (found[0] if found else None), steps
 
 
@@ -605,7 +618,7 @@ def _rows(connection: duckdb.DuckDBPyConnection, question: str, values: Sequence
     return [dict(zip(names, row, strict=True)) for row in answer.fetchall()]
 
 
-TABLES = (ROLLOUT, STEP, EVAL_ITEM, TEACHER_ACTION, PAIR, STATE, CONTINUATION)
+TABLES = (ROLLOUT, STEP, EVAL_ITEM, TEACHER_ACTION, PAIR, TASK, STATE, CONTINUATION, ORIGIN)
 _database = cache(duckdb.connect)
 """Returns the one empty database of this process; views belong to the cursor that makes them."""
 
