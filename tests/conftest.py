@@ -101,9 +101,13 @@ def _set_aside(phase: str, info: dict[str, int]) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around what pytest does with logs and warnings meanwhile
 def pytest_runtestloop(session: pytest.Session) -> Iterator[None]:
     """Start what forks the processes of chains and documents, once in each process that runs tests."""
-    if session.items:
-        fork_server.start()
-    return (yield)
+    if not session.items:
+        return (yield)
+    fork_server.start()
+    try:
+        return (yield)
+    finally:
+        fork_server.stop()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
