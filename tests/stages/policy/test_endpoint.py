@@ -167,11 +167,12 @@ def test_a_tool_call_is_an_answer(tmp_path: Path) -> None:
     assert messages.read(sample.text).calls == (messages.ToolCall("search", '{"query": "boat"}'),)
 
 
-def test_an_answer_that_was_cut_off_before_its_text_is_one(tmp_path: Path) -> None:
-    body = choice(finish_reason="length", message={"content": None})
+@pytest.mark.parametrize(("finish", "error"), [("length", None), ("content_filter", "no_text")])
+def test_an_answer_without_text_is_bought_once(tmp_path: Path, finish: str, error: str | None) -> None:
+    body = choice(finish_reason=finish, message={"content": None})
     with serving(lambda request, n: Reply(body=body)) as server:
         (sample,) = ask_all(open_at(server.url, tmp_path), turns("a"))
-    assert (sample.error_type, sample.finish_reason, len(server.requests)) == (None, "length", 1)
+    assert (sample.error_type, sample.finish_reason, len(server.requests)) == (error, finish, 1)
     assert sample.cost_usd > 0
 
 
