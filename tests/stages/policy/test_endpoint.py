@@ -79,6 +79,17 @@ def test_a_wait_longer_than_two_minutes_stops_the_run(tmp_path: Path) -> None:
         ask_all(open_at(server.url, tmp_path), turns("a"))
 
 
+def test_a_rejected_request_fails_alone(tmp_path: Path) -> None:
+    def reply(body: dict[str, Any], n: int) -> Reply:
+        long = body["messages"][0]["content"] == "long"
+        return Reply(400, {"error": {"message": "content policy"}}) if long else Reply(body=answer("ok"))
+
+    with serving(reply) as server:  # one after the other: the second is sent after the first was refused
+        samples = ask_all(open_at(server.url, tmp_path, concurrency=1), turns("long", "short"))
+    assert samples[0].error_type == "rejected" and samples[1].text == "ok"
+    assert len(server.requests) == 2
+
+
 @pytest.mark.parametrize("status", [200, 405, 501])
 def test_a_web_page_ends_the_run_at_once_unless_the_server_has_answered_before(tmp_path: Path, status: int) -> None:
     with serving(lambda request, n: Reply(status, b"<!doctype html><html>hi</html>")) as server:
