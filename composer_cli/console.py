@@ -192,7 +192,7 @@ class Pace:
         """Return `, about 3 min 20 s left`; empty before there is a pace, after it, and when all is finished."""
         each, waited, longest = self._read(what, done)
         left = each * (total - done) - waited
-        return f", about {duration(left)} left" if left > 0 and waited <= longest else ""
+        return f", about {duration(left)} left" if left >= 1 and waited <= longest else ""
 
     def rate(self, what: str, done: int) -> str:
         """Return `12 a second` or `3.5 a minute`; empty before there is a pace."""
