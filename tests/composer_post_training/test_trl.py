@@ -1,6 +1,7 @@
 """What a user's own script with TRL takes: channels, hints, the probe's alarm, pairs for DPOTrainer."""
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,8 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
     assert apart.pop("") < 1e-6 and all(much > 1e-5 for much in apart.values()), apart
     for ours, theirs in zip(*(store.read_json(tmp_path / count / ".json") for count in "21"), strict=True):
         names = [name for name in theirs if name.startswith(("dpo/", "sft/", "sdpo/", "reward", "loss"))]
+        # Before the first update the policy is its reference: rounding decides on which side of 0 the margins lie.
+        names = [name for name in names if name != "dpo/accuracy" or abs(theirs["dpo/loss"] - math.log(2)) > 1e-5]
         assert {name: ours[name] for name in names} == pytest.approx({name: theirs[name] for name in names}, abs=1e-5)
 
 
