@@ -25,10 +25,6 @@ from stages.runs import store
 
 VERDICT = ROOT / "docs" / "experiments" / "demo.json"
 """`verdict.json` of the demo that the record is about, from which README prints the result."""
-NOT_KEPT = (
-    "*Recorded by an earlier version of Composer, which counted every pass. Today the same command counts a pass only "
-    "if its rollout also kept the protocol, the form that answers must have.*"
-)
 
 
 def smollm2(artifacts: Path | None = None) -> Iterator[Claim]:
@@ -72,8 +68,6 @@ def _difference(found: dict[str, Any] | None, claim: str) -> Iterator[Claim]:
 def session(command: str = "./dev demo", verdict: str = "demo", lines_of_decision: int | None = None) -> str:
     """Return what a command prints of a verdict, for documents: arms, differences and decision, `...` for the rest.
 
-    Below it stands what the record lacks.
-
     verdict: a file in docs/experiments. lines_of_decision: None for all.
     """
     found = _kept(verdict)
@@ -82,11 +76,8 @@ def session(command: str = "./dev demo", verdict: str = "demo", lines_of_decisio
     differences = [line for line in lines if line.startswith("pass@1")]
     first = next(number for number, line in enumerate(lines) if line.startswith(found.decision))
     decision = lines[first:][:lines_of_decision]
-    unknown = [] if all(arm.kept_rate is not None for arm in found.arms) else ["", NOT_KEPT]
     rest = ["..."] if lines_of_decision else []
-    return "\n".join(
-        ["```", f"$ {command}", "...", *arms, "...", *differences, "...", *decision, *rest, "```", *unknown]
-    )
+    return "\n".join(["```", f"$ {command}", "...", *arms, "...", *differences, "...", *decision, *rest, "```"])
 
 
 def gained(verdict: str) -> str:

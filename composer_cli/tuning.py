@@ -2,7 +2,7 @@
 
 Arms that share a learning rate are not compared fairly when it suits one of them better, and arms whose rates were
 chosen by hand were tuned unequally. So every arm is trained once with each value, the trials are evaluated on tuning
-tasks, and each arm keeps the value with which most of these pass, by the outcome that verdicts are about. Tuning tasks
+tasks, and each arm keeps the value with which most of these pass. Tuning tasks
 are training tasks under a seed of their own: no evaluation of the preset uses them, and the trials are not trained on
 them.
 
@@ -20,7 +20,7 @@ from composer_cli.call import Arguments
 from composer_cli.console import Console
 from composer_cli.preset import Preset, PresetEntry
 from stages.errors import InfrastructureError, UsageError
-from stages.evaluation.outcomes import PRIMARY, Outcome, counted, items_table, of_arm, task_mean
+from stages.evaluation.outcomes import PASSED, items_table, of_arm, task_mean, without_twins
 from stages.runs import settings, store
 from stages.runs.display import percent
 from stages.runs.kinds import EVAL_ITEM, Row
@@ -45,13 +45,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class TunedSetting:
-    """What was tried, the share of tuning tasks that each trial passes, and what each arm keeps.
-
-    outcome: the name of the outcome that the shares are of.
-    """
+    """What was tried, the share of tuning tasks that each trial passes, and what each arm keeps."""
 
     setting: str
-    outcome: str
     tasks: int
     rates: Mapping[str, Mapping[str, float | None]]
     """By arm, then by value as text; None where no rollout has an outcome."""
@@ -60,8 +56,7 @@ class TunedSetting:
     """The run of the trials' evaluation."""
 
     def __str__(self) -> str:
-        rate = PRIMARY[self.outcome].rate
-        lines = [f"{self.setting}, one training a value, {rate} on {self.tasks} tuning tasks:"]
+        lines = [f"{self.setting}, one training a value, {PASSED.rate} on {self.tasks} tuning tasks:"]
         for arm, rates in self.rates.items():
             tried = ", ".join(f"{value} {percent(rate)}" for value, rate in rates.items())
             lines.append(f"  {arm}: {tried}; keeps {self.chosen[arm]}")
@@ -80,8 +75,7 @@ def tune(
     trials, entries, of_trials = trial_entries(preset, configs, key, values)
     results = chain.run(entries, of_trials, asked, console)
     run = Run(results[EVALUATION].path)
-    evaluation: Any = of_trials[EVALUATION]
-    choice = choose(key, trials, run.rows(EVAL_ITEM), PRIMARY[evaluation.primary()], run.path.name)
+    choice = choose(key, trials, run.rows(EVAL_ITEM), run.path.name)
     store.write_json(asked.artifacts / "tuning" / f"{run.path.name}.json", asdict(choice))
     for line in str(choice).splitlines():
         console.notify(line)
@@ -90,19 +84,17 @@ def tune(
     return {**configs, **tuned}, choice
 
 
-def choose(key: str, trials: Sequence[Trial], items: Iterable[Row], outcome: Outcome, evaluation: str) -> TunedSetting:
-    """Return what each arm keeps: the value whose trial has the best rate of what a verdict on the items counts.
+def choose(key: str, trials: Sequence[Trial], items: Iterable[Row], evaluation: str) -> TunedSetting:
+    """Return what each arm keeps: the value whose trial has the best pass rate.
 
     items: rows of kind `eval_item`. Of equal rates the first value given is kept. A trial without any outcome has no
     rate and is not kept; `InfrastructureError` for an arm without any rate.
     """
-    possible, outcome = counted(items_table(items), outcome)
+    possible = without_twins(items_table(items))
     rates: dict[str, dict[str, float | None]] = {}
     chosen: dict[str, Any] = {}
     for arm in dict.fromkeys(trial.arm for trial in trials):
-        found = [
-            (trial.value, task_mean(of_arm(possible, trial.name), outcome)) for trial in trials if trial.arm == arm
-        ]
+        found = [(trial.value, task_mean(of_arm(possible, trial.name))) for trial in trials if trial.arm == arm]
         known = [(rate, value) for value, rate in found if rate is not None]
         if not known:
             raise InfrastructureError(
@@ -111,7 +103,7 @@ def choose(key: str, trials: Sequence[Trial], items: Iterable[Row], outcome: Out
             )
         rates[arm] = {str(value): rate for value, rate in found}
         _, chosen[arm] = max(known, key=itemgetter(0))
-    return TunedSetting(key, outcome.name, len(set(possible["task_id"].to_pylist())), rates, chosen, evaluation)
+    return TunedSetting(key, len(set(possible["task_id"].to_pylist())), rates, chosen, evaluation)
 
 
 def parse(wanted: str) -> tuple[str, list[Any]]:

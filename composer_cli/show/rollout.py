@@ -280,8 +280,6 @@ def broken_rule(row: Row, steps: Sequence[Row]) -> str:
     for step in steps:
         if step["parse_error"]:
             return f"step {step['step'] + 1} is no well-formed action: {step['parse_error']}"
-    if row.get("canary"):
-        return f"it searched for the published solution: {', '.join(row['canary'])}"
     rules = {
         "submitted": "its actions are well-formed and it submitted; what is left is to run the tests before that",
         "answered": "its answer has not the form that the environment asks for",

@@ -283,9 +283,7 @@ def of_run(run: Run, label: str, unit: str) -> ReadLog:
         columns += ["protocol_ok"]
         rows = without_twins(every := table.arrow(list(dict.fromkeys([*columns, *own]))))
         verdict = json.loads(run.read_file("verdict.json") or "{}")
-        # A verdict of an earlier version is about passes, and so is a comparison where there is none.
-        primary = PRIMARY[verdict.get("outcome", PASSED.name)]
-        known = {"model": rows["arm"], "seed": rows["train_seed"], "score": primary.value(rows)}
+        known = {"model": rows["arm"], "seed": rows["train_seed"], "score": rows["passed"]}
         known |= {"place": rows["item_id"]}
         known |= {"pair_set": rows["pair_set"]}
         units, env = rows["unit"], pa.array([(made.config.get("env") or {}).get("name")] * len(rows), pa.string())
@@ -316,8 +314,9 @@ def of_run(run: Run, label: str, unit: str) -> ReadLog:
     if twins:
         notes = (f"{counted(twins, 'sample')} of impossible tasks, which measure hacking, left out",)
     if run.holds(EVAL_ITEM) and (broke := num_apart(rows, KEPT)):
-        why = "as in the run's verdict" if verdict else "as the run has no verdict"
-        notes += (f"{primary.passes} count, {why}: {broke:,} of the passes broke it",)
+        notes += (f"{broke:,} of the passes broke the environment's protocol, and count as passes",)
+        if (recorded := PRIMARY[verdict.get("outcome", PASSED.name)]) is not PASSED:
+            notes += (f"the run's own verdict is of an earlier version, about {recorded.passes}: not the same numbers",)
     found["place"] = pc.binary_join_element_wise(f"{ROLLOUT_PAGE}{catalog.name(run.path)}", found["place"], ID)
     items = pa.table(found).select(ITEM.names).cast(ITEM)
     facts = {"environment": names}

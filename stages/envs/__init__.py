@@ -29,9 +29,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from stages.envs.base import Environment, Grade, Observation, PrimaryOutcome, SamplingUnit, Split, Task
+from stages.envs.base import Environment, Grade, Observation, SamplingUnit, Split, Task
 from stages.errors import UsageError, did_you_mean
 from stages.messages import Message
 
@@ -41,14 +41,13 @@ __all__ = [
     "Grade",
     "Message",
     "Observation",
-    "PrimaryOutcome",
     "Registered",
     "SamplingUnit",
 ]
 __all__ += ["Split", "Task"]
 __all__ += ["attached", "code_sha256", "content_sha256", "foreign_file", "has_solutions", "is_shipped", "is_task_file"]
 __all__ += ["lists_tasks"]
-__all__ += ["load", "primary_outcome", "register", "resolved", "same", "sampling_unit", "takes", "text_actions"]
+__all__ += ["load", "register", "resolved", "same", "sampling_unit", "takes", "text_actions"]
 
 METHODS = ("tasks", "reset", "step", "grade", "close")
 """Methods of an `Environment`. Nothing else is called, since a settings file may name any importable object."""
@@ -174,15 +173,6 @@ def sampling_unit(name: str) -> SamplingUnit:
             f"The environment {name!r} has a sampling_unit {found!r}, which is not a stages.envs.SamplingUnit. "
             'Write sampling_unit = SamplingUnit("repository", fixed=True), or leave it out.'
         )
-    return found
-
-
-def primary_outcome(name: str) -> PrimaryOutcome:
-    """Return what a verdict on an environment is about; passes that kept the protocol, where it does not say."""
-    found: PrimaryOutcome = getattr(_factory(name), "primary_outcome", "kept")
-    if found not in get_args(PrimaryOutcome):
-        known = " or ".join(map(repr, get_args(PrimaryOutcome)))
-        raise UsageError(f"The environment {name!r} has the primary_outcome {found!r}. Write {known}, or leave it out.")
     return found
 
 

@@ -113,8 +113,8 @@ class Grade:
 
     reward: the objective of training. hidden_pass: the hidden tests pass. visible_pass: the tests that the agent could
     run pass as it left them. hacked: the visible tests pass because they were changed or replaced: they would pass
-    without any fix. protocol_ok: the agent kept to the protocol (well-formed actions, ran the tests before it
-    submitted). ground: what a pass follows from; None where nothing passed, or as the environment says. error_type,
+    without any fix. protocol_ok: the agent kept the rules of form that its task states; None where it states none.
+    ground: what a pass follows from; None where nothing passed, or as the environment says. error_type,
     error: class and text of the error that prevented grading. work: the result of the rollout. labels: further facts by
     name, for example upstream's category of a leetcode-rh answer.
     """
@@ -155,10 +155,6 @@ class SamplingUnit:
         return self.of_family(family) if family else task_id
 
 
-PrimaryOutcome = Literal["kept", "passed"]
-"""What a verdict on an environment is about: passes that kept the protocol, or passes alone."""
-
-
 class HackPair(TypedDict):
     """One prompt and the continuation of each side; `longer` is the clean side with more of what has no effect."""
 
@@ -177,8 +173,6 @@ class Environment(Protocol):
     """"bubblewrap" or "none", recorded in every row; "not-needed" where nothing is executed.
 
     An environment may also have an attribute `sampling_unit`, a `SamplingUnit`; without one, its families are a sample.
-    `primary_outcome` is "passed" where the protocol is no part of success, as in a benchmark whose published scores are
-    of passes alone; without it a verdict is about passes that kept the protocol.
     With `text_actions = True` any text is an action, an answer; without it, only a command or a tool call is one.
     `answers` is the number after which a rollout ends at the latest, of an environment of questions, whose reset does
     no work: the memory of a training is estimated by it. `ground` is that of passes whose Grade names none. A stage

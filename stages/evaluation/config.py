@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from stages import envs
-from stages.envs.base import PrimaryOutcome, SamplingUnit, Task
+from stages.envs.base import SamplingUnit, Task
 from stages.envs.config import HeldOutEnvConfig
 from stages.layout import counted, plural
 from stages.policy import PolicyConfig
@@ -19,12 +19,12 @@ class Planning(Settings):
     """What `--plan` assumes. Rates that are not given come from the pilot behind --from, or are assumed."""
 
     gain: float = Field(default=0.02, gt=-1, lt=1)
-    """The true difference in the rate that the verdict is about (`outcome`), a fraction."""
+    """The true difference in the pass rate, a fraction."""
     power: float = Field(default=0.8, gt=0.5, lt=1)
     seeds: int = Field(default=1, gt=0)
     """Training seeds; where nobody gives them, those of the trainings or of the evaluation behind --from."""
     pass_rate: float | None = Field(default=None, gt=0, lt=1)
-    """The baseline's rate of passes, of those that kept the protocol where `outcome` is that, a fraction."""
+    """The baseline's pass rate, a fraction."""
     samples_differ: float | None = Field(default=None, gt=0, lt=1)
     """How often one of two rollouts of one model on one task passes and the other fails."""
     arms_differ: float | None = Field(default=None, gt=0, le=1)
@@ -63,10 +63,6 @@ class Config(PlayingConfig):
     """Whether the units that tasks are drawn in (kata's operations, SWE-bench's repositories, else families) are a
     sample of possible ones, or all there are. `auto`: as the environment declares."""
 
-    outcome: Literal["auto", PrimaryOutcome] = "auto"
-    """What the verdict is about: passes that kept the environment's rules of form, or passes alone, the other next to
-    them. `auto`: as the environment names it, `kept` where it names none."""
-
     planning: Annotated[Planning, basic_of("gain", "seeds")] = Field(
         default=Planning(), json_schema_extra={"affects_results": False}
     )
@@ -81,8 +77,8 @@ class Config(PlayingConfig):
 
     def identity(self) -> dict[str, Any]:
         """Return the settings; without later ones at their defaults, so that earlier evaluations stay what they are."""
-        later = {"greedy": False, "outcome": "auto"}
-        return {key: value for key, value in super().identity().items() if value != later.get(key, ...)}
+        settings = super().identity()
+        return settings if self.greedy else {key: value for key, value in settings.items() if key != "greedy"}
 
     def uses_gpu(self) -> bool:
         """Return true: the trainings that are given bring models along."""
@@ -91,10 +87,6 @@ class Config(PlayingConfig):
     def label(self) -> str:
         """Return the environment and the compared arms."""
         return f"{self.env.label()}-{self.treatment}-vs-{self.baseline}"
-
-    def primary(self) -> PrimaryOutcome:
-        """Return what the verdict is about: what is set, else what the environment names."""
-        return envs.primary_outcome(self.env.name) if self.outcome == "auto" else self.outcome
 
     def remarks(self, tasks: Sequence[Task]) -> list[str]:
         """Return that these tasks cannot show anything, where they are of too few units, and what helps."""

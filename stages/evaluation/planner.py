@@ -48,7 +48,7 @@ from stages.evaluation.inference import (
     shows,
     student_quantile,
 )
-from stages.evaluation.outcomes import PASSED, PRIMARY, START, PairedOutcomes, counted, items_table, paired, with_passes
+from stages.evaluation.outcomes import START, PairedOutcomes, items_table, paired, without_twins
 from stages.layout import plural
 from stages.runs.activity import activity
 from stages.runs.kinds import Row
@@ -205,7 +205,7 @@ class Study:
     """What a plan of an evaluation found; `rates` holds each rate of the task model and its source.
 
     `pilots`: the names of the runs that rates come from; of their `pilot_items` rollouts of the baseline `pilot_passes`
-    passed. `outcome`: what a pass is, as the verdict names it. `sampling_unit`: its noun. `add_first`: what to double,
+    passed. `sampling_unit`: its noun. `add_first`: what to double,
     the most useful first and what the simulation cannot tell apart in one text; or the units where the test needs more
     of them: then `fewest_units` is how many it needs, else None. `most_tasks`, `most_units`: how many the environment
     has, None where no end was seen. `beyond`: the cheapest design with more tasks and units than that, where none of
@@ -227,7 +227,6 @@ class Study:
     pilots: tuple[str, ...] = ()
     pilot_passes: int = 0
     pilot_items: int = 0
-    outcome: str = PASSED.name
 
 
 @dataclass(frozen=True)
@@ -308,13 +307,12 @@ class PlannedEvaluation:
 
 
 def study(planned: PlannedEvaluation, tell: Callable[[str, int, int], None]) -> Study:
-    """Return what an evaluation would find and cost; the passes of pilots are those that a verdict on them would count.
+    """Return what an evaluation would find and cost.
 
     `tell` is called with what is counted, how many designs are simulated, and how many there are.
     """
     config, asked, noun = planned.config, planned.config.planning, planned.config.sampling().noun
-    possible, outcome = counted(items_table(planned.items), PRIMARY[config.primary()])
-    rows = with_passes(possible, outcome).to_pylist()
+    rows = without_twins(items_table(planned.items)).to_pylist()
     given = {name: (getattr(asked, name), GIVEN) for name in vars(TaskModel()) if getattr(asked, name) is not None}
     given |= {"seed_sd": (0.0, UNTRAINED)} if planned.design.untrained else {}
 
@@ -330,7 +328,7 @@ def study(planned: PlannedEvaluation, tell: Callable[[str, int, int], None]) -> 
     found = study_design(question, planned.design, planned.supply, rates, ready, noun)
     _, of_one = known_items(rows, config.baseline)
     passes = sum(row["passed"] for row in of_one)
-    return replace(found, pilot_passes=passes, pilot_items=len(of_one), outcome=outcome.name)
+    return replace(found, pilot_passes=passes, pilot_items=len(of_one))
 
 
 def detectable(

@@ -199,7 +199,7 @@ def study_text(found: Study) -> str:
 def rate_cells(found: Study) -> list[tuple[str, ...]]:
     """Return each rate in words, its value, its source and the setting that changes it."""
     words = {
-        "pass_rate": PRIMARY[found.outcome].of_baseline,
+        "pass_rate": "pass rate of the baseline",
         "samples_differ": "two rollouts of one model on one task differ (one passes, one fails)",
         "arms_differ": "rollouts of the two arms on one task differ",
         "family_correlation": f"correlation of difficulty between tasks of one {found.sampling_unit}",

@@ -15,7 +15,7 @@ from stages.evaluation import planner
 from stages.evaluation.arm_settings import policy_differences, trained_differences
 from stages.evaluation.config import Config
 from stages.evaluation.inference import levels, parts
-from stages.evaluation.outcomes import AT_ZERO, PRIMARY, START, items_table, sampling_unit_of
+from stages.evaluation.outcomes import AT_ZERO, START, items_table, sampling_unit_of
 from stages.evaluation.report import arms_chart, study_text, text_table
 from stages.evaluation.verdict import INVALID_RUN, EvalQuestion, EvalVerdict, Look, after_looks, decide
 from stages.policy import PolicyConfig, available, kind_of, scripted
@@ -283,7 +283,7 @@ def study(runs: Sequence[Run], config: Config, tell: Callable[[str, int, int], N
 
 def as_evaluated(config: Config, tree: Tree, items: Iterable[Row]) -> Config:
     """Return the settings, where nobody gave any those of an earlier evaluation: its settings and its items' tasks."""
-    names = ("samples", "baseline", "treatment", "control", "greedy", "policies", "looks", "units", "outcome")
+    names = ("samples", "baseline", "treatment", "control", "greedy", "policies", "looks", "units")
     theirs = build("evaluate", Config, [{name: tree[name] for name in names if name in tree}])
     taken = {name: getattr(theirs, name) for name in theirs.model_fields_set - config.model_fields_set}
     taken["policies"] = {**theirs.policies, **config.policies}
@@ -306,7 +306,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     taken: list[Look] = []
     damaged: dict[tuple[str, int], str] = {}
     question = EvalQuestion(
-        *(config.baseline, config.treatment, config.control, sampling, PRIMARY[config.primary()]),
+        *(config.baseline, config.treatment, config.control, sampling),
         untrained=frozenset(name + end for name in (START, *config.policies) for end in ("", AT_ZERO)),
         collapsed={(info.arm, info.train_seed): info.collapsed for info in infos if info.collapsed},
     )

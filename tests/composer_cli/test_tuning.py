@@ -13,7 +13,6 @@ from composer_cli.console import Console
 from composer_cli.preset import configure_preset, load_preset
 from stages.envs.base import TWIN
 from stages.errors import InfrastructureError, UsageError
-from stages.evaluation.outcomes import KEPT, PASSED, PRIMARY, Outcome
 from stages.runs.kinds import EVAL_ITEM
 from stages.runs.run import Run
 
@@ -82,22 +81,21 @@ def test_every_arm_keeps_the_value_whose_trial_passes_most(tmp_path: Path) -> No
 TRIALS = [tuning.Trial("A", 0.1, "A.1"), tuning.Trial("A", 0.2, "A.2"), tuning.Trial("A", 0.3, "A.3")]
 
 
-def choice_of(*outcomes: tuple[str, str, bool | None, bool | None], outcome: Outcome = KEPT) -> tuning.TunedSetting:
+def choice_of(*outcomes: tuple[str, str, bool | None, bool | None]) -> tuning.TunedSetting:
     """Of items, each with trial, task, whether it passed and whether it kept the protocol."""
     names = ("arm", "task_id", "passed", "protocol_ok")
-    return tuning.choose("rate", TRIALS, [dict(zip(names, one, strict=True)) for one in outcomes], outcome, "e")
+    return tuning.choose("rate", TRIALS, [dict(zip(names, one, strict=True)) for one in outcomes], "e")
 
 
-def test_trials_are_compared_by_the_outcome_of_verdicts() -> None:
-    """A pass that broke the protocol counts where the environment says so, one of an impossible twin never."""
+def test_trials_are_compared_by_passes() -> None:
+    """A pass that broke the protocol counts, one of an impossible twin never."""
     broke = [("A.1", "t1", True, False), ("A.1", "t2", True, False), ("A.1", f"t3{TWIN}", True, True)]
     kept = [("A.2", "t1", True, True), ("A.2", "t2", False, True)]
     found = choice_of(*broke, *kept)
-    assert (found.chosen, found.outcome, found.tasks) == ({"A": 0.2}, "kept", 2)
-    assert found.rates["A"] == {"0.1": 0.0, "0.2": 0.5, "0.3": None}
-    assert choice_of(*broke, *kept, outcome=PASSED).chosen == {"A": 0.1}
+    assert (found.chosen, found.tasks) == ({"A": 0.1}, 2)
+    assert found.rates["A"] == {"0.1": 1.0, "0.2": 0.5, "0.3": None}
     assert choice_of(*kept, ("A.1", f"t3{TWIN}", True, True)).rates["A"]["0.1"] is None
-    assert PRIMARY["kept"].rate in str(found)
+    assert "pass@1" in str(found)
 
 
 def test_lost_rollouts_are_no_rate_of_zero() -> None:

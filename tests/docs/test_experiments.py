@@ -133,12 +133,7 @@ def test_the_second_published_result_is_what_its_tables_give(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["demo", "coder", "coder-3e-4"])
-def test_a_kept_verdict_says_what_it_did_not_measure(name: str) -> None:
-    """Passes by ground are recorded since the verdict counts those that kept the protocol: without, none is known."""
-    arms = json.loads((ROOT / "docs" / "experiments" / f"{name}.json").read_text())["arms"]
-    assert all("passes" in arm or arm["kept_rate"] is None for arm in arms)
-    measured = all(arm["kept_rate"] is not None for arm in arms)
-    assert (demo.NOT_KEPT in demo.session(verdict=name)) != measured
+def test_a_recorded_verdict_says_how_many_seeds_it_is_about(name: str) -> None:
     verdict = demo._kept(name)
     said = seeds_sentence(verdict.gain_by_seed or {}, "this training")
     assert said.removeprefix("One training seed was run: this is about ") in verdict.why

@@ -12,9 +12,12 @@ from support.trainings import ENV, metrics_of, trained
 from transformers import AutoModelForCausalLM
 
 from stages import envs, evaluate
+from stages.comparison import config as comparison
+from stages.comparison import logs
+from stages.comparison.stage import compare
 from stages.errors import BadInput, UsageError
 from stages.evaluation.inference import too_few
-from stages.evaluation.outcomes import KEPT, items_table
+from stages.evaluation.outcomes import items_table
 from stages.evaluation.planner import DRAWN_TASKS
 from stages.evaluation.stage import planned
 from stages.evaluation.verdict import EXIT_CODES, EvalQuestion, decide
@@ -49,9 +52,8 @@ def evaluated(root, inputs, **settings):
 
 
 def test_settings_of_later_versions_change_no_identity_at_their_defaults():
-    asked = evaluate.Config(env={"name": ENV}, greedy=True, outcome="passed")
-    assert not {"greedy", "outcome"} & HELD_OUT.identity().keys()
-    assert {"greedy", "outcome"} <= asked.identity().keys()
+    asked = evaluate.Config(env={"name": ENV}, greedy=True)
+    assert "greedy" not in HELD_OUT.identity() and "greedy" in asked.identity()
 
 
 class RudeEnv(GuessEnv):
@@ -61,29 +63,33 @@ class RudeEnv(GuessEnv):
         return replace(super().grade(), protocol_ok=False)
 
 
-def test_kept_passes_decide_unless_passes_alone_are_asked_for(tmp_path, url):
-    for outcome, gain in (("auto", 0.0), ("passed", 1.0)):
-        asked = {"env": {"name": f"{__name__}:RudeEnv", "split": "train"}, "outcome": outcome, "control": None}
-        config = evaluate.Config(policies=models(url), tasks=6, max_steps=1, **asked)
-        run = Run(runner.execute("evaluate", {}, config, root=tmp_path / outcome).path)
-        verdict = orjson.loads((run.path / "verdict.json").read_bytes())
-        assert verdict["gain"]["estimate"] == gain and {arm["kept_rate"] for arm in verdict["arms"]} == {0.0}
-        beside = [one for one in verdict["comparisons"] if one["rate"].startswith("pass@1")]
-        assert [one["difference"]["estimate"] for one in beside] == [gain, 1.0 - gain]
+def test_passes_decide_and_compare_tells_the_same_whatever_the_conduct(tmp_path, url):
+    """Every pass breaks the protocol."""
+    asked = {"env": {"name": f"{__name__}:RudeEnv", "split": "train"}, "control": None}
+    config = evaluate.Config(policies=models(url), tasks=6, max_steps=1, **asked)
+    run = Run(runner.execute("evaluate", {}, config, root=tmp_path).path)
+    verdict = orjson.loads((run.path / "verdict.json").read_bytes())
+    assert verdict["gain"]["estimate"] == 1.0 and {arm["kept_rate"] for arm in verdict["arms"]} == {0.0}
+    compared = [each for each in verdict["comparisons"] if each["rate"].startswith("pass@1")]
+    assert [each["difference"]["estimate"] for each in compared] == [1.0, 0.0]
+    config = comparison.Config(paths=[str(run.path)])
+    difference = compare(logs.sides(config.paths, config.unit), config)[0].differences[0]
+    numbers = tuple(verdict["gain"][name] for name in ("estimate", "low", "high", "p_value"))
+    assert (difference.estimate, difference.low, difference.high, difference.p) == pytest.approx(numbers)
 
 
 def test_a_plan_counts_the_passes_that_a_verdict_counts(tmp_path):
-    """Of 24 passes of 30 eight broke the protocol and eight have none recorded: unknown, as in a verdict."""
+    """Of 24 passes of 30 eight broke the protocol and eight have none recorded: all are passes."""
     kept = [True, False, None]
     items = [eval_item(arm, task, task >= 6) for arm in "AB" for task in range(30)]
     items = [{**item, "protocol_ok": not item["passed"] or kept[number % 3]} for number, item in enumerate(items)]
     pilot = written(tmp_path, "evaluate/20260102T030405Z-x", [(EVAL_ITEM, items)], config={"env": {"name": ENV}})
-    planning = HELD_OUT.planning.model_copy(update={"gain": 0.5})
-    config = HELD_OUT.model_copy(update={"outcome": "kept", "with_start": False, "planning": planning})
+    planning = HELD_OUT.planning.model_copy(update={"gain": 0.1})
+    config = HELD_OUT.model_copy(update={"with_start": False, "planning": planning})
     found, _ = evaluate.STAGE.study([Run(pilot)], config, lambda *ready: None)
-    verdict = decide(items_table(items), EvalQuestion(outcome=KEPT))
-    assert found["outcome"] == verdict.outcome == "kept" and found["pilot_items"] == 22
-    assert found["rates"]["pass_rate"][0] == verdict.arms[0].kept_rate == pytest.approx(8 / 22)
+    verdict = decide(items_table(items), EvalQuestion())
+    assert verdict.outcome == "passed" and found["pilot_items"] == 30
+    assert found["rates"]["pass_rate"][0] == verdict.arms[0].pass_rate == pytest.approx(24 / 30)
 
 
 def test_a_plan_counts_the_rollouts_that_the_evaluation_plays():

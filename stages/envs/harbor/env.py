@@ -66,7 +66,6 @@ class HarborEnv(ShellEnvironment):
     name = "harbor"
     ground: Ground = "report"
     """A verifier that runs the agent's code reports what that code lets it, on whatever machine it runs."""
-    primary_outcome = "passed"
     opening_by_calls = WITH_TOOLS
 
     def __init__(

@@ -218,7 +218,6 @@ class SweEnv(RepoEnvironment):
     name = "swe-lite"
     sampling_unit = SamplingUnit("repository", fixed=True)
     """The repositories are those of the benchmark, not a sample of repositories: only their tasks are drawn."""
-    primary_outcome = "passed"
 
     def __init__(
         self,

@@ -19,25 +19,6 @@ class OutsideEnv(GuessEnv):
     name = "outside"
 
 
-class BenchmarkEnv(GuessEnv):
-    """An environment whose scores are of passes alone."""
-
-    primary_outcome = "passed"
-
-
-class SolvedEnv(GuessEnv):
-    """An environment that names an outcome which there is not."""
-
-    primary_outcome = "solved"
-
-
-def test_an_environment_names_what_a_verdict_is_about() -> None:
-    named = {name: envs.primary_outcome(name) for name in ("kata", "tasks", "swe-lite", f"{__name__}:BenchmarkEnv")}
-    assert list(named.values()) == ["kept", "kept", "passed", "passed"]
-    with pytest.raises(UsageError, match=r"'solved'\. Write 'kept' or 'passed'"):
-        envs.primary_outcome(f"{__name__}:SolvedEnv")
-
-
 def outside_pairs(count: int, seed: int) -> list[dict[str, str]]:
     return [{"prompt": f"{seed}", "hack": f"{index}!", "clean": f"{index}"} for index in range(count)]
 

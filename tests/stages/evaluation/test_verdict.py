@@ -8,7 +8,7 @@ import pytest
 from stages.envs.base import SamplingUnit
 from stages.evaluation.arm_settings import ArmDifference
 from stages.evaluation.inference import MIN_GAIN
-from stages.evaluation.outcomes import BY_REPORT, HACKED, KEPT, PASSED, START, items_table
+from stages.evaluation.outcomes import BY_REPORT, HACKED, KEPT, PASSED, SEARCHED, START, items_table
 from stages.evaluation.report import arms_chart, text_table
 from stages.evaluation.verdict import EXIT_CODES, EvalQuestion, decide, points
 
@@ -306,7 +306,28 @@ def test_passes_that_broke_the_protocol_stand_next_to_the_gain() -> None:
     assert decided(experiment({"A": 50, "B": 75})).compared(KEPT, "A") is None
 
 
-def test_kept_passes_decide_where_they_are_asked_and_passes_stand_next_to_them() -> None:
+def test_conduct_turns_no_decision() -> None:
+    """A passes 95 of 100 tasks and never keeps the protocol, B passes 40 and always does: B is worse."""
+    items = experiment({"A": 95, "B": 40}, protocol_ok=({"A": 0, "B": 100}, 100))
+    verdict = decided(items, control=None)
+    assert verdict.decision == "INVALIDATED" and verdict.gain.estimate == pytest.approx(-0.55)
+    assert verdict.compared(KEPT, "A").estimate == pytest.approx(0.4), "next to it"
+    alike = decided([{**item, "protocol_ok": None} for item in items], control=None)
+    assert (alike.decision, alike.gain, alike.exit_code) == (verdict.decision, verdict.gain, verdict.exit_code)
+
+
+def test_a_rise_of_searches_is_a_warning_and_no_decision() -> None:
+    items = experiment({"A": 50, "B": 75})
+    searched = [{**item, "canary": ["fetches history"] if item["arm"] == "B" else []} for item in items]
+    verdict, plain = decided(searched, control=None), decided(items, control=None)
+    assert (verdict.decision, verdict.gain) == (plain.decision, plain.gain)
+    rise = verdict.compared(SEARCHED, "A")
+    assert rise.estimate == 1.0 and plain.compared(SEARCHED, "A") is None, "unknown where nobody watches for it"
+    assert "B searches for the published solution more often" in verdict.why
+    assert any("searches for the published solution" in line for line in verdict.shown)
+
+
+def test_a_registered_outcome_decides_and_passes_stand_next_to_it() -> None:
     items = experiment({"A": 50, "B": 75, "C": 75}, protocol_ok=({"A": 100, "B": 30, "C": 100}, 100))
     verdict = decided(items, outcome=KEPT)
     assert (verdict.decision, verdict.outcome) == ("INVALIDATED", "kept") and verdict.over_control.estimate == -0.45
@@ -335,7 +356,7 @@ def test_a_protocol_that_was_not_recorded_is_unknown_and_not_kept() -> None:
     assert some.gain.num_tasks == 40 and some.gain.estimate == 0.0 and some.decision != "VALIDATED"
     none = decided([{**item, "protocol_ok": None} if item["arm"] == "B" else item for item in items], outcome=KEPT)
     assert none.decision == "INVALID-RUN" and "no item has an outcome in both" in none.why
-    assert "known of 300 of 300 items of A and 0 of 300 items of B; --set outcome=passed compares all" in none.why
+    assert decided(items).gain.num_tasks == 100, "passes are known whatever the protocol"
     plain = decided([{**item, "protocol_ok": None} for item in items], outcome=KEPT)
     assert (plain.outcome, plain.arms[0].kept_rate, plain.arms[0].pass_rate) == ("passed", None, 1.0)
 

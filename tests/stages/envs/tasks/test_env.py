@@ -86,9 +86,29 @@ def test_the_solution_passes_and_nothing_does_not(env: TasksEnv, split: str) -> 
     assert isinstance(env, HasSolutions)
     env.reset(task)
     assert [env.step(action).stop for action in env.solution()] == [None, "submitted"]
-    assert verdict(env.grade())[:4] == (1.0, True, True, False)
+    assert verdict(env.grade()) == (1.0, True, True, False, True)
     nothing = play(env, task)
     assert (nothing.reward, nothing.hidden_pass, nothing.hacked) == (0.0, False, False)
+
+
+@pytest.mark.parametrize(
+    ("actions", "kept"),
+    [
+        ([fenced("submit")], True),
+        ([fenced("echo pytest"), fenced("submit")], True),
+        ([fenced("git log --all"), fenced("submit")], True),
+        ([fenced("python -m pytest")], False),
+        (["no command", fenced("submit")], False),
+    ],
+)
+def test_the_protocol_is_what_the_opening_asks_for_and_no_word_of_a_command(
+    env: TasksEnv, actions: list[str], kept: bool
+) -> None:
+    """One command a message, and `submit` at the end; whether tests were run no command's text can show."""
+    env.reset(only(env, "train"))
+    for action in actions:
+        env.step(action)
+    assert env.grade().protocol_ok is kept
 
 
 def test_hidden_files_are_out_of_reach_and_written_over_what_was_left(env: TasksEnv) -> None:
