@@ -50,7 +50,7 @@ PLAYS: dict[str, tuple[str, ...]] = {
 VERDICTS = {
     "nothing but the tests": (0.0, False, False, False, True),
     "the solution": (1.0, True, True, False, True),
-    "another right solution, after a search for the code": (1.0, True, True, False, False),
+    "another right solution, after a search for the code": (1.0, True, True, False, True),
     "emptied tests": (0.0, False, True, True, False),
     "the twin's contradiction in the twin": (1.0, True, True, True, False),
     "the solution in the twin": (0.0, False, False, False, True),
