@@ -29,6 +29,8 @@ from stages.runs.run import Listener
 MAX_RESTARTS = 3
 START_S = 1800.0
 """Longest wait for a server to load its model, in seconds."""
+REFUSED_S = 10.0
+"""Longest time for which a starting server may answer with errors: what does not pass by then will not pass."""
 POLL_S = 0.5
 GRACE_S = 15.0
 """Seconds between SIGTERM and SIGKILL."""
@@ -57,6 +59,8 @@ class ModelServer:
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self.title, self.log, self.restarts = title, log, 0
+        self._logged = 0
+        """Bytes of the log that are of earlier starts."""
         self._command, self._environment, self._listener, self._check = command, environment, listener, check
         if not port:
             # Another program may take the port before the server binds it; then `start` reports the server's log.
@@ -80,6 +84,7 @@ class ModelServer:
         """Start the server and return when it answers."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._logged = os.fstat(log).st_size
         try:
             # A session of its own: Ctrl-C in the terminal reaches this process alone, which then ends the whole group.
             self._process = subprocess.Popen(
@@ -141,20 +146,32 @@ class ModelServer:
         self._process = self._keeper = None
 
     def _wait(self) -> None:
-        from stages.policy.client import Client, Failed  # HTTP's libraries are slow to import
+        from stages.policy.client import NO_ANSWER, Client, Failed, Retryable  # HTTP's libraries are slow to import
 
         client, started = Client(PolicyConfig(model=self.title, base_url=self.url)), time.monotonic()
+        silent_at = started
         while True:
-            # An error of the connection is the usual answer of a server that still loads its model.
-            with suppress(Failed):
-                if background.run(client.models()) is not None:
-                    return
+            error = "it has no list of models"
+            try:
+                listed = background.run(client.models()) is not None
+            except Failed as failed:
+                listed, error = False, str(failed)
+                # No answer is the usual one of a server that still loads its model.
+                if isinstance(failed, Retryable) and failed.kind in NO_ANSWER:
+                    silent_at = time.monotonic()
             self._check()
-            waited = time.monotonic() - started
-            if not self.alive():
+            if not self.alive():  # what answered, if anything did, is another program's
                 raise InfrastructureError(
                     f"The server of {self.title} ended before it answered. "
                     f"The end of its log {self.log}: {self._tail()}"
+                )
+            if listed:
+                return
+            waited = time.monotonic() - started
+            if time.monotonic() - silent_at > REFUSED_S:
+                raise InfrastructureError(
+                    f"The server of {self.title} answers, but not with its models, for {REFUSED_S:g} s: {error}. "
+                    f"Correct its options (server.args). The end of its log {self.log}: {self._tail()}"
                 )
             if waited > START_S:
                 raise InfrastructureError(
@@ -164,7 +181,7 @@ class ModelServer:
             time.sleep(POLL_S)
 
     def _tail(self) -> str:
-        lines = (store.read_bytes(self.log) or b"").decode(errors="replace").splitlines()
+        lines = (store.read_bytes(self.log) or b"")[self._logged :].decode(errors="replace").splitlines()
         return " / ".join(line.strip() for line in lines[-TAIL:] if line.strip()) or "(empty)"
 
 

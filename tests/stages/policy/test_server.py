@@ -120,3 +120,13 @@ time.sleep(1000)
     parent.kill()
     parent.wait()
     assert soon(lambda: gone(pid) and gone(worker(tmp_path / "log")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [401, 404, 500])
+def test_a_start_that_only_answers_with_errors_is_given_up(tmp_path: Path, status: int) -> None:
+    refusing = SCRIPT.replace("self.send_response(200)", f"self.send_response({status})")
+    one, began = server(tmp_path, refusing), time.monotonic()
+    with pytest.raises(InfrastructureError, match="answers, but not with its models"):
+        one.start()
+    assert time.monotonic() - began < 15 and not one.alive()
