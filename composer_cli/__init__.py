@@ -5,10 +5,12 @@ In Python, the same is done by `import composer_post_training`.
 app.py           - the program: one command for each stage, and `composer run`
 chain.py         - executes a preset
 commands.py      - the commands about runs, submitted jobs and served models
+completions.py   - the HTTP server of a model in this process
 console.py       - progress on stderr while stages work
 executors/       - `composer run --on`: chains submitted elsewhere
 help.py          - what `--help` shows, and `--help --all`
 call.py          - one stage from arguments to result
+loopback.py      - ports of this machine that its servers listen on
 options.py       - options of several commands, and completion in a shell
 parallel.py      - several stages at once, each in a process
 preset.py        - presets: chains of stages in TOML, and the settings of their entries

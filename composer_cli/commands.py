@@ -248,7 +248,7 @@ def serve(
     quiet: options.Quiet = False,
     artifacts: options.Artifacts = options.DEFAULT_ARTIFACTS,
 ) -> None:
-    """Serve a model with vLLM, or with transformers where there is none, until Ctrl-C. Settings are a policy's."""
+    """Serve a model with vLLM, or in this process where there is none, until Ctrl-C. Settings are a policy's."""
     from composer_cli import serve as serving
     from composer_cli.console import Console
 

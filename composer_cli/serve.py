@@ -1,28 +1,33 @@
-"""`composer serve`: a server of a model or of a run's checkpoint, until Ctrl-C or SIGTERM."""
+"""`composer serve`: a server of a model or of a run's checkpoint, until Ctrl-C or SIGTERM.
 
-import importlib.util
+Where vLLM is installed it serves; else this process does, by the policy that stages sample from (completions.py).
+"""
+
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
 from composer_cli.console import Console
+from composer_cli.loopback import bound
 from composer_cli.printing import print_json, print_text
 from stages.errors import BadInput, UsageError
 from stages.policy import adapters, base, require_source
 from stages.policy.base import VLLM, PolicyConfig
-from stages.policy.server import ModelServer, interpreter, start
+from stages.policy.server import interpreter, start
 from stages.runs import catalog, settings
 from stages.runs.kinds import CHECKPOINT
-from stages.runs.run import Listener, Run
+from stages.runs.run import Run
 from stages.runs.store import folder_name
 from stages.stopping import Interrupted, on_signals
 
 POLL_S = 1.0
-NEEDED = ("fastapi", "uvicorn")
-"""Packages that `transformers serve` needs besides transformers."""
+SHAPING = ("temperature", "max_tokens", "chat_template_kwargs", "tool_calls")
+"""Settings of a policy that shape its answers, so that a stage needs them to sample as the server was asked to."""
 
 
 @dataclass(frozen=True)
@@ -36,38 +41,95 @@ class ServedModel:
 def serve(text: str, port: int, words: Sequence[str], artifacts: Path, console: Console, as_json: bool) -> int:
     """Serve until a signal, and return its exit code; a server that dies is started again, a few times.
 
-    text: the model or run. words: settings of a policy. Prints the address and how stages use it once it answers.
+    text: the model or run. words: settings of a policy. Prints the address, and a command that uses it, once it
+    answers.
     """
     served = find_model(text, artifacts)
     layers = [{"model": f"{VLLM}{served.model}"}, *map(settings.assignment, words)]
     config = settings.build("serve", PolicyConfig, layers)
     try:
-        with console.watching() as watch:
-            program, server = start_server(config, served.logs, port, watch.listener("serve"))
-        try:
-            model = config.model if program == "vllm" else config.source
-            if as_json:
-                about = {"url": server.url, "model": model, "program": program, "pid": server.pid}
-                print_json({**about, "log": str(server.log)})
-            else:
-                print_text(
-                    f"{server.url} serves {config.source} with {program}. Its log is {server.log}.\n"
-                    f"  --set policy.model={model} --set policy.base_url={server.url}"
-                )
-            sys.stdout.flush()
-            with on_signals():  # no stage drains here, so a signal is raised immediately
-                while True:
-                    time.sleep(POLL_S)
-                    if not server.alive():
-                        console.notify(
-                            f"The server of {server.title} died; it is started again. Its log is {server.log}."
-                        )
-                        server.revive()
-        finally:
-            server.stop()
+        require_source(config)
+        if interpreter(config) is not None:
+            serve_with_vllm(config, served.logs, port, console, as_json)
+        else:
+            serve_in_process(config, port, console, as_json)
     except (KeyboardInterrupt, Interrupted) as error:
         console.notify(f"The server of {config.source} has ended.")
         return 128 + int(getattr(error, "signal_number", 2))
+
+
+def serve_with_vllm(config: PolicyConfig, logs: Path, port: int, console: Console, as_json: bool) -> NoReturn:
+    """Start a vLLM server and keep it running until a signal, which is raised."""
+    from stages.training.plan import RANK  # the adapter rank of trainings on this server by default
+
+    if port:  # what is taken is said now, and no other program's server is mistaken for this one
+        bound(port).close()
+    with console.watching() as watch:
+        listener = watch.listener("serve")
+        server = start(config, logs / "vllm.log", rank=RANK, port=port, listener=listener, check=lambda: None)
+    try:
+        about = {"url": server.url, "model": config.model, "program": "vllm", "pid": server.pid}
+        announce({**about, "log": str(server.log)}, f"with vLLM. Its log is {server.log}", config, as_json)
+        with on_signals():  # no stage drains here, so a signal is raised immediately
+            while True:
+                time.sleep(POLL_S)
+                if not server.alive():
+                    console.notify(f"The server of {server.title} died; it is started again. Its log is {server.log}.")
+                    server.revive()
+    finally:
+        server.stop()
+
+
+def serve_in_process(config: PolicyConfig, port: int, console: Console, as_json: bool) -> NoReturn:
+    """Load a model and answer requests until a signal, which is raised."""
+    if config.server.args:
+        raise UsageError(
+            f"server.args are options of vLLM ({', '.join(config.server.args)}), and there is no vLLM here. Leave them "
+            "out, or install it with `./dev vllm`."
+        )
+    local = config.in_process()
+    with bound(port) as listener:
+        with console.watching() as watch:
+            from composer_cli.completions import Sampler, listening  # imports torch
+            from stages.policy.local import LocalPolicy
+
+            policy = LocalPolicy.open(local, listener=watch.listener("serve"))
+        sampler = Sampler(policy)
+        with on_signals(), policy.reusing_prefixes(), listening(sampler, local.model, listener) as url:
+            about = {"url": url, "model": local.model, "program": "composer", "pid": os.getpid()}
+            announce(about, "in this process: answers are those that `composer collect` would sample", local, as_json)
+            while True:
+                sampler.sample_next(POLL_S)
+
+
+def announce(about: dict[str, Any], how: str, config: PolicyConfig, as_json: bool) -> None:
+    """Print where a server listens, and a command that samples from it."""
+    if as_json:
+        print_json(about)
+    else:
+        # The settings have a line of their own, since every stage takes them.
+        print_text(
+            f"{about['url']} serves {config.source} {how}.\n"
+            f"composer collect \\\n  {shlex.join(client_words(about['url'], config))}"
+        )
+    sys.stdout.flush()
+
+
+def client_words(url: str, config: PolicyConfig) -> list[str]:
+    """Return the words of a command line with which a stage samples from a server as its configuration has it."""
+    shaping = {name: getattr(config, name) for name in SHAPING}
+    usual = PolicyConfig(model=config.model)
+    shaping = {name: value for name, value in shaping.items() if value != getattr(usual, name)}
+    if "tool_calls" in shaping and not config.served:
+        shaping["tool_calls"] = "native"  # the server reads what the model writes
+    given = {"model": config.model, "base_url": url, **shaping}
+    return [word for name, value in given.items() for word in ("--set", _word(f"policy.{name}", value))]
+
+
+def _word(key: str, value: Any) -> str:
+    """Return a setting as a word of a command line, without quotes where these can be left out."""
+    plain = f"{key}={value}"
+    return plain if settings.assignment(plain) == settings.nested(key, value) else settings.assignment_text(key, value)
 
 
 def find_model(text: str, artifacts: Path) -> ServedModel:
@@ -81,35 +143,3 @@ def find_model(text: str, artifacts: Path) -> ServedModel:
             raise
         return ServedModel(text, artifacts / "serve" / folder_name(text))
     return ServedModel(str(run.folder(CHECKPOINT)), run.path / "logs")
-
-
-def start_server(config: PolicyConfig, logs: Path, port: int, listener: Listener) -> tuple[str, ModelServer]:
-    """Start a server and return its program and itself, once it answers: vLLM where installed, else transformers.
-
-    Raises `UsageError` where neither is installed, or transformers cannot serve the model.
-    """
-    require_source(config)
-    if interpreter(config) is not None:
-        from stages.training.plan import RANK  # the adapter rank of trainings on this server by default
-
-        log = logs / "vllm.log"
-        return "vllm", start(config, log, rank=RANK, port=port, listener=listener, check=lambda: None)
-    if not all(map(importlib.util.find_spec, NEEDED)):
-        raise UsageError(
-            "There is neither vLLM nor transformers' own server here. Install one: `./dev vllm`, or "
-            "`pip install 'transformers[serving]'`."
-        )
-    model = config.source
-    if adapters.is_adapter(model):
-        raise UsageError(
-            f"{model} is an adapter, which transformers' server does not load. Run `composer export model` and serve "
-            "the merged folder, or install vLLM with `./dev vllm`."
-        )
-    from stages.policy.local import resolve
-
-    folder = resolve(PolicyConfig(model=model), listener=listener)
-    words = [sys.executable, "-m", "transformers.cli.transformers", "serve", folder, "--host", "127.0.0.1", "--port"]
-    log = logs / "transformers.log"
-    server = ModelServer(f"{model!r}", lambda port: [*words, str(port)], os.environ, log, port=port, listener=listener)
-    server.start()
-    return "transformers", server

@@ -5,7 +5,6 @@ at the request of a page of this server.
 """
 
 import secrets
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from composer_cli.loopback import HOST, HOSTS, bound
 from composer_cli.printing import escape_control_characters
 from composer_cli.show import facts, sections
 from composer_cli.show import rollout as rollouts
@@ -42,8 +42,6 @@ from stages.runs.run import Run, RunFacts
 
 HEADLINES = ("verdict", "by", "decision", "mean_reward", "pairs", "pairs_per_rollout", "arm", "cleaner")
 """The conclusions of a run that its line in the list shows."""
-HOST = "127.0.0.1"
-HOSTS = [HOST, "localhost"]
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
@@ -494,17 +492,8 @@ def serve(root: Path, port: int, notify: Callable[[str], None], link: str = "") 
 
     port: 0 for one that is free. link: as `page_of` returns it. Raises `UsageError` where the port is taken.
     """
-    if not 0 <= port < 2**16:
-        raise UsageError(f"Port {port} is none: ports are 1 to 65535, and --port 0 takes one that is free.")
     token = secrets.token_urlsafe(16)
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((HOST, port))
-        except OSError as error:
-            raise UsageError(
-                f"Port {port} cannot be used ({error.strerror}). Choose another with --port, or leave it out."
-            ) from None
+    with bound(port) as listener:
         # Bound here and not by uvicorn: the address with the port that was free is told only once it accepts requests.
         listener.listen(128)
         config = uvicorn.Config(

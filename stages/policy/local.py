@@ -3,6 +3,7 @@
 Token ids in, token ids out, with the log-probs of the sampled tokens; how they are drawn is in sampling.py.
 """
 
+import copy
 import math
 import sys
 import time
@@ -128,11 +129,13 @@ class LocalPolicy:
 
     capture_level, batch_size = "tokens", sys.maxsize
     """`sample` cuts any number of turns into batches that fit into memory."""
+    context: float
+    """Tokens that prompt and answer may have together; infinite where the model states no number."""
 
     def __init__(self, model: Any, tokenizer: Any, config: PolicyConfig) -> None:
         self.model, self.tokenizer, self.config = model, tokenizer, config
         self._end_ids = end_ids(model.generation_config, tokenizer)
-        self._context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+        self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
         self._reused: tuple[sampling.PrefixCache, int] | None = None
 
     @classmethod
@@ -151,6 +154,12 @@ class LocalPolicy:
         model, tokenizer = load_model(config, listener=listener, merged=False)
         sampling.check_cache(model, config)
         return cls(model.eval(), tokenizer, config)
+
+    def sampling_at(self, temperature: float, max_tokens: int | None) -> "LocalPolicy":
+        """Return a policy with these settings on the same model; inside of `reusing_prefixes` both keep the same."""
+        policy = copy.copy(self)
+        policy.config = self.config.model_copy(update={"temperature": temperature, "max_tokens": max_tokens})
+        return policy
 
     @contextmanager
     def reusing_prefixes(self) -> Iterator[None]:
@@ -176,7 +185,7 @@ class LocalPolicy:
 
     def _sample(self, turns: list[Turn]) -> list[Sample]:
         started = time.monotonic()
-        asked = [prompt_within(self.tokenizer, turn, self._context) for turn in turns]
+        asked = [prompt_within(self.tokenizer, turn, self.context) for turn in turns]
         prompts, seeds = list[list[int]](), list[int]()
         for ids, turn in zip(asked, turns, strict=True):
             if isinstance(ids, list):
@@ -217,12 +226,12 @@ class LocalPolicy:
 
     def _room(self, prompts: list[list[int]]) -> int:
         """Return the tokens that the context leaves behind the longest prompt, at least one."""
-        context = UNSTATED if self._context == math.inf else int(self._context)
+        context = UNSTATED if self.context == math.inf else int(self.context)
         return max(context - max(map(len, prompts)), 1)
 
     def count_tokens(self, turn: Turn) -> int:
         """Return the number of tokens in a turn's prompt."""
-        return count_tokens(self.tokenizer, turn, self._context)
+        return count_tokens(self.tokenizer, turn, self.context)
 
     def facts(self) -> dict[str, Any]:
         """Return model name, digests of tokenizer and chat template, and the number of parameters."""

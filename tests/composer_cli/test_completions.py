@@ -1,0 +1,369 @@
+"""The server of `composer serve` without vLLM: it answers as the policy in process, and refuses what it cannot do."""
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from support.command_line import until
+from support.models import save_tiny, tiny_tokenizer
+
+from composer_cli.completions import Sampler, listening
+from composer_cli.loopback import bound
+from stages.errors import UsageError
+from stages.policy import ask_all
+from stages.policy.base import PolicyConfig, Sample, Turn
+from stages.policy.endpoint import EndpointPolicy
+from stages.policy.local import LocalPolicy
+from stages.runs.ledger import Budget
+
+MESSAGES = [{"role": "user", "content": "Fix the function add."}]
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+NAME = "student"
+
+
+@dataclass
+class Running:
+    """A server in this process, with openai's client of it."""
+
+    url: str
+    sampler: Sampler
+    client: openai.OpenAI
+
+    def ask(self, **fields: Any) -> Any:
+        return self.client.chat.completions.create(**{"model": NAME, "messages": MESSAGES, **fields})
+
+    def ids(self, **fields: Any) -> list[int]:
+        """The token ids of an answer."""
+        answer = self.ask(**fields, extra_body={"return_token_ids": True})
+        return list(answer.choices[0].token_ids)
+
+    def send(self, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, dict[str, Any]]:
+        """Status and JSON of the answer to a request as it stands."""
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://").removesuffix("/v1"), timeout=60)
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        text = answer.read()
+        connection.close()
+        return answer.status, json.loads(text) if text.startswith(b"{") else {}
+
+
+@contextmanager
+def running(policy: Any) -> Iterator[Running]:
+    """Serve a policy until the block ends, as `composer serve` does, but with its model in a thread."""
+    sampler, ends = Sampler(policy), threading.Event()
+
+    def sample() -> None:
+        while not ends.is_set():
+            sampler.sample_next(0.02)
+
+    thread = threading.Thread(target=sample)
+    with bound(0) as listener, listening(sampler, NAME, listener) as url, ExitStack() as at_end:
+        thread.start()
+        at_end.callback(thread.join)
+        at_end.callback(ends.set)
+        with openai.OpenAI(base_url=url, api_key="EMPTY", max_retries=0) as client:
+            yield Running(url, sampler, client)
+
+
+@pytest.fixture(scope="module")
+def policy() -> LocalPolicy:
+    return LocalPolicy.open(PolicyConfig(model="kata:student", device="cpu"), listener=lambda *a: None)
+
+
+@pytest.fixture(scope="module")
+def served(policy: LocalPolicy) -> Iterator[Running]:
+    with running(policy) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def rambling(tmp_path_factory: pytest.TempPathFactory) -> LocalPolicy:
+    """A random model: all its tokens are about as likely."""
+    folder = save_tiny(tmp_path_factory.mktemp("model"))
+    return LocalPolicy.open(PolicyConfig(model=str(folder), device="cpu", max_tokens=12), listener=lambda *a: None)
+
+
+@pytest.fixture(scope="module")
+def random_server(rambling: LocalPolicy) -> Iterator[Running]:
+    with running(rambling) as server:
+        yield server
+
+
+def test_equal_seeds_give_the_tokens_and_log_probs_of_the_policy_in_process(
+    random_server: Running, rambling: LocalPolicy
+) -> None:
+    """Asked at once, so that the server batches as it comes; the policy in process draws all in one batch."""
+
+    def ask(seed: int) -> Any:
+        return random_server.ask(seed=seed, logprobs=True, extra_body={"return_token_ids": True})
+
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(ask, range(64)))
+    own = rambling.sample([Turn(MESSAGES, seed) for seed in range(64)])
+    first = Counter(sample.completion_ids[0] for sample in own if sample.completion_ids)
+    assert len(first) > 4, "it is no greedy sampling"
+    assert Counter(answer.choices[0].token_ids[0] for answer in answers) == first
+    for answer, sample in zip(answers, own, strict=True):
+        [choice] = answer.choices
+        assert (answer.prompt_token_ids, choice.token_ids) == (sample.prompt_ids, sample.completion_ids)
+        assert [token.logprob for token in choice.logprobs.content] == pytest.approx(sample.logprobs, abs=1e-4)
+        assert (choice.message.content, choice.finish_reason) == (sample.text, sample.finish_reason)
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (
+            sample.prompt_tokens,
+            sample.completion_tokens,
+            sample.prompt_tokens + sample.completion_tokens,
+        )
+    assert {sample.finish_reason for sample in own} == {"stop", "length"}
+
+
+def test_a_built_in_model_answers_as_in_process(served: Running, policy: LocalPolicy) -> None:
+    own = policy.sample([Turn(MESSAGES, seed) for seed in range(4)])
+    assert [served.ids(seed=seed) for seed in range(4)] == [sample.completion_ids for sample in own]
+
+
+def test_temperature_0_is_greedy_and_others_are_not_all_one(random_server: Running, rambling: LocalPolicy) -> None:
+    greedy = {tuple(random_server.ids(seed=seed, temperature=0)) for seed in range(6)}
+    [own] = rambling.sampling_at(0.0, 12).sample([Turn(MESSAGES, 0)])
+    assert greedy == {tuple(own.completion_ids or ())}
+    cold, hot = ([random_server.ids(seed=s, temperature=t) for s in range(6)] for t in (0.3, 3.0))
+    own_cold = rambling.sampling_at(0.3, 12).sample([Turn(MESSAGES, seed) for seed in range(6)])
+    assert cold == [sample.completion_ids for sample in own_cold] and cold != hot
+
+
+def test_without_a_seed_answers_differ(random_server: Running) -> None:
+    assert len({random_server.ask().choices[0].message.content for _ in range(6)}) > 1
+
+
+def test_limits(random_server: Running, rambling: LocalPolicy) -> None:
+    whole = random_server.ids(seed=3, max_tokens=40)
+    assert random_server.ids(seed=3) == whole[:12], "the policy's own limit where a request has none"
+    assert random_server.ids(seed=3, max_completion_tokens=5) == whole[:5]
+    most = random_server.ask(seed=3, max_tokens=10**9)
+    assert most.usage.total_tokens <= rambling.context, "the context ends an answer too"
+    [model] = random_server.client.models.list().data
+    assert model.id == NAME and model.max_model_len == rambling.context == 2048
+    with pytest.raises(openai.BadRequestError) as refused:
+        random_server.ask(messages=[{"role": "user", "content": "abc " * 1000}])
+    assert refused.value.code == "context_length_exceeded" and "2,048" in str(refused.value)
+
+
+def test_an_answer_ends_before_a_stop(random_server: Running) -> None:
+    whole = random_server.ask(seed=5, max_tokens=40, logprobs=True).choices[0]
+    text = whole.message.content
+    stop = text[2:4]
+    assert len(stop) == 2
+    cut = random_server.ask(seed=5, max_tokens=40, logprobs=True, stop=["never", stop])
+    assert cut.choices[0].message.content == text[: text.index(stop)]
+    assert cut.choices[0].finish_reason == "stop"
+    assert cut.usage.completion_tokens == text.index(stop) + 2, "a token is a character here"
+    assert cut.choices[0].logprobs.content == whole.logprobs.content[: cut.usage.completion_tokens]
+    assert random_server.ask(seed=5, max_tokens=40, stop="never").choices[0].message.content == text
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"top_p": 0.9}, "top_p"),
+        ({"n": 2}, "n"),
+        ({"stream": True}, "stream"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"logprobs": True, "top_logprobs": 3}, "top_logprobs"),
+        ({"extra_body": {"top_k": 5}}, "top_k"),
+        ({"extra_body": {"mirostat": 2}}, "mirostat"),
+        ({"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, "chat_template_kwargs"),
+        ({"temperature": -1}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+        ({"seed": "x"}, "seed"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages"),
+    ],
+)
+def test_what_would_change_an_answer_is_refused_by_name(served: Running, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        served.ask(**fields)
+    assert refused.value.type == "invalid_request_error" and param in str(refused.value)
+    assert str(refused.value.param).split(".")[0] == param
+
+
+def test_neutral_fields_are_taken(served: Running) -> None:
+    fields = {"top_p": 1.0, "n": 1, "stream": False, "presence_penalty": 0.0, "user": "me", "stop": None}
+    assert served.ids(seed=1, **fields) == served.ids(seed=1)
+
+
+def test_another_model_and_other_addresses_are_absent(served: Running) -> None:
+    with pytest.raises(openai.NotFoundError, match=NAME):
+        served.ask(model="gpt-5")
+    assert served.send("GET", "/v1/nothing")[1]["error"]["type"] == "invalid_request_error"
+    assert served.send("GET", "/v1/chat/completions")[0] == 405
+    assert served.send("GET", "/health") == (200, {"status": "ok"})
+
+
+def test_pages_of_other_sites_are_refused(served: Running) -> None:
+    """A page may send a form without asking, and may have bound its own name to this machine (DNS rebinding)."""
+    asked = json.dumps({"model": NAME, "messages": MESSAGES}).encode()
+    path, as_json = "/v1/chat/completions", {"Content_Type": "application/json"}
+    assert served.send("POST", path, asked, **as_json)[0] == 200
+    assert served.send("POST", path, asked, Content_Type="text/plain")[0] == 415
+    assert served.send("POST", path, asked, **as_json, Host="evil.example")[0] == 400
+    assert served.send("GET", "/v1/models", Host="evil.example")[0] == 400
+    assert served.send("OPTIONS", path, Origin="http://evil.example")[0] == 405
+    for text in (b"{", b"[1]", b"", b'{"model": NaN}'):
+        status, told = served.send("POST", path, text, **as_json)
+        assert status == 400 and told["error"]["message"]
+
+
+def test_conversations_with_calls_are_rendered_as_in_process(served: Running, policy: LocalPolicy) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "x"}'}}
+    sent = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Look."}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "a file"},
+    ]
+    written = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": '<tool_call>\n{"name": "look", "arguments": {"at": "x"}}\n</tool_call>'},
+        {"role": "tool", "content": "a file"},
+    ]
+    answer = served.ask(messages=sent, tools=[TOOL], seed=1, extra_body={"return_token_ids": True})
+    [own] = policy.sample([Turn(written, 1, tools=[TOOL])])
+    assert (answer.prompt_token_ids, answer.choices[0].token_ids) == (own.prompt_ids, own.completion_ids)
+
+
+def test_a_policy_with_its_address_answers_as_the_one_in_process(
+    random_server: Running, rambling: LocalPolicy, tmp_path: Path
+) -> None:
+    config = PolicyConfig(model=NAME, base_url=random_server.url)
+    endpoint = EndpointPolicy(config, budget=Budget(), cache=tmp_path)
+    turns = [Turn(MESSAGES, seed) for seed in range(12)]
+    answers, own = ask_all(endpoint, turns), rambling.sample(turns)
+    assert [(one.text, one.finish_reason, one.completion_tokens) for one in answers] == [
+        (one.text, one.finish_reason, one.completion_tokens) for one in own
+    ]
+    [long] = ask_all(endpoint, [Turn([{"role": "user", "content": "abc " * 1000}], 0)])
+    assert long.error_type == "context"
+
+
+@dataclass
+class Scripted:
+    """A policy with given answers, in the place of a model: it keeps what it was asked at once."""
+
+    answers: dict[str, str]
+    config: PolicyConfig = field(default_factory=lambda: PolicyConfig(model=NAME, tool_calls="qwen3"))
+    context: float = float("inf")
+    finish: str = "stop"
+    batches: list[list[str]] = field(default_factory=list)
+    busy: threading.Event = field(default_factory=threading.Event)
+    tokenizer: Any = field(default_factory=tiny_tokenizer)
+
+    def __post_init__(self) -> None:
+        self.busy.set()
+
+    def sampling_at(self, temperature: float, max_tokens: int | None) -> "Scripted":
+        return self
+
+    def count_tokens(self, turn: Turn) -> int:
+        return len(turn.messages[-1]["content"])
+
+    def sample(self, turns: list[Turn]) -> list[Sample]:
+        said = [turn.messages[-1]["content"] for turn in turns]
+        self.batches.append(said)
+        assert self.busy.wait(30)
+        if "fail" in said:
+            raise MemoryError("no memory")
+        written = [self.answers.get(text, "") for text in said]
+        ids = [self.tokenizer(text)["input_ids"] for text in written]
+        return [
+            Sample(text=text, finish_reason=self.finish, completion_ids=one, prompt_ids=[], logprobs=[-1.0] * len(one))
+            for text, one in zip(written, ids, strict=True)
+        ]
+
+
+def told(*texts: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text} for text in texts]
+
+
+def test_calls_are_told_apart_where_tools_were_declared() -> None:
+    written = 'I look.\n<tool_call>\n{"name": "look", "arguments": {"at": "x"}}\n</tool_call>'
+    with running(Scripted({"go": written, "say": "Hello."})) as server:
+        [choice] = server.ask(messages=told("go"), tools=[TOOL]).choices
+        [call] = choice.message.tool_calls
+        assert (call.function.name, call.function.arguments) == ("look", '{"at": "x"}')
+        assert (choice.message.content, choice.finish_reason) == ("I look.", "tool_calls")
+        [choice] = server.ask(messages=told("go")).choices
+        assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (written, None, "stop")
+        [choice] = server.ask(messages=told("say"), tools=[TOOL]).choices
+        assert (choice.message.content, choice.message.tool_calls) == ("Hello.", None)
+
+
+def test_requests_that_wait_are_sampled_at_once_where_their_settings_are_equal() -> None:
+    model = Scripted({}, finish="length")
+    with running(model) as server, ThreadPoolExecutor(8) as threads:
+        model.busy.clear()
+        first = threads.submit(server.ask, messages=told("first"))
+        until(lambda: model.batches)
+        asked = [threads.submit(server.ask, messages=told(text)) for text in ("a", "b")]
+        asked += [threads.submit(server.ask, messages=told("c"), temperature=0.5)]
+        asked += [threads.submit(server.ask, messages=told("d"), max_tokens=7)]
+        until(lambda: server.sampler._arrived.qsize() == 4)
+        model.busy.set()
+        for one in [first, *asked]:
+            assert one.result(30).choices[0].finish_reason == "length"
+    # Those without a limit that were cut off in a batch of several are sampled once more, alone.
+    assert sorted(map(sorted, model.batches)) == [["a"], ["a", "b"], ["b"], ["c"], ["d"], ["first"]]
+
+
+def test_a_request_that_was_given_up_is_not_sampled_and_an_error_is_its_own() -> None:
+    model = Scripted({"go": "gone"})
+    with running(model) as server, ThreadPoolExecutor(8) as threads:
+        model.busy.clear()
+        first = threads.submit(server.ask, messages=told("go"))
+        until(lambda: model.batches)
+        with pytest.raises(openai.APITimeoutError):
+            server.ask(messages=told("late"), timeout=0.3)
+        time.sleep(0.3)  # the server has heard of it
+        model.busy.set()
+        assert first.result(30).choices[0].message.content == "gone"
+        with pytest.raises(openai.InternalServerError, match="no memory"):
+            server.ask(messages=told("fail"))
+        assert server.ask(messages=told("go")).choices[0].message.content == "gone"
+    assert model.batches == [["go"], ["fail"], ["go"]]
+
+
+def test_requests_under_way_are_told_that_the_server_ends() -> None:
+    model = Scripted({})
+    sampler = Sampler(model)  # type: ignore[arg-type]
+    with ThreadPoolExecutor(1) as threads:
+        with bound(0) as listener, listening(sampler, NAME, listener) as url:
+            client = openai.OpenAI(base_url=url, api_key="EMPTY", max_retries=0)
+            asked = threads.submit(client.chat.completions.create, model=NAME, messages=MESSAGES)  # type: ignore[arg-type]
+            until(lambda: sampler._arrived.qsize() == 1)
+        with pytest.raises(openai.InternalServerError, match="ending"):
+            asked.result(30)
+        client.close()
+
+
+def test_a_port_that_is_taken_is_said(served: Running) -> None:
+    with pytest.raises(UsageError, match="cannot be used"):
+        bound(int(served.url.rpartition(":")[2].removesuffix("/v1")))
+    with pytest.raises(UsageError, match="65535"):
+        bound(70_000)
+    with bound(0) as free, pytest.raises(OSError, match="refused"):
+        socket.create_connection(free.getsockname())
