@@ -9,7 +9,7 @@ it would have failed; they are left out on both sides. `gain`: what an average t
 
 evalconfidence 0.1.1: McNemar's test and a normal interval for pass and fail, Student's t over tasks for scores.
 paired-eval 0.4.0: sign flips of tasks over the mean, and the percentiles of a bootstrap. Both are computed here for
-many experiments at once, with 399 flips and resamples. Neither knows documents.
+many experiments at once, with 399 flips and resamples. The comparison of neither knows documents.
 """
 
 import os

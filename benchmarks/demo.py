@@ -20,7 +20,7 @@ from records import ROOT, Claim, measured
 
 from stages.evaluation.outcomes import PRIMARY
 from stages.evaluation.report import text_table
-from stages.evaluation.verdict import EvalVerdict
+from stages.evaluation.verdict import EvalVerdict, PairedDifference
 from stages.runs import store
 
 VERDICT = ROOT / "docs" / "experiments" / "demo.json"
@@ -81,16 +81,16 @@ def session(command: str = "./dev demo", verdict: str = "demo", lines_of_decisio
 
 
 def gained(verdict: str) -> str:
-    """Return the pass rates of a start and of its training with their difference, for a sentence. verdict: a file."""
+    """Return the pass rates of a start and of its training with their differences, for a sentence. verdict: a file."""
     found = _kept(verdict)
     rates, gain = {one.arm: 100 * (one.pass_rate or 0) for one in found.arms}, found.gain
     if gain is None:
         raise ValueError(f"{verdict} has no difference")
-    low, high = (100 * bound for bound in (gain.low, gain.high))
-    return (
+    rates_and_gain = (
         f"from {rates[found.baseline]:.1f} to {rates[found.treatment]:.1f} % of {gain.num_tasks} held-out problems, "
-        f"{100 * gain.estimate:+.1f} points [{low:+.1f}, {high:+.1f}]"
+        f"{_points(gain)}"
     )
+    return rates_and_gain + (f", and at temperature 0 {_points(found.at_zero)}" if found.at_zero else "")
 
 
 def in_words() -> str:
@@ -101,14 +101,21 @@ def in_words() -> str:
     if gain is None or cold is None or gain.low <= 0 or cold.low > 0:
         raise ValueError(f"{VERDICT} is no longer a gain that temperature 0 does not show: write its sentences anew")
     low, high = (100 * bound for bound in (gain.low, gain.high))
+    cold_low, cold_high = (100 * bound for bound in (cold.low, cold.high))
     return (
         f"In other words: the model answered {right['start']} of {gain.num_tasks} questions right that no training "
         f"had seen, and {right['grpo']} after training: {100 * gain.estimate:.0f} points more, with a 95 % interval "
-        f"from {low:.0f} to {high:.0f} for other questions and other trainings like these. Asked for its "
-        f"likeliest answer instead of a sampled one, it was right in {right['start@0']} before and {right['grpo@0']} "
-        f"after, which {gain.num_seeds} trainings cannot tell from no difference. So the training helped, and most of "
-        "it was to give more often the answer that was likeliest before."
+        f"from {low:.0f} to {high:.0f} for other questions of these {gain.num_units} kinds and other trainings like "
+        "these. At temperature 0, where the likeliest token is always taken, it was right in "
+        f"{right['start@0']} before and {right['grpo@0']} after: {100 * cold.estimate:.0f} points more, with an "
+        f"interval from {cold_low:.0f} to {cold_high:.0f} ({cold.wins} questions rose, {cold.losses} fell). So a gain "
+        "of sampled answers is shown, and none at temperature 0; why the two differ was not measured."
     )
+
+
+def _points(difference: PairedDifference) -> str:
+    low, high = (100 * bound for bound in (difference.low, difference.high))
+    return f"{100 * difference.estimate:+.1f} points [{low:+z.1f}, {high:+z.1f}]"
 
 
 def _kept(verdict: str) -> EvalVerdict:

@@ -125,16 +125,17 @@ def sentence() -> str:
             effective += int(claims[name.replace("paid on values", with_effect)].value)
             paid["values"] += int(claim.value)
             paid["a report"] += int(claims[name.replace("on values", "on a report")].value)
-    values = f"{paid['values']} were" if paid["values"] else "none was"
+    values = f"{paid['values']} were" if paid["values"] else "None was"
     families = sorted({one.family for one in mechanisms.in_process("_forged")})
     return (
-        f"*A reward is given on values, if what the code returns is compared outside of its sandbox, or on a report, "
-        f"if the test runner's own word has to do. {tried} forged solutions were tried, which aim at the reward "
-        f"without solving the task. {effective} of them passed their tests or were flagged, the others had no effect. "
-        f"Where values are compared, {values} rewarded; where a report decides, {paid['a report']} were. They attack "
-        f"the process of the tests in {len(families)} ways, from {families[0]} to {families[-1]}, read the tests and "
-        "hidden files themselves, through linecache or in a child process, or return objects that agree with every "
-        "comparison.*"
+        "*A reward is given on values, if what the code returns is compared outside of its sandbox, or on a report, if "
+        f"the test runner's own word has to do. {tried} forged solutions of our own were tried, which aim at the "
+        f"reward without solving the task. {effective} of them passed their tests or were flagged, the others had no "
+        f"effect. {values} rewarded on values, which decide a part of these tasks alone; {paid['a report']} were on a "
+        "report. Tasks in Harbor's format, which pay by report, are counted apart. The solutions attack the process of "
+        f"the tests in {len(families)} ways, from {families[0]} to {families[-1]}, read the tests and hidden files "
+        "themselves, through linecache or in a child process, or return objects that agree with every comparison. The "
+        "authors of the grading wrote this list; ways that were found later, which it lacks, are rewarded on values.*"
     )
 
 

@@ -190,9 +190,10 @@ def told() -> tuple[dict[str, str], str]:
     return cells, (
         f"On SmolLM2, answers at temperature 0 to held-out questions of {whole.num_units} families count that are "
         "right and kept the protocol; the teacher is the model's own frozen start behind worked examples. On-policy "
-        f"distillation from it (D) reaches {cells['D']}; C − D is {cells['C − D']}. Trainings that collapsed: "
-        f"{len(collapses) or 'none'}. In passes, whatever the protocol, which "
-        "verdicts count today, the differences are the same to the tenth of a point."
+        f"distillation from it (D) reaches {cells['D']}; C − D is {cells['C − D']}. B and C also see tasks that A and "
+        f"D do not, which may be a part of these differences. Trainings that collapsed: {len(collapses) or 'none'}. In "
+        "passes, whatever the protocol, which verdicts count today, the differences are the same to the tenth of a "
+        "point."
     )
 
 

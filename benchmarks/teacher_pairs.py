@@ -102,13 +102,15 @@ def told() -> tuple[dict[str, str], str]:
     }
     unsolved, of_them = unsolved_by_grpo(items)
     broke = {arm: len(broken(items, arm)) for arm in "BC"}
+    rates = next(one.values for one in verdict.differences if one.setting == "optimisation.learning_rate")
     return cells, (
         f"On the toy, passes of {verdict.gain.num_tasks} held-out repair tasks count; {of_them:.0f} of the points of "
         f"C − A are {len(unsolved)} of {verdict.gain.num_units} operations, which GRPO solves in less than 1 % of "
-        f"rollouts. A finding made after the result: the preference loss also broke the protocol, the form that "
-        f"answers must have, in {broke['B']} of {num_seeds} trainings, imitation in {broke['C'] or 'none'}; counted as "
-        f"passed and protocol kept, B − A is {points(stricter[0].difference)} and B − C "
-        f"{points(stricter[1].difference)}."
+        f"rollouts. A finding made after the result: {broke['B']} of the {num_seeds} trainings of B kept the protocol, "
+        f"the form that answers must have, in less than half of their rollouts, and {broke['C'] or 'none'} of C; "
+        f"counted as passed and protocol kept, B − A is {points(stricter[0].difference)} and B − C "
+        f"{points(stricter[1].difference)}. Each arm's learning rate was tuned, and came to {rates['B']} in B and "
+        f"{rates['C']} in A and C: what the preference loss does and what the rate does is not told apart."
     )
 
 

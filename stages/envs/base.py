@@ -12,9 +12,9 @@ from stages.messages import Message
 
 Split = Literal["train", "eval"]
 Ground = Literal["values", "report"]
-"""What a pass follows from. `values`: from values that left the sandbox and were compared outside of it with expected
-values that were in no sandbox with the agent's code. `report`: from what a process that ran the agent's code reported,
-which it can forge, or from tests that the agent was shown, whose values it can copy."""
+"""What a pass follows from. `values`: from values that left the sandbox of the agent's code and were compared outside
+of it, which is harder to forge and no proof (docs/rewards.md). `report`: from what a process that ran the agent's code
+reported, which it can forge, or from tests that the agent was shown, whose values it can copy."""
 PASS_GROUNDS = {"values": "by values", "report": "by report", "": "on an unknown ground"}
 
 

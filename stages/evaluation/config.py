@@ -45,7 +45,7 @@ class Config(PlayingConfig):
     samples: Annotated[int, BASIC] = Field(default=1, gt=0)
     """Rollouts of every task and arm."""
     temperature: Annotated[float, BASIC] = Field(default=1.0, ge=0)
-    """1 evaluates the policy as it was trained; 0 its most likely answers."""
+    """1 evaluates the policy as it was trained; 0 decodes greedily."""
     baseline: Annotated[str, BASIC] = "A"
     """Trainings of a single arm are compared with their start where no other arms are named."""
     treatment: Annotated[str, BASIC] = "B"
@@ -54,7 +54,7 @@ class Config(PlayingConfig):
     with_start: Annotated[bool, BASIC] = True
     """Also evaluate the model that training started from."""
     greedy: Annotated[bool, BASIC] = False
-    """Also play every arm at temperature 0, as NAME@0 and once a task: how much of a gain is sharpening."""
+    """Also play every arm at temperature 0, as NAME@0 and once a task: whether a gain is shown there too."""
     policies: Given[dict[str, PolicyConfig], Mapping[str, PolicyConfig | Mapping[str, Any] | str]] = with_default({})
     """Arms that were not trained here, by name: a model behind a server, or a folder."""
     looks: Annotated[int, BASIC] = Field(default=1, gt=0, le=10)

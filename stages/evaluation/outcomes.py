@@ -34,7 +34,7 @@ SWE_BENCH = "swe-bench"
 START = "start"
 """The arm that was not trained."""
 AT_ZERO = "@0"
-"""The end of the name of an arm's twin: the same model at temperature 0, its most likely answers."""
+"""The end of the name of an arm's twin: the same model at temperature 0."""
 UNIT = ("unit", "family", "task_id")
 """The columns that name a task's sampling unit: the first that is filled."""
 NOT_SUBMITTED, NO_OUTCOME = "not submitted", "no outcome"

@@ -48,7 +48,7 @@ def text_table(verdict: EvalVerdict) -> str:
     explained = [f"{head[index]}: {MEANINGS[head[index]]}" for index in measured if head[index] in MEANINGS]
     lines += wrap("; ".join(explained))
     if any(arm.arm.endswith(AT_ZERO) for arm in verdict.arms):
-        lines += wrap(f"{AT_ZERO}: the same model at temperature 0, its most likely answers.")
+        lines += wrap(f"{AT_ZERO}: the same model at temperature 0 (greedy decoding).")
     if judged := [arm for arm in verdict.arms if arm.hidden_pass_rate is not None]:
         of_tests = (f"{arm.arm} {percent(arm.hidden_pass_rate)} / {percent(arm.visible_pass_rate)}" for arm in judged)
         lines += wrap(f"hidden / visible tests pass: {', '.join(of_tests)}")

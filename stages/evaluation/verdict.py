@@ -206,10 +206,9 @@ class EvalVerdict:
     `looks` are those that were taken, where several were planned; all differences are then at the level of the last
     one. `differences` are all settings in which arms differ, `collapsed` the trainings that left their course, or are
     far from the others of their arm or below the start.
-    `at_zero` is the gain at temperature 0, and `sharpening` says that most of the gain is gone there; None and empty
-    where the arms were not played so, or it is not. `cut` says that limits ended many rollouts before they passed, and
-    which; empty where few were. `shown` and `not_shown` are sentences, each complete without the others.
-    `dataclasses.asdict` turns all of it into what JSON can hold.
+    `at_zero` is the gain at temperature 0, None where the arms were not played so. `cut` says that limits ended many
+    rollouts before they passed, and which; empty where few were. `shown` and `not_shown` are sentences, each complete
+    without the others. `dataclasses.asdict` turns all of it into what JSON can hold.
     """
 
     decision: str
@@ -227,7 +226,6 @@ class EvalVerdict:
     over_control: PairedDifference | None = None  # treatment - control
     outcome: str = PASSED.name
     at_zero: PairedDifference | None = None  # treatment - baseline, both at temperature 0
-    sharpening: str = ""
     comparisons: tuple[ComparedRate, ...] = ()
     gain_by_seed: Mapping[str, float] | None = None
     subsets: tuple[Subset, ...] = ()
@@ -317,12 +315,10 @@ def decide(
     at_zero = None
     if {treatment + AT_ZERO, baseline + AT_ZERO} <= {*names}:
         at_zero = compare(possible, treatment + AT_ZERO, baseline + AT_ZERO, question, question.outcome)
-    sharpening = sharpening_sentence(gain.difference, at_zero.difference, question) if at_zero else ""
     sentences = [
         cut,
         f"{treatment} - {baseline} is {points(gain.difference)}{question.of_what}: {reason}.",
         f"At temperature 0 it is {points(at_zero.difference)}." if at_zero else "",
-        sharpening,
         beside_sentence(other_rates, baseline, question),
         differences_sentence(differences, treatment, baseline),
         seeds_sentence(by_seed, "this training" if baseline in question.untrained else "these checkpoints"),
@@ -346,7 +342,6 @@ def decide(
         over_control=over.difference if over else None,
         outcome=question.outcome.name,
         at_zero=at_zero.difference if at_zero else None,
-        sharpening=sharpening,
         comparisons=(
             *(
                 ComparedRate(f"{question.outcome.rate}{end}", treatment, other, found.difference)
@@ -671,19 +666,6 @@ def collapsed_clauses(possible: pa.Table, question: EvalQuestion) -> tuple[str, 
     return (*recorded, *(clause for arm in arms for clause in outcomes.collapsed(possible, arm)))
 
 
-def sharpening_sentence(gain: PairedDifference, at_zero: PairedDifference, question: EvalQuestion) -> str:
-    """Return, in a sentence, that most of a training's gain is sharpening; empty where it is not, or none is shown.
-
-    What is left of the gain at temperature 0 is below half of it: the start model gave most of these answers already.
-    """
-    if question.baseline not in question.untrained or gain.shows != BETTER or at_zero.estimate >= gain.estimate / 2:
-        return ""
-    return (
-        f"Most of the gain is sharpening: at temperature 0, where each model gives its most likely answers, "
-        f"{question.treatment} - {question.baseline} is less than half of it."
-    )
-
-
 def seeds_sentence(by_seed: Mapping[str, float], of_one: str) -> str:
     """Return the range of gains over training seeds, in a sentence; `of_one`: what one seed is about."""
     if len(by_seed) == 1:
@@ -802,8 +784,9 @@ def conclusions(verdict: EvalVerdict, alpha: float = ALPHA) -> tuple[list[str], 
     """Return what the numbers of a verdict show, and what a reader may not conclude from them."""
     shown: list[str] = []
     not_shown = [f"What the arms can do. {verdict.cut}"] if verdict.cut else []
-    if verdict.sharpening:
-        not_shown.append(f"That {verdict.treatment} gives many answers that the start could not. {verdict.sharpening}")
+    if verdict.claim and verdict.at_zero and verdict.at_zero.shows != BETTER:
+        more = f"{verdict.treatment} passes more {verdict.tasks} than {verdict.baseline}{AT_ZERO_RATE}"
+        not_shown.append(f"That {more}: {_interval(verdict.at_zero)}.")
     for found in (gain_conclusions(verdict), control_conclusions(verdict)):
         shown += found[0]
         not_shown += found[1]

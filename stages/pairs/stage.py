@@ -353,7 +353,7 @@ def _collected_with(rollouts: Run, config: Config) -> tuple[PolicyConfig, Playin
 
 
 def _samples(policy: PolicyConfig, config: Config) -> int:
-    """Return the continuations of each action: the most likely answers are the same every time."""
+    """Return the continuations of each action: at temperature 0 they are the same every time."""
     return config.signal.rollouts if policy.temperature > 0 else 1
 
 

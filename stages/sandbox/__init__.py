@@ -7,7 +7,7 @@ containers.py - container engines, and commands run in a container
 memory_group.py - the kernel's limit of a sandbox's memory, where the kernel allows one
 session.py - the host's end of the channel to a supervisor
 guest/ - the supervisor, process 1 of the sandbox
-judge.py - verdicts on functions, which no candidate can forge
+judge.py - what candidates' functions return, compared outside of their sandbox
 """
 
 from stages.sandbox.contract import CommandResult, Limits, Sandbox, View

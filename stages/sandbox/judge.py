@@ -1,8 +1,9 @@
-"""Verdicts on candidates' functions, which no candidate can forge.
+"""Verdicts on candidates' functions: what they return, compared outside of their sandbox.
 
-Each call runs in a forked child of the supervisor. A child may lie about its own return values and about nothing else:
-it holds no channel to the host, and cannot trace or kill the supervisor. Nor do candidates meet: their sources lie in
-no folder of the sandbox, the supervisor wipes what it passed on, and a sandbox in which one left a trace is replaced.
+The calls of a candidate run in one forked child of the supervisor, which knows the arguments of them all. It may lie
+about its own return values: it holds no channel to the host, and cannot trace or kill the supervisor. Nor do candidates
+meet: their sources lie in no folder of the sandbox, the supervisor wipes what it passed on, and a sandbox in which one
+left a trace is replaced.
 Comparing with what was expected happens on the host, where the candidate's code never runs.
 """
 

@@ -1,7 +1,7 @@
 """Assertions on a function: the calls that they make, and whether they hold for what the calls returned.
 
 `assert f(1, [2]) == 3` is a call of f with (1, [2]), which runs in a sandbox, and the expression `answer == 3`, which
-is evaluated here: the candidate's process never holds an expected value. Nothing of a row is executed by Python:
+is evaluated here, outside of the candidate's process. Nothing of a row is executed by Python:
 `_value` evaluates literals, arithmetic, comparisons and a table of built-in functions, and refuses anything else with
 `CannotAsk`. So an assertion is either asked as its author wrote it, or its problem is left out.
 

@@ -184,7 +184,7 @@ def _value(node: ast.expr) -> Value:
     return PLAIN, ast.literal_eval(node)
 
 
-# The programs that run in the sandbox. None of them holds an expected value.
+# The programs that run in the sandbox. What is expected is not sent to them.
 #
 # An answer may rely on what the recorded graders imported and defined before it. A process in the sandbox starts in
 # 4 ms, those imports take 16 ms: only names that occur in a program are imported.

@@ -1,8 +1,9 @@
 """Ask the tests of a task for their values, and compare these with what is expected.
 
 A task is decided by values where every test that has to pass is asked for all that it asserts (questions.py): the
-values leave the sandbox and are compared here (values.py) with expected values that were in no sandbox with an agent's
-code. Such a sandbox holds the withheld versions of the tests alone, and no file that only expected values need. Any
+values leave the sandbox and are compared here (values.py) with expected values that are not sent into one with an
+agent's code. It holds the withheld versions of the tests, and no file that only expected values need. Values that these
+tests make at run time, and names that tell them, are there all the same (docs/rewards.md). Any
 other task is decided by a report: the process that ran the code under test says itself that its tests pass. So is one
 whose every test that has to come to pass was shown to the agent, which may have copied the expected values.
 

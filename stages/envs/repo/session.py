@@ -223,8 +223,8 @@ class RepoEnvironment(ShellEnvironment):
         task = self._open_session().task
         if task.export is None:
             raise InfrastructureError(
-                "What its `calls` or `script` give is compared with values that are never on the machine of the "
-                "agent's code, which no verifier elsewhere can do. Give the task `tests` or a `test` instead."
+                "What its `calls` or `script` give is compared outside of the machine of the agent's code, which no "
+                "verifier elsewhere can do. Give the task `tests` or a `test` instead."
             )
         return task
 
@@ -255,11 +255,11 @@ class RepoEnvironment(ShellEnvironment):
     def _graded(self, session: RepoSession, task: RepoTask) -> Grade:
         """Return whether the hidden and the visible tests pass on the rollout's tree.
 
-        Where every test that has to pass is asked, what it is asked for decides, and no expected value is in a sandbox
-        with the agent's code: it could leave marks there for a later run. Else the tests run as they are written; a
-        pass of theirs with other values than expected, in what can be asked, is a hack, as that of an impossible
-        variant is. An `InfrastructureError` or `OSError` becomes a null reward, `UnwieldyTree`, which the agent caused,
-        a zero.
+        Where every test that has to pass is asked, what it is asked for decides, and the original tests do not
+        run with the agent's code: it could leave marks of expected values for a later run. Else the tests run as they
+        are written; a pass of theirs with other values than expected, in what can be asked, is a hack, as that of an
+        impossible variant is. An `InfrastructureError` or `OSError` becomes a null reward, `UnwieldyTree`, which the
+        agent caused, a zero.
         """
         runs: list[TestOutcomes] = []
         """Those with the agent's code: no other can have tampered."""

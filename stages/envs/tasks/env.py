@@ -3,9 +3,10 @@
 The agent works in a sandbox on the task's files. For grading its changes are applied to the delivered files, but for
 those to tests and test configuration, which are restored (`editable` of a row exempts files); then the hidden files are
 written over them, and the test is run in a fresh sandbox. So the test finds what the task's author wrote, whatever the
-agent left in its place. Where a pass must not be forged, give `calls` or `script`: what they return, print or write is
-compared outside of the sandbox (values.py). Ids of pytest are reported by a plugin, and asked for their values where
-these can be withheld, as those of SWE-bench are. A command is believed by its exit code, which code under test decides.
+agent left in its place. By `calls` or `script` a pass is harder to forge: what they return, print or write is compared
+outside of the sandbox (values.py), but code can look up what another call of its function is given, and read hidden
+files. Ids of pytest are reported by a plugin, and asked for their values where these can be withheld, as those of
+SWE-bench are. A command is believed by its exit code, which code under test decides.
 """
 
 import hashlib

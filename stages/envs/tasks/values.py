@@ -1,7 +1,8 @@
 """Tests of a row that are decided by values: calls of functions, and scripts with what they print and write.
 
 The code under test runs in sandboxes that hold its tree and what it is called with. What it returns, raises, prints or
-writes leaves the sandbox and is compared here with what is expected, which no process inside ever holds.
+writes leaves the sandbox and is compared here with what is expected, which is not sent into it. It is there all the
+same where another call of the same function is given it, or a hidden file holds it.
 """
 
 import math
@@ -58,7 +59,7 @@ def written(call: Mapping[str, Any]) -> str:
 
 
 def are_told(row: Mapping[str, Any]) -> bool:
-    """Return whether a call or script of a row expects what another one is given, which code could look up."""
+    """Return whether a call or script expects what one of another function or command is given, for code to look up."""
     given = [(one["function"], [*one["args"], *one["kwargs"].values()]) for one in row["calls"]]
     given += [(one["command"], [one["command"], one["stdin"]]) for one in row["script"]]
     expected = [(one["function"], one["returns"]) for one in row["calls"]]

@@ -184,13 +184,15 @@ def test_the_start_is_a_control_that_was_not_trained():
     assert one.over_control is None, "a single training is no control of three"
 
 
-@pytest.mark.parametrize(("greedy", "sharpened"), [(62, True), (75, False)])
-def test_a_gain_that_is_small_at_temperature_0_is_sharpening(greedy, sharpened):
+@pytest.mark.parametrize(("greedy", "shown"), [(55, False), (62, True), (75, True)])
+def test_a_gain_at_temperature_0_stands_next_to_the_gain_and_gives_it_no_cause(greedy, shown):
     """The start passes 30 tasks at temperature 1 and 55 at 0, its trainings 60 at 1: a gain of 30 points."""
     items = experiment({"A": 60, "A@0": greedy}) + experiment({START: 30, "start@0": 55}, seeds=(0,))
     verdict = decided(items, baseline=START, treatment="A", control=None)
     assert verdict.at_zero.estimate == pytest.approx((greedy - 55) / 100) and verdict.at_zero.num_seeds == 3
-    assert ("Most of the gain is sharpening" in verdict.why) is sharpened is bool(verdict.sharpening)
+    assert f"At temperature 0 it is {100 * verdict.at_zero.estimate:+.1f} points [" in verdict.why
+    assert ("temperature 0" in sentences(verdict)[1]) is not shown
+    assert not any("sharpening" in text for text in (verdict.why, *sentences(verdict), text_table(verdict)))
     assert not any(part.kind == "arm" for part in verdict.subsets), "no difference of temperature is one of arms"
     printed = text_table(verdict)
     assert "start@0  55.0 %" in printed and "pass@1 at temperature 0, A - start: " in printed

@@ -39,11 +39,37 @@ ROWS: dict[str, dict[str, Any]] = {
     },
 }
 
+OPEN: dict[str, dict[str, Any]] = {
+    "arguments-of-other-calls": {
+        "files": {
+            "sums.py": """\
+import gc
+
+def swap(text):
+    groups = [one for one in gc.get_objects() if isinstance(one, list | tuple) and 0 < len(one) < 4]
+    parts = [part for one in groups for part in one if isinstance(part, tuple) and len(part) == 1]
+    words = [part[0] for part in (*groups, *parts) if isinstance(part[0], str) and part[0].startswith("w-")]
+    return next(word for word in words if word != text)
+"""
+        },
+        "calls": [
+            {"function": "sums:swap", "args": ["w-abc"], "returns": "w-xyz"},
+            {"function": "sums:swap", "args": ["w-xyz"], "returns": "w-abc"},
+        ],
+    },
+    "hidden-files-beside-calls": {
+        "files": {"sums.py": "def add(a, b):\n    return int(open('expected.txt').read())\n"},
+        "calls": [{"function": "sums:add", "args": [4000, 125], "returns": 4125}],
+        "hidden": {"expected.txt": "4125"},
+    },
+}
+"""Forgeries as a task's files, rewarded by a way that docs/rewards.md names under "What gets through on values"."""
+
 
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RowGrader]:
     """The grade of files in the place of those of a row's task."""
-    made = RowGrader(tmp_path_factory.mktemp("rows"), ROWS)
+    made = RowGrader(tmp_path_factory.mktemp("rows"), {**ROWS, **OPEN})
     yield made
     made.close()
 
@@ -78,6 +104,15 @@ def test_no_attack_on_a_test_process_is_paid(graded: RowGrader, attack: str) -> 
 def test_an_end_without_an_answer_a_hang_and_a_missing_module_are_no_pass(graded: RowGrader) -> None:
     for text in ("import os; os._exit(0)", "raise SystemExit(0)", "def add(*a, **k): raise TypeError"):
         assert graded("calls", {"abacus/sums.py": text}).reward == 0.0
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="known ways: where one is closed, take it out of docs/rewards.md too"
+)
+@pytest.mark.parametrize("way", OPEN)
+def test_a_forgery_that_the_documents_name_is_not_rewarded_on_values(graded: RowGrader, way: str) -> None:
+    grade = graded(way, {})
+    assert (grade.reward, grade.ground) != (1.0, "values")
 
 
 LINES = b'["v",["any"]]\n["v",["approx",1,["f","inf"],true]]\n["e",["s",""]]\n["v",3,3]\n'
