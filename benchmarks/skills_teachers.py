@@ -184,9 +184,7 @@ def told() -> tuple[dict[str, str], str]:
     collapses = collapsed_trainings(items, store.read_json(EXPERIMENT.document.with_suffix(".json"))["trainings"])
     registered = {**{name: one for name, (one, _) in found.items()}, "B − A": whole}
     if any(points(one) != points(registered[name]) for name, one in in_passes(items).items()):
-        raise ValueError(
-            "passes give other differences than kept ones: write README's sentence anew"
-        )
+        raise ValueError("passes give other differences than kept ones: write README's sentence anew")
     return cells, (
         f"On SmolLM2, answers at temperature 0 to held-out questions of {whole.num_units} families count that are "
         "right and kept the protocol; the teacher is the model's own frozen start behind worked examples. On-policy "
