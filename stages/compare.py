@@ -10,7 +10,7 @@ from stages.runs.stage import Stage, later
 
 STAGE = Stage(
     name="compare",
-    version=5,
+    version=6,
     example="""\
 >>> logs = composer.compare("before.jsonl", "after.jsonl", quiet=True)
 >>> logs.decision, logs.difference

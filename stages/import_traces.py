@@ -19,7 +19,7 @@ from stages.runs.stage import Stage, later
 
 STAGE = Stage(
     name="import",
-    version=1,
+    version=2,
     example="""\
 >>> imported = composer.import_traces(paths=["logs/sums.json"], quiet=True)
 >>> len(imported.rollouts())

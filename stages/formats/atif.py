@@ -3,10 +3,12 @@
 Steps of the agent are actions. Steps copied from an earlier trajectory, and steps without a model call, are context:
 they must not be trained on. Embedded trajectories of sub-agents are rollouts of their own; those in files of their own
 are imported with these. Verdict, task and error are in Harbor's `result.json`, in the folder of the trajectory or the
-one above; a folder of a trial without a trajectory is an item, as agents of many kinds leave none.
+one above; a folder of a trial without a trajectory is an item, as agents of many kinds leave none. A reward that Harbor
+marks as invalid (`reward_valid`) is no verdict: the rollout ended in the exception that made it so.
 
 Format read from Harbor's documentation (harborframework.com/docs/trajectory-format), from the reference of NVIDIA's
-NeMo Agent Toolkit 1.7 (`nat.atif`), and from programs that write it; Harbor's own source was not at hand.
+NeMo Agent Toolkit 1.7 (`nat.atif`), from programs that write it, and from `harbor/models/trial/result.py` of Harbor
+0.26.
 """
 
 from collections.abc import Iterator
@@ -20,6 +22,8 @@ from stages.runs import store
 
 NAME = "atif"
 SCHEMA = "ATIF-v1."
+INVALID_REWARD = "invalid_reward"
+"""The error of a trial whose reward Harbor marks as invalid without an exception that says why."""
 
 
 def recognises(record: Any) -> bool:
@@ -50,9 +54,14 @@ def _rollout(document: Record, trial: Record, is_subagent: bool) -> Trajectory:
     rewards = (trial.get("verifier_result") or {}).get("rewards") or {}
     # A verifier may write several finite numbers; the one called `reward` is the score, the others are metrics.
     value = rewards.get("reward", next(iter(rewards.values())) if len(rewards) == 1 else None)
-    reward = None if value is None else float(value)
+    # Harbor leaves out of its own statistics what an exception of certain kinds (an API's limit, a lost machine) made
+    # of no worth, although the verifier wrote a number.
+    is_void = value is not None and trial.get("reward_valid") is False
+    reward = None if value is None or is_void else float(value)
     # An exception that was followed by a verdict is only how the rollout ended.
-    problem = trial.get("exception_info") or {}
+    problem = _exception(trial) or {}
+    if is_void and not problem:
+        problem = {"exception_type": INVALID_REWARD, "exception_message": "Harbor marks the reward as invalid"}
     failed = bool(problem) and reward is None
     task = trial.get("task_name")
     times = [step["timestamp"] for step in steps if step.get("timestamp")]
@@ -71,8 +80,9 @@ def _rollout(document: Record, trial: Record, is_subagent: bool) -> Trajectory:
         or of_agent,
         reward=reward,
         resolved=bool(reward) if reward in (0.0, 1.0) else None,
+        unscored=is_void,
         judged=not is_subagent,
-        terminated_by=problem.get("exception_type") if reward is not None else None,
+        terminated_by=(trial.get("exception_info") or {}).get("exception_type") if reward is not None else None,
         error=(str(problem.get("exception_type")), str(problem.get("exception_message"))) if failed else None,
         prompt_tokens=metrics.get("total_prompt_tokens"),
         completion_tokens=metrics.get("total_completion_tokens"),
@@ -87,6 +97,17 @@ def _rollout(document: Record, trial: Record, is_subagent: bool) -> Trajectory:
             "continued_in": document.get("continued_trajectory_ref"),
         },
     )
+
+
+def _exception(trial: Record) -> Record | None:
+    """Return the exception of a trial: the first that makes its reward invalid, else the first.
+
+    A trial of several steps records those that it went on after at the steps.
+    """
+    tried = (trial, *(trial.get("step_results") or []))
+    recorded = [one["exception_info"] for one in tried if one.get("exception_info")]
+    invalidating = (one for one in recorded if (one.get("policy") or {}).get("has_valid_reward") is False)
+    return next(invalidating, next(iter(recorded), None))
 
 
 def _conversation(steps: list[Record]) -> tuple[list[Message], list[ImportedTurn]]:

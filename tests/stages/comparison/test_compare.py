@@ -178,6 +178,20 @@ def test_the_reason_of_a_failed_sample_is_in_its_own_words(tmp_path: Path) -> No
     assert compared(*paths).differences[0].missing == ({}, missing), "what is cut ends in dots"
 
 
+def test_trials_whose_reward_harbor_marks_as_invalid_are_missing(tmp_path: Path) -> None:
+    """A model's provider refused further calls: what the verifier then found is no failure of the model."""
+    for side, invalid in (("a", 0), ("b", 8)):
+        for at in range(20):
+            trial = {"task_name": f"t{at}", "trial_name": f"t{at}__x", "reward_valid": at >= invalid}
+            trial |= {"verifier_result": {"rewards": {"reward": float(at >= invalid)}}, "exception_info": None}
+            if at < invalid:
+                trial["exception_info"] = {"exception_type": "ApiUsageLimitError", "exception_message": "x"}
+            document(tmp_path / side / f"t{at}__x" / "result.json", trial)
+    one = compared(str(tmp_path / "a"), str(tmp_path / "b")).differences[0]
+    assert (one.num_tasks, one.estimate) == (12, 0.0)
+    assert one.missing == ({}, {"ApiUsageLimitError": 8})
+
+
 def test_a_log_that_broke_off_is_named(tmp_path: Path) -> None:
     paths = [inspect_log(tmp_path / f"{name}.json", asked(num)) for name, num in (("a", 10), ("b", 4))]
     document(Path(paths[1]), json.loads(Path(paths[1]).read_text()) | {"status": "error"})

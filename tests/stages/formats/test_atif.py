@@ -106,6 +106,51 @@ def test_an_exception_is_an_error_only_without_a_verdict(tmp_path: Path) -> None
     assert (timed_out.error, timed_out.reward, timed_out.terminated_by) == (None, 0.0, "AgentTimeoutError")
 
 
+@pytest.mark.parametrize("with_trajectory", [True, False])
+@pytest.mark.parametrize(
+    ("recorded", "error"),
+    [
+        ({"exception_info": {"exception_type": "ApiUsageLimitError", "exception_message": "no"}}, "ApiUsageLimitError"),
+        # A trial of several steps records what a step ended in there, with what Harbor makes of it.
+        (
+            {
+                "step_results": [
+                    {
+                        "step_name": "a",
+                        "exception_info": {"exception_type": "AgentTimeoutError", "exception_message": ""},
+                    },
+                    {
+                        "step_name": "b",
+                        "exception_info": {
+                            "exception_type": "ApiError",
+                            "exception_message": "no",
+                            "policy": {"has_valid_reward": False},
+                        },
+                    },
+                ]
+            },
+            "ApiError",
+        ),
+        ({}, "invalid_reward"),
+    ],
+)
+def test_a_reward_that_harbor_marks_as_invalid_is_no_verdict(
+    tmp_path: Path, recorded: dict[str, Any], error: str, with_trajectory: bool
+) -> None:
+    """Harbor itself counts it nowhere; no report of the folder judges the rollout in its place."""
+    result = {**RESULT, "trial_name": "t", "verifier_result": {"rewards": {"reward": 1.0}}, "reward_valid": False}
+    document(tmp_path / "t" / "result.json", {**result, **recorded})
+    document(tmp_path / "report.json", {"resolved_ids": [RESULT["task_name"]], "unresolved_ids": []})
+    if with_trajectory:
+        document(tmp_path / "t" / "agent" / "trajectory.json", atif())
+    (one,), _, _ = read(tmp_path)
+    assert one.error is not None and one.error[0] == error
+    assert (one.reward, one.resolved, len(one.turns) > 0) == (None, None, with_trajectory)
+    document(tmp_path / "t" / "result.json", {**result, **recorded, "reward_valid": True})
+    (valid,), _, _ = read(tmp_path)
+    assert (valid.reward, valid.resolved, valid.error) == (1.0, True, None)
+
+
 def test_sub_agents_are_rollouts_that_no_verdict_speaks_of(tmp_path: Path) -> None:
     inner = atif(session_id="s", trajectory_id="inner", steps=STEPS[1:])
     document(tmp_path / "t" / "agent" / "trajectory.json", atif(subagent_trajectories=[inner]))
