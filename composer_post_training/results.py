@@ -302,7 +302,7 @@ class ComparedLogs(ReadableRun):
 
     @property
     def difference(self) -> float:
-        """Return the mean score of B minus that of A."""
+        """Return the mean score of B minus that of A, which is a gain where it is negative and lower is better."""
         return float(self.document["differences"][0]["estimate"])
 
     @property

@@ -427,13 +427,15 @@ def _logs_compared(run: Run) -> Blocks:
         return
     yield Findings(run.manifest.summary["why"])
     names = {side["letter"]: f"{side['letter']} ({side['name']})" for side in found["sides"]}
+    lower = found.get("lower_is_better", False)  # not in runs of earlier versions
+    rate = "rate" if lower else "pass rate"
     gains = [{**one, "of": f"{names[one['letter']]} \u2212 A"} for one in found["differences"]]
     if found["binary"]:  # scores have no axis in points
         yield Intervals(
             "Differences from A", [_interval(one["of"], one["letter"], one, "estimate") for one in gains], "", True
         )
         sides = [_interval(names[side["letter"]], side["letter"], side, "mean") for side in found["sides"]]
-        yield Intervals("Pass rates", sides)
+        yield Intervals(f"{rate.capitalize()}s", sides)
     gain, limits, mean, means = ("points", "interval", "percent", "percents") if found["binary"] else ("short",) * 4
     yield Table.of(
         "Differences",
@@ -445,8 +447,8 @@ def _logs_compared(run: Run) -> Blocks:
         {"" if found["binary"] else "to: high short"}
         p after Holm: p_holm p
         tasks: num_tasks count
-        higher: wins count
-        lower: losses count
+        higher: {"losses" if lower else "wins"} count
+        lower: {"wins" if lower else "losses"} count
         the same: ties count""",
     )
     yield Table.of(
@@ -457,7 +459,7 @@ def _logs_compared(run: Run) -> Blocks:
         ],
         f"""side: letter
         name: name
-        {"pass rate" if found["binary"] else "mean score"}: mean {mean}
+        {rate if found["binary"] else "mean score"}: mean {mean}
         {"95 % interval: low..high " + means if found["binary"] else "from: low short"}
         {"" if found["binary"] else "to: high short"}
         tasks: num_tasks count

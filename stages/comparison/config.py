@@ -21,11 +21,16 @@ class Config(StageConfig):
     the scale."""
     missing: Annotated[Literal["auto", "excluded", "failed", "bounds"], BASIC, Option("WAY")] = "auto"
     """Tasks that one side lacks, and samples without a score. `excluded`: these tasks leave both sides, these samples
-    the mean of their task. `failed`: they count as the lowest score. `bounds`: what is decided must hold however they
+    the mean of their task. `failed`: they count as the worst score. `bounds`: what is decided must hold however they
     would have ended. `auto`: failed for SWE-bench and Terminal-Bench, whose rule that is, else excluded."""
     unit: Annotated[str, BASIC, Option("COLUMN")] = ""
     """Tasks that agree in this column (a document, a repository, a family) are no independent evidence: they are
     resampled together."""
+    lower_is_better: Annotated[bool | None, BASIC, Option(help="Lower scores are better, as of errors or a loss.")] = (
+        None
+    )
+    """Whether lower scores are better, as of an error rate or a loss. By default what the logs say, and higher where
+    they say nothing; it is asked for where lower values of their metric are better by most definitions."""
     flips: Annotated[bool, BASIC, Option(help="Print every task on which the sides differ.")] = False
     html: Annotated[str | None, BASIC, Option("FILE", "Write the result as one page.")] = Field(
         default=None, json_schema_extra={"affects_results": False}

@@ -21,11 +21,12 @@ import pyarrow.csv as pcsv
 import pyarrow.json as pjson
 import pyarrow.parquet as pq
 
+from stages.comparison.direction import ScoreMetric
 from stages.envs.base import SamplingUnit
 from stages.errors import BadInput, UsageError
 from stages.evaluation.outcomes import KEPT, PASSED, PRIMARY, START, num_apart, sampling_unit_of, without_twins
 from stages.formats import files, readers, reading
-from stages.formats.base import Drop, Reader, Trajectory
+from stages.formats.base import HIGHER_IS_BETTER, METRIC, Drop, Reader, Trajectory
 from stages.formats.files import Source
 from stages.formats.messages import first_question
 from stages.formats.reading import FileCount, ReadTrajectory
@@ -65,6 +66,7 @@ IDS = (
 SCORES = ("score", "reward", "passed", "correct", "is_correct", "resolved", "success", "acc", "exact_match", "value")
 MODELS = ("model", "model_name", "model_id")
 FAMILIES = ("family", "category", "subject", "topic", "repo", "repository")
+METRICS = ("metric", "metric_name")
 """Names of columns in tables of scores, the first that is there."""
 DATE = re.compile(r"(20\d\d)-?(0[1-9]|1[0-2])-?([0-3]\d)(?!\d)")
 LEAST_SHARED = 0.1
@@ -80,7 +82,7 @@ class ReadLog:
     """The items of one side, and what is known about how they were made.
 
     facts: by what it is, every value that occurs in the log. notes: sentences about what was left out. sampling: what
-    its tasks were drawn by, None for tasks alone.
+    its tasks were drawn by, None for tasks alone. metrics: those that its scores are of, where it names them.
     """
 
     label: str
@@ -90,6 +92,7 @@ class ReadLog:
     facts: Mapping[str, frozenset[str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     sampling: SamplingUnit | None = None
+    metrics: frozenset[ScoreMetric] = frozenset()
     name: str = ""
     digests: tuple[str, ...] = ()
     """Of the files that were given, whose names do not count."""
@@ -159,6 +162,7 @@ def of_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
     rows: dict[str, list[Any]] = {name: [] for name in ITEM.names}
     facts: dict[str, set[str]] = {}
     drops, programs, broken = Counter[str](), dict[str, None](), Counter[str]()
+    metrics = set[ScoreMetric]()
     # A folder may hold trajectories and the predictions that were made of them, which are the same attempts.
     known = {reader.name for reader in detected.values() if reader}
     only = known - {PREDICTIONS}
@@ -175,6 +179,8 @@ def of_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
                     facts.setdefault(what, set()).add(value)
             for name, value in _item(found, unit).items():
                 rows[name].append(value)
+            if rows["score"][-1] is not None:
+                metrics.update(_metric(own.extra))
     if not rows["task"]:
         first = next((item[1] for item in next(iter(detected)).records() if not isinstance(item, Drop)), None)
         if isinstance(first, dict) and not known:
@@ -196,6 +202,7 @@ def of_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
         {what: frozenset(values) for what, values in facts.items()},
         tuple(notes),
         sampling_of(set(rows["env"]), set(rows["family"])),
+        frozenset(metrics),
     )
 
 
@@ -230,6 +237,11 @@ def _item(found: ReadTrajectory, unit: str) -> dict[str, Any]:
         "place": f"{found.origin.file}:{found.origin.line}",
         "pair_set": None,
     }
+
+
+def _metric(extra: Mapping[str, Any]) -> list[ScoreMetric]:
+    """Return the metric that a record names as that of its score, none where it names none."""
+    return [ScoreMetric(str(extra[METRIC]), extra.get(HIGHER_IS_BETTER))] if extra.get(METRIC) else []
 
 
 def _in_words(error: str) -> str:
@@ -320,7 +332,19 @@ def of_run(run: Run, label: str, unit: str) -> ReadLog:
     found["place"] = pc.binary_join_element_wise(f"{ROLLOUT_PAGE}{catalog.name(run.path)}", found["place"], ID)
     items = pa.table(found).select(ITEM.names).cast(ITEM)
     facts = {"environment": names}
-    return ReadLog(label, items, (f"composer {made.stage}",), _date(label), facts, notes, sampling)
+    program, metrics = (f"composer {made.stage}",), metrics_of(run)
+    return ReadLog(label, items, program, _date(label), facts, notes, sampling, metrics)
+
+
+def metrics_of(run: Run) -> frozenset[ScoreMetric]:
+    """Return the metrics that imported rollouts have their rewards of; none for a run of another stage."""
+    if not (run.holds(ORIGIN) and run.holds(ROLLOUT)):
+        return frozenset()
+    rollouts, origins = run.scan(ROLLOUT).arrow(["rollout_id", "reward"]), run.scan(ORIGIN)
+    scored = rollouts["rollout_id"].filter(pc.is_valid(rollouts["reward"]))
+    rows = origins.arrow(["rollout_id", "extra_json"])
+    extras = rows["extra_json"].filter(pc.is_in(rows["rollout_id"], scored.combine_chunks()))
+    return frozenset(metric for one in pc.unique(extras).to_pylist() for metric in _metric(json.loads(one or "{}")))
 
 
 def sampling_of(environments: AbstractSet[str], foreign: AbstractSet[str | None] | None) -> SamplingUnit | None:
@@ -416,7 +440,10 @@ def of_table(path: str, table: pa.Table, source: Source, unit: str) -> ReadLog:
         "place": nothing,
         "pair_set": nothing,
     }
-    return ReadLog(source.label, pa.table(found).cast(ITEM), ("table",), _date(source.label))
+    items, metric = pa.table(found).cast(ITEM), text(METRICS)
+    named = pc.unique(pc.if_else(pc.is_valid(values), metric, None)).drop_null().to_pylist()
+    metrics = frozenset(ScoreMetric(name, None) for name in named)
+    return ReadLog(source.label, items, ("table",), _date(source.label), metrics=metrics)
 
 
 def _id_and_score(names: Sequence[str], label: str) -> tuple[str, str]:

@@ -32,7 +32,7 @@ def sentence(found: "LogComparison", one: "LogDifference") -> str:
     """Return the decision in one sentence."""
     b, a = _called(found, one.letter), _called(found, "A")
     bar = f"{100 * found.min_gain:.3g}{POINTS}" if found.binary else f"{found.min_gain:.3g}"
-    by = f"{difference(found, one)}, {p_value(one.p_holm)}"
+    by = f"{difference(found, one)}, {p_value(one.p_holm)}" + ("; lower is better" if found.lower_is_better else "")
     if one.decision == BETTER:
         return f"{b} is better than {a}: {by}."
     if one.decision == WORSE:
@@ -60,7 +60,7 @@ def text(found: "LogComparison") -> str:
     lines = [sentence(found, one) for one in found.differences]
     if len(found.differences) > 1:
         lines.append("p is after Holm's correction, and intervals are at the level that it leaves each comparison.")
-    what = "pass rate" if found.binary else "mean score"
+    what = mean_of(found)
     # The long names last, so that numbers stay below their heads where a narrow terminal folds the lines.
     head = ("side", "tasks", "samples", "date", f"{what} [95 %]", "name", "program", "model", "log")
     rows = [_row(found, side) for side in found.sides]
@@ -76,6 +76,11 @@ def text(found: "LogComparison") -> str:
     return folded("\n".join(lines), WIDTH)
 
 
+def mean_of(found: "LogComparison") -> str:
+    """Return what the mean of a side is called: no pass where lower is better."""
+    return "mean score" if not found.binary else "rate" if found.lower_is_better else "pass rate"
+
+
 def _row(found: "LogComparison", side: "SideSummary") -> tuple[str, ...]:
     low, high = (_value(found, limit).removesuffix(" %") for limit in (side.low, side.high))
     rate = f"{_value(found, side.mean)} [{low}, {high}]"
@@ -89,12 +94,17 @@ def _row(found: "LogComparison", side: "SideSummary") -> tuple[str, ...]:
 def _about(found: "LogComparison", one: "LogDifference") -> list[str]:
     """Return how one side's tasks ended beside those of the first, and what limits the comparison."""
     ties = one.num_tasks - one.wins - one.losses
+    higher, lower = (one.losses, one.wins) if found.lower_is_better else (one.wins, one.losses)
     rows = [
         (
             f"{one.letter} - A",
-            f"{counted(one.num_tasks, 'task')}: {one.wins:,} higher, {one.losses:,} lower, {ties:,} the same",
+            f"{counted(one.num_tasks, 'task')}: {higher:,} higher, {lower:,} lower, {ties:,} the same",
         )
     ]
+    if found.lower_is_better or found.direction_was_set:
+        named = f" ({', '.join(found.metrics)})" if found.metrics else ""
+        who = "was set" if found.direction_was_set else "the logs say"
+        rows.append(("direction", f"{'lower' if found.lower_is_better else 'higher'} is better{named}, as {who}"))
     if found.unit:
         units = plural(found.unit)
         how = f"within {units}, of which these are all" if found.fixed else f"by whole {units}"
@@ -109,7 +119,8 @@ def _about(found: "LogComparison", one: "LogDifference") -> list[str]:
         }[one.counted_as]
         rows.append(("missing", f"{named} - {as_what} (--missing)"))
         if one.worst is not None and one.best is not None:
-            range_ = f"{_signed(found, one.worst)} to {_signed(found, one.best)}"
+            least, most = sorted((one.worst, one.best))
+            range_ = f"{_signed(found, least)} to {_signed(found, most)}"
             holds = "" if one.holds else ", so the decision rests on this assumption"
             rows.append(("", f"if they had ended otherwise, the difference would be from {range_}{holds}"))
     if one.matched:

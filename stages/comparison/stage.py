@@ -2,6 +2,9 @@
 
 A task counts once, with the mean of its samples. Sides with several training seeds are paired by seed. A decision has
 the level that Holm's procedure gives it among all comparisons of the run, and its interval is at the same level.
+
+Scores are tested as shares of the way from the worst score to the best one (`ScoreSpan`), so that every test, bound and
+assumption is about what is better; whatever is shown is in units of the score again, and B - A.
 """
 
 from collections import Counter
@@ -18,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from stages.comparison import logs, report
+from stages.comparison import direction, logs, report
 from stages.comparison.config import Config
 from stages.comparison.logs import ReadLog
 from stages.envs.base import SamplingUnit
@@ -81,9 +84,9 @@ class SideSummary:
 class LogDifference:
     """One side minus the first, in units of the score, and what it shows.
 
-    missing: by side, how many samples have no score, and tasks no sample, by reason. worst, best: the difference if
-    they had ended at the lowest and the highest score. holds: whether the decision is the same in all of these cases.
-    needed: tasks that find `min_gain` in 80 % of cases.
+    wins, losses: tasks on which this side is better and worse. missing: by side, how many samples have no score, and
+    tasks no sample, by reason. worst, best: the difference if they had ended worst and best for this side. holds:
+    whether the decision is the same in all of these cases. needed: tasks that find `min_gain` in 80 % of cases.
     """
 
     letter: str
@@ -112,7 +115,11 @@ class LogDifference:
 
 @dataclass(frozen=True)
 class LogComparison:
-    """Everything that a comparison found. unit: what tasks are resampled in, empty for tasks alone."""
+    """Everything that a comparison found.
+
+    scale: the lowest and the highest score. unit: what tasks are resampled in, empty for tasks alone.
+    direction_was_set: the user said whether lower scores are better. metrics: those that the logs name.
+    """
 
     sides: tuple[SideSummary, ...]
     differences: tuple[LogDifference, ...]
@@ -121,6 +128,26 @@ class LogComparison:
     min_gain: float
     unit: str
     fixed: bool
+    lower_is_better: bool
+    direction_was_set: bool
+    metrics: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ScoreSpan:
+    """The scores from the worst, which is 0 where outcomes are tested, to the best, which is 1."""
+
+    worst: float
+    best: float
+
+    @property
+    def width(self) -> float:
+        """Return the best score minus the worst one, negative where lower is better; 1 where all scores are equal."""
+        return (self.best - self.worst) or 1.0
+
+    def score(self, share: Any) -> Any:
+        """Return the score of a share, or of an array of them."""
+        return self.worst + share * self.width
 
 
 @dataclass(frozen=True)
@@ -150,6 +177,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         verdict=first.decision,
         by=report.difference(comparison, first),
         why=report.sentence(comparison, first),
+        lower_is_better=comparison.lower_is_better,
         differences=[
             {name: value for name, value in asdict(one).items() if name != "families"} for one in comparison.differences
         ],
@@ -185,7 +213,9 @@ def compare(found: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
     low, high = (float(value) for value in (pc.min(known).as_py(), pc.max(known).as_py()))
     binary = bool(pc.all(pc.or_(pc.equal(known, 0.0), pc.equal(known, 1.0))).as_py())
     scale = (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
-    width = (scale[1] - scale[0]) or 1.0
+    lower = direction.lower_is_better(every, config.lower_is_better)
+    span = ScoreSpan(*(scale[::-1] if lower else scale))
+    width = abs(span.width)
     unit = logs.sampling(every, config.unit)
     min_gain = config.min_gain or MIN_GAIN * width
     if scale == (0.0, 1.0) and min_gain > 1:
@@ -193,7 +223,7 @@ def compare(found: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
             f"min_gain is {min_gain:g}, and no difference can be that large: the scores are between 0 and 1. It is in "
             "units of the score: 5 points of a pass rate are 0.05."
         )
-    collapsed = [_by_task(log, scale, unit) for log in every]
+    collapsed = [_by_task(log, span, unit) for log in every]
     way = _missing(config, every)
     if way == "failed":  # what any side submitted is what all are measured on
         asked = pa.concat_tables(collapsed)
@@ -213,6 +243,7 @@ def compare(found: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
         alpha = _level(p_values, index)
         limits = [one.interval(alpha) for one in deciding]
         (lowest,), (highest,) = np.min([one[0] for one in limits], 0), np.max([one[1] for one in limits], 0)
+        limits_shown = float(lowest) * span.width, float(highest) * span.width
         outcomes, units = pair.outcomes, of[0].num_flipped
         d_T = np.nanmean(outcomes.treatment_ST - outcomes.baseline_ST, 0)
         least = max(fewest_units(alpha), 0 if binary else MIN_SCORE_UNITS)
@@ -227,9 +258,9 @@ def compare(found: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
             LogDifference(
                 letter=_letter(index + 1),
                 decision=decided,
-                estimate=float(of[0].estimate_X[0]) * width,
-                low=float(lowest) * width,
-                high=float(highest) * width,
+                estimate=float(of[0].estimate_X[0]) * span.width,
+                low=min(limits_shown),
+                high=max(limits_shown),
                 p=p_values[index],
                 p_holm=adjusted[index],
                 alpha=alpha,
@@ -239,14 +270,14 @@ def compare(found: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
                 losses=int((d_T < -TIE).sum()),
                 missing=(dict(pair.missing[0]), dict(pair.missing[1])),
                 counted_as=way,
-                worst=float(of[1].estimate_X[0]) * width if len(of) > 1 else None,
-                best=float(of[2].estimate_X[0]) * width if len(of) > 1 else None,
+                worst=float(of[1].estimate_X[0]) * span.width if len(of) > 1 else None,
+                best=float(of[2].estimate_X[0]) * span.width if len(of) > 1 else None,
                 holds=too_few != "" or all(_decision([one], min_gain / width, alpha) == decided for one in of),
                 needed=needed if decided == UNDECIDED and len(deciding) == 1 else None,
                 too_few=too_few,
                 matched=how,
                 settings=tuple(_settings(base, others[index])),
-                families=tuple(_families(outcomes, scale, test, max(fewest_units(), 0 if binary else MIN_SCORE_UNITS))),
+                families=tuple(_families(outcomes, span, test, max(fewest_units(), 0 if binary else MIN_SCORE_UNITS))),
             )
         )
     of_pairs = [pa.array(pair.outcomes.tasks, pa.string()) for pair in pairs]
@@ -258,13 +289,22 @@ def compare(found: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
             _letter(index),
             unit,
             binary,
-            scale,
+            span,
         )
         for index, (log, table, tasks) in enumerate(zip(every, collapsed, compared, strict=True))
     )
-    tables = _tasks([pair.outcomes for pair in pairs], scale, [one.letter for one in differences], collapsed)
+    tables = _tasks([pair.outcomes for pair in pairs], span, [one.letter for one in differences], collapsed)
     made = LogComparison(
-        sides, tuple(differences), binary, scale, min_gain, unit.noun if unit else "", bool(unit and unit.fixed)
+        sides,
+        tuple(differences),
+        binary,
+        scale,
+        min_gain,
+        unit.noun if unit else "",
+        bool(unit and unit.fixed),
+        lower,
+        config.lower_is_better is not None,
+        tuple(sorted({metric.name for log in every for metric in log.metrics})),
     )
     return made, tables
 
@@ -292,12 +332,12 @@ def _level(p_values: Sequence[float], index: int) -> float:
     return level
 
 
-def _by_task(log: ReadLog, scale: tuple[float, float], unit: SamplingUnit | None) -> pa.Table:
+def _by_task(log: ReadLog, span: ScoreSpan, unit: SamplingUnit | None) -> pa.Table:
     """Return one row a task and training seed, as `outcomes.paired` reads them: the mean of its samples in 0..1.
 
-    lowest, highest: the mean with the samples that have no score at 0 and at 1.
+    lowest, highest: the mean with the samples that have no score at 0, the worst, and at 1, the best.
     """
-    scaled = pc.divide(pc.subtract(log.items["score"], scale[0]), (scale[1] - scale[0]) or 1.0)
+    scaled = pc.divide(pc.subtract(log.items["score"], span.worst), span.width)
     items = log.items.set_column(log.items.schema.get_field_index("score"), "score", scaled)
     groups = items.group_by(["seed", "task"], use_threads=False).aggregate(
         [
@@ -388,7 +428,7 @@ def _with_absent(own: pa.Table, other: pa.Table) -> pa.Table:
 
 
 def _failed(side: pa.Table) -> pa.Table:
-    """Return a side whose samples and tasks without a score have the lowest one."""
+    """Return a side whose samples and tasks without a score have the worst one."""
     scored = side.set_column(side.column_names.index("passed"), "passed", pc.fill_null(side["lowest"], 0.0))
     return scored.set_column(side.column_names.index("error_type"), "error_type", pa.nulls(len(side), pa.string()))
 
@@ -418,11 +458,11 @@ def _decision(tests: Sequence[PairedTest], min_gain: float, alpha: float) -> str
 
 
 def _side(
-    log: ReadLog, table: pa.Table, letter: str, unit: SamplingUnit | None, binary: bool, scale: tuple[float, float]
+    log: ReadLog, table: pa.Table, letter: str, unit: SamplingUnit | None, binary: bool, span: ScoreSpan
 ) -> SideSummary:
     """Return what a side is, and its mean over the compared tasks, which are those of the table."""
     values_ST, unit_T, collection_S = cells_of(table, PASSED)
-    fixed, width = bool(unit and unit.fixed), scale[1] - scale[0]
+    fixed = bool(unit and unit.fixed)
     mean = low = high = float("nan")
     if values_ST.size:
         mean = float(np.nanmean(np.nanmean(values_ST, 0)))
@@ -432,6 +472,7 @@ def _side(
             none_XST = np.zeros_like(values_ST)[None]
             alone = PairedTest(values_ST[None], none_XST, unit_T, fixed=fixed, collection_S=collection_S, scores=True)
             low, high = (float(limit[0]) for limit in alone.interval())
+    low, high = sorted(span.score(limit) for limit in (low, high))
     counts = log.items.group_by(["seed", "task"]).aggregate([("score", "count")])["score_count"]
     least, most = pc.min(counts).as_py(), pc.max(counts).as_py()
     return SideSummary(
@@ -445,9 +486,9 @@ def _side(
         f"{least}" if least == most else f"{least} to {most}",
         len(values_ST),
         int(pc.count(log.items["score"]).as_py()),
-        scale[0] + mean * width,
-        scale[0] + low * width,
-        scale[0] + high * width,
+        span.score(mean),
+        low,
+        high,
         log.notes,
     )
 
@@ -466,7 +507,7 @@ def _settings(base: ReadLog, other: ReadLog) -> list[str]:
 
 
 def _families(
-    outcomes: PairedOutcomes, scale: tuple[float, float], test: Callable[[PairedOutcomes], PairedTest], least: int
+    outcomes: PairedOutcomes, span: ScoreSpan, test: Callable[[PairedOutcomes], PairedTest], least: int
 ) -> list[dict[str, Any]]:
     """Return both means in each category of tasks, with p after Holm's correction where it has `least` units."""
     names = np.asarray(outcomes.families)
@@ -476,8 +517,7 @@ def _families(
     tests = {name: test(_part(outcomes, np.flatnonzero(names == name))) for name in distinct.tolist()}
     tested = {name: float(one.p()[0]) for name, one in tests.items() if one.num_flipped >= least}
     adjusted = dict(zip(tested, holm([*tested.values()]), strict=True))
-    width = scale[1] - scale[0]
-    sides = [scale[0] + np.nanmean(side_ST, 0) * width for side_ST in (outcomes.baseline_ST, outcomes.treatment_ST)]
+    sides = [span.score(np.nanmean(side_ST, 0)) for side_ST in (outcomes.baseline_ST, outcomes.treatment_ST)]
     return [
         {
             "family": name,
@@ -501,13 +541,12 @@ def _part(outcomes: PairedOutcomes, chosen: Array) -> PairedOutcomes:
 
 
 def _tasks(
-    found: Sequence[PairedOutcomes], scale: tuple[float, float], letters: Sequence[str], tables: Sequence[pa.Table]
+    found: Sequence[PairedOutcomes], span: ScoreSpan, letters: Sequence[str], tables: Sequence[pa.Table]
 ) -> pa.Table:
     """Return the compared tasks: side, task, family, the mean scores of A and of the side, and their first samples.
 
     tables: of A and each side, as `_by_task` makes them.
     """
-    width = scale[1] - scale[0]
 
     def places(table: pa.Table, tasks: pa.Array) -> pa.ChunkedArray:
         return table["place"].take(pc.index_in(tasks, table["task_id"]))
@@ -519,8 +558,8 @@ def _tasks(
             "side": pa.array([letter] * len(tasks), pa.string()),
             "task_id": tasks,
             "family": pa.array(one.families, pa.string()),
-            "baseline": scale[0] + np.nanmean(one.baseline_ST, 0) * width,
-            "score": scale[0] + np.nanmean(one.treatment_ST, 0) * width,
+            "baseline": span.score(np.nanmean(one.baseline_ST, 0)),
+            "score": span.score(np.nanmean(one.treatment_ST, 0)),
             "baseline_place": places(tables[0], tasks),
             "place": places(table, tasks),
         }

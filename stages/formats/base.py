@@ -25,6 +25,9 @@ INSTANCE = re.compile(r"(?P<owner>[\w.-]{1,100}?)__(?P<name>[\w.-]{1,100}?)(?:-\
 
 RECORDED_REWARD = "recorded_reward"
 """Key of `Trajectory.extra` for a reward that a source records for a rollout in which the model did nothing."""
+METRIC, HIGHER_IS_BETTER = "metric", "higher_is_better"
+"""Keys of `Trajectory.extra`: the name of the metric that the reward is, and whether a higher one is better, None where
+the source does not say."""
 
 
 @dataclass(frozen=True)

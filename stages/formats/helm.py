@@ -12,7 +12,7 @@ runs of it in evaleval/every_eval_ever, `tests/data/helm/`.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from stages.formats.base import Drop, NumberedRecord, Origin, Reader, Record, Trajectory
+from stages.formats.base import METRIC, Drop, NumberedRecord, Origin, Reader, Record, Trajectory
 from stages.rollouts import missing
 
 NAME = "helm"
@@ -74,7 +74,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
         model=about.get("model"),
         reward=None if metric is None else float(means[metric]),
         unscored=True,
-        extra={"metric": metric, "trial": record["train_trial_index"]},
+        extra={METRIC: metric, "trial": record["train_trial_index"]},
     )
 
 

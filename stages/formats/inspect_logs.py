@@ -23,7 +23,7 @@ from typing import Any
 import orjson
 
 from stages import messages
-from stages.formats.base import Drop, ImportedTurn, Origin, Reader, Record, Trajectory
+from stages.formats.base import METRIC, Drop, ImportedTurn, Origin, Reader, Record, Trajectory
 from stages.formats.messages import message, split_turns
 from stages.formats.transcripts import ExportedTranscript, File, Writer, small_file
 from stages.messages import Message
@@ -83,6 +83,7 @@ def _rollout(about: Record, plan: Record, sample: Record) -> Trajectory:
     opening, turns = _conversation(sample)
     _add_outputs(sample, turns)
     scores = sample.get("scores") or ({"score": sample["score"]} if sample.get("score") else {})
+    scorer = _scorer(about, scores)
     usage = (sample.get("model_usage") or {}).get(about["model"]) or {}
     marked = (sample.get("metadata") or {}).get("composer") or {}
     # The writer noted the type of an error; Inspect's own is a message (text in old logs) and tracebacks.
@@ -106,7 +107,7 @@ def _rollout(about: Record, plan: Record, sample: Record) -> Trajectory:
         statement=marked.get("prompt") or (sample["input"] if isinstance(sample.get("input"), str) else None),
         family=marked.get("family"),
         split=marked.get("split"),
-        reward=_reward(about, scores),
+        reward=None if scorer is None else _number(scores[scorer].get("value")),
         unscored=bool(scores),
         resolved=marked.get("hidden_pass"),
         submission=marked.get("submission"),
@@ -120,7 +121,7 @@ def _rollout(about: Record, plan: Record, sample: Record) -> Trajectory:
         if marked
         else {name: sample[name] for name in ("target", "choices", "metadata") if sample.get(name)},
         tools=marked.get("tools") or [],
-        extra={"scores": scores, "epoch": sample.get("epoch")},
+        extra={"scores": scores, "epoch": sample.get("epoch"), METRIC: scorer},
     )
 
 
@@ -176,10 +177,14 @@ def _add_outputs(sample: Record, turns: list[ImportedTurn]) -> None:
         turn.latency_s, turn.cost_usd = output.get("time"), usage.get("total_cost")
 
 
-def _reward(about: Record, scores: Record) -> float | None:
-    """Return the score of the first scorer that the evaluation names, as a number."""
-    order = [scorer["name"] for scorer in about.get("scorers") or [] if scorer.get("name") in scores] or list(scores)
-    value = scores[order[0]].get("value") if order else None
+def _scorer(about: Record, scores: Record) -> str | None:
+    """Return the first scorer that the evaluation names of those that scored the sample, else the first of these."""
+    named = (scorer["name"] for scorer in about.get("scorers") or [] if scorer.get("name") in scores)
+    return next(named, next(iter(scores), None))
+
+
+def _number(value: Any) -> float | None:
+    """Return a score as a number."""
     if isinstance(value, str):
         grade = GRADES.get(value, GRADES.get(value.lower()))
         try:

@@ -9,7 +9,7 @@ Format read from huggingface/lighteval, `src/lighteval/logging/info_loggers.py` 
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import Origin, Reader, Record, Trajectory
+from stages.formats.base import METRIC, Origin, Reader, Record, Trajectory
 from stages.formats.reports import task_of
 from stages.rollouts import missing
 from stages.runs import store
@@ -43,7 +43,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         statement=question,
         reward=float(score) if isinstance(score, bool | int | float) else None,
         unscored=True,
-        extra={"metric": metric},
+        extra={METRIC: metric},
     )
 
 

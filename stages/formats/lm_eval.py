@@ -1,8 +1,8 @@
 """lm-evaluation-harness: `samples_TASK_TIME.jsonl` of `--log_samples`, an item a line, without a transcript.
 
 The score is the first metric that a line names. A document is identified by `doc_hash`, as `doc_id` is a row number.
-Where several filters scored the same answers, the lines of the first one are read. The model is in `results_TIME.json`
-of the same folder.
+Where several filters scored the same answers, the lines of the first one are read. The model, and whether a higher
+value of a metric is better, are in `results_TIME.json` of the same folder and time.
 
 Format read from EleutherAI/lm-evaluation-harness, `lm_eval/loggers/evaluation_tracker.py` of version 0.4.9, and files
 that it wrote.
@@ -11,7 +11,7 @@ that it wrote.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from stages.formats.base import Drop, NumberedRecord, Origin, Reader, Record, Trajectory
+from stages.formats.base import HIGHER_IS_BETTER, METRIC, Drop, NumberedRecord, Origin, Reader, Record, Trajectory
 from stages.formats.reports import task_of
 from stages.rollouts import missing
 
@@ -42,7 +42,8 @@ def of_first_filter(
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """Yield one item; its score is unknown where the metric is computed over all items."""
     names = record.get("metrics") or [name for name in METRICS if name in record]
-    score = record.get(names[0]) if names else None
+    metric = names[0] if names else None
+    score = record.get(metric)
     task = task_of(origin.path)
     about = origin.sidecars.description(origin.path)
     yield Trajectory(
@@ -54,8 +55,18 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         unscored=True,
         sampling=about.get("sampling"),
         task_data={"doc": record["doc"]},
-        extra={"filter": record.get("filter"), "metric": names[0] if names else None, "doc_id": record["doc_id"]},
+        extra={"filter": record.get("filter"), "doc_id": record["doc_id"]}
+        | {METRIC: metric, HIGHER_IS_BETTER: _higher_is_better(about, task, metric)},
     )
+
+
+def _higher_is_better(about: Record, task: str, metric: str | None) -> bool | None:
+    """Return what the results say of a metric of this task, or of all tasks that have it; None where they do not."""
+    by_task = about.get(HIGHER_IS_BETTER, {})
+    # Files of before 2024-08 are named after model and task.
+    of_task = [by_task[task]] if task in by_task else by_task.values()
+    said = {metrics[metric] for metrics in of_task if metrics.get(metric) is not None}
+    return said.pop() if len(said) == 1 else None
 
 
 READERS = (Reader(NAME, recognises, trajectories, frozenset({missing.STEPS, missing.OPENING}), join=of_first_filter),)

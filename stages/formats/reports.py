@@ -28,6 +28,7 @@ SHOWN = 10
 SUFFIXES = (".gz", ".jsonl", ".json", ".traj", ".eval", ".parquet", ".csv", ".tsv")
 KINDS = (".results", ".metadata", ".report", ".rollouts", ".output", ".traces", ".traj")
 TIMED = re.compile(r"20\d\d-\d\d-\d\dT\d\d")
+TIME_OF_FILE = re.compile(r"20\d\d-\d\d-\d\dT.*$")
 TASK_FILE = re.compile(r"^(?:samples_|details_)?(?P<task>.+?)(?:_20\d\d-\d\d-\d\dT.*)?$")
 IdsBelow = Callable[[Path | None], Iterable[str]]
 """The instances of the trajectories below a folder; of all with None."""
@@ -215,8 +216,9 @@ class Sidecars:
     """Harbor's results of single trials, by folder."""
 
     def description(self, path: Path) -> Row:
-        """Return the run description of a file: of the same stem, else the folder's only one, else empty."""
-        return self.descriptions.get((path.parent, stem(path))) or self.descriptions.get((path.parent, "")) or {}
+        """Return the run description of a file: of the same stem or time, else the folder's last one, else empty."""
+        names = (stem(path), _time_of(path), "")
+        return next(filter(None, (self.descriptions.get((path.parent, name)) for name in names)), {})
 
     def verdict(self, path: Path, instance: str | None, model: str | None = None) -> ReportedOutcome | None:
         """Return the verdict on a file, or on its instance; the model distinguishes several reports in one place."""
@@ -237,12 +239,15 @@ class Sidecars:
             name = stem(path)
             self.descriptions[path.parent, "" if name == "metadata" else name] = dict(record)
         elif {"results", "configs", "config"} <= record.keys():
-            # The results of lm-evaluation-harness, which describe the samples of their folder.
+            # The results of lm-evaluation-harness, which describe the samples of their folder, first those of their
+            # time: several runs of a model lie in one folder.
             made = record["config"]
             model = record.get("model_name") or made.get("model_args") or made.get("model")
             sampling = {name: made.get(name) for name in ("gen_kwargs", "limit") if made.get(name) is not None}
             shots = record.get("n-shot") or {}
-            self.descriptions[path.parent, ""] = {"model": model, "sampling": {**sampling, "num_fewshot": str(shots)}}
+            about = {"model": model, "sampling": {**sampling, "num_fewshot": str(shots)}}
+            about["higher_is_better"] = _directions(record)
+            self.descriptions[path.parent, _time_of(path)] = self.descriptions[path.parent, ""] = about
         elif isinstance(record.get("adapter_spec"), Mapping) and "scenario_spec" in record:
             # The specification of a run of HELM.
             self.descriptions[path.parent, ""] = {
@@ -270,6 +275,28 @@ class Sidecars:
         else:
             return False
         return True
+
+
+def _directions(results: Mapping[str, Any]) -> dict[str, dict[str, bool]]:
+    """Return whether higher values are better, by task and metric, as results of lm-evaluation-harness say it.
+
+    Those of before 2024-07 say it in the tasks' configurations alone.
+    """
+    found = dict[str, dict[str, bool]]()
+    for task, made in results["configs"].items():
+        for one in made.get("metric_list") or [] if isinstance(made, Mapping) else []:
+            if isinstance(one.get("higher_is_better"), bool):
+                found.setdefault(task, {})[str(one.get("metric"))] = one["higher_is_better"]
+    for task, said in (results.get("higher_is_better") or {}).items():
+        # None where the tasks of a group differ.
+        found.setdefault(task, {}).update({name: one for name, one in said.items() if isinstance(one, bool)})
+    return found
+
+
+def _time_of(path: Path) -> str:
+    """Return the time at the end of a file's name; empty where it has none."""
+    found = TIME_OF_FILE.search(stem(path))
+    return found[0] if found else ""
 
 
 def task_of(path: Path) -> str:

@@ -59,6 +59,27 @@ def test_one_command_says_which_is_better(
     assert none == 1 and out.startswith("There is no difference of 10 points between")
 
 
+def test_every_answer_knows_that_lower_is_better(
+    pair: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss that rose from 10 to 35 of 60: the sentence, the exit code, the JSON, the page and the view say worse."""
+    monkeypatch.chdir(tmp_path)
+    code, out = ran(capsys, *pair, "--lower-is-better", "--html", "page.html")
+    assert code == 1 and out.startswith("B (after) is worse than A (before): +41.7 points [")
+    assert "; lower is better." in out.splitlines()[0] and "25 higher, 0 lower" in out and "pass rate" not in out
+    assert "is worse than" in (tmp_path / "page.html").read_text()
+    better, out = ran(capsys, *pair[::-1], "--lower-is-better", "--json")
+    summary = json.loads(out)["summary"]
+    assert better == 0 and summary["lower_is_better"] and summary["verdict"] == "better"
+    assert (summary["differences"][0]["wins"], round(summary["differences"][0]["estimate"], 3)) == (25, -0.417)
+    view = TestClient(build(tmp_path / "artifacts", "token"), base_url="http://127.0.0.1/token")
+    made = (tmp_path / "artifacts" / "compare" / "latest").resolve()
+    shown = view.get(f"run/compare/{made.name}").text
+    assert "is better than" in shown and "pass rate" not in shown and "lower is better" in shown
+    higher, _ = ran(capsys, *pair, "--set", "lower_is_better=false")
+    assert higher == 0
+
+
 def test_tasks_that_differ_are_linked_to_their_rollouts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +125,20 @@ def test_the_same_logs_elsewhere_are_not_compared_again(pair: list[str], tmp_pat
     moved.mkdir(parents=True)
     paths = [Path(path).rename(moved / Path(path).name) for path in pair]
     assert composer.compare(*paths, artifacts=tmp_path / "runs", quiet=True).path == first.path
+
+
+def test_an_import_keeps_whether_lower_is_better(tmp_path: Path) -> None:
+    sides = []
+    for name, off in (("a", 0.5), ("b", 0.3)):
+        about = {"doc": {}, "target": "1", "filtered_resps": ["1"], "metrics": ["wer"]}
+        rows = [{"doc_id": at, "doc_hash": f"{at:02d}" * 32, **about, "wer": off + at / 100} for at in range(30)]
+        (tmp_path / name).mkdir()
+        samples, time = tmp_path / name / "samples_speech_2026-01-02T03-04-05.jsonl", "2026-01-02T03-04-05"
+        samples.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        said = {"results": {}, "config": {}, "configs": {}, "higher_is_better": {"speech": {"wer": False}}}
+        (tmp_path / name / f"results_{time}.json").write_text(json.dumps(said))
+        sides.append(composer.import_traces(tmp_path / name, artifacts=tmp_path / "runs", quiet=True))
+    assert composer.compare(*sides, artifacts=tmp_path / "runs", quiet=True).decision == "better"
 
 
 def test_runs_are_compared_as_logs_are(pair: list[str], tmp_path: Path) -> None:

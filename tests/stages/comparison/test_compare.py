@@ -178,6 +178,156 @@ def test_the_reason_of_a_failed_sample_is_in_its_own_words(tmp_path: Path) -> No
     assert compared(*paths).differences[0].missing == ({}, missing), "what is cut ends in dots"
 
 
+def lm_eval(
+    folder: Path,
+    values: Iterable[float | None],
+    metric: str = "wer",
+    higher: bool | None = None,
+    task: str = "speech",
+    results: Mapping[str, Any] | None = None,
+    time: str = "2026-01-02T03-04-05.000006",
+) -> str:
+    """Samples of one task, and results that say whether higher values of its metric are better where that is given."""
+    about = {"doc": {}, "target": "1", "filtered_resps": ["1"], "metrics": [metric]}
+    rows = [{"doc_id": at, "doc_hash": f"{at:02d}" * 32, **about, metric: value} for at, value in enumerate(values)]
+    table(folder / f"samples_{task}_{time}.jsonl", rows)
+    if higher is not None or results:
+        said = {"results": {}, "config": {}, "configs": {task: {}}, "model_name": f"org/{folder.name}"}
+        said["higher_is_better"] = {task: {metric: higher}}
+        document(folder / f"results_{time}.json", said | (results or {}))
+    return str(folder)
+
+
+def turned(found: LogComparison) -> list[Any]:
+    """What a comparison shows, as it would be where all scores had the other sign."""
+    one = found.differences[0]
+    limits = [(-one.high, -one.low), *((-side.high, -side.low) for side in found.sides)]
+    means = [-one.estimate, -(one.worst or 0), -(one.best or 0), *(-side.mean for side in found.sides)]
+    return [one.decision, one.wins, one.losses, one.holds, one.missing, one.needed, *means, *np.ravel(limits)]
+
+
+@pytest.mark.parametrize("missing", ["excluded", "failed", "bounds"])
+@pytest.mark.parametrize("shift", [-0.08, 0.0, 0.08])
+def test_where_lower_is_better_all_is_as_for_the_scores_with_the_other_sign(
+    tmp_path: Path, missing: str, shift: float
+) -> None:
+    """What is missing is at the worst end, the highest score; p, level, bounds and numbers needed are the same."""
+    random = np.random.default_rng(3)
+    before = random.uniform(1, 2, 60)
+    after = [None if at < 5 else float(value) for at, value in enumerate(before + shift + random.normal(0, 0.05, 60))]
+    lower, higher = (
+        compared(
+            *(lm_eval(tmp_path / word / name, of, "wer", higher) for name, of in (("a", sides[0]), ("b", sides[1]))),
+            missing=missing,
+            min_gain=0.02,
+        )
+        for word, higher, sides in (
+            ("lower", False, (before, after)),
+            ("higher", True, (-before, [None if value is None else -value for value in after])),
+        )
+    )
+    (one, same) = lower.differences[0], higher.differences[0]
+    assert lower.lower_is_better and not higher.lower_is_better
+    if missing == "excluded" and shift:
+        assert (one.decision, np.sign(one.estimate)) == ("better" if shift < 0 else "worse", np.sign(shift))
+    assert [one.decision, one.wins, one.losses, one.holds, one.missing, one.needed] == turned(higher)[:6]
+    numbers = [one.estimate, one.worst or 0, one.best or 0, *(side.mean for side in lower.sides)]
+    numbers += [one.low, one.high, *np.ravel([(side.low, side.high) for side in lower.sides])]
+    assert numbers == pytest.approx(turned(higher)[6:], abs=1e-6) and one.p == pytest.approx(same.p, abs=0.003)
+    said = report.text(lower)
+    assert "; lower is better" in report.sentence(lower, one) and "lower is better (wer), as the logs say" in said
+    assert f"{one.losses} higher, {one.wins} lower" in said
+    assert "lower is better" not in report.text(higher)
+
+
+def test_rates_of_which_lower_is_better_are_no_pass_rates(tmp_path: Path) -> None:
+    before, after = outcomes(60, gained=3, lost=27)
+    paths = [lm_eval(tmp_path / name, of, "pct_stereotype", False) for name, of in (("a", before), ("b", after))]
+    found = compared(*paths)
+    one = found.differences[0]
+    assert found.binary and (one.decision, one.wins, one.losses) == ("better", 27, 3)
+    assert one.estimate == pytest.approx(-0.4) and one.low < -0.4 < one.high < 0
+    assert [round(side.mean, 3) for side in found.sides] == [0.7, 0.3] and "pass rate" not in report.text(found)
+    assert compared(*paths[::-1]).differences[0].decision == "worse"
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        {
+            "higher_is_better": {},
+            "configs": {"speech": {"metric_list": [{"metric": "wer", "higher_is_better": False}]}},
+        },
+        {"higher_is_better": {"group": {"wer": None}, "speech": {"acc": True, "wer": False}}},
+        {"higher_is_better": {"another-name": {"wer": False}}},
+    ],
+    ids=["of older versions", "of the chosen metric", "of another name"],
+)
+def test_the_direction_is_that_of_the_metric_in_the_results(tmp_path: Path, results: dict[str, Any]) -> None:
+    sides = {"a": [0.5 + at / 100 for at in range(30)], "b": [0.3 + at / 100 for at in range(30)]}
+    paths = [lm_eval(tmp_path / name, of, results=results) for name, of in sides.items()]
+    assert compared(*paths).differences[0].decision == "better"
+    # Said for one side, it holds for the same metric of the other.
+    next((tmp_path / "b").glob("results_*.json")).unlink()
+    assert compared(*paths).differences[0].decision == "better"
+
+
+def test_results_of_the_time_of_the_samples_count(tmp_path: Path) -> None:
+    """Several runs of a model lie in one folder; the last results name another task alone."""
+    for name, off in (("a", 0.5), ("b", 0.3)):
+        lm_eval(tmp_path / name, [off + at / 100 for at in range(30)], higher=False)
+        document(
+            tmp_path / name / "results_2026-03-01T00-00-00.000001.json",
+            {"results": {}, "config": {}, "configs": {}, "higher_is_better": {"speech": {"wer": True}}},
+        )
+    found = compared(*(str(next((tmp_path / name).glob("samples_*"))) for name in "ab"))
+    assert found.lower_is_better and found.differences[0].decision == "better"
+
+
+def test_a_direction_that_is_not_said_is_asked_for(tmp_path: Path) -> None:
+    sides = {"a": [0.5 + at / 100 for at in range(30)], "b": [0.3 + at / 100 for at in range(30)]}
+    bare = [lm_eval(tmp_path / name, of, "brier_score") for name, of in sides.items()]
+    rows = [
+        table(tmp_path / f"{name}.jsonl", ({"id": at, "value": one, "metric": "Val_Loss"} for at, one in enumerate(of)))
+        for name, of in sides.items()
+    ]
+    scorer = []
+    for name, of in sides.items():
+        path = tmp_path / f"{name}.json"
+        inspect_log(path, asked(30))
+        log = json.loads(path.read_text())
+        for sample, value in zip(log["samples"], of, strict=True):
+            sample["scores"] = {"perplexity": {"value": value}}
+        scorer.append(str(document(path, log)))
+    for paths in (bare, rows, scorer):
+        refused(lambda paths=paths: compared(*paths), BadInput, "--lower-is-better", "lower_is_better=false")
+        lower, higher = (compared(*paths, lower_is_better=word) for word in (True, False))
+        assert [one.differences[0].decision for one in (lower, higher)] == ["better", "worse"]
+        assert "lower is better (" in report.text(lower) and "higher is better (" in report.text(higher)
+    named = [lm_eval(tmp_path / "f1" / name, of, "f1") for name, of in sides.items()]
+    assert compared(*named).differences[0].decision == "worse", "a metric of which higher is better by its name"
+
+
+def test_directions_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    sides = {"a": [0.5 + at / 100 for at in range(30)], "b": [0.3 + at / 100 for at in range(30)]}
+    paths = [lm_eval(tmp_path / name, of, "score", name == "a") for name, of in sides.items()]
+    refused(lambda: compared(*paths), BadInput, "a: score (higher", "b: score (lower", "--lower-is-better")
+    assert compared(*paths, lower_is_better=True).differences[0].decision == "better"
+    other = lm_eval(tmp_path / "c", sides["b"], "accuracy")
+    refused(lambda: compared(paths[1], other), BadInput, "accuracy", "--lower-is-better")
+    both = [lm_eval(tmp_path / "both" / name, of, "wer", False) for name, of in sides.items()]
+    for path, of in zip(both, sides.values(), strict=True):
+        lm_eval(Path(path), of, "acc", True, "arith", time="2026-01-02T03-04-05.000007")
+    for word in (None, True):
+        refused(
+            lambda word=word: compared(*both, lower_is_better=word), BadInput, "acc (higher", "wer (lower", "one metric"
+        )
+    # A metric over all documents has no scores to mix.
+    for path in both:
+        lm_eval(Path(path), [None] * 30, "wer", False)
+    assert not compared(*both).lower_is_better
+
+
 def test_trials_whose_reward_harbor_marks_as_invalid_are_missing(tmp_path: Path) -> None:
     """A model's provider refused further calls: what the verifier then found is no failure of the model."""
     for side, invalid in (("a", 0), ("b", 8)):

@@ -1,0 +1,67 @@
+"""Whether lower scores are better: what the logs say of their metric, or the user; it is never guessed from scores."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from stages.errors import BadInput
+
+if TYPE_CHECKING:
+    from stages.comparison.logs import ReadLog
+
+MAY_BE_LOWER = re.compile(
+    r"(?<![a-z])(perplexity|ppl|nll|loss|entropy|bits_per_\w+|wer|cer|ter|brier|mae|mse|rmse|ece|latency|error_rate|"
+    r"bias|stereotype|toxicity|errors?$)(?![a-z])",
+    re.IGNORECASE,
+)
+"""Names of metrics of which lower values are better by most definitions. Logs that do not say so are asked about."""
+REMEDY = "say it with --lower-is-better, or with --set lower_is_better=false where higher is better"
+
+
+class ScoreMetric(NamedTuple):
+    """A metric that scores of a log are of, and whether higher ones are better; None where the log does not say."""
+
+    name: str
+    higher_is_better: bool | None
+
+    @property
+    def may_be_lower(self) -> bool:
+        """Return whether lower values are better, or the name has that meaning and the log does not say."""
+        return self.higher_is_better is not True and (
+            self.higher_is_better is False or bool(MAY_BE_LOWER.search(self.name))
+        )
+
+    def __str__(self) -> str:
+        """Return the name, and what the log says of it."""
+        said = {True: " (higher is better)", False: " (lower is better)", None: ""}
+        return f"{self.name or 'a metric without a name'}{said[self.higher_is_better]}"
+
+
+def lower_is_better(every: Sequence["ReadLog"], asked: bool | None) -> bool:
+    """Return whether lower scores are better. asked: the word of the user, which counts above that of the logs.
+
+    Raises `BadInput` where a log mixes metrics in both directions, where two logs differ, and where none says it of a
+    metric that has lower values as the better ones by most definitions.
+    """
+    for log in every:
+        if {metric.may_be_lower for metric in log.metrics} == {True, False}:
+            raise BadInput(
+                f"{log.name} mixes metrics of which higher and of which lower values are better, and the mean of both "
+                f"says nothing: {_named(log.metrics)}. Give the logs of one metric."
+            )
+    if asked is not None:
+        return asked
+    said = {one for log in every for one in log.metrics if one.higher_is_better is not None}
+    directions = {one.higher_is_better for one in said}
+    if len(directions) > 1:
+        shown = "; ".join(f"{log.name}: {_named(log.metrics)}" for log in every if log.metrics)
+        raise BadInput(f"The logs differ in whether higher scores are better ({shown}): {REMEDY}.")
+    known = {one.name for one in said}
+    unsaid = {one for log in every for one in log.metrics if one.higher_is_better is None and one.name not in known}
+    if doubtful := {one for one in unsaid if one.may_be_lower or False in directions}:
+        raise BadInput(f"The logs do not say whether lower values of {_named(doubtful)} are better: {REMEDY}.")
+    return False in directions
+
+
+def _named(metrics: Iterable[ScoreMetric]) -> str:
+    return ", ".join(sorted(map(str, metrics)))
