@@ -7,7 +7,7 @@ of a comparison its name, and `match` finds which tasks of two sides are the sam
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -25,11 +25,12 @@ from stages.comparison.direction import ScoreMetric
 from stages.envs.base import SamplingUnit
 from stages.errors import BadInput, UsageError
 from stages.evaluation.outcomes import KEPT, PASSED, PRIMARY, START, num_apart, sampling_unit_of, without_twins
-from stages.formats import files, readers, reading
+from stages.formats import files, readers, reading, repeats
 from stages.formats.base import HIGHER_IS_BETTER, METRIC, Drop, Reader, Trajectory
 from stages.formats.files import Source
 from stages.formats.messages import first_question
 from stages.formats.reading import FileCount, ReadTrajectory
+from stages.formats.repeats import StoredTables
 from stages.formats.reports import Sidecars, differing_folders, stem
 from stages.formats.swebench import PREDICTIONS
 from stages.layout import counted, shortened
@@ -159,10 +160,9 @@ def of_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
     """Return the items of the files of a program that `import` reads."""
     sidecars = Sidecars(redact=False)  # no text is kept
     detected = reading.detect_formats(list(sources), "auto", sidecars)
-    rows: dict[str, list[Any]] = {name: [] for name in ITEM.names}
     facts: dict[str, set[str]] = {}
-    drops, programs, broken = Counter[str](), dict[str, None](), Counter[str]()
-    metrics = set[ScoreMetric]()
+    drops, programs = Counter[str](), dict[str, None]()
+    samples, metrics = LoggedSamples(path, drops, alone=len(detected) == 1), set[ScoreMetric]()
     # A folder may hold trajectories and the predictions that were made of them, which are the same attempts.
     known = {reader.name for reader in detected.values() if reader}
     only = known - {PREDICTIONS}
@@ -172,15 +172,17 @@ def of_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
             continue
         for number, found in enumerate(_trajectories(source, reader, sidecars, drops)):
             own = found.trajectory
-            broken.update(filter(None, [own.log_status]))
             if number == 0:
                 programs[found.format] = None
                 for what, value in _facts(own).items():
                     facts.setdefault(what, set()).add(value)
-            for name, value in _item(found, unit).items():
-                rows[name].append(value)
-            if rows["score"][-1] is not None:
+            item = _item(found, unit)
+            samples.add(found, item)
+            if item["score"] is not None:
                 metrics.update(_metric(own.extra))
+    counting = samples.counting()
+    rows = {name: [one.row[name] for one in counting] for name in ITEM.names}
+    broken = Counter(one.status for one in counting if one.status is not None)
     if not rows["task"]:
         first = next((item[1] for item in next(iter(detected)).records() if not isinstance(item, Drop)), None)
         if isinstance(first, dict) and not known:
@@ -191,7 +193,7 @@ def of_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
         )
     if unit and not any(rows["unit"]):
         raise UsageError(f"{path} has no column {unit!r} to resample tasks by: leave out --unit, or name one it has.")
-    notes = [f"{number} records were left out: {reason.replace('_', ' ')}" for reason, number in drops.items()]
+    notes = [f"{number} records were left out: {reason.replace('_', ' ')}" for reason, number in (+drops).items()]
     notes += [f"{counted(len(unknown), 'file')} of no known format left out: {unknown[0]}"] if unknown else []
     notes += [f"the log broke off (status {status!r}) after {counted(num, 'sample')}" for status, num in broken.items()]
     return ReadLog(
@@ -204,6 +206,82 @@ def of_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
         sampling_of(set(rows["env"]), set(rows["family"])),
         frozenset(metrics),
     )
+
+
+@dataclass
+class LoggedSample:
+    """One sample: its row, its file, and the status of its log where no log that holds it was finished."""
+
+    row: dict[str, Any]
+    path: Path
+    status: str | None
+
+
+class LoggedSamples:
+    """The samples of a log, each once, however many of its files hold it.
+
+    Files repeat samples by the rules of `import`. Of one sample a score counts where a file has none, and it broke off
+    with its log where no finished one holds it. What failed and was played again is the attempt that has a score, or
+    else the last.
+    """
+
+    def __init__(self, path: str, drops: Counter[str], alone: bool) -> None:
+        self.path, self.drops, self.alone = path, drops, alone
+        self.samples: list[LoggedSample] = []
+        self._known: dict[Hashable, LoggedSample] = {}
+        self._attempts: dict[str, list[LoggedSample]] = {}
+        self._tables = StoredTables()
+
+    def add(self, found: ReadTrajectory, row: dict[str, Any]) -> None:
+        """Add a sample, unless it is there; `BadInput` where it is there with another score."""
+        own, path = found.trajectory, found.origin.path
+        acted = "" if self.alone else repeats.acted(own)  # by which one file repeats another
+        keys: list[Hashable] = [(own.task_id, repeats.rollout_id(found))]
+        earlier = self._known.get(keys[0])
+        if own.own_id is None and own.attempt_at is not None and not self.alone:
+            # Older logs give samples no id: a retry holds a finished one as the same actions at the same attempt.
+            keys.append((own.attempt_at, acted))
+            alike = self._known.get(keys[1])
+            earlier = earlier or (alike if alike and alike.path != path else None)
+        if earlier:
+            self._repeat(earlier, row, found)
+        elif not self.alone and self._tables.other(path, acted):
+            self.drops["duplicate"] += 1
+        else:
+            self.samples.append(sample := LoggedSample(row, path, own.log_status))
+            self._known |= {key: sample for key in keys if key not in self._known}
+            if own.attempt_at is not None:
+                self._attempts.setdefault(own.attempt_at, []).append(sample)
+
+    def _repeat(self, earlier: LoggedSample, row: dict[str, Any], found: ReadTrajectory) -> None:
+        own, scores = found.trajectory, (earlier.row["score"], row["score"])
+        if None not in scores and scores[0] != scores[1]:
+            other_file = earlier.path != found.origin.path
+            raise BadInput(
+                f"{self.path} holds {own.task_id} twice under the id {own.own_id}, with the score {scores[0]:g} in "
+                f"{earlier.row['place']} and {scores[1]:g} in {row['place']}. "
+                f"{'Give the file that counts' if other_file else 'Give each sample an id of its own'}."
+            )
+        self.drops["duplicate"] += 1
+        if scores[0] is None:
+            earlier.row = row
+        if own.log_status is None:
+            earlier.status = None
+
+    def counting(self) -> list[LoggedSample]:
+        """Return the samples without attempts that failed and were played again in another file."""
+        again = {
+            id(one)
+            for attempts in self._attempts.values()
+            for number, one in enumerate(attempts)
+            if one.row["score"] is None
+            and any(
+                other.path != one.path and (other.row["score"] is not None or later > number)
+                for later, other in enumerate(attempts)
+            )
+        }
+        self.drops["failed and played again"] += len(again)
+        return [one for one in self.samples if id(one) not in again]
 
 
 def _trajectories(

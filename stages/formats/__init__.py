@@ -11,6 +11,7 @@ messages.py - chat messages of every dialect as role and text
 reports.py - SWE-bench's reports, and other files that describe or judge trajectories
 reading.py - detection of a file's format, completion and validation, and all trajectories of a file
 secrets.py - secrets in texts, replaced by their kind
+repeats.py - which rollouts of several files repeat earlier ones
 rows.py - trajectories as task, rollout, step and origin rows
 transcripts.py - rollouts read back from rows for writers, and `Writer`
 importing.py - what `import` does

@@ -77,6 +77,8 @@ class Trajectory:
     missing: set[Fact] = field(default_factory=set)
     """Facts that this record lacks, beyond those that its format lacks and those that rows show (`rows.absent`)."""
     own_id: str | None = None
+    attempt_at: str | None = None
+    """What the rollout is an attempt at, where the source plays again what failed: an evaluation's sample and epoch."""
     model: str | None = None
     statement: str | None = None
     """The problem statement, without a harness's instructions around it."""

@@ -8,12 +8,13 @@ from pathlib import Path
 import orjson
 
 from stages.errors import BadInput
-from stages.formats import readers, reading, rows, swebench, swebench_logs
+from stages.formats import readers, reading, repeats, rows, swebench, swebench_logs
 from stages.formats.base import RECORDED_REWARD, Drop, Reader
 from stages.formats.config import Config
 from stages.formats.files import Source
 from stages.formats.reading import FileCount, ReadTrajectory
-from stages.formats.reports import Sidecars, stem
+from stages.formats.repeats import StoredTables
+from stages.formats.reports import Sidecars
 from stages.formats.rows import ImportedPayload
 from stages.layout import aligned, counted, shortened
 from stages.rollouts import collection_checks, missing
@@ -105,7 +106,7 @@ class RolloutIdentity:
         """Return the fields of a rollout that was read."""
         own = item.trajectory
         return cls(
-            rows.rollout_id(item),
+            repeats.rollout_id(item),
             item.origin.path,
             item.origin.file,
             item.origin.line,
@@ -113,8 +114,8 @@ class RolloutIdentity:
             own.task_id,
             own.model,
             (own.submission or "").strip(),
-            store.digest([own.task_id, own.model, own.submission, [turn.action for turn in own.turns]]),
-            store.digest({**asdict(own), "missing": sorted(own.missing)}),
+            repeats.acted(own),
+            store.digest({**asdict(own), "missing": sorted(own.missing), "attempt_at": None}),
             sum(len(turn.action) for turn in own.turns),
             bool(own.effective),
         )
@@ -203,7 +204,7 @@ class ImportSession:
         """The errors of rollouts that failed before a model's first answer."""
         self.effective: dict[str, bool] = {}
         self._by_task: dict[str, list[RolloutIdentity]] = defaultdict(list)
-        self._tables: dict[tuple[Path, str, str], Path] = {}
+        self._tables = StoredTables()
         self._contents: dict[str, tuple[RolloutIdentity, str]] = {}
         """The first rollout of each content, and the digest of its file."""
         self.repeated = 0
@@ -281,9 +282,7 @@ class ImportSession:
         Predictions are to be read last.
         """
         path, predicted = item.path, item.importer == swebench.PREDICTIONS
-        # Data sets are published as one table under several endings (`x.jsonl` and `x.parquet`).
-        other = self._tables.setdefault((path.parent, "" if predicted else stem(path), item.acted), path)
-        if other != path and (other.suffixes != path.suffixes or predicted):
+        if other := self._tables.other(path, item.acted, predicted=predicted):
             return f"{item.task_id} is also in {other.name}"
         if not predicted:
             self._by_task[item.task_id].append(item)

@@ -1,8 +1,11 @@
 """Inspect logs: `.json` with all samples, or `.eval` archives with one document a sample, read and written.
 
 Texts that a log keeps apart (`attachment://`) are put back. A score is a number by Inspect's own rule (C, P, I and N,
-yes and no); a score that is no single value is not a reward. What the writer notes in a sample's metadata under
-`composer` is read back.
+yes and no); a score that is no single value is not a reward. A sample that a person invalidated has no verdict. What
+the writer notes in a sample's metadata under `composer` is read back.
+
+A log that is tried again repeats the finished samples under their `uuid`, and plays those again that failed or were
+invalidated, under another one: the evaluation's `task_id` and the folder are the same.
 
 The writer makes one `.eval` archive for each environment and model, a sample a rollout, as Inspect's viewer opens them:
 a zip of a header, summaries of all samples, and one document a sample, in the order in which Inspect's own recorder
@@ -69,6 +72,9 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
     for sample in samples:
         if isinstance(sample.get("messages"), list):
             found = _rollout(record["eval"], record.get("plan") or {}, sample)
+            if (task := record["eval"].get("task_id")) and sample.get("epoch") is not None:
+                # The number 1 and the text "1" are two ids.
+                found.attempt_at = f"{origin.path.parent}/{task}/{found.model}/{sample['id']!r}/{sample['epoch']}"
             # An archive without a header, of an evaluation that runs or was killed, has no status.
             status = record.get("status", "started")
             found.log_status = None if status == "success" else status
@@ -91,6 +97,8 @@ def _rollout(about: Record, plan: Record, sample: Record) -> Trajectory:
     error = None
     if marked.get("error_type"):
         error = marked["error_type"], marked["error"] or ""
+    elif invalidation := sample.get("invalidation"):
+        error = "invalidated", str(invalidation.get("reason") or invalidation.get("author") or "")
     elif failure:
         error = "error", str(failure.get("message") if isinstance(failure, dict) else failure)
     # An object with the kind and its number; summaries have the kind alone.

@@ -4,6 +4,7 @@ from itertools import accumulate
 
 from stages.formats.base import ImportedTurn, Trajectory
 from stages.formats.reading import ReadTrajectory
+from stages.formats.repeats import rollout_id
 from stages.messages import OMITTED, Message
 from stages.rollouts import missing
 from stages.rollouts.trace import RolloutPayload, digests_of_prefixes
@@ -79,13 +80,6 @@ def payload(item: ReadTrajectory, sample_idx: int) -> ImportedPayload:
             "extra_json": store.encode(trajectory.extra).decode(),
         },
     }
-
-
-def rollout_id(item: ReadTrajectory) -> str:
-    """Return the source's own id, else a digest of the file's content and model, and the record's line and index."""
-    model = item.trajectory.model or item.origin.sidecars.model
-    place = f"{store.digest([item.origin.sha256, model])[:12]}:{item.origin.line}"
-    return item.trajectory.own_id or (f"{place}.{item.index}" if item.index else place)
 
 
 def _steps(trajectory: Trajectory, identity: Row, reward: float | None) -> list[Row]:

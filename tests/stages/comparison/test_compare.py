@@ -1,6 +1,7 @@
 """Two logs of any program are compared on the same tasks, and what one of them lacks is named and assumed openly."""
 
 import json
+import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from itertools import product
@@ -165,6 +166,113 @@ def test_what_was_not_submitted_to_swe_bench_has_failed(tmp_path: Path) -> None:
     assert [round(side.mean, 3) for side in found.sides] == [0.4, 0.45]
     assert found.unit == "repository" and found.fixed and one.num_units == 3
     assert compared(*paths, missing="excluded").differences[0].estimate == pytest.approx(3 / 30)
+
+
+LogSample = dict[str, Any]
+
+
+def attempt(path: Path, samples: Iterable[tuple[LogSample, Any]], status: str = "success", **about: Any) -> str:
+    """A log of one evaluation, which may be tried again: samples by what is theirs, and scores; None is an error."""
+    made = []
+    for at, (own, score) in enumerate(samples):
+        said = [user(f"What is {own.get('id', at)}?"), assistant(own.get("said", "an answer"))]
+        made.append({"id": at, "epoch": 1, "input": said[0]["content"], "messages": said} | own)
+        made[-1] |= {"error": {"message": "E('x')"}} if score is None else {"scores": {"match": {"value": score}}}
+    evaluation = {"task": "quiz", "task_id": "T", "model": "m", **about}
+    return str(document(path, {"version": 2, "status": status, "eval": evaluation, "samples": made}))
+
+
+def sample_scores(log: logs.ReadLog) -> dict[str, list[float | None]]:
+    found: dict[str, list[float | None]] = {}
+    for row in log.items.to_pylist():
+        found.setdefault(row["task"], []).append(row["score"])
+    return found
+
+
+@pytest.mark.parametrize("with_ids", [True, False])
+@pytest.mark.parametrize("names", [("1-failed.json", "2-retry.json"), ("2-failed.json", "1-retry.json")])
+def test_a_retry_repeats_what_was_finished_and_replaces_what_failed(
+    tmp_path: Path, names: tuple[str, str], with_ids: bool
+) -> None:
+    """A finished sample counts once in either order of the files, and an error that was played again is nothing."""
+
+    def own(at: int, epoch: int = 1, again: bool = False) -> LogSample:
+        return {"id": at, "epoch": epoch} | ({"uuid": f"u{at}-{epoch}-{again}"} if with_ids else {})
+
+    failed, retry = (tmp_path / "log" / name for name in names)
+    first = [(own(at), None if at < 4 else at % 2) for at in range(10)]
+    attempt(failed, first, status="error")
+    again = [(own(at, again=at < 4), at % 2) for at in range(10)]
+    attempt(retry, [*again, *((own(at, 2), 1) for at in range(10))])
+    found = logs.read(str(tmp_path / "log"))
+    assert {task: sorted(of) for task, of in sample_scores(found).items()} == {
+        f"quiz/{at}": [at % 2, 1.0] for at in range(10)
+    }
+    # Without ids the answers tell, which are all alike here.
+    left_out = {"duplicate": 6, "failed and played again": 4} if with_ids else {"duplicate": 10}
+    assert found.notes == tuple(f"{number} records were left out: {why}" for why, number in left_out.items())
+    # Where the retry broke off too, the last error of a sample is left, and only that.
+    attempt(retry, [(own(at, again=at < 4), None if at < 2 else at % 2) for at in range(10)], status="error")
+    found = logs.read(str(tmp_path / "log"))
+    assert sample_scores(found) == {f"quiz/{at}": [None if at < 2 else at % 2] for at in range(10)}
+    assert "the log broke off (status 'error') after 10 samples" in found.notes
+
+
+def test_samples_of_other_evaluations_and_epochs_are_samples(tmp_path: Path) -> None:
+    """Two evaluations of one model, alike in every word; their ids, their folders or their epochs tell them apart."""
+    scored = [({}, at % 2) for at in range(6)]
+    attempt(tmp_path / "log" / "1.json", scored, task_id="T")
+    attempt(tmp_path / "log" / "2.json", [*scored[:5], ({}, None)], task_id="U")
+    attempt(tmp_path / "log" / "3.json", scored, task_id="")
+    attempt(tmp_path / "log" / "4.json", [({"epoch": 2}, at % 2) for at in range(6)], task_id="T")
+    attempt(tmp_path / "log" / "set" / "1.json", [({}, 1 - at % 2) for at in range(6)], task_id="T")
+    found = sample_scores(logs.read(str(tmp_path / "log")))
+    assert found["quiz/0"] == [0, 0, 0, 0, 1] and found["quiz/5"] == [1, None, 1, 1, 0]
+
+
+@pytest.mark.parametrize("stored", ["copied", "as an archive"])
+@pytest.mark.parametrize("known", ["uuid", "task_id", "neither"])
+def test_a_log_in_two_files_counts_once(tmp_path: Path, known: str, stored: str) -> None:
+    """A copy in another folder, and the archive of the document; epochs of equal words stay."""
+    samples = [
+        ({"id": at, "epoch": epoch} | ({"uuid": f"u{at}{epoch}"} if known == "uuid" else {}), at % 2)
+        for at in range(4)
+        for epoch in (1, 2)
+    ]
+    path = Path(attempt(tmp_path / "log" / "x.json", samples, task_id="T" if known == "task_id" else ""))
+    whole = sample_scores(logs.read(str(path)))
+    if stored == "copied":
+        (tmp_path / "log" / "backup").mkdir()
+        (tmp_path / "log" / "backup" / "x.json").write_bytes(path.read_bytes())
+    else:
+        content = json.loads(path.read_text())
+        with zipfile.ZipFile(tmp_path / "log" / "x.eval", "w") as archive:
+            for one in content.pop("samples"):
+                archive.writestr(f"samples/{one['id']}_epoch_{one['epoch']}.json", json.dumps(one))
+            archive.writestr("header.json", json.dumps(content))
+    found = logs.read(str(tmp_path / "log"))
+    assert sample_scores(found) == whole and found.notes == ("8 records were left out: duplicate",)
+
+
+def test_one_sample_with_two_scores_is_refused_and_a_score_counts_where_a_file_has_none(tmp_path: Path) -> None:
+    """A log that was scored again beside the first one: which counts, only the user knows."""
+    scored = [({"uuid": f"u{at}"}, at % 2) for at in range(4)]
+    attempt(tmp_path / "log" / "x.json", scored)
+    attempt(tmp_path / "log" / "x-scored.json", [({"uuid": f"u{at}"}, 1) for at in range(4)])
+    refused(
+        lambda: logs.read(str(tmp_path / "log")),
+        BadInput,
+        "quiz/0",
+        "u0",
+        "x.json",
+        "x-scored.json",
+        "the file that counts",
+    )
+    bare = json.loads((tmp_path / "log" / "x.json").read_text())
+    for one in bare["samples"]:
+        del one["scores"]
+    document(tmp_path / "log" / "x.json", bare)
+    assert sample_scores(logs.read(str(tmp_path / "log"))) == {f"quiz/{at}": [1.0] for at in range(4)}
 
 
 def test_the_reason_of_a_failed_sample_is_in_its_own_words(tmp_path: Path) -> None:

@@ -72,6 +72,14 @@ def test_samples_that_failed_and_logs_without_samples(tmp_path: Path) -> None:
     assert [drop.reason for drop in drops] == ["log_without_samples"]
 
 
+def test_a_sample_that_a_person_invalidated_has_no_verdict(tmp_path: Path) -> None:
+    invalidated = sample(invalidation={"timestamp": "2026-01-01T00:00:00Z", "author": "someone", "reason": "it leaked"})
+    (one, other), _, _ = read(document(tmp_path / "a.json", log(invalidated, sample(2, invalidation=None))))
+    assert one.error == ("invalidated", "it leaked") and other.error is None
+    (row, _) = payloads(tmp_path / "a.json")
+    assert row["rollout"]["reward"] is None and {step["reward"] for step in row["steps"]} == {None}
+
+
 def archive(path: Path, samples: Mapping[int, bytes], compression: int = zipfile.ZIP_DEFLATED) -> Path:
     """A log with these bytes as samples of these ids."""
     with zipfile.ZipFile(path, "w", compression) as file:

@@ -1,0 +1,41 @@
+"""Which rollouts of several files repeat earlier ones, by their ids or as one table under two endings.
+
+`import` and `compare` count a rollout once by these rules. A rollout has the id that its source gave it, else one of
+its file's content and its line, so that a copied file repeats the first. Data sets and logs are also stored twice in
+two kinds of files, `x.jsonl` and `x.parquet`, `x.eval` and `x.json`.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stages.formats.base import Trajectory
+from stages.formats.reading import ReadTrajectory
+from stages.formats.reports import stem
+from stages.runs import store
+
+
+def rollout_id(item: ReadTrajectory) -> str:
+    """Return the source's own id, else a digest of the file's content and model, and the record's line and index."""
+    model = item.trajectory.model or item.origin.sidecars.model
+    place = f"{store.digest([item.origin.sha256, model])[:12]}:{item.origin.line}"
+    return item.trajectory.own_id or (f"{place}.{item.index}" if item.index else place)
+
+
+def acted(own: Trajectory) -> str:
+    """Return a digest of task, model, submission and actions."""
+    return store.digest([own.task_id, own.model, own.submission, [turn.action for turn in own.turns]])
+
+
+@dataclass
+class StoredTables:
+    """The files in which rollouts were found first, by folder, name and what was done."""
+
+    first: dict[tuple[Path, str, str], Path] = field(default_factory=dict)
+
+    def other(self, path: Path, acted: str, *, predicted: bool = False) -> Path | None:
+        """Return the earlier file of the same table that holds this rollout; None where it is new.
+
+        predicted: it is a prediction, which all files of a folder may hold under any name.
+        """
+        other = self.first.setdefault((path.parent, "" if predicted else stem(path), acted), path)
+        return other if other != path and (other.suffixes != path.suffixes or predicted) else None
