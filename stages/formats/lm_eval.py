@@ -43,7 +43,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """Yield one item; its score is unknown where the metric is computed over all items."""
     names = record.get("metrics") or [name for name in METRICS if name in record]
     metric = names[0] if names else None
-    score = record.get(metric)
+    score = None if metric is None else record.get(metric)
     task = task_of(origin.path)
     about = origin.sidecars.description(origin.path)
     yield Trajectory(

@@ -9,7 +9,7 @@ from typing import Any
 
 from stages.envs.base import Environment, Task
 from stages.errors import BadInput
-from stages.formats import files, reading, rows, writer
+from stages.formats import files, reading, repeats, rows, writer
 from stages.formats.base import Drop
 from stages.formats.reading import FileCount
 from stages.formats.reports import Sidecars
@@ -314,7 +314,7 @@ def _imported(path: str, called: str) -> Side:
             if isinstance(item, Drop):
                 dropped[item.reason] += 1
             else:
-                payloads.setdefault(rows.rollout_id(item), rows.payload(item, 0))
+                payloads.setdefault(repeats.rollout_id(item), rows.payload(item, 0))
     if not payloads:
         raise BadInput(
             f"{path} holds no rollout of prime-rl or verifiers that could be read ({dict(dropped) or 'empty'})."
