@@ -29,6 +29,7 @@ from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from stages import json_text
 from stages.errors import UsageError
 
 Message = dict[str, str]
@@ -73,9 +74,12 @@ def write(spoken: Spoken) -> str:
 
 
 def is_object(text: str) -> bool:
-    """Return whether a text is the JSON of an object and nothing else."""
+    """Return whether a text is the JSON of an object and nothing else, which is not nested too deeply to be used."""
     try:
-        return text.startswith("{") and DECODER.raw_decode(text)[1] == len(text)
+        if not text.startswith("{"):
+            return False
+        json_text.require_shallow(text)  # others walk the object, and write it again
+        return DECODER.raw_decode(text)[1] == len(text)
     except UNREADABLE:
         return False
 

@@ -23,7 +23,7 @@ LAYERS = {
         "backends",
         "messages",
         "redaction",
-        "errors | layout | stopping",
+        "errors | layout | stopping | json_text",
     ),
     "stages.probe": (
         "figures | watching",

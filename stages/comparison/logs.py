@@ -21,6 +21,7 @@ import pyarrow.csv as pcsv
 import pyarrow.json as pjson
 import pyarrow.parquet as pq
 
+from stages import json_text
 from stages.comparison.direction import ScoreMetric
 from stages.envs.base import SamplingUnit
 from stages.errors import BadInput, UsageError
@@ -460,18 +461,21 @@ def table_of(path: str, source: Source) -> pa.Table | None:
             return None
         if source.path.suffix == ".parquet":
             return pq.read_table(source.path, columns=plain)
-        try:
-            with pa.input_stream(str(source.path)) as stream:
-                return pjson.read_json(stream, pjson.ReadOptions(block_size=16 << 20))
-        except pa.ArrowInvalid:
-            rows = list[dict[str, Any]]()
-            for item in source.records():
-                if isinstance(item, Drop) or not isinstance(item[1], dict):
-                    line = item.line if isinstance(item, Drop) else item[0]
-                    raise BadInput(f"{path}:{line} is no JSON object. Mend it, or remove it.") from None
-                rows.append(item[1])
-            # Values of a column are of several types, such as numbers and words.
-            return pa.table({name: pa.array([_as_text(row.get(name)) for row in rows], pa.string()) for name in plain})
+        damage = list[Drop]()
+        text = b"".join(line for _, line in source.lines(damage))
+        # Arrow's reader takes any depth, until the stack of the process is full and it ends.
+        if not damage and json_text.depth(text) <= json_text.MOST_LEVELS:
+            with suppress(pa.ArrowInvalid):
+                return pjson.read_json(pa.BufferReader(text), pjson.ReadOptions(block_size=16 << 20))
+        rows = list[dict[str, Any]]()
+        for item in source.records():
+            if isinstance(item, Drop):
+                raise BadInput(f"{path}:{item.line} is no JSON that can be read: {item.detail}. Mend it, or remove it.")
+            if not isinstance(item[1], dict):
+                raise BadInput(f"{path}:{item[0]} is no JSON object. Mend it, or remove it.")
+            rows.append(item[1])
+        # Values of a column are of several types, such as numbers and words.
+        return pa.table({name: pa.array([_as_text(row.get(name)) for row in rows], pa.string()) for name in plain})
     return None
 
 

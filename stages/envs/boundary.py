@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 import orjson
 
-from stages import messages
+from stages import json_text, messages
 from stages.envs.base import Environment, Grade, GradesTogether, Ground, Observation, TakesCalls, Task, Work
 from stages.errors import UsageError
 from stages.layout import shortened
@@ -209,8 +209,9 @@ def checked(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> tuple[str, di
     if schema is None:
         return f"There is no tool {call.name!r}; there is {', '.join(tool['name'] for tool in tools)}.", {}
     try:
+        json_text.require_shallow(call.arguments)
         given = orjson.loads(call.arguments)
-    except orjson.JSONDecodeError as error:
+    except ValueError as error:
         return f"The arguments of {call.name} are not valid JSON ({error}).", {}
     if not isinstance(given, dict):
         return f"The arguments of {call.name} are no JSON object.", {}

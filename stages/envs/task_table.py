@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from stages import json_text
 from stages.envs.base import Split, Task
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.layout import counted
@@ -73,10 +74,12 @@ def parse_line(line: str, place: str = "") -> Row:
     """Return the JSON object of a line; `BadInput` gives the place and the reason where it is not one."""
     try:
         # json and not orjson: orjson refuses the tokens NaN and Infinity, which parse_constant maps to None.
-        row = json.loads(line, parse_constant=lambda _: None)
+        row = json_text.loads(line, parse_constant=lambda _: None)
     except json.JSONDecodeError as error:  # its own line is that within the text, which is always the first
         raise BadInput(f"{place}it is not JSON ({error.msg} in column {error.colno}).") from None
-    except (ValueError, RecursionError) as error:
+    except json_text.TooDeep as error:
+        raise BadInput(f"{place}{error}.") from None
+    except ValueError as error:
         raise BadInput(f"{place}it is not JSON ({error}).") from None
     if not isinstance(row, dict):
         raise BadInput(f"{place}it is {line.strip()[:40]!r}, not a JSON object.")

@@ -5,11 +5,11 @@ either of two spellings, the task under `instance_id` and its like, the verdict 
 `reward`. A column under another name is not guessed at.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from stages import json_text
 from stages.formats.base import Origin, Reader, Record, Trajectory
 from stages.formats.messages import message, split_turns
 
@@ -60,7 +60,7 @@ def _first(record: Record, names: tuple[str, ...]) -> Any:
 def _list(record: Record, names: tuple[str, ...]) -> list[Any] | None:
     """Return a list, which Parquet files often hold as JSON text; None where the row has none."""
     value = _first(record, names)
-    value = json.loads(value) if isinstance(value, str) and value.startswith("[") else value
+    value = json_text.loads(value) if isinstance(value, str) and value.startswith("[") else value
     return value if isinstance(value, list) else None
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stages import json_text
 from stages.errors import BadInput, did_you_mean
 from stages.formats import FORMATS
 from stages.formats.base import Drop, NumberedRecord
@@ -54,7 +55,7 @@ HEADERS = ("header.json", "_journal/start.json")
 ZSTD = 93
 """The compression method of recent Inspect archives, which zipfile itself knows only from Python 3.14 on."""
 DAMAGE = (zipfile.BadZipFile, OSError, ValueError, KeyError, RuntimeError, zlib.error, EOFError, pa.ArrowException)
-"""Errors of a damaged archive; RuntimeError: encrypted, packed in an unknown way, or JSON that is too deep."""
+"""Errors of a damaged archive; RuntimeError: encrypted, or packed in an unknown way."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class Source:
             with zipfile.ZipFile(self.path) as archive:
                 # Without `header.json` the evaluation is still running or was killed: only its start is recorded.
                 names = archive.namelist()
-                header: Any = next((json.loads(_member(archive, name)) for name in HEADERS if name in names), {})
+                header: Any = next((_value(_member(archive, name)) for name in HEADERS if name in names), {})
                 unpacked = sum(info.file_size for info in archive.infolist())
                 if unpacked > MOST_UNPACKED:
                     yield self._too_large(1, f"it unpacks to {unpacked >> 30} GiB, and {MOST_UNPACKED >> 30} may be")
@@ -138,7 +139,7 @@ class Source:
                     number += 1
                     # A sample may be damaged (a wrong checksum) in an archive whose directory is intact.
                     try:
-                        sample = {**header, "samples": [json.loads(_member(archive, name))]}
+                        sample = {**header, "samples": [_value(_member(archive, name))]}
                     except DAMAGE as error:
                         yield self.make_drop(number, "damaged_record", f"{name}: {error}")
                     else:
@@ -153,9 +154,10 @@ class Source:
         first line is broken.
         """
         damage: list[Drop] = []
-        lines = self._lines(damage)
+        lines = self.lines(damage)
         head = list(islice(lines, 2))
         json_lines: Iterable[tuple[int, bytes]] = []
+        why = ("not_json", "")
         # JSON Lines are read one by one, since files of rollouts outgrow the memory; a document has to be read as one.
         if len(head) == 2 and isinstance(_parse(head[0][1])[0], dict | list):
             json_lines = chain(head, lines)
@@ -166,7 +168,7 @@ class Source:
                 if (size := size + len(numbered[1])) > MOST_BYTES:
                     break
             whole = size <= MOST_BYTES
-            value, number, reason = _parse(b"".join(line for _, line in rest)) if whole else (None, 1, "")
+            value, number, why = _parse(b"".join(line for _, line in rest)) if whole else (None, 1, why)
             # An array is a table of records unless it is one record: a list of messages or of captured calls.
             is_table = isinstance(value, list) and all(
                 isinstance(item, dict) and not PARTS & item.keys() for item in value
@@ -178,14 +180,14 @@ class Source:
             elif not whole:
                 yield self._too_large(1, "it is one JSON document, which is larger")
             elif rest and not damage:
-                yield self.make_drop(number, "not_json", reason)
+                yield self.make_drop(number, *why)
         for number, line in json_lines:
-            value, _, reason = _parse(line)
-            yield (number, value) if value is not None else self.make_drop(number, "not_json", reason)
+            value, _, why = _parse(line)
+            yield (number, value) if value is not None else self.make_drop(number, *why)
         # Last, so that the records before the damage keep their lines.
         yield from damage
 
-    def _lines(self, damage: list[Drop]) -> Iterator[tuple[int, bytes]]:
+    def lines(self, damage: list[Drop]) -> Iterator[tuple[int, bytes]]:
         """Yield the lines of a text file, plain or gzip, that are not blank; add a drop where reading stops early."""
         number = 0
         try:
@@ -238,15 +240,27 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
         return found
 
 
-def _parse(text: bytes) -> tuple[Any, int, str]:
-    """Return the value of a JSON text; for invalid text and null None, the line of the error, and the reason."""
+def _value(text: bytes) -> Any:
+    """Return the value of a JSON text; `ValueError` where it is none, or too deep for the parser."""
     try:
-        return json.loads(text), 1, "null is no record"
+        # Not measured beforehand, which would take as long again: what the parser can take, `clean` measures.
+        return json.loads(text)
+    except RecursionError:
+        json_text.require_shallow(text)
+        raise
+
+
+def _parse(text: bytes) -> tuple[Any, int, tuple[str, str]]:
+    """Return the value of a JSON text; for what is none and null None, the line of the error, and reason and detail."""
+    try:
+        return _value(text), 1, ("not_json", "null is no record")
     except json.JSONDecodeError as error:
         shown = error.doc.split("\n")[error.lineno - 1][:40].strip()
-        return None, error.lineno, f"{error.msg} at column {error.colno}; the line begins {shown!r}"
+        return None, error.lineno, ("not_json", f"{error.msg} at column {error.colno}; the line begins {shown!r}")
+    except json_text.TooDeep as error:
+        return None, 1, ("too_deep", str(error))
     except (ValueError, RecursionError) as error:
-        return None, 1, str(error)
+        return None, 1, ("not_json", str(error))
 
 
 def find(patterns: list[str], also: Sequence[str] = ()) -> list[Source]:

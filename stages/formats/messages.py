@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stages import json_text
 from stages.formats.base import ImportedTurn
 from stages.messages import OMITTED, Message, Spoken, ToolCall, write
 
@@ -78,7 +79,7 @@ def _part_text(part: Any) -> str:
 def call(raw: Any) -> ToolCall:
     """Return a tool call from OpenAI's nested or flat form, Anthropic's, Inspect's, or any of them as JSON text."""
     # verifiers before 0.4 writes each call as JSON text, whose arguments are JSON text again.
-    raw = json.loads(raw) if isinstance(raw, str) else raw
+    raw = json_text.loads(raw) if isinstance(raw, str) else raw
     # OpenAI nests name and arguments under `function`; Inspect has the name there.
     inner = raw["function"] if isinstance(raw.get("function"), Mapping) else raw
     name = inner.get("name") or inner.get("tool_name") or raw.get("function") or ""

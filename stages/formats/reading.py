@@ -21,6 +21,7 @@ from stages.formats.files import Source
 from stages.formats.messages import first_question
 from stages.formats.reports import Place, Sidecars
 from stages.formats.secrets import Redactions, clean
+from stages.json_text import TooDeep
 from stages.rollouts import missing
 from stages.runs import store
 
@@ -169,6 +170,8 @@ def _trajectories(reader: Reader, record: Any, origin: Origin, secrets: Redactio
             return
         for trajectory in reader.trajectories(record, origin):
             yield trajectory if isinstance(trajectory, Drop) else check(completed(trajectory, origin, reader))
+    except TooDeep as error:
+        yield origin.make_drop("too_deep", str(error))
     except MALFORMED as error:
         yield origin.make_drop("malformed_record", f"{type(error).__name__}: {error}")
 

@@ -12,6 +12,8 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any
 
+from stages.json_text import MOST_LEVELS, TooDeep
+
 SHAPES = {
     "private-key": ("", r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----.{16,8000}?-----END (?:[A-Z]+ )*PRIVATE KEY-----"),
     "anthropic-key": (r"\b", r"sk-ant-[\w-]{20,}"),
@@ -59,8 +61,6 @@ HINT = re.compile(
     r"|eyJ|(?i:authorization)|://[^\s/@]{1,64}:[^\s/@]{1,64}@"
 )
 """A pattern that every shape contains: most strings have none of it and are skipped quickly."""
-DEEPEST = 200
-"""Levels of nesting that a JSON value may have."""
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -118,10 +118,10 @@ def clean(value: Any, counts: Counter[str] | None, depth: int = 0) -> Any:
 
     NaN and infinities become null, integers beyond 64 bits text, and lone surrogates U+FFFD.
 
-    Raises `ValueError` where it is nested deeper than can be written again.
+    Raises `TooDeep` where it is nested deeper than can be written again.
     """
-    if depth > DEEPEST:
-        raise ValueError(f"nested deeper than {DEEPEST} levels")
+    if depth > MOST_LEVELS:
+        raise TooDeep(f"it is nested deeper than {MOST_LEVELS} levels, and no more are read")
     if isinstance(value, str):
         text = value if value.isascii() else SURROGATE.sub("\ufffd", value)
         return text if counts is None else redact(text, counts)

@@ -3,11 +3,11 @@
 Format read from SWE-agent/SWE-agent at its state of 2026-07-16, `sweagent/types.py` and `sweagent/agent/agents.py`.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
+from stages import json_text
 from stages.formats.base import INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory
 from stages.formats.messages import message, split_turns
 from stages.formats.reports import stem
@@ -46,7 +46,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
 def _rollout(attempt: Record, origin: Origin, *, judged: bool) -> Trajectory:
     info, config = attempt.get("info") or {}, attempt.get("replay_config") or {}
     # `replay_config` is JSON text in some files and an object in others; older files lack it.
-    config = json.loads(config) if isinstance(config, str) else config
+    config = json_text.loads(config) if isinstance(config, str) else config
     opening, turns = _conversation(attempt)
     problem = config.get("problem_statement") or {}
     question = next((item["content"] for item in reversed(opening) if item["role"] == "user"), "")

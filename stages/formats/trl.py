@@ -10,15 +10,16 @@ column cannot.
 Format read from huggingface/trl at its state of 2026-07-24, `trl/trainer/grpo_trainer.py`.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
 
+from stages import json_text
 from stages.formats.base import Origin, Reader, Record, Trajectory
 from stages.formats.messages import message, split_turns
+from stages.formats.secrets import clean
 from stages.formats.transcripts import MARK, ExportedTranscript, File, Writer
 from stages.messages import Message
 from stages.rollouts import missing
@@ -89,7 +90,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         reward=reward,
         unscored="reward" in record,
         error=None if turns else ("empty_completion", "the completion holds no message of the model"),
-        tools=json.loads(record.get("tools") or "[]"),
+        tools=clean(json_text.loads(record.get("tools") or "[]"), None),
         extra={name: record[name] for name in ("step", "advantage") if name in record} | {"rewards": rewards},
     )
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any
 
+from stages import json_text
 from stages.messages import DECODER, UNREADABLE, Message, Spoken, ToolCall, is_object, read, write
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -119,7 +120,7 @@ def mistral(text: str) -> Spoken:
             calls.append(ToolCall(name.partition("[CALL_ID]")[0].strip(), arguments.strip()))
             continue
         try:
-            found = json.loads(part)
+            found = json_text.loads(part)
         except UNREADABLE:
             calls.append(_call(part))
             continue
@@ -173,7 +174,7 @@ FORMATS: dict[str, Callable[[str], Spoken]] = {
 def _call(text: str, arguments: str = "arguments") -> ToolCall:
     """Return a call written as a JSON object; in a malformed one the name is what looks like it, or empty."""
     try:
-        value = json.loads(text)
+        value = json_text.loads(text)
     except UNREADABLE:
         value = None
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):

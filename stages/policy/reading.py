@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from stages import json_text
 from stages.messages import Spoken, ToolCall, write
 from stages.policy.base import PolicyConfig, Sample
 from stages.policy.client import Failed, Rejected, Retryable, WebPage, error_of_status, web_page
@@ -120,20 +121,18 @@ def read(raw: bytes, config: PolicyConfig, asked: Asked, *, latency_s: float, at
 
 
 def parse(raw: bytes) -> Any:
-    """Return the JSON of a response; `ValueError` where it is not JSON.
+    """Return the JSON of a response; `ValueError` where it is not JSON, or nested too deeply.
 
     Read too is what a strict parser refuses in an answer that is paid: a byte order mark, bytes that are not UTF-8 and
     halves of surrogate pairs (both replaced), and NaN. Of a key that occurs twice in a bill, the higher number counts.
     """
+    json_text.require_shallow(raw)
     with suppress(ValueError):
         body = orjson.loads(raw)
         bill = raw[raw.find(b'"usage"') :]  # mostly the end: to count in all of 8 kB takes a tenth of a call's time
         if not any(bill.count(b'"%s"' % key.encode()) > 1 for key in BILL_KEYS):
             return body
-    try:
-        return json.loads(raw.decode("utf-8-sig", errors="replace"), object_pairs_hook=_merged)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    return json.loads(raw.decode("utf-8-sig", errors="replace"), object_pairs_hook=_merged)
 
 
 BILL_KEYS = ("usage", "cost", "prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens")

@@ -34,6 +34,7 @@ from typing import Any, BinaryIO, Generic, TypeVar
 
 import orjson
 
+from stages import json_text
 from stages.errors import BadInput, UsageError
 from stages.redaction import redacted_bytes
 from stages.runs.kinds import Row
@@ -269,10 +270,11 @@ def _document(value: Any) -> bytes:
 
 
 def parse_json(data: bytes) -> Any:
-    """Return the value of a JSON text; `ValueError` also for a key that occurs twice in one object.
+    """Return the value of a JSON text; `ValueError` also for great depth, and a key that occurs twice in an object.
 
     Parsers take the later value of such a key in silence, and a person who reads the text sees the earlier one.
     """
+    json_text.require_shallow(data)
     value = orjson.loads(data)
     if _document(value) != data:  # what `write_json` wrote has every key once, and is compared in a tenth of the time
         json.loads(data, object_pairs_hook=_once)  # here nothing but the keys: orjson is stricter in all else
@@ -317,7 +319,7 @@ def read_json(path: Path) -> Any:
         return parse_json(path.read_bytes())
     except FileNotFoundError:
         raise BadInput(f"{path} does not exist.") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise BadInput(
             f"{path} is not valid JSON ({error}). Delete it and rerun the stage that wrote it, with --clean."
         ) from None

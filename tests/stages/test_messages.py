@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.messages import Spoken, ToolCall, is_object, read, write
+from stages.pairs.actions import canonical_call
 
 TEXT = st.text(alphabet='ab \n<>/{}"\\tool_calhink:,é', max_size=40)
 
@@ -60,6 +61,14 @@ def test_whatever_is_written_reads_back_to_the_same_text(
 ) -> None:
     text = write(Spoken(content, tuple(ToolCall(*call) for call in calls), reasoning))
     assert write(read(text)) == text
+
+
+def test_an_object_that_nothing_could_walk_is_text() -> None:
+    """A model wrote it: as an object it would be walked and written again, beyond what Python and orjson take."""
+    deep = '{"a":' + "[" * 900 + "]" * 900 + "}"
+    text = write(Spoken("", (ToolCall("f", deep),)))
+    assert not is_object(deep) and read(text).calls == (ToolCall("f", deep),)
+    assert canonical_call(ToolCall("f", deep)) == f"f({json.dumps(deep)})"
 
 
 def test_an_object_is_the_whole_text() -> None:

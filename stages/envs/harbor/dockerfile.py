@@ -5,13 +5,14 @@ begins with a Python, Debian or Ubuntu image, copies files of its folder, sets v
 folders, and installs at most packages whose programs the sandbox shows. Everything else is refused with its line.
 """
 
-import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path, PurePosixPath
+
+from stages import json_text
 
 IMAGES = re.compile(r"^(python|debian|ubuntu|buildpack-deps|composer-[\w.-]+)(:[\w.-]+)?(@sha256:\w+)?$")
 """The last part of an image's name: those whose programs are a Python and a shell."""
@@ -152,7 +153,7 @@ def _copied(word: str, rest: str, line: int, workdir: str, context: Path) -> Cop
             raise NotFollowed(f"line {line}: {word} --{flag[1]} is not carried out")
         rest = rest[flag.end() :]
     try:
-        paths = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
+        paths = json_text.loads(rest) if rest.startswith("[") else shlex.split(rest)
     except ValueError as error:
         raise NotFollowed(f"line {line}: {error}") from None
     if len(paths) < 2 or "<<" in rest or any("://" in path or path.startswith("git@") for path in paths):

@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from stages import json_text
 from stages.envs.repo import trees
 from stages.envs.task_table import hub_rows
 from stages.errors import BadInput, InfrastructureError, UsageError
@@ -104,19 +105,24 @@ def read_records(path: Path) -> Iterator[Any]:
     text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
     # By content, whatever the ending: a .json file may hold one row a line.
     try:
-        document = orjson.loads(text)
-    except orjson.JSONDecodeError:
+        document = _loads(text)
+    except ValueError:
         for number, line in enumerate(text.splitlines(), 1):
             if line.strip():
                 try:
-                    yield orjson.loads(line)
-                except orjson.JSONDecodeError as error:
+                    yield _loads(line)
+                except ValueError as error:
                     raise BadInput(f"{path}, line {number}, is not valid JSON ({error}).") from None
         return
     if isinstance(document, dict) and "instance_id" not in document:
         yield from document.values()
     else:
         yield from document if isinstance(document, list) else [document]
+
+
+def _loads(text: bytes) -> Any:
+    json_text.require_shallow(text)
+    return orjson.loads(text)
 
 
 def find_mirror(folder: Path, repo: str) -> Path | None:

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from stages import json_text
 from stages.envs import folders
 from stages.envs.base import Split
 from stages.envs.repo import trees
@@ -254,7 +255,7 @@ def _parsed(row: Row) -> Row:
         value = parsed.get(name)
         if isinstance(value, str):
             with suppress(ValueError):  # what is no JSON is refused by TaskRow, with the value
-                parsed[name] = json.loads(value)
+                parsed[name] = json_text.loads(value)
         elif isinstance(value, list) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in value):
             parsed[name] = dict(value)
     return parsed

@@ -496,6 +496,14 @@ def test_columns_and_values_that_are_no_scores_are_named(
     refused(lambda: compared(str(path), str(path)), BadInput, *named)
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json"])
+@pytest.mark.parametrize("extra", ["[" * 20_000 + "]" * 20_000, '{"a":' * 20_000 + "1" + "}" * 20_000])
+def test_a_line_of_a_table_that_is_nested_too_deeply_is_named(tmp_path: Path, name: str, extra: str) -> None:
+    other = scores(tmp_path / "b.jsonl", [0, 1])
+    path = jsonl(tmp_path / name, {"id": "t0", "score": 1}, f'{{"id": "t1", "score": 0, "x": {extra}}}')
+    refused(lambda: compared(str(path), other), BadInput, f"{path}:2", "20,001 levels deep", "Mend it, or remove it")
+
+
 def test_columns_of_several_types_and_json_arrays_are_read(tmp_path: Path) -> None:
     rows = [{"id": 1, "score": True}, {"id": "t2", "score": 0.5}, {"id": "t3", "score": None}]
     items = logs.read(str(document(tmp_path / "a.json", rows))).items

@@ -174,4 +174,4 @@ def test_sub_agents_nested_without_end_are_dropped(tmp_path: Path) -> None:
     for _ in range(300):
         deep = atif(subagent_trajectories=[deep])
     found, drops, _ = read(document(tmp_path / "trajectory.json", deep, indent=None))
-    assert not found and drops[0].reason in ("malformed_record", "not_json")
+    assert not found and drops[0].reason == "too_deep"

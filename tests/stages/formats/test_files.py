@@ -1,7 +1,9 @@
 """Foreign files: found, read record by record, and kept as far as they are sound."""
 
 import gzip
+from collections.abc import Callable
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from support.transcripts import assistant, document, jsonl, read, user
@@ -34,8 +36,44 @@ def test_values_of_wrong_types_or_too_deep_drop_a_record_and_nothing_else(tmp_pa
     changes = ({"reward": "high"}, {"stop_condition": 7}, {"prompt": [{"role": 1}]}, {"info": deep})
     odd = [{**GOOD, **change} for change in changes]
     found, drops, _ = read(jsonl(tmp_path / "results.jsonl", GOOD, *odd, GOOD))
-    assert len(found) == 2 and [(d.line, d.reason) for d in drops] == [(n, "malformed_record") for n in (2, 3, 4, 5)]
+    reasons = [*["malformed_record"] * 3, "too_deep"]
+    assert len(found) == 2 and [(d.line, d.reason) for d in drops] == [*zip((2, 3, 4, 5), reasons, strict=True)]
     assert "reward is 'high'" in drops[0].detail and "deeper" in drops[3].detail
+
+
+DEEP = "[" * 20_000 + "]" * 20_000
+CALL = {**assistant("a"), "tool_calls": [DEEP]}
+SAMPLE = f'{{"id": 1, "epoch": 1, "messages": [], "x": {DEEP}}}'
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda to: jsonl(to / "a.jsonl", GOOD, f'{{"info": {DEEP}}}'), "too_deep"),
+        (lambda to: jsonl(to / "a.jsonl.gz", GOOD, f'{{"info": {DEEP}}}'), "too_deep"),
+        (lambda to: jsonl(to / "a.json", f'{{"version": 2, "samples": [{SAMPLE}]}}'), "too_deep"),
+        (
+            lambda to: jsonl(to / "a.jsonl", GOOD | {"completion": [CALL]}),
+            "too_deep",
+        ),
+        (lambda to: eval_archive(to / "a.eval", "samples/1.json"), "damaged_record"),
+        (lambda to: eval_archive(to / "a.eval", "header.json"), "damaged_record"),
+    ],
+    ids=["a line", "a packed line", "a document", "text in a column", "a sample", "a header"],
+)
+def test_a_record_that_would_overflow_a_stack_is_a_drop(
+    tmp_path: Path, make: Callable[[Path], Path], reason: str
+) -> None:
+    _, drops, _ = read(make(tmp_path))
+    assert [drop.reason for drop in drops] == [reason] and "20,00" in drops[0].detail
+
+
+def eval_archive(path: Path, deep: str) -> Path:
+    """An archive of Inspect with two members, of which one is nested deeply."""
+    with ZipFile(path, "w") as archive:
+        for name in ("header.json", "samples/1.json"):
+            archive.writestr(name, SAMPLE if name == deep else "{}")
+    return path
 
 
 def test_a_report_of_wrong_types_is_an_unknown_file(tmp_path: Path) -> None:

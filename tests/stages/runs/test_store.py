@@ -21,6 +21,14 @@ def test_equal_lines_give_equal_bytes(tmp_path: Path) -> None:
     assert list(store.read_lines(tmp_path / "a.jsonl.gz")) == [{"x": 1}, {"x": 2}]
 
 
+@pytest.mark.parametrize("levels", [300, 2_000, 100_000])
+def test_a_document_that_is_nested_too_deeply_is_named(tmp_path: Path, levels: int) -> None:
+    """Among the documents are those of models and adapters that others made."""
+    (tmp_path / "config.json").write_text("[" * levels + "]" * levels)
+    with pytest.raises(BadInput, match=rf"config\.json is not valid JSON \(it is nested {levels:,} levels deep"):
+        store.read_json(tmp_path / "config.json")
+
+
 def test_a_cut_file_and_a_malformed_line_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     store.seal_lines(path, [b'{"x":"%d"}' % i for i in range(5000)])

@@ -64,6 +64,9 @@ def test_what_is_no_file_of_rows_is_refused(tmp_path: Path) -> None:
     (tmp_path / "torn.jsonl").write_text(json.dumps(CLASSIC_ROW) + '\n{"repo": "a/')
     with pytest.raises(BadInput, match="line 2"):
         load(tmp_path / "torn.jsonl")
+    (tmp_path / "deep.jsonl").write_text('{"instance_id": "a", "x": ' + "[" * 300 + "]" * 300 + "}")
+    with pytest.raises(BadInput, match=r"line 1, .*301 levels deep"):
+        load(tmp_path / "deep.jsonl")
     with pytest.raises(BadInput, match="is not an instance"):
         load(written([[1, 2]], tmp_path / "rows.json"))
     (tmp_path / "rows.parquet").write_text("no table")

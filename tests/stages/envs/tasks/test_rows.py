@@ -106,6 +106,13 @@ def test_tables_may_hold_mappings_as_json_and_nulls(tmp_path: Path) -> None:
     assert first["files"] == {"a.py": "x = 1"} and second["files"] == {} and second["family"] == "f"
 
 
+def test_mappings_as_json_that_are_nested_too_deeply_are_refused(tmp_path: Path) -> None:
+    table = pa.table({"prompt": ["p"], "files": ["[" * 20_000 + "]" * 20_000], "test": ["true"]})
+    pq.write_table(table, tmp_path / "my.parquet")
+    with pytest.raises(BadInput, match="row 1: files: it should be a table"):
+        rows.load(str(tmp_path / "my.parquet"))
+
+
 @pytest.mark.parametrize("path", ["my.txt", "no/such/file.csv", "folder"])
 def test_what_is_no_file_of_rows_is_refused(tmp_path: Path, path: str) -> None:
     with pytest.raises((UsageError, BadInput), match=r"Name a"):
