@@ -1,11 +1,17 @@
-"""JSON text of other programs, read within a depth that every reader and writer here can take.
+"""JSON of other programs: text within a depth that every reader and writer here can take, and numbers kept exactly.
 
 Readers and writers differ in how deep a value may be nested: orjson writes 254 levels and reads 1,024, Python's json
 raises RecursionError near 1,000, as do functions that walk a value, and Arrow's reader has no limit but the stack of
 the process, which then ends by SIGSEGV. What comes from elsewhere is therefore measured before it is read.
+
+Python reads and writes integers of any size, NaN and infinities as JSON. orjson, which writes rows and digests, refuses
+integers beyond 64 bits, reads them as floats, and writes NaN and infinities as null: `exact` keeps them as text.
 """
 
 import json
+import math
+import re
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -48,3 +54,46 @@ def loads(text: bytes | str, **how: Any) -> Any:
     """
     require_shallow(text)
     return json.loads(text, **how)
+
+
+NUMBER = "$number"
+"""The key of an object that stands for a number, which is its text: {"$number": "nan"}."""
+MARKED = re.compile(r"\$+number")
+"""Keys that get another `$` in front, so that no object of the value itself is taken for a number."""
+
+
+def exact(value: Any) -> Any:
+    """Return a JSON value in which every number that orjson would change is an object with its text.
+
+    All else stays as it is, and so do digests. `restored` returns the value.
+    """
+    if isinstance(value, dict):
+        return {f"${key}" if MARKED.fullmatch(key) else key: exact(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [exact(item) for item in value]
+    return {NUMBER: repr(value)} if _is_changed(value) else value
+
+
+def restored(value: Any) -> Any:
+    """Return the value that `exact` was given; tuples have become lists."""
+    if isinstance(value, dict):
+        if value.keys() == {NUMBER}:
+            text = value[NUMBER]
+            return float(text) if text.lstrip("-") in ("nan", "inf") else int(text)
+        return {key[1:] if MARKED.fullmatch(key) else key: restored(item) for key, item in value.items()}
+    return [restored(item) for item in value] if isinstance(value, list) else value
+
+
+def changed_numbers(value: Any) -> Iterator[float]:
+    """Yield the numbers in a JSON value that orjson would change or refuse."""
+    if isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from changed_numbers(item)
+    elif _is_changed(value):
+        yield value
+
+
+def _is_changed(value: Any) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    return isinstance(value, int) and not -(2**63) <= value < 2**64

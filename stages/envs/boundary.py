@@ -148,6 +148,11 @@ def tasks(found: Any, name: str) -> list[Task]:
             raise UsageError(
                 f"The environment {name} gave a task {task.task_id!r} that JSON cannot hold: {error}."
             ) from None
+        if lost := next(json_text.changed_numbers(task.data), None):
+            raise UsageError(
+                f"The environment {name} gave a task {task.task_id!r} with {lost!r} in its data, which JSON cannot "
+                "hold, so that another number would be read again. Keep it as text, or as json_text.exact returns it."
+            )
     return list(found)
 
 

@@ -46,13 +46,15 @@ def identity(folder: str) -> str:
     return store.digest([output["content_sha256"] for name, output in run.manifest.outputs.items() if name == "tasks"])
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path, *, measured: bool = True) -> list[Row]:
     """Read a file of JSON objects, one a line.
 
     A file named *.gz is unpacked. The tokens NaN, Infinity and -Infinity, which are no JSON but which Python and others
-    write, are read as None: the number is unknown. Raises BadInput with the file, and the line where there is one.
+    write, are the numbers that they say, or None where the rows are measured: such a number is unknown. Raises BadInput
+    with the file, and the line where there is one.
     """
-    return [parse_line(line, f"{path}, line {number}: ") for number, line in numbered_lines(path)]
+    lines = numbered_lines(path)
+    return [parse_line(line, f"{path}, line {number}: ", measured=measured) for number, line in lines]
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -70,11 +72,14 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     yield from ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
 
 
-def parse_line(line: str, place: str = "") -> Row:
-    """Return the JSON object of a line; `BadInput` gives the place and the reason where it is not one."""
+def parse_line(line: str, place: str = "", *, measured: bool = False) -> Row:
+    """Return the JSON object of a line; `BadInput` gives the place and the reason where it is not one.
+
+    measured: NaN and infinities are None.
+    """
     try:
-        # json and not orjson: orjson refuses the tokens NaN and Infinity, which parse_constant maps to None.
-        row = json_text.loads(line, parse_constant=lambda _: None)
+        # json and not orjson, which refuses these tokens, and makes floats of large integers.
+        row = json_text.loads(line, parse_constant=(lambda _: None) if measured else None)
     except json.JSONDecodeError as error:  # its own line is that within the text, which is always the first
         raise BadInput(f"{place}it is not JSON ({error.msg} in column {error.colno}).") from None
     except json_text.TooDeep as error:

@@ -1,10 +1,13 @@
-"""The depth of JSON text: what is measured, whatever stands in its strings, and what is refused unread."""
+"""JSON of others: the depth of a text, whatever stands in its strings, and numbers that are kept through orjson."""
 
 import json
+import math
 
+import orjson
 import pytest
 
-from stages.json_text import MOST_LEVELS, TooDeep, depth, loads
+from stages.json_text import MOST_LEVELS, TooDeep, changed_numbers, depth, exact, loads, restored
+from stages.runs import store
 
 
 def nested(levels: int, opening: str = "[", closing: str = "]") -> str:
@@ -34,3 +37,21 @@ def test_what_is_nested_too_deeply_is_refused_with_its_depth() -> None:
     assert loads(nested(MOST_LEVELS)) == json.loads(nested(MOST_LEVELS))
     with pytest.raises(TooDeep, match=r"20,000 levels deep, and at most 200 are read"):
         loads(nested(20_000))
+
+
+CHANGED = [math.inf, -math.inf, 2**64, -(2**63) - 1, 10**4000]
+LIKE_NUMBERS = [{"$number": "nan"}, {"$number": 1, "$$number": {"$number": math.inf}}, {"a": [{"$number": "x"}]}]
+
+
+@pytest.mark.parametrize("value", [*CHANGED, *LIKE_NUMBERS, {"a": [1, 10**30, {"b": -math.inf}]}])
+def test_numbers_that_orjson_changes_are_kept_through_it(value: object) -> None:
+    kept = orjson.loads(store.encode(exact(value)))
+    assert restored(kept) == value and not [*changed_numbers(kept)]
+
+
+def test_nan_is_kept_and_numbers_that_orjson_holds_are_as_they_were() -> None:
+    (found,) = restored(orjson.loads(store.encode(exact([math.nan]))))
+    assert found != found
+    plain = {"a": [None, True, -(2**63), 2**64 - 1, 1.5, "nan", {"$set": {"$number_of": 1}}]}
+    assert exact(plain) == restored(plain) == plain and [*changed_numbers(plain)] == []
+    assert [*changed_numbers({"a": (1, [10**30]), "b": math.inf})] == [10**30, math.inf]

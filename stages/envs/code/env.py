@@ -23,6 +23,7 @@ from stages.envs.code.assertions import RETURNED, RETURNS, CallAssertion, compar
 from stages.envs.code.rows import INSTRUCTION, CodeProblem, CodeProblems, assertions, load
 from stages.envs.task_table import TooManyTasks
 from stages.errors import InfrastructureError, UsageError
+from stages.json_text import exact, restored
 from stages.layout import counted
 from stages.messages import Message
 from stages.runs import store
@@ -121,7 +122,7 @@ def tests_of(kind: str, data: bytes) -> Tests:
 
 
 def _problem_of(data: Mapping[str, Any]) -> CodeProblem:
-    return CodeProblem(**{**data, "inputs": tuple(map(tuple, data["inputs"]))}, task="")
+    return CodeProblem(**{**data, "inputs": tuple(map(tuple, restored(data["inputs"])))}, task="")
 
 
 def verdict(tests: Tests, given: Sequence[Answer]) -> ProgramVerdict:
@@ -202,7 +203,7 @@ class CodeEnv:
         return [self._task(problem, split) for problem in problems[:count]]
 
     def _task(self, problem: CodeProblem, split: Split) -> Task:
-        data = asdict(problem)
+        data = asdict(problem) | {"inputs": exact(problem.inputs)}
         task_id, prompt = f"{self.name}-{problem.problem_id}", f"{data.pop('task')}\n{INSTRUCTION}"
         return Task(task_id, self.name, split, problem.problem_id, prompt, data)
 

@@ -12,6 +12,7 @@ A format is recognised by the columns of a row:
 
 import ast
 import doctest
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -119,7 +120,7 @@ def _is_in(problem: CodeProblem, split: Split) -> bool:
 def _problems(path: str) -> list[CodeProblem]:
     file = Path(path).expanduser()
     is_hub = not file.exists() and not file.suffix and path.count("/") == 1
-    parts = hub_rows(path, "Name a file with --set env.path=FILE.") if is_hub else {"": read_rows(file)}
+    parts = hub_rows(path, "Name a file with --set env.path=FILE.") if is_hub else {"": read_rows(file, measured=False)}
     problems: dict[str, CodeProblem] = {}
     seen: set[str] = set()
     for number, row in enumerate(chain.from_iterable(parts.values()), 1):
@@ -167,7 +168,7 @@ def _mbpp(row: Row) -> CodeProblem:
         tests,
         solution,
         test=test,
-        mbpp_id=number if type(number) is int else None,
+        mbpp_id=number if type(number) is int and number < 2**63 else None,  # more is no id of MBPP
     )
 
 
@@ -218,8 +219,8 @@ def _evalplus(row: Row) -> CodeProblem:
     elif given["function"] in SPECIAL:
         refused = "EvalPlus accepts its results by a rule of its own"
     tolerance = row.get("atol") or 0
-    if not isinstance(tolerance, int | float):
-        raise UnknownFormat(f"atol is {tolerance!r}, not a number")
+    if not isinstance(tolerance, int | float) or not abs(tolerance) < math.inf:
+        raise UnknownFormat(f"atol is {tolerance!r}, not a finite number")
     return CodeProblem(**given, inputs=tuple(map(tuple, inputs)), tolerance=float(tolerance), refused=refused)
 
 

@@ -22,6 +22,7 @@ from stages.envs import folders
 from stages.envs.base import Split
 from stages.envs.repo import trees
 from stages.envs.task_table import MOST_REPORTED, hub_rows, numbered_lines, parse_line
+from stages.envs.tasks import values
 from stages.errors import BadInput, refusal
 from stages.runs import store
 from stages.runs.kinds import Row
@@ -180,17 +181,21 @@ def load(path: str) -> list[Row]:
             continue
         try:
             json.dumps(given, ensure_ascii=False).encode()
-        except (ValueError, TypeError, RecursionError):
+        except TypeError as error:  # of a table
+            problems.append(f"{where}: it holds what JSON cannot ({error})")
+            continue
+        except ValueError:
             # json.loads takes "\\ud800", which no file can hold.
             problems.append(f"{where}: it holds what is not text, such as half of a character (\\ud800)")
             continue
         try:
-            # Without columns that are null: tables have every column in every row.
-            written = {name: value for name, value in given.items() if value is not None}
+            # Without columns that are null: tables have every column in every row, and pandas writes NaN for null.
+            written = {name: value for name, value in given.items() if value is not None and not _is_nan(value)}
             row = TaskRow.model_validate(written).model_dump()
         except ValidationError as error:
             problems.append(f"{where}: {'; '.join(map(_problem, error.errors(include_url=False)))}")
             continue
+        row["calls"] = [one | {name: json_text.exact(one[name]) for name in values.EXACT} for one in row["calls"]]
         content = store.digest({name: value for name, value in row.items() if name not in LABELS})
         row["id"] = row["id"] or f"task-{store.digest(row)[:12]}"
         row["folder"] = str(Path(path).expanduser().absolute().parent)
@@ -211,6 +216,10 @@ def load(path: str) -> list[Row]:
     if not rows:
         raise BadInput(f"{path} holds no tasks. Give rows with a prompt and a test (docs/tasks.md).")
     return rows
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and value != value
 
 
 def _read(path: str) -> Iterator[tuple[str, Row | BadInput]]:

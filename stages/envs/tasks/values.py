@@ -21,6 +21,7 @@ from stages.envs.repo import grading, runner, trees
 from stages.envs.repo.grading import Statuses, TestOutcomes
 from stages.envs.repo.known_values import GUESSED
 from stages.envs.repo.task import RunTask
+from stages.json_text import restored
 from stages.layout import shortened
 from stages.sandbox import Answer, Call, judge
 
@@ -38,6 +39,8 @@ def call(args, kwargs):
     return target(*args, **kwargs)
 """
 """Of one function; it is imported from the tree as any program would, so that it may be in a package."""
+EXACT = ("args", "kwargs", "returns")
+"""Fields of a call that hold JSON of any kind; a row has them as `json_text.exact` returns them."""
 LONGEST = 200
 """Characters of a value in the log."""
 _short = partial(shortened, most=LONGEST)
@@ -47,22 +50,28 @@ RELATIVE = 1e-9
 
 def names(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of a row's tests that are decided by values, in order."""
-    calls = (f"call {number}: {written(one)}" for number, one in enumerate(row["calls"], 1))
+    calls = (f"call {number}: {written(one)}" for number, one in enumerate(calls_of(row), 1))
     scripts = (f"script {number}: {one['command']}" for number, one in enumerate(row["script"], 1))
     return (*calls, *scripts)
 
 
+def calls_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the calls of a row with the numbers that its author wrote."""
+    return [one | {name: restored(one[name]) for name in EXACT} for one in row["calls"]]
+
+
 def written(call: Mapping[str, Any]) -> str:
-    """Return a call of a row as one writes it in Python."""
+    """Return a call as one writes it in Python."""
     arguments = [*map(repr, call["args"]), *(f"{name}={value!r}" for name, value in call["kwargs"].items())]
     return f"{call['function']}({_short(', '.join(arguments))})"
 
 
 def are_told(row: Mapping[str, Any]) -> bool:
     """Return whether a call or script expects what one of another function or command is given, for code to look up."""
-    given = [(one["function"], [*one["args"], *one["kwargs"].values()]) for one in row["calls"]]
+    calls = calls_of(row)
+    given = [(one["function"], [*one["args"], *one["kwargs"].values()]) for one in calls]
     given += [(one["command"], [one["command"], one["stdin"]]) for one in row["script"]]
-    expected = [(one["function"], one["returns"]) for one in row["calls"]]
+    expected = [(one["function"], one["returns"]) for one in calls]
     expected += [(one["command"], text) for one in row["script"] for text in (one["stdout"], *one["files"].values())]
     return any(
         str(wanted).strip() not in EASY and name != other and any(_holds(one, wanted) for one in values)
@@ -107,7 +116,7 @@ def by_values(kind: str, row: Mapping[str, Any]) -> RunTask:
 
 def _calls(kind: str, row: Mapping[str, Any], folder: Path) -> Iterator[str]:
     """Yield of each call how its answer differs from what is expected, an empty text where it does not."""
-    groups = [(function, [*calls]) for function, calls in groupby(row["calls"], lambda one: one["function"])]
+    groups = [(function, [*calls]) for function, calls in groupby(calls_of(row), lambda one: one["function"])]
     if not groups:
         return
     asked = []

@@ -1,13 +1,16 @@
 """What is made of the grade of an environment: the ground of a pass, and what is not paid."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.refusals import refused
 
 from stages.envs import boundary
-from stages.envs.base import Grade, grounds_in_words
+from stages.envs.base import Grade, Task, grounds_in_words
 from stages.envs.config import EnvConfig, EnvStageConfig
+from stages.errors import UsageError
 
 PASSED = Grade(1.0, hidden_pass=True)
 
@@ -15,6 +18,12 @@ PASSED = Grade(1.0, hidden_pass=True)
 def graded(grade: Grade, **attributes: Any) -> Grade:
     environment: Any = SimpleNamespace(**attributes)
     return boundary.grade(grade, environment)
+
+
+@pytest.mark.parametrize(("number", "said"), [(math.nan, "nan"), (-math.inf, "-inf"), (10**30, "64-bit")])
+def test_data_that_a_table_would_change_is_refused(number: float, said: str) -> None:
+    tasks = [Task("t1", "own", "train", "f", "p", {"limits": {"of": [1, number]}})]
+    refused(lambda: boundary.tasks(tasks, "own"), UsageError, "'t1'", said)
 
 
 @pytest.mark.parametrize(

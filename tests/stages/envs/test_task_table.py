@@ -1,6 +1,7 @@
 """Rows of files of JSON lines, plain and compressed."""
 
 import gzip
+import math
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ def test_rows_plain_and_gzipped(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(text.encode()))
     expected = [{"a": 1, "b": None}, {"a": "\u2028", "b": None}]
     assert read_rows(tmp_path / "rows.jsonl") == read_rows(tmp_path / "rows.jsonl.gz") == expected
+    assert read_rows(tmp_path / "rows.jsonl", measured=False)[1] == {"a": "\u2028", "b": -math.inf}
 
 
 @pytest.mark.parametrize(

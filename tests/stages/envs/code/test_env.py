@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 
 import pytest
@@ -178,10 +179,23 @@ def test_a_problem_that_cannot_be_asked_is_left_out_and_counted(tmp_path: Path) 
     assert (env.size("train"), env.size("eval")) == (0, 1) and "take evalplus/mbppplus" in env.left_out("train")
 
 
+def test_inputs_are_the_numbers_that_the_row_holds(tmp_path: Path) -> None:
+    """As EvalPlus' own: NaN, infinities, and integers beyond 64 bits."""
+    row = {**EVALPLUS, "base_input": [[[1]]], "plus_input": [[[math.nan, 1]], [[math.inf]], [[10**30]]]}
+    row["canonical_solution"] = "    return repr(sum(xs))\n"
+    env = opened(tmp_path, row)
+    assert graded(env, "def total(xs): return repr(sum(xs))").reward == 1.0
+    lost = "def total(xs): return repr(sum(xs)) if xs != [10**30] else repr(float(10**30))"
+    assert graded(env, lost).reward == 0.0
+    none = "def total(xs): return repr(sum(xs)) if xs[0] == xs[0] else 'None'"
+    assert graded(env, none).reward == 0.0
+
+
 @pytest.mark.parametrize(
     ("row", "said"),
     [
         ({"question": "?"}, "question"),
+        ({**EVALPLUS, "atol": math.inf}, "atol"),
         ({**OWN, "tests": []}, "tests"),
         ({**OWN, "tests": "assert add(1, 2) == 3"}, "tests"),
         ({**MBPP, "text": None}, "text"),

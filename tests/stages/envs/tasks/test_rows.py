@@ -1,6 +1,8 @@
 """Rows of tasks: every bad one is reported with its line, no path leads out, and a family is in one split."""
 
 import json
+import math
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,35 @@ def test_tables_may_hold_mappings_as_json_and_nulls(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "my.parquet")
     first, second = rows.load(str(tmp_path / "my.parquet"))
     assert first["files"] == {"a.py": "x = 1"} and second["files"] == {} and second["family"] == "f"
+
+
+def test_values_of_calls_tell_rows_apart_and_an_id_is_that_of_a_row(tmp_path: Path) -> None:
+    values = [math.inf, -math.inf, math.nan, None, 10**30, 10**30 + 1]
+    given = [{"prompt": "p", "calls": [{"function": "a:f", "returns": value}]} for value in values]
+    assert len({row["id"] for row in rows.load(written(tmp_path, *given))}) == len(values)
+    with pytest.raises(BadInput, match="line 7: it is the task of line 3 again"):
+        rows.load(written(tmp_path, *given, given[2]))
+    plain = {"args": [1, [2.5, None, {"b": True}]], "kwargs": {"$set": {"a": -3}}, "returns": 2**63}
+    (row,) = rows.load(written(tmp_path, {"prompt": "p", "calls": [{"function": "a:f", **plain}]}))
+    assert row["id"] == "task-9389add7ba3c", "as it was before numbers of other kinds could be held"
+
+
+def test_nan_in_a_column_is_no_value_as_pandas_writes_it(tmp_path: Path) -> None:
+    (row,) = rows.load(written(tmp_path, {**GOOD, "solution": math.nan, "family": math.nan}))
+    assert row["solution"] is None and row["family"] == ""
+
+
+def test_integers_of_more_digits_than_python_reads_are_refused_with_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "my.jsonl").write_text('{"prompt": "p", "calls": [{"function": "a:f", "returns": ' + "9" * 5000 + "}]}")
+    with pytest.raises(BadInput, match=r"line 1: it is not JSON \(Exceeds the limit \(4300 digits\)"):
+        rows.load(str(tmp_path / "my.jsonl"))
+
+
+def test_values_of_a_table_that_json_lacks_are_named(tmp_path: Path) -> None:
+    table = pa.table({"prompt": ["p"], "calls": [[{"function": "a:f", "returns": Decimal("1.5")}]]})
+    pq.write_table(table, tmp_path / "my.parquet")
+    with pytest.raises(BadInput, match=r"row 1: it holds what JSON cannot .*Decimal"):
+        rows.load(str(tmp_path / "my.parquet"))
 
 
 def test_mappings_as_json_that_are_nested_too_deeply_are_refused(tmp_path: Path) -> None:

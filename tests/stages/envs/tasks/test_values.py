@@ -1,12 +1,16 @@
 """Tests of a row that values decide: what passes, what fails and why, and what no forgery changes."""
 
+import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.attacks import ATTACKS, RIGHT, WRONG
 from support.own_tasks import RowGrader
 
+from stages.collect import task_row
+from stages.envs.task_table import task
 from stages.envs.tasks.values import agrees, are_told
 from stages.errors import InfrastructureError
 
@@ -94,6 +98,43 @@ def test_the_log_says_what_was_returned_and_what_was_expected(graded: RowGrader)
     assert log is not None and "it printed '0\\n', not '2'" in log and "ok   script 2" in log
     log = graded("script", {"count.py": "print(2)"}).work.test_log
     assert log is not None and "words.txt holds no such file, not 'a\\nb'" in log
+
+
+NUMBERS: dict[str, tuple[Any, Any, str, float]] = {
+    "nan": (1, math.nan, "return float('nan')", 1.0),
+    "none for nan": (1, math.nan, "pass", 0.0),
+    "inf": (1, math.inf, "return float('inf')", 1.0),
+    "none for inf": (1, math.inf, "return None", 0.0),
+    "nan for inf": (1, -math.inf, "return float('nan')", 0.0),
+    "nan in an argument": ([1.0, math.nan], True, "return x[1] != x[1]", 1.0),
+    "nan is not none": ([math.nan], 0, "return sum(one is None for one in x)", 1.0),
+    "large": (30, 265252859812191058636308480000000, "import math; return math.factorial(x)", 1.0),
+    "large, off by one": (30, 265252859812191058636308480000001, "import math; return math.factorial(x)", 0.0),
+    "as a float": (1, 10**22 + 1, "return 1e22", 0.0),
+    "a large argument": ({"a": [-(10**40) - 7]}, 7, "return -x['a'][0] % 10", 1.0),
+    "written as a number is kept": ({"$number": "5"}, {"$number": "nan"}, "return {'$number': 'nan'}", 1.0),
+}
+"""An argument, what is expected, the body of a function of x, and its reward."""
+
+
+def test_numbers_that_json_and_tables_lack_are_those_of_the_row(tmp_path: Path) -> None:
+    rows = {
+        name.replace(" ", "-").replace(",", ""): {
+            "calls": [{"function": "m:f", "args": [argument], "kwargs": {}, "returns": returns}]
+        }
+        for name, (argument, returns, _, _) in NUMBERS.items()
+    }
+    grader = RowGrader(tmp_path, rows)
+    played = {name: task(task_row(one)) for name, one in grader.tasks.items()}
+    assert played == grader.tasks, "read from the table of a run, the tasks are the same"
+    grades = [
+        grader(name, {"m.py": f"def f(x):\n    {body}\n"})
+        for name, (_, _, body, _) in zip(rows, NUMBERS.values(), strict=True)
+    ]
+    assert [grade.reward for grade in grades] == [reward for *_, reward in NUMBERS.values()]
+    log = grades[1].work.test_log
+    assert log is not None and "m:f(1): returned None, expected nan" in log
+    grader.close()
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
