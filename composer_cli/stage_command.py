@@ -17,7 +17,7 @@ from composer_cli import options
 from composer_cli.help import ALL, HelpCommand
 from composer_cli.printing import interrupt_leaves, print_json, reporting_errors
 from stages import STAGES, command_words
-from stages.errors import UsageError
+from stages.errors import UsageError, refusal
 
 Declared = dict[str, tuple[Any, Any]]
 """The options of a command: by their names in Python, the annotation that typer reads, and the default."""
@@ -181,8 +181,15 @@ def parameters(declared: Declared) -> list[Any]:
 
 
 def arguments(model: Any, given: Mapping[str, Any]) -> Any:
-    """Return the model of the arguments that a command was given."""
-    return model(**{name: given[name] for name in model.model_fields if given.get(name) is not None})
+    """Return the model of the arguments that a command was given; `UsageError` for a value that it refuses."""
+    from pydantic import ValidationError
+
+    try:
+        return model(**{name: given[name] for name in model.model_fields if given.get(name) is not None})
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        option = str(problem["loc"][0]).replace("_", "-")
+        raise UsageError(f"--{option} cannot be {problem['input']!r}: {refusal(problem)}.") from None
 
 
 def typed_settings(stage: str, given: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ from pydantic_core.core_schema import no_info_before_validator_function
 
 from stages import STAGES, command_words
 from stages.errors import UsageError, refusal
+from stages.json_text import changed_numbers
 from stages.runs.store import nearest
 
 Tree = dict[str, Any]
@@ -135,6 +136,9 @@ class Settings(BaseModel):
                 raise ValueError(f"{name} is a number, but the text {text!r} was given; leave out the quotation marks")
             if isinstance(given.get(name), int) and not -(2**63) <= given[name] < 2**63:
                 raise ValueError(f"{name} is {given[name]}, more than 64 bits hold")
+            # What a table of any keys holds is of no type that pydantic could check.
+            if Any in get_args(field.annotation) and (lost := next(changed_numbers(given.get(name)), None)):
+                raise ValueError(f"{name} holds {lost}; numbers should be finite, and integers have 64 bits")
         return given
 
     def identity(self) -> dict[str, Any]:

@@ -98,6 +98,8 @@ def test_no_error_of_a_call_names_an_option(made: Path, tmp_path: Path) -> None:
         (lambda: composer.collect(artifacts=3), "artifacts = 3: it should be a path."),
         (lambda: composer.query(3), "3 is no text"),
         (lambda: composer.run("demo", max_cost="five"), "max_cost = 'five'"),
+        (lambda: composer.collect(max_cost=float("inf")), "max_cost = inf: it should be a finite number"),
+        (lambda: composer.collect(env={"name": "kata", "max_chars": float("nan")}), "options holds nan"),
         (lambda: composer.collect(config={"tasks": 2}), "config: it takes the path of a TOML file"),
         (lambda: composer.collect(policy=3), "policy = 3: it should be a dictionary"),
         (lambda: composer.collect.plan(task=3), "Did you mean tasks? `collect.settings"),
