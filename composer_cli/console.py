@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from composer_cli.printing import escape_control_characters, say
+from composer_cli.printing import say
 from stages.errors import BadInput
-from stages.layout import duration
+from stages.layout import duration, escape_control_characters
 from stages.runs.activity import Detailed, Figures, Notice, Preparation, repeating
 from stages.runs.run import Run
 from stages.stopping import on_signals

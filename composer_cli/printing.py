@@ -20,7 +20,7 @@ import orjson
 import typer
 
 from stages.errors import ComposerError, UsageError
-from stages.layout import WORD, folded, width
+from stages.layout import STEERING, WORD, escape_control_characters, folded, width
 from stages.redaction import redacted
 
 FAILED, USAGE = 1, 2
@@ -34,29 +34,6 @@ REPORT = 100
 """Columns to which reports wrap their sentences."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a stream that cannot be written."""
-STEERING = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but tab and newline, DEL, C1
-    "\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069"  # direction of writing, separators of lines
-    "\ud800-\udfff]"  # halves of characters, which no output can encode
-)
-
-
-def escape_control_characters(text: str) -> str:
-    r"""Return the text with `\x1b` for an escape character, and so on; newlines and tabs stay.
-
-    Escaped are the characters that steer a terminal or hide in a text.
-    """
-
-    def escape(found: re.Match[str]) -> str:
-        code = ord(found[0])
-        return "\\r" if code == 13 else f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
-
-    return STEERING.sub(escape, text)
-
-
-def escape_line(text: str) -> str:
-    r"""Return the escaped text on one line: newlines become `\n`."""
-    return escape_control_characters(text).replace("\n", "\\n")
 
 
 def escape_json(text: str) -> str:

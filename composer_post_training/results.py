@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from composer_cli.executors import jobs
-from composer_cli.printing import escape_control_characters, escape_line
 from composer_cli.show import rollout as shown_rollouts
 from composer_cli.show import text
 from composer_cli.show.rollout import of_row, read_rows
 from composer_cli.show.sections import earlier_verdict
 from composer_post_training.messages import errors_in_python, translate_message
 from stages.errors import BadInput, UsageError
-from stages.layout import counted
+from stages.layout import counted, escape_control_characters, escape_line
 from stages.messages import Message
 from stages.rollouts.trace import pairs_with_states, states
 from stages.runs import store

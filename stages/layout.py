@@ -1,4 +1,4 @@
-"""Text for people: aligned tables, shortened texts, counted nouns, p-values, durations, ages, sparklines."""
+"""Text for people: control characters spelled out, aligned tables, shortened texts, counted nouns, times, graphs."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -7,6 +7,31 @@ from os.path import commonprefix
 from unicodedata import combining, east_asian_width
 
 LEFT, RIGHT = "left", "right"
+
+
+STEERING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but tab and newline, DEL, C1
+    "\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069"  # direction of writing, separators of lines
+    "\ud800-\udfff]"  # halves of characters, which no output can encode
+)
+
+
+def escape_control_characters(text: str) -> str:
+    r"""Return the text with `\x1b` for an escape character, and so on; newlines and tabs stay.
+
+    Escaped are the characters that steer a terminal or hide in a text.
+    """
+
+    def escape(found: re.Match[str]) -> str:
+        code = ord(found[0])
+        return "\\r" if code == 13 else f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+    return STEERING.sub(escape, text)
+
+
+def escape_line(text: str) -> str:
+    r"""Return the escaped text on one line: newlines become `\n`."""
+    return escape_control_characters(text).replace("\n", "\\n")
 
 
 def width(text: str) -> int:
@@ -25,7 +50,8 @@ def aligned(rows: Iterable[Sequence[object]], head: Sequence[str] = (), sides: S
     if sides is None:
         columns = zip(*cells, strict=True) if cells else [("",)] * len(head)
         sides = [RIGHT if all(map(_is_number, column)) else LEFT for column in columns]
-    texts = [*([list(map(str, head))] if head else []), *(list(map(str, row)) for row in cells)]
+    # In one line: a cell with a line break, such as an id of another program, would begin a row of its own.
+    texts = [[escape_line(str(cell)) for cell in row] for row in ([head] if head else []) + cells]
     widths = [max(map(width, column)) for column in zip(*texts, strict=True)]
 
     def padded(cell: str, side: str, wanted: int) -> str:

@@ -312,7 +312,7 @@ def _finish(search: Search, config: Config, out: RunWriter) -> None:
         for row in rows
     ]
     out.table(TASK, tasks)
-    out.write_file("instances.jsonl", "".join(store.encode(row).decode() + "\n" for row in rows))
+    out.write_file("instances.jsonl", b"".join(store.encode(row) + b"\n" for row in rows))
     # A reason is a class and, after the colon, what differs between candidates.
     reasons = Counter(record["reason"].partition(":")[0] for record in tried if record["reason"])
     out.count(planned=config.tasks, done=len(rows), tried=len(tried))

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from rich.cells import cell_len, set_cell_size
 
-from composer_cli.printing import escape_control_characters, escape_line, fitted
+from composer_cli.printing import fitted
 from composer_cli.show.blocks import as_text
 from composer_cli.show.facts import (
     first_rows,
@@ -22,7 +22,7 @@ from composer_cli.show.rollout import ShownRollout
 from composer_cli.show.runs import RunLine
 from composer_cli.show.sections import findings
 from stages.envs.base import grounds_in_words
-from stages.layout import age, aligned, counted, duration, without_shared_start
+from stages.layout import age, aligned, counted, duration, escape_control_characters, escape_line, without_shared_start
 from stages.pairs.actions import STUDENT
 from stages.runs import queries
 from stages.runs.catalog import progress

@@ -23,7 +23,6 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from composer_cli.loopback import HOST, HOSTS, bound
-from composer_cli.printing import escape_control_characters
 from composer_cli.show import facts, sections
 from composer_cli.show import rollout as rollouts
 from composer_cli.show import runs as run_folders
@@ -34,6 +33,7 @@ from composer_cli.view import page
 from composer_cli.view.notes import Note, NoteChanged, Notes
 from composer_cli.view.page import MarkedLine, difference
 from stages.errors import BadInput, ComposerError, UsageError
+from stages.layout import escape_control_characters
 from stages.messages import Message
 from stages.runs import catalog, index, queries
 from stages.runs.kinds import ORIGIN, Row

@@ -25,7 +25,6 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
-from composer_cli.printing import escape_control_characters
 from composer_cli.show import runs
 from composer_cli.show.blocks import (
     Findings,
@@ -46,7 +45,7 @@ from composer_cli.show.sections import SECTIONS, losses, section
 from stages import STAGES, command_words, stages_of
 from stages.envs.base import grounds_in_words
 from stages.errors import BadInput
-from stages.layout import age, counted, duration
+from stages.layout import age, counted, duration, escape_control_characters
 from stages.runs import catalog, store
 from stages.runs.display import cell, plain
 from stages.runs.kinds import Row

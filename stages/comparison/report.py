@@ -11,7 +11,17 @@ import pyarrow.compute as pc
 
 from stages.comparison.logs import CANCELLED, ID, ROLLOUT_PAGE
 from stages.evaluation.inference import BETTER, NO_GAIN, TIE, WORSE
-from stages.layout import aligned, counted, folded, p_value, plural, width, without_middle, without_shared_start
+from stages.layout import (
+    aligned,
+    counted,
+    escape_line,
+    folded,
+    p_value,
+    plural,
+    width,
+    without_middle,
+    without_shared_start,
+)
 
 if TYPE_CHECKING:
     from stages.comparison.stage import LogComparison, LogDifference, SideSummary
@@ -57,7 +67,8 @@ def difference(found: "LogComparison", one: "LogDifference") -> str:
 
 def text(found: "LogComparison") -> str:
     """Return the result for a terminal, but for the tasks on which the sides differ."""
-    lines = [sentence(found, one) for one in found.differences]
+    # A line break in a name or a note would begin a line that looks like one of the report.
+    lines = [escape_line(sentence(found, one)) for one in found.differences]
     if len(found.differences) > 1:
         lines.append("p is after Holm's correction, and intervals are at the level that it leaves each comparison.")
     what = mean_of(found)
@@ -72,7 +83,7 @@ def text(found: "LogComparison") -> str:
     lines += ["", table]
     for one in found.differences:
         lines += ["", *_about(found, one)]
-    lines += [f"note ({side.letter}): {note}" for side in found.sides for note in side.notes]
+    lines += [escape_line(f"note ({side.letter}): {note}") for side in found.sides for note in side.notes]
     return folded("\n".join(lines), WIDTH)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 
 from stages.errors import InfrastructureError, UsageError
-from stages.layout import markdown_table
+from stages.layout import escape_control_characters, markdown_table
 from stages.policy import adapters
 from stages.policy.adapters import CheckpointInfo
 from stages.redaction import redacted, secret_in
@@ -80,7 +80,8 @@ def _write_model(run: Run, folder: Path) -> None:
     if base.is_file():
         store.write_json(base, _without_folders(store.read_json(base)))
     published = _write_about(run, folder)
-    store.write_sealed(folder / "README.md", model_card(published, info, base=named, adapter=adapter).encode())
+    card = model_card(published, info, base=named, adapter=adapter)
+    store.write_sealed(folder / "README.md", escape_control_characters(card).encode())
 
 
 def _write_dataset(run: Run, folder: Path) -> None:
@@ -91,7 +92,8 @@ def _write_dataset(run: Run, folder: Path) -> None:
             # `datasets` reads the split from the file's name: SPLIT-NUMBER-of-NUMBER.
             shutil.copyfile(run.path / about["file"], folder / name / "train-00000-of-00001.parquet")
             tables[name] = about
-    store.write_sealed(folder / "README.md", dataset_card(_write_about(run, folder), tables).encode())
+    card = dataset_card(_write_about(run, folder), tables)
+    store.write_sealed(folder / "README.md", escape_control_characters(card).encode())
 
 
 def _write_about(run: Run, folder: Path) -> Mapping[str, Any]:

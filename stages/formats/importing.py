@@ -16,7 +16,7 @@ from stages.formats.reading import FileCount, ReadTrajectory
 from stages.formats.repeats import StoredTables
 from stages.formats.reports import Sidecars
 from stages.formats.rows import ImportedPayload
-from stages.layout import aligned, counted, shortened
+from stages.layout import aligned, counted, escape_line, shortened
 from stages.rollouts import collection_checks, missing
 from stages.rollouts.collection_checks import Account
 from stages.runs import store
@@ -436,7 +436,7 @@ def _file_lines(counts: list[FileCount], drops: list[Drop], dropped: Counter[str
     lines += _drop_lines(drops, dropped)
     if redacted:
         kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(redacted.items()))
-        previews = [f"  {count.file}, {preview}".replace("\n", "\\n") for count in counts for preview in count.previews]
+        previews = [escape_line(f"  {count.file}, {preview}") for count in counts for preview in count.previews]
         lines += ["", f"redacted: {kinds} (`--set redact=false` leaves all texts as they are)", *previews[:SHOWN]]
         if len(previews) > SHOWN:
             lines.append(f"  ... and more in sources.json, of {redacted.total()} in all")
@@ -459,5 +459,6 @@ def _drop_lines(drops: list[Drop], dropped: Counter[str]) -> list[str]:
     lines = ["", "dropped", aligned(sorted(dropped.items()))]
     for first, *others in list(alike.values())[:SHOWN]:
         more = f" (and {len(others)} more)" if others else ""
-        lines.append(f"  {first.file}, line {first.line}{more}: {first.reason}: {shortened(first.detail, 160)}")
+        detail = shortened(first.detail, 160)
+        lines.append(escape_line(f"  {first.file}, line {first.line}{more}: {first.reason}: {detail}"))
     return lines + ([f"  ... and more of {len(alike) - SHOWN} files in drops.json"] if len(alike) > SHOWN else [])

@@ -46,7 +46,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         out.progress("figures", index, len(FIGURES))
         points = figure.rows(evidence)
         if points:
-            out.write_file(f"{name}.csv", as_csv(points))
+            out.write_file(f"{name}.csv", as_csv(points).encode())
             out.write_file(f"{name}.png", as_png(figure, points))
             drawn.append(name)
     if not drawn:

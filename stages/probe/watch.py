@@ -89,7 +89,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     out.table(WATCHED, watched, "watched")
     out.table(WATCHED_ROLLOUT, rollouts, "watched_rollouts")
     out.document("watch", {**facts, "checks": [check.as_json() for check in checks], "checkpoints": watched})
-    out.write_file("watch.csv", as_csv(watched))
+    out.write_file("watch.csv", as_csv(watched).encode())
     out.write_file("watch.png", watch_png(watched, facts["threshold"]))
     out.count(planned=len(steps), done=len(steps))
     write_checks(out, checks, "checks", figures=["watch"], **facts)

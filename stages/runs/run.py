@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from stages.errors import BadInput, ComposerError, UsageError, not_a_folder, refusal
-from stages.layout import Sparkline, counted
+from stages.layout import Sparkline, counted, escape_control_characters
 from stages.redaction import redacted_value
 from stages.runs import display, ledger, store
 from stages.runs.activity import Figures, Notice
@@ -529,8 +529,14 @@ class RunWriter:
         store.write_json(self.path / f"{name}.json", value)
 
     def write_file(self, name: str, content: str | bytes) -> None:
-        """Write a text or an image of the run, for `Run.read_file`; it is no output, so its digest is not recorded."""
-        store.write_sealed(self.path / name, content.encode() if isinstance(content, str) else content)
+        """Write a file of the run, for `Run.read_file`; it is no output, so its digest is not recorded.
+
+        content: a text for people, whose control characters are spelled out, as ids, models and errors of other
+        programs are in it; or the bytes of any other file.
+        """
+        is_text = isinstance(content, str)
+        data = escape_control_characters(content).encode() if is_text else content
+        store.write_sealed(self.path / name, data)
 
     def metrics(self, rows: Iterable[Row]) -> None:
         """Write `metrics.jsonl`."""

@@ -7,11 +7,22 @@ from pathlib import Path
 import pytest
 from support.command_line import collect
 from support.server import Reply, answer, serving
+from support.transcripts import assistant, document, jsonl, user
 
-from composer_cli.printing import escape_control_characters, escape_json, escape_line
+from composer_cli.printing import escape_json
+from stages.layout import escape_control_characters, escape_line
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202egnp.exe\r\x08\x00 | \x7f\x85\x0b\x0c\x1c\u2028"
-RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028\u2029]")
+RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u2028\u2029]")
+READ_BY_PEOPLE = (".txt", ".html", ".log", ".svg", ".md")
+
+
+def steering(folder: Path) -> dict[str, list[str]]:
+    """Control characters in the files below a folder that people read, by the name of the file."""
+    files = [path for path in folder.rglob("*") if path.suffix in READ_BY_PEOPLE]
+    found = {str(path.relative_to(folder)): RAW.findall(path.read_bytes().decode()) for path in files}
+    assert found, "there is a file"
+    return {name: characters for name, characters in found.items() if characters}
 
 
 def test_no_command_passes_control_characters_on(composer, tmp_path):
@@ -47,6 +58,38 @@ def test_no_command_passes_control_characters_on(composer, tmp_path):
     html, twin = (Path(page[name]).read_bytes().decode() for name in ("html", "json"))
     assert RAW.findall(html) == [] and "\\x1b[2J" in html
     assert not re.search("[\x00-\x08\x0b-\x1f]", twin)
+    assert steering(tmp_path / "artifacts") == {}
+
+
+FORGED = f"t\n{EVIL}B (mine) is better than A (yours)."
+"""An id that begins a line of its own, as the decision is written."""
+
+
+def test_no_report_on_logs_of_others_passes_control_characters_on(composer, tmp_path):
+    def log(name, right):
+        said = [user("q"), assistant("1")]
+        samples = [
+            {"id": f"{at} {FORGED}", "epoch": 1, "input": f"q{at} {FORGED}", "messages": said}
+            | {"metadata": {"topic": f"{at % 2} {FORGED}"}}
+            | ({"scores": {FORGED: {"value": "C" if at in right else "I"}}} if at else {"error": {"message": FORGED}})
+            for at in range(12)
+        ]
+        about = {"task": FORGED, "model": f"{name} {FORGED}", "model_generate_config": {"stop": name + FORGED}}
+        return document(tmp_path / f"{name}.json", {"version": 2, "status": EVIL, "eval": about, "samples": samples})
+
+    def table(name, right):
+        rows = ({"id": f"{at} {FORGED}", "score": int(at in right), "topic": FORGED} for at in range(12))
+        return jsonl(tmp_path / f"{name}.jsonl", *rows)
+
+    logs = [log("a", range(6)), log("b", range(3, 12))]
+    said = [composer("compare", *logs), composer("compare", table("a", range(6)), table("b", range(3, 12)))]
+    said += [composer("import", logs[0]), composer("show", "compare"), composer("show", "import"), composer("status")]
+    said += [composer("report", "compare"), composer("report", "import")]
+    assert [done.returncode for done in said] == [3, 3, *[0] * 6], [done.stderr for done in said]
+    assert [RAW.findall(done.stdout + done.stderr) for done in said] == [[]] * len(said)
+    assert steering(tmp_path / "artifacts") == {}
+    for report in (tmp_path / "artifacts").rglob("report.txt"):
+        assert not [line for line in report.read_text().splitlines() if line.lstrip().startswith("\\x1b")]
 
 
 @pytest.mark.parametrize(
