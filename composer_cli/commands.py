@@ -4,6 +4,7 @@ Each reads its words, asks one module for facts, and prints them as text or JSON
 """
 
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -122,6 +123,8 @@ def cancel(
     print_result(json, {"job": stopped}, f"{stopped.name} is {stopped.state.status}.")
 
 
+QUESTION_BYTES, SPARE_BYTES = 4 * 2**30, 2**28
+"""Most memory of a question and of printing its answer, of which half of a machine's is enough; and of the threads."""
 MEMORY = {"-d": 512, "-v": 2048}
 """MiB that a limit has to leave for DuckDB and the libraries of tables, some of which crash without a word on less."""
 
@@ -153,14 +156,21 @@ def query(
     """Ask the tables of all runs a question in SQL; every table has a column `run`."""
     _require_memory()
     from composer_cli.show.text import query_table
+    from stages.backends import resources
     from stages.runs import catalog, index, queries
     from stages.runs.run import Run
-    from stages.runs.sql import run_sql
+    from stages.runs.sql import PARTS, run_sql, too_large
 
     asked = index.of(Run(catalog.find(artifacts, name)) for name in from_ or []) or index.entries(artifacts)
-    columns, rows = run_sql(queries.sql_query(asked, sql))
-    found = {"rows": [dict(zip(columns, row, strict=True)) for row in rows]}
-    print_result(json, found, query_table(columns, rows))
+    # DuckDB does not count what a function returns, such as repeat(), and takes the machine's memory for it.
+    most = min(QUESTION_BYTES, resources.available("cpu") // 2)
+    try:
+        with resources.limited_memory(most + SPARE_BYTES):
+            columns, rows = run_sql(replace(queries.sql_query(asked, sql), memory=most // PARTS))
+            found = {"rows": [dict(zip(columns, row, strict=True)) for row in rows]}
+            print_result(json, found, query_table(columns, rows))
+    except MemoryError:
+        raise too_large(f"{most / 2**30:.3g} GB of memory for its answer") from None
     for sentence in queries.pooled(asked, sql):
         say(sentence)
 

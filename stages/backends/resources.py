@@ -11,6 +11,7 @@ import os
 import resource
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,9 +79,9 @@ def available(device: str, root: Path = Path("/")) -> int:
     /sys/fs/cgroup, version 1 in memory.limit_in_bytes below /sys/fs/cgroup/memory, a number beyond all memory for none.
     Source: Linux Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
     """
-    import torch
-
     if device.startswith("cuda"):
+        import torch
+
         return torch.cuda.mem_get_info(device)[0]
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for text in _group_files(root, "memory", "memory.max", "memory.limit_in_bytes"):
@@ -101,6 +102,26 @@ def within_limits() -> dict[str, int]:
         for option, (_, used) in LIMITS.items()
         if softs[option] != resource.RLIM_INFINITY and used in lines
     }
+
+
+@contextmanager
+def limited_memory(more: int) -> Iterator[None]:
+    """Let this process take at most so many bytes more than now, inside the block; a lower limit stays.
+
+    What asks for more gets none, and raises `MemoryError` or an error of its own.
+    """
+    number, used = LIMITS["-d"]
+    soft, hard = resource.getrlimit(number)
+    now = next((line for line in _text(Path("/proc/self/status")).splitlines() if line.startswith(used)), None)
+    if now is None:  # a system that does not count it
+        yield
+        return
+    most = 1024 * int(now.split()[1]) + more
+    resource.setrlimit(number, (most if soft == resource.RLIM_INFINITY else min(soft, most), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(number, (soft, hard))
 
 
 def cores(root: Path = Path("/")) -> int:

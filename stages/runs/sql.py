@@ -26,6 +26,9 @@ LIMIT_S = 60.0
 ROWS = 1_000_000
 """Rows of the largest answer."""
 BLOCK = 10_000
+MOST_THREADS = 16
+PARTS = 4
+"""Parts of a process' memory: one for DuckDB, one for the rows, two for printing them."""
 INTERRUPT_S = 1.0
 """Seconds to wait for the end of a question that was interrupted."""
 EXIT_S = 10.0
@@ -58,11 +61,16 @@ class SqlQuery:
 
 def run_sql(query: SqlQuery, limit_s: float = LIMIT_S) -> Answer:
     """Return column names and rows; `UsageError` where the query has no answer, or none within the bounds."""
-    # A quarter for DuckDB, one for the rows, and the rest for printing them: orjson crashes where it gets no memory.
-    quarters = [left // 4 for left in resources.within_limits().values()]
-    query = replace(query, memory=min(query.memory, *quarters)) if quarters else query
-    connection, done = duckdb.connect(), Future[Answer]()
-    asking = Thread(target=_fulfil, args=(done, connection, query), daemon=True)
+    # What DuckDB leaves is for the rows and for printing them: orjson crashes where it gets no memory.
+    quarters = [left // PARTS for left in resources.within_limits().values()]
+    limits = ""
+    if quarters and min(quarters) < query.memory:
+        query = replace(query, memory=min(quarters))
+        limits = "".join(f", a quarter of what `ulimit {option}` left to it" for option in resources.within_limits())
+    # The stack of a thread counts as memory of the process.
+    connection = duckdb.connect(config={"threads": min(resources.cores(), MOST_THREADS)})
+    done = Future[Answer]()
+    asking = Thread(target=_fulfil, args=(done, connection, query, limits), daemon=True)
     asking.start()
     try:
         return done.result(limit_s)
@@ -84,17 +92,17 @@ def _interrupt(connection: duckdb.DuckDBPyConnection, asking: Thread, seconds: f
         asking.join(0.05)
 
 
-def _fulfil(done: "Future[Answer]", connection: duckdb.DuckDBPyConnection, query: SqlQuery) -> None:
+def _fulfil(done: "Future[Answer]", connection: duckdb.DuckDBPyConnection, query: SqlQuery, limits: str) -> None:
     try:
         done.set_result(_ask(connection, query))
     except (duckdb.OutOfMemoryException, MemoryError):
-        limits = "".join(f", a quarter of what `ulimit {option}` left to it" for option in resources.within_limits())
-        done.set_exception(_too_large(f"{query.memory / 2**30:.3g} GB of memory{limits}"))
+        done.set_exception(too_large(f"{query.memory / 2**30:.3g} GB of memory{limits}"))
     except Exception as error:
         done.set_exception(error)
 
 
-def _too_large(what: str) -> UsageError:
+def too_large(what: str) -> UsageError:
+    """Return the error of a question that needs more than this."""
     return UsageError(f"That question needs more than {what}. {LESS}")
 
 
@@ -127,7 +135,7 @@ def _ask(connection: duckdb.DuckDBPyConnection, query: SqlQuery) -> Answer:
         while block := answered.fetchmany(BLOCK):
             rows += block
             if len(rows) > ROWS:
-                raise _too_large(f"{ROWS:,} rows for its answer")
+                raise too_large(f"{ROWS:,} rows for its answer")
             if any(left < 2 * query.memory for left in resources.within_limits().values()):
                 raise MemoryError
         return [column[0] for column in answered.description or ()], rows

@@ -1,4 +1,6 @@
 import json
+import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -207,6 +209,26 @@ def test_a_sort_that_needs_much_memory_is_not_kept_in_the_working_folder():
     sorting = "select i, hash(i) as h from range(3000000) t(i) order by h"
     with pytest.raises(UsageError, match=r"needs more than 0\.0625 GB of memory"):
         run_sql(SqlQuery(sorting, {}, [], memory=2**26))
+
+
+@pytest.mark.slow
+def test_what_a_function_returns_is_within_the_memory_of_a_question(tmp_path):
+    """DuckDB does not count it; as the largest of all answers it would be 2.4 GB, and twice that as a value."""
+    asked = "select list_aggregate(range(300000000), 'sum'), range(300000000)"
+    with subprocess.Popen(
+        command("query", asked), env=environment(tmp_path), stderr=subprocess.PIPE, text=True
+    ) as process:
+        told = process.stderr.read()
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 2 and "needs more than 1 GB of memory. Ask for less" in told and told.count("\n") == 1
+    assert used.ru_maxrss < 4.5 * 2**20, "KiB"
+
+
+def test_a_question_leaves_no_limit_of_memory_behind(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    assert call(tmp_path, "query", "select 1").returncode == 0
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
 ASKING = """
