@@ -534,8 +534,7 @@ class RunWriter:
         content: a text for people, whose control characters are spelled out, as ids, models and errors of other
         programs are in it; or the bytes of any other file.
         """
-        is_text = isinstance(content, str)
-        data = escape_control_characters(content).encode() if is_text else content
+        data = escape_control_characters(content).encode() if isinstance(content, str) else content
         store.write_sealed(self.path / name, data)
 
     def metrics(self, rows: Iterable[Row]) -> None:
