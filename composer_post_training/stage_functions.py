@@ -98,8 +98,8 @@ class StageFunction(Generic[P, R]):
         return [(shown, translate_message(text)) for key, shown, text in rows if len(rows) <= FEW or key in basic]
 
     if TYPE_CHECKING:
-        # Runs or paths, then settings and `Arguments` by name: `P` holds both (composer_post_training/__init__.py). PEP
-        # 612 has no form for `*runs: Run` before them, so there is a position for each of a few.
+        # Runs or paths, then settings and `Arguments` by name: `P` holds both (interface.py). PEP 612 has no form
+        # for `*runs: Run` before them, so there is a position for each of a few.
         def __call__(
             self, a: Given = ..., b: Given = ..., c: Given = ..., d: Given = ..., /, *args: P.args, **kwargs: P.kwargs
         ) -> R:

@@ -49,6 +49,8 @@ __all__ += ["attached", "code_sha256", "content_sha256", "foreign_file", "has_so
 __all__ += ["lists_tasks"]
 __all__ += ["load", "register", "resolved", "same", "sampling_unit", "takes", "text_actions"]
 
+PUBLIC = "composer_post_training.environments"
+"""The module from which users import what environments are made of, and the classes of those that ship."""
 METHODS = ("tasks", "reset", "step", "grade", "close")
 """Methods of an `Environment`. Nothing else is called, since a settings file may name any importable object."""
 Attachment = Literal["models", "hack_pairs", "hint", "system"]
@@ -151,8 +153,21 @@ def has_solutions(name: str) -> bool:
 
 def same(one: str, other: str) -> bool:
     """Return whether two names, registered or import paths, denote one environment."""
-    targets = [entry.environment if (entry := ENVIRONMENTS.get(name)) else name for name in (one, other)]
-    return targets[0] == targets[1]
+    return _target(one) == _target(other)
+
+
+def _target(name: str) -> str:
+    """Return the import path of an environment's class; for the public name of one that ships, that in its own module.
+
+    Nothing is imported.
+    """
+    entry = ENVIRONMENTS.get(name)
+    path = entry.environment if entry else name
+    module, _, word = path.partition(":")
+    if module != PUBLIC:
+        return path
+    shipped = (one.environment for one in ENVIRONMENTS.values() if one.environment.startswith(f"{__name__}."))
+    return next((own for own in shipped if own.partition(":")[2] == word), path)
 
 
 def attached(name: str, what: Attachment) -> Any:
@@ -170,7 +185,7 @@ def sampling_unit(name: str) -> SamplingUnit:
     found = getattr(_factory(name), "sampling_unit", SamplingUnit())
     if not isinstance(found, SamplingUnit):
         raise UsageError(
-            f"The environment {name!r} has a sampling_unit {found!r}, which is not a stages.envs.SamplingUnit. "
+            f"The environment {name!r} has a sampling_unit {found!r}, which is no SamplingUnit of {PUBLIC}. "
             'Write sampling_unit = SamplingUnit("repository", fixed=True), or leave it out.'
         )
     return found
@@ -202,8 +217,7 @@ def content_sha256(name: str, options: Mapping[str, Any]) -> str | None:
 
 def is_shipped(name: str) -> bool:
     """Return whether a name or import path denotes an environment that ships with Composer."""
-    entry = ENVIRONMENTS.get(name)
-    return entry is not None and entry.environment.startswith(f"{__name__}.")
+    return name in ENVIRONMENTS and _target(name).startswith(f"{__name__}.")
 
 
 def lists_tasks(name: str) -> bool:
@@ -216,8 +230,7 @@ def foreign_file(name: str) -> Path | None:
 
     Nothing is imported: `importlib.util.find_spec` would execute the packages around the module.
     """
-    entry = ENVIRONMENTS.get(name)
-    module, colon, _ = (entry.environment if entry else name).partition(":")
+    module, colon, _ = _target(name).partition(":")
     if not colon or is_shipped(name):
         return None
     _refuse_standard_library(name, module)  # a dry run, which imports nothing, refuses it as the run would
@@ -258,7 +271,7 @@ def _factory(name: str) -> Callable[..., Environment]:
         lack = f"lacks the methods {', '.join(missing)}" if is_class else "is no class"
         raise UsageError(
             f"{name!r} {lack}, so it is not an environment. Give a class with {', '.join(METHODS)} "
-            "(stages.envs.base.Environment)."
+            f"({PUBLIC}.Environment)."
         )
     made: Callable[..., Environment] = factory
     return made

@@ -231,7 +231,7 @@ def drawn(config: TaskChecksConfig) -> list[Task]:
     if not envs.has_solutions(config.env.name):
         raise UsageError(
             f"The environment {config.env.name!r} has no solutions to check its tasks with: it has no method "
-            "`solution` (stages.envs.base.HasSolutions)."
+            f"`solution` ({envs.PUBLIC}.HasSolutions)."
         )
     make, found, refused = config.opener(), dict[str, Task](), list[UsageError]()
     for split in SPLITS:

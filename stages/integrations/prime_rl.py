@@ -30,7 +30,7 @@ def composed_loss(
     if hint_weight != 0.0:
         raise UsageError(
             f"hint_weight is {hint_weight:g}, but prime-rl keeps the tokens of its reference KL from a custom loss. "
-            "Leave hint_weight out, and start prime-rl by `python -m stages.integrations.prime_rl_hints`."
+            "Leave hint_weight out, and start prime-rl by `python -m composer_post_training.prime_rl`."
         )
     # None, and not a missing attribute, where PRIME-RL has the field but scored no reference.
     reference = getattr(inputs, "ref_logprobs", None)

@@ -1,6 +1,6 @@
 """GRPO with hints inside PRIME-RL: a reference KL at faulty turns, in addition to the rl loss of the same tokens.
 
-    python -m stages.integrations.prime_rl_hints rl @ rl.toml
+    python -m composer_post_training.prime_rl rl @ rl.toml
 
 PRIME-RL sums the losses rl, ce and ref_kl, each over the tokens that have a weight in its stream, each over its own
 count. A custom loss replaces rl alone and never sees a token of ref_kl, so hints are an algorithm here: GRPO as it is,
@@ -178,10 +178,3 @@ def main(arguments: Sequence[str]) -> None:
         shim.chmod(0o755)
         os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
         rl()
-
-
-if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except UsageError as refused:
-        sys.exit(str(refused))

@@ -2,8 +2,8 @@
 
 verifiers imports a taskset by a plain name, so put a module on its path and name it (`vf-eval composer_served ...`):
 
-    from stages.integrations.verifiers_served import *  # composer_served.py
-    from stages.integrations.verifiers_served import __all__
+    from composer_post_training.verifiers import *  # composer_served.py
+    from composer_post_training.verifiers import __all__
 
 Its interpreter needs verifiers, orjson and filelock, and no openenv, which cannot be installed together with verifiers.
 

@@ -129,7 +129,10 @@ def ask_all(policy: Policy, turns: Sequence[Turn]) -> list[Sample]:
     if isinstance(policy, BatchPolicy):
         return policy.sample(list(turns))
     if not isinstance(policy, AsyncPolicy):
-        raise TypeError(f"{type(policy).__name__} has neither `sample` nor `ask` and `drain` (stages.policy.base).")
+        raise TypeError(
+            f"{type(policy).__name__} has neither `sample` nor `ask` and `drain`: it is no Policy "
+            "of composer_post_training.policies."
+        )
     asked = policy
 
     async def asking() -> list[Sample]:

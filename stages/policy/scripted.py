@@ -64,5 +64,5 @@ def check(config: PolicyConfig, env: str) -> None:
     if config.model == REFERENCE and config.scripted and not envs.has_solutions(env):
         raise UsageError(
             f"The environment {env!r} has no solutions for the policy {REFERENCE!r} to play: it has no method "
-            f"`solution` (stages.envs.base.HasSolutions). `--policy {NOOP}` needs none."
+            f"`solution` ({envs.PUBLIC}.HasSolutions). `--policy {NOOP}` needs none."
         )

@@ -9,10 +9,19 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, assert_type
 
 import composer_post_training as composer
+from composer_post_training.channels import CHANNELS, Channel, ChannelLoss, ChannelSpec, PairRows, PairSource
+from composer_post_training.environments import AnsweredEnv, Environment, KataEnv, Observation, Question, Split, Task
+from composer_post_training.executors import EXECUTORS, JobState
+from composer_post_training.formats import Reader, Trajectory, Writer
+from composer_post_training.grading import judge, match
+from composer_post_training.policies import KINDS, Sample, Turn
+from composer_post_training.sandbox import CommandResult, open_sandbox
+from composer_post_training.stages import STAGES, Stage, StageConfig
 from composer_post_training.trl import ProbeCallback, preference_dataset, with_channels
 
 run = composer.collect(policy={"model": "reference", "max_tokens": 3}, env={"name": "kata"}, tasks=2)
@@ -43,6 +52,26 @@ except composer.UsageError as error:
     print(error.exit_code)
 trainer = with_channels()(weights={"dpo": 0.1}, pairs=preference_dataset(run))
 trainer.add_callback(ProbeCallback(trainer, run, every=5))
+
+
+class Doubles(AnsweredEnv):
+    name, source = "doubles", "all numbers"
+
+    def questions(self, split: Split, count: int, seed: int) -> Sequence[Question]:
+        return [Question(str(n), f"What is 2 * {n}?", str(2 * n)) for n in range(count)]
+
+
+class Mine(Channel[PairRows]):
+    source = PairSource
+
+    def loss(self, rows: PairRows) -> ChannelLoss:
+        return ChannelLoss(rows.sums.sum(), 1, {})
+
+
+environment: Environment = Doubles()
+assert_type(environment.step("4"), Observation)
+assert_type(KataEnv().tasks("train", 1, seed=0), list[Task])
+CHANNELS["mine"] = ChannelSpec(Mine, "What it lowers.")
 composer.collect(tusks=3)
 composer.collect(tasks="3")
 composer.collect(policy=3)

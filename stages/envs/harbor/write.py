@@ -56,7 +56,8 @@ def write_tasks(
     environment = envs.load(env, options)
     if not isinstance(environment, Packs):
         raise UsageError(
-            f"Tasks of {env!r} cannot be exported: the environment has no method `packed` (stages.envs.repo.task)."
+            f"Tasks of {env!r} cannot be exported: the environment has no method "
+            "`packed`, which packs a task for other programs."
         )
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty. Name a new folder.")

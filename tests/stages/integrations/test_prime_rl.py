@@ -55,7 +55,7 @@ def test_rl_starts_an_orchestrator_that_knows_the_algorithm(tmp_path: Path) -> N
     for name, text in PACKAGE.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    command = [sys.executable, "-m", "stages.integrations.prime_rl_hints", "rl", "@", "rl.toml"]
+    command = [sys.executable, "-m", "composer_post_training.prime_rl", "rl", "@", "rl.toml"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(command, env=env, cwd=Path(__file__).parents[3], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -20,8 +20,8 @@ from stages.runs import runner
 from stages.runs.run import Run
 
 PLUGIN = """\
-from stages.integrations.verifiers_served import *  # noqa: F403
-from stages.integrations.verifiers_served import __all__  # noqa: F401
+from composer_post_training.verifiers import *  # noqa: F403
+from composer_post_training.verifiers import __all__  # noqa: F401
 """
 EVALUATION = """\
 model = "scripted"

@@ -1,0 +1,58 @@
+"""Loss channels of a training: their rows, losses and metrics, and the table of channels.
+
+    CHANNELS["mine"] = ChannelSpec("my_package.losses:Mine", "What it lowers.", needs=("pairs",))  # weights.mine
+
+The table is here without torch; what a channel is made of imports it.
+"""
+
+from typing import TYPE_CHECKING
+
+from composer_post_training.deferred import deferred
+from stages.training.channels import CHANNELS, ChannelSpec
+
+__all__ = [
+    "CHANNELS",
+    "Channel",
+    "ChannelLoss",
+    "ChannelSpec",
+    "Config",
+    "HintSource",
+    "HintedRows",
+    "Metric",
+    "PairRows",
+    "PairSource",
+    "RolloutRows",
+    "RolloutSource",
+    "RowSource",
+    "ScoredRows",
+    "SourceInputs",
+    "TaughtRows",
+    "TaughtSource",
+]
+
+if TYPE_CHECKING:
+    from stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, ScoredRows, SourceInputs
+    from stages.training.channels.hints import HintedRows, HintSource
+    from stages.training.channels.opd import TaughtRows, TaughtSource
+    from stages.training.channels.pairs import PairRows, PairSource
+    from stages.training.channels.rollouts import RolloutRows, RolloutSource
+    from stages.training.config import Config
+else:
+    __getattr__ = deferred(
+        __name__,
+        {
+            "stages.training.channels.base": (
+                "Channel",
+                "ChannelLoss",
+                "Metric",
+                "RowSource",
+                "ScoredRows",
+                "SourceInputs",
+            ),
+            "stages.training.channels.hints": ("HintedRows", "HintSource"),
+            "stages.training.channels.opd": ("TaughtRows", "TaughtSource"),
+            "stages.training.channels.pairs": ("PairRows", "PairSource"),
+            "stages.training.channels.rollouts": ("RolloutRows", "RolloutSource"),
+            "stages.training.config": ("Config",),
+        },
+    )

@@ -1,0 +1,8 @@
+"""Grading of functions that a model wrote: called in the sandbox, and judged outside of it by what they return.
+
+`Grade`, the verdict on a rollout, is one of `composer_post_training.environments`.
+"""
+
+from stages.sandbox import Answer, Answers, Call, judge, match
+
+__all__ = ["Answer", "Answers", "Call", "judge", "match"]

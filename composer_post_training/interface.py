@@ -1,0 +1,387 @@
+"""The functions of the package, and the stages as functions: what `composer_post_training.NAME` returns.
+
+Imported when the first of them is used, for it needs all that reads runs; an environment needs none of that.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
+
+from composer_cli.call import Arguments, ChainArguments
+from composer_cli.preset import configure_preset, load_preset, read_for_preset
+from composer_cli.show import runs as run_folders
+from composer_post_training.messages import errors_in_python, function_name, translate_message
+from composer_post_training.results import (
+    Chain as Chain,
+)
+from composer_post_training.results import (
+    ComparedLogs as ComparedLogs,
+)
+from composer_post_training.results import (
+    Difference as Difference,
+)
+from composer_post_training.results import (
+    Differences as Differences,
+)
+from composer_post_training.results import (
+    Evaluation as Evaluation,
+)
+from composer_post_training.results import (
+    Job as Job,
+)
+from composer_post_training.results import (
+    ReadableRun as ReadableRun,
+)
+from composer_post_training.results import (
+    Rollout as Rollout,
+)
+from composer_post_training.results import (
+    opened,
+)
+from composer_post_training.stage_functions import (
+    P,
+    PythonConsole,
+    R,
+    StageFunction,
+    checked_settings,
+    paths_of_runs,
+)
+from stages import STAGES
+from stages.errors import BadInput as BadInput
+from stages.errors import ComposerError as ComposerError
+from stages.errors import Incomplete as Incomplete
+from stages.errors import InfrastructureError as InfrastructureError
+from stages.errors import UsageError as UsageError
+from stages.layout import age
+from stages.runs import catalog, settings
+from stages.runs.display import Table as Table
+from stages.runs.run import Run
+from stages.runs.stage import Plan as Plan
+from stages.runs.tables import Scan as Scan
+
+if TYPE_CHECKING:
+    # What a type checker and an editor read of each stage: its settings and `Arguments`, as one set of keywords.
+    from pydantic import Field
+
+    from stages.collect import Config as _Collect
+    from stages.comparison.config import Config as _Compare
+    from stages.curriculum import Config as _Curriculum
+    from stages.evaluation.config import Config as _Evaluate
+    from stages.export import Config as _Export
+    from stages.formats.config import Config as _Import
+    from stages.integrations.config import Config as _Frameworks
+    from stages.make_tasks import Config as _Tasks
+    from stages.normalize import Config as _Normalize
+    from stages.pairs.config import Config as _ExtractPairs
+    from stages.probe.compare import Config as _ProbeCompare
+    from stages.probe.extract_vhack import Config as _ProbeExtractVhack
+    from stages.probe.plot import Config as _ProbePlot
+    from stages.probe.score import Config as _ProbeScore
+    from stages.probe.settings import ReplayConfig as _ProbeReplay
+    from stages.probe.start import Config as _ProbeStart
+    from stages.probe.svd import Config as _ProbeSvd
+    from stages.probe.teacher_pool import Config as _ProbeTeacherPool
+    from stages.probe.uat import Config as _ProbeUat
+    from stages.probe.watch import Config as _ProbeWatch
+    from stages.teachers.config import Config as _ReplayTeachers
+    from stages.training.config import Config as _Train
+
+    def _function(words: Callable[P, Any], returns: type[R]) -> StageFunction[P, R]: ...
+
+    class _CollectWords(Arguments, _Collect): ...
+
+    class _ReplayTeachersWords(Arguments, _ReplayTeachers): ...
+
+    class _ExtractPairsWords(Arguments, _ExtractPairs): ...
+
+    class _TrainWords(Arguments, _Train): ...
+
+    class _EvaluateWords(Arguments, _Evaluate): ...
+
+    # Their paths are most often given without a name.
+    class _ImportWords(Arguments, _Import):
+        paths: list[str] = Field(default_factory=list)
+
+    class _CompareWords(Arguments, _Compare):
+        paths: list[str] = Field(default_factory=list)
+
+    class _ExportWords(Arguments, _Export): ...
+
+    class _TasksWords(Arguments, _Tasks): ...
+
+    class _CurriculumWords(Arguments, _Curriculum): ...
+
+    class _NormalizeWords(Arguments, _Normalize): ...
+
+    class _FrameworksWords(Arguments, _Frameworks): ...
+
+    class _ProbeSvdWords(Arguments, _ProbeSvd): ...
+
+    class _ProbeExtractVhackWords(Arguments, _ProbeExtractVhack): ...
+
+    class _ProbeTeacherPoolWords(Arguments, _ProbeTeacherPool): ...
+
+    class _ProbeReplayWords(Arguments, _ProbeReplay): ...
+
+    class _ProbeScoreWords(Arguments, _ProbeScore): ...
+
+    class _ProbeUatWords(Arguments, _ProbeUat): ...
+
+    class _ProbeStartWords(Arguments, _ProbeStart): ...
+
+    class _ProbeCompareWords(Arguments, _ProbeCompare): ...
+
+    class _ProbeWatchWords(Arguments, _ProbeWatch): ...
+
+    class _ProbePlotWords(Arguments, _ProbePlot): ...
+
+    collect = _function(_CollectWords, ReadableRun)
+    replay_teachers = _function(_ReplayTeachersWords, ReadableRun)
+    extract_pairs = _function(_ExtractPairsWords, ReadableRun)
+    train = _function(_TrainWords, ReadableRun)
+    evaluate = _function(_EvaluateWords, Evaluation)
+    import_traces = _function(_ImportWords, ReadableRun)
+    compare = _function(_CompareWords, ComparedLogs)
+    export = _function(_ExportWords, ReadableRun)
+    tasks = _function(_TasksWords, ReadableRun)
+    curriculum = _function(_CurriculumWords, ReadableRun)
+    normalize = _function(_NormalizeWords, ReadableRun)
+    frameworks = _function(_FrameworksWords, ReadableRun)
+
+    class probe:  # noqa: N801 (a folder of functions)
+        """The stages of the gradient probe, as `composer probe` lists them."""
+
+        svd = _function(_ProbeSvdWords, ReadableRun)
+        extract_vhack = _function(_ProbeExtractVhackWords, ReadableRun)
+        teacher_pool = _function(_ProbeTeacherPoolWords, ReadableRun)
+        replay = _function(_ProbeReplayWords, ReadableRun)
+        score = _function(_ProbeScoreWords, ReadableRun)
+        uat = _function(_ProbeUatWords, ReadableRun)
+        start = _function(_ProbeStartWords, ReadableRun)
+        compare = _function(_ProbeCompareWords, ReadableRun)
+        watch = _function(_ProbeWatchWords, ReadableRun)
+        plot = _function(_ProbePlotWords, ReadableRun)
+
+else:
+
+    def __getattr__(name: str) -> StageFunction:
+        """Return the function of a stage, also of one that was added to `STAGES` from outside."""
+        if name == "probe":
+            group = [one for one in STAGES if STAGES[one].group == "probe"]
+            return SimpleNamespace(**{function_name(one).removeprefix("probe."): StageFunction(one) for one in group})
+        for stage in STAGES:
+            if function_name(stage) == name:
+                return StageFunction(stage)
+        raise AttributeError(f"module {__package__!r} has no attribute {name!r}")
+
+
+class _ChainWords(TypedDict, total=False):
+    config: Path | str | Sequence[Path | str]
+    policy: str | None
+    artifacts: Path | str
+    resume: bool
+    clean: bool
+    max_cost: float | None
+    to_the_end: bool
+    trust: bool
+    quiet: bool
+
+
+_Chosen = Mapping[str, Any] | None
+
+
+@overload
+def run(
+    preset: str | Path, chosen: _Chosen = ..., *, on: Literal["local"] | None = ..., **how: Unpack[_ChainWords]
+) -> Chain: ...
+@overload
+def run(
+    preset: str | Path, chosen: _Chosen = ..., *, on: Literal["slurm", "hf-jobs", "modal"], **how: Unpack[_ChainWords]
+) -> Job: ...
+@overload
+def run(preset: str | Path, chosen: _Chosen = ..., *, on: str, **how: Unpack[_ChainWords]) -> Chain | Job: ...
+def run(
+    preset: str | Path,
+    chosen: Mapping[str, Any] | None = None,
+    *,
+    config: Path | str | Sequence[Path | str] = (),
+    policy: str | None = None,
+    on: str | None = None,
+    artifacts: Path | str = "artifacts",
+    resume: bool = False,
+    clean: bool = False,
+    max_cost: float | None = None,
+    to_the_end: bool = False,
+    trust: bool = False,
+    quiet: bool = False,
+) -> Chain | Job:
+    """Run a preset and return the runs of its entries, or the job where it was submitted elsewhere.
+
+    preset: the name of a preset that is shipped, or the path of a TOML file. chosen: settings by key, stage or entry,
+    such as `{"env.name": "tasks", "collect.tasks": 5}`. config: TOML files with settings for its stages. policy: the
+    model that every entry starts from. on: "processes:4" deals the work to workers here; "slurm", "hf-jobs" or "modal"
+    submits the chain there, with settings such as `{"on.options.partition": "gpu"}`, and returns at once. resume: go on
+    with unfinished runs. clean: delete what the runs' folders hold and start again. max_cost: USD, which no stage
+    exceeds. to_the_end: go on after an entry that did not pass its own checks, or left them open. trust: send a
+    provider's key to another server where a file says so. quiet: no progress on stderr.
+
+    Raises `UsageError` for a preset or settings that cannot be run, `BadInput` for an input that a stage cannot read,
+    `Incomplete` if part of a stage failed and the rest is saved, or an entry left open what others build on, and
+    `ComposerError` where an entry did not pass its own checks.
+
+    >>> chain = composer.run("chain.toml", {"collect.samples": 1}, policy="reference", quiet=True)
+    >>> chain["collect"].manifest.counts["done"]
+    2
+    """
+    from composer_cli import chain
+    from composer_cli.executors import base, jobs
+
+    with errors_in_python(resumes=True):
+        how = {"config": config, "artifacts": artifacts, "resume": resume, "clean": clean, "max_cost": max_cost}
+        how |= {"on": on, "trust": trust, "quiet": quiet, "policy": policy, "to_the_end": to_the_end}
+        asked = settings.build("run", ChainArguments, [how])
+        asked, console = asked.model_copy(update={"artifacts": asked.artifacts.resolve()}), PythonConsole(quiet)
+        wanted = load_preset(str(preset)).going_on(to_the_end)
+        files = read_for_preset(wanted, asked.config, console.notify)
+        given = checked_settings(chosen)
+        layers, on_settings = jobs.split_on([*files, *(settings.nested(*one) for one in given.items())])
+        configs = configure_preset(wanted, layers[: len(files)], layers[len(files) :], policy=policy, trust=trust)
+        here = asked.model_copy(update={"on": None if on == base.LOCAL else on})
+        if on is not None and base.executor(on) is not None:
+            texts = [settings.assignment_text(*one) for one in given.items()]
+            return Job(jobs.submit(jobs.Request(str(preset), asked, texts, configs, on_settings)))
+        results = chain.run(wanted, configs, here, console)
+        return Chain({title: opened(result.path) for title, result in results.items()})
+
+
+def runs(artifacts: Path | str = "artifacts") -> Table:
+    """Return a table of all runs, and of the chains that were submitted with `on=`.
+
+    Its columns: name, stage, status, age, units, cost in USD, where it runs, and why it is not up to date.
+
+    >>> composer.runs().columns
+    ('run', 'stage', 'status', 'age', 'units', 'cost_usd', 'device', 'reason')
+    >>> composer.runs()[0]["status"]
+    'complete'
+    """
+    from composer_cli.executors import jobs
+
+    with errors_in_python():
+        root = Path(artifacts).resolve()
+        cells = list[tuple[Any, ...]]()
+        for one in run_folders.lines(root):
+            began = age(one.age_s) if one.began else None
+            units = f"{one.done}/{one.planned}" if one.planned else None
+            named, on = (one.run, one.run.partition("/")[0]), one.device or None
+            cells.append((*named, one.status, began, units, one.cost_usd, on, translate_message(one.reason)))
+        for sent in jobs.lines(root):
+            about = (sent["job"], "run", sent["status"], age(sent["age_s"]), None, None, sent["on"])
+            cells.append((*about, translate_message(sent["reason"])))
+        note = "" if cells else f"There are no runs in {root} yet. `run('demo')` makes some."
+        names = ("run", "stage", "status", "age", "units", "cost_usd", "device", "reason")
+        return Table(names, cells, note=note, shown=len(cells))
+
+
+def job(name: str, artifacts: Path | str = "artifacts") -> Job:
+    """Return a chain that was submitted with `run(..., on="slurm")`.
+
+    name: its name in `runs()`, or a part of the name that no other has.
+
+    Raises `BadInput` where there is none, or several fit.
+
+    >>> composer.job("demo")
+    Traceback (most recent call last):
+    ...
+    stages.errors.BadInput: No job 'demo' was submitted from artifacts. `runs()` lists those that were.
+    """
+    from composer_cli.executors import jobs
+
+    with errors_in_python():
+        if (found := jobs.find(Path(artifacts).resolve(), name)) is None:
+            raise BadInput(f"No job {name!r} was submitted from {artifacts}. `composer status` lists those that were.")
+        return Job(found)
+
+
+@overload
+def find(name: Literal["evaluate"], artifacts: Path | str = ...) -> Evaluation: ...
+@overload
+def find(name: str | Path, artifacts: Path | str = ...) -> ReadableRun: ...
+def find(name: str | Path, artifacts: Path | str = "artifacts") -> ReadableRun:
+    """Return a run, with its verdict where it is an evaluation.
+
+    name: its folder, its name in `runs()`, a part of the name that no other has, or a stage's name for the latest run
+    of that stage. A run in a bucket has the name `s3://BUCKET/RUN`.
+
+    Raises `BadInput` where there is none, where several fit, and for a manifest that cannot be read.
+
+    >>> run = composer.find("collect")
+    >>> run.manifest.stage, run.manifest.status
+    ('collect', 'complete')
+    """
+    from composer_cli.executors import jobs
+
+    with errors_in_python():
+        if not isinstance(name, (str, Path)):
+            raise UsageError(f"A {type(name).__name__} is not the name of a run. `composer status` lists the runs.")
+        root = Path(artifacts).resolve()
+        if submitted := jobs.find(root, str(name), part=False):
+            raise BadInput(f"{submitted.name} is a submitted job, not a run. `job({submitted.name!r})` returns it.")
+        return opened(catalog.find(root, str(name)))
+
+
+def query(sql: str, *runs: Run, artifacts: Path | str = "artifacts") -> Table:
+    """Ask the tables of runs a question in SQL. A table has its name in `run.tables()`, and a column `run` in addition.
+
+    sql: a question in DuckDB's SQL, which may read and not write. runs: those that are asked; without them, all.
+
+    Warns where a table's rows of several stages are counted together. Raises `UsageError` for a question that DuckDB
+    refuses, `BadInput` for a damaged table.
+
+    >>> answer = composer.query("select count(*) as n, avg(reward) as mean from rollouts", composer.find("collect"))
+    >>> answer[0]
+    {'n': 2, 'mean': 1.0}
+    """
+    from stages.runs import index, queries
+    from stages.runs.sql import run_sql
+
+    with errors_in_python():
+        paths_of_runs(runs)
+        if not isinstance(sql, str):
+            raise UsageError(f"{sql!r} is no text. Give the question as text in SQL.")
+        asked = index.of(runs) or index.entries(Path(artifacts))
+        columns, rows = run_sql(queries.sql_query(asked, sql))
+        for sentence in queries.pooled(asked, sql):
+            warnings.warn(translate_message(sentence), stacklevel=2)
+        return Table(columns, rows)
+
+
+def report(*runs: Run, artifacts: Path | str = "artifacts") -> Path:
+    """Write one HTML file about runs and all that they were made from; returns its path, which is absolute.
+
+    runs: those that the report is about; without them, the newest.
+
+    Raises `BadInput` where there is no run, or one is damaged.
+
+    >>> composer.report(composer.find("collect")).suffix
+    '.html'
+    """
+    from composer_cli.view import page
+
+    with errors_in_python():
+        root = Path(artifacts).resolve()
+        return page.save(root, page.chain(root, paths_of_runs(runs)))
+
+
+def view(artifacts: Path | str = "artifacts", port: int = 0, notify: Callable[[str], None] = print) -> None:
+    """Show all runs and rollouts on a local web page until Ctrl-C, or until a notebook's cell is interrupted.
+
+    port: the port of the page; 0 for a free one. notify: called with the page's address once it answers.
+
+    Raises `UsageError` where the port is not free.
+    """
+    from composer_cli.view import app
+
+    with errors_in_python():
+        app.serve(Path(artifacts).resolve(), port, notify)

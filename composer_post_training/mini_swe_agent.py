@@ -1,0 +1,5 @@
+"""Environments for the agents of mini-swe-agent: its environment protocol around any that takes bash commands."""
+
+from stages.integrations.mini_swe_agent import EnvironmentInfo, MiniSweEnvironment, message
+
+__all__ = ["EnvironmentInfo", "MiniSweEnvironment", "message"]

@@ -1,0 +1,22 @@
+"""Environments as an OpenEnv server, its sessions, and a client that plays through one.
+
+Server and sessions need openenv, in an interpreter without verifiers; the client does not.
+"""
+
+from typing import TYPE_CHECKING
+
+from composer_post_training.deferred import deferred
+
+__all__ = ["EpisodeState", "ServedEnvironment", "Session", "TextAction", "TurnObservation", "app"]
+
+if TYPE_CHECKING:
+    from stages.integrations.openenv import EpisodeState, Session, TextAction, TurnObservation, app
+    from stages.integrations.openenv_client import ServedEnvironment
+else:
+    __getattr__ = deferred(
+        __name__,
+        {
+            "stages.integrations.openenv": ("EpisodeState", "Session", "TextAction", "TurnObservation", "app"),
+            "stages.integrations.openenv_client": ("ServedEnvironment",),
+        },
+    )
