@@ -13,6 +13,7 @@ import typer
 
 from composer_cli.app import click_command
 from composer_cli.executors.base import EXECUTORS, load
+from composer_cli.help import described
 from stages import STAGES, envs
 from stages.runs.settings import known
 from stages.runs.stage import load_stage
@@ -195,6 +196,51 @@ def importable(name: str) -> bool:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_name_in_a_document_exists(path: Path) -> None:
     assert [f"{span}: {wrong}" for span in spans(path) for wrong in wrong_names(span, path)] == []
+
+
+TREE = re.compile(
+    r"(?<![\w./-])(?:from|import)\s+(?:stages|composer_cli)\b|(?<![\w./-])(?:stages|composer_cli)\.[a-z_]+"
+)
+"""Packages that only a clone has under these names, or that are no interface, where Python would look for them."""
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_document_uses_public_names_alone(path: Path) -> None:
+    """Its blocks, its code and its text; paths of files, and what generates a part of it, are none."""
+    text = re.sub(r"<!--.*?-->", "", path.read_text(), flags=re.S)
+    assert TREE.findall(text) == []
+
+
+def test_a_name_of_the_tree_is_found() -> None:
+    wrong = (
+        "from stages.envs import load",
+        "import stages",
+        "`stages.errors.BadInput`",
+        '"stages.envs.kata.env:KataEnv"',
+    )
+    assert all(TREE.search(text) for text in (*wrong, "python -m stages.train", "from composer_cli.app import main"))
+    right = ("composer_post_training.stages", "stages/envs/base.py", "the stages. An", "composer_stages.envs")
+    assert not any(TREE.search(text) for text in right)
+
+
+def test_what_settings_explain_and_messages_say_names_no_module_of_the_tree() -> None:
+    rows = [row for stage in STAGES for row in described(load_stage(stage).config)]
+    assert rows and [row for row in rows if TREE.search(row[-1])] == []
+    assert [
+        f"{path.relative_to(ROOT)}: {text}"
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        for text in messages(path)
+        if TREE.search(text)
+    ] == []
+
+
+def messages(path: Path) -> list[str]:
+    """The texts of several words in a source that stand neither below what they document nor in a program."""
+    tree = ast.parse(path.read_text())
+    documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return [node.value for node in texts if id(node) not in documented and " " in node.value and "\n" not in node.value]
 
 
 @pytest.mark.parametrize(
