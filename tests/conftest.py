@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import hypothesis
@@ -20,6 +21,8 @@ from support import checker, fork_server
 from support.command_line import call, collect, repair, teachers
 from support.runs import rewritten
 from support.server import serving
+from support.shared import made_once
+from support.wheel import build, install
 
 from stages import redaction
 
@@ -154,6 +157,19 @@ def made(server: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
         done = call(folder / "artifacts", *words)
         assert done.returncode == (3 if words == ["extract-pairs"] else 0), done.stderr  # four rollouts are few
     return folder / "artifacts"
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of this tree."""
+    (built,) = made_once(tmp_path_factory, "wheel", build).glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="session")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program `composer` of an environment in which the wheel is installed, and nothing of the tree is found."""
+    return made_once(tmp_path_factory, "installed", partial(install, wheel)) / "bin" / "composer"
 
 
 @pytest.fixture

@@ -3,9 +3,6 @@
 import os
 import subprocess
 import sys
-import sysconfig
-import tarfile
-import venv
 import zipfile
 from pathlib import Path
 
@@ -15,48 +12,6 @@ from benchmarks.kata_models import RECIPES
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow
-
-
-BUILD = "import sys, setuptools.build_meta as backend; print(getattr(backend, sys.argv[1])(sys.argv[2]))"
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel that is built from the sdist, as `python -m build` builds it, without fetching a backend."""
-    folder = tmp_path_factory.mktemp("wheel")
-    copy = folder / "source"
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
-    lines = (ROOT / ".containerignore").read_text().splitlines()
-    shipped = {line[1:] for line in lines if line.startswith("!")}  # what the Containerfile builds from
-    for name in filter(None, map(os.fsdecode, tracked)):
-        if name.partition("/")[0] in shipped:
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            if (ROOT / name).is_symlink():
-                (copy / name).symlink_to(os.readlink(ROOT / name))
-            elif (ROOT / name).exists():
-                (copy / name).write_bytes((ROOT / name).read_bytes())
-    for source, kind, result in ((copy, "build_sdist", "*.tar.gz"), (folder / "unpacked", "build_wheel", "*.whl")):
-        subprocess.run([sys.executable, "-c", BUILD, kind, str(folder)], cwd=source, check=True, capture_output=True)
-        (built,) = folder.glob(result)
-        if kind == "build_sdist":
-            with tarfile.open(built) as archive:
-                archive.extractall(folder, filter="data")
-            (folder / built.name.removesuffix(".tar.gz")).rename(folder / "unpacked")
-    return built
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel alone; what it depends on is found where it lies for these tests."""
-    folder = tmp_path_factory.mktemp("installed")
-    venv.create(folder, with_pip=False)
-    python = folder / "bin" / "python"
-    words = ["-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-index", str(wheel)]
-    # Not from the clone, whose egg-info pip would take for the installed package.
-    subprocess.run([sys.executable, *words], cwd=folder, check=True, capture_output=True)
-    own = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-    (own / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-    return folder / "bin" / "composer"
 
 
 def say(program: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -76,6 +31,12 @@ def test_the_wheel_holds_presets_examples_and_pages(wheel: Path) -> None:
         assert {
             f"composer_stages/envs/kata/models/{name}/{file}" for file in ("model.safetensors", "tokenizer.json")
         } <= names
+
+
+def test_there_is_no_package_called_stages(installed: Path, tmp_path: Path) -> None:
+    script = "import composer_stages, importlib.util; print(importlib.util.find_spec('stages'))"
+    done = say(installed.with_name("python"), tmp_path, "-c", script)
+    assert (done.returncode, done.stdout.strip()) == (0, "None"), done.stderr
 
 
 def test_every_module_is_imported_beside_another_package_called_stages(wheel: Path, installed: Path) -> None:

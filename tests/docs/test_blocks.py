@@ -16,13 +16,14 @@ import shlex
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from needs import package
-from support.blocks import execute
+from support.blocks import execute, execute_installed
 from support.command_line import environment, repair
 from support.models import save_tiny
 from support.sample_package import SHELF, write
@@ -47,6 +48,8 @@ AFTER = {"tutorial-verdict.md": "tutorial.md"}
 """A page that goes on where another ends: both are executed in one folder."""
 ALWAYS = {"README.md", "python.md", "environments.md", "workers.md"}
 """Documents that are executed in every run of the tests: of commands, of Python, and of files of either language."""
+Execute = Callable[[str | list[str], Path, dict[str, str]], tuple[int, str]]
+"""What runs Python source, or the words after `composer`, in a folder: returns the exit code and what was printed."""
 MODELS = ("Qwen/Qwen3-8B",)
 SERVERS = ("https://openrouter.ai/api/v1", "http://127.0.0.1:8000/v1")
 VARYING = re.compile(
@@ -137,10 +140,10 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def executed() -> list[Any]:
+def executed(fast: set[str] = ALWAYS) -> list[Any]:
     """The documents, all but a few of them marked slow."""
     slow = [pytest.mark.slow, pytest.mark.timeout(900)]  # the tutorial trains fifteen times
-    marks = {path: [] if path.name in ALWAYS else slow for path in DOCUMENTS if path.name not in AFTER.values()}
+    marks = {path: [] if path.name in fast else slow for path in DOCUMENTS if path.name not in AFTER.values()}
     return [pytest.param(path, path.name, marks=mark, id=str(path.relative_to(ROOT))) for path, mark in marks.items()]
 
 
@@ -154,9 +157,9 @@ def folder(made: Path, shared: Path, request: pytest.FixtureRequest, tmp_path: P
     return tmp_path
 
 
-def of_reader(folder: Path) -> dict[str, str]:
-    """The environment of commands and programs in a reader's folder."""
-    search = os.pathsep.join([str(ROOT), *stand_ins()])
+def of_reader(folder: Path, *tree: Path) -> dict[str, str]:
+    """The environment of commands and programs in a reader's folder; with the tree where Composer is not installed."""
+    search = os.pathsep.join([*map(str, tree), *stand_ins()])
     return environment(
         folder / "artifacts", COLUMNS="120", PYTHONPATH=search, OPENROUTER_API_KEY="k", TRL_EXPERIMENTAL_SILENCE="1"
     )
@@ -164,12 +167,26 @@ def of_reader(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize(("path", "folder"), executed(), indirect=["folder"])
 def test_the_blocks_of_a_document_run(path: Path, folder: Path, url: str) -> None:
-    for page in (*([path.with_name(AFTER[path.name])] if path.name in AFTER else []), path):
-        run_blocks(page, folder, url)
+    for page in pages(path):
+        run_blocks(page, folder, url, execute, of_reader(folder, ROOT))
 
 
-def run_blocks(path: Path, folder: Path, url: str) -> None:
-    env, said = of_reader(folder), ""
+@pytest.mark.parametrize(("path", "folder"), executed(fast=set()), indirect=["folder"])
+def test_the_blocks_of_a_document_run_where_composer_is_installed(
+    path: Path, folder: Path, url: str, installed: Path
+) -> None:
+    """With the wheel alone: what only a clone has, such as the package `stages`, is not found."""
+    for page in pages(path):
+        run_blocks(page, folder, url, partial(execute_installed, installed), of_reader(folder))
+
+
+def pages(path: Path) -> list[Path]:
+    """A document after the one that it goes on from."""
+    return [*([path.with_name(AFTER[path.name])] if path.name in AFTER else []), path]
+
+
+def run_blocks(path: Path, folder: Path, url: str, execute: Execute, env: dict[str, str]) -> None:
+    said = ""
     examples = [block for block in blocks(path) if block.language == "pycon"]
     for block in blocks(path):
         if block.mark == "recipes" or block in examples[:-1]:  # the examples are one session
@@ -217,7 +234,7 @@ def test_the_examples_of_the_python_interface_run(folder: Path, url: str) -> Non
     text = session([">>> import composer_post_training as composer\n", *lines])
     for server in SERVERS:
         text = text.replace(server, url)
-    code, printed = execute(text, folder, of_reader(folder))
+    code, printed = execute(text, folder, of_reader(folder, ROOT))
     assert code == 0, printed[-4000:]
 
 

@@ -1,7 +1,11 @@
-"""Python source and commands in processes that the server of fork_server.py forks, where all is imported already."""
+"""Python source and commands in processes that the server of fork_server.py forks, where all is imported already.
+
+Where Composer is installed they are processes of their own, for what is imported here is the tree.
+"""
 
 import multiprocessing
 import os
+import subprocess
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -32,6 +36,17 @@ def execute(job: str | Sequence[str], folder: Path, env: Mapping[str, str], time
     printed = folder / PRINTED
     code = process.exitcode if process.exitcode is not None else -1
     return code, printed.read_text(errors="replace") if printed.exists() else ""
+
+
+def execute_installed(
+    composer: Path, job: str | Sequence[str], folder: Path, env: Mapping[str, str], timeout_s: float = 600
+) -> tuple[int, str]:
+    """`execute` in an environment in which Composer is installed: by the Python beside its program, or by that."""
+    command = [composer.with_name("python"), "-c", job] if isinstance(job, str) else [composer, *job]
+    done = subprocess.run(
+        command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s
+    )
+    return done.returncode, done.stdout
 
 
 def _run(job: str | Sequence[str], folder: str, env: dict[str, str]) -> None:
