@@ -9,6 +9,7 @@ endpoint.py - an OpenAI-compatible server: a budget, retries, a probe, an adapti
 requests.py - the bodies of requests to a server, and the most that their answers can cost
 client.py - HTTP requests, each sent once, and their typed errors with what they cost; the loop that repeats them
 reading.py - responses read as samples with their bills, which are checked against request and answer
+token_counts.py - the fewest tokens that a text can have, by its words or by a model's own tokenizer
 answer_cache.py - the cache of paid answers, each with a digest
 named.py - models with a name of their own, such as `smollm2`, and where they are had
 brought.py - the file of such a model, fetched in parts by pip

@@ -513,6 +513,18 @@ def web_page(body: bytes, base_url: str | None) -> str | None:
     return "is the URL that of an API?" if ends_in_v1 else "is /v1 missing from the URL?"
 
 
+MESSAGE = 2000
+"""Characters of a server's message: `TOO_LONG` takes the cube of them for one that repeats the first words of it."""
+
+
+def shown(value: Any, most: int, form: Callable[[Any], str] = str) -> str:
+    """Return the beginning of a value from a server as text, whatever it is."""
+    try:
+        return form(value)[:most]
+    except RecursionError:  # a reader of JSON takes a thousand levels, and Python's writer fewer
+        return f"{type(value).__name__} that is nested too deeply"
+
+
 def error_of(
     response: Response, config: PolicyConfig, charged: Callable[[bytes, bool], float | None] = by_status
 ) -> Failed:
@@ -523,7 +535,7 @@ def error_of(
     try:
         body = orjson.loads(response.body)
         error = body.get("error", body)
-        message = str(error.get("message", error) if isinstance(error, dict) else error)
+        message = shown(error.get("message", error) if isinstance(error, dict) else error, MESSAGE)
         if isinstance(error, dict) and isinstance(error.get("code"), str) and error["code"] not in message:
             message = f"{message} ({error['code']})"
     except (ValueError, AttributeError):
@@ -537,9 +549,8 @@ def error_of(
     billed = charged(response.body, response.status in FREE)
     if 300 <= response.status < 400:
         message = f"to {_origin(response.headers.get('location'))}"
-    # 2,000 characters: TOO_LONG takes the cube of a length for a message that repeats the first words of a pattern.
     wait_s = _retry_after_s(response.headers.get("retry-after"))
-    return error_of_status(response.status, message[:2000], config, billed_usd=billed, wait_s=wait_s)
+    return error_of_status(response.status, message[:MESSAGE], config, billed_usd=billed, wait_s=wait_s)
 
 
 def _origin(location: str | None) -> str:

@@ -7,21 +7,19 @@ server claims; the claim is kept with the cost. `UNUSABLE` lists why a body is n
 """
 
 import json
-import re
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import orjson
 
-from stages import json_text
 from stages.messages import Spoken, ToolCall, write
 from stages.policy.base import PolicyConfig, Sample
-from stages.policy.client import Failed, Rejected, Retryable, WebPage, error_of_status, web_page
+from stages.policy.client import Failed, Rejected, Retryable, WebPage, error_of_status, shown, web_page
 from stages.policy.dialect import canonical
 from stages.policy.requests import Asked
+from stages.policy.token_counts import LONGEST_TOKEN, least_tokens, tokenizer
 
 MOST_USD = 1e6
 """USD of one call from which a bill is no bill but garbage. Two of 1e308 would add up to infinity."""
@@ -69,29 +67,29 @@ def read(raw: bytes, config: PolicyConfig, asked: Asked, *, latency_s: float, at
             raise WebPage(config, hint) from None
         raise _unusable("not JSON", f"is not JSON ({error})", None) from None
     if not isinstance(body, dict):
-        raise _unusable("not a completion", f"is not a JSON object: {str(body)[:80]!r}", None)
+        raise _unusable("not a completion", f"is not a JSON object: {shown(body, 80)!r}", None)
     # OpenRouter sends status 200 as soon as a model begins to answer, and puts what fails afterwards into the body.
     if fault := body.get("error"):
         code = fault.get("code") if isinstance(fault, dict) else None
         raise error_of_status(
             code if type(code) is int else 500,
-            str(fault)[:200],
+            shown(fault, 200),
             config,
             billed_usd=charged(raw, False, asked=asked, config=config),
         )
     choices = body.get("choices")
     if not isinstance(choices, list) or not choices:
         reason = "not a completion" if not isinstance(choices, list) else "no choices"
-        raise _unusable(reason, f"has no choices: {str(body)[:80]!r}", cost(body, [], asked, config))
+        raise _unusable(reason, f"has no choices: {shown(body, 80)!r}", cost(body, [], asked, config))
     try:
         choice = choices[0]
         message, finish = choice["message"], _finish(choice)
         text, thoughts, written = _text(message), _thoughts(message), _written(message)
         logprobs = _logprobs(choice)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise _unusable(
             "malformed",
-            f"has no choices[0].message.content, or a field of another type ({error!r}): {str(body)[:80]!r}",
+            f"has no choices[0].message.content, or a field of another type ({error!r}): {shown(body, 80)!r}",
             cost(body, [], asked, config),
         ) from None
     usage = cost(body, [*written, thoughts or ""], asked, config)
@@ -124,15 +122,25 @@ def parse(raw: bytes) -> Any:
     """Return the JSON of a response; `ValueError` where it is not JSON, or nested too deeply.
 
     Read too is what a strict parser refuses in an answer that is paid: a byte order mark, bytes that are not UTF-8 and
-    halves of surrogate pairs (both replaced), and NaN. Of a key that occurs twice in a bill, the higher number counts.
+    halves of surrogate pairs (both replaced), NaN, and numbers of any length (infinite from 4,300 digits on).
+    Of a key that occurs twice in a bill, the higher number counts.
     """
-    json_text.require_shallow(raw)
     with suppress(ValueError):
         body = orjson.loads(raw)
         bill = raw[raw.find(b'"usage"') :]  # mostly the end: to count in all of 8 kB takes a tenth of a call's time
         if not any(bill.count(b'"%s"' % key.encode()) > 1 for key in BILL_KEYS):
             return body
-    return json.loads(raw.decode("utf-8-sig", errors="replace"), object_pairs_hook=_merged)
+    try:
+        return json.loads(raw.decode("utf-8-sig", errors="replace"), object_pairs_hook=_merged, parse_int=_integer)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _integer(digits: str) -> float:
+    try:
+        return int(digits)
+    except ValueError:  # more than 4,300 digits
+        return -math.inf if digits.startswith("-") else math.inf
 
 
 BILL_KEYS = ("usage", "cost", "prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens")
@@ -186,7 +194,7 @@ def charged(raw: bytes, free: bool, *, asked: Asked, config: PolicyConfig) -> fl
 def _finish(choice: dict[str, Any]) -> str | None:
     finish = choice.get("finish_reason")
     if finish is not None and not isinstance(finish, str):
-        raise TypeError(f"a finish_reason that is not text: {finish!r:.40}")
+        raise TypeError(f"a finish_reason that is not text: {_shown(finish)}")
     return finish
 
 
@@ -308,7 +316,7 @@ def _details(usage: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    return repr(value)[:40]
+    return shown(value, 40, repr)
 
 
 SLACK = 2
@@ -355,61 +363,9 @@ def most_words(text: str) -> int:
 
 def _least(texts: list[str], asked: Asked, config: PolicyConfig) -> tuple[int, int]:
     """Return lower bounds of prompt and completion tokens."""
-    count = tokenizer(config.model) or least_tokens
+    count = (tokenizer(config.model) if config.has_price else None) or least_tokens
     return sum(map(count, _contents(asked))), sum(map(count, texts))
 
 
 def _contents(asked: Asked) -> Iterator[str]:
     return (content for message in asked.messages if isinstance(content := message.get("content"), str))
-
-
-LONGEST_TOKEN = 1024
-"""Bytes of the longest token in any vocabulary we found: Claude 2's, 1,024 NUL characters. Others end at 128."""
-LETTER = re.compile(r"[^\W\d_]")
-
-
-def least_tokens(text: str) -> int:
-    """Return a number of tokens that no tokenizer of a server goes below.
-
-    No token holds letters from both sides of a space, because tokenizers split text at spaces first. Held true by all
-    909,000 tokens of OpenAI's r50k, p50k, cl100k and o200k, Mistral's v1 to v7 and Tekken, and Claude 2. English has
-    1.3 tokens a word, code 2 to 3; text without spaces, such as Chinese, is bounded by its bytes alone.
-    """
-    return max(
-        sum(map(bool, map(LETTER.search, text.split()))),
-        -(-len(text.encode("utf-8", "surrogatepass")) // LONGEST_TOKEN),
-    )
-
-
-@lru_cache(16)
-def tokenizer(model: str) -> Any:
-    """Return a function that counts the tokens of a text with a model's own tokenizer; None where it is not known.
-
-    It is known where the model's name is a folder, or a hub id whose tokenizer this machine has downloaded before.
-    Nothing is downloaded for it.
-    """
-    from huggingface_hub import try_to_load_from_cache
-
-    path: Any = Path(model) / "tokenizer.json"
-    try:
-        if not path.is_file():
-            path = try_to_load_from_cache(model, "tokenizer.json")
-    except ValueError:  # a name that no file or no repository can have
-        return None
-    if not isinstance(path, str | Path):
-        return None
-    from tokenizers import Tokenizer
-
-    try:
-        encode = Tokenizer.from_file(str(path)).encode
-    except Exception:  # tokenizers raises a bare Exception for a file that it cannot read
-        return None
-
-    @lru_cache(4096)  # a conversation's messages come again with each of its steps
-    def count(text: str) -> int:
-        # Less two and a twentieth: where text meets the template, a token may take in the end of a message; and a
-        # sampled text may have fewer tokens than the tokenizer makes of it.
-        found = len(encode(text.strip(), add_special_tokens=False).ids)
-        return max(found - 2 - found // 20, least_tokens(text.strip()), 0)
-
-    return count

@@ -1,6 +1,7 @@
 """Responses read as samples, and bills checked against request and answer: a limit holds whatever a server claims."""
 
 import json
+import math
 import time
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -200,6 +201,7 @@ def test_a_bill_without_a_price_is_checked_for_sense_alone() -> None:
 FIELDS: dict[str, dict[str, Any]] = {
     "a text of log-probs": {"logprobs": {"content": "abc"}},
     "a text of a log-prob": {"logprobs": {"content": [{"token": "a", "logprob": "-0.5"}]}},
+    "a log-prob that no float can be": {"logprobs": {"content": [{"token": "a", "logprob": 10**400}]}, "n": math.nan},
     "a bool of a log-prob": {"logprobs": {"content": [{"token": "a", "logprob": True}]}},
     "a number of a reason": {"finish_reason": 5},
     "a number of content": {"message": {"content": 5}},
@@ -216,7 +218,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 def test_a_field_of_another_type_makes_an_unusable_answer_that_is_paid(change: dict[str, Any]) -> None:
     choice = {"finish_reason": "stop", "message": {"content": TEXT}, **change}
     with pytest.raises(Rejected) as caught:
-        read_as({"choices": [choice], "usage": TRUE})
+        read_as(json.dumps({"choices": [choice], "usage": TRUE}).encode())
     assert (caught.value.kind, caught.value.billed_usd) == ("malformed", pytest.approx(LIST_PRICE))
 
 
@@ -249,13 +251,41 @@ def test_deep_nesting_is_no_crash(form: str) -> None:
 
 @pytest.mark.parametrize(
     ("found", "text"),
-    [(b"\xef\xbb\xbf%s", "abc"), (b'%s, "n": NaN', "abc"), (b"%s", "a\ud800c"), (b"%s", "a\xffc")],
-    ids=["byte order mark", "NaN", "half a surrogate pair", "not UTF-8"],
+    [
+        (b"\xef\xbb\xbf%s", "abc"),
+        (b'%s, "n": NaN', "abc"),
+        (b'%s, "n": -' + b"1" * 5000, "abc"),
+        (b"%s", "a\ud800c"),
+        (b"%s", "a\xffc"),
+    ],
+    ids=["byte order mark", "NaN", "a number of 5,000 digits", "half a surrogate pair", "not UTF-8"],
 )
 def test_a_paid_answer_in_sloppy_json_is_read(found: bytes, text: str) -> None:
     raw = json.dumps(body(TRUE, text)).replace("\\u00ff", "\xff").encode("latin-1")
     sample = read_as(found.replace(b"%s", raw[:-1]) + b"}")
     assert sample.text in ("abc", "a?c", "a\ufffdc") and sample.cost_usd == pytest.approx(LIST_PRICE)
+
+
+NEST = "[" * 990 + "]" * 990
+"""Python reads so many lists in each other, and has no text for them."""
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        '{"choices": [], "extra": %s}',
+        '{"detail": %s}',
+        '{"error": %s}',
+        '{"error": {"message": %s}}',
+        '{"choices": [{"finish_reason": %s, "message": {"content": "x"}}]}',
+        '{"choices": [{"message": {"content": null}}], "usage": {"prompt_tokens": %s}}',
+    ],
+)
+def test_a_body_nested_deeper_than_python_writes_is_told_as_any_other(found: str) -> None:
+    raw = (found % NEST).encode()
+    with pytest.raises(Failed):
+        read_as(raw)
+    assert isinstance(error_of(Response(400, {}, raw), config()), Rejected)
 
 
 def test_half_a_surrogate_pair_can_be_kept(tmp_path: Path) -> None:
@@ -466,6 +496,17 @@ def tiny_tokenizer(folder: Path) -> str:
     folder.mkdir()
     made.save(str(folder / "tokenizer.json"))
     return str(folder)
+
+
+def test_a_tokenizer_that_fills_up_its_texts_or_cuts_them_counts_them_as_they_are(tmp_path: Path) -> None:
+    """Filled up to 512, every honest bill was below its answer, and cost the upper bound."""
+    model = tiny_tokenizer(tmp_path / "model")
+    file = tmp_path / "model" / "tokenizer.json"
+    filling = {"strategy": {"Fixed": 512}, "direction": "Right", "pad_to_multiple_of": None}
+    filling |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "[UNK]"}
+    cutting = {"direction": "Right", "max_length": 10, "strategy": "LongestFirst", "stride": 0}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "padding": filling, "truncation": cutting}))
+    assert reading.tokenizer(model)("a" * 100) == 100 - 2 - 5
 
 
 def test_a_known_tokenizer_finds_smaller_lies(tmp_path: Path) -> None:
