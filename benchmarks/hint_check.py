@@ -17,6 +17,7 @@ from stages.evaluation.inference import wilson
 from stages.policy import open_policy
 from stages.policy.base import Policy, PolicyConfig
 from stages.runs.ledger import Budget
+from stages.runs.run import AnswerFolders
 from stages.train import Config
 
 ANSWERS = 64
@@ -24,7 +25,8 @@ ANSWERS = 64
 
 def _open(model: str, max_tokens: int, artifacts: Path) -> Policy:
     config = PolicyConfig(model=model, max_tokens=max_tokens, temperature=1.0)
-    return open_policy(config, cache=artifacts / "models", budget=Budget(), listener=lambda what, done, total: None)
+    cache = AnswerFolders(artifacts / "models", artifacts / "answers")
+    return open_policy(config, cache=cache, budget=Budget(), listener=lambda what, done, total: None)
 
 
 def _rates(title: str, env: dict[str, object], policy: Policy, answers: int) -> Iterator[Claim]:

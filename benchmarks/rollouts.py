@@ -33,6 +33,7 @@ from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.policy.vllm import VllmPolicy
 from stages.rollouts.agent_loop import InFlight, Rules, play
 from stages.runs.ledger import Budget
+from stages.runs.run import AnswerFolders
 from stages.training.rollouts import RolloutQueue, Schedule
 
 TURNS, GROUP = 8, 8
@@ -117,7 +118,12 @@ Opened = Callable[[Path], Any]
 def _slow_server(scale: float) -> Iterator[Opened]:
     with cases.serving(slow_server.serve, scale) as url:
         config = PolicyConfig(model="m", base_url=url, max_tokens=64, concurrency=512)
-        yield lambda folder: open_policy(config, cache=folder, budget=Budget(None, folder / "ledger"), listener=print)
+
+        def opened(folder: Path) -> Any:
+            cache = AnswerFolders(folder / "shared", folder / "own")
+            return open_policy(config, cache=cache, budget=Budget(None, folder / "ledger"), listener=print)
+
+        yield opened
 
 
 @contextmanager

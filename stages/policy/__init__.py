@@ -10,7 +10,7 @@ requests.py - the bodies of requests to a server, and the most that their answer
 client.py - HTTP requests, each sent once, and their typed errors with what they cost; the loop that repeats them
 reading.py - responses read as samples with their bills, which are checked against request and answer
 token_counts.py - the fewest tokens that a text can have, by its words or by a model's own tokenizer
-answer_cache.py - the cache of paid answers, each with a digest
+answer_cache.py - the cache of answers, each with a digest
 named.py - models with a name of their own, such as `smollm2`, and where they are had
 brought.py - the file of such a model, fetched in parts by pip
 gguf.py - a GGUF file as a Hugging Face folder: its header, and its weights dequantised once
@@ -31,7 +31,6 @@ A model `sglang:Qwen/Qwen3-8B` is then opened by that class, in every stage that
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from pkgutil import resolve_name
 
 from stages.errors import BadInput
@@ -49,7 +48,7 @@ from stages.policy.base import (
 from stages.runs import hub
 from stages.runs.activity import activity
 from stages.runs.ledger import Budget
-from stages.runs.run import Listener
+from stages.runs.run import AnswerFolders, Listener
 
 __all__ = [
     "KINDS",
@@ -104,11 +103,11 @@ def require_source(config: PolicyConfig) -> None:
             )
 
 
-def open_policy(config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> Policy:
+def open_policy(config: PolicyConfig, *, cache: AnswerFolders, budget: Budget, listener: Listener) -> Policy:
     """Open the policy that a configuration describes, ready to sample; `kind_of(config)` chooses its class.
 
-    cache: folder shared by runs, of paid answers. budget: from which money is reserved. listener: called
-    with the progress of anything slow.
+    cache: where answers of servers are kept. budget: from which money is reserved. listener: called with the progress
+    of anything slow.
     """
     require_source(config)
     kind = KINDS[kind_of(config)]

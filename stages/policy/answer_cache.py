@@ -1,7 +1,7 @@
-"""The cache of paid answers: SQLite files that all runs share, in which no damaged answer is taken for another one.
+"""A cache of answers as they arrived: SQLite files in which no damaged answer is taken for another one.
 
 Each answer is kept with a SHA-256 over its key and its bytes, so that a changed byte, a truncated file or two records
-that changed places are noticed: that answer counts as missing and is bought again. SQLite itself has no checksums. A
+that changed places are noticed: that answer counts as missing and is asked for again. SQLite has no checksums. A
 file that SQLite can no longer write is left as it is, and later answers go to `answers-2.sqlite`; both are read.
 """
 
@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import orjson
 
 from stages.errors import UsageError
 from stages.redaction import redacted_bytes
@@ -46,9 +44,7 @@ Report = Callable[[str], None]
 
 
 class AnswerCache:
-    """Paid answers by content; safe for several threads and processes.
-
-    The same question with the same sampling settings is never bought twice.
+    """Answers by content; safe for several threads and processes.
 
     A key is the digest of server, model, messages, sampling and seed; never of the API key or the time. path: the first
     file. report: gets a sentence about damage that was found.
@@ -57,13 +53,14 @@ class AnswerCache:
     def __init__(self, path: Path, report: Report = lambda text: None) -> None:
         if (length := len(os.fsencode(path.absolute()))) > MOST_PATH_BYTES:
             raise UsageError(
-                f"{path} has {length} bytes, and SQLite opens paths up to 512. Choose another --artifacts."
+                f"{path} has {length} bytes, and SQLite opens paths up to 512. Choose another --artifacts or --out."
             )
         store.make_folder(path.parent)
         self.damaged = 0
         """Answers that were found damaged."""
-        self._path, self._report = path, report
+        self.path, self._report = path, report
         self._bad_keys: set[str] = set()
+        """Keys whose answer is damaged or none, so that the next one replaces it."""
         self._files: list[_File] = []
         numbers = [1]
         for other in path.parent.glob(f"{path.stem}-*{path.suffix}"):
@@ -75,7 +72,7 @@ class AnswerCache:
         if not self._files or self._files[-1].number < self._last:
             self._begin_another()
 
-    def get(self, key: str) -> dict[str, Any] | None:
+    def get(self, key: str) -> bytes | None:
         """Return the answer under a key; None where there is none, and where it is damaged."""
         for file in reversed(self._files):
             try:
@@ -87,14 +84,18 @@ class AnswerCache:
                 continue
             if row is None:
                 continue
-            if (found := _verified(key, *row)) is not None:
-                return found
-            self._tell(key, f"{file.path} is damaged: the answer {key[:12]} in it has changed since it was paid")
+            if _is_whole(key, *row):
+                return bytes(row[0])
+            self._tell(key, f"{file.path} is damaged: the answer {key[:12]} in it has changed since it was kept")
         return None
 
-    def put_all(self, answers: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    def replace(self, key: str) -> None:
+        """Let the next answer under a key replace the one that is there, as it does a damaged one."""
+        self._bad_keys.add(key)
+
+    def put_all(self, answers: Sequence[tuple[str, bytes]]) -> None:
         """Store answers durably before returning; an answer that a key already has stays, unless it is damaged."""
-        rows = [(key, redacted_bytes(store.encode(answer))) for key, answer in answers]
+        rows = [(key, redacted_bytes(answer)) for key, answer in answers]
         file, why = self._files[-1], "an answer that was written there cannot be read"
         try:
             file.put(rows, self._bad_keys)
@@ -105,22 +106,22 @@ class AnswerCache:
             if not _is_damage(error, file.path):
                 raise _of_machine(error, file.path) from None
             why = str(error)
-        self._report(f"{file.path} is damaged ({why}), so paid answers are kept in a new file in its folder")
+        self._report(f"{file.path} is damaged ({why}), so answers are kept in a new file in its folder")
         self._begin_another()
         self._files[-1].put(rows, self._bad_keys)
 
     def _readable(self, file: "_File", key: str) -> bool:
         row = file.get(key)
-        return row is not None and _verified(key, *row) is not None
+        return row is not None and _is_whole(key, *row)
 
     def _open(self, number: int) -> None:
-        path = self._path if number == 1 else self._path.with_stem(f"{self._path.stem}-{number}")
+        path = self.path if number == 1 else self.path.with_stem(f"{self.path.stem}-{number}")
         try:
             self._files.append(_File(path, number))
         except FAILURES as error:
             if not _is_damage(error, path):
                 raise _of_machine(error, path) from None
-            self._report(f"{path} is damaged ({error}), so the answers in it are bought again")
+            self._report(f"{path} is damaged ({error}), so the answers in it are asked for again")
 
     def _begin_another(self) -> None:
         self._last += 1
@@ -192,12 +193,9 @@ def _digest(key: str, answer: bytes) -> bytes:
     return hashlib.sha256(key.encode() + b"\n" + answer).digest()
 
 
-def _verified(key: str, answer: Any, sha256: Any) -> dict[str, Any] | None:
-    """Return an answer whose digest is that of these bytes under this key; None for any other."""
-    if not isinstance(answer, bytes) or sha256 != _digest(key, answer):
-        return None
-    found: dict[str, Any] = orjson.loads(answer)
-    return found
+def _is_whole(key: str, answer: Any, sha256: Any) -> bool:
+    """Return whether the digest is that of these bytes under this key."""
+    return isinstance(answer, bytes) and sha256 == _digest(key, answer)
 
 
 def _of_machine(error: Exception, path: Path) -> Exception:

@@ -22,7 +22,7 @@ from stages.redaction import secret_in
 from stages.runs import store
 from stages.runs.kinds import NOOP, REFERENCE
 from stages.runs.ledger import Budget
-from stages.runs.run import Listener
+from stages.runs.run import AnswerFolders, Listener
 from stages.runs.settings import Option, Settings, basic_of
 
 # Fields that a user may add to a request; those with which a call could cost more than its limit are refused.
@@ -504,6 +504,6 @@ class ReusesPrefixes(Protocol):
 class PolicyKind(Protocol):
     """A class of policies, as `stages.policy.KINDS` lists them."""
 
-    def open(self, config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> Policy:
+    def open(self, config: PolicyConfig, *, cache: AnswerFolders, budget: Budget, listener: Listener) -> Policy:
         """Open the configured policy (a classmethod). `config.model` is as the user wrote it."""
         ...

@@ -1,11 +1,12 @@
-"""An OpenAI-compatible server as a policy: bounded retries, a hard budget, and a cache of paid answers by content.
+"""An OpenAI-compatible server as a policy: bounded retries, a hard budget, and caches of answers by content.
 
 The retries are here and not in the client, because a request that is sent twice may be billed twice: money is reserved
-durably before a request is sent, its answer is durable before that money is released, and a call that ends without a
-bill counts as possibly paid. A response 200 with an error inside (OpenRouter sends them) is an error too.
+durably before a request is sent, the body of its answer is durable before anything reads it and before that money is
+released, and a call that ends without a bill counts as possibly paid. A response 200 with an error inside (OpenRouter
+sends them) is an error too.
 
 `HostLimit` finds out how many requests a server takes at once, `WaitReport` reports what is waited for while a server
-is silent, `EndpointPolicy` uses both and the cache of paid answers. Its `probe` finds out which request fields a server
+is silent, `EndpointPolicy` uses both and the caches of answers. Its `probe` finds out which request fields a server
 accepts.
 """
 
@@ -18,7 +19,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -46,12 +46,12 @@ from stages.policy.client import (
     retrying,
 )
 from stages.policy.dialect import EXTRAS
-from stages.policy.reading import Overlong, charged, read
+from stages.policy.reading import Overlong, Unreadable, charged, read_record, record
 from stages.policy.requests import Asked, Request, max_tokens_field, probing, request_body
 from stages.runs import store
 from stages.runs.activity import Notice
 from stages.runs.ledger import Budget, Reservation
-from stages.runs.run import Listener
+from stages.runs.run import AnswerFolders, Listener
 from stages.runs.store import GroupCommit
 from stages.stopping import Interrupted, stop_requested
 
@@ -193,6 +193,9 @@ class EndpointPolicy:
     price unknown, and for redirects; `BadInput` for what the server lacks (404); `InfrastructureError` where the
     account is empty (402) or no server answers; `Incomplete` where the budget is spent, the server asks for a wait of
     more than two minutes, or an answer that costs money is longer than `max_tokens`.
+
+    Answers that cost money are kept for all runs, others for this run alone: behind one address and one name a server
+    may have another model tomorrow, and to ask it costs nothing.
     """
 
     capture_level = "text"
@@ -202,7 +205,7 @@ class EndpointPolicy:
         config: PolicyConfig,
         *,
         budget: Budget,
-        cache: Path,
+        cache: AnswerFolders,
         listener: Listener | None = None,
         quiet_s: float = QUIET_S,
     ) -> None:
@@ -216,8 +219,13 @@ class EndpointPolicy:
         self.config, self.budget, self.batch_size = config, budget, config.concurrency
         self.client = Client(config)
         self._host, self._slots = host_limit(config.base_url), asyncio.Semaphore(config.concurrency)
-        self.cache = AnswerCache(cache / "answers.sqlite", lambda what: listener(what, 0, 0) if listener else None)
-        self._store_answer = GroupCommit(self.cache.put_all)
+        # With a price all answers are of the first; without one it is not known which until they are read.
+        folders = [cache.shared] if config.has_price else [cache.own, cache.shared]
+        self._caches = [
+            AnswerCache(folder / "answers.sqlite", lambda what: listener(what, 0, 0) if listener else None)
+            for folder in folders
+        ]
+        self._store, self._store_shared = (GroupCommit(cache.put_all) for cache in (self._caches[0], self._caches[-1]))
         self._in_flight: set[asyncio.Task[Sample]] = set()
         self._waits = WaitReport(f"{config.model} at {config.base_url}", listener, quiet_s)
         self._accepted: Accepted | None = None
@@ -232,14 +240,17 @@ class EndpointPolicy:
         """The error after which nothing more is asked."""
 
     @classmethod
-    def open(cls, config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> "EndpointPolicy":
+    def open(
+        cls, config: PolicyConfig, *, cache: AnswerFolders, budget: Budget, listener: Listener
+    ) -> "EndpointPolicy":
         """Make a client of the configured server; nothing is paid for yet. The listener gets slow answers."""
         return cls(config, budget=budget, cache=cache, listener=listener)
 
     def facts(self) -> dict[str, Any]:
         """Return server and model name, the result of the probe, and damage in the cache; never the key."""
         found: dict[str, Any] = {"accepts": asdict(self._accepted)} if self._accepted else {}
-        found |= {"damaged_in_cache": self.cache.damaged} if self.cache.damaged else {}
+        damaged = sum(cache.damaged for cache in self._caches)
+        found |= {"damaged_in_cache": damaged} if damaged else {}
         return {"model": self.config.model, "base_url": self.config.base_url, **found}
 
     async def probe(self) -> Accepted:
@@ -287,22 +298,54 @@ class EndpointPolicy:
         # Without a seed in the key all samples of a state would be the answer to the first of them.
         unsent = {} if "seed" in request else {"sample": seed}
         key = store.digest({"base_url": self.config.base_url, **request, **unsent})
-        if (kept := self.cache.get(key)) is not None:
-            return Sample(**kept)
         attempt = 0
         try:
+            if (kept := self._kept(key, request)) is not None:
+                return kept
             async for launch in retrying(self.config, stop=self._is_last, before_sleep=self._report_first_failure):
                 with launch:
                     attempt = launch.retry_state.attempt_number
                     return await self._launch_when_free(key, request, attempt)
         except Rejected as error:
             return Sample(error_type=error.kind, error=str(error), attempts=attempt, **error.usage)
+        except Unreadable as error:
+            why = f"{error}, and --resume reads it again instead of asking. Report it, with that file"
+            return Sample(error_type="unreadable", error=why, attempts=attempt)
         except Retryable as error:
             if isinstance(error, NotListening) and attempt >= REFUSALS and not self._host.has_answered:
                 raise error.permanent from None
             why = f"{error} (after {counted(attempt, 'attempt')})"
             return Sample(error_type=error.kind, error=why, attempts=attempt)
         raise AssertionError("tenacity ends with a result or an error")
+
+    def _kept(self, key: str, request: Request) -> Sample | None:
+        """Return the answer that is kept for a request; None where there is none, or a body that is no answer."""
+        for cache in self._caches:
+            if (found := cache.get(key)) is None:
+                continue
+            try:
+                sample = self._read(cache, key, found, Asked.of(request, self.longest))
+            except Overlong as error:
+                sample = error.sample
+            except Unreadable:
+                raise
+            except Failed:  # it was to be asked again, and the process was killed
+                continue
+            # Of all runs: earlier versions kept there what cost nothing, too.
+            if cache is self._caches[0] or sample.cost_usd:
+                return sample
+        return None
+
+    def _read(self, cache: AnswerCache, key: str, kept: bytes, asked: Asked) -> Sample:
+        """Return the answer in a record of a cache; raise as `read_record` does."""
+        try:
+            return read_record(kept, self.config, asked)
+        except Unreadable as error:
+            why = f"{error}. It is kept as {key[:12]} in {cache.path}"
+            raise Unreadable(why, billed_usd=error.billed_usd) from error.__cause__
+        except Failed:
+            cache.replace(key)
+            raise
 
     def _is_last(self, state: tenacity.RetryCallState) -> bool:
         """Return whether a launch that failed was the last: a server that never answered is not waited for as long."""
@@ -378,13 +421,14 @@ class EndpointPolicy:
         return reservation
 
     async def _launch(self, key: str, request: Request, asked: Asked, reservation: Reservation, attempt: int) -> Sample:
-        """Send once, store the answer, then release the rest of the reservation."""
+        """Send once, store what came, read it, then release the rest of the reservation."""
         # The order matters for a kill between two lines: the reservation is on disk before the request is sent, and the
-        # answer before money is released, so that nothing is paid without an entry and no answer is bought twice.
+        # answer before it is read and money is released, so that nothing is paid without an entry and no answer is
+        # bought twice, whatever it does to its reader.
         overlong: Incomplete | None = None
         try:
-            body, latency_s = await self._send(request, asked, reservation)
-            sample = read(body, self.config, asked, latency_s=latency_s, attempts=attempt)
+            kept = await self._send(key, request, asked, reservation, attempt)
+            sample = self._read(self._caches[0], key, kept, asked)  # before the next `await`: see `_halted`
         except Overlong as error:
             sample, unknown = error.sample, self.budget.limit is not None and not self.config.priced
             if self.config.has_price or sample.cost_usd or unknown:  # unknown, but limited
@@ -398,6 +442,8 @@ class EndpointPolicy:
                 self._report_overlong(error)
         except Failed as error:
             self._halted = self._halted or self.budget.exceeded(reservation, error.billed_usd)
+            if isinstance(error, Unreadable) and error.billed_usd:
+                await self._share(key, kept)
             # Without a bill the server may have done the work: the bound counts as possibly spent.
             await self.budget.settle(reservation, error.billed_usd, error.claimed_usd)
             # From a server that has answered before, a page is a gateway's, and the server will be back.
@@ -405,16 +451,22 @@ class EndpointPolicy:
                 raise error.permanent from None
             raise
         self._answered = True
-        # Before the next `await`, as above: writing what was answered takes time, in which others would be launched.
+        # Before the next `await`, as above: writing takes time, in which others would be launched.
         self._halted = self._halted or self.budget.exceeded(reservation, sample.cost_usd)
-        await self._store_answer((key, vars(sample)))
+        if sample.cost_usd:
+            await self._share(key, kept)
         await self.budget.settle(reservation, sample.cost_usd, sample.claimed_usd)
         if overlong is not None:
             raise overlong
         return sample
 
-    async def _send(self, request: Request, asked: Asked, reservation: Reservation) -> tuple[bytes, float]:
-        """Return the body of a response with status 200 and its seconds; release host limit and slot."""
+    async def _share(self, key: str, kept: bytes) -> None:
+        """Keep what cost money for all runs, where only its bill could tell."""
+        if not self.config.has_price:
+            await self._store_shared((key, kept))
+
+    async def _send(self, key: str, request: Request, asked: Asked, reservation: Reservation, attempt: int) -> bytes:
+        """Return the record of a response with status 200, which is durable; release host limit and slot."""
         pushed_back, wait_s = False, None
         try:
             await self.budget.record(reservation)
@@ -423,7 +475,8 @@ class EndpointPolicy:
                 charge = partial(charged, asked=asked, config=self.config)
                 body = await self.client.ask("/chat/completions", request, most_bytes=most, charged=charge)
             self._host.has_answered = True
-            return body, time.monotonic() - started
+            kept = record(body, latency_s=time.monotonic() - started, attempts=attempt)
+            await self._store((key, kept))
         except Retryable as error:
             self._host.has_answered |= error.kind not in NO_ANSWER
             pushed_back, wait_s = error.pushes_back, error.wait_s
@@ -435,3 +488,4 @@ class EndpointPolicy:
             # A longer wait ends the run (`retrying`), so the host is not closed to others for it.
             self._host.leave(pushed_back=pushed_back, wait_s=wait_s if (wait_s or 0.0) <= MAX_WAIT_S else None)
             self._slots.release()
+        return kept

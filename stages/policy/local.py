@@ -26,7 +26,7 @@ from stages.policy.dialect import canonical
 from stages.runs import hub, store
 from stages.runs.activity import Notice, activity
 from stages.runs.ledger import Budget
-from stages.runs.run import Listener
+from stages.runs.run import AnswerFolders, Listener
 
 
 def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = None) -> Any:
@@ -140,7 +140,12 @@ class LocalPolicy:
 
     @classmethod
     def open(
-        cls, config: PolicyConfig, *, listener: Listener, cache: Path | None = None, budget: Budget | None = None
+        cls,
+        config: PolicyConfig,
+        *,
+        listener: Listener,
+        cache: AnswerFolders | None = None,
+        budget: Budget | None = None,
     ) -> "LocalPolicy":
         """Load the configured model and its tokenizer; a local model costs no money, so nothing else is used."""
         del cache, budget

@@ -53,6 +53,41 @@ an answer that was filtered has no choices, and a tool call that the server coul
 """
 
 
+STOPS = (KeyboardInterrupt, SystemExit)
+"""What a reader does not raise. It may raise anything else: the panic of a library in Rust is no `Exception`."""
+
+
+class Unreadable(Failed):
+    """A body with status 200 at which a reader fails: a defect, or something that is missing on this machine.
+
+    Its cause is what was raised. billed_usd: by the body's own bill, None where that cannot be read either.
+    """
+
+    def __init__(self, message: str, *, billed_usd: float | None) -> None:
+        super().__init__(message)
+        self.billed_usd = billed_usd
+
+
+def record(raw: bytes, *, latency_s: float, attempts: int) -> bytes:
+    """Return a body as it is kept until an answer is read from it, with the seconds and the launches that it took."""
+    return orjson.dumps({"latency_s": latency_s, "attempts": attempts}) + b"\n" + raw
+
+
+def read_record(kept: bytes, config: PolicyConfig, asked: Asked) -> Sample:
+    """Return the answer in a record; raise as `read` does, and `Unreadable` for whatever else reading it raises."""
+    head, is_body, raw = kept.partition(b"\n")
+    about = orjson.loads(head)
+    if not is_body:  # of an earlier commit: the fields of the sample that was read
+        return Sample(**about)
+    try:
+        return read(raw, config, asked, **about)
+    except (Failed, Overlong, *STOPS):
+        raise
+    except BaseException as error:
+        why = f"the server's answer cannot be read ({type(error).__name__}: {shown(error, 200)})"
+        raise Unreadable(why, billed_usd=charged(raw, False, asked=asked, config=config)) from error
+
+
 def read(raw: bytes, config: PolicyConfig, asked: Asked, *, latency_s: float, attempts: int) -> Sample:
     """Return the answer in a 200 response; raise for a body that holds an error, or is unusable by `UNUSABLE`.
 
@@ -187,7 +222,12 @@ def charged(raw: bytes, free: bool, *, asked: Asked, config: PolicyConfig) -> fl
     bills += [{"cost": one["cost"]} for one in places if "cost" in one]
     if not any(type(value) in (int, float) and value != 0 for bill in bills for value in bill.values()):
         return 0.0 if free else None
-    found = [cost({"usage": bill}, [], asked, config) for bill in bills]
+    try:
+        found = [cost({"usage": bill}, [], asked, config) for bill in bills]
+    except STOPS:
+        raise
+    except BaseException:  # what a call cost must be known to be unknown, whatever its body does to a reader
+        return None
     return max((float(one["cost_usd"]) for one in found if one["usage_by"] == "server"), default=None)
 
 

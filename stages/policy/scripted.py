@@ -5,7 +5,6 @@ loop gives each question the next action of the environment's solution (`stages.
 none the policy is idle: the rollout ends and is graded as it is, without a malformed action.
 """
 
-from pathlib import Path
 from typing import Any, Self
 
 from stages import envs
@@ -13,7 +12,7 @@ from stages.errors import BadInput, UsageError
 from stages.policy.base import IDLE, PolicyConfig, Sample, Turn
 from stages.runs.kinds import NOOP, REFERENCE
 from stages.runs.ledger import Budget
-from stages.runs.run import Listener
+from stages.runs.run import AnswerFolders, Listener
 
 OTHER_NAMES = {"gold": REFERENCE, "oracle": REFERENCE, "solution": REFERENCE, "nop": NOOP, "no-op": NOOP, "none": NOOP}
 """Their names in other tools. They are refused here: the hub takes seconds to answer that it has no such model."""
@@ -34,7 +33,7 @@ class ScriptedPolicy:
         self.plays_solutions = config.model == REFERENCE
 
     @classmethod
-    def open(cls, config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> Self:
+    def open(cls, config: PolicyConfig, *, cache: AnswerFolders, budget: Budget, listener: Listener) -> Self:
         """Open the policy that `config.model` names."""
         del cache, budget, listener
         return cls(config)

@@ -39,7 +39,7 @@ from stages.policy.local import (
 from stages.policy.server import ModelServer, scoring_lock
 from stages.runs import store
 from stages.runs.ledger import Budget
-from stages.runs.run import Listener
+from stages.runs.run import AnswerFolders, Listener
 
 UNSHAPED = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 """Sampling without changes of the distribution: a server would else take defaults from generation_config.json."""
@@ -376,7 +376,7 @@ class VllmPolicy:
         self._in_flight = Counter[str]()
 
     @classmethod
-    def open(cls, config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> "VllmPolicy":
+    def open(cls, config: PolicyConfig, *, cache: AnswerFolders, budget: Budget, listener: Listener) -> "VllmPolicy":
         """Open the policy on the server at `base_url`; own hardware costs no money, so the budget is not used."""
         del cache, budget
         if config.base_url is None:

@@ -401,6 +401,21 @@ Listener = Callable[[str, int, int], None]
 """Called with (activity, units done, units in all), and with (a remark, 0, 0) between such calls."""
 
 
+ANSWERS = "answers"
+"""The folder in `scratch` of a run's own answers."""
+
+
+@dataclass(frozen=True)
+class AnswerFolders:
+    """Where answers of servers are kept: `shared` by all runs those that cost money, in `own` those of one run.
+
+    What costs nothing is asked again by every other run: behind the same address and name may be another model by then.
+    """
+
+    shared: Path
+    own: Path
+
+
 class RunWriter:
     """A run folder being written: finished units, tables, folders, counts, progress, and stop requests."""
 
@@ -417,7 +432,8 @@ class RunWriter:
         listener: Listener | None = None,
         spread: "Callable[[RunWriter, Sequence[Sequence[str]], str, Any], None] | None" = None,
     ) -> None:
-        self.path, self.manifest, self.cache = path, record, cache
+        self.path, self.manifest = path, record
+        self.cache = AnswerFolders(cache, path / "scratch" / ANSWERS)
         self.budget = ledger.Budget(max_cost, path / ledger.NAME)
         self.stop = threading.Event()
         self.attempted: set[str] = set()

@@ -38,6 +38,7 @@ from stages.runs.activity import on_activity
 from stages.runs.bucket import Mirror
 from stages.runs.catalog import check_inputs, progress
 from stages.runs.run import (
+    ANSWERS,
     Inputs,
     Listener,
     Manifest,
@@ -130,6 +131,8 @@ def execute(
             clean = _settle_existing(resolved, resume=resume)
         if resolved.existing and clean:
             _empty(folder)
+        elif not resume:  # an attempt that left nothing finished: what was answered for nothing is asked for again
+            rmtree(folder / "scratch" / ANSWERS, ignore_errors=True)
         # The engine is opened before the manifest is written: one that cannot be reached leaves no run folder behind.
         engines: AbstractContextManager[Engine | None] = nullcontext() if on is None else closing(find_engine(on, gpus))
         with engines as engine:
@@ -379,8 +382,8 @@ def _state(run: Run) -> str:
 
 BOOKKEEPING = ("manifest.json", "config.json", "logs", "steps", ledger.NAME, RESERVE)
 """What every attempt writes into its folder before it has finished anything; `steps` by its units."""
-REWRITTEN_EACH_ATTEMPT = ("live", "asked")
-"""Folders in `scratch` that every attempt writes anew."""
+NO_WORK = ("live", "asked", ANSWERS)
+"""Folders in `scratch` that every attempt writes anew, but for the answers of servers in one with --resume."""
 
 
 def holds_work(run: Run, *, paid: bool = True) -> bool:
@@ -398,9 +401,7 @@ def holds_work(run: Run, *, paid: bool = True) -> bool:
         return True
     files = [path.relative_to(folder).parts for path in folder.rglob("*") if not path.is_dir()]
     scratch = [parts[1] for parts in files if parts[0] == "scratch"]
-    return any(name not in REWRITTEN_EACH_ATTEMPT for name in scratch) or any(
-        p[0] not in (*BOOKKEEPING, "scratch") for p in files
-    )
+    return any(name not in NO_WORK for name in scratch) or any(p[0] not in (*BOOKKEEPING, "scratch") for p in files)
 
 
 @contextmanager
@@ -564,7 +565,9 @@ def _attempt(out: RunWriter) -> Iterator[None]:
         error.signal_number = caught[-1] if caught else signal.SIGINT
         by = "the user" if error.signal_number == signal.SIGINT else signal.Signals(error.signal_number).name
         status, reason = "interrupted", f"stopped by {by}"
-        kept = any(path.parent.name != "live" for path in (out.path / "scratch").glob("*/*"))  # such as checkpoints
+        kept = any(
+            path.parent.name not in ("live", ANSWERS) for path in (out.path / "scratch").glob("*/*")
+        )  # such as checkpoints
         if not (kept or len(out.journal) or out.manifest.outputs or out.budget.calls):
             error.left = "Nothing was finished yet; the same command starts again."
         raise

@@ -22,7 +22,7 @@ from stages.runs import ledger, store
 from stages.runs.activity import repeating
 from stages.runs.kinds import Row
 from stages.runs.ledger import Budget, Reservation
-from stages.runs.run import Inputs, Manifest, Run, RunWriter
+from stages.runs.run import AnswerFolders, Inputs, Manifest, Run, RunWriter
 from stages.runs.settings import StageConfig
 from stages.runs.stage import load_stage
 from stages.stopping import Interrupted, stopped_by
@@ -48,7 +48,7 @@ class Shard:
     config: StageConfig
     units: frozenset[str]
     folder: Path
-    cache: Path
+    cache: AnswerFolders
     lent: float | None = None
     shared_value: Any = None
 
@@ -63,7 +63,8 @@ class ShardWriter(RunWriter):
         lent = None if shard.lent is None else max(shard.lent - (paid.spent + paid.possibly), 0.0)
         record = Manifest(composer="", stage=shard.stage, stage_version=load_stage(shard.stage).version, fingerprint="")
         # A folder of this process alone: a worker that was declared dead may still be writing into its own.
-        super().__init__(shard.folder / uuid4().hex, record, cache=shard.cache, max_cost=lent)
+        super().__init__(shard.folder / uuid4().hex, record, cache=shard.cache.shared, max_cost=lent)
+        self.cache = shard.cache  # the run's own: this folder is deleted once its units are merged
         self.shared_value = shard.shared_value
         self._missing = shard.units - {unit for unit, row in units.items() if not row["failed"]}
 

@@ -213,7 +213,7 @@ def _notes(answers: AnswerSummary, spent: list[Spending], omitting: int, spared:
         if lacks := [what for what in EXTRAS if accepts[what] is False]:
             lines.append(f"{name} takes no {', '.join(lacks)}: requests went without.")
     lines += [
-        f"{facts['damaged_in_cache']} paid answers of {name} were damaged in the cache, and were asked for again."
+        f"{facts['damaged_in_cache']} answers of {name} were damaged in the cache, and were asked for again."
         for name, facts in out.manifest.models.items()
         if "damaged_in_cache" in facts
     ]

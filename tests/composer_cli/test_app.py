@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import typer
-from support.command_line import environment
+from support.command_line import environment, settings
+from support.server import Reply, answer, serving
 
 from composer_cli.__main__ import main as start
 from composer_cli.app import click_command, main
@@ -149,6 +150,55 @@ def test_what_reads_and_compares_needs_no_extra(own_runs, tmp_path):
     assert codes[len(commands) + 1] == 2 and "`pip install 'composer-post-training[train]'`" in done.stderr
     assert set(commands) <= {0, None}, dict(zip(map(" ".join, looks + helps), commands, strict=True))
     assert len(pages) > 4 and set(pages) == {200}
+
+
+ASKED = """
+import json, sys
+from composer_cli.printing import TRAIN
+sys.modules |= dict.fromkeys(TRAIN)  # an import of one of them is an error
+from composer_cli.app import main
+for words in json.loads(sys.argv[1]):
+    try: code = main(words)
+    except SystemExit as end: code = end.code
+    print("ended with", code or 0)
+"""
+TEACHER = """
+[[teachers]]
+name = "t"
+model = "m"
+base_url = "{url}"
+max_tokens = 8
+usd_per_mtok_in = 1.0
+usd_per_mtok_out = 2.0
+"""
+
+
+def test_answers_of_a_priced_server_are_read_without_any_extra(tmp_path):
+    """Each was paid and lost, as its reader imported a package of the extra `train`; --resume bought them again."""
+    credit = [2]
+
+    def reply(body, earlier):
+        if earlier == credit[0]:
+            credit[0] = 1000
+            return Reply(402, {"error": {"message": "no credit"}})
+        return Reply(body=answer("42"))
+
+    with serving(reply) as server:
+        (tmp_path / "teachers.toml").write_text(TEACHER.format(url=server.url))
+        priced = {"model": "m", "base_url": server.url, "max_tokens": 8, "concurrency": 1, "timeout_s": 20}
+        priced |= {"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 2.0}
+        arms = [f"policies.{arm}.{key}={value}" for arm in "AB" for key, value in {**priced, "temperature": 1}.items()]
+        collect = ["collect", "--env", "skills", "-n", "4", *settings("samples=1"), "--out", str(tmp_path / "c"), "-q"]
+        collect += settings(*(f"policy.{key}={value}" for key, value in priced.items()))
+        teachers = ["--from", str(tmp_path / "c"), "--teachers", str(tmp_path / "teachers.toml"), "-q"]
+        evaluate = ["evaluate", "--env", "skills", "-n", "2", *settings("samples=1", "control=null", *arms), "-q"]
+        calls = [collect, [*collect, "--resume"], ["replay-teachers", *teachers], evaluate]
+        script = [sys.executable, "-c", ASKED, json.dumps(calls)]
+        env = environment(tmp_path / "artifacts", PYTHONPATH=str(ROOT))
+        done = subprocess.run(script, capture_output=True, text=True, env=env, cwd=tmp_path)
+    ends = [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("ended with")]
+    assert ends == [3, 0, 0, 3], done.stderr
+    assert len(server.requests) == (2 + 1) + 2 + 4 + 2, "the arms are one model, whose answers are bought once"
 
 
 def test_what_training_alone_needs_is_an_extra():

@@ -9,7 +9,7 @@ import pytest
 from support.server import Reply, answer, serving
 
 from stages import collect
-from stages.errors import Incomplete
+from stages.errors import Incomplete, InfrastructureError
 from stages.rollouts.trace import by_rollout, prompt_ids, states
 from stages.runs import runner
 from stages.runs.kinds import ROLLOUT, STEP, TASK
@@ -88,6 +88,30 @@ def test_a_paid_rollout_is_not_paid_again_after_a_failure(tmp_path: Path) -> Non
         before, fail[0] = len(server.requests), False
         runner.execute("collect", {}, config, root=tmp_path, resume=True)
     assert before == 3 and len(server.requests) == 5
+
+
+@pytest.mark.parametrize(
+    ("how", "asked"),
+    [({"resume": True}, 1), ({}, 2), ({"clean": True}, 2), ({"out": "elsewhere"}, 2)],
+    ids=["resumed", "begun again", "clean", "another run"],
+)
+def test_what_a_free_server_answered_is_of_its_run_alone(tmp_path: Path, how: dict[str, Any], asked: int) -> None:
+    """Another model is behind the address by then, of which no other run may get an answer of the first."""
+    loaded, credit = ["a first"], [1]
+
+    def reply(body: dict, n: int) -> Reply:
+        return Reply(body=answer(loaded[0])) if n < credit[0] else Reply(402, {"error": {"message": "no"}})
+
+    with serving(reply) as server:
+        config = settings("m", url=server.url, env="EndlessGuessEnv", tasks=1, samples=1, max_steps=2)
+        with pytest.raises(InfrastructureError):
+            runner.execute("collect", {}, config, root=tmp_path)
+        before, loaded[0], credit[0] = len(server.requests), "a second", 9
+        where = {"out": tmp_path / "elsewhere"} if "out" in how else {}
+        run = Run(runner.execute("collect", {}, config, root=tmp_path, **{**how, **where}).path)
+    assert len(server.requests) - before == asked
+    assert [row["action"] for row in run.rows(STEP)] == [*["a first"] * (2 - asked), *["a second"] * asked]
+    assert not (run.path / "scratch").exists()
 
 
 def test_a_plan_says_what_limits_a_rollout_and_what_goes_on_at_once() -> None:

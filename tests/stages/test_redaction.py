@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from support.server import Reply, answer, serving
+from support.server import Reply, answer, kept_in, serving
 
 from stages import redaction
 from stages.policy import ask_all
@@ -127,7 +127,7 @@ def test_a_server_that_encodes_the_key_has_it_stored_nowhere(
     with serving(echo) as server:
         served = {"model": "m", "base_url": server.url, "api_key_env": "ENCODED_KEY"}
         settings = PolicyConfig(**served, concurrency=1, max_tokens=9999)
-        policy = EndpointPolicy(settings, budget=Budget(None, tmp_path / "ledger.jsonl"), cache=tmp_path)
+        policy = EndpointPolicy(settings, budget=Budget(None, tmp_path / "ledger.jsonl"), cache=kept_in(tmp_path))
         for number, text in enumerate(forms):
             turn = Turn([{"role": "user", "content": f"What is key {number}?"}], seed=0)
             try:
@@ -135,7 +135,7 @@ def test_a_server_that_encodes_the_key_has_it_stored_nowhere(
             except Exception as error:
                 said = str(error)
             assert text not in said and (MARK in said or place == "header"), text
-    with sqlite3.connect(tmp_path / "answers.sqlite") as file:
+    with sqlite3.connect(tmp_path / "own" / "answers.sqlite") as file:
         kept = b"".join(row[0] for row in file.execute("SELECT answer FROM answers"))
     file.close()
     assert not [text for text in forms if text.encode() in kept or json.dumps(text)[1:-1].encode() in kept]

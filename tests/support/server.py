@@ -6,10 +6,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from stages.policy.requests import QUESTION
+from stages.runs.run import AnswerFolders
 from support.loopback import Handler, listening
+
+
+def kept_in(folder: Path) -> AnswerFolders:
+    """Where a policy keeps answers: below the folder, those of its own run in `own`."""
+    return AnswerFolders(folder, folder / "own")
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 from support.command_line import call
 from support.models import save_tiny
-from support.server import Reply, Server, answer, serving
+from support.server import Reply, Server, answer, kept_in, serving
 
 from stages import collect
 from stages.errors import BadInput, InfrastructureError, UsageError
@@ -38,7 +38,9 @@ def stating() -> Iterator[Server]:
 
 
 def sampled(config: PolicyConfig, cache: Path, limit: float | None = None) -> Any:
-    policy = open_policy(config, cache=cache, budget=Budget(limit, cache / "ledger.jsonl"), listener=lambda *_: None)
+    policy = open_policy(
+        config, cache=kept_in(cache), budget=Budget(limit, cache / "ledger.jsonl"), listener=lambda *_: None
+    )
     return ask_all(policy, [TURN])[0]
 
 
@@ -117,7 +119,7 @@ def test_a_plan_names_the_context_as_the_bound(stating: Server) -> None:
 
 def test_limits_of_context_and_thoughts_need_one_of_the_answer(tmp_path: Path) -> None:
     config = PolicyConfig(model="m", base_url="http://127.0.0.1:9/v1")
-    policy = open_policy(config, cache=tmp_path, budget=Budget(None, None), listener=lambda *_: None)
+    policy = open_policy(config, cache=kept_in(tmp_path), budget=Budget(None, None), listener=lambda *_: None)
     with pytest.raises(UsageError, match="max_tokens"):
         Rules.of(policy, 3, RolloutLimits(context_tokens=100), "full")
     with pytest.raises(ValidationError, match="max_tokens"):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.models import save_tiny
+from support.server import kept_in
 
 from stages.envs.config import EnvStageConfig
 from stages.envs.kata.env import KataEnv
@@ -13,7 +14,7 @@ from stages.errors import BadInput, UsageError
 from stages.policy import KINDS, Policy, PolicyConfig, Sample, Turn, base, kind_of, open_policy
 from stages.runs.activity import on_activity
 from stages.runs.ledger import Budget
-from stages.runs.run import Listener
+from stages.runs.run import AnswerFolders, Listener
 
 BASE_URL = "http://127.0.0.1:9/v1"
 
@@ -24,11 +25,11 @@ class EchoPolicy:
     capture_level = "text"
     batch_size = 2
 
-    def __init__(self, config: PolicyConfig, cache: Path) -> None:
+    def __init__(self, config: PolicyConfig, cache: AnswerFolders) -> None:
         self.config, self.cache = config, cache
 
     @classmethod
-    def open(cls, config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> "EchoPolicy":
+    def open(cls, config: PolicyConfig, *, cache: AnswerFolders, budget: Budget, listener: Listener) -> "EchoPolicy":
         del budget
         listener("opening", 1, 1)
         return cls(config, cache)
@@ -49,7 +50,9 @@ def echo(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def opened(config: PolicyConfig, cache: Path, progress: list[str] | None = None) -> Policy:
     noted = [] if progress is None else progress
-    return open_policy(config, cache=cache, budget=Budget(), listener=lambda what, done, total: noted.append(what))
+    return open_policy(
+        config, cache=kept_in(cache), budget=Budget(), listener=lambda what, done, total: noted.append(what)
+    )
 
 
 @pytest.mark.usefixtures("echo")
@@ -98,6 +101,6 @@ def test_the_models_opening_is_named(tmp_path: Path) -> None:
     told: list[str] = []
     config = PolicyConfig(model="big", base_url="http://127.0.0.1:9/v1")
     with on_activity(told.append):
-        open_policy(config, cache=tmp_path, budget=Budget(), listener=lambda what, done, total: None)
+        open_policy(config, cache=kept_in(tmp_path), budget=Budget(), listener=lambda what, done, total: None)
         EnvStageConfig().draw(KataEnv, 1)
     assert told == ["importing the libraries for big", "", "opening the model big", "", "preparing the tasks", ""]

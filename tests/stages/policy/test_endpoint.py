@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import socket
 import sqlite3
 import threading
@@ -12,16 +13,21 @@ from typing import Any
 
 import orjson
 import pytest
-from support.server import Reply, answer, serving
+from support.server import Reply, answer, kept_in, serving
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from stages import messages
 from stages.errors import Incomplete, InfrastructureError, UsageError
 from stages.policy import ask_all, available, background
-from stages.policy.base import PolicyConfig, Turn
+from stages.policy.answer_cache import AnswerCache
+from stages.policy.base import FINAL, PolicyConfig, Sample, Turn
 from stages.policy.endpoint import REFUSALS, START, EndpointPolicy, HostLimit, host_limit
 from stages.policy.reading import UNUSABLE
+from stages.policy.token_counts import tokenizer
+from stages.runs import store
 from stages.runs.activity import Notice
 from stages.runs.ledger import Budget
+from stages.runs.run import AnswerFolders
 from stages.stopping import Interrupted, stopped_by
 
 
@@ -29,7 +35,7 @@ def open_at(url: str, cache: Path, budget: Budget | None = None, **settings: Any
     """A policy at this address with prices, 1 and 2 USD a million tokens in and out."""
     usual = {"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 2.0, "max_tokens": 64}
     config = PolicyConfig(model="big", base_url=url, **{**usual, **settings})
-    return EndpointPolicy(config, budget=budget or Budget(), cache=cache)
+    return EndpointPolicy(config, budget=budget or Budget(), cache=kept_in(cache))
 
 
 def turns(*texts: str) -> list[Turn]:
@@ -108,7 +114,7 @@ def test_a_refused_connection_is_free_and_told_at_once_and_once(tmp_path: Path) 
     told: list[tuple[str, int, int]] = []
     config = PolicyConfig(model="big", base_url="http://127.0.0.1:9/v1", max_attempts=2, max_tokens=64, price="unknown")
     budget = Budget(100.0)
-    policy = EndpointPolicy(config, budget=budget, cache=tmp_path, listener=lambda *heard: told.append(heard))
+    policy = EndpointPolicy(config, budget=budget, cache=kept_in(tmp_path), listener=lambda *heard: told.append(heard))
     for sample in ask_all(policy, turns("a", "b")):
         assert sample.error_type == "connection" and "127.0.0.1:9" in (sample.error or "")
     assert (budget.spent, budget.possibly, budget.reserved) == (0.0, 0.0, 0.0)
@@ -210,6 +216,128 @@ def test_a_paid_answer_is_never_bought_twice(tmp_path: Path) -> None:
         other = ask_all(open_at(server.url, tmp_path, temperature=0.5), turns("a"))
     assert first == again
     assert other[0].text == "answer 1"
+    assert len(server.requests) == 2
+
+
+FREE: dict[str, Any] = {"usd_per_mtok_in": None, "usd_per_mtok_out": None}
+
+
+def test_an_answer_that_cost_nothing_is_one_of_its_run_alone(tmp_path: Path) -> None:
+    """Behind the same address and name may be another checkpoint by then: it got the score of the first."""
+    loaded = ["first"]
+    with serving(lambda body, n: Reply(body=answer(loaded[0]))) as server:
+        for prices in (FREE, dict.fromkeys(FREE, 0.0)):
+            runs = [AnswerFolders(tmp_path / "shared", tmp_path / str(prices) / run) for run in ("one", "two")]
+            config = PolicyConfig(model="big", base_url=server.url, max_tokens=64, **prices)
+            said = list[str]()
+            for run, loaded[0] in zip([runs[0], runs[0], runs[1]], ("first", "second", "second"), strict=True):
+                said += [one.text for one in ask_all(EndpointPolicy(config, budget=Budget(), cache=run), turns("a"))]
+            assert said == ["first", "first", "second"]
+        assert len(server.requests) == 4
+
+
+@pytest.mark.parametrize("prices", [{"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 2.0}, FREE], ids=["priced", "billed"])
+def test_an_answer_that_cost_money_is_one_of_all_runs(tmp_path: Path, prices: dict[str, Any]) -> None:
+    bill = {} if prices["usd_per_mtok_in"] else {"cost": 0.01}  # known from the answer alone
+    with serving(lambda body, n: Reply(body=answer(f"answer {n}", **bill))) as server:
+        config = PolicyConfig(model="big", base_url=server.url, max_tokens=64, **prices)
+        for run in ("one", "two"):
+            policy = EndpointPolicy(config, budget=Budget(), cache=AnswerFolders(tmp_path / "shared", tmp_path / run))
+            assert [one.text for one in ask_all(policy, turns("a"))] == ["answer 0"]
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("cost_usd", [0.0, 0.01])
+def test_an_answer_that_an_earlier_version_kept_is_read_if_it_cost_money(tmp_path: Path, cost_usd: float) -> None:
+    """It kept the fields of the answer in the place of its body, and for all runs whatever it cost."""
+    earlier = orjson.dumps(vars(Sample("earlier", cost_usd=cost_usd, latency_s=2.0)))
+    with serving(lambda body, n: Reply(body=answer("now"))) as server:
+        found, asked = [], PolicyConfig(model="big", base_url=server.url, max_tokens=64)
+        for config in (asked, asked.model_copy(update={"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 2.0})):
+            policy = EndpointPolicy(config, budget=Budget(), cache=kept_in(tmp_path))
+            request = policy.request(turns("a")[0])
+            AnswerCache(tmp_path / "answers.sqlite").put_all(
+                [(store.digest({"base_url": server.url, **request}), earlier)]
+            )
+            found += [one.text for one in ask_all(policy, turns("a"))]
+    assert found == ["earlier" if cost_usd else "now", "earlier"]
+
+
+# A reader that fails: the answer is paid, kept, and read again once the reader is mended.
+
+
+def tokenizer_file(folder: Path, **fault: Any) -> str:
+    """A model's folder with a tokenizer of single letters; fault: fields of its file."""
+    letters = {letter: i for i, letter in enumerate("abcdefghijklmnopqrstuvwxyz ")}
+    made = Tokenizer(models.WordLevel({**letters, "?": 27}, unk_token="?"))
+    made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    folder.mkdir(exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps({**json.loads(made.to_str()), **fault}))
+    tokenizer.cache_clear()
+    return str(folder)
+
+
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "panic": ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "PanicException: chunk size must be non-zero"),
+    "error": ({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}}, "Exception: WordLevel error"),
+}
+"""Files that tokenizers loads, but fails with at a text: the first with an error that is no `Exception`."""
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_an_answer_whose_reader_fails_is_paid_once_kept_and_read_when_it_is_mended(tmp_path: Path, name: str) -> None:
+    fault, words = FAULTS[name]
+    model, budget = tokenizer_file(tmp_path / "model", **fault), Budget(1.0, tmp_path / "ledger.jsonl")
+    with serving(lambda body, n: Reply(body=answer("said", completion_tokens=8))) as server:
+
+        def asked(budget: Budget) -> Sample:
+            config = PolicyConfig(model=model, base_url=server.url, max_tokens=64, usd_per_mtok_in=1.0)
+            config = config.model_copy(update={"usd_per_mtok_out": 2.0})
+            policy = EndpointPolicy(config, budget=budget, cache=kept_in(tmp_path))
+            return ask_all(policy, turns("a"))[0]
+
+        failed, again = asked(budget), asked(budget)
+        assert (failed.error_type, failed.text) == ("unreadable", "") and words in (failed.error or "")
+        assert str(tmp_path / "answers.sqlite") in (failed.error or "") and failed.error_type not in FINAL
+        assert again.error == failed.error
+        assert budget.reserved == 0, "a bill that cannot be checked either counts as possibly paid"
+        assert (budget.spent > 0, budget.possibly > 0) == ((False, True) if name == "panic" else (True, False))
+        tokenizer_file(tmp_path / "model")
+        assert asked(budget).text == "said"
+    assert len(server.requests) == 1
+    calls = [orjson.loads(line)["call"] for line in (tmp_path / "ledger.jsonl").read_bytes().splitlines()]
+    assert calls == [1, 1], "reserved once and settled once"
+    tokenizer.cache_clear()
+
+
+@pytest.mark.parametrize("prices", [{}, FREE], ids=["priced", "billed"])
+def test_an_answer_that_is_nested_too_deeply_for_its_reader_costs_its_bill_once(
+    tmp_path: Path, prices: dict[str, Any]
+) -> None:
+    name = "[" * 990 + "]" * 990  # of a tool; Python has no text for it
+    call = f'{{"function": {{"name": {name}, "arguments": "{{}}"}}}}'
+    bill = '{"prompt_tokens": 10, "completion_tokens": 5, "cost": 0.01}'
+    body = f'{{"choices": [{{"message": {{"content": null, "tool_calls": [{call}]}}}}], "usage": {bill}}}'.encode()
+    with serving(lambda request, n: Reply(body=body if n == 0 else answer("fine"))) as server:
+        budget = Budget(None, tmp_path / "ledger.jsonl")
+        (sample, *rest) = ask_all(open_at(server.url, tmp_path, budget, concurrency=1, **prices), turns("a", "b"))
+        assert "RecursionError" in (sample.error or "") and [one.text for one in rest] == ["fine"]
+        assert (budget.spent, budget.possibly) == (pytest.approx(0.01, rel=0.01), 0.0)
+        other = EndpointPolicy(
+            open_at(server.url, tmp_path, **prices).config,
+            budget=Budget(),
+            cache=AnswerFolders(tmp_path, tmp_path / "of another run"),
+        )
+        assert ask_all(other, turns("a"))[0].error_type == "unreadable", "nor does another run buy it again"
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("reason", UNUSABLE)
+def test_a_body_that_is_no_answer_is_asked_again_by_the_next_process(tmp_path: Path, reason: str) -> None:
+    """It was kept before it was read, and it does not stand in the way of an answer."""
+    with serving(lambda body, n: Reply(body=answer("at last") if n else BODIES[reason])) as server:
+        failed, found, kept = (ask_all(open_at(server.url, tmp_path, max_attempts=1), turns("a"))[0] for _ in range(3))
+    assert failed.error_type == UNUSABLE[reason][0] and (found.text, kept.text) == ("at last", "at last")
     assert len(server.requests) == 2
 
 
@@ -358,7 +486,7 @@ def test_what_is_waited_for_is_said_while_a_server_is_silent(tmp_path: Path) -> 
     with serving(lambda body, n: Reply(body=answer("x"), delay_s=0.5)) as server:
         config = PolicyConfig(model="big", base_url=server.url)
         policy = EndpointPolicy(
-            config, budget=Budget(), cache=tmp_path, listener=lambda *said: heard.append(said), quiet_s=0.1
+            config, budget=Budget(), cache=kept_in(tmp_path), listener=lambda *said: heard.append(said), quiet_s=0.1
         )
         ask_all(policy, [Turn([{"role": "user", "content": text}], seed=0) for text in "ab"])
         told = len(heard)

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from support.server import Reply, answer, serving
+from support.server import Reply, answer, kept_in, serving
 
 from stages.policy import ask_all
 from stages.policy.base import PolicyConfig, Turn
@@ -50,7 +50,7 @@ def test_every_call_ends_in_an_answer_or_a_reason(tmp_path: Path) -> None:
         prices = {"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 1.0, "max_tokens": 64}
         more = {"concurrency": 32, "timeout_s": 1.0, "max_attempts": 3}
         config = PolicyConfig(model="m", base_url=server.url, **prices, **more)
-        policy = EndpointPolicy(config, budget=budget, cache=tmp_path)
+        policy = EndpointPolicy(config, budget=budget, cache=kept_in(tmp_path))
         ask_all(policy, [Turn([{"role": "user", "content": "first"}], seed=0)])  # after an answer, pages are repeated
         asked = [Turn([{"role": "user", "content": f"q{i}"}], seed=i) for i in range(CALLS)]
         samples = ask_all(policy, asked)

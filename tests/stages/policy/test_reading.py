@@ -12,7 +12,7 @@ import orjson
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support.server import Reply, answer, serving
+from support.server import Reply, answer, kept_in, serving
 
 from stages.errors import ComposerError, Incomplete
 from stages.policy import ask_all, reading
@@ -67,7 +67,7 @@ def ask(tmp_path: Path, reply: dict[str, Any], number: int = 1, **more: Any) -> 
     """The answers (None where the run was stopped), the ledger's sums, and the server."""
     budget, samples = Budget(LIMIT, tmp_path / NAME), None
     with serving(lambda *_: Reply(body=reply)) as server:
-        policy = EndpointPolicy(config(server.url, **more), budget=budget, cache=tmp_path)
+        policy = EndpointPolicy(config(server.url, **more), budget=budget, cache=kept_in(tmp_path))
         with suppress(Incomplete):
             samples = ask_all(policy, turns(number))
     return samples, budget, server
@@ -360,7 +360,7 @@ def test_what_a_refusal_was_billed_counts_against_the_limit(tmp_path: Path) -> N
     refusal = Reply(429, {"error": {"message": "slow"}, "usage": {**TRUE, "cost": 0.25}}, {"Retry-After": "0"})
     budget = Budget(LIMIT, tmp_path / NAME)
     with serving(lambda *_: refusal) as server:
-        policy = EndpointPolicy(config(server.url, max_attempts=3), budget=budget, cache=tmp_path)
+        policy = EndpointPolicy(config(server.url, max_attempts=3), budget=budget, cache=kept_in(tmp_path))
         (sample,) = ask_all(policy, turns(1))
         assert (sample.error_type, len(server.requests)) == ("rate_limit", 3)
     assert totals(tmp_path) == pytest.approx((0.75, 0.0)) and budget.spent == pytest.approx(0.75)
@@ -406,7 +406,7 @@ def test_no_redirect_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         with serving(lambda *_: away) as server:
             settings = config(server.url, api_key_env="BUDGET_KEY")
             with pytest.raises(ComposerError, match=r"a redirect to http://127\.0\.0\.1") as caught:
-                ask_all(EndpointPolicy(settings, budget=budget, cache=tmp_path), turns(1))
+                ask_all(EndpointPolicy(settings, budget=budget, cache=kept_in(tmp_path)), turns(1))
         assert (len(server.requests), other.requests, other.keys) == (1, [], [])
     assert budget.possibly > 0 and "sk-a-key" not in str(caught.value)
 
@@ -436,7 +436,7 @@ def test_a_server_that_ignores_max_tokens_stops_the_run(tmp_path: Path, limit: f
     budget = Budget(limit, tmp_path / NAME)
     with serving(lambda *_: Reply(body=body(None, "word " * 500))) as server:
         settings = config(server.url, max_tokens=40, concurrency=1)
-        policy = EndpointPolicy(settings, budget=budget, cache=tmp_path)
+        policy = EndpointPolicy(settings, budget=budget, cache=kept_in(tmp_path))
         with pytest.raises(Incomplete, match=r"500 tokens.*40"):
             ask_all(policy, turns(20))
         assert len(server.requests) == 1 and budget.spent > 0
@@ -461,7 +461,7 @@ def test_long_answers_of_a_free_server_are_kept_with_one_notice(
         policy = EndpointPolicy(
             config(server.url, **{**free, **prices}),
             budget=Budget(limit, tmp_path / NAME),
-            cache=tmp_path,
+            cache=kept_in(tmp_path),
             listener=lambda what, done, total: told.append(what),
         )
         with pytest.raises(Incomplete, match=r"500 tokens.*40") if stops else nullcontext():

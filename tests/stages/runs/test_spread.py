@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.command_line import TEACHERS, repair
 from support.models import save_tiny
-from support.server import Reply, answer, serving
+from support.server import Reply, answer, kept_in, serving
 
 from stages import collect, evaluate, extract_pairs, replay_teachers
 from stages.backends.engine import ProcessEngine
@@ -209,7 +209,7 @@ def test_a_worker_that_dies_leaves_what_it_finished(tmp_path: Path) -> None:
         config = settings(server.url, policy=PRICES)
         whole = played(tmp_path / "whole", config)
         units = {row["unit"]: row for row in Run(whole).units()}
-        shard = Shard("collect", {}, config, frozenset(units), tmp_path / "shards" / "x", tmp_path / "models", lent=1.0)
+        shard = Shard("collect", {}, config, frozenset(units), tmp_path / "shards" / "x", kept_in(tmp_path), lent=1.0)
         first, second = list(units)[:2]
         left = shard.folder / "earlier"
         (left / "steps").mkdir(parents=True)
@@ -219,7 +219,7 @@ def test_a_worker_that_dies_leaves_what_it_finished(tmp_path: Path) -> None:
         (left / ledger.NAME).write_bytes(b"".join(store.checked(store.encode(one)) + b"\n" for one in paid))
         out = ShardWriter(shard)
         assert out.finished(first) and not out.finished(second) and out.finished("of another shard")
-        assert out.budget.limit == 0.625
+        assert out.budget.limit == 0.625 and out.cache == kept_in(tmp_path), "answers outlive the shard's own folder"
         asked = len(server.requests)
         assert spread.work(shard) is None
         assert len(server.requests) - asked == 2 * (len(units) - 1)

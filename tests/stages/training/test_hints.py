@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.environments import GuessEnv
 from support.models import tiny_tokenizer
-from support.server import Reply, answer, serving
+from support.server import Reply, answer, kept_in, serving
 
 from stages.envs.answered import AnsweredEnv, Question
 from stages.envs.base import Grade, Observation, Split, Task, TurnFault
@@ -156,7 +156,7 @@ def test_a_hint_at_the_first_turn() -> None:
 
 def test_a_model_writes_the_hint_from_action_and_error(tmp_path: Path) -> None:
     with serving(lambda body, n: Reply(body=answer("Look at the names."))) as server:
-        policy = EndpointPolicy(PolicyConfig(model="m", base_url=server.url), budget=Budget(), cache=tmp_path)
+        policy = EndpointPolicy(PolicyConfig(model="m", base_url=server.url), budget=Budget(), cache=kept_in(tmp_path))
         found = rollout(ran("fixx it", "fixx: command not found\n", 127))
         written = write_hints([(found, fault) for fault in faults(found)], policy)
     assert [(h.turn, h.text, h.source) for h in written if h] == [(0, "Hint: Look at the names.", "m")]
@@ -167,7 +167,7 @@ def test_a_model_writes_the_hint_from_action_and_error(tmp_path: Path) -> None:
 def test_no_hint_where_the_model_fails(tmp_path: Path) -> None:
     with serving(lambda body, n: Reply(500, {"error": {"message": "x"}})) as server:
         config = PolicyConfig(model="m", base_url=server.url, max_attempts=1)
-        policy = EndpointPolicy(config, budget=Budget(), cache=tmp_path)
+        policy = EndpointPolicy(config, budget=Budget(), cache=kept_in(tmp_path))
         found = rollout(ran("fixx", "fixx: command not found\n", 127))
         assert write_hints([(found, fault) for fault in faults(found)], policy) == [None]
 
