@@ -23,6 +23,7 @@ STAGE = Stage(
     inputs={"arms": Slot(CHECKPOINT, many=True, optional=True)},
     outputs={"eval_items": EVAL_ITEM},
     **later("stages.evaluation.stage", "plan", "run", "work", "study", "inherit", "check_reads"),
+    at_end=("matplotlib.figure",),
     limit_setting="tasks",
     shows_progress=True,
 )

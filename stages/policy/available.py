@@ -13,6 +13,7 @@ from typing import Any
 from stages.errors import BadInput, InfrastructureError
 from stages.policy import KINDS, adapters, background, base, kind_of, require_source
 from stages.policy.base import UNSTATED, PolicyConfig, weights_identity
+from stages.policy.token_counts import tokenizer
 from stages.runs import hub, store
 
 FIELDS = ("max_model_len", "context_length", "context_window", "max_context_length")
@@ -144,6 +145,8 @@ def check(config: PolicyConfig) -> str:
 def _lists(config: PolicyConfig) -> str:
     """Return a line about a model of a server; `BadInput` when the server lists models, and not this one."""
     names = [row["id"] for row in _listed(config) or []]
+    if config.has_price:
+        tokenizer(config.model)  # imports what its bills will be checked with
     if names and config.model not in names:
         raise BadInput(
             f"{config.base_url} has no model {config.model!r}; it lists {len(names)}, for example {names[0]!r}. "

@@ -48,6 +48,7 @@ from stages.policy.client import (
 from stages.policy.dialect import EXTRAS
 from stages.policy.reading import Overlong, Unreadable, charged, read_record, record
 from stages.policy.requests import Asked, Request, max_tokens_field, probing, request_body
+from stages.policy.token_counts import tokenizer
 from stages.runs import store
 from stages.runs.activity import Notice
 from stages.runs.ledger import Budget, Reservation
@@ -226,6 +227,8 @@ class EndpointPolicy:
             for folder in folders
         ]
         self._store, self._store_shared = (GroupCommit(cache.put_all) for cache in (self._caches[0], self._caches[-1]))
+        if config.has_price:
+            tokenizer(config.model)  # what its bills are checked with is imported before the first of them
         self._in_flight: set[asyncio.Task[Sample]] = set()
         self._waits = WaitReport(f"{config.model} at {config.base_url}", listener, quiet_s)
         self._accepted: Accepted | None = None

@@ -21,7 +21,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
@@ -54,7 +56,7 @@ from stages.runs.run import (
 )
 from stages.runs.settings import StageConfig
 from stages.runs.spread import ShardScheduler
-from stages.runs.stage import load_stage
+from stages.runs.stage import Stage, load_stage
 from stages.stopping import Interrupted, on_signals, stopped_by
 
 DISTRIBUTION = "composer-post-training"
@@ -138,6 +140,7 @@ def execute(
         with engines as engine:
             # Processes of torchrun on this machine have a GPU each.
             device = devices.used(gpus * ranks.local_count()) if engine is None else engine.device
+            _import_ahead(loaded)
             record = _begin(stage, config, resolved, inputs, device)
             writer = RunWriter(
                 folder,
@@ -225,7 +228,18 @@ def preflight(
             unfinished = _left_undone(resolved, resume=resume)
     count = sum(1 for _ in inputs.runs())
     read = [f"{counted(count, 'input run')}: complete, and as they were written"] if count else []
-    return [*unfinished, *read, *config.check(), check_disk_space(resolved.folder)]
+    checked = config.check()
+    _import_ahead(load_stage(stage))
+    return [*unfinished, *read, *checked, check_disk_space(resolved.folder)]
+
+
+def _import_ahead(stage: Stage[Any]) -> None:
+    """Import what a stage needs at its end alone."""
+    if stage.outputs:
+        import_module("stages.runs.tables")
+    for name in stage.at_end:
+        if find_spec(name.partition(".")[0]):
+            import_module(name)
 
 
 def check_disk_space(folder: Path) -> str:

@@ -102,6 +102,9 @@ class Stage(Generic[ConfigT]):
     """Whether unfinished units are shown while it runs (`RunWriter.live`, `--watch`)."""
     several_processes: bool = False
     """Whether torchrun may start several processes of it, which share the work of `run`."""
+    at_end: tuple[str, ...] = ()
+    """Modules that `run` needs after its units, where they are installed. They are imported before it and by a dry run,
+    so that nothing is paid for that cannot be finished."""
     preload: tuple[str, ...] = ()
     """Modules that take long to import. One process imports them for all entries of a chain that run in parallel."""
 

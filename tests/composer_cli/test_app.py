@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from support.command_line import environment, settings
+from support.command_line import command, environment, settings
 from support.server import Reply, answer, serving
 
 from composer_cli.__main__ import main as start
@@ -199,6 +199,20 @@ def test_answers_of_a_priced_server_are_read_without_any_extra(tmp_path):
     ends = [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("ended with")]
     assert ends == [3, 0, 0, 3], done.stderr
     assert len(server.requests) == (2 + 1) + 2 + 4 + 2, "the arms are one model, whose answers are bought once"
+
+
+def test_what_reads_answers_is_imported_before_the_first_of_them(tmp_path):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "huggingface_hub.py").write_text("raise ImportError('of another architecture')")
+    with serving(lambda body, earlier: Reply(body=answer("42"))) as server:
+        priced = {"model": "m", "base_url": server.url, "max_tokens": 8, "usd_per_mtok_in": 1, "usd_per_mtok_out": 2}
+        words = ["collect", "--env", "skills", "-n", "4", *settings("samples=1", "policy.timeout_s=20")]
+        words += [*settings(*(f"policy.{key}={value}" for key, value in priced.items())), "-q"]
+        env = environment(tmp_path, PYTHONPATH=os.pathsep.join([str(tmp_path / "broken"), str(ROOT)]))
+        for more in (["--dry-run"], []):
+            done = subprocess.run(command(*words, *more), capture_output=True, text=True, env=env, cwd=tmp_path)
+            assert done.returncode == 1 and "of another architecture" in done.stderr
+    assert server.requests == []
 
 
 def test_what_training_alone_needs_is_an_extra():
