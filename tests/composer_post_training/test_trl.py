@@ -21,6 +21,9 @@ from stages.runs import store
 from stages.runs.run import Run
 
 LETTERS = "abcdef"
+ROUNDING = 0.1 * 4 * 20 * torch.finfo(torch.float32).eps
+"""Of a margin, which is beta, .1, times a difference of four sums of log-probs, each of which is above -20: 1e-6.
+Policy and reference, equal before the first update, are scored in other passes, whose kernels may round otherwise."""
 
 
 def asked(text: str) -> list[dict[str, str]]:
@@ -112,7 +115,8 @@ def test_it_learns_from_pairs_and_from_hints(tmp_path: Path) -> None:
         per_device_eval_batch_size=4,
     )
     rows, _ = trained(one)
-    assert rows[0]["dpo/margin"] == 0 and rows[0]["dpo/loss"] == pytest.approx(0.6931472)  # the reference is the start
+    assert rows[0]["dpo/margin"] == pytest.approx(0, abs=ROUNDING)  # the reference is the start
+    assert rows[0]["dpo/loss"] == pytest.approx(math.log(2), abs=ROUNDING)
     assert rows[0]["dpo/denominator"] == 2 and rows[1]["sft/loss"] < rows[0]["sft/loss"]
     turns = [sum(word != "a" for word, _ in shown[first : first + 8]) for first in (0, 8)]
     assert [row["sdpo/turns"] for row in rows] == turns and min(turns) > 0 and rows[0]["sdpo/loss"] > 0

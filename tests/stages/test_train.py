@@ -332,7 +332,8 @@ def test_the_reference_is_the_base_with_the_adapter_off(tmp_path: Path, tiny: Pa
     """No second copy: GRPO's KL is zero while the adapter still is, and the trainer holds one model."""
     run = trained(tmp_path, tiny, optimisation={"beta": 0.5, "learning_rate": 1e-2}, adapter=LORA)
     first, second = metrics_of(run)
-    assert first["kl"] == 0 and second["kl"] > 0
+    # Each token's is exp(d) - d - 1 of a difference d that is 0 but for the rounding of float32 log-probs, some eps.
+    assert first["kl"] == pytest.approx(0, abs=1e-6) and second["kl"] > 1e-4
     assert "ref" not in {path.name for path in run.folder(CHECKPOINT).iterdir()}
 
 

@@ -243,8 +243,9 @@ def test_token_log_probs_take_as_many_operations_for_many_tokens_as_for_few() ->
         ours, table.grad = table.grad, None
         expected = selective_log_softmax(table, ids)  # token by token
         expected.sum().backward()
-        assert torch.equal(found, expected)
-        assert ours is not None and torch.equal(ours, table.grad)
+        # TRL's go token by token. A log-prob is right to some eps of its size, up to 10, and so is its probability.
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+        torch.testing.assert_close(ours, table.grad, rtol=1e-5, atol=1e-7)
         counts.append(counted.count)
     assert counts[0] == counts[1] <= 40
 
