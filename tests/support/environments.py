@@ -1,6 +1,7 @@
 """Scripted environments: no sandbox, a verdict that a test can foresee."""
 
 import time
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -63,6 +64,19 @@ class EndlessGuessEnv(GuessEnv):
         """Tasks 0..count-1 of a seed."""
         made = super().tasks(split, count, seed)
         return [replace(task, task_id=f"{task.task_id}-{split}-{seed}") for task in made]
+
+
+class DistinctEnv(GuessEnv):
+    """Answers that differ get rewards that differ: every step moves the policy, whatever it samples.
+
+    Weights after an update, and so what is sampled from them, differ between processors, by the rounding of gradients.
+    """
+
+    def grade(self) -> Grade:
+        """The share of the letter, and up to a thousandth by a checksum of what was said."""
+        grade = super().grade()
+        assert grade.reward is not None
+        return replace(grade, reward=grade.reward + 1e-3 * zlib.crc32("".join(self._said).encode()) / 2**32)
 
 
 class SpoiltEnv(GuessEnv):

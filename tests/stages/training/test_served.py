@@ -39,6 +39,8 @@ from stages.training.distributed import Student
 from stages.training.rollouts import RolloutQueue, Schedule
 from stages.training.scoring import Tree, score, token_log_probs
 
+ENV = "support.environments:DistinctEnv"
+"""Its rewards move the policy in every step."""
 SIZE = {"steps": 3, "prompts_per_step": 2, "generations": 4, "learning_rate": 3e-2}
 ROUNDED = {"sync_tolerance": 0.4}
 """Of a server whose log-probs are .1 nats off on average, in each batch otherwise: coarser than 16 bits."""
@@ -50,6 +52,7 @@ def trained(root: Path, engine: Engine, tiny: Path, said: list[str] | None = Non
     """A training on the engine; `said` gets what it says."""
     policy = {"base_url": engine.url, "max_tokens": 12, **more.pop("policy", {})}
     size, adapter = SIZE | more.pop("optimisation", {}), {"rank": 4} | more.pop("adapter", {})
+    more.setdefault("env", {"name": ENV})
     config = trainings.settings(f"vllm:{tiny}", policy=policy, optimisation=size, adapter=adapter, **more)
     told = [] if said is None else said
     return Run(runner.execute("train", {}, config, root=root, listener=lambda what, *_: told.append(what)).path)
@@ -82,7 +85,7 @@ def followed(tiny: Path, artifacts: Path) -> Followed:
         run = trained(artifacts, engine, tiny)
         asked = [body["model"] for path, body in engine.requests if "max_tokens" in body and "logprobs" in body]
         most, left = engine.most, list(engine.adapters)
-        env = {"name": trainings.ENV, "split": "eval"}
+        env = {"name": ENV, "split": "eval"}
         compare = evaluate.Config(env=env, tasks=2, baseline="start", treatment="A", control=None)
         again = Run(runner.execute("evaluate", {"arms": run}, compare, root=artifacts).path)
         return Followed(run, list(dict.fromkeys(asked)), most, left, again.rows(EVAL_ITEM), list(engine.adapters))
