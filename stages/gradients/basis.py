@@ -83,7 +83,7 @@ class ProbeAdapter(Protocol):
     """The interface of an adapter: trained values `theta` [N], and the change that they make to each Linear.
 
     `kind` is the adapter's name (`probe.settings.AdapterName`), `probed` names the modules that can have a direction;
-    `basis_sha256` identifies the frozen part that gives theta its meaning.
+    `basis_sha256` identifies the frozen part that gives theta its meaning, on every processor.
     """
 
     kind: str
@@ -269,6 +269,12 @@ class SingularValues:
         return found, turned.mul_(strength) @ factors.Vh.to(g)
 
 
+def _orthonormal_rows(a: Float[Tensor, "r I"]) -> Float[Tensor, "r I"]:
+    """Return what Gram-Schmidt makes of the rows: each has a positive product with its own."""
+    q, r = torch.linalg.qr(a.T)
+    return (q * r.diagonal().sign()).T.contiguous()  # a library of linear algebra may choose either sign
+
+
 class Lora:
     """A [r, I] and B [O, r] of every adapted Linear, in one flat vector `theta` [N]: y = W x + B A x.
 
@@ -283,24 +289,24 @@ class Lora:
         """Draw A with `seed`; B is zero."""
         self.kind = "lora_frozenA" if freeze_a else "lora"
         self.rank, self.freeze_a = rank, freeze_a
-        generator = torch.Generator().manual_seed(seed)
-        self.initial: dict[str, Float[Tensor, "r I"]] = {}
+        generator, drawn = torch.Generator().manual_seed(seed), {}
         for name, linear in targets.items():
-            if freeze_a:
-                # Orthonormal rows: then ||B A|| = ||B||, so that theta's norm is the norm of the weights' change.
-                draw = torch.randn(linear.in_features, rank, generator=generator)
-                self.initial[name] = torch.linalg.qr(draw)[0].T.contiguous()
-            else:
-                # PEFT's start: uniform in +-1/sqrt(width), which is kaiming_uniform_ with a = sqrt(5).
-                draw = torch.rand(rank, linear.in_features, generator=generator) * 2 - 1
-                self.initial[name] = draw / math.sqrt(linear.in_features)
+            # PEFT's start: uniform in +-1/sqrt(width), which is kaiming_uniform_ with a = sqrt(5).
+            draw = torch.rand(rank, linear.in_features, generator=generator) * 2 - 1
+            drawn[name] = draw / math.sqrt(linear.in_features)
+        # Of the draws, which have the same bytes everywhere: each processor rounds orthonormal rows otherwise, and a
+        # direction that was extracted on one of them keeps its meaning on the others.
+        self.basis_sha256 = tensors_sha256(drawn.values())
+        # Orthonormal rows: then ||B A|| = ||B||, so that theta's norm is the norm of the weights' change.
+        self.initial: dict[str, Float[Tensor, "r I"]] = (
+            {name: _orthonormal_rows(a) for name, a in drawn.items()} if freeze_a else drawn
+        )
         start = {name: torch.zeros(linear.out_features * rank) for name, linear in targets.items()}
         if not freeze_a:
             start |= {name + A_HALF: a.flatten() for name, a in self.initial.items()}
         self.layout = Layout({name: part.numel() for name, part in start.items()})
         self.probed = tuple(targets)
         self.theta = self.layout.join(start)
-        self.basis_sha256 = tensors_sha256(self.initial.values())
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "Lora":
         """Move the halves to the model's device; they are rounded to the model's type as they are used."""

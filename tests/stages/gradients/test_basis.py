@@ -10,6 +10,7 @@ from stages.gradients.basis import (
     SUFFIXES,
     Factors,
     FoldedModel,
+    Lora,
     ProbeAdapter,
     Spectrum,
     attached,
@@ -106,6 +107,21 @@ def test_frozen_a_has_orthonormal_rows_and_is_not_trained(model, spectrum: Spect
     for a in adapter.initial.values():
         assert torch.allclose(a @ a.T, torch.eye(4), atol=1e-5)
     assert not any(name.endswith(A_HALF) for name in adapter.layout.names)
+
+
+def test_frozen_a_is_one_basis_however_a_processor_rounds_it() -> None:
+    """Two threads divide the work otherwise than one, as another processor does."""
+    linears, threads, made = {"wide": torch.nn.Linear(2048, 8)}, torch.get_num_threads(), []
+    for number in (1, 2):
+        torch.set_num_threads(number)
+        made.append(Lora(linears, 64, freeze_a=True, seed=3))
+    torch.set_num_threads(threads)
+    assert coordinates(made[0]) == coordinates(made[1]), "a direction of one is taken by the other"
+    torch.testing.assert_close(made[0].initial["wide"], made[1].initial["wide"], rtol=0, atol=1e-6)
+    # Signs, too, are those of Gram-Schmidt on what was drawn, and no choice of a library.
+    triangular = made[0].initial["wide"] @ Lora(linears, 64, freeze_a=False, seed=3).initial["wide"].T
+    torch.testing.assert_close(triangular, triangular.triu(), rtol=0, atol=1e-6)
+    assert triangular.diagonal().min() > 0.1
 
 
 def test_top_r_keeps_the_rest_of_the_weight(model, spectrum: Spectrum) -> None:
