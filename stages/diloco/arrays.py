@@ -1,6 +1,6 @@
 """Weights by name, as float32 arrays in CPU memory.
 
-In order: copies, a digest and fragments; the outer step on pseudo-gradients, equal to PyTorch's SGD with Nesterov
+In order: copies, a digest and fragments; the outer step on pseudo-gradients, that of PyTorch's SGD with Nesterov
 momentum; the codec (float32, bfloat16, int8, int4) and its rounding error; sealed bytes, with a digest in front.
 """
 
@@ -77,7 +77,8 @@ class Fragments:
 
 # The outer step. Every operation rounds as IEEE 754 specifies and none is fused by a compiler, so that replicas on
 # different machines compute the same bytes. The operations are those of `torch.optim.SGD(momentum, nesterov=True)` on
-# float32, whose kernels compute a + b * c in one rounding: a product of two float32 is exact in float64.
+# float32, whose kernels compute a + b * c in one rounding where the processor has such an instruction (AVX2): a product
+# of two float32 is exact in float64.
 
 
 def pseudo_gradient(start: Arrays, now: Arrays) -> Arrays:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from stages.diloco import arrays
-from stages.diloco.arrays import Damaged, Fragments, mean, nesterov, seal, unseal
+from stages.diloco.arrays import Damaged, Fragments, digest, mean, nesterov, seal, unseal
 from stages.diloco.settings import Diloco
 from stages.errors import InfrastructureError
 
@@ -91,7 +91,8 @@ def test_every_damage_to_sealed_bytes_is_noticed():
 
 
 @pytest.mark.parametrize(("rate", "decay"), [(0.7, 0.9), (0.9, 0.5), (0.5, 0.8), (1.0, 0.9)])
-def test_steps_equal_pytorchs_to_the_last_bit(rate: float, decay: float):
+def test_steps_are_pytorchs(rate: float, decay: float):
+    """But for a rounding of each step: a processor without fused multiply-add rounds PyTorch's twice."""
     torch.manual_seed(0)
     start = torch.randn(20_011)
     parameter = torch.nn.Parameter(start.clone())
@@ -103,7 +104,20 @@ def test_steps_equal_pytorchs_to_the_last_bit(rate: float, decay: float):
         upstream.step()
         gradient = {"w": parameter.grad.numpy()}
         weights, momentum = nesterov(weights, momentum, gradient, learning_rate=rate, decay=decay)
-        assert torch.equal(parameter.detach(), torch.from_numpy(weights["w"]))
+    rounding = 12 * torch.finfo(torch.float32).eps * float(parameter.detach().abs().max())
+    torch.testing.assert_close(torch.from_numpy(weights["w"]), parameter.detach(), rtol=0, atol=rounding)
+
+
+def test_steps_have_the_same_bytes_on_every_machine():
+    """Of numbers that are exact in float32: the digest was the same with the instructions of SSE, AVX2 and AVX-512."""
+    drawn = np.random.default_rng(0).integers(-(2**20), 2**20, (5, 20_011)) / 2**18
+    start, *gradients = ({"w": row.astype(np.float32)} for row in drawn)
+    weights, momentum = start, {"w": np.zeros_like(start["w"])}
+    for gradient in gradients:
+        weights, momentum = nesterov(weights, momentum, gradient, learning_rate=0.7, decay=0.9)
+    assert digest({"w": weights["w"], "m": momentum["w"]}) == (
+        "c8d267c53d272d797d29084f696fc1692d73a8a0dd0e54d829bf8d29dd890f3a"
+    )
 
 
 def test_the_mean_does_not_depend_on_who_came_first():

@@ -117,7 +117,8 @@ def test_the_outer_step_of_a_round_is_pytorchs():
         for replica in hand:
             arrays.put(arrays.copied(shared), replica.parameters)
     loops = together(chosen, 3)
-    assert loops[0].state.digest == arrays.digest(arrays.copied(shared))
+    for name, parameter in shared.items():  # whose steps other processors may round otherwise
+        np.testing.assert_allclose(loops[0].state.weights[name], parameter.detach(), rtol=0, atol=1e-5)
 
 
 def test_momentum_is_kept_by_fragment():
