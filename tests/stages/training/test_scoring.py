@@ -68,8 +68,9 @@ def test_gradients_are_those_of_separate_rows() -> None:
     model.zero_grad()
     rows = torch.cat([separate(model, tree.prompt, branch) for tree in TREES for branch in tree.branches])
     (rows * weights).sum().backward()
+    # Log-probs are float32, and gradients sums of terms up to 22: where those cancel, some eps of them are left.
     for a, p in zip(ours, model.parameters(), strict=True):
-        torch.testing.assert_close(a, p.grad, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(a, p.grad, rtol=1e-5, atol=1e-5)
 
 
 def test_what_parts_share_is_computed_once_and_scores_as_it_does_apart() -> None:
