@@ -20,7 +20,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Literal
 
@@ -50,7 +50,8 @@ class AnswerSheet:
     """What the tests of a task must answer: the relations and expected values of each function that is asked.
 
     `files` hold the withheld versions, and are absent where only expected values need them. `reasons`: function -> why
-    it is not asked. `located`: test -> its functions.
+    it is not asked. `located`: test -> its functions. `written`: where no reference solution has shown that `files` ask
+    for what the tests assert, the same tests as they are written, and nothing else of their files.
     """
 
     files: trees.Changes
@@ -58,6 +59,7 @@ class AnswerSheet:
     relations: Mapping[TestLocation, tuple[str, ...]]
     reasons: Mapping[TestLocation, str]
     located: Mapping[str, Sequence[TestLocation]]
+    written: trees.Changes = field(default_factory=dict)
 
     @property
     def selected(self) -> list[str]:
@@ -181,10 +183,9 @@ class TaskQuestions:
                 for path in tests.texts
                 if path in self._hidden and _is_test(path) and PurePosixPath(path).stem not in named
             }
-            return AnswerSheet(
-                {**dict.fromkeys(others - {*withheld}), **withheld}, kept, relations, reasons, self._located
-            )
-        sheet = AnswerSheet(withheld, {one: expected[one] for one in askable}, relations, reasons, {})
+            files: trees.Changes = {**dict.fromkeys(others - {*withheld}), **withheld}
+            written = {**files, **withheld_files(tests, askable, "written")}
+            return AnswerSheet(files, kept, relations, reasons, self._located, written)
         selected = [one.named(one.name) for one in askable]
         first = rerun(withheld, selected, "reference") if askable else known
         needed = {path for _, path in first.opened}
@@ -194,15 +195,23 @@ class TaskQuestions:
         data = {path for _, path in expecting if not path.endswith(".py")}
         absent = dict.fromkeys(({*self._hidden} | data) - needed - {*withheld})
         absent_for = {test for test, path in expecting if path in absent}
-        second = rerun({**absent, **withheld}, selected, "reference") if absent else first
-        odd = sheet.wrong(second)
-        for one, made in askable.items():
-            if one in odd:
-                reasons[one] = "gives other values, or cannot run, without its expected values"
-            elif made.reads and one.named(one.name) not in absent_for:
-                reasons[one] = "expects what is in a file that is read as input as well"
-        kept = {one: expected[one] for one in askable if one not in reasons}
-        return AnswerSheet({**absent, **withheld}, kept, relations, reasons, self._located)
+        reasons |= {
+            one: "expects what is in a file that is read as input as well"
+            for one, made in askable.items()
+            if made.reads and one.named(one.name) not in absent_for
+        }
+        # Once more without the tests that are left out, which may have set what a later one finds.
+        last = first if not absent else None
+        while True:
+            kept = {one: expected[one] for one in askable if one not in reasons}
+            sheet = AnswerSheet({**absent, **withheld}, kept, relations, reasons, self._located)
+            if last is None or sheet.selected != selected:
+                selected = sheet.selected
+                last = rerun(sheet.files, selected, "reference") if selected else known
+            odd = sheet.wrong(last)
+            if not odd:
+                return sheet
+            reasons |= dict.fromkeys(odd, "gives other values, or cannot run, without its expected values")
 
     def _reasons(self, asked: Collection[TestLocation], unasked: Mapping[TestLocation, str]) -> dict[str, str]:
         reasons = {name: _reason(self._tests, asked, unasked, name, found) for name, found in self._located.items()}
@@ -212,16 +221,22 @@ class TaskQuestions:
     def are_forged(self, rerun: RerunTests) -> bool:
         """Return whether a solution that passes gives wrong values: for the same test, in each of two runs.
 
-        Exceptions as those of `sheet`.
+        Without a reference solution only if that test passes as it is written, where nothing else of its file runs: it
+        may need what another test or another line has set. Exceptions as those of `sheet`.
         """
-        sheet = self.sheet(rerun)
+        sheet, run = self.sheet(rerun), _reported(rerun)
 
         def wrong() -> set[TestLocation]:
-            found = sheet.wrong(_reported(rerun)(sheet.files, sheet.selected, "solution"))
+            found = sheet.wrong(run(sheet.files, sheet.selected, "solution"))
             return {one for one, fault in found.items() if not fault.startswith(UNKNOWN)}
 
-        # Twice, since tests fail by chance.
-        return bool(sheet.selected and (once := wrong()) and once & wrong())
+        forged = wrong() if sheet.selected else set[TestLocation]()
+        if forged:  # a second time, since tests fail by chance
+            forged &= wrong()
+        if forged and not self._reference:
+            alone = run(sheet.written, sheet.selected, "solution")
+            forged = {one for one in forged if alone.tampered or passes(alone, one)}
+        return bool(forged)
 
 
 _remembered: OrderedDict[Hashable, TaskQuestions] = OrderedDict()
@@ -384,23 +399,31 @@ def _bound(module: ast.Module) -> set[str]:
     }
 
 
-def _modules(tests: TestFiles, found: Mapping[TestLocation, Asking], sends: Sends) -> dict[str, ast.Module]:
+def _modules(
+    tests: TestFiles, found: Mapping[TestLocation, Asking], version: Sends | Literal["written"]
+) -> dict[str, ast.Module]:
     """Return the modules that hold one version of each function, and what that needs."""
     made: dict[str, ast.Module] = {}
     for path in dict.fromkeys(one.path for one in found):
-        versions = {(*one.classes, one.name): getattr(asked, sends) for one, asked in found.items() if one.path == path}
+        versions = {
+            (*one.classes, one.name): tests.functions[one] if version == "written" else getattr(asked, version)
+            for one, asked in found.items()
+            if one.path == path
+        }
         made[path] = pruned(tests.modules[path], versions)
     names = {name for module in made.values() for name in mentioned(module)}
     for path, module in tests.modules.items():
-        if sends == "withheld" and PurePosixPath(path).name == "conftest.py":
+        if version in ("withheld", "written") and PurePosixPath(path).name == "conftest.py":
             made[path] = pruned(module, {}, names)
     return made
 
 
-def withheld_files(tests: TestFiles, found: Mapping[TestLocation, Asking], sends: Sends = "withheld") -> trees.Changes:
+def withheld_files(
+    tests: TestFiles, found: Mapping[TestLocation, Asking], version: Sends | Literal["written"] = "withheld"
+) -> trees.Changes:
     """Return the files with one version of each function."""
     files: trees.Changes = {}
-    for path, module in _modules(tests, found, sends).items():
+    for path, module in _modules(tests, found, version).items():
         later = sum(isinstance(one, ast.ImportFrom) and one.module == "__future__" for one in module.body)
         body = [*module.body[:later], *ast.parse(IMPORT).body, *module.body[later:]]
         files[path] = trees.TreeFile(ast.unparse(ast.Module(body, [])).encode("utf-8", "surrogateescape"))

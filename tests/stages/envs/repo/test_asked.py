@@ -415,3 +415,32 @@ def test_the_name_of_a_file_stands_for_all_its_tests_and_for_no_further_one(text
     assert found.reasons == {"t.py": reason} and not found.faults
     none = TaskQuestions({}, TestLists((), ()), (), {}, reference=False)
     assert none.deciding(lambda files, selected, tree: TestOutcomes({}, False, "")) is None, "no tests, no values"
+
+
+ORDERED = """\
+from one import f, g
+seen = []
+def test_first():
+    seen.append(f(5))
+    assert g() == 31
+def test_second():
+    assert seen == [125]
+"""
+
+
+def test_a_test_that_needs_one_that_is_left_out_is_left_out_as_well() -> None:
+    """The first gives another value in every run of the reference solution, and sets what the second one finds."""
+    first, second = f"{ONE}::test_first", f"{ONE}::test_second"
+    runs = 0
+
+    def run(files: trees.Changes, selected: Sequence[str]) -> TestOutcomes:
+        nonlocal runs
+        runs += 1
+        given = {first: f"{30 + runs}", second: '["l", 125]' if first in selected else '["l"]'}
+        answers = [
+            [node, 0, [given[node]] + ["31"] * (node == first) + ['["l", 125]'] * (node == second)] for node in selected
+        ]
+        return TestOutcomes({}, False, "", nodes=dict.fromkeys(selected, "passed"), answers=answers)
+
+    found = ask(run, run, {ONE: trees.TreeFile(ORDERED.encode())}, [first, second])
+    assert found.reasons.keys() == {first, second} and not found.forged
