@@ -37,6 +37,7 @@ VERIFIER = (
     "composer_verify.py",
     "composer_rules.py",
     "composer_supervisor.py",
+    "composer_pytest.py",
     "composer_outcomes.py",
     "composer_values.py",
 )

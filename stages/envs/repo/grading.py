@@ -94,7 +94,7 @@ def run_pytest(runtime: TestRuntime, tree: Path, arguments: Sequence[str], befor
     python = shlex.split(runtime.python)
     # -I -S: the supervisor, which knows the secret, loads neither PYTHONPATH nor a sitecustomize of the environment.
     words = [python[0], "-I", "-S", str(GUEST / "composer_supervisor.py")]
-    words += [*python, "-m", "composer_pytest", "-p", "composer_outcomes", *arguments]
+    words += [*python, str(GUEST / "composer_pytest.py"), "-p", "composer_outcomes", *arguments]
     # exec: apart from the supervisor no process is left whose command line or memory holds the secret.
     result = runtime.run(tree, f"{before}exec {shlex.join(words)} <<'END'\n{secret}\nEND\n")
     return parse(result.output, secret, timed_out=result.timed_out)

@@ -3,9 +3,11 @@
 Rewritten tests import `ask` from it, by which values leave the process (stages/envs/repo/questions.py).
 
 It runs inside the sandbox under the Python (3.6 or later) and pytest (3 or later) that the repository needs, so newer
-annotations are strings. Loaded with `-p composer_outcomes` by composer_supervisor.py, it reads a key from its channel
-before anything of the repository is imported; no module and no attribute holds the key. A control test that must fail
-shows whether the reports of this process can be trusted.
+annotations are strings. Imported by composer_pytest.py and loaded with `-p composer_outcomes`, it reads a key from its
+channel before anything of the repository is imported; no module and no attribute holds the key. A control test that
+must fail shows whether the reports of this process can be trusted.
+
+PYTEST_DONT_REWRITE: pytest would warn that it comes too late to rewrite what is imported already.
 """
 
 import functools

@@ -4,9 +4,10 @@
 
 Reads the secret from stdin. The child gets a descriptor in the variable COMPOSER_CHANNEL; its first line is a key, with
 which the plugin seals every outcome as it happens, in order. A line without the right seal is tampering, and so is the
-pass of a test that raised. Writes a line `<secret> <JSON>` to stdout once the plugin sent the end of the session, and
-exits with the child's exit status. Runs under Python 3.6 and later. `ctypes` and `socket` are taken by their cores in
-C: the modules around these would cost a third of the start-up.
+pass of a test that raised. It gets PYTHONPATH as COMPOSER_PATH, which composer_pytest.py puts back. Writes a line
+`<secret> <JSON>` to stdout once the plugin sent the end of the session, and exits with the child's exit status. Runs
+under Python 3.6 and later. `ctypes` and `socket` are taken by their cores in C: the modules around these would cost a
+third of the start-up.
 """
 
 import _ctypes
@@ -88,7 +89,11 @@ def start(command: "list[str]") -> "tuple[int, _socket.socket]":
         # The secret comes on stdin, which the child must not read first.
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.set_inheritable(theirs.fileno(), True)
-        os.execvpe(command[0], command, dict(os.environ, COMPOSER_CHANNEL=str(theirs.fileno())))  # noqa: S606
+        environment = dict(os.environ, COMPOSER_CHANNEL=str(theirs.fileno()))
+        # Python would search these folders before its own when it starts, the work folder among them.
+        if "PYTHONPATH" in environment:
+            environment["COMPOSER_PATH"] = environment.pop("PYTHONPATH")
+        os.execvpe(command[0], command, environment)  # noqa: S606
     theirs.close()
     return pid, ours
 

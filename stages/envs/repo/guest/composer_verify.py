@@ -88,8 +88,7 @@ def run(command: "list[str]", tree: str, timeout_s: float, given: str = "") -> "
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTEST_ADDOPTS": "-p no:cacheprovider",
-        # The plugin first, so that no file of the tree shadows it; of the runner's packages none can be shadowed by a
-        # new file, which is_protected refuses.
+        # The tree is searched once pytest and the plugin are imported (composer_pytest.py).
         "PYTHONPATH": os.pathsep.join([HERE, tree, os.path.join(tree, "src")]),
     }
     with tempfile.TemporaryFile() as output:
@@ -139,7 +138,8 @@ def statuses(task: "dict[str, Any]", tree: str, timeout_s: float) -> "tuple[dict
         return {rules.COMMAND: "passed" if code == 0 else "failed"}, log
     secret = secrets.token_hex(16)
     words = [sys.executable, "-I", "-S", os.path.join(HERE, "composer_supervisor.py")]
-    words += [sys.executable, "-P", "-m", "pytest", "-p", "composer_outcomes", *task["arguments"]]
+    words += [sys.executable, "-P", os.path.join(HERE, "composer_pytest.py")]
+    words += ["-p", "composer_outcomes", *task["arguments"]]
     _, log = run(words, tree, timeout_s, f"{secret}\n")
     report, _, log = rules.read_report(log, secret)
     texts = {}
