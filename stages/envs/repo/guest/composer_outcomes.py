@@ -52,6 +52,8 @@ class OutcomeCollector:
         if report.failed:
             self.broken.append([report.nodeid, str(report.longrepr)[-2000:]])
 
+    # Last, so that no `-m` or `-k` in the configuration of the repository leaves the control out.
+    @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(
         self, session: "pytest.Session", config: "pytest.Config", items: "list[pytest.Item]"
     ) -> None:
@@ -249,9 +251,12 @@ def sender(descriptor: int) -> "Callable[[str, Any], None]":
     # `send` closes over the keyed hash, not the key, and over functions as they are before the repository is imported:
     # replacing json.dumps or socket.socket later changes nothing.
     seal, numbers = hmac.new(key.strip(), digestmod=hashlib.sha256), iter(range(1 << 60))
-    dumps, sendall = json.dumps, channel.sendall
+    dumps, sendall, getpid, own_pid = json.dumps, channel.sendall, os.getpid, os.getpid()
 
     def send(kind: str, content: "Any") -> None:
+        # A fork that does not end would count the same numbers again, and run the tests that are left.
+        if getpid() != own_pid:
+            return
         body = dumps([kind, content]).encode("utf-8", "surrogatepass")
         line = seal.copy()
         line.update(b"%d " % next(numbers) + body)

@@ -26,6 +26,7 @@ def read_report(log: str, secret: str) -> tuple[dict[str, Any], bool, str]:
     """Return the report in a log, whether something tampered with it, and the log without reports.
 
     The report is the only line that starts with the secret; a second such line voids both. Empty where it is missing.
+    Without the control its passes do not count: the run ended early (`-x`), or what runs tests is not this process.
     """
     reports = [line[len(secret) :] for line in log.splitlines() if line.startswith(secret)]
     # With -v pytest prints the name of the control, too, which would only puzzle who reads the log.
@@ -35,11 +36,13 @@ def read_report(log: str, secret: str) -> tuple[dict[str, Any], bool, str]:
         report: dict[str, Any] = json.loads(reports[0]) if len(reports) == 1 else {}
     except (ValueError, RecursionError):
         report = {}
-    # The control test fails in every honest run in which a test runs, and none does where code cannot be imported;
-    # where it does not fail, something decides outcomes instead of pytest.
-    controlled = report.get("control") == (["failed"] if report.get("control") or report.get("outcomes") else [])
-    believed = controlled and not report.get("tampered") and is_well_formed(report)
+    # The control test fails wherever it runs; where it does not fail, something decides outcomes instead of pytest.
+    control = report.get("control")
+    believed = control in ([], ["failed"]) and not report.get("tampered") and is_well_formed(report)
     tampered = len(reports) > 1 or (bool(report) and not believed)
+    if believed and not control:
+        failed = {name: outcome for name, outcome in report.get("outcomes", {}).items() if outcome in FAILING}
+        report = {**report, "outcomes": failed}
     return report if believed else {}, tampered, without_reports
 
 

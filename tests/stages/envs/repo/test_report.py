@@ -71,14 +71,13 @@ LINE = f"secret {json.dumps(GOOD)}"
             f"secret {json.dumps(GOOD | change)}"
             for change in (
                 {"control": ["passed"]},
-                {"control": []},
                 {"tampered": True},
                 {"outcomes": {TEST: "PASSED"}},
                 {"answers": [["a"]]},
             )
         ),
     ],
-    ids=["two reports", "control passed", "no control", "tampered", "no outcome", "no answer"],
+    ids=["two reports", "control passed", "tampered", "no outcome", "no answer"],
 )
 def test_a_report_is_void_where_the_control_did_not_fail_or_its_shape_is_another(text: str) -> None:
     assert read_report(text, "secret")[:2] == ({}, True)
@@ -90,6 +89,13 @@ def test_a_report_is_read_between_other_lines_and_none_is_no_tampering() -> None
     # Where no test could be collected no control runs.
     report = {"outcomes": {}, "control": [], "broken": [["t.py", "SyntaxError"]]}
     assert read_report(f"secret {json.dumps(report)}", "secret")[:2] == (report, False)
+
+
+def test_without_the_control_no_pass_counts_and_nobody_is_blamed() -> None:
+    """A run may end at the first failure (-x), or before the control because of what a test calls."""
+    report = {"outcomes": {TEST: "passed", "t.py::test_b": "skipped", "t.py::test_c": "failed"}, "control": []}
+    found, tampered, _ = read_report(f"secret {json.dumps(report)}", "secret")
+    assert (found["outcomes"], tampered) == ({"t.py::test_c": "failed"}, False)
 
 
 @pytest.mark.parametrize(("text", "outcome"), [("pytest.skip('later')", "skipped"), ("assert f(1)", "failed")])
