@@ -25,6 +25,7 @@ from stages.envs import boundary
 from stages.envs.base import Environment, HasSize, HasSolutions, Split, Task
 from stages.envs.bash import fenced
 from stages.envs.config import EnvStageConfig
+from stages.envs.repo.guest.composer_rules import LEFT_OUT
 from stages.errors import ComposerError, InfrastructureError, UsageError
 from stages.layout import shortened
 
@@ -323,10 +324,15 @@ LONGEST_LINE = 200
 
 
 def telling_line(log: str) -> str:
-    """Return the last line of a test log with a reason of failure, shortened and without control characters."""
+    """Return the last line of a test log with a reason of failure, shortened and without control characters.
+
+    A line that names what grading left out stands before it.
+    """
     lines = ["".join(filter(str.isprintable, COLOUR.sub("", line))).strip() for line in log.splitlines()]
-    found = (line for begins in TELLING for line in reversed(lines) if line and begins.match(line))
-    return shortened(next(found, ""), LONGEST_LINE)
+    left_out = next((line for line in lines if line.startswith(LEFT_OUT)), "")
+    lines = [line for line in lines if line and not line.startswith(LEFT_OUT)]
+    found = (line for begins in TELLING for line in reversed(lines) if begins.match(line))
+    return "; ".join(shortened(line, LONGEST_LINE) for line in (left_out, next(found, "")) if line)
 
 
 def forged(name: str, solution: Sequence[str]) -> Iterator[str]:

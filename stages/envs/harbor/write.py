@@ -106,6 +106,7 @@ def write_task(task: Task, packed: RepoTask, folder: Path, base_image: str) -> N
         "timeout_s": export.timeout_s,
         "existing": sorted(files),
         "source": sorted(packed.source),
+        "modules": sorted(packed.modules),
         "tests": sorted(packed.tests),
     }
     guests = {name: _text((GUEST / name).read_text()) for name in VERIFIER}

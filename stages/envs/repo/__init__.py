@@ -11,6 +11,7 @@ inlining.py - write helpers, fixtures and tables into a test that takes them fro
 known_values.py - the expressions of a test that no code under test has a part in
 pruning.py - leave out of a test file what the tests that are kept do not need
 values.py - compare what a test process sent with what was expected
+own_modules.py - whether tests mean a module of the work folder by the name of a standard one
 rewritten_tests.py - functions of test files, and the tables that give values to their names
 guest/ - programs that run inside the sandbox: the pytest plugin that reports outcomes, and its supervisor
 """

@@ -44,7 +44,8 @@ class RepoTask:
     sandbox on a copy, for the agent. hidden: files that are written for grading alone. solution: returns the changes of
     the task's own solution, None where there is none; a call, since a patch that does not apply must not end a rollout
     that needs no solution. tests: paths that count as tests though they do not look like it; source: paths that never
-    do. ids: names in `lists` that stand for several tests (a file, a class). asked: test files whose assertions may
+    do. modules: names of standard modules that modules of the solution may have. commands: the text of those that test.
+    ids: names in `lists` that stand for several tests (a file, a class). asked: test files whose assertions may
     become questions. unasked: why none may, "" where they may. ground: that of a pass which no questions decided.
     may_lose: this many tests that have to stay passing may fail by chance; they are then run again. package: the name
     of what the repository holds. image: that of the container. export: None for a task that cannot be played elsewhere.
@@ -59,6 +60,8 @@ class RepoTask:
     solution: Callable[[], trees.Changes] | None = None
     tests: Collection[str] = ()
     source: Collection[str] = ()
+    modules: Collection[str] = ()
+    commands: str = ""
     ids: tuple[str, ...] = ()
     asked: trees.Changes = field(default_factory=dict)
     unasked: str = ""

@@ -11,6 +11,8 @@ SWE-bench are. A command is believed by its exit code, which code under test dec
 
 import hashlib
 import os
+import re
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,7 +23,7 @@ from stages.envs import folders
 from stages.envs.base import Split, Task
 from stages.envs.repo import grading, runner, session, trees
 from stages.envs.repo.grading import TestLists, TestRuntime
-from stages.envs.repo.guest.composer_rules import COMMAND
+from stages.envs.repo.guest.composer_rules import COMMAND, is_test, shadowed_module
 from stages.envs.repo.session import RepoEnvironment
 from stages.envs.repo.task import Export, RepoTask, by_command, by_pytest, delivered_tree
 from stages.envs.repo.trees import TreeFile
@@ -107,6 +109,8 @@ class TasksEnv(RepoEnvironment):
             solution=None if solution is None else lambda: texts(solution),
             tests={*hidden, *paths},
             source=row["editable"],
+            modules=standard_names(row, delivered),
+            commands="\n".join([row["test"], *(one["command"] for one in row["script"])]),
             ids=ids,
             asked={**originals, **hidden} if ids else {},
             unasked="" if ids else "expects what another call is given" if compared else "is a command",
@@ -122,6 +126,26 @@ class TasksEnv(RepoEnvironment):
             ),
             release=lambda: folders.remove(delivered),
         )
+
+
+MODULE_FILE = re.compile(r"(?<![\w./-])(?:\./|/testbed/)?((?:src/|lib/)?\w+(?:/__init__)?\.py)\b")
+CODE_OF_A_COMMAND = re.compile(r"\s-(\w*[cm])?(\s|$)|<<")
+"""Python code or a module in a command itself: python3 -c, python3 -m, python3 -, a here document."""
+
+
+def standard_names(row: Mapping[str, Any], delivered: Path) -> frozenset[str]:
+    """Return the names of standard modules that modules of the agent may have: those that the row itself names.
+
+    All where values decide, and no code runs that the agent cannot change: nothing can be gained then.
+    """
+    scripts = [one["command"] for one in row["script"]]
+    if row["calls"] or scripts:
+        fixed = row["hidden"] or any(map(is_test, trees.walk(delivered))) or any(map(CODE_OF_A_COMMAND.search, scripts))
+        if not scripts or not fixed:
+            return frozenset(sys.stdlib_module_names)
+    named = [row["prompt"], row["test"], *scripts, *(row["solution"] or ())]
+    files = (match[1] for text in named for match in MODULE_FILE.finditer(text))
+    return frozenset(map(shadowed_module, files)) & sys.stdlib_module_names
 
 
 def texts(files: Mapping[str, str | None]) -> trees.Changes:

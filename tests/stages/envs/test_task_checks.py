@@ -103,6 +103,7 @@ def test_a_failing_solution_is_shown_with_the_line_that_tells_why(rows: str) -> 
         ("Traceback\n  File\nValueError: \x1b[31mred\x1b[0m\x07\nafterwards\n", "ValueError: red"),
         ("first\nno such file\n\n", "no such file"),
         (f"FAILED a - {'x' * 300}\n1 failed in 2 s", f"FAILED a - {'x' * 188}…"),
+        ("left out of grading: 'a.py' (why)\ntext\n", "left out of grading: 'a.py' (why); text"),
         ("", ""),
     ):
         assert telling_line(log) == line

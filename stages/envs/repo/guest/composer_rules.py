@@ -100,15 +100,21 @@ TEST_RUNNERS = frozenset(
         "composer_outcomes",
         "composer_values",
         "composer_supervisor",
+        "sitecustomize",
+        "usercustomize",
     }
 )
+"""Modules that are imported before tests are, though no test names them."""
 
 
-def is_protected(path: str, existing: Collection[str] = (), also: Collection[str] = ()) -> bool:
+def is_protected(
+    path: str, existing: Collection[str] = (), also: Collection[str] = (), modules: Collection[str] = ()
+) -> bool:
     """Return whether a solution may not change this path: a test, test configuration, or loaded by Python or pytest.
 
-    `existing` are the paths before the solution, `also` further paths that count as tests. The run of the hidden
-    tests drops changes to protected paths; the run of the visible tests keeps them.
+    `existing` are the paths before the solution, `also` further paths that count as tests, `modules` the names of
+    standard modules that a solution may take. The run of the hidden tests drops changes to protected paths; the run of
+    the visible tests keeps them.
     """
     parts = PurePosixPath(path).parts
     return (
@@ -118,7 +124,7 @@ def is_protected(path: str, existing: Collection[str] = (), also: Collection[str
         or path.endswith(NATIVE)
         or any(part.endswith(METADATA) for part in parts)
         # Only new files: the repository's own modules may have such names.
-        or (path not in existing and _shadows_import(path))
+        or (path not in existing and shadowed_module(path) not in ("", *modules))
     )
 
 
@@ -134,16 +140,35 @@ def is_test(path: str) -> bool:
     )
 
 
-def _shadows_import(path: str) -> bool:
-    """Return whether a new file here would be imported instead of the standard library or the test runner."""
+def shadowed_module(path: str) -> str:
+    """Return the module of the standard library or the test runner that would not be imported for a file here, or "".
+
+    Data with such a name is no module, nor is a folder without __init__.py where there is another one.
+    """
     for root in IMPORT_ROOTS:
-        try:
-            first = PurePosixPath(path).relative_to(root).parts[0]
-        except ValueError:
-            continue
-        if first.partition(".")[0] in sys.stdlib_module_names | TEST_RUNNERS:
-            return True
-    return False
+        name = path[len(root) + 1 :] if root and path.startswith(f"{root}/") else path
+        module = name[: -len(".py")] if name.endswith(".py") else ""
+        module = module[: -len("/__init__")] if module.endswith("/__init__") else module
+        if module in sys.stdlib_module_names | TEST_RUNNERS:
+            return module
+    return ""
+
+
+LONGEST_NOTE = 20
+"""Files that a note names."""
+LEFT_OUT = "left out of grading: "
+"""The beginning of a line of a test log that names a change which the tests ran without."""
+
+
+def left_out(dropped: Collection[str]) -> list[str]:
+    """Return lines of a log that name changes to protected paths, which grading leaves out, with the reason."""
+    lines = []
+    for path in sorted(dropped)[:LONGEST_NOTE]:
+        module = shadowed_module(path)
+        why = f"Python would import it instead of its own {module}" if module else "tests and their configuration"
+        lines.append(f"{LEFT_OUT}{path!r} ({why})\n")
+    more = len(dropped) - LONGEST_NOTE
+    return [*lines, f"{LEFT_OUT}{more} more\n"] if more > 0 else lines
 
 
 EXCUSES = {"xfailed": re.compile(r"xfail|expectedFailure"), "skipped": re.compile(r"skip", re.IGNORECASE)}

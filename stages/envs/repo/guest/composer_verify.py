@@ -65,18 +65,24 @@ def copy(source: str, target: str, path: str) -> None:
     shutil.copy(os.path.join(source, path), place, follow_symlinks=False)
 
 
-def rebuild(task: "dict[str, Any]", left: str, tree: str) -> None:
-    """Write the tree to grade: the agent's files that count, the originals of those that do not, hidden files."""
-    size = 0
+def rebuild(task: "dict[str, Any]", left: str, tree: str) -> "list[str]":
+    """Write the tree to grade: the agent's files that count, the originals of those that do not, hidden files.
+
+    Returns the agent's new files that do not count.
+    """
+    size, existing, left_out = 0, set(task["existing"]), []
     for path in files(left):
-        if path in task["source"] or not rules.is_protected(path, task["existing"], task["tests"]):
+        if path in task["source"] or not rules.is_protected(path, existing, task["tests"], task["modules"]):
             size += os.lstat(os.path.join(left, path)).st_size
             if size > MOST_BYTES:
-                return  # nothing is graded of a tree that cannot be copied, and the tests fail
+                return []  # nothing is graded of a tree that cannot be copied, and the tests fail
             copy(left, tree, path)
+        elif path not in existing:
+            left_out.append(path)
     for name in ("originals", "hidden"):
         for path in files(os.path.join(HERE, name)):
             copy(os.path.join(HERE, name), tree, path)
+    return left_out
 
 
 def run(command: "list[str]", tree: str, timeout_s: float, given: str = "") -> "tuple[int | None, str]":
@@ -173,7 +179,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         tree = os.path.join(folder, "testbed")
         os.mkdir(tree)
-        rebuild(task, task["workdir"], tree)
+        notes = rules.left_out(rebuild(task, task["workdir"], tree))
         os.chmod(folder, 0o755)  # noqa: S103 - whom the test runs as must reach it
         for path in [tree, *(os.path.join(above, name) for above, some, more in os.walk(tree) for name in some + more)]:
             try:
@@ -183,7 +189,7 @@ def main() -> None:
         found, log = statuses(task, tree, task["timeout_s"])
     lists = (("fail_to_pass", task["skips_fail"]), ("pass_to_pass", False))
     failed = {name: [one for one in task[name] if rules.fails(one, found, skips_fail=skips)] for name, skips in lists}
-    write("test.log", log[-100_000:])
+    write("test.log", "".join(notes) + log[-100_000:])
     rewards = {f"{name}_share": 1 - len(failed[name]) / len(task[name]) for name, _ in lists if task[name]}
     resolved = not failed["fail_to_pass"] and not failed["pass_to_pass"]
     rewards |= {"reward": float(resolved), "duration_s": round(time.monotonic() - started, 3)}

@@ -198,7 +198,17 @@ PLAYS: dict[str, tuple[str, str]] = {
     "the solution": ("ids", ""),
     "the solution of a command": ("command", ""),
 }
-QUICK = ("the solution", "nothing of a command", "a reward that was there before", "code that hides the outcome")
+PLAYS["the solution, and modules with the names of standard ones"] = (
+    "ids",
+    "for name in json socket statistics; do echo 'import os; os._exit(0)' > $name.py; done; echo 3 > statistics.txt",
+)
+QUICK = (
+    "the solution",
+    "the solution, and modules with the names of standard ones",
+    "nothing of a command",
+    "a reward that was there before",
+    "code that hides the outcome",
+)
 
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in PLAYS])

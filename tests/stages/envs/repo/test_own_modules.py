@@ -1,0 +1,35 @@
+"""Which module tests mean by the name of a standard one: by what they take from it."""
+
+import ast
+
+import pytest
+
+from stages.envs.repo.own_modules import is_own
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "own"),
+    [
+        ("queue", "from queue import Ring", True),
+        ("queue", "from queue import Queue, Ring", True),
+        ("queue", "from queue import Queue", False),
+        ("queue", "import queue\nassert queue.Ring()", True),
+        ("queue", "import queue as q\nassert q.Ring()", True),
+        ("queue", "import queue\nassert queue.Queue()", False),
+        ("queue", "def test():\n    from queue.ring import Ring", True),
+        ("queue", "import queue.ring", True),
+        ("queue", "from .queue import Ring", False),
+        ("queue", "from app.queue import Ring", False),
+        ("queue", "import app as queue\nqueue.Ring()", False),
+        ("queue", "from queue import *", False),
+        ("email", "from email.message import Message", False),
+        ("email", "from email.welcome import render", True),
+        ("this", "from this import Ring", False),
+        ("winreg", "from winreg import Ring", False),
+        ("pytest", "from pytest import Ring", False),
+    ],
+)
+def test_tests_mean_a_module_of_their_own_where_the_standard_one_lacks_what_they_take(
+    module: str, text: str, own: bool
+) -> None:
+    assert is_own(module, [ast.parse("import os"), ast.parse(text)]) is own
