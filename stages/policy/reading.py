@@ -154,7 +154,7 @@ def read(raw: bytes, config: PolicyConfig, asked: Asked, *, latency_s: float, at
 
 
 def parse(raw: bytes) -> Any:
-    """Return the JSON of a response; `ValueError` where it is not JSON, or nested too deeply.
+    """Return the JSON of a response; `ValueError` where it is not JSON, `RecursionError` where it is nested too deeply.
 
     Read too is what a strict parser refuses in an answer that is paid: a byte order mark, bytes that are not UTF-8 and
     halves of surrogate pairs (both replaced), NaN, and numbers of any length (infinite from 4,300 digits on).
@@ -165,10 +165,7 @@ def parse(raw: bytes) -> Any:
         bill = raw[raw.find(b'"usage"') :]  # mostly the end: to count in all of 8 kB takes a tenth of a call's time
         if not any(bill.count(b'"%s"' % key.encode()) > 1 for key in BILL_KEYS):
             return body
-    try:
-        return json.loads(raw.decode("utf-8-sig", errors="replace"), object_pairs_hook=_merged, parse_int=_integer)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    return json.loads(raw.decode("utf-8-sig", errors="replace"), object_pairs_hook=_merged, parse_int=_integer)
 
 
 def _integer(digits: str) -> float:
@@ -214,7 +211,7 @@ def charged(raw: bytes, free: bool, *, asked: Asked, config: PolicyConfig) -> fl
     """
     try:
         body = parse(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     error = body.get("error") if isinstance(body, Mapping) else None
     places = [one for one in (body, error) if isinstance(one, Mapping)]

@@ -310,6 +310,19 @@ def test_an_answer_whose_reader_fails_is_paid_once_kept_and_read_when_it_is_mend
     tokenizer.cache_clear()
 
 
+def test_an_answer_that_no_parser_of_json_can_read_is_not_bought_again(tmp_path: Path) -> None:
+    """Its bill cannot be read either, so that it counts as possibly paid."""
+    deep = "[" * 20_000 + "]" * 20_000
+    body = f'{{"choices": [{{"message": {{"content": "yes", "extra": {deep}}}}}], "usage": {{"cost": 0.01}}}}'.encode()
+    with serving(lambda request, n: Reply(body=body)) as server:
+        for _ in range(2):
+            budget = Budget(None, tmp_path / "ledger.jsonl")
+            (sample,) = ask_all(open_at(server.url, tmp_path, budget), turns("a"))
+            assert sample.error_type == "unreadable" and "RecursionError" in (sample.error or "")
+            assert budget.possibly > 0 and budget.reserved == 0
+    assert len(server.requests) == 1
+
+
 @pytest.mark.parametrize("prices", [{}, FREE], ids=["priced", "billed"])
 def test_an_answer_that_is_nested_too_deeply_for_its_reader_costs_its_bill_once(
     tmp_path: Path, prices: dict[str, Any]
