@@ -98,7 +98,7 @@ def short_options() -> dict[str, str]:
 
 def is_option(name: str) -> bool:
     """Return whether a stage's command has this option; those of other programs stay as they are."""
-    return name in ARGUMENTS or name in OTHERS or name in short_options()
+    return name in ARGUMENTS or name in OTHERS or name.replace("-", "_") in short_options()
 
 
 def function_name(stage: str) -> str:

@@ -26,6 +26,7 @@ from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.policy.endpoint import EndpointPolicy
 from stages.policy.local import LocalPolicy
 from stages.runs.ledger import Budget
+from stages.runs.run import AnswerFolders
 
 MESSAGES = [{"role": "user", "content": "Fix the function add."}]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
@@ -251,7 +252,7 @@ def test_a_policy_with_its_address_answers_as_the_one_in_process(
     random_server: Running, rambling: LocalPolicy, tmp_path: Path
 ) -> None:
     config = PolicyConfig(model=NAME, base_url=random_server.url)
-    endpoint = EndpointPolicy(config, budget=Budget(), cache=tmp_path)
+    endpoint = EndpointPolicy(config, budget=Budget(), cache=AnswerFolders(tmp_path, tmp_path))
     turns = [Turn(MESSAGES, seed) for seed in range(12)]
     answers, own = ask_all(endpoint, turns), rambling.sample(turns)
     assert [(one.text, one.finish_reason, one.completion_tokens) for one in answers] == [

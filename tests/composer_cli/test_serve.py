@@ -126,18 +126,28 @@ def test_the_command_printed_without_vllm_works(tmp_path: Path) -> None:
 
 @without_vllm
 def test_a_signal_ends_it_while_it_samples(tmp_path: Path, model: Path) -> None:
-    with serving(tmp_path, model, "--json") as (process, printed), ThreadPoolExecutor(1) as threads:
+    """Requests of different temperatures are sampled one after the other: the last ones are not reached."""
+    with serving(tmp_path, model, "--json") as (process, printed), ThreadPoolExecutor(16) as threads:
         told = json.loads(printed)
         assert (told["model"], told["program"], told["pid"]) == (str(model), "composer", process.pid)
         client = openai.OpenAI(base_url=told["url"], api_key="EMPTY", max_retries=0)
         messages = [{"role": "user", "content": "Hello"}]
-        asked = threads.submit(client.chat.completions.create, model=str(model), messages=messages)  # type: ignore[arg-type]
-        time.sleep(0.5)  # of the seconds that 2,000 tokens take
+        answers = [
+            threads.submit(
+                client.chat.completions.create,
+                model=str(model),
+                messages=messages,  # type: ignore[arg-type]
+                temperature=1 + number / 100,
+            )
+            for number in range(16)
+        ]
+        time.sleep(0.5)  # of the seconds that 16 times 2,000 tokens take
         os.kill(process.pid or 0, signal.SIGINT)
         process.join(15)
         assert process.exitcode == 130
-        with pytest.raises(openai.InternalServerError, match="ending"):
-            asked.result(15)
+        errors = [error for answer in answers if (error := answer.exception(15))]
+        assert errors and {type(error) for error in errors} == {openai.InternalServerError}
+        assert all("ending" in str(error) for error in errors)
         client.close()
 
 
