@@ -177,7 +177,7 @@ def swe_mini(count: int, cache: str, only: str = "", *, honest: bool = False) ->
                 continue
             env.reset(task)
             session = env._open_session()
-            target = target_of(task.data["patch"], lambda path, root=session.delivered: (root / path).read_text())
+            target = target_of(task.data["patch"], lambda path, root=session.task.delivered: (root / path).read_text())
             if honest:
                 for path, file in patched_files(session.delivered, task.data["patch"]).items():
                     assert file is not None
