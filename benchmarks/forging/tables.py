@@ -179,7 +179,7 @@ def swe_mini(count: int, cache: str, only: str = "", *, honest: bool = False) ->
             session = env._open_session()
             target = target_of(task.data["patch"], lambda path, root=session.task.delivered: (root / path).read_text())
             if honest:
-                for path, file in patched_files(session.delivered, task.data["patch"]).items():
+                for path, file in patched_files(session.task.delivered, task.data["patch"]).items():
                     assert file is not None
                     (session.folder / path).write_bytes(file.data)
             grade = rewritten(env, target, name, way) if honest else grade_forgery(env, target, way)
