@@ -41,6 +41,9 @@ from stages.stopping import Interrupted
 
 MOST_BYTES = 64 * 2**20
 """Length of a request that is read."""
+GRACE_S = 10
+"""Seconds in which requests are told that the server ends."""
+ENDING = "The server is ending. Ask again once it runs."
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "stream": (False,),
@@ -145,11 +148,16 @@ class Sampler:
         self.policy = policy
         self._arrived = SimpleQueue[Waiting]()
         self._waiting, self._running = list[Waiting](), list[Waiting]()
+        self._closing, self._closed = threading.Lock(), False
 
     def ask(self, turn: Turn, temperature: float, max_tokens: int | None) -> Future[Sample]:
         """Return the answer to come, of any thread; cancelling it before it is sampled takes the request back."""
         request = Waiting(turn, temperature, max_tokens)
-        self._arrived.put(request)
+        with self._closing:  # none may be put after `close` has answered all: the server would wait for it for ever
+            if self._closed:
+                request.answer.set_exception(InfrastructureError(ENDING))
+            else:
+                self._arrived.put(request)
         return request.answer
 
     def sample_next(self, wait_s: float) -> None:
@@ -184,13 +192,15 @@ class Sampler:
         self._running = []
 
     def close(self) -> None:
-        """Answer all that wait, or are being sampled, with the error that the server ends."""
+        """Answer all that wait, are being sampled or come later with the error that the server ends."""
+        with self._closing:
+            self._closed = True
         with suppress(Empty):
             while True:
                 self._waiting.append(self._arrived.get_nowait())
         for request in (*self._running, *self._waiting):
             if not request.answer.done():
-                request.answer.set_exception(InfrastructureError("The server is ending. Ask again once it runs."))
+                request.answer.set_exception(InfrastructureError(ENDING))
 
     def _admit(self, request: Waiting) -> None:
         """Add a request to those that wait, unless its conversation cannot be rendered."""
@@ -403,7 +413,12 @@ def build(sampler: Sampler, name: str) -> TrustedHostMiddleware:
 def listening(sampler: Sampler, name: str, listener: socket.socket) -> Iterator[str]:
     """Answer requests in a thread until the block ends; yields the root of the server's addresses."""
     config = uvicorn.Config(
-        build(sampler, name), log_level="warning", access_log=False, server_header=False, lifespan="off"
+        build(sampler, name),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        timeout_graceful_shutdown=GRACE_S,
     )
     server = uvicorn.Server(config)
     listener.listen(128)

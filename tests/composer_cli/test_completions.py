@@ -20,7 +20,7 @@ from support.models import save_tiny, tiny_tokenizer
 
 from composer_cli.completions import Sampler, listening
 from composer_cli.loopback import bound
-from stages.errors import UsageError
+from stages.errors import InfrastructureError, UsageError
 from stages.policy import ask_all
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.policy.endpoint import EndpointPolicy
@@ -359,6 +359,8 @@ def test_requests_under_way_are_told_that_the_server_ends() -> None:
         with pytest.raises(openai.InternalServerError, match="ending"):
             asked.result(30)
         client.close()
+    late = sampler.ask(Turn(MESSAGES, 1), 1.0, 8)
+    assert isinstance(late.exception(0), InfrastructureError), "what comes once all were told would wait for ever"
 
 
 def test_a_port_that_is_taken_is_said(served: Running) -> None:

@@ -146,8 +146,10 @@ def test_a_signal_ends_it_while_it_samples(tmp_path: Path, model: Path) -> None:
         process.join(15)
         assert process.exitcode == 130
         errors = [error for answer in answers if (error := answer.exception(15))]
-        assert errors and {type(error) for error in errors} == {openai.InternalServerError}
-        assert all("ending" in str(error) for error in errors)
+        ended = [error for error in errors if isinstance(error, openai.InternalServerError)]
+        assert ended and all("ending" in str(error) for error in ended)
+        rest = {type(error) for error in errors} - {openai.InternalServerError}
+        assert rest <= {openai.APIConnectionError}, "of requests that the server had not taken yet"
         client.close()
 
 
