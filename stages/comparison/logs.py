@@ -461,11 +461,12 @@ def table_of(path: str, source: Source) -> pa.Table | None:
             return None
         if source.path.suffix == ".parquet":
             return pq.read_table(source.path, columns=plain)
-        damage = list[Drop]()
-        text = b"".join(line for _, line in source.lines(damage))
-        # Arrow's reader takes any depth, until the stack of the process is full and it ends.
-        if not damage and json_text.depth(text) <= json_text.MOST_LEVELS:
-            with suppress(pa.ArrowInvalid):
+        # What Arrow cannot read, or unpack, is read once more by lines, which names the line that is at fault.
+        with suppress(pa.ArrowInvalid, OSError):
+            with pa.input_stream(str(source.path)) as stream:
+                text = stream.read()
+            # Arrow's reader takes any depth, until the stack of the process is full and it ends.
+            if json_text.depth(text) <= json_text.MOST_LEVELS:
                 return pjson.read_json(pa.BufferReader(text), pjson.ReadOptions(block_size=16 << 20))
         rows = list[dict[str, Any]]()
         for item in source.records():

@@ -40,11 +40,13 @@ UNIT = ("unit", "family", "task_id")
 NOT_SUBMITTED, NO_OUTCOME = "not submitted", "no outcome"
 """The reasons of an item that an arm lacks, and of one without an outcome whose error has no name."""
 COLUMNS = pa.schema(
-    EVAL_ITEM.schema.field(name)
-    for name in (
-        *("arm", "train_seed", "pair_set", "task_id", "family", "unit", "sample_idx"),
-        *("passed", "ground", "hidden_pass", "visible_pass", "hacked", "protocol_ok", "canary"),
-        *("terminated_by", "error_type", "cost_usd", "sampled_tokens"),
+    map(
+        EVAL_ITEM.schema.field,
+        (
+            *("arm", "train_seed", "pair_set", "task_id", "family", "unit", "sample_idx"),
+            *("passed", "ground", "hidden_pass", "visible_pass", "hacked", "protocol_ok", "canary"),
+            *("terminated_by", "error_type", "cost_usd", "sampled_tokens"),
+        ),
     )
 )
 Missing = Literal["excluded", "failed", "against", "for"]
