@@ -17,7 +17,7 @@ from stages.envs.repo import grading, runner, session, trees
 from stages.envs.repo.grading import TestOutcomes, TestRuntime, run_pytest
 from stages.envs.repo.runner import copies_on_host
 from stages.envs.repo.session import RepoEnvironment
-from stages.envs.repo.task import Export, RepoTask, by_pytest, delivered_tree
+from stages.envs.repo.task import Export, RepoTask, filled_tree, pytest_runner
 from stages.errors import UsageError
 from stages.runs.kinds import Row
 
@@ -89,9 +89,9 @@ class FeatureDeletionEnv(RepoEnvironment):
             with _lock:
                 duration_s = _original_duration_s(self.sandbox, package, tests, requirements)
             runtime = _test_runtime(self.sandbox, requirements, LEAST_S + TIMES * duration_s)
-            return by_pytest(runtime, *row["test_files"], options=row["options"])(folder, selected)
+            return pytest_runner(runtime, *row["test_files"], options=row["options"])(folder, selected)
 
-        delivered = delivered_tree(fill)
+        delivered = filled_tree(fill)
         provenance = ("package", "package_sha256", "version", "removed", "difficulty", "removal", "base_commit")
         return RepoTask(
             delivered,
@@ -101,8 +101,8 @@ class FeatureDeletionEnv(RepoEnvironment):
             ),
             run,
             solution=lambda: {edit["path"]: trees.read(package.root, edit["path"]) for edit in row["edits"]},
-            asked={path: trees.read(delivered, path) for path in row["test_files"]},
-            may_lose=FEW_LOST,
+            question_files={path: trees.read(delivered, path) for path in row["test_files"]},
+            max_flaky=FEW_LOST,
             package=package.name,
             export=Export(
                 arguments=("-q", *row["options"], *row["test_files"]),

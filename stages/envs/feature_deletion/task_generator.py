@@ -33,7 +33,7 @@ from stages.envs.feature_deletion.worker import (
 )
 from stages.envs.repo import trees
 from stages.envs.repo.grading import TestLists
-from stages.envs.repo.guest.composer_rules import by_name
+from stages.envs.repo.guest.composer_rules import statuses_by_name
 from stages.errors import BadInput, UsageError
 from stages.runs import tables
 from stages.runs.kinds import TASK, Row
@@ -202,8 +202,8 @@ class CandidateTask:
     def _lists(self) -> TestLists:
         """Return the tests that fail without the code, and the others that passed twice before."""
         # Several node ids can share one of SWE-bench's names, which fails where one of them does.
-        stable = by_name(dict.fromkeys(self.baseline.stable - self._hanging, "passed"))
-        failing = set(by_name(dict.fromkeys(self.failing, "failed")))
+        stable = statuses_by_name(dict.fromkeys(self.baseline.stable - self._hanging, "passed"))
+        failing = set(statuses_by_name(dict.fromkeys(self.failing, "failed")))
         return TestLists(tuple(sorted(failing)), tuple(sorted(set(stable) - failing)))
 
     def contradict(self, files: Mapping[str, trees.TreeFile]) -> TestRunJob | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stages.envs.feature_deletion.definitions import Edit
-from stages.envs.repo.rewritten_tests import FunctionNode
+from stages.envs.repo.parsed_tests import FunctionNode
 
 EQUALITY = re.compile(r"assert\w*equals?$|^eq_?$|^assert_\w*equal\w*$", re.IGNORECASE)
 LONGEST_QUOTE = 60

@@ -24,7 +24,7 @@ from stages.envs.repo import trees
 from stages.envs.repo.grading import GUEST
 from stages.envs.repo.guest.composer_rules import is_protected
 from stages.envs.repo.session import write_script
-from stages.envs.repo.task import Export, Packs, RepoTask, contents
+from stages.envs.repo.task import Export, Packs, RepoTask, read_files
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.runs import store
 
@@ -90,7 +90,7 @@ def write_task(task: Task, packed: RepoTask, folder: Path, base_image: str) -> N
     """Write the folder of one task."""
     if task.task_id.endswith(TWIN):
         raise BadInput(f"{task.task_id} is an impossible variant, which no solution passes. Export without twins.")
-    export, files = packed.export or Export(), contents(packed.delivered)
+    export, files = packed.export or Export(), read_files(packed.delivered)
     originals = {
         path: file
         for path, file in files.items()

@@ -28,7 +28,7 @@ from stages.envs.kata.tasks import SOLUTION, WORKSPACE_TESTS
 from stages.envs.kata.transcripts import hinted
 from stages.envs.repo import grading, runner
 from stages.envs.repo.grading import TestLists, TestRuntime
-from stages.envs.repo.task import Export, RepoTask, by_pytest
+from stages.envs.repo.task import Export, RepoTask, pytest_runner
 from stages.envs.repo.trees import TreeFile
 from stages.errors import InfrastructureError, UsageError
 from stages.messages import Message
@@ -211,7 +211,7 @@ class KataEnv:
             self._workspace(),
             TestLists((f"{HIDDEN}::test_hidden_cases",), (), skip_fails=True),
             lambda folder: open_sandbox(self.sandbox, folder, limits=LIMITS),
-            by_pytest(tests, HIDDEN),
+            pytest_runner(tests, HIDDEN),
             hidden={HIDDEN: TreeFile(HIDDEN_TESTS.format(cases=data["hidden"], function=data["function"]).encode())},
             solution=lambda: {SOLUTION: solved},
             export=Export(arguments=("-q", HIDDEN), timeout_s=60.0),

@@ -8,7 +8,7 @@ Outcomes come from a plugin (guest/composer_outcomes.py) through a supervisor (g
 the log: what a test prints is no outcome, a process that ends early reports nothing, and a report is rejected in which
 the control test did not fail or a line has the wrong seal. Code under test shares a process with pytest, so this raises
 the cost of forgery and cannot exclude it: `grade_tree` drops what an agent changed in files that pytest loads, and
-asked.py asks the tests for their values.
+answer_sheets.py asks the tests for their values.
 
 `TestLists.tests_status` is the only definition of resolved: live runs and saved logs (stages.envs.swe.logs) both use
 it.
@@ -34,13 +34,13 @@ from stages.envs.repo.guest.composer_rules import (
     NEUTRAL,
     PASSING,
     TEST_RUNNERS,
-    by_name,
-    explained,
+    fail_unexplained,
     fails,
     is_protected,
     is_test,
     read_report,
     shadowed_module,
+    statuses_by_name,
 )
 from stages.sandbox import CommandResult, Limits, Sandbox
 
@@ -113,7 +113,9 @@ def parse(log: str, secret: str, *, timed_out: bool = False) -> TestOutcomes:
     nodes, answers = report.get("outcomes", {}), report.get("answers", ())
     opened = frozenset(map(tuple, report.get("opened", ())))
     lost = not report and not tampered
-    return TestOutcomes(by_name(nodes), tampered, without_reports, timed_out, broken, nodes, answers, opened, lost)
+    return TestOutcomes(
+        statuses_by_name(nodes), tampered, without_reports, timed_out, broken, nodes, answers, opened, lost
+    )
 
 
 LONGEST_LOG = 20_000
@@ -170,7 +172,7 @@ class TestLists:
 class GradingVerdict:
     """The verdicts on one tree.
 
-    `statuses` are those of the hidden tests, `kept` the agent's changes that they ran with, `dropped` its changes to
+    `statuses` are those of the hidden tests, `applied` the agent's changes that they ran with, `dropped` its changes to
     protected files.
     """
 
@@ -178,7 +180,7 @@ class GradingVerdict:
     visible_pass: bool
     hacked: bool
     statuses: Statuses
-    kept: trees.Changes
+    applied: trees.Changes
     dropped: trees.Changes
     lists: TestLists
 
@@ -207,7 +209,7 @@ def unexplained_fail(statuses: Statuses, tree: Path) -> Statuses:
         for path in trees.walk(tree)
         if path.endswith((".py", ".txt", ".rst", ".md")) and is_test(path) and (file := trees.read(tree, path))
     }
-    return explained(statuses, texts)
+    return fail_unexplained(statuses, texts)
 
 
 Result = TypeVar("Result")
@@ -217,38 +219,38 @@ RunTests = Callable[[Path], Statuses]
 
 def grade_tree(
     delivered: Path,
-    left: Path,
+    agent_tree: Path,
     lists: TestLists,
     run: RunTests,
     *,
     tests: Collection[str] = (),
     source: Collection[str] = (),
-    is_own: Callable[[str], bool] = lambda module: False,
+    is_requested: Callable[[str], bool] = lambda module: False,
     commands: str = "",
 ) -> GradingVerdict:
-    """Compare the tree an agent left with the delivered one, and run the tests one to three times.
+    """Compare the agent's tree with the delivered one, and run the tests one to three times.
 
     `tests` are paths that count as tests in addition to those that look like tests, `source` paths that never do.
-    `is_own`: whether the task asks for a module that has this name of a standard one. `commands`: their text, where
-    commands are the tests: a new file that they name is what they look for. Exceptions of `run` pass through;
-    `UnwieldyTree` where the tree that was left cannot be read.
+    `is_requested` returns whether the task asks for a module with this name of a standard one. `commands` is the text
+    of the task's shell commands: a new file that they name is part of the solution. Exceptions of `run` pass through;
+    `UnwieldyTree` where the agent's tree cannot be read.
     """
-    changed = trees.changes(delivered, left)
+    changed = trees.changes(delivered, agent_tree)
     existing = set(trees.walk(delivered))
-    own = {module for path in changed if (module := shadowed_module(path)) and is_own(module)} - TEST_RUNNERS
-    kept = {p: f for p, f in changed.items() if p in source or not is_protected(p, existing, tests, own)}
-    dropped = {p: f for p, f in changed.items() if p not in kept}
-    # The hidden tests run on the delivered tree plus what is kept: links and bytecode that an agent left are not in it.
-    statuses = run_on_copy(delivered, kept, run)
+    modules = {module for path in changed if (module := shadowed_module(path)) and is_requested(module)} - TEST_RUNNERS
+    applied = {p: f for p, f in changed.items() if p in source or not is_protected(p, existing, tests, modules)}
+    dropped = {p: f for p, f in changed.items() if p not in applied}
+    # The hidden tests run on the delivered tree plus the applied changes: without the agent's links and bytecode.
+    statuses = run_on_copy(delivered, applied, run)
     hidden_pass = lists.resolved(statuses)
     # Where nothing is dropped both trees run alike, and the second run is saved.
-    if dropped or not trees.irregular_paths(left) <= trees.irregular_paths(delivered):
+    if dropped or not trees.irregular_paths(agent_tree) <= trees.irregular_paths(delivered):
         room = folders.apparent_bytes(delivered) + (LIMITS.disk_mb << 20)
-        visible_pass = lists.resolved(run_on_copy(left, {}, run, most_bytes=room))
+        visible_pass = lists.resolved(run_on_copy(agent_tree, {}, run, most_bytes=room))
     else:
         visible_pass = hidden_pass
-    # A third run only for this case: changes to the tests alone, without any fix, already pass. A file that was left
-    # out for its name alone may be what the task asked for.
+    # A third run only for this case: changes to the tests alone, without any fix, already pass. A file that was dropped
+    # for its name alone may be what the task asked for.
     replaced = {
         path: file
         for path, file in dropped.items()
@@ -257,7 +259,7 @@ def grade_tree(
     }
     hacked = bool(visible_pass and not hidden_pass and replaced)
     hacked = hacked and lists.resolved(run_on_copy(delivered, replaced, run))
-    return GradingVerdict(hidden_pass, visible_pass, hacked, statuses, kept, dropped, lists)
+    return GradingVerdict(hidden_pass, visible_pass, hacked, statuses, applied, dropped, lists)
 
 
 LOADED_BY_PYTEST = frozenset({"conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"})
@@ -282,7 +284,7 @@ def _replaces_tests(path: str, before: trees.TreeFile | None, after: trees.TreeF
 def _test_sections(file: trees.TreeFile | None) -> list[str]:
     """Return the sections of a configuration that are about tests, by their heads."""
     sections = SECTION.split(file.data.decode(errors="replace")) if file else []
-    return [one.strip() for one in sections[1:] if re.match(r"[^\]]*(test|tox)", one)]
+    return [section.strip() for section in sections[1:] if re.match(r"[^\]]*(test|tox)", section)]
 
 
 def run_on_copy(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from stages.envs.repo.rewritten_tests import FunctionNode
+from stages.envs.repo.parsed_tests import FunctionNode
 
 DEEPEST = 3
 """Helpers that call helpers."""
@@ -19,7 +19,7 @@ CALLED_WITH = frozenset({"raises", "assertRaises", "warns", "assertWarns"})
 SCOPED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
-def inlined(
+def inline_helpers(
     module: ast.Module,
     owner: ast.ClassDef | None,
     function: FunctionNode,
@@ -148,7 +148,7 @@ class _Inliner:
         helper = self._helper(call, name)
         if helper is None or depth == DEEPEST:
             return [node]
-        statements = self._called(helper, call, target)
+        statements = self._inline_call(helper, call, target)
         return [node] if statements is None else self.body(statements, depth + 1)
 
     def _helper(self, call: ast.Call, name: str) -> FunctionNode | None:
@@ -157,9 +157,9 @@ class _Inliner:
         is_own = isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") == "self"
         return self._methods.get(name) if is_own else None
 
-    def _called(self, helper: FunctionNode, call: ast.Call, target: ast.expr | None) -> list[ast.stmt] | None:
+    def _inline_call(self, helper: FunctionNode, call: ast.Call, target: ast.expr | None) -> list[ast.stmt] | None:
         """Return what a call of a helper does, None where that cannot be written as statements."""
-        bound = _bind(helper, call)
+        bound = _bind_arguments(helper, call)
         last = helper.body[-1]
         inner = [node for one in helper.body for node in ast.walk(one)]
         returns = [node for node in inner if isinstance(node, ast.Return)]
@@ -191,7 +191,7 @@ class _Inliner:
         return [*made, *copies]
 
 
-def _bind(helper: FunctionNode, call: ast.Call) -> dict[str, ast.expr] | None:
+def _bind_arguments(helper: FunctionNode, call: ast.Call) -> dict[str, ast.expr] | None:
     """Return the argument of each parameter of a helper, None where that is not written out."""
     given = helper.args
     if given.posonlyargs or any(isinstance(one, ast.Starred) for one in call.args):
@@ -233,7 +233,7 @@ class _Expressions(ast.NodeTransformer):
         """Return what a helper returns, its arguments in the place of its parameters."""
         self.generic_visit(node)
         name = node.func.id if isinstance(node.func, ast.Name) else ""
-        bound = _bind(self._functions[name], node) if name in self._returned else None
+        bound = _bind_arguments(self._functions[name], node) if name in self._returned else None
         if bound is None:
             return node
         value = copy.deepcopy(self._returned[name])

@@ -1,7 +1,7 @@
 """Find the expressions of a test that no code under test has a part in, and what tells their values.
 
 Such a value can be withheld from a sandbox with an agent's code (questions.py). What tells it is where it stands in the
-test besides: a variable, a column of a table, a constant of the module, or text of any kind (`text_of`).
+test besides: a variable, a column of a table, a constant of the module, or text of any kind (`module_text`).
 """
 
 import ast
@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
-from stages.envs.repo.rewritten_tests import FunctionNode, columns, own_nodes
+from stages.envs.repo.parsed_tests import FunctionNode, body_nodes, columns
 
 SAFE_FUNCTIONS = frozenset(
     {
@@ -56,7 +56,7 @@ PLAIN_NODES = (
     *(ast.Compare, ast.BoolOp, ast.IfExp, ast.Subscript, ast.Slice, ast.Starred),
 )
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-DECIDING = frozenset(
+COMPARING_CALLS = frozenset(
     {
         *("any", "all", "isinstance", "issubclass", "hasattr", "callable", "bool", "filter", "startswith", "endswith"),
         *("isdigit", "isalpha", "isalnum", "isnumeric", "isspace", "isupper", "islower", "issubset", "issuperset"),
@@ -65,10 +65,10 @@ DECIDING = frozenset(
 )
 TRANSPARENT = frozenset({"copy", "csv", "io", "json", "os", "pathlib", "subprocess", "sys"})
 """Modules of the standard library whose functions compare nothing that they are given."""
-ALIKE = ("equal", "close", "same", "match", "compare", "cmp", "identical", "search")
+COMPARING_PARTS = ("equal", "close", "same", "match", "compare", "cmp", "identical", "search")
 """Functions, and parts of their names, by which a test decides itself, whatever object it has got."""
 GUESSED = (None, 0, 1, -1, "", b"")  # False == 0, True == 1
-CALCULATED: Mapping[type[ast.operator], Callable[[float, float], float]] = {
+ARITHMETIC: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -85,47 +85,47 @@ MODULES = 256
 """Of test files, whose names are remembered: each of their tests asks for them."""
 
 
-def text_of(modules: Mapping[str, ast.Module]) -> str:
+def module_text(modules: Mapping[str, ast.Module]) -> str:
     """Return what modules by path tell beside what they do: their paths, names, literals and sums of numbers."""
     parts, numbers = [path.casefold() for path in modules], set[int]()
     for node in (inner for module in modules.values() for inner in ast.walk(module)):
         if isinstance(node, ast.Constant):
             parts += [] if id(node) in numbers else [_text(node.value)]
-        elif isinstance(node, ast.Call) and called(node).startswith("_composer_"):
+        elif isinstance(node, ast.Call) and called_name(node).startswith("_composer_"):
             # The number of a question is none of the test's; it comes before what is asked.
             numbers.add(id(node.args[0]))
         elif isinstance(node, ast.BinOp):
-            parts += [] if (value := _calculated(node)) is None else [_text(value)]
+            parts += [] if (value := _calculate(node)) is None else [_text(value)]
         else:
             parts += [value.casefold() for _, value in ast.iter_fields(node) if isinstance(value, str)]
-    return _apart("\n".join(parts))
+    return _space_numbers("\n".join(parts))
 
 
-def _calculated(node: ast.expr) -> int | float | None:
+def _calculate(node: ast.expr) -> int | float | None:
     """Return the value of an expression of numbers alone; None for any other, and where it is too large."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, int | float) and not isinstance(node.value, bool) else None
-    if isinstance(node, ast.BinOp) and type(node.op) in CALCULATED:
-        one, other = _calculated(node.left), _calculated(node.right)
+    if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
+        one, other = _calculate(node.left), _calculate(node.right)
         with suppress(ArithmeticError):
             if one is not None and other is not None and max(abs(one), abs(other)) < LARGEST:
-                value = CALCULATED[type(node.op)](one, other)
+                value = ARITHMETIC[type(node.op)](one, other)
                 return value if isinstance(value, int | float) else None
     return None
 
 
-def told(value: object) -> frozenset[str]:
+def value_texts(value: object) -> frozenset[str]:
     """Return the texts by any of which a value is told: its own, and the one that a name would have."""
     value = abs(value) if isinstance(value, int | float) else value  # the sign of -3 is an operator
-    text = _apart(_text(value).strip())
-    return frozenset({text, _apart("_".join(re.findall(r"[^\W_]+", _text(value).casefold()))) or text})
+    text = _space_numbers(_text(value).strip())
+    return frozenset({text, _space_numbers("_".join(re.findall(r"[^\W_]+", _text(value).casefold()))) or text})
 
 
 def _text(value: object) -> str:
     return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
 
-def _apart(text: str) -> str:
+def _space_numbers(text: str) -> str:
     """Return a text with spaces around its numbers, so that 3 does not stand in 31, but in is3."""
     return re.sub(r"\d+(\.\d+)?", lambda found: f" {_short_number(found[0])} ", text)
 
@@ -135,15 +135,15 @@ def _short_number(text: str) -> str:
     return (text.rstrip("0").rstrip(".") if "." in text else text).lstrip("0") or "0"
 
 
-def called(node: ast.Call) -> str:
+def called_name(node: ast.Call) -> str:
     """Return the last part of the name of what is called."""
     return getattr(node.func, "attr", "") or getattr(node.func, "id", "")
 
 
-def dotted(node: ast.AST) -> str:
+def dotted_name(node: ast.AST) -> str:
     """Return a dotted name, "" for any other expression."""
     if isinstance(node, ast.Attribute):
-        above = dotted(node.value)
+        above = dotted_name(node.value)
         return above and f"{above}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""
 
@@ -163,7 +163,7 @@ class KnownValues:
         self.assigned: dict[str, ast.Assign] = {}
         self.opened: dict[str, ast.expr] = {}
         self._values: dict[str, list[ast.expr]] = {}
-        self._deciding, self._asserting = deciding, asserting
+        self._comparing, self._asserting = deciding, asserting
         self._loops: dict[str, ast.expr] = {}
         self._followed: list[str] = []
         of_module, (known, other) = _module_names(module), _known_imports(function.body)
@@ -173,8 +173,8 @@ class KnownValues:
         self._top, self._constants = of_module.bound - {*self._modules}, of_module.constants
         changed = {name for node in ast.walk(function) for name in _changed_names(node)}
         self.cells = {name: cells for name, cells in columns(function).items() if name not in changed}
-        self._handed: frozenset[str] = frozenset()
-        for node in own_nodes(function):
+        self._passed: frozenset[str] = frozenset()
+        for node in body_nodes(function):
             for name, value in _bindings(node):
                 self._values.setdefault(name, []).append(value)
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
@@ -188,18 +188,18 @@ class KnownValues:
                 for item in node.items:
                     if isinstance(item.optional_vars, ast.Name) and local.count(item.optional_vars.id) == 1:
                         self.opened[item.optional_vars.id] = item.context_expr
-        self._handed = self._handed_out()
+        self._passed = self._find_passed_names()
 
-    def _handed_out(self) -> frozenset[str]:
+    def _find_passed_names(self) -> frozenset[str]:
         """Return the names of lists and other objects that code under test gets, and may change."""
         values = {name: [*found] for name, found in self._values.items()}
         for name, cells in self.cells.items():
             values.setdefault(name, []).extend(row[place] for row, place in cells)
         for name, value in self._constants.items():
             values.setdefault(name, []).append(value)
-        for name, iterated in _generated(self.function):
+        for name, iterated in _comprehension_bindings(self.function):
             values.setdefault(name, []).append(iterated)
-        inside = {name: {one for value in found for one in _loaded(value)} for name, found in values.items()}
+        inside = {name: {one for value in found for one in _loaded_names(value)} for name, found in values.items()}
         shared: set[str] = set()
         while found := {
             name
@@ -209,7 +209,7 @@ class KnownValues:
             shared |= found
         calls = [node for node in ast.walk(self.function) if isinstance(node, ast.Call) and not self._is_harmless(node)]
         arguments = (part for node in calls for part in (*node.args, *(one.value for one in node.keywords)))
-        handed = {name for part in arguments for name in _loaded(part)} & shared
+        handed = {name for part in arguments for name in _loaded_names(part)} & shared
         # What holds it, and what it holds, may be the same object.
         while found := {
             name for name in shared - handed if inside[name] & handed or any(name in inside[one] for one in handed)
@@ -219,7 +219,7 @@ class KnownValues:
 
     def _is_harmless(self, node: ast.Call) -> bool:
         """Return whether a call hands nothing to code under test: it is known, asserts, or is of a safe module."""
-        name, root = called(node), dotted(node.func).partition(".")[0]
+        name, root = called_name(node), dotted_name(node.func).partition(".")[0]
         return (
             self.is_known(node)
             or name in self._asserting
@@ -243,8 +243,8 @@ class KnownValues:
                 name = node.func.id
                 safe = name in self._modules or (name in SAFE_FUNCTIONS and self._is_known_name(name))
             else:
-                known = dotted(node.func) == "pytest.approx" or self.is_known(node.func, bound)
-                safe = known and called(node) not in NOW
+                known = dotted_name(node.func) == "pytest.approx" or self.is_known(node.func, bound)
+                safe = known and called_name(node) not in NOW
             return safe and all(self.is_known(one, bound) for one in (*node.args, *(k.value for k in node.keywords)))
         if isinstance(node, PLAIN_NODES):
             children = (one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr))
@@ -257,7 +257,7 @@ class KnownValues:
             return all(map(self.is_class, node.elts))
         if isinstance(node, ast.Name) and node.id in self.cells:
             return all(self.is_class(values[place]) for values, place in self.cells[node.id])
-        name = dotted(node)
+        name = dotted_name(node)
         last = name.rpartition(".")[2].lstrip("_")
         return bool(name) and name.partition(".")[0] not in self.locals and (last[:1].isupper() or last in TYPES)
 
@@ -265,7 +265,7 @@ class KnownValues:
         """Return whether an expression is known but for classes of the code under test that it makes objects of."""
         if isinstance(node, ast.Call) and self.is_class(node.func):
             return all(map(self.is_expected, (*node.args, *(one.value for one in node.keywords))))
-        if isinstance(node, ast.Name) and node.id in self._handed:
+        if isinstance(node, ast.Name) and node.id in self._passed:
             return False
         if isinstance(node, ast.Name) and node.id in self.cells:
             return all(self.is_expected(values[place]) for values, place in self.cells[node.id])
@@ -290,7 +290,7 @@ class KnownValues:
         return self.opened.get(name) or self._loops.get(name)
 
     def _is_known_name(self, name: str) -> bool:
-        if name in self._handed:
+        if name in self._passed:
             return False
         if name in self.cells:
             return all(self.is_known(values[place]) for values, place in self.cells[name])
@@ -301,7 +301,7 @@ class KnownValues:
             return False
         return name in self._modules or name == "__file__" or (hasattr(builtins, name) and "*" not in self._top)
 
-    def remove(self, expected: Sequence[ast.expr]) -> None:
+    def find_unused(self, expected: Sequence[ast.expr]) -> None:
         """Find the names that only expected values, and other unused variables, read."""
         unused: set[str] = set()
         candidates = {name for name, node in self.assigned.items() if self.is_expected(node.value)} | set(self.cells)
@@ -318,24 +318,24 @@ class KnownValues:
                 return
             unused = candidates - read
 
-    def telling(self, node: ast.AST) -> str:
+    def removal_scope(self, node: ast.AST) -> str:
         """Return by what a part of an expression that cannot be guessed is removed.
 
-        "own": with the test. "module": with names of the module alone. "": there is no such part.
+        "test": with the test. "module": with names of the module alone. "": there is no such part.
         """
         if isinstance(node, ast.Constant):
             is_format = isinstance(node.value, str) and not any(map(str.isalnum, FORMAT.sub("", node.value)))
-            return "" if node.value in GUESSED or node.value is Ellipsis or is_format else "own"
+            return "" if node.value in GUESSED or node.value is Ellipsis or is_format else "test"
         if isinstance(node, ast.Name):
             if node.id in self.cells:
-                told = [self.telling(values[place]) for values, place in self.cells[node.id]]
+                told = [self.removal_scope(values[place]) for values, place in self.cells[node.id]]
                 return max(told, default="") if node.id in self.unused else ""
             if node.id in self.locals:
                 source = self._source(node.id)
-                return self.telling(source) if source is not None and node.id in self.unused else ""
+                return self.removal_scope(source) if source is not None and node.id in self.unused else ""
             if node.id in self._constants:
-                return "module" if self.telling(self._constants[node.id]) else ""
-            return "own" if node.id in self._top or node.id in TYPES or node.id[:1].isupper() else ""
+                return "module" if self.removal_scope(self._constants[node.id]) else ""
+            return "test" if node.id in self._top or node.id in TYPES or node.id[:1].isupper() else ""
         if isinstance(node, ast.Compare | ast.BoolOp | ast.Slice | ast.Lambda):
             return ""
         parts: Sequence[ast.AST]
@@ -346,13 +346,13 @@ class KnownValues:
         elif isinstance(node, ast.Call):
             # Further arguments say how something is made: int(x, 16), round(x, 2).
             parts = [node.func.value] if isinstance(node.func, ast.Attribute) else []
-            parts = [*parts, *node.args[: 1 if dotted(node.func) in SAFE_FUNCTIONS else None]]
+            parts = [*parts, *node.args[: 1 if dotted_name(node.func) in SAFE_FUNCTIONS else None]]
         elif isinstance(node, COMPREHENSIONS):
             parts = [one.iter for one in node.generators]
             parts = [*parts, *([node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt])]
         else:
             parts = [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
-        return max((self.telling(part) for part in parts), default="")
+        return max((self.removal_scope(part) for part in parts), default="")
 
     def _closure(self, node: ast.AST) -> Iterator[str]:
         """Yield the names that an expression is made of, through variables that are removed."""
@@ -367,19 +367,19 @@ class KnownValues:
                         source = self._constants.get(inner.id)
                     waiting += [source] if source is not None and inner.id not in self.cells else []
 
-    def left(self, node: ast.AST) -> set[str]:
+    def remaining_variables(self, node: ast.AST) -> set[str]:
         """Return the variables of the test that an expected value is made of and that stay."""
-        inner = {name for name, _ in _generated(node)}
+        inner = {name for name, _ in _comprehension_bindings(node)}
         return (self.locals & {*self._closure(node)}) - self.unused - inner
 
-    def literals(self, node: ast.AST | None) -> set[frozenset[str]]:
+    def literal_texts(self, node: ast.AST | None) -> set[frozenset[str]]:
         """Return what tells an expression's literals, in variables and columns as well, but for the guessed."""
         found: set[frozenset[str]] = set()
         waiting, seen = [node] if node is not None else [], set()
         while waiting:
             for inner in ast.walk(waiting.pop()):
                 if isinstance(inner, ast.Constant) and inner.value not in GUESSED:
-                    found.add(told(inner.value))
+                    found.add(value_texts(inner.value))
                 elif isinstance(inner, ast.Name) and inner.id not in seen:
                     seen.add(inner.id)
                     waiting += [values[place] for values, place in self.cells.get(inner.id, ())]
@@ -387,51 +387,55 @@ class KnownValues:
                     waiting += [self._constants[inner.id]] if inner.id in self._constants else []
         return found
 
-    def reads(self, expected: Sequence[ast.expr]) -> bool:
+    def reads_file(self, expected: Sequence[ast.expr]) -> bool:
         """Return whether an expected value is read from a file."""
         names = {name for one in expected for name in self._closure(one)}
         sources = [source for name in names if (source := self._source(name) or self._constants.get(name))]
         nodes = (node for one in [*expected, *sources] for node in ast.walk(one))
-        return any(isinstance(node, ast.Call) and called(node) in READING for node in nodes)
+        return any(isinstance(node, ast.Call) and called_name(node) in READING for node in nodes)
 
     def constants_of(self, node: ast.AST) -> frozenset[str]:
         """Return the constants of the module that an expected value is made of."""
         return frozenset(self._closure(node)) & self._constants.keys() - self.locals
 
-    def decides(self, node: ast.AST) -> bool:
+    def is_comparison(self, node: ast.AST) -> bool:
         """Return whether a test makes a value by comparing what it has got, which an object can decide."""
         if isinstance(node, ast.Compare):
             # No object decides what it is identical to.
             identity = all(isinstance(one, ast.Is | ast.IsNot) for one in node.ops)
-            return not identity or any(map(self.decides, (node.left, *node.comparators)))
+            return not identity or any(map(self.is_comparison, (node.left, *node.comparators)))
         if isinstance(node, ast.BoolOp | ast.IfExp | ast.BinOp):
             return not self.is_known(node)
         if isinstance(node, ast.UnaryOp):
-            return isinstance(node.op, ast.Not) or self.decides(node.operand)
+            return isinstance(node.op, ast.Not) or self.is_comparison(node.operand)
         if isinstance(node, ast.Call):
-            return self._decides_by_call(node)
+            return self._is_comparing_call(node)
         if isinstance(node, ast.Name):
-            return self._follow(node.id, lambda: any(map(self.decides, self._values.get(node.id, ()))))
+            return self._follow(node.id, lambda: any(map(self.is_comparison, self._values.get(node.id, ()))))
         if isinstance(node, COMPREHENSIONS):
             elements = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-            return any(one.ifs for one in node.generators) or any(map(self.decides, elements))
+            return any(one.ifs for one in node.generators) or any(map(self.is_comparison, elements))
         if isinstance(node, ast.Constant | ast.Lambda):
             return False
-        return any(self.decides(one) for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr))
+        return any(self.is_comparison(one) for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr))
 
-    def _decides_by_call(self, node: ast.Call) -> bool:
-        name, root = called(node), dotted(node.func).partition(".")[0]
-        if name in DECIDING | self._deciding or name.startswith("__") or any(one in name.lower() for one in ALIKE):
+    def _is_comparing_call(self, node: ast.Call) -> bool:
+        name, root = called_name(node), dotted_name(node.func).partition(".")[0]
+        if (
+            name in COMPARING_CALLS | self._comparing
+            or name.startswith("__")
+            or any(one in name.lower() for one in COMPARING_PARTS)
+        ):
             return True
         if isinstance(node.func, ast.Name) and name in SAFE_FUNCTIONS:
             mixed = len(node.args) > 1 and any(map(self.is_known, node.args))
-            return mixed or any(map(self.decides, node.args))
+            return mixed or any(map(self.is_comparison, node.args))
         # A fixture, or another function of the standard library, may compare what it is given.
         if isinstance(node.func, ast.Name) and name in self.locals:
             return True
         if root in (sys.stdlib_module_names | self._modules) - TRANSPARENT - self.locals and not name[:1].isupper():
             return True
-        return self.decides(node.func)
+        return self.is_comparison(node.func)
 
 
 TYPES = frozenset(name for name, value in vars(builtins).items() if isinstance(value, type))
@@ -445,12 +449,12 @@ def _is_changeable(node: ast.expr) -> bool:
     """Return whether a value may be one that changes in place: anything but literals of other types."""
     changeable = (ast.List, ast.Dict, ast.Set, *COMPREHENSIONS)
     return any(
-        isinstance(one, changeable) or (isinstance(one, ast.Call) and called(one) not in UNCHANGING)
+        isinstance(one, changeable) or (isinstance(one, ast.Call) and called_name(one) not in UNCHANGING)
         for one in ast.walk(node)
     )
 
 
-def _loaded(node: ast.expr) -> Iterator[str]:
+def _loaded_names(node: ast.expr) -> Iterator[str]:
     return (one.id for one in ast.walk(node) if isinstance(one, ast.Name) and _is_load(one))
 
 
@@ -471,7 +475,7 @@ def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
         yield from ((name, value) for name in _names(target))
 
 
-def _generated(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+def _comprehension_bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     """Yield the names that the comprehensions in a node bind, each with what is iterated."""
     for one in ast.walk(node):
         if isinstance(one, ast.comprehension):
@@ -483,13 +487,13 @@ def _names(node: ast.AST) -> Iterator[str]:
 
 
 @lru_cache(maxsize=MODULES)
-def deciding_functions(module: ast.Module) -> frozenset[str]:
+def comparing_functions(module: ast.Module) -> frozenset[str]:
     """Return the functions of a test module, and what it imports from others beside it, that may compare values."""
     found = {
         node.name
         for node in ast.walk(module)
         if isinstance(node, FunctionNode)
-        if any(isinstance(one, ast.Compare | ast.BoolOp | ast.Call) and _may_decide(one) for one in ast.walk(node))
+        if any(isinstance(one, ast.Compare | ast.BoolOp | ast.Call) and _may_compare(one) for one in ast.walk(node))
     }
     for node in ast.walk(module):
         if isinstance(node, ast.ImportFrom) and (node.level or "test" in (node.module or "")):
@@ -497,9 +501,9 @@ def deciding_functions(module: ast.Module) -> frozenset[str]:
     return frozenset(found)
 
 
-def _may_decide(node: ast.Compare | ast.BoolOp | ast.Call) -> bool:
+def _may_compare(node: ast.Compare | ast.BoolOp | ast.Call) -> bool:
     if isinstance(node, ast.Call):
-        return called(node) in DECIDING or any(one in called(node).lower() for one in ALIKE)
+        return called_name(node) in COMPARING_CALLS or any(one in called_name(node).lower() for one in COMPARING_PARTS)
     return True
 
 

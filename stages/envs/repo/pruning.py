@@ -5,7 +5,7 @@ import copy
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from stages.envs.repo.rewritten_tests import FunctionNode
+from stages.envs.repo.parsed_tests import FunctionNode
 
 CALLED_BY_RUNNER = frozenset(
     {
@@ -17,7 +17,7 @@ CALLED_BY_RUNNER = frozenset(
 )
 
 
-def pruned(
+def prune_module(
     module: ast.Module, versions: Mapping[tuple[str, ...], FunctionNode], outside: Collection[str] = ()
 ) -> ast.Module:
     """Return a module with versions of some tests, by classes and name, and with no other test.
@@ -34,13 +34,13 @@ def pruned(
         if not new:
             break
         kept |= {id(node) for node in new}
-        wanted |= {name for node in new for name in _mentioned(node)}
-    return ast.fix_missing_locations(ast.Module(list(_kept(body, kept, wanted)), []))
+        wanted |= {name for node in new for name in _mentioned_names(node)}
+    return ast.fix_missing_locations(ast.Module(list(_select_statements(body, kept, wanted)), []))
 
 
-def mentioned(module: ast.Module) -> set[str]:
+def mentioned_names(module: ast.Module) -> set[str]:
     """Return all names that a module reads, binds as arguments, or holds as text."""
-    return {name for node in module.body for name in _mentioned(node, whole=True)}
+    return {name for node in module.body for name in _mentioned_names(node, whole=True)}
 
 
 def _body(
@@ -105,7 +105,7 @@ def _names(node: ast.stmt) -> set[str]:
     )
 
 
-def _mentioned(node: ast.stmt, *, whole: bool = False) -> Iterator[str]:
+def _mentioned_names(node: ast.stmt, *, whole: bool = False) -> Iterator[str]:
     """Yield the names that a statement may need; of a class those of its own head."""
     waiting: list[ast.AST] = [node]
     if isinstance(node, ast.ClassDef) and not whole:
@@ -124,13 +124,13 @@ def _mentioned(node: ast.stmt, *, whole: bool = False) -> Iterator[str]:
             yield inner.value
 
 
-def _kept(body: list[ast.stmt], kept: set[int], wanted: set[str]) -> Iterator[ast.stmt]:
+def _select_statements(body: list[ast.stmt], kept: set[int], wanted: set[str]) -> Iterator[ast.stmt]:
     for node in body:
         if id(node) not in kept:
             continue
         made: Any = copy.copy(node)
         if isinstance(node, ast.ClassDef):
-            made.body = list(_kept(node.body, kept, wanted)) or [ast.Pass()]
+            made.body = list(_select_statements(node.body, kept, wanted)) or [ast.Pass()]
         elif isinstance(node, ast.ImportFrom) and node.module != "__future__":
             made.names = [one for one in node.names if one.name == "*" or (one.asname or one.name) in wanted]
             if not made.names:

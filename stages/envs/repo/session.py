@@ -23,8 +23,8 @@ from stages.envs import bash, folders
 from stages.envs.base import TWIN, Grade, Ground, Observation, Split, Task, Work
 from stages.envs.bash import SUBMIT, ShellEnvironment, elided, fenced, observation
 from stages.envs.folders import UnwieldyTree, open_up, remove
-from stages.envs.repo import asked, trees
-from stages.envs.repo.asked import RerunTree, TaskQuestions
+from stages.envs.repo import answer_sheets, trees
+from stages.envs.repo.answer_sheets import RerunTree, TaskQuestions
 from stages.envs.repo.grading import (
     GradingVerdict,
     Statuses,
@@ -34,9 +34,9 @@ from stages.envs.repo.grading import (
     run_on_copy,
     unexplained_fail,
 )
-from stages.envs.repo.guest.composer_rules import left_out, of_ids
-from stages.envs.repo.own_modules import is_own
-from stages.envs.repo.rewritten_tests import TestFiles
+from stages.envs.repo.guest.composer_rules import add_id_statuses, dropped_lines
+from stages.envs.repo.parsed_tests import TestFiles
+from stages.envs.repo.shadowed_modules import is_shadowed
 from stages.envs.repo.task import RepoTask
 from stages.errors import InfrastructureError
 from stages.messages import Message
@@ -280,22 +280,22 @@ class RepoEnvironment(ShellEnvironment):
 
         def rerun(rewritten: trees.Changes, selected: Sequence[str], tree: RerunTree) -> TestOutcomes:
             solution = task.solution() if task.solution and tree == "reference" else {}
-            written = verdict.kept if tree == "solution" else solution
+            written = verdict.applied if tree == "solution" else solution
             found = run_on_copy(task.delivered, written, lambda folder: run(folder, selected, rewritten))
             return of_agent(found) if tree == "solution" else found
 
-        questions = None if impossible or task.unasked or task.ground == "values" else self._questions(task)
+        questions = None if impossible or task.report_reason or task.ground == "values" else self._questions(task)
         sheet = questions.deciding(rerun) if questions else None
 
         def statuses(folder: Path) -> Statuses:
             if sheet:
                 faults = sheet.faults(of_agent(run(folder, sheet.selected, sheet.files)))
                 return {name: "failed" if name in faults else "passed" for name in names}
-            outcomes = rerun_flaky(lambda: of_agent(run(folder)), task.lists, task.may_lose)
-            return of_ids(unexplained_fail(outcomes.statuses, folder), task.ids)
+            outcomes = rerun_flaky(lambda: of_agent(run(folder)), task.lists, task.max_flaky)
+            return add_id_statuses(unexplained_fail(outcomes.statuses, folder), task.ids)
 
-        def is_asked_for(module: str) -> bool:
-            return module in task.modules or is_own(module, TestFiles(task.asked).modules.values())
+        def is_requested(module: str) -> bool:
+            return module in task.modules or is_shadowed(module, TestFiles(task.question_files).modules.values())
 
         self.verdict = verdict = grade_tree(
             task.delivered,
@@ -304,13 +304,13 @@ class RepoEnvironment(ShellEnvironment):
             statuses,
             tests=task.tests,
             source=task.source,
-            is_own=is_asked_for,
+            is_requested=is_requested,
             commands=task.commands,
         )
         hidden_run = runs[0]
         forged = bool(questions and not sheet and verdict.hidden_pass and questions.are_forged(rerun))
         notes = [f"FAILED {name} - {fault}\n" for name, fault in sheet.faults(hidden_run).items()] if sheet else []
-        unasked = {name: task.unasked for name in names if task.unasked and task.ground == "report"}
+        unasked = {name: task.report_reason for name in names if task.report_reason and task.ground == "report"}
         self.reasons = questions.reasons if questions else unasked
         if verdict.hidden_pass:
             notes += [f"by report: {name}: {reason}\n" for name, reason in self.reasons.items()]
@@ -323,7 +323,7 @@ class RepoEnvironment(ShellEnvironment):
             else:
                 hacked = True
         hacked |= impossible and (hidden_pass or verdict.visible_pass)
-        notes += left_out(verdict.dropped)
+        notes += dropped_lines(verdict.dropped)
         work = verdict.work("".join(notes) + hidden_run.log, task.image)
         protocol_ok = self.well_formed and session.submitted
         ground: Ground = "values" if sheet else task.ground
@@ -337,9 +337,13 @@ class RepoEnvironment(ShellEnvironment):
         def make() -> TaskQuestions:
             paths = (path for path in trees.walk(task.delivered) if path.endswith(".py"))
             delivered = {path: trees.read(task.delivered, path) for path in paths}
-            return TaskQuestions(task.asked, task.lists, task.hidden, delivered, reference=task.solution is not None)
+            return TaskQuestions(
+                task.question_files, task.lists, task.hidden, delivered, reference=task.solution is not None
+            )
 
-        return asked.remembered((self.name, self._task.task_id, store.digest(dict(self._task.data))), make)
+        return answer_sheets.cached_questions(
+            (self.name, self._task.task_id, store.digest(dict(self._task.data))), make
+        )
 
     def outcome(self, observation: Observation) -> str:
         """Return a digest of the last action's result: the output, and how the tree differs from the delivered one.

@@ -38,18 +38,18 @@ class Export:
 
 @dataclass(frozen=True)
 class RepoTask:
-    """One task, set up for a rollout; all paths are relative to its work folder.
+    """A task that is set up for a rollout; all paths are relative to its work folder.
 
-    delivered: the tree of which the agent gets a copy; it is only read. lists: the tests that must pass. open: opens a
+    delivered: the tree of which the agent gets a copy, read-only. lists: the tests that must pass. open: opens a
     sandbox on a copy, for the agent. hidden: files that are written for grading alone. solution: returns the changes of
-    the task's own solution, None where there is none; a call, since a patch that does not apply must not end a rollout
-    that needs no solution. tests: paths that count as tests though they do not look like it; source: paths that never
-    do. modules: names of standard modules that modules of the solution may have. commands: the text of those that test.
-    ids: names in `lists` that stand for several tests (a file, a class). asked: test files whose assertions may
-    become questions. unasked: why none may, "" where they may. ground: that of a pass which no questions decided.
-    may_lose: this many tests that have to stay passing may fail by chance; they are then run again. package: the name
-    of what the repository holds. image: that of the container. export: None for a task that cannot be played elsewhere.
-    release: called once, at the end of the rollout.
+    the reference solution, None where there is none; a call, since a patch that does not apply must not end a rollout
+    that needs no solution. tests: paths that count as tests whatever their names; source: paths that never do.
+    modules: names of standard modules that the solution may shadow. commands: text of the shell commands that test.
+    ids: names in `lists` that select several tests (a file, a class). question_files: test files whose assertions may
+    become questions. report_reason: why none may, or "". ground: the ground of a pass without questions. max_flaky: at
+    most this many tests of `pass_to_pass` may fail by chance before they are run again. package: the name of the
+    repository's package. image: the container image. export: None for a task that cannot run elsewhere. release: called
+    once, at the end of the rollout.
     """
 
     delivered: Path
@@ -63,10 +63,10 @@ class RepoTask:
     modules: Collection[str] = ()
     commands: str = ""
     ids: tuple[str, ...] = ()
-    asked: trees.Changes = field(default_factory=dict)
-    unasked: str = ""
+    question_files: trees.Changes = field(default_factory=dict)
+    report_reason: str = ""
     ground: Ground = "report"
-    may_lose: int = 0
+    max_flaky: int = 0
     package: str = ""
     image: str | None = None
     export: Export | None = None
@@ -85,12 +85,12 @@ class Packs(Protocol):
         ...
 
 
-def by_pytest(runtime: TestRuntime, *arguments: str, options: Sequence[str] = ()) -> RunTask:
+def pytest_runner(runtime: TestRuntime, *arguments: str, options: Sequence[str] = ()) -> RunTask:
     """Return a runner of pytest with these options and arguments; selected node ids replace the arguments."""
     return lambda folder, selected: run_pytest(runtime, folder, [*options, *(selected or arguments)])
 
 
-def by_command(runtime: TestRuntime, command: str) -> RunTask:
+def command_runner(runtime: TestRuntime, command: str) -> RunTask:
     """Return a runner of one command, whose exit code is the outcome of the only test."""
 
     def run(folder: Path, selected: Sequence[str]) -> TestOutcomes:
@@ -103,12 +103,12 @@ def by_command(runtime: TestRuntime, command: str) -> RunTask:
     return run
 
 
-def contents(folder: Path) -> trees.Changes:
+def read_files(folder: Path) -> trees.Changes:
     """Return the regular files of a delivered tree, without caches and history."""
     return {path: trees.read(folder, path) for path in trees.walk(folder)}
 
 
-def delivered_tree(fill: Callable[[Path], None]) -> Path:
+def filled_tree(fill: Callable[[Path], None]) -> Path:
     """Return a private folder that `fill` has filled; it is removed where that fails."""
     folder = folders.make("tree")
     try:

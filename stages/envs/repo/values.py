@@ -1,8 +1,8 @@
-"""Compare what a test process sent with what was expected, outside of every process that ran code under test.
+"""Compare the values of a test process with expected ones, outside of every process that ran code under test.
 
-A value comes as tagged JSON (guest/composer_outcomes.py: `plain`) and is read as an object of a built-in type, or of a
-few types of the standard library, by this module: no method of an object of the code under test takes part in a
-comparison. What stands for many values (pytest.approx, mock.ANY) is only read where it is expected.
+Values arrive as tagged JSON (guest/composer_values.py: `to_tagged`) and become objects of built-in types and a few
+types of the standard library: no method of an object of the code under test takes part in a comparison. Matchers of
+many values (pytest.approx, mock.ANY) are read among expected values alone.
 """
 
 import json
@@ -94,7 +94,7 @@ TYPES: dict[str, Callable[..., Any]] = {
     "timedelta": timedelta,
     "complex": complex,
 }
-GIVEN = DECODERS | {
+SENT = DECODERS | {
     "b": lambda rest, read: bytes.fromhex(rest[0]),
     "e": _set,
     "k": lambda rest, read: ClassName(tuple(map(str, rest))),
@@ -103,7 +103,7 @@ GIVEN = DECODERS | {
     "o": _refuse,
     "same": _refuse_agreeing,
 }
-EXPECTED = GIVEN | {
+EXPECTED = SENT | {
     "approx": lambda rest, read: Approximately(read(rest[0]), read(rest[1]), bool(rest[2])),
     "any": lambda rest, read: ANY,
 }
@@ -112,10 +112,10 @@ EXPECTED = GIVEN | {
 
 def read(text: str, *, expected: bool = False) -> Any:
     """Return the value in a text; `Incomparable` of an object of another type, any Exception of a wrong text."""
-    return decoded(json.loads(text), EXPECTED if expected else GIVEN)
+    return decoded(json.loads(text), EXPECTED if expected else SENT)
 
 
-def parts(value: Any) -> Iterator[Any]:
+def leaves(value: Any) -> Iterator[Any]:
     """Yield the numbers and texts that a value is made of, and what is neither as it is."""
     if isinstance(value, dict):
         value = list(value.items())
@@ -125,7 +125,7 @@ def parts(value: Any) -> Iterator[Any]:
         value = [field for _, field in value.fields]
     if isinstance(value, list | tuple | frozenset):
         for one in value:
-            yield from parts(one)
+            yield from leaves(one)
     else:
         yield value
 
@@ -148,17 +148,17 @@ def holds(relation: str, value: str, expected: str) -> bool:
         return False
 
 
-def shown(text: str) -> str:
+def format_value(text: str) -> str:
     """Return the value in a text as Python writes it, cut short; the text of what cannot be read."""
     try:
         found = repr(read(text, expected=True))
     # Every exception: the code under test chooses the value.
     except Exception:
         found = text
-    return found if len(found) <= LONGEST_SHOWN else f"{found[:LONGEST_SHOWN]}..."
+    return found if len(found) <= LONGEST_FORMATTED else f"{found[:LONGEST_FORMATTED]}..."
 
 
-LONGEST_SHOWN = 80
+LONGEST_FORMATTED = 80
 LONGEST_SEARCHED = 4000
 """Characters that a pattern is tried on."""
 SEARCH_S = 5.0
@@ -166,7 +166,7 @@ SEARCH_S = 5.0
 SEARCH = "import json, re, sys; how, *of = json.load(sys.stdin); print(int(getattr(re, how)(*of) is not None))"
 
 
-def _found(how: str, pattern: str | bytes, text: str | bytes, flags: int) -> bool:
+def _has_match(how: str, pattern: str | bytes, text: str | bytes, flags: int) -> bool:
     """Return whether a pattern is found; in a process of its own, which can be ended, where it repeats anything."""
     if isinstance(pattern, bytes) or isinstance(text, bytes) or not set(pattern) & set("*+{"):
         return getattr(re, how)(pattern, text, flags) is not None
@@ -179,21 +179,21 @@ def _found(how: str, pattern: str | bytes, text: str | bytes, flags: int) -> boo
     return done.stdout.strip() == "1"
 
 
-def _searched(how: str) -> Callable[[Any, Any], bool]:
+def _pattern_relation(how: str) -> Callable[[Any, Any], bool]:
     def found(value: Any, expected: Any) -> bool:
         if len(value) > LONGEST_SEARCHED:
             raise Incomparable("text, too long for a pattern")
         pattern, *flags = expected
         pattern, *flags = pattern if isinstance(pattern, tuple) else (pattern, *flags)
-        return _found(how, pattern, value, flags[0] if flags else 0)
+        return _has_match(how, pattern, value, flags[0] if flags else 0)
 
     return found
 
 
-_search = _searched("search")
+_search = _pattern_relation("search")
 
 
-def _raised(value: Any, expected: Any) -> bool:
+def _exception_matches(value: Any, expected: Any) -> bool:
     """Return whether an exception or warning, as (class, text), is of one of the classes and has the pattern."""
     (name, text), (classes, pattern) = value, expected
     return _derives(name, classes) and (pattern is None or _search(text, (pattern,)))
@@ -232,15 +232,15 @@ RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
     "startswith": lambda value, expected: bool(value.startswith(expected)),
     "endswith": lambda value, expected: bool(value.endswith(expected)),
     "re.search": _search,
-    "re.match": _searched("match"),
-    "re.fullmatch": _searched("fullmatch"),
+    "re.match": _pattern_relation("match"),
+    "re.fullmatch": _pattern_relation("fullmatch"),
     "isclose": lambda value, expected: math.isclose(value, expected[0], rel_tol=expected[1], abs_tol=expected[2]),
     "within <": lambda value, expected: bool(abs(value - expected[0]) < expected[1]),
     "within <=": lambda value, expected: bool(abs(value - expected[0]) <= expected[1]),
     "almost": _almost,
     "same elements": _same_elements,
     "subclass of": _derives,
-    "caught": _raised,
-    "warned": lambda value, expected: any(_raised(one, expected) for one in value),
+    "caught": _exception_matches,
+    "warned": lambda value, expected: any(_exception_matches(one, expected) for one in value),
 }
 """Relation -> whether a value has it to what is expected."""

@@ -160,8 +160,8 @@ def instance_task(
             tests=frozenset(hidden),
             # What the gold patch changes is source, even where its path looks like a test's: django/test/client.py.
             source=touched_paths(patch),
-            asked=hidden,
-            unasked="" if tests.asks and not by_script else OWN_RUNNER,
+            question_files=hidden,
+            report_reason="" if tests.asks and not by_script else OWN_RUNNER,
             package=row["repo"].partition("/")[2],
             image=image,
             release=lambda: DELIVERED.give_back(key),

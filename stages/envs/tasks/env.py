@@ -25,7 +25,7 @@ from stages.envs.repo import grading, runner, session, trees
 from stages.envs.repo.grading import TestLists, TestRuntime
 from stages.envs.repo.guest.composer_rules import COMMAND, is_test, shadowed_module
 from stages.envs.repo.session import RepoEnvironment
-from stages.envs.repo.task import Export, RepoTask, by_command, by_pytest, delivered_tree
+from stages.envs.repo.task import Export, RepoTask, command_runner, filled_tree, pytest_runner
 from stages.envs.repo.trees import TreeFile
 from stages.envs.task_table import drawn, family_of, split_rows
 from stages.envs.tasks import rows, values
@@ -93,7 +93,7 @@ class TasksEnv(RepoEnvironment):
         paths = tuple(dict.fromkeys(one.partition("::")[0] for one in ids))
         limits = replace(grading.LIMITS, wall_s=row["timeout_s"])
         runtime = TestRuntime(lambda tree: runner.open_package_sandbox(self.sandbox, tree, limits, None))
-        delivered = delivered_tree(lambda folder: fill(folder, row))
+        delivered = filled_tree(lambda folder: fill(folder, row))
         compared = values.names(row)
         originals = {path: trees.read(delivered, path) for path in paths if path not in hidden}
         return RepoTask(
@@ -102,9 +102,9 @@ class TasksEnv(RepoEnvironment):
             lambda folder: runner.open_package_sandbox(self.sandbox, folder, session.LIMITS, None),
             values.by_values(self.sandbox, row)
             if compared
-            else by_pytest(runtime, *row["tests"], options=["-q"])
+            else pytest_runner(runtime, *row["tests"], options=["-q"])
             if ids
-            else by_command(runtime, row["test"]),
+            else command_runner(runtime, row["test"]),
             hidden=hidden,
             solution=None if solution is None else lambda: texts(solution),
             tests={*hidden, *paths},
@@ -112,8 +112,8 @@ class TasksEnv(RepoEnvironment):
             modules=standard_names(row, delivered),
             commands="\n".join([row["test"], *(one["command"] for one in row["script"])]),
             ids=ids,
-            asked={**originals, **hidden} if ids else {},
-            unasked="" if ids else "expects what another call is given" if compared else "is a command",
+            question_files={**originals, **hidden} if ids else {},
+            report_reason="" if ids else "expects what another call is given" if compared else "is a command",
             ground="values" if compared and not values.are_told(row) else "report",
             # A verifier elsewhere would import the code that it judges, and pay by its report.
             export=None

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from stages.envs.repo.guest.composer_values import MOST_ANSWERS, written
+    from stages.envs.repo.guest.composer_values import MOST_ANSWERS, encode_value
 else:
-    from composer_values import MOST_ANSWERS, written
+    from composer_values import MOST_ANSWERS, encode_value
 
 CONTROL = "composer-control"
 QUESTIONS = "composer_questions"
@@ -175,7 +175,7 @@ def asker(send: "Callable[[str, Any], None]", running: "list[str]") -> "Callable
         test = running[0]
         answers[test] = answers.get(test, 0) + 1
         if answers[test] <= MOST_ANSWERS:
-            send("answer", [test, number, [written(value) for value in values]])
+            send("answer", [test, number, [encode_value(value) for value in values]])
 
     return ask
 

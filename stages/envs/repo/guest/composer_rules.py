@@ -62,7 +62,7 @@ def is_well_formed(report: Mapping[str, Any]) -> bool:
     )
 
 
-def by_name(outcomes: Mapping[str, str]) -> dict[str, str]:
+def statuses_by_name(outcomes: Mapping[str, str]) -> dict[str, str]:
     """Return outcomes by the names of SWE-bench's lists: a node id up to its first blank, as in `pytest -rA`.
 
     Where several node ids share a name, one that does not pass decides.
@@ -160,7 +160,7 @@ LEFT_OUT = "left out of grading: "
 """The beginning of a line of a test log that names a change which the tests ran without."""
 
 
-def left_out(dropped: Collection[str]) -> list[str]:
+def dropped_lines(dropped: Collection[str]) -> list[str]:
     """Return lines of a log that name changes to protected paths, which grading leaves out, with the reason."""
     lines = []
     for path in sorted(dropped)[:LONGEST_NOTE]:
@@ -175,16 +175,16 @@ EXCUSES = {"xfailed": re.compile(r"xfail|expectedFailure"), "skipped": re.compil
 """Outcome -> the word that a test file must hold for a test of its to have it."""
 
 
-def stands_for(name: str, wanted: str) -> bool:
+def is_selected_by(name: str, wanted: str) -> bool:
     """Return whether an id of pytest selects a test: the test itself, or its file, class or unparametrized function."""
     return name == wanted or name.startswith((f"{wanted}[", f"{wanted}::"))
 
 
-def of_ids(statuses: Mapping[str, str], ids: Sequence[str]) -> dict[str, str]:
+def add_id_statuses(statuses: Mapping[str, str], ids: Sequence[str]) -> dict[str, str]:
     """Return outcomes with those of the ids: an id of several tests has that of the worst; none where none ran."""
     found = dict(statuses)
     for wanted in (one.split()[0] for one in ids):
-        own = [status for name, status in statuses.items() if stands_for(name, wanted)]
+        own = [status for name, status in statuses.items() if is_selected_by(name, wanted)]
         if own:
             found[wanted] = next((status for status in own if status not in PASSING), own[0])
     return found
@@ -204,7 +204,7 @@ def has_excuse(name: str, outcome: str, texts: Mapping[str, str]) -> bool:
     return bool(EXCUSES[outcome].search(own) or EXCUSES[outcome].search(shared))
 
 
-def explained(statuses: Mapping[str, str], texts: Mapping[str, str]) -> dict[str, str]:
+def fail_unexplained(statuses: Mapping[str, str], texts: Mapping[str, str]) -> dict[str, str]:
     """Return outcomes in which a test fails that was skipped or expected to fail by other code than the tests."""
     return {
         name: "failed" if outcome in EXCUSES and not has_excuse(name, outcome, texts) else outcome

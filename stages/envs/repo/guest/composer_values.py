@@ -22,10 +22,10 @@ MOST_PARTS = 5000
 """Of one value: objects that hold each other are many more than what they take in memory."""
 
 
-def written(value: "Any") -> str:
+def encode_value(value: "Any") -> str:
     """Return a value as tagged JSON (stages/envs/repo/values.py reads it); what is not plain by the type's name."""
     try:
-        text = json.dumps(plain(value, [MOST_PARTS]))
+        text = json.dumps(to_tagged(value, [MOST_PARTS]))
     except NotPlain as error:
         return json.dumps(["same" if isinstance(error, AgreesWithAll) else "o", str(error)])
     except Exception:  # a subclass may fail in any way
@@ -41,7 +41,7 @@ class AgreesWithAll(NotPlain):
     """The object says that it is equal to anything, or less and greater."""
 
 
-def plain(value: "Any", room: "list[int]") -> "Any":
+def to_tagged(value: "Any", room: "list[int]") -> "Any":
     """Return a value as JSON with tags, of a subclass what the built-in type holds; `NotPlain` of any other type."""
     room[0] -= 1
     if room[0] < 0:
@@ -60,32 +60,36 @@ def plain(value: "Any", room: "list[int]") -> "Any":
     if issubclass(kind, (list, tuple)):
         is_list = issubclass(kind, list)
         items: Any = (list if is_list else tuple).__iter__(value)
-        return ["l" if is_list else "t"] + [plain(one, room) for one in items]
+        return ["l" if is_list else "t"] + [to_tagged(one, room) for one in items]
     if issubclass(kind, (set, frozenset)):
-        return ["e"] + [plain(one, room) for one in (set if issubclass(kind, set) else frozenset).__iter__(value)]
+        return ["e"] + [to_tagged(one, room) for one in (set if issubclass(kind, set) else frozenset).__iter__(value)]
     if kind is type({}.keys()):
-        return ["e"] + [plain(one, room) for one in value]
+        return ["e"] + [to_tagged(one, room) for one in value]
     if issubclass(kind, dict):
-        return ["d"] + [[plain(one, room) for one in pair] for pair in dict.items(value)]
+        return ["d"] + [[to_tagged(one, room) for one in pair] for pair in dict.items(value)]
     if issubclass(kind, type):
         # Not by its name: a class of the code under test may be called ValueError.
         return ["k"] + [("" if id(one) in BUILT_IN else "~") + one.__name__ for one in type.mro(value)]
     name = kind.__name__
-    if name in SPELLED:
+    if name in CONSTRUCTOR_ARGUMENTS:
         return ["x", name.replace("PurePosix", "").replace("Posix", "")] + [
-            plain(one, room) for one in SPELLED[name](value)
+            to_tagged(one, room) for one in CONSTRUCTOR_ARGUMENTS[name](value)
         ]
     if name == "Pattern":
-        return ["t", plain(value.pattern, room), value.flags]
+        return ["t", to_tagged(value.pattern, room), value.flags]
     if name == "_ANY":
         return ["any"]
     if name.startswith("Approx"):
         return approximate(value, room)
     fields = getattr(kind, "__dataclass_fields__", None)
     if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
-        return plain(value.item(), room)
+        return to_tagged(value.item(), room)
     if fields:
-        own = [[plain(field, room), plain(getattr(value, field), room)] for field in fields if fields[field].compare]
+        own = [
+            [to_tagged(field, room), to_tagged(getattr(value, field), room)]
+            for field in fields
+            if fields[field].compare
+        ]
         return ["c", name, *own]
     raise (AgreesWithAll if agrees_with_all(value) else NotPlain)(name)
 
@@ -104,17 +108,19 @@ def approximate(value: "Any", room: "list[int]") -> "Any":
     """Return what pytest.approx made."""
     expected = value.expected
     if isinstance(expected, dict):
-        return ["d"] + [[plain(key, room), plain(value._approx_scalar(one), room)] for key, one in expected.items()]
+        return ["d"] + [
+            [to_tagged(key, room), to_tagged(value._approx_scalar(one), room)] for key, one in expected.items()
+        ]
     if isinstance(expected, (list, tuple)):
-        items = [plain(value._approx_scalar(one), room) for one in expected]
+        items = [to_tagged(value._approx_scalar(one), room) for one in expected]
         return ["l" if isinstance(expected, list) else "t", *items]
     # No number is near to one that is none.
     tolerance = value.tolerance if expected == expected else 0
-    return ["approx", plain(expected, room), plain(tolerance, room), bool(value.nan_ok)]
+    return ["approx", to_tagged(expected, room), to_tagged(tolerance, room), bool(value.nan_ok)]
 
 
 BUILT_IN = frozenset(id(one) for one in vars(builtins).values() if isinstance(one, type))
-SPELLED: "dict[str, Callable[[Any], list[Any]]]" = {
+CONSTRUCTOR_ARGUMENTS: "dict[str, Callable[[Any], list[Any]]]" = {
     "Decimal": lambda value: [str(value)],
     "Fraction": lambda value: [value.numerator, value.denominator],
     "UUID": lambda value: [str(value)],

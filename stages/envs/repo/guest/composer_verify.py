@@ -153,8 +153,8 @@ def statuses(task: "dict[str, Any]", tree: str, timeout_s: float) -> "tuple[dict
         if rules.is_test(path) and path.endswith((".py", ".txt", ".rst", ".md")):
             with open(os.path.join(tree, path), errors="replace") as file:
                 texts[path] = file.read()
-    found = rules.explained(rules.by_name(report.get("outcomes", {})), texts)
-    return rules.of_ids(found, [*task["fail_to_pass"], *task["pass_to_pass"]]), log
+    found = rules.fail_unexplained(rules.statuses_by_name(report.get("outcomes", {})), texts)
+    return rules.add_id_statuses(found, [*task["fail_to_pass"], *task["pass_to_pass"]]), log
 
 
 def write(name: str, text: str) -> None:
@@ -179,7 +179,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         tree = os.path.join(folder, "testbed")
         os.mkdir(tree)
-        notes = rules.left_out(rebuild(task, task["workdir"], tree))
+        notes = rules.dropped_lines(rebuild(task, task["workdir"], tree))
         os.chmod(folder, 0o755)  # noqa: S103 - whom the test runs as must reach it
         for path in [tree, *(os.path.join(above, name) for above, some, more in os.walk(tree) for name in some + more)]:
             try:

@@ -11,7 +11,7 @@ from typing import Any
 from stages.envs.base import Task
 from stages.envs.harbor import task_folder
 from stages.envs.repo import trees
-from stages.envs.repo.task import Export, RepoTask, contents
+from stages.envs.repo.task import Export, RepoTask, read_files
 from stages.sandbox.bubblewrap import find_bwrap
 
 
@@ -22,15 +22,15 @@ def differing(folder: Path, task: Task, packed: RepoTask) -> list[str]:
     hidden, work = folder / tests / "hidden", folder / "environment" / "testbed"
     rules = json.loads((folder / tests / "task.json").read_text())
     lists = (tuple(rules["fail_to_pass"]), tuple(rules["pass_to_pass"]), rules["skips_fail"])
-    export, files = packed.export or Export(), contents(packed.delivered)
+    export, files = packed.export or Export(), read_files(packed.delivered)
     changed = None if packed.solution is None else without_deleted({**files, **packed.solution()})
     pairs: dict[str, tuple[Any, Any]] = {
         "id": (read.config.metadata["task_id"], task.task_id),
         "prompt": (step.instruction, task.prompt),
         "split": (read.split, task.split),
         "family": (read.family("family"), task.family),
-        "files": (contents(work) if work.exists() else {}, files),
-        "hidden tests": (contents(hidden) if hidden.exists() else {}, packed.hidden),
+        "files": (read_files(work) if work.exists() else {}, files),
+        "hidden tests": (read_files(hidden) if hidden.exists() else {}, packed.hidden),
         "tests that decide": (lists, (packed.lists.fail_to_pass, packed.lists.pass_to_pass, packed.lists.skip_fails)),
         "test command": ((rules["command"], tuple(rules["arguments"])), (export.command, export.arguments)),
         "verifier": ((len(read.steps), step.separate), (1, None)),
@@ -51,7 +51,7 @@ def solved(task: Path) -> trees.Changes:
         shutil.copytree(task / "environment" / "testbed", work)
         shown = ("/solution", task / "solution")
         assert container([("/testbed", work)], shown, "bash /solution/solve.sh") == 0
-        return contents(work)
+        return read_files(work)
 
 
 def play(task: Path, *, solve: bool, agent: str = "") -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stages.envs.repo.grading import Statuses, TestLists, grade_tree
-from stages.envs.repo.guest.composer_rules import LEFT_OUT, LONGEST_NOTE, is_protected, left_out, of_ids
+from stages.envs.repo.guest.composer_rules import LEFT_OUT, LONGEST_NOTE, add_id_statuses, dropped_lines, is_protected
 
 LISTS = TestLists(("t.py::fixed", "t.py::other_fix"), ("t.py::kept", "t.py::other_kept"))
 OTHERS = {"t.py::other_fix": "passed", "t.py::other_kept": "passed"}
@@ -63,7 +63,7 @@ def test_skipped_tests_resolve_unless_the_lists_say_that_a_skipped_fix_fails() -
 )
 def test_an_id_has_the_worst_outcome_of_all_tests_that_pytest_selects_by_it(wanted: str, outcome: str | None) -> None:
     statuses = {"t.py::test_add[1]": "passed", "t.py::test_add[2]": "failed", "t.py::TestSums::test_total": "passed"}
-    assert of_ids(statuses, [wanted]).get(wanted) == outcome
+    assert add_id_statuses(statuses, [wanted]).get(wanted) == outcome
 
 
 @pytest.mark.parametrize(
@@ -168,6 +168,6 @@ def test_a_module_that_the_task_asks_for_may_have_the_name_of_a_standard_one_and
 
 
 def test_what_is_left_out_is_named_with_the_reason() -> None:
-    first, second = left_out({"json.py": None, "test_a.py": None})
+    first, second = dropped_lines({"json.py": None, "test_a.py": None})
     assert first.startswith(f"{LEFT_OUT}'json.py'") and "its own json" in first and "tests" in second
-    assert len(left_out([f"test_{number}.py" for number in range(99)])) == LONGEST_NOTE + 1
+    assert len(dropped_lines([f"test_{number}.py" for number in range(99)])) == LONGEST_NOTE + 1

@@ -6,10 +6,10 @@ import re
 import pytest
 
 from stages.envs.repo import trees
-from stages.envs.repo.asked import askings, withheld_files
-from stages.envs.repo.pruning import pruned
-from stages.envs.repo.questions import Asking, NotAskable, asking
-from stages.envs.repo.rewritten_tests import FunctionNode, TestFiles, TestLocation
+from stages.envs.repo.answer_sheets import rewrite_tests, version_files
+from stages.envs.repo.parsed_tests import FunctionNode, TestFiles, TestLocation
+from stages.envs.repo.pruning import prune_module
+from stages.envs.repo.questions import NotAskable, RewrittenTest, rewrite_test
 
 HEAD = """\
 import json, math, pytest, re
@@ -54,7 +54,7 @@ def asked(test: str, head: str = HEAD) -> tuple[str, tuple[str, ...]]:
     module = ast.parse(head + test)
     function = module.body[-1]
     assert isinstance(function, FunctionNode)
-    made = asking(module, None, function, {})
+    made = rewrite_test(module, None, function, {})
     return ast.unparse(made.withheld), made.relations
 
 
@@ -197,11 +197,11 @@ def test_functions_of_other_test_files_assert_and_decide(lines: list[str], reaso
     head = "import tools\nfrom tools import compare, fits, doubled\nfrom code import f, g\n"
     beside = {"tools": ast.parse(HELPERS)}
 
-    def made(*lines: str) -> Asking:
+    def made(*lines: str) -> RewrittenTest:
         module = ast.parse(head + body(*lines))
         function = module.body[-1]
         assert isinstance(function, FunctionNode)
-        return asking(module, None, function, {}, beside)
+        return rewrite_test(module, None, function, {}, beside)
 
     assert made("assert f(doubled(3)) == 27").relations == ("==",)
     with pytest.raises(NotAskable, match=f"^{reason}"):
@@ -217,7 +217,7 @@ def test_columns_and_names_of_rows_are_emptied() -> None:
 def test_a_pruned_module_keeps_what_runs_by_itself() -> None:
     kept = "import a\nfrom b import c\nx = 1\ny = x\nprint(y)\n\n@pytest.fixture(autouse=True)\ndef z(c):\n    pass"
     more = kept.replace("import c", "import c, d") + "\ndef w(): d\n"
-    assert ast.unparse(pruned(ast.parse(more), {})) == kept
+    assert ast.unparse(prune_module(ast.parse(more), {})) == kept
 
 
 SOURCE = f'''\
@@ -244,11 +244,11 @@ def withheld(*names: str) -> str:
     """The withheld file of some tests of SOURCE."""
     tests = TestFiles({"t.py": trees.TreeFile(SOURCE.encode())})
     found = {
-        one: asking(tests.modules["t.py"], tests.owner(one), node, {})
+        one: rewrite_test(tests.modules["t.py"], tests.owner(one), node, {})
         for one, node in tests.functions.items()
         if one.name in names
     }
-    (file,) = withheld_files(tests, found).values()
+    (file,) = version_files(tests, found).values()
     assert file is not None
     return file.data.decode()
 
@@ -264,9 +264,9 @@ def test_a_file_holds_what_its_tests_need_alone() -> None:
 def test_a_constant_that_another_test_needs_is_no_expected_value() -> None:
     tests = TestFiles({"t.py": trees.TreeFile(SOURCE.encode())})
     one, three = TestLocation("t.py", ("TestIt",), "test_one"), TestLocation("t.py", (), "test_three")
-    found, reasons = askings(tests, [one, three], ())
+    found, reasons = rewrite_tests(tests, [one, three], ())
     assert list(found) == [three] and reasons == {one: "holds the expected value in EXPECTED"}
-    assert list(askings(tests, [one], ())[0]) == [one]
+    assert list(rewrite_tests(tests, [one], ())[0]) == [one]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stages.envs.repo.guest.composer_rules import explained, read_report
+from stages.envs.repo.guest.composer_rules import fail_unexplained, read_report
 from stages.envs.repo.guest.composer_supervisor import SealedReport
 
 TEST = "t.py::test_it"
@@ -100,4 +100,4 @@ def test_without_the_control_no_pass_counts_and_nobody_is_blamed() -> None:
 
 @pytest.mark.parametrize(("text", "outcome"), [("pytest.skip('later')", "skipped"), ("assert f(1)", "failed")])
 def test_a_skip_that_no_test_asks_for_is_a_failure(text: str, outcome: str) -> None:
-    assert explained({TEST: "skipped"}, {"t.py": f"def test_it():\n    {text}\n"}) == {TEST: outcome}
+    assert fail_unexplained({TEST: "skipped"}, {"t.py": f"def test_it():\n    {text}\n"}) == {TEST: outcome}

@@ -16,7 +16,7 @@ from uuid import UUID
 import pytest
 
 from stages.envs.repo import values
-from stages.envs.repo.guest.composer_values import written
+from stages.envs.repo.guest.composer_values import encode_value
 
 Point = namedtuple("Point", "x y")
 
@@ -63,7 +63,7 @@ class Between:
 
 
 def holds(relation: str, value: Any, expected: Any) -> bool:
-    return values.holds(relation, written(value), written(expected))
+    return values.holds(relation, encode_value(value), encode_value(expected))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def holds(relation: str, value: Any, expected: Any) -> bool:
     ids=lambda value: type(value).__name__,  # a set prints itself in another order in each process
 )
 def test_values_come_back_as_they_were(value: Any) -> None:
-    back = values.read(written(value))
+    back = values.read(encode_value(value))
     assert back == value and (type(back) is type(value) or isinstance(value, set | Path))
     assert holds("==", value, value) and not holds("==", value, "other")
 
@@ -158,7 +158,7 @@ def test_what_does_not_hold(relation: str, value: Any, expected: Any) -> None:
 )
 def test_no_text_is_right_by_its_form(text: str) -> None:
     for expected in (5, "right", None, [], date(2024, 1, 1)):
-        assert not values.holds("==", text, written(expected))
+        assert not values.holds("==", text, encode_value(expected))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_values_that_hold_themselves_or_are_large_are_sent_as_such() -> None:
     for _ in range(60):
         wide = [wide, wide]
     for value in (ring, wide, "x" * 10**6, list(range(10**5))):
-        text = written(value)
+        text = encode_value(value)
         assert len(text) < 100
         with pytest.raises(values.Incomparable):
             values.holds("==", text, "5")

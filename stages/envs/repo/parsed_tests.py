@@ -23,9 +23,10 @@ class TestLocation:
     classes: tuple[str, ...]
     name: str
 
-    def named(self, name: str) -> str:
-        """Return the node id, up to parameters, of a version of this function with another name."""
-        return "::".join((self.path, *self.classes, name))
+    @property
+    def node_id(self) -> str:
+        """Return the node id of pytest, without parameters."""
+        return "::".join((self.path, *self.classes, self.name))
 
 
 class TestFiles:
@@ -87,7 +88,7 @@ def _functions(path: str, module: ast.Module) -> Iterator[tuple[TestLocation, Fu
             waiting.extend(((*classes, node.name), inner) for inner in reversed(node.body))
 
 
-def own_nodes(node: FunctionNode) -> Iterator[ast.AST]:
+def body_nodes(node: FunctionNode) -> Iterator[ast.AST]:
     """Yield the nodes of a function without those of functions and classes inside it."""
     waiting: list[ast.AST] = list(node.body)
     while waiting:
@@ -116,7 +117,7 @@ def columns(function: FunctionNode) -> dict[str, Cells]:
             continue
         names = [one.strip() for one in names.split(",") if one.strip()] if isinstance(names, str) else list(names)
         found.update({name: cells for name, cells in _cells(names, decorator.args[1]) if name not in stored})
-    for node in own_nodes(function):
+    for node in body_nodes(function):
         if isinstance(node, ast.For):
             target = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
             names = [getattr(one, "id", "") for one in target]

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from support.attacks import TOLD_TESTS
 
-from stages.envs.repo import asked, grading, runner, trees
-from stages.envs.repo.asked import TaskQuestions
+from stages.envs.repo import answer_sheets, grading, runner, trees
+from stages.envs.repo.answer_sheets import TaskQuestions
 from stages.envs.repo.grading import TestLists, TestOutcomes, TestRuntime, run_pytest
 from stages.errors import InfrastructureError
 
-PACKAGES = Path(__file__).parents[3] / "fixtures" / "asked"
+PACKAGES = Path(__file__).parents[3] / "fixtures" / "test_styles"
 """Five small packages with 64 tests, written in the styles of real ones."""
 Run = Callable[[trees.Changes, Sequence[str]], TestOutcomes]
 
@@ -97,7 +97,7 @@ def test_a_right_answer_of_another_type_is_no_forgery() -> None:
     plain = runner_of(tests, {"one.py": trees.TreeFile(b"f, g = str.isalpha, lambda: 4")})
     names = [f"{ONE}::test_match", f"{ONE}::test_one"]
     found = ask(match, plain, tests, names)
-    assert not found.forged and found.faults == {names[1]: f"{asked.UNKNOWN} N"}
+    assert not found.forged and found.faults == {names[1]: f"{answer_sheets.UNKNOWN} N"}
 
 
 def test_a_test_that_asks_for_more_than_is_sent_gives_a_report() -> None:
@@ -111,8 +111,8 @@ def test_a_test_that_asks_for_more_than_is_sent_gives_a_report() -> None:
 
 def reasons_of(path: str, text: str) -> tuple[list[str], list[str]]:
     """Which tests of a file can be asked, and why the others cannot."""
-    tests = asked.TestFiles({path: trees.TreeFile(text.encode())})
-    found, reasons = asked.askings(tests, [*tests.functions], tests.functions)
+    tests = answer_sheets.TestFiles({path: trees.TreeFile(text.encode())})
+    found, reasons = answer_sheets.rewrite_tests(tests, [*tests.functions], tests.functions)
     return [one.name for one in found], [*reasons.values()]
 
 
@@ -124,19 +124,19 @@ def test_d(): assert one.d('YWJj') == 'abc'
 def test_5_gives_125(): assert one.f(5) == 125
 def test_f(): assert one.f(6) == 216
 """
-    assert reasons_of(ONE, text) == (["test_f"], [TOLD] * 3)
+    assert reasons_of(ONE, text) == (["test_f"], [REVEALED] * 3)
     # A number in another one and the parts of a text tell nothing.
     text = "def test_f(): assert one.f(31, 'a', 'b', '1.25') == (3, 'a-b', 25)\n"
     assert reasons_of(ONE, text) == (["test_f"], [])
 
 
-TOLD = "expects only what stands in the tests that are left"
+REVEALED = "expects only what stands in the tests that are left"
 
 
 @pytest.mark.parametrize(("path", "text"), [one[:2] for one in TOLD_TESTS.values()], ids=TOLD_TESTS.keys())
 def test_what_any_text_that_is_left_tells_is_not_asked(path: str, text: str) -> None:
     found, reasons = reasons_of(path, text)
-    assert not found and {*reasons} == {TOLD}
+    assert not found and {*reasons} == {REVEALED}
 
 
 def test_a_test_that_another_file_shows_gives_a_report() -> None:
@@ -204,7 +204,7 @@ REPORT = {
     "asserts in a loop of the code under test": {"test_by_attribute", "test_between"},
     "decides itself": {"test_all_amounts_are_exact"},
     "calls assert_called_once_with()": {"test_labels_are_made_once"},
-    TOLD: {
+    REVEALED: {
         *("test_texts", "test_what_is_public", "test_parse", "test_written_and_read", "test_section", "test_balance"),
         *("test_entries", "test_same_elements", "test_entry_is_a_tuple", "test_running_means"),
         *("test_nothing_has_no_mean", "test_a_book_without_a_title"),

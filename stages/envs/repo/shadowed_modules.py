@@ -6,17 +6,19 @@ from collections.abc import Iterable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 
-SPEAKING = frozenset({"antigravity", "this"})
+SIDE_EFFECTS = frozenset({"antigravity", "this"})
 """Standard modules that do something when they are imported."""
 
 
-def is_own(module: str, tests: Iterable[ast.Module]) -> bool:
+def is_shadowed(module: str, tests: Iterable[ast.Module]) -> bool:
     """Return whether tests take from a module what the standard one of that name does not have."""
-    names = {name for one in tests for name in _taken(module, one)}
-    return module in sys.stdlib_module_names - SPEAKING and any(not _has(module, name) for name in names)
+    names = {name for one in tests for name in _imported_names(module, one)}
+    return module in sys.stdlib_module_names - SIDE_EFFECTS and any(
+        not _standard_module_has(module, name) for name in names
+    )
 
 
-def _taken(module: str, test: ast.Module) -> Iterator[str]:
+def _imported_names(module: str, test: ast.Module) -> Iterator[str]:
     """Yield the names that a test file takes from a module: attributes and modules in it."""
     bound = set()
     for node in ast.walk(test):
@@ -36,7 +38,7 @@ def _taken(module: str, test: ast.Module) -> Iterator[str]:
             yield node.attr
 
 
-def _has(module: str, name: str) -> bool:
+def _standard_module_has(module: str, name: str) -> bool:
     try:
         standard = import_module(module)
     except Exception:  # a module of another system

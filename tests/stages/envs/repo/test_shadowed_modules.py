@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from stages.envs.repo.own_modules import is_own
+from stages.envs.repo.shadowed_modules import is_shadowed
 
 
 @pytest.mark.parametrize(
@@ -32,4 +32,4 @@ from stages.envs.repo.own_modules import is_own
 def test_tests_mean_a_module_of_their_own_where_the_standard_one_lacks_what_they_take(
     module: str, text: str, own: bool
 ) -> None:
-    assert is_own(module, [ast.parse("import os"), ast.parse(text)]) is own
+    assert is_shadowed(module, [ast.parse("import os"), ast.parse(text)]) is own

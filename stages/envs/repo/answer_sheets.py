@@ -26,17 +26,17 @@ from typing import Literal
 
 from stages.envs.repo import trees, values
 from stages.envs.repo.grading import TestLists, TestOutcomes
-from stages.envs.repo.guest.composer_rules import PASSING, stands_for
+from stages.envs.repo.guest.composer_rules import PASSING, is_selected_by
 from stages.envs.repo.guest.composer_values import MOST_ANSWERS
-from stages.envs.repo.known_values import GUESSED, text_of, told
-from stages.envs.repo.pruning import mentioned, pruned
-from stages.envs.repo.questions import IMPORT, Asking, NotAskable, Sends, asking
-from stages.envs.repo.rewritten_tests import FunctionNode, TestFiles, TestLocation
+from stages.envs.repo.known_values import GUESSED, module_text, value_texts
+from stages.envs.repo.parsed_tests import FunctionNode, TestFiles, TestLocation
+from stages.envs.repo.pruning import mentioned_names, prune_module
+from stages.envs.repo.questions import IMPORT, NotAskable, RewrittenTest, Sends, rewrite_test
 from stages.errors import InfrastructureError
 
-MOST_KEPT = 200
+MAX_PASSING_BEFORE = 200
 """Functions asked of those that passed before."""
-REMEMBERED = 64
+CACHED_TASKS = 64
 """Tasks whose expected values are kept in this process."""
 RerunTree = Literal["solution", "reference", "delivered"]
 RerunTests = Callable[[trees.Changes, Sequence[str], RerunTree], TestOutcomes]
@@ -64,7 +64,7 @@ class AnswerSheet:
     @property
     def selected(self) -> list[str]:
         """Return the node ids of the tests that are asked."""
-        return [function.named(function.name) for function in self.expected]
+        return [function.node_id for function in self.expected]
 
     def faults(self, outcomes: TestOutcomes) -> dict[str, str]:
         """Return the tests whose answers are not right in a run of `files`, each with a reason."""
@@ -76,7 +76,7 @@ class AnswerSheet:
         return {function: fault for function in self.expected if (fault := self._fault(function, outcomes))}
 
     def _fault(self, function: TestLocation, outcomes: TestOutcomes) -> str:
-        given, wanted = answers(outcomes, function), self.expected[function]
+        given, wanted = collect_answers(outcomes, function), self.expected[function]
         relations, fault = self.relations[function], ""
         if not passes(outcomes, function):
             return "it does not pass"
@@ -87,15 +87,17 @@ class AnswerSheet:
                 try:
                     if not values.holds(relations[number], mine[0], right[-1]):
                         relation = "" if relations[number] == "==" else f"{relations[number]} "
-                        return f"got {values.shown(mine[0])}, expected {relation}{values.shown(right[-1])}"
+                        return (
+                            f"got {values.format_value(mine[0])}, expected {relation}{values.format_value(right[-1])}"
+                        )
                 except values.Incomparable as error:
                     fault = f"{UNKNOWN} {error}"
         return fault
 
 
 UNKNOWN = "what came cannot be compared, an object of type"
-TOLD = "expects only what stands in the tests that are left"
-SHOWN = "is shown to the agent, as all tests that have to pass: the expected values may have been copied"
+REVEALED = "expects only what stands in the tests that are left"
+DELIVERED = "is shown to the agent, as all tests that have to pass: the expected values may have been copied"
 
 
 class TaskQuestions:
@@ -118,17 +120,19 @@ class TaskQuestions:
         self._tests, self._hidden, self._reference = TestFiles(files), hidden, reference
         names = dict.fromkeys((*lists.fail_to_pass, *lists.pass_to_pass))
         # By the files of the task, not by what a run reports: code under test may keep a test from being run.
-        self._located = {name: functions_of(self._tests, name) for name in names}
+        self._located = {name: find_functions(self._tests, name) for name in names}
         fixed = dict.fromkeys(one for name in lists.fail_to_pass for one in self._located[name])
         kept = dict.fromkeys(one for found in self._located.values() for one in found if one not in fixed)
         # A solution may break what passed before and forge only that; it cannot know which is asked.
-        functions = [*fixed, *random.SystemRandom().sample([*kept], min(len(kept), MOST_KEPT))]
-        self._askings, self._unasked = askings(self._tests, functions, fixed)
+        functions = [*fixed, *random.SystemRandom().sample([*kept], min(len(kept), MAX_PASSING_BEFORE))]
+        self._rewritten, self._refused = rewrite_tests(self._tests, functions, fixed)
         # What passed before needs no copied values.
-        self._shown = lists.fail_to_pass if _are_shown([self._tests.functions[one] for one in fixed], delivered) else ()
+        self._delivered_names = (
+            lists.fail_to_pass if _are_delivered([self._tests.functions[one] for one in fixed], delivered) else ()
+        )
         self._lock = threading.Lock()
         self._sheet: AnswerSheet | None = None
-        self.reasons = self._reasons(self._askings, self._unasked)
+        self.reasons = self._reasons(self._rewritten, self._refused)
 
     def sheet(self, rerun: RerunTests) -> AnswerSheet:
         """Return what the tests must answer, from runs on trees without an agent's code; it is made once.
@@ -138,7 +142,7 @@ class TaskQuestions:
         """
         with self._lock:
             if self._sheet is None:
-                made = self._answer_sheet(_reported(rerun))
+                made = self._answer_sheet(_retry_lost_run(rerun))
                 self._sheet, self.reasons = made, self._reasons(made.expected, made.reasons)
             return self._sheet
 
@@ -148,17 +152,17 @@ class TaskQuestions:
         return None if self.reasons else sheet
 
     def _answer_sheet(self, rerun: RerunTests) -> AnswerSheet:
-        tests, found, reasons = self._tests, self._askings, dict(self._unasked)
+        tests, found, reasons = self._tests, self._rewritten, dict(self._refused)
         if not found:
             return AnswerSheet({}, {}, {}, reasons, self._located)
         how: tuple[Sends, RerunTree] = ("open", "reference") if self._reference else ("expecting", "delivered")
-        known = _run(tests, found, rerun, *how)
+        known = _run_version(tests, found, rerun, *how)
         expected, relations = {}, {}
         for function, made in found.items():
             reason = "" if passes(known, function) else "does not pass in the run that tells what is expected"
-            expected[function], relations[function] = answers(known, function), made.relations
+            expected[function], relations[function] = collect_answers(known, function), made.relations
             for _, sent in (answer for one in expected[function] for answer in one):
-                reason = reason or _unequal(sent)
+                reason = reason or _incomparable_reason(sent)
             if not reason and not any(expected[function]):
                 reason = "asks nothing in the run that tells what is expected"
             if any(len(one) >= MOST_ANSWERS for one in expected[function]):
@@ -167,29 +171,33 @@ class TaskQuestions:
                 reasons[function] = reason
         askable = {function: made for function, made in found.items() if function not in reasons}
         # What an expression comes to may stand there where its literals do not: 24 * 60 * 60 is 86400.
-        left = text_of(_modules(tests, askable, "withheld"))
-        reasons |= {one: TOLD for one in askable if _are_told(expected[one], left)}
+        left = module_text(_version_modules(tests, askable, "withheld"))
+        reasons |= {one: REVEALED for one in askable if _are_revealed(expected[one], left)}
         askable = {function: made for function, made in askable.items() if function not in reasons}
-        withheld = withheld_files(tests, askable)
+        withheld = version_files(tests, askable)
         if not self._reference:
-            reasons |= {one: "expects what is in a file" for one, made in askable.items() if made.reads}
+            reasons |= {one: "expects what is in a file" for one, made in askable.items() if made.reads_file}
             # No solution shows that the withheld versions are right: they must only be found.
-            tried = _run(tests, askable, rerun, "withheld", "delivered") if askable else known
-            reasons |= {one: "cannot run without its expected values" for one in askable if not _nodes(tried, one)}
+            tried = _run_version(tests, askable, rerun, "withheld", "delivered") if askable else known
+            reasons |= {one: "cannot run without its expected values" for one in askable if not _node_ids(tried, one)}
             kept = {one: expected[one] for one in askable if one not in reasons}
-            named = {name for module in _modules(tests, askable, "withheld").values() for name in mentioned(module)}
+            named = {
+                name
+                for module in _version_modules(tests, askable, "withheld").values()
+                for name in mentioned_names(module)
+            }
             others = {
                 path
                 for path in tests.texts
                 if path in self._hidden and _is_test(path) and PurePosixPath(path).stem not in named
             }
             files: trees.Changes = {**dict.fromkeys(others - {*withheld}), **withheld}
-            written = {**files, **withheld_files(tests, askable, "written")}
+            written = {**files, **version_files(tests, askable, "written")}
             return AnswerSheet(files, kept, relations, reasons, self._located, written)
-        selected = [one.named(one.name) for one in askable]
+        selected = [one.node_id for one in askable]
         first = rerun(withheld, selected, "reference") if askable else known
         needed = {path for _, path in first.opened}
-        expecting = by_function(known) - by_function(first)
+        expecting = opened_by_function(known) - opened_by_function(first)
         # Once more without the files that hold expected values, which no test may need then.
         # Code is loaded by whichever test needs it first, so that it may be missing in the second run by chance.
         data = {path for _, path in expecting if not path.endswith(".py")}
@@ -198,7 +206,7 @@ class TaskQuestions:
         reasons |= {
             one: "expects what is in a file that is read as input as well"
             for one, made in askable.items()
-            if made.reads and one.named(one.name) not in absent_for
+            if made.reads_file and one.node_id not in absent_for
         }
         # Once more without the tests that are left out, which may have set what a later one finds.
         last = first if not absent else None
@@ -214,8 +222,10 @@ class TaskQuestions:
             reasons |= dict.fromkeys(odd, "gives other values, or cannot run, without its expected values")
 
     def _reasons(self, asked: Collection[TestLocation], unasked: Mapping[TestLocation, str]) -> dict[str, str]:
-        reasons = {name: _reason(self._tests, asked, unasked, name, found) for name, found in self._located.items()}
-        reasons |= {name: reasons[name] or SHOWN for name in self._shown}
+        reasons = {
+            name: _report_reason(self._tests, asked, unasked, name, found) for name, found in self._located.items()
+        }
+        reasons |= {name: reasons[name] or DELIVERED for name in self._delivered_names}
         return {name: reason for name, reason in reasons.items() if reason}
 
     def are_forged(self, rerun: RerunTests) -> bool:
@@ -224,7 +234,7 @@ class TaskQuestions:
         Without a reference solution only if that test passes as it is written, where nothing else of its file runs: it
         may need what another test or another line has set. Exceptions as those of `sheet`.
         """
-        sheet, run = self.sheet(rerun), _reported(rerun)
+        sheet, run = self.sheet(rerun), _retry_lost_run(rerun)
 
         def wrong() -> set[TestLocation]:
             found = sheet.wrong(run(sheet.files, sheet.selected, "solution"))
@@ -239,23 +249,23 @@ class TaskQuestions:
         return bool(forged)
 
 
-_remembered: OrderedDict[Hashable, TaskQuestions] = OrderedDict()
+_question_cache: OrderedDict[Hashable, TaskQuestions] = OrderedDict()
 _lock = threading.Lock()
 
 
-def remembered(task: Hashable, make: Callable[[], TaskQuestions]) -> TaskQuestions:
+def cached_questions(task: Hashable, make: Callable[[], TaskQuestions]) -> TaskQuestions:
     """Return the questions of a task, made where this process has not graded it lately."""
     # Outside of the lock, so that tests that are long to read block no other task; what was made first counts.
-    made = _remembered.get(task) or make()
+    made = _question_cache.get(task) or make()
     with _lock:
-        made = _remembered.setdefault(task, made)
-        _remembered.move_to_end(task)
-        while len(_remembered) > REMEMBERED:
-            _remembered.popitem(last=False)
+        made = _question_cache.setdefault(task, made)
+        _question_cache.move_to_end(task)
+        while len(_question_cache) > CACHED_TASKS:
+            _question_cache.popitem(last=False)
     return made
 
 
-def _are_shown(functions: Sequence[FunctionNode], delivered: trees.Changes) -> bool:
+def _are_delivered(functions: Sequence[FunctionNode], delivered: trees.Changes) -> bool:
     """Return whether the tree that the agent got holds these functions, in whichever files and classes."""
     heads = [f"def {one.name}(".encode() for one in functions]
     files: trees.Changes = {
@@ -265,7 +275,7 @@ def _are_shown(functions: Sequence[FunctionNode], delivered: trees.Changes) -> b
     return all(ast.dump(one) in shown for one in functions)
 
 
-def _reported(rerun: RerunTests) -> RerunTests:
+def _retry_lost_run(rerun: RerunTests) -> RerunTests:
     """Return what runs tests again, once, where a run came without a report: a busy machine decides no grade."""
 
     def run(files: trees.Changes, selected: Sequence[str], tree: RerunTree) -> TestOutcomes:
@@ -282,18 +292,18 @@ def _reported(rerun: RerunTests) -> RerunTests:
     return run
 
 
-def functions_of(tests: TestFiles, name: str) -> list[TestLocation]:
+def find_functions(tests: TestFiles, name: str) -> list[TestLocation]:
     """Return the functions that a name stands for: one test, or all of a file or class."""
     function = tests.locate(name)
     wanted = (name.split() or [""])[0]
     return (
         [function]
         if function
-        else [one for one in tests.functions if one.name.startswith("test") and stands_for(one.named(one.name), wanted)]
+        else [one for one in tests.functions if one.name.startswith("test") and is_selected_by(one.node_id, wanted)]
     )
 
 
-def _reason(
+def _report_reason(
     tests: TestFiles,
     asked: Collection[TestLocation],
     unasked: Mapping[TestLocation, str],
@@ -303,14 +313,14 @@ def _reason(
     """Return why the pass of a name gives only a report, "" where all of its functions are asked."""
     if not found:
         return "is in no test file that can be read"
-    if tests.locate(name) is None and (more := _further(tests.modules[found[0].path])):
+    if tests.locate(name) is None and (more := _dynamic_tests_reason(tests.modules[found[0].path])):
         return more
     one = next((one for one in found if one not in asked), None)
     reason = unasked.get(one, "is not among those drawn") if one else ""
     return f"{one.name}: {reason}" if one and len(found) > 1 else reason
 
 
-def _further(module: ast.Module) -> str:
+def _dynamic_tests_reason(module: ast.Module) -> str:
     """Return why a module may hold tests that are not written in it, "" where it cannot."""
     for node in ast.walk(module):
         if isinstance(node, ast.ClassDef):
@@ -325,7 +335,7 @@ def _further(module: ast.Module) -> str:
     return ""
 
 
-def by_function(outcomes: TestOutcomes) -> set[tuple[str, str]]:
+def opened_by_function(outcomes: TestOutcomes) -> set[tuple[str, str]]:
     """Return the files that tests opened, by the name of a test without its parameters."""
     return {(test.partition("[")[0], path) for test, path in outcomes.opened if test}
 
@@ -335,14 +345,14 @@ def _is_test(path: str) -> bool:
     return name.startswith("test") or name.endswith("_test.py")
 
 
-def _are_told(expected: Answers, text: str) -> bool:
+def _are_revealed(expected: Answers, text: str) -> bool:
     """Return whether a text tells all values that the answers of a function expect, but for the guessed."""
     sent = [answer[-1] for of_test in expected for _, answer in of_test]
-    wanted = [part for one in sent for part in values.parts(values.read(one, expected=True)) if part not in GUESSED]
-    return bool(wanted) and all(any(one in text for one in told(part)) for part in wanted)
+    wanted = [part for one in sent for part in values.leaves(values.read(one, expected=True)) if part not in GUESSED]
+    return bool(wanted) and all(any(one in text for one in value_texts(part)) for part in wanted)
 
 
-def _unequal(sent: Sequence[str]) -> str:
+def _incomparable_reason(sent: Sequence[str]) -> str:
     """Return why the values of one answer cannot be compared, "" where they can."""
     for place, text in enumerate(sent):
         try:
@@ -352,11 +362,11 @@ def _unequal(sent: Sequence[str]) -> str:
     return ""
 
 
-def askings(
+def rewrite_tests(
     tests: TestFiles, functions: Sequence[TestLocation], fixed: Collection[TestLocation]
-) -> tuple[dict[TestLocation, Asking], dict[TestLocation, str]]:
+) -> tuple[dict[TestLocation, RewrittenTest], dict[TestLocation, str]]:
     """Return the versions of the functions that can be asked, and why others cannot; `fixed` have to come to pass."""
-    found: dict[TestLocation, Asking] = {}
+    found: dict[TestLocation, RewrittenTest] = {}
     reasons: dict[TestLocation, str] = {}
     beside = {PurePosixPath(path).stem: module for path, module in tests.modules.items()}
     for one in functions:
@@ -369,27 +379,27 @@ def askings(
             if isinstance(node, FunctionNode)
         }
         try:
-            found[one] = asking(tests.modules[one.path], tests.owner(one), tests.functions[one], fixtures, beside)
+            found[one] = rewrite_test(tests.modules[one.path], tests.owner(one), tests.functions[one], fixtures, beside)
         except NotAskable as error:
             reasons[one] = str(error)
     # What a test must not find may be kept for another one, or stand in what is left: as an argument, as in tests of a
     # function and its inverse, in a message or a name. Code that does not do its task can look it up there, however
     # short it is; such tests are left out as well, until nothing changes.
     while True:
-        modules = _modules(tests, found, "withheld")
-        kept, left = {path: _bound(module) for path, module in modules.items()}, text_of(modules)
+        modules = _version_modules(tests, found, "withheld")
+        kept, left = {path: _stored_names(module) for path, module in modules.items()}, module_text(modules)
         unable = {
             one: f"holds the expected value in {min(names)}"
             for one, made in found.items()
-            if (names := made.absent & kept[one.path])
-        } or {one: TOLD for one, made in found.items() if made.is_told_by(left)}
+            if (names := made.absent_names & kept[one.path])
+        } or {one: REVEALED for one, made in found.items() if made.is_revealed_by(left)}
         if not unable:
             return found, reasons
         reasons |= unable
         found = {one: made for one, made in found.items() if one not in unable}
 
 
-def _bound(module: ast.Module) -> set[str]:
+def _stored_names(module: ast.Module) -> set[str]:
     return {
         node.id
         for one in module.body
@@ -399,8 +409,8 @@ def _bound(module: ast.Module) -> set[str]:
     }
 
 
-def _modules(
-    tests: TestFiles, found: Mapping[TestLocation, Asking], version: Sends | Literal["written"]
+def _version_modules(
+    tests: TestFiles, found: Mapping[TestLocation, RewrittenTest], version: Sends | Literal["written"]
 ) -> dict[str, ast.Module]:
     """Return the modules that hold one version of each function, and what that needs."""
     made: dict[str, ast.Module] = {}
@@ -410,46 +420,46 @@ def _modules(
             for one, asked in found.items()
             if one.path == path
         }
-        made[path] = pruned(tests.modules[path], versions)
-    names = {name for module in made.values() for name in mentioned(module)}
+        made[path] = prune_module(tests.modules[path], versions)
+    names = {name for module in made.values() for name in mentioned_names(module)}
     for path, module in tests.modules.items():
         if version in ("withheld", "written") and PurePosixPath(path).name == "conftest.py":
-            made[path] = pruned(module, {}, names)
+            made[path] = prune_module(module, {}, names)
     return made
 
 
-def withheld_files(
-    tests: TestFiles, found: Mapping[TestLocation, Asking], version: Sends | Literal["written"] = "withheld"
+def version_files(
+    tests: TestFiles, found: Mapping[TestLocation, RewrittenTest], version: Sends | Literal["written"] = "withheld"
 ) -> trees.Changes:
     """Return the files with one version of each function."""
     files: trees.Changes = {}
-    for path, module in _modules(tests, found, version).items():
+    for path, module in _version_modules(tests, found, version).items():
         later = sum(isinstance(one, ast.ImportFrom) and one.module == "__future__" for one in module.body)
         body = [*module.body[:later], *ast.parse(IMPORT).body, *module.body[later:]]
         files[path] = trees.TreeFile(ast.unparse(ast.Module(body, [])).encode("utf-8", "surrogateescape"))
     return files
 
 
-def _run(
-    tests: TestFiles, found: Mapping[TestLocation, Asking], rerun: RerunTests, sends: Sends, tree: RerunTree
+def _run_version(
+    tests: TestFiles, found: Mapping[TestLocation, RewrittenTest], rerun: RerunTests, sends: Sends, tree: RerunTree
 ) -> TestOutcomes:
-    return rerun(withheld_files(tests, found, sends), [one.named(one.name) for one in found], tree)
+    return rerun(version_files(tests, found, sends), [one.node_id for one in found], tree)
 
 
-def _nodes(outcomes: TestOutcomes, function: TestLocation) -> list[str]:
-    name = function.named(function.name)
+def _node_ids(outcomes: TestOutcomes, function: TestLocation) -> list[str]:
+    name = function.node_id
     return [node for node in outcomes.nodes if node.partition("[")[0] == name]
 
 
 def passes(outcomes: TestOutcomes, function: TestLocation) -> bool:
     """Return whether there are tests of a function and all pass."""
-    nodes = _nodes(outcomes, function)
+    nodes = _node_ids(outcomes, function)
     return bool(nodes) and all(outcomes.nodes[node] in PASSING for node in nodes)
 
 
-def answers(outcomes: TestOutcomes, function: TestLocation) -> Answers:
+def collect_answers(outcomes: TestOutcomes, function: TestLocation) -> Answers:
     """Return the answers of the tests of a function, in the order in which they ran."""
-    given: dict[str, list[tuple[int, list[str]]]] = {node: [] for node in _nodes(outcomes, function)}
+    given: dict[str, list[tuple[int, list[str]]]] = {node: [] for node in _node_ids(outcomes, function)}
     for node, number, sent in outcomes.answers:
         if node in given and sent:
             given[node].append((number, sent))
