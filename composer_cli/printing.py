@@ -214,7 +214,7 @@ def sentence_and_code(error: BaseException, *, resumes: bool = False) -> tuple[s
     if isinstance(error, (KeyboardInterrupt, Interrupted)):
         number = int(getattr(error, "signal_number", signal.SIGINT))
         # 128 + the signal's number, as a shell reports a process that the signal ended.
-        left = getattr(error, "left", "")
+        left = getattr(error, "notice", "")
         return ("Interrupted. " if number == signal.SIGINT else f"Stopped by {signal.Signals(number).name}. ") + (
             left
             if left

@@ -72,8 +72,8 @@ class MeasuredTask:
             return f"solved by less than {100 * config.min_rate:g} %"
         return f"solved by more than {100 * config.max_rate:g} %" if rate > config.max_rate else None
 
-    def difficulty(self, place: int | None) -> Row:
-        """Return the `difficulty` row of the task; `place`: its place in the curriculum."""
+    def difficulty(self, position: int | None) -> Row:
+        """Return the `difficulty` row of the task; `position`: its index in the curriculum."""
         from stages.evaluation.inference import wilson  # imports numpy
 
         low, high = wilson(self.rate, self.graded) if self.rate is not None else (None, None)
@@ -84,7 +84,7 @@ class MeasuredTask:
             "rate": self.rate,
             "low": low,
             "high": high,
-            "place": place,
+            "place": position,
         }
 
 
@@ -100,14 +100,14 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Measure every task, then choose and order those within the band."""
     tasks, models = _measured(inputs)
     sign = 1 if config.order == "easy-first" else -1
-    why = {name: one.left_out(config) for name, one in tasks.items()}
-    chosen = [one for name, one in tasks.items() if why[name] is None]
-    chosen.sort(key=lambda one: (-sign * (one.rate or 0.0), one.row["task_id"]))
-    places = {one.row["task_id"]: place for place, one in enumerate(chosen)}
-    out.table(DIFFICULTY, (one.difficulty(places.get(name)) for name, one in tasks.items()), "difficulties")
-    out.table(TASK, (one.row for one in chosen))
+    why = {name: task.left_out(config) for name, task in tasks.items()}
+    chosen = [task for name, task in tasks.items() if why[name] is None]
+    chosen.sort(key=lambda task: (-sign * (task.rate or 0.0), task.row["task_id"]))
+    places = {task.row["task_id"]: position for position, task in enumerate(chosen)}
+    out.table(DIFFICULTY, (task.difficulty(places.get(name)) for name, task in tasks.items()), "difficulties")
+    out.table(TASK, (task.row for task in chosen))
     reasons = Counter(reason for reason in why.values() if reason)
-    out.count(planned=len(tasks), done=len(chosen), ungraded=sum(one.ungraded for one in tasks.values()))
+    out.count(planned=len(tasks), done=len(chosen), ungraded=sum(task.ungraded for task in tasks.values()))
     out.count(**{f"left out, {reason}": number for reason, number in sorted(reasons.items())})
     out.set_summary(tasks=len(chosen))
     out.write_file("report.txt", _report(tasks, len(chosen), reasons, models))
@@ -126,8 +126,8 @@ def _measured(inputs: Inputs) -> tuple[dict[str, MeasuredTask], list[str]]:
     tasks: dict[str, MeasuredTask] = {}
     for run in with_tasks:
         for row in run.scan(TASK).rows():
-            known = tasks.setdefault(row["task_id"], MeasuredTask(row))
-            if known.row != row:
+            task = tasks.setdefault(row["task_id"], MeasuredTask(row))
+            if task.row != row:
                 raise BadInput(
                     f"{run.path} has another task under the id {row['task_id']} than a run before it. "
                     "Give runs of the same tasks."
@@ -135,33 +135,33 @@ def _measured(inputs: Inputs) -> tuple[dict[str, MeasuredTask], list[str]]:
     models: Counter[str] = Counter()
     for run in with_rollouts:
         for rollout in run.scan(ROLLOUT).rows(ROLLOUT_COLUMNS):
-            one = tasks.get(rollout["task_id"])
-            if one is None:
+            measured = tasks.get(rollout["task_id"])
+            if measured is None:
                 raise BadInput(f"{run.path} has rollouts of {rollout['task_id']}, which no run given has as a task.")
             if rollout["hidden_pass"] is None:  # an error of the infrastructure tells nothing about the task
-                one.ungraded += 1
+                measured.ungraded += 1
                 continue
             models[rollout["model"] or "unknown"] += 1
-            one.graded += 1
-            one.solved += rollout["hidden_pass"]
+            measured.graded += 1
+            measured.solved += rollout["hidden_pass"]
     return tasks, sorted(models)
 
 
 def _report(tasks: Mapping[str, MeasuredTask], num_chosen: int, reasons: Counter[str], models: list[str]) -> str:
     """Return the report: what was measured, what was left out, and the distribution of rates."""
-    graded, ungraded = (sum(getattr(one, name) for one in tasks.values()) for name in ("graded", "ungraded"))
+    graded, ungraded = (sum(getattr(task, name) for task in tasks.values()) for name in ("graded", "ungraded"))
     lines = [f"{num_chosen} of {len(tasks)} tasks, by {graded} graded rollouts of {', '.join(models) or 'no model'}"]
     lines += [f"{number:>6}  left out, {reason}" for reason, number in reasons.most_common()]
     lines += [f"{ungraded:>6}  rollouts that could not be graded and count for nothing"] if ungraded else []
     if len(models) > 1:
         lines += ["", "Several models played: a rate is their mean, by how many rollouts each has."]
     spread: Counter[str] = Counter()
-    for one in tasks.values():
-        if one.rate in (0.0, 1.0):
-            spread[BANDS[0] if one.rate == 0.0 else BANDS[-1]] += 1
-        elif one.rate is not None:
+    for task in tasks.values():
+        if task.rate in (0.0, 1.0):
+            spread[BANDS[0] if task.rate == 0.0 else BANDS[-1]] += 1
+        elif task.rate is not None:
             # -(-x // 1) rounds up: a quarter exactly belongs to the band up to a quarter.
-            spread[BANDS[1 + min(int(-(-one.rate * 4 // 1)) - 1, 3)]] += 1
+            spread[BANDS[1 + min(int(-(-task.rate * 4 // 1)) - 1, 3)]] += 1
     return "\n".join([*lines, "", *(f"{spread[band]:>6}  tasks solved by {band}" for band in BANDS)]) + "\n"
 
 

@@ -30,7 +30,7 @@ from stages.runs.settings import Given, Option, StageConfig, basic_of, with_defa
 from stages.runs.stage import Plan, Stage
 
 MODEL = "model"
-ROLLOUT_FORMATS = tuple(name for name, one in FORMATS.items() if one.written)
+ROLLOUT_FORMATS = tuple(name for name, spec in FORMATS.items() if spec.written)
 if TYPE_CHECKING:
     Written = str
 else:
@@ -70,11 +70,11 @@ class Config(StageConfig):
 
     def check(self) -> list[str]:
         """Return lines about a model and the token for sending; `UsageError` without one, or for another format."""
-        found = super().check()
+        lines = super().check()
         if not self.sends():
-            return found
+            return lines
         hub.token(self.api_key_env)
-        return [*found, f"{self.api_key_env} holds a token for {self.repo}"]
+        return [*lines, f"{self.api_key_env} holds a token for {self.repo}"]
 
     def reads_runs(self) -> bool:
         """Return whether a run is read: not where a model is given; `UsageError` for another format than model."""
@@ -100,8 +100,8 @@ class Target:
     source: Callable[[Inputs, Config], Any]
     """Return the run to read, or the model to write; raise `UsageError` where none was given that fits."""
     write: Callable[[Any, Config, RunWriter], None]
-    what: str
-    """What the units are."""
+    noun: str
+    """Plural of a unit."""
     kind: Kind | None = None
     """The records that are the units; None: the run is the only one."""
     settings: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         hub.token(config.api_key_env)
     target = TARGETS[config.format]
     source = target.source(inputs, config)
-    return Plan(units=1 if target.kind is None else len(source.scan(target.kind)), what=target.what)
+    return Plan(units=1 if target.kind is None else len(source.scan(target.kind)), what=target.noun)
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
@@ -165,8 +165,8 @@ def _run_of_tasks(inputs: Inputs, config: Config) -> Run:
 
 def _write_tasks(tasks: Run, config: Config, out: RunWriter) -> None:
     """Write `harbor/`, one folder a task."""
-    found = [task_table.task(row) for row in tasks.scan(TASK).rows()]
-    names = {task.env for task in found}
+    loaded = [task_table.task(row) for row in tasks.scan(TASK).rows()]
+    names = {task.env for task in loaded}
     if len(names) != 1:
         raise BadInput(
             f"{tasks.path} holds tasks of {', '.join(sorted(names)) or 'no environment'}. Export one at a time."
@@ -183,10 +183,10 @@ def _write_tasks(tasks: Run, config: Config, out: RunWriter) -> None:
     def tell(name: str) -> None:
         written.append(name)
         out.raise_if_stopped()
-        out.progress("tasks", len(written), len(found))
+        out.progress("tasks", len(written), len(loaded))
 
     def fill(folder: Path) -> None:
-        harbor.write_tasks(env.env.name, env.env_options(), found, folder, config.base_image, tell)
+        harbor.write_tasks(env.env.name, env.env_options(), loaded, folder, config.base_image, tell)
 
     out.checkpoint(fill, harbor.FORMAT)
     out.count(tasks=len(written))
@@ -201,8 +201,8 @@ def _model(inputs: Inputs, config: Config) -> PolicyConfig:
     if config.policy is not None and checkpoint is None:
         return config.policy
     if config.policy is not None or checkpoint is None:
-        given = "both were given" if checkpoint else "none was given"
-        raise UsageError(f"model writes one model, and {given}. Give --policy MODEL, or a training with --from RUN.")
+        number = "both were given" if checkpoint else "none was given"
+        raise UsageError(f"model writes one model, and {number}. Give --policy MODEL, or a training with --from RUN.")
     folder = checkpoint.folder()
     if not adapters.is_adapter(str(folder)):
         raise BadInput(f"{checkpoint.path} holds a whole model, not an adapter. Use {folder} as it is.")

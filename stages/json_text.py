@@ -47,13 +47,13 @@ def require_shallow(text: bytes | str) -> None:
         raise TooDeep(f"it is nested {levels:,} levels deep, and at most {MOST_LEVELS} are read")
 
 
-def loads(text: bytes | str, **how: Any) -> Any:
+def loads(text: bytes | str, **options: Any) -> Any:
     """Return the value of a JSON text, as `json.loads` does; `TooDeep` for one that is nested too deeply.
 
     To measure a text takes as long as to read it.
     """
     require_shallow(text)
-    return json.loads(text, **how)
+    return json.loads(text, **options)
 
 
 NUMBER = "$number"

@@ -22,8 +22,8 @@ def escape_control_characters(text: str) -> str:
     Escaped are the characters that steer a terminal or hide in a text.
     """
 
-    def escape(found: re.Match[str]) -> str:
-        code = ord(found[0])
+    def escape(match: re.Match[str]) -> str:
+        code = ord(match[0])
         return "\\r" if code == 13 else f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
     return STEERING.sub(escape, text)
@@ -38,7 +38,7 @@ def width(text: str) -> int:
     """Return the columns that a text takes in a terminal, where wide characters take two and accents none."""
     if text.isascii():
         return len(text)
-    return sum(0 if combining(one) else 2 if east_asian_width(one) in "FW" else 1 for one in text)
+    return sum(0 if combining(character) else 2 if east_asian_width(character) in "FW" else 1 for character in text)
 
 
 def aligned(rows: Iterable[Sequence[object]], head: Sequence[str] = (), sides: Sequence[str] | None = None) -> str:
@@ -54,8 +54,8 @@ def aligned(rows: Iterable[Sequence[object]], head: Sequence[str] = (), sides: S
     texts = [[escape_line(str(cell)) for cell in row] for row in ([head] if head else []) + cells]
     widths = [max(map(width, column)) for column in zip(*texts, strict=True)]
 
-    def padded(cell: str, side: str, wanted: int) -> str:
-        space = " " * (wanted - width(cell))
+    def padded(cell: str, side: str, columns: int) -> str:
+        space = " " * (columns - width(cell))
         return f"{space}{cell}" if side == RIGHT else f"{cell}{space}"
 
     return "\n".join("  ".join(map(padded, row, sides, widths)).rstrip() for row in texts)
@@ -90,7 +90,7 @@ def without_shared_start(texts: Sequence[str]) -> list[str]:
     different = {*filter(None, texts)}
     alike = commonprefix([*different]) if len(different) > 1 else ""  # noqa: RUF071 - these are no paths
     shared = alike.rpartition(" ")[0] or re.sub(r"[^\W_]*$", "", alike)
-    return [one and f"…{one[len(shared) :]}" for one in texts] if len(shared) >= LEAST_SHARED else list(texts)
+    return [text and f"…{text[len(shared) :]}" for text in texts] if len(shared) >= LEAST_SHARED else list(texts)
 
 
 _CJK = "\u2e80-\ud7ff\uf900-\ufaff\uff00-\uff60\U00020000-\U0003ffff"
@@ -130,12 +130,12 @@ def duration(seconds: float) -> str:
         return f"{float(f'{1000 * seconds:.2g}'):g} ms"
     if seconds < 9.95:
         return f"{float(f'{seconds:.2g}'):g} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded} s"
+    if rounded < 3600:
+        return f"{rounded // 60} min {rounded % 60} s"
+    return f"{rounded // 3600} h {rounded % 3600 // 60} min"
 
 
 def age(seconds: float) -> str:
@@ -182,9 +182,9 @@ def plural(noun: str) -> str:
 
 def singular(nouns: str) -> str:
     """Return the singular of what a plan counts, of which the first word is a noun: "run of rollouts"."""
-    first, space, rest = nouns.partition(" ")
-    one = f"{first[:-3]}y" if first.endswith("ies") else first.removesuffix("s")
-    return f"{one}{space}{rest}"
+    first, space, suffix = nouns.partition(" ")
+    noun = f"{first[:-3]}y" if first.endswith("ies") else first.removesuffix("s")
+    return f"{noun}{space}{suffix}"
 
 
 def counted(number: int, noun: str) -> str:

@@ -72,18 +72,22 @@ class Config(StageConfig):
 
     @field_validator("env", mode="before")
     @classmethod
-    def _makes_tasks(cls, given: Any) -> Any:
-        if given != "feature-deletion":
+    def _makes_tasks(cls, env: Any) -> Any:
+        if env != "feature-deletion":
             raise ValueError(
                 "tasks are made by 'feature-deletion', from a package. "
-                f"To check tasks that there are: `composer tasks check {given}`"
+                f"To check tasks that there are: `composer tasks check {env}`"
             )
-        return given
+        return env
 
     def identity(self) -> dict[str, Any]:
         """Return the settings; those of a proposer count where there is one."""
-        own = super().identity()
-        return own if self.proposer else {name: own[name] for name in own if name not in ("proposer", "questions")}
+        settings = super().identity()
+        return (
+            settings
+            if self.proposer
+            else {name: settings[name] for name in settings if name not in ("proposer", "questions")}
+        )
 
     def label(self) -> str:
         """Return the package's name."""
@@ -98,8 +102,8 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     if config.proposer is None:
         return Plan(units=config.tasks, what="tasks", notes=notes)
     tokens = config.questions * available.longest_answer(config.proposer)
-    asked = f"features proposed by {config.proposer.model}, in at most {config.questions} answers"
-    return Plan(config.tasks, "tasks", tokens, config.proposer.cost(0, tokens), (*notes, asked))
+    proposals = f"features proposed by {config.proposer.model}, in at most {config.questions} answers"
+    return Plan(config.tasks, "tasks", tokens, config.proposer.cost(0, tokens), (*notes, proposals))
 
 
 def _check_package(config: Config) -> None:
@@ -186,8 +190,8 @@ class FeatureProposer:
                     f"{self._config.model} did not say which features to delete: {sample.error}. What was made is "
                     "saved; go on with --resume."
                 )
-        found = self._out.journal.get(unit)
-        return str(found["answer"]["text"]) if found else ""
+        record = self._out.journal.get(unit)
+        return str(record["answer"]["text"]) if record else ""
 
 
 @dataclass
@@ -214,7 +218,7 @@ def _search(search: Search, generator: "TaskGenerator", config: Config, out: Run
     while (lacking := config.tasks - sum(record.get("row") is not None for record in out.journal.records())) > 0:
         out.raise_if_stopped()
         candidates = search.candidates
-        if not (waiting := [one for one in candidates if not out.finished(one.identity)]):
+        if not (waiting := [candidate for candidate in candidates if not out.finished(candidate.identity)]):
             if asking is None or asking.over:
                 return
             search.candidates = asking.more()
@@ -318,8 +322,8 @@ def _finish(search: Search, config: Config, out: RunWriter) -> None:
     out.count(planned=config.tasks, done=len(rows), tried=len(tried))
     out.count(**{f"rejected, {reason}": number for reason, number in sorted(reasons.items())})
     out.set_summary(tasks=len(rows))
-    made = asking.proposals.made if asking else []
-    refused = Counter(one.reason.partition(":")[0] for one in made if one.reason)
+    proposals = asking.proposals.made if asking else []
+    refused = Counter(proposal.reason.partition(":")[0] for proposal in proposals if proposal.reason)
     out.count(**{f"refused, {reason}": number for reason, number in sorted(refused.items())})
     named = asking.report(refused) if asking else []
     beyond = sum(record["row"] is not None for record in tried) - len(rows)

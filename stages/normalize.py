@@ -89,7 +89,7 @@ class Config(StageConfig):
 class JudgedRollouts:
     """The counts of kept and of dropped rollouts for the report, with the names of the first dropped ones."""
 
-    kept: Account = field(default_factory=Account)
+    retained: Account = field(default_factory=Account)
     dropped: Account = field(default_factory=Account)
     tasks: Counter[str] = field(default_factory=Counter)
     """Kept rollouts by task; 0 for a task that lost all of its rollouts."""
@@ -118,18 +118,18 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         origins = source.scan(ORIGIN).rows(["missing"]) if source.holds(ORIGIN) else iter(())
         for rollout, steps in rollout_rows(source):
             name = rollout["rollout_id"]
-            kept = name in verdict.kept or not steps
-            reason, lacks = None if kept else verdict.dropped.get(name), next(origins, {"missing": ()})["missing"]
-            (counted.kept if kept else counted.dropped).add(rollout, len(steps))
-            counted.tasks[rollout["task_id"]] += kept
-            if kept:
+            keep = name in verdict.statistics or not steps
+            reason, lacks = None if keep else verdict.reasons.get(name), next(origins, {"missing": ()})["missing"]
+            (counted.retained if keep else counted.dropped).add(rollout, len(steps))
+            counted.tasks[rollout["task_id"]] += keep
+            if keep:
                 checks.add(rollout, steps, lacks)
             else:
                 dropped.add(name)
                 if len(counted.names) < SHOWN:
                     counted.names.append(f"{name}  {reason or ''}".rstrip())
-            stats = store.encode(verdict.kept[name]).decode() if name in verdict.kept else None
-            about = {"kept": kept, "stats_json": stats, "reason": reason}
+            stats = store.encode(verdict.statistics[name]).decode() if name in verdict.statistics else None
+            about = {"kept": keep, "stats_json": stats, "reason": reason}
             yield {"rollout_id": name, "task_id": rollout["task_id"], **about}
 
     out.table(SELECTION, judged())  # fills `dropped`, which the other tables need
@@ -138,7 +138,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             out.table(kind, (row for row in source.scan(kind).rows() if row["rollout_id"] not in dropped))
     if source.holds(TASK):
         out.table(TASK, source.scan(TASK).rows())
-    _report(counted, checks.checks(counted.kept.rollouts), out)
+    _report(counted, checks.checks(counted.retained.rollouts), out)
 
 
 def _require_recipe(config: Config) -> None:
@@ -148,22 +148,27 @@ def _require_recipe(config: Config) -> None:
 
 def _report(counted: JudgedRollouts, checks: list[collection_checks.CollectionCheck], out: RunWriter) -> None:
     """Write the counts, the summary and the report; raise `Incomplete` when nothing is kept."""
-    kept, dropped = counted.kept, counted.dropped
+    retained, dropped = counted.retained, counted.dropped
     bare = sorted(task for task, number in counted.tasks.items() if not number)
-    out.count(planned=kept.rollouts + dropped.rollouts, done=kept.rollouts, dropped=dropped.rollouts, steps=kept.steps)
-    out.set_summary(
-        kept=kept.rollouts,
+    out.count(
+        planned=retained.rollouts + dropped.rollouts,
+        done=retained.rollouts,
         dropped=dropped.rollouts,
-        mean_reward_kept=kept.rewards.value,
+        steps=retained.steps,
+    )
+    out.set_summary(
+        kept=retained.rollouts,
+        dropped=dropped.rollouts,
+        mean_reward_kept=retained.rewards.value,
         mean_reward_dropped=dropped.rewards.value,
         tasks_without_rollouts=len(bare),
         failed_checks=[check.name for check in checks if not check.ok],
         collection_checks={check.name: [check.total - check.failed, check.total, check.unrecorded] for check in checks},
     )
     sides = []
-    for name, one in (("kept", kept), ("dropped", dropped)):
-        mean = "nothing scored" if one.rewards.value is None else f"{one.rewards.value:.3f}"
-        sides.append((name, one.rollouts, one.steps, one.rewards.number, mean))
+    for name, account in (("kept", retained), ("dropped", dropped)):
+        mean = "nothing scored" if account.rewards.value is None else f"{account.rewards.value:.3f}"
+        sides.append((name, account.rollouts, account.steps, account.rewards.number, mean))
     lines = [aligned(sides, ("", "rollouts", "steps", "scored", "mean reward"))]
     if counted.names:
         more = dropped.rollouts - len(counted.names)
@@ -171,7 +176,7 @@ def _report(counted: JudgedRollouts, checks: list[collection_checks.CollectionCh
         lines += [f"  ... and {more} more: `kept` is false in selections.parquet"] if more else []
     lines += ["", f"tasks without a rollout left: {len(bare)}, among them {', '.join(bare[:5])}"] if bare else []
     out.write_file("report.txt", "\n".join([*lines, "", collection_checks.table(checks)]) + "\n")
-    if not kept.rollouts:
+    if not retained.rollouts:
         raise Incomplete(f"The recipe keeps none of {dropped.rollouts} rollouts. Give one that asks for less.")
 
 
@@ -185,40 +190,40 @@ class RecipeResult:
     A rollout in neither was dropped without a reason that Data-Juicer traces, such as the third of equal ones.
     """
 
-    kept: dict[str, Any]
-    dropped: dict[str, str]
+    statistics: dict[str, Any]
+    reasons: dict[str, str]
 
 
 def run_recipe(rollouts: Iterable[tuple[str, list[Message]]], config: JuicerConfig, folder: Path) -> RecipeResult:
     """Run the recipe over rollouts (id, messages); its files stay in `folder`."""
-    given, kept = folder / "rollouts.jsonl", folder / "kept" / "kept.jsonl"
-    with store.sealing(given) as file:
+    dataset, result = folder / "rollouts.jsonl", folder / "kept" / "kept.jsonl"
+    with store.sealing(dataset) as file:
         rows = (
             {
                 "id": name,
-                "text": "\n\n".join(f"{one['role']}: {one['content']}" for one in messages),
+                "text": "\n\n".join(f"{message['role']}: {message['content']}" for message in messages),
                 "messages": messages,
             }
             for name, messages in rollouts
         )
         store.write_lines(file, rows)
     # An interrupted attempt may have left a result and traces, which would be read as those of this one.
-    shutil.rmtree(kept.parent, ignore_errors=True)
+    shutil.rmtree(result.parent, ignore_errors=True)
     recipe = Path(config.recipe or "").expanduser()
-    words = ["--config", str(recipe), "--dataset_path", str(given)]
-    words += ["--export_path", str(kept), "--np", "1", "--keep_stats_in_res_ds", "true"]
-    operators = sorted({found.decode() for found in DROPPING.findall(_recipe(config.recipe or ""))})
+    words = ["--config", str(recipe), "--dataset_path", str(dataset)]
+    words += ["--export_path", str(result), "--np", "1", "--keep_stats_in_res_ds", "true"]
+    operators = sorted({match.decode() for match in DROPPING.findall(_recipe(config.recipe or ""))})
     if operators:
         # Without a limit: by default the tracer keeps the first 10 samples of each operator.
         words += ["--open_tracer", "true", "--trace_num", str(sys.maxsize)]
         words += ["--op_list_to_trace", orjson.dumps(operators).decode()]
     _run([program(config.command), *words], folder)
-    if not kept.exists():
-        raise ComposerError(f"Data-Juicer ended without an error and without a result in {kept}.")
-    with kept.open("rb") as lines:
+    if not result.exists():
+        raise ComposerError(f"Data-Juicer ended without an error and without a result in {result}.")
+    with result.open("rb") as lines:
         results = [orjson.loads(line) for line in lines if line.strip()]
     reasons: dict[str, str] = {}
-    for path in sorted(kept.parent.rglob("trace/*.jsonl")):
+    for path in sorted(result.parent.rglob("trace/*.jsonl")):
         kind, _, operator = path.stem.partition("-")
         with path.open("rb") as file:
             for traced in map(orjson.loads, file):
@@ -240,26 +245,26 @@ def _recipe(path: str) -> bytes:
 
 def program(command: str) -> str:
     """Return Data-Juicer's path; raise `UsageError` when it is absent, or in this program's own environment."""
-    found = shutil.which(os.path.expanduser(command))
-    if found is None:
+    path = shutil.which(os.path.expanduser(command))
+    if path is None:
         raise UsageError(
             f"Data-Juicer runs from an environment of its own, and there is no program {command!r}. "
             "Make one with `python -m venv DIR` and `DIR/bin/pip install py-data-juicer aiohttp ray torch` "
             "(a CPU build of torch will do), "
             "and give --set dj.command=DIR/bin/dj-process."
         )
-    if Path(found).parent == Path(sys.executable).parent:
+    if Path(path).parent == Path(sys.executable).parent:
         raise UsageError(
-            f"{found} lies in the environment that this program runs in, which Data-Juicer would change. "
+            f"{path} lies in the environment that this program runs in, which Data-Juicer would change. "
             "Install it in one of its own and give that with --set dj.command=DIR/bin/dj-process."
         )
-    return found
+    return path
 
 
 def _run(words: list[str], folder: Path) -> None:
     # No other variable: neither the keys of this environment nor PYTHONPATH, which would mix the environments.
-    kept = ("PATH", "HOME", "LANG", "TMPDIR")
-    environment = {name: os.environ[name] for name in kept if name in os.environ} | OFFLINE
+    variables = ("PATH", "HOME", "LANG", "TMPDIR")
+    environment = {name: os.environ[name] for name in variables if name in os.environ} | OFFLINE
     try:
         done = subprocess.run(
             words, cwd=folder, env=environment, capture_output=True, text=True, errors="replace", timeout=AT_MOST_S

@@ -151,8 +151,8 @@ def _encodings(secret: str) -> Iterator[str]:
     # Base64 of a text with the key in it: three alignments, of which the ends depend on what is around the key.
     for before in range(3):
         encoded = base64.b64encode(bytes(before) + data).decode()
-        whole = encoded[-(-before * 8 // 6) : (before + len(data)) * 8 // 6]
-        yield BETWEEN.join(map(_base64_sign, whole))
+        stable = encoded[-(-before * 8 // 6) : (before + len(data)) * 8 // 6]
+        yield BETWEEN.join(map(_base64_sign, stable))
     for before in range(5):
         encoded = base64.b32encode(bytes(before) + data).decode()
         yield _any_case(encoded[-(-before * 8 // 5) : (before + len(data)) * 8 // 5])
@@ -198,6 +198,8 @@ def secret_in(variable: str) -> str:
     value = os.environ.get(variable, "").strip()
     keep_secret(value)
     if not value.isascii() or not value.isprintable():
-        held = "a line break or another control character" if value.isascii() else "a character that is not ASCII"
-        raise UsageError(f"The environment variable {variable} holds {held}, so it is not a key. Export the key again.")
+        problem = "a line break or another control character" if value.isascii() else "a character that is not ASCII"
+        raise UsageError(
+            f"The environment variable {variable} holds {problem}, so it is not a key. Export the key again."
+        )
     return value

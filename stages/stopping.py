@@ -32,11 +32,11 @@ SHOW_CURSOR = b"\x1b[?25h"
 class Interrupted(Exception):
     """A signal asked the run to stop; finished units are saved.
 
-    left: a sentence about what is left, from a command that is not a run.
+    notice: what remains to be done, as a sentence, from a command that is not a run.
     """
 
     signal_number: int = signal.SIGINT
-    left: str = ""
+    notice: str = ""
 
 
 class Dropped(KeyboardInterrupt):
@@ -197,6 +197,6 @@ def _end_on_second(receiving: socket.socket) -> None:
                 elif time.monotonic() - first_at >= REPEATS_S:
                     time.sleep(GRACE_S)
                     with suppress(OSError):
-                        shown = SHOW_CURSOR if sys.stderr.isatty() else b""
-                        os.write(2, shown + b"Stopped at once. What was finished is saved.\n")
+                        prefix = SHOW_CURSOR if sys.stderr.isatty() else b""
+                        os.write(2, prefix + b"Stopped at once. What was finished is saved.\n")
                     os._exit(128 + number)

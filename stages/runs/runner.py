@@ -583,7 +583,7 @@ def _attempt(out: RunWriter) -> Iterator[None]:
             path.parent.name not in ("live", ANSWERS) for path in (out.path / "scratch").glob("*/*")
         )  # such as checkpoints
         if not (kept or len(out.journal) or out.manifest.outputs or out.budget.calls):
-            error.left = "Nothing was finished yet; the same command starts again."
+            error.notice = "Nothing was finished yet; the same command starts again."
         raise
     except Incomplete as error:
         status, reason = "incomplete", str(error)

@@ -199,10 +199,10 @@ def interpreter_arguments(packages: Iterable[Path] = ()) -> Iterator[str]:
             yield from ("--symlink", str(real), str(prefix))
     for name in NAMES:
         yield from ("--symlink", str(base_python()), str(LINKS / name))
-    own = Path(sysconfig.get_path("purelib", vars={"base": str(prefix.resolve())}))
+    site_packages = Path(sysconfig.get_path("purelib", vars={"base": str(prefix.resolve())}))
     for folder in package_folders(prefix):
         yield from ("--tmpfs", str(folder))
-        if folder == own:
+        if folder == site_packages:
             yield from (word for path in packages for word in ("--ro-bind", str(path), str(folder / path.name)))
         yield from ("--remount-ro", str(folder))
 
@@ -275,8 +275,8 @@ def bwrap_command(
         arguments += VAR_TMP
         for name, descriptor in etc.items():
             arguments += ["--ro-bind-data", str(descriptor), f"/etc/{name}"]
-        for inside, place in sorted(view.places.items()):  # an outer folder before those in it
-            arguments += ["--bind", str(place), inside]
+        for inside, outside in sorted(view.places.items()):  # an outer folder before those in it
+            arguments += ["--bind", str(outside), inside]
         # After the places: one of them may be the folder in which the interpreter lies.
         arguments += interpreter_arguments(view.packages)
         for name, descriptor in guest.items():

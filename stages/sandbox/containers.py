@@ -60,13 +60,13 @@ def engine_info(program: str) -> EngineInfo:
     """Return the properties of an engine, from docker's JSON or podman's."""
     command = [program, "info", "--format", "{{json .}}"]
     try:
-        found = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=START_S).stdout)
+        info = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=START_S).stdout)
     except json.JSONDecodeError:
-        found = {}
-    rootless = found.get("host", {}).get("security", {}).get("rootless") or any(
-        "rootless" in str(option) for option in found.get("SecurityOptions") or ()
+        info = {}
+    rootless = info.get("host", {}).get("security", {}).get("rootless") or any(
+        "rootless" in str(option) for option in info.get("SecurityOptions") or ()
     )
-    storage = found.get("store", {}).get("graphRoot") or found.get("DockerRootDir")
+    storage = info.get("store", {}).get("graphRoot") or info.get("DockerRootDir")
     return EngineInfo(bool(rootless), Path(storage) if storage else None)
 
 
@@ -106,8 +106,8 @@ def run_bounded(arguments: Sequence[str], timeout_s: float, most_bytes: int) -> 
         os.close(sink)
         waiting = select.poll()  # unlike select(), it takes descriptors above 1,023
         waiting.register(source, select.POLLIN)
-        while not ended and (left := started + timeout_s - time.monotonic()) > 0:
-            ended = bool(waiting.poll(left * 1000)) and not output.take(source)
+        while not ended and (remaining_s := started + timeout_s - time.monotonic()) > 0:
+            ended = bool(waiting.poll(remaining_s * 1000)) and not output.take(source)
         if not ended:
             process.kill()
         code = process.wait()

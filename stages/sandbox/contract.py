@@ -29,9 +29,9 @@ class Limits:
     """Bytes kept of stdout and stderr together; the rest is counted, not kept."""
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            if not getattr(self, one.name) > 0:
-                raise UsageError(f"The limit {one.name} is {getattr(self, one.name)!r}; give a number above zero.")
+        for limit in fields(self):
+            if not getattr(self, limit.name) > 0:
+                raise UsageError(f"The limit {limit.name} is {getattr(self, limit.name)!r}; give a number above zero.")
         # The notice between head and tail takes 64 bytes of the head (guest/capture.py); a tiny limit would leave
         # nothing.
         if self.output_bytes < 1024:

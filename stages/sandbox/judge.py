@@ -56,32 +56,32 @@ def match(answers: Answers, expected: Sequence[Any]) -> bool:
     )
 
 
-def same(left: Any, right: Any) -> bool:
+def same(value: Any, expected: Any) -> bool:
     """Compare value and type at every depth: True is not 1, 1 is not 1.0, (1,) is not [1]; NaN is NaN."""
-    if type(left) is not type(right):
+    if type(value) is not type(expected):
         return False
-    if isinstance(left, list | tuple):
-        return len(left) == len(right) and all(map(same, left, right))
-    if isinstance(left, dict):
+    if isinstance(value, list | tuple):
+        return len(value) == len(expected) and all(map(same, value, expected))
+    if isinstance(value, dict):
         # Sorted by repr, since keys of several types have no order.
-        pairs = [sorted(((repr(k), k, v) for k, v in d.items()), key=lambda pair: pair[0]) for d in (left, right)]
+        pairs = [sorted(((repr(k), k, v) for k, v in d.items()), key=lambda pair: pair[0]) for d in (value, expected)]
         return same(*pairs)
-    return bool(left == right or (left != left and right != right))
+    return bool(value == expected or (value != value and expected != expected))
 
 
 def judge(
-    sandbox_kind: str, calls: Sequence[Call], limits: Limits | None = None, *, shown: Path | None = None
+    sandbox_kind: str, calls: Sequence[Call], limits: Limits | None = None, *, folder: Path | None = None
 ) -> list[Answers]:
     """Run each call in a process of its own, in one sandbox that shows nothing; `limits.wall_s` is for one Call.
 
-    `shown`: a folder that the candidates may read and import from. Answers of each call, in order. `UsageError` where
+    `folder`: one that the candidates may read and import from. Answers of each call, in order. `UsageError` where
     the sandbox does not work here or arguments are not built-in types.
     """
     probe(sandbox_kind)
     # One sandbox, a fork a candidate: 64 candidates take .1 s, in sandboxes of their own 1.4 s.
     with (
         tempfile.TemporaryDirectory(prefix="composer-judge-") as empty,
-        SupervisedSandbox(sandbox_kind, shown or Path(empty), limits or Limits(), View(writable=False)) as sandbox,
+        SupervisedSandbox(sandbox_kind, folder or Path(empty), limits or Limits(), View(writable=False)) as sandbox,
     ):
         return [_answers(sandbox, call) for call in calls]
 
@@ -133,8 +133,8 @@ def decoded(node: Any, decoders: "Decoders", depth: int = 0) -> Any:
     return decoders[node[0]](node[1:], lambda part: decoded(part, decoders, depth + 1))
 
 
-def _decoded_dict(rest: list[Any], read: Callable[[Any], Any]) -> dict[Any, Any]:
-    pairs = [(read(key), read(value)) for key, value in rest]
+def _decoded_dict(nodes: list[Any], read: Callable[[Any], Any]) -> dict[Any, Any]:
+    pairs = [(read(key), read(value)) for key, value in nodes]
     refuse_chosen_hashes([key for key, _ in pairs])
     return dict(pairs)
 
@@ -151,10 +151,10 @@ MANY_KEYS = 1000
 Decoders = Mapping[str, Callable[[list[Any], Callable[[Any], Any]], Any]]
 """Tag -> what reads the rest of a list with this tag, given what reads a part of it."""
 DECODERS: dict[str, Callable[[list[Any], Callable[[Any], Any]], Any]] = {
-    "f": lambda rest, _: float(bytes(rest[0], "ascii")),  # only text: of an integer the float may overflow
-    "s": lambda rest, _: bytes.fromhex(rest[0]).decode("utf-8", "surrogatepass"),
-    "l": lambda rest, read: [read(node) for node in rest],
-    "t": lambda rest, read: tuple(read(node) for node in rest),
+    "f": lambda nodes, _: float(bytes(nodes[0], "ascii")),  # only text: of an integer the float may overflow
+    "s": lambda nodes, _: bytes.fromhex(nodes[0]).decode("utf-8", "surrogatepass"),
+    "l": lambda nodes, read: [read(node) for node in nodes],
+    "t": lambda nodes, read: tuple(read(node) for node in nodes),
     "d": _decoded_dict,
-    "o": lambda rest, read: {"__type__": read(rest[0])},
+    "o": lambda nodes, read: {"__type__": read(nodes[0])},
 }

@@ -39,11 +39,11 @@ class GroupParent(NamedTuple):
 class MemoryGroup:
     """One control group with a limit in MiB below `place`. `OSError` where the kernel lets us make none."""
 
-    def __init__(self, place: GroupParent, memory_mb: int) -> None:
-        self.version = place.version
-        self.folder = place.folder / f"composer-{os.getpid()}-{next(_number)}"
+    def __init__(self, parent: GroupParent, memory_mb: int) -> None:
+        self.version = parent.version
+        self.folder = parent.folder / f"composer-{os.getpid()}-{next(_number)}"
         self.folder.mkdir()
-        limit, swap, self.events = FILES[place.version]
+        limit, swap, self.events = FILES[parent.version]
         try:
             (self.folder / limit).write_text(str(memory_mb * MB))
         except OSError:
@@ -51,7 +51,7 @@ class MemoryGroup:
             raise
         with suppress(OSError):  # a kernel without accounting of swap lacks the file
             # Version 1 counts memory and swap together here, version 2 swap alone: either way none is left to swap to.
-            (self.folder / swap).write_text(str(memory_mb * MB if place.version == 1 else 0))
+            (self.folder / swap).write_text(str(memory_mb * MB if parent.version == 1 else 0))
 
     def enter(self, pid: int) -> None:
         """Move a process, and what it starts from then on, into the group. `OSError` where that is not permitted."""
@@ -77,11 +77,11 @@ class MemoryGroup:
 
 def opened(limits: Limits) -> MemoryGroup | None:
     """Create a group for a sandbox with these limits; return None where none can be made."""
-    place = usable()
-    if place is None:
+    parent = usable()
+    if parent is None:
         return None
     try:
-        return MemoryGroup(place, limits.memory_mb + HEADROOM_MB)
+        return MemoryGroup(parent, limits.memory_mb + HEADROOM_MB)
     except OSError:
         return None
 
@@ -89,14 +89,14 @@ def opened(limits: Limits) -> MemoryGroup | None:
 @cache
 def usable() -> GroupParent | None:
     """Return the first place where a group can be made, limited and entered: tried once in this process."""
-    for place in places():
+    for parent in places():
         with suppress(OSError):
             # Groups of killed hosts go first; the kernel keeps a group that still has processes.
-            for folder in place.folder.glob("composer-*-*"):
+            for folder in parent.folder.glob("composer-*-*"):
                 if not Path(f"/proc/{folder.name.split('-')[1]}").exists():
                     _removed(folder)
             # Limited and entered in earnest: a group may be made where its files may not be written.
-            group = MemoryGroup(place, HEADROOM_MB)
+            group = MemoryGroup(parent, HEADROOM_MB)
             with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as waiting:
                 try:
                     group.enter(waiting.pid)
@@ -105,7 +105,7 @@ def usable() -> GroupParent | None:
                     entered = False
             group.close()
             if entered:
-                return place
+                return parent
     return None
 
 
@@ -125,9 +125,9 @@ def places(root: Path = Path("/")) -> Iterator[GroupParent]:
         if "memory" in controllers.split(","):
             mount = root / "sys/fs/cgroup/memory"
             # In a container the path may be the host's; its own group is then what is mounted.
-            own = mount / inside if (mount / inside).is_dir() else mount
-            if os.access(own, os.W_OK):
-                yield GroupParent(own, 1)
+            mounted = mount / inside if (mount / inside).is_dir() else mount
+            if os.access(mounted, os.W_OK):
+                yield GroupParent(mounted, 1)
         elif number == "0" and not controllers:
             mount = root / "sys/fs/cgroup"
             for group in (mount / inside, *(mount / above for above in inside.parents)):

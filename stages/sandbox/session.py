@@ -53,16 +53,16 @@ class SupervisorSession:
         group: MemoryGroup | None = None,
     ) -> None:
         self.limits, self.group = limits, group
-        self.channel, theirs = socket.socketpair()
-        told, telling = os.pipe()
-        with os.fdopen(told, "rb") as said:
-            with theirs, os.fdopen(telling, "wb"), command as (argv, descriptors), _realtime_priority():
+        self.channel, guest_end = socket.socketpair()
+        info_end, telling = os.pipe()
+        with os.fdopen(info_end, "rb") as info:
+            with guest_end, os.fdopen(telling, "wb"), command as (argv, descriptors), _realtime_priority():
                 if group is not None:
                     argv = [argv[0], "--info-fd", str(telling), *argv[1:]]
                     descriptors = [*descriptors, telling]
                 self.process = subprocess.Popen(
-                    [*argv, str(theirs.fileno())],
-                    pass_fds=[*descriptors, theirs.fileno()],
+                    [*argv, str(guest_end.fileno())],
+                    pass_fds=[*descriptors, guest_end.fileno()],
                     env=env,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -71,7 +71,7 @@ class SupervisorSession:
                 )
             try:
                 if group is not None:
-                    group.enter(_child(said))
+                    group.enter(_child(info))
                 self._send(pack_request({**settings, "limits": asdict(limits)}))
                 self._receive(len(READY), time.monotonic() + START_PATIENCE_S)
             except (SupervisorLost, OSError) as error:
@@ -85,12 +85,12 @@ class SupervisorSession:
         # other SIGKILL.
         before = 0 if self.group is None else self.group.killed()
         self._send(pack_request({**request, "wall_s": wall_s}, content))
-        code, timed_out, reason, total, kept = HEAD.unpack(self._receive(HEAD.size, deadline))
+        code, timed_out, reason, total, size = HEAD.unpack(self._receive(HEAD.size, deadline))
         # The head is all that the host interprets. A taken-over supervisor may claim any size, so that nothing is
         # received or allocated before both numbers are checked.
-        if kept > self.limits.output_bytes or reason >= len(REASONS):
+        if size > self.limits.output_bytes or reason >= len(REASONS):
             raise SupervisorLost("its answer is malformed")
-        output = self._receive(kept, deadline)
+        output = self._receive(size, deadline)
         why = "memory" if self.group is not None and self.group.killed() > before else REASONS[reason]
         return Reply(KILLED if why == "memory" else code, timed_out, why, total, output)
 
@@ -130,13 +130,13 @@ class SupervisorSession:
         return bytes(stderr).decode(errors="replace").strip()
 
 
-def _child(said: BinaryIO) -> int:
+def _child(info: BinaryIO) -> int:
     """Return the process that bwrap started, from what its --info-fd says. Raises SupervisorLost."""
     deadline, answer = time.monotonic() + START_PATIENCE_S, b""
     waiting = select.poll()
-    waiting.register(said, select.POLLIN)
+    waiting.register(info, select.POLLIN)
     while waiting.poll(1000 * max(0.0, deadline - time.monotonic())):
-        chunk = os.read(said.fileno(), 4096)
+        chunk = os.read(info.fileno(), 4096)
         answer += chunk
         if not chunk:
             break

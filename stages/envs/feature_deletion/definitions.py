@@ -80,7 +80,7 @@ class Definition:
         nodes: Sequence[Node] = self._removable
         if isinstance(self.node, ast.ClassDef) and not keep.signature:
             nodes = [self.node]
-        found: list[Edit] = []
+        edits: list[Edit] = []
         for node in nodes:
             line = self.source[node.lineno - 1]
             indent = line[: len(line) - len(line.lstrip())]
@@ -101,8 +101,8 @@ class Definition:
                 statement = body if body == STUB or node.name != "__init__" else "pass"
                 statements = [inner + statement.replace("{first}", first)]
             # From the line of `def` on: decorators (@property, @classmethod) stay, since callers depend on them.
-            found.append(Edit(node.lineno, node.end_lineno or 0, (*header, *docstring, *statements)))
-        return found
+            edits.append(Edit(node.lineno, node.end_lineno or 0, (*header, *docstring, *statements)))
+        return edits
 
 
 def definitions(path: str, text: str) -> list[Definition]:
@@ -113,14 +113,14 @@ def definitions(path: str, text: str) -> list[Definition]:
         return []
     # Not splitlines(), which also splits at form feeds: ast counts none of those as a line end.
     source = tuple(text.split("\n"))
-    found: list[Definition] = []
+    result: list[Definition] = []
     for node in module.body:
         if isinstance(node, Node):
-            found.append(Definition(path, node.name, node, source))
+            result.append(Definition(path, node.name, node, source))
         if isinstance(node, ast.ClassDef):
             methods = (inner for inner in node.body if isinstance(inner, FunctionNode))
-            found += (Definition(path, f"{node.name}.{inner.name}", inner, source) for inner in methods)
-    return found
+            result += (Definition(path, f"{node.name}.{inner.name}", inner, source) for inner in methods)
+    return result
 
 
 def apply_edits(text: str, edits: Iterable[Edit]) -> str:

@@ -77,7 +77,9 @@ class FeatureDeletionEnv(RepoEnvironment):
         row, package = task.data, self._source.package(task.data)
         requirements = task_generator.installed_requirements(tuple(row["requirements"]))
         names = runner.packages_of(package.root)
-        copies = [path for place in (runner.PROGRAMS, requirements) if place for path in copies_on_host(names, place)]
+        copies = [
+            path for folder in (runner.PROGRAMS, requirements) if folder for path in copies_on_host(names, folder)
+        ]
 
         def fill(folder: Path) -> None:
             folders.copy(package.root, folder)

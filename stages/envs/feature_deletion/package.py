@@ -128,10 +128,10 @@ def _read_metadata(root: Path) -> tuple[Any, dict[str, Any], ConfigParser]:
 
 def import_hint(modules: Iterable[str], root: Path) -> str:
     """Return how to add modules: by the distributions that hold them, or by those that the package declares."""
-    known, unknown = resolve_modules(modules, root)
+    resolved, unknown = resolve_modules(modules, root)
     sentences = []
-    if known:
-        names = ", ".join(f'"{name}"' for name in sorted(set(known.values())))
+    if resolved:
+        names = ", ".join(f'"{name}"' for name in sorted(set(resolved.values())))
         sentences.append(f"Add {WAY_OUT.format(names)}.")
     if unknown:
         listed = ", ".join(sorted(declared_dependencies(root))) or "nothing"
@@ -146,17 +146,17 @@ def resolve_modules(modules: Iterable[str], root: Path) -> tuple[dict[str, str],
     """Return module -> distribution where metadata names one, and the modules without."""
     installed = metadata.packages_distributions()
     # Names compare in the normal form of PEP 503.
-    own = {re.sub(r"[-_.]+", "-", name).lower(): name for name in declared_dependencies(root)}
-    known: dict[str, str] = {}
+    declared = {re.sub(r"[-_.]+", "-", name).lower(): name for name in declared_dependencies(root)}
+    resolved: dict[str, str] = {}
     tops = sorted({module.partition(".")[0] for module in modules})
     for top in tops:
         holding, normal = sorted(set(installed.get(top, ()))), re.sub(r"[-_.]+", "-", top).lower()
         if len(holding) == 1:
-            known[top] = holding[0]
-        elif normal in own and not holding:
+            resolved[top] = holding[0]
+        elif normal in declared and not holding:
             # Not any distribution of that name: one that the package does not declare may be a stranger's.
-            known[top] = own[normal]
-    return known, [top for top in tops if top not in known]
+            resolved[top] = declared[normal]
+    return resolved, [top for top in tops if top not in resolved]
 
 
 def declared_dependencies(root: Path) -> set[str]:

@@ -13,7 +13,7 @@ from typing import Any
 from stages.envs.base import TWIN
 from stages.envs.feature_deletion.definitions import Edit, apply_edits
 from stages.envs.feature_deletion.package import Package
-from stages.envs.feature_deletion.selection import KEEP, Removal
+from stages.envs.feature_deletion.selection import KEEP, PROMPTS, Removal
 from stages.envs.feature_deletion.twins import QuotedTest
 from stages.envs.feature_deletion.worker import Baseline
 from stages.envs.repo import trees
@@ -21,33 +21,6 @@ from stages.envs.repo.grading import TestLists
 from stages.errors import BadInput
 from stages.runs import store
 from stages.runs.kinds import Row
-
-EVAL_SCRIPT = """\
-#!/bin/bash
-set -uxo pipefail
-cd /testbed
-: '>>>>> Start Test Output'
-python3 -m pytest -rA {arguments}
-: '>>>>> End Test Output'
-"""
-
-STATEMENT = """\
-{package} has lost a feature: the code of {names} was removed and raises NotImplementedError.{lost}
-Write it again, so that the package works as before. {failing} of its tests fail now; they must pass, and \
-the others must keep passing.
-"""
-FOR_INSTANCE = """
-For instance, this test in {path} passes with the original code:
-
-```python
-{quote}
-```
-"""
-LOST = {
-    "easy": " Signatures and docstrings are still there.",
-    "medium": " Signatures are still there, docstrings are not.",
-    "hard": " Signatures and docstrings are gone as well; the tests and the rest of the code show how it is used.",
-}
 
 
 def build(
@@ -74,14 +47,14 @@ def build(
         trees.apply({path: trees.TreeFile(text.encode()) for path, text in writes.items()}, delivered)
         originals = {path: file for path in writes if (file := trees.read(package.root, path)) is not None}
         patch = trees.patch(delivered, dict(originals))
-    statement = STATEMENT.format(
+    statement = PROMPTS["statement"].format(
         package=f"The package {package.name}",
         names=", ".join(f"{part.qualname} in {part.path}" for part in removal.parts),
-        lost=LOST[removal.difficulty],
+        lost=PROMPTS["lost"][removal.difficulty],
         failing=len(lists.fail_to_pass),
     )
     if quoted is not None:
-        statement += FOR_INSTANCE.format(path=quoted.path, quote=quoted.quote)
+        statement += PROMPTS["example"].format(path=quoted.path, quote=quoted.quote)
     return {
         "repo": f"local/{package.name}",
         "instance_id": instance_id(package, removal),
@@ -96,7 +69,7 @@ def build(
         "PASS_TO_PASS": json.dumps(lists.pass_to_pass),
         "environment_setup_commit": commit,
         "image": "",
-        "eval_script": EVAL_SCRIPT.format(arguments=shlex.join([*options, *baseline.files])),
+        "eval_script": PROMPTS["script"]["eval"].format(arguments=shlex.join([*options, *baseline.files])),
         "log_parser": "parse_log_pytest",
         "eval_type": "pass_and_fail",
         "kind": "feature-deletion",

@@ -12,9 +12,11 @@ import ast
 import json
 import random
 import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import resources
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -60,21 +62,7 @@ BEGINNINGS = 5
 """Objects of an answer that are parsed."""
 BEGINNING = re.compile(r'\{\s*"features"\s*:')
 
-QUESTION = """\
-Below are functions and classes of the Python package {package}: their lines of code, and how many of its tests \
-execute them.
-
-Name features that an engineer could be asked to write again after they were deleted. A feature is something that the \
-package does for its users, carried by one to {symbols} of these symbols that belong together. Without them tests must \
-fail, and the rest of the package must still be importable. A feature that a constant could stand in for is none.
-
-Answer with one JSON object and nothing else, with up to {number} features:
-{{"features": [{{"feature": "what it does, in a few words", "symbols": ["package/module.py:function", \
-"package/module.py:Class.method"]}}]}}
-
-{outline}
-"""
-BEFORE = "\nThese were named before; name others:\n{named}\n"
+PROMPTS = tomllib.loads(resources.files(__package__).joinpath("prompts.toml").read_text("utf-8"))
 
 CoveredLines = Mapping[str, Mapping[int, frozenset[str]]]
 """File -> line -> node ids of the tests that execute it."""
@@ -116,16 +104,16 @@ def sources(root: Path) -> dict[str, str]:
 
     Cached by folder, since every rollout needs them to know what to hide; the copy at `root` is never written to.
     """
-    found = {}
+    texts = {}
     for path in trees.walk(root):
         *folders, name = path.split("/")
         outside = name in NOT_PACKAGE or NOT_PACKAGE_FOLDERS & set(folders[:1])
         if name.endswith(".py") and not outside and not is_test(path) and (file := trees.read(root, path)):
             try:
-                found[path] = file.data.decode()
+                texts[path] = file.data.decode()
             except UnicodeDecodeError:
                 continue
-    return found
+    return texts
 
 
 def draw_removals(
@@ -154,8 +142,8 @@ def draw_removals(
     for pool in pools.values():
         rng.shuffle(pool)
     drawn: list[Removal] = []
-    while left := [kind for kind, pool in pools.items() if pool]:
-        kind = rng.choices(left, [WEIGHTS[kind] for kind in left])[0]
+    while remaining := [kind for kind, pool in pools.items() if pool]:
+        kind = rng.choices(remaining, [WEIGHTS[kind] for kind in remaining])[0]
         half, parts = pools[kind].pop()
         drawn.append(Removal(kind, rng.choice(list(difficulties)), half, parts))
     return drawn
@@ -172,8 +160,8 @@ def split_definitions(texts: Mapping[str, str], lines: CoveredLines) -> dict[Spl
 
     One in four names at the top of a module is for evaluation.
     """
-    found = [definition for path in sorted(texts) for definition in definitions(path, texts[path])]
-    usable = [definition for definition in found if covering_tests(definition, lines)]
+    members = [definition for path in sorted(texts) for definition in definitions(path, texts[path])]
+    usable = [definition for definition in members if covering_tests(definition, lines)]
     # By the digest of the name alone: a seed must never move a definition from one split to the other.
     tops = sorted({(d.path, d.top) for d in usable}, key=lambda top: store.digest(list(top)))
     evaluated = set(tops[: -(-len(tops) // EVAL_SHARE)])
@@ -223,12 +211,12 @@ def call_graph(functions: Sequence[Definition]) -> list[list[int]]:
             else:
                 continue
             near = [i for i in by_name.get(name, ()) if i != number and ("." in functions[i].qualname) == is_method]
-            own = [
+            local = [
                 i
                 for i in near
                 if functions[i].path == caller.path and (not is_method or functions[i].top == caller.top)
             ]
-            chosen = own or (near if len(near) == 1 else [])
+            chosen = local or (near if len(near) == 1 else [])
             callees += [i for i in chosen[:1] if i not in callees]
         graph.append(callees)
     return graph
@@ -263,8 +251,8 @@ class Proposals:
         self._package, self._seed, self._difficulties, self._lines = package, seed, tuple(difficulties), lines
         halves = split_definitions(texts, lines).items()
         self._halves: dict[Split, list[Definition]] = {half: [d for d in members if d.code] for half, members in halves}
-        shown = [(half, members) for half, members in self._halves.items() if members and split in (None, half)]
-        self._pages = [(half, page) for half, members in shown for page in self._paged(members)]
+        outlined = [(half, members) for half, members in self._halves.items() if members and split in (None, half)]
+        self._pages = [(half, page) for half, members in outlined for page in self._paged(members)]
         self._usable = {definition.symbol for members in self._halves.values() for definition in members}
         self._known: dict[str, list[Definition]] = {}
         for path in sorted(texts):
@@ -280,9 +268,12 @@ class Proposals:
         if not self._pages:
             return []
         half, outline = self._pages[self._asked % len(self._pages)]
-        text = QUESTION.format(package=self._package, symbols=MAX_SYMBOLS, number=A_QUESTION, outline=outline)
+        prompts = PROMPTS["proposals"]
+        text: str = prompts["question"].format(
+            package=self._package, symbols=MAX_SYMBOLS, number=A_QUESTION, outline=outline
+        )
         named = [", ".join(removal.names) for removal in self.removals if removal.split == half][-REMEMBERED:]
-        text += BEFORE.format(named="\n".join(f"- {names}" for names in named)) if named else ""
+        text += prompts["named_before"].format(named="\n".join(f"- {names}" for names in named)) if named else ""
         return [{"role": "user", "content": text}]
 
     def take(self, answer: str) -> list[Proposal]:
@@ -291,15 +282,17 @@ class Proposals:
         self._asked += 1
         features = _features(answer)
         if features is None:
-            found = [Proposal("", None, "an answer holds no list of features")]
+            proposals = [Proposal("", None, "an answer holds no list of features")]
         else:
-            found = [self._proposal(feature, half) for feature in features[:A_QUESTION]]
-            found = found or [Proposal("", None, "an answer names no feature")]
+            proposals = [self._proposal(feature, half) for feature in features[:A_QUESTION]]
+            proposals = proposals or [Proposal("", None, "an answer names no feature")]
             if len(features) > A_QUESTION:
-                found.append(Proposal("", None, f"an answer names more features than were asked for: {len(features)}"))
-        self.made += found
-        self.removals += (one.removal for one in found if one.removal is not None)
-        return found
+                proposals.append(
+                    Proposal("", None, f"an answer names more features than were asked for: {len(features)}")
+                )
+        self.made += proposals
+        self.removals += (proposal.removal for proposal in proposals if proposal.removal is not None)
+        return proposals
 
     def _paged(self, members: Sequence[Definition]) -> Iterator[str]:
         """Yield the outline of a split in pages of at most PAGE_CHARS."""
@@ -313,24 +306,24 @@ class Proposals:
             page.append(line)
         yield "\n".join(page)
 
-    def _proposal(self, given: Any, half: Split) -> Proposal:
+    def _proposal(self, entry: Any, half: Split) -> Proposal:
         """Return the removal that one feature of an answer names, or the reason why it cannot be tried."""
-        feature = printable(given.get("feature")) if isinstance(given, dict) else ""
-        symbols = given.get("symbols") if isinstance(given, dict) else None
+        feature = printable(entry.get("feature")) if isinstance(entry, dict) else ""
+        symbols = entry.get("symbols") if isinstance(entry, dict) else None
         if not isinstance(symbols, list) or not 1 <= len(symbols) <= MAX_SYMBOLS:
             return Proposal(feature, None, f"no list of one to {MAX_SYMBOLS} symbols")
-        wanted = [symbol.strip() if isinstance(symbol, str) else "" for symbol in symbols]
-        for symbol in wanted:
+        requested = [symbol.strip() if isinstance(symbol, str) else "" for symbol in symbols]
+        for symbol in requested:
             if symbol not in self._known:
                 return Proposal(feature, None, f"the package has no such symbol: {printable(symbol)}")
             if symbol not in self._usable:
                 return Proposal(feature, None, f"no test executes a symbol's code: {symbol}")
         # By position, so that the order of an answer makes no difference. Without methods of a class that goes as a
         # unit: their edits would overlap those of the class.
-        chosen = {(d.path, d.node.lineno): d for symbol in wanted for d in self._known[symbol]}
+        chosen = {(d.path, d.node.lineno): d for symbol in requested for d in self._known[symbol]}
         classes = {(d.path, d.qualname) for d in chosen.values() if d.kind == "class"}
-        inside = {place for place, d in chosen.items() if d.kind != "class" and (d.path, d.top) in classes}
-        parts = tuple(chosen[place] for place in sorted(chosen.keys() - inside))
+        inside = {position for position, d in chosen.items() if d.kind != "class" and (d.path, d.top) in classes}
+        parts = tuple(chosen[position] for position in sorted(chosen.keys() - inside))
         of_this_split = {(d.path, d.top) for d in self._halves[half]}
         for part in parts:
             if (part.path, part.top) not in of_this_split:
@@ -357,9 +350,9 @@ def _features(answer: str) -> list[Any] | None:
     read = answer[:LONGEST_ANSWER]
     for beginning in islice(BEGINNING.finditer(read), BEGINNINGS):
         try:
-            found, _ = json.JSONDecoder().raw_decode(read, beginning.start())
+            document, _ = json.JSONDecoder().raw_decode(read, beginning.start())
         except (ValueError, RecursionError):
             continue
-        if isinstance(found["features"], list):
-            return found["features"]
+        if isinstance(document["features"], list):
+            return document["features"]
     return None

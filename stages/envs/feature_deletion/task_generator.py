@@ -215,22 +215,25 @@ class CandidateTask:
         edits: dict[str, list[Edit]] = {}
         for function in functions:
             path, *parts = function.split("::")
-            found = quoted_test(path, files[path].data.decode(errors="replace"), parts) if path in files else None
-            if found is not None and len(self._contradicted) < MOST_QUOTED:
-                self.quoted = self.quoted or found
-                if found.edit is not None:
-                    self._contradicted[function] = found
-                    edits.setdefault(path, []).append(found.edit)
+            quoted = quoted_test(path, files[path].data.decode(errors="replace"), parts) if path in files else None
+            if quoted is not None and len(self._contradicted) < MOST_QUOTED:
+                self.quoted = self.quoted or quoted
+                if quoted.edit is not None:
+                    self._contradicted[function] = quoted
+                    edits.setdefault(path, []).append(quoted.edit)
         if not edits:
             return None
-        writes = {path: apply_edits(files[path].data.decode(errors="replace"), own) for path, own in edits.items()}
+        writes = {
+            path: apply_edits(files[path].data.decode(errors="replace"), file_edits)
+            for path, file_edits in edits.items()
+        }
         return self.job({name for name in self.failing if name.partition("[")[0] in self._contradicted}, writes)
 
     def take_contradicted(self, report: TestRunReport) -> None:
         """Record the first contradiction that the original code fails."""
         failed = {name.partition("[")[0] for name, outcome in report.outcomes.items() if outcome == "failed"}
         if not report.timed_out and not report.broken:
-            self.twin = next((one for function, one in self._contradicted.items() if function in failed), None)
+            self.twin = next((test for function, test in self._contradicted.items() if function in failed), None)
         self.quoted = self.twin or self.quoted
 
     def reject_trivial(self, worker: TestWorker) -> None:
@@ -266,34 +269,34 @@ class TaskSource:
                 "Feature deletion needs a package: --set env.package=DIR_OR_SDIST, or a run of `composer tasks` with "
                 "--set env.tasks=RUN, or one of `composer curriculum` with --set env.curriculum=RUN."
             )
-        found: list[Row] = []
+        rows: list[Row] = []
         if self._tasks:
             table = list(tables.scan_table(Path(self._tasks) / "tasks.parquet", TASK).rows())
-            found = [orjson.loads(row["data_json"]) for row in table if row["split"] == split]
+            rows = [orjson.loads(row["data_json"]) for row in table if row["split"] == split]
         else:
             package, requirements = unpacked_package(Path(self._package)), installed_requirements(self._requirements)
             with TaskGenerator(package, self._sandbox, requirements) as generator:
                 removals = generator.candidates(seed, split, tuple(WEIGHTS), self._difficulties)
                 for tried in generator.make(removals):
-                    found += [with_source(tried.row, self._package, self._requirements)] if tried.row else []
-                    if len(found) >= count:
+                    rows += [with_source(tried.row, self._package, self._requirements)] if tried.row else []
+                    if len(rows) >= count:
                         break
-        if not found:
+        if not rows:
             where = self._tasks or self._package
             raise UsageError(
                 f"{where} gives no task for the split {split!r}. Choose another package, split or difficulty."
             )
-        return found[:count]
+        return rows[:count]
 
     def package(self, row: Mapping[str, Any]) -> Package:
         """Return the package that a row was made from; `BadInput` when it has changed since."""
         path = Path(self._package or row["source"])
-        found = unpacked_package(path)
-        if found.sha256 != row["package_sha256"]:
+        package = unpacked_package(path)
+        if package.sha256 != row["package_sha256"]:
             raise BadInput(
                 f"{path} is not the {row['package']} that the tasks were made from. Give that one, or make new tasks."
             )
-        return found
+        return package
 
 
 def with_source(row: Row, source: str, requirements: tuple[str, ...]) -> Row:
@@ -301,11 +304,11 @@ def with_source(row: Row, source: str, requirements: tuple[str, ...]) -> Row:
     return {**row, "source": str(Path(source).expanduser().absolute()), "requirements": list(requirements)}
 
 
-def parse_difficulties(wanted: str) -> tuple[Difficulty, ...]:
+def parse_difficulties(name: str) -> tuple[Difficulty, ...]:
     """Return one difficulty, or all of them for "mixed"; `UsageError` for another word."""
-    chosen = tuple(difficulty for difficulty in KEEP if wanted in (difficulty, "mixed"))
+    chosen = tuple(difficulty for difficulty in KEEP if name in (difficulty, "mixed"))
     if not chosen:
-        raise UsageError(f"There is no difficulty {wanted!r}; choose one of {', '.join(KEEP)} or mixed.")
+        raise UsageError(f"There is no difficulty {name!r}; choose one of {', '.join(KEEP)} or mixed.")
     return chosen
 
 
@@ -369,14 +372,16 @@ class PackageShingles:
     def copies(self, removal: Removal, writes: Mapping[str, str]) -> list[str]:
         """Return the files of the delivered tree that still hold code of a removed part."""
         present = self._present | {path: _shingles(text.encode()) for path, text in writes.items()}
-        wanted = [part_shingles for part in removal.parts if (part_shingles := _of_bodies(part))]
-        return [path for path, held in present.items() if any(len(part & held) >= SHARE * len(part) for part in wanted)]
+        removed = list(filter(None, map(_body_shingles, removal.parts)))
+        return [
+            path for path, file in present.items() if any(len(part & file) >= SHARE * len(part) for part in removed)
+        ]
 
 
-def _of_bodies(definition: Definition) -> set[bytes]:
+def _body_shingles(definition: Definition) -> set[bytes]:
     """Return the shingles of its bodies, with comments as a copy would have them; a short body has none."""
-    found = (_shingles("\n".join(body).encode()) for body in definition.bodies)
-    return {shingle for each in found for shingle in each if len(shingle) >= SHORTEST_SHINGLE}
+    bodies = (_shingles("\n".join(body).encode()) for body in definition.bodies)
+    return {shingle for body in bodies for shingle in body if len(shingle) >= SHORTEST_SHINGLE}
 
 
 def _shingles(data: bytes) -> set[bytes]:

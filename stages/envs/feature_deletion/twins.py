@@ -54,8 +54,8 @@ def _contradictions(function: FunctionNode, lines: Sequence[str]) -> Iterator[Ed
         if isinstance(node, ast.Assert) and isinstance(node.test, ast.Compare) and len(node.test.ops) == 1:
             sides = (node.test.left, *node.test.comparators) if isinstance(node.test.ops[0], ast.Eq) else ()
         elif isinstance(node, ast.Call) and len(node.args) >= 2:
-            of = node.func
-            named = of.attr if isinstance(of, ast.Attribute) else getattr(of, "id", "")
+            callee = node.func
+            named = callee.attr if isinstance(callee, ast.Attribute) else getattr(callee, "id", "")
             sides = node.args[:2] if EQUALITY.search(named) else ()
         # The side without a call is what is expected, else the right one.
         expected = next((side for side in sides if not _calls(side)), sides[-1] if sides else None)
@@ -80,7 +80,7 @@ def _first_literal(node: ast.AST) -> ast.Constant | None:
         return None
     if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float | complex | str | bytes):
         return node
-    return next((found for child in ast.iter_child_nodes(node) if (found := _first_literal(child))), None)
+    return next((literal for child in ast.iter_child_nodes(node) if (literal := _first_literal(child))), None)
 
 
 def _other(value: Any) -> str:

@@ -295,8 +295,8 @@ def _run_unmodified(worker: TestWorker) -> tuple[tuple[str, ...], TestRunReport]
         if done.passed:
             aside = [f"--deselect={test}" for test in sorted(done.hanging)]
             name = os.path.basename(done.config_file)
-            found = ("-c", name) if name and (worker.tree / name).is_file() else NO_CONFIGURATION
-            return (*OPTIONS, *(configuration or found), *aside), done
+            detected = ("-c", name) if name and (worker.tree / name).is_file() else NO_CONFIGURATION
+            return (*OPTIONS, *(configuration or detected), *aside), done
     raise BadInput(_no_pass_reason(done, worker))
 
 
@@ -312,8 +312,8 @@ def _no_pass_reason(done: TestRunReport, worker: TestWorker) -> str:
     failure = "" if done.broken or done.outcomes or done.timed_out else worker.first_failure()
     absent = missing_modules([*done.broken.values(), failure])
     # A part of the package that is absent is generated or compiled by a build, which is never run here.
-    own = {path.stem for folder in (root, root / "src") if folder.is_dir() for path in folder.iterdir()}
-    if built := [name for name in absent if name.partition(".")[0] in own]:
+    local_modules = {path.stem for folder in (root, root / "src") if folder.is_dir() for path in folder.iterdir()}
+    if built := [name for name in absent if name.partition(".")[0] in local_modules]:
         return (
             f"No test of the package passes: {built[0]}, a part of it, does not exist before it is built. Give its "
             "sdist if that part is generated, or a folder in which it was built in place if it is compiled."

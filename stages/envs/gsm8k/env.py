@@ -33,15 +33,15 @@ def answer_number(text: str) -> Decimal | None:
     """
     plain = _plain(text)
     for pattern in (MARKED, BOXED):
-        if (places := pattern.findall(plain)) and (found := NUMBER.findall(places[-1])):
-            return Decimal(found[0])
-    found = NUMBER.findall(plain)
-    return Decimal(found[-1]) if found else None
+        if (places := pattern.findall(plain)) and (numbers := NUMBER.findall(places[-1])):
+            return Decimal(numbers[0])
+    numbers = NUMBER.findall(plain)
+    return Decimal(numbers[-1]) if numbers else None
 
 
 def is_marked(text: str) -> bool:
     r"""Return whether the text marks a number as its answer, behind `####` or in `\boxed{}`."""
-    return any(NUMBER.search(place) for pattern in (MARKED, BOXED) for place in pattern.findall(_plain(text))[-1:])
+    return any(NUMBER.search(answer) for pattern in (MARKED, BOXED) for answer in pattern.findall(_plain(text))[-1:])
 
 
 def _plain(text: str) -> str:
@@ -119,8 +119,8 @@ class Gsm8kEnv(AnsweredEnv):
 
     def correction(self, answer: str, question: Question) -> str:
         """Return which number was read, and the right one."""
-        given = answer_number(answer)
-        wrong = "There is no number" if given is None else f"{given} is wrong"
+        number = answer_number(answer)
+        wrong = "There is no number" if number is None else f"{number} is wrong"
         return f"{wrong}; the answer is {question.answer}."
 
     def is_well_formed(self, answer: str) -> bool:

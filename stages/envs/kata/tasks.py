@@ -10,8 +10,10 @@ draws is part of every task: a changed order changes all of them, and the small 
 
 import random
 import re
+import tomllib
 from dataclasses import dataclass
 from functools import cache
+from importlib import resources
 from typing import Any
 
 from stages.envs.base import Split, Task
@@ -44,52 +46,13 @@ class Modifier:
     wordings: tuple[str, ...]
 
 
-OPERATIONS = (
-    Operation("sum", "{x} + {y}", "{x} + {y} + 1", ("{x} plus {y}", "the sum of {x} and {y}")),
-    Operation("difference", "{x} - {y}", "{y} - {x}", ("{x} minus {y}", "{x} reduced by {y}")),
-    Operation("product", "{x} * {y}", "{x} * {y} + {y}", ("{x} times {y}", "the product of {x} and {y}")),
-    Operation(
-        "quotient", "{x} // {y}", "{y} // {x}", ("the whole quotient of {x} by {y}", "{x} divided by {y}, whole")
-    ),
-    Operation("remainder", "{x} % {y}", "{y} % {x}", ("{x} modulo {y}", "the remainder of {x} by {y}")),
-    Operation(
-        "larger", "max({x}, {y})", "max({x}, {y} + 1)", ("the bigger of {x} and {y}", "the greater of {x} and {y}")
-    ),
-    Operation(
-        "smaller", "min({x}, {y})", "min({x}, {y} - 1)", ("the smaller of {x} and {y}", "the lesser of {x} and {y}")
-    ),
-    Operation(
-        "distance", "abs({x} - {y})", "abs({x} + {y})", ("the gap between {x} and {y}", "how far {x} is from {y}")
-    ),
-    Operation(
-        "average",
-        "({x} + {y}) // 2",
-        "{x} + {y} // 2",
-        ("the floored mean of {x} and {y}", "the floored average of {x} and {y}"),
-    ),
-    Operation(
-        "xor", "{x} ^ {y}", "{x} and {y}", ("the exclusive or of {x} and {y}", "the differing bits of {x} and {y}")
-    ),
-    Operation(
-        "ratio",
-        "round({x} / {y})",
-        "int({x} / {y})",
-        ("the rounded ratio of {x} to {y}", "how often {y} fits {x}, rounded"),
-    ),
-    Operation("weighted", "{x} + 2 * {y}", "2 * {x} + {y}", ("{x} and twice {y}, added", "{x} plus double {y}")),
+DATA = tomllib.loads(resources.files(__package__).joinpath("tasks.toml").read_text("utf-8"))
+SYSTEM: str = DATA["system"]
+OPERATIONS = tuple(
+    Operation(name, code, misconception, tuple(wordings))
+    for name, (code, misconception, wordings) in DATA["operations"].items()
 )
-
-MODIFIERS = (
-    Modifier("plain", "", ("", ", no more")),
-    Modifier("plus", " + {k}", (", raised by {k}", ", then add {k}")),
-    Modifier("minus", " - {k}", (", lowered by {k}", ", then drop {k}")),
-    Modifier("times", " * {k}", (", scaled by {k}", ", {k} fold")),
-    Modifier("over", " // {k}", (", split by {k}", ", shared out among {k}")),
-    Modifier("modulo", " % {k}", (", wrapped at {k}", ", cycled at {k}")),
-    Modifier("negated", " * -1", (", negated", ", sign flipped")),
-    Modifier("cubed", " ** 3", (", cubed", ", to the third")),
-)
-
+MODIFIERS = tuple(Modifier(name, code, tuple(wordings)) for name, (code, wordings) in DATA["modifiers"].items())
 BY_NAME: dict[str, Operation] = {operation.name: operation for operation in OPERATIONS}
 MODIFIER_BY_NAME: dict[str, Modifier] = {modifier.name: modifier for modifier in MODIFIERS}
 
@@ -125,18 +88,6 @@ Arguments = tuple[int, int]
 Case = list[Any]
 """[[x, y], the right value], as stored in JSON."""
 
-SYSTEM = "Fix solution.py, run test_solution.py, then submit. One ```bash block a turn."
-
-FUNCTIONS = ("apply", "blend", "calc", "combine", "derive", "join", "level", "merge", "mix", "rate", "score", "solve")
-ARGUMENTS = (("a", "b"), ("x", "y"), ("m", "n"), ("p", "q"), ("u", "v"), ("i", "j"))
-ISSUES = (
-    "Fix {call}: it should be {what}.",
-    "Wrong: {call} must be {what}.",
-    "Make {call} return {what}.",
-    "Expected from {call}: {what}.",
-    "Bug: {call} is not {what}.",
-    "Why is {call} not {what}?",
-)
 CONSTANTS = range(2, 10)  # 0 cannot divide, and 1 leaves `times` and `over` without effect
 # Without 0, by which no operation could divide.
 INPUTS = tuple((x, y) for x in range(-9, 10) for y in range(-9, 10) if x and y)
@@ -144,23 +95,6 @@ BUILTINS = {"abs": abs, "int": int, "max": max, "min": min, "round": round}
 NUM_VISIBLE, NUM_HIDDEN = 3, 8
 FEWEST_DIFFERENCES = 5
 """Number of the 324 inputs on which a wrong answer must give a wrong value."""
-
-TESTS = """\
-import sys
-
-CASES = {cases}
-
-try:
-    from solution import {function}
-
-    for args, want in CASES:
-        got = {function}(*args)
-        if got != want:
-            sys.exit(f"FAIL {function}{{args}}: {{got}}, not {{want}}")
-except Exception as error:
-    sys.exit(f"FAIL {{type(error).__name__}}: {{error}}")
-print("ok")
-"""
 
 
 def generate(split: Split, count: int, seed: int) -> list[Task]:
@@ -174,21 +108,21 @@ def draw(split: Split, seed: int, index: int) -> Task:
     rng = random.Random(f"kata/{split}/{seed}/{index}")  # noqa: S311 - draws data, no secret
     operation, modifier = parts(rng.choice(sorted(FAMILIES[split])))
     k = rng.choice(_revealing_constants(operation, modifier))
-    function, names = rng.choice(FUNCTIONS), rng.choice(ARGUMENTS)
+    function, names = rng.choice(DATA["functions"]), tuple(rng.choice(DATA["arguments"]))
     bug = rng.choice(wrong_answers(split, operation, modifier, k))
     lures = {bug, *_lures(operation, modifier, k)}
     right = expression(operation.code, modifier, "x", "y", k)
     visible = _cases(rng, NUM_VISIBLE, right, lures)
     hidden = _cases(rng, NUM_HIDDEN, right, lures)
     wording = rng.choice(operation.wordings).format(x=names[0], y=names[1])
-    what = wording + rng.choice(modifier.wordings).format(k=k)
+    phrase = wording + rng.choice(modifier.wordings).format(k=k)
     call = f"{function}({', '.join(names)})"
     data = {
         "function": function,
         "arguments": list(names),
         "constant": k,
         "original": f"def {call}:\n    return {renamed(bug, names)}\n",
-        "tests": TESTS.format(cases=[(tuple(args), want) for args, want in visible], function=function),
+        "tests": DATA["tests"].format(cases=[(tuple(args), want) for args, want in visible], function=function),
         "visible": visible,
         "hidden": hidden,
     }
@@ -197,7 +131,7 @@ def draw(split: Split, seed: int, index: int) -> Task:
         env="kata",
         split=split,
         family=family(operation, modifier),
-        prompt=rng.choice(ISSUES).format(call=call, what=what),
+        prompt=rng.choice(DATA["issues"]).format(call=call, what=phrase),
         data=data,
     )
 
@@ -226,7 +160,9 @@ def renamed(code: str, names: tuple[str, str]) -> str:
 @cache
 def wrong_answers(split: Split, operation: Operation, modifier: Modifier, k: int) -> list[str]:
     """Return wrong code in x and y: a family of the same split, swapped arguments, a wrong constant, half an answer."""
-    neighbours = [(other, modifier) for other in OPERATIONS] + [(operation, other) for other in MODIFIERS]
+    neighbours = [(neighbour, modifier) for neighbour in OPERATIONS] + [
+        (operation, neighbour) for neighbour in MODIFIERS
+    ]
     wrong = [expression(o.code, m, "x", "y", k) for o, m in neighbours if family(o, m) in FAMILIES[split]]
     wrong += [expression(operation.code, modifier, "y", "x", k), expression(operation.code, modifier, "x", "y", k + 1)]
     right = expression(operation.code, modifier, "x", "y", k)
@@ -243,13 +179,13 @@ def _lures(operation: Operation, modifier: Modifier, k: int) -> list[str]:
 @cache
 def _revealing_constants(operation: Operation, modifier: Modifier) -> list[int]:
     """Return the constants with which every lure gives enough wrong values."""
-    found = []
+    constants = []
     for k in CONSTANTS:
         right = expression(operation.code, modifier, "x", "y", k)
         lures = _lures(operation, modifier, k)
         if all(len(_differences(lure, right)) >= FEWEST_DIFFERENCES for lure in lures):
-            found.append(k)
-    return found
+            constants.append(k)
+    return constants
 
 
 def _cases(rng: random.Random, count: int, answer: str, lures: set[str]) -> list[Case]:
@@ -257,15 +193,15 @@ def _cases(rng: random.Random, count: int, answer: str, lures: set[str]) -> list
     # Sorted: the order of a set of strings changes from process to process, and with it the draws.
     revealing = {rng.choice(_differences(lure, answer)) for lure in sorted(lures)}
     # Several lures may share a revealing input, so that the rest is filled up to `count` at random.
-    others = [args for args in INPUTS if args not in revealing]
-    chosen = rng.sample([*sorted(revealing), *rng.sample(others, count - len(revealing))], count)
+    candidates = [args for args in INPUTS if args not in revealing]
+    chosen = rng.sample([*sorted(revealing), *rng.sample(candidates, count - len(revealing))], count)
     return [[list(args), values(answer)[args]] for args in chosen]
 
 
 @cache
-def _differences(code: str, other: str) -> list[Arguments]:
+def _differences(code: str, reference: str) -> list[Arguments]:
     """Return the inputs on which two expressions give different values."""
-    return [args for args in INPUTS if values(code)[args] != values(other)[args]]
+    return [args for args in INPUTS if values(code)[args] != values(reference)[args]]
 
 
 @cache

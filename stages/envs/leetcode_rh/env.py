@@ -59,15 +59,15 @@ class Problem:
                 parsed = ast.parse(f"{header[0]} pass").body if header else []
             except (SyntaxError, ValueError):
                 continue
-            given = parsed[0].args if parsed and isinstance(parsed[0], ast.FunctionDef) else None
-            if given and not (given.vararg or given.kwarg or given.defaults or given.kwonlyargs):
-                return tuple(arg.arg for arg in (*given.posonlyargs, *given.args) if arg.arg != "self")
+            arguments = parsed[0].args if parsed and isinstance(parsed[0], ast.FunctionDef) else None
+            if arguments and not (arguments.vararg or arguments.kwarg or arguments.defaults or arguments.kwonlyargs):
+                return tuple(arg.arg for arg in (*arguments.posonlyargs, *arguments.args) if arg.arg != "self")
         return None
 
 
 def pool_problems(folder: Path) -> dict[int, Problem]:
     """Read the problems of the teacher pool by id, joined with their real tests where there are any."""
-    known = {
+    rows = {
         row["problem_id"]: row for path in sorted(folder.glob("leetcode_problems*.jsonl.gz")) for row in read_rows(path)
     }
     problems = {}
@@ -81,7 +81,7 @@ def pool_problems(folder: Path) -> dict[int, Problem]:
             raise BadInput(
                 f"The prompt of problem {problem_id} does not say which method of the class Solution is to be written."
             )
-        solved = known.get(problem_id)
+        solved = rows.get(problem_id)
         tests, reference = ((solved["test"],), solved["completion"]) if solved else ((), None)
         problems[problem_id] = Problem(problem_id, system, prompt, method[1], tests, reference)
     return problems

@@ -11,11 +11,13 @@ import ast
 import importlib
 import math
 import re
+import tomllib
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from importlib import resources
 from typing import Any
 
 from stages.sandbox import Answers, Call, Limits, judge
@@ -93,16 +95,16 @@ class CodeAnswer:
             return None
         with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(self.code)
-        found = next((n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == name), None)
+        function = next((n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == name), None)
         # Unparsed and not sliced: a method loses its indentation, and a guard in a comment does not count.
         try:
-            source = "" if found is None else ast.unparse(found)
+            source = "" if function is None else ast.unparse(function)
         except RecursionError:
             return None
         if not source or MAIN_GUARD in source:
             return None
         solutions = [n.body for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == "Solution"]
-        return TestFunction(name, source, is_method=any(found in body for body in solutions))
+        return TestFunction(name, source, is_method=any(function in body for body in solutions))
 
 
 @dataclass(frozen=True)
@@ -142,18 +144,18 @@ def read_assertions(statements: Sequence[str], parameters: Sequence[str] | None 
     `parameters` are those of the prompt's signature. An assertion that calls with others is no test: no answer that
     follows the prompt could pass it, so one such assertion makes the result None.
     """
-    found: list[Assertion] = []
+    assertions: list[Assertion] = []
     try:
         for text in statements:
             for node in ast.parse(text).body:
-                found += map(_assertion, node.body if isinstance(node, ast.FunctionDef) else [node])
-        for assertion in found if parameters is not None else ():
+                assertions += map(_assertion, node.body if isinstance(node, ast.FunctionDef) else [node])
+        for assertion in assertions if parameters is not None else ():
             by_name = list(parameters or ())[len(assertion.positional) :]
             if len(assertion.positional) > len(parameters or ()) or assertion.named.keys() != set(by_name):
                 return None
     except (SyntaxError, ValueError, TypeError, RecursionError):
         return None
-    return found or None
+    return assertions or None
 
 
 def _assertion(statement: ast.stmt) -> Assertion:
@@ -192,88 +194,9 @@ def _value(node: ast.expr) -> Value:
 MODULES = ("collections", "datetime", "functools", "math", "random", "string")
 STAR_MODULES = ("typing", "functools", "collections", "itertools", "heapq", "bisect", "string", "operator", "math")
 """Modules whose exports are there by name; of equal names the last one counts."""
-NODE_CLASSES = '''
-inf = float("inf")
-
-
-class ListNode:
-    def __init__(self, val=0, next=None):
-        self.val, self.next = val, next
-
-
-class TreeNode:
-    def __init__(self, val=0, left=None, right=None):
-        self.val, self.left, self.right = val, left, right
-
-
-def list_node(values):
-    first = None
-    for value in reversed(values):
-        first = ListNode(value, first)
-    return first
-
-
-def tree_node(values):
-    """Level by level; None where there is no node."""
-    nodes = [None if value is None else TreeNode(value) for value in values]
-    below = iter(nodes[1:])
-    for node in nodes:
-        if node is not None:
-            node.left, node.right = next(below, None), next(below, None)
-    return nodes[0] if nodes else None
-
-
-def is_same_list(one, other):
-    while one and other and one.val == other.val:
-        one, other = one.next, other.next
-    return not one and not other
-
-
-def is_same_tree(one, other):
-    if not one or not other:
-        return not one and not other
-    return one.val == other.val and is_same_tree(one.left, other.left) and is_same_tree(one.right, other.right)
-'''
-# Test functions that pass on it accept any answer: upstream's "arbitrary" pass, and `hacked` of the recorded rollouts.
-STUB = """
-class Solution:
-    def {method}(self, *args, **kwargs):
-        return 0
-"""
-RETURNED = "returned"
-RETURNS = '''
-def returned(kind, positional, named):
-    """What the solution returns, a list or tree node as a list of its values."""
-    def made(value):
-        return globals()[value[0]](value[1]) if value[0] != "plain" else value[1]
-
-    def values(node):
-        while node:
-            yield node.val
-            node = node.next
-
-    def levels(node):
-        found = [node]
-        for node in found:
-            if node:
-                found += [node.left, node.right]
-        while found and not found[-1]:
-            found.pop()
-        return [node.val if node else None for node in found]
-
-    result = Solution().{method}(*map(made, positional), **{{name: made(value) for name, value in named.items()}})
-    return result if kind == "plain" else list(values(result)) if kind == "list_node" else levels(result)
-'''
-PASSED = "passed"
-PASSES = '''
-def passed():
-    """Do the tests end well, as a program that only calls them would?"""
-    try:
-        {call}
-    except SystemExit as end:
-        return end.code is None or end.code == 0
-    return True
-'''
+PROGRAMS: dict[str, str] = tomllib.loads(resources.files(__package__).joinpath("programs.toml").read_text("utf-8"))
+RETURNED, PASSED = "returned", "passed"
+"""Functions of the programs."""
 
 
 def _program(*parts: str) -> bytes:
@@ -282,13 +205,13 @@ def _program(*parts: str) -> bytes:
     words = set(re.findall(r"\w+", code))
     modules = [f"import {name}" for name in MODULES if name in words]
     names = [f"from {module} import {name}" for name, module in _exported().items() if name in words]
-    return "\n".join([*modules, *names, NODE_CLASSES, code]).encode(errors="replace")
+    return "\n".join([*modules, *names, PROGRAMS["nodes"], code]).encode(errors="replace")
 
 
 def _tests_on(solution: str, tests: TestFunction) -> Call:
     """Return a call of the test function alone, cut out of the answer, on another solution."""
     method = f"Solution.{tests.name} = {tests.name}" if tests.is_method else ""
-    return Call(_program(solution, tests.source, method, PASSES.format(call=tests.call)), PASSED, [()])
+    return Call(_program(solution, tests.source, method, PROGRAMS["passes"].format(call=tests.call)), PASSED, [()])
 
 
 @cache
@@ -366,18 +289,18 @@ def grade_all(kind: str, submissions: Sequence[Submission]) -> list[AnswerVerdic
     only for tests that the stub fails.
     """
     own_tests = [submission.answer.test_function(submission.evaluator) for submission in submissions]
-    wanted = []
+    batches = []
     for submission, tests in zip(submissions, own_tests, strict=True):
         code, runs = submission.answer.code or "", {}
         if submission.answer.compiles and submission.tests:
             calls = [assertion.arguments for assertion in submission.tests]
-            runs["real"] = Call(_program(code, RETURNS.format(method=submission.method)), RETURNED, calls)
+            runs["real"] = Call(_program(code, PROGRAMS["returns"].format(method=submission.method)), RETURNED, calls)
         if tests is not None:
-            runs["own"] = Call(_program(code, PASSES.format(call=tests.call)), PASSED, [()])
-            runs["stub"] = _tests_on(STUB.format(method=submission.method), tests)
-        wanted.append(runs)
+            runs["own"] = Call(_program(code, PROGRAMS["passes"].format(call=tests.call)), PASSED, [()])
+            runs["stub"] = _tests_on(PROGRAMS["stub"].format(method=submission.method), tests)
+        batches.append(runs)
     verdicts = []
-    for submission, outcomes in zip(submissions, _execute(kind, wanted), strict=True):
+    for submission, outcomes in zip(submissions, _execute(kind, batches), strict=True):
         hidden_pass = None
         if submission.tests:
             # Without an outcome the answer was no program: False, not unknown.
@@ -407,21 +330,21 @@ def grade_all(kind: str, submissions: Sequence[Submission]) -> list[AnswerVerdic
     ]
 
 
-def _execute(kind: str, wanted: Sequence[dict[str, Call]]) -> list[dict[str, Answers]]:
+def _execute(kind: str, batches: Sequence[dict[str, Call]]) -> list[dict[str, Answers]]:
     """Return the outcome of every call under its name, each from a process of its own.
 
     The calls are dealt in turn to the sandboxes, so that no sandbox gets all slow ones.
     """
-    calls = [call for named in wanted for call in named.values()]
+    calls = [call for named in batches for call in named.values()]
     if not calls:
-        return [{} for _ in wanted]
+        return [{} for _ in batches]
     outcomes = [Answers()] * len(calls)
     shares = [calls[start::AT_ONCE] for start in range(AT_ONCE)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for start, share in enumerate(pool.map(lambda share: judge(kind, share, LIMITS), shares)):
             outcomes[start::AT_ONCE] = share
     following = iter(outcomes)
-    return [{name: next(following) for name in named} for named in wanted]
+    return [{name: next(following) for name in named} for named in batches]
 
 
 def _passed(answers: Answers | None) -> bool:

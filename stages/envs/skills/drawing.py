@@ -25,8 +25,8 @@ def parts(split: Split) -> frozenset[int]:
 def distinct(drawn: Iterable[T], text: Callable[[T], str], parts: Collection[int]) -> Iterator[T]:
     """Yield what is in these parts by its question's text, each question once, until no new one is drawn."""
     seen, misses = set[str](), 0
-    for one in drawn:
-        question = text(one)
+    for item in drawn:
+        question = text(item)
         if question in seen or int(store.digest(question)[:8], 16) % PARTS not in parts:
             misses += 1
             if misses == EXHAUSTED:
@@ -34,7 +34,7 @@ def distinct(drawn: Iterable[T], text: Callable[[T], str], parts: Collection[int
             continue
         seen.add(question)
         misses = 0
-        yield one
+        yield item
 
 
 def checked_shots(shots: object) -> int:
@@ -46,5 +46,5 @@ def checked_shots(shots: object) -> int:
 
 def correction(answer: str, right: str) -> str:
     """Return which answer was wrong, and the right one."""
-    given = answer.strip()
-    return f"{f'{given[:200]!r} is wrong' if given else 'There is no answer'}; the right answer is {right}"
+    wrong = answer.strip()
+    return f"{f'{wrong[:200]!r} is wrong' if wrong else 'There is no answer'}; the right answer is {right}"

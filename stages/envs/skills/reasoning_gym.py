@@ -44,11 +44,11 @@ def modules() -> dict[str, str]:
     if spec is None or not spec.submodule_search_locations:
         raise UsageError(f"{PACKAGE} is not installed. Type: pip install reasoning-gym==0.1.25")
     root = Path(next(iter(spec.submodule_search_locations)))
-    found = {}
+    module_by_task = {}
     for path in sorted(root.rglob("*.py")):
         if name := DECLARED.search(path.read_text("utf-8")):
-            found[name[1]] = ".".join([PACKAGE, *path.relative_to(root).with_suffix("").parts])
-    return found
+            module_by_task[name[1]] = ".".join([PACKAGE, *path.relative_to(root).with_suffix("").parts])
+    return module_by_task
 
 
 def dataset_classes(task: str) -> tuple[type, type]:
@@ -57,8 +57,8 @@ def dataset_classes(task: str) -> tuple[type, type]:
     Raises UsageError for an unknown task, one that lacks a package, and one whose scorer would execute answers.
     """
     if task not in modules():
-        there = sorted(modules())
-        raise UsageError(f"reasoning-gym has no task {task!r}.{did_you_mean(task, there)} It has {', '.join(there)}.")
+        tasks = sorted(modules())
+        raise UsageError(f"reasoning-gym has no task {task!r}.{did_you_mean(task, tasks)} It has {', '.join(tasks)}.")
     if task in EXECUTES:
         raise UsageError(
             f"The task {task!r} of reasoning-gym is refused: its scorer executes the answer as Python in this process. "
@@ -72,7 +72,7 @@ def dataset_classes(task: str) -> tuple[type, type]:
         for name in empty:
             sys.modules[name] = module_from_spec(cast(ModuleSpec, find_spec(name)))
         importlib.import_module(module)
-        found: tuple[type, type] = importlib.import_module(f"{PACKAGE}.factory").DATASETS[task]
+        classes: tuple[type, type] = importlib.import_module(f"{PACKAGE}.factory").DATASETS[task]
     except ModuleNotFoundError as error:
         raise UsageError(
             f"The task {task!r} of reasoning-gym needs {error.name}, which is not installed. "
@@ -81,7 +81,7 @@ def dataset_classes(task: str) -> tuple[type, type]:
     finally:
         for name in empty:
             sys.modules.pop(name, None)
-    return found
+    return classes
 
 
 class ReasoningGymEnv(AnsweredEnv):
@@ -102,9 +102,9 @@ class ReasoningGymEnv(AnsweredEnv):
         self._dataset, self._config = dataset_classes(task)
         self.task, self.config, self.shots = task, dict(config or {}), drawing.checked_shots(shots)
         self.source = f"reasoning-gym:{task}"
-        known = [one.name for one in fields(self._config) if one.name not in ("seed", "size")]
-        if unknown := [name for name in self.config if name not in known]:
-            raise UsageError(f"{self.source} has no setting {unknown[0]!r}; config has {', '.join(known)}.")
+        settings = [field.name for field in fields(self._config) if field.name not in ("seed", "size")]
+        if unknown := [name for name in self.config if name not in settings]:
+            raise UsageError(f"{self.source} has no setting {unknown[0]!r}; config has {', '.join(settings)}.")
         self._made(0)  # the settings are checked before anything is paid for
 
     def _made(self, seed: int) -> Any:
@@ -125,9 +125,9 @@ class ReasoningGymEnv(AnsweredEnv):
         """Return `count` distinct questions of the split, dealt by a digest; fewer where the task has no more."""
         # The same for every question, so that a policy reads them once.
         examples = drawing.distinct(self._entries("examples"), _text, drawing.EXAMPLES)
-        shots = [[one["question"], _answer(one)] for one, _ in islice(examples, self.shots)]
+        shots = [[entry["question"], _answer(entry)] for entry, _ in islice(examples, self.shots)]
         drawn = drawing.distinct(self._entries(f"{split}/{seed}"), _text, drawing.parts(split))
-        return [self._question_of(entry, {"place": place, "shots": shots}) for entry, place in islice(drawn, count)]
+        return [self._question_of(entry, {"place": address, "shots": shots}) for entry, address in islice(drawn, count)]
 
     def _question_of(self, entry: Mapping[str, Any], data: Mapping[str, Any]) -> Question:
         question_id = f"{self.task}-{store.digest([entry['question'], self.config])[:10]}"
@@ -135,9 +135,9 @@ class ReasoningGymEnv(AnsweredEnv):
 
     def reset(self, task: Task) -> list[Message]:
         """Return the opening; the entry, which a scorer reads, is drawn again from its place."""
-        place = task.data["place"]
-        self._scorer = self._made(place["seed"])
-        self._entry = self._scorer[place["index"]]
+        address = task.data["place"]
+        self._scorer = self._made(address["seed"])
+        self._entry = self._scorer[address["index"]]
         if self._entry["question"] != task.prompt:
             raise InfrastructureError(
                 f"{self.source} draws another question for {task.task_id} than it did before: it has no fixed "
@@ -158,10 +158,10 @@ class ReasoningGymEnv(AnsweredEnv):
 
     def grade(self) -> Grade:
         """Grade the answer: a reward for the full score only."""
-        found = super().grade()
-        passed = bool(found.hidden_pass)
+        grade = super().grade()
+        passed = bool(grade.hidden_pass)
         return Grade(
-            float(passed), passed, protocol_ok=found.protocol_ok, work=Work(metrics={"score": found.reward or 0.0})
+            float(passed), passed, protocol_ok=grade.protocol_ok, work=Work(metrics={"score": grade.reward or 0.0})
         )
 
     def correction(self, answer: str, question: Question) -> str:

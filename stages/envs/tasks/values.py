@@ -124,7 +124,7 @@ def _calls(kind: str, row: Mapping[str, Any], folder: Path) -> Iterator[str]:
         module, _, name = function.partition(":")
         arguments = [(tuple(one["args"]), one["kwargs"]) for one in calls]
         asked.append(Call(CALLER.format(module=module, name=name).encode(), "call", arguments, "composer_caller.py"))
-    answered = judge(kind, asked, replace(grading.LIMITS, wall_s=row["timeout_s"]), shown=folder)
+    answered = judge(kind, asked, replace(grading.LIMITS, wall_s=row["timeout_s"]), folder=folder)
     for (_, calls), answers in zip(groups, answered, strict=True):
         yield from map(_wrong_answer, calls, answers)
 

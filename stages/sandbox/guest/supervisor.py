@@ -182,8 +182,8 @@ def restore_devices(before: dict[str, tuple[int, int, int, int]]) -> None:
 
 def status(path: str) -> tuple[int, int, int, int]:
     """Return mode, and times of access, modification and change in ns."""
-    found = os.stat(path)
-    return found.st_mode, found.st_atime_ns, found.st_mtime_ns, found.st_ctime_ns
+    result = os.stat(path)
+    return result.st_mode, result.st_atime_ns, result.st_mtime_ns, result.st_ctime_ns
 
 
 def _content(path: str) -> bytes:

@@ -183,7 +183,7 @@ class Watchdog:
         # Resident bytes count a page that forked processes share once for each of them. Their shares (Pss) do not, but
         # take the kernel a walk over all pages, so that they are asked for only where it matters.
         if used + sum(resident for _, _, resident, _ in tasks) > self.max_bytes:
-            shares = (counted_bytes(f"/proc/{pid}/smaps_rollup", b"Pss:", own) for pid, _, own, _ in tasks)
+            shares = (counted_bytes(f"/proc/{pid}/smaps_rollup", b"Pss:", resident) for pid, _, resident, _ in tasks)
             if used + sum(shares) > self.max_bytes:
                 return "memory"
         return "disk" if self.disk.broken(pid for pid, _, resident, _ in tasks if resident) else None

@@ -188,7 +188,7 @@ def test_no_process_of_a_candidate_goes_on_running(work: Path, mark: str) -> Non
     spawn = f"import subprocess\nsubprocess.Popen(['setsid', 'sleep', '{mark}'])\n"
     names = ("fork bomb", "killing all", "killing the supervisor", "infinite loop")
     calls = adding(spawn + RIGHT, RIGHT, *(FORGERIES[name] for name in names))
-    outcomes = judge("bubblewrap", calls, LIMITS, shown=work)
+    outcomes = judge("bubblewrap", calls, LIMITS, folder=work)
     assert [match(outcome, EXPECTED) for outcome in outcomes] == [True] * 2 + [False] * len(names)
     assert count_processes(mark) == 0 and count_processes(str(work)) == 0
 
@@ -200,7 +200,7 @@ def test_candidates_cannot_change_one_another(work: Path) -> None:
     )
     look = "import os\ndef add(a, b): return a + b if os.listdir('/tmp') + os.listdir('/dev/shm') == [] else 0"
     (work / "solution.py").write_text("kept")
-    outcomes = judge("bubblewrap", adding(attack + RIGHT, look), LIMITS, shown=work)
+    outcomes = judge("bubblewrap", adding(attack + RIGHT, look), LIMITS, folder=work)
     assert all(match(outcome, EXPECTED) for outcome in outcomes)
     assert os.listdir(work) == ["solution.py"] and (work / "solution.py").read_text() == "kept"
 

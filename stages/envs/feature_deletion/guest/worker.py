@@ -168,15 +168,15 @@ def executed() -> dict[str, dict[str, list[int]]]:
 
     data = CoverageData(os.environ["COVERAGE_FILE"])
     data.read()
-    found: dict[str, dict[str, list[int]]] = {}
+    lines: dict[str, dict[str, list[int]]] = {}
     for path in data.measured_files():
-        tests = found.setdefault(os.path.relpath(path), {})
+        tests = lines.setdefault(os.path.relpath(path), {})
         for line, contexts in data.contexts_by_lineno(path).items():
             for context in contexts:
                 test, bar, _ = context.rpartition("|")
                 if bar:
                     tests.setdefault(test, []).append(line)
-    return found
+    return lines
 
 
 if __name__ == "__main__":

@@ -207,7 +207,10 @@ def test_verdicts_agree_with_recorded_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize("read", [env.pool_problems, env.medhard_problems])
 def test_reference_solutions_pass_the_real_tests_and_the_stub_never(read: object) -> None:
     problems = [problem for problem in read(RECORDED).values() if problem.assertions][::8]
-    for source, passes in ((lambda p: p.reference, True), (lambda p: grading.STUB.format(method=p.method), False)):
+    for source, passes in (
+        (lambda p: p.reference, True),
+        (lambda p: grading.PROGRAMS["stub"].format(method=p.method), False),
+    ):
         answers = [CodeAnswer(f"```python\n{source(problem)}\n```") for problem in problems]
         found = grade_all(
             "bubblewrap",
