@@ -197,7 +197,7 @@ def _trained(
         )
         for step in range(left_out + steps):
             if max_staleness is None:
-                play(make, policy, schedule.own(step), max_steps=TURNS, in_flight=in_flight)
+                play(make, policy, schedule.process_rollouts(step), max_steps=TURNS, in_flight=in_flight)
             else:
                 given_up += player.take(step)[1]["sampling/groups_given_up"]
             time.sleep(train_s * scale)

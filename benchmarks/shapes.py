@@ -164,7 +164,7 @@ def rows_by_source(names: Iterable[str], pairs: Any, turns: Sequence[Any], hint:
     from stages.training.step import Batch
 
     hinted = [HintedTurn(Tree(prompt, (said,)), Tree([*prompt, *hint], (said,))) for prompt, said in turns]
-    taught = [TaughtRollout(one.tree, one.own, one.logprobs, {0: None}) for one in own]
+    taught = [TaughtRollout(one.tree, one.mask, one.logprobs, {0: None}) for one in own]
     every = {"pairs": pairs, "hinted": hinted, "rollouts": own, "taught": taught}
     return Batch({kind.name: every[kind.name] for kind in row_sources(names)})
 
@@ -203,7 +203,7 @@ def channels(names: tuple[str, ...], rows: Any, model: Any, teacher: Any, num_st
     from stages.training.config import Config
     from stages.training.step import Channels
 
-    pairs = PairSource(list(rows.of("pairs")), per_step=PAIRS, seed=0)
+    pairs = PairSource(list(rows.source_rows("pairs")), per_step=PAIRS, seed=0)
     if pairs.pairs:
         pairs.cache_reference(model.eval())
     config = Config(

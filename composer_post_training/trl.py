@@ -198,9 +198,9 @@ class _ChannelStep(ComposedStep):
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if self._hint is not None and self.model.training:
             turns = [
-                HintedTurn(row.tree, Tree(shown, row.tree.branches), row.own, row.logprobs or None)
+                HintedTurn(row.tree, Tree(shown, row.tree.branches), row.mask, row.logprobs or None)
                 for row, shown in zip(_rollouts(batch), self._shown, strict=True)
-                if shown is not None and any(row.own)
+                if shown is not None and any(row.mask)
             ]
             self._hints.turns = [turn for turns in self._ranks.gather_to_rank0(turns) for turn in turns]
         return batch
@@ -294,12 +294,12 @@ class ProbeCallback(TrainerCallback):
                 "problem_id": str(row.tree.prompt),
                 "prompt_ids": row.tree.prompt,
                 "completion_ids": row.tree.branches[0],
-                "own": list(map(bool, row.own)),
+                "own": list(map(bool, row.mask)),
                 "reward": advantage,
             }
             for batch in self._trainer._buffered_inputs
             for row, advantage in zip(_rollouts(batch), batch["advantages"].tolist(), strict=True)
-            if any(row.own)
+            if any(row.mask)
         ]
         rows = [row for rows in self._ranks.gather_to_rank0(own) for row in rows]
         if not self._ranks.first or not rows:

@@ -96,7 +96,7 @@ def _foreseen(config: Config) -> Prompts:
         return ASSUMED
     from stages.policy.local import open_tokenizer
 
-    tokenizer = open_tokenizer(policy, listener=lambda what, done, total: None)
+    tokenizer = open_tokenizer(policy, listener=lambda action, done, total: None)
     environment = envs.load(name, config.env_options())
     return measure_prompts(environment, config.draw(lambda: environment, config.tasks), tokenizer, policy.tool_calls)
 
@@ -106,25 +106,25 @@ def _with_runs(inputs: Inputs, config: Config) -> Config:
 
     `UsageError` for two curricula.
     """
-    if (given := inputs.optional("start")) is not None:
-        model = f"{VLLM if config.policy.served else ''}{given.folder(START)}"
+    if (start := inputs.optional("start")) is not None:
+        model = f"{VLLM if config.policy.served else ''}{start.folder(START)}"
         config = config.model_copy(update={"policy": config.policy.model_copy(update={"model": model})})
-    if (given := inputs.optional("curriculum")) is not None:
+    if (start := inputs.optional("curriculum")) is not None:
         if config.env.curriculum:
             raise UsageError(
-                f"env.curriculum is {config.env.curriculum}, and --from gives {given.path}. Give one of them."
+                f"env.curriculum is {config.env.curriculum}, and --from gives {start.path}. Give one of them."
             )
-        config = config.model_copy(update={"env": config.env.model_copy(update={"curriculum": str(given.path)})})
+        config = config.model_copy(update={"env": config.env.model_copy(update={"curriculum": str(start.path)})})
     return config
 
 
 def _longest_row(inputs: Inputs) -> int:
     """Return the tokens of the longest row of the direction's pairs; 0 where no direction is given."""
-    if (given := inputs.optional("direction")) is None:
+    if (direction := inputs.optional("direction")) is None:
         return 0
     from stages.training.projection import PAIRS
 
-    pairs = store.read_json(given.folder() / PAIRS)
+    pairs = store.read_json(direction.folder() / PAIRS)
     return max(len(row["prompt_ids"]) + len(row["completion_ids"]) for pair in pairs for row in pair)
 
 
@@ -180,7 +180,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             model.eval()
             with checkpointed(model) if config.optimisation.gradient_checkpointing else nullcontext():
                 direction = projection.weight_direction(model, store.read_json(run.folder() / projection.PAIRS))
-        student = Student.of(model, tokenizer, resolved, ranks)
+        student = Student.prepare(model, tokenizer, resolved, ranks)
         if config.weights.active() or config.optimisation.shared_prompts:  # before the model gets an adapter
             student.score(lambda: scoring.require_head(model, config.policy.model))
         out.model(
@@ -221,7 +221,9 @@ def _fitted(resolved: "TrainPlan", config: Config, prompts: Prompts, out: RunWri
 
     Where they still fit they are those of the attempt before: a resumed run then rounds as it did.
     """
-    free = min((found for found in ranks.gather(unused(resolved)) if found is not None), default=None)
+    free = min(
+        (unused_bytes for unused_bytes in ranks.gather(unused(resolved)) if unused_bytes is not None), default=None
+    )
     chosen = fitted(resolved, config.optimisation, prompts, free)
 
     def agreed() -> dict[str, Any]:
@@ -339,8 +341,8 @@ def _assemble(
             measured.record(step, rollouts)
 
     # 1. The channels with their row sources, from the model that training starts from, without an adapter.
-    given = SourceInputs(config, inputs, student, environment, prompts, out, journal.hints)
-    channels = step.Channels(config, [kind.open(given) for kind in row_sources(config.weights.active())])
+    source_inputs = SourceInputs(config, inputs, student, environment, prompts, out, journal.hints)
+    channels = step.Channels(config, [kind.open(source_inputs) for kind in row_sources(config.weights.active())])
     # 2. Callbacks. DiLoCo's precedes Supervision, which marks a checkpoint as complete once the others have written.
     callbacks: list[Any] = [watch] if outer is None else [watch, outer]
     callbacks.append(checkpoints.Supervision(out, channels, rollouts, folder, ranks))
@@ -382,23 +384,23 @@ def _fit(
 
     start = ranks.broadcast_from_rank0(lambda: newest(folder, out))
     if start is not None:
-        held = store.read_json(start / store.SEAL)
-        trainer.channels.load(held["channels"], start)
-        if (count := len(held["rollouts"])) != ranks.count and any(held["rollouts"]):
+        seal = store.read_json(start / store.SEAL)
+        trainer.channels.load(seal["channels"], start)
+        if (count := len(seal["rollouts"])) != ranks.count and any(seal["rollouts"]):
             raise UsageError(
                 f"{start.name} was made with {count} processes, each of which had rollouts under way "
                 f"(optimisation.max_staleness), and {ranks.count} would go on. Resume with {count}."
             )
-        trainer.rollouts.load(held["rollouts"][ranks.rank] if count == ranks.count else None)
+        trainer.rollouts.load(seal["rollouts"][ranks.rank] if count == ranks.count else None)
     try:
         with suppress(AllRoundsDone):
             trainer.train(resume_from_checkpoint=str(start) if start else None)
     except NotFinite as error:
         good = newest(folder, out) if ranks.first else None
-        kept = f"The last good checkpoint is {good}" if good else "No checkpoint was made before"
+        last_checkpoint = f"The last good checkpoint is {good}" if good else "No checkpoint was made before"
         raise ComposerError(
-            f"The training ended in step {watch.step}: {error} {kept}. Lower optimisation.learning_rate, or train "
-            "another model; with the same settings --resume ends alike."
+            f"The training ended in step {watch.step}: {error} {last_checkpoint}. "
+            "Lower optimisation.learning_rate, or train another model; with the same settings --resume ends alike."
         ) from error
     if watch.stopped:
         good = ranks.broadcast_from_rank0(lambda: newest(folder, out, watch.good))

@@ -31,17 +31,17 @@ compatibility)."""
 
 def visible(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """Return the names of the GPUs that this process may use; none without a driver, or with a torch built for CPUs."""
-    given = environment.get(VISIBLE)
-    if given is not None and not _names(given):
+    setting = environment.get(VISIBLE)
+    if setting is not None and not _names(setting):
         return ()
     count = _count(environment)
-    return tuple(map(str, range(count))) if given is None else _names(given)[:count]
+    return tuple(map(str, range(count))) if setting is None else _names(setting)[:count]
 
 
-def _names(given: str) -> tuple[str, ...]:
+def _names(setting: str) -> tuple[str, ...]:
     """Return the names before the first that ends the list: CUDA ignores what follows an invalid one, such as -1."""
     names: list[str] = []
-    for name in map(str.strip, given.split(",")):
+    for name in map(str.strip, setting.split(",")):
         if not name or name.startswith("-"):
             break
         names.append(name)
@@ -69,8 +69,8 @@ def has_nvidia(environment: Mapping[str, str] = os.environ, driver: Sequence[Pat
 def check_cuda_driver(environment: Mapping[str, str] = os.environ) -> str:
     """Return in words whether NVIDIA's driver runs builds for CUDA 13; `UsageError` for one that is too old."""
     smi = shutil.which("nvidia-smi", path=os.pathsep.join([environment.get("PATH", ""), "/usr/lib/wsl/lib"]))
-    asked = [str(smi), "--query-gpu=driver_version", "--format=csv,noheader"]
-    answer = subprocess.run(asked, capture_output=True, text=True).stdout if smi else ""
+    command = [str(smi), "--query-gpu=driver_version", "--format=csv,noheader"]
+    answer = subprocess.run(command, capture_output=True, text=True).stdout if smi else ""
     version = next(iter(answer.split()), "")
     if not version[:1].isdigit():  # also what nvidia-smi writes where no driver answers
         return (
@@ -86,10 +86,10 @@ def check_cuda_driver(environment: Mapping[str, str] = os.environ) -> str:
 
 def used(gpus: int, names: Sequence[str] | None = None) -> str:
     """Return in words where a process runs that takes the first `gpus` of these GPUs, by default of all visible."""
-    taken = (visible() if names is None else names)[:gpus] if gpus else ()
-    if not taken:
+    gpu_names = (visible() if names is None else names)[:gpus] if gpus else ()
+    if not gpu_names:
         return "cpu"
-    return f"{'GPU ' if taken[0].isdigit() else ''}{', '.join(taken)}"  # UUIDs begin with GPU- or MIG-
+    return f"{'GPU ' if gpu_names[0].isdigit() else ''}{', '.join(gpu_names)}"  # UUIDs begin with GPU- or MIG-
 
 
 def restricted(names: Sequence[str]) -> dict[str, str]:
@@ -115,18 +115,18 @@ class Pool:
         count = self.needs(gpus)
         if len(self._free) < count:
             return None
-        taken, self._free = tuple(self._free[:count]), self._free[count:]
-        return taken
+        gpu_names, self._free = tuple(self._free[:count]), self._free[count:]
+        return gpu_names
 
-    def give_back(self, taken: Sequence[str]) -> None:
+    def give_back(self, gpu_names: Sequence[str]) -> None:
         """Return GPUs whose process has ended."""
-        self._free = sorted([*self._free, *taken], key=list(self.names).index)
+        self._free = sorted([*self._free, *gpu_names], key=list(self.names).index)
 
-    def check(self, what: str, gpus: int) -> None:
+    def check(self, process: str, gpus: int) -> None:
         """`UsageError` for a process that would wait for ever for more GPUs than there are."""
         if self.needs(gpus) > len(self.names):
             raise UsageError(
-                f"{what} asks for {gpus} GPUs, and this machine lets it use {len(self.names)}: "
+                f"{process} asks for {gpus} GPUs, and this machine lets it use {len(self.names)}: "
                 f"{', '.join(self.names)}. Lower `gpus`, or extend {VISIBLE}."
             )
 

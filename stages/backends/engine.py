@@ -58,15 +58,15 @@ def find_engine(word: str, gpus: int = 0) -> Engine:
     gpus: how many each worker takes, where there are any.
     """
     check_engine(word)
-    kind, _, rest = word.partition(":")
-    return ProcessEngine(int(rest), gpus) if kind == "processes" else RayEngine(word if rest else None, gpus)
+    kind, _, argument = word.partition(":")
+    return ProcessEngine(int(argument), gpus) if kind == "processes" else RayEngine(word if argument else None, gpus)
 
 
 def check_engine(word: str) -> None:
     """Raise `UsageError` for the name of an unknown engine."""
-    kind, _, rest = word.partition(":")
-    processes = kind == "processes" and rest.isdigit() and int(rest) > 0
-    if not (processes or word == "ray" or (kind == "ray" and len(rest) > len("//"))):
+    kind, _, argument = word.partition(":")
+    processes = kind == "processes" and argument.isdigit() and int(argument) > 0
+    if not (processes or word == "ray" or (kind == "ray" and len(argument) > len("//"))):
         raise UsageError(f"There is no engine {word!r}. Give one of: {WORDS}.")
 
 
@@ -147,15 +147,15 @@ class ProcessEngine:
 
     def _start(self) -> _Worker:
         # spawn, not fork: the parent has threads (torch, DuckDB, pyarrow), whose locks a fork would copy as held.
-        here, there = multiprocessing.Pipe()
+        pipe, worker_pipe = multiprocessing.Pipe()
         threads = max(1, resources.cores() // self.workers)
         gpus = self._pool.take(self._gpus) or ()  # there are enough: a worker that ends gives its own back
         process = multiprocessing.get_context("spawn").Process(
-            target=_serve, args=(there, os.getpid(), threads, gpus), daemon=True
+            target=_serve, args=(worker_pipe, os.getpid(), threads, gpus), daemon=True
         )
         process.start()
-        there.close()  # else this process would hold the other end open, and never see that the worker died
-        return _Worker(process, here, gpus)
+        worker_pipe.close()  # else this process would hold the other end open, and never see that the worker died
+        return _Worker(process, pipe, gpus)
 
 
 def _serve(pipe: Connection, parent: int, threads: int, gpus: tuple[str, ...]) -> None:
@@ -204,9 +204,9 @@ class RayEngine:
                 raise InfrastructureError(
                     f"The Ray cluster {where} cannot be reached: {str(error).splitlines()[0]}"
                 ) from None
-        there = ray.cluster_resources()
-        self._gpus = gpus if there.get("GPU", 0) else 0
-        self.workers = max(1, int(there.get("CPU", 1)))
+        cluster = ray.cluster_resources()
+        self._gpus = gpus if cluster.get("GPU", 0) else 0
+        self.workers = max(1, int(cluster.get("CPU", 1)))
         self.device = "cpu"
         if self._gpus:
             # A task is placed on one node, so what is left over on two nodes is of no use to it.

@@ -140,9 +140,9 @@ class Ranks:
         if not trained:
             return
         # A process whose rollouts did not reach a parameter has no gradient of it, but must take part in its sum.
-        held = torch.tensor([p.grad is not None for p in trained], dtype=torch.int32, device=trained[0].device)
-        distributed.all_reduce(held, distributed.ReduceOp.MAX)
-        learning = [p for p, somewhere in zip(trained, held.tolist(), strict=True) if somewhere]
+        has_gradient = torch.tensor([p.grad is not None for p in trained], dtype=torch.int32, device=trained[0].device)
+        distributed.all_reduce(has_gradient, distributed.ReduceOp.MAX)
+        learning = [p for p, somewhere in zip(trained, has_gradient.tolist(), strict=True) if somewhere]
         for parameter in learning:
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for bucket in buckets([p.grad for p in learning if p.grad is not None]):

@@ -190,11 +190,11 @@ def unused(device: str, root: Path = Path("/")) -> int:
     )
     for limit, used, counts in zip(*of_groups, strict=True):
         if limit.isdigit() and used.isdigit():
-            kept = dict(line.split() for line in counts.splitlines())
+            counters = dict(line.split() for line in counts.splitlines())
             # Version 1 counts the groups below only in the first of these.
-            cached = int(kept.get("total_inactive_file") or kept.get("inactive_file", 0))
+            cached = int(counters.get("total_inactive_file") or counters.get("inactive_file", 0))
             free.append(max(int(limit) - int(used) + cached, 0))
-    return min([available(device, root), *(kept // ranks.local_count() for kept in free)])
+    return min([available(device, root), *(bytes_free // ranks.local_count() for bytes_free in free)])
 
 
 def _text(path: Path) -> str:

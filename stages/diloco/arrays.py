@@ -38,11 +38,11 @@ def put(arrays: Arrays, tensors: Mapping[str, Tensor]) -> None:
 def digest(arrays: Arrays) -> str:
     """Return the SHA-256 over names, shapes and bytes, in hex."""
     # Names and shapes, too: the same bytes under another shape are other weights.
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name, array in arrays.items():
-        found.update(f"{name}{array.shape}".encode())
-        found.update(array.astype("<f4", copy=False).tobytes())  # little-endian, on every machine
-    return found.hexdigest()
+        sha256.update(f"{name}{array.shape}".encode())
+        sha256.update(array.astype("<f4", copy=False).tobytes())  # little-endian, on every machine
+    return sha256.hexdigest()
 
 
 def shapes(arrays: Mapping[str, np.ndarray | Tensor]) -> dict[str, tuple[int, ...]]:
@@ -70,7 +70,7 @@ class Fragments:
     def __len__(self) -> int:
         return len(self._groups)
 
-    def of(self, round_: int) -> Shapes:
+    def round_shapes(self, round_: int) -> Shapes:
         """Return names and shapes of a round's weights."""
         return self._groups[round_ % len(self._groups)]
 
@@ -94,12 +94,12 @@ def nesterov(
     buffer = decay * buffer + gradient; weights -= learning_rate * (gradient + decay * buffer). Weights of 1 and a
     gradient of 0.1 become 0.867 at 0.7 and 0.9.
     """
-    rate, kept = np.float32(learning_rate), np.float32(decay)
+    rate, momentum_decay = np.float32(learning_rate), np.float32(decay)
     new_weights, new_momentum = {}, {}
     for name, slope in gradient.items():
-        buffer = kept * momentum[name] + slope  # two roundings, as PyTorch's mul_().add_()
+        buffer = momentum_decay * momentum[name] + slope  # two roundings, as PyTorch's mul_().add_()
         new_momentum[name] = buffer
-        new_weights[name] = _fused(weights[name], -rate, _fused(slope, kept, buffer))
+        new_weights[name] = _fused(weights[name], -rate, _fused(slope, momentum_decay, buffer))
     return new_weights, new_momentum
 
 
@@ -146,13 +146,13 @@ def encode(arrays: Arrays, codec: Codec) -> bytes:
 
 def decode(data: bytes, shapes: Shapes, codec: Codec) -> Arrays:
     """Return arrays of these shapes from `encode`'s bytes; raise ValueError where the number of bytes does not fit."""
-    rest, arrays = memoryview(data), {}
+    remaining, arrays = memoryview(data), {}
     for name, shape in shapes.items():
         length = _size(math.prod(shape), codec)
-        arrays[name] = _decoded(rest[:length], math.prod(shape), codec).reshape(shape)
-        rest = rest[length:]
-    if rest:
-        raise ValueError(f"{len(rest)} bytes are too many")
+        arrays[name] = _decoded(remaining[:length], math.prod(shape), codec).reshape(shape)
+        remaining = remaining[length:]
+    if remaining:
+        raise ValueError(f"{len(remaining)} bytes are too many")
     return arrays
 
 

@@ -108,11 +108,11 @@ class OuterLoop:
 
     def offer(self) -> None:
         """Publish this replica's pseudo-gradient of the round's fragment, plus the codec's residual."""
-        own = arrays.copied({name: self._tensors[name] for name in self._fragments.of(self.state.round)})
-        gradient = arrays.pseudo_gradient(self.state.weights, own)
-        wanted = {name: array + self._residual.get(name, 0) for name, array in gradient.items()}
-        data = encode(wanted, self._settings.codec)
-        self._offered = lost(wanted, data, self._settings.codec)
+        local = arrays.copied({name: self._tensors[name] for name in self._fragments.round_shapes(self.state.round)})
+        gradient = arrays.pseudo_gradient(self.state.weights, local)
+        delta = {name: array + self._residual.get(name, 0) for name, array in gradient.items()}
+        data = encode(delta, self._settings.codec)
+        self._offered = lost(delta, data, self._settings.codec)
         self._store.publish(self.state, data)
 
     def collect(self) -> Round:
@@ -120,13 +120,13 @@ class OuterLoop:
         if not self._wait(lambda: self._store.poll_round(self.state.round)):
             return self._catch_up()
         self._residual |= self._offered  # only now: an offer that does not count leaves the residual as it was
-        about = self._fragments.of(self.state.round)
-        held = self._advance(took_part=True)
+        about = self._fragments.round_shapes(self.state.round)
+        result = self._advance(took_part=True)
         self._steps = 0
         # The other fragments keep this replica's inner steps, until their own round; the last round ends all of them.
         news = self.state.weights if self.finished else {name: self.state.weights[name] for name in about}
         arrays.put(news, self._tensors)
-        return held
+        return result
 
     def _catch_up(self) -> Round:
         """Load the result of rounds that the others settled; this replica's steps since its last round are lost."""
@@ -143,7 +143,7 @@ class OuterLoop:
             reduced = self._wait(lambda: self._store.reduce(before.round))
         except RoundDeleted:
             self.state = self._store.latest(before)
-            held = Round(before.round, (), False, 0.0, ())
+            result = Round(before.round, (), False, 0.0, ())
         else:
             if reduced.base != before.digest:
                 raise InfrastructureError(
@@ -151,7 +151,7 @@ class OuterLoop:
                     "computes otherwise, or its memory is damaged. Leave it out."
                 )
             # Every replica takes the outer step itself, from the same mean: no weights have to be sent.
-            mean = decode(reduced.mean, self._fragments.of(before.round), OF_MEAN[settings.codec])
+            mean = decode(reduced.mean, self._fragments.round_shapes(before.round), OF_MEAN[settings.codec])
             weights, momentum = arrays.nesterov(
                 before.weights,
                 before.momentum,
@@ -160,12 +160,12 @@ class OuterLoop:
                 decay=settings.outer_momentum,
             )
             self.state = GlobalState(before.round + 1, {**before.weights, **weights}, {**before.momentum, **momentum})
-            held = Round(before.round, reduced.replicas, took_part, arrays.norm(mean), reduced.unreadable)
+            result = Round(before.round, reduced.replicas, took_part, arrays.norm(mean), reduced.unreadable)
         if self.finished:
             self._store.latest(self.state)  # stores the result for replicas that are behind
-        self.history.append(held)
+        self.history.append(result)
         self._looked = time.monotonic()
-        return held
+        return result
 
     def _wait(self, ask: Callable[[], Any]) -> Any:
         """Return the first answer of `ask` that is not None."""

@@ -134,10 +134,10 @@ class ObjectStore:
         Only for a settled round. Computed here if this replica settled it or has waited long enough. Raises
         `RoundDeleted`.
         """
-        reduced, there = self._mean(round_)
+        reduced, exists = self._mean(round_)
         counted = self._counted(round_)
-        if reduced is None and counted and (there or round_ in self._own or self._waited("mean", round_)):
-            reduced = self._reduced(round_, counted, again=there)
+        if reduced is None and counted and (exists or round_ in self._own or self._waited("mean", round_)):
+            reduced = self._reduced(round_, counted, again=exists)
         if reduced is not None and self._replica not in reduced.replicas:
             self._announce(round_ + 1)
         return reduced
@@ -153,19 +153,19 @@ class ObjectStore:
         if not self.bucket.keys("s/"):
             self._keep(mine)
         newer = [key for key in self.bucket.keys("s/") if int(key[2:]) >= mine.round]
-        found: GlobalState | None = None
+        state: GlobalState | None = None
         for key in reversed(newer):
             sealed = self._unsealed(key)
             if sealed is not None and not isinstance(sealed, Damaged):  # else the one before, with its rounds' means
-                found = GlobalState.decoded(*sealed, self._fragments.all)
+                state = GlobalState.decoded(*sealed, self._fragments.all)
                 break
-        if found is None and mine.round == 0:
+        if state is None and mine.round == 0:
             raise InfrastructureError(
                 f"{self.bucket.url}: no complete state is left in s/. Restore one, or start again in another folder "
                 "of the bucket."
             )
-        self._announce((found or mine).round)
-        return found or mine
+        self._announce((state or mine).round)
+        return state or mine
 
     def _counted(self, round_: int) -> list[str] | None:
         """Return the keys of the offers that count; None while the round is open."""
@@ -184,14 +184,14 @@ class ObjectStore:
 
     def _settle(self, round_: int) -> list[str] | None:
         """Create the commit when all expected offers are there, or a quorum after the grace period."""
-        there = self.bucket.keys(f"r/{round_:06d}/")
+        keys = self.bucket.keys(f"r/{round_:06d}/")
         base = self._offered[round_].split(".")[1]
         # Offers from other start weights (a machine that computes otherwise) do not count.
-        offers = {number(key): key for key in there if "/d/" in key and key.split(".")[1] == base}
+        offers = {number(key): key for key in keys if "/d/" in key and key.split(".")[1] == base}
         earlier = self._counted(round_ - 1) or [] if round_ else []
-        expected = {number(key) for key in [*earlier, *(key for key in there if "/a/" in key)]}
-        wanted = self._settings.least if earlier else self._settings.replicas
-        complete = offers.keys() >= expected and len(offers) >= wanted
+        expected = {number(key) for key in [*earlier, *(key for key in keys if "/a/" in key)]}
+        required = self._settings.least if earlier else self._settings.replicas
+        complete = offers.keys() >= expected and len(offers) >= required
         enough = len(offers) >= self._settings.least and self._waited("published", round_)
         if not complete and not enough:
             return None
@@ -201,28 +201,28 @@ class ObjectStore:
             self._own.add(round_)
         return self._counted(round_)
 
-    def _waited(self, what: str, round_: int) -> bool:
+    def _waited(self, name: str, round_: int) -> bool:
         """Return whether the grace period has passed since the first call with these arguments."""
-        since = self._since.setdefault((what, round_), self._clock())
+        since = self._since.setdefault((name, round_), self._clock())
         return self._clock() - since >= self._settings.grace_s
 
     def _mean(self, round_: int) -> tuple[Reduced | None, bool]:
         """Return the mean if it can be read, and whether its object exists."""
         key = f"r/{round_:06d}/mean"
-        found = self._unsealed(key)
-        if found is None or isinstance(found, Damaged):
-            return None, found is not None
-        return Reduced.decoded(*found), True
+        unsealed = self._unsealed(key)
+        if unsealed is None or isinstance(unsealed, Damaged):
+            return None, unsealed is not None
+        return Reduced.decoded(*unsealed), True
 
     def _reduced(self, round_: int, keys: list[str], again: bool) -> Reduced:
         """Compute and store the mean; again: replace an object that is damaged."""
-        shapes, parts, unreadable, base = self._fragments.of(round_), {}, [], ""
+        shapes, parts, unreadable, base = self._fragments.round_shapes(round_), {}, [], ""
         for key in keys:
-            found = self._unsealed(key)
-            if found is None or isinstance(found, Damaged):
+            unsealed = self._unsealed(key)
+            if unsealed is None or isinstance(unsealed, Damaged):
                 unreadable.append(number(key))
                 continue
-            parts[number(key)], base = decode(found[1], shapes, self._settings.codec), found[0]["base"]
+            parts[number(key)], base = decode(unsealed[1], shapes, self._settings.codec), unsealed[0]["base"]
         if not parts:
             if self.bucket.keys("s/")[-1:] > [f"s/{round_:06d}"]:  # keys are sorted: a newer state exists
                 raise RoundDeleted
@@ -236,9 +236,9 @@ class ObjectStore:
         if again:
             self.bucket.write(f"r/{round_:06d}/mean", sealed)
         elif not self.bucket.create(f"r/{round_:06d}/mean", sealed):
-            theirs, _ = self._mean(round_)
-            if theirs is not None:
-                return theirs
+            stored, _ = self._mean(round_)
+            if stored is not None:
+                return stored
         if round_ >= 2:  # the offers before last: no replica needs them to repair a mean any more
             gone = self.bucket.keys(f"r/{round_ - 2:06d}/")
             self.bucket.delete([key for key in gone if "/d/" in key or "/a/" in key])
@@ -246,7 +246,7 @@ class ObjectStore:
 
     def _unsealed(self, key: str) -> tuple[dict[str, Any], bytes] | Damaged | None:
         """Return an object's header and payload; None when there is none, `Damaged` when all of several reads are."""
-        found: Damaged | None = None
+        damage: Damaged | None = None
         for _ in range(READS):
             data = self.bucket.read(key)
             if data is None:
@@ -254,8 +254,8 @@ class ObjectStore:
             try:
                 return unseal(data)
             except Damaged as error:
-                found = error
-        return found
+                damage = error
+        return damage
 
     def _announce(self, round_: int) -> None:
         """Make the others wait for this replica in a round, as they do for those of the round before."""
@@ -265,15 +265,15 @@ class ObjectStore:
 
     def _keep(self, state: GlobalState) -> None:
         """Store a state that is not there yet, and delete the means and states from before the last but one."""
-        kept = self.bucket.keys("s/")
+        states = self.bucket.keys("s/")
         key = f"s/{state.round:06d}"
-        if key in kept:
+        if key in states:
             return
         self.bucket.create(key, state.sealed())
-        if kept:
-            oldest = int(kept[-1][2:])  # with the means since, it leads to the new state should that be damaged
+        if states:
+            oldest = int(states[-1][2:])  # with the means since, it leads to the new state should that be damaged
             means = [key for key in self.bucket.keys("r/") if key.endswith("/mean") and int(key[2:8]) < oldest]
-            self.bucket.delete([*means, *(key for key in kept if int(key[2:]) < oldest)])
+            self.bucket.delete([*means, *(key for key in states if int(key[2:]) < oldest)])
 
 
 def number(key: str) -> int:
@@ -288,12 +288,12 @@ def agree(bucket: Bucket, shared: Mapping[str, Any]) -> None:
     """Write the settings that all replicas share, or compare them with the stored ones; `UsageError` if they differ."""
     if bucket.create("run.json", store.encode(shared)):
         return
-    theirs, mine = dotted(orjson.loads(bucket.read("run.json") or b"{}")), dotted(orjson.loads(store.encode(shared)))
-    differing = [key for key in sorted(theirs.keys() | mine.keys()) if theirs.get(key) != mine.get(key)]
+    stored, local = dotted(orjson.loads(bucket.read("run.json") or b"{}")), dotted(orjson.loads(store.encode(shared)))
+    differing = [key for key in sorted(stored.keys() | local.keys()) if stored.get(key) != local.get(key)]
     if differing:
         key = differing[0]
         raise UsageError(
-            f"{bucket.url} holds a run with other settings: {key} is {theirs.get(key)!r} there and {mine.get(key)!r} "
+            f"{bucket.url} holds a run with other settings: {key} is {stored.get(key)!r} there and {local.get(key)!r} "
             "here. Give the same settings to all replicas, or another folder of the bucket."
         )
 

@@ -71,11 +71,11 @@ class Diloco(Settings):
     def warnings(self, steps: int) -> tuple[str, ...]:
         """Return warnings for a training of this many steps; none without a store."""
         each = steps // self.inner_steps
-        wanted = round(MEMORY / (1 - self.outer_momentum), 6)  # in floats, 1 - 0.9 is a little less than 0.1
-        if each >= wanted or self.store is None:
+        rounds_needed = round(MEMORY / (1 - self.outer_momentum), 6)  # in floats, 1 - 0.9 is a little less than 0.1
+        if each >= rounds_needed or self.store is None:
             return ()
         best = max(0.0, 1 - MEMORY / max(each, 1))
         return (
             f"WARNING: {each} outer steps are few for an outer momentum of {self.outer_momentum:g}, which overshoots "
-            f"below {wanted:.0f}: lower diloco.outer_momentum to {best:.2g} or diloco.inner_steps",
+            f"below {rounds_needed:.0f}: lower diloco.outer_momentum to {best:.2g} or diloco.inner_steps",
         )

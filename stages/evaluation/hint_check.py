@@ -179,7 +179,7 @@ def check_hints(config: Config, student: "Student", tasks: Sequence[Task], out: 
             out.write(unit, {"hint_check": asdict(found), "task_ids": [task.task_id for task in asked]})
         return found
 
-    student.whole()
+    student.gather()
     found = ranks.broadcast_from_rank0(measured)
     if not found.graded:
         return _told(f"hints were not checked: none of {number} pairs of answers could be graded", student, out)

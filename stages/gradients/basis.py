@@ -256,17 +256,17 @@ class SingularValues:
         # instead of r (O + I) T multiplications a row.
         if outputs * inputs * (tokens + rank) < rank * (outputs + inputs) * tokens:
             outer = [(row_g.T @ row_x).to(wide) for row_x, row_g in zip(x, g, strict=True)]
-            left, right = factors.U.to(wide), factors.Vh.to(wide).T
-            return {module: torch.stack([(left * (row @ right)).sum(0) for row in outer])}, None
+            u, vh = factors.U.to(wide), factors.Vh.to(wide).T
+            return {module: torch.stack([(u * (row @ vh)).sum(0) for row in outer])}, None
         turned = g @ factors.U.to(g)
         along = F.linear(x, factors.Vh.to(x)).to(wide)
-        found = {module: along.mul_(turned).sum(1)}
+        gradients = {module: along.mul_(turned).sum(1)}
         # With all singular triples W' is U diag(S + dS) Vh, and g U is there already; so a Linear with more outputs
         # than inputs needs r I instead of O I multiplications a token. Only in float32, in which the factors were made.
         if self.rank is not None or outputs <= rank or not factors.U.dtype == g.dtype == torch.float32:
-            return found, None
+            return gradients, None
         strength = factors.S.to(g) + self.theta[self.layout.slices[module]].to(g)
-        return found, turned.mul_(strength) @ factors.Vh.to(g)
+        return gradients, turned.mul_(strength) @ factors.Vh.to(g)
 
 
 def _orthonormal_rows(a: Float[Tensor, "r I"]) -> Float[Tensor, "r I"]:

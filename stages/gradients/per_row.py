@@ -84,15 +84,15 @@ class TokenRow:
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Padded rows; `own` marks the tokens whose log-probs count, at their own positions."""
+    """Padded rows; `mask` marks the tokens whose log-probs count, at their own positions."""
 
     ids: Int[Tensor, "B T"]
     attention: Int[Tensor, "B T"]
-    own: Bool[Tensor, "B T"]
+    mask: Bool[Tensor, "B T"]
 
     def to(self, device: torch.device | str) -> "TokenBatch":
         """Copy the batch to a device."""
-        return TokenBatch(self.ids.to(device), self.attention.to(device), self.own.to(device))
+        return TokenBatch(self.ids.to(device), self.attention.to(device), self.mask.to(device))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -103,11 +103,11 @@ def collate(rows: Sequence[TokenRow], pad_id: int = 0, extra_pads: int = 0) -> T
     # The pad id does not matter: pads are masked, and no own token is one.
     width = max(map(len, rows)) + extra_pads
     ids = [[*row.prompt_ids, *row.completion_ids] for row in rows]
-    own = [[False] * len(row.prompt_ids) + list(row.own) for row in rows]
+    mask = [[False] * len(row.prompt_ids) + list(row.own) for row in rows]
     return TokenBatch(
         torch.tensor([line + [pad_id] * (width - len(line)) for line in ids]),
         torch.tensor([[1] * len(line) + [0] * (width - len(line)) for line in ids]),
-        torch.tensor([line + [False] * (width - len(line)) for line in own]),
+        torch.tensor([line + [False] * (width - len(line)) for line in mask]),
     )
 
 
@@ -169,19 +169,19 @@ def per_sample_gradients(
     return logps.detach()
 
 
-def own_log_probs(model: "PreTrainedModel", batch: TokenBatch, held: int = LOGITS) -> Float[Tensor, "B T"]:
+def own_log_probs(model: "PreTrainedModel", batch: TokenBatch, max_logits: int = LOGITS) -> Float[Tensor, "B T"]:
     """Compute log-probs in nats of own tokens at their positions, 0 elsewhere, in float32 at least.
 
-    Logits are computed only where they are needed, for so many tokens at a time that `held` numbers are held; where
-    that takes several turns the backward pass computes them again. All weights may be frozen: the embedded tokens
-    require grad, so that a backward pass runs through all layers.
+    Logits are computed only where they are needed, at most `max_logits` at a time; where that takes several chunks the
+    backward pass computes them again. All weights may be frozen: the embedded tokens require grad, so that a backward
+    pass runs through all layers.
     """
     embedded = model.get_input_embeddings()(batch.ids).requires_grad_(torch.is_grad_enabled())
     hidden = model.base_model(inputs_embeds=embedded, attention_mask=batch.attention, use_cache=False).last_hidden_state
     # Logits at t predict token t + 1, hence the shift. Of 8,192 tokens of Qwen3 all logits would take 5 GB in float32.
-    rows, columns = batch.own.nonzero(as_tuple=True)  # the host waits for their number, once a batch
+    rows, columns = batch.mask.nonzero(as_tuple=True)  # the host waits for their number, once a batch
     states, targets = hidden[rows, columns - 1], batch.ids[rows, columns]
-    count = max(1, held // model.get_output_embeddings().weight.shape[0])
+    count = max(1, max_logits // model.get_output_embeddings().weight.shape[0])
     if len(targets) <= count:
         logps = _head_log_probs(model, states, targets)
     else:
@@ -222,8 +222,8 @@ class _Tapped(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
         # The tap may know the gradient of x already, by fewer products than g W takes.
         x, weight = ctx.saved_tensors
-        found = ctx.tap(ctx.name, x, g)
-        return wide_linear(g, weight.T) if found is None else found, None, None, None, None
+        input_gradient = ctx.tap(ctx.name, x, g)
+        return wide_linear(g, weight.T) if input_gradient is None else input_gradient, None, None, None, None
 
 
 class TotalSink:
@@ -237,7 +237,7 @@ class TotalSink:
         self.total: Float[Tensor, " N"] = torch.zeros(layout.width, device=device)
         self._parts = layout.split(self.total)  # views, so that adding to a part adds to the total
 
-    def of(self, indices: Sequence[int]) -> Sink:
+    def batch_sink(self, indices: Sequence[int]) -> Sink:
         """Return the sink of the batch that holds these rows."""
         weights = self._weights[list(indices)]
 
@@ -303,9 +303,9 @@ def _own_logits(model: "PreTrainedModel", row: TokenRow) -> tuple[Float[Tensor, 
     """Compute logits that predict the row's own tokens, in float32 at least, and those tokens."""
     device = next(model.parameters()).device
     ids = torch.tensor([[*row.prompt_ids, *row.completion_ids]], device=device)
-    start, own = len(row.prompt_ids), torch.tensor(row.own, device=device)
-    logits = model(input_ids=ids, use_cache=False).logits[0, start - 1 : -1][own]
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)), ids[0, start:][own]
+    start, mask = len(row.prompt_ids), torch.tensor(row.own, device=device)
+    logits = model(input_ids=ids, use_cache=False).logits[0, start - 1 : -1][mask]
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)), ids[0, start:][mask]
 
 
 @dataclass
@@ -343,22 +343,26 @@ class MeasuredStudent:
         wide = torch.promote_types(next(self.model.parameters()).dtype, torch.float32)
         flat = torch.zeros(len(rows), self.adapter.layout.width, dtype=wide)
         parts = self.adapter.layout.split(flat)
-        held: list[tuple[list[int], str, Tensor]] = []
+        pending: list[tuple[list[int], str, Tensor]] = []
 
         def fetch() -> None:
-            if held:
-                pieces = torch.cat([part.flatten() for _, _, part in held]).cpu().split([p.numel() for _, _, p in held])
-                for (indices, name, part), piece in zip(held, pieces, strict=True):
+            if pending:
+                pieces = (
+                    torch.cat([part.flatten() for _, _, part in pending])
+                    .cpu()
+                    .split([p.numel() for _, _, p in pending])
+                )
+                for (indices, name, part), piece in zip(pending, pieces, strict=True):
                     parts[name][indices] = piece.view(part.shape)
-                held.clear()
+                pending.clear()
 
         def sink_of(indices: list[int]) -> Sink:
             def put(name: str, contribution: Float[Tensor, "B n"]) -> None:
                 if contribution.device.type == "cpu":
                     parts[name][indices] = contribution
                     return
-                held.append((indices, name, contribution))
-                if sum(part.numel() for _, _, part in held) >= FETCHED_AT_ONCE:
+                pending.append((indices, name, contribution))
+                if sum(part.numel() for _, _, part in pending) >= FETCHED_AT_ONCE:
                     fetch()
 
             return put
@@ -386,15 +390,15 @@ class MeasuredStudent:
             # Batches of similar length: at 256 tokens 8 rows at once are 1.44 times as fast as single rows, 1.13 times
             # with 20 % of pads.
             for indices in by_length([len(row) for row in rows], max_tokens or self.max_tokens):
-                given = collate([rows[i] for i in indices])
-                batch = given.to(self.device)
+                cpu_batch = collate([rows[i] for i in indices])
+                batch = cpu_batch.to(self.device)
                 if sink_of is None:
-                    found = own_log_probs(self.model, batch)
+                    batch_logps = own_log_probs(self.model, batch)
                 else:
                     sink, loss = sink_of(indices), loss_of(indices, batch)
-                    found = per_sample_gradients(self.model, self.adapter, batch, sink, loss)
-                of_rows = zip(indices, found.cpu(), given.own, strict=True)
-                logps.update((i, values[own]) for i, values, own in of_rows)
+                    batch_logps = per_sample_gradients(self.model, self.adapter, batch, sink, loss)
+                of_rows = zip(indices, batch_logps.cpu(), cpu_batch.mask, strict=True)
+                logps.update((i, values[mask]) for i, values, mask in of_rows)
         return [logps[index] for index in range(len(rows))]
 
     @torch.no_grad()
@@ -453,13 +457,13 @@ def dr_grpo(
         old = None
         if behaviour is not None:
             old = torch.zeros(batch.ids.shape, device=batch.ids.device)
-            old[batch.own] = torch.cat([behaviour[i] for i in indices]).to(old)
+            old[batch.mask] = torch.cat([behaviour[i] for i in indices]).to(old)
 
         def loss(logps: Float[Tensor, "B T"]) -> Float[Tensor, " B"]:
             # Without old log-probs exp(logps - logps) is 1, but its gradient is that of the log-prob.
             ratio = (logps - (logps.detach() if old is None else old)).exp()
-            kept = torch.minimum(ratio * scale, ratio.clamp(1 - EPSILON, 1 + EPSILON) * scale)
-            return -(kept * batch.own).sum(-1) / (num_rows * l_max)
+            objective = torch.minimum(ratio * scale, ratio.clamp(1 - EPSILON, 1 + EPSILON) * scale)
+            return -(objective * batch.mask).sum(-1) / (num_rows * l_max)
 
         return loss
 

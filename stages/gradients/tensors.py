@@ -44,7 +44,7 @@ class Layout:
 
     def split(self, flat: Float[Tensor, "*rows N"]) -> dict[str, Float[Tensor, "*rows n"]]:
         """Return views of a flat tensor by name."""
-        return {name: flat[..., place] for name, place in self.slices.items()}
+        return {name: flat[..., columns] for name, columns in self.slices.items()}
 
     def only(self, flat: Float[Tensor, "*rows N"], *names: str) -> dict[str, Float[Tensor, "*rows n"]]:
         """Return views of a flat tensor for these names alone, those of them that the layout has."""

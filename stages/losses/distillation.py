@@ -65,8 +65,8 @@ def divergence(
             log_probs = [with_tail(F.log_softmax(logits, dim=-1).gather(-1, support)) for logits in both]
         else:  # the softmax of the support's logits is the distribution given the support
             log_probs = [F.log_softmax(logits.gather(-1, support), dim=-1) for logits in both]
-    found = entries(log_probs[0], log_probs[1], beta)
-    return (found if largest is None else found.clamp(max=largest)).sum(-1)
+    divergence_entries = entries(log_probs[0], log_probs[1], beta)
+    return (divergence_entries if largest is None else divergence_entries.clamp(max=largest)).sum(-1)
 
 
 def entries(student: Entries, teacher: Entries, beta: float) -> Entries:
@@ -100,7 +100,7 @@ def with_tail(log_probs: Distribution) -> WithTail:
     return torch.cat([log_probs, torch.log(-torch.expm1(log_mass))], dim=-1)
 
 
-# SDPO: the policy is its own teacher in a context that holds a hint. OPD: another model is, alone (`Taught.kept`).
+# SDPO: the policy is its own teacher in a context that holds a hint. OPD: another model is, alone (`Taught.teacher`).
 
 LARGEST_LOG_RATIO = 20.0
 
@@ -112,7 +112,7 @@ class Taught:
     Predictions that are `Listed` have a divergence on at most as many tokens, the mass outside divided out.
     """
 
-    kept: Predictors | Listed
+    teacher: Predictors | Listed
     current: Predictors | None = None
     share: float = 0.0
 
@@ -140,17 +140,25 @@ def divergence_sum(
     current = teacher.current
     beside = () if current is None else (current.rows.detach(),)
 
-    def kernel(own: Tensor, kept: Tensor, *rows: Tensor) -> RowTable:
+    def kernel(student_logits: Tensor, teacher_logits: Tensor, *rows: Tensor) -> RowTable:
         if current is not None:
             with torch.no_grad():
                 now = current.logits(rows[0])
                 # Cut to the vocabulary that both heads share: padding rows of a head are no tokens.
-                kept = trust_region_logits(kept, now[..., : kept.shape[-1]], teacher.share)
+                teacher_logits = trust_region_logits(
+                    teacher_logits, now[..., : teacher_logits.shape[-1]], teacher.share
+                )
         return divergence(
-            own, kept, beta=beta, temperature=temperature, top_k=top_k, top_k_of=top_k_of, outside=outside
+            student_logits,
+            teacher_logits,
+            beta=beta,
+            temperature=temperature,
+            top_k=top_k,
+            top_k_of=top_k_of,
+            outside=outside,
         ).unsqueeze(-1)
 
-    total, table = over_tokens(kernel, student, teacher.kept, weights, *beside, chunk_tokens=chunk_tokens)
+    total, table = over_tokens(kernel, student, teacher.teacher, weights, *beside, chunk_tokens=chunk_tokens)
     return total, table[:, 0]
 
 
@@ -194,8 +202,8 @@ def taid(
 ) -> Scalar:
     """Return the sum over tokens of weight * `moving_target`, nats."""
 
-    def kernel(own: Tensor, other: Tensor) -> RowTable:
-        return moving_target(own, other, t).unsqueeze(-1)
+    def kernel(student_logits: Tensor, teacher_logits: Tensor) -> RowTable:
+        return moving_target(student_logits, teacher_logits, t).unsqueeze(-1)
 
     return over_tokens(kernel, student, teacher, weights, chunk_tokens=chunk_tokens)[0]
 
@@ -376,16 +384,23 @@ def eopd(
     """
     options = options or EopdOptions()
 
-    def kernel(own: Tensor, other: Tensor, ids: Tensor, old: Tensor) -> RowTable:
+    def kernel(student_logits: Tensor, teacher_logits: Tensor, ids: Tensor, old: Tensor) -> RowTable:
         student_log_probs, teacher_log_probs = (
-            (logits / temperature).log_softmax(-1).gather(-1, ids[:, None]).squeeze(-1) for logits in (own, other)
+            (logits / temperature).log_softmax(-1).gather(-1, ids[:, None]).squeeze(-1)
+            for logits in (student_logits, teacher_logits)
         )
         # Of the same position: the copy of upstream takes the k tokens of the next one and gates them by the entropy of
         # this one.
         forward_kl = divergence(
-            own, other, beta=0, temperature=temperature, top_k=top_k, top_k_of="teacher", outside="renormalised"
+            student_logits,
+            teacher_logits,
+            beta=0,
+            temperature=temperature,
+            top_k=top_k,
+            top_k_of="teacher",
+            outside="renormalised",
         )
-        entropy, old = entropies(other, temperature), old.to(own.dtype)
+        entropy, old = entropies(teacher_logits, temperature), old.to(student_logits.dtype)
         losses = EopdTokens(student_log_probs, teacher_log_probs, old, entropy, forward_kl).losses(options)
         columns = (student_log_probs, teacher_log_probs, old, entropy, forward_kl)
         return torch.stack([losses, *(column.detach() for column in columns)], dim=-1)
@@ -421,6 +436,6 @@ def reverse_kl_from_log_probs(
     RL 01a0fdd docs/about/algorithms/mopd.md.
     """
     options = options or EopdOptions()
-    own = mask != 0
-    tokens = EopdTokens(log_probs[own], teacher_log_probs.detach()[own], old_log_probs.detach()[own])
+    sampled = mask != 0
+    tokens = EopdTokens(log_probs[sampled], teacher_log_probs.detach()[sampled], old_log_probs.detach()[sampled])
     return tokens.losses(options).sum() / num_tokens, tokens.totals(options)

@@ -129,18 +129,24 @@ def over_tokens(
     """
     vocabulary = min(student.vocabulary, teacher.vocabulary)
     size = chunk_tokens or chunk_size(len(weights), vocabulary, weights.device)
-    own, other = student.cut(vocabulary), teacher.cut(vocabulary)
-    parameters = [] if own.head is None else [p for p in (own.head.weight, own.head.bias) if p is not None]
+    cut_student, cut_teacher = student.cut(vocabulary), teacher.cut(vocabulary)
+    parameters = (
+        []
+        if cut_student.head is None
+        else [p for p in (cut_student.head.weight, cut_student.head.bias) if p is not None]
+    )
 
-    def of_rows(student_rows: Tensor, teacher_rows: Tensor, *rest: Tensor) -> RowTable:
+    def of_rows(student_rows: Tensor, teacher_rows: Tensor, *tensors: Tensor) -> RowTable:
         # token_sum passes leaves of its own for the parameters, whose gradients it collects chunk by chunk.
-        given, leaves = rest[: len(beside)], rest[len(beside) :]
-        head = own.head and replace(own.head, weight=leaves[0], bias=next(iter(leaves[1:]), None))
+        kernel_inputs, leaves = tensors[: len(beside)], tensors[len(beside) :]
+        head = cut_student.head and replace(cut_student.head, weight=leaves[0], bias=next(iter(leaves[1:]), None))
         with torch.no_grad():
-            teacher_logits = other.logits(teacher_rows)
-        return kernel(replace(own, head=head).logits(student_rows), teacher_logits, *given)
+            teacher_logits = cut_teacher.logits(teacher_rows)
+        return kernel(replace(cut_student, head=head).logits(student_rows), teacher_logits, *kernel_inputs)
 
-    return token_sum(of_rows, own.rows, other.rows, weights, *parameters, beside=beside, chunk_tokens=size)
+    return token_sum(
+        of_rows, cut_student.rows, cut_teacher.rows, weights, *parameters, beside=beside, chunk_tokens=size
+    )
 
 
 HEAD_CHUNK_TOKENS = 128
@@ -163,10 +169,10 @@ def chunk_size(
     from 1,024 tokens on, and their parts stay in the processor's cache. On a GPU as many as an eighth of what is free
     holds, in even chunks. free: the free bytes of a GPU, 0 of a CPU.
     """
-    left = free(device)
-    if not left:
+    free_bytes = free(device)
+    if not free_bytes:
         return min(max(num_tokens // (4 * tables), 256 // tables), 8 * HEAD_CHUNK_TOKENS // tables)
-    most = min(max(left // 8 // (4 * tables * vocabulary), 256 // tables), LARGEST_CHUNK_TOKENS)
+    most = min(max(free_bytes // 8 // (4 * tables * vocabulary), 256 // tables), LARGEST_CHUNK_TOKENS)
     count = -(-num_tokens // most)
     return max(-(-num_tokens // max(count, 1)), 1)
 
@@ -187,8 +193,8 @@ def token_sum(
     left out, so that a NaN there stays there.
     """
     rows = weights.nonzero().squeeze(1)
-    given = (teacher.detach(), *beside)
-    return _ChunkedSum.apply(per_token, chunk_tokens, rows, weights.detach(), given, student, *parameters)
+    constants = (teacher.detach(), *beside)
+    return _ChunkedSum.apply(per_token, chunk_tokens, rows, weights.detach(), constants, student, *parameters)
 
 
 class _ChunkedSum(torch.autograd.Function):
@@ -201,24 +207,26 @@ class _ChunkedSum(torch.autograd.Function):
         chunk_tokens: int,
         rows: Tensor,
         weights: Tensor,
-        given: tuple[Tensor, ...],
+        constants: tuple[Tensor, ...],
         student: Tensor,
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        inputs, wanted = (student, *parameters), ctx.needs_input_grad[5:]
+        inputs, needs_grad = (student, *parameters), ctx.needs_input_grad[5:]
         # The gradient of the rows is in their own dtype, as each row is written once; that of a parameter is in float32
         # at least, as every chunk adds to it.
         dtypes = [student.dtype, *(torch.promote_types(x.dtype, torch.float32) for x in parameters)]
-        triples = zip(inputs, dtypes, wanted, strict=True)
+        triples = zip(inputs, dtypes, needs_grad, strict=True)
         sums = [torch.zeros_like(x, dtype=dtype) if want else None for x, dtype, want in triples]
         table: Tensor
         for number, chunk in enumerate(rows.split(chunk_tokens)):  # one empty chunk where there are no rows
-            leaves = [x.detach().requires_grad_(w) for x, w in zip((student[chunk], *parameters), wanted, strict=True)]
+            leaves = [
+                x.detach().requires_grad_(w) for x, w in zip((student[chunk], *parameters), needs_grad, strict=True)
+            ]
             # Cut while gradients are off: these tensors get none, whatever they require outside.
-            others, shares = [rows_of[chunk] for rows_of in given], weights[chunk]
-            with torch.set_grad_enabled(any(wanted)):
-                values = per_token(leaves[0], *others, *leaves[1:])
-                if any(wanted):
+            chunk_constants, shares = [rows_of[chunk] for rows_of in constants], weights[chunk]
+            with torch.set_grad_enabled(any(needs_grad)):
+                values = per_token(leaves[0], *chunk_constants, *leaves[1:])
+                if any(needs_grad):
                     (values[:, 0] * shares).sum().backward()
             values = values.detach()
             # One table from the start: a small result kept a chunk would pin the large temporaries' memory around it.
@@ -265,5 +273,5 @@ def token_log_probs(logits: Distribution, token_ids: PositionIds, *, temperature
     size = logits.shape[-1]
     rows = max(BLOCK_LOGITS.get(logits.device.type, LARGEST_BLOCK) // size, 1)
     parts = zip(logits.reshape(-1, size).split(rows), token_ids.reshape(-1).split(rows), strict=True)
-    found = [selective_log_softmax(part[None], ids[None], temperature=temperature)[0] for part, ids in parts]
-    return (found[0] if len(found) == 1 else torch.cat(found)).view(token_ids.shape)
+    log_probs = [selective_log_softmax(part[None], ids[None], temperature=temperature)[0] for part, ids in parts]
+    return (log_probs[0] if len(log_probs) == 1 else torch.cat(log_probs)).view(token_ids.shape)

@@ -175,7 +175,7 @@ def stream(
     direction = direction.to(student.device, wide)  # once, and not by module in each batch
 
     def sink_of(indices: list[int]) -> Sink:
-        metrics, add = MetricSums(direction), total.of(indices)
+        metrics, add = MetricSums(direction), total.batch_sink(indices)
         measured.append((indices, metrics))
 
         def both(name: str, contribution: Float[Tensor, "B n"]) -> None:

@@ -112,7 +112,7 @@ def measured_rollouts(
     measured: list[tuple[list[int], DotSink]] = []
 
     def sink_of(indices: list[int]) -> Sink:
-        dots, adds = DotSink(student.adapter.layout, units), [total.of(indices) for total in totals]
+        dots, adds = DotSink(student.adapter.layout, units), [total.batch_sink(indices) for total in totals]
         measured.append((indices, dots))
 
         def sink(name: str, contribution: Float[Tensor, "B n"]) -> None:

@@ -28,20 +28,20 @@ def newest(folder: Path, out: RunWriter, most: float = math.inf) -> Path | None:
 
     most: steps that it may have taken.
     """
-    found, damaged = None, list[str]()
+    checkpoint, damaged = None, list[str]()
     for path in sorted(folder.glob("checkpoint-*"), key=steps_of, reverse=True):
         if not (path / store.SEAL).exists():  # its process was killed before it was complete
             rmtree(path)
-        elif found is None and steps_of(path) <= most:
+        elif checkpoint is None and steps_of(path) <= most:
             if damage := store.folder_damage(path):
                 damaged.append(f"{path.name} is damaged ({damage})")
                 rmtree(path)
             else:
-                found = path
+                checkpoint = path
     if damaged:
-        since = f"from {found.name}" if found else "from its start, as there is no other checkpoint"
+        since = f"from {checkpoint.name}" if checkpoint else "from its start, as there is no other checkpoint"
         out.progress(Notice(f"{' and '.join(damaged)}: the training goes on {since}."), 0, 0)
-    return found
+    return checkpoint
 
 
 def steps_of(checkpoint: Path) -> int:
@@ -100,8 +100,8 @@ class Supervision(SourcesFollow):
             return
         super().on_save(args, state, control, **kwargs)
         folder = self._folder / f"checkpoint-{state.global_step}"
-        held = {"channels": self._channels.state(), "rollouts": rollouts}
-        store.seal_folder(folder, {"step": state.global_step, **held})
+        state_dict = {"channels": self._channels.state(), "rollouts": rollouts}
+        store.seal_folder(folder, {"step": state.global_step, **state_dict})
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Write the history, to which a step's metrics were added."""
@@ -131,8 +131,8 @@ KEPT = "checkpoints"
 class KeptCheckpoints(TrainerCallback):
     """Saves the model every `every` steps."""
 
-    def __init__(self, out: RunWriter, student: Student, every: int) -> None:
-        self._folder, self._student, self._every = out.scratch(KEPT), student, every
+    def __init__(self, out: RunWriter, student: Student, interval: int) -> None:
+        self._folder, self._student, self._every = out.scratch(KEPT), student, interval
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Save the model; a step that is taken again after a resume replaces its first copy."""
@@ -146,11 +146,11 @@ class KeptCheckpoints(TrainerCallback):
         store.publish_folder(temporary, final)
 
 
-def link_kept(kept: Path, target: Path) -> None:
+def link_kept(source: Path, target: Path) -> None:
     """Link all kept checkpoints into another folder of the same disk; `BadInput` for one that is damaged."""
     # By hard links: a checkpoint is gigabytes, and the scratch folder goes when the run is complete. A killed attempt
     # may have left .tmp, a model that was written in part.
-    for folder in sorted(kept.glob("step_*")):
+    for folder in sorted(source.glob("step_*")):
         if damage := store.folder_damage(folder):
             raise BadInput(
                 f"{folder} is damaged ({damage}). Delete that folder and rerun with --resume, which goes on without "

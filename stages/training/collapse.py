@@ -45,7 +45,7 @@ REWARD, PROTOCOL, ENTROPY, LENGTH = "reward", "protocol", "entropy", "completion
 class Departure:
     """What left its course, by its metric, and in words. before: steps taken before the first one that had left it."""
 
-    what: str
+    metric: str
     before: int
     words: str
 
@@ -59,22 +59,22 @@ class Course:
 
     rollouts: int
     ordered: bool = False
-    left: dict[str, Departure] = field(default_factory=dict)
+    departures: dict[str, Departure] = field(default_factory=dict)
     _values: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, row: Row) -> list[Departure]:
         """Take the metrics of the next step; return what has left its course with it."""
-        found = []
+        departures = []
         for name in WATCHED:
             if isinstance(value := row.get(name), (int, float)) and math.isfinite(value):
                 self._values[name].append(float(value))
         for name, values in list(self._values.items()):  # without GRPO there is no entropy
             if name == REWARD and self.ordered:
                 continue
-            if name not in self.left and (one := WATCHED[name](self, name, values)) is not None:
-                self.left[name] = replace(one, words=f"step {len(values)}: {one.words}")
-                found.append(self.left[name])
-        return found
+            if name not in self.departures and (departure := WATCHED[name](self, name, values)) is not None:
+                self.departures[name] = replace(departure, words=f"step {len(values)}: {departure.words}")
+                departures.append(self.departures[name])
+        return departures
 
 
 def _fall(course: Course, name: str, values: Sequence[float]) -> Departure | None:
@@ -98,8 +98,8 @@ def _fall(course: Course, name: str, values: Sequence[float]) -> Departure | Non
 def _entropy(course: Course, name: str, values: Sequence[float]) -> Departure | None:
     """Judge whether entropy has doubled."""
     del course
-    found = _times(name, values, least=0.0, most=2.0, words="entropy {now:.2g}")
-    return found if median(values[-RECENT:]) > UNSURE else None
+    departure = _times(name, values, least=0.0, most=2.0, words="entropy {now:.2g}")
+    return departure if median(values[-RECENT:]) > UNSURE else None
 
 
 def _length(course: Course, name: str, values: Sequence[float]) -> Departure | None:
@@ -155,8 +155,8 @@ class Watch(TrainerCallback):
         self._require_finite(kwargs["model"])
 
     def _require_finite(self, model: Any) -> None:
-        if found := next(filter(None, self._ranks.gather(not_finite(model))), None):
-            raise NotFinite(f"of the weights {found}.")
+        if problem := next(filter(None, self._ranks.gather(not_finite(model))), None):
+            raise NotFinite(f"of the weights {problem}.")
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -174,11 +174,11 @@ class Watch(TrainerCallback):
         for name in ("loss", "grad_norm"):
             if not math.isfinite(row.get(name, 0.0)):
                 raise NotFinite(f"its {name} is {row[name]}.")
-        for one in self.course.add(row):
+        for departure in self.course.add(row):
             if self._ranks.first:
-                self._out.progress(Notice(f"warning: {one.words}"), 0, 0)
+                self._out.progress(Notice(f"warning: {departure.words}"), 0, 0)
         # The first process alone knows what all rollouts of a step were.
-        if self._stop and self._ranks.broadcast_from_rank0(lambda: bool(self.course.left)):
+        if self._stop and self._ranks.broadcast_from_rank0(lambda: bool(self.course.departures)):
             self.stopped = control.should_training_stop = True
             control.should_save = False
         elif self._stop and state.global_step == FIRST:
@@ -187,11 +187,11 @@ class Watch(TrainerCallback):
     @property
     def good(self) -> int:
         """Return how many steps a model that has not left its course has taken at most."""
-        return min(one.before for one in self.course.left.values())
+        return min(departure.before for departure in self.course.departures.values())
 
     def collapsed(self, steps: int) -> str | None:
         """Return what has left its course, and by how many steps the model was trained; None where nothing has."""
-        words = "; ".join(one.words for one in self.course.left.values())
+        words = "; ".join(departure.words for departure in self.course.departures.values())
         return f"{words}; the model is that of step {steps}" if words else None
 
 

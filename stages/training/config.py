@@ -252,14 +252,14 @@ class ChannelWeights(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _registered(cls, given: Any) -> Any:
+    def _registered(cls, weights: Any) -> Any:
         # Looked up at each call: a channel may be registered after this class was made, with the fields of that moment.
-        known = {GRPO, *CHANNELS}
-        unknown = [name for name in given if name not in known] if isinstance(given, dict) else []
+        names = {GRPO, *CHANNELS}
+        unknown = [name for name in weights if name not in names] if isinstance(weights, dict) else []
         if unknown:
-            errors = [InitErrorDetails(type="extra_forbidden", loc=(name,), input=given[name]) for name in unknown]
+            errors = [InitErrorDetails(type="extra_forbidden", loc=(name,), input=weights[name]) for name in unknown]
             raise ValidationError.from_exception_data(cls.__name__, errors)
-        return given
+        return weights
 
     def identity(self) -> dict[str, Any]:
         """Return all weights, those of channels that were registered after import among them."""
@@ -380,24 +380,24 @@ class Config(EnvStageConfig):
         """Return all models that distil or play in mixed groups; those that are `loaded` alike share their weights."""
         active = self.weights.active()
         shared = self.probe.mixed or any("teacher" in CHANNELS[name].needs for name in active.keys() - {"opd"})
-        own = (self.teacher,) if self.teacher is not None and shared else ()
-        return (*own, *(self.opd_teachers() if "opd" in active else ()))
+        shared_teachers = (self.teacher,) if self.teacher is not None and shared else ()
+        return (*shared_teachers, *(self.opd_teachers() if "opd" in active else ()))
 
     @model_validator(mode="before")
     @classmethod
-    def _without_those_of_trl(cls, given: Any) -> Any:
+    def _without_those_of_trl(cls, settings: Any) -> Any:
         # Here and not beside TRL's other fields: to import TRL takes seconds.
-        if not isinstance(given, dict):
-            return given
-        own = given["trl"] if isinstance(given.get("trl"), dict) else {}
-        for prefix, keys in (("trl.", own), ("", given.keys() - cls.model_fields.keys())):
+        if not isinstance(settings, dict):
+            return settings
+        trl_fields = settings["trl"] if isinstance(settings.get("trl"), dict) else {}
+        for prefix, keys in (("trl.", trl_fields), ("", settings.keys() - cls.model_fields.keys())):
             for key in keys:
                 if key in OURS:
                     raise UsageError(f"{prefix}{key}, a field of TRL's, is set through {OURS[key]}. Set {OURS[key]}.")
                 if key in FIXED:
                     why = "rollouts, the journal and --resume depend on its value"
                     raise UsageError(f"{prefix}{key}, a field of TRL's, cannot be set: {why}. Remove it.")
-        return given
+        return settings
 
     @model_validator(mode="after")
     def _check(self) -> "Config":
@@ -465,9 +465,9 @@ class Config(EnvStageConfig):
                 f"the teacher is {teacher.model!r}, and training starts no server for a teacher; "
                 f"start one with `composer serve {teacher.source}` and give its address as the teacher's base_url"
             )
-        whole = {"taid", "eopd"} if teacher is self.teacher else set[str]()
-        whole |= {"opd"} if self.opd.form == "divergence" and self.opd.top_k is None else set()
-        needing = [name for name in self.weights.active() if name in whole]
+        full_distribution = {"taid", "eopd"} if teacher is self.teacher else set[str]()
+        full_distribution |= {"opd"} if self.opd.form == "divergence" and self.opd.top_k is None else set()
+        needing = [name for name in self.weights.active() if name in full_distribution]
         if needing:
             raise ValueError(
                 f"the teacher {teacher.model!r} tells the log-probs of a few tokens, and "

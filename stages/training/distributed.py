@@ -68,7 +68,7 @@ class Student:
         self.model = self.policy.model if self.model is None else self.model
 
     @classmethod
-    def of(cls, model: Any, tokenizer: Any, plan: TrainPlan, ranks: Ranks) -> Self:
+    def prepare(cls, model: Any, tokenizer: Any, plan: TrainPlan, ranks: Ranks) -> Self:
         """Make the weights that learn float32, cut them into shares where the plan has any, and return the student."""
         sampled, mixed, sharded = plan.config.policy.in_process(), False, None
         base = adapters.describe_base(sampled, model) if plan.config.adapter.rank else None
@@ -98,7 +98,7 @@ class Student:
         with self.autocast():
             return work() if self.sharded is None else self.sharded.in_step(work)
 
-    def whole(self) -> None:
+    def gather(self) -> None:
         """Have the weights whole in every process until the next pass is scored; all must call it."""
         if self.sharded is not None:
             self.sharded.gather()
@@ -118,7 +118,7 @@ class Student:
         if self.sharded is not None:
             self.sharded.scatter()
         for name, parameter in self.policy.model.named_parameters():
-            yield name, parameter.detach() if self.sharded is None else self.sharded.whole(parameter)
+            yield name, parameter.detach() if self.sharded is None else self.sharded.full_tensor(parameter)
 
     def save(self, folder: Path) -> None:
         """Write the model and its tokenizer, of an adapter it alone. All processes must call it; the first writes."""
@@ -179,10 +179,10 @@ class Sharded:
                     continue
                 if id(tensor) not in placed:
                     empty = tensor.is_meta
-                    whole = torch.empty_like(tensor, device=device) if empty else tensor.detach().to(device)
-                    distributed.broadcast(whole, 0)
+                    full = torch.empty_like(tensor, device=device) if empty else tensor.detach().to(device)
+                    distributed.broadcast(full, 0)
                     learns = isinstance(tensor, nn.Parameter)
-                    placed[id(tensor)] = nn.Parameter(whole, tensor.requires_grad) if learns else whole
+                    placed[id(tensor)] = nn.Parameter(full, tensor.requires_grad) if learns else full
                 table[name] = placed[id(tensor)]
 
     def gather(self) -> None:
@@ -212,10 +212,10 @@ class Sharded:
             finally:
                 self._within, self._last = False, []
 
-        found: Value = getattr(self.model, WITHIN)(reaching)
+        result: Value = getattr(self.model, WITHIN)(reaching)
         if not torch.is_grad_enabled():
             self.scatter()  # embeddings and output head, which stay whole for a backward pass
-        return found
+        return result
 
     def in_step(self, work: Callable[[], Value]) -> Value:
         """Return the result of `work`, during which the processes go through the model equally often.
@@ -238,8 +238,8 @@ class Sharded:
         Passes with gradients come first: backward passes must meet, too.
         """
         while self._passing and not self._joining:
-            wanted = {one for one in self._ranks.gather(with_gradient) if one is not None}
-            if not wanted or (coming := max(wanted)) == with_gradient:
+            passes = {gradient_pass for gradient_pass in self._ranks.gather(with_gradient) if gradient_pass is not None}
+            if not passes or (coming := max(passes)) == with_gradient:
                 return
             self._join(coming)
 
@@ -266,33 +266,33 @@ class Sharded:
         # In two steps, as the norm is logged where nothing is clipped, too; the norm of DTensors is one itself.
         learning = [p for p in self.model.parameters() if p.grad is not None]
         norm = get_total_norm([p.grad for p in learning if p.grad is not None])
-        whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        total_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         if most > 0:
-            clip_grads_with_norm_(learning, most, whole)
-        return float(whole)
+            clip_grads_with_norm_(learning, most, total_norm)
+        return float(total_norm)
 
     def weights(self) -> dict[str, Tensor] | None:
         """Return the whole masters, in the first process' memory; None elsewhere. All processes must call it."""
         self.scatter()
         # `parameters()` has tied weights once, which are gathered once, and written under each of their names below.
-        whole = {id(parameter): self.whole(parameter) for parameter in self.model.parameters()}
+        full_tensors = {id(parameter): self.full_tensor(parameter) for parameter in self.model.parameters()}
         if not self._ranks.first:
             return None
         named = self.model.named_parameters(remove_duplicate=False)
         buffers = {name: value for name, value in self.model.state_dict().items() if not isinstance(value, DTensor)}
-        return buffers | {name: whole[id(parameter)] for name, parameter in named}
+        return buffers | {name: full_tensors[id(parameter)] for name, parameter in named}
 
-    def whole(self, share: Any) -> Tensor:
+    def full_tensor(self, share: Any) -> Tensor:
         """Return a tensor of which each process holds a share, in the first process' memory; empty elsewhere."""
         values = share.detach().full_tensor()  # a collective: all processes must get here, and in the same order
         return values.cpu() if self._ranks.first else torch.empty(0)
 
 
-def _share(whole: Any, like: Any) -> Any:
+def _share(full: Any, like: Any) -> Any:
     """Return this process' share of a tensor that all hold whole; one of another shape (a counter) stays whole."""
-    if not isinstance(whole, Tensor) or whole.shape != like.shape:
-        return whole
-    values = whole.to(like.device, torch.promote_types(whole.dtype, torch.float32))
+    if not isinstance(full, Tensor) or full.shape != like.shape:
+        return full
+    values = full.to(like.device, torch.promote_types(full.dtype, torch.float32))
     # src_data_rank None: each process cuts its own copy. By default the first process would send its copy to all.
     return distribute_tensor(values, like.device_mesh, like.placements, src_data_rank=None)
 
@@ -318,10 +318,10 @@ class TrainerInStep(ComposedTrainer):
         parts = super()._parts(inputs)
         return parts + [{"channels": Batch()}] * (max(self._ranks.gather(len(parts))) - len(parts))
 
-    def _part_loss(self, model: Any, part: dict[str, Any], whole: dict[str, Any]) -> Float[Tensor, ""]:
+    def _part_loss(self, model: Any, part: dict[str, Any], micro_batch: dict[str, Any]) -> Float[Tensor, ""]:
         """Return a part's loss, whose backward pass all processes make."""
         part_loss = super()._part_loss
-        return self._sharded.within(lambda: part_loss(model, part, whole))
+        return self._sharded.within(lambda: part_loss(model, part, micro_batch))
 
     def _passes(self, work: Callable[[], Value]) -> Value:
         return self._sharded.in_step(work)
@@ -368,13 +368,13 @@ class ShardedTrainer(TrainerInStep):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Write the optimiser's state as one process has it, by the first process; all must take part."""
-        held, whole = self.optimizer.state_dict(), self._sharded.whole
+        optimizer_state, full_tensor = self.optimizer.state_dict(), self._sharded.full_tensor
         states = {
-            number: {name: whole(value) if isinstance(value, DTensor) else value for name, value in state.items()}
-            for number, state in held["state"].items()
+            number: {name: full_tensor(value) if isinstance(value, DTensor) else value for name, value in state.items()}
+            for number, state in optimizer_state["state"].items()
         }
         if self.args.should_save:
-            torch.save({**held, "state": states}, Path(output_dir) / OPTIMIZER_NAME)
+            torch.save({**optimizer_state, "state": states}, Path(output_dir) / OPTIMIZER_NAME)
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -382,14 +382,16 @@ class ShardedTrainer(TrainerInStep):
         if checkpoint is None:
             return
         # Mapped, so that what is read of another process' share takes no memory of its own.
-        held = torch.load(Path(checkpoint) / OPTIMIZER_NAME, map_location="cpu", mmap=True, weights_only=True)
+        optimizer_state = torch.load(
+            Path(checkpoint) / OPTIMIZER_NAME, map_location="cpu", mmap=True, weights_only=True
+        )
         # A state refers to parameters by their number over all groups, in the order of the groups.
-        numbered = [number for group in held["param_groups"] for number in group["params"]]
+        numbered = [number for group in optimizer_state["param_groups"] for number in group["params"]]
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        own = {
-            number: {name: _share(value, parameter) for name, value in held["state"][number].items()}
+        shares = {
+            number: {name: _share(value, parameter) for name, value in optimizer_state["state"][number].items()}
             for number, parameter in zip(numbered, parameters, strict=True)
-            if number in held["state"]
+            if number in optimizer_state["state"]
         }
-        self.optimizer.load_state_dict({**held, "state": own})
+        self.optimizer.load_state_dict({**optimizer_state, "state": shares})
         self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))

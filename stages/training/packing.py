@@ -121,7 +121,7 @@ class Padded:
     keys: Int[Tensor, " k"]
     order: Int[Tensor, " N"]
 
-    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Float[Tensor, "N h d"]:
+    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Float[Tensor, "N h d"]:
         """Return the attended values of queries [1, H, N, D] over keys and values [1, G, N, D]."""
         # One gather for all blocks: its gradient is one sum, too, however many blocks a prompt is in.
         sizes = [(rows * of_queries, rows * of_keys) for rows, of_queries, of_keys in (b.shape for b in self.blocks)]
@@ -131,7 +131,7 @@ class Padded:
         parts = []
         for block, *of_block in zip(self.blocks, queries, keys, values, strict=True):
             q, k, v = (rows.unflatten(0, (block.shape[0], -1)).transpose(1, 2) for rows in of_block)
-            attended, _ = sdpa_attention_forward(module, q, k, v, block.bias(query.dtype), **given)
+            attended, _ = sdpa_attention_forward(module, q, k, v, block.bias(query.dtype), **options)
             parts.append(attended.flatten(0, 1))
         return torch.cat(parts).index_select(0, self.order)
 
@@ -152,7 +152,7 @@ class Ragged:
     dtype: torch.dtype
 
     def attend(
-        self, module: Any, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None = None, **given: Any
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None = None, **options: Any
     ) -> Float[Tensor, "N h d"]:
         """Return the attended values of queries [1, H, N, D] over keys and values [1, G, N, D]."""
         # Under autocast queries and keys come in float32 from their norms.
@@ -189,7 +189,7 @@ def predicting(model: Any, families: Sequence[Family], max_tokens: int) -> Float
     longest = max(len(prompt) + len(branch) for prompt, branches in families for branch in branches)
     if not _fits(model, longest):
         return None
-    decoder, found = model.get_decoder(), []
+    decoder, states_of_passes = model.get_decoder(), []
     weight = next(model.parameters())
     device, dtype = weight.device, weight.dtype
     if torch.is_autocast_enabled(device.type):
@@ -205,7 +205,7 @@ def predicting(model: Any, families: Sequence[Family], max_tokens: int) -> Float
         decoder.set_attn_implementation(NAME)
     for part in _passes(families, max_tokens):
         *lists, segments = laid_out(part)
-        (ids, positions, wanted), layout = lay_out(segments, lists, device, dtype)
+        (ids, positions, predictors), layout = lay_out(segments, lists, device, dtype)
         packed = Packed(layout)
         states = decoder(
             input_ids=ids[None],
@@ -218,8 +218,8 @@ def predicting(model: Any, families: Sequence[Family], max_tokens: int) -> Float
             _UNFIT.add(decoder)
             decoder.set_attn_implementation("sdpa")
             return None
-        found.append(states.squeeze(0).index_select(0, wanted))
-    return torch.cat(found)
+        states_of_passes.append(states.squeeze(0).index_select(0, predictors))
+    return torch.cat(states_of_passes)
 
 
 def _fits(model: Any, longest: int) -> bool:
@@ -255,7 +255,7 @@ def laid_out(families: Sequence[Family]) -> tuple[list[int], list[int], list[int
 
     Nothing is predicted from a branch's last token, so it is left out; a prompt with one branch is one segment.
     """
-    ids, positions, segments, wanted = list[int](), list[int](), list[Segment](), list[int]()
+    ids, positions, segments, predictors = list[int](), list[int](), list[Segment](), list[int]()
     for prompt, branches in families:
         start, last = len(ids), len(ids) + len(prompt) - 1
         ids += prompt
@@ -264,11 +264,11 @@ def laid_out(families: Sequence[Family]) -> tuple[list[int], list[int], list[int
             first = len(ids)
             ids += branch[:-1]
             positions += range(len(prompt), len(prompt) + len(branch) - 1)
-            wanted += [last, *range(first, len(ids))]
+            predictors += [last, *range(first, len(ids))]
             if len(branches) > 1 and len(branch) > 1:
                 segments.append(Segment(first, len(branch) - 1, start, len(prompt)))
         segments.append(Segment(start, len(prompt) if len(branches) > 1 else len(ids) - start, start, 0))
-    return ids, positions, wanted, segments
+    return ids, positions, predictors, segments
 
 
 ExtraLists = Sequence[Sequence[int]]
@@ -281,16 +281,19 @@ def ragged(
     """Return the segments in the order of the row, of which they are all, and the copied lists."""
     segments = sorted(segments)
     keys = [
-        place
-        for one in segments
-        for place in (*range(one.prompt, one.prompt + one.prompt_length), *range(one.start, one.start + one.length))
+        position
+        for segment in segments
+        for position in (
+            *range(segment.prompt, segment.prompt + segment.prompt_length),
+            *range(segment.start, segment.start + segment.length),
+        )
     ]
-    seen = [one.prompt_length + one.length for one in segments]
-    ends = [[0, *accumulate(one.length for one in segments)], [0, *accumulate(seen)]]
+    seen = [segment.prompt_length + segment.length for segment in segments]
+    ends = [[0, *accumulate(segment.length for segment in segments)], [0, *accumulate(seen)]]
     lists = [torch.tensor(values, dtype=torch.long) for values in (*extra_lists, keys, *ends)]
-    *given, of_keys, query_bounds, key_bounds = on_device(lists, device)
-    longest = (max(one.length for one in segments), max(seen))
-    return given, Ragged(of_keys, query_bounds.int(), key_bounds.int(), longest, dtype)
+    *index_tensors, of_keys, query_bounds, key_bounds = on_device(lists, device)
+    longest = (max(segment.length for segment in segments), max(seen))
+    return index_tensors, Ragged(of_keys, query_bounds.int(), key_bounds.int(), longest, dtype)
 
 
 def padded(
@@ -302,27 +305,29 @@ def padded(
     queries, keys, places = list[Tensor](), list[Tensor](), list[Tensor]()
     num_padded = 0
     for behind in (False, True):
-        kind = [one for one in segments if bool(one.prompt_length) == behind]
-        for bucket in by_length(kind, lambda one: one.length + one.prompt_length, lambda length: length**2, MAX_SCORES):
+        kind = [segment for segment in segments if bool(segment.prompt_length) == behind]
+        for bucket in by_length(
+            kind, lambda segment: segment.length + segment.prompt_length, lambda length: length**2, MAX_SCORES
+        ):
             start, length, prompt, prompt_length = torch.tensor(bucket)[..., None].unbind(1)  # [B, 1] each
-            own = _positions(start, length)
-            seen = torch.cat([_positions(prompt, prompt_length), own], 1) if behind else own
-            real = (torch.arange(own.shape[1]) < length).flatten().nonzero()[:, 0]
-            shapes.append((len(bucket), own.shape[1], seen.shape[1]))
+            positions = _positions(start, length)
+            seen = torch.cat([_positions(prompt, prompt_length), positions], 1) if behind else positions
+            real = (torch.arange(positions.shape[1]) < length).flatten().nonzero()[:, 0]
+            shapes.append((len(bucket), positions.shape[1], seen.shape[1]))
             if behind:
                 lengths.append(prompt_length[..., None, None])
-            queries.append(own.flatten())
+            queries.append(positions.flatten())
             keys.append(seen.flatten())
             places.append(torch.stack([queries[-1][real], num_padded + real]))
-            num_padded += own.numel()
+            num_padded += positions.numel()
     tokens, results = torch.cat(places, 1)
     order = torch.empty_like(results).index_put_((tokens,), results)
-    given = [torch.tensor(values, dtype=torch.long) for values in extra_lists]
-    *given, query, key, order = on_device([*lengths, *given, torch.cat(queries), torch.cat(keys), order], device)
+    lists = [torch.tensor(values, dtype=torch.long) for values in extra_lists]
+    *lists, query, key, order = on_device([*lengths, *lists, torch.cat(queries), torch.cat(keys), order], device)
     # Blocks without prompts come first, and have no lengths.
-    prompts = [None] * (len(shapes) - len(lengths)) + given[: len(lengths)]
+    prompts = [None] * (len(shapes) - len(lengths)) + lists[: len(lengths)]
     blocks = [Block(shape, prompt) for shape, prompt in zip(shapes, prompts, strict=True)]
-    return given[len(lengths) :], Padded(blocks, query, key, order)
+    return lists[len(lengths) :], Padded(blocks, query, key, order)
 
 
 def _positions(start: Int[Tensor, "b 1"], length: Int[Tensor, "b 1"]) -> Int[Tensor, "b t"]:
@@ -337,13 +342,13 @@ def attend(
     value: Tensor,
     mask: Tensor | None,
     packed: Packed | None = None,
-    **given: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """`sdpa`, of a packed row by segments. query: [1, H, N, D]; key, value: [1, G, N, D]; returns [1, N, H, D]."""
     if packed is None:
-        return sdpa_attention_forward(module, query, key, value, mask, **given)
+        return sdpa_attention_forward(module, query, key, value, mask, **options)
     packed.layers += 1
-    return packed.layout.attend(module, query, key, value, **given)[None], None
+    return packed.layout.attend(module, query, key, value, **options)[None], None
 
 
 def _by_token(states: Float[Tensor, "1 h N d"]) -> Float[Tensor, "N h d"]:
@@ -361,25 +366,29 @@ def flash_agrees(device: torch.device, dtype: torch.dtype, heads: int, groups: i
     if dtype not in HALF or varlen is None:
         return False
     segments = [Segment(0, 5, 0, 0), Segment(5, 3, 0, 5), Segment(8, 4, 8, 0)]
-    found = []
+    results = []
     with torch.inference_mode(False), torch.enable_grad():
-        made = torch.Generator().manual_seed(0)
-        numbers = [torch.randn(1, count, 12, width, generator=made).to(dtype) for count in (heads, groups, groups)]
+        generator = torch.Generator().manual_seed(0)
+        numbers = [torch.randn(1, count, 12, width, generator=generator).to(dtype) for count in (heads, groups, groups)]
         for lay_out in (padded, ragged):
-            states = [one.to(device, copy=True).requires_grad_() for one in numbers]
-            given = {"dropout": 0.0, "scaling": width**-0.5}
+            states = [tensor.to(device, copy=True).requires_grad_() for tensor in numbers]
+            options = {"dropout": 0.0, "scaling": width**-0.5}
             module = SimpleNamespace(training=False, is_causal=True, num_key_value_groups=heads // groups)
             try:
-                attended = lay_out(segments, (), device, dtype)[1].attend(module, *states, **given)
+                attended = lay_out(segments, (), device, dtype)[1].attend(module, *states, **options)
                 attended.float().square().sum().backward()
             except (RuntimeError, TypeError):  # no kernel for this device, type or width; torch 2.10's other arguments
                 return False
-            found.append(
+            results.append(
                 torch.cat(
-                    [one.flatten().float() for one in (attended, *[each.grad for each in states]) if one is not None]
+                    [
+                        tensor.flatten().float()
+                        for tensor in (attended, *[each.grad for each in states])
+                        if tensor is not None
+                    ]
                 )
             )
-    by_blocks, at_once = found
+    by_blocks, at_once = results
     return bool((by_blocks - at_once).abs().max() <= AGREEING * by_blocks.abs().max())
 
 

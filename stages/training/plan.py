@@ -163,8 +163,8 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
         return model_shape(adapters.base_of(Path(source), policy)[0])
     try:
         repo, commit = base.hub_id(policy.model)
-        place = source if Path(source).is_dir() else hub.source(repo, commit)
-        config = model_checks.read_shape(place, policy, commit)
+        path = source if Path(source).is_dir() else hub.source(repo, commit)
+        config = model_checks.read_shape(path, policy, commit)
         # Drawing weights that have no memory takes most of the time.
         with init_empty_weights(), no_init_weights(), model_checks.reading(policy):
             model: Any = AutoModelForCausalLM.from_config(config)
@@ -282,13 +282,15 @@ class TrainPlan:
             return ()
         size, rank = self.config.optimisation, self.config.adapter.rank
         trained = f"LoRA of rank {rank}" if rank else "singular values" if self.spectral else "all weights"
-        known = f"of {self.shape.parameters / 1e9:.2g} B parameters" if self.shape else "whose size is not known yet"
+        size_words = (
+            f"of {self.shape.parameters / 1e9:.2g} B parameters" if self.shape else "whose size is not known yet"
+        )
         again = "activations recomputed" if size.gradient_checkpointing else "activations kept"
         rows = f"{size.micro_batch} rollout{'s' * (size.micro_batch != 1)} a pass"
         shared = ", prompts computed once for their rollouts" * bool(size.shared_prompts)
         choices = (
             f"{trained} at learning rate {size.learning_rate:g}, {rows}, {again}{shared} "
-            f"(what you did not set was chosen for a model {known}{self.because})"
+            f"(what you did not set was chosen for a model {size_words}{self.because})"
         )
         if self.shape is None:
             return (choices,)
@@ -360,30 +362,32 @@ def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def fitted(plan: TrainPlan, given: Optimisation, prompts: Prompts, free: int | None) -> TrainPlan:
+def fitted(plan: TrainPlan, settings: Optimisation, prompts: Prompts, free: int | None) -> TrainPlan:
     """Return the plan for these prompts, with the passes that compute least of those that fit into memory.
 
-    Chosen are the rollouts of a pass, and whether activations are recomputed, where they are not `given`. free: bytes,
-    of which a part is left for others; None where it is not known, for the passes of `resolve`. Results stay equal up
-    to rounding: a pass is a part of a step's sum.
+    Chosen are the rollouts of a pass, and whether activations are recomputed, where `settings` leaves them open. free:
+    bytes, of which a part is left for other programs; None where unknown, for the passes of `resolve`. Results stay
+    equal up to rounding: a pass is a part of a step's sum.
     """
     if plan.small or plan.shape is None:
         return plan
-    size, own = plan.config.optimisation, plan.config.optimisation.prompts_per_step // plan.processes
+    size, process_prompts = plan.config.optimisation, plan.config.optimisation.prompts_per_step // plan.processes
     answers = min(prompts.answers or plan.config.max_steps, plan.config.max_steps)
     plan = replace(plan, prompts=prompts, rollout_tokens=_rollout_tokens(plan.config, answers))
     length = prompts.tokens + plan.rollout_tokens
-    plan = plan.changed(optimisation={"micro_batch": given.micro_batch or _rows_a_pass(size.generations, length)})
-    if free is None or (given.micro_batch and given.gradient_checkpointing is not None):
+    plan = plan.changed(optimisation={"micro_batch": settings.micro_batch or _rows_a_pass(size.generations, length)})
+    if free is None or (settings.micro_batch and settings.gradient_checkpointing is not None):
         return plan
     # A part of a group, a group, or several.
-    counts = {*_divisors(size.generations), *(size.generations * n for n in _divisors(own))}
-    passes = [given.micro_batch] if given.micro_batch else [n for n in counts if n == 1 or n * length <= PASS_TOKENS]
+    counts = {*_divisors(size.generations), *(size.generations * n for n in _divisors(process_prompts))}
+    passes = (
+        [settings.micro_batch] if settings.micro_batch else [n for n in counts if n == 1 or n * length <= PASS_TOKENS]
+    )
     ways = [
         plan.changed(optimisation={"micro_batch": rows, "gradient_checkpointing": again})
         for rows in passes
         for again in (False, True)
-        if given.gradient_checkpointing in (None, again)
+        if settings.gradient_checkpointing in (None, again)
     ]
     room = (TAKEN_ON_GPU if plan.device.startswith("cuda") else TAKEN) * free
     fitting = [way for way in ways if estimate_memory(way).total <= room]
@@ -425,13 +429,13 @@ def refusals(plan: TrainPlan) -> Iterator[str]:
     The validators of `Config` refuse what one table of settings alone shows; `stages.training.weights` refuses what
     only a server shows.
     """
-    yield from _of_inputs(plan)
-    yield from _of_processes(plan)
-    yield from _of_shares(plan)
-    yield from _of_servers(plan)
+    yield from _input_refusals(plan)
+    yield from _process_refusals(plan)
+    yield from _shard_refusals(plan)
+    yield from _server_refusals(plan)
 
 
-def _of_inputs(plan: TrainPlan) -> Iterator[str]:
+def _input_refusals(plan: TrainPlan) -> Iterator[str]:
     """Yield what is wrong between the model, the runs that are given, and the losses that are to be learned from."""
     config, weights = plan.config, plan.config.weights.active()
     on_pairs = [name for name, channel in CHANNELS.items() if "pairs" in channel.needs]
@@ -459,7 +463,7 @@ def _of_inputs(plan: TrainPlan) -> Iterator[str]:
         )
 
 
-def _of_processes(plan: TrainPlan) -> Iterator[str]:
+def _process_refusals(plan: TrainPlan) -> Iterator[str]:
     """Yield why several processes would take another step than one, or cannot share the rollouts of a step."""
     size, trl, count = plan.config.optimisation, plan.config.trl, plan.processes
     if count == 1:
@@ -492,7 +496,7 @@ def _of_processes(plan: TrainPlan) -> Iterator[str]:
         )
 
 
-def _of_shares(plan: TrainPlan) -> Iterator[str]:
+def _shard_refusals(plan: TrainPlan) -> Iterator[str]:
     """Yield what needs all weights or all gradients in one place, where several processes share them."""
     config = plan.config
     if plan.processes == 1 or config.distribution.sharding == "none":
@@ -509,12 +513,12 @@ def _of_shares(plan: TrainPlan) -> Iterator[str]:
         ),
         f"trl.optim={optimiser}; take {', '.join(STEPPED_BY_SHARES)}": not rank and optimiser not in STEPPED_BY_SHARES,
     }
-    for what, asked in needing.items():
-        if asked:
-            yield f"distribution.sharding=fsdp2 does not go with {what}."
+    for option, is_set in needing.items():
+        if is_set:
+            yield f"distribution.sharding=fsdp2 does not go with {option}."
 
 
-def _of_servers(plan: TrainPlan) -> Iterator[str]:
+def _server_refusals(plan: TrainPlan) -> Iterator[str]:
     """Yield why a policy behind servers cannot follow the training, or the processes cannot share these servers."""
     policy, staleness = plan.config.policy, plan.config.optimisation.max_staleness
     servers, count = 1 + len(plan.config.distribution.servers), plan.processes
@@ -583,9 +587,9 @@ class MemoryEstimate:
 
     def __str__(self) -> str:
         seldom = ("gathered", "teacher", "direction", "program")
-        held = {name: value for name, value in asdict(self).items() if value or name not in seldom}
-        parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in held.items())
-        return f"{self.total / GIB:.1f} GiB ({parts})"
+        parts = {name: value for name, value in asdict(self).items() if value or name not in seldom}
+        words = ", ".join(f"{name} {value / GIB:.1f}" for name, value in parts.items())
+        return f"{self.total / GIB:.1f} GiB ({words})"
 
 
 def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
@@ -616,34 +620,36 @@ def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
     # peft casts the input of each adapted Linear to the adapter's float32, and autograd keeps that copy.
     # Not of float32 masters under autocast, which keeps copies besides.
     fewer = plan.device.startswith("cuda") and rank and not size.gradient_checkpointing
-    kept = (KEPT_ON_GPU if fewer else KEPT) * shape.bytes * (inputs + outputs) + (
+    bytes_per_token = (KEPT_ON_GPU if fewer else KEPT) * shape.bytes * (inputs + outputs) + (
         4 * inputs if rank and shape.bytes == 2 else 0
     )
-    stored = shape.bytes * shape.layers * shape.hidden if size.gradient_checkpointing else kept
+    stored = shape.bytes * shape.layers * shape.hidden if size.gradient_checkpointing else bytes_per_token
     if size.gradient_checkpointing:
         # The input of every layer, and all of one layer at a time while it is recomputed.
-        kept = stored + kept / shape.layers
+        bytes_per_token = stored + bytes_per_token / shape.layers
     # On its way back, besides: the gradients of a layer's output and of its input.
-    kept += 2 * shape.bytes * shape.hidden
+    bytes_per_token += 2 * shape.bytes * shape.hidden
     tokens = _tokens_a_pass(plan)
     # One tile of logits, whatever the tokens. On a GPU Triton's kernel writes the gradient over it; elsewhere it goes
     # through float32 logits and their gradients.
     number = shape.bytes if plan.device.startswith("cuda") else 8
     tile = number * min(tokens, TOKEN_CHUNK) * min(shape.vocabulary, VOCABULARY_CHUNK)
     if plan.teacher_bytes:  # the last hidden states of the teacher and of the student, of all rollouts at once
-        kept += 2 * shape.bytes * shape.hidden
+        bytes_per_token += 2 * shape.bytes * shape.hidden
     scores = EAGER * (size.micro_batch or 1) * shape.eager_heads * length**2
     if not size.gradient_checkpointing:
         scores *= shape.layers
-    training = tokens * kept + tile + scores
+    training = tokens * bytes_per_token + tile + scores
     generation = _generation(plan, shape, length)
     # Rollouts are generated before the step is trained on, so the larger of the two counts.
     activations = max(training, generation)
     gathered = 0.0
     if plan.sharded:
         gathered = _in_shares(plan, shape, training, tokens * stored + tile, generation) - activations
-    others = weights + gradients + optimiser + activations + gathered
-    direction = _direction(plan, shape, trained, plan.direction * kept + tile, others) if plan.direction else 0
+    subtotal = weights + gradients + optimiser + activations + gathered
+    direction = (
+        _direction(plan, shape, trained, plan.direction * bytes_per_token + tile, subtotal) if plan.direction else 0
+    )
     program = PROGRAM if plan.device == "cpu" else 0.0
     return MemoryEstimate(weights, gradients, optimiser, activations, gathered, plan.teacher_bytes, direction, program)
 
@@ -655,9 +661,9 @@ def _in_shares(plan: TrainPlan, shape: ModelShape, training: float, scored: floa
     """
     size, number, sampling = plan.config.optimisation, min(shape.bytes, 4), 0.0
     layers = sum(width * height for width, height in shape.linears)
-    layer, rest = layers / shape.layers, shape.parameters - layers  # rest: embeddings and output head
+    layer, unlayered = layers / shape.layers, shape.parameters - layers  # rest: embeddings and output head
     # The layer that is computed, and the message with the next one.
-    moments = [training + number * (rest + 2 * layer)]
+    moments = [training + number * (unlayered + 2 * layer)]
     if not plan.config.adapter.rank:
         # Where a backward pass goes through each layer more than once, gradients are cut into shares at its end.
         composed, most = bool(plan.config.weights.active()) or size.shared_prompts, size.max_tokens_per_micro_batch
@@ -665,7 +671,7 @@ def _in_shares(plan: TrainPlan, shape: ModelShape, training: float, scored: floa
         head = shape.hidden * shape.vocabulary
         moments[0] += number * (shape.parameters if several else head + layer) + REDUCED * layer
         # First the head's gradient, which is a sum in float32; last those of embeddings and head.
-        moments += [scored + number * rest + (4 + number) * head, (number + REDUCED) * rest]
+        moments += [scored + number * unlayered + (4 + number) * head, (number + REDUCED) * unlayered]
     if not plan.config.policy.served:
         sampling = number * shape.parameters + generation
     return max(*moments, sampling)
@@ -686,11 +692,11 @@ def _direction(plan: TrainPlan, shape: ModelShape, trained: int, row: float, tra
     copies = 1 + (plan.config.probe.project == "random")
     shares = plan.processes if plan.sharded and not plan.config.adapter.rank else 1
     frozen = bool(plan.config.adapter.rank) or plan.spectral
-    held = (copies * shape.bytes * area + 4 * (trained if frozen else area)) / shares
+    kept_bytes = (copies * shape.bytes * area + 4 * (trained if frozen else area)) / shares
     # v is found before anything is trained: float32 sums, and the gradient of one Linear of one row.
     largest = max(width * height for width, height in shape.linears)
     finding = shape.bytes * shape.parameters + 4 * area + shape.bytes * largest + row
-    return max(held, finding - training)
+    return max(kept_bytes, finding - training)
 
 
 def _generation(plan: TrainPlan, shape: ModelShape, length: int) -> float:
@@ -724,14 +730,14 @@ SAVINGS: dict[str, Callable[[TrainPlan], TrainPlan]] = {
 class Room:
     """Memory that a training may take: what is free, without what the vLLM server that it starts is about to take.
 
-    free, server: bytes. whole: bytes of the GPU that such a server shares with the training, of which it takes the part
+    free, server: bytes. total: bytes of the GPU that such a server shares with the training, of which it takes the part
     `utilisation`; 0 without one, and on a CPU. awake: bytes that a server takes besides while a step's rollouts are
     played, which sleeps while a step trains.
     """
 
     free: int
     server: int = 0
-    whole: int = 0
+    total: int = 0
     utilisation: float = 0.0
     awake: int = 0
 
@@ -742,13 +748,13 @@ class Room:
 
     def smaller_server(self, missing: float, weights: float) -> str:
         """Return the setting by which the server leaves so many bytes more; empty where it could not hold its model."""
-        part = math.floor(100 * (self.utilisation - missing / max(self.whole, 1))) / 100
-        enough = part * self.whole > SERVER_RESERVE + weights
-        return f"policy.server.args.gpu-memory-utilization={part:g}" if self.whole and enough else ""
+        part = math.floor(100 * (self.utilisation - missing / max(self.total, 1))) / 100
+        enough = part * self.total > SERVER_RESERVE + weights
+        return f"policy.server.args.gpu-memory-utilization={part:g}" if self.total and enough else ""
 
     def __str__(self) -> str:
-        how = " asleep" if self.awake else ""
-        beside = f" beside its vLLM server, which takes {self.server / GIB:.1f}{how}" if self.server else ""
+        state = " asleep" if self.awake else ""
+        beside = f" beside its vLLM server, which takes {self.server / GIB:.1f}{state}" if self.server else ""
         return f"{self.bytes / GIB:.1f} GiB{beside}"
 
 
@@ -790,28 +796,28 @@ def _room(
     gpu_memory: Callable[[str], tuple[int, int]] | None = None,
 ) -> Room:
     policy, shape = plan.config.policy, plan.shape
-    own = policy.served and policy.base_url is None
+    starts_server = policy.served and policy.base_url is None
     if not plan.device.startswith("cuda"):
         # Limits of a control group are no measure of what is free, so a server that has started counts as well.
         weights = shape.parameters * shape.bytes if shape else 0
-        return Room(of_cpu(plan.device), int(weights + cpu_cache_bytes()) if own else 0)
+        return Room(of_cpu(plan.device), int(weights + cpu_cache_bytes()) if starts_server else 0)
     import torch
 
-    free, whole = (gpu_memory or torch.cuda.mem_get_info)(plan.device)
-    if not own:
+    free, total = (gpu_memory or torch.cuda.mem_get_info)(plan.device)
+    if not starts_server:
         return Room(free)
     part = memory_utilisation(policy.server)
     if policy.server.sleeps:
-        taken = int(part * whole)
-        return Room(free + (taken if started else 0), ASLEEP, whole, part, taken - ASLEEP)
-    return Room(free, 0 if started else int(part * whole), whole, part)
+        server_bytes = int(part * total)
+        return Room(free + (server_bytes if started else 0), ASLEEP, total, part, server_bytes - ASLEEP)
+    return Room(free, 0 if started else int(part * total), total, part)
 
 
 def check_memory(plan: TrainPlan, room: Room) -> None:
     """`UsageError` with the estimate and settings that make it fit, where it is more than the room."""
     if plan.shape is None:
         return
-    total = left = estimate_memory(plan)
+    total = reduced = estimate_memory(plan)
     model = plan.shape.parameters * plan.shape.bytes
     between = room.bytes - room.awake
     if room.awake and total.held > between:
@@ -828,10 +834,10 @@ def check_memory(plan: TrainPlan, room: Room) -> None:
         changed = change(plan)
         less = estimate_memory(changed)
         # Below 1 % a setting is no remedy, only noise of the estimate.
-        if less.total < 0.99 * left.total and len(ways) < 3 and left.total > room.bytes:
+        if less.total < 0.99 * reduced.total and len(ways) < 3 and reduced.total > room.bytes:
             ways.append(f"{words} ({less.total / GIB:.1f} GiB)")
-            left, plan = less, changed
-    fits = "fits" if left.total <= room.bytes else "still does not fit: take a smaller model or more memory"
+            reduced, plan = less, changed
+    fits = "fits" if reduced.total <= room.bytes else "still does not fit: take a smaller model or more memory"
     raise UsageError(
         f"This training takes about {total}, and there are {room}. "
         f"{f'{server} alone makes it fit. ' if server else ''}"

@@ -73,8 +73,8 @@ def weight_direction(model: Any, pairs: Sequence[Sequence[Mapping[str, Any]]]) -
 def _mean_nll(model: Any, row: Mapping[str, Any]) -> Float[Tensor, ""]:
     """Return the mean of -log p over a row's own tokens, in nats a token."""
     scored = score(model, [Tree(row["prompt_ids"], (row["completion_ids"],))])
-    [own] = on_device([torch.tensor(row["own"], dtype=torch.long)], scored.targets.device)
-    return -(token_log_probs(model, scored) * own).sum() / own.sum()
+    [mask] = on_device([torch.tensor(row["own"], dtype=torch.long)], scored.targets.device)
+    return -(token_log_probs(model, scored) * mask).sum() / mask.sum()
 
 
 def random_like(direction: Direction, seed: int) -> Direction:
@@ -122,24 +122,24 @@ class ProjectionCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Project the gradients: called between clipping and the optimiser's step."""
-        found = []
+        measured_linears = []
         for linear, toward, removed in zip(self._linears.values(), self._toward, self._removed, strict=True):
             if gradients := linear.gradients():
                 slopes = linear.slopes(toward)
-                found.append((gradients, slopes, slopes if removed is toward else linear.slopes(removed)))
+                measured_linears.append((gradients, slopes, slopes if removed is toward else linear.slopes(removed)))
         measured = [
             torch.stack([_dot(g, g), _dot(g, toward), _dot(toward, toward), _dot(g, removed), _dot(removed, removed)])
-            for g, toward, removed in found
+            for g, toward, removed in measured_linears
         ]
         sums = self._over_shares(measured)
         taken_out = self._taken_out(sums[:, 3])
         # Decided on the device: the host would wait for each tensor.
         amounts = torch.where(sums[:, 4] > 0, taken_out / sums[:, 4], 0.0)
-        for (gradients, _, slopes), amount in zip(found, amounts, strict=True):
+        for (gradients, _, slopes), amount in zip(measured_linears, amounts, strict=True):
             for gradient, slope in zip(gradients, slopes, strict=True):
                 gradient -= (amount * slope).to(gradient.dtype)
-        taken = amounts * taken_out
-        total, along, slope, gone = torch.stack([*sums[:, :3].T, taken]).sum(1).tolist()  # the only wait
+        energies = amounts * taken_out
+        total, along, slope, gone = torch.stack([*sums[:, :3].T, energies]).sum(1).tolist()  # the only wait
         self._account = {
             "cos_in": along / (total * slope) ** 0.5 if total and slope else None,
             "energy_removed": gone / total if total else None,
@@ -157,15 +157,15 @@ class ProjectionCallback(TrainerCallback):
             along, square = linear.moved(toward)
             measured.append(torch.stack([square, along, along if removed is toward else linear.moved(removed)[0]]))
         sums = self._over_shares(measured)
-        taken = []
+        energies = []
         taken_out = self._taken_out(sums[:, 2])
         for linear, removed, along in zip(self._linears.values(), self._removed, taken_out, strict=True):
             size = linear.remove(removed, along)
-            taken.append(torch.where(size > 0, along.square() / size, 0.0))
+            energies.append(torch.where(size > 0, along.square() / size, 0.0))
             linear.forget()
-        changes = [one for linear in self._linears.values() if (one := linear.squared_change()) is not None]
+        changes = [norm for linear in self._linears.values() if (norm := linear.squared_change()) is not None]
         since_start = [torch.stack(changes).sum().sqrt()] if len(changes) == len(self._linears) else []
-        numbers = [sums[:, 0].sum(), sums[:, 1].sum(), torch.stack(taken).sum(), *since_start]
+        numbers = [sums[:, 0].sum(), sums[:, 1].sum(), torch.stack(energies).sum(), *since_start]
         total, along, gone, *change = torch.stack(numbers).tolist()  # the only wait
         account = {
             "cos_update": along / (total * len(sums)) ** 0.5 if total else None,
@@ -190,8 +190,8 @@ class ProjectionCallback(TrainerCallback):
         return sums
 
 
-def _dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> Float[Tensor, ""]:
-    return torch.stack([(x.float() * y.float()).sum() for x, y in zip(one, other, strict=True)]).sum()
+def _dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Float[Tensor, ""]:
+    return torch.stack([(x.float() * y.float()).sum() for x, y in zip(a, b, strict=True)]).sum()
 
 
 def accounts(out: RunWriter) -> list[Row]:

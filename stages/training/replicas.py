@@ -71,10 +71,11 @@ def trained(model: Any) -> dict[str, Tensor]:
     """Return the parameters that learn, each once; `UsageError` for a model with saved buffers."""
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     saved = model.state_dict().keys()
-    kept = [name for name, _ in model.named_buffers() if name in saved]
-    if kept:
+    saved_buffers = [name for name, _ in model.named_buffers() if name in saved]
+    if saved_buffers:
         raise UsageError(
-            f"The model keeps {kept[0]} beside its parameters, which replicas would not share. Train it without diloco."
+            f"The model keeps {saved_buffers[0]} beside its parameters, which replicas would not share. "
+            "Train it without diloco."
         )
     return parameters
 
@@ -131,14 +132,14 @@ class OuterSteps(TrainerCallback):
         """Write the rounds into diloco.json and the summary."""
         if self._loop is None:
             return
-        held = [asdict(round_) for round_ in self._loop.history]
+        round_records = [asdict(round_) for round_ in self._loop.history]
         summary: dict[str, Any] = {
             "replica": self._replica.number,
-            "rounds_taken_part": sum(round_["took_part"] for round_ in held),
+            "rounds_taken_part": sum(round_["took_part"] for round_ in round_records),
             "bytes_sent": self._replica.bucket.sent,
             "bytes_received": self._replica.bucket.received,
         }
-        self._out.document("diloco", {**summary, "weights": self._loop.state.digest, "rounds": held})
+        self._out.document("diloco", {**summary, "weights": self._loop.state.digest, "rounds": round_records})
         self._out.set_summary(**summary)
 
 

@@ -71,11 +71,11 @@ class TrainingJournal:
 
     def kept(self, planned: LiveRollout) -> LiveRollout | None:
         """Return a rollout as an earlier attempt recorded it; None where it did not end, or failed."""
-        found: Any = self.out.journal.get(planned.rollout_id)
-        if found is None or found["rollout"]["error_type"] is not None:
+        record: Any = self.out.journal.get(planned.rollout_id)
+        if record is None or record["rollout"]["error_type"] is not None:
             return None
         self._written.add(planned.rollout_id)
-        return trace.restored(planned, found)
+        return trace.restored(planned, record)
 
     def rollouts(self, step: int, rollouts: Sequence[LiveRollout]) -> None:
         """Record the rollouts that a step is trained on."""
@@ -86,8 +86,8 @@ class TrainingJournal:
             for teacher in [self._teacher if played_by_teacher(index, self._generations) else None]
         ]
         rewards = [None if rollout.error else rollout.grade.reward for rollout in rollouts]
-        taken = {"training_step": step, "taken": [rollout.rollout_id for rollout in rollouts], "rewards": rewards}
-        self.out.write_all([*units, (f"rollouts-{step:06d}", taken, False)])
+        step_record = {"training_step": step, "taken": [rollout.rollout_id for rollout in rollouts], "rewards": rewards}
+        self.out.write_all([*units, (f"rollouts-{step:06d}", step_record, False)])
 
     def hints(self, step: int, hints: Sequence[tuple[LiveRollout, Hint]]) -> None:
         """Record the hints that a step learns from, as `hint/1` rows."""
@@ -113,14 +113,14 @@ def write_tables(out: RunWriter, num_steps: int) -> None:
     # steps that are no part of the result.
     of_step = {unit["unit"]: unit.get("training_step", num_steps) for unit in out.journal.records()}
     names = sorted(name for name, step in of_step.items() if step < num_steps)
-    played = partial(trained_on, out, num_steps)
+    records = partial(trained_on, out, num_steps)
     # The journal is read once for each table: the rollouts of a training may exceed memory.
     columns = ("rollout_id", "task_id", "sample_idx", "reward")
-    out.table(ROLLOUT, (payload["rollout"] for _, payload in played()))
-    out.table(STEP, (row for _, payload in played() for row in payload["steps"]))
+    out.table(ROLLOUT, (payload["rollout"] for _, payload in records()))
+    out.table(STEP, (row for _, payload in records() for row in payload["steps"]))
     out.table(
         TRAINING_REWARD,
-        ({"training_step": step, **{name: p["rollout"][name] for name in columns}} for step, p in played()),
+        ({"training_step": step, **{name: p["rollout"][name] for name in columns}} for step, p in records()),
     )
     out.table(HINT, (row for unit in out.journal.read(names) for row in unit.get("hints", ())))
 
@@ -128,9 +128,9 @@ def write_tables(out: RunWriter, num_steps: int) -> None:
 def trained_on(out: RunWriter, num_steps: int) -> Iterator[tuple[int, Any]]:
     """Yield the number of the step and the record of each rollout that the first `num_steps` steps were trained on."""
     steps = sorted((u["training_step"], u["taken"]) for u in out.journal.records() if "taken" in u)
-    taken = [(step, rollout_id) for step, ids in steps if step < num_steps for rollout_id in ids]
-    records = out.journal.read([rollout_id for _, rollout_id in taken])
-    return ((step, record) for (step, _), record in zip(taken, records, strict=True))
+    rollout_ids = [(step, rollout_id) for step, ids in steps if step < num_steps for rollout_id in ids]
+    records = out.journal.read([rollout_id for _, rollout_id in rollout_ids])
+    return ((step, record) for (step, _), record in zip(rollout_ids, records, strict=True))
 
 
 def course(out: RunWriter, num_steps: int) -> tuple[Row, str]:
@@ -139,21 +139,21 @@ def course(out: RunWriter, num_steps: int) -> tuple[Row, str]:
     Leaves out what the environment cannot tell; no text without hacks, where the share of right answers misleads.
     """
     ends = min(3, num_steps // 2)  # so that the first and the last steps never overlap
-    played = [(step, record["rollout"]) for step, record in trained_on(out, num_steps)]
+    rollouts = [(step, record["rollout"]) for step, record in trained_on(out, num_steps)]
     rates: Row = {}
     for column, name in (("hacked", "hack_rate"), ("hidden_pass", "hidden_pass_rate")):
-        for when, wanted in (("first", range(ends)), ("last", range(num_steps - ends, num_steps))):
-            known = [row[column] for step, row in played if step in wanted and row[column] is not None]
-            if known:
-                rates[f"{when}_{name}"] = sum(known) / len(known)
+        for when, steps in (("first", range(ends)), ("last", range(num_steps - ends, num_steps))):
+            values = [row[column] for step, row in rollouts if step in steps and row[column] is not None]
+            if values:
+                rates[f"{when}_{name}"] = sum(values) / len(values)
     if not rates.get("first_hack_rate") and not rates.get("last_hack_rate"):
         return rates, ""
-    shown = [
+    texts = [
         f"{text} {rates[f'first_{name}']:.2f} -> {rates[f'last_{name}']:.2f}"
         for name, text in (("hack_rate", "hacks"), ("hidden_pass_rate", "right answers"))
         if f"first_{name}" in rates and f"last_{name}" in rates
     ]
-    return rates, f"\nfirst {counted(ends, 'step')} -> last {ends}: {', '.join(shown)}\n"
+    return rates, f"\nfirst {counted(ends, 'step')} -> last {ends}: {', '.join(texts)}\n"
 
 
 def save(
@@ -174,12 +174,12 @@ def save(
     if config.optimisation.keep_every:
         out.checkpoint(partial(link_kept, out.scratch(KEPT)), KEPT)
     # As the model was when the run began: hashing the weights of a large model again takes minutes.
-    start, given = out.manifest.identity["policy"], out.manifest.inputs.get("start", ())
+    start, start_runs = out.manifest.identity["policy"], out.manifest.inputs.get("start", ())
     info = CheckpointInfo(
         arm=config.arm,
         train_seed=config.seed,
         start=config.policy,
-        start_identity=store.digest([start, *(ref.content for ref in given)] if given else start),
+        start_identity=store.digest([start, *(ref.content for ref in start_runs)] if start_runs else start),
         env=config.env.name,
         split=config.env.split,
         task_ids=tuple(dict.fromkeys(task.task_id for task in tasks)),

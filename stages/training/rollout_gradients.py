@@ -131,8 +131,8 @@ def measure_rollouts(
                 if units:
                     (-logps.sum()).backward()
             dots[indices], squares[indices] = sums.cpu()
-            values = zip(indices, logps.detach().cpu(), batch.own, strict=True)
-            log_probs |= {index: line[own] for index, line, own in values}
+            values = zip(indices, logps.detach().cpu(), batch.mask, strict=True)
+            log_probs |= {index: line[mask] for index, line, mask in values}
     norms = squares.sqrt()
     return RolloutMeasurements(dots / (norms * len(units) ** 0.5), norms, [log_probs[i] for i in range(len(rows))])
 
@@ -216,23 +216,32 @@ class RolloutGradients:
 
     def record(self, step: int, rollouts: Sequence[LiveRollout]) -> None:
         """Measure the rollouts of a step that were graded; called in the process that has all of them."""
-        known = [
-            (index, rollout, own)
+        graded = [
+            (index, rollout, tokens)
             for index, rollout in enumerate(rollouts)
-            if rollout.error is None and rollout.grade.reward is not None and (own := own_rollout(rollout)) is not None
+            if rollout.error is None
+            and rollout.grade.reward is not None
+            and (tokens := own_rollout(rollout)) is not None
         ]
-        if not known:
+        if not graded:
             return
-        rows = [TokenRow(own.tree.prompt, own.tree.branches[0], list(map(bool, own.own))) for _, _, own in known]
+        rows = [
+            TokenRow(tokens.tree.prompt, tokens.tree.branches[0], list(map(bool, tokens.mask)))
+            for _, _, tokens in graded
+        ]
         model = self.student.policy.model
-        found = measure_rollouts(model, self.toward, rows, max_tokens=self.max_tokens, autocast=self.student.autocast())
+        measurements = measure_rollouts(
+            model, self.toward, rows, max_tokens=self.max_tokens, autocast=self.student.autocast()
+        )
         rewards: dict[int, list[float]] = {}
-        for index, rollout, _ in known:
+        for index, rollout, _ in graded:
             rewards.setdefault(index // self.generations, []).append(float(rollout.grade.reward or 0.0))
         means = {group: sum(values) / len(values) for group, values in rewards.items()}
-        advantages = [float(e.grade.reward or 0.0) - means[index // self.generations] for index, e, _ in known]
-        behaviour = [torch.tensor(own.logprobs)[torch.tensor(own.own, dtype=torch.bool)] for _, _, own in known]
-        ratios = ratio_report(found.log_probs, behaviour, advantages)
+        advantages = [float(e.grade.reward or 0.0) - means[index // self.generations] for index, e, _ in graded]
+        behaviour = [
+            torch.tensor(tokens.logprobs)[torch.tensor(tokens.mask, dtype=torch.bool)] for _, _, tokens in graded
+        ]
+        ratios = ratio_report(measurements.log_probs, behaviour, advantages)
         measured = [
             {
                 "training_step": step,
@@ -244,7 +253,13 @@ class RolloutGradients:
                 "ratio": float((now.double() - then.double()).mean().exp()),
             }
             for (_, rollout, _), advantage, cosine, norm, now, then in zip(
-                known, advantages, found.cosines, found.norms, found.log_probs, behaviour, strict=True
+                graded,
+                advantages,
+                measurements.cosines,
+                measurements.norms,
+                measurements.log_probs,
+                behaviour,
+                strict=True,
             )
         ]
         report = {"training_step": step, **asdict(ratios), "saturated": ratios.saturated}

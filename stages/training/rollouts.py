@@ -94,7 +94,7 @@ class Schedule:
         return len(self.prompts) // self.groups
 
     @property
-    def own_groups(self) -> int:
+    def process_groups(self) -> int:
         """Return the groups of a step that this process plays."""
         return self.groups // self.ranks.count
 
@@ -104,10 +104,10 @@ class Schedule:
         Spare groups are played where as many others were given up: the first prompts of the training again, with other
         seeds.
         """
-        generation, place = divmod(number, self.own_groups)
-        return self.own(generation * self.reuse)[place * self.generations :][: self.generations]
+        generation, index = divmod(number, self.process_groups)
+        return self.process_rollouts(generation * self.reuse)[index * self.generations :][: self.generations]
 
-    def own(self, step: int) -> list[LiveRollout]:
+    def process_rollouts(self, step: int) -> list[LiveRollout]:
         """Return the rollouts of a step that this process plays, group after group."""
         first = step // self.reuse * self.groups % len(self.prompts)
         of_step = self.prompts[first : first + self.groups]
@@ -155,13 +155,15 @@ class LockStep(Rollouts):
 
     def take(self, step: int) -> tuple[list[LiveRollout], dict[str, float]]:
         """Play the rollouts of a step."""
-        rollouts = self.schedule.own(step)
+        rollouts = self.schedule.process_rollouts(step)
         if self.teacher is None:
             self._play(self.policy, rollouts)
             return rollouts, {}
         for policy, teachers in ((self.teacher, True), (self.policy, False)):
-            theirs = [e for i, e in enumerate(rollouts) if played_by_teacher(i, self.schedule.generations) == teachers]
-            self._play(policy, theirs)
+            policy_rollouts = [
+                e for i, e in enumerate(rollouts) if played_by_teacher(i, self.schedule.generations) == teachers
+            ]
+            self._play(policy, policy_rollouts)
         return rollouts, {}
 
     def _play(self, policy: Policy, rollouts: list[LiveRollout]) -> None:
@@ -243,7 +245,7 @@ class RolloutQueue(Rollouts):
     def take(self, step: int) -> tuple[list[LiveRollout], dict[str, float]]:
         """Load the newest weights, begin what may be begun, and return the oldest complete groups."""
         metrics = self.weights.follow(step)
-        size, reuse = self.schedule.own_groups, self.schedule.reuse
+        size, reuse = self.schedule.process_groups, self.schedule.reuse
         ahead = 1 + min(self._max_staleness, self.schedule.steps - 1 - step) // reuse
         with self._changed:
             if self._playing is None:
@@ -257,9 +259,9 @@ class RolloutQueue(Rollouts):
                 if self._playing.done():
                     self._playing.result()  # raises what ended it
                 self._changed.wait(background.WAKE_S)
-            taken = [self._groups.pop(number) for number in sorted(complete)[:size]]
+            groups = [self._groups.pop(number) for number in sorted(complete)[:size]]
             given_up += self._renew((ahead - 1) * size, step + reuse)
-        rollouts = [rollout for group in taken for rollout in group.values() if rollout is not None]
+        rollouts = [rollout for group in groups for rollout in group.values() if rollout is not None]
         self.weights.played(step, rollouts)
         return rollouts, metrics | staleness(rollouts, step, given_up, self.schedule.ranks)
 
@@ -286,9 +288,9 @@ class RolloutQueue(Rollouts):
     def _begin(self, number: int) -> None:
         self._groups[number] = {}
         for rollout in self.schedule.group(number):
-            kept = None if self._journal is None else self._journal.kept(rollout)
-            self._groups[number][rollout.rollout_id] = kept
-            if kept is None:
+            recorded = None if self._journal is None else self._journal.kept(rollout)
+            self._groups[number][rollout.rollout_id] = recorded
+            if recorded is None:
                 self._group_of[rollout.rollout_id] = number
                 background.start(self._ahead.put(rollout))
 
@@ -340,12 +342,12 @@ def oldest(rollout: LiveRollout) -> int | None:
     return min((v for step in rollout.steps if (v := step.sample.policy_version) is not None), default=None)
 
 
-def staleness(own: Sequence[LiveRollout], step: int, given_up: int, ranks: Ranks) -> dict[str, float]:
+def staleness(rollouts: Sequence[LiveRollout], step: int, given_up: int, ranks: Ranks) -> dict[str, float]:
     """Return how many optimiser steps old the oldest weights of each rollout were: the mean, and the number above 0.
 
     given_up: groups of this process that had become too old since the step before.
     """
-    gathered = ranks.gather(([version for rollout in own if (version := oldest(rollout)) is not None], given_up))
+    gathered = ranks.gather(([version for rollout in rollouts if (version := oldest(rollout)) is not None], given_up))
     # After a kill, versions may be of steps that are taken again.
     behind = [max(step - version, 0) for versions, _ in gathered for version in versions]
     return {
@@ -359,14 +361,14 @@ def trl_columns(rollouts: Sequence[LiveRollout], tokenizer: Any) -> dict[str, li
     """Return rollouts as TRL's columns: ids, log-probs, the mask of own tokens, and rewards."""
     columns: dict[str, list[Any]] = {name: [] for name in TRL_COLUMNS}
     for rollout in rollouts:
-        played = own_rollout(rollout)
-        if played is None:
+        tokens = own_rollout(rollout)
+        if tokens is None:
             # It failed before its first action. TRL needs as many rows as prompts, so it gets one masked token behind
             # another, and no reward: a reward of 0 would blame the policy for the machinery.
             end = [tokenizer.eos_token_id]
-            played = OwnRollout(Tree(end, (end,)), [0], [0.0])
+            tokens = OwnRollout(Tree(end, (end,)), [0], [0.0])
         reward = None if rollout.error else rollout.grade.reward
-        row = (played.tree.prompt, played.tree.branches[0], played.logprobs, played.own, reward)
+        row = (tokens.tree.prompt, tokens.tree.branches[0], tokens.logprobs, tokens.mask, reward)
         for name, value in zip(TRL_COLUMNS, row, strict=True):
             columns[name].append(value)
     return columns

@@ -105,7 +105,7 @@ def _separately(model: Any, trees: Sequence[Tree]) -> Float[Tensor, "n h"]:
     """Score every branch as a row of its own. Rows are causal and padding follows them, so no mask is needed."""
     rows = list(enumerate((tree.prompt, branch) for tree in trees for branch in tree.branches))
     device = next(model.parameters()).device
-    found, order = list[Tensor](), list[int]()
+    parts, order = list[Tensor](), list[int]()
     for bucket in by_length(rows, lambda row: sum(map(len, row[1])), lambda length: length, SCORED_TOKENS):
         inputs = [prompt + branch[:-1] for _, (prompt, branch) in bucket]
         width = max(map(len, inputs))
@@ -115,13 +115,13 @@ def _separately(model: Any, trees: Sequence[Tree]) -> Float[Tensor, "n h"]:
             for i in range(len(branch))
         ]
         padded = torch.tensor([row + [0] * (width - len(row)) for row in inputs], dtype=torch.long)
-        ids, wanted = on_device([padded, torch.tensor(places)], device)
+        ids, positions = on_device([padded, torch.tensor(places)], device)
         hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state  # [B, T, H]
-        found.append(hidden.flatten(0, 1).index_select(0, wanted))
+        parts.append(hidden.flatten(0, 1).index_select(0, positions))
         order += [number for number, (_, branch) in bucket for _ in branch]
     # Buckets are in order of length: a stable order of the rows' numbers puts their tokens back.
     [index] = on_device([torch.tensor(order).argsort(stable=True)], device)
-    return torch.cat(found).index_select(0, index)
+    return torch.cat(parts).index_select(0, index)
 
 
 def token_log_probs(model: Any, scored: Scored, temperature: float = 1.0) -> Float[Tensor, " n"]:
@@ -163,11 +163,11 @@ def require_head(model: Any, name: str, remedy: str = TRAIN_WITHOUT) -> None:
     What architectures do after the head has no common name in transformers, so it is tried on a few tokens.
     """
     ids = torch.arange(8, device=next(model.parameters()).device)
-    own = model(input_ids=ids[None], use_cache=False).logits[0]
+    model_logits = model(input_ids=ids[None], use_cache=False).logits[0]
     hidden = model.get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0]
-    ours = logits(model, Scored(hidden, ids, ids, (len(ids),)))
-    roundings = 2.0**-5 if own.dtype in (torch.bfloat16, torch.float16) else 1e-4
-    if (own - ours).abs().max() > roundings * own.abs().max():
+    head_logits = logits(model, Scored(hidden, ids, ids, (len(ids),)))
+    roundings = 2.0**-5 if model_logits.dtype in (torch.bfloat16, torch.float16) else 1e-4
+    if (model_logits - head_logits).abs().max() > roundings * model_logits.abs().max():
         kind = type(model).__name__
         raise UsageError(
             f"{name} is a {kind}, which changes its logits after the output head in a way that is unknown here: "

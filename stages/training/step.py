@@ -65,15 +65,15 @@ class Batch:
     """The rows of all sources in one step, or in a part of it, by the name of the source."""
 
     rows: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    whole: "Batch | None" = None
+    parent: "Batch | None" = None
     """The step that this is a part of; None where it is the whole step."""
 
     @property
     def step(self) -> "Batch":
         """All rows of the step, from which the denominators come."""
-        return self.whole or self
+        return self.parent or self
 
-    def of(self, source: str) -> Sequence[Any]:
+    def source_rows(self, source: str) -> Sequence[Any]:
         """Return the rows of a source; none where it has none."""
         return self.rows.get(source, ())
 
@@ -83,7 +83,7 @@ class Batch:
 
     def packed(self, max_tokens: int, sources: Mapping[str, RowSource[Any]]) -> "list[Batch]":
         """Return parts of at most `max_tokens` tokens, of all trees of a row; a longer row is a part by itself."""
-        rows = [(source, row) for source in sources for row in self.of(source)]
+        rows = [(source, row) for source in sources for row in self.source_rows(source)]
         lengths = [
             sum(len(tree.prompt) + len(branch) for tree in sources[source].trees(row) for branch in tree.branches)
             for source, row in rows
@@ -131,8 +131,8 @@ class Channels:
     def __init__(self, config: Config, sources: Iterable[RowSource[Any]]) -> None:
         self.weights, self.grpo_weight = config.weights.active(), config.weights.grpo
         self._active = {name: CHANNELS[name].load()(config) for name in self.weights}
-        given = {source.name: source for source in sources}
-        self.sources = {kind.name: given[kind.name] for kind in row_sources(self.weights)}
+        opened = {source.name: source for source in sources}
+        self.sources = {kind.name: opened[kind.name] for kind in row_sources(self.weights)}
         """By name, in the order of the channels that use them."""
 
     def rows(self, rollouts: Sequence[LiveRollout], step: int) -> Batch:
@@ -147,14 +147,16 @@ class Channels:
         The losses of all parts add up to those of the step: denominators are the whole step's (`Batch.step`).
         Teachers, references and hinted prompts are scored without gradients.
         """
-        trees = [[source.trees(row)[0] for row in batch.of(name)] for name, source in self.sources.items()]
+        trees = [[source.trees(row)[0] for row in batch.source_rows(name)] for name, source in self.sources.items()]
         if not grpo_trees and not any(trees):
             return {}, None
         grpo_scored, *parts = score_together(model, [grpo_trees, *trees])
         losses: dict[str, ChannelLoss] = {}
         for (name, source), scored in zip(self.sources.items(), parts, strict=True):
-            if batch.of(name):
-                shared = source.scored_rows(batch.of(name), batch.step.of(name), model, scored, source)
+            if batch.source_rows(name):
+                shared = source.scored_rows(
+                    batch.source_rows(name), batch.step.source_rows(name), model, scored, source
+                )
                 for channel_name, channel in self._active.items():
                     if channel.source.name == name:
                         losses[channel_name] = channel.loss(shared)
@@ -220,11 +222,11 @@ class ComposedStep(AnyTrainer):
         self._report = StepReport(channels.weights)
         self._unused: dict[str, list[Any]] = {}
         self._scored: tuple[Tensor, Tensor] | None = None
-        for given in (*args, *trl.values()):
-            if isinstance(given, GRPOConfig):
+        for argument in (*args, *trl.values()):
+            if isinstance(argument, GRPOConfig):
                 # A process trains on one GPU; the Trainer would split each batch over all that it sees (transformers
                 # 5.23, trainer.py: DataParallel where args.n_gpu > 1), and leave the channels' rows on the first.
-                given._n_gpu = min(given.n_gpu, 1)
+                argument._n_gpu = min(argument.n_gpu, 1)
         super().__init__(*args, **trl)
         # Trees are scored around the model's own forward pass, where DistributedDataParallel would see no gradients.
         prepare = partial(self.accelerator.prepare_model, evaluation_mode=True)
@@ -243,14 +245,14 @@ class ComposedStep(AnyTrainer):
             # Hints may come from a model that is paid for, and the journal has one writer: one process asks for all.
             self._step_rows = ranks.broadcast_from_rank0(lambda: self._rows(self._buffered_inputs or [], step))
             self._unused = {
-                name: list(self._step_rows.of(name))
+                name: list(self._step_rows.source_rows(name))
                 for name, source in self.channels.sources.items()
                 if source.whole_rollouts and ranks.count == 1
             }
         part = self._step_rows.part(ranks.rank * count + micro, ranks.count * count)
         # Where all rollouts of the step pass through this process, a row that is one of them is scored with GRPO's.
         last = micro == count - 1
-        together = {name: rows_in_batch(left, inputs, all_left=last) for name, left in self._unused.items()}
+        together = {name: rows_in_batch(unused, inputs, all_left=last) for name, unused in self._unused.items()}
         return collate(inputs, replace(part, rows={**part.rows, **together}), self.channels.sources)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -300,7 +302,7 @@ class ComposedStep(AnyTrainer):
         rows = inputs.get("channels", Batch()).packed(self._max_tokens, self.channels.sources)
         return parts + [{"channels": part} for part in rows]
 
-    def _part_loss(self, model: Any, part: dict[str, Any], whole: dict[str, Any]) -> Float[Tensor, ""]:
+    def _part_loss(self, model: Any, part: dict[str, Any], micro_batch: dict[str, Any]) -> Float[Tensor, ""]:
         """Return a part's share of the step's loss: GRPO's, and each channel's times its weight."""
         composed = bool(self.channels.weights or self._shared_prompts)
         weight = self.channels.grpo_weight
@@ -323,7 +325,7 @@ class ComposedStep(AnyTrainer):
             grpo = torch.zeros((), device=self.accelerator.device)
         else:
             grpo = super()._compute_loss(model, part)
-            grpo = grpo if part is whole else grpo * share(self.loss_type, part, whole)
+            grpo = grpo if part is micro_batch else grpo * share(self.loss_type, part, micro_batch)
         if not composed:
             return weighted(grpo, weight)
         # 3. Add up, for the report and for the backward pass.
@@ -388,24 +390,26 @@ class ComposedTrainer(ComposedStep, GRPOTrainer):
         step = self.state.global_step
         try:
             with activity(f"playing the rollouts of step {step + 1}"):
-                own, metrics = self.rollouts.take(step)
+                process_rollouts, metrics = self.rollouts.take(step)
         except Interrupted:  # sampling changes nothing: this is still the state after the step before
             if step and not Path(self.args.output_dir or "", f"checkpoint-{step}").exists():
                 self._save_checkpoint(self.model, trial=None)
                 self.callback_handler.on_save(self.args, self.state, self.control)
             raise
-        if len(own) != len(inputs):
-            raise RuntimeError(f"step {step} has {len(own)} rollouts, and TRL expects {len(inputs)}")
-        self._played = [rollout for rollouts in self._ranks.gather_to_rank0(own) for rollout in rollouts]
+        if len(process_rollouts) != len(inputs):
+            raise RuntimeError(f"step {step} has {len(process_rollouts)} rollouts, and TRL expects {len(inputs)}")
+        self._played = [rollout for rollouts in self._ranks.gather_to_rank0(process_rollouts) for rollout in rollouts]
         self._record(step, self._played)
         for name, value in metrics.items():
             self._metrics["train"][name].append(value)
-        if known := [one.grade.protocol_ok for one in self._played if one.grade.protocol_ok is not None]:
-            self._metrics["train"]["protocol"].append(sum(known) / len(known))
-        self._columns = trl_columns(own, self.processing_class)
-        self._last_loaded_step = step  # else TRL would load the weights into a server of its own
+        if protocol := [rollout.grade.protocol_ok for rollout in self._played if rollout.grade.protocol_ok is not None]:
+            self._metrics["train"]["protocol"].append(sum(protocol) / len(protocol))
+        self._columns = trl_columns(process_rollouts, self.processing_class)
+        self._last_loaded_step = step  # else TRL would load the weights into a server of its process_rollouts
         # Lists of messages, so that TRL sees conversations.
-        rows: list[dict[str, Any]] = [{"prompt": [{"role": "user", "content": rollout.task.prompt}]} for rollout in own]
+        rows: list[dict[str, Any]] = [
+            {"prompt": [{"role": "user", "content": rollout.task.prompt}]} for rollout in process_rollouts
+        ]
         batch = super()._generate_and_score_completions(rows)
         if (ratio := batch.get("importance_sampling_ratio")) is not None:
             self._metrics["train"]["sampling/importance_sampling_ratio/clipped"].append(self._clipped(ratio, batch))
@@ -415,11 +419,11 @@ class ComposedTrainer(ComposedStep, GRPOTrainer):
 
     def _clipped(self, ratio: Tensor, batch: Mapping[str, Tensor]) -> float:
         """Return the share of the sampled tokens whose importance ratio TRL has cut off, or set to 0."""
-        own = (batch["completion_mask"] * batch.get("tool_mask", 1)).bool()
+        sampled = (batch["completion_mask"] * batch.get("tool_mask", 1)).bool()
         least, most = self.vllm_importance_sampling_clip_min or 0.0, self.vllm_importance_sampling_clip_max
         clipped = (ratio <= least) | (ratio >= (math.inf if most is None else most))
         # A ratio of whole rollouts, [B, 1], counts for each of their tokens.
-        gathered = self._ranks.gather((int((clipped & own).sum()), int(own.sum())))
+        gathered = self._ranks.gather((int((clipped & sampled).sum()), int(sampled.sum())))
         return sum(number for number, _ in gathered) / max(sum(tokens for _, tokens in gathered), 1)
 
 
@@ -464,11 +468,11 @@ class Groups:
 
 def group(inputs: Mapping[str, Tensor]) -> Groups:
     """Return the rows of TRL's batch, padding removed, gathered by prompt."""
-    names = [f"{side}_{what}" for side in ("prompt", "completion") for what in ("ids", "mask")]
+    names = [f"{side}_{column}" for side in ("prompt", "completion") for column in ("ids", "mask")]
     table = torch.cat([inputs[name].long() for name in names], 1).cpu()  # one wait for the device instead of four
     columns = dict(zip(names, table.split([inputs[name].shape[1] for name in names], 1), strict=True))
     prompts, completions = (
-        [row[kept.bool()].tolist() for row, kept in zip(columns[f"{side}_ids"], columns[f"{side}_mask"], strict=True)]
+        [row[mask.bool()].tolist() for row, mask in zip(columns[f"{side}_ids"], columns[f"{side}_mask"], strict=True)]
         for side in ("prompt", "completion")
     )
     members: dict[tuple[int, ...], list[int]] = {}
@@ -491,21 +495,21 @@ def statistics(
     return empty.index_put((rows, columns), logps), empty.index_put((rows, columns), entropy.detach())
 
 
-def rows_in_batch(left: list[Any], inputs: Mapping[str, Tensor], *, all_left: bool) -> list[Any]:
-    """Take the rows of one completion that are in TRL's batch out of `left`; with `all_left`, all rows.
+def rows_in_batch(unused: list[Any], inputs: Mapping[str, Tensor], *, all_left: bool) -> list[Any]:
+    """Take the rows of one completion that are in TRL's batch out of `unused`; with `all_left`, all rows.
 
     Scored together with the batch these rows cost nothing (`score_together`), and TRL shuffles a step's rollouts before
     it cuts them into batches.
     """
     in_batch = Counter((tuple(tree.prompt), tuple(branch)) for tree in group(inputs).trees for branch in tree.branches)
-    found, others = list[Any](), list[Any]()
-    for row in left:
+    batch_rows, remaining = list[Any](), list[Any]()
+    for row in unused:
         key = (tuple(row.tree.prompt), tuple(row.tree.branches[0]))
-        taken = all_left or in_batch[key] > 0
-        in_batch[key] -= taken
-        (found if taken else others).append(row)
-    left[:] = others
-    return found
+        in_this_batch = all_left or in_batch[key] > 0
+        in_batch[key] -= in_this_batch
+        (batch_rows if in_this_batch else remaining).append(row)
+    unused[:] = remaining
+    return batch_rows
 
 
 def split_until(parts: list[list[int]], count: int) -> list[list[int]]:
@@ -545,14 +549,14 @@ TOKEN_SUMS = ("cispo", "dapo", "vespo")
 """TRL's loss types whose denominator is that of the whole generation batch, so that parts of a batch add up."""
 
 
-def share(loss_type: str, part: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> float:
+def share(loss_type: str, part: Mapping[str, Tensor], micro_batch: Mapping[str, Tensor]) -> float:
     """Return the factor of a part's loss, as TRL computes it, with which the parts of a batch add up to its loss."""
     if loss_type in TOKEN_SUMS:
         return 1.0
     if loss_type != "bnpo":
-        return len(part["completion_ids"]) / len(whole["completion_ids"])
+        return len(part["completion_ids"]) / len(micro_batch["completion_ids"])
     tokens, of_whole = (
-        float((inputs["completion_mask"] * inputs.get("tool_mask", 1)).sum()) for inputs in (part, whole)
+        float((inputs["completion_mask"] * inputs.get("tool_mask", 1)).sum()) for inputs in (part, micro_batch)
     )
     return tokens / max(of_whole, 1.0)
 
@@ -580,8 +584,10 @@ class StepReport:
         """Add the (unweighted) gradients of one part's losses; the graph stays for the backward pass that follows."""
         trained = [p for p in parameters if p.requires_grad]
         for name, loss in losses.items():
-            found = zip(torch.autograd.grad(loss, trained, retain_graph=True, allow_unused=True), trained, strict=True)
-            filled = [(torch.zeros_like(p) if g is None else g).flatten() for g, p in found]
+            gradients = zip(
+                torch.autograd.grad(loss, trained, retain_graph=True, allow_unused=True), trained, strict=True
+            )
+            filled = [(torch.zeros_like(p) if g is None else g).flatten() for g, p in gradients]
             # float32 at least: the square of a half-precision norm overflows at 65,504.
             flat = torch.cat([g.to(torch.promote_types(g.dtype, torch.float32)) for g in filled])
             self.gradients[name] = self.gradients[name] + flat if name in self.gradients else flat
@@ -605,8 +611,10 @@ class StepReport:
         somewhere = {name for names in ranks.gather(list(self.gradients)) for name in names}
         for name in self._names:
             if name in somewhere:
-                own = self.gradients.get(name)
-                total.gradients[name] = ranks.total(torch.zeros_like(self.gradients[GRPO]) if own is None else own)
+                gradient = self.gradients.get(name)
+                total.gradients[name] = ranks.total(
+                    torch.zeros_like(self.gradients[GRPO]) if gradient is None else gradient
+                )
         return total
 
     def metrics(self) -> dict[str, float]:

@@ -31,9 +31,9 @@ class Trained(ABC):
     _before: tuple[Tensor, ...] = ()
     """What is trained, as it was before the optimiser's step."""
 
-    def cut(self, whole: Float[Tensor, "O I"]) -> Tensor:
+    def cut(self, direction: Float[Tensor, "O I"]) -> Tensor:
         """Return this process' share of a direction that all processes hold."""
-        return whole
+        return direction
 
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
@@ -83,12 +83,12 @@ class TrainedWeight(Trained):
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight
 
-    def cut(self, whole: Float[Tensor, "O I"]) -> Tensor:
+    def cut(self, direction: Float[Tensor, "O I"]) -> Tensor:
         """Return this process' share of a direction that all processes hold."""
         if not isinstance(self._weight, DTensor):
-            return whole
+            return direction
         mesh, placements = self._weight.device_mesh, self._weight.placements
-        return distribute_tensor(whole.to(mesh.device_type), mesh, placements, src_data_rank=None).to_local()
+        return distribute_tensor(direction.to(mesh.device_type), mesh, placements, src_data_rank=None).to_local()
 
     def group(self) -> Any:
         """Return the processes that hold shares of the weight; None where this one holds all of it."""
@@ -161,20 +161,20 @@ class TrainedAdapter(Trained):
     def remove(self, unit: Float[Tensor, "O I"], along: Float[Tensor, ""]) -> Float[Tensor, ""]:
         """Take the part `along` the direction out of the update; return the squared norm of T at the weights given."""
         unit, left_over = unit.float(), along
-        found = torch.zeros_like(along)
+        initial_size = torch.zeros_like(along)
         for number in range(3):  # the product of both changes is of second order: what it leaves is taken out again
             a, b = self._a.float(), self._b.float()
-            right, left = unit @ a.T, b.T @ unit
+            right, rows = unit @ a.T, b.T @ unit
             of_a, of_b = _inverse(a @ a.T), _inverse(b.T @ b)
             for_b = right @ of_a
-            for_a = of_b @ (left - (left @ a.T) @ of_a @ a)
-            size = (for_b * right).sum() + (for_a * left).sum()
-            found = size if number == 0 else found
+            for_a = of_b @ (rows - (rows @ a.T) @ of_a @ a)
+            size = (for_b * right).sum() + (for_a * rows).sum()
+            initial_size = size if number == 0 else initial_size
             share = torch.where(size > 0, left_over / (self._scaling * size), 0.0)
             self._b.add_((share * for_b).to(self._b.dtype))
             self._a.add_((share * for_a).to(self._a.dtype))
             left_over = torch.where(along != 0, self.moved(unit)[0], 0.0)
-        return found
+        return initial_size
 
     def squared_change(self) -> Float[Tensor, ""]:
         """Return the squared norm of s B A: B is 0 at the start."""
@@ -289,15 +289,15 @@ def linear_modules(model: nn.Module, names: Container[str]) -> dict[str, nn.Modu
 
 def trained_linears(model: nn.Module, names: Container[str]) -> dict[str, Trained]:
     """Return what is trained of the named Linears, without those that are frozen."""
-    found: dict[str, Trained] = {}
+    linears: dict[str, Trained] = {}
     for name, module in linear_modules(model, names).items():
         layer: Any = module
         if isinstance(module, SingularValueLinear):
-            found[name] = TrainedSingularValues(module)
+            linears[name] = TrainedSingularValues(module)
         elif hasattr(module, "lora_A"):
             (adapter,) = layer.active_adapters
             a, b = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
-            found[name] = TrainedAdapter(a, b, layer.scaling[adapter])
+            linears[name] = TrainedAdapter(a, b, layer.scaling[adapter])
         elif layer.weight.requires_grad:
-            found[name] = TrainedWeight(layer.weight)
-    return found
+            linears[name] = TrainedWeight(layer.weight)
+    return linears

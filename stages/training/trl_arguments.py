@@ -33,46 +33,46 @@ TRUNCATED = {"vllm_importance_sampling_mode": "token_truncate"}
 """How TRL corrects for the policy of a server unless asked otherwise: weights of tokens, cut off above."""
 
 
-def checked_config(own: Mapping[str, Any], given: Mapping[str, Any]) -> GRPOConfig:
+def checked_config(defaults: Mapping[str, Any], user_fields: Mapping[str, Any]) -> GRPOConfig:
     """Return TRL's configuration of our fields and the user's; `UsageError` for a user's field that TRL cannot use."""
-    if "parallelism_config" in given or os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "").lower() == "true":
+    if "parallelism_config" in user_fields or os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "").lower() == "true":
         raise UsageError(
             "The ParallelismConfig of accelerate (cp_size, tp_size) is refused: rows are packed and scored outside of "
             "the forward pass that it would cut. Leave it out: distribution.sharding=fsdp2 spreads weights over "
             "processes, and optimisation.micro_batch=1 or fewer max_steps make passes shorter."
         )
-    known = [field.name for field in fields(GRPOConfig) if field.init]
-    for key in given:
-        if key not in known:
-            meant = did_you_mean(f"trl.{key}", [f"trl.{name}" for name in known], 0.7)
+    names = [field.name for field in fields(GRPOConfig) if field.init]
+    for key in user_fields:
+        if key not in names:
+            meant = did_you_mean(f"trl.{key}", [f"trl.{name}" for name in names], 0.7)
             raise UsageError(f"TRL's GRPOConfig has no field {key}.{meant or ' Leave it out.'}")
     try:
-        made = GRPOConfig(**{**own, **given})
+        config = GRPOConfig(**{**defaults, **user_fields})
     except REFUSALS as error:
-        if not given:
+        if not user_fields:
             raise
         # Name the fields that TRL refuses by themselves, or all where only their combination is wrong.
         alone = []
-        for key, value in given.items():
+        for key, value in user_fields.items():
             try:
-                GRPOConfig(**{**own, key: value})
+                GRPOConfig(**{**defaults, key: value})
             except REFUSALS:
                 alone.append(key)
-        refused = ", ".join(f"trl.{key} = {given[key]!r}" for key in alone or given)
+        refused = ", ".join(f"trl.{key} = {user_fields[key]!r}" for key in alone or user_fields)
         raise UsageError(f"TRL refuses {refused}: {str(error).strip().splitlines()[0]}") from None
     # A dataclass checks no types: "0.1" for a number would fail in the first step, or silently mean something else.
     hints = get_type_hints(GRPOConfig)
-    for key in given:
+    for key in user_fields:
         try:
-            TypeAdapter(hints[key]).validate_python(getattr(made, key), strict=True)
+            TypeAdapter(hints[key]).validate_python(getattr(config, key), strict=True)
         except ValidationError as error:
             reason = refusal(error.errors(include_url=False)[0])
-            raise UsageError(f"TRL cannot take trl.{key} = {given[key]!r}: {reason}.") from None
+            raise UsageError(f"TRL cannot take trl.{key} = {user_fields[key]!r}: {reason}.") from None
     for key, words in CHOICES.items():
-        if getattr(made, key) not in words:
+        if getattr(config, key) not in words:
             name = OURS.get(key, f"trl.{key}")
-            raise UsageError(f"{name} is {getattr(made, key)!r}, which TRL does not know. Take {', '.join(words)}.")
-    return made
+            raise UsageError(f"{name} is {getattr(config, key)!r}, which TRL does not know. Take {', '.join(words)}.")
+    return config
 
 
 def trl_config(
@@ -98,7 +98,7 @@ def trl_config(
     """
     rollouts = settings.prompts_per_step * settings.generations // processes
     micro = min(settings.micro_batch or rollouts, rollouts)
-    own: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "output_dir": folder,
         "max_steps": settings.steps,
         "per_device_train_batch_size": micro,
@@ -129,12 +129,12 @@ def trl_config(
         "log_completions": False,
         "log_level_replica": "error",
     }
-    made = checked_config(own, more or {})
-    if made.num_iterations < 1:
-        raise UsageError(f"trl.num_iterations is {made.num_iterations}. Take 1 or more.")
+    config = checked_config(defaults, more or {})
+    if config.num_iterations < 1:
+        raise UsageError(f"trl.num_iterations is {config.num_iterations}. Take 1 or more.")
     # A training that is resumed begins with new rollouts, so checkpoints come where the next step plays anyway.
-    made.save_steps = -(-settings.save_every // made.num_iterations) * made.num_iterations
-    return made
+    config.save_steps = -(-settings.save_every // config.num_iterations) * config.num_iterations
+    return config
 
 
 def trl_arguments(plan: TrainPlan, folder: Path, mixed: bool = False) -> GRPOConfig:
@@ -167,8 +167,8 @@ def lora(settings: AdapterSettings, model: Any) -> LoraConfig | None:
     linears = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and module != head}
     for target in settings.targets:
         if not any(name == target or name.endswith(f".{target}") for name in linears):
-            there = ", ".join(sorted({name.rpartition(".")[2] for name in linears}))
-            raise UsageError(f"adapter.targets: the model has no Linear {target}. It has: {there}.")
+            available = ", ".join(sorted({name.rpartition(".")[2] for name in linears}))
+            raise UsageError(f"adapter.targets: the model has no Linear {target}. It has: {available}.")
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=settings.rank,

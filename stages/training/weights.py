@@ -70,7 +70,7 @@ class SharedServer:
                     value = work()
                 except ComposerError as raised:
                     error = raised
-            errors = [other for other in self.ranks.gather(error) if other is not None]
+            errors = [error_of_process for error_of_process in self.ranks.gather(error) if error_of_process is not None]
         if errors:
             raise error or errors[0]
         return value  # type: ignore[return-value]  # this process has had its turn
@@ -117,7 +117,7 @@ class Agreement:
     followed: float = 0.0
 
     @property
-    def told(self) -> bool:
+    def conclusive(self) -> bool:
         """Whether the step has moved enough to tell the weights after it from those before."""
         return self.moved is None or self.moved > MOVED * self.difference
 
@@ -128,19 +128,19 @@ def most_learned(rollouts: Sequence[LiveRollout], context_tokens: int) -> list[T
     context_tokens: what a server takes, with one token that it samples.
     """
     rewards: dict[str, list[float]] = {}
-    graded = [one for one in rollouts if one.grade.reward is not None and not one.error]
-    for one in graded:
-        rewards.setdefault(one.task.task_id, []).append(one.grade.reward or 0.0)
+    graded = [rollout for rollout in rollouts if rollout.grade.reward is not None and not rollout.error]
+    for rollout in graded:
+        rewards.setdefault(rollout.task.task_id, []).append(rollout.grade.reward or 0.0)
     mean = {task: sum(values) / len(values) for task, values in rewards.items()}
-    graded.sort(key=lambda one: -abs((one.grade.reward or 0.0) - mean[one.task.task_id]))
+    graded.sort(key=lambda rollout: -abs((rollout.grade.reward or 0.0) - mean[rollout.task.task_id]))
     trees: dict[tuple[tuple[int, ...], tuple[int, ...]], Tree] = {}
-    left = CHECKED
-    for played in filter(None, map(own_rollout, graded)):
-        prompt = played.tree.prompt
-        branch = played.tree.branches[0][: min(left, context_tokens - 1 - len(prompt))]
+    tokens_left = CHECKED
+    for tokens in filter(None, map(own_rollout, graded)):
+        prompt = tokens.tree.prompt
+        branch = tokens.tree.branches[0][: min(tokens_left, context_tokens - 1 - len(prompt))]
         if branch and (key := (tuple(prompt), tuple(branch))) not in trees:
             trees[key] = Tree(prompt, (branch,))
-            left -= len(branch)
+            tokens_left -= len(branch)
     return list(trees.values())
 
 
@@ -202,17 +202,17 @@ class WeightSync(ABC):
         folder = self._folder / f"version-{step:06d}"
         self._send(step, folder)
         # That a server confirms a load proves nothing.
-        found = self._compare(f"After step {step}", "Restart the server on the model that is trained.")
+        agreement = self._compare(f"After step {step}", "Restart the server on the model that is trained.")
         self._forget(folder)
-        if not found.told and not self._noticed:
+        if not agreement.conclusive and not self._noticed:
             self._noticed = True
             self._notice(
-                f"step {step} moved the log-probs that are compared by {found.moved:.2g} nats, and here and on the "
-                f"server they differ by {found.difference:.2g}: while steps are so small, a server that is a step "
+                f"step {step} moved the log-probs that are compared by {agreement.moved:.2g} nats, and here and on the "
+                f"server they differ by {agreement.difference:.2g}: while steps are so small, a server that is a step "
                 "behind is not noticed"
             )
-        moved = {} if found.moved is None else {"sampling/sync_moved": found.moved}
-        return {"sampling/sync_difference": found.difference, **moved}
+        moved = {} if agreement.moved is None else {"sampling/sync_moved": agreement.moved}
+        return {"sampling/sync_difference": agreement.difference, **moved}
 
     def played(self, step: int, rollouts: Sequence[LiveRollout]) -> None:
         """Take the rollouts that a step learns from, which it has not yet, as the text of the next comparison.
@@ -246,48 +246,51 @@ class WeightSync(ABC):
     def _compare(self, when: str, remedy: str) -> Agreement:
         """Compare log-probs, each process with its server; return the least move, and the largest difference."""
         # All processes learn all comparisons, so that all of them stop.
-        found = self.server.ranks.gather(self._comparison())
-        for one in found:
-            if not one.difference <= self._tolerance:  # so that NaN is refused, too
+        agreements = self.server.ranks.gather(self._comparison())
+        for agreement in agreements:
+            if not agreement.difference <= self._tolerance:  # so that NaN is refused, too
                 raise ComposerError(
-                    f"{when} the server at {one.url} samples from other weights than those under training: the "
-                    f"log-probs of a text differ by {one.difference:.3g} nats on average, and {self._tolerance:g} is "
-                    f"allowed (optimisation.sync_tolerance). {remedy}"
+                    f"{when} the server at {agreement.url} samples from other weights than those under training: the "
+                    f"log-probs of a text differ by {agreement.difference:.3g} nats on average, and "
+                    f"{self._tolerance:g} is allowed (optimisation.sync_tolerance). {remedy}"
                 )
-            if one.moved and one.told and one.followed < FOLLOWED:
+            if agreement.moved and agreement.conclusive and agreement.followed < FOLLOWED:
                 raise ComposerError(
-                    f"{when} the server at {one.url} still samples from the weights before that step: it moved the "
-                    f"log-probs of its rollouts by {one.moved:.3g} nats on average, and the server has followed "
-                    f"by at most {100 * one.followed:.3g} %. {remedy}"
+                    f"{when} the server at {agreement.url} still samples from the weights before that step: it moved "
+                    f"the log-probs of its rollouts by {agreement.moved:.3g} nats on average, and the server has "
+                    f"followed by at most {100 * agreement.followed:.3g} %. {remedy}"
                 )
         return replace(
-            min(found, key=lambda one: (one.told, one.moved or 0.0)), difference=max(one.difference for one in found)
+            min(agreements, key=lambda agreement: (agreement.conclusive, agreement.moved or 0.0)),
+            difference=max(agreement.difference for agreement in agreements),
         )
 
     def _comparison(self) -> Agreement:
-        now, theirs = self._log_probs()
-        found = Agreement(self.sampler.url, float((theirs - now).abs().mean()))
+        now, server_logps = self._log_probs()
+        agreement = Agreement(self.sampler.url, float((server_logps - now).abs().mean()))
         if self._unlearned is None:
-            return found
-        ours, server = now - self._unlearned[0], theirs - self._unlearned[1]
-        square = (ours @ ours).clamp(min=torch.finfo(ours.dtype).tiny)
-        slope = server @ ours / square
-        left = server - slope * ours
+            return agreement
+        student_moves, server = now - self._unlearned[0], server_logps - self._unlearned[1]
+        square = (student_moves @ student_moves).clamp(min=torch.finfo(student_moves.dtype).tiny)
+        slope = server @ student_moves / square
+        residuals = server - slope * student_moves
         # Two standard errors above: of few tokens, rounding alone must not look like a server that stays behind.
-        most = slope + 2 * (left @ left / max(len(ours) - 1, 1) / square).sqrt()
-        return replace(found, moved=float(ours.abs().mean()), followed=float(most))
+        most = slope + 2 * (residuals @ residuals / max(len(student_moves) - 1, 1) / square).sqrt()
+        return replace(agreement, moved=float(student_moves.abs().mean()), followed=float(most))
 
     def _log_probs(self) -> tuple[Tensor, Tensor]:
         """Return the log-probs of the text's n tokens here and on the server, float32."""
         # One request after the other: requests that a server batches would round as they happen to meet.
-        theirs = self.server.in_turn(lambda: [self.sampler.score(tree.prompt, tree.branches[0]) for tree in self._text])
+        server_logps = self.server.in_turn(
+            lambda: [self.sampler.score(tree.prompt, tree.branches[0]) for tree in self._text]
+        )
         # peft puts an adapter into the base's Linears, so the base scores with it.
         model = self._student.policy.model
         was_training = model.training
         model.eval()
-        own = self._student.score(lambda: token_log_probs(model, score(model, self._text)).cpu())
+        student_logps = self._student.score(lambda: token_log_probs(model, score(model, self._text)).cpu())
         model.train(was_training)
-        return own, torch.tensor([value for row in theirs for value in row])
+        return student_logps, torch.tensor([value for row in server_logps for value in row])
 
 
 class AdapterSync(WeightSync):
@@ -295,8 +298,8 @@ class AdapterSync(WeightSync):
 
     _sleep_level = 1
 
-    def __init__(self, *args: Any, **given: Any) -> None:
-        super().__init__(*args, **given)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._held: list[tuple[str, Path]] = []
         self._run = self.server.ranks.broadcast_from_rank0(lambda: secrets.token_hex(4))
         """Several runs, or attempts at one, may share a server, where a name must never stand for two adapters."""
@@ -312,7 +315,7 @@ class AdapterSync(WeightSync):
         if self.server.loads:
             self.sampler.load(name, folder)
         self.sampler.sample_from(name, version)
-        self._held = [*(held for held in self._held if held[0] != name), (name, folder)]
+        self._held = [*(version for version in self._held if version[0] != name), (name, folder)]
 
     def _check_unchanged(self, step: int) -> None:
         """Compare nothing: a name is never given to a second adapter."""
@@ -329,8 +332,8 @@ class AdapterSync(WeightSync):
 
     def _unload(self, used: Sequence[set[str]]) -> None:
         """Unload all versions but those in use, by their names in each process."""
-        held, self._held = self._held, []
-        for name, folder in held:
+        versions, self._held = self._held, []
+        for name, folder in versions:
             if any(name in names for names in used):
                 self._held.append((name, folder))
                 continue
@@ -383,15 +386,15 @@ class WholeSync(WeightSync):
 
     _sleep_level = 2
 
-    def __init__(self, *args: Any, start: str, file_bytes: int = 4 * 2**30, **given: Any) -> None:
-        super().__init__(*args, **given)
+    def __init__(self, *args: Any, start: str, file_bytes: int = 4 * 2**30, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._start, self._file_bytes = start, file_bytes
         self._before: Path | None = None
         self._replaced = False
         self._held: dict[Path, list[IO[bytes]]] = {}
         """The files in memory of each version."""
-        here = urlsplit(self.sampler.url).hostname in LOOPBACK and hasattr(os, "memfd_create")
-        machines = set(self.server.ranks.gather(socket.gethostname() if here else None))
+        is_local = urlsplit(self.sampler.url).hostname in LOOPBACK and hasattr(os, "memfd_create")
+        machines = set(self.server.ranks.gather(socket.gethostname() if is_local else None))
         weights = sum(parameter.numel() for parameter in self._student.policy.model.parameters())
         # Two versions, as the one before is kept until the next is loaded, in a quarter of what is unused now.
         fits = 4 * 2 * weights * self._student.dtype.itemsize <= resources.unused("cpu")

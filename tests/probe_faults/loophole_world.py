@@ -173,7 +173,7 @@ def fit(
     model.requires_grad_(True)
     for _ in range(steps):
         batch = collate([next(rows) for _ in range(32)])
-        loss = -own_log_probs(model, batch).sum() / batch.own.sum()
+        loss = -own_log_probs(model, batch).sum() / batch.mask.sum()
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

@@ -175,7 +175,7 @@ def length_direction(
     means = []
     for rows in (long, short):
         total = TotalSink(student.adapter.layout, mean_weights(rows, range(len(rows))), student.device)
-        student.stream(rows, total.of)
+        student.stream(rows, total.batch_sink)
         means.append(total.total.cpu())
     return means[0] - means[1]
 

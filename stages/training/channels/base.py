@@ -44,14 +44,14 @@ class Metric:
     total: float | Tensor
     count: float | Tensor = 1
 
-    def __add__(self, other: "Metric") -> "Metric":
+    def __add__(self, metric: "Metric") -> "Metric":
         """Return the metric of two parts of a step."""
         if self.kind == "max":
-            if isinstance(self.total, Tensor) and isinstance(other.total, Tensor):  # without waiting for the device
-                return Metric("max", self.total.maximum(other.total))
-            return Metric("max", max(self.total, other.total))
-        count = self.count + other.count if self.kind == "mean" else 1
-        return Metric(self.kind, self.total + other.total, count)
+            if isinstance(self.total, Tensor) and isinstance(metric.total, Tensor):  # without waiting for the device
+                return Metric("max", self.total.maximum(metric.total))
+            return Metric("max", max(self.total, metric.total))
+        count = self.count + metric.count if self.kind == "mean" else 1
+        return Metric(self.kind, self.total + metric.total, count)
 
     def value(self) -> float | Tensor:
         """Return the value, on the device where the totals are: `floats` brings all of a step's to the host at once."""
@@ -64,16 +64,15 @@ class Metric:
 
 def floats(values: Sequence[float | Tensor]) -> list[float]:
     """Return numbers and scalar tensors as numbers, and wait for the device once for all tensors of a type."""
-    found = [value if isinstance(value, float | int) else 0.0 for value in values]
-    places: dict[object, list[int]] = {}
-    for place, value in enumerate(values):
+    numbers = [value if isinstance(value, float | int) else 0.0 for value in values]
+    tensors: dict[object, dict[int, Tensor]] = {}
+    for index, value in enumerate(values):
         if not isinstance(value, float | int):
-            places.setdefault((value.dtype, value.device), []).append(place)
-    for same in places.values():
-        numbers = torch.stack([value for place in same if not isinstance(value := values[place], float | int)]).tolist()
-        for place, number in zip(same, numbers, strict=True):
-            found[place] = number
-    return [float(value) for value in found]
+            tensors.setdefault((value.dtype, value.device), {})[index] = value
+    for by_index in tensors.values():
+        for index, number in zip(by_index, torch.stack(list(by_index.values())).tolist(), strict=True):
+            numbers[index] = number
+    return [float(number) for number in numbers]
 
 
 @dataclass(frozen=True)
@@ -88,23 +87,23 @@ class ChannelLoss:
     denominator: int
     metrics: Mapping[str, Metric]
 
-    def __add__(self, other: "ChannelLoss") -> "ChannelLoss":
+    def __add__(self, loss: "ChannelLoss") -> "ChannelLoss":
         """Return the loss of two parts of a step; both have the step's denominator, so it is not added."""
-        metrics = {name: value + other.metrics[name] for name, value in self.metrics.items()}
-        return ChannelLoss(self.loss + other.loss, self.denominator, metrics)
+        metrics = {name: value + loss.metrics[name] for name, value in self.metrics.items()}
+        return ChannelLoss(self.loss + loss.loss, self.denominator, metrics)
 
 
 @dataclass(eq=False)
 class ScoredRows:
     """Rows of one source, a part of a step's or all of them, with the student's hidden states for them.
 
-    Subclasses compute what any channel reads when they are made, and what only some channels read when the first of
-    them asks. whole: all rows of the step, from which the denominators come. source: what gave the rows, with what is
-    not trained and gives them their targets.
+    Subclasses compute values that every channel reads in their constructor, and others when a channel first reads them.
+    step_rows: all rows of the step, from which the denominators come. source: the row source, which holds the frozen
+    models that give the targets.
     """
 
     rows: Sequence[Any]
-    whole: Sequence[Any]
+    step_rows: Sequence[Any]
     model: Any
     scored: Scored
     source: Any
@@ -159,7 +158,7 @@ class RowSource(ABC, Generic[Row]):
 
     @classmethod
     @abstractmethod
-    def open(cls, given: SourceInputs) -> Self:
+    def open(cls, inputs: SourceInputs) -> Self:
         """Return the source of a training; `UsageError` where it can give no rows."""
 
     @abstractmethod

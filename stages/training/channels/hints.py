@@ -56,7 +56,7 @@ class HintedTurn:
 
     tree: Tree
     hinted: Tree
-    own: list[int] | None = None
+    mask: list[int] | None = None
     logprobs: list[float] | None = None
 
 
@@ -173,19 +173,21 @@ def reprompted(rollouts: Sequence[LiveRollout], tokenizer: Any, success_reward: 
     for rollout in rollouts:
         if rollout.error is None and rollout.grade.reward is not None and rollout.grade.reward >= success_reward:
             groups.setdefault(rollout.task.task_id, []).append(rollout)
-    found = []
+    rows = []
     for rollout in rollouts:
-        others = [other for other in groups.get(rollout.task.task_id, ()) if other is not rollout]
-        own = own_rollout(rollout)
-        if others and own is not None:
-            shown = others[0]
-            said = shown.messages[shown.steps[0].num_messages :]  # all after the opening, without thoughts
-            text = "\n\n".join(THINKING.sub("", message["content"]).strip() for message in said)
+        successes = [success for success in groups.get(rollout.task.task_id, ()) if success is not rollout]
+        sampled = own_rollout(rollout)
+        if successes and sampled is not None:
+            demonstration = successes[0]
+            answers = demonstration.messages[
+                demonstration.steps[0].num_messages :
+            ]  # all after the opening, without thoughts
+            text = "\n\n".join(THINKING.sub("", message["content"]).strip() for message in answers)
             opening = rollout.messages[: rollout.steps[0].num_messages]
             prompt, text = _with_demonstration(tokenizer, opening, text)
-            row = HintedTurn(own.tree, Tree(prompt, own.tree.branches), own.own, own.logprobs)
-            found.append(Reprompted(rollout, row, text, shown.rollout_id))
-    return found
+            row = HintedTurn(sampled.tree, Tree(prompt, sampled.tree.branches), sampled.mask, sampled.logprobs)
+            rows.append(Reprompted(rollout, row, text, demonstration.rollout_id))
+    return rows
 
 
 def _with_demonstration(tokenizer: Any, opening: Sequence[Message], text: str) -> tuple[list[int], str]:
@@ -245,13 +247,13 @@ class SelfTeacher:
         if self._kind == "trust-region" and _has_adapter(student):
             # The frozen base is where training started: no copy is needed.
             with _as_teacher(student, {}), student.disable_adapter():
-                kept = scored()
+                teacher = scored()
         else:
             if self._kept is None:
                 self.begin(student)
             with _as_teacher(student, self._kept or {}):
-                kept = scored()
-        return Taught(kept) if self._kind == "ema" else Taught(kept, scored(), self._rate)
+                teacher = scored()
+        return Taught(teacher) if self._kind == "ema" else Taught(teacher, scored(), self._rate)
 
     def after_step(self, student: Any) -> None:
         """Update the moving average; a student with weights that are no numbers is skipped, as upstream."""
@@ -288,19 +290,19 @@ def _as_teacher(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[Non
 
     Parameters are exchanged, not written to: an optimiser and autograd may hold the model's own.
     """
-    own = dict(model.named_parameters())
-    others = {id(own[name]): nn.Parameter(weight, requires_grad=False) for name, weight in weights.items()}
+    parameters = dict(model.named_parameters())
+    replacements = {id(parameters[name]): nn.Parameter(weight, requires_grad=False) for name, weight in weights.items()}
     slots = [
         (module, name, weight)
         for module in model.modules()
         for name, weight in module.named_parameters(recurse=False, remove_duplicate=False)
-        if id(weight) in others
+        if id(weight) in replacements
     ]
     was_training = model.training
     model.eval()
     try:
         for module, name, weight in slots:
-            setattr(module, name, others[id(weight)])
+            setattr(module, name, replacements[id(weight)])
         yield
     finally:
         for module, name, weight in slots:
@@ -318,8 +320,8 @@ class HintedRows(ScoredRows):
 
     def __post_init__(self) -> None:
         # Without `own` all tokens of a turn count: the action at a faulty turn was written by the student alone.
-        mask = [x for turn in self.rows for x in turn.own or [1] * len(turn.tree.branches[0])]
-        self.tokens = sum(sum(turn.own) if turn.own else len(turn.tree.branches[0]) for turn in self.whole)
+        mask = [x for turn in self.rows for x in turn.mask or [1] * len(turn.tree.branches[0])]
+        self.tokens = sum(sum(turn.mask) if turn.mask else len(turn.tree.branches[0]) for turn in self.step_rows)
         self.mean_weights = self.tensor(mask) * (1.0 / self.tokens)
 
     @property
@@ -359,22 +361,22 @@ class HintSource(RowSource[HintedTurn]):
         self._hint_model, self.follower = hint_model, SelfTeacher(settings)
 
     @classmethod
-    def open(cls, given: SourceInputs) -> Self:
+    def open(cls, inputs: SourceInputs) -> Self:
         """Return the source, with the model that writes its hints if there is one."""
-        settings, out = given.config.hints, given.out
+        settings, out = inputs.config.hints, inputs.out
         hint_model: Policy | None = None
         if settings.source == "llm" and settings.llm is not None:
             hint_model = open_policy(settings.llm, cache=out.cache, budget=out.budget, listener=out.progress)
             out.model("hints", **hint_model.facts())
-        return cls(settings, given.student.policy.tokenizer, given.environment, given.record_hints, hint_model)
+        return cls(settings, inputs.student.policy.tokenizer, inputs.environment, inputs.record_hints, hint_model)
 
     def rows(self, rollouts: Sequence[LiveRollout], step: int) -> list[HintedTurn]:
         """Return the hinted turns of a step, and record their hints."""
         settings, tokenizer = self._settings, self._tokenizer
         if settings.source == "rollout":
-            found = spread(reprompted(rollouts, tokenizer, settings.success_reward), settings.per_step)
-            self._record(step, [(r.rollout, Hint(0, "rollout", "", r.demonstration, r.source)) for r in found])
-            return [r.row for r in found]
+            demonstrations = spread(reprompted(rollouts, tokenizer, settings.success_reward), settings.per_step)
+            self._record(step, [(r.rollout, Hint(0, "rollout", "", r.demonstration, r.source)) for r in demonstrations])
+            return [r.row for r in demonstrations]
         faulty = []
         for rollout in rollouts:
             for fault in faults(rollout, self._environment):

@@ -33,7 +33,7 @@ from stages.training.channels.rollouts import OwnRollout, RolloutRows, check_voc
 from stages.training.config import OpdTeacher
 from stages.training.scoring import Scored, Tree, head, score_together, token_log_probs
 
-Told = Sequence[float] | Likeliest | None
+ServerAnswer = Sequence[float] | Likeliest | None
 """What a teacher behind a server told of a rollout's n tokens: their log-probs (nats), or of each place the likeliest
 ids and then their log-probs, [n, 2k]. None of a teacher in this process."""
 
@@ -53,11 +53,11 @@ class FrozenTeacher:
 class TaughtRollout(OwnRollout):
     """A rollout with its teachers by number, and what each told.
 
-    shown: the rollout as those teachers are shown it that open its task in another way than the student.
+    teacher_trees: the rollout as those teachers are shown it that open its task in another way than the student.
     """
 
-    teachers: Mapping[int, Told]
-    shown: Mapping[int, Tree] = field(default_factory=dict)
+    teachers: Mapping[int, ServerAnswer]
+    teacher_trees: Mapping[int, Tree] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,17 +76,19 @@ class Lesson:
     def scored(self) -> Scored:
         """Return the hidden states of a teacher in this process, without gradient."""
         with torch.no_grad():
-            return score_together(self.teacher.model, [[row.shown.get(self.number, row.tree) for row in self.rows]])[0]
+            return score_together(
+                self.teacher.model, [[row.teacher_trees.get(self.number, row.tree) for row in self.rows]]
+            )[0]
 
-    def told(self) -> Float[Tensor, "m ..."]:
+    def server_answers(self) -> Float[Tensor, "m ..."]:
         """Return what a server told of the tokens: their log-probs [M], or the likeliest ids and log-probs [M, 2k]."""
-        told = [of_row for row in self.rows if (of_row := row.teachers[self.number]) is not None]
-        return torch.as_tensor(np.concatenate(told), device=self.index.device)
+        answers = [of_row for row in self.rows if (of_row := row.teachers[self.number]) is not None]
+        return torch.as_tensor(np.concatenate(answers), device=self.index.device)
 
     def predictors(self, vocabulary: int) -> Predictors | Listed:
         """Return what predicts the tokens, over a student's vocabulary where a server does."""
         if self.teacher.model is None:
-            return Listed(self.told(), vocabulary)
+            return Listed(self.server_answers(), vocabulary)
         return Predictors(self.scored().hidden, head(self.teacher.model))
 
 
@@ -96,14 +98,14 @@ class TaughtRows(RolloutRows):
     @cached_property
     def lessons(self) -> list[Lesson]:
         """Return one lesson for each teacher of some of these rollouts."""
-        ends, found = list(accumulate(self.scored.sizes)), list[Lesson]()  # each row is one branch
+        ends, lessons = list(accumulate(self.scored.sizes)), list[Lesson]()  # each row is one branch
         for number, teacher in enumerate(self.source.teachers):
             mine = [(row, end) for row, end in zip(self.rows, ends, strict=True) if number in row.teachers]
             if mine:
-                index = self.tensor(place for row, end in mine for place in range(end - len(row.own), end))
-                share = self.own[index] / self.tensor(len(row.teachers) for row, _ in mine for _ in row.own)
-                found.append(Lesson(number, teacher, [row for row, _ in mine], index, share))
-        return found
+                index = self.tensor(position for row, end in mine for position in range(end - len(row.mask), end))
+                share = self.own[index] / self.tensor(len(row.teachers) for row, _ in mine for _ in row.mask)
+                lessons.append(Lesson(number, teacher, [row for row, _ in mine], index, share))
+        return lessons
 
     def teacher_logps(self, temperature: float) -> Float[Tensor, " N"]:
         """Return the mean over each rollout's teachers of their log-probs of its tokens; 0 where the student's are not.
@@ -113,7 +115,7 @@ class TaughtRows(RolloutRows):
         total = torch.zeros_like(self.own)
         for lesson in self.lessons:
             if lesson.teacher.model is None:
-                logps = lesson.told()
+                logps = lesson.server_answers()
             else:
                 with torch.no_grad():
                     logps = token_log_probs(lesson.teacher.model, lesson.scored(), temperature)
@@ -133,65 +135,67 @@ class TaughtSource(RowSource[TaughtRollout]):
         self.teachers, self.top_k = teachers, top_k
 
     @classmethod
-    def open(cls, given: SourceInputs) -> Self:
+    def open(cls, inputs: SourceInputs) -> Self:
         """Return the source; `UsageError` names a teacher of another vocabulary, or one that has no task to teach."""
-        teachers, out, top_k = [], given.out, given.config.opd.top_k
-        for number, settings in enumerate(given.config.opd_teachers(), start=1):
-            if not any(map(settings.teaches, given.tasks)):
-                families = sorted({task.family for task in given.tasks})
+        teachers, out, top_k = [], inputs.out, inputs.config.opd.top_k
+        for number, settings in enumerate(inputs.config.opd_teachers(), start=1):
+            if not any(map(settings.teaches, inputs.tasks)):
+                families = sorted({task.family for task in inputs.tasks})
                 raise UsageError(
                     f"The teacher {settings.model!r} teaches {', '.join(settings.tasks)}, and none of the "
-                    f"{len(given.tasks)} training tasks matches. opd.teachers.tasks are patterns of task ids or "
+                    f"{len(inputs.tasks)} training tasks matches. opd.teachers.tasks are patterns of task ids or "
                     f"families; the families are {', '.join(families[:8])}{', ...' * (len(families) > 8)}."
                 )
-            role, opening = f"teacher {number}", cls._opening(given, settings)
+            role, opening = f"teacher {number}", cls._opening(inputs, settings)
             if settings.served:
                 server = VllmPolicy.open(settings, cache=out.cache, budget=out.budget, listener=out.progress)
-                check_vocabulary(given.student.policy.tokenizer, server.tokenizer, settings.model)
+                check_vocabulary(inputs.student.policy.tokenizer, server.tokenizer, settings.model)
                 if top_k is not None:  # before anything is played, as the server may tell fewer
                     server.likeliest_all([([0], [0])], top_k)
                 out.model(role, **server.facts())
                 teachers.append(FrozenTeacher(settings, server=server, opening=opening))
             else:
-                policy = open_teacher(settings, role, given.student, out)
+                policy = open_teacher(settings, role, inputs.student, out)
                 teachers.append(FrozenTeacher(settings, policy.model, opening=opening))
         return cls(teachers, top_k)
 
     @staticmethod
-    def _opening(given: SourceInputs, teacher: OpdTeacher) -> Callable[[Task], list[int]] | None:
+    def _opening(inputs: SourceInputs, teacher: OpdTeacher) -> Callable[[Task], list[int]] | None:
         """Return what opens tasks for a teacher; `UsageError` for an option that the environment does not have."""
         if not teacher.opening:
             return None
-        environment = envs.load(given.config.env.name, {**given.config.env_options(), **teacher.opening})
-        return lambda task: opening_ids(given.student.policy.tokenizer, environment.reset(task))
+        environment = envs.load(inputs.config.env.name, {**inputs.config.env_options(), **teacher.opening})
+        return lambda task: opening_ids(inputs.student.policy.tokenizer, environment.reset(task))
 
     def rows(self, rollouts: Sequence[LiveRollout], step: int) -> list[TaughtRollout]:
         """Return the taught rollouts of a step; each server is asked about all of its own at once."""
         del step
-        played = [(own, rollout.task) for rollout in rollouts if (own := own_rollout(rollout)) is not None]
-        found: list[dict[int, Told]] = [{} for _ in played]
-        shown: list[dict[int, Tree]] = [{} for _ in played]
+        sampled = [
+            (token_rollout, rollout.task) for rollout in rollouts if (token_rollout := own_rollout(rollout)) is not None
+        ]
+        answers: list[dict[int, ServerAnswer]] = [{} for _ in sampled]
+        teacher_trees: list[dict[int, Tree]] = [{} for _ in sampled]
         for number, teacher in enumerate(self.teachers):
-            mine = [index for index, (_, task) in enumerate(played) if teacher.settings.teaches(task)]
-            trees = [played[index][0].tree for index in mine]
+            mine = [index for index, (_, task) in enumerate(sampled) if teacher.settings.teaches(task)]
+            trees = [sampled[index][0].tree for index in mine]
             if teacher.opening is not None:
-                tasks = {task.task_id: task for _, task in (played[index] for index in mine)}
+                tasks = {task.task_id: task for _, task in (sampled[index] for index in mine)}
                 prompts = {name: teacher.opening(task) for name, task in tasks.items()}
                 trees = [
-                    Tree(prompts[played[i][1].task_id], tree.branches) for i, tree in zip(mine, trees, strict=True)
+                    Tree(prompts[sampled[i][1].task_id], tree.branches) for i, tree in zip(mine, trees, strict=True)
                 ]
                 for index, tree in zip(mine, trees, strict=True):
-                    shown[index][number] = tree
-            told: Sequence[Told] = [None] * len(mine)
+                    teacher_trees[index][number] = tree
+            log_probs: Sequence[ServerAnswer] = [None] * len(mine)
             if teacher.server is not None:
-                asked = [(tree.prompt, tree.branches[0]) for tree in trees]
+                requests = [(tree.prompt, tree.branches[0]) for tree in trees]
                 server, top_k = teacher.server, self.top_k
-                told = server.score_all(asked) if top_k is None else server.likeliest_all(asked, top_k)
-            for index, of_rollout in zip(mine, told, strict=True):
-                found[index][number] = of_rollout
+                log_probs = server.score_all(requests) if top_k is None else server.likeliest_all(requests, top_k)
+            for index, of_rollout in zip(mine, log_probs, strict=True):
+                answers[index][number] = of_rollout
         return [
-            TaughtRollout(own.tree, own.own, own.logprobs, teachers, to_each)
-            for (own, _), teachers, to_each in zip(played, found, shown, strict=True)
+            TaughtRollout(token_rollout.tree, token_rollout.mask, token_rollout.logprobs, teachers, to_each)
+            for (token_rollout, _), teachers, to_each in zip(sampled, answers, teacher_trees, strict=True)
             if teachers
         ]
 

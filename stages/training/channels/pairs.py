@@ -46,7 +46,7 @@ def tokenise(rows: Iterable[Row], tokenizer: Any, max_tokens: int) -> tuple[list
     Reasons: `no_room` (the prompt alone fills max_tokens), `equal_after_tokenisation`, `equal_after_truncation`.
     `BadInput` names a missing column.
     """
-    kept: list[TokenPair] = []
+    token_pairs: list[TokenPair] = []
     dropped = Counter[str]()
     for row in rows:
         if missing := [name for name in COLUMNS if name not in row]:
@@ -67,8 +67,8 @@ def tokenise(rows: Iterable[Row], tokenizer: Any, max_tokens: int) -> tuple[list
         elif chosen[:room] == rejected[:room]:
             dropped["equal_after_truncation"] += 1
         else:
-            kept.append(TokenPair(row["pair_id"], Tree(prompt, (chosen[:room], rejected[:room]))))
-    return kept, dropped
+            token_pairs.append(TokenPair(row["pair_id"], Tree(prompt, (chosen[:room], rejected[:room]))))
+    return token_pairs, dropped
 
 
 @dataclass(eq=False)
@@ -86,8 +86,8 @@ class PairRows(ScoredRows):
         self.sums = self.scored.per_branch(token_log_probs(self.model, self.scored)).view(-1, 2)
         self.lengths = self.scored.lengths.view(-1, 2)
         # A step may be cut into parts: the denominators are those of the whole step, so that the parts' losses add up.
-        self.num_pairs = len(self.whole)
-        self.chosen_tokens = sum(len(pair.tree.branches[0]) for pair in self.whole)
+        self.num_pairs = len(self.step_rows)
+        self.chosen_tokens = sum(len(pair.tree.branches[0]) for pair in self.step_rows)
 
     @cached_property
     def reference(self) -> Float[Tensor, "P 2"]:
@@ -109,19 +109,21 @@ class PairSource(RowSource[TokenPair]):
     _orders: dict[int, list[int]] = field(default_factory=dict, init=False)
 
     @classmethod
-    def open(cls, given: SourceInputs) -> Self:
+    def open(cls, inputs: SourceInputs) -> Self:
         """Return the pairs of a run in token ids; counts what is kept and dropped. `UsageError` when none is left."""
-        run, settings, student = given.inputs.one("pairs"), given.config.pairs, given.student
-        kept, dropped = tokenise(pairs_with_states(run), student.policy.tokenizer, settings.max_tokens)
-        given.out.count(pairs=len(kept), **{f"pairs_dropped_{reason}": number for reason, number in dropped.items()})
-        if not kept:
+        run, settings, student = inputs.inputs.one("pairs"), inputs.config.pairs, inputs.student
+        token_pairs, dropped = tokenise(pairs_with_states(run), student.policy.tokenizer, settings.max_tokens)
+        inputs.out.count(
+            pairs=len(token_pairs), **{f"pairs_dropped_{reason}": number for reason, number in dropped.items()}
+        )
+        if not token_pairs:
             lost = ", ".join(f"{number} {reason}" for reason, number in dropped.items())
             raise UsageError(
                 f"{run.path} holds no pairs{f' that are left after tokenisation ({lost})' if lost else ''}. "
                 "Extract more pairs, or raise pairs.max_tokens."
             )
-        source = cls(kept, settings.per_step, given.config.seed)
-        if any("reference" in CHANNELS[name].needs for name in given.config.weights.active()):
+        source = cls(token_pairs, settings.per_step, inputs.config.seed)
+        if any("reference" in CHANNELS[name].needs for name in inputs.config.weights.active()):
             # The reference is the model that training starts from.
             student.score(lambda: source.cache_reference(student.policy.model, ranks=student.ranks))
         return source
@@ -133,7 +135,7 @@ class PairSource(RowSource[TokenPair]):
         for position in range(start, start + min(self.per_step, len(self.pairs))):
             epoch, offset = divmod(position, len(self.pairs))
             if epoch not in self._orders:  # a step touches two rounds at most, so older ones are let go
-                self._orders = {kept: order for kept, order in self._orders.items() if kept == epoch - 1}
+                self._orders = {number: order for number, order in self._orders.items() if number == epoch - 1}
                 self._orders[epoch] = list(range(len(self.pairs)))
                 random.Random(f"{self.seed}/{epoch}").shuffle(self._orders[epoch])  # noqa: S311 (an order, no secret)
             dealt.append(self.pairs[self._orders[epoch][offset]])
@@ -146,9 +148,9 @@ class PairSource(RowSource[TokenPair]):
         Each of several processes does its share, and gets the sums of all.
         """
         ranks = ranks or Ranks()
-        own = self.pairs[ranks.rank :: ranks.count]
-        for start in range(0, len(own), chunk):
-            pairs = own[start : start + chunk]
+        process_pairs = self.pairs[ranks.rank :: ranks.count]
+        for start in range(0, len(process_pairs), chunk):
+            pairs = process_pairs[start : start + chunk]
             scored = score(model, [pair.tree for pair in pairs])
             sums = scored.per_branch(token_log_probs(model, scored)).view(-1, 2).tolist()
             self._reference |= {pair.pair_id: (c, r) for pair, (c, r) in zip(pairs, sums, strict=True)}

@@ -36,7 +36,7 @@ class OwnRollout:
     """A sampled rollout as one tree: 1 for the tokens the policy wrote, and the log-probs of sampling them (nats)."""
 
     tree: Tree
-    own: list[int]
+    mask: list[int]
     logprobs: list[float]
 
 
@@ -45,16 +45,16 @@ def own_rollout(rollout: LiveRollout) -> OwnRollout | None:
     if not rollout.steps or rollout.steps[0].sample.prompt_ids is None:
         return None
     ids: list[int] = []
-    own: list[int] = []
+    mask: list[int] = []
     logprobs: list[float] = []
     prompt = rollout.steps[0].sample.prompt_ids
     for step in rollout.steps:
         between = (step.sample.prompt_ids or [])[len(prompt) + len(ids) :]
         completion = step.sample.completion_ids or []
         ids += between + completion
-        own += [0] * len(between) + [1] * len(completion)
+        mask += [0] * len(between) + [1] * len(completion)
         logprobs += [0.0] * len(between) + (step.sample.logprobs or [])
-    return OwnRollout(Tree(prompt, (ids,)), own, logprobs)
+    return OwnRollout(Tree(prompt, (ids,)), mask, logprobs)
 
 
 @dataclass(eq=False)
@@ -67,11 +67,11 @@ class RolloutRows(ScoredRows):
 
     def __post_init__(self) -> None:
         # In the dtype of losses, float32 at least: bfloat16 counts up to 256 exactly and no further.
-        own = self.tensor(x for rollout in self.rows for x in rollout.own)
-        self.own = own.to(torch.promote_types(self.scored.hidden.dtype, torch.float32))
+        mask = self.tensor(x for rollout in self.rows for x in rollout.mask)
+        self.own = mask.to(torch.promote_types(self.scored.hidden.dtype, torch.float32))
         self.targets = self.scored.targets
         self.sampled_logps = self.tensor(x for rollout in self.rows for x in rollout.logprobs)
-        self.tokens = sum(sum(rollout.own) for rollout in self.whole)
+        self.tokens = sum(sum(rollout.mask) for rollout in self.step_rows)
 
     @cached_property
     def teacher(self) -> Predictors:
@@ -92,10 +92,10 @@ class RolloutSource(RowSource[OwnRollout]):
     name, scored_rows, whole_rollouts = "rollouts", RolloutRows, True
 
     @classmethod
-    def open(cls, given: SourceInputs) -> Self:
+    def open(cls, inputs: SourceInputs) -> Self:
         """Return the source with its teacher; `UsageError` if the vocabulary differs."""
-        teacher = given.config.teacher
-        return cls(teacher and open_teacher(teacher, "teacher", given.student, given.out).model)
+        teacher = inputs.config.teacher
+        return cls(teacher and open_teacher(teacher, "teacher", inputs.student, inputs.out).model)
 
     def rows(self, rollouts: Sequence[LiveRollout], step: int) -> list[OwnRollout]:
         """Return the rollouts of a step in token ids."""
@@ -122,14 +122,18 @@ def open_teacher(config: PolicyConfig, role: str, student: "Student", out: RunWr
 def check_vocabulary(student: Any, teacher: Any, name: str) -> None:
     """Raise `UsageError` unless both tokenizers have the same tokens under the same ids; a head may be padded."""
     # By id and token, not by size: heads are padded to multiples, and equal sizes prove nothing.
-    own, other = ({i: token for token, i in tokenizer.get_vocab().items()} for tokenizer in (student, teacher))
-    differing = sorted(i for i in own.keys() | other.keys() if own.get(i) != other.get(i))
+    student_tokens, teacher_tokens = (
+        {i: token for token, i in tokenizer.get_vocab().items()} for tokenizer in (student, teacher)
+    )
+    differing = sorted(
+        i for i in student_tokens.keys() | teacher_tokens.keys() if student_tokens.get(i) != teacher_tokens.get(i)
+    )
     if differing:
         first = differing[0]
         raise UsageError(
-            f"The teacher {name!r} has another vocabulary than the student: token {first} is {other.get(first)!r} "
-            f"there and {own.get(first)!r} here, and {len(differing)} tokens differ in all. "
-            "Distil from a model with the student's tokenizer."
+            f"The teacher {name!r} has another vocabulary than the student: token {first} is "
+            f"{teacher_tokens.get(first)!r} there and {student_tokens.get(first)!r} here, and "
+            f"{len(differing)} tokens differ in all. Distil from a model with the student's tokenizer."
         )
 
 

@@ -123,7 +123,7 @@ def test_the_outer_step_of_a_round_is_pytorchs():
 
 def test_momentum_is_kept_by_fragment():
     (loop, *_) = together(settings(fragments=2, outer_momentum=0.5), 1)
-    about = Replica(0).fragments(settings(fragments=2)).of(0)
+    about = Replica(0).fragments(settings(fragments=2)).round_shapes(0)
     zero = {name for name, array in loop.state.momentum.items() if not array.any()}
     assert zero == set(loop.state.weights) - set(about)
     assert norm({name: loop.state.momentum[name] for name in about}) == pytest.approx(loop.history[0].norm)

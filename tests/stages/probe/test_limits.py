@@ -102,10 +102,10 @@ def test_logits_of_a_few_tokens_at_a_time_give_the_same_gradients(planted: dict[
     model = copy.deepcopy(planted["honest"])
     batch = collate([side for pair in pair_rows(chain["v"].folder())[:4] for side in pair])
     weight = model.get_output_embeddings().weight.requires_grad_()
-    found = own_log_probs(model, batch, held=5 * model.config.vocab_size)
+    found = own_log_probs(model, batch, max_logits=5 * model.config.vocab_size)
     hidden = model.base_model(input_ids=batch.ids, attention_mask=batch.attention).last_hidden_state
     logits = model.get_output_embeddings()(hidden[:, :-1]).log_softmax(-1)
-    expected = logits.gather(-1, batch.ids[:, 1:, None])[..., 0][batch.own[:, 1:]]
-    assert int(batch.own.sum()) > 15 and torch.allclose(found[batch.own], expected, atol=1e-5)
+    expected = logits.gather(-1, batch.ids[:, 1:, None])[..., 0][batch.mask[:, 1:]]
+    assert int(batch.mask.sum()) > 15 and torch.allclose(found[batch.mask], expected, atol=1e-5)
     gradients = [torch.autograd.grad(logps.sum(), weight)[0] for logps in (found, expected)]
     assert torch.allclose(*gradients, atol=1e-4)

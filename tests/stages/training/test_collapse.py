@@ -33,7 +33,7 @@ def noticed(changes: list[dict[str, float]], well: dict[str, float] = WELL) -> d
     for step, row in enumerate([well] * 10 + [well | change for change in changes], start=1):
         for one in course.add(row):
             assert one.words.startswith(f"step {step}: ")
-            found[one.what] = (step, one.before)
+            found[one.metric] = (step, one.before)
     return found
 
 
@@ -98,7 +98,7 @@ def test_rewards_that_fall_with_an_order_of_tasks_are_no_collapse() -> None:
         course = Course(rollouts=64, ordered=ordered)
         for reward in rewards:
             course.add(WELL | {"reward": reward})
-        assert list(course.left) == left
+        assert list(course.departures) == left
 
 
 def spoilt(root: Path, tiny: Path, **optimisation: Any) -> tuple[Run, list[str]]:

@@ -202,7 +202,7 @@ def test_a_rollout_is_shown_another_success_of_its_group() -> None:
     assert "fix it\nCorrect solution:\n\ngood" in text and "hm" not in text
     assert text.endswith("\n\nCorrectly solve the original question.<|im_end|>\n<|im_start|>assistant\n")
     assert row.tree.branches == row.hinted.branches and row.logprobs is not None
-    assert sum(row.own or ()) == len(row.logprobs)
+    assert sum(row.mask or ()) == len(row.logprobs)
 
 
 def test_a_long_demonstration_is_cut_to_the_longest_prompt() -> None:

@@ -23,7 +23,7 @@ def of(model: Any) -> torch.Tensor:
 def taught(teacher: SelfTeacher, model: Any) -> torch.Tensor:
     """Logits of what teaches."""
     found = teacher.predictors(model, TREES)
-    kept = found.kept.head.logits(found.kept.rows)
+    kept = found.teacher.head.logits(found.teacher.rows)
     if found.current is None:
         return kept.detach()
     return torch.lerp(kept, found.current.head.logits(found.current.rows), found.share).detach()

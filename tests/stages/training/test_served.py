@@ -494,7 +494,7 @@ def test_without_staleness_a_step_is_its_own_rollouts_in_their_order() -> None:
     rollouts, followed = queue(0, guess_1=0.05)
     for step in range(6):
         played, metrics = rollouts.take(step)
-        assert ids(played) == ids(rollouts.schedule.own(step))
+        assert ids(played) == ids(rollouts.schedule.process_rollouts(step))
         assert metrics["sampling/stale_rollouts"] == metrics["sampling/groups_given_up"] == 0
     rollouts.close()
     assert followed.ended and rollouts.policy.asked.total() == 6 * 2 * 2, "nothing is played behind the last step"

@@ -54,9 +54,9 @@ def drawn_rollout(draw: random.Random, server: bool) -> OwnRollout:
 def drawn_taught(draw: random.Random, server: bool) -> TaughtRollout:
     """With `server` one of its teachers may be behind a server, which has told log-probs."""
     row = drawn_rollout(draw, server)
-    told = [-3.0 * draw.random() for _ in row.own]
+    told = [-3.0 * draw.random() for _ in row.mask]
     teachers = draw.choice([{0: None}, {1: None}, {0: None, 1: None}, {0: None, 2: told}][: 4 if server else 3])
-    return TaughtRollout(row.tree, row.own, row.logprobs, teachers)
+    return TaughtRollout(row.tree, row.mask, row.logprobs, teachers)
 
 
 def pair_source(settings: Config, rows: list[Any], teacher: torch.nn.Module) -> PairSource:
@@ -84,7 +84,7 @@ KINDS: dict[str, tuple[list[Any], Callable[..., Any], Callable[..., RowSource[An
     "hinted": (HINTED, drawn_turn, hint_source),
     "rollouts": (ROLLOUTS, drawn_rollout, lambda settings, rows, teacher: RolloutSource(teacher)),
     "taught": (
-        [TaughtRollout(row.tree, row.own, row.logprobs, {0: None, 1: None}) for row in ROLLOUTS],
+        [TaughtRollout(row.tree, row.mask, row.logprobs, {0: None, 1: None}) for row in ROLLOUTS],
         drawn_taught,
         taught_source,
     ),
@@ -106,7 +106,9 @@ def config(*names: str, form: str = "sigmoid", opd: dict[str, Any] | None = None
 
 def channels(settings: Config, rows: Batch, teacher: torch.nn.Module = TEACHER) -> Channels:
     """The channels of these settings, whose reference is the teacher's model as well."""
-    return Channels(settings, [make(settings, list(rows.of(name)), teacher) for name, (_, _, make) in KINDS.items()])
+    return Channels(
+        settings, [make(settings, list(rows.source_rows(name)), teacher) for name, (_, _, make) in KINDS.items()]
+    )
 
 
 def losses(rows: Batch, *names: str, teacher: torch.nn.Module = TEACHER, model: torch.nn.Module = STUDENT) -> Any:
@@ -134,7 +136,7 @@ def test_masked_tokens_have_no_gradient(name: str) -> None:
     rows = RolloutRows(ROLLOUTS, ROLLOUTS, STUDENT, scored, RolloutSource(TEACHER))
     channel = CHANNELS[name].load()(config(name))
     (gradient,) = torch.autograd.grad(channel.loss(rows).loss, scored.hidden)
-    assert all((gradient[i].abs().sum() > 0) == own for i, own in enumerate(ROLLOUTS[0].own))
+    assert all((gradient[i].abs().sum() > 0) == own for i, own in enumerate(ROLLOUTS[0].mask))
 
 
 def test_dpo_is_the_kernel_on_sequence_sums_and_log_two_at_the_reference() -> None:

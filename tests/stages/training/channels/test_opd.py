@@ -56,7 +56,7 @@ def log_probs(model: Any, row: TaughtRollout) -> Tensor:
 
 
 def sampled(model: Any, row: TaughtRollout) -> Tensor:
-    return log_probs(model, row)[torch.arange(len(row.own)), torch.tensor(row.tree.branches[0])]
+    return log_probs(model, row)[torch.arange(len(row.mask)), torch.tensor(row.tree.branches[0])]
 
 
 FORMS: list[dict[str, Any]] = [{}, {"beta": 0.0}, {"beta": 0.3}, {"top_k": 4}, {"beta": 0.5, "top_k": 4}]
@@ -72,7 +72,7 @@ def test_the_divergence_is_to_each_rollouts_teachers_and_their_mean(options: dic
             divergence(own, log_probs(TEACHERS[n].model, row), top_k_of="teacher", outside="renormalised", **of)
             for n in row.teachers
         ]
-        mask = torch.tensor(row.own, dtype=torch.float64)
+        mask = torch.tensor(row.mask, dtype=torch.float64)
         worst = max(worst, *(float((found * mask).max()) for found in to_each))
         expected.append((torch.stack(to_each).mean(0) * mask).sum())
     found = channel(**options).loss(taught(ROWS))
@@ -85,7 +85,11 @@ def test_a_teacher_may_be_shown_another_opening_than_the_student(form: str) -> N
     """Its distributions are those behind its own prompt; the student's stay those behind its own."""
     own, to_teacher = ROWS[0], Tree([7, 3, 5, 6], ROWS[0].tree.branches)
     row = replace(own, shown={0: to_teacher})
-    mask, student, old = torch.tensor(own.own, dtype=torch.float64), log_probs(STUDENT, own), torch.tensor(own.logprobs)
+    mask, student, old = (
+        torch.tensor(own.mask, dtype=torch.float64),
+        log_probs(STUDENT, own),
+        torch.tensor(own.logprobs),
+    )
     taught_by = log_probs(FIRST, replace(own, tree=to_teacher))
     expected = divergence(student, taught_by, beta=1.0, top_k=None, top_k_of="teacher", outside="renormalised")
     if form == "sampled":
@@ -108,7 +112,7 @@ def test_the_sampled_form_is_a_policy_gradient_to_the_mean_log_prob_of_the_teach
         ]
         advantage, ratio = torch.stack(given).mean(0) - old, (own - old).exp()
         losses = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.2))
-        terms.append((losses * torch.tensor(row.own)).sum())
+        terms.append((losses * torch.tensor(row.mask)).sum())
     found = channel(form="sampled").loss(taught(ASKED))
     torch.testing.assert_close(found.loss, sum(terms) / 12, rtol=1e-9, atol=0)
 
