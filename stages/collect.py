@@ -94,21 +94,21 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         collection_checks={check.name: [check.total - check.failed, check.total] for check in checks},
         failed_checks=failed_checks,
     )
-    shown = "nothing scored" if mean is None else f"mean reward {mean:.3f}"
+    outcome = "nothing scored" if mean is None else f"mean reward {mean:.3f}"
     if hidden_pass is not None and visible_pass is not None:
-        shown += f", hidden tests pass {100 * hidden_pass:.1f} %, visible tests pass {100 * visible_pass:.1f} %"
+        outcome += f", hidden tests pass {100 * hidden_pass:.1f} %, visible tests pass {100 * visible_pass:.1f} %"
     if grounds := grounds_in_words(account.passes):
-        shown += f"; {grounds}"
+        outcome += f"; {grounds}"
     if account.out_of_steps:
-        shown += f"; {account.out_of_steps} of {num} ended by max_steps={config.max_steps}"
+        outcome += f"; {account.out_of_steps} of {num} ended by max_steps={config.max_steps}"
     counts = (counted(num, "rollout"), counted(account.steps, "step"), counted(failed, "error"))
-    head = ", ".join([*counts, shown])
+    head = ", ".join([*counts, outcome])
     table, advice = collection_checks.table(checks), collection_checks.advice(failed_checks)
     out.write_file("report.txt", f"{head}\n\n{table}\n{advice}")
     if account.first_failure is not None:
-        rest = "" if failed >= num else " The others are saved."
+        note = "" if failed >= num else " The others are saved."
         raise Incomplete(
-            f"{failed} of {num} rollouts failed, the first with {account.first_failure}.{rest} "
+            f"{failed} of {num} rollouts failed, the first with {account.first_failure}.{note} "
             "The same command with --resume plays again what failed."
         )
 

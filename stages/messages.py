@@ -69,8 +69,8 @@ def write(spoken: Spoken) -> str:
     for call in spoken.calls:
         arguments = call.arguments if is_object(call.arguments) else json.dumps(call.arguments, ensure_ascii=False)
         parts.append(f"{OPEN}{NAME}{json.dumps(call.name, ensure_ascii=False)}{ARGUMENTS}{arguments}}}{CLOSE}")
-    rest = "\n".join(parts)
-    return f"{thought}\n\n{rest}" if thought and rest else thought or rest
+    body = "\n".join(parts)
+    return f"{thought}\n\n{body}" if thought and body else thought or body
 
 
 def is_object(text: str) -> bool:
@@ -86,22 +86,22 @@ def is_object(text: str) -> bool:
 
 def read(text: str) -> Spoken:
     """Parse a text into its parts; `write` gives the same text back. A text that `write` never gives is all content."""
-    reasoning, rest = None, text
+    reasoning, body = None, text
     if text.startswith(THINK) and THOUGHT in text:
         thought, _, behind = text[len(THINK) :].partition(THOUGHT)
         if thought:
-            reasoning, rest = thought, behind.removeprefix("\n\n")
+            reasoning, body = thought, behind.removeprefix("\n\n")
     # Content may hold the mark of a call, so the first place where calls reach to the end counts. What does not give
     # the same text again, such as arguments spelled otherwise, stays content: a record must not change the answer.
-    start = rest.find(OPEN)
+    start = body.find(OPEN)
     while start >= 0:
-        calls = _calls(rest, start)
-        if calls and (start == 0 or rest[start - 1] == "\n"):
-            spoken = Spoken(rest[: max(start - 1, 0)], calls, reasoning)
+        calls = _calls(body, start)
+        if calls and (start == 0 or body[start - 1] == "\n"):
+            spoken = Spoken(body[: max(start - 1, 0)], calls, reasoning)
             if write(spoken) == text:
                 return spoken
-        start = rest.find(OPEN, start + 1)
-    spoken = Spoken(rest, (), reasoning)
+        start = body.find(OPEN, start + 1)
+    spoken = Spoken(body, (), reasoning)
     return spoken if write(spoken) == text else Spoken(text)
 
 
@@ -140,7 +140,7 @@ def _call(text: str, start: int) -> tuple[ToolCall, int] | None:
 def numbered(conversation: Iterable[Message], numbers: Iterator[int]) -> list[dict[str, Any]]:
     """Return messages in OpenAI's form: calls separate from the content and numbered, results with the same numbers."""
     waiting: list[str] = []
-    found: list[dict[str, Any]] = []
+    converted: list[dict[str, Any]] = []
     for message in conversation:
         if message["role"] == "assistant":
             spoken = read(message["content"])
@@ -151,12 +151,12 @@ def numbered(conversation: Iterable[Message], numbers: Iterator[int]) -> list[di
             ]
             thought = {} if spoken.reasoning is None else {"reasoning_content": spoken.reasoning}
             called = {"tool_calls": calls} if calls else {}
-            found.append({"role": "assistant", "content": spoken.content, **thought, **called})
+            converted.append({"role": "assistant", "content": spoken.content, **thought, **called})
         elif message["role"] == "tool":
-            found.append({**message, "tool_call_id": waiting.pop(0) if waiting else f"call_{next(numbers)}"})
+            converted.append({**message, "tool_call_id": waiting.pop(0) if waiting else f"call_{next(numbers)}"})
         else:
-            found.append(dict(message))
-    return found
+            converted.append(dict(message))
+    return converted
 
 
 def pin_settings(tokenizer: Any, settings: Mapping[str, bool | int | float | str]) -> None:
@@ -189,13 +189,15 @@ def opening_ids(
     With tools, in OpenAI's form, these are declared as the template does it, and calls are rendered from their parts.
     `TooManyTokens` where it must have more than `most`, as its characters show.
     """
-    shown: list[Any] = list(messages)
+    rendered: list[Any] = list(messages)
     if tools:
-        shown = numbered(messages, count())
-        for call in (call for message in shown for call in message.get("tool_calls", ())):
+        rendered = numbered(messages, count())
+        for call in (call for message in rendered for call in message.get("tool_calls", ())):
             if is_object(call["function"]["arguments"]):  # what templates write out, and do not take apart
                 call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-    text = tokenizer.apply_chat_template(shown, tools=list(tools) or None, tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(
+        rendered, tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+    )
     return _ids(tokenizer, text, most)
 
 
@@ -208,22 +210,22 @@ def following_ids(tokenizer: Any, new: list[Message], most: float = math.inf) ->
     """
     conversation = [{"role": "user", "content": "."}, {"role": "assistant", "content": SENTINEL}, *new]
     text = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
-    _, mark, rest = text.rpartition(SENTINEL)
+    _, mark, suffix = text.rpartition(SENTINEL)
     end = tokenizer.eos_token
-    if not mark or not rest.lstrip("\n").startswith(end):
+    if not mark or not suffix.lstrip("\n").startswith(end):
         raise UsageError(
             f"The chat template of {tokenizer.name_or_path} does not end an answer with {end!r}; "
             "it cannot be used for several turns."
         )
-    return _ids(tokenizer, rest.lstrip("\n").removeprefix(end), most)
+    return _ids(tokenizer, suffix.lstrip("\n").removeprefix(end), most)
 
 
 def _ids(tokenizer: Any, text: str, most: float) -> list[int]:
     # To tokenise 50 MB takes gigabytes; to count its characters takes nothing.
     if len(text) > most and (least := least_tokens(tokenizer, text)) > most:
         raise TooManyTokens(least)
-    found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return found
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
 
 
 _LONGEST: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -250,7 +252,7 @@ def _longest_token(tokenizer: Any) -> int:
     core, vocabulary = getattr(tokenizer, "backend_tokenizer", None), tokenizer.get_vocab()
     if core is None or not isinstance(core.model, BPE) or not isinstance(core.normalizer, NFC | None):
         return 0
-    known = core.model.byte_fallback or {*ByteLevel.alphabet()} <= vocabulary.keys()
-    if not known and (core.model.unk_token is None or core.model.fuse_unk):
+    covers_bytes = core.model.byte_fallback or {*ByteLevel.alphabet()} <= vocabulary.keys()
+    if not covers_bytes and (core.model.unk_token is None or core.model.fuse_unk):
         return 0
     return max(map(len, vocabulary)) * (1 if core.normalizer is None else 4)  # NFC makes one character of four at most

@@ -68,15 +68,17 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     del inputs
     make = config.opener()
     tasks = config.draw(make, config.tasks)
-    given = _imported(config.traces, config.traces) if config.traces else None  # a file of no use is refused first
+    imported = _imported(config.traces, config.traces) if config.traces else None  # a file of no use is refused first
     with _environments(make, tasks, config, out) as environment:
-        ours = _collected(environment, tasks, config, out)
-    sides = ours, given or _imported(_exported(ours, tasks, out), "these rollouts as a verifiers file")
-    best = cleaner(*sides) if given else None
+        collected = _collected(environment, tasks, config, out)
+    sides = collected, imported or _imported(_exported(collected, tasks, out), "these rollouts as a verifiers file")
+    best = cleaner(*sides) if imported else None
     out.document("comparison", {"cleaner": best, "sides": [side.document() for side in sides]})
-    out.write_file("report.txt", table(*sides) if given else table(*sides, OWN))
-    failed = sum(row["error_type"] is not None for row in ours.rollouts)
-    out.count(planned=ours.planned, done=len(ours.rollouts) - failed, failed=failed, read=len(sides[1].rollouts))
+    out.write_file("report.txt", table(*sides) if imported else table(*sides, OWN))
+    failed = sum(row["error_type"] is not None for row in collected.rollouts)
+    out.count(
+        planned=collected.planned, done=len(collected.rollouts) - failed, failed=failed, read=len(sides[1].rollouts)
+    )
     fails: dict[str, Any] = {f"fails_{side.name}": side.verdicts("FAIL") for side in sides}
     out.set_summary(cleaner=best, **fails)
 
@@ -164,29 +166,29 @@ class Side:
         }
 
 
-def cleaner(one: Side, other: Side) -> str | None:
+def cleaner(first: Side, second: Side) -> str | None:
     """Return the name of the side whose rollouts are cleaner; None when they are equally clean."""
-    if one.standing == other.standing:
+    if first.standing == second.standing:
         return None
-    return min(one, other, key=lambda side: side.standing).name
+    return min(first, second, key=lambda side: side.standing).name
 
 
-def table(one: Side, other: Side, own: Sequence[str] = ()) -> str:
+def table(first: Side, second: Side, notes: Sequence[str] = ()) -> str:
     """Return the verdict as plain text. own: notes that the other side is the first one's own export, not judged."""
-    sides = (one, other)
-    lines = ["Frameworks: whose rollouts are cleaner?", "", *(f"{side.name}  {side.what}" for side in sides), *own]
+    sides = (first, second)
+    lines = ["Frameworks: whose rollouts are cleaner?", "", *(f"{side.name}  {side.what}" for side in sides), *notes]
     cells: list[tuple[object, ...]] = [
-        ("", one.name, other.name),
-        ("rollouts", len(one.rollouts), len(other.rollouts)),
-        ("steps", len(one.steps), len(other.steps)),
+        ("", first.name, second.name),
+        ("rollouts", len(first.rollouts), len(second.rollouts)),
+        ("steps", len(first.steps), len(second.steps)),
         (),
-        *((a.name, _outcome(a), _outcome(b)) for a, b in zip(one.checks, other.checks, strict=True)),
+        *((a.name, _outcome(a), _outcome(b)) for a, b in zip(first.checks, second.checks, strict=True)),
     ]
     sections: dict[str, list[Mapping[str, int]]] = {
-        "steps by capture level": [one.levels, other.levels],
-        "nulls by column": [one.nulls, other.nulls],
-        "rollouts whose source cannot tell": [one.not_recorded, other.not_recorded],
-        "records that could not be read": [one.dropped, other.dropped],
+        "steps by capture level": [first.levels, second.levels],
+        "nulls by column": [first.nulls, second.nulls],
+        "rollouts whose source cannot tell": [first.not_recorded, second.not_recorded],
+        "records that could not be read": [first.dropped, second.dropped],
     }
     for title, counts in sections.items():
         names = sorted({name for side in counts for name in side})
@@ -199,10 +201,10 @@ def table(one: Side, other: Side, own: Sequence[str] = ()) -> str:
         parts += [f"fails {', '.join(failed)}"] if failed else []
         parts += [f"says nothing of {', '.join(not_recorded)}"] if not_recorded else []
         sentences.append("; ".join(parts) + ".")
-    name = cleaner(one, other)
+    name = cleaner(first, second)
     conclusion = f"Cleaner: {name}." if name else "Neither is cleaner than the other."
     text = aligned([(*row, *[""] * (3 - len(row))) for row in cells])
-    return "\n".join([*lines, "", text, "", *sentences, NOT_JUDGED if own else conclusion]) + "\n"
+    return "\n".join([*lines, "", text, "", *sentences, NOT_JUDGED if notes else conclusion]) + "\n"
 
 
 def _outcome(check: CollectionCheck) -> str:
@@ -271,17 +273,17 @@ def _collected(make: Callable[[], Environment], tasks: list[Task], config: Confi
     for _ in batches:
         # Write the rollouts that are new: a batch that was only partly done has been played again from its start.
         keys = units([rollout.task.task_id for rollout in function.latest])
-        played = zip(keys, function.records(), function.latest, strict=True)
+        new_rollouts = zip(keys, function.records(), function.latest, strict=True)
         out.write_all(
-            [(key, record, rollout.error is not None) for key, record, rollout in played if not out.finished(key)]
+            [(key, record, rollout.error is not None) for key, record, rollout in new_rollouts if not out.finished(key)]
         )
         out.progress("rollouts", len(out.journal), len(planned))
     written = rollout_units(out.journal.records())
     records = [written[unit] for unit in planned if unit in written]
     where = "" if config.through == "process" else " through an OpenEnv server"
-    what = f"TRL's rollout_func on {config.env.name}{where}, {config.policy.model}"
+    description = f"TRL's rollout_func on {config.env.name}{where}, {config.policy.model}"
     steps = [step for record in records for step in record["steps"]]
-    return Side("trl", what, [record["rollout"] for record in records], steps, len(planned))
+    return Side("trl", description, [record["rollout"] for record in records], steps, len(planned))
 
 
 def units(task_ids: list[str]) -> list[str]:

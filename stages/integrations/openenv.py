@@ -104,9 +104,9 @@ class Session(Served[TextAction, TurnObservation, EpisodeState]):
         self._state.step_count += 1
         stop = observation.stop or ("max_steps" if self._state.step_count >= self._max_steps else None)
         self._over = f"the episode has ended ({stop})" if stop else ""
-        shown = [] if observation.stop else [{"role": "user", "content": observation.content}]
+        messages = [] if observation.stop else [{"role": "user", "content": observation.content}]
         result = TurnObservation(
-            messages=shown, returncode=observation.returncode, parse_error=observation.parse_error, stop=stop
+            messages=messages, returncode=observation.returncode, parse_error=observation.parse_error, stop=stop
         )
         result.metadata = {"observation": asdict(observation)}
         return self._graded(result) if stop else result
@@ -145,12 +145,12 @@ def app(make: Callable[[], Environment], tasks: Sequence[Task], *, max_steps: in
 
 def main() -> None:
     """Serve until the process that started this one closes its standard input, or is gone."""
-    asked = json.loads(Path(sys.argv[1]).read_text())
+    arguments = json.loads(Path(sys.argv[1]).read_text())
     served = app(
-        lambda: envs.load(asked["env"], asked["options"]),
-        [Task(**task) for task in asked["tasks"]],
-        max_steps=asked["max_steps"],
-        sessions=asked["sessions"],
+        lambda: envs.load(arguments["env"], arguments["options"]),
+        [Task(**task) for task in arguments["tasks"]],
+        max_steps=arguments["max_steps"],
+        sessions=arguments["sessions"],
     )
     listener = socket.create_server(("127.0.0.1", 0))
     # A client thinks for minutes between two steps and answers no ping meanwhile; it ends when its connection does.

@@ -42,10 +42,10 @@ def composed_loss(
         reference=getattr(inputs, "teacher_logprobs", None) if reference is None else reference,
         weights=getattr(inputs, "loss_weights", None),
     )
-    found = default_loss(packed, DefaultOptions(dppo_mask_low, dppo_mask_high, adv_tau, kl_tau))
+    result = default_loss(packed, DefaultOptions(dppo_mask_low, dppo_mask_high, adv_tau, kl_tau))
     try:
         # PRIME-RL's own class when it is installed: its code may check the type.
         from prime_rl.trainer.rl.loss import LossOutputs as PrimeLossOutputs
     except ImportError:
-        return LossOutputs(found.loss, found.metrics)
-    return PrimeLossOutputs(loss=found.loss, metrics=found.metrics)
+        return LossOutputs(result.loss, result.metrics)
+    return PrimeLossOutputs(loss=result.loss, metrics=result.metrics)

@@ -49,13 +49,13 @@ class HintSettings:
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> "HintSettings":
         """Return the settings in environment variables; `UsageError` for a weight that is no positive number."""
-        said = variables.get(WEIGHT, "1.0")
+        text = variables.get(WEIGHT, "1.0")
         try:
-            weight = float(said)
+            weight = float(text)
         except ValueError:
             weight = 0.0
         if not 0.0 < weight < float("inf"):
-            raise UsageError(f"{WEIGHT} is {said!r}; give a positive number, or run prime-rl's own `rl`.")
+            raise UsageError(f"{WEIGHT} is {text!r}; give a positive number, or run prime-rl's own `rl`.")
         return cls(weight, variables.get(RENDERER, "auto"))
 
 
@@ -66,17 +66,17 @@ def hints(trace: Any) -> dict[int, str]:
     where it does not, shell errors are searched for in the messages that follow each turn.
     """
     sampled = [index for index, node in enumerate(trace.nodes) if node.sampled and any(node.mask)]
-    if (given := (trace.info or {}).get("hints")) is not None:
-        return {sampled[row["turn"]]: str(row["hint"]) for row in given if 0 <= row["turn"] < len(sampled)}
-    found: dict[int, str] = {}
+    if (rows := (trace.info or {}).get("hints")) is not None:
+        return {sampled[row["turn"]]: str(row["hint"]) for row in rows if 0 <= row["turn"] < len(sampled)}
+    hints_by_node: dict[int, str] = {}
     for node in trace.nodes:
         if node.parent in sampled and not node.sampled:
             content = node.message.content or ""
             text = content if isinstance(content, str) else "\n".join(getattr(part, "text", "") for part in content)
             # A trace has no exit code. Any but 0 will do: `faults` recognises these errors by their words.
             for fault in bash.faults([Observation(text, returncode=1)]):
-                found.setdefault(node.parent, f"Hint: {fault.advice}")
-    return found
+                hints_by_node.setdefault(node.parent, f"Hint: {fault.advice}")
+    return hints_by_node
 
 
 def hint_ids(renderer: Any, hint: str) -> list[int]:
@@ -94,8 +94,8 @@ def hint_ids(renderer: Any, hint: str) -> list[int]:
 
 def stamp(node: Any, logps: Sequence[float], weight: float) -> None:
     """Set a node's reference log-probs (`logps`: nats, one a token) and the weight of ref_kl at its sampled tokens."""
-    node.reference_logprobs = [float(value) for value, own in zip(logps, node.mask, strict=True) if own]
-    node.loss_weights = {**(node.loss_weights or {}), "ref_kl": [weight if own else 0.0 for own in node.mask]}
+    node.reference_logprobs = [float(value) for value, sampled in zip(logps, node.mask, strict=True) if sampled]
+    node.loss_weights = {**(node.loss_weights or {}), "ref_kl": [weight if sampled else 0.0 for sampled in node.mask]}
 
 
 class HintedScores:

@@ -80,14 +80,14 @@ class RolloutFunction:
         Returns columns: token ids, log-probs (nats), mask of own tokens, rewards.
         """
         started = time.monotonic()
-        asked = []
+        tasks = []
         for prompt in prompts:
             if (task := self._known.get(state_sha256(prompt))) is None:
                 raise UsageError(
                     f"TRL asks for a prompt that is the opening of no task: {str(prompt)[:200]}. "
                     "Train on the rows of this object."
                 )
-            asked.append(task)
+            tasks.append(task)
         model = trainer.accelerator.unwrap_model(trainer.model)
         named = self._model or getattr(model.config, "_name_or_path", "") or "model under training"
         config = PolicyConfig(model=named, temperature=trainer.args.temperature, max_tokens=self._max_tokens)
@@ -95,7 +95,7 @@ class RolloutFunction:
         self.latest = play(
             self._make,
             self._policy,
-            planned(asked, self._seed, trainer.state.global_step),
+            planned(tasks, self._seed, trainer.state.global_step),
             max_steps=self._max_steps,
             before_turn=self._before_turn,
         )

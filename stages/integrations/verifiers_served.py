@@ -85,8 +85,8 @@ class ServedTaskset(vf.Taskset[ServedTask, ServedConfig]):
 
     def load(self) -> Iterator[ServedTask]:
         """Yield each task once, in the server's order."""
-        for place, row in enumerate(json.loads(Path(self.config.asked).read_text())["tasks"]):
+        for index, row in enumerate(json.loads(Path(self.config.asked).read_text())["tasks"]):
             data = ServedData(
-                name=row["task_id"], prompt=None, url=self.config.url, asked=self.config.asked, place=place
+                name=row["task_id"], prompt=None, url=self.config.url, asked=self.config.asked, place=index
             )
             yield ServedTask(data, self.config.task)

@@ -92,8 +92,8 @@ def require_source(config: PolicyConfig) -> None:
         source = config.in_process()
         if kind_of(source) != "local":
             return
-        if made := maker_of(source.model):
-            made[0].recipe_fingerprint(made[1])  # raises where there is no such model
+        if maker := maker_of(source.model):
+            maker[0].recipe_fingerprint(maker[1])  # raises where there is no such model
         elif not source.folder.is_dir():
             hub.source(source.model)
         elif not any((source.folder / name).is_file() for name in ("config.json", "adapter_config.json")):
@@ -133,12 +133,12 @@ def ask_all(policy: Policy, turns: Sequence[Turn]) -> list[Sample]:
             f"{type(policy).__name__} has neither `sample` nor `ask` and `drain`: it is no Policy "
             "of composer_post_training.policies."
         )
-    asked = policy
+    server = policy
 
     async def asking() -> list[Sample]:
         try:
-            return await background.gather(asked.ask(turn) for turn in turns)
+            return await background.gather(server.ask(turn) for turn in turns)
         finally:
-            await asked.drain()
+            await server.drain()
 
     return background.run(asking())

@@ -64,11 +64,11 @@ def base_of(folder: Path, config: PolicyConfig) -> tuple[PolicyConfig, str | Non
         raise BadInput(f"{folder} has no {WEIGHTS}, and pickled adapters are not read. Save it again as safetensors.")
     dtype = base.dtype if config.dtype == "auto" else config.dtype
     start = config.model_copy(update={"model": base.model, "dtype": dtype})
-    found = weights_identity(start)
-    if found != base.weights:
+    identity = weights_identity(start)
+    if identity != base.weights:
         raise BadInput(
             f"The adapter {folder} was trained on {base.model!r} with the identity {base.weights[:12]}, and the "
-            f"model there now has {found[:12]}. Restore that model, or train again."
+            f"model there now has {identity[:12]}. Restore that model, or train again."
         )
     return start, base.revision
 
@@ -81,10 +81,10 @@ def added(model: Any, folder: str, config: PolicyConfig) -> Any:
 
     with model_checks.reading(config):
         adapted = PeftModel.from_pretrained(model, folder)
-        held = {*load_peft_weights(folder, device="cpu")}
-        asked = {*get_peft_model_state_dict(adapted, save_embedding_layers=False)}
-    found = {"missing_keys": asked - held, "unexpected_keys": held - asked, "mismatched_keys": ()}
-    model_checks.require_complete(config, found)
+        stored = {*load_peft_weights(folder, device="cpu")}
+        expected = {*get_peft_model_state_dict(adapted, save_embedding_layers=False)}
+    loading_info = {"missing_keys": expected - stored, "unexpected_keys": stored - expected, "mismatched_keys": ()}
+    model_checks.require_complete(config, loading_info)
     return adapted
 
 

@@ -63,8 +63,8 @@ class AnswerCache:
         """Keys whose answer is damaged or none, so that the next one replaces it."""
         self._files: list[_File] = []
         numbers = [1]
-        for other in path.parent.glob(f"{path.stem}-*{path.suffix}"):
-            word = other.stem.removeprefix(f"{path.stem}-")
+        for file in path.parent.glob(f"{path.stem}-*{path.suffix}"):
+            word = file.stem.removeprefix(f"{path.stem}-")
             numbers += [int(word)] if word.isdecimal() else []
         self._last = max(numbers)
         for number in sorted(numbers):
@@ -127,11 +127,11 @@ class AnswerCache:
         self._last += 1
         self._open(self._last)
 
-    def _tell(self, key: str, what: str) -> None:
+    def _tell(self, key: str, damage: str) -> None:
         if key not in self._bad_keys:
             self._bad_keys.add(key)
             self.damaged += 1
-            self._report(f"{what}, so it is asked for again")
+            self._report(f"{damage}, so it is asked for again")
 
 
 class _File:
@@ -160,16 +160,16 @@ class _File:
     def get(self, key: str) -> tuple[Any, Any] | None:
         """Return the answer's bytes and digest under a key, as the file has them."""
         with self._locks["read"]:
-            found = self._reader.execute("SELECT answer, sha256 FROM answers WHERE key = ?", (key,)).fetchone()
-        return tuple(found) if found else None
+            row = self._reader.execute("SELECT answer, sha256 FROM answers WHERE key = ?", (key,)).fetchone()
+        return tuple(row) if row else None
 
     def put(self, rows: Sequence[tuple[str, bytes]], bad_keys: set[str]) -> None:
         """Store rows; those of `bad_keys` replace what is there, and their keys are taken out of the set."""
         with self._locks["write"]:
-            kept = [row for row in rows if row[0] not in bad_keys]
+            new = [row for row in rows if row[0] not in bad_keys]
             mended = [row for row in rows if row[0] in bad_keys]
             with _transaction(self._writer):
-                for way, some in (("IGNORE", kept), ("REPLACE", mended)):
+                for way, some in (("IGNORE", new), ("REPLACE", mended)):
                     checked = [(key, answer, _digest(key, answer)) for key, answer in some]
                     insert = f"INSERT OR {way} INTO answers VALUES (?, ?, ?)"  # noqa: S608 (our own words)
                     self._writer.executemany(insert, checked)
@@ -202,8 +202,8 @@ def _of_machine(error: Exception, path: Path) -> Exception:
     """Return SQLite's error, or as the system would tell it that too many files are open, which SQLite does not."""
     try:
         opened = len(os.listdir("/proc/self/fd"))
-    except OSError as found:
-        return OSError(found.errno, found.strerror, str(path))
+    except OSError as failure:
+        return OSError(failure.errno, failure.strerror, str(path))
     if opened + FILES > resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
         return OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
     return error

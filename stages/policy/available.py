@@ -31,8 +31,8 @@ def longest_answer(config: PolicyConfig) -> int:
 
 def tokenizer_is_here(config: PolicyConfig) -> bool:
     """Return whether the tokenizer of a model in this process is read without making or fetching anything."""
-    if made := base.real_models(config.model):
-        return not made.to_make(config.model)
+    if maker := base.real_models(config.model):
+        return not maker.to_make(config.model)
     if config.folder.is_dir():
         if adapters.is_adapter(str(config.folder)):
             return tokenizer_is_here(adapters.base_of(config.folder, config)[0])
@@ -60,11 +60,11 @@ def context_tokens(config: PolicyConfig) -> int | None:
     if time.monotonic() - _unanswered.get(key, -AGAIN_S) < AGAIN_S:
         return None
     if key not in _stated:
-        found = _of_server(config) if at_server else _of_model(config.in_process())
-        if found is _UNKNOWN:
+        context = _of_server(config) if at_server else _of_model(config.in_process())
+        if context is _UNKNOWN:
             _unanswered[key] = time.monotonic()
             return None
-        _stated[key] = found
+        _stated[key] = context
     return _stated[key]
 
 
@@ -87,17 +87,17 @@ def _of_model(config: PolicyConfig) -> int | None:
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
         repo, commit = base.hub_id(config.model)
-        held = Path(hub.source(repo, commit))
+        source = Path(hub.source(repo, commit))
         try:
-            folder = held if held.is_dir() else Path(hf_hub_download(repo, "config.json", revision=commit)).parent
+            folder = source if source.is_dir() else Path(hf_hub_download(repo, "config.json", revision=commit)).parent
         except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError):
             return None  # opening the model will name what is wrong with it
     try:
         shape = store.read_json(folder / "config.json")
     except (BadInput, OSError):
         return None
-    found = (shape.get("text_config") or shape).get("max_position_embeddings") if isinstance(shape, dict) else None
-    return found if isinstance(found, int) and found > 0 else None
+    context = (shape.get("text_config") or shape).get("max_position_embeddings") if isinstance(shape, dict) else None
+    return context if isinstance(context, int) and context > 0 else None
 
 
 def _of_server(config: PolicyConfig) -> Any:
@@ -113,7 +113,7 @@ def _of_server(config: PolicyConfig) -> Any:
     row: dict[str, Any] = next((row for row in listed or [] if row["id"] == config.model), {})
     provider = row.get("top_provider")
     places = (row, provider if isinstance(provider, dict) else {})
-    tokens = [*map(row.get, FIELDS), *(place.get("max_completion_tokens") for place in places)]
+    tokens = [*map(row.get, FIELDS), *(entry.get("max_completion_tokens") for entry in places)]
     return min((n for n in tokens if isinstance(n, int) and n > 0), default=None)
 
 
@@ -124,20 +124,20 @@ def check(config: PolicyConfig) -> str:
     if kind == "endpoint":
         return _lists(config)
     if config.served:
-        held = check(config.in_process())  # the tokenizer is read in this process in any case
+        line = check(config.in_process())  # the tokenizer is read in this process in any case
         if config.base_url is not None:
             _listed(config)
-            return f"{held}; {config.base_url}, which is to sample from it, answers"
+            return f"{line}; {config.base_url}, which is to sample from it, answers"
         from stages.policy.server import require_interpreter
 
-        return f"{held}; {require_interpreter(config)}, which is to serve it, is there"
+        return f"{line}; {require_interpreter(config)}, which is to serve it, is there"
     if kind == "scripted":
         return f"policy {config.model}: needs no model"
     if kind != "local":
         resolve_name(opener) if isinstance(opener := KINDS[kind], str) else None
         return f"model {config.model}: of the kind {kind!r}, which opens it itself"
-    if made := base.maker_of(config.model):
-        missing = made[0].to_make(made[1])
+    if maker := base.maker_of(config.model):
+        missing = maker[0].to_make(maker[1])
         return f"model {config.model}: {f'made on first use: {missing}' if missing else 'is there'}"
     return _weights(config)
 
@@ -172,7 +172,7 @@ def _weights(config: PolicyConfig) -> str:
     require_source(config)
     from stages.policy.local import check_folder, load_tokenizer, resolve
 
-    source = resolve(config, listener=lambda what, done, total: None)
+    source = resolve(config, listener=lambda title, done, total: None)
     if adapters.is_adapter(source):
         start, _ = adapters.base_of(Path(source), config)
         return f"{check(start)}, with the adapter {config.model}"

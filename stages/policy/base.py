@@ -47,13 +47,13 @@ THOUGHTS = {"reasoning", "thinking", "thinkingconfig"}
 """Objects with a limit for reasoning, whose tokens are part of the answer's."""
 
 
-def unbounded(where: str, given: dict[str, Any], longest: int, within: str = "", thoughts: bool = False) -> str | None:
+def unbounded(where: str, fields: dict[str, Any], longest: int, within: str = "", thoughts: bool = False) -> str | None:
     """Return what is wrong with request fields that let a call cost more than `max_tokens` allows; None for nothing.
 
     longest: tokens of the longest answer. within, thoughts: the object in which the fields are, and whether it is one
     of `THOUGHTS`.
     """
-    for key, value in given.items():
+    for key, value in fields.items():
         name = re.sub(r"[^a-z0-9]", "", str(key).lower())
         is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
         if name in SEVERAL:
@@ -221,21 +221,21 @@ class PolicyConfig(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _limit_built_in(cls, given: Any) -> Any:
+    def _limit_built_in(cls, values: Any) -> Any:
         # A file may give an address for all stages. TOML has no word for nothing: an empty one takes it back, and so
         # does a policy that needs no server.
-        if isinstance(given, dict) and (given.get("base_url") == "" or given.get("model") in (REFERENCE, NOOP)):
-            given = {**given, "base_url": None}
+        if isinstance(values, dict) and (values.get("base_url") == "" or values.get("model") in (REFERENCE, NOOP)):
+            values = {**values, "base_url": None}
         # Small models that ramble would do so up to their context.
-        if isinstance(given, dict) and given.get("max_tokens") is None:
-            model = given.get("model", cls.model_fields["model"].default)
-            own = isinstance(model, str) and (given.get("base_url") is None or model.startswith(VLLM))
-            source = model.removeprefix(VLLM) if own else ""
+        if isinstance(values, dict) and values.get("max_tokens") is None:
+            model = values.get("model", cls.model_fields["model"].default)
+            local = isinstance(model, str) and (values.get("base_url") is None or model.startswith(VLLM))
+            source = model.removeprefix(VLLM) if local else ""
             if entry := named.NAMED.get(source):
-                return {**given, "max_tokens": entry.max_tokens}
+                return {**values, "max_tokens": entry.max_tokens}
             if is_built_in(source) or source in (REFERENCE, NOOP):
-                return {**given, "max_tokens": EMBEDDED_TOKENS}
-        return given
+                return {**values, "max_tokens": EMBEDDED_TOKENS}
+        return values
 
     @model_validator(mode="after")
     def _check(self) -> "PolicyConfig":
@@ -248,8 +248,8 @@ class PolicyConfig(Settings):
             raise ValueError(f"model {self.model!r} is an address. Give it as base_url, and as model the name there")
         if self.base_url is not None and not re.match(r"https?://[^/\s]+", self.base_url):
             raise ValueError(f"base_url {self.base_url!r} is not an address; it begins with http:// or https://")
-        for name, given in (("request", self.request), ("extra_body", self.extra_body)):
-            if fault := unbounded(name, given, max(self.limits(), default=0)):
+        for name, fields in (("request", self.request), ("extra_body", self.extra_body)):
+            if fault := unbounded(name, fields, max(self.limits(), default=0)):
                 raise ValueError(fault)
         for name in LIMITS:
             if name in self.request and name in self.extra_body:
@@ -268,8 +268,8 @@ class PolicyConfig(Settings):
     def limits(self) -> list[int]:
         """Return the limits of an answer that were given, in tokens; none where only the context limits it."""
         sent = self.request | self.extra_body
-        given = (self.max_tokens, *(sent.get(name) for name in LIMITS))
-        return [n for n in given if isinstance(n, int) and not isinstance(n, bool)]
+        limits = (self.max_tokens, *(sent.get(name) for name in LIMITS))
+        return [n for n in limits if isinstance(n, int) and not isinstance(n, bool)]
 
     @property
     def has_price(self) -> bool:
@@ -357,11 +357,11 @@ def weights_identity(config: PolicyConfig) -> str:
         return "endpoint"
     if config.scripted:
         return "scripted"
-    if made := maker_of(config.source):
-        return made[0].recipe_fingerprint(made[1])
-    for place in (config.model, config.model.partition(":")[2]):
-        if place and Path(place).is_dir():
-            return store.folder_sha256(Path(place))
+    if maker := maker_of(config.source):
+        return maker[0].recipe_fingerprint(maker[1])
+    for path in (config.model, config.model.partition(":")[2]):
+        if path and Path(path).is_dir():
+            return store.folder_sha256(Path(path))
     if Path(config.source).is_file():
         raise BadInput(f"The model {config.source} is a file. Give a Hugging Face folder, a hub id, or {EXAMPLE}.")
     if config.source.startswith(("/", "./", "../", "~")):

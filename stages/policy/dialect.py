@@ -30,7 +30,7 @@ def declared(tools: Sequence[Any]) -> list[dict[str, Any]]:
 
     A tool whose name no server would take is left out.
     """
-    found: list[dict[str, Any]] = []
+    declarations: list[dict[str, Any]] = []
     for tool in tools:
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not NAME.fullmatch(str(function.get("name", ""))):
@@ -38,8 +38,8 @@ def declared(tools: Sequence[Any]) -> list[dict[str, Any]]:
         parameters = function.get("parameters") or function.get("input_schema") or NO_PARAMETERS
         about = {"description": function["description"]} if isinstance(function.get("description"), str) else {}
         declaration = {"name": function["name"], **about, "parameters": parameters}
-        found.append({"type": "function", "function": declaration})
-    return found
+        declarations.append({"type": "function", "function": declaration})
+    return declarations
 
 
 def conversation(messages: Sequence[Message], *, with_tools: bool) -> list[dict[str, Any]]:
@@ -92,50 +92,50 @@ def canonical(form: str, text: str) -> str:
 
 def qwen3(text: str) -> Spoken:
     """Read `<tool_call>`, a JSON object of name and arguments, `</tool_call>`; as often as there are calls."""
-    content, mark, rest = text.partition("<tool_call>")
-    blocks = [block.partition("</tool_call>")[0] for block in rest.split("<tool_call>")] if mark else []
+    content, mark, body = text.partition("<tool_call>")
+    blocks = [block.partition("</tool_call>")[0] for block in body.split("<tool_call>")] if mark else []
     return Spoken(content.strip("\n") if blocks else text, tuple(_call(block) for block in blocks))
 
 
 def llama3(text: str) -> Spoken:
     """Read a JSON object of name and parameters, perhaps behind `<|python_tag|>`; semicolons separate several."""
-    content, tag, rest = text.rpartition("<|python_tag|>")
-    body = (rest if tag else text).strip()
+    content, tag, tagged = text.rpartition("<|python_tag|>")
+    body = (tagged if tag else text).strip()
     # Without the tag an answer in JSON is a call only where the object begins as a call does.
     if not tag and not re.match(r'\{\s*"(name|type)"\s*:', body):
         return Spoken(text)
     objects = _objects(body, ";")
-    return Spoken(content.strip(), tuple(_call(one, "parameters") for one in objects))
+    return Spoken(content.strip(), tuple(_call(call, "parameters") for call in objects))
 
 
 def mistral(text: str) -> Spoken:
     """Read `[TOOL_CALLS]` before a JSON list of calls (v3), or before each name with `[ARGS]` and arguments (v11)."""
-    content, mark, rest = text.partition("[TOOL_CALLS]")
+    content, mark, body = text.partition("[TOOL_CALLS]")
     if not mark:
         return Spoken(text)
     calls: list[ToolCall] = []
-    for part in rest.split("[TOOL_CALLS]"):
+    for part in body.split("[TOOL_CALLS]"):
         name, args, arguments = part.partition("[ARGS]")
         if args:
             calls.append(ToolCall(name.partition("[CALL_ID]")[0].strip(), arguments.strip()))
             continue
         try:
-            found = json_text.loads(part)
+            value = json_text.loads(part)
         except UNREADABLE:
             calls.append(_call(part))
             continue
-        several = found if isinstance(found, list) else [found]
-        calls += [_call(json.dumps(one, ensure_ascii=False)) for one in several]
+        several = value if isinstance(value, list) else [value]
+        calls += [_call(json.dumps(call, ensure_ascii=False)) for call in several]
     return Spoken(content.strip(), tuple(calls))
 
 
 def deepseek(text: str) -> Spoken:
     """Read calls between their marks: `function`, a separator, name and fenced JSON (V3), or name, separator, JSON."""
-    content, mark, rest = text.partition("<｜tool▁calls▁begin｜>")
+    content, mark, marked = text.partition("<｜tool▁calls▁begin｜>")
     if not mark:
         return Spoken(text)
     calls = []
-    for block in re.findall(r"<｜tool▁call▁begin｜>(.*?)(?:<｜tool▁call▁end｜>|$)", rest, re.DOTALL):
+    for block in re.findall(r"<｜tool▁call▁begin｜>(.*?)(?:<｜tool▁call▁end｜>|$)", marked, re.DOTALL):
         head, _, body = block.partition("<｜tool▁sep｜>")
         # No regular expression: `\s*` before a line takes the square of the blanks that a model may end in.
         line, fence, fenced = body.partition("\n```json\n")
@@ -180,21 +180,26 @@ def _call(text: str, arguments: str = "arguments") -> ToolCall:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         named = re.search(r'"name"\s*:\s*"([^"]*)"', text)
         return ToolCall(named[1] if named else "", text.strip())
-    given = value.get(arguments, {})
-    return ToolCall(value["name"], given if isinstance(given, str) else json.dumps(given, ensure_ascii=False))
+    value_of_arguments = value.get(arguments, {})
+    return ToolCall(
+        value["name"],
+        value_of_arguments
+        if isinstance(value_of_arguments, str)
+        else json.dumps(value_of_arguments, ensure_ascii=False),
+    )
 
 
 def _objects(text: str, between: str) -> list[str]:
     """Return the JSON values that follow each other in a text; from where there is none, the rest unchanged."""
-    found: list[str] = []
+    objects: list[str] = []
     at = 0
     while at < len(text):
         try:
             _, end = DECODER.raw_decode(text, at)
         except UNREADABLE:
-            return [*found, text[at:]]
-        found.append(text[at:end])
+            return [*objects, text[at:]]
+        objects.append(text[at:end])
         at = end
         while at < len(text) and text[at] in between + " \n":
             at += 1
-    return found
+    return objects

@@ -223,7 +223,7 @@ class EndpointPolicy:
         # With a price all answers are of the first; without one it is not known which until they are read.
         folders = [cache.shared] if config.has_price else [cache.own, cache.shared]
         self._caches = [
-            AnswerCache(folder / "answers.sqlite", lambda what: listener(what, 0, 0) if listener else None)
+            AnswerCache(folder / "answers.sqlite", lambda report: listener(report, 0, 0) if listener else None)
             for folder in folders
         ]
         self._store, self._store_shared = (GroupCommit(cache.put_all) for cache in (self._caches[0], self._caches[-1]))
@@ -251,10 +251,10 @@ class EndpointPolicy:
 
     def facts(self) -> dict[str, Any]:
         """Return server and model name, the result of the probe, and damage in the cache; never the key."""
-        found: dict[str, Any] = {"accepts": asdict(self._accepted)} if self._accepted else {}
+        facts: dict[str, Any] = {"accepts": asdict(self._accepted)} if self._accepted else {}
         damaged = sum(cache.damaged for cache in self._caches)
-        found |= {"damaged_in_cache": damaged} if damaged else {}
-        return {"model": self.config.model, "base_url": self.config.base_url, **found}
+        facts |= {"damaged_in_cache": damaged} if damaged else {}
+        return {"model": self.config.model, "base_url": self.config.base_url, **facts}
 
     async def probe(self) -> Accepted:
         """Find out once which of `EXTRAS` the server accepts; later requests omit the others.
@@ -264,24 +264,24 @@ class EndpointPolicy:
         """
         if self._accepted is not None:
             return self._accepted
-        plain, wanted = probing(self.config, self._max_tokens)
+        plain, fields = probing(self.config, self._max_tokens)
         answered = (None, "no_text")  # error types of requests whose fields were accepted
-        sample = await self.send(plain | wanted, 0)
-        known: dict[str, bool | None] = dict.fromkeys(wanted, True if sample.error_type in answered else None)
+        sample = await self.send(plain | fields, 0)
+        accepted: dict[str, bool | None] = dict.fromkeys(fields, True if sample.error_type in answered else None)
         if sample.error_type == "rejected":
-            alone = {name: await self.send(plain | {name: value}, 0) for name, value in wanted.items()}
-            known = {name: one.error_type in answered for name, one in alone.items()}
+            alone = {name: await self.send(plain | {name: value}, 0) for name, value in fields.items()}
+            accepted = {name: answer.error_type in answered for name, answer in alone.items()}
             # Perhaps none of the fields is at fault, but the model's name or the settings: ask without any.
-            refused = None if any(known.values()) else await self.send(plain, 0)
+            refused = None if any(accepted.values()) else await self.send(plain, 0)
             if refused is not None and refused.error_type is not None:
                 self._accepted = Accepted(error=refused.error)
                 return self._accepted
             sample = alone.get("logprobs", sample)
-        if None in known.values():
+        if None in accepted.values():
             self._accepted = Accepted(error=sample.error)
         else:
             level = "logprobs" if sample.logprobs else "text"
-            self._accepted = Accepted(known.get("seed"), known.get("tools"), known.get("logprobs"), level)
+            self._accepted = Accepted(accepted.get("seed"), accepted.get("tools"), accepted.get("logprobs"), level)
         return self._accepted
 
     async def ask(self, turn: Turn) -> Sample:
@@ -303,8 +303,8 @@ class EndpointPolicy:
         key = store.digest({"base_url": self.config.base_url, **request, **unsent})
         attempt = 0
         try:
-            if (kept := self._kept(key, request)) is not None:
-                return kept
+            if (cached := self._kept(key, request)) is not None:
+                return cached
             async for launch in retrying(self.config, stop=self._is_last, before_sleep=self._report_first_failure):
                 with launch:
                     attempt = launch.retry_state.attempt_number
@@ -324,10 +324,10 @@ class EndpointPolicy:
     def _kept(self, key: str, request: Request) -> Sample | None:
         """Return the answer that is kept for a request; None where there is none, or a body that is no answer."""
         for cache in self._caches:
-            if (found := cache.get(key)) is None:
+            if (entry := cache.get(key)) is None:
                 continue
             try:
-                sample = self._read(cache, key, found, Asked.of(request, self.longest))
+                sample = self._read(cache, key, entry, Asked.of(request, self.longest))
             except Overlong as error:
                 sample = error.sample
             except Unreadable:
@@ -339,10 +339,10 @@ class EndpointPolicy:
                 return sample
         return None
 
-    def _read(self, cache: AnswerCache, key: str, kept: bytes, asked: Asked) -> Sample:
+    def _read(self, cache: AnswerCache, key: str, entry: bytes, bounds: Asked) -> Sample:
         """Return the answer in a record of a cache; raise as `read_record` does."""
         try:
-            return read_record(kept, self.config, asked)
+            return read_record(entry, self.config, bounds)
         except Unreadable as error:
             why = f"{error}. It is kept as {key[:12]} in {cache.path}"
             raise Unreadable(why, billed_usd=error.billed_usd) from error.__cause__
@@ -393,8 +393,8 @@ class EndpointPolicy:
 
     async def _launch_when_free(self, key: str, request: Request, attempt: int) -> Sample:
         """Wait for a free slot and a reservation, then launch in a task that outlives its caller."""
-        asked = Asked.of(request, self.longest)
-        usd = asked.usd(self.config) if self.config.priced else None
+        bounds = Asked.of(request, self.longest)
+        usd = bounds.usd(self.config) if self.config.priced else None
         await self._slots.acquire()
         try:
             await self._host.enter()
@@ -407,7 +407,7 @@ class EndpointPolicy:
             self._slots.release()
             raise
         # A request that was sent may be billed, so it is not cancelled with its caller; `drain` waits for it.
-        task = asyncio.create_task(self._launch(key, request, asked, reservation, attempt))
+        task = asyncio.create_task(self._launch(key, request, bounds, reservation, attempt))
         self._in_flight.add(task)
         task.add_done_callback(self._in_flight.discard)
         # Retrieve the exception, which asyncio would print: the caller may be gone, and the ledger records the failure.
@@ -423,15 +423,17 @@ class EndpointPolicy:
             raise halted
         return reservation
 
-    async def _launch(self, key: str, request: Request, asked: Asked, reservation: Reservation, attempt: int) -> Sample:
+    async def _launch(
+        self, key: str, request: Request, bounds: Asked, reservation: Reservation, attempt: int
+    ) -> Sample:
         """Send once, store what came, read it, then release the rest of the reservation."""
         # The order matters for a kill between two lines: the reservation is on disk before the request is sent, and the
         # answer before it is read and money is released, so that nothing is paid without an entry and no answer is
         # bought twice, whatever it does to its reader.
         overlong: Incomplete | None = None
         try:
-            kept = await self._send(key, request, asked, reservation, attempt)
-            sample = self._read(self._caches[0], key, kept, asked)  # before the next `await`: see `_halted`
+            entry = await self._send(key, request, bounds, reservation, attempt)
+            sample = self._read(self._caches[0], key, entry, bounds)  # before the next `await`: see `_halted`
         except Overlong as error:
             sample, unknown = error.sample, self.budget.limit is not None and not self.config.priced
             if self.config.has_price or sample.cost_usd or unknown:  # unknown, but limited
@@ -446,7 +448,7 @@ class EndpointPolicy:
         except Failed as error:
             self._halted = self._halted or self.budget.exceeded(reservation, error.billed_usd)
             if isinstance(error, Unreadable) and error.billed_usd:
-                await self._share(key, kept)
+                await self._share(key, entry)
             # Without a bill the server may have done the work: the bound counts as possibly spent.
             await self.budget.settle(reservation, error.billed_usd, error.claimed_usd)
             # From a server that has answered before, a page is a gateway's, and the server will be back.
@@ -457,29 +459,29 @@ class EndpointPolicy:
         # Before the next `await`, as above: writing takes time, in which others would be launched.
         self._halted = self._halted or self.budget.exceeded(reservation, sample.cost_usd)
         if sample.cost_usd:
-            await self._share(key, kept)
+            await self._share(key, entry)
         await self.budget.settle(reservation, sample.cost_usd, sample.claimed_usd)
         if overlong is not None:
             raise overlong
         return sample
 
-    async def _share(self, key: str, kept: bytes) -> None:
+    async def _share(self, key: str, entry: bytes) -> None:
         """Keep what cost money for all runs, where only its bill could tell."""
         if not self.config.has_price:
-            await self._store_shared((key, kept))
+            await self._store_shared((key, entry))
 
-    async def _send(self, key: str, request: Request, asked: Asked, reservation: Reservation, attempt: int) -> bytes:
+    async def _send(self, key: str, request: Request, bounds: Asked, reservation: Reservation, attempt: int) -> bytes:
         """Return the record of a response with status 200, which is durable; release host limit and slot."""
         pushed_back, wait_s = False, None
         try:
             await self.budget.record(reservation)
-            most, started = most_bytes(asked.completion_tokens), time.monotonic()
+            most, started = most_bytes(bounds.completion_tokens), time.monotonic()
             with self._waits.waiting():
-                charge = partial(charged, asked=asked, config=self.config)
+                charge = partial(charged, bounds=bounds, config=self.config)
                 body = await self.client.ask("/chat/completions", request, most_bytes=most, charged=charge)
             self._host.has_answered = True
-            kept = record(body, latency_s=time.monotonic() - started, attempts=attempt)
-            await self._store((key, kept))
+            entry = record(body, latency_s=time.monotonic() - started, attempts=attempt)
+            await self._store((key, entry))
         except Retryable as error:
             self._host.has_answered |= error.kind not in NO_ANSWER
             pushed_back, wait_s = error.pushes_back, error.wait_s
@@ -491,4 +493,4 @@ class EndpointPolicy:
             # A longer wait ends the run (`retrying`), so the host is not closed to others for it.
             self._host.leave(pushed_back=pushed_back, wait_s=wait_s if (wait_s or 0.0) <= MAX_WAIT_S else None)
             self._slots.release()
-        return kept
+        return entry

@@ -133,10 +133,10 @@ class _Cursor:
         begin = self.skip(self.scalar("Q"))
         return self.data[begin : self.at].decode(errors="replace")
 
-    def count(self, what: str, most: int) -> int:
+    def count(self, noun: str, most: int) -> int:
         number = int(self.scalar("Q"))
         if number > most:
-            raise _Unreadable(f"it announces {number:,} {what}, and {most:,} are the most that are read")
+            raise _Unreadable(f"it announces {number:,} {noun}, and {most:,} are the most that are read")
         return number
 
     def value(self) -> Any:
@@ -286,12 +286,12 @@ def readable(path: Path) -> Header:
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
     header = read_header(path)
-    known = sorted({*GGUF_SUPPORTED_ARCHITECTURES} - {"general", "tokenizer"})
+    supported = sorted({*GGUF_SUPPORTED_ARCHITECTURES} - {"general", "tokenizer"})
     name = header.architecture
-    if OTHER_NAMES.get(name, name.replace("-", "_")) not in known:
+    if OTHER_NAMES.get(name, name.replace("-", "_")) not in supported:
         raise BadInput(
             f"{path} is a model of the architecture {name[:60]!r}, which transformers does not read from GGUF. It "
-            f"reads {', '.join(known)}. Give the model's Hugging Face folder or hub id."
+            f"reads {', '.join(supported)}. Give the model's Hugging Face folder or hub id."
         )
     if "tokenizer.chat_template" not in header.values:
         raise BadInput(
@@ -327,7 +327,7 @@ def _dequantised(header: Header, sha256: str, progress: Listener) -> BuiltModel:
             f"{header.path} cannot be read as a model ({' '.join(str(error).split())[:200]}). Give another file, or "
             "the model's Hugging Face folder."
         ) from None
-    weights, left = _weights(header, model, progress)
+    weights, unmapped = _weights(header, model, progress)
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     names = {module: name for name, module in model.named_modules()}
     output, inputs = (f"{names[module]}.weight" for module in (head, embeddings))
@@ -348,7 +348,7 @@ def _dequantised(header: Header, sha256: str, progress: Listener) -> BuiltModel:
 Dequantised to float32 from the GGUF file {header.path.name}, SHA-256 `{sha256}`.
 
 Licence by that file: {header.values.get("general.license", "not stated")}. Tensors that were left out, because
-transformers has no place for them: {", ".join(left) or "none"}.
+transformers has no place for them: {", ".join(unmapped) or "none"}.
 """
     return model, tokenizer, card
 
@@ -365,7 +365,7 @@ def _weights(header: Header, model: Any, progress: Listener) -> tuple[dict[str, 
     places = get_gguf_hf_weights_map(model, processor)
     stored = numpy.memmap(header.path, mode="r")
     weights = dict[str, torch.Tensor]()
-    left = []
+    unmapped = []
     steps = Preparation(f"tensors of {header.path.name}")
     for number, tensor in enumerate(header.tensors, start=1):
         rows = stored[tensor.begin : tensor.begin + tensor.size].reshape(*tensor.shape[:-1], -1)
@@ -382,6 +382,6 @@ def _weights(header: Header, model: Any, progress: Listener) -> tuple[dict[str, 
         if placed.name in places:
             weights[places[placed.name]] = torch.tensor(placed.weights, dtype=torch.float32)
         elif placed.name is not None:
-            left.append(tensor.name)
+            unmapped.append(tensor.name)
         progress(steps, number, len(header.tensors))
-    return weights, left
+    return weights, unmapped

@@ -37,8 +37,8 @@ def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = Non
     with model_checks.reading(config):
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
     if model_checks.fit_template(config, tokenizer):
-        said = f"the chat template of {config.model} has no system messages: their text begins the first user message"
-        with activity(Notice(said)):
+        text = f"the chat template of {config.model} has no system messages: their text begins the first user message"
+        with activity(Notice(text)):
             pass
     pin_settings(tokenizer, config.chat_template_kwargs)
     return tokenizer
@@ -190,14 +190,14 @@ class LocalPolicy:
 
     def _sample(self, turns: list[Turn]) -> list[Sample]:
         started = time.monotonic()
-        asked = [prompt_within(self.tokenizer, turn, self.context) for turn in turns]
+        prepared = [prompt_within(self.tokenizer, turn, self.context) for turn in turns]
         prompts, seeds = list[list[int]](), list[int]()
-        for ids, turn in zip(asked, turns, strict=True):
+        for ids, turn in zip(prepared, turns, strict=True):
             if isinstance(ids, list):
                 prompts.append(ids)
                 seeds.append(turn.seed)
         if not prompts:
-            return [refused for refused in asked if isinstance(refused, Sample)]
+            return [refused for refused in prepared if isinstance(refused, Sample)]
         prefixes, most = self._reused or (None, sampling.budget(self.model, self.config))
         max_tokens = self.config.max_tokens or self._room(prompts)
         batches = sampling.cut(self.model, prompts, max_tokens, most)
@@ -206,7 +206,7 @@ class LocalPolicy:
             prefixes = None
         drawn: dict[int, sampling.Drawn] = {}
         for numbers in batches:
-            found = sampling.sample_batch(
+            completions = sampling.sample_batch(
                 self.model,
                 [prompts[number] for number in numbers],
                 seeds=[seeds[number] for number in numbers],
@@ -217,7 +217,7 @@ class LocalPolicy:
                 prefill_tokens=self.config.prefill_tokens,
                 prefixes=prefixes,
             )
-            drawn |= dict(zip(numbers, found, strict=True))
+            drawn |= dict(zip(numbers, completions, strict=True))
         about = {
             "logprob_kind": "processed" if self.config.temperature else "raw",
             "latency_s": (time.monotonic() - started) / len(turns),  # of an answer: its share of the batch
@@ -227,7 +227,7 @@ class LocalPolicy:
             for number, prompt in enumerate(prompts)
             for ids, logps in [drawn[number]]
         )
-        return [next(answers) if isinstance(ids, list) else ids for ids in asked]
+        return [next(answers) if isinstance(ids, list) else ids for ids in prepared]
 
     def _room(self, prompts: list[list[int]]) -> int:
         """Return the tokens that the context leaves behind the longest prompt, at least one."""
@@ -284,13 +284,13 @@ def check_folder(source: str, config: PolicyConfig, revision: str | None = None)
     """Return the tokenizer of a folder or hub id whose model has the tensors of its configuration; loads no weights."""
     tokenizer = load_tokenizer(source, config, revision)
     model_checks.read_shape(source, config, revision)
-    empty, found = _opened(source, config, revision, device_map="meta", ignore_mismatched_sizes=True)
-    model_checks.require_complete(config, found)
+    empty, loading_info = _opened(source, config, revision, device_map="meta", ignore_mismatched_sizes=True)
+    model_checks.require_complete(config, loading_info)
     model_checks.require_embedded(config, tokenizer, empty)
     return tokenizer
 
 
-def _opened(source: str, config: PolicyConfig, revision: str | None, **how: Any) -> tuple[Any, dict[str, Any]]:
+def _opened(source: str, config: PolicyConfig, revision: str | None, **options: Any) -> tuple[Any, dict[str, Any]]:
     """Return a causal LM and what transformers says about its tensors."""
     with model_checks.reading(config):
         opened: Any = AutoModelForCausalLM.from_pretrained(
@@ -299,7 +299,7 @@ def _opened(source: str, config: PolicyConfig, revision: str | None, **how: Any)
             use_safetensors=True,  # a pickle can run code while it is read
             trust_remote_code=False,  # without it transformers asks on the terminal whether to run a model's code
             output_loading_info=True,
-            **how,
+            **options,
         )
     return opened[0], opened[1]
 
@@ -311,11 +311,11 @@ def adapter_merged(model: Any) -> Iterator[None]:
     Then a Linear takes one product a token, in place of three. Memory: a second copy of the adapted weights. What has
     weights of another type, in which sums would be rounded, several adapters or a bias of its own stays as it is.
     """
-    kept: list[tuple[Any, torch.Tensor]] = []
+    originals: list[tuple[Any, torch.Tensor]] = []
     try:
         for layer in _mergeable(model):
             base, [adapter] = layer.get_base_layer(), layer.active_adapters
-            kept.append((layer, base.weight.data))
+            originals.append((layer, base.weight.data))
             with torch.no_grad():
                 if layer.lora_variant:  # of DoRA, which makes a new tensor
                     layer.merge()
@@ -325,7 +325,7 @@ def adapter_merged(model: Any) -> Iterator[None]:
                     layer.merged_adapters.append(adapter)
         yield
     finally:
-        for layer, weight in kept:
+        for layer, weight in originals:
             layer.get_base_layer().weight.data = weight
             layer.merged_adapters.clear()
 
@@ -371,8 +371,8 @@ def resolve(config: PolicyConfig, *, listener: Listener, revision: str | None = 
 
     For an id, `BadInput` where the hub does not answer and has not been asked for this model before.
     """
-    if made := base.maker_of(config.model):
-        return str(made[0].ensure(made[1], listener))
+    if maker := base.maker_of(config.model):
+        return str(maker[0].ensure(maker[1], listener))
     return str(config.folder) if config.folder.is_dir() else hub.source(config.model, revision)
 
 

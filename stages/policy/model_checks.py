@@ -71,33 +71,37 @@ def read_shape(source: str, config: PolicyConfig, revision: str | None = None) -
         if (Path(source) / "generation_config.json").is_file():
             GenerationConfig.from_pretrained(source)  # one that cannot be read is taken for none when a model is loaded
         shape: Any = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
-        text, held = shape.get_text_config(), sum(path.stat().st_size for path in Path(source).glob("*.safetensors"))
+        text, size = shape.get_text_config(), sum(path.stat().st_size for path in Path(source).glob("*.safetensors"))
         layers, width = (getattr(text, name, 0) for name in ("num_hidden_layers", "hidden_size"))
-        if held and layers > MOST_LAYERS and layers * width > held:  # a layer has a vector of that width at least
-            raise ValueError(f"its config.json gives {layers:,} layers, which do not fit into files of {held:,} bytes")
+        if size and layers > MOST_LAYERS and layers * width > size:  # a layer has a vector of that width at least
+            raise ValueError(f"its config.json gives {layers:,} layers, which do not fit into files of {size:,} bytes")
     return shape
 
 
-def require_complete(config: PolicyConfig, found: Mapping[str, Any]) -> None:
+def require_complete(config: PolicyConfig, loading_info: Mapping[str, Any]) -> None:
     """`BadInput` where tensors are missing, unexpected or of another shape; `found`: transformers' loading info."""
-    other = [
-        f"{name} is {' x '.join(map(str, stored))} instead of {' x '.join(map(str, wanted))}"
-        for name, stored, wanted in sorted(found["mismatched_keys"])
+    mismatched = [
+        f"{name} is {' x '.join(map(str, stored))} instead of {' x '.join(map(str, expected))}"
+        for name, stored, expected in sorted(loading_info["mismatched_keys"])
     ]
-    faults = (("missing", found["missing_keys"]), ("of another shape", other), ("unknown", found["unexpected_keys"]))
-    said = [f"{len(names)} {what} ({sorted(names)[0]})" for what, names in faults if names]
-    if said:
+    faults = (
+        ("missing", loading_info["missing_keys"]),
+        ("of another shape", mismatched),
+        ("unknown", loading_info["unexpected_keys"]),
+    )
+    clauses = [f"{len(names)} {fault} ({sorted(names)[0]})" for fault, names in faults if names]
+    if clauses:
         raise BadInput(
-            f"The tensors of the model {config.model!r} are not those of its config.json: {', '.join(said)}. "
+            f"The tensors of the model {config.model!r} are not those of its config.json: {', '.join(clauses)}. "
             "Bring its files again, or correct config.json."
         )
 
 
 def require_finite(config: PolicyConfig, model: Any) -> None:
     """`NotFinite` where a weight is NaN or infinite."""
-    if found := not_finite(model):
+    if damage := not_finite(model):
         raise NotFinite(
-            f"The weights of the model {config.model!r} are damaged: {found}. Take a checkpoint from before they were, "
+            f"The weights of the model {config.model!r} are damaged: {damage}. Take a checkpoint from before they were, "
             "or bring its files again."
         )
 
@@ -108,12 +112,12 @@ def not_finite(model: Any) -> str | None:
     Of weights that are dealt over processes each looks at its own share.
     """
     for name, weight in model.named_parameters():
-        own = weight.detach().to_local() if hasattr(weight, "to_local") else weight.detach()
+        share = weight.detach().to_local() if hasattr(weight, "to_local") else weight.detach()
         # A sum shows both in a tenth of the time of `isfinite`; of large weights it can overflow by itself.
-        if own.dtype.itemsize == 1 or own.sum(dtype=torch.float32).isfinite():
+        if share.dtype.itemsize == 1 or share.sum(dtype=torch.float32).isfinite():
             continue
-        if number := int((~own.isfinite()).sum()):
-            return f"{number:,} of {own.numel():,} in {name} are NaN or infinite"
+        if number := int((~share.isfinite()).sum()):
+            return f"{number:,} of {share.numel():,} in {name} are NaN or infinite"
     return None
 
 
@@ -149,11 +153,11 @@ def fit_template(config: PolicyConfig, tokenizer: Any) -> bool:
             f"The tokenizer of {config.model!r} has no chat template, so messages cannot be rendered. "
             "Use an instruction-tuned model."
         )
-    asked = [{"role": "user", "content": USER}]
-    if USER not in _rendered(config, tokenizer, asked):
+    question = [{"role": "user", "content": USER}]
+    if USER not in _rendered(config, tokenizer, question):
         raise _unfit(config, "leaves out what the user says")
     try:
-        text = _rendered(config, tokenizer, [{"role": "system", "content": SYSTEM}, *asked])
+        text = _rendered(config, tokenizer, [{"role": "system", "content": SYSTEM}, *question])
     except BadInput:
         text = ""
     if SYSTEM in text and USER in text:
@@ -168,9 +172,9 @@ def _rendered(config: PolicyConfig, tokenizer: Any, messages: list[dict[str, str
     try:
         # Piece by piece, which `apply_chat_template` cannot: a text of gigabytes must not be joined to be measured.
         template = _compile_jinja_template(tokenizer.chat_template)
-        given = {"tools": None, "documents": None, "add_generation_prompt": True, **tokenizer.special_tokens_map}
+        variables = {"tools": None, "documents": None, "add_generation_prompt": True, **tokenizer.special_tokens_map}
         with _processor_time(MOST_S):
-            for piece in template.generate(messages=messages, **given):
+            for piece in template.generate(messages=messages, **variables):
                 pieces.append(piece)
                 if (size := size + len(piece)) > MOST_CHARACTERS:
                     break
@@ -183,8 +187,8 @@ def _rendered(config: PolicyConfig, tokenizer: Any, messages: list[dict[str, str
     return "".join(pieces)
 
 
-def _unfit(config: PolicyConfig, what: str) -> BadInput:
-    return BadInput(f"The chat template of {config.model!r} {what}. Correct the model's chat_template.jinja.")
+def _unfit(config: PolicyConfig, fault: str) -> BadInput:
+    return BadInput(f"The chat template of {config.model!r} {fault}. Correct the model's chat_template.jinja.")
 
 
 @contextmanager

@@ -82,8 +82,8 @@ def file(name: str) -> Path | None:
     """Return the GGUF file of a name; None where it is neither brought nor installed. Its package is not imported."""
     entry = NAMED[name]
     spec = find_spec(entry.package) if entry.package else None
-    places = [Path(place) / entry.file for place in (spec and spec.submodule_search_locations) or ()]
-    return next((place for place in (brought(name), *places) if place.is_file()), None)
+    places = [Path(folder) / entry.file for folder in (spec and spec.submodule_search_locations) or ()]
+    return next((path for path in (brought(name), *places) if path.is_file()), None)
 
 
 def from_hub(name: str) -> tuple[str, str] | None:
@@ -124,8 +124,8 @@ def to_make(name: str) -> str:
 def ensure(name: str, progress: Listener) -> Path:
     """Return the folder of a named model, dequantised or fetched first if it is not here."""
     if at := from_hub(name):
-        if held := _fetched(*at):
-            return held
+        if cached := _fetched(*at):
+            return cached
         from huggingface_hub import snapshot_download
 
         _require_hub(name)
@@ -161,9 +161,9 @@ def _accepted(name: str) -> Path:
     entry, path = NAMED[name], file(name)
     if path is None:
         raise BadInput(f"The model {name} is not installed. Install it: `{entry.get}`")
-    if (found := store.known_sha256(path)) != entry.sha256:
+    if (sha256 := store.known_sha256(path)) != entry.sha256:
         raise BadInput(
-            f"{path} is not the file of the model {name}: its SHA-256 is {found[:12]} instead of {entry.sha256[:12]}. "
+            f"{path} is not the file of the model {name}: its SHA-256 is {sha256[:12]} instead of {entry.sha256[:12]}. "
             f"Remove it, and install it again: `{entry.get}`"
         )
     return path

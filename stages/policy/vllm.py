@@ -110,7 +110,7 @@ class Completions:
         ends: set[int],
     ) -> Completion:
         """Sample a completion of these token ids."""
-        asked = {
+        request = {
             "model": model,
             "prompt": list(prompt),
             "max_tokens": max_tokens,
@@ -123,7 +123,7 @@ class Completions:
             **({} if seed is None else {"seed": seed % 2**31}),
         }
         async with self._lock_scoring.sampling() if self._lock_scoring else nullcontext():
-            body, attempts = await self._ask("/completions", asked)
+            body, attempts = await self._ask("/completions", request)
         try:
             choice = body["choices"][0]
             ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
@@ -138,8 +138,8 @@ class Completions:
 
     async def score(self, model: str, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
         """Return the natural log-prob, before temperature, of each token of a given completion of a prompt."""
-        told = await self._told(model, prompt, completion, 0)
-        return [entry[token] for token, entry in zip(completion, told, strict=True)]
+        entries = await self._told(model, prompt, completion, 0)
+        return [entry[token] for token, entry in zip(completion, entries, strict=True)]
 
     async def likeliest(
         self, model: str, prompt: Sequence[int], completion: Sequence[int], num: int, vocabulary: int
@@ -149,7 +149,7 @@ class Completions:
         vocabulary: ids from there on are a head's padding. `UsageError` where the server does not tell so many.
         """
         try:
-            told = await self._told(model, prompt, completion, num)
+            entries = await self._told(model, prompt, completion, num)
         except Rejected as error:
             if error.kind == "context":
                 raise
@@ -160,9 +160,9 @@ class Completions:
         # A token that was given is told too, if it is less likely than all of those.
         best = [
             sorted(((logprob, token) for token, logprob in entry.items() if token < vocabulary), reverse=True)[:num]
-            for entry in told
+            for entry in entries
         ]
-        if least := [len(found) for found in best if len(found) < num]:
+        if least := [len(row) for row in best if len(row) < num]:
             raise UsageError(
                 f"{self._config.base_url} was asked for the {num} likeliest of {vocabulary} tokens and told "
                 f"{min(least)}; ask for fewer."
@@ -174,22 +174,31 @@ class Completions:
     ) -> list[dict[int, float]]:
         """Return log-probs by token at each place of a given completion: its own token's, and the `num` likeliest."""
         ids = [*prompt, *completion]
-        asked = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": num, **UNSHAPED}
+        request = {
+            "model": model,
+            "prompt": ids,
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "prompt_logprobs": num,
+            **UNSHAPED,
+        }
         most = max(BODY_BYTES, most_bytes(len(ids) * (1 + num // 20)))
         async with self._lock_scoring.scoring() if self._lock_scoring else nullcontext():
-            body, _ = await self._ask("/completions", asked, most_bytes=most)
+            body, _ = await self._ask("/completions", request, most_bytes=most)
         try:
             entries = body["choices"][0]["prompt_logprobs"][len(prompt) :]
-            told = [{int(token): float(one["logprob"]) for token, one in entry.items()} for entry in entries]
+            logprobs = [{int(token): float(value["logprob"]) for token, value in entry.items()} for entry in entries]
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-            told = []
+            logprobs = []
         # A place without log-probs must not count as one without a difference.
-        if len(told) != len(completion) or any(t not in entry for t, entry in zip(completion, told, strict=True)):
+        if len(logprobs) != len(completion) or any(
+            t not in entry for t, entry in zip(completion, logprobs, strict=True)
+        ):
             raise UsageError(
                 f"{self._config.base_url} does not answer with the log-probs of the tokens that {model!r} is given. "
                 "vLLM 0.12 or newer does."
             )
-        return told
+        return logprobs
 
     async def load(self, name: str, folder: Path) -> None:
         """Load an adapter into the server as a model of this name; the server must be able to read the folder.
@@ -459,13 +468,17 @@ class VllmPolicy:
     def score_all(self, actions: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """Return `score` of each (prompt, action), asked concurrently."""
         return self._asked(
-            background.gather(self._completions.score(self._sampled[0], prompt, given) for prompt, given in actions)
+            background.gather(
+                self._completions.score(self._sampled[0], prompt, completion) for prompt, completion in actions
+            )
         )
 
     def likeliest_all(self, actions: Sequence[tuple[Sequence[int], Sequence[int]]], num: int) -> list[Likeliest]:
         """Return the `num` likeliest tokens at each place of each (prompt, action), asked concurrently."""
         ask, model, vocabulary = self._completions.likeliest, self._sampled[0], len(self.tokenizer)
-        return self._asked(background.gather(ask(model, prompt, given, num, vocabulary) for prompt, given in actions))
+        return self._asked(
+            background.gather(ask(model, prompt, completion, num, vocabulary) for prompt, completion in actions)
+        )
 
     def load(self, name: str, folder: Path) -> None:
         """Load an adapter into the server under this name."""

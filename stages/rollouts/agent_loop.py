@@ -202,17 +202,20 @@ def shown(messages: list[Message], history: str | None) -> list[Message]:
     first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
     if history == SUMMARISE:
         # A request at the very end is still unanswered and leaves nothing out.
-        *_, asked = [-1, *(i for i in range(first, len(messages) - 1) if messages[i] == SUMMARY_REQUEST)]
-        kept = messages if asked < 0 else [*messages[:first], *messages[asked + 1 :]]
-        if kept[-1] == SUMMARY_REQUEST and kept[-2]["role"] == "user":
+        *_, request = [-1, *(i for i in range(first, len(messages) - 1) if messages[i] == SUMMARY_REQUEST)]
+        messages_since = messages if request < 0 else [*messages[:first], *messages[request + 1 :]]
+        if messages_since[-1] == SUMMARY_REQUEST and messages_since[-2]["role"] == "user":
             # One message, because chat templates of some models require user and assistant to alternate.
-            return [*kept[:-2], {"role": "user", "content": f"{kept[-2]['content']}\n\n{SUMMARY_PROMPT}"}]
-        return kept
-    found = re.match(r"last (\d+)$", history or FULL)
-    if found is None:
+            return [
+                *messages_since[:-2],
+                {"role": "user", "content": f"{messages_since[-2]['content']}\n\n{SUMMARY_PROMPT}"},
+            ]
+        return messages_since
+    match = re.match(r"last (\d+)$", history or FULL)
+    if match is None:
         return messages
     observations = [i for i in range(first, len(messages)) if messages[i]["role"] != "assistant"]
-    old = set(observations[: -int(found[1])])
+    old = set(observations[: -int(match[1])])
     return [
         {**message, "content": f"[{len(message['content'])} characters left out]"} if i in old else message
         for i, message in enumerate(messages)
@@ -270,8 +273,8 @@ def _turn(rollout: LiveRollout) -> Turn:
         ids = [*(last.prompt_ids or []), *(last.completion_ids or [])]
     # 15 hexadecimal digits are 60 bits: a positive number that every server's int64 holds.
     seed = int(store.digest([rollout.rollout_id, len(rollout.steps)])[:15], 16)
-    played = len(rollout.steps)
-    action = rollout.solution[played] if played < len(rollout.solution) else None
+    step = len(rollout.steps)
+    action = rollout.solution[step] if step < len(rollout.solution) else None
     return Turn(list(shown(rollout.messages, rollout.history)), seed, ids, rollout.tools, action)
 
 
@@ -336,25 +339,25 @@ def act(rollout: LiveRollout, environment: Environment, turn: Turn, sample: Samp
 
 def grade(pairs: Sequence[RolloutPair], pool: ThreadPoolExecutor | None = None) -> None:
     """Grade every rollout without an error: in one call where the environment can, else one by one, in `pool`."""
-    played = [pair for pair in pairs if pair[0].error is None and pair[0].terminated_by not in UNGRADED]
-    if not played:
+    gradable = [pair for pair in pairs if pair[0].error is None and pair[0].terminated_by not in UNGRADED]
+    if not gradable:
         return
-    together = boundary.grades_together([environment for _, environment in played])
+    together = boundary.grades_together([environment for _, environment in gradable])
     calls = (
-        [environment.grade for _, environment in played]
+        [environment.grade for _, environment in gradable]
         if together is None
-        else [partial(together.__getitem__, index) for index in range(len(played))]
+        else [partial(together.__getitem__, index) for index in range(len(gradable))]
     )
 
     def grade_one(pair: RolloutPair, call: Callable[[], Grade]) -> None:
         rollout, environment = pair
-        found = _guarded(rollout, environment, lambda: boundary.grade(call(), environment))
-        rollout.grade = found or Grade(reward=None)
-        if found is not None and found.error_type is not None:
-            rollout.error = (found.error_type, found.error or "")
+        verdict = _guarded(rollout, environment, lambda: boundary.grade(call(), environment))
+        rollout.grade = verdict or Grade(reward=None)
+        if verdict is not None and verdict.error_type is not None:
+            rollout.error = (verdict.error_type, verdict.error or "")
 
     # list: map is lazy, and an exception of a worker is only raised when its result is read.
-    list((map if pool is None else pool.map)(grade_one, played, calls))
+    list((map if pool is None else pool.map)(grade_one, gradable, calls))
 
 
 def _guarded(rollout: LiveRollout, environment: Environment, call: Callable[[], Result]) -> Result | None:
@@ -395,14 +398,14 @@ def play(
             list(pool.map(partial(begin, rules), rollouts, environments))
             while active := [pair for pair in pairs if pair[0].terminated_by is None]:
                 before_turn()
-                asked = [(*pair, turn) for pair in active if (turn := next_turn(pair[0], policy, rules)) is not None]
-                with activity(f"sampling {counted(len(asked), 'answer')}"):
+                turns = [(*pair, turn) for pair in active if (turn := next_turn(pair[0], policy, rules)) is not None]
+                with activity(f"sampling {counted(len(turns), 'answer')}"):
                     samples = [
                         sample
-                        for start in range(0, len(asked), policy.batch_size)
-                        for sample in ask_all(policy, [turn for _, _, turn in asked[start : start + policy.batch_size]])
+                        for start in range(0, len(turns), policy.batch_size)
+                        for sample in ask_all(policy, [turn for _, _, turn in turns[start : start + policy.batch_size]])
                     ]
-                list(pool.map(lambda one, sample: act(one[0], one[1], one[2], sample, rules), asked, samples))
+                list(pool.map(lambda turn, sample: act(turn[0], turn[1], turn[2], sample, rules), turns, samples))
             grade(pairs, gradings)
     finally:
         for rollout, environment in pairs:
@@ -665,7 +668,7 @@ def play_missing(
             watch=lambda live: out.live(live, done, len(rollouts)),
         )
 
-    places = {id(rollout): place for place, rollout in enumerate(rollouts)}
+    places = {id(rollout): index for index, rollout in enumerate(rollouts)}
 
     def in_batch(batch: list[LiveRollout]) -> Iterable[FinishedUnit]:
         started, before = time.monotonic(), places[id(batch[0])]

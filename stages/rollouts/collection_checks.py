@@ -176,12 +176,12 @@ def check(
     absent: Mapping[str, Collection[Fact]] | None = None,
 ) -> list[CollectionCheck]:
     """Return all checks over rows in memory; `absent`: by rollout, the facts that its source cannot tell."""
-    found, grouped, absent = CollectionChecks(), by_rollout(list(steps)), absent or {}
+    collection, grouped, absent = CollectionChecks(), by_rollout(list(steps)), absent or {}
     for row in rollouts:
-        found.add(row, grouped.pop(row["rollout_id"], []), absent.get(row["rollout_id"], ()))
+        collection.add(row, grouped.pop(row["rollout_id"], []), absent.get(row["rollout_id"], ()))
     for rollout_id, rows in grouped.items():
-        found.add(None, rows, absent.get(rollout_id, ()))
-    return found.checks(planned)
+        collection.add(None, rows, absent.get(rollout_id, ()))
+    return collection.checks(planned)
 
 
 def _chained(steps: list[Row]) -> bool:

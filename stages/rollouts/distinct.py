@@ -77,8 +77,8 @@ class DistinctStates(AbstractContextManager["DistinctStates"]):
 
     def rollout_ids(self) -> list[str]:
         """Return the sorted ids of all rollouts that have steps."""
-        found = self.database.execute("SELECT rollout_id FROM rollouts ORDER BY place").fetchall()
-        return [name for (name,) in found]
+        rows = self.database.execute("SELECT rollout_id FROM rollouts ORDER BY place").fetchall()
+        return [name for (name,) in rows]
 
     def steps(self) -> Iterator[tuple[str, list[Row]]]:
         """Yield each state's digest with the steps taken in it: rollout_id, step, action, truncated."""

@@ -72,7 +72,7 @@ def restored(planned: LiveRollout, recorded: RolloutPayload) -> LiveRollout:
     work["canary"] = None if row["canary"] is None else tuple(row["canary"])
     metrics = None if row["metrics_json"] is None else orjson.loads(row["metrics_json"])
     graded = ("reward", "error", *VERDICTS.split())
-    found = LiveRollout(
+    rollout = LiveRollout(
         planned.task,
         planned.sample_idx,
         planned.seed,
@@ -83,27 +83,27 @@ def restored(planned: LiveRollout, recorded: RolloutPayload) -> LiveRollout:
         history=row["history"],
         tools=tuple(orjson.loads(row["tools_json"] or "[]")),
     )
-    for one, prompt in zip(steps, prompt_ids(steps), strict=True):
-        used = orjson.loads(one["sampling_json"])
+    for step, prompt in zip(steps, prompt_ids(steps), strict=True):
+        used = orjson.loads(step["sampling_json"])
         sample = Sample(
-            text=one["action"],
+            text=step["action"],
             prompt_ids=prompt,
             policy_version=used.get("policy_version"),
-            completion_ids=one["completion_token_ids"],
-            **{name: one[name] for name in OF_SAMPLE.split()},
+            completion_ids=step["completion_token_ids"],
+            **{name: step[name] for name in OF_SAMPLE.split()},
         )
         observation = Observation(
-            one["observation"],
-            commands=tuple(one["commands"]),
-            duration_s=one["command_s"],
-            stop=one["terminated_by"],
-            **{name: one[name] for name in OF_OBSERVATION.split()},
+            step["observation"],
+            commands=tuple(step["commands"]),
+            duration_s=step["command_s"],
+            stop=step["terminated_by"],
+            **{name: step[name] for name in OF_OBSERVATION.split()},
         )
-        new_messages = orjson.loads(one["new_messages_json"])
-        found.steps.append(
-            Step(new_messages, one["num_messages"], one["state_sha256"], sample, observation, one["seed"])
+        new_messages = orjson.loads(step["new_messages_json"])
+        rollout.steps.append(
+            Step(new_messages, step["num_messages"], step["state_sha256"], sample, observation, step["seed"])
         )
-    return found
+    return rollout
 
 
 OF_SAMPLE = "finish_reason logprobs logprob_kind prompt_tokens completion_tokens cost_usd latency_s"
@@ -127,7 +127,7 @@ def step_rows(rollout: LiveRollout, policy: Policy) -> list[Row]:
 
     The last step has the terminal reward, the others 0.0; all are null when the rollout was not scored.
     """
-    held: list[int] = []  # the prompt and answer of the step before
+    prefix: list[int] = []  # the prompt and answer of the step before
     rows = []
     used = {"temperature": policy.config.temperature, "max_tokens": policy.config.max_tokens, "top_p": 1.0, "top_k": 0}
     scored = rollout.error is None and rollout.grade.reward is not None
@@ -138,7 +138,7 @@ def step_rows(rollout: LiveRollout, policy: Policy) -> list[Row]:
         version = {} if sample.policy_version is None else {"policy_version": sample.policy_version}
         # False where the history was cut, or where the chat template renders old messages anew (a dropped <think>,
         # say).
-        prefix_ok = None if prompt is None else prompt[: len(held)] == held
+        prefix_ok = None if prompt is None else prompt[: len(prefix)] == prefix
         row = {
             **_identity(rollout),
             **attributes(step, "num_messages state_sha256 seed"),
@@ -156,7 +156,7 @@ def step_rows(rollout: LiveRollout, policy: Policy) -> list[Row]:
             "terminated_by": rollout.terminated_by if last else None,
             "capture_level": policy.capture_level,
             "prompt_len": None if prompt is None else len(prompt),
-            "prompt_delta_token_ids": None if prompt is None else prompt[len(held) :] if prefix_ok else prompt,
+            "prompt_delta_token_ids": None if prompt is None else prompt[len(prefix) :] if prefix_ok else prompt,
             "prefix_ok": prefix_ok,
             "completion_token_ids": sample.completion_ids,
             "model": policy.config.model,
@@ -165,7 +165,7 @@ def step_rows(rollout: LiveRollout, policy: Policy) -> list[Row]:
             "history": rollout.history,
         }
         rows.append(row)
-        held = [*(prompt or []), *(sample.completion_ids or [])]
+        prefix = [*(prompt or []), *(sample.completion_ids or [])]
     return rows
 
 
@@ -176,14 +176,16 @@ def action_facts(rollout: LiveRollout) -> Row:
     """
     facts = []
     for step in rollout.steps:
-        found = {
+        values = {
             "completion_tokens": step.sample.completion_tokens,
             "truncated": step.sample.finish_reason == "length",
             **attributes(step.observation, OF_OBSERVATION),
         }
         # An exit code of 0 is a fact.
-        kept = {name: value for name, value in found.items() if value or (name == "returncode" and value is not None)}
-        facts.append({"message": step.num_messages, **kept})
+        columns = {
+            name: value for name, value in values.items() if value or (name == "returncode" and value is not None)
+        }
+        facts.append({"message": step.num_messages, **columns})
     return {
         "transcript_json": store.encode(rollout.messages).decode(),
         "steps_json": store.encode(facts).decode(),
@@ -196,15 +198,21 @@ def item_steps(item: Row) -> list[Row]:
     facts: list[Row] = orjson.loads(item.get("steps_json") or "[]")
     places = [fact["message"] for fact in facts]
     rows = []
-    for number, (start, place, end) in enumerate(zip([0, *places], places, [*places[1:], len(messages)], strict=False)):
-        observed = [one for one in messages[place + 1 : end] if one["role"] != "assistant" and one != SUMMARY_REQUEST]
+    for number, (start, action, end) in enumerate(
+        zip([0, *places], places, [*places[1:], len(messages)], strict=False)
+    ):
+        observed = [
+            message
+            for message in messages[action + 1 : end]
+            if message["role"] != "assistant" and message != SUMMARY_REQUEST
+        ]
         row = {
             **{name: value for name, value in facts[number].items() if name != "message"},
             "step": number,
             "num_steps": len(facts),
-            "new_messages_json": store.encode(messages[start:place]).decode(),
-            "num_messages": place,
-            "action": messages[place]["content"],
+            "new_messages_json": store.encode(messages[start:action]).decode(),
+            "num_messages": action,
+            "action": messages[action]["content"],
             "observation": "\n".join(message["content"] for message in observed),
         }
         rows.append({**dict.fromkeys(STEP.columns), **row})
@@ -271,15 +279,15 @@ def digests_of_prefixes(gains: Iterable[list[Message]]) -> list[str]:
 
 def prompt_ids(steps: list[Row]) -> list[list[int] | None]:
     """Return the token ids before each step of one rollout, from the deltas; None from where the source has none."""
-    held: list[int] = []
+    prefix: list[int] = []
     prompts: list[list[int] | None] = []
     for row in steps:
         delta, completion = row["prompt_delta_token_ids"], row["completion_token_ids"]
         if delta is None or completion is None:
             return [*prompts, *[None] * (len(steps) - len(prompts))]
-        prompt = held + delta if row["prefix_ok"] else list(delta)
+        prompt = prefix + delta if row["prefix_ok"] else list(delta)
         prompts.append(prompt)
-        held = prompt + completion
+        prefix = prompt + completion
     return prompts
 
 
@@ -297,24 +305,26 @@ def state_id(step: Row) -> str:
 
 def state_rows(steps: list[Row], last: int) -> Iterator[Row]:
     """Yield the `state/1` rows of one rollout, from its first step to `last`."""
-    before, held_messages, held = None, list[Message](), list[int]()
+    before, held_messages, previous_ids = None, list[Message](), list[int]()
     for row, messages, prompt in zip(steps[: last + 1], states(steps), prompt_ids(steps), strict=False):
-        kept = len(held_messages)
-        if messages[:kept] != held_messages:
+        num_kept = len(held_messages)
+        if messages[:num_kept] != held_messages:
             # A shortened or summarised history: keep what is equal up to the first difference.
-            differing = (i for i, (one, other) in enumerate(zip(held_messages, messages, strict=False)) if one != other)
-            kept = next(differing, min(kept, len(messages)))
-        kept_ids = len(held) if prompt is not None and prompt[: len(held)] == held else 0
+            differing = (
+                i for i, (before, after) in enumerate(zip(held_messages, messages, strict=False)) if before != after
+            )
+            num_kept = next(differing, min(num_kept, len(messages)))
+        kept_ids = len(previous_ids) if prompt is not None and prompt[: len(previous_ids)] == previous_ids else 0
         yield {
             "state_id": state_id(row),
             "before_id": before,
             "state_sha256": row["state_sha256"],
-            "kept_messages": kept,
-            "new_messages_json": store.encode(messages[kept:]).decode(),
+            "kept_messages": num_kept,
+            "new_messages_json": store.encode(messages[num_kept:]).decode(),
             "kept_token_ids": None if prompt is None else kept_ids,
             "new_token_ids": None if prompt is None else prompt[kept_ids:],
         }
-        before, held_messages, held = state_id(row), messages, prompt or []
+        before, held_messages, previous_ids = state_id(row), messages, prompt or []
 
 
 def opening_row(name: str, messages: list[Message], digest: str) -> Row:
@@ -345,14 +355,14 @@ def pairs_with_states(run: Run) -> Iterator[Row]:
     Each state is in memory once, however many pairs name it.
     """
     table = run.scan(PAIR)
-    wanted = {row["state_id"] for row in table.rows(["state_id"])}
-    held = {
+    state_ids = {row["state_id"] for row in table.rows(["state_id"])}
+    states_by_id = {
         name: (store.encode(messages).decode(), ids)
         for name, messages, ids in read_states(run.scan(STATE).rows())
-        if name in wanted
+        if name in state_ids
     }
     for row in table.rows():
-        messages_json, ids = held[row["state_id"]]
+        messages_json, ids = states_by_id[row["state_id"]]
         yield {**row, "messages_json": messages_json, "prompt_token_ids": ids}
 
 

@@ -34,7 +34,7 @@ Chain = Sequence[Sequence[Item]]
 """One conversation as one policy is asked about it: the samples of each of its steps."""
 
 
-def ask_teachers(asked: QuestionsByTeacher, policies: Policies, out: RunWriter) -> None:
+def ask_teachers(by_teacher: QuestionsByTeacher, policies: Policies, out: RunWriter) -> None:
     """Ask all questions without an answer and write each answer as it arrives.
 
     Before its first question a server is probed for the request fields that it accepts, and the result is recorded.
@@ -47,11 +47,11 @@ def ask_teachers(asked: QuestionsByTeacher, policies: Policies, out: RunWriter) 
         return [_unit(question, sample) for question, sample in zip(batch, samples, strict=True)]
 
     halted = Event()
-    theirs = {name: questions for name, questions in asked.items() if isinstance(policies[name], AsyncPolicy)}
-    requests = background.start(_ask_servers(theirs, policies, out, halted))
+    remote = {name: questions for name, questions in by_teacher.items() if isinstance(policies[name], AsyncPolicy)}
+    requests = background.start(_ask_servers(remote, policies, out, halted))
     try:
-        for name, questions in asked.items():
-            if name not in theirs and questions:
+        for name, questions in by_teacher.items():
+            if name not in remote and questions:
                 policy = policies[name]
                 work_through(questions, lambda q: q.key, answer, policy=policy, out=out, what=f"answers of {name}")
         requests.result()
@@ -61,9 +61,9 @@ def ask_teachers(asked: QuestionsByTeacher, policies: Policies, out: RunWriter) 
         raise
 
 
-async def _ask_servers(asked: QuestionsByTeacher, policies: Policies, out: RunWriter, halted: Event) -> None:
+async def _ask_servers(by_teacher: QuestionsByTeacher, policies: Policies, out: RunWriter, halted: Event) -> None:
     """Ask all questions without an answer, one chain per rollout and teacher."""
-    missing = {name: sum(not out.finished(q.key) for q in questions) for name, questions in asked.items()}
+    missing = {name: sum(not out.finished(q.key) for q in questions) for name, questions in by_teacher.items()}
     await _probe({name: policies[name] for name, number in missing.items() if number}, out)
 
     def check() -> None:
@@ -73,20 +73,20 @@ async def _ask_servers(asked: QuestionsByTeacher, policies: Policies, out: RunWr
             raise Interrupted
 
     servers: dict[str, Any] = dict(policies)
-    total = sum(map(len, asked.values()))
+    total = sum(map(len, by_teacher.values()))
     done = total - sum(missing.values())
     written = GroupCommit[tuple[str, Row, bool]](out.write_all)  # one fsync for all answers that wait for one
 
-    async def answered(asked: PreparedQuestion, sample: Sample) -> None:
+    async def answered(prepared: PreparedQuestion, sample: Sample) -> None:
         nonlocal done
-        await written(_unit(asked[0], sample))
+        await written(_unit(prepared[0], sample))
         done += 1
         out.progress("answers of servers", done, total)
 
     # A chain is one conversation in order: each prompt begins with the one before, which the provider then has cached.
-    queues = [(servers[name], _chains(asked[name], out)) for name, number in missing.items() if number]
+    queues = [(servers[name], _chains(by_teacher[name], out)) for name, number in missing.items() if number]
     if queues:
-        await ask_chains(queues, lambda asked: asked[1], answered, check)
+        await ask_chains(queues, lambda prepared: prepared[1], answered, check)
 
 
 async def ask_chains(
@@ -108,9 +108,9 @@ async def ask_chains(
 
     async def work(policy: AsyncPolicy, chains: Iterator[Chain[Item]]) -> None:
         for chain in chains:
-            for first, *others in chain:
+            for first, *samples in chain:
                 await one(policy, first)
-                await background.gather(one(policy, item) for item in others)
+                await background.gather(one(policy, item) for item in samples)
 
     try:
         await background.gather(
@@ -121,9 +121,9 @@ async def ask_chains(
             await policy.drain()
 
 
-def probe_servers(asked: QuestionsByTeacher, policies: Policies, out: RunWriter) -> None:
+def probe_servers(by_teacher: QuestionsByTeacher, policies: Policies, out: RunWriter) -> None:
     """Probe the servers that workers will ask, and record which request fields they accept."""
-    waiting = [name for name, questions in asked.items() if not all(out.finished(q.key) for q in questions)]
+    waiting = [name for name, questions in by_teacher.items() if not all(out.finished(q.key) for q in questions)]
     servers = {name: policies[name] for name in waiting if isinstance(policies[name], AsyncPolicy)}
     background.start(_probe(servers, out)).result()
 
@@ -139,9 +139,9 @@ async def _probe(policies: Mapping[str, Any], out: RunWriter) -> None:
         out.model(name, **policy.facts())
 
 
-def _chains(asked: Iterable[TeacherQuestion], out: RunWriter) -> Iterator[Chain[PreparedQuestion]]:
+def _chains(questions: Iterable[TeacherQuestion], out: RunWriter) -> Iterator[Chain[PreparedQuestion]]:
     """Yield the unanswered questions of each rollout: its states in order, for each state all samples."""
-    for _, rollout in groupby(asked, lambda question: question.state.rollout_id):
+    for _, rollout in groupby(questions, lambda question: question.state.rollout_id):
         missing = [question for question in rollout if not out.finished(question.key)]
         if missing:
             yield [[(q, q.turn) for q in samples] for _, samples in groupby(missing, lambda question: question.state)]

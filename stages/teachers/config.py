@@ -52,14 +52,14 @@ class TeacherConfig(PolicyConfig):
 
     @field_validator("examples", mode="before")
     @classmethod
-    def _read(cls, given: Any) -> Any:
-        return read_table(Path(given), "examples")["examples"] if isinstance(given, (str, Path)) else given
+    def _read(cls, value: Any) -> Any:
+        return read_table(Path(value), "examples")["examples"] if isinstance(value, (str, Path)) else value
 
     @property
     def own_prompt(self) -> list[Message]:
         """Return what the teacher is shown before the conversation, as messages."""
         system: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
-        pairs = ((("user", one.user), ("assistant", one.assistant)) for one in self.examples)
+        pairs = ((("user", example.user), ("assistant", example.assistant)) for example in self.examples)
         return [*system, *({"role": role, "content": text} for pair in pairs for role, text in pair)]
 
     def prompt_in_words(self) -> str:
@@ -76,8 +76,8 @@ class TeacherConfig(PolicyConfig):
         Its prompt has other token ids than the student's, so the ids of the rollout are not part of a question.
         """
         system = list(takewhile(lambda message: message["role"] == "system", conversation))
-        kept = system if self.system is None else []
-        return [*kept, *self.own_prompt, *conversation[len(system) :]]
+        prefix = system if self.system is None else []
+        return [*prefix, *self.own_prompt, *conversation[len(system) :]]
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that affect answers; of a teacher without a prompt of its own, none about it."""

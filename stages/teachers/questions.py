@@ -121,13 +121,13 @@ class RecordedStates(AbstractContextManager["RecordedStates"]):
             )
         return envs.load(env["name"], {**env["options"], **teacher.opening})
 
-    def keep(self, wanted: Container[str]) -> None:
+    def keep(self, rollout_ids: Container[str]) -> None:
         """Copy the conversations of these rollouts, and no others, to disk; reading another one copies all."""
         columns = CONVERSATION_COLUMNS if self._history else CONVERSATION_COLUMNS[:-1]
         self._spool.close()
         self._spool, self._places = Spool(self._folder), {}
         for name, rows in groupby(self._rollouts.scan(STEP).rows(columns), key=itemgetter("rollout_id")):
-            if name in wanted:
+            if name in rollout_ids:
                 self._places.setdefault(name, []).append(self._spool.add(store.encode(list(rows))))
 
     def _read(self, rollout_id: str) -> dict[int, list[Message]]:
@@ -136,9 +136,9 @@ class RecordedStates(AbstractContextManager["RecordedStates"]):
         with self._lock:
             if rollout_id not in self._places:
                 self.keep(set(self.distinct.rollout_ids()))
-        rows = [row for place in self._places[rollout_id] for row in orjson.loads(self._spool.line(place))]
+        rows = [row for line in self._places[rollout_id] for row in orjson.loads(self._spool.line(line))]
         rows.sort(key=itemgetter("step"))
-        return {row["step"]: shown for row, shown in zip(rows, states(rows), strict=True)}
+        return {row["step"]: messages for row, messages in zip(rows, states(rows), strict=True)}
 
     def with_media(self) -> int:
         """Return the number of states with a picture or a sound, of which teachers see only a placeholder."""

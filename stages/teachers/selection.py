@@ -46,18 +46,18 @@ class SelectionState:
     answers: dict[str, list[str | None]] = field(default_factory=dict)
     costs: dict[str, list[float]] = field(default_factory=dict)
 
-    def ballots(self, asked: Sequence[str]) -> Iterator[Ballot]:
+    def ballots(self, names: Sequence[str]) -> Iterator[Ballot]:
         """Yield one ballot per recorded step, with the answers of only the teachers in `asked`."""
-        teachers = {name: self.answers.get(name, []) if name in asked else [] for name in self.questions}
+        teachers = {name: self.answers.get(name, []) if name in names else [] for name in self.questions}
         steps = [step for step in self.steps if not step["truncated"]]
         texts = {text for texts in teachers.values() for text in texts if text is not None}
         classes = {text: canonical(text) for text in texts | {step["action"] for step in steps}}
         for step in steps:
             yield Ballot(step["action"], teachers, classes)
 
-    def situation(self, asked: Sequence[str]) -> str:
+    def situation(self, names: Sequence[str]) -> str:
         """Return "open" without a majority of all teachers, else "with" or "against" the student; or "no student"."""
-        ballot = next(self.ballots(asked), None)
+        ballot = next(self.ballots(names), None)
         if ballot is None:
             return "no student"
         votes: Counter[str] = Counter()
@@ -68,17 +68,17 @@ class SelectionState:
             return "open"
         return "with" if ballot.class_of(ballot.student) == winner else "against"
 
-    def agreeing_teachers(self, asked: Sequence[str]) -> tuple[str, ...]:
+    def agreeing_teachers(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the teachers of `asked` whose vote is mostly the student's first action."""
-        ballot = next(self.ballots(asked), None)
-        own = None if ballot is None else ballot.class_of(ballot.student)
-        if ballot is None or own is None:
+        ballot = next(self.ballots(names), None)
+        student = None if ballot is None else ballot.class_of(ballot.student)
+        if ballot is None or student is None:
             return ()
-        return tuple(name for name in asked if ballot.vote(name).get(own, 0.0) > 0.5)
+        return tuple(name for name in names if ballot.vote(name).get(student, 0.0) > 0.5)
 
 
 def ask_selected(
-    asked: QuestionsByTeacher,
+    by_teacher: QuestionsByTeacher,
     steps: Iterable[tuple[str, list[Row]]],
     policies: Policies,
     teachers: Sequence[TeacherConfig],
@@ -91,21 +91,21 @@ def ask_selected(
     steps: the steps taken in each state, by its digest. passed: outcome of each rollout. All states and answers are in
     memory, the conversations are not.
     """
-    states, spared = _states(asked, steps), Counter[str]()
+    states, spared = _states(by_teacher, steps), Counter[str]()
     if selection.failed_only:
         all_passed = {d for d, state in states.items() if all(passed.get(step["rollout_id"]) for step in state.steps)}
         spared["passed"] = sum(len(questions) for d in all_passed for questions in states[d].questions.values())
         states = {digest: state for digest, state in states.items() if digest not in all_passed}
     # By the price of a typical question: a thousand tokens in, a hundred out.
-    order = [teacher.name for teacher in sorted(teachers, key=lambda one: one.cost(1000, 100))]
+    order = [teacher.name for teacher in sorted(teachers, key=lambda teacher: teacher.cost(1000, 100))]
     majority = len(order) // 2 + 1
     everywhere = {digest for digest in states if selection.rule == "off" or explored(digest, selection.explore)}
     # Fewer teachers than a majority of all could not decide anything.
     _ask({d: order if d in everywhere else order[:majority] for d in states}, states, policies, out)
-    for place in range(majority, len(order)):
-        before, name = order[:place], order[place]
+    for number in range(majority, len(order)):
+        before, name = order[:number], order[number]
         gains = ExpectedGains([states[digest] for digest in states if digest in everywhere], before, name)
-        wanted = {}
+        chosen = {}
         for digest, state in states.items():
             if digest in everywhere:  # asked already
                 continue
@@ -114,25 +114,25 @@ def ask_selected(
             else:
                 ask = gains.expected(state) * selection.usd_per_pair > gains.price(state, name)
             if ask:
-                wanted[digest] = [name]
+                chosen[digest] = [name]
             else:
                 spared[state.situation(before)] += len(state.questions[name])
-        _ask(wanted, states, policies, out)
+        _ask(chosen, states, policies, out)
     return +spared
 
 
 class ExpectedGains:
     """Pairs that a teacher added in the explored states, by situation, agreeing teachers and step, and its prices."""
 
-    def __init__(self, known: Sequence[SelectionState], before: Sequence[str], name: str) -> None:
-        self._before, self._cost = before, [cost for state in known for cost in state.costs[name]]
+    def __init__(self, explored_states: Sequence[SelectionState], before: Sequence[str], name: str) -> None:
+        self._before, self._cost = before, [cost for state in explored_states for cost in state.costs[name]]
         self._seen: dict[tuple[object, ...], list[int]] = defaultdict(list)
-        for state in known:
+        for state in explored_states:
             ballots = (state.ballots([*before, name]), state.ballots(before))
             pairs, pairs_before = (sum(len(decide(ballot)[0]) for ballot in each) for each in ballots)
             added = max(pairs - pairs_before, 0)
-            for place in self._places(state):
-                self._seen[place].append(added)
+            for group in self._places(state):
+                self._seen[group].append(added)
 
     def _places(self, state: SelectionState) -> list[tuple[object, ...]]:
         """Return the groups of a state, from the most general to the narrowest."""
@@ -144,8 +144,8 @@ class ExpectedGains:
         """Return the expected number of pairs that an answer adds; 0.5 without data (Laplace's rule)."""
         # Each group's average is drawn towards that of the more general one, as if that had been seen in PRIOR states.
         expected = 0.5
-        for place in self._places(state):
-            expected = (sum(self._seen[place]) + PRIOR * expected) / (len(self._seen[place]) + PRIOR)
+        for group in self._places(state):
+            expected = (sum(self._seen[group]) + PRIOR * expected) / (len(self._seen[group]) + PRIOR)
         return expected
 
     def price(self, state: SelectionState, name: str) -> float:
@@ -156,28 +156,32 @@ class ExpectedGains:
         return len(questions) * sum(self._cost) / len(self._cost)
 
 
-def _states(asked: QuestionsByTeacher, steps: Iterable[tuple[str, list[Row]]]) -> dict[str, SelectionState]:
+def _states(
+    questions_by_teacher: QuestionsByTeacher, steps: Iterable[tuple[str, list[Row]]]
+) -> dict[str, SelectionState]:
     states: dict[str, SelectionState] = {}
-    for name, questions in asked.items():
+    for name, questions in questions_by_teacher.items():
         for question in questions:
             state = states.setdefault(question.state.digest, SelectionState({}))
             state.questions.setdefault(name, []).append(question)
-    for digest, taken in steps:
-        states[digest].steps = taken
+    for digest, rows in steps:
+        states[digest].steps = rows
     return states
 
 
 def _ask(
-    wanted: Mapping[str, Sequence[str]],
+    teachers_by_state: Mapping[str, Sequence[str]],
     states: Mapping[str, SelectionState],
     policies: Policies,
     out: RunWriter,
 ) -> None:
     """Ask teachers in states, and enter their answers, of this or an earlier attempt, into `states`."""
-    names = list(dict.fromkeys(chain.from_iterable(wanted.values())))
-    asked = {n: [q for d, whom in wanted.items() if n in whom for q in states[d].questions[n]] for n in names}
-    ask_teachers(asked, policies, out)
-    for digest, whom in wanted.items():
+    names = list(dict.fromkeys(chain.from_iterable(teachers_by_state.values())))
+    questions = {
+        n: [q for d, whom in teachers_by_state.items() if n in whom for q in states[d].questions[n]] for n in names
+    }
+    ask_teachers(questions, policies, out)
+    for digest, whom in teachers_by_state.items():
         for name in whom:
             rows = [(out.journal.get(q.key) or {})["answer"] for q in states[digest].questions[name]]
             # A truncated answer is no action, so it is no vote either.

@@ -134,7 +134,7 @@ class Tally:
         counted = ("answers", "failed", "truncated", "unpriced", "prompt_tokens", "cached_tokens", "completion_tokens")
         return Spending(
             teacher=name,
-            **{what: self._counts[what] for what in counted},
+            **{name: self._counts[name] for name in counted},
             cost_usd=sum(costs),
             usd_per_rollout=sum(costs) / len(costs),
             p50_usd_per_rollout=float(np.quantile(costs, 0.5)),

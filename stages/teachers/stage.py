@@ -61,15 +61,15 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     """Return the number of answers and an upper bound of their cost."""
     _require_teachers(config, _environments(inputs.one("rollouts")))
     with TemporaryDirectory() as folder, RecordedStates(inputs.one("rollouts"), Path(folder)) as recorded:
-        asked = questions(recorded, config.teachers, config.answers_per_state, config.seed)
-        count = sum(map(len, asked.values()))
-        tokens = sum(len(asked[t.name]) * available.longest_answer(t) for t in config.teachers)
-        paid = [t for t in config.teachers if t.cost(1, 1) and asked[t.name]]
-        cost = sum(price_bound(t, (question.turn for question in asked[t.name])) for t in paid)
+        by_teacher = questions(recorded, config.teachers, config.answers_per_state, config.seed)
+        count = sum(map(len, by_teacher.values()))
+        tokens = sum(len(by_teacher[t.name]) * available.longest_answer(t) for t in config.teachers)
+        paid = [t for t in config.teachers if t.cost(1, 1) and by_teacher[t.name]]
+        cost = sum(price_bound(t, (question.turn for question in by_teacher[t.name])) for t in paid)
         cost += sum(map(probe_price_bound, paid))
-        states = len({question.state.digest for of_teacher in asked.values() for question in of_teacher})
+        states = len({question.state.digest for of_teacher in by_teacher.values() for question in of_teacher})
     unknown = [t.name for t in config.teachers if not t.priced]
-    notes: tuple[str, ...] = (f"from {counted(len(asked), 'teacher')} in {counted(states, 'distinct state')}",)
+    notes: tuple[str, ...] = (f"from {counted(len(by_teacher), 'teacher')} in {counted(states, 'distinct state')}",)
     if unknown:
         prices = "a limit in USD needs usd_per_mtok_in and usd_per_mtok_out, 0 where it is free"
         notes += (f"the price of {', '.join(unknown)} is not known ({prices})",)
@@ -84,23 +84,23 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Ask every question that has no answer yet, then write the table of answers and the report of their cost."""
     _require_teachers(config, _environments(inputs.one("rollouts")))
     with RecordedStates(inputs.one("rollouts"), out.scratch("asked")) as recorded:
-        asked = questions(recorded, config.teachers, config.answers_per_state, config.seed)
-        policies = _opened(recorded, asked, config.teachers, out)
+        by_teacher = questions(recorded, config.teachers, config.answers_per_state, config.seed)
+        policies = _opened(recorded, by_teacher, config.teachers, out)
         for name, policy in policies.items():
             out.model(name, **policy.facts())
         spared = Counter[str]()
         if config.selection.rule == "off" and not config.selection.failed_only:
             if config.deal == "teachers":
                 # Workers will ask the servers; what these accept is recorded here, in the run's own manifest.
-                probe_servers(asked, policies, out)
-                out.spread([[question.key for question in questions] for questions in asked.values()], "answers")
-            ask_teachers(asked, policies, out)
+                probe_servers(by_teacher, policies, out)
+                out.spread([[question.key for question in questions] for questions in by_teacher.values()], "answers")
+            ask_teachers(by_teacher, policies, out)
         else:
             passed = passed_by_rollout(inputs.one("rollouts").scan(ROLLOUT).rows(PASSED_COLUMNS))
-            taken = recorded.distinct.steps()
-            spared = ask_selected(asked, taken, policies, config.teachers, config.selection, passed, out)
+            steps = recorded.distinct.steps()
+            spared = ask_selected(by_teacher, steps, policies, config.teachers, config.selection, passed, out)
         answers = AnswerSummary(recorded.distinct.rollout_ids())
-        keys = (question.key for questions in asked.values() for question in questions)
+        keys = (question.key for questions in by_teacher.values() for question in questions)
         out.table(TEACHER_ACTION, map(answers.add, (record["answer"] for record in out.journal.read(keys))))
         omitting = recorded.with_media()
     for name, policy in policies.items():
@@ -112,22 +112,24 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Ask the teachers of this worker's questions: models on its machine, and with deal = "teachers" servers."""
     with RecordedStates(inputs.one("rollouts"), out.scratch("asked")) as recorded:
-        asked = {
-            name: theirs
-            for name, theirs in questions(recorded, config.teachers, config.answers_per_state, config.seed).items()
-            if not all(out.finished(question.key) for question in theirs)
+        by_teacher = {
+            name: rows
+            for name, rows in questions(recorded, config.teachers, config.answers_per_state, config.seed).items()
+            if not all(out.finished(question.key) for question in rows)
         }
-        ask_teachers(asked, _opened(recorded, asked, config.teachers, out), out)
+        ask_teachers(by_teacher, _opened(recorded, by_teacher, config.teachers, out), out)
 
 
 def _opened(
-    recorded: RecordedStates, asked: QuestionsByTeacher, teachers: Sequence[TeacherConfig], out: RunWriter
+    recorded: RecordedStates, by_teacher: QuestionsByTeacher, teachers: Sequence[TeacherConfig], out: RunWriter
 ) -> Policies:
     """Copy the conversations of unanswered questions to disk, and open the policies of the teachers in `asked`."""
     # A resumed run needs few of the conversations.
-    recorded.keep({q.state.rollout_id for theirs in asked.values() for q in theirs if not out.finished(q.key)})
+    recorded.keep(
+        {q.state.rollout_id for questions in by_teacher.values() for q in questions if not out.finished(q.key)}
+    )
     opener = partial(open_policy, cache=out.cache, budget=out.budget, listener=out.progress)
-    return {teacher.name: opener(teacher) for teacher in teachers if teacher.name in asked}
+    return {teacher.name: opener(teacher) for teacher in teachers if teacher.name in by_teacher}
 
 
 class AnswerSummary:
@@ -158,8 +160,8 @@ def _report(
     out.set_summary(
         teachers=[asdict(line) for line in spent], rollouts=answers.rollouts, possibly_usd=out.budget.possibly
     )
-    found = judge(out.path, out.manifest.summary, config)
-    out.manifest.outcome = out.manifest.outcome.judged(found)
+    judgement = judge(out.path, out.manifest.summary, config)
+    out.manifest.outcome = out.manifest.outcome.judged(judgement)
     out.count(
         planned=total.answers,
         done=total.answers - total.failed,
@@ -173,16 +175,16 @@ def _report(
     )
     notes = _notes(answers, spent, omitting, spared, out)
     notes += "".join(f"Note: {note}.\n" for note in [*(t.prompt_in_words() for t in config.teachers), *same] if note)
-    out.write_file("report.txt", f"{table(spent)}\n\n{found.line}\n{notes}")
+    out.write_file("report.txt", f"{table(spent)}\n\n{judgement.line}\n{notes}")
     if answers.first is not None:
         name = answers.first["teacher"]
-        asked = next(teacher for teacher in config.teachers if teacher.name == name)
-        unnamed = asked.base_url and asked.base_url not in answers.first["error"]
-        where = f" at {asked.base_url}" if unnamed else ""
-        rest = " The others are saved." if answers.unfinished < total.answers else ""
+        entry = next(teacher for teacher in config.teachers if teacher.name == name)
+        unnamed = entry.base_url and entry.base_url not in answers.first["error"]
+        where = f" at {entry.base_url}" if unnamed else ""
+        others_saved = " The others are saved." if answers.unfinished < total.answers else ""
         raise Incomplete(
-            f"{answers.unfinished} of {total.answers} answers failed, the first of {name} ({asked.model}{where}): "
-            f"{answers.first['error']}.{rest} The same command with --resume asks again for what failed."
+            f"{answers.unfinished} of {total.answers} answers failed, the first of {name} ({entry.model}{where}): "
+            f"{answers.first['error']}.{others_saved} The same command with --resume asks again for what failed."
         )
 
 
@@ -208,14 +210,14 @@ def _notes(answers: AnswerSummary, spent: list[Spending], omitting: int, spared:
         notes.append((True, f"Not asked: {reasons}."))
     lines = [note for holds, note in notes if holds]
     # Which request fields each server's probe was refused.
-    found = {name: facts["accepts"] for name, facts in out.manifest.models.items() if "accepts" in facts}
-    for name, accepts in found.items():
-        if lacks := [what for what in EXTRAS if accepts[what] is False]:
+    accepted = {name: facts["accepts"] for name, facts in out.manifest.models.items() if "accepts" in facts}
+    for name, accepts in accepted.items():
+        if lacks := [field for field in EXTRAS if accepts[field] is False]:
             lines.append(f"{name} takes no {', '.join(lacks)}: requests went without.")
     lines += [
         f"{facts['damaged_in_cache']} answers of {name} were damaged in the cache, and were asked for again."
         for name, facts in out.manifest.models.items()
         if "damaged_in_cache" in facts
     ]
-    lines += [f"{name} did not answer a plain question: {a['error']}." for name, a in found.items() if a["error"]]
+    lines += [f"{name} did not answer a plain question: {a['error']}." for name, a in accepted.items() if a["error"]]
     return "".join(f"{line}\n" for line in lines)

@@ -350,7 +350,7 @@ def test_a_status_is_an_error_and_free_only_where_it_refuses_before_any_work(sta
 @pytest.mark.parametrize("status", [400, 404, 429, 500])
 def test_a_refusal_costs_what_the_server_says_that_it_charged(status: int, more: Any, usd: Any) -> None:
     """A server that billed its refusals was owed 27.36 USD, of which the ledger knew nothing."""
-    bill = partial(charged, asked=ASKED, config=config())
+    bill = partial(charged, bounds=ASKED, config=config())
     error = error_of(Response(status, {}, orjson.dumps({"error": {"message": "no"}, **more})), config(), bill)
     expected = (0.0 if status in {404, 429} else None) if usd == "by status" else usd
     assert error.billed_usd == (expected if expected is None else pytest.approx(expected))
