@@ -33,10 +33,10 @@ from starlette.routing import Route
 from composer_cli.loopback import HOSTS
 from stages.errors import InfrastructureError, refusal
 from stages.formats.messages import message
-from stages.messages import Spoken, read, write
+from stages.messages import MessageParts, read, write
 from stages.policy.base import Sample, Turn
-from stages.policy.dialect import canonical, declared
 from stages.policy.local import LocalPolicy
+from stages.policy.tool_calls import declare_tools, normalise_calls
 from stages.stopping import Interrupted
 
 MOST_BYTES = 64 * 2**20
@@ -286,7 +286,7 @@ class ChatCompletions:
         if asked.max_tokens and asked.max_completion_tokens and asked.max_tokens != asked.max_completion_tokens:
             raise RefusedRequest("max_tokens and max_completion_tokens differ. Give one of them.", param="max_tokens")
         for tool in asked.tools:
-            if not declared([tool]):
+            if not declare_tools([tool]):
                 text = f"tools: {tool!r:.200} has no name of at most 64 letters, digits, _ and -. Give it one."
                 raise RefusedRequest(text, param="tools")
         pinned = self._policy.config.chat_template_kwargs
@@ -313,7 +313,7 @@ class ChatCompletions:
         text = text[: min(text.index(stop) for stop in stops if stop in text)]
         return replace(
             sample,
-            text=canonical(self._policy.config.tool_calls, text),
+            text=normalise_calls(self._policy.config.tool_calls, text),
             completion_ids=ids[:num],
             logprobs=(sample.logprobs or [])[:num],
             completion_tokens=num,
@@ -322,7 +322,7 @@ class ChatCompletions:
 
     def _completion(self, asked: ChatRequest, sample: Sample) -> dict[str, Any]:
         """Return an answer as the protocol has it; calls are told apart from the text where tools were declared."""
-        spoken = read(sample.text) if asked.tools else Spoken(sample.text)
+        spoken = read(sample.text) if asked.tools else MessageParts(sample.text)
         said: dict[str, Any] = {"role": "assistant", "content": write(replace(spoken, calls=()))}
         if spoken.calls:
             said["tool_calls"] = [

@@ -137,7 +137,7 @@ def _play(config: Config, out: RunWriter) -> tuple[list[Task], list[LiveRollout]
             payload=lambda rollout: trace.payload(rollout, policy, sandbox=sandbox),
             config=config,
             out=out,
-            what="rollouts",
+            noun="rollouts",
         )
     return tasks, rollouts
 

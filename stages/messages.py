@@ -54,7 +54,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True)
-class Spoken:
+class MessageParts:
     """The parts of an assistant message. Reasoning that is empty counts as none."""
 
     content: str
@@ -62,14 +62,14 @@ class Spoken:
     reasoning: str | None = None
 
 
-def write(spoken: Spoken) -> str:
+def write(parts: MessageParts) -> str:
     """Return the text of an assistant message."""
-    thought = f"{THINK}{spoken.reasoning}{THOUGHT}" if spoken.reasoning else ""
-    parts = [spoken.content] if spoken.content else []
-    for call in spoken.calls:
+    thought = f"{THINK}{parts.reasoning}{THOUGHT}" if parts.reasoning else ""
+    blocks = [parts.content] if parts.content else []
+    for call in parts.calls:
         arguments = call.arguments if is_object(call.arguments) else json.dumps(call.arguments, ensure_ascii=False)
-        parts.append(f"{OPEN}{NAME}{json.dumps(call.name, ensure_ascii=False)}{ARGUMENTS}{arguments}}}{CLOSE}")
-    body = "\n".join(parts)
+        blocks.append(f"{OPEN}{NAME}{json.dumps(call.name, ensure_ascii=False)}{ARGUMENTS}{arguments}}}{CLOSE}")
+    body = "\n".join(blocks)
     return f"{thought}\n\n{body}" if thought and body else thought or body
 
 
@@ -84,7 +84,7 @@ def is_object(text: str) -> bool:
         return False
 
 
-def read(text: str) -> Spoken:
+def read(text: str) -> MessageParts:
     """Parse a text into its parts; `write` gives the same text back. A text that `write` never gives is all content."""
     reasoning, body = None, text
     if text.startswith(THINK) and THOUGHT in text:
@@ -97,12 +97,12 @@ def read(text: str) -> Spoken:
     while start >= 0:
         calls = _calls(body, start)
         if calls and (start == 0 or body[start - 1] == "\n"):
-            spoken = Spoken(body[: max(start - 1, 0)], calls, reasoning)
-            if write(spoken) == text:
-                return spoken
+            parts = MessageParts(body[: max(start - 1, 0)], calls, reasoning)
+            if write(parts) == text:
+                return parts
         start = body.find(OPEN, start + 1)
-    spoken = Spoken(body, (), reasoning)
-    return spoken if write(spoken) == text else Spoken(text)
+    parts = MessageParts(body, (), reasoning)
+    return parts if write(parts) == text else MessageParts(text)
 
 
 def _calls(text: str, start: int) -> tuple[ToolCall, ...]:
@@ -137,21 +137,21 @@ def _call(text: str, start: int) -> tuple[ToolCall, int] | None:
     return ToolCall(name, arguments if isinstance(arguments, str) else text[begin:at]), at + 1 + len(CLOSE)
 
 
-def numbered(conversation: Iterable[Message], numbers: Iterator[int]) -> list[dict[str, Any]]:
-    """Return messages in OpenAI's form: calls separate from the content and numbered, results with the same numbers."""
+def number_calls(conversation: Iterable[Message], numbers: Iterator[int]) -> list[dict[str, Any]]:
+    """Return messages in OpenAI's form: calls apart from the content with numbered ids, which results repeat."""
     waiting: list[str] = []
     converted: list[dict[str, Any]] = []
     for message in conversation:
         if message["role"] == "assistant":
-            spoken = read(message["content"])
-            waiting = [f"call_{next(numbers)}" for _ in spoken.calls]
+            parts = read(message["content"])
+            waiting = [f"call_{next(numbers)}" for _ in parts.calls]
             calls = [
                 {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call_id, call in zip(waiting, spoken.calls, strict=True)
+                for call_id, call in zip(waiting, parts.calls, strict=True)
             ]
-            thought = {} if spoken.reasoning is None else {"reasoning_content": spoken.reasoning}
+            thought = {} if parts.reasoning is None else {"reasoning_content": parts.reasoning}
             called = {"tool_calls": calls} if calls else {}
-            converted.append({"role": "assistant", "content": spoken.content, **thought, **called})
+            converted.append({"role": "assistant", "content": parts.content, **thought, **called})
         elif message["role"] == "tool":
             converted.append({**message, "tool_call_id": waiting.pop(0) if waiting else f"call_{next(numbers)}"})
         else:
@@ -191,7 +191,7 @@ def opening_ids(
     """
     rendered: list[Any] = list(messages)
     if tools:
-        rendered = numbered(messages, count())
+        rendered = number_calls(messages, count())
         for call in (call for message in rendered for call in message.get("tool_calls", ())):
             if is_object(call["function"]["arguments"]):  # what templates write out, and do not take apart
                 call["function"]["arguments"] = json.loads(call["function"]["arguments"])

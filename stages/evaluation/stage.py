@@ -433,7 +433,7 @@ def _play(
             payload=lambda rollout: {"item": played_item(arm, rollout, sampling)},
             config=config,
             out=out,
-            what=f"rollouts of arm {arm.name}",
+            noun=f"rollouts of arm {arm.name}",
         )
     except NotFinite as error:
         return str(error)

@@ -16,7 +16,7 @@ from typing import Any
 
 from stages.formats.base import Drop, ImportedTurn, Origin, Reader, Record, Trajectory, seconds
 from stages.formats.messages import arguments_text, text
-from stages.messages import Message, Spoken, ToolCall, write
+from stages.messages import Message, MessageParts, ToolCall, write
 from stages.rollouts import missing
 from stages.runs import store
 
@@ -131,7 +131,8 @@ def _conversation(steps: list[Record]) -> tuple[list[Message], list[ImportedTurn
                 ToolCall(str(call["function_name"]), arguments_text(call.get("arguments")))
                 for call in step.get("tool_calls") or []
             ]
-            role, content = "assistant", write(Spoken(content, tuple(calls), step.get("reasoning_content") or None))
+            parts = MessageParts(content, tuple(calls), step.get("reasoning_content") or None)
+            role, content = "assistant", write(parts)
         # Harbor writes a continued session to `trajectory.cont-N.json`, which begins with the steps so far, marked as
         # copied. A step with `llm_call_count` 0 is of the agent's program, for example a fixed first command.
         if is_agent and not step.get("is_copied_context") and step.get("llm_call_count") != 0:

@@ -7,7 +7,7 @@ from typing import Any
 
 from stages import json_text
 from stages.formats.base import ImportedTurn
-from stages.messages import OMITTED, Message, Spoken, ToolCall, write
+from stages.messages import OMITTED, Message, MessageParts, ToolCall, write
 
 ROLES = {
     "developer": "system",
@@ -30,7 +30,7 @@ def message(raw: Mapping[str, Any]) -> Message:
     return {"role": role, "content": write(spoken(raw)) if role == "assistant" else text(raw.get("content"))}
 
 
-def spoken(raw: Mapping[str, Any]) -> Spoken:
+def spoken(raw: Mapping[str, Any]) -> MessageParts:
     """Return the parts of an assistant message."""
     parts = raw["content"] if isinstance(raw.get("content"), list) else []
     typed = [(str(part.get("type", "")) if isinstance(part, Mapping) else "", part) for part in parts]
@@ -47,7 +47,7 @@ def spoken(raw: Mapping[str, Any]) -> Spoken:
     # OpenAI's form before tools: one call a message.
     calls += [call(raw["function_call"])] if raw.get("function_call") else []
     thoughts = [thought for thought in reasoning if isinstance(thought, str) and thought]
-    return Spoken(text(shown) if parts else text(raw.get("content")), tuple(calls), "\n".join(thoughts) or None)
+    return MessageParts(text(shown) if parts else text(raw.get("content")), tuple(calls), "\n".join(thoughts) or None)
 
 
 def text(content: Any) -> str:
@@ -144,7 +144,7 @@ class Exchange:
         """Return role and text."""
         if self.other is not None:
             return self.other
-        parts = Spoken("\n".join(self.content), tuple(self.calls), "\n".join(self.reasoning) or None)
+        parts = MessageParts("\n".join(self.content), tuple(self.calls), "\n".join(self.reasoning) or None)
         return {"role": "assistant", "content": write(parts)}
 
 

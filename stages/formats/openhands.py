@@ -16,7 +16,7 @@ from typing import Any
 from stages.formats.base import INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory
 from stages.formats.messages import arguments_text, call, message, spoken, text
 from stages.formats.reports import stem
-from stages.messages import Message, Spoken, ToolCall, write
+from stages.messages import Message, MessageParts, ToolCall, write
 from stages.rollouts import missing
 from stages.runs import store
 
@@ -105,7 +105,7 @@ def _conversation(history: Iterable[Any], instruction: str | None) -> tuple[list
             if turns and reply_id is not None and replies[-1] == reply_id:
                 # A reply that each of its events carries is there already.
                 if turns[-1].action != write(answer) and not answer.content:
-                    turns[-1].action += "\n" + write(Spoken("", answer.calls))
+                    turns[-1].action += "\n" + write(MessageParts("", answer.calls))
                 continue
             usage, choice = response.get("usage") or {}, (response.get("choices") or [{}])[0]
             command = (event.get("args") or event).get("command") if event.get("action") == "run" else None
@@ -133,12 +133,12 @@ def _conversation(history: Iterable[Any], instruction: str | None) -> tuple[list
     return opening, turns
 
 
-def _answer(event: Record, response: Record) -> Spoken | None:
+def _answer(event: Record, response: Record) -> MessageParts | None:
     """Return the parts of the model's message in an event; None when the event is not an action of the agent."""
     kind = event.get("kind")
     if kind == "ActionEvent":
         thought = text(event.get("thought")) if event.get("thought") else ""
-        return Spoken(thought, (call(event["tool_call"]),), event.get("reasoning_content") or None)
+        return MessageParts(thought, (call(event["tool_call"]),), event.get("reasoning_content") or None)
     if kind == "MessageEvent" and (event.get("llm_message") or {}).get("role") == "assistant":
         return spoken(event["llm_message"])
     name = event.get("action")
@@ -149,10 +149,11 @@ def _answer(event: Record, response: Record) -> Spoken | None:
     # The reply rebuilt from the event: the thought, and the action as a call; a message is its content alone.
     arguments = event["args"] if isinstance(event.get("args"), dict) else event
     if name == "message":
-        return Spoken(str(arguments.get("content") or ""))
+        return MessageParts(str(arguments.get("content") or ""))
     thought = arguments.get("thought") or ""
     kept = {key: value for key, value in arguments.items() if key not in OF_THE_EVENT}
-    return Spoken(thought if isinstance(thought, str) else json.dumps(thought), (ToolCall(name, arguments_text(kept)),))
+    content = thought if isinstance(thought, str) else json.dumps(thought)
+    return MessageParts(content, (ToolCall(name, arguments_text(kept)),))
 
 
 def _observed(event: Record) -> Message | None:

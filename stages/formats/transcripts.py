@@ -84,11 +84,11 @@ class ExportedTranscript:
     def chat(self) -> tuple[list[Row], list[Row]]:
         """Return the opening and the rest as OpenAI chat messages, with numbered calls and results in their order."""
         numbers = iter(range(10**9))
-        opening = messages.numbered(self.opening, numbers)
+        opening = messages.number_calls(self.opening, numbers)
         rest: list[Message] = []
         for turn in self.turns:
             rest += [{"role": "assistant", "content": turn.step["action"]}, *turn.observed]
-        return opening, messages.numbered(rest, numbers)
+        return opening, messages.number_calls(rest, numbers)
 
 
 @dataclass(frozen=True)

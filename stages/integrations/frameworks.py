@@ -94,7 +94,7 @@ class Side:
     """
 
     name: str
-    what: str
+    description: str
     rollouts: Sequence[Row]
     steps: Sequence[Row]
     planned: int
@@ -145,7 +145,7 @@ class Side:
         """All of it as JSON."""
         return {
             "name": self.name,
-            "what": self.what,
+            "what": self.description,
             "rollouts": len(self.rollouts),
             "steps": len(self.steps),
             "planned": self.planned,
@@ -176,7 +176,12 @@ def cleaner(first: Side, second: Side) -> str | None:
 def table(first: Side, second: Side, notes: Sequence[str] = ()) -> str:
     """Return the verdict as plain text. own: notes that the other side is the first one's own export, not judged."""
     sides = (first, second)
-    lines = ["Frameworks: whose rollouts are cleaner?", "", *(f"{side.name}  {side.what}" for side in sides), *notes]
+    lines = [
+        "Frameworks: whose rollouts are cleaner?",
+        "",
+        *(f"{side.name}  {side.description}" for side in sides),
+        *notes,
+    ]
     cells: list[tuple[object, ...]] = [
         ("", first.name, second.name),
         ("rollouts", len(first.rollouts), len(second.rollouts)),

@@ -169,7 +169,7 @@ def play_branches(
         payload=lambda rollout: {"continuation": continuation_row(rollout, *place(rollout))},
         config=config,
         out=out,
-        what="continuations",
+        noun="continuations",
         shared_value=(list(wanted), samples),
     )
 

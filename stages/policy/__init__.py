@@ -19,7 +19,7 @@ vllm.py - a model behind a vLLM server: token ids in, token ids and log-probs ou
 server.py - a model server as a child process: how it is started, kept alive and ended
 serving.py - the policies of a stage with the servers that they need
 background.py - the event loop of all server requests
-dialect.py - conversations and tool calls as chat completions and model families write them
+tool_calls.py - conversations and tool calls as chat completions and model families write them
 adapters.py - folders of LoRA adapters, and `checkpoint.json`, the description of a trained checkpoint
 
 A new kind of policy is one class and one line. The class has what `BatchPolicy` or `AsyncPolicy` lists, and the

@@ -102,13 +102,13 @@ def _of_model(config: PolicyConfig) -> int | None:
 
 def _of_server(config: PolicyConfig) -> Any:
     """Return the context by a server's list of models, or the shorter answer that it allows."""
-    from stages.policy.client import Client, Failed, Retryable  # HTTP's libraries are slow to import
+    from stages.policy.client import CallError, Client, RetryableError  # HTTP's libraries are slow to import
 
     try:
         listed = background.run(Client(config).models())
-    except Retryable:
+    except RetryableError:
         return _UNKNOWN
-    except Failed:
+    except CallError:
         return None  # opening the model will name what is wrong
     row: dict[str, Any] = next((row for row in listed or [] if row["id"] == config.model), {})
     provider = row.get("top_provider")
@@ -157,11 +157,11 @@ def _lists(config: PolicyConfig) -> str:
 
 def _listed(config: PolicyConfig) -> list[dict[str, Any]] | None:
     """Return a server's list of models, None where it has none; `InfrastructureError` where it does not answer."""
-    from stages.policy.client import NO_ANSWER, Client, Retryable
+    from stages.policy.client import NO_ANSWER, Client, RetryableError
 
     try:
         return background.run(Client(config).models())
-    except Retryable as error:
+    except RetryableError as error:
         if error.kind not in NO_ANSWER:
             return None  # an error of its list says nothing about its models
         raise InfrastructureError(f"{error}. Start the server, or check base_url.") from None

@@ -1,9 +1,10 @@
 """HTTP requests to a model server: each is sent at most once, and fails with a typed error that holds its bill.
 
 `Client` sends a request to the address that it was given, and follows no redirect. A call has a limit of wall time and
-of bytes, decompressed. `Retryable` may be sent again (`retrying` does), `Rejected` is about this request alone, and
-after `Fatal` no request to this server can succeed. Each holds what the call cost, None where that is unknown, because
-a request that arrived may have been billed. API keys are redacted from all text that a server sends.
+of bytes, decompressed. After a `RetryableError` the request may be sent again (`retrying` does), a `RejectedError` is
+about this request alone, and after a `FatalError` no request to this server can succeed. Each holds what the call cost,
+None where that is unknown, because a request that arrived may have been billed. API keys are redacted from all text
+that a server sends.
 
 openai's library provides addresses, headers and connections. Its retries stay off, as they have no entry in the ledger;
 so does its `post`, which takes twice the processor time of `Client.ask` (0.9 ms a call instead of 0.5). It is imported
@@ -67,7 +68,7 @@ class Response:
     body: bytes
 
 
-class Failed(Exception):
+class CallError(Exception):
     """A launch that failed. billed_usd: what it cost, None where that is not known.
 
     claimed_usd: the cost by the server's own bill, where that is lower.
@@ -78,10 +79,10 @@ class Failed(Exception):
 
 
 NO_ANSWER = ("connection", "timeout")
-"""Kinds of `Retryable` after which the server has sent no complete answer."""
+"""Kinds of `RetryableError` after which the server has sent no complete answer."""
 
 
-class Retryable(Failed):
+class RetryableError(CallError):
     """A failed launch that may be repeated. Kinds: "connection", "timeout", "rate_limit", "server", "garbage".
 
     wait_s: wait that the server asked for. pushes_back: whether the server is overloaded.
@@ -102,29 +103,29 @@ class Retryable(Failed):
         self.wait_s, self.pushes_back = wait_s, pushes_back
 
 
-class NotListening(Retryable):
+class RefusedConnection(RetryableError):
     """A refused connection: a server that is being restarted, or an address at which there is none."""
 
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__("connection", f"{config.base_url} cannot be reached (connection refused)")
-        self.permanent = Unavailable(
+        self.permanent = UnavailableError(
             f"{config.base_url} refuses every connection, and no server has answered there. Start the server of "
             f"{config.model!r}, or correct base_url; what is finished is saved.",
             billed_usd=0.0,
         )
 
 
-class WebPage(Retryable):
+class WebPage(RetryableError):
     """A page for people in the place of an answer: a wrong address, or a gateway's for a server that is busy."""
 
     def __init__(self, config: PolicyConfig, hint: str) -> None:
         super().__init__("garbage", f"the server's answer is not JSON (this is a web page; {hint})", billed_usd=None)
-        self.permanent = Refused(
+        self.permanent = RefusedError(
             f"{config.base_url} was asked for an answer of {config.model!r}, but this is a web page; {hint}"
         )
 
 
-class Rejected(Failed):
+class RejectedError(CallError):
     """A request that can never succeed; others may. Kinds: "context" (too long), "no_text", "malformed", "rejected".
 
     usage: the server's token counts and price, as fields of a `Sample`.
@@ -139,7 +140,7 @@ class Rejected(Failed):
         self.claimed_usd = self.usage.get("claimed_usd")
 
 
-class Fatal(Failed, ComposerError):
+class FatalError(CallError, ComposerError):
     """A failure after which no request to this server can succeed, with these settings."""
 
     def __init__(self, message: str, *, billed_usd: float | None = None) -> None:
@@ -147,15 +148,15 @@ class Fatal(Failed, ComposerError):
         self.billed_usd = billed_usd
 
 
-class Refused(Fatal, UsageError):
+class RefusedError(FatalError, UsageError):
     """A server that does not take the address, the key or the request."""
 
 
-class Absent(Fatal, BadInput):
+class MissingModel(FatalError, BadInput):
     """A server that has no such model."""
 
 
-class Unavailable(Fatal, InfrastructureError):
+class UnavailableError(FatalError, InfrastructureError):
     """A server that answers nothing, or not without money."""
 
 
@@ -202,8 +203,8 @@ class Client:
     ) -> bytes:
         """Return the body of the response with status 200 to a POST of this JSON below the base URL.
 
-        Raises `Retryable`, `Rejected` or `Fatal`. timeout_s: wall time of the whole call. most_bytes: of the response.
-        charged: as `error_of` takes it.
+        Raises `RetryableError`, `RejectedError` or `FatalError`. timeout_s: limit of the call. most_bytes: limit of the
+        response. charged: as in `error_of`.
         """
         response = await self._exchange("POST", path, orjson.dumps(dict(body)), timeout_s, most_bytes)
         if response.status != 200:
@@ -222,10 +223,10 @@ class Client:
         response = await self.get("/models", timeout_s=CONNECT_S)
         url = self.config.base_url
         if response.status < 500 and (hint := web_page(response.body, url)):
-            raise Refused(f"{url} was asked for its models, but this is a web page; {hint}")
+            raise RefusedError(f"{url} was asked for its models, but this is a web page; {hint}")
         if response.status in (401, 403):
             where = self.config.api_key_env or "api_key_env"
-            raise Refused(f"{url} refuses the key (status {response.status}). Check {where}.")
+            raise RefusedError(f"{url} refuses the key (status {response.status}). Check {where}.")
         if 300 <= response.status < 400 or response.status in RETRYABLE:
             raise error_of(response, self.config)
         try:
@@ -254,7 +255,7 @@ class Client:
         return Response(answered.status_code, headers, redacted_bytes(answered.content))
 
     async def _knock(self) -> None:
-        """Raise `NotListening` where every address refuses, and `Retryable` for a name that cannot be found."""
+        """Raise `RefusedConnection` if every address refuses, `RetryableError` for an unknown host name."""
         parts = urlsplit(self.config.base_url or "")
         if getproxies():
             return  # the server may be reached through it alone
@@ -264,11 +265,11 @@ class Client:
                 (await asyncio.to_thread(socket.create_connection, where, KNOCK_S, all_errors=True)).close()
         except ExceptionGroup as failed:
             if all(isinstance(error, ConnectionRefusedError) for error in failed.exceptions):
-                raise NotListening(self.config) from None
+                raise RefusedConnection(self.config) from None
         except (TimeoutError, ValueError):
             pass  # the request has longer, and reports an address that is none
         except OSError as error:
-            raise Retryable("connection", f"{self.config.base_url} cannot be reached ({error.strerror})") from None
+            raise RetryableError("connection", f"{self.config.base_url} cannot be reached ({error.strerror})") from None
 
     def _request(self, method: str, path: str, content: bytes, timeout: httpx2.Timeout) -> httpx2.Request:
         """Return a request with openai's address and headers."""
@@ -313,7 +314,7 @@ def retrying(config: PolicyConfig, **callbacks: Any) -> tenacity.AsyncRetrying:
     """
     usual: dict[str, Any] = {
         "stop": tenacity.stop_after_attempt(config.max_attempts),
-        "retry": tenacity.retry_if_exception_type(Retryable),
+        "retry": tenacity.retry_if_exception_type(RetryableError),
         "wait": _pause,
         "reraise": True,
     }
@@ -323,7 +324,7 @@ def retrying(config: PolicyConfig, **callbacks: Any) -> tenacity.AsyncRetrying:
 def _pause(state: tenacity.RetryCallState) -> float:
     """Return the seconds before the next launch: what the server asked for (at most two minutes), else 0.5 to 8."""
     error = state.outcome.exception() if state.outcome else None
-    if not isinstance(error, Retryable) or error.wait_s is None:
+    if not isinstance(error, RetryableError) or error.wait_s is None:
         return BACKOFF(state)
     if error.wait_s > MAX_WAIT_S:
         raise Incomplete(
@@ -413,7 +414,7 @@ def _close(client: "openai.AsyncOpenAI") -> None:
 
 @contextmanager
 def _typed_errors(config: PolicyConfig, timeout_s: float) -> Iterator[None]:
-    """Raise errors of connections as `Retryable`, free where nothing was sent, their text redacted."""
+    """Raise errors of connections as `RetryableError`, free where nothing was sent, their text redacted."""
     try:
         yield
     except TimeoutError:
@@ -428,8 +429,8 @@ def _typed_errors(config: PolicyConfig, timeout_s: float) -> Iterator[None]:
         why = redacted(str(cause)) or type(cause).__name__
         if any(kind.__name__ in NOT_CONNECTED[library] for kind in type(cause).__mro__):
             if _is_refused(cause):
-                raise NotListening(config) from None
-            raise Retryable("connection", f"{config.base_url} cannot be reached ({why})") from None
+                raise RefusedConnection(config) from None
+            raise RetryableError("connection", f"{config.base_url} cannot be reached ({why})") from None
         if isinstance(cause, TimeoutError if library == "aiohttp" else httpx2.TimeoutException):
             raise _timed_out(config, timeout_s) from None
         raise _lost(config, why) from None
@@ -439,13 +440,13 @@ def _typed_errors(config: PolicyConfig, timeout_s: float) -> Iterator[None]:
         raise _lost(config, redacted(str(error))) from None  # aiohttp's: what was sent is not HTTP
 
 
-def _timed_out(config: PolicyConfig, timeout_s: float) -> Retryable:
+def _timed_out(config: PolicyConfig, timeout_s: float) -> RetryableError:
     why = f"{config.base_url} sent no answer within {timeout_s:g} s"
-    return Retryable("timeout", why, billed_usd=None, pushes_back=True)
+    return RetryableError("timeout", why, billed_usd=None, pushes_back=True)
 
 
-def _lost(config: PolicyConfig, why: str) -> Retryable:
-    return Retryable("connection", f"{config.base_url} closed the connection ({why})", billed_usd=None)
+def _lost(config: PolicyConfig, why: str) -> RetryableError:
+    return RetryableError("connection", f"{config.base_url} closed the connection ({why})", billed_usd=None)
 
 
 def _is_refused(failed: BaseException) -> bool:
@@ -479,11 +480,11 @@ TOO_LONG = re.compile(
     re.IGNORECASE,
 )
 """Messages about a prompt that does not fit (OpenAI's code, vLLM, SGLang, llama.cpp, Anthropic, OpenRouter)."""
-FATAL: dict[int, tuple[type[Fatal], str]] = {
-    401: (Refused, "the key was refused"),
-    402: (Unavailable, "the account has no credit"),
-    403: (Refused, "access is forbidden"),
-    404: (Absent, "there is no such model or address"),
+FATAL: dict[int, tuple[type[FatalError], str]] = {
+    401: (RefusedError, "the key was refused"),
+    402: (UnavailableError, "the account has no credit"),
+    403: (RefusedError, "access is forbidden"),
+    404: (MissingModel, "there is no such model or address"),
 }
 FREE = {
     401: "the key is not accepted, so nothing was done for it",
@@ -517,7 +518,7 @@ MESSAGE = 2000
 """Characters of a server's message: `TOO_LONG` takes the cube of them for one that repeats the first words of it."""
 
 
-def shown(value: Any, most: int, form: Callable[[Any], str] = str) -> str:
+def excerpt(value: Any, most: int, form: Callable[[Any], str] = str) -> str:
     """Return the beginning of a value from a server as text, whatever it is."""
     try:
         return form(value)[:most]
@@ -527,7 +528,7 @@ def shown(value: Any, most: int, form: Callable[[Any], str] = str) -> str:
 
 def error_of(
     response: Response, config: PolicyConfig, charged: Callable[[bytes, bool], float | None] = by_status
-) -> Failed:
+) -> CallError:
     """Return the typed error of a response whose status is not 200.
 
     charged: returns what the call cost, None where that is not known; gets the body, and whether the status is `FREE`.
@@ -535,7 +536,7 @@ def error_of(
     try:
         body = orjson.loads(response.body)
         error = body.get("error", body)
-        message = shown(error.get("message", error) if isinstance(error, dict) else error, MESSAGE)
+        message = excerpt(error.get("message", error) if isinstance(error, dict) else error, MESSAGE)
         if isinstance(error, dict) and isinstance(error.get("code"), str) and error["code"] not in message:
             message = f"{message} ({error['code']})"
     except (ValueError, AttributeError):
@@ -565,28 +566,28 @@ def _origin(location: str | None) -> str:
 
 def error_of_status(
     status: int, message: str, config: PolicyConfig, *, billed_usd: float | None, wait_s: float | None = None
-) -> Failed:
+) -> CallError:
     """Return the typed error of a status, which a response or its body holds."""
     if status in FATAL:
         kind, meaning = FATAL[status]
         refusal = f"{config.base_url} answered {status} for {config.model!r}: {meaning} ({message[:200]})."
         return kind(refusal, billed_usd=billed_usd)
     if 300 <= status < 400:
-        return Refused(
+        return RefusedError(
             f"{config.base_url} answered {status}, a redirect {message[:200]}. It was not followed, because the prompt "
             "and the key would be sent there, and each address may bill the call. Give the final address as base_url.",
             billed_usd=billed_usd,
         )
     sentence = f"the server answered {status}: {message[:200]}"
     if status in RETRYABLE or status > 504:  # above 504: those of proxies, such as Cloudflare's 520 to 526
-        return Retryable(
+        return RetryableError(
             "rate_limit" if status == 429 else "server",
             sentence,
             billed_usd=billed_usd,
             wait_s=wait_s,
             pushes_back=status in PUSHES_BACK,
         )
-    return Rejected("context" if TOO_LONG.search(message) else "rejected", sentence, billed_usd=billed_usd)
+    return RejectedError("context" if TOO_LONG.search(message) else "rejected", sentence, billed_usd=billed_usd)
 
 
 def _retry_after_s(text: str | None) -> float | None:

@@ -36,19 +36,19 @@ from stages.policy.client import (
     LONGEST_WAIT_S,
     MAX_WAIT_S,
     NO_ANSWER,
+    CallError,
     Client,
-    Failed,
-    NotListening,
-    Rejected,
-    Retryable,
+    RefusedConnection,
+    RejectedError,
+    RetryableError,
     WebPage,
     most_bytes,
     retrying,
 )
-from stages.policy.dialect import EXTRAS
-from stages.policy.reading import Overlong, Unreadable, charged, read_record, record
-from stages.policy.requests import Asked, Request, max_tokens_field, probing, request_body
+from stages.policy.reading import OverlongAnswer, UnreadableAnswer, charged, read_record, record
+from stages.policy.requests import CallBounds, Request, max_tokens_field, probing, request_body
 from stages.policy.token_counts import tokenizer
+from stages.policy.tool_calls import PROBED_FIELDS
 from stages.runs import store
 from stages.runs.activity import Notice
 from stages.runs.ledger import Budget, Reservation
@@ -257,7 +257,7 @@ class EndpointPolicy:
         return {"model": self.config.model, "base_url": self.config.base_url, **facts}
 
     async def probe(self) -> Accepted:
-        """Find out once which of `EXTRAS` the server accepts; later requests omit the others.
+        """Find out once which of `PROBED_FIELDS` the server accepts; later requests omit the others.
 
         One call has all of them; after a rejection one call per field. The calls are paid from the run's budget like
         every other; a rejection counts as possibly paid.
@@ -293,7 +293,7 @@ class EndpointPolicy:
 
     def request(self, turn: Turn) -> Request:
         """Return the body of the request for a turn, without the fields that the server was found not to accept."""
-        refused = [name for name in EXTRAS if getattr(self._accepted, name, None) is False]
+        refused = [name for name in PROBED_FIELDS if getattr(self._accepted, name, None) is False]
         return request_body(self.config, self._max_tokens, turn, refused)
 
     async def send(self, request: Request, seed: int) -> Sample:
@@ -309,13 +309,13 @@ class EndpointPolicy:
                 with launch:
                     attempt = launch.retry_state.attempt_number
                     return await self._launch_when_free(key, request, attempt)
-        except Rejected as error:
+        except RejectedError as error:
             return Sample(error_type=error.kind, error=str(error), attempts=attempt, **error.usage)
-        except Unreadable as error:
+        except UnreadableAnswer as error:
             why = f"{error}, and --resume reads it again instead of asking. Report it, with that file"
             return Sample(error_type="unreadable", error=why, attempts=attempt)
-        except Retryable as error:
-            if isinstance(error, NotListening) and attempt >= REFUSALS and not self._host.has_answered:
+        except RetryableError as error:
+            if isinstance(error, RefusedConnection) and attempt >= REFUSALS and not self._host.has_answered:
                 raise error.permanent from None
             why = f"{error} (after {counted(attempt, 'attempt')})"
             return Sample(error_type=error.kind, error=why, attempts=attempt)
@@ -327,33 +327,33 @@ class EndpointPolicy:
             if (entry := cache.get(key)) is None:
                 continue
             try:
-                sample = self._read(cache, key, entry, Asked.of(request, self.longest))
-            except Overlong as error:
+                sample = self._read(cache, key, entry, CallBounds.of_request(request, self.longest))
+            except OverlongAnswer as error:
                 sample = error.sample
-            except Unreadable:
+            except UnreadableAnswer:
                 raise
-            except Failed:  # it was to be asked again, and the process was killed
+            except CallError:  # it was to be asked again, and the process was killed
                 continue
             # Of all runs: earlier versions kept there what cost nothing, too.
             if cache is self._caches[0] or sample.cost_usd:
                 return sample
         return None
 
-    def _read(self, cache: AnswerCache, key: str, entry: bytes, bounds: Asked) -> Sample:
+    def _read(self, cache: AnswerCache, key: str, entry: bytes, bounds: CallBounds) -> Sample:
         """Return the answer in a record of a cache; raise as `read_record` does."""
         try:
             return read_record(entry, self.config, bounds)
-        except Unreadable as error:
+        except UnreadableAnswer as error:
             why = f"{error}. It is kept as {key[:12]} in {cache.path}"
-            raise Unreadable(why, billed_usd=error.billed_usd) from error.__cause__
-        except Failed:
+            raise UnreadableAnswer(why, billed_usd=error.billed_usd) from error.__cause__
+        except CallError:
             cache.replace(key)
             raise
 
     def _is_last(self, state: tenacity.RetryCallState) -> bool:
         """Return whether a launch that failed was the last: a server that never answered is not waited for as long."""
         error = state.outcome.exception() if state.outcome else None
-        given_up = isinstance(error, NotListening) and not self._host.has_answered
+        given_up = isinstance(error, RefusedConnection) and not self._host.has_answered
         return state.attempt_number >= (
             min(REFUSALS, self.config.max_attempts) if given_up else self.config.max_attempts
         )
@@ -363,11 +363,11 @@ class EndpointPolicy:
         error = state.outcome.exception() if state.outcome else None
         if self._has_reported or self._waits.listener is None:
             return
-        if not isinstance(error, Retryable) or error.kind == "rate_limit":
+        if not isinstance(error, RetryableError) or error.kind == "rate_limit":
             return
         self._has_reported = True
         most, connect_s = self.config.max_attempts, CONNECT_S
-        if isinstance(error, NotListening) and not self._host.has_answered:
+        if isinstance(error, RefusedConnection) and not self._host.has_answered:
             most, connect_s = min(most, REFUSALS), 0.0
         waits_s = sum(min(FIRST_WAIT_S * 2**n, LONGEST_WAIT_S) + JITTER_S for n in range(most - 1))
         bound = (
@@ -379,7 +379,7 @@ class EndpointPolicy:
         with suppress(Interrupted):  # the stage gets the same interrupt at its next report
             self._waits.listener(Notice(f"{source}: {error}; trying again, {most} times{bound} at most"), 0, 0)
 
-    def _report_overlong(self, overlong: Overlong) -> None:
+    def _report_overlong(self, overlong: OverlongAnswer) -> None:
         """Report the first answer of a free server that is longer than was asked for."""
         if not self._has_overlong and self._waits.listener is not None:
             self._has_overlong = True
@@ -393,8 +393,8 @@ class EndpointPolicy:
 
     async def _launch_when_free(self, key: str, request: Request, attempt: int) -> Sample:
         """Wait for a free slot and a reservation, then launch in a task that outlives its caller."""
-        bounds = Asked.of(request, self.longest)
-        usd = bounds.usd(self.config) if self.config.priced else None
+        bounds = CallBounds.of_request(request, self.longest)
+        usd = bounds.max_usd(self.config) if self.config.priced else None
         await self._slots.acquire()
         try:
             await self._host.enter()
@@ -424,7 +424,7 @@ class EndpointPolicy:
         return reservation
 
     async def _launch(
-        self, key: str, request: Request, bounds: Asked, reservation: Reservation, attempt: int
+        self, key: str, request: Request, bounds: CallBounds, reservation: Reservation, attempt: int
     ) -> Sample:
         """Send once, store what came, read it, then release the rest of the reservation."""
         # The order matters for a kill between two lines: the reservation is on disk before the request is sent, and the
@@ -434,7 +434,7 @@ class EndpointPolicy:
         try:
             entry = await self._send(key, request, bounds, reservation, attempt)
             sample = self._read(self._caches[0], key, entry, bounds)  # before the next `await`: see `_halted`
-        except Overlong as error:
+        except OverlongAnswer as error:
             sample, unknown = error.sample, self.budget.limit is not None and not self.config.priced
             if self.config.has_price or sample.cost_usd or unknown:  # unknown, but limited
                 # Before the next `await`, so that calls that wait for a slot are not launched.
@@ -445,9 +445,9 @@ class EndpointPolicy:
                 )
             else:
                 self._report_overlong(error)
-        except Failed as error:
+        except CallError as error:
             self._halted = self._halted or self.budget.exceeded(reservation, error.billed_usd)
-            if isinstance(error, Unreadable) and error.billed_usd:
+            if isinstance(error, UnreadableAnswer) and error.billed_usd:
                 await self._share(key, entry)
             # Without a bill the server may have done the work: the bound counts as possibly spent.
             await self.budget.settle(reservation, error.billed_usd, error.claimed_usd)
@@ -470,7 +470,9 @@ class EndpointPolicy:
         if not self.config.has_price:
             await self._store_shared((key, entry))
 
-    async def _send(self, key: str, request: Request, bounds: Asked, reservation: Reservation, attempt: int) -> bytes:
+    async def _send(
+        self, key: str, request: Request, bounds: CallBounds, reservation: Reservation, attempt: int
+    ) -> bytes:
         """Return the record of a response with status 200, which is durable; release host limit and slot."""
         pushed_back, wait_s = False, None
         try:
@@ -482,11 +484,11 @@ class EndpointPolicy:
             self._host.has_answered = True
             entry = record(body, latency_s=time.monotonic() - started, attempts=attempt)
             await self._store((key, entry))
-        except Retryable as error:
+        except RetryableError as error:
             self._host.has_answered |= error.kind not in NO_ANSWER
             pushed_back, wait_s = error.pushes_back, error.wait_s
             raise
-        except Failed:
+        except CallError:
             self._host.has_answered = True
             raise
         finally:

@@ -20,9 +20,9 @@ from transformers.utils import logging
 from stages.backends import resources
 from stages.errors import UsageError
 from stages.messages import TooManyTokens, following_ids, opening_ids, pin_settings
-from stages.policy import adapters, base, dialect, model_checks, sampling
+from stages.policy import adapters, base, model_checks, sampling, tool_calls
 from stages.policy.base import UNSTATED, PolicyConfig, Sample, Turn
-from stages.policy.dialect import canonical
+from stages.policy.tool_calls import normalise_calls
 from stages.runs import hub, store
 from stages.runs.activity import Notice, activity
 from stages.runs.ledger import Budget
@@ -59,7 +59,7 @@ def prompt_ids(tokenizer: Any, turn: Turn, most: float = math.inf) -> list[int]:
     `TooManyTokens` where the new messages must have more than `most`.
     """
     if turn.held_ids is None:
-        return opening_ids(tokenizer, turn.messages, dialect.declared(turn.tools), most)
+        return opening_ids(tokenizer, turn.messages, tool_calls.declare_tools(turn.tools), most)
     last = max(i for i, message in enumerate(turn.messages) if message["role"] == "assistant")
     return turn.held_ids + following_ids(tokenizer, turn.messages[last + 1 :], most)
 
@@ -98,7 +98,7 @@ def token_sample(
     """Return the sample of these ids, its tool calls read in the format `tool_calls`; `more`: further fields."""
     ended = bool(ids) and ids[-1] in ends
     return Sample(
-        text=canonical(tool_calls, tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False)),
+        text=normalise_calls(tool_calls, tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False)),
         finish_reason="stop" if ended else "length",
         prompt_ids=prompt,
         completion_ids=ids,

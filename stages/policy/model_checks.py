@@ -101,8 +101,8 @@ def require_finite(config: PolicyConfig, model: Any) -> None:
     """`NotFinite` where a weight is NaN or infinite."""
     if damage := not_finite(model):
         raise NotFinite(
-            f"The weights of the model {config.model!r} are damaged: {damage}. Take a checkpoint from before they were, "
-            "or bring its files again."
+            f"The weights of the model {config.model!r} are damaged: {damage}. Take a checkpoint from before they "
+            "were, or bring its files again."
         )
 
 

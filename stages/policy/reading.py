@@ -14,12 +14,12 @@ from typing import Any
 
 import orjson
 
-from stages.messages import Spoken, ToolCall, write
+from stages.messages import MessageParts, ToolCall, write
 from stages.policy.base import PolicyConfig, Sample
-from stages.policy.client import Failed, Rejected, Retryable, WebPage, error_of_status, shown, web_page
-from stages.policy.dialect import canonical
-from stages.policy.requests import Asked
+from stages.policy.client import CallError, RejectedError, RetryableError, WebPage, error_of_status, excerpt, web_page
+from stages.policy.requests import CallBounds
 from stages.policy.token_counts import LONGEST_TOKEN, least_tokens, tokenizer
+from stages.policy.tool_calls import normalise_calls
 
 MOST_USD = 1e6
 """USD of one call from which a bill is no bill but garbage. Two of 1e308 would add up to infinity."""
@@ -30,7 +30,7 @@ class MalformedBill(ValueError):
     """A bill with something that is not a number where a number belongs."""
 
 
-class Overlong(Exception):
+class OverlongAnswer(Exception):
     """An answer longer than was asked for, which is paid and kept: the server does not keep to `max_tokens`."""
 
     def __init__(self, sample: Sample, tokens: int, limit: int) -> None:
@@ -57,7 +57,7 @@ STOPS = (KeyboardInterrupt, SystemExit)
 """What a reader does not raise. It may raise anything else: the panic of a library in Rust is no `Exception`."""
 
 
-class Unreadable(Failed):
+class UnreadableAnswer(CallError):
     """A body with status 200 at which a reader fails: a defect, or something that is missing on this machine.
 
     Its cause is what was raised. billed_usd: by the body's own bill, None where that cannot be read either.
@@ -73,26 +73,26 @@ def record(raw: bytes, *, latency_s: float, attempts: int) -> bytes:
     return orjson.dumps({"latency_s": latency_s, "attempts": attempts}) + b"\n" + raw
 
 
-def read_record(entry: bytes, config: PolicyConfig, bounds: Asked) -> Sample:
-    """Return the answer in a record; raise as `read` does, and `Unreadable` for whatever else reading it raises."""
+def read_record(entry: bytes, config: PolicyConfig, bounds: CallBounds) -> Sample:
+    """Return the answer in a record; raise as `read` does, and `UnreadableAnswer` for any other exception."""
     head, is_body, raw = entry.partition(b"\n")
     about = orjson.loads(head)
     if not is_body:  # of an earlier commit: the fields of the sample that was read
         return Sample(**about)
     try:
         return read(raw, config, bounds, **about)
-    except (Failed, Overlong, *STOPS):
+    except (CallError, OverlongAnswer, *STOPS):
         raise
     except BaseException as error:
-        why = f"the server's answer cannot be read ({type(error).__name__}: {shown(error, 200)})"
-        raise Unreadable(why, billed_usd=charged(raw, False, bounds=bounds, config=config)) from error
+        why = f"the server's answer cannot be read ({type(error).__name__}: {excerpt(error, 200)})"
+        raise UnreadableAnswer(why, billed_usd=charged(raw, False, bounds=bounds, config=config)) from error
 
 
-def read(raw: bytes, config: PolicyConfig, bounds: Asked, *, latency_s: float, attempts: int) -> Sample:
+def read(raw: bytes, config: PolicyConfig, bounds: CallBounds, *, latency_s: float, attempts: int) -> Sample:
     """Return the answer in a 200 response; raise for a body that holds an error, or is unusable by `UNUSABLE`.
 
     A body is read as JSON whatever its content type. A tool call is an answer, written as `stages.messages` writes it.
-    `Overlong` for a longer answer than was asked for.
+    `OverlongAnswer` for a longer answer than was asked for.
     """
     try:
         body = parse(raw)
@@ -102,20 +102,20 @@ def read(raw: bytes, config: PolicyConfig, bounds: Asked, *, latency_s: float, a
             raise WebPage(config, hint) from None
         raise _unusable("not JSON", f"is not JSON ({error})", None) from None
     if not isinstance(body, dict):
-        raise _unusable("not a completion", f"is not a JSON object: {shown(body, 80)!r}", None)
+        raise _unusable("not a completion", f"is not a JSON object: {excerpt(body, 80)!r}", None)
     # OpenRouter sends status 200 as soon as a model begins to answer, and puts what fails afterwards into the body.
     if fault := body.get("error"):
         code = fault.get("code") if isinstance(fault, dict) else None
         raise error_of_status(
             code if type(code) is int else 500,
-            shown(fault, 200),
+            excerpt(fault, 200),
             config,
             billed_usd=charged(raw, False, bounds=bounds, config=config),
         )
     choices = body.get("choices")
     if not isinstance(choices, list) or not choices:
         reason = "not a completion" if not isinstance(choices, list) else "no choices"
-        raise _unusable(reason, f"has no choices: {shown(body, 80)!r}", cost(body, [], bounds, config))
+        raise _unusable(reason, f"has no choices: {excerpt(body, 80)!r}", cost(body, [], bounds, config))
     try:
         choice = choices[0]
         message, finish = choice["message"], _finish(choice)
@@ -124,7 +124,7 @@ def read(raw: bytes, config: PolicyConfig, bounds: Asked, *, latency_s: float, a
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise _unusable(
             "malformed",
-            f"has no choices[0].message.content, or a field of another type ({error!r}): {shown(body, 80)!r}",
+            f"has no choices[0].message.content, or a field of another type ({error!r}): {excerpt(body, 80)!r}",
             cost(body, [], bounds, config),
         ) from None
     usage = cost(body, [*written, thoughts or ""], bounds, config)
@@ -137,7 +137,7 @@ def read(raw: bytes, config: PolicyConfig, bounds: Asked, *, latency_s: float, a
         )
     model, provider = (body.get(name) if isinstance(body.get(name), str) else None for name in ("model", "provider"))
     sample = Sample(
-        text=canonical(config.tool_calls, text or ""),
+        text=normalise_calls(config.tool_calls, text or ""),
         reasoning=thoughts,
         logprobs=logprobs,
         logprob_kind="unknown" if logprobs else None,
@@ -149,7 +149,7 @@ def read(raw: bytes, config: PolicyConfig, bounds: Asked, *, latency_s: float, a
         **usage,
     )
     if tokens := overlong(body, written, bounds):
-        raise Overlong(sample, tokens, bounds.completion_tokens)
+        raise OverlongAnswer(sample, tokens, bounds.completion_tokens)
     return sample
 
 
@@ -193,18 +193,18 @@ def _merged(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return merged
 
 
-def _unusable(reason: str, fault: str, usage: dict[str, Any] | None) -> Failed:
+def _unusable(reason: str, fault: str, usage: dict[str, Any] | None) -> CallError:
     """Return the error of a body that is not an answer. usage: its bill, as fields of a `Sample`."""
     kind, mends = UNUSABLE[reason]
     message, usage = f"the server's answer {fault}", usage or {}
     bill = usage if usage.get("usage_by") == "server" or reason == "no text" else {}
     billed_usd, claimed_usd = bill.get("cost_usd"), bill.get("claimed_usd")
     if mends:
-        return Retryable(kind, message, billed_usd=billed_usd, claimed_usd=claimed_usd)
-    return Rejected(kind, message, billed_usd=None, usage=bill)
+        return RetryableError(kind, message, billed_usd=billed_usd, claimed_usd=claimed_usd)
+    return RejectedError(kind, message, billed_usd=None, usage=bill)
 
 
-def charged(raw: bytes, free: bool, *, bounds: Asked, config: PolicyConfig) -> float | None:
+def charged(raw: bytes, free: bool, *, bounds: CallBounds, config: PolicyConfig) -> float | None:
     """Return what a server says that it charged for a call without an answer; None where that is not known.
 
     free: whether the server's status says that nothing was done, which a bill in its body may contradict.
@@ -231,7 +231,7 @@ def charged(raw: bytes, free: bool, *, bounds: Asked, config: PolicyConfig) -> f
 def _finish(choice: dict[str, Any]) -> str | None:
     finish = choice.get("finish_reason")
     if finish is not None and not isinstance(finish, str):
-        raise TypeError(f"a finish_reason that is not text: {_shown(finish)}")
+        raise TypeError(f"a finish_reason that is not text: {_excerpt(finish)}")
     return finish
 
 
@@ -258,7 +258,7 @@ def _text(message: dict[str, Any]) -> str | None:
     if content is not None and not isinstance(content, str):
         raise TypeError("a content that is not text")
     if calls := _calls(message):
-        return write(Spoken(content or "", calls))
+        return write(MessageParts(content or "", calls))
     if "content" not in message:
         raise KeyError("content")
     return content
@@ -281,7 +281,7 @@ def _written(message: dict[str, Any]) -> list[str]:
     return [*parts, *(piece for call in _calls(message) for piece in (call.name, call.arguments))]
 
 
-def cost(body: Mapping[str, Any], texts: list[str], bounds: Asked, config: PolicyConfig) -> dict[str, Any]:
+def cost(body: Mapping[str, Any], texts: list[str], bounds: CallBounds, config: PolicyConfig) -> dict[str, Any]:
     """Return tokens and cost of a response as fields of a `Sample`.
 
     texts: what the model has visibly written.
@@ -311,7 +311,7 @@ def cost(body: Mapping[str, Any], texts: list[str], bounds: Asked, config: Polic
                 return _fields(prompt, completion, cached, max(billed or 0.0, listed), claimed, config, billed)
         elif billed is not None and billed >= config.cost(*_least(texts, bounds, config)):
             return _fields(bounds.prompt_tokens, bounds.completion_tokens, 0, billed, claimed, config, billed)
-    most = max(bounds.usd(config), billed or 0.0)
+    most = max(bounds.max_usd(config), billed or 0.0)
     bound = _fields(bounds.prompt_tokens, bounds.completion_tokens, 0, most, claimed, config, None)
     return {**bound, "usage_by": "bound"}
 
@@ -339,28 +339,28 @@ def _number(fields: Mapping[str, Any], name: str, most: float = MOST_TOKENS, *, 
         return None
     # A bool is an int in Python: `true` would be a token, and `false` a bill of nothing.
     if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
-        raise MalformedBill(f"{name} is {_shown(value)}, not a number")
+        raise MalformedBill(f"{name} is {_excerpt(value)}, not a number")
     if not abs(value) <= most:  # NaN too
-        raise MalformedBill(f"{name} is {_shown(value)}, which no call can reach")
+        raise MalformedBill(f"{name} is {_excerpt(value)}, which no call can reach")
     return value
 
 
 def _details(usage: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     details = usage.get(name)
     if details is not None and not isinstance(details, Mapping):
-        raise MalformedBill(f"{name} is {_shown(details)}, not an object")
+        raise MalformedBill(f"{name} is {_excerpt(details)}, not an object")
     return details or {}
 
 
-def _shown(value: Any) -> str:
-    return shown(value, 40, repr)
+def _excerpt(value: Any) -> str:
+    return excerpt(value, 40, repr)
 
 
 SLACK = 2
 """Tokens by which an honest answer may exceed `max_tokens`: some servers count what ends it."""
 
 
-def overlong(body: Mapping[str, Any], texts: list[str], bounds: Asked) -> int:
+def overlong(body: Mapping[str, Any], texts: list[str], bounds: CallBounds) -> int:
     """Return the tokens of an answer that is longer than it may be, by the bill or by its own text; else 0."""
     usage = body.get("usage")
     billed = usage.get("completion_tokens") if isinstance(usage, Mapping) else 0
@@ -398,11 +398,11 @@ def most_words(text: str) -> int:
     return 1 + sum(map(text.count, ASCII_SPACES)) if text.isascii() else len(text.split())
 
 
-def _least(texts: list[str], bounds: Asked, config: PolicyConfig) -> tuple[int, int]:
+def _least(texts: list[str], bounds: CallBounds, config: PolicyConfig) -> tuple[int, int]:
     """Return lower bounds of prompt and completion tokens."""
     count = (tokenizer(config.model) if config.has_price else None) or least_tokens
     return sum(map(count, _contents(bounds))), sum(map(count, texts))
 
 
-def _contents(bounds: Asked) -> Iterator[str]:
+def _contents(bounds: CallBounds) -> Iterator[str]:
     return (content for message in bounds.messages if isinstance(content := message.get("content"), str))

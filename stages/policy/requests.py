@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stages.policy import available, dialect
+from stages.policy import available, tool_calls
 from stages.policy.base import LIMITS, UNSTATED, PolicyConfig, Turn
-from stages.policy.dialect import EXTRAS
+from stages.policy.tool_calls import PROBED_FIELDS
 from stages.runs import store
 
 QUESTION = [{"role": "user", "content": "Answer with the word OK."}]
@@ -28,10 +28,10 @@ def max_tokens_field(config: PolicyConfig) -> int | bool:
 def request_body(config: PolicyConfig, max_tokens: int | bool, turn: Turn, refused: Collection[str] = ()) -> Request:
     """Return the body of the request for a turn; refused: fields that are left out, as the server refuses them."""
     settings = config.request | dict.fromkeys(refused, False)
-    tools = [] if settings.get("tools") is False else dialect.declared(turn.tools)
+    tools = [] if settings.get("tools") is False else tool_calls.declare_tools(turn.tools)
     defaults = {
         "model": config.model,
-        "messages": dialect.conversation(turn.messages, with_tools=bool(tools)),
+        "messages": tool_calls.chat_messages(turn.messages, with_tools=bool(tools)),
         **({"tools": tools} if tools else {}),
         "temperature": config.temperature,
         "max_tokens": max_tokens,
@@ -43,15 +43,15 @@ def request_body(config: PolicyConfig, max_tokens: int | bool, turn: Turn, refus
 
 def probing(config: PolicyConfig, max_tokens: int | bool) -> tuple[Request, Request]:
     """Return the request that probes a server, without the fields that it may not accept, and these fields."""
-    plain = request_body(config, max_tokens, Turn([], 0), EXTRAS)
+    plain = request_body(config, max_tokens, Turn([], 0), PROBED_FIELDS)
     plain["messages"] = QUESTION
     for name in (set(LIMITS) & plain.keys()) or {"max_tokens"}:
         plain[name] = min(plain.get(name, LONGEST), LONGEST)
-    return plain, {name: value for name, value in EXTRAS.items() if config.request.get(name) is not False}
+    return plain, {name: value for name, value in PROBED_FIELDS.items() if config.request.get(name) is not False}
 
 
 @dataclass(frozen=True)
-class Asked:
+class CallBounds:
     """What bounds a call's cost: upper bounds of prompt and completion tokens, and the conversation that was sent."""
 
     prompt_tokens: int
@@ -59,7 +59,7 @@ class Asked:
     messages: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod
-    def of(cls, request: Mapping[str, Any], context: int) -> "Asked":
+    def of_request(cls, request: Mapping[str, Any], context: int) -> "CallBounds":
         """Return the bounds of a request to a server; context: the longest answer where the request has none."""
         limits = [request[name] for name in LIMITS if request.get(name) is not None]
         longest = max(limits, default=context)
@@ -68,7 +68,7 @@ class Asked:
         prompt = len(store.encode(request)) * 11 // 10 + 512
         return cls(prompt, longest, tuple(request.get("messages", ())))
 
-    def usd(self, config: PolicyConfig) -> float:
+    def max_usd(self, config: PolicyConfig) -> float:
         """Return the most that the call can cost in USD, however much of its prompt was cached."""
         prompt = self.prompt_tokens
         return max(config.cost(prompt, self.completion_tokens, cached) for cached in (0, prompt))
@@ -77,10 +77,10 @@ class Asked:
 def price_bound(config: PolicyConfig, turns: Iterable[Turn]) -> float:
     """Return the most in USD that a server asks for the answers to these turns, where no call is repeated."""
     longest, max_tokens = available.longest_answer(config), max_tokens_field(config)
-    return sum(Asked.of(request_body(config, max_tokens, turn), longest).usd(config) for turn in turns)
+    return sum(CallBounds.of_request(request_body(config, max_tokens, turn), longest).max_usd(config) for turn in turns)
 
 
 def probe_price_bound(config: PolicyConfig) -> float:
     """Return the most in USD that a server asks for the probe, where it accepts all fields."""
     plain, fields = probing(config, max_tokens_field(config))
-    return Asked.of(plain | fields, available.longest_answer(config)).usd(config)
+    return CallBounds.of_request(plain | fields, available.longest_answer(config)).max_usd(config)

@@ -146,11 +146,11 @@ class PrefixCache:
         if not rows.in_place:
             return
         rows.forget_step()
-        self._rows, width = rows, rows.shown.shape[1]
+        self._rows, width = rows, rows.prompt_mask.shape[1]
         for row, number in enumerate(rows.numbers):
             # A row that ended before others was fed tokens behind its end, and the last token of all was never fed.
             fed = min(len(completions[number]), rows.ends.get(number, rows.extent.length) - width)
-            columns = torch.cat([rows.shown[number].nonzero()[:, 0], torch.arange(width, width + fed)])
+            columns = torch.cat([rows.prompt_mask[number].nonzero()[:, 0], torch.arange(width, width + fed)])
             self._known[*prompts[number], *completions[number]] = row, columns
 
     def find(self, prompt: Sequence[int]) -> tuple[int, Int[Tensor, " n"]] | None:
@@ -338,12 +338,12 @@ class _Layer(CacheLayerMixin):
 class _Rows:
     """Rows of a batch that a model has read. Rows that ended are moved behind the others and no longer fed.
 
-    shown: [B, P] on the host, the columns of prompts that are no padding; all later ones are none. visible: the same on
-    the device, [B, capacity]. numbers: of the row at each place. ends: columns in use when a row was dropped.
+    prompt_mask: [B, P] on the host, False at padding; no later column is padding. visible: the same on the device,
+    [B, capacity]. numbers: the prompt of the row at each index. ends: columns in use when a row was dropped.
     """
 
     def __init__(self, model: Any, mask: Bool[Tensor, "u p"], capacity: int, in_place: bool) -> None:
-        self.model, self.shown, self.in_place = model, mask, in_place
+        self.model, self.prompt_mask, self.in_place = model, mask, in_place
         self.extent = _Extent(len(mask), 0, capacity)
         self.numbers, self.ends = list(range(len(mask))), dict[int, int]()
         self.next = torch.empty(0)
@@ -354,11 +354,11 @@ class _Rows:
         self._bias: Float[Tensor, "b 1 1 c"] | None = None
         self.fixed = False
         self._step: _FixedStep | None = None
-        self._show(capacity)
+        self._extend_mask(capacity)
 
-    def _show(self, capacity: int) -> None:
-        padded = torch.ones(len(self.shown), capacity, dtype=torch.bool)
-        padded[:, : self.shown.shape[1]] = self.shown
+    def _extend_mask(self, capacity: int) -> None:
+        padded = torch.ones(len(self.prompt_mask), capacity, dtype=torch.bool)
+        padded[:, : self.prompt_mask.shape[1]] = self.prompt_mask
         self.visible = padded.to(next(self.model.parameters()).device)
 
     @property
@@ -455,10 +455,10 @@ class _Rows:
                     setattr(layer, name, larger)
         else:
             self._cache.batch_select_indices(index)
-        self.shown, self.numbers = self.shown[numbers], list(range(len(numbers)))
+        self.prompt_mask, self.numbers = self.prompt_mask[numbers], list(range(len(numbers)))
         self.extent.rows, self.extent.capacity = len(numbers), capacity
         self.next = self.next.index_select(0, index)
-        self._show(capacity)
+        self._extend_mask(capacity)
 
     def copy_from(self, previous: "_Rows", places: Int[Tensor, " u"], columns: Int[Tensor, "u c"]) -> None:
         """Begin with these columns of another's rows, whose tables are freed layer by layer."""

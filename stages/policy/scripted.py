@@ -57,8 +57,8 @@ def check(config: PolicyConfig, env: str) -> None:
     if meant and config.base_url is None and not config.folder.is_dir():
         actions = "the tasks' own solutions" if meant == REFERENCE else "nothing"
         raise BadInput(
-            f"There is no model folder {config.model!r} here. To play {actions}, give `--policy {meant}`; for a model its "
-            "folder, or its hub id with the organisation."
+            f"There is no model folder {config.model!r} here. To play {actions}, give `--policy {meant}`; for a model "
+            "its folder, or its hub id with the organisation."
         )
     if config.model == REFERENCE and config.scripted and not envs.has_solutions(env):
         raise UsageError(

@@ -146,7 +146,12 @@ class ModelServer:
         self._process = self._keeper = None
 
     def _wait(self) -> None:
-        from stages.policy.client import NO_ANSWER, Client, Failed, Retryable  # HTTP's libraries are slow to import
+        from stages.policy.client import (  # HTTP's libraries are slow to import
+            NO_ANSWER,
+            CallError,
+            Client,
+            RetryableError,
+        )
 
         client, started = Client(PolicyConfig(model=self.title, base_url=self.url)), time.monotonic()
         silent_at = started
@@ -154,10 +159,10 @@ class ModelServer:
             error = "it has no list of models"
             try:
                 listed = background.run(client.models()) is not None
-            except Failed as failed:
+            except CallError as failed:
                 listed, error = False, str(failed)
                 # No answer is the usual one of a server that still loads its model.
-                if isinstance(failed, Retryable) and failed.kind in NO_ANSWER:
+                if isinstance(failed, RetryableError) and failed.kind in NO_ANSWER:
                     silent_at = time.monotonic()
             self._check()
             if not self.alive():  # what answered, if anything did, is another program's

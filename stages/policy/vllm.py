@@ -25,7 +25,7 @@ from transformers import GenerationConfig
 from stages.errors import ComposerError, InfrastructureError, UsageError
 from stages.policy import adapters, background, model_checks
 from stages.policy.base import PolicyConfig, Sample, Turn
-from stages.policy.client import BODY_BYTES, Client, Fatal, Rejected, Retryable, most_bytes, retrying
+from stages.policy.client import BODY_BYTES, Client, FatalError, RejectedError, RetryableError, most_bytes, retrying
 from stages.policy.local import (
     count_tokens,
     device,
@@ -80,7 +80,7 @@ class Completion:
 class Completions:
     """Requests to one vLLM server; a server started here is restarted when it dies, with its adapters.
 
-    Temporary errors are retried a finite number of times. Raises `Retryable` and `Rejected` as
+    Temporary errors are retried a finite number of times. Raises `RetryableError` and `RejectedError` as
     `stages.policy.client` has them, and `ComposerError` where no request can succeed.
     """
 
@@ -138,7 +138,7 @@ class Completions:
 
     async def score(self, model: str, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
         """Return the natural log-prob, before temperature, of each token of a given completion of a prompt."""
-        entries = await self._told(model, prompt, completion, 0)
+        entries = await self._prompt_logprobs(model, prompt, completion, 0)
         return [entry[token] for token, entry in zip(completion, entries, strict=True)]
 
     async def likeliest(
@@ -149,8 +149,8 @@ class Completions:
         vocabulary: ids from there on are a head's padding. `UsageError` where the server does not tell so many.
         """
         try:
-            entries = await self._told(model, prompt, completion, num)
-        except Rejected as error:
+            entries = await self._prompt_logprobs(model, prompt, completion, num)
+        except RejectedError as error:
             if error.kind == "context":
                 raise
             raise UsageError(
@@ -169,7 +169,7 @@ class Completions:
             )
         return np.array([[*(token for _, token in row), *(logprob for logprob, _ in row)] for row in best], np.float32)
 
-    async def _told(
+    async def _prompt_logprobs(
         self, model: str, prompt: Sequence[int], completion: Sequence[int], num: int
     ) -> list[dict[int, float]]:
         """Return log-probs by token at each place of a given completion: its own token's, and the `num` likeliest."""
@@ -211,7 +211,7 @@ class Completions:
         try:
             if name not in self._listed:  # another run that shares the server has loaded it
                 await self._repeated(lambda: self._load(body))
-        except (Fatal, Rejected) as error:
+        except (FatalError, RejectedError) as error:
             raise UsageError(
                 f"The server at {self._config.base_url} does not load the adapter {folder}: {error} It needs "
                 "--enable-lora, --max-lora-rank of the rank or more, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."
@@ -221,7 +221,7 @@ class Completions:
     async def _load(self, body: Mapping[str, str]) -> None:
         try:
             await self._client.ask("/load_lora_adapter", body)
-        except Rejected as error:
+        except RejectedError as error:
             if "has already been loaded" not in str(error):  # by a request whose answer was lost
                 raise
 
@@ -243,7 +243,7 @@ class Completions:
                 await self._repeated(lambda: self._replace_weights(root, source))
             finally:  # also where the answer to a pause was lost
                 await self._repeated(lambda: root.ask("/resume", {}))
-        except (Fatal, Rejected) as error:
+        except (FatalError, RejectedError) as error:
             raise UsageError(
                 f"The server at {self._config.base_url} does not load the weights {source}: {error} It needs to read "
                 "that folder, and the environment variable VLLM_SERVER_DEV_MODE=1 at its start."
@@ -263,7 +263,7 @@ class Completions:
         await root.ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": source}})
         # Without this, prompts and what requests have sampled so far go on from keys and values of other weights.
         if b"true" not in await root.ask("/reset_prefix_cache?reset_running_requests=true", {}):
-            raise Retryable("cache", "the server did not drop the prefixes that it has cached")
+            raise RetryableError("cache", "the server did not drop the prefixes that it has cached")
 
     async def probe(self, ends: set[int]) -> ServerFacts:
         """Find out what the server serves and which log-probs it returns; `UsageError` for an unsuitable server."""
@@ -278,11 +278,11 @@ class Completions:
             # Outside of development mode there is no such address, and nobody can have paused the server.
             paused = await root.get("/is_paused")
             if paused.status == 200 and paused.body.replace(b" ", b"") == b'{"is_paused":true}':
-                raise Retryable("paused", "it is paused")  # a training goes on with it after some seconds
+                raise RetryableError("paused", "it is paused")  # a training goes on with it after some seconds
 
         try:
             await self._repeated(find_going)
-        except Retryable as error:
+        except RetryableError as error:
             if error.kind != "paused":
                 raise
             raise UsageError(
@@ -310,7 +310,7 @@ class Completions:
             try:
                 read = orjson.loads(raw)
             except ValueError as error:
-                raise Retryable("garbage", f"the server's answer is not JSON ({error})") from None
+                raise RetryableError("garbage", f"the server's answer is not JSON ({error})") from None
             self._version = read.get("system_fingerprint") or self._version
             return read
 
@@ -346,7 +346,7 @@ class Completions:
         for body in list(self._adapters.values()):
             try:
                 await self._load(body)
-            except (ComposerError, Rejected) as error:
+            except (ComposerError, RejectedError) as error:
                 raise UsageError(
                     f"The server was started again, but without its adapter {body['lora_path']}: {error}"
                 ) from None
@@ -379,8 +379,8 @@ class VllmPolicy:
         self.config, self.tokenizer, self.server, self.url = config, tokenizer, server, url
         self._ends = ends
         self._completions = Completions(config, url, server)
-        self.found = self._asked(self._completions.probe(ends))
-        self._sampled: tuple[str, int | None] = (self.found.name, None)
+        self.server_facts = self._run(self._completions.probe(ends))
+        self._sampled: tuple[str, int | None] = (self.server_facts.name, None)
         """The model that is sampled from, and the version of its weights: one value, as another thread replaces it."""
         self._in_flight = Counter[str]()
 
@@ -416,11 +416,11 @@ class VllmPolicy:
 
     async def ask(self, turn: Turn) -> Sample:
         """Return one answer; its error, if any, is in the `Sample`."""
-        prompt = prompt_within(self.tokenizer, turn, self.found.context_tokens)
+        prompt = prompt_within(self.tokenizer, turn, self.server_facts.context_tokens)
         if isinstance(prompt, Sample):
             return prompt
         # vLLM refuses a request whose max_tokens does not fit behind its prompt, so it gets what fits.
-        room = self.found.context_tokens - len(prompt)
+        room = self.server_facts.context_tokens - len(prompt)
         # An answer is of the weights at its beginning; those under training change meanwhile.
         started, (name, version) = time.monotonic(), self._sampled
         self._in_flight[name] += 1
@@ -430,10 +430,10 @@ class VllmPolicy:
                 prompt,
                 max_tokens=min(self.config.max_tokens or room, room),
                 temperature=self.config.temperature,
-                seed=turn.seed if self.found.seeds else None,
+                seed=turn.seed if self.server_facts.seeds else None,
                 ends=self._ends,
             )
-        except (Retryable, Rejected) as error:
+        except (RetryableError, RejectedError) as error:
             return Sample(error_type=error.kind, error=str(error))
         finally:
             self._in_flight[name] -= 1
@@ -444,7 +444,7 @@ class VllmPolicy:
             got.ids,
             self.config.tool_calls,
             logprobs=got.logprobs,
-            logprob_kind=self.found.logprob_kind if self.config.temperature else "raw",
+            logprob_kind=self.server_facts.logprob_kind if self.config.temperature else "raw",
             latency_s=time.monotonic() - started,
             attempts=got.attempts,
             policy_version=version,
@@ -452,14 +452,14 @@ class VllmPolicy:
 
     async def probe(self) -> ServerFacts:
         """Return the result of the probe that opened the policy."""
-        return self.found
+        return self.server_facts
 
     async def drain(self) -> None:
         """Return at once: requests to a server of ours are not paid for, so none need be awaited."""
 
     def count_tokens(self, turn: Turn) -> int:
         """Return the number of tokens in a turn's prompt."""
-        return count_tokens(self.tokenizer, turn, self.found.context_tokens)
+        return count_tokens(self.tokenizer, turn, self.server_facts.context_tokens)
 
     def score(self, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
         """Return the natural log-prob, before temperature, of each token of a given action."""
@@ -467,7 +467,7 @@ class VllmPolicy:
 
     def score_all(self, actions: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """Return `score` of each (prompt, action), asked concurrently."""
-        return self._asked(
+        return self._run(
             background.gather(
                 self._completions.score(self._sampled[0], prompt, completion) for prompt, completion in actions
             )
@@ -476,29 +476,29 @@ class VllmPolicy:
     def likeliest_all(self, actions: Sequence[tuple[Sequence[int], Sequence[int]]], num: int) -> list[Likeliest]:
         """Return the `num` likeliest tokens at each place of each (prompt, action), asked concurrently."""
         ask, model, vocabulary = self._completions.likeliest, self._sampled[0], len(self.tokenizer)
-        return self._asked(
+        return self._run(
             background.gather(ask(model, prompt, completion, num, vocabulary) for prompt, completion in actions)
         )
 
     def load(self, name: str, folder: Path) -> None:
         """Load an adapter into the server under this name."""
-        self._asked(self._completions.load(name, folder))
+        self._run(self._completions.load(name, folder))
 
     def replace_weights(self, source: str) -> None:
         """Replace all weights of the server; an answer under way goes on with the new ones."""
-        self._asked(self._completions.replace_weights(source))
+        self._run(self._completions.replace_weights(source))
 
     def sleep(self, level: int) -> None:
         """Have the server free its GPU, of keys and values too: 1 moves the weights to main memory, 2 drops them."""
-        self._asked(self._completions.administer(f"/sleep?level={level}"))
+        self._run(self._completions.administer(f"/sleep?level={level}"))
 
     def wake(self) -> None:
         """Have the server take its memory again; after level 2 its weights are to be replaced before it is asked."""
-        self._asked(self._completions.administer("/wake_up"))
+        self._run(self._completions.administer("/wake_up"))
 
     def sample_from(self, name: str | None, version: int | None = None) -> None:
         """Sample from a loaded adapter from now on, or without one; `version` is written into every sample."""
-        self._sampled = name or self.found.name, version
+        self._sampled = name or self.server_facts.name, version
 
     @property
     def version(self) -> int | None:
@@ -511,20 +511,20 @@ class VllmPolicy:
         async def names() -> set[str]:  # on the loop of the requests, where none is just being begun
             return {self._sampled[0], *(+self._in_flight)}
 
-        return self._asked(names())
+        return self._run(names())
 
     def unload(self, name: str) -> None:
         """Remove an adapter that is no longer sampled from."""
-        self._asked(self._completions.unload(name))
+        self._run(self._completions.unload(name))
 
     def facts(self) -> dict[str, Any]:
         """Return model name, digests of tokenizer and chat template, and the probe's result."""
-        return tokenizer_facts(self.config, self.tokenizer) | {"server": asdict(self.found)}
+        return tokenizer_facts(self.config, self.tokenizer) | {"server": asdict(self.server_facts)}
 
-    def _asked(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+    def _run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
         try:
             return background.run(work)
-        except (Retryable, Rejected) as error:
+        except (RetryableError, RejectedError) as error:
             raise InfrastructureError(
                 f"The server at {self.url} cannot be used: {error}. Start the server, or correct base_url."
             ) from None

@@ -1,6 +1,6 @@
 """Play rollouts of a policy in an environment: sample an action, execute it, until the rollout ends; then grade it.
 
-In reading order: a rollout and its limits; how much of the conversation the policy is shown (`shown`); one turn
+In reading order: a rollout and its limits; the messages that the policy sees (`visible_messages`); one turn
 (`next_turn`, `act`) and the grade (`grade`); two ways to play many rollouts; and `play_missing`, which plays those of a
 stage and writes their units. `play` advances a batch in lock step, because the arithmetic of a local model depends on
 the batch. `play_each` lets every rollout of a policy on a server advance at its own pace, so that a slow answer,
@@ -61,7 +61,7 @@ MOST_GRADED_TOGETHER = 32
 NOT_RESTORED = "not_restored"
 """`LiveRollout.terminated_by` where a recorded state was not reached again: there is nothing to grade then."""
 GIVEN_UP = "given_up"
-"""`LiveRollout.terminated_by` where it was no longer wanted: it is not graded."""
+"""`LiveRollout.terminated_by` where it was no longer needed: it is not graded."""
 OUT_OF_STEPS = "max_steps"
 """`LiveRollout.terminated_by` where the limit of steps ended it."""
 UNGRADED = (NOT_RESTORED, GIVEN_UP)
@@ -197,7 +197,7 @@ def state_sha256(messages: list[Message]) -> str:
     return store.digest(messages)
 
 
-def shown(messages: list[Message], history: str | None) -> list[Message]:
+def visible_messages(messages: list[Message], history: str | None) -> list[Message]:
     """Return the conversation as the policy sees it. The opening and all later assistant messages always remain."""
     first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
     if history == SUMMARISE:
@@ -275,7 +275,7 @@ def _turn(rollout: LiveRollout) -> Turn:
     seed = int(store.digest([rollout.rollout_id, len(rollout.steps)])[:15], 16)
     step = len(rollout.steps)
     action = rollout.solution[step] if step < len(rollout.solution) else None
-    return Turn(list(shown(rollout.messages, rollout.history)), seed, ids, rollout.tools, action)
+    return Turn(list(visible_messages(rollout.messages, rollout.history)), seed, ids, rollout.tools, action)
 
 
 def prompt_tokens(rollout: LiveRollout, turn: Turn, policy: Policy) -> int | None:
@@ -405,7 +405,7 @@ def play(
                         for start in range(0, len(turns), policy.batch_size)
                         for sample in ask_all(policy, [turn for _, _, turn in turns[start : start + policy.batch_size]])
                     ]
-                list(pool.map(lambda turn, sample: act(turn[0], turn[1], turn[2], sample, rules), turns, samples))
+                list(pool.map(lambda entry, sample: act(entry[0], entry[1], entry[2], sample, rules), turns, samples))
             grade(pairs, gradings)
     finally:
         for rollout, environment in pairs:
@@ -427,7 +427,7 @@ RolloutsAhead = asyncio.Queue[LiveRollout | None]
 """Rollouts to play; None after the last one."""
 
 
-def queued(rollouts: Iterable[LiveRollout]) -> RolloutsAhead:
+def make_queue(rollouts: Iterable[LiveRollout]) -> RolloutsAhead:
     """Return a queue of these rollouts, after which no more come."""
     ahead: RolloutsAhead = asyncio.Queue()
     for rollout in (*rollouts, None):
@@ -444,7 +444,7 @@ async def play_each(
     rules: Rules,
     in_flight: InFlight,
     check: Callable[[], None],
-    wanted: Callable[[LiveRollout], bool] = lambda rollout: True,
+    is_needed: Callable[[LiveRollout], bool] = lambda rollout: True,
     watch: Callable[[list[Row]], None] = lambda live: None,
 ) -> None:
     """Play and grade every rollout; `finished` gets a filled-in copy of each when it is graded, in no fixed order.
@@ -452,13 +452,13 @@ async def play_each(
     `policy` has `ask` and `drain` (`stages.policy.base.AsyncPolicy`). `check` raises when nothing more is to
     be asked. Then, and after any error that does not belong to one rollout, all calls in flight are awaited, the
     environments are closed, and the error is raised. The given rollouts stay unchanged, so that finished ones take
-    no memory. `wanted` is asked before a rollout is set up and before each turn; one that is no longer wanted ends
+    no memory. `is_needed` is asked before a rollout is set up and before each turn; one that is no longer needed ends
     there and is not graded.
     `watch` gets the live rollouts once a second: rollout_id, steps, doing (one word), doing_s and wall_s in seconds.
     """
     with _pools(in_flight) as (commands, gradings):
         loop = _ConcurrentLoop(
-            make, policy, rules, check, wanted, finished, commands, gradings, asyncio.Queue(in_flight.rollouts)
+            make, policy, rules, check, is_needed, finished, commands, gradings, asyncio.Queue(in_flight.rollouts)
         )
         reporter = asyncio.create_task(loop.report_live(watch))
         try:
@@ -477,7 +477,7 @@ class _ConcurrentLoop:
     """The players and graders of one `play_each`, on the event loop of the policy's servers.
 
     Commands and gradings block, so each kind has a pool of threads. A played rollout is replaced by the next at once
-    and waits for a grader in `played`, whose size bounds the waiting ones; None there ends the graders. `open` holds
+    and waits for a grader in `ungraded`, whose size bounds the waiting ones; None there ends the graders. `open` holds
     every environment that is not closed yet, `doing` the activity of its rollout and since when; both by `id(rollout)`.
     """
 
@@ -485,11 +485,11 @@ class _ConcurrentLoop:
     policy: Any
     rules: Rules
     check: Callable[[], None]
-    wanted: Callable[[LiveRollout], bool]
+    is_needed: Callable[[LiveRollout], bool]
     finished: Callable[[LiveRollout], Awaitable[None]]
     commands: ThreadPoolExecutor
     gradings: ThreadPoolExecutor
-    played: "asyncio.Queue[RolloutPair | None]"
+    ungraded: "asyncio.Queue[RolloutPair | None]"
     open: dict[int, RolloutPair] = field(default_factory=dict)
     doing: dict[int, tuple[str, float]] = field(default_factory=dict)
 
@@ -501,7 +501,7 @@ class _ConcurrentLoop:
                 self.check()
                 # A fresh LiveRollout, so that the given ones stay empty and finished ones can be freed.
                 fresh = LiveRollout(planned.task, planned.sample_idx, planned.seed, prelude=planned.prelude)
-                if self.wanted(fresh):
+                if self.is_needed(fresh):
                     await self._play_one(fresh)
                 else:
                     fresh.terminated_by = GIVEN_UP
@@ -509,7 +509,7 @@ class _ConcurrentLoop:
             ahead.put_nowait(None)  # for the next player
 
         await background.gather(player() for _ in range(num_players))
-        await self.played.put(None)
+        await self.ungraded.put(None)
 
     async def _play_one(self, rollout: LiveRollout) -> None:
         """Play one rollout up to where it can be graded."""
@@ -520,7 +520,7 @@ class _ConcurrentLoop:
         await _in_pool(self.commands, partial(begin, self.rules, rollout, environment))
         while rollout.terminated_by is None:
             self.check()
-            if not self.wanted(rollout):
+            if not self.is_needed(rollout):
                 rollout.terminated_by = GIVEN_UP
                 break
             turn = next_turn(rollout, self.policy, self.rules)
@@ -537,7 +537,7 @@ class _ConcurrentLoop:
                 if not clock.expired():
                     raise
                 # The request that was sent is still paid for and kept.
-                rollout.terminated_by = "wall_time" if self.wanted(rollout) else GIVEN_UP
+                rollout.terminated_by = "wall_time" if self.is_needed(rollout) else GIVEN_UP
                 break
             finally:
                 rollout.clock = None
@@ -545,7 +545,7 @@ class _ConcurrentLoop:
             await _in_pool(self.commands, partial(act, rollout, environment, turn, sample, self.rules))
         self.doing[key] = "waiting for a grader", time.monotonic()
         # Blocks while the queue is full: players must not run ahead of the graders by more workspaces than that.
-        await self.played.put((rollout, environment))
+        await self.ungraded.put((rollout, environment))
 
     async def grade_all(self) -> None:
         """Grade the waiting rollouts until no more come; several in one call where the environment can."""
@@ -556,12 +556,13 @@ class _ConcurrentLoop:
                 _guarded(rollout, environment, environment.close)
                 rollout.wall_s = time.monotonic() - rollout.started
 
-        while (pair := await self.played.get()) is not None:
+        while (pair := await self.ungraded.get()) is not None:
             batch = [pair]
-            while isinstance(pair[1], GradesTogether) and len(batch) < MOST_GRADED_TOGETHER and not self.played.empty():
-                more = self.played.get_nowait()
+            most = MOST_GRADED_TOGETHER if isinstance(pair[1], GradesTogether) else 1
+            while len(batch) < most and not self.ungraded.empty():
+                more = self.ungraded.get_nowait()
                 if more is None:  # the end mark is for every grader: put it back
-                    await self.played.put(None)
+                    await self.ungraded.put(None)
                     break
                 batch.append(more)
             for rollout, _ in batch:
@@ -570,7 +571,7 @@ class _ConcurrentLoop:
             for rollout, _ in batch:
                 del self.open[id(rollout)], self.doing[id(rollout)]
                 await self.finished(rollout)
-        await self.played.put(None)  # for the next grader
+        await self.ungraded.put(None)  # for the next grader
 
     async def report_live(self, watch: Callable[[list[Row]], None]) -> None:
         """Pass the activity of every live rollout to `watch`, once a second, until cancelled."""
@@ -635,7 +636,7 @@ def play_missing(
     payload: Callable[[LiveRollout], Mapping[str, Any]],
     config: PlayingConfig,
     out: RunWriter,
-    what: str,
+    noun: str,
     shared_value: Any = None,
 ) -> None:
     """Play every rollout whose unit (`key`) is not finished; write each with its `payload` as soon as it is graded.
@@ -654,13 +655,13 @@ def play_missing(
             nonlocal done
             await written((key(rollout), payload(rollout), rollout.error is not None))
             done += 1
-            out.progress(what, done, len(rollouts))
+            out.progress(noun, done, len(rollouts))
 
-        out.progress(what, done, len(rollouts))
+        out.progress(noun, done, len(rollouts))
         await play_each(
             make,
             policy,
-            queued(missing),
+            make_queue(missing),
             finished,
             rules=Rules.of(policy, config.max_steps, config.limits, config.history),
             in_flight=config.in_flight,
@@ -676,7 +677,7 @@ def play_missing(
         def before_turn() -> None:
             out.raise_if_stopped()
             ended = sum(rollout.terminated_by is not None for rollout in batch)
-            out.progress(what, before + ended, len(rollouts))
+            out.progress(noun, before + ended, len(rollouts))
 
         play(
             make,
@@ -694,7 +695,7 @@ def play_missing(
             yield key(rollout), payload(rollout), rollout.error is not None
 
     if isinstance(policy, AsyncPolicy):
-        out.spread([[key(rollout)] for rollout in rollouts], what, shared_value)
+        out.spread([[key(rollout)] for rollout in rollouts], noun, shared_value)
         background.run(independently())
     else:
-        work_through(rollouts, key, in_batch, policy=policy, out=out, what=what, shared_value=shared_value)
+        work_through(rollouts, key, in_batch, policy=policy, out=out, what=noun, shared_value=shared_value)

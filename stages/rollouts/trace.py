@@ -18,7 +18,7 @@ from stages.envs.base import Grade, Observation, Work
 from stages.errors import BadInput
 from stages.messages import Message
 from stages.policy.base import Policy, Sample
-from stages.rollouts.agent_loop import FULL, SUMMARY_REQUEST, LiveRollout, Step, shown
+from stages.rollouts.agent_loop import FULL, SUMMARY_REQUEST, LiveRollout, Step, visible_messages
 from stages.runs import store
 from stages.runs.kinds import PAIR, ROLLOUT, STATE, STEP, Row, attributes
 from stages.runs.run import Run
@@ -62,7 +62,7 @@ def payload(rollout: LiveRollout, policy: Policy, *, sandbox: str, source: str =
     return {"rollout": row, "steps": step_rows(rollout, policy)}
 
 
-def restored(planned: LiveRollout, recorded: RolloutPayload) -> LiveRollout:
+def restore_rollout(planned: LiveRollout, recorded: RolloutPayload) -> LiveRollout:
     """Return a planned rollout as `payload` recorded it, for a training that goes on after a kill.
 
     Lacks what no row holds: a grade's labels, and the results of single tool calls. `planned` has no error.
@@ -198,21 +198,19 @@ def item_steps(item: Row) -> list[Row]:
     facts: list[Row] = orjson.loads(item.get("steps_json") or "[]")
     places = [fact["message"] for fact in facts]
     rows = []
-    for number, (start, action, end) in enumerate(
-        zip([0, *places], places, [*places[1:], len(messages)], strict=False)
-    ):
+    for number, (start, index, end) in enumerate(zip([0, *places], places, [*places[1:], len(messages)], strict=False)):
         observed = [
             message
-            for message in messages[action + 1 : end]
+            for message in messages[index + 1 : end]
             if message["role"] != "assistant" and message != SUMMARY_REQUEST
         ]
         row = {
             **{name: value for name, value in facts[number].items() if name != "message"},
             "step": number,
             "num_steps": len(facts),
-            "new_messages_json": store.encode(messages[start:action]).decode(),
-            "num_messages": action,
-            "action": messages[action]["content"],
+            "new_messages_json": store.encode(messages[start:index]).decode(),
+            "num_messages": index,
+            "action": messages[index]["content"],
             "observation": "\n".join(message["content"] for message in observed),
         }
         rows.append({**dict.fromkeys(STEP.columns), **row})
@@ -253,7 +251,8 @@ def transcripts(steps: list[Row]) -> list[list[Message]]:
 
 def states(steps: list[Row]) -> list[list[Message]]:
     """Return the conversation before each step of one rollout, as the policy was shown it."""
-    return [shown(messages, row.get("history")) for messages, row in zip(transcripts(steps), steps, strict=True)]
+    pairs = zip(transcripts(steps), steps, strict=True)
+    return [visible_messages(messages, row.get("history")) for messages, row in pairs]
 
 
 def state_digests(steps: list[Row]) -> list[str]:
@@ -310,9 +309,7 @@ def state_rows(steps: list[Row], last: int) -> Iterator[Row]:
         num_kept = len(held_messages)
         if messages[:num_kept] != held_messages:
             # A shortened or summarised history: keep what is equal up to the first difference.
-            differing = (
-                i for i, (before, after) in enumerate(zip(held_messages, messages, strict=False)) if before != after
-            )
+            differing = (i for i, (old, new) in enumerate(zip(held_messages, messages, strict=False)) if old != new)
             num_kept = next(differing, min(num_kept, len(messages)))
         kept_ids = len(previous_ids) if prompt is not None and prompt[: len(previous_ids)] == previous_ids else 0
         yield {

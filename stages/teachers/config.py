@@ -70,7 +70,7 @@ class TeacherConfig(PolicyConfig):
         parts += [f"the opening of an environment with {self.opening}"] if self.opening else []
         return f"teacher {self.name} is shown {' and '.join(parts)}" if parts else ""
 
-    def shown(self, conversation: Sequence[Message]) -> list[Message]:
+    def add_prompt(self, conversation: Sequence[Message]) -> list[Message]:
         """Return a conversation as the teacher is shown it: behind its own prompt, if it has one.
 
         Its prompt has other token ids than the student's, so the ids of the rollout are not part of a question.

@@ -188,7 +188,7 @@ class TeacherQuestion:
     @property
     def turn(self) -> Turn:
         """Return the turn that the policy is asked."""
-        messages = self.teacher.shown(self._read_messages(self.state))
+        messages = self.teacher.add_prompt(self._read_messages(self.state))
         return Turn(messages, int(self.key[:15], 16), tools=self.tools)
 
     def row(self, sample: Sample) -> Row:

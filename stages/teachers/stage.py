@@ -13,8 +13,8 @@ from stages.layout import counted
 from stages.pairs.evidence import PASSED_COLUMNS, passed_by_rollout
 from stages.policy import available, open_policy
 from stages.policy.base import FINAL, AsyncPolicy
-from stages.policy.dialect import EXTRAS
 from stages.policy.requests import price_bound, probe_price_bound
+from stages.policy.tool_calls import PROBED_FIELDS
 from stages.runs.kinds import ROLLOUT, TEACHER_ACTION, Row
 from stages.runs.run import Inputs, Run, RunWriter
 from stages.runs.settings import StageConfig
@@ -212,7 +212,7 @@ def _notes(answers: AnswerSummary, spent: list[Spending], omitting: int, spared:
     # Which request fields each server's probe was refused.
     accepted = {name: facts["accepts"] for name, facts in out.manifest.models.items() if "accepts" in facts}
     for name, accepts in accepted.items():
-        if lacks := [field for field in EXTRAS if accepts[field] is False]:
+        if lacks := [field for field in PROBED_FIELDS if accepts[field] is False]:
             lines.append(f"{name} takes no {', '.join(lacks)}: requests went without.")
     lines += [
         f"{facts['damaged_in_cache']} answers of {name} were damaged in the cache, and were asked for again."

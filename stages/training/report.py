@@ -75,7 +75,7 @@ class TrainingJournal:
         if record is None or record["rollout"]["error_type"] is not None:
             return None
         self._written.add(planned.rollout_id)
-        return trace.restored(planned, record)
+        return trace.restore_rollout(planned, record)
 
     def rollouts(self, step: int, rollouts: Sequence[LiveRollout]) -> None:
         """Record the rollouts that a step is trained on."""

@@ -237,7 +237,7 @@ class RolloutQueue(Rollouts):
                 rules=rules,
                 in_flight=in_flight,
                 check=check,
-                wanted=self._wanted,
+                is_needed=self._wanted,
             )
 
         self._play_all = play_all

@@ -222,7 +222,7 @@ class WeightSync(ABC):
         # Not before all have played: a server on a CPU must not score for one while it samples for another.
         self.server.ranks.gather(None)
         self._check_unchanged(step)
-        if text := most_learned(rollouts, self.sampler.found.context_tokens):
+        if text := most_learned(rollouts, self.sampler.server_facts.context_tokens):
             self._text = text
         self._unlearned = self._log_probs()
         if self._sleeps:
@@ -476,7 +476,7 @@ def weight_sync(
 
     `UsageError` where the server's log-probs are not those of the sampling distribution, or where it cannot follow.
     """
-    if sampler.found.logprob_kind == "raw" and sampler.config.temperature != 1:
+    if sampler.server_facts.logprob_kind == "raw" and sampler.config.temperature != 1:
         raise UsageError(
             f"The server gives log-probs before temperature, and policy.temperature is {sampler.config.temperature:g}. "
             "Start it with --logprobs-mode processed_logprobs, or take temperature 1."

@@ -43,7 +43,7 @@ from stages import collect, export
 from stages.errors import BadInput, ComposerError, InfrastructureError, UsageError
 from stages.formats import FORMATS, writer
 from stages.formats.hub import dataset_card
-from stages.messages import Spoken, ToolCall, numbered, read, write
+from stages.messages import MessageParts, ToolCall, number_calls, read, write
 from stages.runs import runner, store
 from stages.runs.catalog import assign_inputs
 from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, Row
@@ -238,8 +238,8 @@ def test_real_rollouts_round_trip(tmp_path: Path, wanted: str) -> None:
 
 
 def test_calls_are_numbered_and_results_follow_them() -> None:
-    two = write(Spoken("", (ToolCall("f", "{}"), ToolCall("g", "{}"))))
-    found = numbered([assistant(two), *map(tool, "xyz")], iter(range(9)))
+    two = write(MessageParts("", (ToolCall("f", "{}"), ToolCall("g", "{}"))))
+    found = number_calls([assistant(two), *map(tool, "xyz")], iter(range(9)))
     assert found[0]["tool_calls"] == [call("f", "{}", "call_0"), call("g", "{}", "call_1")]
     assert [m["tool_call_id"] for m in found[1:]] == ["call_0", "call_1", "call_2"]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages.messages import Spoken, ToolCall, is_object, read, write
+from stages.messages import MessageParts, ToolCall, is_object, read, write
 from stages.pairs.actions import canonical_call
 
 TEXT = st.text(alphabet='ab \n<>/{}"\\tool_calhink:,é', max_size=40)
@@ -14,12 +14,12 @@ TEXT = st.text(alphabet='ab \n<>/{}"\\tool_calhink:,é', max_size=40)
 
 def test_a_message_is_written_as_the_module_says() -> None:
     call = ToolCall("search_pages", '{"query": "Utsuro-bune"}')
-    text = write(Spoken("Let me search.", (call,), "I should look the term up."))
+    text = write(MessageParts("Let me search.", (call,), "I should look the term up."))
     assert text == (
         "<think>\nI should look the term up.\n</think>\n\nLet me search.\n"
         '<tool_call>\n{"name": "search_pages", "arguments": {"query": "Utsuro-bune"}}\n</tool_call>'
     )
-    assert read(text) == Spoken("Let me search.", (call,), "I should look the term up.")
+    assert read(text) == MessageParts("Let me search.", (call,), "I should look the term up.")
 
 
 ARGUMENTS = ['{"a": 1,   "b":[ 2 ]}', "{}", "", "not json", "[1, 2]", '{"a": 1', ' {"a": 1}', "null", '"quoted"']
@@ -28,20 +28,20 @@ ARGUMENTS = ['{"a": 1,   "b":[ 2 ]}', "{}", "", "not json", "[1, 2]", '{"a": 1',
 @pytest.mark.parametrize("arguments", [*ARGUMENTS, '{"c": "</tool_call>"}'])
 def test_arguments_come_back_as_they_were(arguments: str) -> None:
     calls = (ToolCall("one", arguments), ToolCall("two", '{"x": "<tool_call>"}'))
-    assert read(write(Spoken("said", calls))).calls == calls
-    assert read(write(Spoken("", calls))).calls == calls
+    assert read(write(MessageParts("said", calls))).calls == calls
+    assert read(write(MessageParts("", calls))).calls == calls
 
 
 def test_a_text_about_tool_calls_and_a_call_followed_by_words_are_content() -> None:
     for text in (
         "Use <tool_call>\n{broken}\n</tool_call> like this.",
         'x <tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>',
-        write(Spoken("", (ToolCall("a", "{}"),))) + "\nand more",
+        write(MessageParts("", (ToolCall("a", "{}"),))) + "\nand more",
         "<think>\n\n</think>\n\nIt is 42.",  # an empty thought
         "",
     ):
-        assert read(text) == Spoken(text)
-    assert write(Spoken("It is 42.", (), "")) == "It is 42."
+        assert read(text) == MessageParts(text)
+    assert write(MessageParts("It is 42.", (), "")) == "It is 42."
 
 
 @settings(max_examples=60)
@@ -59,14 +59,14 @@ def test_reading_and_writing_any_text_gives_it_back(text: str) -> None:
 def test_whatever_is_written_reads_back_to_the_same_text(
     content: str, calls: list[tuple[str, str]], reasoning: str | None
 ) -> None:
-    text = write(Spoken(content, tuple(ToolCall(*call) for call in calls), reasoning))
+    text = write(MessageParts(content, tuple(ToolCall(*call) for call in calls), reasoning))
     assert write(read(text)) == text
 
 
 def test_an_object_that_nothing_could_walk_is_text() -> None:
     """A model wrote it: as an object it would be walked and written again, beyond what Python and orjson take."""
     deep = '{"a":' + "[" * 900 + "]" * 900 + "}"
-    text = write(Spoken("", (ToolCall("f", deep),)))
+    text = write(MessageParts("", (ToolCall("f", deep),)))
     assert not is_object(deep) and read(text).calls == (ToolCall("f", deep),)
     assert canonical_call(ToolCall("f", deep)) == f"f({json.dumps(deep)})"
 

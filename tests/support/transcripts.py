@@ -10,7 +10,7 @@ from stages.formats.base import Drop, Trajectory
 from stages.formats.reading import FileCount
 from stages.formats.reports import Sidecars
 from stages.import_traces import Config
-from stages.messages import Spoken, ToolCall, write
+from stages.messages import MessageParts, ToolCall, write
 from stages.runs import runner
 from stages.runs.run import Run
 
@@ -75,7 +75,7 @@ def tool(content: Any, **more: Any) -> dict[str, Any]:
 
 def action(content: str, *calls: tuple[str, str], thought: str | None = None) -> str:
     """What was said, with calls (name, arguments), as the text of an action."""
-    return write(Spoken(content, tuple(ToolCall(*one) for one in calls), thought))
+    return write(MessageParts(content, tuple(ToolCall(*one) for one in calls), thought))
 
 
 def call(name: str, arguments: str, call_id: str = "call_1") -> dict[str, Any]:

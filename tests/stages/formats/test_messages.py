@@ -6,7 +6,7 @@ import pytest
 from support.transcripts import action, assistant, system, tool, user
 
 from stages.formats.messages import exchanges, message, response_message, split_turns, spoken
-from stages.messages import Spoken, ToolCall
+from stages.messages import MessageParts, ToolCall
 
 CALL = ToolCall("f", '{"a":  1}')
 
@@ -22,7 +22,7 @@ CALL = ToolCall("f", '{"a":  1}')
     ],
 )
 def test_every_spelling_of_a_call(raw: Any) -> None:
-    assert spoken(assistant(None, tool_calls=[raw])) == Spoken("", (CALL,))
+    assert spoken(assistant(None, tool_calls=[raw])) == MessageParts("", (CALL,))
 
 
 def test_arguments_that_are_an_object_become_json() -> None:
@@ -36,7 +36,7 @@ def test_anthropic_parts() -> None:
         {"type": "text", "text": "I look."},
         {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}},
     ]
-    assert spoken(assistant(parts)) == Spoken("I look.", (ToolCall("f", '{"a": 1}'),), "hm")
+    assert spoken(assistant(parts)) == MessageParts("I look.", (ToolCall("f", '{"a": 1}'),), "hm")
     result = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "ok"}]}
     assert message(user([result])) == user("ok")
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from stages.policy import PolicyConfig, background, client
-from stages.policy.client import BODY_BYTES, Client, Failed, Refused, Retryable, uses_aiohttp
+from stages.policy.client import BODY_BYTES, CallError, Client, RefusedError, RetryableError, uses_aiohttp
 from stages.policy.reading import read
 from stages.policy.requests import Asked
 
@@ -69,9 +69,9 @@ def post(url: str, timeout_s: float = 10.0, most_bytes: int = BODY_BYTES) -> byt
 
 
 @contextmanager
-def failing(kind: str, *, billed_usd: float | None) -> Iterator[pytest.ExceptionInfo[Retryable]]:
+def failing(kind: str, *, billed_usd: float | None) -> Iterator[pytest.ExceptionInfo[RetryableError]]:
     """The call inside is to fail so, without the key in its error; None: it may have been billed."""
-    with pytest.raises(Retryable) as caught:
+    with pytest.raises(RetryableError) as caught:
         yield caught
     assert (caught.value.kind, caught.value.billed_usd) == (kind, billed_usd)
     assert str(caught.value) and "secret" not in repr(caught.value)
@@ -160,7 +160,7 @@ def test_a_call_ends_in_time_however_slowly_it_is_answered(library: str, what: s
     first, again = DRIPS[what]
     with served(drip(first, again, 0.1)) as url:
         started = time.monotonic()
-        with pytest.raises(Failed) as caught:
+        with pytest.raises(CallError) as caught:
             post(url, 0.5)
         assert caught.value.billed_usd is None
         assert time.monotonic() - started < DRIPPING_S / 2, "it ended before its server did"
@@ -185,7 +185,7 @@ def memory_below(more_mib: int) -> Iterator[None]:
 @pytest.mark.parametrize("what", ["chunks", "a header", "headers", "provisional answers"])
 def test_what_never_ends_is_not_read_for_ever(library: str, what: str) -> None:
     first, again = DRIPS[what]
-    with served(drip(first, again * 5_000)) as url, memory_below(200), pytest.raises(Failed):
+    with served(drip(first, again * 5_000)) as url, memory_below(200), pytest.raises(CallError):
         post(url, 1.0, 2**20)
 
 
@@ -274,13 +274,13 @@ def test_a_list_of_models_is_read_where_the_server_has_one(sent: bytes, rows: li
 @pytest.mark.parametrize(
     ("sent", "error"),
     [
-        (b"401 No\r\nContent-Length: 0\r\n\r\n", Refused),
-        (b"307 No\r\nLocation: /\r\nContent-Length: 0\r\n\r\n", Refused),
-        (b"200 OK\r\nContent-Length: 15\r\n\r\n<!doctype html>", Refused),
-        (b"503 No\r\nContent-Length: 0\r\n\r\n", Retryable),
+        (b"401 No\r\nContent-Length: 0\r\n\r\n", RefusedError),
+        (b"307 No\r\nLocation: /\r\nContent-Length: 0\r\n\r\n", RefusedError),
+        (b"200 OK\r\nContent-Length: 15\r\n\r\n<!doctype html>", RefusedError),
+        (b"503 No\r\nContent-Length: 0\r\n\r\n", RetryableError),
     ],
 )
-def test_a_server_that_cannot_be_asked_for_its_models_is_an_error(sent: bytes, error: type[Failed]) -> None:
+def test_a_server_that_cannot_be_asked_for_its_models_is_an_error(sent: bytes, error: type[CallError]) -> None:
     with served(sends(b"HTTP/1.1 " + sent)) as url, pytest.raises(error):
         background.run(client_of(url).models())
 
@@ -310,7 +310,7 @@ def test_a_web_page_is_named_as_one(path: str, asks: str) -> None:
     config = PolicyConfig(model="m", base_url=url)
     assert client.web_page(PAGE, url) == asks
     assert client.web_page(b'{"error": "<html>"}', url) is None and client.web_page(b"<xml/>", url) is None
-    with pytest.raises(client.Retryable, match="web page"):
+    with pytest.raises(client.RetryableError, match="web page"):
         read(PAGE, config, Asked(1, 1), latency_s=0.0, attempts=1)
     for status, named in ((404, True), (405, True), (502, False)):
         error = client.error_of(client.Response(status, {}, PAGE), config)

@@ -18,18 +18,18 @@ from stages.errors import ComposerError, Incomplete
 from stages.policy import ask_all, reading
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.policy.client import (
-    Absent,
-    Failed,
-    Refused,
-    Rejected,
+    CallError,
+    MissingModel,
+    RefusedError,
+    RejectedError,
     Response,
-    Retryable,
-    Unavailable,
+    RetryableError,
+    UnavailableError,
     error_of,
 )
 from stages.policy.endpoint import EndpointPolicy
-from stages.policy.reading import Overlong, charged, cost, least_tokens, most_words, read
-from stages.policy.requests import Asked
+from stages.policy.reading import OverlongAnswer, charged, cost, least_tokens, most_words, read
+from stages.policy.requests import CallBounds
 from stages.runs.ledger import NAME, Budget, totals
 
 LIMIT = 3.0
@@ -40,7 +40,7 @@ TRUE = {"prompt_tokens": 30, "completion_tokens": 60}
 LIST_PRICE = 90 * 1000 / 1e6
 """USD of one call."""
 PRICES = {"usd_per_mtok_in": 1000.0, "usd_per_mtok_cached_in": 100.0, "usd_per_mtok_out": 1000.0}
-ASKED = Asked(500, 64, ({"role": "user", "content": QUESTION},))
+ASKED = CallBounds(500, 64, ({"role": "user", "content": QUESTION},))
 BOUND = (500, 64, 0.564)
 """Tokens and USD of a call whose bill is not believed."""
 
@@ -58,7 +58,7 @@ def body(usage: Any, text: Any = TEXT, **more: Any) -> dict[str, Any]:
     return {**answer(text), "usage": usage, **more}
 
 
-def read_as(found: Any, asked: Asked = ASKED, **more: Any) -> Sample:
+def read_as(found: Any, asked: CallBounds = ASKED, **more: Any) -> Sample:
     raw = found if isinstance(found, bytes) else orjson.dumps(found)
     return read(raw, config(**more), asked, latency_s=0.0, attempts=1)
 
@@ -182,7 +182,7 @@ def test_an_answer_with_too_low_a_bill_is_kept_and_its_claim_is_in_the_ledger(
     tmp_path: Path, claim: float, counted: float | None
 ) -> None:
     (sample,), budget, server = ask(tmp_path, body({**TRUE, "cost": claim}))
-    usd = counted or Asked.of(server.requests[0], 4096).usd(config())
+    usd = counted or CallBounds.of_request(server.requests[0], 4096).max_usd(config())
     assert (sample.text, sample.cost_usd, sample.claimed_usd) == (TEXT, pytest.approx(usd), claim)
     assert (sample.usage_by == "bound") is (counted is None)
     for one in (budget, Budget(LIMIT, tmp_path / NAME)):
@@ -217,7 +217,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("change", FIELDS.values(), ids=FIELDS.keys())
 def test_a_field_of_another_type_makes_an_unusable_answer_that_is_paid(change: dict[str, Any]) -> None:
     choice = {"finish_reason": "stop", "message": {"content": TEXT}, **change}
-    with pytest.raises(Rejected) as caught:
+    with pytest.raises(RejectedError) as caught:
         read_as(json.dumps({"choices": [choice], "usage": TRUE}).encode())
     assert (caught.value.kind, caught.value.billed_usd) == ("malformed", pytest.approx(LIST_PRICE))
 
@@ -230,13 +230,13 @@ def test_the_model_that_answered_is_recorded() -> None:
 def test_what_is_no_answer_may_have_been_billed() -> None:
     broken_off = {"choices": [{"finish_reason": "error", "message": {"content": None}}]}
     for found in (b"nonsense", b"[1]", {"detail": "busy"}, broken_off):
-        with pytest.raises(Retryable) as caught:
+        with pytest.raises(RetryableError) as caught:
             read_as(found)
         assert (caught.value.kind, caught.value.billed_usd) == ("garbage", None)
-    with pytest.raises(Rejected) as empty:
+    with pytest.raises(RejectedError) as empty:
         read_as({"choices": []})
     assert (empty.value.kind, empty.value.billed_usd) == ("no_text", None)
-    with pytest.raises(Rejected) as silent:
+    with pytest.raises(RejectedError) as silent:
         read_as(body(TRUE, None))
     assert (silent.value.kind, silent.value.billed_usd) == ("no_text", pytest.approx(LIST_PRICE))
 
@@ -245,8 +245,8 @@ def test_what_is_no_answer_may_have_been_billed() -> None:
 def test_deep_nesting_is_no_crash(form: str) -> None:
     marks = {"qwen3": "<tool_call>", "llama3": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
     text = marks.get(form, "") + "[" * 100_000
-    with suppress(Retryable):
-        assert read_as(body(None, text), Asked(500, 10**6), tool_calls=form).error_type is None
+    with suppress(RetryableError):
+        assert read_as(body(None, text), CallBounds(500, 10**6), tool_calls=form).error_type is None
 
 
 @pytest.mark.parametrize(
@@ -283,9 +283,9 @@ NEST = "[" * 990 + "]" * 990
 )
 def test_a_body_nested_deeper_than_python_writes_is_told_as_any_other(found: str) -> None:
     raw = (found % NEST).encode()
-    with pytest.raises(Failed):
+    with pytest.raises(CallError):
         read_as(raw)
-    assert isinstance(error_of(Response(400, {}, raw), config()), Rejected)
+    assert isinstance(error_of(Response(400, {}, raw), config()), RejectedError)
 
 
 def test_half_a_surrogate_pair_can_be_kept(tmp_path: Path) -> None:
@@ -295,9 +295,16 @@ def test_half_a_surrogate_pair_can_be_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "kind"), [(400, Rejected), (402, Unavailable), (429, Retryable), ("abc", Retryable), (True, Retryable)]
+    ("code", "kind"),
+    [
+        (400, RejectedError),
+        (402, UnavailableError),
+        (429, RetryableError),
+        ("abc", RetryableError),
+        (True, RetryableError),
+    ],
 )
-def test_an_error_inside_a_200_may_have_been_billed(code: Any, kind: type[Failed]) -> None:
+def test_an_error_inside_a_200_may_have_been_billed(code: Any, kind: type[CallError]) -> None:
     for usage, billed in ((None, None), ({**TRUE, "cost": 0.5}, 0.5), ({"cost": -1}, None)):
         with pytest.raises(kind) as caught:
             read_as({"error": {"code": code, "message": "upstream died"}, "usage": usage})
@@ -306,20 +313,20 @@ def test_an_error_inside_a_200_may_have_been_billed(code: Any, kind: type[Failed
 
 # --- other statuses
 
-STATUSES: dict[int, tuple[type[Failed], str | None]] = {
-    204: (Rejected, "rejected"),
-    307: (Refused, None),
-    400: (Rejected, "rejected"),
-    401: (Refused, None),
-    402: (Unavailable, None),
-    404: (Absent, None),
-    408: (Retryable, "server"),
-    413: (Rejected, "rejected"),
-    429: (Retryable, "rate_limit"),
-    500: (Retryable, "server"),
-    501: (Rejected, "rejected"),
-    503: (Retryable, "server"),
-    524: (Retryable, "server"),
+STATUSES: dict[int, tuple[type[CallError], str | None]] = {
+    204: (RejectedError, "rejected"),
+    307: (RefusedError, None),
+    400: (RejectedError, "rejected"),
+    401: (RefusedError, None),
+    402: (UnavailableError, None),
+    404: (MissingModel, None),
+    408: (RetryableError, "server"),
+    413: (RejectedError, "rejected"),
+    429: (RetryableError, "rate_limit"),
+    500: (RetryableError, "server"),
+    501: (RejectedError, "rejected"),
+    503: (RetryableError, "server"),
+    524: (RetryableError, "server"),
 }
 
 
@@ -330,7 +337,7 @@ def test_a_status_is_an_error_and_free_only_where_it_refuses_before_any_work(sta
     assert type(error) is kind and getattr(error, "kind", None) == word
     assert status == 307 or "the reason" in str(error)
     assert error.billed_usd == (0.0 if status in {401, 402, 404, 413, 429} else None)
-    if isinstance(error, Retryable):
+    if isinstance(error, RetryableError):
         assert (error.wait_s, error.pushes_back) == (3.0, status in {429, 503})
 
 
@@ -378,7 +385,7 @@ def test_what_a_refusal_was_billed_counts_against_the_limit(tmp_path: Path) -> N
 )
 def test_a_prompt_that_does_not_fit_has_a_kind_of_its_own(error: dict[str, Any]) -> None:
     found = error_of(Response(400, {}, orjson.dumps(error)), config())
-    assert isinstance(found, Rejected) and found.kind == "context"
+    assert isinstance(found, RejectedError) and found.kind == "context"
 
 
 @pytest.mark.parametrize(
@@ -392,7 +399,7 @@ def test_a_prompt_that_does_not_fit_has_a_kind_of_its_own(error: dict[str, Any])
 def test_no_error_takes_long_to_read(status: int, page: bytes) -> None:
     """The first took a minute and its double for ever, the last 48 s: a regular expression tried every division."""
     began = time.process_time()
-    with suppress(Failed):
+    with suppress(CallError):
         read_as(page) if status == 200 else error_of(Response(status, {}, page), config())
     assert time.process_time() - began < 2
 
@@ -414,7 +421,7 @@ def test_no_redirect_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("location", [None, "/v1/chat/completions", "http://[", "http://u:p@h/"])
 def test_odd_redirects_are_one_sentence(location: str | None) -> None:
     error = error_of(Response(302, {} if location is None else {"location": location}, b""), config())
-    assert isinstance(error, Refused) and "a redirect to" in str(error) and "u:p" not in str(error)
+    assert isinstance(error, RefusedError) and "a redirect to" in str(error) and "u:p" not in str(error)
 
 
 # --- answers longer than asked for
@@ -424,10 +431,10 @@ def test_odd_redirects_are_one_sentence(location: str | None) -> None:
     ("bill", "words", "tokens"), [({**TRUE, "completion_tokens": 500}, 60, 500), (TRUE, 500, 500), (None, 500, 500)]
 )
 def test_an_answer_longer_than_asked_for_is_known_by_its_bill_or_its_text(bill: Any, words: int, tokens: int) -> None:
-    with pytest.raises(Overlong, match=f"{tokens} tokens"):
+    with pytest.raises(OverlongAnswer, match=f"{tokens} tokens"):
         read_as(body(bill, "word " * words))
     assert read_as(body({**TRUE, "completion_tokens": 66})).text == TEXT, "some servers count what ends an answer"
-    with pytest.raises(Overlong):
+    with pytest.raises(OverlongAnswer):
         read_as(body({**TRUE, "completion_tokens": 67}))
 
 
@@ -514,7 +521,7 @@ def test_a_known_tokenizer_finds_smaller_lies(tmp_path: Path) -> None:
     model = tiny_tokenizer(tmp_path / "model")
     assert reading.tokenizer(model)("a" * 100) == 100 - 2 - 5
     bill = body({"prompt_tokens": 500, "completion_tokens": 65})
-    known, unknown = (read_as(bill, Asked(1000, 200), model=name) for name in (model, "big"))
+    known, unknown = (read_as(bill, CallBounds(1000, 200), model=name) for name in (model, "big"))
     assert (known.usage_by, unknown.usage_by) == ("bound", "server"), "240 letters are 240 tokens of this tokenizer"
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "tokenizer.json").write_text("{")

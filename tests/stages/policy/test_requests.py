@@ -6,7 +6,7 @@ import pytest
 
 from stages.policy import available
 from stages.policy.base import PolicyConfig
-from stages.policy.requests import Asked
+from stages.policy.requests import CallBounds
 
 UNBOUNDED: dict[str, tuple[str, dict[str, Any]]] = {
     "a number as text": ("request", {"max_tokens": "100000"}),
@@ -47,4 +47,4 @@ def test_a_field_that_bounds_an_answer_is_taken() -> None:
 
 def test_cached_input_that_is_dearer_is_reserved_at_its_price() -> None:
     settings = PolicyConfig(model="m", usd_per_mtok_in=1.0, usd_per_mtok_cached_in=5.0, usd_per_mtok_out=1.0)
-    assert Asked(10**6, 0).usd(settings) == 5.0 == settings.cost(10**6, 0, 10**6)
+    assert CallBounds(10**6, 0).max_usd(settings) == 5.0 == settings.cost(10**6, 0, 10**6)

@@ -93,7 +93,7 @@ def test_what_the_server_does_is_found_out(tiny: Path, tmp_path: Path) -> None:
         known = {"name": "base", "version": "engine-1", "context_tokens": 2048, "seeds": False}
         assert found == {**known, "logprob_kind": "processed", "capture_level": "tokens"}
         policy = opened(early, tiny, tmp_path, temperature=0.5)
-        assert policy.found.logprob_kind == "raw"
+        assert policy.server_facts.logprob_kind == "raw"
         assert ask_all(policy, [Turn(QUESTION, 0)])[0].logprob_kind == "raw"
 
 
@@ -109,7 +109,7 @@ def test_a_server_that_a_killed_training_left_paused_is_named(tiny: Path, tmp_pa
             opened(engine, tiny, tmp_path, base_url=f"{engine.url}/", max_attempts=1)
         assert not [path for path, _ in engine.requests if path.endswith("/completions")], "they would wait for ever"
         engine.paused = False
-        assert opened(closed, tiny, tmp_path).found == opened(engine, tiny, tmp_path).found
+        assert opened(closed, tiny, tmp_path).server_facts == opened(engine, tiny, tmp_path).server_facts
 
 
 def test_a_server_that_a_training_pauses_for_a_moment_is_awaited(tiny: Path, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_server_that_a_training_pauses_for_a_moment_is_awaited(tiny: Path, tmp
             return told
 
         engine.paused, engine.is_paused = True, going_on  # type: ignore[method-assign]
-        assert opened(engine, tiny, tmp_path, max_attempts=2).found.name == "base"
+        assert opened(engine, tiny, tmp_path, max_attempts=2).server_facts.name == "base"
 
 
 def test_an_answer_ends_where_the_context_does(tiny: Path, tmp_path: Path) -> None:

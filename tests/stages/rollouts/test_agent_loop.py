@@ -32,10 +32,10 @@ from stages.rollouts.agent_loop import (
     LiveRollout,
     RolloutLimits,
     Rules,
+    make_queue,
     play,
     play_each,
-    queued,
-    shown,
+    visible_messages,
 )
 from stages.rollouts.collection_checks import check
 from stages.rollouts.trace import payload, state_digests, states, step_rows
@@ -322,7 +322,7 @@ def played(policy: Asked, count: int, *, limits: RolloutLimits = NO_LIMITS, turn
 
     asked, rules = rollouts(count), Rules(10, limits)
     how = {"in_flight": InFlight(), "check": lambda: None, **how}
-    background.run(play_each(lambda: CountedEnv(turns), policy, queued(asked), keep, rules=rules, **how))
+    background.run(play_each(lambda: CountedEnv(turns), policy, make_queue(asked), keep, rules=rules, **how))
     assert policy.drained and not any(rollout.steps for rollout in asked)
     return ended
 
@@ -365,11 +365,11 @@ def test_a_rollout_costs_no_more_than_one_answer_beyond_its_limit() -> None:
 
 
 def test_what_is_not_wanted_is_neither_set_up_nor_played_on_nor_graded() -> None:
-    ended = played(Asked(), 3, wanted=lambda one: one.task.task_id == "guess-2")
+    ended = played(Asked(), 3, is_needed=lambda one: one.task.task_id == "guess-2")
     told = sorted((one.task.task_id, one.terminated_by, len(one.messages) > 0) for one in ended)
     assert told == [*((f"guess-{n}", "given_up", False) for n in (0, 1)), ("guess-2", "answered", True)]
     first = iter(["set up", "first turn"])
-    (one,) = played(Asked(), 1, wanted=lambda one: next(first, None) is not None)
+    (one,) = played(Asked(), 1, is_needed=lambda one: next(first, None) is not None)
     assert (one.terminated_by, len(one.steps), one.grade.reward) == ("given_up", 1, None)
     assert CountedEnv.opened == set()
 
@@ -620,10 +620,10 @@ def test_limits_hold_for_a_policy_that_sums_up(tmp_path: Path) -> None:
 def test_what_is_shown_begins_at_the_last_summary(role: str) -> None:
     opening, ask, after = [system("s"), user("task")], user(SUMMARY_PROMPT), user(AFTER_SUMMARY)
     one = [*opening, assistant("a"), {"role": role, "content": "seen"}]
-    assert shown(one, "summarise") == one
+    assert visible_messages(one, "summarise") == one
     merged = user(f"seen\n\n{SUMMARY_PROMPT}")
-    assert shown([*one, ask], "summarise") == ([*one[:-1], merged] if role == "user" else [*one, ask])
+    assert visible_messages([*one, ask], "summarise") == ([*one[:-1], merged] if role == "user" else [*one, ask])
     two = [*one, ask, assistant("sum"), after]
-    assert shown(two, "summarise") == [*opening, assistant("sum"), after]
+    assert visible_messages(two, "summarise") == [*opening, assistant("sum"), after]
     three = [*two, assistant("b"), {"role": role, "content": "more"}, ask, assistant("sums"), after]
-    assert shown(three, "summarise") == [*opening, assistant("sums"), after]
+    assert visible_messages(three, "summarise") == [*opening, assistant("sums"), after]

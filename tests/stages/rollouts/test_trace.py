@@ -21,7 +21,7 @@ from stages.rollouts.trace import (
     payload,
     prompt_ids,
     read_states,
-    restored,
+    restore_rollout,
     rollout_rows,
     state_id,
     state_rows,
@@ -138,7 +138,7 @@ def test_a_recorded_rollout_is_restored_to_be_trained_on() -> None:
     rollout.grade = Grade(0.25, hidden_pass=False, protocol_ok=True, ground="values", work=work)
     rollout.terminated_by, rollout.wall_s, rollout.tools = "max_tokens", 1.5, ({"name": "bash"},)
     recorded = payload(rollout, policy, sandbox="none", source="train")
-    found = restored(LiveRollout(rollout.task, 0, 0), json.loads(store.encode(recorded)))
+    found = restore_rollout(LiveRollout(rollout.task, 0, 0), json.loads(store.encode(recorded)))
     assert payload(found, policy, sandbox="none", source="train") == recorded
     last = rollout.steps[-1].num_messages
     assert found.messages[:last] == rollout.messages[:last] and found.grade == rollout.grade

@@ -17,10 +17,10 @@ from support.models import tiny_tokenizer
 from support.server import fault
 
 from stages.errors import UsageError
-from stages.messages import Spoken, ToolCall, following_ids, opening_ids, read, write
+from stages.messages import MessageParts, ToolCall, following_ids, opening_ids, read, write
 from stages.policy.base import PolicyConfig
-from stages.policy.dialect import FORMATS, canonical, conversation, declared
 from stages.policy.local import LocalPolicy
+from stages.policy.tool_calls import FORMATS, chat_messages, declare_tools, normalise_calls
 from stages.runs.ledger import Budget
 
 TEMPLATES = Path(__file__).parents[2] / "support" / "chat_templates"
@@ -55,14 +55,14 @@ def test_what_a_template_writes_is_read_back(family: str, content: str, calls: t
         content = ""  # it writes calls alone
     if not calls:
         content = content or "Done."
-    spoken = Spoken(content, calls)
+    spoken = MessageParts(content, calls)
     opening = rendered(family, ASKED)
     whole = rendered(family, [*ASKED, {"role": "assistant", "content": write(spoken)}, *ASKED])
     assert whole.startswith(opening) and '"name": "bash"' in opening
     answer = whole[len(opening) :]
     end = ENDS.get(family)
     answer = answer[: answer.index(end) + len(end)] if end else answer.partition("<|start|>user")[0]
-    found = read(canonical(family, answer))
+    found = read(normalise_calls(family, answer))
     assert found.content == content and [call.name for call in found.calls] == ["bash"] * len(calls)
     assert [json.loads(call.arguments) for call in found.calls] == [json.loads(call.arguments) for call in calls]
 
@@ -70,7 +70,7 @@ def test_what_a_template_writes_is_read_back(family: str, content: str, calls: t
 @pytest.mark.parametrize("family", sorted(ENDS))
 def test_sampled_ids_stay_and_results_are_appended(family: str) -> None:
     made = tokenizer_of(family)
-    opening, said = opening_ids(made, ASKED, [BASH]), write(Spoken("", (ONE,)))
+    opening, said = opening_ids(made, ASKED, [BASH]), write(MessageParts("", (ONE,)))
     results = [{"role": "tool", "content": "a\nb"}]
     whole = made.decode(opening_ids(made, [*ASKED, {"role": "assistant", "content": said}, *results], [BASH]))
     answer = whole[len(made.decode(opening)) :]
@@ -101,19 +101,19 @@ def test_a_template_that_ends_answers_with_several_tokens_is_refused_for_several
     ],
 )  # fmt: skip
 def test_calls_of_other_versions_and_broken_ones(family: str, text: str, calls: list[tuple[str, str]]) -> None:
-    found = read(canonical(family, text)).calls
+    found = read(normalise_calls(family, text)).calls
     assert [call.name for call in found] == [name for name, _ in calls]
     assert all(call.arguments.startswith(start) for call, (_, start) in zip(found, calls, strict=True))
 
 
 def test_reasoning_of_harmony_is_reasoning() -> None:
     text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Done.<|return|>"
-    assert read(canonical("gpt-oss", text)) == Spoken("Done.", (), "Hm.")
+    assert read(normalise_calls("gpt-oss", text)) == MessageParts("Done.", (), "Hm.")
 
 
 def test_text_is_left_alone_without_a_format() -> None:
     text = '<|python_tag|>{"name": "bash"}<|eom_id|>'
-    assert canonical("none", text) == canonical("native", text) == text
+    assert normalise_calls("none", text) == normalise_calls("native", text) == text
 
 
 def test_a_model_in_this_process_needs_a_format(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ CALL = ToolCall("search", '{"query": "boat"}')
 
 
 def assistant(content: str = "", *calls: ToolCall, reasoning: str | None = None) -> dict[str, str]:
-    return {"role": "assistant", "content": write(Spoken(content, calls, reasoning))}
+    return {"role": "assistant", "content": write(MessageParts(content, calls, reasoning))}
 
 
 def told(content: str, role: str = "tool") -> dict[str, str]:
@@ -147,7 +147,7 @@ def told(content: str, role: str = "tool") -> dict[str, str]:
 
 def test_calls_and_results_are_native() -> None:
     state = [told("Find it.", "user"), assistant("Let me see.", CALL, CALL, reasoning="hm"), told("a"), told("b")]
-    _, spoke, *results = conversation(state, with_tools=True)
+    _, spoke, *results = chat_messages(state, with_tools=True)
     assert spoke["content"] == "Let me see."
     assert [call["function"] for call in spoke["tool_calls"]] == [vars(CALL)] * 2
     ids = [call["id"] for call in spoke["tool_calls"]]
@@ -165,13 +165,13 @@ def test_what_cannot_be_said_natively_stays_text() -> None:
         ([assistant("", ToolCall("a name", "{}")), told("a")], True),
         ([assistant("", CALL), told("seen", "user")], True),
     ):
-        sent = conversation(state, with_tools=with_tools)
+        sent = chat_messages(state, with_tools=with_tools)
         assert sent == [{"role": "assistant", "content": state[0]["content"]}, {**state[1], "role": "user"}]
 
 
 def test_reasoning_of_the_student_is_not_sent() -> None:
     for with_tools in (True, False):
-        (sent,) = conversation([assistant("Done.", reasoning="secretly")], with_tools=with_tools)
+        (sent,) = chat_messages([assistant("Done.", reasoning="secretly")], with_tools=with_tools)
         assert sent == {"role": "assistant", "content": "Done."}
 
 
@@ -179,8 +179,8 @@ def test_tools_of_other_spellings_are_declared_alike() -> None:
     nested = {"type": "function", "function": {**SEARCH, "strict": True}}
     anthropic = {"name": "search", "description": "Search.", "input_schema": SEARCH["parameters"]}
     expected = {"type": "function", "function": SEARCH}
-    assert declared([nested, SEARCH, anthropic]) == [expected] * 3
-    assert declared(["a word", {"name": "not a name"}, {"type": "web_search"}]) == []
+    assert declare_tools([nested, SEARCH, anthropic]) == [expected] * 3
+    assert declare_tools(["a word", {"name": "not a name"}, {"type": "web_search"}]) == []
 
 
 TEXTS = st.sampled_from(["", "words", "<tool_call>\n", "[omitted: image_url]"])
@@ -191,7 +191,7 @@ OTHERS = st.builds(told, TEXTS, st.sampled_from(["tool", "user", "system", "envi
 
 @given(st.lists(SPOKEN | OTHERS), st.sampled_from([[], [SEARCH]]))
 def test_every_conversation_is_to_the_letter_of_the_protocol(state: list[dict[str, str]], tools: list[Any]) -> None:
-    sent = conversation(state, with_tools=bool(tools))
-    body = {"messages": sent, **({"tools": declared(tools)} if tools else {})}
+    sent = chat_messages(state, with_tools=bool(tools))
+    body = {"messages": sent, **({"tools": declare_tools(tools)} if tools else {})}
     assert fault(json.loads(json.dumps(body))) is None
     assert len(sent) == len(state)

@@ -14,18 +14,18 @@ from itertools import takewhile
 from typing import Any
 
 from stages import json_text
-from stages.messages import DECODER, UNREADABLE, Message, Spoken, ToolCall, is_object, read, write
+from stages.messages import DECODER, UNREADABLE, Message, MessageParts, ToolCall, is_object, read, write
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """What servers take as the name of a function."""
 ROLES = {"system", "user", "assistant"}
 NO_PARAMETERS = {"type": "object", "properties": {}}
 TOOL = {"name": "say", "description": "Say a word.", "parameters": {"type": "object", "properties": {}}}
-EXTRAS: dict[str, Any] = {"seed": 1, "tools": [{"type": "function", "function": TOOL}], "logprobs": True}
+PROBED_FIELDS: dict[str, Any] = {"seed": 1, "tools": [{"type": "function", "function": TOOL}], "logprobs": True}
 """Request fields that the probe tries."""
 
 
-def declared(tools: Sequence[Any]) -> list[dict[str, Any]]:
+def declare_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
     """Return tools as chat completions declare them, from OpenAI's nested or flat form or Anthropic's.
 
     A tool whose name no server would take is left out.
@@ -42,7 +42,7 @@ def declared(tools: Sequence[Any]) -> list[dict[str, Any]]:
     return declarations
 
 
-def conversation(messages: Sequence[Message], *, with_tools: bool) -> list[dict[str, Any]]:
+def chat_messages(messages: Sequence[Message], *, with_tools: bool) -> list[dict[str, Any]]:
     """Return messages as a server reads them: no role, field or order that the protocol does not have."""
     sent: list[dict[str, Any]] = []
     answering: list[str] = []
@@ -57,7 +57,7 @@ def conversation(messages: Sequence[Message], *, with_tools: bool) -> list[dict[
             native = native and all(NAME.fullmatch(call.name) and is_object(call.arguments) for call in calls)
             if not native:
                 answering = []
-                sent.append({"role": "assistant", "content": write(Spoken(spoken.content, calls))})
+                sent.append({"role": "assistant", "content": write(MessageParts(spoken.content, calls))})
                 continue
             # Nine letters and digits: some servers, Mistral's among them, take no other ids.
             answering = [f"call{len(sent):03d}{n:02d}" for n in range(len(calls))]
@@ -81,7 +81,7 @@ def conversation(messages: Sequence[Message], *, with_tools: bool) -> list[dict[
 END = re.compile(r"(<\|(?:im_end|eot_id|eom_id|end_of_text|return|call|end)\|>|</s>|<｜end▁of▁sentence｜>)\s*$")
 
 
-def canonical(form: str, text: str) -> str:
+def normalise_calls(form: str, text: str) -> str:
     """Return an answer in a family's format as `stages.messages.write` writes it; other forms change nothing."""
     reader = FORMATS.get(form)
     if reader is None:
@@ -90,29 +90,29 @@ def canonical(form: str, text: str) -> str:
     return write(reader(END.sub("", text))).encode(errors="replace").decode()
 
 
-def qwen3(text: str) -> Spoken:
+def qwen3(text: str) -> MessageParts:
     """Read `<tool_call>`, a JSON object of name and arguments, `</tool_call>`; as often as there are calls."""
     content, mark, body = text.partition("<tool_call>")
     blocks = [block.partition("</tool_call>")[0] for block in body.split("<tool_call>")] if mark else []
-    return Spoken(content.strip("\n") if blocks else text, tuple(_call(block) for block in blocks))
+    return MessageParts(content.strip("\n") if blocks else text, tuple(_call(block) for block in blocks))
 
 
-def llama3(text: str) -> Spoken:
+def llama3(text: str) -> MessageParts:
     """Read a JSON object of name and parameters, perhaps behind `<|python_tag|>`; semicolons separate several."""
     content, tag, tagged = text.rpartition("<|python_tag|>")
     body = (tagged if tag else text).strip()
     # Without the tag an answer in JSON is a call only where the object begins as a call does.
     if not tag and not re.match(r'\{\s*"(name|type)"\s*:', body):
-        return Spoken(text)
+        return MessageParts(text)
     objects = _objects(body, ";")
-    return Spoken(content.strip(), tuple(_call(call, "parameters") for call in objects))
+    return MessageParts(content.strip(), tuple(_call(call, "parameters") for call in objects))
 
 
-def mistral(text: str) -> Spoken:
+def mistral(text: str) -> MessageParts:
     """Read `[TOOL_CALLS]` before a JSON list of calls (v3), or before each name with `[ARGS]` and arguments (v11)."""
     content, mark, body = text.partition("[TOOL_CALLS]")
     if not mark:
-        return Spoken(text)
+        return MessageParts(text)
     calls: list[ToolCall] = []
     for part in body.split("[TOOL_CALLS]"):
         name, args, arguments = part.partition("[ARGS]")
@@ -126,14 +126,14 @@ def mistral(text: str) -> Spoken:
             continue
         several = value if isinstance(value, list) else [value]
         calls += [_call(json.dumps(call, ensure_ascii=False)) for call in several]
-    return Spoken(content.strip(), tuple(calls))
+    return MessageParts(content.strip(), tuple(calls))
 
 
-def deepseek(text: str) -> Spoken:
+def deepseek(text: str) -> MessageParts:
     """Read calls between their marks: `function`, a separator, name and fenced JSON (V3), or name, separator, JSON."""
     content, mark, marked = text.partition("<｜tool▁calls▁begin｜>")
     if not mark:
-        return Spoken(text)
+        return MessageParts(text)
     calls = []
     for block in re.findall(r"<｜tool▁call▁begin｜>(.*?)(?:<｜tool▁call▁end｜>|$)", marked, re.DOTALL):
         head, _, body = block.partition("<｜tool▁sep｜>")
@@ -142,10 +142,10 @@ def deepseek(text: str) -> Spoken:
         json_text, end, _ = fenced.partition("```")
         name, arguments = (line, json_text) if fence and end and "\n" not in line.lstrip() else (head, body)
         calls.append(ToolCall(name.strip(), arguments.strip()))
-    return Spoken(content.strip(), tuple(calls))
+    return MessageParts(content.strip(), tuple(calls))
 
 
-def gpt_oss(text: str) -> Spoken:
+def gpt_oss(text: str) -> MessageParts:
     """Read harmony's messages: analysis is reasoning, one `to=functions.NAME` is a call, everything else is content."""
     reasoning, content, calls = [], [], []
     for part in re.split(r"<\|start\|>|<\|end\|>|<\|call\|>|<\|return\|>", text):
@@ -158,10 +158,10 @@ def gpt_oss(text: str) -> Spoken:
             reasoning.append(body)
         else:
             content.append(body)
-    return Spoken("\n".join(content), tuple(calls), "\n".join(reasoning) or None)
+    return MessageParts("\n".join(content), tuple(calls), "\n".join(reasoning) or None)
 
 
-FORMATS: dict[str, Callable[[str], Spoken]] = {
+FORMATS: dict[str, Callable[[str], MessageParts]] = {
     "qwen3": qwen3,
     "llama3": llama3,
     "mistral": mistral,
@@ -180,13 +180,8 @@ def _call(text: str, arguments: str = "arguments") -> ToolCall:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         named = re.search(r'"name"\s*:\s*"([^"]*)"', text)
         return ToolCall(named[1] if named else "", text.strip())
-    value_of_arguments = value.get(arguments, {})
-    return ToolCall(
-        value["name"],
-        value_of_arguments
-        if isinstance(value_of_arguments, str)
-        else json.dumps(value_of_arguments, ensure_ascii=False),
-    )
+    body = value.get(arguments, {})
+    return ToolCall(value["name"], body if isinstance(body, str) else json.dumps(body, ensure_ascii=False))
 
 
 def _objects(text: str, between: str) -> list[str]:
