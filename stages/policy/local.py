@@ -19,11 +19,11 @@ from transformers.utils import logging
 
 from stages.backends import resources
 from stages.errors import UsageError
-from stages.messages import TooManyTokens, following_ids, opening_ids, pin_settings
-from stages.policy import adapters, base, model_checks, sampling, tool_calls
+from stages.messages import pin_settings
+from stages.policy import adapters, base, model_checks, sampling
 from stages.policy.base import UNSTATED, PolicyConfig, Sample, Turn
-from stages.policy.tool_calls import normalise_calls
-from stages.runs import hub, store
+from stages.policy.model_facts import ModelFacts
+from stages.runs import hub
 from stages.runs.activity import Notice, activity
 from stages.runs.ledger import Budget
 from stages.runs.run import AnswerFolders, Listener
@@ -53,71 +53,6 @@ def open_tokenizer(config: PolicyConfig, *, listener: Listener, revision: str | 
     return load_tokenizer(source, config, revision)
 
 
-def prompt_ids(tokenizer: Any, turn: Turn, most: float = math.inf) -> list[int]:
-    """Return a turn's prompt ids: the sampled ids so far, with only the new messages rendered.
-
-    `TooManyTokens` where the new messages must have more than `most`.
-    """
-    if turn.held_ids is None:
-        return opening_ids(tokenizer, turn.messages, tool_calls.declare_tools(turn.tools), most)
-    last = max(i for i, message in enumerate(turn.messages) if message["role"] == "assistant")
-    return turn.held_ids + following_ids(tokenizer, turn.messages[last + 1 :], most)
-
-
-def prompt_within(tokenizer: Any, turn: Turn, context: float) -> list[int] | Sample:
-    """Return a turn's prompt ids; the failed sample where they leave no room for an answer in the context."""
-    try:
-        ids = prompt_ids(tokenizer, turn, context)
-    except TooManyTokens as error:
-        number = str(error)
-    else:
-        if len(ids) < context:
-            return ids
-        number = f"{len(ids):,} tokens"
-    return Sample(error_type="context", error=f"the prompt has {number}, and the model takes {context:,} in all")
-
-
-def count_tokens(tokenizer: Any, turn: Turn, context: float) -> int:
-    """Return the tokens of a turn's prompt; of one that exceeds the context a lower bound."""
-    try:
-        return len(prompt_ids(tokenizer, turn, context))
-    except TooManyTokens as error:
-        return error.least
-
-
-def end_ids(generation_config: Any, tokenizer: Any) -> set[int]:
-    """Return the token ids that end an answer: those of the generation config, and the tokenizer's own."""
-    declared = generation_config.eos_token_id
-    more = declared if isinstance(declared, list) else [declared]
-    return {i for i in (*more, tokenizer.eos_token_id) if i is not None}
-
-
-def token_sample(
-    tokenizer: Any, ends: set[int], prompt: list[int], ids: list[int], tool_calls: str, **more: Any
-) -> Sample:
-    """Return the sample of these ids, its tool calls read in the format `tool_calls`; `more`: further fields."""
-    ended = bool(ids) and ids[-1] in ends
-    return Sample(
-        text=normalise_calls(tool_calls, tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False)),
-        finish_reason="stop" if ended else "length",
-        prompt_ids=prompt,
-        completion_ids=ids,
-        prompt_tokens=len(prompt),
-        completion_tokens=len(ids),
-        **more,
-    )
-
-
-def tokenizer_facts(config: PolicyConfig, tokenizer: Any) -> dict[str, Any]:
-    """Return the manifest's entry of a model that we render for: name, origin, digests of tokenizer and template."""
-    return {
-        "model": config.model,
-        **(real.facts(config.source) if (real := base.real_models(config.source)) else {}),
-        "tokenizer_sha256": store.digest(sorted(tokenizer.get_vocab().items())),
-        "chat_template_sha256": store.digest(tokenizer.chat_template),
-    }
-
-
 logging.disable_progress_bar()  # our own progress line reports the loading
 logging.set_verbosity_error()
 # PEFT reads it, and TRL sets it.
@@ -129,13 +64,11 @@ class LocalPolicy:
 
     capture_level, batch_size = "tokens", sys.maxsize
     """`sample` cuts any number of turns into batches that fit into memory."""
-    context: float
-    """Tokens that prompt and answer may have together; infinite where the model states no number."""
 
     def __init__(self, model: Any, tokenizer: Any, config: PolicyConfig) -> None:
         self.model, self.tokenizer, self.config = model, tokenizer, config
-        self._end_ids = end_ids(model.generation_config, tokenizer)
         self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+        self.model_facts = ModelFacts(config, tokenizer, model.generation_config, self.context)
         self._reused: tuple[sampling.PrefixCache, int] | None = None
 
     @classmethod
@@ -190,7 +123,7 @@ class LocalPolicy:
 
     def _sample(self, turns: list[Turn]) -> list[Sample]:
         started = time.monotonic()
-        prepared = [prompt_within(self.tokenizer, turn, self.context) for turn in turns]
+        prepared = [self.model_facts.render(turn) for turn in turns]
         prompts, seeds = list[list[int]](), list[int]()
         for ids, turn in zip(prepared, turns, strict=True):
             if isinstance(ids, list):
@@ -212,8 +145,8 @@ class LocalPolicy:
                 seeds=[seeds[number] for number in numbers],
                 max_tokens=max_tokens,
                 temperature=self.config.temperature,
-                end_ids=self._end_ids,
-                pad_id=pad_id(self.tokenizer),
+                end_ids=self.model_facts.end_ids,
+                pad_id=self.model_facts.pad_id,
                 prefill_tokens=self.config.prefill_tokens,
                 prefixes=prefixes,
             )
@@ -223,7 +156,7 @@ class LocalPolicy:
             "latency_s": (time.monotonic() - started) / len(turns),  # of an answer: its share of the batch
         }
         answers = (
-            token_sample(self.tokenizer, self._end_ids, prompt, ids, self.config.tool_calls, logprobs=logps, **about)
+            self.model_facts.read(prompt, ids, logprobs=logps, **about)
             for number, prompt in enumerate(prompts)
             for ids, logps in [drawn[number]]
         )
@@ -236,13 +169,11 @@ class LocalPolicy:
 
     def count_tokens(self, turn: Turn) -> int:
         """Return the number of tokens in a turn's prompt."""
-        return count_tokens(self.tokenizer, turn, self.context)
+        return self.model_facts.count_tokens(turn)
 
     def facts(self) -> dict[str, Any]:
         """Return model name, digests of tokenizer and chat template, and the number of parameters."""
-        return tokenizer_facts(self.config, self.tokenizer) | {
-            "parameters": sum(p.numel() for p in self.model.parameters())
-        }
+        return self.model_facts.manifest() | {"parameters": sum(p.numel() for p in self.model.parameters())}
 
 
 def load_model(
@@ -379,8 +310,3 @@ def resolve(config: PolicyConfig, *, listener: Listener, revision: str | None = 
 def device(name: str) -> str:
     """Return a device name; `auto` is a GPU when there is one."""
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
-
-
-def pad_id(tokenizer: Any) -> int:
-    """Return the padding token, else the end token, else the first; padded positions are masked in any case."""
-    return next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)

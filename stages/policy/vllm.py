@@ -9,6 +9,7 @@ development mode `/pause`, `/is_paused`, `/collective_rpc` with `reload_weights`
 """
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -26,16 +27,8 @@ from stages.errors import ComposerError, InfrastructureError, UsageError
 from stages.policy import adapters, background, model_checks
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.policy.client import BODY_BYTES, Client, FatalError, RejectedError, RetryableError, most_bytes, retrying
-from stages.policy.local import (
-    count_tokens,
-    device,
-    end_ids,
-    load_tokenizer,
-    prompt_within,
-    resolve,
-    token_sample,
-    tokenizer_facts,
-)
+from stages.policy.local import device, load_tokenizer, resolve
+from stages.policy.model_facts import ModelFacts
 from stages.policy.server import ModelServer, scoring_lock
 from stages.runs import store
 from stages.runs.ledger import Budget
@@ -372,14 +365,15 @@ class VllmPolicy:
         self,
         config: PolicyConfig,
         tokenizer: Any,
-        ends: set[int],
+        generation_config: Any,
         url: str,
         server: ModelServer | None = None,
     ) -> None:
         self.config, self.tokenizer, self.server, self.url = config, tokenizer, server, url
-        self._ends = ends
         self._completions = Completions(config, url, server)
-        self.server_facts = self._run(self._completions.probe(ends))
+        self.model_facts = ModelFacts(config, tokenizer, generation_config, math.inf)
+        self.server_facts = self._run(self._completions.probe(self.model_facts.end_ids))
+        self.model_facts.context = self.server_facts.context_tokens
         self._sampled: tuple[str, int | None] = (self.server_facts.name, None)
         """The model that is sampled from, and the version of its weights: one value, as another thread replaces it."""
         self._in_flight = Counter[str]()
@@ -406,8 +400,8 @@ class VllmPolicy:
         model = resolve(below, listener=listener)
         tokenizer = load_tokenizer(model, config, revision)
         with model_checks.reading(config):
-            ends = end_ids(GenerationConfig.from_pretrained(model, revision=revision or "main"), tokenizer)
-        policy = cls(config, tokenizer, ends, url, server)
+            generation_config = GenerationConfig.from_pretrained(model, revision=revision or "main")
+        policy = cls(config, tokenizer, generation_config, url, server)
         if folder is not None:
             name = f"adapter-{store.folder_sha256(folder)[:12]}"
             policy.load(name, folder)
@@ -416,7 +410,7 @@ class VllmPolicy:
 
     async def ask(self, turn: Turn) -> Sample:
         """Return one answer; its error, if any, is in the `Sample`."""
-        prompt = prompt_within(self.tokenizer, turn, self.server_facts.context_tokens)
+        prompt = self.model_facts.render(turn)
         if isinstance(prompt, Sample):
             return prompt
         # vLLM refuses a request whose max_tokens does not fit behind its prompt, so it gets what fits.
@@ -425,28 +419,25 @@ class VllmPolicy:
         started, (name, version) = time.monotonic(), self._sampled
         self._in_flight[name] += 1
         try:
-            got = await self._completions.complete(
+            completion = await self._completions.complete(
                 name,
                 prompt,
                 max_tokens=min(self.config.max_tokens or room, room),
                 temperature=self.config.temperature,
                 seed=turn.seed if self.server_facts.seeds else None,
-                ends=self._ends,
+                ends=self.model_facts.end_ids,
             )
         except (RetryableError, RejectedError) as error:
             return Sample(error_type=error.kind, error=str(error))
         finally:
             self._in_flight[name] -= 1
-        return token_sample(
-            self.tokenizer,
-            self._ends,
+        return self.model_facts.read(
             prompt,
-            got.ids,
-            self.config.tool_calls,
-            logprobs=got.logprobs,
+            completion.ids,
+            logprobs=completion.logprobs,
             logprob_kind=self.server_facts.logprob_kind if self.config.temperature else "raw",
             latency_s=time.monotonic() - started,
-            attempts=got.attempts,
+            attempts=completion.attempts,
             policy_version=version,
         )
 
@@ -459,7 +450,7 @@ class VllmPolicy:
 
     def count_tokens(self, turn: Turn) -> int:
         """Return the number of tokens in a turn's prompt."""
-        return count_tokens(self.tokenizer, turn, self.server_facts.context_tokens)
+        return self.model_facts.count_tokens(turn)
 
     def score(self, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
         """Return the natural log-prob, before temperature, of each token of a given action."""
@@ -519,7 +510,7 @@ class VllmPolicy:
 
     def facts(self) -> dict[str, Any]:
         """Return model name, digests of tokenizer and chat template, and the probe's result."""
-        return tokenizer_facts(self.config, self.tokenizer) | {"server": asdict(self.server_facts)}
+        return self.model_facts.manifest() | {"server": asdict(self.server_facts)}
 
     def _run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
         try:

@@ -65,7 +65,7 @@ def measure_prompts(environment: Environment, tasks: Sequence[Task], tokenizer: 
 
     Tasks in containers are not measured: an image may have to be fetched first.
     """
-    from stages.policy.local import prompt_ids
+    from stages.policy.model_facts import prompt_ids
 
     answers = getattr(environment, "answers", None)
     most = QUESTIONS if answers else SESSIONS * (environment.sandbox != "container")

@@ -21,7 +21,7 @@ import pytest
 from stages.policy import PolicyConfig, background, client
 from stages.policy.client import BODY_BYTES, CallError, Client, RefusedError, RetryableError, uses_aiohttp
 from stages.policy.reading import read
-from stages.policy.requests import Asked
+from stages.policy.requests import CallBounds
 
 REQUEST = {"model": "m", "messages": []}
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Served: Yes\r\n\r\n{}"
@@ -311,7 +311,7 @@ def test_a_web_page_is_named_as_one(path: str, asks: str) -> None:
     assert client.web_page(PAGE, url) == asks
     assert client.web_page(b'{"error": "<html>"}', url) is None and client.web_page(b"<xml/>", url) is None
     with pytest.raises(client.RetryableError, match="web page"):
-        read(PAGE, config, Asked(1, 1), latency_s=0.0, attempts=1)
+        read(PAGE, config, CallBounds(1, 1), latency_s=0.0, attempts=1)
     for status, named in ((404, True), (405, True), (502, False)):
         error = client.error_of(client.Response(status, {}, PAGE), config)
         assert ("web page" in str(error)) is named, status

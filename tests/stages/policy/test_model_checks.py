@@ -139,7 +139,7 @@ def test_a_saved_tokenizer_keeps_its_changes_and_takes_them_once(tmp_path: Path)
 def test_a_prompt_beyond_the_context_is_refused_without_being_tokenised(tmp_path: Path) -> None:
     policy = opened(save_tiny(tmp_path / "model", characters=None))
     calls: list[int] = []
-    policy.tokenizer = _Counting(policy.tokenizer, calls)
+    policy = LocalPolicy(policy.model, _Counting(policy.tokenizer, calls), policy.config)
     long, short = ([{"role": "user", "content": text}] for text in ("word " * 100_000, "a"))
     refused, answered = policy.sample([Turn(long, 0), Turn(short, 1)])
     assert refused.error_type == "context" and "2,048" in (refused.error or "") and answered.completion_tokens
