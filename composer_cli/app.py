@@ -26,7 +26,7 @@ from composer_cli.printing import (
     sentence_and_code,
 )
 from composer_cli.stage_command import ChainCommand, StageCommand
-from stages import STAGES, stages_of
+from stages import STAGES, command_words, stages_of
 from stages.errors import UsageError, refusal
 from stages.stopping import ending_process_on_second_signal
 
@@ -137,13 +137,14 @@ def explained(error: typer.TyperException, words: Sequence[str]) -> str:
 
 def _instead_of_option(command: StageCommand, option: str, value: str, cutoff: float) -> str:
     """Return what is meant by an option that a stage lacks: a run to read, or a similar setting; "" for neither."""
-    from stages.runs.catalog import commands as makers
+    from stages.runs.catalog import writers
     from stages.runs.settings import nearest_keys
 
     word, stage = option.lstrip("-").replace("-", "_"), command.loaded
     for name, slot in stage.inputs.items():
         if word in (name, slot.kind.plural):
-            return f"A run of {slot.kind.plural}, made by {makers(slot.kind)}, is given with --from RUN."
+            makers = " or ".join(f"`{command_words(writer)}`" for writer in writers(slot.kind))
+            return f"A run of {slot.kind.plural}, made by {makers}, is given with --from RUN."
     key = next(iter(nearest_keys(stage.config, word, cutoff)), "")
     return f"Did you mean the setting --set {key}={value}?" if key in command.settings_keys() else ""
 

@@ -13,10 +13,11 @@ from pydantic import Field, ValidationError, field_validator
 
 from composer_cli.trust import require_trusted_servers
 from stages.backends import engine
-from stages.errors import UsageError, did_you_mean, refusal
+from stages.errors import UsageError, refusal
 from stages.policy.base import VLLM
 from stages.runs.settings import FileTree, Settings, StageConfig, Tree, build, known, merge, nested, origin, read_file
 from stages.runs.stage import load_stage, read_files
+from stages.words import did_you_mean
 
 SHIPPED = Path(__file__).parent / "presets"
 EXAMPLES = Path(__file__).parent / "examples"

@@ -12,7 +12,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from types import TracebackType
 
@@ -24,6 +24,7 @@ from stages.errors import ComposerError, UsageError
 from stages.runs import settings
 from stages.runs.stage import load_stage
 from stages.stopping import Interrupted
+from stages.words import Command, FromRun, Option, Remedy, Sentence, Setting, group_of, in_interface
 
 ARGUMENTS = {
     name.replace("_", "-"): field.annotation is bool
@@ -50,8 +51,37 @@ WORDS = re.compile(
 )
 
 
+class Python:
+    """The words of calls in Python: `resume=True`, `weights={'dpo': 0.1}`, `collect.settings()`, `as an argument`."""
+
+    words: Mapping[str, str] = {
+        "call": "call",
+        "again": "A second interrupt",
+        "table": "a dictionary",
+        "true_or_false": "True or False",
+    }
+
+    def remedy(self, remedy: Remedy) -> str:
+        """Return how a remedy is written."""
+        match remedy:
+            case Option(name, value):
+                return ", ".join(_arguments([f"--{name}", *([value] if value else [])]))
+            case Setting(key, value):
+                return ", ".join(_arguments(["--set", f"{key}={value}"]))
+            case Command(words):
+                command = " ".join(words)
+                return _call(words) or f"composer {command}"
+            case FromRun():
+                return "as an argument"
+
+
+PYTHON = Python()
+
+
 def translate_message(message: str) -> str:
     """Return a message of the command line with the words of the Python interface."""
+    if isinstance(message, Sentence):
+        return in_interface(message, PYTHON)
     said = WORDS.sub(_phrase, message)
     for words, instead in OTHER_WORDS.items():
         said = said.replace(words, instead)
@@ -79,7 +109,9 @@ class errors_in_python:  # noqa: N801 (used as a function)
     ) -> None:
         __tracebackhide__ = True  # read by IPython and pytest
         if isinstance(error, ComposerError):
-            error.args = (translate_message(str(error)),)
+            error.interface = PYTHON
+            if group_of(error.code) is None:
+                error.code = translate_message(error.code)
             raise error.with_traceback(None) from error.__cause__
         if isinstance(error, (KeyboardInterrupt, Interrupted)):
             sentence, code = sentence_and_code(error, resumes=self._resumes)

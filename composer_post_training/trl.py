@@ -27,7 +27,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from composer_post_training.messages import errors_in_python
 from composer_post_training.stage_functions import paths_of_runs
 from stages.backends.ranks import join
-from stages.errors import BadInput, UsageError, did_you_mean
+from stages.errors import BadInput, UsageError
 from stages.gradients.per_row import MAX_TOKENS
 from stages.integrations.trl import RolloutFunction, environment_reward, tool_environments
 from stages.policy.base import PolicyConfig
@@ -48,6 +48,7 @@ from stages.training.checkpoints import SourcesFollow
 from stages.training.config import Config, Hints
 from stages.training.scoring import Tree, require_head
 from stages.training.step import Channels, ComposedStep
+from stages.words import did_you_mean
 
 __all__ = ["ProbeCallback", "preference_dataset", "with_channels"]
 __all__ += ["RolloutFunction", "environment_reward", "tool_environments"]

@@ -5,6 +5,7 @@ Modules are stages and are named by verbs, packages are named by nouns. A stage'
 only through run folders on disk.
 
 errors.py   - the errors that end a stage, each with an exit code
+words.py    - the sentences of errors and remarks, from words.toml files, for the command line and for Python
 json_text.py - JSON of other programs: text that is not too deep, and numbers kept exactly
 layout.py  - tables with aligned columns, durations and ages, as text
 stopping.py - what signals do: the first asks work to stop, the second ends it

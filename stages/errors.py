@@ -1,13 +1,16 @@
-"""Exceptions that end a stage; each message is one sentence and each class has an exit code.
+"""Exceptions that end a stage: a code, the values of its sentence, and an exit code by the class.
 
-A sentence says what happened, shows the value, and says what to do next. Nothing of this project is imported here, so
-every layer may raise.
+The sentences stand in `words.toml` files (stages/words.py); each says what happened, shows the value, and says what to
+do next. Every layer may raise.
+
+    raise BadInput("runs.no-run", name="collect", folder=root)
 """
 
-from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from stages import words
 
 # What pydantic calls a value that has the wrong form, by its types of errors; all others are bounds and choices, which
 # it puts into words of its own ("Input should be greater than 0").
@@ -30,9 +33,27 @@ FORM_OF = {kind: form for form, kinds in FORMS.items() for kind in kinds}
 
 
 class ComposerError(Exception):
-    """An expected failure, shown as one sentence without a traceback."""
+    """An expected failure, shown as one sentence without a traceback.
 
-    exit_code = 1
+    A text that is no code of a table is a sentence itself: errors of environments and policies of users need no table.
+    """
+
+    exit_code: ClassVar[int] = 1
+    interface: words.Interface = words.COMMAND_LINE
+    """Whose words `str` uses."""
+
+    def __init__(self, code: str, /, **values: Any) -> None:
+        super().__init__(code)
+        self.code: str = code.code if isinstance(code, words.Sentence) else code
+        self.values: Mapping[str, Any] = code.filled if isinstance(code, words.Sentence) else values
+
+    def __str__(self) -> str:
+        return words.render(self.code, self.values, self.interface)
+
+    @property
+    def remedies(self) -> list[words.Remedy]:
+        """Return what the sentence tells a user to do: options, settings, commands and runs to give."""
+        return words.remedies(self.code, self.values)
 
 
 class UsageError(ComposerError):
@@ -51,15 +72,6 @@ class BadInput(ComposerError):
     """What a command works on (runs, tasks, rollouts, models) is missing, damaged or of another kind: exit code 4."""
 
     exit_code = 4
-
-
-def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return " Did you mean 'kata'?" with the known word that is most similar, in any case; "" where none is.
-
-    cutoff: the least similarity, of 1.
-    """
-    spelt = {one.lower(): one for one in known}
-    return "".join(f" Did you mean {spelt[near]!r}?" for near in get_close_matches(word.lower(), spelt, 1, cutoff))
 
 
 def not_a_folder(path: Path, option: str) -> str:

@@ -23,7 +23,9 @@ LAYERS = {
         "backends",
         "messages",
         "redaction",
-        "errors | layout | stopping | json_text",
+        "errors | stopping | json_text",
+        "words",
+        "layout",
     ),
     "stages.probe": (
         "figures | watching",

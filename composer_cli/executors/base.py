@@ -13,9 +13,10 @@ from typing import Annotated, Any, Protocol
 from pydantic import Field
 
 from stages.backends.engine import ENGINES, WORDS
-from stages.errors import UsageError, did_you_mean
+from stages.errors import UsageError
 from stages.redaction import secret_in
 from stages.runs.settings import Settings
+from stages.words import did_you_mean
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 QUEUED, RUNNING, COMPLETE, FAILED = "queued", "running", "complete", "failed"

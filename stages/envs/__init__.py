@@ -32,8 +32,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stages.envs.base import Environment, Grade, Observation, SamplingUnit, Split, Task
-from stages.errors import UsageError, did_you_mean
+from stages.errors import UsageError
 from stages.messages import Message
+from stages.words import did_you_mean
 
 __all__ = [
     "ENVIRONMENTS",

@@ -20,12 +20,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stages import json_text
-from stages.errors import BadInput, did_you_mean
+from stages.errors import BadInput
 from stages.formats import FORMATS
 from stages.formats.base import Drop, NumberedRecord
 from stages.formats.reports import SB_CLI, stem
 from stages.runs import store
 from stages.runs.run import Run
+from stages.words import did_you_mean
 
 READABLE = (".json", ".jsonl", ".ndjson", ".traj", ".eval", ".parquet", ".gz")
 OF_A_RUN = (

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkabl
 from pydantic import Field, model_validator
 
 from stages import envs
-from stages.errors import BadInput, UsageError, did_you_mean
+from stages.errors import BadInput, UsageError
 from stages.messages import Message
 from stages.policy import gguf, named
 from stages.redaction import secret_in
@@ -24,6 +24,7 @@ from stages.runs.kinds import NOOP, REFERENCE
 from stages.runs.ledger import Budget
 from stages.runs.run import AnswerFolders, Listener
 from stages.runs.settings import Option, Settings, basic_of
+from stages.words import did_you_mean
 
 # Fields that a user may add to a request; those with which a call could cost more than its limit are refused.
 

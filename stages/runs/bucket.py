@@ -127,37 +127,25 @@ class Bucket:
 
 def failed(url: str, what: str, message: str) -> InfrastructureError:
     """Return the error to raise when a store fails at an operation with this message."""
-    return InfrastructureError(
-        f"{url} failed at {what} ({message}). Check the address, the keys in the environment "
-        "and the network, then go on with --resume."
-    )
+    return InfrastructureError("runs.bucket-failed", url=url, what=what, message=message)
 
 
 def open_bucket(url: str) -> Bucket:
     """Open the store at an address; `UsageError` when it is not understood, or obstore is not installed."""
     if url.startswith("hf://"):
-        raise UsageError(
-            f"{url} will not do for replicas: they write objects only where there is none, which the hub does not "
-            "offer. Write s3://BUCKET/RUN, gs://BUCKET/RUN, az://CONTAINER/RUN or file:///FOLDER."
-        )
+        raise UsageError("runs.hub-unfit-for-replicas", url=url)
     try:
         from obstore.exceptions import BaseError
         from obstore.store import LocalStore, from_url
     except ModuleNotFoundError:
-        raise UsageError(
-            f"{url} needs obstore, which is not installed. "
-            "Install the extra: `pip install 'composer-post-training[diloco]'`."
-        ) from None
+        raise UsageError("runs.obstore-missing", url=url) from None
     scheme, _, rest = url.partition("://")
     if scheme not in SCHEMES or (scheme == "file" and not rest.startswith("/")):
-        raise UsageError(
-            f"The address {url!r} is not understood. Write s3://BUCKET/RUN, gs://BUCKET/RUN, az://CONTAINER/RUN or "
-            "file:///FOLDER."
-        )
+        raise UsageError("runs.address-not-understood", url=url)
     try:
         return Bucket(LocalStore(rest, mkdir=True) if scheme == "file" else from_url(url), url)
     except BaseError as error:
-        raise UsageError(f"{url} cannot be opened ({_first_line(error)}). Check the address and the keys.") from None
+        raise UsageError("runs.address-cannot-be-opened", url=url, first_line=_first_line(error)) from None
 
 
 def _first_line(error: Exception) -> str:
@@ -194,10 +182,7 @@ class HubBucket:
             try:
                 self._files.resolve_path(root)
             except FileNotFoundError:
-                raise UsageError(
-                    f"{url} cannot be opened: there is no {root} that this token may see. Create it with "
-                    "`hf buckets create`, or set HF_TOKEN."
-                ) from None
+                raise UsageError("runs.hub-bucket-missing", url=url, root=root) from None
 
     def read(self, key: str) -> bytes | None:
         """Return the bytes of a file; None when there is none."""
@@ -279,10 +264,7 @@ def open_store(url: str) -> RunStore:
         return open_bucket(url)
     found = ADDRESS.fullmatch(url)
     if found is None:
-        raise UsageError(
-            f"The address {url!r} is not an address on the hub. Write hf://buckets/OWNER/NAME/RUN; "
-            "`composer export hub` writes tables to a dataset."
-        )
+        raise UsageError("runs.no-hub-address", url=url)
     return HubBucket(url, found[1], found[2].lstrip("/"))
 
 
@@ -305,17 +287,17 @@ def fetch(url: str, cache: Path) -> Path:
     bucket = open_store(url.rstrip("/"))
     found = bucket.read(MANIFEST)
     if found is None:
-        raise BadInput(f"{url} holds no run: it has no {MANIFEST}. `composer publish RUN {url}` would write one.")
+        raise BadInput("runs.no-run-in-bucket", url=url, manifest=MANIFEST)
     about = _manifest(found, url)
     if about.status != "complete":
-        raise BadInput(f"{url} is {about.status}, not complete. Publish the run once it is finished.")
+        raise BadInput("runs.bucket-run-incomplete", url=url, status=about.status)
     folder = local_folder(url, about.stage, cache)
     if store.read_bytes(folder / MANIFEST) == found and not Run(folder).damage("bytes"):
         return folder
     download(bucket, folder, found)
     if damage := Run(folder).damage("bytes"):
         (folder / MANIFEST).unlink()  # so that the folder is not a run, and the next fetch downloads it again
-        raise BadInput(f"{url}: {damage}. Publish the run again.")
+        raise BadInput("runs.bucket-run-damaged", url=url, damage=damage)
     return folder
 
 
@@ -347,8 +329,7 @@ def _manifest(data: bytes, url: str) -> Manifest:
         return Manifest.model_validate_json(data)
     except ValidationError as error:
         raise BadInput(
-            f"{url}/{MANIFEST} cannot be read by this version of Composer ({refusal(error.errors()[0])}). "
-            "It may be newer."
+            "runs.bucket-manifest-unreadable", url=url, manifest=MANIFEST, refusal=refusal(error.errors()[0])
         ) from None
 
 
@@ -358,14 +339,14 @@ def publish(run: Run, url: str) -> int:
     `BadInput` when the run is unfinished or damaged, `UsageError` when another run is there.
     """
     if run.manifest.status != "complete":
-        raise BadInput(f"{run.path} is {run.manifest.status}, not complete. Finish it first, with --resume.")
+        raise BadInput("runs.run-incomplete", run_path=run.path, status=run.manifest.status)
     if damage := run.damage("bytes"):
-        raise BadInput(f"{run.path}: {damage}. Rerun that stage, or restore the file.")
+        raise BadInput("runs.run-damaged", run_path=run.path, damage=damage)
     bucket = open_store(url.rstrip("/"))
     if (there := bucket.read(MANIFEST)) is not None:
         if _manifest(there, url).outputs == run.manifest.outputs:
             return 0
-        raise UsageError(f"{url} holds another run. Choose another address, or delete that run there.")
+        raise UsageError("runs.address-holds-another-run", url=url)
     files = []
     for path in sorted(run.path.rglob("*")):
         name = path.relative_to(run.path)
@@ -449,10 +430,7 @@ class Mirror:
         if sender.is_alive():
             sender.join()
         if not self._send():
-            raise UsageError(
-                f"{self.url} was taken over by another process, so this one stopped. "
-                "Leave the run to that one, or end it and go on here with --resume."
-            )
+            raise UsageError("runs.run-taken-over", url=self.url)
         over = out.manifest.status == "complete" or not self.folder.exists()
         # Read again, since sending takes a while in which another process may have begun.
         if over and self._bucket.read(OWNER) == self._owner:

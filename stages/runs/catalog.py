@@ -11,8 +11,8 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
-from stages import STAGES, command_words, stage_order
-from stages.errors import BadInput, ComposerError, UsageError, did_you_mean
+from stages import STAGES, stage_order
+from stages.errors import BadInput, ComposerError, UsageError
 from stages.runs import bucket
 from stages.runs.kinds import NOOP, REFERENCE, Kind
 from stages.runs.run import InputRef, Inputs, Manifest, Run, RunFacts, read_manifest
@@ -59,7 +59,7 @@ def find(root: Path, text: str) -> Path:
         return bucket.fetch(text, root / "remote")
     folder = Path(text)
     if folder.is_file():
-        raise BadInput(f"{text} is a file. Give the folder of a run, or the run's name in `composer status`.")
+        raise BadInput("runs.file-instead-of-run", text=text)
     if folder.is_dir():
         return folder / "latest" if (folder / "latest" / "manifest.json").is_file() else folder
     every = folders(root)
@@ -69,14 +69,11 @@ def find(root: Path, text: str) -> Path:
     if not fitting:
         words = [*dict.fromkeys(run.parent.name for run in every), *map(name, every)]
         if text in STAGES and text not in words:
-            raise BadInput(f"There is no run of {text} in {root} yet. `{command_words(text)}` makes one.")
-        raise BadInput(
-            f"There is no run {text!r}, neither a folder nor in {root}.{did_you_mean(text, words)} "
-            "`composer status` lists all runs."
-        )
+            raise BadInput("runs.no-run-of-stage", stage=text, root=root)
+        raise BadInput("runs.no-run", text=text, root=root, words=words)
     if len(fitting) > 1:
         some = ", ".join(map(name, fitting[-3:]))
-        raise BadInput(f"{len(fitting)} runs fit {text!r}, for example {some}. Give more of the name.")
+        raise BadInput("runs.several-runs-fit", num_fitting=len(fitting), text=text, some=some)
     return fitting[0]
 
 
@@ -126,7 +123,7 @@ def choose(
     """
     loaded = load_stage(stage)
     if given and not loaded.inputs:
-        raise UsageError(f"{stage} reads no runs. Leave out --from {given[0]}.")
+        raise UsageError("runs.stage-reads-no-runs", stage=stage, given=given[0])
     if given:
         named = [Run(find(root, text)) for text in given]
         return assign_inputs(loaded, [*named, *_read_by_named(loaded, named, root, notify)])
@@ -137,11 +134,13 @@ def choose(
     newest = {name: _newest(root, wanted[name]) for name in first}
     for name in (name for name in wanted if not newest[name]):
         training = latest(root, TRAINING)
-        held = training is not None and Run(training).holds(wanted[name])
         raise BadInput(
-            f"{stage} needs {wanted[name].plural}, and there is no finished run in {root} that holds them. "
-            f"Run {commands(wanted[name])} first, "
-            f"or give a run with --from FOLDER{f', such as the training {training}' if held else ''}."
+            "runs.no-finished-input",
+            stage=stage,
+            plural=wanted[name].plural,
+            root=root,
+            writers=writers(wanted[name]),
+            training=training if training and Run(training).holds(wanted[name]) else None,
         )
     chosen: dict[str, tuple[Run, str]] = {}  # by slot, with the reason
     for name in reversed(first):  # runs of later stages say what they were made from
@@ -165,16 +164,16 @@ def assign_inputs(stage: Stage[Any], runs: Sequence[Run]) -> Inputs:
         fitting = [run for run in runs if run.holds(slot.kind)]
         if len(fitting) > 1 and not slot.many:
             raise BadInput(
-                f"{stage.name} needs one run with {slot.kind.plural}, but {len(fitting)} were given: "
-                f"{', '.join(str(r.path) for r in fitting)}."
+                "runs.several-inputs-of-kind",
+                stage_name=stage.name,
+                plural=slot.kind.plural,
+                num_fitting=len(fitting),
+                fitting=[str(r.path) for r in fitting],
             )
         # `unless`: an export of pairs or of a checkpoint, for example, reads no rollouts.
         spared = any(run.holds(kind) for run in runs for kind in slot.unless)
         if not fitting and not slot.optional and not spared:
-            raise BadInput(
-                f"{stage.name} needs a run that holds {slot.kind.plural}. Give the run with --from FOLDER; "
-                "`composer status` lists the runs."
-            )
+            raise BadInput("runs.input-kind-missing", stage_name=stage.name, plural=slot.kind.plural)
         if fitting:
             filled[name] = fitting
     used = [run for fitting in filled.values() for run in fitting]
@@ -182,8 +181,12 @@ def assign_inputs(stage: Stage[Any], runs: Sequence[Run]) -> Inputs:
         if run not in used:
             held = ", ".join(run.manifest.outputs or [kind.plural for kind in _written(run)])
             raise BadInput(
-                f"{run.path} is a run of {run.manifest.stage} ({held}), and {stage.name} has no use for it. It reads "
-                f"{', '.join(f'{s.kind.plural} (made by {commands(s.kind)})' for s in stage.inputs.values())}."
+                "runs.input-of-no-use",
+                run_path=run.path,
+                stage=run.manifest.stage,
+                held=held,
+                stage_name=stage.name,
+                inputs=[(slot.kind.plural, writers(slot.kind)) for slot in stage.inputs.values()],
             )
     return Inputs(filled)
 
@@ -202,11 +205,14 @@ def check_inputs(inputs: Inputs) -> None:
         now = load_stage(run.manifest.stage).version if run.manifest.stage in STAGES else None
         if now is not None and run.manifest.stage_version > now:
             raise BadInput(
-                f"{run.path} was written by version {run.manifest.stage_version} of {run.manifest.stage}, newer than "
-                f"{now}, which this Composer has. Update Composer."
+                "runs.stage-version-too-new",
+                run_path=run.path,
+                stage_version=run.manifest.stage_version,
+                stage=run.manifest.stage,
+                now=now,
             )
         if damage := run.damage():
-            raise BadInput(f"{run.path}: {damage}. Rerun that stage, or restore the file.")
+            raise BadInput("runs.run-damaged", run_path=run.path, damage=damage)
 
 
 def require_complete(run: Run) -> None:
@@ -214,8 +220,11 @@ def require_complete(run: Run) -> None:
     if run.manifest.status != "complete":
         done = progress(run)
         raise BadInput(
-            f"{run.path} is {run.manifest.status}, not complete{done and f': {done}'}. "
-            f"Finish it first: the same `{command_words(run.manifest.stage)} ...` with --resume."
+            "runs.input-incomplete",
+            run_path=run.path,
+            status=run.manifest.status,
+            progress=done,
+            stage=run.manifest.stage,
         )
 
 
@@ -249,11 +258,6 @@ def writers(kind: Kind) -> list[str]:
     found = [stage for stage in STAGES if any(one.name == kind.name for one in load_stage(stage).outputs.values())]
     others = [stage for stage in found if STAGES[stage].group != "probe"]
     return [stage for stage in others if stage != TRAINING] or others or found
-
-
-def commands(kind: Kind) -> str:
-    """Return the commands that make this kind, for a message."""
-    return " or ".join(f"`{command_words(writer)}`" for writer in writers(kind))
 
 
 def _newest(root: Path, kind: Kind) -> list[Path]:

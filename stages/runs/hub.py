@@ -78,11 +78,7 @@ def source(model: str, revision: str | None = None) -> str:
     try:
         return str(snapshot_download(model, revision=revision, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError):
-        raise BadInput(
-            f"The model {model!r} is not a folder here, was not fetched before, and the hub cannot be asked for it "
-            f"({reason}). Give a Hugging Face folder, or as base_url the address of a server that has the model; or "
-            "connect to the hub, or name a mirror of it in HF_ENDPOINT."
-        ) from None
+        raise BadInput("runs.model-not-found", model=model, reason=reason) from None
 
 
 @contextmanager

@@ -66,7 +66,7 @@ class Kind:
         """Raise `UsageError` when a row has not exactly the kind's columns, which Arrow would drop or null silently."""
         if row.keys() != self.columns.keys():
             missing, extra = self.columns.keys() - row.keys(), row.keys() - self.columns.keys()
-            raise UsageError(f"A {self} row does not fit: missing {sorted(missing)}, unknown {sorted(extra)}.")
+            raise UsageError("runs.row-does-not-fit", kind=self, missing=sorted(missing), extra=sorted(extra))
 
     def stable(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the row without its wall-time columns."""
@@ -390,13 +390,7 @@ def parse_kind(text: str, where: str) -> Kind:
     """Return the kind named `name/version`; `BadInput` when it is unknown or newer than this program."""
     name, _, version = text.partition("/")
     if name not in KINDS or not version.isdigit():
-        raise BadInput(
-            f"{where} holds records of kind {text!r}, which this program does not know; "
-            f"it knows {', '.join(map(str, KINDS.values()))}."
-        )
+        raise BadInput("runs.unknown-record-kind", where=where, text=text, kinds=KINDS.values())
     if int(version) > KINDS[name].version:
-        raise BadInput(
-            f"{where} holds {text}, written by a newer Composer; this one reads up to {KINDS[name]}. "
-            "Update Composer to read it."
-        )
+        raise BadInput("runs.record-version-too-new", where=where, text=text, newest=KINDS[name])
     return KINDS[name]

@@ -89,7 +89,7 @@ class Budget:
 
     def __init__(self, limit: float | None = None, path: Path | None = None) -> None:
         if limit is not None and not (math.isfinite(limit) and limit >= 0):  # no comparison with NaN is ever true
-            raise UsageError(f"--max-cost is {limit:g}. Give an amount of USD, 0 or more.")
+            raise UsageError("runs.max-cost-invalid", limit=limit)
         self.limit, self.path = limit, path
         self.spent, self.possibly = 0.0, 0.0
         self.understated, self.understated_usd = 0, 0.0
@@ -125,9 +125,7 @@ class Budget:
                 if self._open:
                     return None  # a bill is usually below its upper bound, so that this call may fit later
                 raise Incomplete(
-                    f"The budget of {self.limit:g} USD is spent: {self.spent:.4f} paid, {self.possibly:.4f} possibly "
-                    f"paid, and the next call may cost {usd or 0.0:.4f}. Finished work is saved. "
-                    "Go on with --resume and a larger --max-cost."
+                    "runs.budget-spent", limit=self.limit, spent=self.spent, possibly=self.possibly, bound=usd or 0.0
                 )
             self.calls += 1
             self._open.add(self.calls, usd)
@@ -198,10 +196,7 @@ class Budget:
         bound = reservation.usd
         if self.limit is None or bound is None or usd is None or usd <= bound * (1 + ROUNDING):
             return None
-        return Incomplete(
-            f"A call was billed {usd:.6f} USD, more than the {bound:.6f} USD that were reserved for it, so the "
-            "limit cannot be kept. Correct the prices of that model, then go on with --resume."
-        )
+        return Incomplete("runs.bill-above-reservation", usd=usd, bound=bound)
 
     def add(self, other: "Budget") -> None:
         """Add the sums of another ledger."""
@@ -305,9 +300,7 @@ def _is_object(text: bytes) -> bool:
 
 
 def _damaged(path: Path, number: int, fault: str) -> BadInput:
-    return BadInput(
-        f"{path}, line {number}, {fault}, so what was spent is not known. Restore it, or start again with --clean."
-    )
+    return BadInput("runs.ledger-line-damaged", path=path, number=number, fault=fault)
 
 
 def _check_fault(text: bytes) -> str | None:

@@ -32,11 +32,7 @@ def check(backends: Sequence[str]) -> None:
     """`UsageError` for a backend that is not installed."""
     for name in backends:
         if find_spec(name) is None:
-            raise UsageError(
-                f"report_to names {name}, which is not installed. "
-                f"Install the extra, `pip install 'composer-post-training[{name}]'`, or leave it out: "
-                "the run's own files hold as much."
-            )
+            raise UsageError("runs.reporter-missing", name=name)
 
 
 @contextmanager

@@ -175,7 +175,7 @@ def find_folder(stage_folder: Path, label: str, fingerprint: str, out: Path | No
             raise UsageError(not_a_folder(out, "--out"))
         existing = (out / "manifest.json").exists()
         if not existing and out.exists() and any(out.iterdir()):
-            raise UsageError(f"{out} is not empty and is not a run folder. Choose another --out.")
+            raise UsageError("runs.folder-not-empty", out=out)
         return out, existing
     # A folder without a manifest holds no run: its process was killed before the manifest was first written.
     same = sorted(p for p in stage_folder.glob(f"*-{fingerprint[:6]}") if (p / "manifest.json").exists())
@@ -197,22 +197,16 @@ def without_time(name: str) -> str:
 def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a run folder; `BadInput` when there is none or it cannot be understood."""
     if not (folder / "manifest.json").is_file():
-        raise BadInput(f"{folder} is not a run folder: it has no manifest.json. `composer status` lists all runs.")
+        raise BadInput("runs.no-manifest", folder=folder)
     fields = store.read_json(folder / "manifest.json")
     if isinstance(fields, dict) and fields.get("seal") != manifest_seal(fields):
-        raise BadInput(
-            f"{folder}/manifest.json has changed since it was written. Restore it, or run the same command with "
-            "--resume, which writes it anew."
-        )
+        raise BadInput("runs.manifest-changed", folder=folder)
     try:
         found = Manifest.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
-        raise BadInput(
-            f"{folder}/manifest.json cannot be read by this version of Composer ({field}: {refusal(first)}). "
-            "It may be newer or damaged."
-        ) from None
+        raise BadInput("runs.manifest-unreadable", folder=folder, field=field, refusal=refusal(first)) from None
     # The manifest gets the cost when an attempt ends. A killed process never wrote it; only the ledger has the money.
     if found.status == "running" and (spent := ledger.totals(folder)) is not None:
         found.cost_usd, found.possibly_usd = spent
@@ -297,7 +291,7 @@ class Run:
         for output, path in named.items():
             if name in (output, self.manifest.outputs[output]["kind"].partition("/")[0]):
                 return Scan(path)
-        raise BadInput(f"{self.path} has no table {name!r}; it has {', '.join(named) or 'none'}.")
+        raise BadInput("runs.no-table", path=self.path, name=name, tables=", ".join(named) or "none")
 
     def rows(self, kind: Kind) -> list[Row]:
         """Read all rows of this kind (use `scan` for many); `BadInput` for a missing, damaged or newer table."""
@@ -308,10 +302,7 @@ class Run:
         name = self.holds(kind)
         if name is None:
             held = ", ".join(self.manifest.outputs) or "nothing"
-            raise BadInput(
-                f"{self.path} holds {held}, but {kind.plural} are needed here. "
-                "Give the run that holds them with --from."
-            )
+            raise BadInput("runs.table-of-other-kind", path=self.path, held=held, plural=kind.plural)
         return self.path / name
 
     def read_file(self, name: str) -> bytes | None:
@@ -463,10 +454,7 @@ class RunWriter:
             "what they cost is not known"
         )
         if self.budget.limit is not None:
-            raise BadInput(
-                f"{sentence} and the limit cannot be kept. Restore it, go on without --max-cost, or start again with "
-                "--clean."
-            )
+            raise BadInput("runs.ledger-incomplete", sentence=sentence)
         self.budget.calls = self._calls  # numbers are not given twice
         self.set_summary(calls_missing_in_ledger=missing)
         self.progress(Notice(f"warning: {sentence}: this run has cost more than it says."), 0, 0)
@@ -528,10 +516,7 @@ class RunWriter:
         Raises `ComposerError` where this attempt has written a file of that name: the second would replace the first.
         """
         if name.casefold() in self._exported:
-            raise ComposerError(
-                f"Two files of this export are called {name}, and the second would replace the first. "
-                "Nothing was exported; report the names of the models and environments in the run."
-            )
+            raise ComposerError("runs.export-file-twice", name=name)
         self._exported.add(name.casefold())
         with store.sealing(self.path / name) as file:
             rows = fill(file)

@@ -248,9 +248,7 @@ def check_disk_space(folder: Path) -> str:
     usage = shutil.disk_usage(existing)
     if usage.total and usage.free < MIN_FREE_BYTES:  # a file system such as /proc has no room to speak of
         left = usage.free / 2**20
-        raise UsageError(
-            f"{existing} has room for {left:.0f} MiB only. Free some, or choose another --artifacts or --out."
-        )
+        raise UsageError("runs.no-disk-space", existing=existing, left=left)
     _check_writable(existing)
     return f"{existing} can be written to, {usage.free / 2**30:,.1f} GiB free"
 
@@ -364,15 +362,10 @@ def _settle_existing(resolved: ResolvedRun, *, resume: bool) -> bool:
             for key, theirs, ours in differences(found.identity, resolved.identity)
         ]
         difference = "; ".join(changed[:3]) or "its inputs or the stage's version differ"
-        raise UsageError(
-            f"{resolved.folder} holds a different run ({difference}). Use --clean to delete it, or another --out."
-        )
+        raise UsageError("runs.folder-holds-other-run", folder=resolved.folder, difference=difference)
     # What the attempt before paid for stays in the ledger, so that --max-cost holds for both.
     if not resume and holds_work(run, paid=False):
-        raise UsageError(
-            f"{resolved.folder} already holds this run ({_state(run)}). "
-            "Use --resume to go on, --clean to start again, or --out FOLDER to write elsewhere."
-        )
+        raise UsageError("runs.folder-holds-this-run", folder=resolved.folder, state=_state(run))
     return False
 
 
@@ -431,9 +424,7 @@ def locked(folder: Path) -> Iterator[None]:
         with lock.acquire(timeout=0):
             yield
     except Timeout:
-        raise UsageError(
-            f"{folder} is in use by another process. Wait for it to end, or choose another --out."
-        ) from None
+        raise UsageError("runs.run-in-use", folder=folder) from None
 
 
 def _check_writable(folder: Path) -> None:
@@ -448,9 +439,7 @@ def _check_writable(folder: Path) -> None:
         if isinstance(error, (FileExistsError, NotADirectoryError)):
             file = next(path for path in (folder, *folder.parents) if path.exists())
             raise UsageError(not_a_folder(file, "--artifacts or --out")) from None
-        raise UsageError(
-            f"Nothing can be written to {folder} ({error.strerror}). Choose another --artifacts or --out."
-        ) from None
+        raise UsageError("runs.folder-not-writable", folder=folder, strerror=error.strerror) from None
 
 
 def _empty(folder: Path) -> None:
@@ -475,8 +464,7 @@ def _point_latest(folder: Path, stage_folder: Path) -> None:
         if full := _disk_full(error, folder):
             raise full from None
         raise ComposerError(
-            f"{folder} is complete, but {stage_folder / 'latest'} cannot be made a link to it ({error.strerror}). "
-            "Remove what is in its place and rerun the same command."
+            "runs.latest-is-no-link", folder=folder, stage_folder=stage_folder / "latest", strerror=error.strerror
         ) from None
 
 
@@ -540,10 +528,7 @@ def _require_whole_ledger(folder: Path, previous: Manifest) -> None:
     """
     paid, _ = ledger.totals(folder) or (0.0, 0.0)
     if previous.status != "complete" and paid < previous.cost_usd * (1 - ledger.ROUNDING):
-        raise BadInput(
-            f"{folder / ledger.NAME} holds {paid:.4f} USD, and {previous.cost_usd:.4f} USD were paid by the end of the "
-            "attempt before, so lines of it are missing. Restore it, or start again with --clean."
-        )
+        raise BadInput("runs.ledger-lines-missing", folder=folder / ledger.NAME, paid=paid, cost_usd=previous.cost_usd)
 
 
 def _new_manifest(
@@ -647,15 +632,9 @@ def _broken_off(error: OSError, out: RunWriter) -> ComposerError | None:
         return None
     where, why = error.filename or out.path, error.strerror
     if not out.path.is_dir():
-        return ComposerError(
-            f"{out.path} was deleted while the run worked in it ({where}: {why}), and what it had finished with it. "
-            "Paid answers are kept beside the runs; the same command starts again."
-        )
+        return ComposerError("runs.run-deleted", out_path=out.path, where=where, why=why)
     mend = "Raise `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else "Check the path and its permissions"
-    return ComposerError(
-        f"{where} cannot be read or written ({why}). Everything finished is saved in {out.path}. {mend}, and rerun "
-        "with --resume."
-    )
+    return ComposerError("runs.file-failed", where=where, why=why, out_path=out.path, mend=mend)
 
 
 @contextmanager
@@ -677,9 +656,6 @@ def _disk_full(error: BaseException, folder: Path) -> ComposerError | None:
         )
         if known or (not isinstance(cause, ComposerError) and any(words in str(cause) for words in FULL_WORDS)):
             first = (str(cause).splitlines() or [""])[0].rstrip(".")  # torch adds a trace of its C++ functions
-            return ComposerError(
-                f"The disk is full or cannot be written: {first}. Everything finished is saved in {folder}; free some "
-                "room (or raise `ulimit -f`) and rerun with --resume."
-            )
+            return ComposerError("runs.disk-full", first=first, folder=folder)
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return None

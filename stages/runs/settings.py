@@ -286,22 +286,19 @@ def read_file(path: Path) -> FileTree:
         return FileTree(tomllib.loads(read_toml_text(path)), path)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         remedy = "Write KEY = VALUE, as UTF-8, and [GROUP] above the keys of a group."
-        raise UsageError(f"{path} is not valid TOML: {error}. {remedy}") from None
+        raise UsageError("runs.invalid-toml", path=path, error=error, remedy=remedy) from None
     except RecursionError:
-        raise UsageError(f"{path} is nested too deeply to be read. No setting is a table of so many tables.") from None
+        raise UsageError("runs.toml-nested-too-deeply", path=path) from None
 
 
 def read_toml_text(path: Path) -> str:
     """Return the text of a TOML file; `UsageError` for one of more than `MOST_BYTES`."""
     try:
         if path.is_file() and (size := path.stat().st_size) > MOST_BYTES:
-            raise UsageError(
-                f"{path} has {size / 2**20:,.0f} MiB, and a file of settings at most {MOST_BYTES >> 20}. Give the "
-                "settings of one experiment."
-            )
+            raise UsageError("runs.toml-too-large", path=path, size=size / 2**20, most_bytes=MOST_BYTES >> 20)
         return path.read_text("utf-8-sig")  # with or without the mark that editors of Windows put first
     except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}).{nearest(path)} Give a TOML file.") from None
+        raise UsageError("runs.toml-unreadable", path=path, strerror=error.strerror, nearest=nearest(path)) from None
 
 
 def read_table(path: Path, key: str) -> Tree:
@@ -309,7 +306,7 @@ def read_table(path: Path, key: str) -> Tree:
     found = read_file(path)
     if found.keys() != {key}:
         held = ", ".join(found) or "nothing"
-        raise UsageError(f"{path} holds {held}, but [[{key}]] tables are needed, and nothing beside them.")
+        raise UsageError("runs.tables-needed", path=path, held=held, key=key)
     return found
 
 
@@ -317,9 +314,7 @@ def assignment(text: str) -> Tree:
     """Return `a.b=value` as a tree. The value is read as TOML; what is no TOML value is a string."""
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not all(key.split(".")):
-        raise UsageError(
-            f"--set {text!r} is not understood. Write KEY=VALUE, for example --set policy.temperature=0.7."
-        )
+        raise UsageError("runs.set-not-understood", text=text)
     # A value with a line break could be a whole document: then there are other keys than `value`, and it is a string.
     try:
         parsed = tomllib.loads(f"value = {value}")
@@ -331,7 +326,7 @@ def assignment(text: str) -> Tree:
 def assignment_text(key: str, value: Any) -> str:
     """Return a setting as the text that `assignment` reads; `UsageError` for a value that TOML lacks."""
     if value is None:
-        raise UsageError(f"{key} = None cannot be written as KEY=VALUE. Give it in a preset of your own.")
+        raise UsageError("runs.none-as-text", key=key)
     if isinstance(value, Mapping):
         held = (assignment_text(json.dumps(name), one) for name, one in value.items())
         return f"{key}={{{', '.join(held)}}}"

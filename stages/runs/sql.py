@@ -19,7 +19,8 @@ from typing import Any
 import duckdb
 
 from stages.backends import resources
-from stages.errors import BadInput, UsageError, did_you_mean
+from stages.errors import BadInput, UsageError
+from stages.words import did_you_mean
 
 LIMIT_S = 60.0
 """Seconds that a question may take."""
@@ -75,7 +76,7 @@ def run_sql(query: SqlQuery, limit_s: float = LIMIT_S) -> Answer:
     try:
         return done.result(limit_s)
     except TimeoutError:
-        raise UsageError(f"The query had no answer after {limit_s:g} seconds and was stopped. {LESS}") from None
+        raise UsageError("runs.query-too-slow", limit_s=limit_s, less=LESS) from None
     finally:
         # Not `close`, which would wait for a call of a function that DuckDB does not interrupt.
         _interrupt(connection, asking, INTERRUPT_S)
@@ -103,7 +104,7 @@ def _fulfil(done: "Future[Answer]", connection: duckdb.DuckDBPyConnection, query
 
 def too_large(what: str) -> UsageError:
     """Return the error of a question that needs more than this."""
-    return UsageError(f"That question needs more than {what}. {LESS}")
+    return UsageError("runs.query-needs-more-memory", what=what, less=LESS)
 
 
 def _ask(connection: duckdb.DuckDBPyConnection, query: SqlQuery) -> Answer:
@@ -150,7 +151,7 @@ def _ask(connection: duckdb.DuckDBPyConnection, query: SqlQuery) -> Answer:
         columns = "".join(f" {line}." for line in more[:1] if line.startswith("Candidate bindings"))
         if missing := NO_TABLE.match(first):
             first = f"no run here holds a table {missing[1]}.{did_you_mean(missing[1], [*query.files, 'runs'])}"
-        raise UsageError(f"The query cannot be answered: {first}{columns} {tables}") from None
+        raise UsageError("runs.query-failed", first=first, columns=columns, tables=tables) from None
 
 
 ABOUT_TABLES = re.compile(
@@ -164,15 +165,12 @@ def _require_one_select(connection: duckdb.DuckDBPyConnection, sql: str) -> None
     try:
         statements = connection.extract_statements(sql)
     except duckdb.Error as error:
-        raise UsageError(f"The query cannot be answered: {str(error).splitlines()[0]}. Ask in SQL.") from None
+        raise UsageError("runs.no-query", error=str(error).splitlines()[0]) from None
     if not statements:
-        raise UsageError("The query is empty. Write SQL, such as: select run, status from runs.")
+        raise UsageError("runs.query-empty")
     kinds = [statement.type.name for statement in statements]
     if kinds != ["SELECT"]:
-        raise UsageError(
-            f"A query is one SELECT statement, and this is {' and '.join(kinds)}: `composer query` reads tables and "
-            "changes nothing."
-        )
+        raise UsageError("runs.query-not-select", kinds=kinds)
 
 
 def _create_view(connection: duckdb.DuckDBPyConnection, name: str, paths: Sequence[Path]) -> None:
@@ -187,16 +185,10 @@ def _create_view(connection: duckdb.DuckDBPyConnection, name: str, paths: Sequen
         raise
     except duckdb.Error as error:
         if len(paths) == 1:
-            raise BadInput(
-                f"{paths[0]} cannot be read as Parquet ({str(error).splitlines()[0]}). Restore it, rerun its stage, or "
-                "name the runs to ask with --from."
-            ) from None
+            raise BadInput("runs.parquet-unreadable", path=paths[0], error=str(error).splitlines()[0]) from None
         for path in paths:  # the one that cannot be read
             _create_view(connection, f"{name} of {path}", [path])
-        raise UsageError(
-            f"The tables {name} of these runs cannot be read as one ({str(error).splitlines()[0]}). "
-            "Name runs of one kind with --from."
-        ) from None
+        raise UsageError("runs.tables-of-several-kinds", name=name, error=str(error).splitlines()[0]) from None
 
 
 def _quoted_list(paths: Sequence[Path]) -> str:

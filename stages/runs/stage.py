@@ -124,7 +124,7 @@ def later(module: str, *names: str) -> dict[str, Any]:
 def load_stage(name: str) -> Stage[Any]:
     """Import the stage of this name; `UsageError` lists the names when there is none."""
     if name not in STAGES:
-        raise UsageError(f"There is no stage {name!r}. The stages are: {', '.join(STAGES)}.")
+        raise UsageError("runs.no-stage", name=name, stages=STAGES)
     stage: Stage[Any] = import_module(STAGES[name].module).STAGE
     return stage
 
@@ -157,7 +157,7 @@ def read_files(paths: Iterable[Path], own: Container[str], whose: str, notify: C
             notes.append(f"{path}: {', '.join(others)} left out, which other stages have and {whose} does not.")
         trees.append(FileTree({key: value for key, value in tree.items() if key not in others}, path))
     if notes and not any(trees):
-        raise UsageError(f"{' '.join(notes)} Nothing is left for {whose}: give it a file of its own, or none.")
+        raise UsageError("runs.no-settings-left", notes=notes, whose=whose)
     for note in notes:
         notify(note)
     return trees

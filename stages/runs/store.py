@@ -295,7 +295,7 @@ def require_text(path: Path) -> Path:
         str(path).encode()
     except UnicodeEncodeError:
         shown = os.fsencode(path).decode(errors="backslashreplace")
-        raise UsageError(f"The path {shown} is not UTF-8, so manifests and tables cannot name it. Rename it.") from None
+        raise UsageError("runs.path-not-utf8", shown=shown) from None
     return path
 
 
@@ -318,11 +318,9 @@ def read_json(path: Path) -> Any:
     try:
         return parse_json(path.read_bytes())
     except FileNotFoundError:
-        raise BadInput(f"{path} does not exist.") from None
+        raise BadInput("runs.file-missing", path=path) from None
     except ValueError as error:
-        raise BadInput(
-            f"{path} is not valid JSON ({error}). Delete it and rerun the stage that wrote it, with --clean."
-        ) from None
+        raise BadInput("runs.json-invalid", path=path, error=error) from None
 
 
 def seal_lines(path: Path, lines: Sequence[bytes]) -> None:
@@ -339,10 +337,7 @@ def read_lines(path: Path) -> Iterator[Row]:
         try:
             row = orjson.loads(line)
         except orjson.JSONDecodeError as error:
-            raise BadInput(
-                f"{path}, line {number}, is not valid JSON ({error}). "
-                "Restore it, or delete its run folder and rerun the stage."
-            ) from None
+            raise BadInput("runs.json-line-invalid", path=path, number=number, error=error) from None
         yield row
 
 
@@ -355,10 +350,7 @@ def sealed_lines(path: Path) -> Iterator[bytes]:
                 yield line.removesuffix(b"\n")
                 number += 1
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise BadInput(
-            f"{path} is damaged after line {number} ({error}). "
-            "Restore it, or delete its run folder and rerun the stage."
-        ) from None
+        raise BadInput("runs.gzip-damaged", path=path, number=number, error=error) from None
 
 
 def read_bytes(path: Path) -> bytes | None:
@@ -396,10 +388,7 @@ def open_lines(path: Path) -> list[bytes]:
         try:
             found.append(unchecked(text))
         except ValueError as error:
-            raise BadInput(
-                f"{path}, line {number}, is not a line of a journal ({error}). Delete that line, whose unit is then "
-                "done again, or start again with --clean."
-            ) from None
+            raise BadInput("runs.journal-line-invalid", path=path, number=number, error=error) from None
     return found
 
 

@@ -77,9 +77,7 @@ class Scan:
             with pq.ParquetFile(self.path, pre_buffer=False) as file:
                 yield from file.iter_batches(size, columns=self._checked(columns, file))
         except (pa.ArrowInvalid, OSError) as error:
-            raise BadInput(
-                f"{self.path} cannot be read as Parquet ({error}). Delete its run folder and rerun the stage."
-            ) from None
+            raise BadInput("runs.table-unreadable", path=self.path, error=error) from None
 
     def rows(self, columns: Columns = None) -> Iterator[dict[str, Any]]:
         """Yield all rows, or these columns of them, as dictionaries; raises as `batches` does."""
@@ -98,7 +96,7 @@ class Scan:
         wanted = [columns] if isinstance(columns, str) else columns
         known = file.schema_arrow.names
         if absent := [name for name in wanted or () if name not in known]:
-            raise UsageError(f"{self.path.stem} has no column {absent[0]!r}; it has {', '.join(known)}.")
+            raise UsageError("runs.no-column", stem=self.path.stem, absent=absent[0], known=known)
         return None if wanted is None else list(wanted)
 
     def duckdb(self, connection: "duckdb.DuckDBPyConnection | None" = None) -> "duckdb.DuckDBPyRelation":
@@ -236,18 +234,14 @@ def scan_table(path: Path, kind: Kind) -> Scan:
     try:
         metadata = pq.read_schema(path).metadata or {}
     except FileNotFoundError:
-        raise BadInput(f"{path} does not exist. Rerun the stage that writes it.") from None
+        raise BadInput("runs.table-missing", path=path) from None
     except (pa.ArrowInvalid, OSError) as error:
-        raise BadInput(
-            f"{path} is not a readable Parquet file ({error}). Delete its run folder and rerun the stage."
-        ) from None
+        raise BadInput("runs.parquet-damaged", path=path, error=error) from None
     if b"composer.kind" not in metadata:
-        raise BadInput(f"{path} was not written by Composer: its metadata names no record kind.")
+        raise BadInput("runs.not-by-composer", path=path)
     found = parse_kind(metadata[b"composer.kind"].decode(), str(path))
     if found.name != kind.name:
-        raise BadInput(
-            f"{path} holds {found} records, but {kind} is needed here. Give the run that holds them with --from."
-        )
+        raise BadInput("runs.records-of-other-kind", path=path, found=found, kind=kind)
     return Scan(path)
 
 

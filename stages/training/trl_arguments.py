@@ -11,11 +11,12 @@ from peft import LoraConfig
 from pydantic import TypeAdapter, ValidationError
 from trl.trainer.grpo_config import GRPOConfig
 
-from stages.errors import UsageError, did_you_mean, refusal
+from stages.errors import UsageError, refusal
 from stages.runs.reporting import PROJECT
 from stages.training.collapse import kept_checkpoints
 from stages.training.config import OURS, AdapterSettings, Optimisation
 from stages.training.plan import SMALL_RATE, TrainPlan
+from stages.words import did_you_mean
 
 # TRL's own fields are given as `trl.KEY=VALUE` and checked before a model is loaded, by TRL and against its types.
 

@@ -16,10 +16,11 @@ from stages.envs.answered import AnsweredEnv, Question
 from stages.envs.base import Grade, HackPair, Split, Task
 from stages.envs.skills import drawing
 from stages.envs.skills.families import FAMILIES, HELD_OUT, TEMPLATES, Exercise
-from stages.errors import UsageError, did_you_mean
+from stages.errors import UsageError
 from stages.messages import Message
 from stages.runs import store
 from stages.sandbox import Call, Limits, judge, match
+from stages.words import did_you_mean
 
 WORD = "DONE"
 """What the loose grader accepts, wherever it occurs in an answer."""

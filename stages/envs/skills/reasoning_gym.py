@@ -19,9 +19,10 @@ from typing import Any, cast
 from stages.envs.answered import AnsweredEnv, Question
 from stages.envs.base import Grade, Split, Task, Work
 from stages.envs.skills import drawing
-from stages.errors import InfrastructureError, UsageError, did_you_mean
+from stages.errors import InfrastructureError, UsageError
 from stages.messages import Message
 from stages.runs import store
+from stages.words import did_you_mean
 
 PACKAGE = "reasoning_gym"
 DECLARED = re.compile(r'^DATASET_NAME = "([a-z0-9_]+)"$', re.M)
