@@ -24,7 +24,7 @@ from stages.errors import ComposerError, UsageError
 from stages.runs import settings
 from stages.runs.stage import load_stage
 from stages.stopping import Interrupted
-from stages.words import Command, FromRun, Option, Remedy, Sentence, Setting, group_of, in_interface
+from stages.words import CallOption, Command, FromRun, Remedy, Sentence, Setting, group_of, in_interface
 
 ARGUMENTS = {
     name.replace("_", "-"): field.annotation is bool
@@ -64,7 +64,7 @@ class Python:
     def remedy(self, remedy: Remedy) -> str:
         """Return how a remedy is written."""
         match remedy:
-            case Option(name, value):
+            case CallOption(name, value):
                 return ", ".join(_arguments([f"--{name}", *([value] if value else [])]))
             case Setting(key, value):
                 return ", ".join(_arguments(["--set", f"{key}={value}"]))

@@ -30,7 +30,7 @@ CODE = re.compile(r"(?:[a-z_]+\.)*[a-z0-9]+(?:-[a-z0-9]+)*")
 
 
 @dataclass(frozen=True)
-class Option:
+class CallOption:
     """An option of a command by its name without dashes, such as `resume` or `env`, with its value where it has one."""
 
     name: str
@@ -59,7 +59,7 @@ class FromRun:
     name: str = "RUN"
 
 
-Remedy = Option | Setting | Command | FromRun
+Remedy = CallOption | Setting | Command | FromRun
 """What a user can do about a refusal."""
 
 
@@ -87,7 +87,7 @@ class CommandLine:
     def remedy(self, remedy: Remedy) -> str:
         """Return `--resume`, `--set weights.dpo=0.1`, `composer collect --help` or `with --from RUN`."""
         match remedy:
-            case Option(name, value):
+            case CallOption(name, value):
                 return f"--{name} {value}".rstrip()
             case Setting(key, value):
                 return f"--set {key}={value}"
@@ -125,7 +125,7 @@ def render(code: str, values: Mapping[str, Any], interface: Interface = COMMAND_
     return template.render(
         {name: _plain(value, interface) for name, value in values.items()},
         **interface.words,
-        option=lambda name, value="": interface.remedy(Option(name, str(value))),
+        option=lambda name, value="": interface.remedy(CallOption(name, str(value))),
         setting=lambda key, value: interface.remedy(Setting(key, value)),
         command=lambda *words: interface.remedy(Command(words)),
         stage_command=lambda stage: interface.remedy(_of_stage(stage)),

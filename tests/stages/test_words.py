@@ -11,7 +11,7 @@ from jinja2 import meta
 from composer_post_training.messages import PYTHON
 from stages import errors, words
 from stages.errors import BadInput, ComposerError, UsageError
-from stages.words import Command, FromRun, Option, Sentence, Setting
+from stages.words import CallOption, Command, FromRun, Sentence, Setting
 
 ROOT = Path(__file__).parents[2]
 TABLES = {
@@ -65,7 +65,11 @@ def test_a_code_stands_in_one_table() -> None:
 
 def test_a_refusal_is_data() -> None:
     error = UsageError("runs.folder-holds-this-run", folder="a/b", state="2 of 4 done")
-    assert error.exit_code == 2 and error.remedies == [Option("resume"), Option("clean"), Option("out", "FOLDER")]
+    assert error.exit_code == 2 and error.remedies == [
+        CallOption("resume"),
+        CallOption("clean"),
+        CallOption("out", "FOLDER"),
+    ]
     assert str(error) == (
         "a/b already holds this run (2 of 4 done). Use --resume to go on, --clean to start again, or --out FOLDER to "
         "write elsewhere."
@@ -79,9 +83,9 @@ def test_a_refusal_is_data() -> None:
 @pytest.mark.parametrize(
     ("remedy", "command_line", "python"),
     [
-        (Option("resume"), "--resume", "resume=True"),
-        (Option("env", "kata"), "--env kata", "env='kata'"),
-        (Option("max-cost"), "--max-cost", "max_cost"),
+        (CallOption("resume"), "--resume", "resume=True"),
+        (CallOption("env", "kata"), "--env kata", "env='kata'"),
+        (CallOption("max-cost"), "--max-cost", "max_cost"),
         (Setting("policy.max_tokens", 8), "--set policy.max_tokens=8", "policy={'max_tokens': 8}"),
         (Command(("probe", "svd", "--resume")), "composer probe svd --resume", "probe.svd(resume=True)"),
         (Command(("status",)), "composer status", "runs()"),
