@@ -26,7 +26,7 @@ from stages.layout import counted, escape_control_characters, escape_line
 from stages.messages import Message
 from stages.rollouts.trace import pairs_with_states, states
 from stages.runs import store
-from stages.runs.display import Table, plain
+from stages.runs.display import Column, Table, plain
 from stages.runs.kinds import EVAL_ITEM, ROLLOUT, Row
 from stages.runs.run import Run
 
@@ -180,15 +180,15 @@ class Differences(tuple[Difference, ...]):
         """Return a row for each difference, in points."""
         return Table.of(
             "",
-            [{**vars(one), "difference": f"{one.treatment} - {one.baseline}"} for one in self],
-            """rate: rate
-            difference: difference
-            points: estimate points
-            95 % interval: low..high interval
-            p: p_value p
-            units: units
-            tasks: num_tasks count
-            verdict: verdict""",
+            map(vars, self),
+            Column("rate"),
+            Column("difference", lambda gain: f"{gain['treatment']} - {gain['baseline']}"),
+            Column("points", "estimate", "points"),
+            Column("95 % interval", ("low", "high"), "interval"),
+            Column("p", "p_value", "p"),
+            Column("units"),
+            Column("tasks", "num_tasks", "count"),
+            Column("verdict"),
         )
 
     def pandas(self) -> "pandas.DataFrame":

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Column:
+class RolloutColumn:
     """A column of rollouts and of evaluated items.
 
     title: for people; the name without underscores where it is empty. opens: whether the page of a rollout shows it at
@@ -49,35 +49,35 @@ class Column:
 
 
 OUTCOME = (
-    Column("outcome", opens=True),
-    Column("reward", opens=True, grades=True),
-    Column("passed", grades=True),
-    Column("arm", opens=True, listed=True, usual=True),
-    Column("prompt", listed=True, usual=True),
-    Column("task_id", "task", listed=True),
-    Column("family", opens=True, listed=True, usual=True),
-    Column("seed", format="count", listed=True),
-    Column("sample_idx", "sample", format="count", listed=True),
-    Column("ground", "ground of the pass", opens=True, grades=True, listed=True),
-    Column("hidden_pass", "hidden tests pass", opens=True, grades=True, listed=True),
-    Column("visible_pass", "visible tests pass", opens=True, grades=True, listed=True),
-    Column("hacked", opens=True, grades=True),
-    Column("protocol_ok", "followed the protocol", opens=True, grades=True, listed=True),
-    Column("broken_rule", "broken rule", opens=True, grades=True),
-    Column("target", opens=True, grades=True),
-    Column("scores", opens=True, grades=True),
-    Column("error_type", opens=True),
-    Column("error", opens=True),
-    Column("num_steps", "steps", format="count", opens=True, listed=True, usual=True),
-    Column("tokens", format="count", listed=True),
-    Column("cost_usd", "USD", format="usd", listed=True),
-    Column("terminated_by", "ended by", opens=True, listed=True, usual=True),
-    Column("notes", listed=True, usual=True),
-    Column("model", opens=True),
-    Column("file", opens=True),
-    Column("test_log", "log of the tests"),
-    Column("submission", "submitted patch"),
-    Column("wall_s", "took"),
+    RolloutColumn("outcome", opens=True),
+    RolloutColumn("reward", opens=True, grades=True),
+    RolloutColumn("passed", grades=True),
+    RolloutColumn("arm", opens=True, listed=True, usual=True),
+    RolloutColumn("prompt", listed=True, usual=True),
+    RolloutColumn("task_id", "task", listed=True),
+    RolloutColumn("family", opens=True, listed=True, usual=True),
+    RolloutColumn("seed", format="count", listed=True),
+    RolloutColumn("sample_idx", "sample", format="count", listed=True),
+    RolloutColumn("ground", "ground of the pass", opens=True, grades=True, listed=True),
+    RolloutColumn("hidden_pass", "hidden tests pass", opens=True, grades=True, listed=True),
+    RolloutColumn("visible_pass", "visible tests pass", opens=True, grades=True, listed=True),
+    RolloutColumn("hacked", opens=True, grades=True),
+    RolloutColumn("protocol_ok", "followed the protocol", opens=True, grades=True, listed=True),
+    RolloutColumn("broken_rule", "broken rule", opens=True, grades=True),
+    RolloutColumn("target", opens=True, grades=True),
+    RolloutColumn("scores", opens=True, grades=True),
+    RolloutColumn("error_type", opens=True),
+    RolloutColumn("error", opens=True),
+    RolloutColumn("num_steps", "steps", format="count", opens=True, listed=True, usual=True),
+    RolloutColumn("tokens", format="count", listed=True),
+    RolloutColumn("cost_usd", "USD", format="usd", listed=True),
+    RolloutColumn("terminated_by", "ended by", opens=True, listed=True, usual=True),
+    RolloutColumn("notes", listed=True, usual=True),
+    RolloutColumn("model", opens=True),
+    RolloutColumn("file", opens=True),
+    RolloutColumn("test_log", "log of the tests"),
+    RolloutColumn("submission", "submitted patch"),
+    RolloutColumn("wall_s", "took"),
 )
 """The columns by which a rollout is listed, shown and graded, in the order in which they are read."""
 TITLES = {column.name: column.title for column in OUTCOME if column.title}

@@ -33,7 +33,7 @@ from stages.layout import counted, p_value
 from stages.rollouts import collection_checks
 from stages.runs import queries
 from stages.runs.catalog import name
-from stages.runs.display import Table, cell, points
+from stages.runs.display import Column, Table, cell, points
 from stages.runs.kinds import EVAL_ITEM, Row
 from stages.runs.queries import PairFilter, RolloutFilter, Side, TaskFilter
 from stages.runs.run import Run
@@ -43,6 +43,9 @@ from stages.training.config import GRPO
 EXAMPLES = 3
 """Preference pairs that are shown."""
 Blocks = Iterator[Block]
+ENDS = "low", "high"
+P_VALUE, P_HOLM = Column("p", "p_value", "p"), Column("p after Holm", "p_holm", "p")
+TASKS = Column("tasks", "num_tasks", "count")
 
 
 def section(run: Run) -> Section | None:
@@ -90,12 +93,13 @@ def _collection_checks(run: Run) -> Blocks:
         {
             "check": name,
             "result": "FAIL" if name in failed else "ok" if total else "not recorded",
-            "rows": f"{passed:,} of {total:,}",
+            "that pass": f"{passed:,} of {total:,}",
         }
         for name, (passed, total, *_) in summary.get("collection_checks", {}).items()
     ]
     if checks:
-        yield Folded(Table.of("All checks", checks, "check: check\nresult: result\nthat pass: rows number"))
+        columns = Column("check"), Column("result"), Column("that pass", unit="number")
+        yield Folded(Table.of("All checks", checks, *columns))
 
 
 def _collected(run: Run) -> Blocks:
@@ -109,16 +113,16 @@ def _replayed(run: Run) -> Blocks:
         yield Findings(summary["verdict"], lead=summary["why"])
     yield Table.of(
         "The teachers",
-        [{**one, "tokens": one["prompt_tokens"] + one["completion_tokens"]} for one in summary.get("teachers", [])],
-        """teacher: teacher
-        answers: answers count
-        failed: failed count
-        tokens: tokens count
-        USD: cost_usd usd
-        USD a rollout: usd_per_rollout usd
-        median latency: p50_latency_s duration
-        p95: p95_latency_s duration""",
-        "Latency is that of one answer; a local model's batch counts by its size.",
+        summary.get("teachers", []),
+        Column("teacher"),
+        Column("answers", unit="count"),
+        Column("failed", unit="count"),
+        Column("tokens", lambda teacher: teacher["prompt_tokens"] + teacher["completion_tokens"], "count"),
+        Column("USD", "cost_usd", "usd"),
+        Column("USD a rollout", "usd_per_rollout", "usd"),
+        Column("median latency", "p50_latency_s", "duration"),
+        Column("p95", "p95_latency_s", "duration"),
+        note="Latency is that of one answer; a local model's batch counts by its size.",
     )
     for given in run.manifest.config.get("teachers", []):
         prompt = {key: given[key] for key in ("name", "model", "system", "examples") if key in given}
@@ -297,15 +301,15 @@ def _differences(verdict: Mapping[str, Any]) -> Blocks:
         yield Intervals(title, rows, _power(verdict, found[0]) if decides else "", difference=True)
     yield Table.of(
         "",
-        [{**one, "tasks": f"{one['wins']} / {one['losses']}"} for one in found],
-        """difference: title
-        points: estimate points
-        95 % interval: low..high interval
-        p: p_value p
-        p after Holm: p_holm p
-        up / down: tasks number
-        80 % power from: mde size""",
-        found[0]["method"] if found else "",
+        found,
+        Column("difference", "title"),
+        Column("points", "estimate", "points"),
+        Column("95 % interval", ENDS, "interval"),
+        P_VALUE,
+        P_HOLM,
+        Column("up / down", lambda gain: f"{gain['wins']} / {gain['losses']}", "number"),
+        Column("80 % power from", "mde", "size"),
+        note=found[0]["method"] if found else "",
     )
 
 
@@ -339,47 +343,38 @@ def _arms(verdict: Mapping[str, Any]) -> Blocks:
     k = max((arm["k"] for arm in records), default=1)
     yield Table.of(
         "The arms",
-        [
-            {
-                **arm,
-                "num_errors": sum(arm["errors"].values()),
-                "cost_usd": arm["cost_usd"] or None,
-                "by_values": _share_of_passes(arm, "values"),
-                "by_report": _share_of_passes(arm, "report"),
-            }
-            for arm in records
-        ],
-        f"""arm: arm
-        {primary.rate}: {primary.field} percent
-        95 % interval: low..high percents
-        {"" if primary is PASSED else f"{PASSED.rate}: {PASSED.field} percent"}
-        {f"pass@{k}: pass_at_k percent" if k > 1 else ""}
-        hidden tests pass: hidden_pass_rate percent
-        visible tests pass: visible_pass_rate percent
-        passes by values: by_values percent
-        passes by report: by_report percent
-        hacked: hacked_rate percent
-        suspect: suspect_rate percent
-        keeps the protocol: protocol_rate percent
-        tasks: num_tasks count
-        rollouts: num_items count
-        errors: num_errors count
-        USD a rollout: cost_usd short
-        tokens a rollout: sampled_tokens count""",
+        records,
+        Column("arm"),
+        Column(primary.rate, primary.field, "percent"),
+        Column("95 % interval", ENDS, "percents"),
+        *([] if primary is PASSED else [Column(PASSED.rate, PASSED.field, "percent")]),
+        *([Column(f"pass@{k}", "pass_at_k", "percent")] if k > 1 else []),
+        Column("hidden tests pass", "hidden_pass_rate", "percent"),
+        Column("visible tests pass", "visible_pass_rate", "percent"),
+        Column("passes by values", lambda arm: _share_of_passes(arm, "values"), "percent"),
+        Column("passes by report", lambda arm: _share_of_passes(arm, "report"), "percent"),
+        Column("hacked", "hacked_rate", "percent"),
+        Column("suspect", "suspect_rate", "percent"),
+        Column("keeps the protocol", "protocol_rate", "percent"),
+        TASKS,
+        Column("rollouts", "num_items", "count"),
+        Column("errors", lambda arm: sum(arm["errors"].values()), "count"),
+        Column("USD a rollout", lambda arm: arm["cost_usd"] or None, "short"),
+        Column("tokens a rollout", "sampled_tokens", "count"),
     )
-    trained = [arm["arm"] for arm in records if any(arm["arm"] in one["values"] for one in verdict["differences"])]
-    yield Table(
-        ["setting", *trained],
-        [
-            [
-                f"{one['setting']}{'' if one['channel'] else ' (no channel)'}",
-                *(one["values"].get(arm, "\u2013") for arm in trained),
-            ]
-            for one in verdict["differences"]
-        ],
-        title="What differs between the arms",
-        formats=["", *["number"] * len(trained)],
+    differences = verdict["differences"]
+    trained = [arm["arm"] for arm in records if any(arm["arm"] in setting["values"] for setting in differences)]
+    yield Table.of(
+        "What differs between the arms",
+        differences,
+        Column("setting", lambda setting: f"{setting['setting']}{'' if setting['channel'] else ' (no channel)'}"),
+        *(Column(arm, _by_name("values", arm, "\u2013"), "number") for arm in trained),
     )
+
+
+def _by_name(field: str, name: str, missing: Any = None) -> Callable[[Mapping[str, Any]], Any]:
+    """Return a function that reads the value of this name in a field of a record that holds values by name."""
+    return lambda record: record[field].get(name, missing)
 
 
 def _share_of_passes(arm: Mapping[str, Any], ground: str) -> float | None:
@@ -391,29 +386,35 @@ def _parts(run: Run, verdict: Mapping[str, Any]) -> Blocks:
     """Yield the families with the rates of the arms, and the gains in other parts that the verdict tested."""
     baseline, treatment = verdict["baseline"], verdict["treatment"]
     tested = {part["name"]: part for part in verdict["subsets"] if part["kind"] == "family"}
-    names = sorted((arm["arm"] for arm in verdict["arms"]), key=lambda arm: (arm != "start", arm))
-    cells = []
-    for row in queries.families(run):
-        family, rates = row["family"], row["rates"]
-        part, ends = tested.get(family), (rates.get(treatment), rates.get(baseline))
-        gain = part["estimate"] if part else None if None in ends else ends[0] - ends[1]
-        link = Link(family, _compare(run, a=baseline, b=treatment, family=family))
-        cells.append([link, gain, *map(rates.get, names), row["num_tasks"], part and part["p_holm"]])
-    yield Table(
-        ["family", f"{treatment} \u2212 {baseline}", *names, "tasks", "p after Holm"],
-        cells,
-        title="By family",
-        formats=["", "gain", *["percent"] * len(names), "count", "p"],
+    arms_in_order = sorted((arm["arm"] for arm in verdict["arms"]), key=lambda arm: (arm != "start", arm))
+
+    def link(row: Row) -> Link:
+        return Link(row["family"], _compare(run, a=baseline, b=treatment, family=row["family"]))
+
+    def gain(row: Row) -> float | None:
+        if part := tested.get(row["family"]):
+            return float(part["estimate"])
+        rates = row["rates"].get(treatment), row["rates"].get(baseline)
+        return None if None in rates else rates[0] - rates[1]
+
+    yield Table.of(
+        "By family",
+        queries.families(run),
+        Column("family", link),
+        Column(f"{treatment} \u2212 {baseline}", gain, "gain"),
+        *(Column(arm, _by_name("rates", arm), "percent") for arm in arms_in_order),
+        TASKS,
+        Column("p after Holm", lambda row: tested.get(row["family"], {}).get("p_holm"), "p"),
     )
     yield Table.of(
         "In other parts",
         [part for part in verdict["subsets"] if part["kind"] != "family"],
-        """part: kind
-        name: name
-        points: estimate gain
-        tasks: num_tasks count
-        p: p_value p
-        p after Holm: p_holm p""",
+        Column("part", "kind"),
+        Column("name"),
+        Column("points", "estimate", "gain"),
+        TASKS,
+        P_VALUE,
+        P_HOLM,
     )
 
 
@@ -427,8 +428,8 @@ def _logs_compared(run: Run) -> Blocks:
         return
     yield Findings(run.manifest.summary["why"])
     names = {side["letter"]: f"{side['letter']} ({side['name']})" for side in found["sides"]}
-    lower = found.get("lower_is_better", False)  # not in runs of earlier versions
-    rate = "rate" if lower else "pass rate"
+    lower_is_better = found.get("lower_is_better", False)  # not in runs of earlier versions
+    rate = "rate" if lower_is_better else "pass rate"
     gains = [{**one, "of": f"{names[one['letter']]} \u2212 A"} for one in found["differences"]]
     if found["binary"]:  # scores have no axis in points
         yield Intervals(
@@ -436,39 +437,39 @@ def _logs_compared(run: Run) -> Blocks:
         )
         sides = [_interval(names[side["letter"]], side["letter"], side, "mean") for side in found["sides"]]
         yield Intervals(f"{rate.capitalize()}s", sides)
-    gain, limits, mean, means = ("points", "interval", "percent", "percents") if found["binary"] else ("short",) * 4
+    if found["binary"]:
+        estimate = [Column("points", "estimate", "points"), Column("interval", ENDS, "interval")]
+        mean = [Column(rate, "mean", "percent"), Column("95 % interval", ENDS, "percents")]
+    else:
+        ends = [Column("from", "low", "short"), Column("to", "high", "short")]
+        estimate = [Column("score", "estimate", "short"), *ends]
+        mean = [Column("mean score", "mean", "short"), *ends]
+    higher, lower = ("losses", "wins") if lower_is_better else ("wins", "losses")
     yield Table.of(
         "Differences",
-        [{**one, "ties": one["num_tasks"] - one["wins"] - one["losses"]} for one in gains],
-        f"""difference: of
-        decision: decision
-        {"points" if found["binary"] else "score"}: estimate {gain}
-        {"interval: low..high " + limits if found["binary"] else "from: low short"}
-        {"" if found["binary"] else "to: high short"}
-        p after Holm: p_holm p
-        tasks: num_tasks count
-        higher: {"losses" if lower else "wins"} count
-        lower: {"wins" if lower else "losses"} count
-        the same: ties count""",
+        gains,
+        Column("difference", "of"),
+        Column("decision"),
+        *estimate,
+        P_HOLM,
+        TASKS,
+        Column("higher", higher, "count"),
+        Column("lower", lower, "count"),
+        Column("the same", lambda gain: gain["num_tasks"] - gain["wins"] - gain["losses"], "count"),
     )
     yield Table.of(
         "The sides",
-        [
-            {**side, **{name: ", ".join(side[name]) for name in ("programs", "models", "notes")}}
-            for side in found["sides"]
-        ],
-        f"""side: letter
-        name: name
-        {rate if found["binary"] else "mean score"}: mean {mean}
-        {"95 % interval: low..high " + means if found["binary"] else "from: low short"}
-        {"" if found["binary"] else "to: high short"}
-        tasks: num_tasks count
-        samples: samples
-        date: date
-        program: programs
-        model: models
-        log: log
-        notes: notes""",
+        found["sides"],
+        Column("side", "letter"),
+        Column("name"),
+        *mean,
+        TASKS,
+        Column("samples"),
+        Column("date"),
+        Column("program", lambda side: ", ".join(side["programs"])),
+        Column("model", lambda side: ", ".join(side["models"])),
+        Column("log"),
+        Column("notes", lambda side: ", ".join(side["notes"])),
     )
 
 
@@ -496,8 +497,8 @@ FIGURES = {
 
 
 def _checks(run: Run, document: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = orjson.loads(run.read_file(f"{document}.json") or b"[]")
-    return [{**check, "question": check["asks"] or check["threshold"]} for check in found]
+    checks: list[dict[str, Any]] = orjson.loads(run.read_file(f"{document}.json") or b"[]")
+    return checks
 
 
 def _probed(run: Run) -> Blocks:
@@ -516,13 +517,13 @@ def _probed(run: Run) -> Blocks:
         yield Table.of(
             title,
             [check for check in checks if check["severity"] == severity],
-            """check: check
-            result: status
-            statistic: stat short
-            random: placebo_q95 short
-            asked: question
-            needed: threshold
-            found: detail""",
+            Column("check"),
+            Column("result", "status"),
+            Column("statistic", "stat", "short"),
+            Column("random", "placebo_q95", "short"),
+            Column("asked", lambda check: check["asks"] or check["threshold"]),
+            Column("needed", "threshold"),
+            Column("found", "detail"),
         )
 
 

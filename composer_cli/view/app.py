@@ -27,7 +27,7 @@ from composer_cli.show import facts, sections
 from composer_cli.show import rollout as rollouts
 from composer_cli.show import runs as run_folders
 from composer_cli.show.facts import outcomes_of_pairs
-from composer_cli.show.rollout import OUTCOME, Column
+from composer_cli.show.rollout import OUTCOME, RolloutColumn
 from composer_cli.show.runs import lines_and_summaries
 from composer_cli.view import page
 from composer_cli.view.notes import Note, NoteChanged, Notes
@@ -417,7 +417,7 @@ def _number(request: Request, name: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 12 else 0
 
 
-def _columns(request: Request, imported: bool) -> tuple[list[Column], list[str]]:
+def _columns(request: Request, imported: bool) -> tuple[list[RolloutColumn], list[str]]:
     """Return the columns to show, in the order of OUTCOME, and the names of those that the address asks for.
 
     imported: whether the ids are those of another program, which need not name task and sample.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from stages import layout
 from stages.layout import LEFT, RIGHT, aligned, duration
@@ -55,6 +55,9 @@ def points(share: float) -> str:
     return f"{100 * share:+z.1f}".replace("-", "\u2212")
 
 
+Unit = Literal[
+    "", "percent", "percents", "points", "gain", "interval", "size", "p", "short", "count", "number", "usd", "duration"
+]
 FORMATS: dict[str, Callable[[Any], str]] = {
     "percent": percent,
     "percents": lambda ends: f"{percent(ends[0])} to {percent(ends[1])}",
@@ -77,6 +80,23 @@ def cell(value: Any, form: str = "") -> str:
     if value is None or value == (None, None):
         return plain(None)
     return FORMATS[form](value) if form else plain(value)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table of records: its title, how a record is read, and the format of its cells."""
+
+    title: str
+    value: str | tuple[str, str] | Callable[[Any], Any] = ""
+    """The key of the value, or of both values of a pair, or a function of the record; the title where it is empty."""
+    unit: Unit = ""
+    """A key of FORMATS; empty for text."""
+
+    def read(self, record: Mapping[str, Any]) -> Any:
+        """Return the value of a record in this column; None where the record lacks the key."""
+        if isinstance(self.value, tuple):
+            return tuple(map(record.get, self.value))
+        return self.value(record) if callable(self.value) else record.get(self.value or self.title)
 
 
 @dataclass(frozen=True, repr=False)
@@ -104,19 +124,11 @@ class Table(Sequence[dict[str, Any]]):
     """For each column a key of FORMATS, or empty for text; none at all where every column is text."""
 
     @classmethod
-    def of(cls, title: str, records: Iterable[Mapping[str, Any]], columns: str, note: str = "") -> "Table":
-        """Return a table of records. columns: a line `title: key format` for each; without a format it is text.
-
-        A key `low..high` takes both values as a pair.
-        """
-        heads = [line.strip().partition(": ") for line in columns.splitlines() if line.strip()]
-        keys = [tuple([*rest.split(), ""][:2]) for _, _, rest in heads]
-        cells = [
-            [tuple(map(record.get, key.split(".."))) if ".." in key else record.get(key) for key, _ in keys]
-            for record in records
-        ]
-        titles = [head for head, _, _ in heads]
-        return cls(titles, cells, title=title, note=note, formats=[form for _, form in keys])
+    def of(cls, title: str, records: Iterable[Mapping[str, Any]], *columns: Column, note: str = "") -> "Table":
+        """Return a table with a row for each record."""
+        cells = [[column.read(record) for column in columns] for record in records]
+        titles, formats = [column.title for column in columns], [column.unit for column in columns]
+        return cls(titles, cells, title=title, note=note, formats=formats)
 
     def __len__(self) -> int:
         return len(self.cells)
