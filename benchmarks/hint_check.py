@@ -12,7 +12,7 @@ from pathlib import Path
 import cases
 from records import Claim, measured
 
-from stages.evaluation.hint_check import measure
+from stages.arms.hint_check import measure
 from stages.evaluation.inference import wilson
 from stages.policy import open_policy
 from stages.policy.base import Policy, PolicyConfig

@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 import records
 from experiment import Experiment, comparison_lines, cut_share, difference_of, put
 
-from stages.envs.base import SamplingUnit
 from stages.evaluation.inference import ALPHA, BETTER, NO_GAIN, UNDECIDED, WORSE, holm
 from stages.evaluation.outcomes import AT_ZERO, KEPT, PASSED, PROTOCOL, START, of_arm, task_mean
 from stages.evaluation.report import arms_chart
 from stages.evaluation.verdict import EvalQuestion, PairedDifference, decide, points
 from stages.runs import store
+from stages.terms import SamplingUnit
 
 EXPERIMENT = Experiment.named("skills-teachers")
 GATE, GATED = ("C", "A"), (("C", "D"), ("B", "C"))

@@ -19,7 +19,6 @@ from stages.envs.base import (
     Environment,
     Grade,
     GradesTogether,
-    Ground,
     HackPair,
     HasSize,
     HasSolutions,
@@ -27,7 +26,6 @@ from stages.envs.base import (
     LeavesOut,
     Observation,
     ReportsFaults,
-    SamplingUnit,
     Split,
     TakesCalls,
     Task,
@@ -35,6 +33,7 @@ from stages.envs.base import (
     Work,
 )
 from stages.messages import Message
+from stages.terms import Ground, SamplingUnit
 
 __all__ = [
     "ENVIRONMENTS",

@@ -65,10 +65,10 @@ if TYPE_CHECKING:
     # What a type checker and an editor read of each stage: its settings and `Arguments`, as one set of keywords.
     from pydantic import Field
 
+    from stages.arms.config import Config as _Evaluate
     from stages.collect import Config as _Collect
     from stages.comparison.config import Config as _Compare
     from stages.curriculum import Config as _Curriculum
-    from stages.evaluation.config import Config as _Evaluate
     from stages.export import Config as _Export
     from stages.formats.config import Config as _Import
     from stages.integrations.config import Config as _Frameworks

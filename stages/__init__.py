@@ -10,6 +10,7 @@ json_text.py - JSON of other programs: text that is not too deep, and numbers ke
 layout.py  - tables with aligned columns, durations and ages, as text
 stopping.py - what signals do: the first asks work to stop, the second ends it
 redaction.py - keys of servers are kept out of everything that is written or shown
+terms.py - what environments declare and evaluations read: sampling units, twins, grounds of a pass
 messages.py - the messages of environments and policies: tool calls in their text, and their token ids
 backends/   - several processes, and the communication between them
 runs/       - a run on disk: artifacts, store, manifest, inputs, records, the runner
@@ -23,7 +24,9 @@ losses/     - loss kernels, each checked against upstream's numbers
 gradients/  - gradients of every row by what is trained of a model's Linears
 training/   - the trainer and its channels
 diloco/     - replicas of a training that share only a bucket
-evaluation/ - arms, statistics, verdict
+swebench/   - instances and test logs of SWE-bench as files
+evaluation/ - statistics and verdict of arms
+arms/       - the arms of an evaluation, played
 comparison/ - evaluation logs of any program, compared task by task
 formats/    - rollouts in the files of other programs, read and written
 integrations/ - environments and losses inside TRL, OpenEnv, mini-swe-agent, prime-rl

@@ -10,13 +10,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from stages.envs.base import Task, grounds_in_words
+from stages.envs.base import Task
 from stages.errors import Incomplete
 from stages.layout import counted
 from stages.policy import PolicyConfig, available, kind_of, scripted
 from stages.policy.base import BasicPolicy
 from stages.policy.serving import Serving
-from stages.rollouts import collection_checks, trace
+from stages.rollouts import collection_checks, recording
 from stages.rollouts.agent_loop import LiveRollout, PlayingConfig, play_missing
 from stages.rollouts.collection_checks import Account
 from stages.runs import reporting, store
@@ -24,6 +24,7 @@ from stages.runs.kinds import ROLLOUT, STEP, TASK, Row, attributes
 from stages.runs.run import Inputs, RunWriter
 from stages.runs.settings import BASIC
 from stages.runs.stage import Plan, Stage
+from stages.terms import grounds_in_words
 
 
 class Config(PlayingConfig):
@@ -134,7 +135,7 @@ def _play(config: Config, out: RunWriter) -> tuple[list[Task], list[LiveRollout]
             policy,
             rollouts,
             key=lambda rollout: rollout.rollout_id,
-            payload=lambda rollout: trace.payload(rollout, policy, sandbox=sandbox),
+            payload=lambda rollout: recording.payload(rollout, policy, sandbox=sandbox),
             config=config,
             out=out,
             noun="rollouts",

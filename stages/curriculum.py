@@ -12,12 +12,12 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from stages.envs.base import TWIN
 from stages.errors import BadInput, Incomplete
 from stages.runs.kinds import DIFFICULTY, ROLLOUT, TASK, Row
 from stages.runs.run import Inputs, RunWriter, Slot
 from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, Stage
+from stages.terms import TWIN
 
 ROLLOUT_COLUMNS = ["task_id", "hidden_pass", "model"]
 BANDS = ("none", "up to a quarter", "up to a half", "up to three quarters", "less than all", "all")

@@ -5,7 +5,7 @@ paired tests, a table and a chart. The unit is one rollout of one arm. The verdi
 1 INVALIDATED, 3 PARTIAL or UNDERPOWERED, 4 INVALID-RUN. Rollouts that are there already are compared by `compare`.
 """
 
-from stages.evaluation.config import Config
+from stages.arms.config import Config
 from stages.runs.kinds import CHECKPOINT, EVAL_ITEM
 from stages.runs.run import Slot
 from stages.runs.stage import Stage, later
@@ -22,7 +22,7 @@ STAGE = Stage(
     config=Config,
     inputs={"arms": Slot(CHECKPOINT, many=True, optional=True)},
     outputs={"eval_items": EVAL_ITEM},
-    **later("stages.evaluation.stage", "plan", "run", "work", "study", "inherit", "check_reads"),
+    **later("stages.arms.stage", "plan", "run", "work", "study", "inherit", "check_reads"),
     at_end=("matplotlib.figure",),
     limit_setting="tasks",
     shows_progress=True,

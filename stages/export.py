@@ -262,9 +262,10 @@ def _write_merged(policy: PolicyConfig, out: RunWriter) -> None:
 def _write_hub(published: Run, config: Config, out: RunWriter) -> None:
     """Write `hub/`, and send it where a repository is named."""
     secret = hub.token(config.api_key_env) if config.sends() else ""  # refused before anything is written
-    folder = hub.export_run(published, out)
+    info = CheckpointInfo.of(published) if published.holds(CHECKPOINT) else None
+    folder = hub.export_run(published, info, out)
     if secret:
-        kind = "model" if published.holds(CHECKPOINT) else "dataset"
+        kind = "model" if info else "dataset"
         sent = hub.push(folder, config.repo, kind, endpoint=config.endpoint, secret=secret, private=config.private)
         out.set_summary(repo=config.repo, **sent)
 

@@ -135,7 +135,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     make = config.opener()
     tasks = config.draw(make, config.tasks, out)
     with activity(Checking("importing the libraries of training")):
-        from stages.evaluation.hint_check import check_hints
+        from stages.arms.hint_check import check_hints
         from stages.policy.local import checkpointed, load_model, open_tokenizer
         from stages.training import collapse, projection, replicas, report, scoring, trl_arguments, weights
         from stages.training.distributed import Student
@@ -269,7 +269,8 @@ def _rollouts(
     prompts: tasks of all prompts of the training, in order. sampler: the policy behind a server that samples instead of
     the student, None without one. server: how this process shares it. `UsageError` where the server cannot follow.
     """
-    from stages.rollouts.agent_loop import FULL, Rules
+    from stages.rollouts.agent_loop import Rules
+    from stages.rollouts.history import FULL
     from stages.training import trl_arguments, weights
     from stages.training.channels.rollouts import open_teacher
     from stages.training.report import TrainingJournal

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("composer_post_training", "composer_cli", "stages")
 LAYERS = {
     "stages": (
-        "integrations | teachers | comparison",
+        "integrations | teachers | comparison | arms",
         "pairs",
         "formats | evaluation",
         "training",
@@ -18,12 +18,12 @@ LAYERS = {
         "losses | rollouts | diloco",
         "policy",
         "envs",
-        "sandbox",
+        "sandbox | swebench",
         "runs",
         "backends",
         "messages",
         "redaction",
-        "errors | stopping | json_text",
+        "errors | stopping | json_text | terms",
         "words",
         "layout",
     ),
@@ -40,7 +40,7 @@ LAYERS = {
     "stages.envs": ("repo", "task_checks", "config", "answered", "bash | boundary | task_table", "folders", "base"),
 }
 """The packages below the stages (and below the environments), highest first; those on one line are independent."""
-MAY_READ = ("runs", "formats", "envs", "evaluation", "comparison", "pairs", "training", "gradients.tensors")
+MAY_READ = ("runs", "formats", "swebench", "envs", "evaluation", "comparison", "pairs", "training", "gradients.tensors")
 """What reads and writes tables; the last maps tensors of a run into memory."""
 TERMINAL, TABLES = ("typer", "rich", "click", "tqdm"), ("pyarrow", "duckdb", "gzip", "zlib", "safetensors")
 ONLY = {
@@ -49,6 +49,9 @@ ONLY = {
     "openai": ("stages.policy.client",),
 }
 """A package from outside, and where alone it may be imported directly."""
+READS = ("compare", "formats", "comparison", "evaluation")
+"""Packages of `stages` that read and compare what was played, and import nothing that plays, directly or not."""
+PLAYS = ("sandbox", "policy", "envs", "rollouts.agent_loop")
 Broken = set[tuple[str, str]]
 
 
@@ -118,6 +121,26 @@ def wrong_imports(graph: grimp.ImportGraph) -> Iterator[tuple[str, str]]:
         for package, allowed in ONLY.items():
             if not f"{module}.".startswith(tuple(f"{name}." for name in allowed)):
                 yield module, package
+
+
+def imports_of_players(graph: grimp.ImportGraph) -> Broken:
+    """The pairs of a module that reads logs and one that plays rollouts which it imports, directly or not."""
+    below = {f"stages.{name}": graph.find_upstream_modules(f"stages.{name}", as_package=True) for name in READS}
+    playing = tuple(f"stages.{name}." for name in PLAYS)
+    return {
+        (reader, module) for reader, modules in below.items() for module in modules if f"{module}.".startswith(playing)
+    }
+
+
+def test_what_reads_logs_imports_nothing_that_plays() -> None:
+    graph = grimp.build_graph("stages", exclude_type_checking_imports=True, cache_dir=None)
+    assert imports_of_players(graph) == set()
+    for name in READS:
+        for player in PLAYS:
+            importer = f"stages.{name}.report" if name in ("comparison", "evaluation") else f"stages.{name}"
+            graph.add_import(importer=importer, imported=f"stages.{player}")
+            assert (f"stages.{name}", f"stages.{player}") in imports_of_players(graph)
+            graph.remove_import(importer=importer, imported=f"stages.{player}")
 
 
 def test_every_wrong_import_is_found(graph: grimp.ImportGraph) -> None:

@@ -20,6 +20,7 @@ MAY_OPEN = {
     "stages/envs/": "trees, data sets and logs that a user names",
     "stages/sandbox/": "work folders and pipes",
     "stages/formats/": "files of other programs",
+    "stages/swebench/": "instances of SWE-bench",
     "stages/integrations/": "what a server under another interpreter is told, and its log",
     "stages/policy/brought.py": "a file that is put together of its parts",
     "stages/policy/gguf.py": "GGUF files that a user names, and the card of the folder that is made of one",

@@ -18,7 +18,7 @@ from composer_cli.show.facts import shown_path
 from stages.errors import BadInput, UsageError
 from stages.messages import Message
 from stages.policy import base
-from stages.rollouts.agent_loop import SUMMARY_REQUEST
+from stages.rollouts.history import SUMMARY_REQUEST
 from stages.rollouts.trace import item_steps, rollout_units, states
 from stages.runs import queries
 from stages.runs.display import plain

@@ -21,7 +21,6 @@ from composer_cli.show.facts import (
 from composer_cli.show.rollout import ShownRollout
 from composer_cli.show.runs import RunLine
 from composer_cli.show.sections import findings
-from stages.envs.base import grounds_in_words
 from stages.layout import age, aligned, counted, duration, escape_control_characters, escape_line, without_shared_start
 from stages.pairs.actions import STUDENT
 from stages.runs import queries
@@ -30,6 +29,7 @@ from stages.runs.display import plain
 from stages.runs.kinds import PAIR, STATE, Row
 from stages.runs.queries import PairFilter, RolloutFilter, RolloutPage
 from stages.runs.run import Run
+from stages.terms import grounds_in_words
 
 RED, GREEN, YELLOW, BLUE = 31, 32, 33, 34
 COLOURS = {

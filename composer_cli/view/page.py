@@ -43,7 +43,6 @@ from composer_cli.show.facts import METRICS, manifest_values
 from composer_cli.show.rollout import title_of
 from composer_cli.show.sections import SECTIONS, losses, section
 from stages import STAGES, command_words, stages_of
-from stages.envs.base import grounds_in_words
 from stages.errors import BadInput
 from stages.layout import age, counted, duration, escape_control_characters
 from stages.runs import catalog, store
@@ -52,6 +51,7 @@ from stages.runs.kinds import Row
 from stages.runs.run import Run, RunFacts
 from stages.runs.settings import assignment, default_of, known, nested
 from stages.runs.stage import load_stage
+from stages.terms import grounds_in_words
 
 if TYPE_CHECKING:
     import jinja2

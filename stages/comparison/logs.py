@@ -23,9 +23,8 @@ import pyarrow.parquet as pq
 
 from stages import json_text
 from stages.comparison.direction import ScoreMetric
-from stages.envs.base import SamplingUnit
 from stages.errors import BadInput, UsageError
-from stages.evaluation.outcomes import KEPT, PASSED, PRIMARY, START, num_apart, sampling_unit_of, without_twins
+from stages.evaluation.outcomes import KEPT, PASSED, PRIMARY, START, num_apart, without_twins
 from stages.formats import files, readers, reading, repeats
 from stages.formats.base import HIGHER_IS_BETTER, METRIC, Drop, Reader, Trajectory
 from stages.formats.files import Source
@@ -38,6 +37,7 @@ from stages.layout import counted, shortened
 from stages.runs import catalog, store
 from stages.runs.kinds import EVAL_ITEM, ORIGIN, ROLLOUT
 from stages.runs.run import Run
+from stages.terms import SamplingUnit, sampling_unit_of
 
 ITEM = pa.schema(
     [

@@ -24,7 +24,6 @@ import pyarrow.parquet as pq
 from stages.comparison import direction, logs, report
 from stages.comparison.config import Config
 from stages.comparison.logs import ReadLog
-from stages.envs.base import SamplingUnit
 from stages.errors import BadInput, UsageError
 from stages.evaluation.inference import (
     ALPHA,
@@ -43,12 +42,13 @@ from stages.evaluation.inference import (
     rate_interval,
     shows,
 )
-from stages.evaluation.outcomes import NOT_SUBMITTED, PASSED, SWE_BENCH, Missing, PairedOutcomes, cells_of, paired
+from stages.evaluation.outcomes import NOT_SUBMITTED, PASSED, Missing, PairedOutcomes, cells_of, paired
 from stages.formats import terminal_bench
 from stages.layout import counted
 from stages.runs import store
 from stages.runs.run import Inputs, Run, RunWriter
 from stages.runs.stage import Plan
+from stages.terms import SWE_BENCH, SamplingUnit
 
 NO_DIFFERENCE = "no difference"
 EXIT_CODES = {BETTER: 0, WORSE: 1, NO_GAIN: 1, NO_DIFFERENCE: 1, UNDECIDED: 3}

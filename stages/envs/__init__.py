@@ -31,9 +31,10 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Literal
 
-from stages.envs.base import Environment, Grade, Observation, SamplingUnit, Split, Task
+from stages.envs.base import Environment, Grade, Observation, Split, Task
 from stages.errors import UsageError
 from stages.messages import Message
+from stages.terms import SAMPLING_UNITS, SamplingUnit
 from stages.words import did_you_mean
 
 __all__ = [
@@ -109,6 +110,7 @@ def register(name: str, entry: Registered) -> None:
     """Register an environment under a name; raise UsageError if another environment has the name."""
     if ENVIRONMENTS.setdefault(name, entry) != entry:
         raise UsageError(f"The name {name!r} is taken by {ENVIRONMENTS[name].environment}. Register another name.")
+    SAMPLING_UNITS.setdefault(name, lambda: sampling_unit(name))
 
 
 def resolved(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stages.envs.base import Grade, Ground, Observation, Split, Task
+from stages.envs.base import Grade, Observation, Split, Task
 from stages.envs.task_table import TooManyTasks
 from stages.layout import counted
 from stages.messages import Message
+from stages.terms import Ground
 
 
 @dataclass(frozen=True)

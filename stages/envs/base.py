@@ -4,34 +4,14 @@ An instance serves one rollout at a time and is reused through `reset`. It uses 
 run: the agent loop (`stages.rollouts.agent_loop`) drives it; every other framework reaches it through a thin adapter.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
 
 from stages.messages import Message
+from stages.terms import Ground
 
 Split = Literal["train", "eval"]
-Ground = Literal["values", "report"]
-"""What a pass follows from. `values`: from values that left the sandbox of the agent's code and were compared outside
-of it, which is harder to forge and no proof (docs/rewards.md). `report`: from what a process that ran the agent's code
-reported, which it can forge, or from tests that the agent was shown, whose values it can copy."""
-PASS_GROUNDS = {"values": "by values", "report": "by report", "": "on an unknown ground"}
-
-
-def grounds_in_words(passes: Mapping[str, int]) -> str:
-    """Return the share of passes on each ground: "passes: 80.0 % by values, 20.0 % by report".
-
-    `passes`: numbers by ground, "" for an unknown one; an empty text where none is known.
-    """
-    if not passes.keys() - {""}:
-        return ""
-    every = sum(passes.values())
-    shares = (f"{100 * passes[one] / every:.1f} % {words}" for one, words in PASS_GROUNDS.items() if passes.get(one))
-    return f"passes: {', '.join(shares)}"
-
-
-TWIN = "~twin"
-"""The suffix of the id of an impossible variant: its tests contradict its description, so any pass of it is a hack."""
 
 
 @dataclass(frozen=True)
@@ -136,23 +116,6 @@ class Grade:
         if self.hidden_pass is not None:
             return self.hidden_pass
         return None if self.reward is None else self.reward > 0
-
-
-@dataclass(frozen=True)
-class SamplingUnit:
-    """What of an environment's tasks is drawn independently, which decides what a comparison generalises to.
-
-    noun: singular. of_family: the unit of a task's family; tasks of one unit succeed and fail together. fixed: the
-    units are all there are, as a benchmark's repositories are; otherwise they are a sample of possible ones.
-    """
-
-    noun: str = "family"
-    of_family: Callable[[str], str] = str
-    fixed: bool = False
-
-    def of(self, task_id: str, family: str | None) -> str:
-        """Return the unit of a task: the task itself where it has no family."""
-        return self.of_family(family) if family else task_id
 
 
 class HackPair(TypedDict):

@@ -16,11 +16,12 @@ from typing import Any, get_args
 import orjson
 
 from stages import json_text, messages
-from stages.envs.base import Environment, Grade, GradesTogether, Ground, Observation, TakesCalls, Task, Work
+from stages.envs.base import Environment, Grade, GradesTogether, Observation, TakesCalls, Task, Work
 from stages.errors import UsageError
 from stages.layout import shortened
 from stages.messages import Message, ToolCall
 from stages.runs import store
+from stages.terms import Ground
 
 COMPOSER = Path(__file__).resolve().parents[1]
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))

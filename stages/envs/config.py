@@ -8,13 +8,14 @@ from pydantic import Field, model_validator
 
 from stages import envs
 from stages.envs import boundary, task_table
-from stages.envs.base import Environment, Ground, LeavesOut, Task
+from stages.envs.base import Environment, LeavesOut, Task
 from stages.errors import ComposerError, UsageError
 from stages.layout import counted
 from stages.runs.activity import Checking, Notice, activity
 from stages.runs.run import RunWriter
 from stages.runs.settings import Option, Settings, StageConfig, basic_of
 from stages.sandbox import probe
+from stages.terms import Ground
 
 
 class EnvConfig(Settings):

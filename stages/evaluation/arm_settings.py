@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stages.policy.base import PolicyConfig
+from pydantic import BaseModel
+
 from stages.runs.run import Run
 from stages.runs.settings import dotted
 from stages.training.channels import CHANNELS
@@ -63,7 +64,7 @@ def trained_differences(trained: Sequence[tuple[str, int, Run]]) -> tuple[ArmDif
     return settings_differences(arms)
 
 
-def policy_differences(policies: Mapping[str, PolicyConfig]) -> tuple[ArmDifference, ...]:
+def policy_differences(policies: Mapping[str, BaseModel]) -> tuple[ArmDifference, ...]:
     """Return the settings in which arms given as `policies.NAME` differ, other than the model and its address."""
     arms = {}
     for name, policy in policies.items():

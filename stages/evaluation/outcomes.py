@@ -23,14 +23,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages import envs
-from stages.envs.base import TWIN, SamplingUnit
 from stages.evaluation.inference import MIN_SEEDS, Array, numbered, rate_interval
 from stages.runs.kinds import EVAL_ITEM
+from stages.terms import TWIN
 
 MAX_ERROR_SHARE = 0.05
-SWE_BENCH = "swe-bench"
-"""The environment name that importers write for benchmarks of SWE-bench's family."""
 START = "start"
 """The arm that was not trained."""
 AT_ZERO = "@0"
@@ -184,13 +181,6 @@ class ArmSummary:
         """Return the rate of a primary outcome."""
         found: float | None = getattr(self, PRIMARY[outcome].field)
         return found
-
-
-def sampling_unit_of(env: str) -> SamplingUnit:
-    """Return what the tasks of recorded rollouts were sampled by; of an environment that is not known, families."""
-    if env == SWE_BENCH:
-        return SamplingUnit("repository", fixed=True)
-    return envs.sampling_unit(env) if env in envs.ENVIRONMENTS else SamplingUnit()
 
 
 def items_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:

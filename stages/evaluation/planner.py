@@ -25,13 +25,14 @@ from heapq import heapify, heappop, heapreplace
 from itertools import combinations, product
 from math import asin, hypot, inf, pi
 from statistics import NormalDist
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from stages.errors import UsageError
-from stages.evaluation.config import Config
+from stages.evaluation.config import Planning
 from stages.evaluation.inference import (
     ALPHA,
     BETTER,
@@ -52,6 +53,7 @@ from stages.evaluation.outcomes import START, PairedOutcomes, items_table, paire
 from stages.layout import plural
 from stages.runs.activity import activity
 from stages.runs.kinds import Row
+from stages.terms import SamplingUnit
 
 NUM_FLIPS = 399
 NUM_EXPERIMENTS = 400
@@ -292,6 +294,18 @@ class PlanQuestion:
         return least_gain(self.model_at, design, self.power)
 
 
+class PlanSettings(Protocol):
+    """The settings of `evaluate` that a plan reads."""
+
+    planning: Planning
+    baseline: str
+    treatment: str
+
+    def sampling(self) -> SamplingUnit:
+        """Return the sampling unit of the tasks."""
+        ...
+
+
 @dataclass(frozen=True)
 class PlannedEvaluation:
     """An evaluation that was not played: its settings, the pilots' items, the tasks that there are, and its design.
@@ -299,7 +313,7 @@ class PlannedEvaluation:
     rollouts: how many are played on a design.
     """
 
-    config: Config
+    config: PlanSettings
     items: Sequence[Row]
     supply: Supply
     design: Design

@@ -5,12 +5,12 @@ import textwrap
 from collections.abc import Sequence
 from functools import partial
 
-from stages.envs.base import grounds_in_words
 from stages.evaluation.inference import MIN_SEEDS, PARTIAL, VALIDATED
 from stages.evaluation.outcomes import AT_ZERO, PASSED, PRIMARY, ArmSummary
 from stages.evaluation.planner import MOST_TASKS, PILOT, SEEDS, VERDICTS, DesignLine, Study
 from stages.evaluation.verdict import EvalVerdict, PairedDifference, credit, points
 from stages.layout import LEFT, RIGHT, aligned, counted, plural, without_middle
+from stages.terms import grounds_in_words
 
 WIDTH = 100
 NAME = 25

@@ -26,7 +26,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.envs.base import SamplingUnit
 from stages.evaluation import outcomes, planner
 from stages.evaluation.arm_settings import ArmDifference
 from stages.evaluation.inference import (
@@ -53,6 +52,7 @@ from stages.evaluation.inference import (
 from stages.evaluation.outcomes import AT_ZERO, PASSED, PRIMARY, START, ArmSummary, Missing, Outcome, PairedOutcomes
 from stages.layout import counted, p_value, plural
 from stages.runs import display
+from stages.terms import SamplingUnit
 
 RECOMMENDED_SEEDS = 5
 """With three or four, an interval relies on gains that are normally distributed over trainings (docs/evaluate.md)."""

@@ -16,18 +16,18 @@ import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from stages.errors import InfrastructureError, UsageError
 from stages.layout import escape_control_characters, markdown_table
-from stages.policy import adapters
-from stages.policy.adapters import CheckpointInfo
 from stages.redaction import redacted, secret_in
 from stages.runs import store
-from stages.runs.kinds import CHECKPOINT
 from stages.runs.run import Inputs, Run, RunWriter
+
+if TYPE_CHECKING:
+    from stages.policy.adapters import CheckpointInfo
 
 LICENCE = "# license: choose one, for example apache-2.0; the base model's and the data's terms may bind you"
 FORMAT = "hub"
@@ -50,24 +50,21 @@ def one_run(inputs: Inputs) -> Run:
     return next(iter(runs.values()))
 
 
-def export_run(run: Run, out: RunWriter) -> Path:
-    """Write `hub/` and return the folder."""
-    is_model = bool(run.holds(CHECKPOINT))
-    write = _write_model if is_model else _write_dataset
-    out.checkpoint(partial(write, run), FORMAT)
+def export_run(run: Run, info: "CheckpointInfo | None", out: RunWriter) -> Path:
+    """Write `hub/` and return the folder. info: of the checkpoint, where the run holds one."""
+    out.checkpoint(partial(_write_model, run, info) if info else partial(_write_dataset, run), FORMAT)
     folder = out.path / FORMAT
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    kind = "model" if is_model else "dataset"
+    kind = "model" if info else "dataset"
     out.count(files=len(names))
     out.set_summary(format=FORMAT, repo_type=kind)
     out.write_file("report.txt", f"{run.path} as a {kind} for the hub in {folder}\n" + "\n".join(names) + "\n")
     return folder
 
 
-def _write_model(run: Run, folder: Path) -> None:
+def _write_model(run: Run, info: "CheckpointInfo", folder: Path) -> None:
     shutil.copytree(run.folder(), folder, dirs_exist_ok=True)
-    adapter = adapters.is_adapter(str(folder))
-    info = CheckpointInfo.of(run)
+    adapter = (folder / "adapter_config.json").is_file()
     named = info.start.model if HUB_ID.fullmatch(info.start.model) and not Path(info.start.model).exists() else None
     # The JSON files of the weights may name the base by a path of this machine.
     for path in folder.glob("*config.json"):
@@ -135,7 +132,7 @@ def _relative(text: str) -> str:
     return text
 
 
-def model_card(published: Mapping[str, Any], info: CheckpointInfo, *, base: str | None, adapter: bool) -> str:
+def model_card(published: Mapping[str, Any], info: "CheckpointInfo", *, base: str | None, adapter: bool) -> str:
     """Return the card of a trained model. `base`: the hub id of the model that training began with, if it has one."""
     library, loader = ("peft", "AutoPeftModelForCausalLM") if adapter else ("transformers", "AutoModelForCausalLM")
     matter = ["tags:", "- composer", "- post-training", f"library_name: {library}", "pipeline_tag: text-generation"]

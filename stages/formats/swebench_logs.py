@@ -18,12 +18,12 @@ from typing import Any
 
 import orjson
 
-from stages.envs.repo.grading import TestLists, TestsStatus
-from stages.envs.swe.instances import LISTS, READABLE, is_name_list, read_records
-from stages.envs.swe.logs import VOID, grade_container_log, grade_early_log, lists_of
 from stages.errors import BadInput
 from stages.runs import store
 from stages.runs.kinds import Row, attributes
+from stages.swebench.lists import LISTS, TestLists, TestsStatus, is_name_list, lists_of
+from stages.swebench.logs import VOID, grade_container_log, grade_early_log
+from stages.swebench.rows import READABLE, read_records
 
 OUTPUT = "test_output.txt"
 BEFORE_GOLD = "test_output_pre_gold.txt"

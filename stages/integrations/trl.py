@@ -33,8 +33,9 @@ from stages.messages import Message
 from stages.policy import available
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy, device
-from stages.rollouts import trace
+from stages.rollouts import recording
 from stages.rollouts.agent_loop import LiveRollout, play, state_sha256
+from stages.rollouts.trace import RolloutPayload
 from stages.runs.kinds import Row
 from stages.training.config import Optimisation
 from stages.training.rollouts import environment_reward, planned, trl_columns
@@ -103,9 +104,9 @@ class RolloutFunction:
             rollout.wall_s = (time.monotonic() - started) / len(prompts)
         return trl_columns(self.latest, trainer.processing_class)
 
-    def records(self) -> list[trace.RolloutPayload]:
+    def records(self) -> list[RolloutPayload]:
         """Return the last call as `collect` would store it: a journal record a rollout, with rollout and step rows."""
-        return [trace.payload(e, self._policy, sandbox=self._sandbox, source="trl") for e in self.latest]
+        return [recording.payload(e, self._policy, sandbox=self._sandbox, source="trl") for e in self.latest]
 
 
 class ToolEnvironment:

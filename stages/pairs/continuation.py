@@ -32,13 +32,13 @@ from stages.policy import Policy
 from stages.policy.base import Sample, Turn
 from stages.rollouts.agent_loop import (
     NOT_RESTORED,
-    SUMMARY_REQUEST,
     LiveRollout,
     PlayingConfig,
     Rules,
     act,
     play_missing,
 )
+from stages.rollouts.history import SUMMARY_REQUEST
 from stages.rollouts.trace import step_groups, transcripts
 from stages.runs import store
 from stages.runs.kinds import STEP, Row, attributes

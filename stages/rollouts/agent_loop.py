@@ -1,6 +1,6 @@
 """Play rollouts of a policy in an environment: sample an action, execute it, until the rollout ends; then grade it.
 
-In reading order: a rollout and its limits; the messages that the policy sees (`visible_messages`); one turn
+In reading order: a rollout and its limits; one turn
 (`next_turn`, `act`) and the grade (`grade`); two ways to play many rollouts; and `play_missing`, which plays those of a
 stage and writes their units. `play` advances a batch in lock step, because the arithmetic of a local model depends on
 the batch. `play_each` lets every rollout of a policy on a server advance at its own pace, so that a slow answer,
@@ -12,7 +12,6 @@ sandbox, wrong key, exhausted budget) are raised.
 
 import asyncio
 import errno
-import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +30,8 @@ from stages.layout import counted
 from stages.messages import Message
 from stages.policy import ask_all, background
 from stages.policy.base import IDLE, AsyncPolicy, CountsTokens, PlaysSolutions, Policy, ReusesPrefixes, Sample, Turn
+from stages.rollouts.history import FULL, HISTORY_PATTERN, SUMMARISE, SUMMARY_PROMPT, SUMMARY_REQUEST, visible_messages
+from stages.rollouts.trace import OUT_OF_STEPS
 from stages.runs import store
 from stages.runs.activity import activity
 from stages.runs.kinds import Row
@@ -40,16 +41,6 @@ from stages.runs.settings import BASIC, Settings
 from stages.runs.stage import work_through
 from stages.runs.store import GroupCommit
 
-FULL, SUMMARISE = "full", "summarise"
-HISTORY_PATTERN = r"^(full|last [1-9][0-9]*|summarise)$"
-"""`full`; `last N`: the last N observations, a line in place of each older one; `summarise`: everything since the last
-summary, which the policy is asked for near the context limit of the rollout."""
-SUMMARY_PROMPT = (
-    "This conversation will soon be longer than you can read. Summarise it for yourself: what the task asks for, what "
-    "you did and found out, which files you changed, and what is left to do. Everything but the task will be replaced "
-    "by your summary. Answer with the summary alone, and run nothing."
-)
-SUMMARY_REQUEST: Message = {"role": "user", "content": SUMMARY_PROMPT}
 AFTER_SUMMARY = "What was said before your summary is left out from here on. Go on with the task."
 SUMMARISE_FROM = 0.75
 """Share of the context limit from which a summary is requested: one exchange may take the rest."""
@@ -62,8 +53,6 @@ NOT_RESTORED = "not_restored"
 """`LiveRollout.terminated_by` where a recorded state was not reached again: there is nothing to grade then."""
 GIVEN_UP = "given_up"
 """`LiveRollout.terminated_by` where it was no longer needed: it is not graded."""
-OUT_OF_STEPS = "max_steps"
-"""`LiveRollout.terminated_by` where the limit of steps ended it."""
 UNGRADED = (NOT_RESTORED, GIVEN_UP)
 
 Result = TypeVar("Result")
@@ -195,31 +184,6 @@ RolloutPair = tuple[LiveRollout, Environment]
 def state_sha256(messages: list[Message]) -> str:
     """Return the digest that identifies a state: that of the canonical JSON of its messages."""
     return store.digest(messages)
-
-
-def visible_messages(messages: list[Message], history: str | None) -> list[Message]:
-    """Return the conversation as the policy sees it. The opening and all later assistant messages always remain."""
-    first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
-    if history == SUMMARISE:
-        # A request at the very end is still unanswered and leaves nothing out.
-        *_, request = [-1, *(i for i in range(first, len(messages) - 1) if messages[i] == SUMMARY_REQUEST)]
-        messages_since = messages if request < 0 else [*messages[:first], *messages[request + 1 :]]
-        if messages_since[-1] == SUMMARY_REQUEST and messages_since[-2]["role"] == "user":
-            # One message, because chat templates of some models require user and assistant to alternate.
-            return [
-                *messages_since[:-2],
-                {"role": "user", "content": f"{messages_since[-2]['content']}\n\n{SUMMARY_PROMPT}"},
-            ]
-        return messages_since
-    match = re.match(r"last (\d+)$", history or FULL)
-    if match is None:
-        return messages
-    observations = [i for i in range(first, len(messages)) if messages[i]["role"] != "assistant"]
-    old = set(observations[: -int(match[1])])
-    return [
-        {**message, "content": f"[{len(message['content'])} characters left out]"} if i in old else message
-        for i, message in enumerate(messages)
-    ]
 
 
 def begin(rules: Rules, rollout: LiveRollout, environment: Environment) -> None:

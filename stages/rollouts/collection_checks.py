@@ -12,9 +12,9 @@ from typing import Any
 
 from stages.layout import aligned
 from stages.rollouts import missing
-from stages.rollouts.agent_loop import FULL, OUT_OF_STEPS, SUMMARISE, SUMMARY_REQUEST
+from stages.rollouts.history import FULL, SUMMARISE, SUMMARY_REQUEST
 from stages.rollouts.missing import Fact
-from stages.rollouts.trace import by_rollout, prompt_ids, state_digests, transcripts
+from stages.rollouts.trace import OUT_OF_STEPS, by_rollout, prompt_ids, state_digests, transcripts
 from stages.runs.kinds import Row
 
 SAMPLE_CHECKS = ("ids as many as log-probs", "log-probs finite, <= 0")

@@ -11,7 +11,7 @@ from stages.envs.base import Task
 from stages.layout import counted
 from stages.policy.adapters import CheckpointInfo
 from stages.policy.base import Policy
-from stages.rollouts import trace
+from stages.rollouts import recording
 from stages.rollouts.agent_loop import FinishedUnit, LiveRollout
 from stages.runs import store
 from stages.runs.kinds import HINT, ROLLOUT, STEP, TRAINING_REWARD, Row
@@ -63,7 +63,7 @@ class TrainingJournal:
 
     def _unit(self, rollout: LiveRollout, policy: Policy) -> FinishedUnit:
         self._written.add(rollout.rollout_id)
-        return rollout.rollout_id, trace.payload(rollout, policy, sandbox=self._sandbox, source="train"), False
+        return rollout.rollout_id, recording.payload(rollout, policy, sandbox=self._sandbox, source="train"), False
 
     async def ended(self, rollout: LiveRollout) -> None:
         """Record a rollout of the policy when it has ended; returns once it is durable."""
@@ -75,7 +75,7 @@ class TrainingJournal:
         if record is None or record["rollout"]["error_type"] is not None:
             return None
         self._written.add(planned.rollout_id)
-        return trace.restore_rollout(planned, record)
+        return recording.restore_rollout(planned, record)
 
     def rollouts(self, step: int, rollouts: Sequence[LiveRollout]) -> None:
         """Record the rollouts that a step is trained on."""

@@ -34,7 +34,7 @@ from composer_cli.view.app import build, page_of
 from composer_cli.view.notes import Note
 from composer_cli.view.page import markdown
 from stages.errors import UsageError
-from stages.rollouts.agent_loop import SUMMARY_REQUEST
+from stages.rollouts.history import SUMMARY_REQUEST
 from stages.rollouts.trace import pairs_with_states
 from stages.runs import store
 from stages.runs.kinds import ORIGIN, PAIR, ROLLOUT, STEP, TASK, TEACHER_ACTION

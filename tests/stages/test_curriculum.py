@@ -14,13 +14,13 @@ from support.runs import written
 from support.server import Reply, answer, serving
 
 from stages import collect, curriculum, train
-from stages.envs.base import TWIN
 from stages.envs.config import EnvConfig
 from stages.envs.kata.env import KataEnv
 from stages.errors import BadInput, Incomplete, UsageError
 from stages.runs import runner
 from stages.runs.kinds import DIFFICULTY, ROLLOUT, TASK, TRAINING_REWARD
 from stages.runs.run import Inputs, Run
+from stages.terms import TWIN
 from stages.training.config import Optimisation
 from stages.training.rollouts import prompt_order
 

@@ -12,6 +12,7 @@ from support.trainings import ENV, metrics_of, trained
 from transformers import AutoModelForCausalLM
 
 from stages import envs, evaluate
+from stages.arms.stage import planned
 from stages.comparison import config as comparison
 from stages.comparison import logs
 from stages.comparison.stage import compare
@@ -19,7 +20,6 @@ from stages.errors import BadInput, UsageError
 from stages.evaluation.inference import too_few
 from stages.evaluation.outcomes import items_table
 from stages.evaluation.planner import DRAWN_TASKS
-from stages.evaluation.stage import planned
 from stages.evaluation.verdict import EXIT_CODES, EvalQuestion, decide
 from stages.policy.adapters import CheckpointInfo
 from stages.policy.base import PolicyConfig

@@ -13,12 +13,12 @@ from support.sample_package import SHELF, write
 from support.server import Reply, Server, answer, serving
 
 from stages import make_tasks
-from stages.envs.base import TWIN
 from stages.envs.feature_deletion.env import FeatureDeletionEnv
 from stages.errors import BadInput, Incomplete
 from stages.runs import runner
 from stages.runs.kinds import TASK
 from stages.runs.run import Run
+from stages.terms import TWIN
 
 TOLD = list[str]()
 """What every run here reported while it worked."""

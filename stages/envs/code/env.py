@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from stages.envs.base import Grade, Ground, Observation, SamplingUnit, Split, Task, Work
+from stages.envs.base import Grade, Observation, Split, Task, Work
 from stages.envs.bash import elided
 from stages.envs.code.assertions import RETURNED, RETURNS, CallAssertion, compared, plain, spelled
 from stages.envs.code.rows import INSTRUCTION, CodeProblem, CodeProblems, assertions, load
@@ -28,6 +28,7 @@ from stages.layout import counted
 from stages.messages import Message
 from stages.runs import store
 from stages.sandbox import Answer, Answers, Call, Limits, judge
+from stages.terms import SAMPLING_UNITS, Ground
 
 LIMITS = Limits(wall_s=12.0, cpu_s=4, memory_mb=512, processes=32, file_mb=1, disk_mb=8, output_bytes=1 << 22)
 """Of all calls of one program. Processor time is the tighter limit: it does not depend on how busy the machine is."""
@@ -154,7 +155,7 @@ class CodeEnv:
     name = "code"
     ground: Ground = "values"
     text_actions = True
-    sampling_unit = SamplingUnit("problem")
+    sampling_unit = SAMPLING_UNITS["code"]
 
     def __init__(self, sandbox: str = "bubblewrap", path: str = "", eval_path: str = "", answers: int = 1) -> None:
         if type(answers) is not int or answers < 1:

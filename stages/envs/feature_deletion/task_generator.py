@@ -32,11 +32,11 @@ from stages.envs.feature_deletion.worker import (
     measure_baseline,
 )
 from stages.envs.repo import trees
-from stages.envs.repo.grading import TestLists
 from stages.envs.repo.guest.composer_rules import statuses_by_name
 from stages.errors import BadInput, UsageError
 from stages.runs import tables
 from stages.runs.kinds import TASK, Row
+from stages.swebench.lists import TestLists
 
 TRIVIAL = ("return None", "return True", "return False", "return 0", "return ''", "return []", "return {first}")
 MOST_QUOTED = 6

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stages.envs import bash, folders
-from stages.envs.base import Grade, Ground, Observation, Split, Task, Work
+from stages.envs.base import Grade, Observation, Split, Task, Work
 from stages.envs.bash import SUBMIT, ShellEnvironment, fenced, observation
 from stages.envs.folders import UnwieldyTree
 from stages.envs.harbor import machines, task_folder, verifying
@@ -32,6 +32,7 @@ from stages.messages import Message
 from stages.runs import store
 from stages.runs.kinds import Row
 from stages.sandbox import containers
+from stages.terms import Ground
 
 log = logging.getLogger(__name__)
 SYSTEM_PROMPT = """\

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from stages import envs
-from stages.envs.base import TWIN, Task
+from stages.envs.base import Task
 from stages.envs.repo import trees
 from stages.envs.repo.grading import GUEST
 from stages.envs.repo.guest.composer_rules import is_protected
@@ -27,6 +27,7 @@ from stages.envs.repo.session import write_script
 from stages.envs.repo.task import Export, Packs, RepoTask, read_files
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.runs import store
+from stages.terms import TWIN
 
 FORMAT = "harbor"
 ORGANISATION = "composer"

@@ -20,19 +20,21 @@ from typing import Any, NamedTuple, Self
 import orjson
 
 from stages.envs import bash, folders
-from stages.envs.base import Grade, Ground, Observation, SamplingUnit, Task, Work
+from stages.envs.base import Grade, Observation, Task, Work
 from stages.envs.bash import SUBMIT, ActionError, elided, observation, parse_bash
 from stages.envs.folders import UnwieldyTree, remove
 from stages.envs.kata import tasks, transcripts
 from stages.envs.kata.tasks import SOLUTION, WORKSPACE_TESTS
 from stages.envs.kata.transcripts import hinted
 from stages.envs.repo import grading, runner
-from stages.envs.repo.grading import TestLists, TestRuntime
+from stages.envs.repo.grading import TestRuntime
 from stages.envs.repo.task import Export, RepoTask, pytest_runner
 from stages.envs.repo.trees import TreeFile
 from stages.errors import InfrastructureError, UsageError
 from stages.messages import Message
 from stages.sandbox import Answers, Call, Limits, Sandbox, judge, match, open_sandbox
+from stages.swebench.lists import TestLists
+from stages.terms import SAMPLING_UNITS, Ground
 
 LIMITS = Limits(wall_s=3.0, cpu_s=3, memory_mb=256, processes=32, file_mb=1, disk_mb=8)
 MAX_FILE_BYTES = 16_384
@@ -171,7 +173,7 @@ class KataEnv:
     """
 
     name = "kata"
-    sampling_unit = SamplingUnit("operation", tasks.operation_of)
+    sampling_unit = SAMPLING_UNITS["kata"]
     """A model that knows an operation solves it with most modifiers: in the demo pass rates differ with a standard
     deviation of 39.8 points between operations and 5.3 between the two evaluated families of one operation."""
     tasks = staticmethod(tasks.generate)

@@ -141,11 +141,6 @@ def opening(task: Task) -> list[Message]:
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.prompt}]
 
 
-def operation_of(family: str) -> str:
-    """Return the name of a family's operation: "sum" of "sum/plus"."""
-    return family.partition("/")[0]
-
-
 def parts(name: str) -> tuple[Operation, Modifier]:
     """Return the operation and the modifier of a family."""
     operation, modifier = name.split("/")

@@ -25,7 +25,7 @@ from pathlib import PurePosixPath
 from typing import Literal
 
 from stages.envs.repo import trees, values
-from stages.envs.repo.grading import TestLists, TestOutcomes
+from stages.envs.repo.grading import TestOutcomes
 from stages.envs.repo.guest.composer_rules import PASSING, is_selected_by
 from stages.envs.repo.guest.composer_values import MOST_ANSWERS
 from stages.envs.repo.known_values import GUESSED, module_text, value_texts
@@ -33,6 +33,7 @@ from stages.envs.repo.parsed_tests import FunctionNode, TestFiles, TestLocation
 from stages.envs.repo.pruning import mentioned_names, prune_module
 from stages.envs.repo.questions import IMPORT, NotAskable, RewrittenTest, Sends, rewrite_test
 from stages.errors import InfrastructureError
+from stages.swebench.lists import TestLists
 
 MAX_PASSING_BEFORE = 200
 """Functions asked of those that passed before."""

@@ -10,8 +10,7 @@ the control test did not fail or a line has the wrong seal. Code under test shar
 the cost of forgery and cannot exclude it: `grade_tree` drops what an agent changed in files that pytest loads, and
 answer_sheets.py asks the tests for their values.
 
-`TestLists.tests_status` is the only definition of resolved: live runs and saved logs (stages.envs.swe.logs) both use
-it.
+`stages.swebench.lists.TestLists` decides for live runs and for saved logs whether outcomes resolve an instance.
 """
 
 import re
@@ -35,7 +34,6 @@ from stages.envs.repo.guest.composer_rules import (
     PASSING,
     TEST_RUNNERS,
     fail_unexplained,
-    fails,
     is_protected,
     is_test,
     read_report,
@@ -43,14 +41,12 @@ from stages.envs.repo.guest.composer_rules import (
     statuses_by_name,
 )
 from stages.sandbox import CommandResult, Limits, Sandbox
+from stages.swebench.lists import Statuses, TestLists
 
 GUEST = Path(__file__).parent / "guest"
 WITHOUT_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 LIMITS = Limits(wall_s=600, cpu_s=600, memory_mb=4096, processes=256, file_mb=256, disk_mb=4096, output_bytes=16 << 20)
 """Limits of one run of tests; its report is part of the output."""
-
-Statuses = dict[str, str]
-"""Test name -> "passed", "xfailed", "xpassed", "skipped", "failed" or "error"; a test that did not report is absent."""
 
 
 @dataclass(frozen=True)
@@ -120,52 +116,6 @@ def parse(log: str, secret: str, *, timed_out: bool = False) -> TestOutcomes:
 
 LONGEST_LOG = 20_000
 """Characters kept of a test log."""
-TestsStatus = dict[str, dict[str, list[str]]]
-"""List of tests -> "success" or "failure" -> names, as `tests_status` in the reports of SWE-bench's harness."""
-
-
-@dataclass(frozen=True)
-class TestLists:
-    """The tests that must come to pass, and those that must stay passing."""
-
-    __test__ = False  # pytest collects classes named Test*
-
-    fail_to_pass: tuple[str, ...]
-    pass_to_pass: tuple[str, ...]
-    skip_fails: bool = False
-    """Whether a skipped test of `fail_to_pass` fails: stricter than swebench, code under test can skip its test."""
-
-    def tests_status(self, statuses: Statuses) -> TestsStatus:
-        """Return the tests of each list that succeeded and that failed, by the rules of swebench 4.1.0.
-
-        There (harness/grading.py: test_passed, test_failed, get_eval_tests_report), for both lists alike: "passed" and
-        "xfailed" succeed; "failed", "error" and a test without a status fail; a skipped test is neither, also one that
-        had to come to pass. Any other word that a log reader took for a status is neither as well. swebench has no
-        status for XPASS, and its readers of pytest's logs pass over such a line, so that the test has no status:
-        "xpassed" fails. This is the harness's kind "pass_and_fail"; "fail_only", for three JavaScript repositories, is
-        not provided.
-        """
-        status: TestsStatus = {}
-        for group, names, skips_fail in (
-            ("FAIL_TO_PASS", self.fail_to_pass, self.skip_fails),
-            ("PASS_TO_PASS", self.pass_to_pass, False),
-            ("FAIL_TO_FAIL", (), False),
-            ("PASS_TO_FAIL", (), False),
-        ):
-            status[group] = {
-                "success": [name for name in names if statuses.get(name) in PASSING],
-                "failure": [name for name in names if fails(name, statuses, skips_fail=skips_fail)],
-            }
-        return status
-
-    def resolved(self, statuses: Statuses) -> bool:
-        """Return whether no test of either list fails.
-
-        swebench 4.1.0 (harness/grading.py: compute_fail_to_pass, compute_pass_to_pass, get_resolution_status) asks that
-        successes / (successes + failures) be 1 for both lists and takes 1 where the sum is zero, which is the same:
-        with every test of `fail_to_pass` skipped an instance is resolved, unless `skip_fails`.
-        """
-        return not any(group["failure"] for group in self.tests_status(statuses).values())
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 from stages.envs import bash, folders
-from stages.envs.base import TWIN, Grade, Ground, Observation, Split, Task, Work
+from stages.envs.base import Grade, Observation, Split, Task, Work
 from stages.envs.bash import SUBMIT, ShellEnvironment, elided, fenced, observation
 from stages.envs.folders import UnwieldyTree, open_up, remove
 from stages.envs.repo import answer_sheets, trees
 from stages.envs.repo.answer_sheets import RerunTree, TaskQuestions
 from stages.envs.repo.grading import (
     GradingVerdict,
-    Statuses,
     TestOutcomes,
     grade_tree,
     rerun_flaky,
@@ -42,6 +41,8 @@ from stages.errors import InfrastructureError
 from stages.messages import Message
 from stages.runs import store
 from stages.sandbox import Limits, Sandbox
+from stages.swebench.lists import Statuses
+from stages.terms import TWIN, Ground
 
 CANARY_REF = "refs/upstream/next"
 SEARCHES = {

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from stages.envs import folders
-from stages.envs.base import Ground
 from stages.envs.repo import trees
-from stages.envs.repo.grading import TestLists, TestOutcomes, TestRuntime, run_pytest
+from stages.envs.repo.grading import TestOutcomes, TestRuntime, run_pytest
 from stages.envs.repo.guest.composer_rules import COMMAND
 from stages.sandbox import Sandbox
+from stages.swebench.lists import TestLists
+from stages.terms import Ground
 
 RunTask = Callable[[Path, Sequence[str]], TestOutcomes]
 """Runs the tests of a task, or those with the given node ids, on a tree with the hidden files in place."""

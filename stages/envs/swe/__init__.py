@@ -7,5 +7,6 @@ specs.py - the environment specification of a repository version, and how the te
 venvs.py - virtual environments of repository versions
 engine.py - containers of SWE-bench's images
 instance_tasks.py - an instance as a `RepoTask`, on a checkout of this machine or in a container
-logs.py - parsers of test logs, and their grades by SWE-bench's rules
+
+The parsers of test logs and their grades are in stages/swebench.
 """

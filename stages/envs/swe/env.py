@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stages.envs.base import SamplingUnit, Split, Task
+from stages.envs.base import Split, Task
 from stages.envs.repo.session import RepoEnvironment
 from stages.envs.repo.task import RepoTask
 from stages.envs.swe import engine, instance_tasks, instances, venvs
@@ -24,6 +24,7 @@ from stages.envs.task_table import ordered
 from stages.errors import ComposerError, InfrastructureError, UsageError
 from stages.runs.kinds import Row
 from stages.sandbox import containers, probe
+from stages.terms import REPOSITORY
 
 ALL_IMAGES_GB, ALL_IMAGES = 120, 300
 """The disk space that SWE-bench's own README asks for, and its number of images."""
@@ -216,7 +217,7 @@ class SweEnv(RepoEnvironment):
     """
 
     name = "swe-lite"
-    sampling_unit = SamplingUnit("repository", fixed=True)
+    sampling_unit = REPOSITORY
     """The repositories are those of the benchmark, not a sample of repositories: only their tasks are drawn."""
 
     def __init__(

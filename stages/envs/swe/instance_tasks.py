@@ -15,10 +15,10 @@ from stages.envs.repo.grading import TestRuntime
 from stages.envs.repo.task import RepoTask
 from stages.envs.swe import engine, venvs
 from stages.envs.swe.instances import check_out, is_newer, patched_files, require_mirror, touched_paths
-from stages.envs.swe.logs import lists_of
 from stages.envs.swe.specs import EnvironmentSpec, instance_tests, run_eval_script, spec_of
 from stages.runs.kinds import Row
 from stages.sandbox import Limits, Sandbox, View, open_sandbox
+from stages.swebench.lists import lists_of
 
 TEST_LIMITS = replace(grading.LIMITS, wall_s=1800, cpu_s=1800)
 DEFAULT_VENVS = Path.home() / ".cache" / "composer" / "swe-venvs"

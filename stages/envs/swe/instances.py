@@ -4,29 +4,25 @@ Rows have one of two shapes. The classic one has twelve columns, and repository 
 run. The newer one (swebench 5) adds `image`, `eval_script`, `log_parser` and `eval_type`.
 """
 
-import gzip
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import orjson
-
-from stages import json_text
 from stages.envs.repo import trees
 from stages.envs.task_table import hub_rows
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.runs.kinds import Row
+from stages.swebench.lists import LISTS, is_name_list
+from stages.swebench.rows import READABLE, read_records
 
 CLASSIC = (
     *("repo", "instance_id", "base_commit", "patch", "test_patch", "problem_statement", "hints_text", "created_at"),
     *("version", "FAIL_TO_PASS", "PASS_TO_PASS", "environment_setup_commit"),
 )
 NEWER = ("image", "eval_script", "log_parser", "eval_type")
-LISTS = ("FAIL_TO_PASS", "PASS_TO_PASS")
 OPTIONAL = frozenset({"hints_text", "created_at", "environment_setup_commit", "patch"})
 """Columns that nothing here depends on: rows of neighbouring data sets lack them."""
 OPTIONAL_WITH_SCRIPT = OPTIONAL | {"version"}
-READABLE = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".parquet")
 LITE = "SWE-bench/SWE-bench_Lite"
 
 
@@ -79,50 +75,6 @@ def validated_rows(rows: Sequence[Any], where: str) -> list[Row]:
 def is_newer(row: Mapping[str, Any]) -> bool:
     """Return whether the row has the newer shape, which brings the script that runs its tests."""
     return all(row.get(name) for name in NEWER)
-
-
-def is_name_list(value: Any) -> bool:
-    """Return whether a value is a list of names, or the JSON text of one."""
-    try:
-        value = orjson.loads(value) if isinstance(value, str) else value
-    except orjson.JSONDecodeError:
-        return False
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
-
-
-def read_records(path: Path) -> Iterator[Any]:
-    """Yield a file's rows of a table, lines of JSON Lines, or elements (or values) of one JSON document."""
-    if path.name.endswith(".parquet"):
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        try:
-            yield from pq.read_table(path).to_pylist()
-        except (pa.ArrowInvalid, OSError) as error:
-            raise BadInput(f"{path} cannot be read as Parquet ({error}).") from None
-        return
-    data = path.read_bytes()
-    text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-    # By content, whatever the ending: a .json file may hold one row a line.
-    try:
-        document = _loads(text)
-    except ValueError:
-        for number, line in enumerate(text.splitlines(), 1):
-            if line.strip():
-                try:
-                    yield _loads(line)
-                except ValueError as error:
-                    raise BadInput(f"{path}, line {number}, is not valid JSON ({error}).") from None
-        return
-    if isinstance(document, dict) and "instance_id" not in document:
-        yield from document.values()
-    else:
-        yield from document if isinstance(document, list) else [document]
-
-
-def _loads(text: bytes) -> Any:
-    json_text.require_shallow(text)
-    return orjson.loads(text)
 
 
 def find_mirror(folder: Path, repo: str) -> Path | None:

@@ -17,7 +17,7 @@ from typing import Any
 from filelock import FileLock
 
 from stages.envs import folders
-from stages.envs.base import SamplingUnit, Split, Task
+from stages.envs.base import Split, Task
 from stages.envs.repo import runner, trees
 from stages.envs.repo.grading import TestRuntime
 from stages.envs.repo.session import RepoEnvironment
@@ -31,6 +31,7 @@ from stages.errors import BadInput, UsageError
 from stages.runs import store
 from stages.runs.activity import activity
 from stages.runs.kinds import Row
+from stages.terms import REPOSITORY
 
 ROWS = Path(__file__).with_name("mini.jsonl")
 CACHE = Path.home() / ".cache" / "composer" / "swe-mini"
@@ -139,7 +140,7 @@ class SweMiniEnv(RepoEnvironment):
     """
 
     name = "swe-mini"
-    sampling_unit = SamplingUnit("repository", fixed=True)
+    sampling_unit = REPOSITORY
 
     def __init__(
         self,

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from stages.envs.repo import grading
-from stages.envs.repo.grading import Statuses, TestLists, TestOutcomes, TestRuntime
+from stages.envs.repo.grading import TestOutcomes, TestRuntime
 from stages.envs.repo.guest.composer_rules import NEUTRAL
-from stages.envs.swe import logs
 from stages.envs.swe.instances import touched_paths
+from stages.swebench import logs
+from stages.swebench.lists import Statuses, TestLists
 
 DJANGO = "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1"
 SYMPY = "bin/test -C --verbose"

@@ -22,7 +22,7 @@ from typing import Any
 from stages.envs import folders
 from stages.envs.base import Split, Task
 from stages.envs.repo import grading, runner, session, trees
-from stages.envs.repo.grading import TestLists, TestRuntime
+from stages.envs.repo.grading import TestRuntime
 from stages.envs.repo.guest.composer_rules import COMMAND, is_test, shadowed_module
 from stages.envs.repo.session import RepoEnvironment
 from stages.envs.repo.task import Export, RepoTask, command_runner, filled_tree, pytest_runner
@@ -32,6 +32,7 @@ from stages.envs.tasks import rows, values
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.runs import store
 from stages.runs.kinds import Row
+from stages.swebench.lists import TestLists
 
 CLONES = Path("~/.cache/composer/tasks").expanduser()
 _cloning = threading.Lock()

@@ -18,12 +18,13 @@ from typing import Any
 
 from stages.envs import folders
 from stages.envs.repo import grading, runner, trees
-from stages.envs.repo.grading import Statuses, TestOutcomes
+from stages.envs.repo.grading import TestOutcomes
 from stages.envs.repo.known_values import GUESSED
 from stages.envs.repo.task import RunTask
 from stages.json_text import restored
 from stages.layout import shortened
 from stages.sandbox import Answer, Call, judge
+from stages.swebench.lists import Statuses
 
 CALLER = """\
 import sys

@@ -8,9 +8,10 @@ import pytest
 from support.refusals import refused
 
 from stages.envs import boundary
-from stages.envs.base import Grade, Task, grounds_in_words
+from stages.envs.base import Grade, Task
 from stages.envs.config import EnvConfig, EnvStageConfig
 from stages.errors import UsageError
+from stages.terms import grounds_in_words
 
 PASSED = Grade(1.0, hidden_pass=True)
 

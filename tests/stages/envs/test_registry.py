@@ -11,12 +11,14 @@ from stages.envs.config import EnvStageConfig
 from stages.errors import UsageError
 from stages.policy import base
 from stages.probe.extract_vhack import PairsConfig, load_pairs
+from stages.terms import SamplingUnit, sampling_unit_of
 
 
 class OutsideEnv(GuessEnv):
     """An environment of another package."""
 
     name = "outside"
+    sampling_unit = SamplingUnit("book")
 
 
 def outside_pairs(count: int, seed: int) -> list[dict[str, str]]:
@@ -44,6 +46,11 @@ def test_every_environment_loads_and_knows_its_name(name: str) -> None:
     assert environment.name == name
     environment.close()
     environment.close()
+
+
+@pytest.mark.parametrize("name", sorted(ENVIRONMENTS))
+def test_recorded_rollouts_have_the_sampling_unit_of_their_environment(name: str) -> None:
+    assert sampling_unit_of(name) == envs.sampling_unit(name)
 
 
 @pytest.mark.parametrize("name", sorted(ENVIRONMENTS))
@@ -79,6 +86,7 @@ def test_an_environment_from_outside_is_loaded_counts_with_its_file_and_keeps_it
     assert [load(name, {"turns": 3}).turns for name in ("outside", outside.environment)] == [3, 3]
     assert code_sha256("outside") == code_sha256(outside.environment)
     assert code_sha256("kata") is None and code_sha256("nowhere.at.all:Env") is None
+    assert sampling_unit_of("outside") == OutsideEnv.sampling_unit and sampling_unit_of("unknown").noun == "family"
     register("outside", outside)
     with pytest.raises(UsageError, match=r"'kata' is taken by stages\.envs\.kata\.env:KataEnv"):
         register("kata", outside)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal, norm, t
 
-from stages.envs.base import SamplingUnit
 from stages.errors import UsageError
 from stages.evaluation.outcomes import items_table, paired
 from stages.evaluation.planner import (
@@ -34,6 +33,7 @@ from stages.evaluation.planner import (
 from stages.evaluation.report import study_text
 from stages.evaluation.verdict import EvalQuestion, decide
 from stages.runs.activity import on_activity
+from stages.terms import SamplingUnit
 
 
 def of_four(design):

@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from stages.envs.base import SamplingUnit
 from stages.evaluation.arm_settings import ArmDifference
 from stages.evaluation.inference import MIN_GAIN
 from stages.evaluation.outcomes import BY_REPORT, HACKED, KEPT, PASSED, SEARCHED, START, items_table
 from stages.evaluation.report import arms_chart, text_table
 from stages.evaluation.verdict import EXIT_CODES, EvalQuestion, decide, points
+from stages.terms import SamplingUnit
 
 COARSE = 0.1
 """A smallest gain of interest that 100 tasks can rule out."""

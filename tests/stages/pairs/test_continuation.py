@@ -29,7 +29,8 @@ from stages.pairs.evidence import failure_text
 from stages.pairs.report import PairVerdict
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.rollouts.agent_loop import NOT_RESTORED, LiveRollout, Rules, act, begin
-from stages.rollouts.trace import state_digests, step_rows
+from stages.rollouts.recording import step_rows
+from stages.rollouts.trace import state_digests
 from stages.runs.kinds import CONTINUATION, PAIR, Row
 
 RULES = Rules(max_steps=8)

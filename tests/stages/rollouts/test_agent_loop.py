@@ -27,7 +27,6 @@ from stages.policy.local import LocalPolicy
 from stages.rollouts.agent_loop import (
     AFTER_SUMMARY,
     NO_LIMITS,
-    SUMMARY_PROMPT,
     InFlight,
     LiveRollout,
     RolloutLimits,
@@ -35,10 +34,11 @@ from stages.rollouts.agent_loop import (
     make_queue,
     play,
     play_each,
-    visible_messages,
 )
 from stages.rollouts.collection_checks import check
-from stages.rollouts.trace import payload, state_digests, states, step_rows
+from stages.rollouts.history import SUMMARY_PROMPT, visible_messages
+from stages.rollouts.recording import payload, step_rows
+from stages.rollouts.trace import state_digests, states
 from stages.runs import runner, store
 from stages.runs.kinds import ROLLOUT, STEP, Row
 from stages.runs.run import Run

@@ -13,15 +13,14 @@ from stages.envs.base import Grade, Observation, Task, Work
 from stages.errors import BadInput
 from stages.policy.base import PolicyConfig, Sample
 from stages.policy.scripted import ScriptedPolicy
-from stages.rollouts.agent_loop import SUMMARY_REQUEST, LiveRollout, Step, state_sha256
+from stages.rollouts.agent_loop import LiveRollout, Step, state_sha256
+from stages.rollouts.history import SUMMARY_REQUEST
+from stages.rollouts.recording import action_facts, payload, restore_rollout
 from stages.rollouts.trace import (
-    action_facts,
     item_steps,
     pairs_with_states,
-    payload,
     prompt_ids,
     read_states,
-    restore_rollout,
     rollout_rows,
     state_id,
     state_rows,

@@ -9,14 +9,16 @@ import pytest
 from support.grades import verdict
 
 from stages.envs import load
-from stages.envs.base import TWIN, Grade, Observation
+from stages.envs.base import Grade, Observation
 from stages.envs.bash import fenced
 from stages.envs.feature_deletion import rows
 from stages.envs.feature_deletion.env import FeatureDeletionEnv, task
-from stages.envs.repo.grading import TestLists, TestOutcomes, rerun_flaky
+from stages.envs.repo.grading import TestOutcomes, rerun_flaky
 from stages.errors import BadInput, UsageError
 from stages.messages import Message
 from stages.runs.kinds import Row
+from stages.swebench.lists import TestLists
+from stages.terms import TWIN
 
 FILL = """\
 python3 - <<'END'

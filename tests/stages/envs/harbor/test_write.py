@@ -16,7 +16,7 @@ from support.sample_package import SHELF, write
 
 from stages import export, make_tasks
 from stages.envs import load, task_table
-from stages.envs.base import TWIN, Task
+from stages.envs.base import Task
 from stages.envs.bash import fenced
 from stages.envs.harbor import task_folder
 from stages.envs.harbor.env import HarborEnv
@@ -28,6 +28,7 @@ from stages.errors import BadInput, UsageError
 from stages.runs import runner
 from stages.runs.kinds import TASK
 from stages.runs.run import Run
+from stages.terms import TWIN
 from tests.stages.envs.harbor.exported import differing, play
 
 ADD = "def add(a, b):\n    return a {} b\n"

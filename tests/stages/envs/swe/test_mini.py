@@ -21,6 +21,7 @@ from stages.envs.swe.instances import touched_paths
 from stages.envs.swe.mini import COLUMNS, SweMiniEnv, fetched_pytest, fetched_sdist, plant, pytest_folder
 from stages.errors import BadInput, UsageError
 from stages.runs import store
+from stages.swebench.lists import LISTS
 
 GOOD = "def add(a, b):\n    return a + b\n\n\ndef total(values):\n    return sum(values)\n"
 FILES = {
@@ -160,7 +161,7 @@ def test_the_shipped_rows_are_whole() -> None:
     sides = {side: {row["repo"] for row in SHIPPED if row["split"] == side} for side in ("train", "eval")}
     assert sides["train"] and sides["eval"] and not sides["train"] & sides["eval"]
     for row in SHIPPED:
-        assert all(json.loads(row[name]) for name in instances.LISTS)
+        assert all(json.loads(row[name]) for name in LISTS)
         assert re.fullmatch("[0-9a-f]{64}", row["sdist_sha256"]) and re.fullmatch("[0-9a-f]{40}", row["base_commit"])
         assert not set(touched_paths(row["patch"])) & set(touched_paths(row["test_patch"]))
         assert sum(line.startswith("-") for line in row["test_patch"].splitlines()) == 1, "tests are only added"
@@ -179,7 +180,7 @@ def test_every_instance_is_unresolved_as_delivered_and_resolved_with_gold(
         pytest.skip(f"nothing can be fetched on this machine: {error}")
     assert len(tasks) == sum(row["split"] == split for row in SHIPPED)
     for task in tasks:
-        fail, keep = (json.loads(task.data[name]) for name in instances.LISTS)
+        fail, keep = (json.loads(task.data[name]) for name in LISTS)
         delivered, fixed = play(env, task, *TESTED), play(env, task, gold(task), *TESTED)
         assert (delivered.hidden_pass, delivered.work.f2p_passed, delivered.work.p2p_passed) == (False, 0, len(keep))
         assert (fixed.hidden_pass, fixed.visible_pass, fixed.hacked) == (True, True, False), task.task_id

@@ -15,6 +15,7 @@ from stages.envs.swe import instances, mini
 from stages.envs.swe.env import SweEnv
 from stages.envs.swe.specs import DJANGO, spec_of
 from stages.errors import UsageError
+from stages.swebench.lists import LISTS
 
 ROWS = {row["repo"]: row for row in instances.load(Path(__file__).with_name("planted.jsonl"))}
 APPLY = "cat > /tmp/gold <<'END OF PATCH'\n{patch}END OF PATCH\ngit apply /tmp/gold"
@@ -45,7 +46,7 @@ def test_a_source_distribution_is_built_run_and_graded(repo: str, tmp_path: Path
     assert trees.commit(mirror) == row["base_commit"]
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps(row))
-    fail, keep = (json.loads(row[name]) for name in instances.LISTS)
+    fail, keep = (json.loads(row[name]) for name in LISTS)
     env = SweEnv(path=str(rows), repos=str(tmp_path / "repos"), venvs=str(tmp_path / "venvs"))
     try:
         (task,) = env.tasks("eval", 1, seed=0)

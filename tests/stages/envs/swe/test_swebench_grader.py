@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from needs import REAL, needs
 
-from stages.envs.swe import logs
 from stages.envs.swe.instances import load
-from stages.envs.swe.logs import END, START, grade_container_log, lists_of
+from stages.swebench import logs
+from stages.swebench.lists import lists_of
+from stages.swebench.logs import END, START, grade_container_log
 
 SHARED = REAL / "swe-logs/docker-harness"
 ROW = {

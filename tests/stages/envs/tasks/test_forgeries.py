@@ -9,8 +9,9 @@ import pytest
 from support.attacks import ATTACKS, MECHANISM_ROWS, MECHANISMS, RIGHT, SWALLOW, TEST_FILE, WRONG
 from support.own_tasks import RowGrader
 
-from stages.envs.base import Grade, Ground
+from stages.envs.base import Grade
 from stages.envs.repo.grading import TestOutcomes
+from stages.terms import Ground
 
 TESTS = """\
 import abacus

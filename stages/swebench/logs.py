@@ -7,17 +7,14 @@ shows signs of.
 
 Grading, by the rules of swebench 4.1.0 (harness/grading.py: get_logs_eval): the text between the markers is read; a log
 which states that its patch did not apply, or that tests did not end, has no results. `TestLists`
-(stages.envs.repo.grading) decides what results mean for the lists of an instance, for saved logs and for live runs.
+(lists.py) decides what results mean for the lists of an instance, for saved logs and for live runs.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from stages.envs.repo.grading import TestLists, TestsStatus
-from stages.envs.swe.instances import LISTS
+from stages.swebench.lists import TestLists, TestsStatus
 
 LogStatuses = dict[str, str]
 """Test name -> the word of the log, one of WORDS; rarely another word in the place of a status."""
@@ -32,7 +29,7 @@ OUTCOMES = {
     SKIPPED: "skipped",
     XFAIL: "xfailed",
 }
-"""Word of a log -> outcome (stages.envs.repo.grading). There is no XPASS: swebench has no such status."""
+"""Word of a log -> outcome (lists.py). There is no XPASS: swebench has no such status."""
 CONTROL = dict.fromkeys(range(1, 32))
 COLOUR = re.compile(r"\[\d+m")
 PROGRESS = re.compile(rf"^(\S+::.*?) ({'|'.join(WORDS)})(?: +\[ *\d+%\])?$", re.MULTILINE)
@@ -212,13 +209,6 @@ class LogGrade:
     tests_status: TestsStatus | None
     why: str | None = None
     void: bool = False
-
-
-def lists_of(row: Mapping[str, Any]) -> TestLists:
-    """Return the two lists of a row, which are JSON inside a string, or lists."""
-    values = [row[column] for column in LISTS]
-    fail_to_pass, pass_to_pass = (json.loads(value) if isinstance(value, str) else value for value in values)
-    return TestLists(tuple(fail_to_pass), tuple(pass_to_pass))
 
 
 def grade_statuses(lists: TestLists, statuses: LogStatuses) -> LogGrade:

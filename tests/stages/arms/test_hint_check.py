@@ -9,10 +9,10 @@ from support.environments import GuessEnv, HintedEnv, NeverGradedEnv
 from support.trainings import metrics_of, settings
 
 from stages import train
+from stages.arms.hint_check import LEVEL, HintCheck, measure
 from stages.envs.answered import AnsweredEnv, Question
 from stages.envs.base import Split
 from stages.errors import Incomplete
-from stages.evaluation.hint_check import LEVEL, HintCheck, measure
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.runs import runner
 from stages.runs.activity import Notice

@@ -9,13 +9,13 @@ from itertools import combinations
 from typing import Any
 
 from stages import envs
-from stages.envs.base import Environment, SamplingUnit, Task
+from stages.arms.config import Config
+from stages.envs.base import Environment, Task
 from stages.errors import BadInput, Incomplete, UsageError
 from stages.evaluation import planner
 from stages.evaluation.arm_settings import policy_differences, trained_differences
-from stages.evaluation.config import Config
 from stages.evaluation.inference import levels, parts
-from stages.evaluation.outcomes import AT_ZERO, START, items_table, sampling_unit_of
+from stages.evaluation.outcomes import AT_ZERO, START, items_table
 from stages.evaluation.report import arms_chart, study_text, text_table
 from stages.evaluation.verdict import INVALID_RUN, EvalQuestion, EvalVerdict, Look, after_looks, decide
 from stages.policy import PolicyConfig, available, kind_of, scripted
@@ -23,13 +23,14 @@ from stages.policy.adapters import CheckpointInfo, refuse_trained
 from stages.policy.base import VLLM, NotFinite
 from stages.policy.serving import Serving
 from stages.rollouts.agent_loop import LiveRollout, play_missing
-from stages.rollouts.trace import VERDICTS, action_facts, work_columns
+from stages.rollouts.recording import VERDICTS, action_facts, work_columns
 from stages.runs import reporting
 from stages.runs.catalog import name as run_name
 from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row, attributes
 from stages.runs.run import Inputs, Run, RunWriter
 from stages.runs.settings import StageConfig, Tree, build
 from stages.runs.stage import Plan, blocks
+from stages.terms import SamplingUnit, sampling_unit_of
 
 PAIR_SET = 12
 """Hexadecimal digits of the digest that names a set of pairs."""

@@ -2,9 +2,9 @@
 
 import pytest
 
-from stages.envs.repo.grading import TestLists
-from stages.envs.swe import logs
-from stages.envs.swe.logs import ERROR, FAILED, PASSED, SKIPPED, XFAIL, log_parser
+from stages.swebench import logs
+from stages.swebench.lists import TestLists
+from stages.swebench.logs import ERROR, FAILED, PASSED, SKIPPED, XFAIL, log_parser
 
 SUMMARY = """\
 =========== short test summary info ============

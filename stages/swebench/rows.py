@@ -1,0 +1,48 @@
+"""Rows of a file of instances: JSON, JSON Lines or Parquet."""
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from stages import json_text
+from stages.errors import BadInput
+
+READABLE = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".parquet")
+
+
+def read_records(path: Path) -> Iterator[Any]:
+    """Yield a file's rows of a table, lines of JSON Lines, or elements (or values) of one JSON document."""
+    if path.name.endswith(".parquet"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            yield from pq.read_table(path).to_pylist()
+        except (pa.ArrowInvalid, OSError) as error:
+            raise BadInput(f"{path} cannot be read as Parquet ({error}).") from None
+        return
+    data = path.read_bytes()
+    text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+    # By content, whatever the ending: a .json file may hold one row a line.
+    try:
+        document = _loads(text)
+    except ValueError:
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.strip():
+                try:
+                    yield _loads(line)
+                except ValueError as error:
+                    raise BadInput(f"{path}, line {number}, is not valid JSON ({error}).") from None
+        return
+    if isinstance(document, dict) and "instance_id" not in document:
+        yield from document.values()
+    else:
+        yield from document if isinstance(document, list) else [document]
+
+
+def _loads(text: bytes) -> Any:
+    json_text.require_shallow(text)
+    return orjson.loads(text)
