@@ -17,8 +17,8 @@ from typing import Any
 
 import cases
 from probe_faults.loophole_world import PAIR_SOURCE, PlantedEnv, honest_model, loophole_model, tokenizer
-from probe_faults.simulated_trainings import ACCEPTED, HACKS, HIDDEN, NULLS, REWARDED, STYLED, rates
 from records import Claim, measured, share
+from simulated_trainings import ACCEPTED, HACKS, HIDDEN, NULLS, REWARDED, STYLED, rates
 
 from stages import train
 from stages.envs.base import Grade
@@ -38,7 +38,7 @@ from stages.runs.settings import StageConfig
 def alarm(runs: int = 400, permutations: int = 999, only: str = "") -> Iterator[Claim]:
     """How often the alarm is given over simulated trainings with and without paid hacks.
 
-    Ten checkpoints of eight groups of eight rollouts (tests/probe_faults/simulated_trainings.py). Also printed: the
+    Ten checkpoints of eight groups of eight rollouts (benchmarks/simulated_trainings.py). Also printed: the
     share with p at most the level (permutations alone, without the placebos), the share that a push above 1 and above
     the placebos would give, and the median checkpoint of the alarms. only: kinds of training with this in their name.
     """

@@ -139,7 +139,7 @@ def test_pairs_do_not_depend_on_how_many_states_are_taken_together(tmp_path: Pat
         for most in (8192, 7):
             extraction = Extraction(states, runs["teacher_actions"], passed)
             votes = ((block, block.classes_by_text()) for block in states.blocks(most))
-            rows = [row for batch in extraction.kept(extraction.pairs(votes, tasks), None) for row in batch.to_pylist()]
+            rows = [row for batch in extraction.drop(extraction.pairs(votes, tasks), None) for row in batch.to_pylist()]
             found.append((rows, extraction.dropped, extraction.account.rules, extraction.account.texts()))
     assert found[0] == found[1] and len(found[0][0]) == 80
     run = Run(runner.execute("extract-pairs", runs, extract_pairs.Config(compare="canonical"), root=tmp_path).path)
@@ -218,7 +218,7 @@ def test_texts_are_the_same_in_arrow(lists: list[list[str]]) -> None:
 
 
 def test_forms_are_numbered_alike_in_every_block_until_too_many_are_known() -> None:
-    forms = CanonicalForms(most=3)
+    forms = CanonicalForms(max_texts=3)
     first = forms.numbers(texts_to_arrow(["```bash\nls\n```", "```bash\nls  -l\n```", "nothing"]))
     names = forms.names
     assert first.tolist() == [0, 1, -1] and names == ["ls", "ls -l"]

@@ -17,11 +17,11 @@ from stages.pairs.continuation import (
     REJECTED_BETTER,
     REJECTED_PASSED,
     Branch,
-    Continued,
+    ContinuationOutcomes,
     PairOutcome,
     branches,
+    can_differ,
     continuation_row,
-    goes_on,
     restore,
     signal_test,
 )
@@ -124,7 +124,7 @@ def test_a_state_that_differs_is_given_up_with_the_reason(changed: dict[str, Any
     assert environment.total <= 3, "the action itself is not played"
     row = continuation_row(rollout, Branch("s", "r", 2, "f", "3"), 3)
     assert (row["passed"], row["reward"], row["num_steps"], row["error"]) == (None, None, 0, reason)
-    assert not goes_on(row), "it would differ every time"
+    assert not can_differ(row), "it would differ every time"
     CONTINUATION.check(row)
 
 
@@ -139,7 +139,7 @@ def test_a_broken_environment_is_an_error_and_tried_again() -> None:
     _, rows = played("1", "2")
     rollout, _ = restored(rows, "3", broken=True)
     row = continuation_row(rollout, Branch("s", "r", 1, "f", "3"), 2)
-    assert row["error_type"] == "InfrastructureError" and row["passed"] is None and goes_on(row)
+    assert row["error_type"] == "InfrastructureError" and row["passed"] is None and can_differ(row)
 
 
 def test_durations_and_addresses_may_differ_and_nothing_else() -> None:
@@ -186,8 +186,8 @@ def both(**states: tuple[Sequence[bool | None], Sequence[bool | None]]) -> list[
     return [one for name, (a, b) in states.items() for one in (*rows_of(name, "a", *a), *rows_of(name, "b", *b))]
 
 
-def continued(pairs: Sequence[pa.RecordBatch], rows: list[Row], samples: int = 2) -> Continued:
-    return Continued(pairs, rows, samples, unit_of=lambda task, family: family, noun="families")
+def continued(pairs: Sequence[pa.RecordBatch], rows: list[Row], samples: int = 2) -> ContinuationOutcomes:
+    return ContinuationOutcomes(pairs, rows, samples, unit_of=lambda task, family: family, noun="families")
 
 
 def test_branches_of_a_state_replace_one_step_and_are_played_once() -> None:

@@ -1,7 +1,6 @@
-"""Evidence for pairs by votes: tests of agreement by simulation, failed rollouts, and what each teacher decides."""
+"""Evidence for pairs by votes: tests of agreement, failed rollouts, and the audit of teachers."""
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,14 +25,13 @@ from stages.pairs.evidence import (
     kappa,
     passed_by_rollout,
     roles,
-    spent,
-    tasks_to_test,
+    sample_tasks,
+    teacher_costs,
 )
 from stages.pairs.states import JudgedState, leave_one_out, patterns
 from tests.stages.pairs.answered import command
 
-TASKS, STEPS, CHOICES, DRAWS, RUNS = 25, 4, 6, 199, 200
-Drawn = Callable[[np.random.Generator], np.ndarray]
+TASKS, STEPS, CHOICES, DRAWS = 25, 4, 6, 199
 POPULAR = np.array([0.5, 0.2, 0.1, 0.1, 0.05, 0.05])
 
 
@@ -56,62 +54,8 @@ def chance(random: np.random.Generator) -> np.ndarray:
     return random.choice(CHOICES, size=(TASKS * STEPS, 4), p=POPULAR)
 
 
-def rates(draw: Drawn, **shape: int) -> tuple[float, float]:
-    """How often each test rejects."""
-    drawn = (labels(draw(np.random.default_rng(seed)), **shape) for seed in range(RUNS))
-    found = [agreement_tests(one, draws=DRAWS, seed=seed) for seed, one in enumerate(drawn)]
-    kappas, others = ([getattr(one, name).p_value <= LEVEL for one in found if one] for name in ("kappa", "roles"))
-    return float(np.mean(kappas)), float(np.mean(others))
-
-
-def repeating(random: np.random.Generator) -> np.ndarray:
-    """Twelve tasks with six rollouts each, in which every teacher repeats itself."""
-    once = random.choice(CHOICES, size=(12, STEPS, 3), p=POPULAR)  # [tasks, steps, teachers]
-    repeated = np.repeat(once[:, None], 6, axis=1).reshape(-1, 3)
-    return np.column_stack([random.choice(CHOICES, size=len(repeated), p=POPULAR), repeated])
-
-
-def opening_alike(random: np.random.Generator) -> np.ndarray:
-    """Every first step is the same command, in every task and by everybody."""
-    actions = random.choice(CHOICES, size=(TASKS, STEPS, 4), p=POPULAR)
-    actions[:, 0] = CHOICES
-    return actions.reshape(-1, 4)
-
-
-REPEATED = {"tasks": 12, "repeats": 6}
-AT_ITS_LEVEL, ALWAYS = (0.0, 0.03), (1.0, 1.0)
-LEVELS: dict[str, tuple[Drawn, dict[str, int], tuple[float, float], tuple[float, float] | None]] = {
-    # what is drawn; bounds of how often the test of kappa rejects, and the one of roles
-    "everybody draws blindly": (chance, {}, AT_ITS_LEVEL, AT_ITS_LEVEL),
-    "the student is as good": (lambda random: experts(random, (0.7,) * 4), {}, ALWAYS, AT_ITS_LEVEL),
-    "teachers know more": (lambda random: experts(random, (0.5, 0.9, 0.9, 0.9)), {}, ALWAYS, ALWAYS),
-    "states of a task hang together": (repeating, REPEATED, AT_ITS_LEVEL, None),
-    "first steps are alike": (opening_alike, {}, AT_ITS_LEVEL, None),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", LEVELS)
-def test_agreement_is_found_as_often_as_it_should_be(name: str) -> None:
-    draw, shape, *expected = LEVELS[name]
-    for found, bounds in zip(rates(draw, **shape), expected, strict=True):
-        assert bounds is None or bounds[0] <= found <= bounds[1]
-
-
-@pytest.mark.slow
-def test_shuffling_states_instead_of_tasks_would_invent_agreement() -> None:
-    apart = 0
-    for seed in range(60):
-        random = np.random.default_rng(seed)
-        found = labels(repeating(random), **REPEATED)
-        alone = Labels(found.actions, np.arange(len(found.task)), found.step, found.teachers)
-        apart += kappa(alone, DRAWS, random).p_value <= LEVEL
-    assert apart >= 6, "a tenth, at a level of 1 in 100"
-
-
-def test_one_draw_of_each_kind() -> None:
-    """What the simulations show of many, on one."""
+def test_agreement_is_found_where_teachers_know_more_and_not_where_actions_are_popular() -> None:
+    """One draw of each; benchmarks/pair_levels.py has level and power."""
     random = np.random.default_rng(1)
     known = agreement_tests(labels(experts(random, (0.5, 0.9, 0.9, 0.9))), draws=DRAWS)
     assert known is not None and max(known.kappa.p_value, known.roles.p_value) <= LEVEL
@@ -234,7 +178,7 @@ def test_states_that_are_alike_count_as_often_as_they_are_there() -> None:
     one, spent = state("two", "x", "y", "y", "x"), dict.fromkeys("abc", 1.0)
     together, alone = Audit(spent), Audit(spent)
     decided = [leave_one_out(one.judged, name) for name in spent]
-    together.add(decided, known=[3], passed=[1], times=4)
+    together.add(decided, with_outcome=[3], passed=[1], times=4)
     for known, passed in ((1, 1), (1, 0), (1, 0), (0, 0)):
         alone.add(decided, [known], [passed])
     assert together.lines(spent) == alone.lines(spent)  # type: ignore[arg-type]
@@ -308,10 +252,10 @@ def test_outcomes_that_say_nothing_give_no_verdict() -> None:
 
 def test_agreement_is_tested_on_whole_tasks_of_a_large_run() -> None:
     sizes = {f"t{i}": 10 for i in range(100)}
-    assert tasks_to_test(sizes) == sizes.keys()
-    some = tasks_to_test(sizes, most=305)
-    assert len(some) == 30 and some == tasks_to_test(dict(reversed(sizes.items())), most=305) < sizes.keys()
-    assert len(tasks_to_test(sizes, most=5)) == 6, "as many as a test needs"
+    assert sample_tasks(sizes) == sizes.keys()
+    some = sample_tasks(sizes, max_states=305)
+    assert len(some) == 30 and some == sample_tasks(dict(reversed(sizes.items())), max_states=305) < sizes.keys()
+    assert len(sample_tasks(sizes, max_states=5)) == 6, "as many as a test needs"
 
 
 def test_what_was_spent_does_not_depend_on_how_rows_come() -> None:
@@ -324,4 +268,4 @@ def test_what_was_spent_does_not_depend_on_how_rows_come() -> None:
     table = pa.Table.from_pylist(rows, kinds)
     by_hand = {name: sum(row["cost_usd"] or 0.0 for row in rows if row["teacher"] == name) for name in "ab"}
     for size in (1, 7, 2000):
-        assert spent(table.to_batches(size)) == by_hand | {"c": None}
+        assert teacher_costs(table.to_batches(size)) == by_hand | {"c": None}

@@ -103,7 +103,7 @@ def test_rewards_decide_between_actions_and_overrule_votes() -> None:
     _, votes, _ = choose(visits, None)
     assert votes and all(choice.compared_by == "canonical" for choice in votes), "rewards have not selected among them"
     (choice,) = choose(visits, None)[0]
-    assert (choice.preference.votes_chosen, choice.preference.votes_rejected, choice.at.model) == (4, 7, "a")
+    assert (choice.preference.votes_chosen, choice.preference.votes_rejected, choice.visit.model) == (4, 7, "a")
 
 
 def test_one_rollout_a_side_is_luck_and_counted() -> None:
@@ -158,13 +158,17 @@ def test_one_models_samples_are_enough_for_rewards_and_the_context_is_the_reject
     good = [rollout("a", (search("boat", "I know."), ""), reward=1.0, sample=i) for i in range(4)]
     bad = [rollout("a", (search("ship", "Hm."), ""), reward=0.0, sample=4 + i) for i in range(4)]
     (choice,), _, _ = choose(meet(*good, *bad)[0], None)
-    assert choice.preference.rule == "better_outcome" and choice.at.step["rollout_id"] == "a/4"
+    assert choice.preference.rule == "better_outcome" and choice.visit.step["rollout_id"] == "a/4"
 
 
 def test_the_context_is_the_students_where_one_is_named() -> None:
     visits = several(("a", "boat", [1.0] * 4), ("b", "ship", [0.0] * 4))
-    assert {choice.at.model for choice in choose(visits, "a")[0] if choice.preference.rule == "better_outcome"} == {"a"}
-    assert {choice.at.model for choice in choose(visits, "b")[0] if choice.preference.rule == "better_outcome"} == {"b"}
+    assert {choice.visit.model for choice in choose(visits, "a")[0] if choice.preference.rule == "better_outcome"} == {
+        "a"
+    }
+    assert {choice.visit.model for choice in choose(visits, "b")[0] if choice.preference.rule == "better_outcome"} == {
+        "b"
+    }
     assert choose(visits, "c")[0] == []
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from probe_faults.scored import scored_rows
 from scipy import stats
 
 from stages.probe.statistics import (
@@ -18,7 +19,6 @@ from stages.probe.statistics import (
     welch,
     within,
 )
-from tests.stages.probe.checks.scored import scored_rows
 
 
 def test_welch_is_scipys() -> None:

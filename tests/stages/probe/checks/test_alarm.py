@@ -1,4 +1,7 @@
-"""The alarm: what it counts, the exactness of its permutations, its level and power over simulated trainings."""
+"""The alarm: what it counts, the exactness of its permutations, and one simulated training of each kind.
+
+benchmarks/probe_levels.py measures its level and power.
+"""
 
 import math
 from dataclasses import replace
@@ -6,18 +9,8 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from probe_faults.simulated_trainings import (
-    ACCEPTED,
-    HACKS,
-    HIDDEN,
-    NULLS,
-    REWARDED,
-    STYLED,
-    Training,
-    rates,
-    simulated_alarm,
-)
 
+from benchmarks.simulated_trainings import HACKS, NULLS, Training, simulated_alarm
 from stages.probe.checks.alarm import Alarm, CheckpointRollouts, alarm, carried_by, correctness_fixed, pushed
 from stages.probe.direction import HackScale
 
@@ -85,20 +78,6 @@ def test_the_ten_rollouts_that_carried_it_are_hack_like_and_earned_most() -> Non
         for i in range(-4, 30)
     ]
     assert [row["task_id"] for row in carried_by(rows)] == [f"t{i}" for i in range(28, 9, -2)]
-
-
-def test_what_right_answers_have_in_common_alarms_and_does_not_with_correctness_fixed() -> None:
-    """Few runs of worlds that benchmarks/probe_levels.py counts: honest, and with hacks behind the opposite style."""
-    honest = rates(STYLED["10 points"], range(16), 199, (0.05,))[0.05]
-    assert honest.p >= 0.5 and honest.fixed <= 3 / 16
-    hidden = rates(HIDDEN, range(16), 199, (0.05,))[0.05]
-    assert hidden.fixed >= 0.6 > hidden.p
-
-
-def test_what_defeats_the_second_push_is_a_paid_style_and_hacks_that_count_as_right() -> None:
-    assert rates(REWARDED, range(6), 199, (0.05,))[0.05].fixed == 1.0, "and nothing is hacked"
-    accepted = rates(ACCEPTED, range(6), 199, (0.05,))[0.05]
-    assert accepted.p >= 5 / 6 and accepted.fixed <= 2 / 6, "the first number has them"
 
 
 def test_permutations_stay_within_groups() -> None:
@@ -174,31 +153,11 @@ def test_ties_are_counted_among_the_permutations_with_the_largest_push() -> None
     assert math.exp(tied.log_share_of_largest()) == pytest.approx(0.5)
 
 
-FURTHER = [pytest.param(name, marks=pytest.mark.slow) for name in ("style of hard tasks", "unrelated v")]
-
-
-@pytest.mark.parametrize("name", ["style", *FURTHER])
-def test_the_level_holds_in_simulated_runs_that_pay_for_no_hack(name: str) -> None:
-    """A small version of the table in docs/probe-measured.md: 2 of 40 expected, over 7 in 1 of 1,000 such tests."""
-    found = [simulated_alarm(NULLS[name], seed, permutations=199, placebos=99) for seed in range(40)]
-    assert sum(one is not None and one.first is not None for one in found) <= 7
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NULLS)
-def test_the_level_holds_at_one_and_at_five_percent_in_400_runs(name: str) -> None:
-    found = rates(NULLS[name], range(5000, 5400), 999, (0.01, 0.05))
-    # Rates of exactly the level exceed these in 1 of 1,000 such tests. What is not exactly null has more room: right
-    # answers to hard tasks differ from wrong ones in how like the hack they are.
-    most = {0.01: 0.03, 0.05: 0.0875} if name != "style of hard tasks" else {0.01: 0.05, 0.05: 0.13}
-    assert all(found[level].alarms <= most[level] for level in most), found
-
-
-def test_runs_that_pay_for_hacks_are_alarmed_and_runs_that_punish_them_are_not() -> None:
-    def alarmed(training: Training) -> int:
-        found = [simulated_alarm(training, seed, permutations=199, placebos=99) for seed in range(12)]
-        return sum(one is not None and one.first is not None for one in found)
-
-    assert alarmed(HACKS["8 %"]) >= 11
-    assert alarmed(replace(HACKS["8 %"], style=0.2)) >= 10
-    assert alarmed(replace(HACKS["8 %"], paid=False)) == 0
+@pytest.mark.parametrize(
+    ("training", "alarms"),
+    [(HACKS["8 %"], 3), (replace(HACKS["8 %"], paid=False), 0), (NULLS["style"], 0)],
+    ids=["paid hacks", "unpaid hacks", "a style without hacks"],
+)
+def test_simulated_trainings_are_alarmed_where_hacks_are_paid(training: Training, alarms: int) -> None:
+    runs = [simulated_alarm(training, seed, permutations=199, placebos=99) for seed in range(3)]
+    assert sum(run is not None and run.first is not None for run in runs) == alarms

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from probe_faults.scored import scored_rows
 
 from stages.probe.checks.check import EXIT_CODES, verdict
 from stages.probe.checks.hacking import contrast_checks, detectable_effect, factorial, placebo_ranks
 from stages.probe.statistics import Draws, Labelled
-from tests.stages.probe.checks.scored import scored_rows
 
 FEW = Draws(permutations=400)
 

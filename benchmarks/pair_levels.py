@@ -1,21 +1,24 @@
-"""The verdict on pairs in simulated runs: how often it is SIGNAL where teachers know no more, and where they do.
+"""Measure level and power of the tests of `extract-pairs` in simulated runs.
+
+    python benchmarks/pair_levels.py [signal|power|failure|agreement] [--runs 800]
 
 A run has twelve units with eight tasks, of which some are hard; every task has a state in which one of six actions is
-right. Students and teachers vote as in a real run, and an action's quality is the share of continuations that
-pass after it: .6 to .95 after the right one, 0 to .3 after another. What is simulated is the policy; the votes and the
-judgement are those of the program.
+right. Students and teachers vote as in a real run, and an action's quality is the share of continuations that pass
+after it: .6 to .95 after the right one, 0 to .3 after another. The policy is simulated; votes and judgement are those
+of the program.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import cases
 import numpy as np
-import pytest
+from records import Claim, share
 
 from stages.pairs.actions import STUDENT
 from stages.pairs.continuation import PairOutcome, signal_test
-from stages.pairs.evidence import FailureAlignment, failure_verdict
+from stages.pairs.evidence import LEVEL, FailureAlignment, Labels, agreement_tests, failure_verdict
 from stages.pairs.states import JudgedState
 
 UNITS, TASKS, CHOICES, SAMPLES = 12, 8, 6, 4
@@ -132,35 +135,83 @@ def rates(teachers: Teachers, runs: int, tasks: int = TASKS) -> tuple[Counter[st
     return Counter(of_pairs), Counter(of_disagreement)
 
 
-def at_most(rate: float, runs: int) -> float:
-    """A count that a true rate exceeds in one of 700 simulations: three standard errors above."""
-    return rate * runs + 3 * float(np.sqrt(rate * (1 - rate) * runs))
+def signal(runs: int = 800) -> Iterator[Claim]:
+    """How often the verdict is SIGNAL where teachers know no more: one side of a two-sided level of 5 %."""
+    for name, teachers in NULLS.items():
+        given, _ = rates(teachers, runs)
+        yield share(f"SIGNAL, {name} teachers", given["SIGNAL"], runs, "<= 3.5")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", NULLS)
-def test_no_signal_where_teachers_know_no_more(name: str) -> None:
-    runs = 800
-    played, _ = rates(NULLS[name], runs)
-    # One side of a two-sided level of 5 %.
-    assert played["SIGNAL"] <= at_most(0.025, runs), played
+def power(runs: int = 200) -> Iterator[Claim]:
+    """How often the verdict is SIGNAL where teachers know more, in small runs of 36 tasks."""
+    for accuracy, goal in ((0.9, ">= 95"), (0.5, ">= 70")):
+        given, _ = rates(experts(accuracy), runs, tasks=3)
+        yield share(f"SIGNAL, teachers that are right in {accuracy:.0%}", given["SIGNAL"], runs, goal)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("accuracy", "least"), [(0.9, 0.95), (0.5, 0.7)])
-def test_power_at_two_qualities_of_teachers(accuracy: float, least: float) -> None:
-    """In small runs of 36 tasks, as many as a first try has."""
-    runs = 200
-    played, _ = rates(experts(accuracy), runs, tasks=3)
-    assert played["SIGNAL"] >= least * runs and played["NO SIGNAL"] <= at_most(0.025, runs), played
+def failure(runs: int = 400) -> Iterator[Claim]:
+    """How often disagreement tracks failure by chance, at a level of 1 %."""
+    for name in ("shuffled", "random"):
+        _, given = rates(NULLS[name], runs)
+        yield share(f"failure tracked, {name} teachers", given["DISAGREEMENT TRACKS FAILURE"], runs, "<= 2.5")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", ["shuffled", "random"])
-def test_disagreement_tracks_failure_at_its_level(name: str) -> None:
-    runs = 400
-    _, heuristic = rates(NULLS[name], runs)
-    assert heuristic["DISAGREEMENT TRACKS FAILURE"] <= at_most(0.01, runs), heuristic
+# Agreement
+
+STEPS, POPULAR = 4, np.array([0.5, 0.2, 0.1, 0.1, 0.05, 0.05])
+
+
+def labels(actions: Array, tasks: int = 25, repeats: int = 1) -> Labels:
+    """Actions [N, 1 + T] of tasks with STEPS steps, each `repeats` times."""
+    task, step = np.divmod(np.arange(tasks * STEPS * repeats), STEPS * repeats)
+    return Labels(actions, task, step % STEPS, tuple("abc"[: actions.shape[1] - 1]))
+
+
+def knowing(random: np.random.Generator, accuracies: tuple[float, ...]) -> Array:
+    """Student and teachers that know the right action of a state with these rates: [N, 1 + T]."""
+    right = random.integers(0, CHOICES, size=25 * STEPS)
+    knows = random.random((len(right), len(accuracies))) < accuracies
+    wrong = (right[:, None] + random.integers(1, CHOICES, size=knows.shape)) % CHOICES
+    return np.where(knows, right[:, None], wrong)
+
+
+def repeating(random: np.random.Generator) -> Array:
+    """Twelve tasks with six rollouts each, in which every teacher repeats itself."""
+    once = random.choice(CHOICES, size=(12, STEPS, 3), p=POPULAR)  # [tasks, steps, teachers]
+    repeated = np.repeat(once[:, None], 6, axis=1).reshape(-1, 3)
+    return np.column_stack([random.choice(CHOICES, size=len(repeated), p=POPULAR), repeated])
+
+
+def equal_openings(random: np.random.Generator) -> Array:
+    """Every first step is the same command, in every task and by student and teachers."""
+    actions = random.choice(CHOICES, size=(25, STEPS, 4), p=POPULAR)
+    actions[:, 0] = CHOICES
+    return actions.reshape(-1, 4)
+
+
+LABELS: dict[str, tuple[Callable[[np.random.Generator], Labels], str, str]] = {
+    # goals of how often the test of kappa rejects, and the one of roles
+    "popular actions": (
+        lambda random: labels(random.choice(CHOICES, size=(25 * STEPS, 4), p=POPULAR)),
+        "<= 3",
+        "<= 3",
+    ),
+    "equally good": (lambda random: labels(knowing(random, (0.7,) * 4)), ">= 98", "<= 3"),
+    "better teachers": (lambda random: labels(knowing(random, (0.5, 0.9, 0.9, 0.9))), ">= 98", ">= 98"),
+    "teachers repeat themselves": (lambda random: labels(repeating(random), tasks=12, repeats=6), "<= 3", ""),
+    "equal openings": (lambda random: labels(equal_openings(random)), "<= 3", ""),
+}
+
+
+def agreement(runs: int = 200) -> Iterator[Claim]:
+    """How often the tests of agreement reject, at a level of 1 %."""
+    for name, (draw, *goals) in LABELS.items():
+        drawn = [agreement_tests(draw(np.random.default_rng(seed)), draws=199, seed=seed) for seed in range(runs)]
+        tests = [test for test in drawn if test is not None]
+        for role, goal in zip(("kappa", "roles"), goals, strict=True):
+            rejected = sum(getattr(test, role).p_value <= LEVEL for test in tests)
+            yield share(f"{role} rejects, {name}", rejected, runs, goal or None)
+
+
+if __name__ == "__main__":
+    cases.main(__file__, {"signal": signal, "power": power, "failure": failure, "agreement": agreement})
