@@ -9,7 +9,7 @@ Two rules: `majority_over_student` (more than half of all teachers agree on some
 A teacher has one vote however often it was asked: its samples in a state are one distribution, and its vote is divided
 among what it does, in the proportions in which it does it.
 
-An action that ends the rollout can be graded on the spot (`fails_at_once`): one that fails is never chosen.
+An action that ends the rollout can be graded on the spot (`ends_in_failure`): one that fails is never chosen.
 """
 
 import json
@@ -29,9 +29,9 @@ from stages.errors import InfrastructureError
 from stages.messages import ToolCall
 
 NO_THOUGHT = re.compile(r"^\s*<think>\s*</think>")
-"""What some chat templates leave where a model did not reason."""
+"""The empty reasoning block that some chat templates insert."""
 PLAIN = re.compile(r"[a-zA-Z0-9_@%+=:,./\- \t]*")
-"""Words that no shell needs quotes for, and blanks."""
+"""Words that need no shell quotes, and blanks."""
 SHELL_ARGUMENTS = ("command", "cmd")
 """The names under which shell tools take their command."""
 STUDENT = "student"
@@ -43,7 +43,7 @@ Votes = dict[str, float]
 
 @dataclass(frozen=True)
 class Preference:
-    """One preference in one state: the actions of both sides, by whom, and how many teachers back each side."""
+    """A preference in one state: both actions, whose the rejected one is, and how many teachers back each."""
 
     rule: str
     chosen: str
@@ -70,7 +70,7 @@ class Ballot:
         return None if text is None else self.classes[text]
 
     def vote(self, teacher: str) -> Votes:
-        """Return one teacher's vote, divided by its samples; a missing or malformed sample votes for nothing."""
+        """Return a teacher's vote, divided among its samples; a missing or malformed sample has no vote."""
         samples, shares = self.teachers[teacher], Votes()
         for name in map(self.class_of, samples):
             if name is not None:
@@ -96,33 +96,33 @@ def decide(ballot: Ballot) -> tuple[list[Preference], str | None]:
     if winner is None or votes[winner] <= half:
         return [], "no_majority"
     votes = {name: round(number, 9) for name, number in votes.items()}
-    own = ballot.class_of(ballot.student)
-    if own != winner:
+    student_class = ballot.class_of(ballot.student)
+    if student_class != winner:
         texts = (text for texts in ballot.teachers.values() for text in texts)
         chosen = next(text for text in texts if text is not None and ballot.class_of(text) == winner)
-        behind = votes.get(own, 0.0) if own is not None else 0.0
-        return [Preference("majority_over_student", chosen, ballot.student, STUDENT, votes[winner], behind)], None
-    found: dict[str, Preference] = {}
+        support = (votes[winner], 0.0 if student_class is None else votes.get(student_class, 0.0))
+        return [Preference("majority_over_student", chosen, ballot.student, STUDENT, *support)], None
+    preferences: dict[str, Preference] = {}
     for teacher, samples in ballot.teachers.items():
         shares = ballot.vote(teacher)
         for sample in samples:
             kind = ballot.class_of(sample)
-            if sample is None or kind is None or kind in found or shares[kind] <= shares.get(winner, 0.0):
+            if sample is None or kind is None or kind in preferences or shares[kind] <= shares.get(winner, 0.0):
                 continue
             sides = (ballot.student, sample)
-            found[kind] = Preference("student_over_minority", *sides, teacher, votes[winner], votes[kind])
-    return (list(found.values()), None) if found else ([], "unanimous")
+            preferences[kind] = Preference("student_over_minority", *sides, teacher, votes[winner], votes[kind])
+    return (list(preferences.values()), None) if preferences else ([], "unanimous")
 
 
 def backers(ballot: Ballot, preference: Preference) -> list[str]:
-    """Return who did the chosen action in at least one sample: the student first, then teachers in their order."""
-    wanted = ballot.class_of(preference.chosen)
-    by = [STUDENT] if preference.rejected_by != STUDENT else []
-    return by + [name for name, texts in ballot.teachers.items() if wanted in map(ballot.class_of, texts)]
+    """Return the names of those that sampled the chosen action: the student first, then teachers in their order."""
+    chosen_class = ballot.class_of(preference.chosen)
+    student = [STUDENT] if preference.rejected_by != STUDENT else []
+    return student + [name for name, texts in ballot.teachers.items() if chosen_class in map(ballot.class_of, texts)]
 
 
 def class_names(classes: Mapping[str, str | None], forms: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return a name for every text's class that means the same in every state: the first of its canonical forms."""
+    """Name each text's class by its first canonical form, so that a name means the same action in every state."""
     first: dict[str, str] = {}
     for text, canonical in forms.items():
         name = classes[text]
@@ -134,8 +134,8 @@ def class_names(classes: Mapping[str, str | None], forms: Mapping[str, str | Non
 def canonical(action: str) -> str | None:
     """Return the canonical form of an action's tool calls or of its ```bash block; None when it is malformed.
 
-    Only spelling is touched (outer blanks, repeated blanks between words, kinds of quotes; order, blanks and escapes of
-    JSON); whatever the shell or a tool could understand differently is left as written.
+    Only spelling is normalised (outer blanks, repeated blanks between words, kinds of quotes; order, blanks and escapes
+    of JSON). Text that the shell or a tool could parse differently is not changed.
     """
     if calls := messages.read(action).calls:
         return "\n".join(map(canonical_call, calls))
@@ -153,12 +153,12 @@ form = lru_cache(65_536)(canonical)
 
 @lru_cache(65_536)
 def text_form(action: str) -> str:
-    """Return the form of an action that is a text, such as a program: the text without reasoning and outer blanks."""
+    """Return the canonical form of a text action, such as a program: without reasoning and outer blanks."""
     return f"says: {NO_THOUGHT.sub('', messages.read(action).content).strip()}"
 
 
 def canonical_command(command: str) -> str:
-    """Return a shell command with blanks and quoting normalised where this does not change its meaning."""
+    """Normalise blanks and quoting of a shell command where its meaning stays the same."""
     command = command.strip()
     if PLAIN.fullmatch(command):
         return " ".join(command.split())
@@ -171,7 +171,7 @@ def canonical_command(command: str) -> str:
 
 
 def canonical_call(call: ToolCall) -> str:
-    """Return a tool's name with its arguments as JSON in one spelling; other arguments stay as written."""
+    """Return a tool's name with its arguments in canonical JSON; arguments that are no JSON object are not changed."""
     if not messages.is_object(call.arguments):
         return f"{call.name}({json.dumps(call.arguments)})"
     arguments = {
@@ -191,17 +191,17 @@ def _canonical_value(value: Any) -> Any:
 
 
 def canonical_answer(action: str) -> str:
-    """Return the form of an action without a command or call: its text without reasoning, blanks normalised."""
+    """Return the form of an action without a command or tool call: its text without reasoning, blanks normalised."""
     return "says: " + " ".join(NO_THOUGHT.sub("", messages.read(action).content).split())
 
 
 class NotReproducible(Exception):
-    """The recorded actions did not lead to the recorded observations."""
+    """The recorded actions gave other observations than the recorded ones."""
 
 
 @dataclass(frozen=True)
 class StatePath:
-    """How a recorded state was reached: the task, the actions that led there and the observation of each."""
+    """The path to a recorded state: the task, the actions before it and the observation of each."""
 
     task: Task
     actions: tuple[str, ...]
@@ -219,31 +219,31 @@ class ActionOutcome:
 def outcomes(make: Callable[[], Environment], path: StatePath, candidates: Sequence[str]) -> list[ActionOutcome]:
     """Return the outcome of every candidate action in a state.
 
-    Each candidate is executed in a new environment after the recorded actions, each of which must give the recorded
-    observation, but for durations and memory addresses. Raises `NotReproducible` when one does not, so that nothing is
-    claimed of the state, and `InfrastructureError` when the machinery breaks.
+    Each candidate is executed in a new environment after the recorded actions. Raises `NotReproducible` where one of
+    these gives another observation than recorded (durations and memory addresses aside), and `InfrastructureError`
+    where the environment breaks.
     """
-    found = []
+    results = []
     for candidate in candidates:
         with closing(make()) as environment:
             if not isinstance(environment, ComparesOutcomes):
                 raise InfrastructureError(f"{environment.name} cannot compare outcomes")
-            observation = _carried_out(environment, path, candidate)
-            found.append(ActionOutcome(environment.outcome(observation), observation.stop is not None))
-    return found
+            observation = _act_in_state(environment, path, candidate)
+            results.append(ActionOutcome(environment.outcome(observation), observation.stop is not None))
+    return results
 
 
-def fails_at_once(make: Callable[[], Environment], path: StatePath, candidate: str) -> bool:
-    """Return whether an action that ends the rollout in a state fails: the environment grades what it leaves behind."""
+def ends_in_failure(make: Callable[[], Environment], path: StatePath, candidate: str) -> bool:
+    """Return whether the environment grades an action that ends the rollout in a state as failed."""
     with closing(make()) as environment:
-        _carried_out(environment, path, candidate)
+        _act_in_state(environment, path, candidate)
         return boundary.grade(environment.grade(), environment).passed is False
 
 
-def _carried_out(environment: Environment, path: StatePath, candidate: str) -> Observation:
-    """Return the observation of an action in a recorded state, which the environment is brought to first."""
+def _act_in_state(environment: Environment, path: StatePath, candidate: str) -> Observation:
+    """Bring an environment to a recorded state; return the observation of an action there."""
     environment.reset(path.task)
-    for index, (action, seen) in enumerate(zip(path.actions, path.observations, strict=True)):
-        if not same_observation(environment.step(action).content, seen):
+    for index, (action, recorded) in enumerate(zip(path.actions, path.observations, strict=True)):
+        if not same_observation(environment.step(action).content, recorded):
             raise NotReproducible(f"action {index} gave another observation than the recorded one")
     return environment.step(candidate)

@@ -1,7 +1,7 @@
 """Thousands of states at a time as arrays: their steps, their answers, and which actions are equal.
 
-No Python object per row, except for texts that are seen for the first time. Rows come from DuckDB, which joins the
-tables of runs, and are sorted by state on disk (`SortedRows`).
+A row costs no Python object, except a text that is new. DuckDB joins the tables of runs; the rows are then sorted by
+state on disk (`SortedRows`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,18 +23,18 @@ NOTHING = -1
 RUN_BYTES = 32 * 1024 * 1024
 """Bytes of rows that are sorted in memory together."""
 PIECE_BYTES = 256 * 1024
-"""Bytes that are read together of each run."""
+"""Bytes of a sorted run that are read at a time."""
 MOST_TEXTS = 65_536
-"""Texts whose canonical forms are kept."""
+"""Texts whose canonical forms are cached."""
 
 
 @dataclass(frozen=True)
 class ActionClasses:
     """The classes of equal actions of a block: steps first, then answers, in their order.
 
-    class_of [R + A]: a number of `names`, `NOTHING` for malformed or missing. compared_by: for each state. lost: states
-    that could not be reached again, so that nothing is decided there. failing [R + A]: whether a pair would choose the
-    action, which ends the rollout and fails.
+    class_of [R + A]: an index of `names`, `NOTHING` for malformed or missing. compared_by [S]. lost [S]: states that
+    could not be reproduced, which give no pairs. failing [R + A]: actions that a pair would choose although they end
+    the rollout and fail.
     """
 
     class_of: Array
@@ -45,11 +45,11 @@ class ActionClasses:
 
 
 @dataclass(frozen=True)
-class AlikeStates:
+class StateGroup:
     """States of a block with the same numbers of steps and of each teacher's answers.
 
-    states [S]; rows [S, L] of all their actions, steps first, then answers teacher by teacher, as numbers of
-    `StateBlock.actions`; students: how many of the L are steps; samples: the number of answers of each teacher.
+    states [S]; rows [S, L]: their actions as indices of `StateBlock.actions`, steps first, then answers teacher by
+    teacher; students: how many of the L are steps; samples: the number of answers of each teacher.
     """
 
     states: Array
@@ -59,36 +59,36 @@ class AlikeStates:
 
 
 class CanonicalForms:
-    """The canonical forms of texts as numbers of `names`, each computed once while no more than `most` are known.
+    """A cache of at most `max_texts` canonical forms, as indices of `names`.
 
-    Arrow looks texts up, so that those of one block which the next one repeats cost no Python object.
+    Arrow looks texts up, so that a text which two blocks share costs no Python object in the second.
     """
 
-    def __init__(self, form: Form = form, most: int = MOST_TEXTS) -> None:
-        self._form, self._most = form, most
+    def __init__(self, form: Form = form, max_texts: int = MOST_TEXTS) -> None:
+        self._form, self._max_texts = form, max_texts
         self._forget()
 
     def _forget(self) -> None:
-        self.names = list[str]()  # a new one: blocks that were numbered before keep theirs
-        self._known: dict[str, int] = {}
+        self.names = list[str]()  # a new list: earlier blocks refer to the old one
+        self._indices: dict[str, int] = {}
         self._texts, self._number_of = texts_to_arrow([]), np.zeros(0, dtype=np.int64)
 
     def numbers(self, texts: pa.Array) -> Array:
-        """Return the number of each text's form, `NOTHING` for a malformed text."""
-        if len(self._texts) + len(texts) > self._most:
+        """Return the index of each text's form, `NOTHING` for a malformed text."""
+        if len(self._texts) + len(texts) > self._max_texts:
             self._forget()
-        at = to_numpy(pc.index_in(texts, self._texts), null=NOTHING)
-        numbers = np.append(self._number_of, NOTHING)[at]  # the last entry is that of -1
-        unknown = at == NOTHING
+        indices = to_numpy(pc.index_in(texts, self._texts), null=NOTHING)
+        numbers = np.append(self._number_of, NOTHING)[indices]  # the last entry is that of -1
+        unknown = indices == NOTHING
         new = texts.filter(to_arrow(unknown))
-        found = [NOTHING if one is None else self._number(one) for one in map(self._form, new.to_pylist())]
-        numbers[unknown] = found
+        new_numbers = [NOTHING if name is None else self._number(name) for name in map(self._form, new.to_pylist())]
+        numbers[unknown] = new_numbers
         self._texts = pa.concat_arrays([self._texts, new])
-        self._number_of = np.append(self._number_of, np.array(found, dtype=np.int64))
+        self._number_of = np.append(self._number_of, np.array(new_numbers, dtype=np.int64))
         return numbers
 
     def _number(self, name: str) -> int:
-        number = self._known.setdefault(name, len(self.names))
+        number = self._indices.setdefault(name, len(self.names))
         if number == len(self.names):
             self.names.append(name)
         return number
@@ -98,21 +98,21 @@ class CanonicalForms:
 class StateBlock:
     """Consecutive states, numbered from 0 to `size`.
 
-    steps [R]: columns `n` (the state among all), `state_sha256`, `rollout_id`, `task_id`, `step`, `action`,
-    `truncated`, `has_ids`, in the order of states, rollouts and numbers. answers [A]: `whole` (null for no answer, or
-    one that was cut off), `served`, `cost_usd` (null where not known), in the order of states and teachers. at [R] and
-    answered [A]: the state of each; teacher [A]: its number. first_step [S]: the row of the first step in each state.
-    actions [R + A]: the texts of steps and answers; text_of: the number of each in the distinct `texts`, `NOTHING` for
-    none. usd [S]: the cost of all answers in a state, NaN where one has no known price. forms: of texts, shared with
-    other blocks.
+    steps [R]: columns `n` (the state's number among all), `state_sha256`, `rollout_id`, `task_id`, `step`, `action`,
+    `truncated`, `has_ids`, in the order of states, rollouts and steps. answers [A]: `whole` (null where missing or
+    truncated), `served`, `cost_usd` (null where not known), in the order of states and teachers. step_state [R] and
+    answer_state [A]: the state of each; teacher [A]: its index in `teachers`. first_step [S]: the row of the first step
+    in each state. actions [R + A]: the texts of steps and answers; text_of: the index of each in the distinct `texts`,
+    `NOTHING` for none. usd [S]: the cost of all answers in a state, NaN where one has no price. forms: the cache of
+    canonical forms, shared with other blocks.
     """
 
     size: int
     teachers: tuple[str, ...]
     steps: pa.Table
     answers: pa.Table
-    at: Array
-    answered: Array
+    step_state: Array
+    answer_state: Array
     teacher: Array
     first_step: Array
     actions: pa.Array
@@ -131,21 +131,21 @@ class StateBlock:
         answers: pa.Table,
         forms: CanonicalForms | None = None,
     ) -> "StateBlock":
-        """Return states `begin` to `end` of all. answers: in their recorded order, with `n` and `teacher`."""
+        """Build the block of states `begin` to `end`. answers: in their recorded order, with `n` and `teacher`."""
         size = end - begin
-        at = to_numpy(answers["n"]) - begin
+        state = to_numpy(answers["n"]) - begin
         teacher = to_numpy(pc.index_in(answers["teacher"], texts_to_arrow(teachers)))
         cost, usd = to_numpy(answers["cost_usd"], null=np.nan), np.zeros(size)
-        number = np.bincount(at, minlength=size)
-        start = first_of(number)
+        number = np.bincount(state, minlength=size)
+        start = group_starts(number)
         # Added in the order of the rows, so that equal rows give equal bits wherever a block begins.
         for nth in range(number.max(initial=0)):
-            more = number > nth
-            usd[more] += cost[start[more] + nth]
-        by_teacher = at * len(teachers) + teacher
+            has_nth = number > nth
+            usd[has_nth] += cost[start[has_nth] + nth]
+        by_teacher = state * len(teachers) + teacher
         if (by_teacher[:-1] > by_teacher[1:]).any():
             order = np.argsort(by_teacher, kind="stable")
-            answers, at, teacher = answers.take(to_arrow(order)), at[order], teacher[order]
+            answers, state, teacher = answers.take(to_arrow(order)), state[order], teacher[order]
         of_step = to_numpy(steps["n"]) - begin
         actions = pa.chunked_array([*steps["action"].chunks, *answers["whole"].chunks], pa.string()).combine_chunks()
         # Arrow finds the distinct texts, and all are compared as numbers.
@@ -155,10 +155,10 @@ class StateBlock:
             teachers=tuple(teachers),
             steps=steps,
             answers=answers,
-            at=of_step,
-            answered=at,
+            step_state=of_step,
+            answer_state=state,
             teacher=teacher,
-            first_step=first_of(np.bincount(of_step, minlength=size)),
+            first_step=group_starts(np.bincount(of_step, minlength=size)),
             actions=actions,
             text_of=to_numpy(coded.indices, null=NOTHING),
             texts=coded.dictionary,
@@ -171,77 +171,77 @@ class StateBlock:
         return self.steps[column].take(to_arrow(self.first_step)).combine_chunks()
 
     def classes_by_text(self) -> ActionClasses:
-        """Return classes by canonical forms alone."""
+        """Return the classes by canonical form."""
         class_of = np.append(self.forms.numbers(self.texts), NOTHING)[self.text_of]  # the last entry is that of -1
         compared_by = texts_to_arrow(["canonical"]).take(to_arrow(np.zeros(self.size, dtype=np.int64)))
         lost, failing = np.zeros(self.size, dtype=bool), np.zeros(len(self.actions), dtype=bool)
         return ActionClasses(class_of, self.forms.names, compared_by, lost, failing)
 
-    def alike(self, most: int) -> Iterator[AlikeStates]:
+    def groups(self, max_numbers: int) -> Iterator[StateGroup]:
         """Yield the states grouped by their numbers of steps and answers.
 
-        In parts: comparing everyone with everyone in one needs no array of more than `most` numbers.
+        A group is small enough that comparing all its actions pairwise takes no array of more than `max_numbers`.
         """
         number = len(self.teachers)
-        answers = np.bincount(self.answered * number + self.teacher, minlength=self.size * number)
+        answers = np.bincount(self.answer_state * number + self.teacher, minlength=self.size * number)
         answers = answers.reshape(self.size, number)
-        counts = np.column_stack([np.bincount(self.at, minlength=self.size), answers])
-        first_answer = len(self.steps) + first_of(answers.sum(axis=1))
+        counts = np.column_stack([np.bincount(self.step_state, minlength=self.size), answers])
+        first_answer = len(self.steps) + group_starts(answers.sum(axis=1))
         for states in equal_rows(counts):
             students, *samples = counts[states[0]].tolist()
-            own = self.first_step[states, None] + np.arange(students)
-            given = first_answer[states, None] + np.arange(sum(samples))
-            rows = np.hstack([own, given])
-            part = max(most // max(rows.shape[1] ** 2, 1), 1)
+            step_rows = self.first_step[states, None] + np.arange(students)
+            answer_rows = first_answer[states, None] + np.arange(sum(samples))
+            rows = np.hstack([step_rows, answer_rows])
+            part = max(max_numbers // max(rows.shape[1] ** 2, 1), 1)
             for start in range(0, len(states), part):
-                yield AlikeStates(states[start : start + part], rows[start : start + part], students, tuple(samples))
+                yield StateGroup(states[start : start + part], rows[start : start + part], students, tuple(samples))
 
 
-def first_of(numbers: Array) -> Array:
-    """Return where each group begins in rows that are ordered by group, from the number of rows of each."""
+def group_starts(numbers: Array) -> Array:
+    """Return the first row of each group, given the number of rows in each."""
     first: Array = np.cumsum(numbers) - numbers
     return first
 
 
 def equal_rows(table: Array) -> list[Array]:
-    """Return, for each distinct row of a contiguous array [N, W], the numbers of the rows equal to it."""
-    # Rows as fixed-size binary values, which Arrow hashes in one pass; np.unique would sort them.
+    """Return the indices of equal rows of a contiguous array [N, W], one array for each distinct row."""
+    # As fixed-size binary values, which Arrow hashes in one pass; np.unique would sort them.
     if not len(table):  # np.split() would make one empty part
         return []
     width = table.shape[1] * table.itemsize
     as_bytes = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(table), [None, pa.py_buffer(table)])
-    which = to_numpy(as_bytes.dictionary_encode().indices)
-    return np.split(np.argsort(which, kind="stable"), np.cumsum(np.bincount(which))[:-1])
+    codes = to_numpy(as_bytes.dictionary_encode().indices)
+    return np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1])
 
 
-# Between NumPy and Arrow through the buffers alone: pa.array() and to_numpy() import pandas wherever it is installed,
-# which takes 0.35 s of processor time (pyarrow 26).
+# NumPy and Arrow convert through buffers: pa.array() and to_numpy() import pandas where it is installed, which takes
+# 0.35 s of processor time (pyarrow 26).
 
 
 def to_numpy(column: pa.Array | pa.ChunkedArray, null: float | None = None) -> Array:
-    """Return a column of numbers or truth values as a NumPy array, which may share its memory.
+    """Return a column of numbers or booleans as a NumPy array, which may share its memory.
 
-    null: the value in place of nulls; without one there may be none.
+    null: the value in place of nulls; without it a null is a ValueError.
     """
-    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if whole.null_count and null is None:
-        raise ValueError(f"{whole.null_count} of {len(whole)} values are null")
-    valid, values = whole.buffers()
-    if pa.types.is_boolean(whole.type):
-        found: Array = _bits(values, whole)
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if array.null_count and null is None:
+        raise ValueError(f"{array.null_count} of {len(array)} values are null")
+    valid, buffer = array.buffers()
+    if pa.types.is_boolean(array.type):
+        values: Array = _bits(buffer, array)
     else:
-        held: Array = np.frombuffer(values or b"", dtype=whole.type.to_pandas_dtype())
-        found = held[whole.offset : whole.offset + len(whole)]
-    return np.where(_bits(valid, whole), found, found.dtype.type(null)) if whole.null_count else found
+        stored: Array = np.frombuffer(buffer or b"", dtype=array.type.to_pandas_dtype())
+        values = stored[array.offset : array.offset + len(array)]
+    return np.where(_bits(valid, array), values, values.dtype.type(null)) if array.null_count else values
 
 
-def _bits(buffer: pa.Buffer | None, of: pa.Array) -> Array:
+def _bits(buffer: pa.Buffer | None, array: pa.Array) -> Array:
     packed = np.frombuffer(buffer or b"", dtype=np.uint8)
-    return np.unpackbits(packed, count=of.offset + len(of), bitorder="little")[of.offset :].astype(bool)
+    return np.unpackbits(packed, count=array.offset + len(array), bitorder="little")[array.offset :].astype(bool)
 
 
 def to_arrow(values: Array, valid: Array | None = None) -> pa.Array:
-    """Return numbers or truth values as an Arrow array. valid: which of them are not null; all without."""
+    """Return numbers or booleans as an Arrow array. valid: a mask of the values that are not null; None for all."""
     bits = pa.py_buffer(
         np.packbits(values, bitorder="little") if values.dtype == bool else np.ascontiguousarray(values)
     )
@@ -264,15 +264,15 @@ def lists_to_arrow(lists: Sequence[Sequence[str]]) -> pa.Array:
 
 @lru_cache(65_536)
 def short_name(name: str) -> str:
-    """Return the short name of a class of actions, the same in every state."""
+    """Return the digest that names a class of actions, the same in every state."""
     return store.digest(name)[:16]
 
 
 class SortedRows:
-    """Rows of states in a file, to be read in the order of the columns `n` and `nth`, any number of times.
+    """An external sort of rows of states by the columns `n` and `nth`, read any number of times.
 
-    An external sort: runs of rows that fit into memory are sorted and written in pieces, and a piece is read when its
-    first state is. DuckDB's own sort takes twice the processor time where rows hold texts.
+    Runs of rows that fit into memory are sorted and written in pieces; a piece is read when its first state is. DuckDB
+    takes twice the processor time to sort rows with texts.
     """
 
     def __init__(
@@ -284,43 +284,43 @@ class SortedRows:
         with path.open("wb") as file:
             for run in _runs(rows, run_bytes):
                 length = max(len(run) * piece_bytes // max(run.nbytes, 1), 1)
-                for piece in in_order(run, "n", "nth").to_batches(length):
+                for piece in sort_rows(run, "n", "nth").to_batches(length):
                     data = piece.serialize()
                     self._pieces.append((piece["n"][0].as_py(), file.tell(), data.size))
                     file.write(data)
         self._pieces.sort()
 
     def parts(self, ends: Iterable[int]) -> Iterator[pa.Table]:
-        """Yield, for each of these ascending bounds, the rows with `n` below it that came with no earlier bound."""
-        coming, held = 0, list[pa.RecordBatch]()
+        """Yield, for each of these ascending bounds, the remaining rows with `n` below it."""
+        next_piece, pieces = 0, list[pa.RecordBatch]()
         with self._path.open("rb") as file:
             for end in ends:
-                while coming < len(self._pieces) and self._pieces[coming][0] < end:
-                    _, offset, size = self._pieces[coming]
+                while next_piece < len(self._pieces) and self._pieces[next_piece][0] < end:
+                    _, offset, size = self._pieces[next_piece]
                     file.seek(offset)
-                    held.append(pa.ipc.read_record_batch(pa.py_buffer(file.read(size)), self.schema))
-                    coming += 1
-                sizes = [int(np.searchsorted(to_numpy(piece["n"]), end)) for piece in held]
-                taken = [piece.slice(0, size) for piece, size in zip(held, sizes, strict=True) if size]
-                held = [piece.slice(size) for piece, size in zip(held, sizes, strict=True) if size < len(piece)]
-                yield in_order(pa.Table.from_batches(taken, self.schema), "n", "nth").combine_chunks()
+                    pieces.append(pa.ipc.read_record_batch(pa.py_buffer(file.read(size)), self.schema))
+                    next_piece += 1
+                sizes = [int(np.searchsorted(to_numpy(piece["n"]), end)) for piece in pieces]
+                ready = [piece.slice(0, size) for piece, size in zip(pieces, sizes, strict=True) if size]
+                pieces = [piece.slice(size) for piece, size in zip(pieces, sizes, strict=True) if size < len(piece)]
+                yield sort_rows(pa.Table.from_batches(ready, self.schema), "n", "nth").combine_chunks()
 
 
 def _runs(rows: pa.RecordBatchReader, most_bytes: int) -> Iterator[pa.Table]:
-    """Yield all rows in tables that end with the batch which makes them as long as `most_bytes`."""
-    held, size = list[pa.RecordBatch](), 0
+    """Yield all rows in tables of `most_bytes` and at most one batch more."""
+    batches, size = list[pa.RecordBatch](), 0
     for batch in rows:
-        held.append(batch)
+        batches.append(batch)
         size += batch.nbytes
         if size >= most_bytes:
-            yield pa.Table.from_batches(held)
-            held, size = [], 0
+            yield pa.Table.from_batches(batches)
+            batches, size = [], 0
     if size:
-        yield pa.Table.from_batches(held)
+        yield pa.Table.from_batches(batches)
 
 
-def in_order(table: pa.Table, *keys: str) -> pa.Table:
-    """Return the rows in the order of whole numbers, the first column before the others; equal rows stay in order."""
+def sort_rows(table: pa.Table, *keys: str) -> pa.Table:
+    """Sort rows stably by integer columns, the first key before the next ones."""
     columns = [to_numpy(table[name]) for name in keys]
     ascending = np.ones(max(len(table) - 1, 0), dtype=bool)
     for column in reversed(columns):

@@ -16,7 +16,7 @@ class SignalConfig(Settings):
 
 
 class Config(StageConfig):
-    """Settings of how actions are compared, and of how pairs are tested."""
+    """Settings of the comparison of actions and of the test of pairs."""
 
     compare: Literal["outcome", "canonical"] = "outcome"
     """`outcome` runs actions whose canonical forms differ and compares their outcomes; `canonical` compares text."""

@@ -1,16 +1,16 @@
 """Test pairs by their own actions: play both from the recorded state, let the policy continue, compare the outcomes.
 
 A recorded state is restored by playing the recorded actions in a new rollout. Every observation has to be the recorded
-one, but for durations and memory addresses, and the policy is shown the recorded conversation. Then one side's action
-is played, and the policy that collected the rollouts continues with the same sampling seeds on both sides. An
-environment needs nothing for this but to be reproducible: a state that shows something else is not restored, and its
-pairs are counted with the reason and stay untested.
+one, but for durations and memory addresses, and the policy gets the recorded conversation. Then one side's action is
+played, and the policy that collected the rollouts continues with the same sampling seeds on both sides. The environment
+only has to be reproducible: a state with another observation is not restored, and its pairs are counted with the reason
+and stay untested.
 
 In reading order: a branch, which is one action in one state, and its rollouts (`restore`); playing the branches of all
-pairs, one unit a rollout (`play_branches`); what the outcomes mean for the pairs (`Continued`).
+pairs, one unit a rollout (`play_branches`); the outcomes and the verdict on the pairs (`ContinuationOutcomes`).
 
-The verdict is on all pairs that were played, also those that are dropped because of what was measured: a verdict on
-what is left would be biased, since the same outcomes would choose the pairs and judge them.
+The verdict is on all played pairs, also those that their outcomes drop: a verdict on the remaining pairs would be
+biased, since the same outcomes would select the pairs and judge them.
 """
 
 from collections import Counter
@@ -52,7 +52,7 @@ RELEVANT = 0.05
 MIN_UNITS = fewest_units()
 """Six: sign flips over five have no p-value below 2 * 2**-5 = .0625."""
 MIN_TESTED = 0.5
-"""Share of the pairs that has to be tested for a verdict: more that could not be restored may be of another kind."""
+"""Least share of tested pairs for a verdict: many pairs that could not be restored may differ from the tested ones."""
 CONTINUATIONS_FAIL = "chosen_continuations_fail"
 REJECTED_BETTER = "rejected_continues_better"
 REJECTED_PASSED = "rejected_action_passed"
@@ -64,7 +64,7 @@ SignalVerdict = Literal["SIGNAL", "NO SIGNAL", "UNDECIDED", "TOO LITTLE DATA"]
 
 @dataclass(frozen=True)
 class Branch:
-    """One action in one state, and the recorded step in whose place it is played."""
+    """One action in one state, and the recorded step that it replaces."""
 
     state_sha256: str
     rollout_id: str
@@ -73,62 +73,62 @@ class Branch:
     action: str
 
     def key(self, sample: int) -> str:
-        """Return the name of the unit of one continuation."""
+        """Return the key of one continuation's unit."""
         return f"{self.state_sha256}/{store.digest(self.action)[:16]}/{sample}"
 
 
 def branches(pairs: Iterable[pa.RecordBatch]) -> list[Branch]:
     """Return the branches of all pairs, each once. All branches of a state replace one recorded step."""
-    found: dict[tuple[str, str], Branch] = {}
+    by_action: dict[tuple[str, str], Branch] = {}
     step_of: dict[str, tuple[str, int]] = {}
     columns = ["state_sha256", "rollout_id", "step", "family", "chosen", "rejected"]
     for rows in pairs:
         for row in rows.select(columns).to_pylist():
             state = row["state_sha256"]
-            at = step_of.setdefault(state, (row["rollout_id"], row["step"]))
+            replaced = step_of.setdefault(state, (row["rollout_id"], row["step"]))
             for action in (row["chosen"], row["rejected"]):
-                found.setdefault((state, action), Branch(state, *at, row["family"], action))
-    return list(found.values())
+                by_action.setdefault((state, action), Branch(state, *replaced, row["family"], action))
+    return list(by_action.values())
 
 
 def restore(steps: Sequence[Row], action: str, rollout: LiveRollout, environment: Environment, rules: Rules) -> None:
-    """Play the recorded actions before the last of `steps`, then `action` in its place; the rollout goes on from there.
+    """Play the recorded actions before the last of `steps`, then `action` in place of the last.
 
-    The rollout ends as `NOT_RESTORED` with the reason where it differs from what was recorded.
+    The rollout ends as `NOT_RESTORED`, with the reason, where it differs from the recording.
     """
     conversations = transcripts(list(steps))
     if rollout.messages != conversations[0]:
-        _give_up(rollout, "the opening differs")
+        _mark_not_restored(rollout, "the opening differs")
         return
     for number, (row, messages) in enumerate(zip(steps[:-1], conversations, strict=False)):
-        _take(rollout, environment, rules, messages, row, row["action"])
+        _play_recorded(rollout, environment, rules, messages, row, row["action"])
         if rollout.error is not None:
-            return  # a failure of the environment, which another attempt may not have
+            return  # a failure of the environment, which another attempt may avoid
         if not same_observation(rollout.steps[-1].observation.content, row["observation"]):
-            _give_up(rollout, f"the observation differs at action {number}")
+            _mark_not_restored(rollout, f"the observation differs at action {number}")
             return
         if rollout.terminated_by is not None:
-            _give_up(rollout, f"the rollout ends at action {number}")
+            _mark_not_restored(rollout, f"the rollout ends at action {number}")
             return
-    _take(rollout, environment, rules, conversations[-1], steps[-1], action)
+    _play_recorded(rollout, environment, rules, conversations[-1], steps[-1], action)
 
 
-def _take(
+def _play_recorded(
     rollout: LiveRollout, environment: Environment, rules: Rules, messages: list[Message], row: Row, action: str
 ) -> None:
-    """Play an action after the recorded conversation, whatever the environment has shown since."""
+    """Play an action after the recorded conversation, which replaces the rollout's own."""
     rollout.messages, rollout.summarising = messages, messages[-1] == SUMMARY_REQUEST
-    # The tokens of the recorded prompt, and bytes as a bound for those of the action: a limit of the context counts on.
+    # Recorded prompt tokens, and the action's bytes as a bound for its tokens: limits of the context keep counting.
     sample = Sample(action, prompt_tokens=row["prompt_tokens"] or 0, completion_tokens=len(action.encode()))
     act(rollout, environment, Turn(messages, row["seed"] or 0), sample, rules)
 
 
-def _give_up(rollout: LiveRollout, reason: str) -> None:
+def _mark_not_restored(rollout: LiveRollout, reason: str) -> None:
     rollout.terminated_by, rollout.grade = NOT_RESTORED, Grade(reward=None, error=reason)
 
 
 def play_branches(
-    wanted: Sequence[Branch],
+    branches: Sequence[Branch],
     samples: range,
     *,
     rollouts: Run,
@@ -138,27 +138,27 @@ def play_branches(
     config: PlayingConfig,
     out: RunWriter,
 ) -> None:
-    """Play the samples of every branch that are not finished; each is a unit of the run with its `continuation/1` row.
+    """Play the unfinished samples of every branch; each is a unit of the run with its `continuation/1` row.
 
-    The steps of all rollouts that a branch belongs to are in memory.
+    The steps of all rollouts that have a branch are held in memory.
     """
-    needed = {branch.rollout_id for branch in wanted}
+    needed = {branch.rollout_id for branch in branches}
     groups = step_groups(rollouts.scan(STEP).rows(COLUMNS))
     steps = {rows[0]["rollout_id"]: rows for rows in groups if rows[0]["rollout_id"] in needed}
     planned: dict[int, tuple[Branch, int]] = {}
     continued = []
-    for branch in wanted:
-        until = steps[branch.rollout_id][: branch.step + 1]
+    for branch in branches:
+        recorded = steps[branch.rollout_id][: branch.step + 1]
         for sample in samples:
             # By the state and not by the action: both sides of a pair are continued with the same seeds.
             seed = int(store.digest([config.seed, branch.state_sha256])[:15], 16)
-            prelude = partial(restore, until, branch.action)
-            rollout = LiveRollout(tasks[until[-1]["task_id"]], sample, seed, prelude=prelude)
+            prelude = partial(restore, recorded, branch.action)
+            rollout = LiveRollout(tasks[recorded[-1]["task_id"]], sample, seed, prelude=prelude)
             continued.append(rollout)
-            planned[id(prelude)] = branch, len(until)
+            planned[id(prelude)] = branch, len(recorded)
 
     def place(rollout: LiveRollout) -> tuple[Branch, int]:
-        # Rollouts of a server are played on copies, which share the prelude.
+        # A server plays copies of the rollouts; the copies share the prelude.
         return planned[id(rollout.prelude)]
 
     play_missing(
@@ -170,14 +170,14 @@ def play_branches(
         config=config,
         out=out,
         noun="continuations",
-        shared_value=(list(wanted), samples),
+        shared_value=(list(branches), samples),
     )
 
 
 def continuation_row(rollout: LiveRollout, branch: Branch, num_recorded: int) -> Row:
-    """Return the `continuation/1` row of a played rollout; its steps and messages are those from the action on."""
+    """Return the `continuation/1` row of a rollout; its steps and messages begin with the branch's action."""
     lost = rollout.error is not None or rollout.terminated_by == NOT_RESTORED
-    own = [] if lost else rollout.steps[num_recorded - 1 :]
+    steps = [] if lost else rollout.steps[num_recorded - 1 :]
     sampled = [step.sample for step in rollout.steps[num_recorded:]]
     error_type, error = rollout.error or (None, rollout.grade.error)
     return {
@@ -185,10 +185,10 @@ def continuation_row(rollout: LiveRollout, branch: Branch, num_recorded: int) ->
         **attributes(rollout, "sample_idx seed terminated_by wall_s"),
         "continuation_id": branch.key(rollout.sample_idx),
         "task_id": rollout.task.task_id,
-        "num_steps": len(own),
+        "num_steps": len(steps),
         "passed": None if lost else rollout.grade.passed,
         "reward": None if lost else rollout.grade.reward,
-        "transcript_json": store.encode(rollout.messages[own[0].num_messages :]).decode() if own else None,
+        "transcript_json": store.encode(rollout.messages[steps[0].num_messages :]).decode() if steps else None,
         "error_type": error_type,
         "error": error,
         "prompt_tokens": sum(sample.prompt_tokens for sample in sampled),
@@ -197,10 +197,10 @@ def continuation_row(rollout: LiveRollout, branch: Branch, num_recorded: int) ->
     }
 
 
-def goes_on(row: Row) -> bool:
-    """Return whether other samples of a branch can differ from this one: the policy acted, or the rollout was lost.
+def can_differ(row: Row) -> bool:
+    """Return whether other samples of a branch can differ from this one: the policy acted, or an error occurred.
 
-    An action that ends the rollout, and a state that is not restored, are the same every time.
+    An action that ends the rollout, and a state that is not restored, are the same in every sample.
     """
     return row["error_type"] is not None or row["num_steps"] > 1
 
@@ -209,7 +209,7 @@ def goes_on(row: Row) -> bool:
 class SignalTest:
     """Pass rates of the chosen and the rejected actions of the tested pairs, their difference, interval and p-value.
 
-    units: what is independent, a number of families for example. not_tested: pairs by reason.
+    units: the number of independent units, such as families. not_tested: the number of pairs by reason.
     """
 
     verdict: SignalVerdict
@@ -227,7 +227,7 @@ class SignalTest:
 
 @dataclass(frozen=True)
 class PairOutcome:
-    """The outcomes of a pair's continuations: the unit it belongs to, and the pass rates of both sides."""
+    """The pass rates of both sides of a pair, and the independent unit of the pair."""
 
     unit: str
     chosen: float
@@ -235,21 +235,23 @@ class PairOutcome:
 
 
 SIGNALS: Mapping[str, SignalVerdict] = {BETTER: "SIGNAL", WORSE: "NO SIGNAL", NO_GAIN: "NO SIGNAL"}
-"""The verdict on pairs by what is shown of the chosen actions against the rejected ones."""
+"""The verdict on pairs by the result of the paired test of chosen against rejected actions."""
 
 
 def signal_test(outcomes: Sequence[PairOutcome], not_tested: Mapping[str, int] | None = None) -> SignalTest:
     """Return the verdict on pairs: SIGNAL where their chosen actions pass more often than the rejected ones.
 
-    NO SIGNAL where they do not by `RELEVANT`, which would have been found, otherwise UNDECIDED. A unit has the sum of
-    its pairs, which may depend on each other in any way.
+    NO SIGNAL where a difference of `RELEVANT` is excluded, otherwise UNDECIDED. A unit has the sum of its pairs, which
+    may depend on each other in any way.
     """
     missing = dict(not_tested or {})
-    pairs, units = len(outcomes) + sum(missing.values()), len({one.unit for one in outcomes})
+    pairs, units = len(outcomes) + sum(missing.values()), len({outcome.unit for outcome in outcomes})
     if units < MIN_UNITS or len(outcomes) < MIN_TESTED * pairs:
         return SignalTest("TOO LITTLE DATA", pairs, len(outcomes), units, missing)
-    chosen, rejected = (np.array([[[getattr(one, side) for one in outcomes]]]) for side in ("chosen", "rejected"))
-    test = PairedTest(chosen, rejected, numbered([one.unit for one in outcomes]))
+    chosen, rejected = (
+        np.array([[[getattr(outcome, side) for outcome in outcomes]]]) for side in ("chosen", "rejected")
+    )
+    test = PairedTest(chosen, rejected, numbered([outcome.unit for outcome in outcomes]))
     (low,), (high,) = test.interval()
     return SignalTest(
         SIGNALS.get(str(shows([test], RELEVANT)[0]), "UNDECIDED"),
@@ -266,11 +268,11 @@ def signal_test(outcomes: Sequence[PairOutcome], not_tested: Mapping[str, int] |
     )
 
 
-class Continued:
+class ContinuationOutcomes:
     """Outcomes of the continuations of all pairs.
 
-    rows: the `continuation/1` rows. samples: how many continuations each branch was to have. unit_of: the unit of a
-    pair by its task and family; noun: of units, in the plural.
+    rows: the `continuation/1` rows. samples: the planned continuations of each branch. unit_of: maps a pair's task and
+    family to its independent unit; noun: the plural noun of units in sentences.
     """
 
     def __init__(
@@ -290,61 +292,61 @@ class Continued:
             branch = row["state_sha256"], row["action"]
             self._passed.setdefault(branch, {})[row["sample_idx"]] = row["passed"]
             self.num_continuations += row["num_steps"] > 0
-            if not goes_on(row):
+            if not can_differ(row):
                 self._repeats.add(branch)
             if row["terminated_by"] == NOT_RESTORED:
                 # "the observation differs at action 3": pairs are counted without the number.
                 self._reasons[row["state_sha256"]] = row["error"].partition(" at action ")[0]
 
     def _outcomes(self, state: str, action: str) -> list[bool | None]:
-        """Return the outcome of each sample of a branch; None where it is not known."""
+        """Return the outcome of each sample of a branch; None where it is unknown."""
         passed = self._passed.get((state, action), {})
         if (state, action) in self._repeats:
             return [passed.get(0)] * self._samples
         return [passed.get(sample) for sample in range(self._samples)]
 
     def reasons(self, rows: pa.RecordBatch, against: Sequence[bool], *, respect: bool) -> list[str | None]:
-        """Return why each pair is dropped; None for one that is kept.
+        """Return the reason to drop each pair; None to keep it.
 
-        Dropped are those whose chosen action never passed and, to respect outcomes, those whose rejected action passed
-        more often. against: pairs whose rejected action was that of a rollout which passed; they are kept only where
-        the chosen action passed more often than the rejected one.
+        Drops pairs whose chosen action never passed and, with `respect`, those whose rejected action passed more often.
+        against: a flag for each pair whose rejected action was taken by a rollout that passed; such a pair is kept only
+        where the chosen action passed more often than the rejected one.
         """
-        found = list[str | None]()
+        reasons = list[str | None]()
         for row, passed_before in zip(rows.select(SIDES).to_pylist(), against, strict=True):
-            known = [one for one in self._outcomes(row["state_sha256"], row["chosen"]) if one is not None]
+            outcomes = self._outcomes(row["state_sha256"], row["chosen"])
             chosen, rejected = self._rates(row) or (0.0, 0.0)
-            if known and not any(known):
-                found.append(CONTINUATIONS_FAIL)
+            if False in outcomes and True not in outcomes:
+                reasons.append(CONTINUATIONS_FAIL)
             elif respect and rejected > chosen:
-                found.append(REJECTED_BETTER)
+                reasons.append(REJECTED_BETTER)
             else:
-                found.append(REJECTED_PASSED if respect and passed_before and chosen <= rejected else None)
-        return found
+                reasons.append(REJECTED_PASSED if respect and passed_before and chosen <= rejected else None)
+        return reasons
 
     def _rates(self, row: Row) -> tuple[float, float] | None:
         """Return the pass rates of both sides of a pair over the samples that both have; None without any."""
         sides = zip(*(self._outcomes(row["state_sha256"], row[side]) for side in ("chosen", "rejected")), strict=True)
-        both = [(chosen, rejected) for chosen, rejected in sides if chosen is not None and rejected is not None]
-        return tuple(np.mean(both, axis=0).tolist()) if both else None
+        pass_rates = [(chosen, rejected) for chosen, rejected in sides if chosen is not None and rejected is not None]
+        return tuple(np.mean(pass_rates, axis=0).tolist()) if pass_rates else None
 
     @cached_property
     def test(self) -> SignalTest:
-        """Return the test of all pairs, each by the samples that are known on both sides."""
-        found, missing = list[PairOutcome](), Counter[str]()
+        """Test all pairs, each by the samples whose outcomes are known on both sides."""
+        outcomes, missing = list[PairOutcome](), Counter[str]()
         for row in self._rows():
             if (rates := self._rates(row)) is not None:
-                found.append(PairOutcome(self._unit_of(row["task_id"], row["family"]), *rates))
+                outcomes.append(PairOutcome(self._unit_of(row["task_id"], row["family"]), *rates))
             else:
                 missing[self._reasons.get(row["state_sha256"], "no outcome is known")] += 1
-        return signal_test(found, missing)
+        return signal_test(outcomes, missing)
 
     def _rows(self) -> Iterator[Row]:
         for rows in self._pairs:
             yield from rows.select([*SIDES, "task_id", "family"]).to_pylist()
 
     def evidence(self, heuristic: PairVerdict) -> PairVerdict:
-        """Return the verdict on the pairs, followed by the heuristic one on disagreement."""
+        """Return the verdict on the pairs, followed by the heuristic verdict on disagreement."""
         test = self.test
         tested = (
             f"{test.tested} of {test.pairs} pairs were played from both actions, at most {self._samples} times each, "
@@ -362,7 +364,7 @@ class Continued:
         return heuristic.below(test.verdict, {"continued": asdict(test)}, why)
 
 
-def read_rows(out: RunWriter, wanted: Sequence[Branch], samples: range) -> Iterator[Row]:
+def read_rows(out: RunWriter, branches: Sequence[Branch], samples: range) -> Iterator[Row]:
     """Yield the `continuation/1` rows of the played samples, in the order of the branches."""
-    keys = [branch.key(sample) for branch in wanted for sample in samples]
+    keys = [branch.key(sample) for branch in branches for sample in samples]
     return (record["continuation"] for record in out.journal.read(keys))

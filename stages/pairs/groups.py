@@ -1,9 +1,9 @@
-"""Pairs from groups of rollouts on one task: which of them were in the same state, and what votes and rewards decide.
+"""Pairs from groups of rollouts on one task: shared states, and the preferences by votes and by rewards.
 
-Two rollouts are in the same state when they began with the same messages and have since done the same (by canonical
-form) and observed the same. Their reasoning may differ; the context of a pair is that of the rejected side, or of the
-student where one is named. Submissions are compared by their verdicts, an accepted patch over a refused one; their
-context is the task alone, as the way to the answer differs from rollout to rollout.
+Two rollouts are in the same state when they have the same opening messages, the same actions (by canonical form) and
+the same observations. Their reasoning may differ; the context of a pair is that of the rejected side, or of the student
+where one is named. Submissions are compared by their verdicts, an accepted patch over a refused one; their context is
+the task alone, as the path to the answer differs between rollouts.
 """
 
 from collections import Counter
@@ -23,21 +23,21 @@ from stages.runs.run import Run
 from stages.runs.tables import open_database, rows_of
 
 MIN_ROLLOUTS = 2
-"""On each side: the reward of a single rollout depends as much on the luck of its other steps as on this one."""
+"""On each side: the reward of a single rollout depends as much on its other steps as on this one."""
 LEVEL = 0.05
-"""Of the interval of a difference of mean rewards that must exclude zero, shared among the pairs of a state."""
+"""Of the test of a difference of mean rewards, shared among the pairs of a state."""
 LEAST_VISITS = 7
 """Rollouts through a state that can show a difference: 3 of one action against 4 of another, all of which ended
 otherwise, have p = 1/35; no division of 6 has one below `LEVEL`."""
 MIN_TEACHERS = 2
-"""With a single other model a majority would be its opinion alone, and each of two models would outvote the other."""
+"""A majority of one other model would be its opinion alone, and each of two models would outvote the other."""
 TASK_STEP = "task"
-"""In place of a step in the name of a state before the first action."""
+"""Replaces the step in the name of a state before the first action."""
 COMPARED_COLUMNS = (
     *("rollout_id", "task_id", "step", "new_messages_json", "history", "state_sha256"),
     *("action", "commands", "truncated"),
 )
-"""The columns of steps that rollouts of one task are compared by."""
+"""The columns of steps by which rollouts of one task are compared."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class StateVisit:
 
 @dataclass(frozen=True)
 class Choice:
-    """A preference in a state: the forms of its sides, the visit that gives its context, and how it was found."""
+    """A preference in a state: the forms of its sides, the visit that gives its context, and the comparison."""
 
     preference: Preference
     forms: tuple[str, str]
-    at: StateVisit
+    visit: StateVisit
     compared_by: str
     num_others: int
 
@@ -71,7 +71,7 @@ class SubmissionPair:
 
 
 def steps_by_task(run: Run, folder: Path) -> Iterator[tuple[str, list[Row]]]:
-    """Yield each task with its steps in the order in which they were recorded; columns `COMPARED_COLUMNS` alone."""
+    """Yield each task with its steps in recorded order, with the columns `COMPARED_COLUMNS`."""
     table = run.scan(STEP)
     columns = ", ".join(name for name in COMPARED_COLUMNS if name in table.columns)
     with open_database(folder, steps=table) as database:
@@ -83,9 +83,9 @@ def steps_by_task(run: Run, folder: Path) -> Iterator[tuple[str, list[Row]]]:
 def group_pairs(
     task: Task, rollouts: Sequence[Row], steps: Sequence[Row], submitted: Mapping[str, str | None], student: str | None
 ) -> Row:
-    """Return the pairs of one task, each once, the counts of what was dropped, and how many states were shared.
+    """Return the distinct pairs of one task, the number dropped by reason, and the number of shared states.
 
-    `voted`: the rollouts that votes went against, which are in line with a failure, and those that votes were with.
+    `voted`: the rollouts with a vote against their action, in line with a failure, and those with a vote for it.
     """
     dropped: Counter[str] = Counter()
     candidates: list[Row] = []
@@ -95,13 +95,13 @@ def group_pairs(
         choices, votes, reasons = choose(visits, student)
         dropped += reasons
         for vote in votes:
-            voted[vote.preference.rejected_by != STUDENT].append(vote.at.step["rollout_id"])
+            voted[vote.preference.rejected_by != STUDENT].append(vote.visit.step["rollout_id"])
         candidates += [
             pair_row(
                 choice.preference,
                 task,
-                choice.at.step,
-                state=state_id(choice.at.step),
+                choice.visit.step,
+                state=state_id(choice.visit.step),
                 num_teachers=choice.num_others,
                 compared_by=choice.compared_by,
             )
@@ -110,16 +110,16 @@ def group_pairs(
     submissions, reasons = compare_submissions(rollouts, submitted, student)
     dropped += reasons
     dropped["task_without_words"] += 0 if task.prompt else len(submissions)
-    for each in submissions if task.prompt else ():
+    for submission in submissions if task.prompt else ():
         state = task_state(task)
-        start = {"rollout_id": each.rollout["rollout_id"], "step": 0, "state_sha256": state["state_sha256"]}
+        start = {"rollout_id": submission.rollout["rollout_id"], "step": 0, "state_sha256": state["state_sha256"]}
         candidates.append(
             pair_row(
-                each.preference,
+                submission.preference,
                 task,
                 start,
                 state=state["state_id"],
-                num_teachers=each.num_others,
+                num_teachers=submission.num_others,
                 compared_by="reward",
             )
         )
@@ -133,14 +133,14 @@ def group_pairs(
 
 
 def visits_by_state(steps: Sequence[Row], rollouts: Sequence[Row]) -> list[list[StateVisit]]:
-    """Return the states of a group's rollouts, each with all visits to it, in the order in which they were recorded."""
+    """Return the visits to each state of a group's rollouts, in recorded order."""
     rollout_by_id = {row["rollout_id"]: row for row in rollouts}
-    found: dict[str, list[StateVisit]] = {}
+    visits: dict[str, list[StateVisit]] = {}
     for rollout_id, rows in by_rollout(list(steps)).items():
         rollout = rollout_by_id[rollout_id]
-        key, known = store.digest(rollout["group_id"]), 0  # the key digests everything that led to the state
+        key, num_digested = store.digest(rollout["group_id"]), 0  # the key digests everything that led to the state
         for row, messages in zip(rows, states(rows), strict=True):
-            key = store.digest([key, messages[known:]])
+            key = store.digest([key, messages[num_digested:]])
             # The form of an action: its calls or command, else the commands that its source reports, else its text.
             action = canonical(row["action"])
             if action is None and row["commands"]:
@@ -148,17 +148,17 @@ def visits_by_state(steps: Sequence[Row], rollouts: Sequence[Row]) -> list[list[
             if action is None:
                 action = canonical_answer(row["action"])
             visit = StateVisit(row, rollout["model"] or "unknown", rollout["reward"], action)
-            found.setdefault(key, []).append(visit)
-            # By the form and not by the text: rollouts that reasoned in other words stay in the same state.
-            key, known = store.digest([key, action]), len(messages) + 1
-    return list(found.values())
+            visits.setdefault(key, []).append(visit)
+            # By the form and not by the text: rollouts whose reasoning differs stay in the same state.
+            key, num_digested = store.digest([key, action]), len(messages) + 1
+    return list(visits.values())
 
 
 def choose(visits: Sequence[StateVisit], student: str | None) -> tuple[list[Choice], list[Choice], Counter[str]]:
-    """Return the preferences in one state, by votes and by rewards, all votes, and the count of every reason for none.
+    """Return the preferences in one state by votes and by rewards, all votes, and the number dropped by reason.
 
-    Votes that the rewards or other votes contradict are dropped: no action is on both sides in one state. All votes
-    are those before that: what rewards have selected cannot be compared with rewards.
+    Votes that rewards or other votes contradict are dropped: no action is on both sides in one state. The returned
+    votes include these: votes that rewards have selected cannot be compared with rewards.
     """
     dropped: Counter[str] = Counter()
     complete = [visit for visit in visits if not visit.step["truncated"]]
@@ -169,28 +169,28 @@ def choose(visits: Sequence[StateVisit], student: str | None) -> tuple[list[Choi
     better = list(_by_rewards(complete, student, dropped))
     voted = votes = list(_by_votes(complete, student, dropped))
     for reason in ("contradicted_by_reward", "contradicted_by_votes"):
-        others = better if reason == "contradicted_by_reward" else voted
-        won, lost = ({choice.forms[side] for choice in others} for side in (0, 1))
+        contradicting = better if reason == "contradicted_by_reward" else voted
+        won, lost = ({choice.forms[side] for choice in contradicting} for side in (0, 1))
         consistent = [choice for choice in voted if choice.forms[0] not in lost and choice.forms[1] not in won]
         dropped[reason] += len(voted) - len(consistent)
         voted = consistent
     # An action without text cannot be trained on: its completion would be an end token alone.
-    worded = [c for c in (*voted, *better) if c.preference.chosen.strip() and c.preference.rejected.strip()]
-    dropped["empty_action"] = len(voted) + len(better) - len(worded)
-    return worded, votes, +dropped
+    nonempty = [c for c in (*voted, *better) if c.preference.chosen.strip() and c.preference.rejected.strip()]
+    dropped["empty_action"] = len(voted) + len(better) - len(nonempty)
+    return nonempty, votes, +dropped
 
 
 def _by_votes(visits: Sequence[StateVisit], student: str | None, dropped: Counter[str]) -> Iterator[Choice]:
-    """Yield preferences by votes: each model in turn, or `student` alone, is the student, the others its teachers."""
+    """Yield preferences by votes: each model in turn, or only `student`, with the remaining models as teachers."""
     classes: dict[str, str] = {visit.step["action"]: visit.form for visit in visits}
     for visit in visits:
         if student not in (None, visit.model):
             continue
         # Other rollouts of the student's model are no teachers: a model does not outvote itself.
         teachers: dict[str, list[str | None]] = {}
-        for other in visits:
-            if other.model != visit.model:
-                teachers.setdefault(other.model, []).append(other.step["action"])
+        for teacher_visit in visits:
+            if teacher_visit.model != visit.model:
+                teachers.setdefault(teacher_visit.model, []).append(teacher_visit.step["action"])
         if len(teachers) < MIN_TEACHERS:
             dropped["too_few_teachers"] += 1
             continue
@@ -202,9 +202,9 @@ def _by_votes(visits: Sequence[StateVisit], student: str | None, dropped: Counte
 
 
 def _by_rewards(visits: Sequence[StateVisit], student: str | None, dropped: Counter[str]) -> Iterator[Choice]:
-    """Yield, of two actions, the one whose rollouts ended better, where the interval of the difference supports it.
+    """Yield the action with the better rewards over another action, where a test supports the difference.
 
-    The better of one pair may be the worse of another; then neither pair is given (`both_sides_of_a_state`).
+    Where the better action of one pair is the worse of another, both are dropped (`both_sides_of_a_state`).
     """
     classes: dict[str, list[StateVisit]] = {}
     for visit in visits:
@@ -215,34 +215,34 @@ def _by_rewards(visits: Sequence[StateVisit], student: str | None, dropped: Coun
         return
 
     means = {form: sum(visit.reward or 0.0 for visit in side) / len(side) for form, side in classes.items()}
-    forms = [sorted(two, key=means.__getitem__) for two in combinations(classes, 2) if means[two[0]] != means[two[1]]]
-    uneven = [(classes[worse], classes[better]) for worse, better in forms]
+    ordered = [sorted(forms, key=means.__getitem__) for forms in combinations(classes, 2)]
+    uneven = [(classes[worse], classes[better]) for worse, better in ordered if means[worse] != means[better]]
     dropped["rewards_equal"] += not uneven
-    wanted = [two for two in uneven if student is None or any(v.model == student for side in two for v in side)]
+    eligible = [sides for sides in uneven if student in (None, *(visit.model for side in sides for visit in side))]
     # The level is shared among the pairs that are tested (Bonferroni), as each state may give several.
-    several = [two for two in wanted if min(map(len, two)) >= MIN_ROLLOUTS]
-    dropped["too_few_rollouts"] += len(wanted) - len(several)
-    sure = [two for two in several if _differ(*two, level=LEVEL / len(several))]
-    dropped["difference_not_supported"] += len(several) - len(sure)
-    chosen_forms, rejected_forms = ({two[side][0].form for two in sure} for side in (1, 0))
-    for worse, better in sure:
+    testable = [sides for sides in eligible if min(map(len, sides)) >= MIN_ROLLOUTS]
+    dropped["too_few_rollouts"] += len(eligible) - len(testable)
+    supported = [sides for sides in testable if _means_differ(*sides, level=LEVEL / len(testable))]
+    dropped["difference_not_supported"] += len(testable) - len(supported)
+    chosen_forms, rejected_forms = ({sides[side][0].form for sides in supported} for side in (1, 0))
+    for worse, better in supported:
         if worse[0].form in chosen_forms or better[0].form in rejected_forms:
             dropped["both_sides_of_a_state"] += 1
             continue
         # the best of one side over the worst of the other, the student's own action where it is on a side
         chosen = max(better, key=lambda visit: (visit.model == student, visit.reward))
         rejected = min(worse, key=lambda visit: (visit.model != student, visit.reward))
-        at = chosen if chosen.model == student else rejected
+        context = chosen if chosen.model == student else rejected
         texts = (chosen.step["action"], rejected.step["action"])
         preference = Preference("better_outcome", *texts, rejected.model, len(better), len(worse))
-        yield Choice(preference, (chosen.form, rejected.form), at, "reward", len(visits) - 1)
+        yield Choice(preference, (chosen.form, rejected.form), context, "reward", len(visits) - 1)
 
 
-def _differ(worse: Sequence[StateVisit], better: Sequence[StateVisit], *, level: float) -> bool:
+def _means_differ(worse: Sequence[StateVisit], better: Sequence[StateVisit], *, level: float) -> bool:
     """Return whether the difference of two means is above zero, by rearranging the rewards among the rollouts.
 
-    The exact test of Fisher and Pitman, of which the interval of the difference at 1 - level is the inversion; it holds
-    for rewards of any distribution, and finds nothing among few rollouts: 3 against 3 never come below 0.05.
+    The exact test of Fisher and Pitman: valid for rewards of any distribution, without power for few rollouts (3
+    against 3 never come below 0.05).
     """
     from scipy.stats import fisher_exact, permutation_test
 
@@ -251,22 +251,22 @@ def _differ(worse: Sequence[StateVisit], better: Sequence[StateVisit], *, level:
         high = max(max(side) for side in sides)
         counts = [[side.count(high), len(side) - side.count(high)] for side in sides]
         return float(fisher_exact(counts).pvalue) <= level
-    found = permutation_test(
+    test = permutation_test(
         sides,
-        lambda one, other, axis=-1: one.mean(axis=axis) - other.mean(axis=axis),
+        lambda first, second, axis=-1: first.mean(axis=axis) - second.mean(axis=axis),
         vectorized=True,
         n_resamples=20_000,
         rng=0,
     )
-    return bool(found.pvalue <= level)
+    return bool(test.pvalue <= level)
 
 
 def compare_submissions(
     rollouts: Sequence[Row], submitted: Mapping[str, str | None], student: str | None
 ) -> tuple[list[SubmissionPair], Counter[str]]:
-    """Return preferences between the submissions for one task, and reasons for none.
+    """Return preferences between the submissions for one task, and the number dropped by reason.
 
-    Every distinct text counts once; a text that was judged both ways is compared with none.
+    Every distinct text counts once; a text with different rewards is not compared.
     """
     dropped: Counter[str] = Counter()
     judged: dict[str, list[Row]] = {}
@@ -280,19 +280,19 @@ def compare_submissions(
             judged.setdefault(text, []).append(row)
     settled = {text: rows for text, rows in judged.items() if len({row["reward"] for row in rows}) == 1}
     dropped["submission_judged_both_ways"] = len(judged) - len(settled)
-    found = []
+    pairs = []
     for (better, winners), (worse, losers) in product(settled.items(), repeat=2):
         of_student = student is None or any(row["model"] == student for row in (*winners, *losers))
         if winners[0]["reward"] > losers[0]["reward"] and of_student:
             model = losers[0]["model"] or "unknown"
             preference = Preference("better_submission", better, worse, model, len(winners), len(losers))
-            found.append(SubmissionPair(preference, losers[0], len(settled) - 1))
-    dropped["submissions_equal"] = bool(settled) and not found
-    return found, +dropped
+            pairs.append(SubmissionPair(preference, losers[0], len(settled) - 1))
+    dropped["submissions_equal"] = bool(settled) and not pairs
+    return pairs, +dropped
 
 
 def pair_id(state_sha256: str, chosen: str, rejected: str) -> str:
-    """Return the name of a pair: the same for the same preference in the same state."""
+    """Return the id of a pair: equal for equal preferences in one state."""
     return store.digest([state_sha256, chosen, rejected])[:24]
 
 
@@ -305,9 +305,9 @@ def pair_row(
     num_teachers: int,
     compared_by: str,
 ) -> Row:
-    """Return one `pair/1` row of imported groups.
+    """Build a `pair/1` row of imported groups.
 
-    `step` names the rollout, the step and the digest of the state, `state` its row of `states`.
+    `step` has the rollout, the step and the digest of the state, `state` is the id of its row in `states`.
     """
     return {
         **dict.fromkeys(PAIR.columns),
@@ -322,14 +322,14 @@ def pair_row(
 
 
 def task_state(task: Task) -> Row:
-    """Return the `state/1` row of a task in its own words, before the first action."""
+    """Return the `state/1` row of a task's prompt, before the first action."""
     messages = [{"role": "user", "content": task.prompt}]
     return opening_row(f"{task.task_id}/{TASK_STEP}", messages, state_sha256(messages))
 
 
 @dataclass(eq=False)
 class NamedStates:
-    """The states that pairs name: of every rollout those up to the last one, and tasks in their own words."""
+    """The states that pairs refer to: by rollout the last step, and the tasks whose prompt is a state."""
 
     _last: dict[str, int] = field(default_factory=dict, init=False)
     _tasks: set[str] = field(default_factory=set, init=False)
@@ -343,7 +343,7 @@ class NamedStates:
             self._last[owner] = max(self._last.get(owner, 0), int(step))
 
     def rows(self, rollouts: Run, tasks: Iterable[Task] = ()) -> Iterator[Row]:
-        """Yield their `state/1` rows, with all that they extend; the steps of a run are read once."""
+        """Yield their `state/1` rows, and those of the steps before them; the steps of a run are read once."""
         for steps in step_groups(rollouts.scan(STEP).rows(STATE_COLUMNS)):
             if steps[0]["rollout_id"] in self._last:
                 yield from state_rows(steps, self._last[steps[0]["rollout_id"]])

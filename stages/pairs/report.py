@@ -1,4 +1,4 @@
-"""Report the result of an extraction: pairs by rule, what was dropped and why, and the verdict by its criterion."""
+"""Report the result of an extraction: pairs by rule, drops by reason, and the verdict by its criterion."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ from stages.runs.run import Judgement, RunWriter
 SHUFFLES = 500
 MIN_TEXTS, MOST_TEXTS = 5, 20_000
 CRITERION_P = 0.05
-"""The p-value of the words' KL against shuffled sides that the criterion takes for a difference."""
+"""The largest p-value of the words' KL against shuffled sides with which the criterion passes."""
 MIN_ROLLOUTS = 6
-"""With fewer rollouts their mean number of pairs is no property of the model and its teachers."""
+"""With fewer rollouts the mean number of pairs says little about the model and its teachers."""
 EXIT_CODES = {
     "SIGNAL": 0,
     "NO SIGNAL": 1,
@@ -44,19 +44,18 @@ class WordSignal:
 
 
 def word_signal(pairs: Sequence[tuple[str, str]], seed: int = 0) -> WordSignal | None:
-    """Return how far apart the words of (chosen, rejected) texts are; None with fewer than `MIN_TEXTS` pairs.
+    """Compute the distance between the words of (chosen, rejected) texts; None with fewer than `MIN_TEXTS` pairs.
 
-    KL(chosen || rejected) between the word distributions of what chosen has and rejected lacks, and the reverse, with
-    add-one smoothing. Swapping sides at random gives what the same texts show without any preference: a distance within
-    that range is none. It depends as much on how popular words are as on who is right.
+    KL(chosen || rejected) between the distributions of words that only one side of a pair has, with add-one smoothing.
+    The null swaps sides at random. The KL depends as much on how popular words are as on which side is right.
     """
     if len(pairs) < MIN_TEXTS:
         return None
     bags = [(Counter(chosen.split()), Counter(rejected.split())) for chosen, rejected in pairs]
-    only = [(chosen - rejected, rejected - chosen) for chosen, rejected in bags]
-    known = {word: i for i, word in enumerate(sorted({w for sides in only for side in sides for w in side}))}
+    distinct = [(chosen - rejected, rejected - chosen) for chosen, rejected in bags]
+    words = {word: i for i, word in enumerate(sorted({w for sides in distinct for side in sides for w in side}))}
     entries = [
-        (p, s, known[w], n) for p, sides in enumerate(only) for s, side in enumerate(sides) for w, n in side.items()
+        (p, s, words[w], n) for p, sides in enumerate(distinct) for s, side in enumerate(sides) for w, n in side.items()
     ]
     # [N]: one entry for each pair, side and word that the other side lacks
     pair, side, word, number = np.array(entries, dtype=np.int64).reshape(-1, 4).T
@@ -64,7 +63,7 @@ def word_signal(pairs: Sequence[tuple[str, str]], seed: int = 0) -> WordSignal |
     def kl(swapped: np.ndarray) -> float:
         side_of = side ^ swapped[pair]
         chosen, rejected = (
-            np.bincount(word, weights=number * (side_of == s), minlength=max(len(known), 1)) for s in (0, 1)
+            np.bincount(word, weights=number * (side_of == s), minlength=max(len(words), 1)) for s in (0, 1)
         )
         # One is added to every count, so that a word of one side alone does not make the divergence infinite.
         p, q = (chosen + 1) / (chosen + 1).sum(), (rejected + 1) / (rejected + 1).sum()
@@ -78,10 +77,9 @@ def word_signal(pairs: Sequence[tuple[str, str]], seed: int = 0) -> WordSignal |
 
 
 def judge(folder: Path, summary: Mapping[str, Any], config: Config) -> Judgement:
-    """Return the verdict on pairs: FAIL by the criterion, TOO LITTLE DATA for it, else that of their evidence.
+    """Return the verdict on pairs: FAIL by the criterion, TOO LITTLE DATA for it, else the verdict of their evidence.
 
-    The criterion: enough pairs per rollout, whose words differ from those of random pairs. Pairs without signal fail
-    first.
+    The criterion: enough pairs per rollout, whose words differ from those of random pairs. NO SIGNAL precedes it.
     """
     density, rollouts, words = summary["pairs_per_rollout"], summary["rollouts"], summary["words"]
     criterion = "PASS"
@@ -109,9 +107,9 @@ def judge(folder: Path, summary: Mapping[str, Any], config: Config) -> Judgement
 
 @dataclass(frozen=True)
 class PairVerdict:
-    """What supports the pairs of a run: the verdict, the numbers of the manifest, what they mean, the teachers' audit.
+    """The evidence for the pairs of a run: the verdict, the numbers of the manifest, sentences, the teachers' audit.
 
-    sentences: the first one gives the reason for the verdict.
+    sentences: the first one is the reason for the verdict.
     """
 
     verdict: str
@@ -119,30 +117,30 @@ class PairVerdict:
     sentences: tuple[str, ...]
     table: str = ""
 
-    def below(self, verdict: str, numbers: dict[str, Any], why: str) -> "PairVerdict":
-        """Return this evidence below a verdict that rests on more evidence."""
-        first, *others = self.sentences
-        sentences = (why, f"{self.verdict}: {first}", *others)
+    def below(self, verdict: str, numbers: dict[str, Any], reason: str) -> "PairVerdict":
+        """Return this evidence ranked below a stronger verdict."""
+        first, *remaining = self.sentences
+        sentences = (reason, f"{self.verdict}: {first}", *remaining)
         return PairVerdict(verdict, {**numbers, "disagreement": self.verdict, **self.numbers}, sentences, self.table)
 
     def lines(self) -> list[str]:
-        """Return the verdict with everything behind it, as lines of the report."""
-        first, *others = self.sentences
-        return [f"{self.verdict}: {first}", *others, *(["", self.table] if self.table else []), ""]
+        """Return the verdict and its evidence as lines of the report."""
+        first, *remaining = self.sentences
+        return [f"{self.verdict}: {first}", *remaining, *(["", self.table] if self.table else []), ""]
 
 
 @dataclass(eq=False)
-class PairAccount:
-    """Pairs added up one after the other: their number, rules and states, and texts of both sides for their words.
+class PairTally:
+    """Running totals of pairs: their number, rules and states, and the texts of both sides.
 
-    Of more than `MOST_TEXTS` pairs the words are those of a random part, by the digests that are the pairs' names.
+    Of more than `MOST_TEXTS` pairs the texts are those of a random sample, by the digests that are the pairs' ids.
     """
 
     number: int = 0
     rules: Counter[str] = field(default_factory=Counter)
     states: NamedStates = field(default_factory=NamedStates)
     _texts: list[tuple[int, int, str, str]] = field(default_factory=list, init=False)
-    """A heap of (minus the digest, place, chosen, rejected): its first entry is the next to give way."""
+    """A heap of (minus the digest, index, chosen, rejected): its first entry is replaced next."""
 
     def add(self, row: Row) -> None:
         """Add one pair."""
@@ -153,41 +151,40 @@ class PairAccount:
 
     def add_all(self, rows: RecordBatch) -> None:
         """Add all pairs of a batch."""
-        self.rules.update({one["values"]: one["counts"] for one in rows["rule"].value_counts().to_pylist()})
+        self.rules.update({entry["values"]: entry["counts"] for entry in rows["rule"].value_counts().to_pylist()})
         for name in rows["state_id"].unique().to_pylist():
             self.states.add(name)
         names, texts = rows["pair_id"].to_pylist(), (rows["chosen"], rows["rejected"])
-        # Texts become Python strings only where they are kept: most pairs of a large run are not.
-        for place, name in enumerate(names):
+        # Only sampled texts become Python strings: most pairs of a large run are not sampled.
+        for index, name in enumerate(names):
             if len(self._texts) < MOST_TEXTS or -int(name, 16) > self._texts[0][0]:
-                self._add_texts(name, self.number + place, *(side[place].as_py() for side in texts))
+                self._add_texts(name, self.number + index, *(side[index].as_py() for side in texts))
         self.number += len(names)
 
-    def _add_texts(self, name: str, place: int, chosen: str, rejected: str) -> None:
-        one = (-int(name, 16), place, chosen, rejected)
-        (heappush if len(self._texts) < MOST_TEXTS else heappushpop)(self._texts, one)
+    def _add_texts(self, name: str, index: int, chosen: str, rejected: str) -> None:
+        entry = (-int(name, 16), index, chosen, rejected)
+        (heappush if len(self._texts) < MOST_TEXTS else heappushpop)(self._texts, entry)
 
     def texts(self) -> list[tuple[str, str]]:
-        """Return the kept (chosen, rejected) texts, in the order of the pairs."""
-        return [(chosen, rejected) for _, _, chosen, rejected in sorted(self._texts, key=lambda one: one[1])]
+        """Return the sampled (chosen, rejected) texts, in the order of the pairs."""
+        return [(chosen, rejected) for _, _, chosen, rejected in sorted(self._texts, key=lambda entry: entry[1])]
 
 
 def report(
-    pairs: PairAccount,
+    pairs: PairTally,
     dropped: Counter[str],
     *,
     num_rollouts: int,
     num_steps: int,
     config: Config,
     out: RunWriter,
-    about: str = "",
-    spent: Mapping[str, float | None] | None = None,
+    note: str = "",
+    costs: Mapping[str, float | None] | None = None,
     evidence: PairVerdict,
 ) -> None:
     """Write `report.txt`, the counts of the manifest, and its summary with verdict and exit code.
 
-    `num_rollouts` and `num_steps` are those of the rollouts that were read; `about` is a further line for the report.
-    spent: the cost of each teacher's answers in USD, None where not known.
+    note: a further line of the report. costs: USD of each teacher's answers, None where not known.
     """
     rules, density = pairs.rules, pairs.number / max(num_rollouts, 1)
     words = word_signal(pairs.texts())
@@ -204,20 +201,20 @@ def report(
         words=words and asdict(words),
         **evidence.numbers,
     )
-    found = judge(out.path, out.manifest.summary, config)
-    out.manifest.outcome = out.manifest.outcome.judged(found)
-    if spent is not None and pairs.number:
-        price = {name: None if usd is None else usd / pairs.number for name, usd in spent.items()}
-        known = [usd for usd in price.values() if usd is not None]
-        price["all"] = sum(known) if len(known) == len(spent) else None
+    judgement = judge(out.path, out.manifest.summary, config)
+    out.manifest.outcome = out.manifest.outcome.judged(judgement)
+    if costs is not None and pairs.number:
+        price = {name: None if usd is None else usd / pairs.number for name, usd in costs.items()}
+        prices = [usd for usd in price.values() if usd is not None]
+        price["all"] = sum(prices) if len(prices) == len(costs) else None
         out.set_summary(usd_per_pair=price)
-        shown = {name: "not known" if usd is None else f"{usd:.4f}" for name, usd in price.items()}
-        each = ", ".join(f"{name} {usd}" for name, usd in shown.items() if name != "all")
-        about = f"{about}\nthe teachers' answers cost {shown['all']} USD a kept pair ({each})".strip()
-    of = f"{counted(num_steps, 'step')} of {counted(num_rollouts, 'rollout')}"
-    lines = [f"{counted(pairs.number, 'pair')} from {of}: {density:.2f} a rollout"]
-    lines += [about] if about else []
+        labels = {name: "not known" if usd is None else f"{usd:.4f}" for name, usd in price.items()}
+        breakdown = ", ".join(f"{name} {usd}" for name, usd in labels.items() if name != "all")
+        note = f"{note}\nthe teachers' answers cost {labels['all']} USD a kept pair ({breakdown})".strip()
+    source = f"{counted(num_steps, 'step')} of {counted(num_rollouts, 'rollout')}"
+    lines = [f"{counted(pairs.number, 'pair')} from {source}: {density:.2f} a rollout"]
+    lines += [note] if note else []
     lines += [aligned(sorted(rules.items()))] if rules else []
     lines += ["", "dropped", *([aligned(sorted(dropped.items()))] if dropped else []), ""]
-    lines += [*evidence.lines(), found.line]
+    lines += [*evidence.lines(), judgement.line]
     out.write_file("report.txt", "\n".join(lines) + "\n")

@@ -1,7 +1,6 @@
-"""What `extract-pairs` does: its plan, its run, the share of a worker, and the pairs of a block of votes.
+"""The work of `extract-pairs`: its plan, its run, the share of a worker, and the pairs of a block of votes.
 
-`states.patterns` decides each pattern of equal actions once; `pair_rows` writes the pairs of all states that have
-it.
+`states.patterns` decides each pattern of equal actions once; `pair_rows` writes the pairs of all states with it.
 """
 
 from collections import Counter
@@ -26,9 +25,9 @@ from stages.pairs.actions import Form, form, text_form
 from stages.pairs.blocks import (
     NOTHING,
     ActionClasses,
-    AlikeStates,
     Array,
     StateBlock,
+    StateGroup,
     equal_rows,
     lists_to_arrow,
     texts_to_arrow,
@@ -39,10 +38,10 @@ from stages.pairs.config import Config
 from stages.pairs.continuation import (
     REJECTED_PASSED,
     Branch,
-    Continued,
+    ContinuationOutcomes,
     PairBatches,
     branches,
-    goes_on,
+    can_differ,
     play_branches,
     read_rows,
 )
@@ -53,12 +52,20 @@ from stages.pairs.evidence import (
     failure_text,
     failure_verdict,
     passed_by_rollout,
-    spent,
-    tasks_to_test,
+    sample_tasks,
+    teacher_costs,
 )
 from stages.pairs.groups import LEAST_VISITS, group_pairs, pair_id, steps_by_task
-from stages.pairs.report import PairAccount, PairVerdict, report
-from stages.pairs.states import AnsweredStates, Pattern, PatternPair, asked_blindly, patterns, recorded_classes, vote
+from stages.pairs.report import PairTally, PairVerdict, report
+from stages.pairs.states import (
+    AnsweredStates,
+    Pattern,
+    PatternPair,
+    patterns,
+    recorded_classes,
+    unselected_states,
+    vote,
+)
 from stages.policy import PolicyConfig, available
 from stages.policy.serving import Serving
 from stages.rollouts.agent_loop import PlayingConfig
@@ -72,9 +79,9 @@ COST_COLUMNS = ["teacher", "cost_usd", "error_type"]
 
 
 class Extraction:
-    """One extraction from teachers' answers. passed: whether each rollout passed.
+    """One extraction from teachers' answers.
 
-    respect: whether pairs that teach against these outcomes are dropped.
+    passed: by rollout, None where unknown. respect: drop the pairs that teach against these outcomes.
     """
 
     def __init__(
@@ -83,64 +90,61 @@ class Extraction:
         self._answers, self._passed, self._respect = answers, passed, respect
         self._evidence = PairEvidence(states.teachers, passed)
         self._num_rollouts, self._num_steps, states_per_task = states.counts()
-        self._tested = pa.array(tasks_to_test(states_per_task), pa.string())
-        self.account, self.dropped = PairAccount(), Counter[str]()
+        self._tested = pa.array(sample_tasks(states_per_task), pa.string())
+        self.account, self.dropped = PairTally(), Counter[str]()
 
     def pairs(
         self, votes: Iterable[tuple[StateBlock, ActionClasses]], tasks: Mapping[str, Task]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the pairs in the order of the states, each once; count everything else on the way.
+        """Yield the distinct pairs in the order of the states, and count the drops and the evidence.
 
-        With one column more, `REJECTED_PASSED`: whether the pair teaches against the outcome of a rollout.
+        An extra column, `REJECTED_PASSED`, flags pairs that teach against the outcome of a rollout.
         """
         for block, classes in votes:
-            found = list(patterns(block, classes))
+            decided = list(patterns(block, classes))
             number = 0
-            for alike, pattern in found:
-                number += len(pattern.pairs) * len(alike.states)
+            for group, pattern in decided:
+                number += len(pattern.pairs) * len(group.states)
                 for reason in pattern.reasons:
-                    self.dropped[reason] += len(alike.states)
-                self.dropped["duplicate"] += pattern.duplicates * len(alike.states)
-            tested = to_numpy(pc.is_in(block.first_step_column("task_id"), self._tested)) & asked_blindly(
+                    self.dropped[reason] += len(group.states)
+                self.dropped["duplicate"] += pattern.duplicates * len(group.states)
+            tested = to_numpy(pc.is_in(block.first_step_column("task_id"), self._tested)) & unselected_states(
                 self._answers, block
             )
-            self._evidence.add(block, classes, found, tested)
-            rows, rejected = pair_rows(block, classes, found, tasks)
+            self._evidence.add(block, classes, decided, tested)
+            rows, rejected = pair_rows(block, classes, decided, tasks)
             self.dropped[CHOSEN_FAILS] += number - len(rows)
             against = np.isin(rejected, self._passed_actions(block, classes)) & self._respect
             against &= to_numpy(pc.equal(rows["rule"], "majority_over_student"))
             yield rows.append_column(REJECTED_PASSED, to_arrow(against))
 
     def _passed_actions(self, block: StateBlock, classes: ActionClasses) -> Array:
-        """Return the actions of a block, by `action_keys`, that some rollout took which passed."""
+        """Return the `action_keys` of the steps of a block whose rollout passed."""
         coded = block.steps["rollout_id"].combine_chunks().dictionary_encode()
         passed = np.array([self._passed.get(name) is True for name in coded.dictionary.to_pylist()], dtype=bool)
         return action_keys(block, classes, np.flatnonzero(passed[to_numpy(coded.indices)]))
 
-    def kept(self, pairs: Iterable[pa.RecordBatch], continued: Continued | None) -> Iterator[pa.RecordBatch]:
-        """Yield the pairs that are written: those that neither a rollout's outcome nor their own contradicts."""
+    def drop(self, pairs: Iterable[pa.RecordBatch], continued: ContinuationOutcomes | None) -> Iterator[pa.RecordBatch]:
+        """Yield the pairs that neither a rollout's outcome nor their own continuations contradict."""
         for rows in pairs:
             against = to_numpy(rows[REJECTED_PASSED])
             rows = rows.select(PAIR.columns)
             if continued is None:
                 self.dropped[REJECTED_PASSED] += int(against.sum())
-                kept = rows.filter(to_arrow(~against))
+                remaining = rows.filter(to_arrow(~against))
             else:
                 reasons = continued.reasons(rows, against.tolist(), respect=self._respect)
                 self.dropped.update(reason for reason in reasons if reason is not None)
-                kept = rows.filter(to_arrow(np.array([reason is None for reason in reasons], dtype=bool)))
-            self.account.add_all(kept)
-            yield kept
+                remaining = rows.filter(to_arrow(np.array([reason is None for reason in reasons], dtype=bool)))
+            self.account.add_all(remaining)
+            yield remaining
 
-    def report(self, config: Config, out: RunWriter, continued: Continued | None) -> None:
+    def report(self, config: Config, out: RunWriter, continued: ContinuationOutcomes | None) -> None:
         """Write the report, the counts and the verdict."""
-        cost = spent(self._answers.scan(TEACHER_ACTION).batches(COST_COLUMNS))
-        evidence = self._evidence.evidence(cost)
-        evidence = (
-            replace(evidence, sentences=(*evidence.sentences, NOT_PLAYED))
-            if continued is None
-            else continued.evidence(evidence)
-        )
+        costs = teacher_costs(self._answers.scan(TEACHER_ACTION).batches(COST_COLUMNS))
+        evidence = self._evidence.evidence(costs)
+        unplayed = replace(evidence, sentences=(*evidence.sentences, NOT_PLAYED))
+        evidence = unplayed if continued is None else continued.evidence(evidence)
         report(
             self.account,
             +self.dropped,
@@ -148,17 +152,17 @@ class Extraction:
             num_steps=self._num_steps,
             config=config,
             out=out,
-            spent=cost,
+            costs=costs,
             evidence=evidence,
         )
 
 
 def action_keys(block: StateBlock, classes: ActionClasses, rows: Array) -> Array:
-    """Return a number for each of these actions [N] of a block: equal in one state for equal actions, and only there.
+    """Return a key for each of these actions [N] of a block: equal exactly for equal actions in the same state.
 
     Malformed actions are equal where their texts are.
     """
-    state = np.append(block.at, block.answered)[rows]
+    state = np.append(block.step_state, block.answer_state)[rows]
     kind = np.where(classes.class_of == NOTHING, len(classes.names) + block.text_of, classes.class_of)[rows]
     keys: Array = state * (len(classes.names) + len(block.texts) + 1) + kind
     return keys
@@ -167,33 +171,33 @@ def action_keys(block: StateBlock, classes: ActionClasses, rows: Array) -> Array
 def pair_rows(
     block: StateBlock,
     classes: ActionClasses,
-    found: Sequence[tuple[AlikeStates, Pattern]],
+    decided: Sequence[tuple[StateGroup, Pattern]],
     tasks: Mapping[str, Task],
 ) -> tuple[pa.RecordBatch, Array]:
-    """Return the `pair/1` rows of a block, in the order of states and of the pairs in each, and their rejected actions.
+    """Return the `pair/1` rows of a block, in the order of states, and the `action_keys` of their rejected actions [N].
 
-    Without those that choose an action which ends the rollout and fails. The rejected actions [N] are `action_keys`.
+    Pairs that choose an action which ends the rollout and fails are left out.
     """
     coded = block.answers["served"].combine_chunks().dictionary_encode()
     served_code, served_names = to_numpy(coded.indices, null=NOTHING), coded.dictionary.to_pylist()
     parts, kinds, backers = list[Array](), list[PatternPair](), [np.zeros((0, len(block.teachers)), dtype=np.int64)]
-    for alike, pattern in found:
-        ends = (alike.students + np.cumsum(alike.samples, dtype=int)).tolist()
-        for place, pair in enumerate(pattern.pairs):
-            rows, same = alike.rows, np.ones(len(alike.states), dtype=np.int64)
+    for group, pattern in decided:
+        ends = (group.students + np.cumsum(group.samples, dtype=int)).tolist()
+        for index, pair in enumerate(pattern.pairs):
+            rows, ones = group.rows, np.ones(len(group.states), dtype=np.int64)
             sides = [rows[:, pair.step], rows[:, pair.chosen], rows[:, pair.rejected]]
-            # A server may change its model between answers: that of each backer's last answer is recorded.
-            models = np.full((len(same), len(block.teachers)), NOTHING)
-            for teacher, (name, number, end) in enumerate(zip(block.teachers, alike.samples, ends, strict=True)):
+            # A server may change its model between answers: the model of each backer's last answer is recorded.
+            models = np.full((len(ones), len(block.teachers)), NOTHING)
+            for teacher, (name, number, end) in enumerate(zip(block.teachers, group.samples, ends, strict=True)):
                 if name in pair.chosen_by and number:
                     models[:, teacher] = served_code[rows[:, end - 1] - len(block.steps)]
             backers.append(models)
             parts.append(
-                np.column_stack([alike.states, place * same, *sides, len(kinds) * same, pattern.shared * same])
+                np.column_stack([group.states, index * ones, *sides, len(kinds) * ones, pattern.shared * ones])
             )
             kinds.append(pair)
     models, served = np.concatenate(backers), list[list[str]]()
-    models_of = np.zeros(len(models), dtype=np.int64)  # of each pair: the number of its list of models
+    models_of = np.zeros(len(models), dtype=np.int64)  # the index in `served` of each pair's models
     for equal in equal_rows(models):
         models_of[equal] = len(served)
         served.append(sorted({served_names[code] for code in models[equal[0]] if code != NOTHING}))
@@ -202,8 +206,8 @@ def pair_rows(
     state, _, step, chosen, rejected, kind, shared, models_of = order[np.lexsort((order[:, 1], order[:, 0]))].T
     kind_of_row = to_arrow(kind)
 
-    def of_step(column: str, at: Array = step) -> pa.Array:
-        return block.steps[column].take(to_arrow(at)).combine_chunks()
+    def of_step(column: str, rows: Array = step) -> pa.Array:
+        return block.steps[column].take(to_arrow(rows)).combine_chunks()
 
     def text_of(values: Sequence[str]) -> pa.Array:
         return texts_to_arrow(values).take(kind_of_row)
@@ -211,18 +215,18 @@ def pair_rows(
     def number_of(values: Sequence[float]) -> pa.Array:
         return to_arrow(np.array(values, dtype=np.float64)[kind])
 
-    # A pair's context is the student's own step where its token ids are known, else that of the rollout which reached
-    # the state first: both have the same messages.
+    # A pair's context is the student's step where its token ids are known, else the first step in the state: both have
+    # the same messages.
     first = block.first_step[state]
     named = np.where(to_numpy(of_step("has_ids")), step, first)
     state_id = of_step("rollout_id", named), of_step("step", named).cast(pa.string()), texts_to_arrow(["/"])[0]
     task, digest = of_step("task_id", first).dictionary_encode(), of_step("state_sha256")
     texts = [block.actions.take(to_arrow(side)) for side in (chosen, rejected)]
     preferences, usd = [pair.preference for pair in kinds], block.usd[state]
-    families = [tasks[one].family for one in task.dictionary.to_pylist()]
+    families = [tasks[task_id].family for task_id in task.dictionary.to_pylist()]
     columns = {
         "pair_id": texts_to_arrow(list(map(pair_id, *(side.to_pylist() for side in (digest, *texts))))),
-        "rule": text_of([one.rule for one in preferences]),
+        "rule": text_of([preference.rule for preference in preferences]),
         "rollout_id": of_step("rollout_id"),
         "task_id": task.dictionary_decode(),
         "family": texts_to_arrow(families).take(task.indices),
@@ -231,9 +235,9 @@ def pair_rows(
         "state_id": pc.binary_join_element_wise(*state_id),
         "chosen": texts[0],
         "rejected": texts[1],
-        "rejected_by": text_of([one.rejected_by for one in preferences]),
-        "votes_chosen": number_of([one.votes_chosen for one in preferences]),
-        "votes_rejected": number_of([one.votes_rejected for one in preferences]),
+        "rejected_by": text_of([preference.rejected_by for preference in preferences]),
+        "votes_chosen": number_of([preference.votes_chosen for preference in preferences]),
+        "votes_rejected": number_of([preference.votes_rejected for preference in preferences]),
         "num_teachers": to_arrow(np.full(len(state), len(block.teachers), dtype=np.int64)),
         "compared_by": classes.compared_by.take(to_arrow(state)),
         "chosen_by": lists_to_arrow([pair.chosen_by for pair in kinds]).take(kind_of_row),
@@ -245,7 +249,7 @@ def pair_rows(
 
 
 ROLLOUT_COLUMNS = ["rollout_id", "task_id", "group_id", "model", "reward", "hidden_pass"]
-"""The columns that rollouts of one task are compared by."""
+"""The columns by which rollouts of one task are compared."""
 SUBMISSION_COLUMNS = ["rollout_id", "submission"]
 NO_BETTER_OUTCOME = (
     f"Rewards decide between no two actions: fewer than {LEAST_VISITS} rollouts of a task that come to the same state "
@@ -256,11 +260,11 @@ BY_REWARD = (
     "(better_outcome, better_submission) were chosen by the outcomes, which cannot judge them again"
 )
 BATCH = 16
-"""States that are made durable in one step."""
+"""States that are written to disk together."""
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """Return the number of states to vote in, or of tasks whose rollouts to compare; with the most continuations."""
+    """Plan the votes in states, or the comparisons in tasks; with a bound of the continuations."""
     rollouts = inputs.one("rollouts")
     if "teacher_actions" not in inputs:
         _refuse_continuing(rollouts, config)
@@ -270,16 +274,16 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         number = len(states)
     if not config.signal.rollouts:
         return Plan(units=number, what="states")
-    policy, playing = _collected_with(rollouts, config)
-    # Every action of a pair is that of a step or of an answer; most of them are in no pair.
-    most = (len(rollouts.scan(STEP)) + len(answers.scan(TEACHER_ACTION))) * _samples(policy, config)
-    tokens = most * playing.max_steps * available.longest_answer(policy)
-    notes = (f"at most {most} continuations", *playing.limits.notes(playing.max_steps))
+    policy, playing = _collection_settings(rollouts, config)
+    # Every action of a pair comes from a step or an answer; most steps and answers are in no pair.
+    max_continuations = (len(rollouts.scan(STEP)) + len(answers.scan(TEACHER_ACTION))) * _samples(policy, config)
+    tokens = max_continuations * playing.max_steps * available.longest_answer(policy)
+    notes = (f"at most {max_continuations} continuations", *playing.limits.notes(playing.max_steps))
     return Plan(number, "states", max_completion_tokens=tokens, max_cost_usd=policy.cost(0, tokens), notes=notes)
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Vote in every state, play the pairs' actions if asked to, then write the pairs, their states and the report."""
+    """Vote in every state, play the pairs' actions if configured, then write the pairs, their states and the report."""
     rollouts = inputs.one("rollouts")
     if "teacher_actions" not in inputs:
         _refuse_continuing(rollouts, config)
@@ -287,20 +291,20 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         return
     answers = inputs.one("teacher_actions")
     if config.signal.rollouts:
-        _collected_with(rollouts, config)  # refuses before the first vote
+        _collection_settings(rollouts, config)  # raises before the first vote
     tasks = {row["task_id"]: task_table.task(row) for row in rollouts.scan(TASK).rows()}
     with AnsweredStates(rollouts, answers, out.scratch("states")) as states:
-        make = _environment(rollouts, config)
+        make = _environment_factory(rollouts, config)
         if make is not None:
-            _vote_by_outcome(states, tasks, make, _form(rollouts), out)
+            _vote_by_outcome(states, tasks, make, _action_form(rollouts), out)
         passed = passed_by_rollout(rollouts.scan(ROLLOUT).rows(PASSED_COLUMNS))
         extraction = Extraction(states, answers, passed, respect=config.outcome == "respect")
-        pairs = extraction.pairs(_votes(states, _form(rollouts), by_text=make is None, out=out), tasks)
+        pairs = extraction.pairs(_votes(states, _action_form(rollouts), by_text=make is None, out=out), tasks)
         continued = None
         if config.signal.rollouts:
-            held = list(pairs)  # all of them: they are few beside the rollouts that are played for them
-            pairs, continued = iter(held), _continue(held, rollouts, tasks, config, out)
-        out.table(PAIR, extraction.kept(pairs, continued))
+            batches = list(pairs)  # in memory: pairs are few compared with their rollouts
+            pairs, continued = iter(batches), _continue(batches, rollouts, tasks, config, out)
+        out.table(PAIR, extraction.drop(pairs, continued))
         out.table(STATE, extraction.account.states.rows(rollouts))
         extraction.report(config, out, continued)
     failed = out.manifest.counts.get("continuations_failed", 0)
@@ -312,21 +316,21 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Vote where actions have to be run for it, or play continuations; everything else is left to `run`."""
+    """Run actions to vote, or play continuations; `run` does the rest."""
     rollouts = inputs.one("rollouts")
     tasks = {row["task_id"]: task_table.task(row) for row in rollouts.scan(TASK).rows()}
     if out.shared_value is not None:
-        wanted, samples = out.shared_value
-        _play(wanted, samples, rollouts, tasks, config, out)
+        branches, samples = out.shared_value
+        _play(branches, samples, rollouts, tasks, config, out)
         return
-    make = _environment(rollouts, config)
+    make = _environment_factory(rollouts, config)
     with AnsweredStates(rollouts, inputs.one("teacher_actions"), out.scratch("states")) as states:
         if make is not None:
-            _vote_by_outcome(states, tasks, make, _form(rollouts), out)
+            _vote_by_outcome(states, tasks, make, _action_form(rollouts), out)
 
 
 def _refuse_continuing(rollouts: Run, config: Config) -> None:
-    """Raise `UsageError` where continuations are asked for, and the rollouts were not played by `collect`."""
+    """Raise `UsageError` for continuations of rollouts that `collect` did not play."""
     if config.signal.rollouts and rollouts.manifest.stage != "collect":
         raise UsageError(
             f"signal.rollouts continues from states that `composer collect` recorded, and {rollouts.path} is a run of "
@@ -334,67 +338,68 @@ def _refuse_continuing(rollouts: Run, config: Config) -> None:
         )
 
 
-def _collected_with(rollouts: Run, config: Config) -> tuple[PolicyConfig, PlayingConfig]:
-    """Return the policy of a collection, and how its rollouts are continued under this stage's seed and sandbox.
+def _collection_settings(rollouts: Run, config: Config) -> tuple[PolicyConfig, PlayingConfig]:
+    """Return the policy of a collection, and its playing settings with this stage's seed and sandbox.
 
-    `BadInput` where the policy's weights are no longer those of the collection.
+    Raises `BadInput` where the policy's weights have changed since the collection.
     """
     _refuse_continuing(rollouts, config)
     recorded = rollouts.manifest.config
     policy = PolicyConfig.model_validate(recorded["policy"])
-    then, now = rollouts.manifest.identity.get("policy", {}).get("weights"), policy.identity()["weights"]
-    if then != now:
+    if rollouts.manifest.identity.get("policy", {}).get("weights") != policy.identity()["weights"]:
         raise BadInput(
             f"The model {policy.model} has changed since {rollouts.path} was collected with it, so its rollouts cannot "
             "be continued. Collect again, or leave out signal.rollouts."
         )
-    given = {name: value for name, value in recorded.items() if name in PlayingConfig.model_fields}
-    return policy, PlayingConfig.model_validate({**given, "seed": config.seed, "sandbox": config.sandbox})
+    options = {name: value for name, value in recorded.items() if name in PlayingConfig.model_fields}
+    return policy, PlayingConfig.model_validate({**options, "seed": config.seed, "sandbox": config.sandbox})
 
 
 def _samples(policy: PolicyConfig, config: Config) -> int:
-    """Return the continuations of each action: at temperature 0 they are the same every time."""
+    """Return the number of continuations of each action: 1 at temperature 0, where all are equal."""
     return config.signal.rollouts if policy.temperature > 0 else 1
 
 
-def _continue(pairs: PairBatches, rollouts: Run, tasks: dict[str, Task], config: Config, out: RunWriter) -> Continued:
+def _continue(
+    pairs: PairBatches, rollouts: Run, tasks: dict[str, Task], config: Config, out: RunWriter
+) -> ContinuationOutcomes:
     """Play the actions of all pairs and write the table of continuations."""
-    policy, playing = _collected_with(rollouts, config)
-    number, wanted = _samples(policy, config), branches(pairs)
-    _play(wanted, range(1), rollouts, tasks, config, out)
+    policy, playing = _collection_settings(rollouts, config)
+    number, pair_branches = _samples(policy, config), branches(pairs)
+    _play(pair_branches, range(1), rollouts, tasks, config, out)
     # An action that ended the rollout does so every time, and the environment grades equal work equally.
-    first = list(read_rows(out, wanted, range(1)))
-    again = [branch for branch, row in zip(wanted, first, strict=True) if goes_on(row)]
-    _play(again, range(1, number), rollouts, tasks, config, out)
-    rows = [*first, *read_rows(out, again, range(1, number))]
+    first = list(read_rows(out, pair_branches, range(1)))
+    repeated = [branch for branch, row in zip(pair_branches, first, strict=True) if can_differ(row)]
+    _play(repeated, range(1, number), rollouts, tasks, config, out)
+    rows = [*first, *read_rows(out, repeated, range(1, number))]
     out.table(CONTINUATION, rows)
     out.count(continuations=len(rows), continuations_failed=sum(row["error_type"] is not None for row in rows))
     out.manifest.tokens.update(
         prompt=sum(row["prompt_tokens"] for row in rows), completion=sum(row["completion_tokens"] for row in rows)
     )
     unit = envs.sampling_unit(playing.env.name)
-    return Continued(
+    return ContinuationOutcomes(
         pairs,
         rows,
         number,
-        # Tasks, where the units are all there are: the result then holds for other tasks of these units.
+        # Tasks where the environment has a fixed set of units: the result then holds for more tasks of these units.
         unit_of=lambda task, family: task if unit.fixed else unit.of_family(family),
         noun="tasks" if unit.fixed else plural(unit.noun),
     )
 
 
 def _play(
-    wanted: Sequence[Branch], samples: range, rollouts: Run, tasks: dict[str, Task], config: Config, out: RunWriter
+    branches: Sequence[Branch], samples: range, rollouts: Run, tasks: dict[str, Task], config: Config, out: RunWriter
 ) -> None:
-    """Play the samples of branches that are not finished, in the environment and with the policy of the collection."""
-    if not wanted or not samples or all(out.finished(one.key(sample)) for one in wanted for sample in samples):
+    """Play the unfinished samples of branches, in the environment and with the policy of the collection."""
+    if all(out.finished(branch.key(sample)) for branch in branches for sample in samples):
         return
-    policy, playing = _collected_with(rollouts, config)
+    policy, playing = _collection_settings(rollouts, config)
     with Serving(out, [policy]) as serving:
         opened = serving.open(policy)
         out.model("policy", **opened.facts())
         play_branches(
-            wanted,
+            branches,
             samples,
             rollouts=rollouts,
             tasks=tasks,
@@ -405,8 +410,8 @@ def _play(
         )
 
 
-def _environment(rollouts: Run, config: Config) -> Callable[[], Environment] | None:
-    """Return a maker of the environment of the rollouts, or None when actions are compared as text."""
+def _environment_factory(rollouts: Run, config: Config) -> Callable[[], Environment] | None:
+    """Return a factory of the rollouts' environment; None where actions are compared as text."""
     env = rollouts.manifest.config.get("env")
     if config.compare == "canonical" or env is None:
         return None
@@ -414,8 +419,8 @@ def _environment(rollouts: Run, config: Config) -> Callable[[], Environment] | N
     return make if isinstance(make(), ComparesOutcomes) else None
 
 
-def _form(rollouts: Run) -> Form:
-    """Return what the actions of rollouts are compared by before any is run."""
+def _action_form(rollouts: Run) -> Form:
+    """Return the function that computes an action's canonical form."""
     env = rollouts.manifest.config.get("env")
     return text_form if env is not None and envs.text_actions(env["name"]) else form
 
@@ -423,7 +428,7 @@ def _form(rollouts: Run) -> Form:
 def _vote_by_outcome(
     states: AnsweredStates, tasks: dict[str, Task], make: Callable[[], Environment], form: Form, out: RunWriter
 ) -> None:
-    """Run the actions that have to be run, which takes long, and write the vote in every state."""
+    """Run the actions whose forms differ, and write the vote in every state."""
     out.spread([[digest] for digest in states.digests()], "states")
     with ThreadPoolExecutor(4) as pool:
         units, done, number = iter(states), 0, len(states)
@@ -431,15 +436,16 @@ def _vote_by_outcome(
             out.raise_if_stopped()
             out.progress("states", done, number)
             done += len(batch)
-            missing = [(state, states.path(state)) for state in batch if not out.finished(state.digest)]
-            results = pool.map(lambda one: vote(one[0], tasks[one[0].task_id], make, one[1], form), missing)
-            out.write_all((state.digest, result, False) for (state, _), result in zip(missing, results, strict=True))
+            missing = [state for state in batch if not out.finished(state.digest)]
+            paths = [states.path(state) for state in missing]
+            results = pool.map(lambda state, path: vote(state, tasks[state.task_id], make, path, form), missing, paths)
+            out.write_all((state.digest, result, False) for state, result in zip(missing, results, strict=True))
 
 
 def _votes(
     states: AnsweredStates, form: Form, *, by_text: bool, out: RunWriter
 ) -> Iterator[tuple[StateBlock, ActionClasses]]:
-    """Yield the states with the classes of equal actions: by text alone, or as written by `_vote_by_outcome`."""
+    """Yield the states with the classes of equal actions: by text, or as `_vote_by_outcome` recorded them."""
     done, number = 0, len(states)
     records = iter(()) if by_text else out.journal.read(states.digests())
     for block in states.blocks(form=form):
@@ -451,18 +457,18 @@ def _votes(
 
 
 def _compare_groups(imported: Run, config: Config, out: RunWriter) -> None:
-    """Compare the rollouts of every task with each other, then write the pairs, their states and the report."""
+    """Compare the rollouts of each task, then write the pairs, their states and the report."""
     rollouts = list(imported.scan(ROLLOUT).rows(ROLLOUT_COLUMNS))
     if config.student is not None and config.student not in {row["model"] for row in rollouts}:
-        known = ", ".join(sorted({row["model"] or "unknown" for row in rollouts}))
-        raise UsageError(f"No rollout is of the model {config.student!r}. The models are: {known}.")
+        names = ", ".join(sorted({row["model"] or "unknown" for row in rollouts}))
+        raise UsageError(f"No rollout is of the model {config.student!r}. The models are: {names}.")
     submitted = {row["rollout_id"]: row["submission"] for row in imported.scan(ORIGIN).rows(SUBMISSION_COLUMNS)}
     tasks = {row["task_id"]: task_table.task(row) for row in imported.scan(TASK).rows()}
     grouped: dict[str, list[Row]] = {task_id: [] for task_id in tasks}
     for row in rollouts:
         grouped[row["task_id"]].append(row)
 
-    # Tasks whose rollouts have no steps come last. The generator looks at `with_steps` when the others are done.
+    # Tasks without steps come last: the generator reads `with_steps` after the tasks with steps.
     with_steps = set[str]()
     without_steps = ((task_id, list[Row]()) for task_id in tasks if task_id not in with_steps)
     for done, (task_id, steps) in enumerate(chain(steps_by_task(imported, out.scratch("steps")), without_steps)):
@@ -472,19 +478,19 @@ def _compare_groups(imported: Run, config: Config, out: RunWriter) -> None:
         if not out.finished(task_id):
             out.write(task_id, group_pairs(tasks[task_id], grouped[task_id], steps, submitted, config.student))
     out.progress("tasks", len(tasks), len(tasks))
-    account, dropped, shared = PairAccount(), Counter[str](), Counter[str]()
+    account, dropped, shared = PairTally(), Counter[str](), Counter[str]()
     judgement = FailureAlignment(passed_by_rollout(rollouts))
 
     def pairs() -> Iterator[Row]:
         for record in out.journal.read(tasks):
             dropped.update(record["dropped"])
             shared.update(shared=record["shared"], states=record["states"])
-            # Rollouts that no vote judges belong to the null: how often is one of theirs in line by chance?
-            own = [row["rollout_id"] for row in grouped[record["unit"]] if config.student in (None, row["model"])]
-            judgement.rollout_numbers(own, [record["unit"]] * len(own))
-            for wants, voted in enumerate(record["voted"]):  # in line with a failure, with a pass
+            # Rollouts without a vote are numbered too: they belong to the null distribution.
+            judged = [row["rollout_id"] for row in grouped[record["unit"]] if config.student in (None, row["model"])]
+            judgement.rollout_numbers(judged, [record["unit"]] * len(judged))
+            for outcome, voted in enumerate(record["voted"]):  # in line with a failure, with a pass
                 numbers, _ = judgement.rollout_numbers(voted, [record["unit"]] * len(voted))
-                judgement.add(numbers, bool(wants))
+                judgement.add(numbers, bool(outcome))
             for row in record["pairs"]:
                 account.add(row)
                 yield row
@@ -492,10 +498,10 @@ def _compare_groups(imported: Run, config: Config, out: RunWriter) -> None:
     out.table(PAIR, pairs())
     out.table(STATE, account.states.rows(imported, tasks.values()))
     models = len({row["model"] for row in rollouts})
-    about = f"{counted(len(tasks), 'task')}, {counted(models, 'model')}, "
-    about += f"{shared['shared']} of {shared['states']} states shared by several rollouts"
+    summary = f"{counted(len(tasks), 'task')}, {counted(models, 'model')}, "
+    summary += f"{shared['shared']} of {shared['states']} states shared by several rollouts"
     if "better_outcome" not in account.rules and dropped["difference_not_supported"] + dropped["too_few_rollouts"]:
-        about += f"\n{NO_BETTER_OUTCOME}"
+        summary += f"\n{NO_BETTER_OUTCOME}"
     aligned = judgement.alignment()
     numbers = {"alignment": aligned and vars(aligned)}
     evidence = PairVerdict(failure_verdict(aligned), numbers, (failure_text(aligned), BY_REWARD))
@@ -507,6 +513,6 @@ def _compare_groups(imported: Run, config: Config, out: RunWriter) -> None:
         num_steps=num_steps,
         config=config,
         out=out,
-        about=about,
+        note=summary,
         evidence=evidence,
     )

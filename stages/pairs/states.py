@@ -1,10 +1,10 @@
 """The distinct states of a run with the teachers' actions in them, and the vote in each.
 
-What is decided in a state depends only on which of its actions are equal. `patterns` groups the states of a block by
-that pattern of equalities and decides each pattern once.
+A decision depends only on which actions of a state are equal. `patterns` groups the states of a block by that pattern
+of equalities and decides each pattern once.
 
 DuckDB numbers the states and joins steps and answers with them, once and one table after the other, since each may take
-all of its memory; sorted on disk, the states then come one by one, or in blocks of arrays, however often they are read.
+all of its memory. Sorted on disk, the states are then read one by one or in blocks of arrays.
 """
 
 import shlex
@@ -32,18 +32,18 @@ from stages.pairs.actions import (
     backers,
     class_names,
     decide,
-    fails_at_once,
+    ends_in_failure,
     form,
     outcomes,
 )
 from stages.pairs.blocks import (
     NOTHING,
     ActionClasses,
-    AlikeStates,
     Array,
     CanonicalForms,
     SortedRows,
     StateBlock,
+    StateGroup,
     equal_rows,
     short_name,
     to_numpy,
@@ -64,27 +64,27 @@ coalesce(nullif(served_model, ''), model) AS served,
 CASE WHEN error_type IS NULL THEN cost_usd ELSE coalesce(cost_usd, 0) END AS cost_usd
 FROM answers JOIN states USING (state_sha256)
 """
-"""A call that failed without a bill cost nothing."""
+"""A failed call without a bill costs 0."""
 MEMORY_MB, MORE_MB = 150, 15
-"""Memory of DuckDB to number and join, and per million rows where that is more: less was not enough."""
+"""Memory of DuckDB to number and join: at least, and per million rows. Less was not enough."""
 BLOCK_STATES = 8192
-"""States whose arrays are in memory together."""
+"""States whose arrays are in memory at a time."""
 BATCH_STATES = 256
-"""States whose rows are Python objects together."""
+"""States whose rows are Python objects at a time."""
 LOST = "state_not_reproducible"
 MOST_NUMBERS = 4_000_000
 """Numbers in the largest array that compares the actions of alike states with each other."""
-Places = tuple[int, ...]
-"""Places of a state's actions among each other: its steps, then the answers teacher by teacher."""
+Positions = tuple[int, ...]
+"""Positions among a state's actions: its steps, then the answers teacher by teacher."""
 
 
 @dataclass(frozen=True)
 class AnsweredState:
-    """A distinct state with the teachers' actions in it, one per sample; None for no answer, or one that was cut off.
+    """A distinct state with the teachers' actions in it, one per sample; None for a missing or truncated answer.
 
-    steps: all that were recorded in it, in the order of rollouts, with their rollout, task, action, whether that was
-    cut off, and `has_ids`, whether their token ids are known; the first is of the rollout that reached the state
-    first. A teacher that was not asked there has no samples; it counts when majorities are taken.
+    steps: all recorded steps in the state, in the order of rollouts, with `rollout_id`, `task_id`, `action`,
+    `truncated`, and `has_ids`, whether their token ids are known. A teacher that was not asked in the state has no
+    samples, but counts in majorities.
     """
 
     digest: str
@@ -100,22 +100,23 @@ class AnsweredState:
 class AnsweredStates(AbstractContextManager["AnsweredStates"]):
     """The distinct states of a run, in the order of rollouts and steps, read anew at each iteration.
 
-    `folder` is for what exceeds memory. Raises `BadInput` when the answers belong to other rollouts.
+    folder: for the data that exceeds memory. Raises `BadInput` when the answers belong to other rollouts.
     """
 
     def __init__(self, rollouts: Run, answers: Run, folder: Path) -> None:
-        asked = answers.manifest.inputs["rollouts"][0]
-        if asked.content != rollouts.manifest.content:
+        reference = answers.manifest.inputs["rollouts"][0]
+        if reference.content != rollouts.manifest.content:
+            path = Path(reference.path)
             # By its name in the folder of artifacts, where that was moved.
-            of = Path(asked.path) if Path(asked.path).is_dir() else Path(*Path(asked.path).parts[-2:])
-            together = " ".join(f"--from {shlex.quote(str(path))}" for path in (of, answers.path))
+            path = path if path.is_dir() else Path(*path.parts[-2:])
+            together = " ".join(f"--from {shlex.quote(str(each))}" for each in (path, answers.path))
             raise BadInput(
-                f"{answers.path} answers the rollouts of {asked.path}, not those of {rollouts.path}. "
+                f"{answers.path} answers the rollouts of {reference.path}, not those of {rollouts.path}. "
                 f"Give both: {together}. Or rerun replay-teachers on these rollouts."
             )
-        steps, given = rollouts.scan(STEP), answers.scan(TEACHER_ACTION)
-        memory = max(MEMORY_MB, MORE_MB * (len(steps) + len(given)) // 10**6)
-        self._distinct, self._folder = DistinctStates(rollouts, folder, f"{memory}MB", answers=given), folder
+        steps, answer_table = rollouts.scan(STEP), answers.scan(TEACHER_ACTION)
+        memory = max(MEMORY_MB, MORE_MB * (len(steps) + len(answer_table)) // 10**6)
+        self._distinct, self._folder = DistinctStates(rollouts, folder, f"{memory}MB", answers=answer_table), folder
         self._database = self._distinct.database
         ordered = "SELECT teacher FROM answers GROUP BY teacher ORDER BY min(file_row_number)"
         self.teachers = [name for (name,) in self._database.execute(ordered).fetchall()]
@@ -128,7 +129,7 @@ class AnsweredStates(AbstractContextManager["AnsweredStates"]):
         return len(self._distinct)
 
     def counts(self) -> tuple[int, int, dict[str, int]]:
-        """Return the number of rollouts that have steps, of their steps, and of distinct states by task."""
+        """Return the numbers of rollouts with steps, of steps, and of distinct states by task."""
         query = "SELECT count(DISTINCT rollout_id), count(*) FROM steps"
         ((rollouts, steps),) = self._database.execute(query).fetchall()
         # A state that the rollouts of two tasks share counts in each.
@@ -145,23 +146,23 @@ class AnsweredStates(AbstractContextManager["AnsweredStates"]):
         )
         return steps, answers
 
-    def _parts(self, most: int) -> Iterator[tuple[int, int, pa.Table, pa.Table]]:
-        """Yield steps and answers of at most `most` states at a time, with the first of the states and their end."""
-        begins = range(0, number := len(self), most)
-        ends = [min(begin + most, number) for begin in begins]
+    def _parts(self, max_states: int) -> Iterator[tuple[int, int, pa.Table, pa.Table]]:
+        """Yield the range of at most `max_states` states, their steps and their answers."""
+        begins = range(0, number := len(self), max_states)
+        ends = [min(begin + max_states, number) for begin in begins]
         yield from zip(begins, ends, *(rows.parts(ends) for rows in self._sorted), strict=True)
 
     def __iter__(self) -> Iterator[AnsweredState]:
-        for _, _, steps, given in self._parts(BATCH_STATES):
-            answers = groupby(given.to_pylist(), key=itemgetter("n"))
-            at, answered = next(answers, (-1, iter(())))
+        for _, _, steps, answer_table in self._parts(BATCH_STATES):
+            answers = groupby(answer_table.to_pylist(), key=itemgetter("n"))
+            number, answered = next(answers, (-1, iter(())))
             for n, rows in groupby(steps.to_pylist(), key=itemgetter("n")):
                 recorded = list(rows)
                 state = AnsweredState(recorded[0]["state_sha256"], recorded, {name: [] for name in self.teachers})
-                if at == n:
+                if number == n:
                     for row in answered:
                         state.teachers[row["teacher"]].append(row["whole"])
-                    at, answered = next(answers, (-1, iter(())))
+                    number, answered = next(answers, (-1, iter(())))
                 yield state
 
     def digests(self) -> Iterator[str]:
@@ -169,18 +170,18 @@ class AnsweredStates(AbstractContextManager["AnsweredStates"]):
         for row in self._distinct.rows("SELECT state_sha256 FROM states ORDER BY rowid"):
             yield row["state_sha256"]
 
-    def blocks(self, most: int = BLOCK_STATES, form: Form = form) -> Iterator[StateBlock]:
-        """Yield the same states as arrays, at most `most` at a time; `form`: of actions, to compare texts by."""
+    def blocks(self, max_states: int = BLOCK_STATES, form: Form = form) -> Iterator[StateBlock]:
+        """Yield the states as arrays, at most `max_states` at a time. form: computes an action's canonical form."""
         forms = CanonicalForms(form)
-        for begin, end, steps, answers in self._parts(most):
+        for begin, end, steps, answers in self._parts(max_states):
             yield StateBlock.from_tables(begin, end, self.teachers, steps, answers, forms)
 
     def path(self, state: AnsweredState) -> list[tuple[str, str]]:
-        """Return (action, observation) of the steps before a state, in the rollout that reached the state first."""
+        """Return (action, observation) of the steps before a state, in the first rollout that reached it."""
         first = state.steps[0]
         rollout_id = first["rollout_id"]
         if rollout_id not in self._paths:
-            # States come in the order of rollouts, so a few rollouts are enough; observations may be long.
+            # States come in the order of rollouts, so a cache of a few rollouts is enough; observations may be long.
             self._paths = dict(list(self._paths.items())[-7:])
             query = "SELECT action, observation FROM steps WHERE rollout_id = ? ORDER BY step"
             with self._database.cursor() as cursor:
@@ -188,24 +189,24 @@ class AnsweredStates(AbstractContextManager["AnsweredStates"]):
         return self._paths[rollout_id][: first["step"]]
 
 
-def explored(digest: str, share: float) -> bool:
-    """Return whether a state is in a random share of all: by its digest, so that every process agrees on it."""
+def in_random_share(digest: str, share: float) -> bool:
+    """Return whether a state is in a random share of all states, by its digest, so that all processes agree."""
     return int(digest[:12], 16) < share * 16**12
 
 
-def asked_blindly(answers: Run, block: StateBlock) -> Array:
+def unselected_states(answers: Run, block: StateBlock) -> Array:
     """Return which states [S] of a block have answers that were not requested because of other answers.
 
     Where all teachers were asked everywhere, those are all answered states; under a selection, the share that it
     explores at random: it asks where teachers are likely to disagree, so that its own choice would decide a test of
     agreement.
     """
-    asked: Array = np.bincount(block.answered, minlength=block.size) > 0
+    answered: Array = np.bincount(block.answer_state, minlength=block.size) > 0
     selection = answers.manifest.config.get("selection") or {"rule": "off"}
     if selection["rule"] == "off":
-        return asked
+        return answered
     digests = block.first_step_column("state_sha256").to_pylist()
-    return asked & np.array([explored(digest, selection["explore"]) for digest in digests], dtype=bool)
+    return answered & np.array([in_random_share(digest, selection["explore"]) for digest in digests], dtype=bool)
 
 
 def vote(
@@ -215,39 +216,41 @@ def vote(
     path: Sequence[tuple[str, str]] = (),
     form: Form = form,
 ) -> Row:
-    """Return the classes of the actions in a state, how they were compared, and which chosen actions fail there.
+    """Return the classes of the actions in a state, the comparison used, and the chosen actions that fail.
 
-    make: the environment in which actions whose forms differ are run, after the (action, observation) of `path`; None
-    compares texts alone. form: of an action. `students` and `teachers` are short names of classes that mean the same in
-    every state; `failing` are those of chosen actions that end the rollout there and fail.
+    make: opens the environment in which actions whose forms differ are run, after the (action, observation) of `path`;
+    None compares by form only. form: computes an action's canonical form. `students` and `teachers` are short names of
+    classes, the same in every state; `failing` names the chosen actions that end the rollout and fail.
     """
     answers = chain.from_iterable(state.teachers.values())
     texts = dict.fromkeys(text for text in (*(step["action"] for step in state.steps), *answers) if text is not None)
     forms = {text: form(text) for text in texts}
     compared_by, by_outcome, reproducible, ending = "canonical", dict[str, str](), True, set[str]()
-    reached = StatePath(task, tuple(action for action, _ in path), tuple(seen for _, seen in path))
+    state_path = StatePath(task, tuple(action for action, _ in path), tuple(observation for _, observation in path))
     candidates = {name: text for text, name in reversed(forms.items()) if name is not None}
     if make is not None and len(candidates) > 1:
         try:
             order = list(dict.fromkeys(name for name in forms.values() if name is not None))
-            results = outcomes(make, reached, [candidates[name] for name in order])
-            compared_by, ending = "outcome", {one.digest for one in results if one.ends}
-            by_outcome = {name: one.digest for name, one in zip(order, results, strict=True)}
+            results = outcomes(make, state_path, [candidates[name] for name in order])
+            compared_by, ending = "outcome", {outcome.digest for outcome in results if outcome.ends}
+            by_outcome = {name: outcome.digest for name, outcome in zip(order, results, strict=True)}
         except NotReproducible:
-            # Not compared by form instead: what differs in form may be equal here, and the environment has changed.
+            # Comparing by form instead would be wrong: different forms may be equal, and the environment has changed.
             reproducible = False
     classes = {text: None if name is None else by_outcome.get(name, name) for text, name in forms.items()}
     names = class_names(classes, forms)
     short = {text: None if name is None else short_name(name) for text, name in names.items()}
-    steps = [step for step in state.steps if reproducible and not step["truncated"]]
-    found = (one for step in steps for one in decide(Ballot(step["action"], state.teachers, classes))[0])
-    # Graded where a pair would choose the action, and nowhere else: a grade may take minutes of tests.
-    chosen = {classes[one.chosen]: one.chosen for one in found}
-    failing = (
-        {short[text] for name, text in chosen.items() if name in ending and fails_at_once(make, reached, text)}
-        if make is not None
-        else set[str]()
-    )
+    chosen = dict[str | None, str]()
+    for step in state.steps if reproducible else ():
+        if not step["truncated"]:
+            preferences, _ = decide(Ballot(step["action"], state.teachers, classes))
+            chosen |= {classes[preference.chosen]: preference.chosen for preference in preferences}
+    # Only actions that a pair would choose are graded: a grade may take minutes of tests.
+    failing = {
+        short[text]
+        for name, text in chosen.items()
+        if make is not None and name in ending and ends_in_failure(make, state_path, text)
+    }
     return {
         "reproducible": reproducible,
         "compared_by": compared_by,
@@ -258,8 +261,8 @@ def vote(
 
 
 def recorded_classes(block: StateBlock, records: Iterable[Row]) -> ActionClasses:
-    """Return the classes of a block as `vote` found them in each of its states."""
-    known: dict[str, int] = {}
+    """Return the classes of a block as `vote` recorded them in each state."""
+    number_of: dict[str, int] = {}
     steps, answers, compared_by, lost = list[int](), list[int](), list[str](), list[bool]()
     failing: tuple[list[bool], list[bool]] = [], []  # of steps, of answers
     for record in records:
@@ -269,11 +272,11 @@ def recorded_classes(block: StateBlock, records: Iterable[Row]) -> ActionClasses
             (steps, failing[0], record["students"]),
             (answers, failing[1], list(chain(*(record["teachers"][name] for name in block.teachers)))),
         ):
-            numbers += [NOTHING if name is None else known.setdefault(name, len(known)) for name in names]
+            numbers += [NOTHING if name is None else number_of.setdefault(name, len(number_of)) for name in names]
             flags += [name in record["failing"] for name in names]
     class_of = np.array(steps + answers, dtype=np.int64)
     fails = np.array(failing[0] + failing[1], dtype=bool)
-    return ActionClasses(class_of, list(known), pa.array(compared_by), np.array(lost), fails)
+    return ActionClasses(class_of, list(number_of), pa.array(compared_by), np.array(lost), fails)
 
 
 # The vote in thousands of states at a time
@@ -281,34 +284,34 @@ def recorded_classes(block: StateBlock, records: Iterable[Row]) -> ActionClasses
 
 @dataclass(frozen=True)
 class JudgedState:
-    """The actions in one state: of the student in each recorded step, of each teacher in each sample.
+    """The classes of the actions in one state: the student's by recorded step, each teacher's by sample.
 
-    Actions are names of classes, None for a missing or malformed one.
+    None stands for a missing or malformed action.
     """
 
     students: Sequence[str | None]
     teachers: Mapping[str, Sequence[str | None]]
 
     def preferences(self, without: str | None = None) -> Iterator[tuple[Preference, int]]:
-        """Yield the preferences among classes, perhaps without one teacher, each with the step that it judges."""
+        """Yield the preferences among classes, each with the step that it judges. without: a teacher to leave out."""
         teachers = {name: actions for name, actions in self.teachers.items() if name != without}
         classes = {name: name for names in (self.students, *teachers.values()) for name in names if name is not None}
-        for step, own in enumerate(self.students):
-            for preference in decide(Ballot(own or "", teachers, {"": None, **classes}))[0]:
+        for step, action in enumerate(self.students):
+            for preference in decide(Ballot(action or "", teachers, {"": None, **classes}))[0]:
                 yield preference, step
 
     def most_common(self, teacher: str) -> str | None:
-        """Return the most common action of a teacher; None where it has none."""
-        known = Counter(name for name in self.teachers.get(teacher, ()) if name is not None)
-        return known.most_common(1)[0][0] if known else None
+        """Return the most common action of a teacher; None without an action."""
+        counts = Counter(name for name in self.teachers.get(teacher, ()) if name is not None)
+        return counts.most_common(1)[0][0] if counts else None
 
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    """A teacher in a state: the pairs that are lost and won without it, and those that it backs.
+    """The influence of a teacher in a state: pairs lost and won without it, and pairs that it backs.
 
-    sides: for each recorded step, "joined" where the student did the same as the teacher against the majority,
-    "opposed" where the student did as the majority, else None; None instead of a tuple without a minority vote.
+    sides: for each recorded step, "joined" where the student took the teacher's action against the majority, "opposed"
+    where the student took the majority's, else None. It is None where the teacher agrees with the majority.
     """
 
     lost: int
@@ -318,24 +321,24 @@ class LeaveOneOut:
 
 
 def leave_one_out(state: JudgedState, teacher: str) -> LeaveOneOut:
-    """Return which pairs of one state depend on a teacher."""
-    found = [preference for preference, _ in state.preferences()]
-    everyone = {(each.rule, each.chosen, each.rejected) for each in found}
-    without = {(each.rule, each.chosen, each.rejected) for each, _ in state.preferences(without=teacher)}
+    """Compute the influence of a teacher on the pairs of one state."""
+    preferences = [preference for preference, _ in state.preferences()]
+    all_pairs = {(pair.rule, pair.chosen, pair.rejected) for pair in preferences}
+    without = {(pair.rule, pair.chosen, pair.rejected) for pair, _ in state.preferences(without=teacher)}
     answer = state.most_common(teacher)
-    # a teacher backs a pair by doing what is chosen over the student, or what is rejected in favour of the student
-    backed = sum(answer == (each.chosen if each.rejected_by == STUDENT else each.rejected) for each in found)
-    winner = found[-1].chosen if found else None  # by either rule the majority does what was chosen
+    # a teacher backs a pair with the action chosen over the student, or with the one rejected in the student's favour
+    backed = sum(answer == (pair.chosen if pair.rejected_by == STUDENT else pair.rejected) for pair in preferences)
+    winner = preferences[-1].chosen if preferences else None  # by either rule the chosen action is the majority's
     sides = None
     if winner is not None and answer is not None and answer != winner:
         names = {answer: "joined", winner: "opposed"}
-        sides = tuple(None if own is None else names.get(own) for own in state.students)
-    return LeaveOneOut(len(everyone - without), len(without - everyone), backed, sides)
+        sides = tuple(None if action is None else names.get(action) for action in state.students)
+    return LeaveOneOut(len(all_pairs - without), len(without - all_pairs), backed, sides)
 
 
 @dataclass(frozen=True)
 class PatternPair:
-    """A pair: the step that it judges, and the first places of its sides in the pattern."""
+    """A pair: the step that it judges, and the first positions of its sides in the pattern."""
 
     step: int
     chosen: int
@@ -346,10 +349,10 @@ class PatternPair:
 
 @dataclass(frozen=True)
 class Pattern:
-    """The decision in a state. reasons: why a step gives no pair; shared: among how many pairs its cost is shared.
+    """The decision in a state. reasons: of the steps without a pair; shared: the number of pairs that share its cost.
 
-    teachers: what each decides; wanted: all preferences among classes, each with the step that it judges; answers: the
-    places of the student's first action, and of each teacher's most common one, `NOTHING` for none.
+    teachers: the influence of each; preferences: all preferences among classes, each with the step that it judges;
+    answers: the positions of the student's first action and of each teacher's most common one, `NOTHING` for none.
     """
 
     reasons: tuple[str, ...]
@@ -357,41 +360,41 @@ class Pattern:
     duplicates: int
     shared: int
     teachers: tuple[LeaveOneOut, ...]
-    wanted: tuple[tuple[Preference, int], ...]
-    answers: Places
+    preferences: tuple[tuple[Preference, int], ...]
+    answers: Positions
 
 
-def patterns(block: StateBlock, classes: ActionClasses) -> Iterator[tuple[AlikeStates, Pattern]]:
-    """Yield the states of a block, those with one pattern together."""
+def patterns(block: StateBlock, classes: ActionClasses) -> Iterator[tuple[StateGroup, Pattern]]:
+    """Yield the states of a block grouped by pattern."""
     truncated = np.zeros(len(block.actions), dtype=bool)
     truncated[: len(block.steps)] = to_numpy(block.steps["truncated"], null=False)
     class_of = np.where(truncated, NOTHING, classes.class_of)
-    for alike in block.alike(MOST_NUMBERS):
-        length, students = alike.rows.shape[1], alike.students
-        cut, lost = truncated[alike.rows[:, :students]], classes.lost[alike.states, None]
-        equalities = np.hstack([_first_equal(block.text_of[alike.rows]), _first_equal(class_of[alike.rows]), cut, lost])
-        for same in equal_rows(np.ascontiguousarray(equalities, dtype=np.int32)):
-            row, shape = equalities[same[0]].tolist(), (students, alike.samples)
+    for group in block.groups(MOST_NUMBERS):
+        length, students = group.rows.shape[1], group.students
+        cut, lost = truncated[group.rows[:, :students]], classes.lost[group.states, None]
+        equalities = np.hstack([_first_equal(block.text_of[group.rows]), _first_equal(class_of[group.rows]), cut, lost])
+        for members in equal_rows(np.ascontiguousarray(equalities, dtype=np.int32)):
+            row, shape = equalities[members[0]].tolist(), (students, group.samples)
             texts, kinds, flags = row[:length], row[length : 2 * length], row[2 * length :]
             pattern = _pattern(block.teachers, shape, tuple(texts), tuple(kinds), tuple(flags[:-1]), bool(flags[-1]))
-            yield AlikeStates(alike.states[same], alike.rows[same], *shape), pattern
+            yield StateGroup(group.states[members], group.rows[members], *shape), pattern
 
 
 def _first_equal(values: Array) -> Array:
-    """Return the first place [S, L] in each row [S, L] that holds the same; `NOTHING` stays so."""
-    # The states last: NumPy then compares and reduces thousands of them at a time.
+    """Return the position [S, L] of the first equal value in each row [S, L]; `NOTHING` for `NOTHING`."""
+    # States on the last axis: NumPy then compares and reduces thousands of them at a time.
     columns = np.ascontiguousarray(values.T)
-    places = np.arange(len(columns), dtype=np.int32)[:, None, None]
-    first = np.where(columns[:, None] == columns[None], places, len(columns)).min(axis=0)
+    positions = np.arange(len(columns), dtype=np.int32)[:, None, None]
+    first = np.where(columns[:, None] == columns[None], positions, len(columns)).min(axis=0)
     return np.where(columns == NOTHING, NOTHING, first).T
 
 
 @lru_cache(16_384)
-def decided(
+def vote_on_texts(
     student: str, teachers: tuple[tuple[str, tuple[str | None, ...]], ...], kinds: tuple[str | None, ...]
 ) -> tuple[tuple[tuple[Preference, tuple[str, ...]], ...], str | None]:
-    """Return the vote on numbered texts, which most states have in common: `kinds` are their classes, in order."""
-    texts = dict.fromkeys(text for text in (student, *chain(*(given for _, given in teachers))) if text is not None)
+    """Vote on numbered texts, which most states have in common. kinds: their classes, in order."""
+    texts = dict.fromkeys(text for text in (student, *chain(*(samples for _, samples in teachers))) if text is not None)
     ballot = Ballot(student, dict(teachers), dict(zip(texts, kinds, strict=True)))
     preferences, reason = decide(ballot)
     return tuple((preference, tuple(backers(ballot, preference))) for preference in preferences), reason
@@ -401,42 +404,42 @@ def decided(
 def _pattern(
     teachers: tuple[str, ...],
     shape: tuple[int, tuple[int, ...]],
-    texts: Places,
-    classes: Places,
-    truncated: Places,
+    texts: Positions,
+    classes: Positions,
+    truncated: Positions,
     lost: bool,
 ) -> Pattern:
-    """Decide a pattern: steps and samples of each teacher (`shape`), and what equals what (`texts`, `classes`)."""
+    """Decide a pattern: its numbers of steps and samples (`shape`), and its equal actions (`texts`, `classes`)."""
     students, samples = shape
     ends = (students + np.cumsum(samples, dtype=int)).tolist()
-    places = {name: range(end - number, end) for name, number, end in zip(teachers, samples, ends, strict=True)}
-    class_names = [None if place == NOTHING else str(place) for place in classes]
+    spans = {name: range(end - number, end) for name, number, end in zip(teachers, samples, ends, strict=True)}
+    class_names = [None if number == NOTHING else str(number) for number in classes]
     reasons, votes = list[str](), list[PatternPair]()
     for step in range(students):
-        reason, found = _step_pairs(step, places, texts, class_names, bool(truncated[step]), lost)
+        reason, step_pairs = _step_pairs(step, spans, texts, class_names, bool(truncated[step]), lost)
         reasons += [] if reason is None else [reason]
-        votes += found
-    sides = [(one.chosen, one.rejected) for one in votes]
-    # Steps with equal actions give equal pairs: reversed, so that the first of them is the one that is kept.
-    kept = dict(zip(reversed(sides), reversed(votes), strict=True))
-    actions = {name: [class_names[place] for place in of] for name, of in places.items()}
+        votes += step_pairs
+    sides = [(vote.chosen, vote.rejected) for vote in votes]
+    # Steps with equal actions give equal pairs: reversed, so that the first vote stays.
+    first_votes = dict(zip(reversed(sides), reversed(votes), strict=True))
+    actions = {name: class_names[span.start : span.stop] for name, span in spans.items()}
     judged = JudgedState(class_names[:students], actions)
     answers = [judged.students[0], *(judged.most_common(name) for name in teachers)]
     return Pattern(
         tuple(reasons),
-        tuple(one for side, one in zip(sides, votes, strict=True) if kept[side] is one),
-        len(votes) - len(kept),
-        len(kept),
+        tuple(vote for side, vote in zip(sides, votes, strict=True) if first_votes[side] is vote),
+        len(votes) - len(first_votes),
+        len(first_votes),
         tuple(leave_one_out(judged, name) for name in teachers),
         tuple(judged.preferences()),
-        tuple(NOTHING if most is None else int(most) for most in answers),
+        tuple(NOTHING if action is None else int(action) for action in answers),
     )
 
 
 def _step_pairs(
     step: int,
-    places: dict[str, range],
-    texts: Places,
+    spans: dict[str, range],
+    texts: Positions,
     class_names: Sequence[str | None],
     truncated: bool,
     lost: bool,
@@ -446,14 +449,13 @@ def _step_pairs(
         return LOST, []
     if truncated:
         return "student_truncated", []
-    if not any(places.values()):
+    if not any(spans.values()):
         return "not_asked", []
-    given = [place for of in places.values() for place in of]
-    class_of = {texts[place]: class_names[place] for place in (*given, step)}
-    order = dict.fromkeys(text for text in (texts[step], *(texts[place] for place in given)) if text != NOTHING)
+    positions = [step, *chain(*spans.values())]
+    class_of = {texts[i]: class_names[i] for i in reversed(positions)}
+    order = dict.fromkeys(texts[i] for i in positions if texts[i] != NOTHING)
     teachers = tuple(
-        (name, tuple(None if texts[place] == NOTHING else str(texts[place]) for place in of))
-        for name, of in places.items()
+        (name, tuple(None if texts[i] == NOTHING else str(texts[i]) for i in span)) for name, span in spans.items()
     )
-    found, reason = decided(str(texts[step]), teachers, tuple(class_of[text] for text in order))
-    return reason, [PatternPair(step, int(one.chosen), int(one.rejected), one, by) for one, by in found]
+    preferences, reason = vote_on_texts(str(texts[step]), teachers, tuple(class_of[text] for text in order))
+    return reason, [PatternPair(step, int(p.chosen), int(p.rejected), p, names) for p, names in preferences]

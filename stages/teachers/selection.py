@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from stages.pairs.actions import ROUNDING, Ballot, canonical, decide
-from stages.pairs.states import explored
+from stages.pairs.states import in_random_share
 from stages.policy.requests import price_bound
 from stages.runs.kinds import Row
 from stages.runs.run import RunWriter
@@ -99,7 +99,7 @@ def ask_selected(
     # By the price of a typical question: a thousand tokens in, a hundred out.
     order = [teacher.name for teacher in sorted(teachers, key=lambda teacher: teacher.cost(1000, 100))]
     majority = len(order) // 2 + 1
-    everywhere = {digest for digest in states if selection.rule == "off" or explored(digest, selection.explore)}
+    everywhere = {digest for digest in states if selection.rule == "off" or in_random_share(digest, selection.explore)}
     # Fewer teachers than a majority of all could not decide anything.
     _ask({d: order if d in everywhere else order[:majority] for d in states}, states, policies, out)
     for number in range(majority, len(order)):

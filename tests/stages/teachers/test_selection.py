@@ -11,7 +11,7 @@ from stages import collect, extract_pairs, replay_teachers
 from stages.envs.kata.env import KataEnv
 from stages.envs.kata.tasks import OPERATIONS
 from stages.pairs.evidence import passed_by_rollout
-from stages.pairs.states import explored
+from stages.pairs.states import in_random_share
 from stages.runs import runner, store
 from stages.runs.kinds import PAIR, ROLLOUT, TEACHER_ACTION
 from stages.runs.run import Run
@@ -84,13 +84,13 @@ def test_nearly_all_pairs_for_less_than_half_the_cost(world: Any) -> None:
         assert row["error_type"] is None
     dear = {row["state_sha256"] for row in answers.rows(TEACHER_ACTION) if row["teacher"] == "dear"}
     everywhere = {row["state_sha256"] for row in answers.rows(TEACHER_ACTION)}
-    assert {digest for digest in everywhere if explored(digest, 0.1)} <= dear < everywhere
+    assert {digest for digest in everywhere if in_random_share(digest, 0.1)} <= dear < everywhere
 
 
 def test_a_pair_of_little_worth_buys_no_dear_answers(world: Any) -> None:
     answers, _ = selected(world, "cheap", rule="value", usd_per_pair=1e-6)
     rows = answers.rows(TEACHER_ACTION)
-    assert all(explored(row["state_sha256"], 0.1) for row in rows if row["teacher"] == "dear")
+    assert all(in_random_share(row["state_sha256"], 0.1) for row in rows if row["teacher"] == "dear")
 
 
 @pytest.mark.slow
