@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 class Config(StageConfig):
-    """How finely to resample."""
+    """Settings of the resampling."""
 
     resamples: int = Field(default=2000, ge=100)
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """Return the inputs as units: there is one comparison of each kind."""
+    """Plan the comparisons, one unit an input."""
     del config
     return Plan(units=len(inputs), what="inputs")
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Compare what was given; `BadInput` when that is neither two scores nor trainings."""
+    """Compare scores and trainings; `BadInput` without either."""
     from stages.probe.checks.check import write_checks
     from stages.probe.checks.trajectories import arms_learn, reductions_match, trajectories, trajectories_slowed
 
@@ -42,8 +42,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         rows = trajectories(inputs.many("trainings"), inputs.optional("evaluation"))
         matched = reductions_match(rows)
         # R5 needs three arms; trainings of two adapters without the random arm are compared by R6 alone.
-        three = any(row["arm"] == "projected_random" for row in rows)
-        checks += [*arms_learn(rows), *(trajectories_slowed(rows) if three or not matched else []), *matched]
+        has_random = any(row["arm"] == "projected_random" for row in rows)
+        checks += [*arms_learn(rows), *(trajectories_slowed(rows) if has_random or not matched else []), *matched]
         out.table(TRAJECTORY, rows, "trajectories")
     if "scores" in inputs:
         checks.append(_compare_scores(inputs.many("scores"), inputs.many("rows"), config))
@@ -56,7 +56,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 
 def _compare_scores(scores: list[Run], replays: list[Run], config: Config) -> "Check":
-    """Check R6 or R7, by what the two scores differ in: SVD and LoRA, or NLL and GRPO; `BadInput` for others."""
+    """Check R6 for scores of an SVD and a LoRA adapter, R7 for an NLL and a GRPO direction; else `BadInput`."""
     import numpy as np
 
     from stages.probe.checks.hacking import factorial_design
@@ -80,12 +80,13 @@ def _compare_scores(scores: list[Run], replays: list[Run], config: Config) -> "C
         )
     rows = [labels[uid] for uid in scored[0]]
     table = np.array([[scores[row["row_uid"]] for scores in scored] for row in rows], dtype=float)
-    some = labelled(rows, table)
+    scored_rows = labelled(rows, table)
     # Effect sizes, not cosines: those of adapters with other numbers of parameters cannot be compared.
-    effects = compare_effects(some, config.resamples, config.seed)
+    effects = compare_effects(scored_rows, config.resamples, config.seed)
     if adapters:
         return lora_against_svd(effects)
-    return grpo_against_nll(effects, regress(some.scores, some.hacked, factorial_design(some), some.problem).t.tolist())
+    fit = regress(scored_rows.scores, scored_rows.hacked, factorial_design(scored_rows), scored_rows.problem)
+    return grpo_against_nll(effects, fit.t.tolist())
 
 
 STAGE = Stage(

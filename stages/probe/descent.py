@@ -1,14 +1,14 @@
-"""An arm: an optimiser that takes a direction out of gradient and update and measures that it is out; and the replay.
+"""An arm of a replay: an optimiser that removes a direction from gradient and update; and the replay.
 
 Order in a step: accumulate, project the gradient, clip, optimise, project the update. An update is projected too
 because a projected gradient does not give a projected update under Adam, whose steps are not along its gradient.
 
 Removing relu(V g) V from the gradient is the method of wassname/grpo_proj2 @25ad306. Here the mean direction decides
-and the whole span of the axes is removed: relu on single axes would depend on the arbitrary rotation of a singular
-basis. With one axis, the mean's, both are the same.
+and the span of the axes is removed: relu on single axes would depend on the arbitrary rotation of a singular basis.
+With one axis, the mean's, both are the same.
 
-One-sided removal is not neutral: on noise it leaves a drift away from any direction, a random one too, which is why
-random and two-sided arms exist.
+One-sided removal is not neutral: on noise it leaves a drift away from any direction, even a random one. Random and
+two-sided arms control for it.
 
 `Replay` is student, direction, optimiser and gradient store, one step at a time, resumable after each: `step` measures
 the rows of a step, moves the student and writes the step; `finish` tabulates and judges all steps. Checks of each step:
@@ -51,13 +51,12 @@ from stages.runs.store import link_folder, read_lines
 
 @dataclass(frozen=True)
 class Projection:
-    """What was removed, from which modules (`fired`), and how exactly.
+    """The result of a projection: the modules it removed from (`fired`), and its size and exactness.
 
     Cosines are means over modules with a direction and a gradient; `n_skipped` counts the modules with a direction
     and no gradient. Energies are shares of the squared norm |g|^2. `conservation_err` is
-    | |g|^2 - |g_out|^2 - what was taken | / |g|^2, `residual` the largest |V g_out| / |g| of a fired module, and
-    `removed_dot` the inner product of what was removed with the unit directions. All but `fired` are columns of
-    `step_NNN.diag.json`.
+    | |g|^2 - |g_out|^2 - removed | / |g|^2, `residual` the largest |V g_out| / |g| of a fired module, and `removed_dot`
+    the inner product of the removed part with the unit directions. All but `fired` are columns of `step_NNN.diag.json`.
     """
 
     cos_in: float | None
@@ -82,9 +81,9 @@ def project(
     """Return a new gradient without `beta` times its part along the direction, and the account of the removal.
 
     one_sided acts where a module's gradient points toward the hack (<g, mean> > 0), two_sided wherever there is a
-    gradient. Modules that did not fire keep their bits, and the given tensor is not changed.
+    gradient. Modules that did not fire are unchanged bit for bit, and the input tensor is not changed.
     """
-    # A copy: the caller compares what came in with what went out, and `removed` checks that memory is not shared.
+    # A copy: the caller compares input and output, and `removed` checks that they share no memory.
     out = gradient.clone()
     parts, outs = direction.layout.split(gradient), direction.layout.split(out)
     if mode == "none":
@@ -106,9 +105,9 @@ def account(
     fired: tuple[str, ...],
     beta: float = 1.0,
 ) -> Projection:
-    """Compare a gradient before and after projection; what was taken is summed over fired modules, of either sign.
+    """Compare a gradient before and after projection.
 
-    Taking `beta` times a part of square a^2 leaves the squared norm smaller by beta (2 - beta) a^2.
+    Removing `beta` times a part of square a^2 lowers the squared norm by beta (2 - beta) a^2.
     """
     # In float64: conservation is checked to 1e-4 of the squared norm, a difference of two nearly equal numbers.
     square_before, square_after = (float(gradient.double().square().sum()) for gradient in (before, after))
@@ -118,7 +117,7 @@ def account(
         for parts in (direction.layout.split(gradient.double()) for gradient in (before, after))
     )
     norms = dict(zip(direction.layout.names, direction.layout.norms(before).tolist(), strict=True))
-    taken = beta * (2 - beta) * sum(along_before[name] for name in fired)
+    removed_energy = beta * (2 - beta) * sum(along_before[name] for name in fired)
     return Projection(
         cos_in=mean_cosine(before, direction),
         cos_out=mean_cosine(after, direction),
@@ -129,8 +128,8 @@ def account(
         grad_norm_out=float(after.norm()),
         energy_in=sum(along_before.values()) / square,
         energy_out=sum(along_after.values()) / square,
-        energy_removed=taken / square,
-        conservation_err=abs(square_before - square_after - taken) / square,
+        energy_removed=removed_energy / square,
+        conservation_err=abs(square_before - square_after - removed_energy) / square,
         residual=max((along_after[name] ** 0.5 / max(norms[name], FLOOR) for name in fired), default=0.0),
         removed_dot=float((before - after) @ direction.unit),
         fired=fired,
@@ -138,7 +137,7 @@ def account(
 
 
 def mean_cosine(gradient: Float[Tensor, " N"], direction: Direction) -> float | None:
-    """Return the mean over modules of <g_m, v_m> / ||g_m||, without modules of no gradient; None when none is left."""
+    """Return the mean over modules with a gradient of <g_m, v_m> / ||g_m||; None without such a module."""
     parts, units = direction.layout.split(gradient), direction.layout.split(direction.unit)
     cosines = [
         float(parts[n] @ units[n] / parts[n].norm()) for n in direction.modules if float(parts[n].norm()) > FLOOR
@@ -162,29 +161,28 @@ class Descent:
     def step(self, gradient: Float[Tensor, " N"]) -> Row:
         """Move theta against this gradient, and return the account: the columns of `step_NNN.diag.json`.
 
-        `config.project_on` decides which of gradient and update is projected. The update is -(theta' - theta), which
-        points as a gradient does. `change` is the norm that projection took from the gradient, `shares_memory` whether
-        the projected gradient is in the memory of the given one, `kept_bits` whether modules that did not fire, and
-        those without a direction, are unchanged bit for bit.
+        `config.project_on` selects gradient, update or both. The update is -(theta' - theta), with the sign of a
+        gradient. `change` is the norm of the removed part, `shares_memory` whether input and output share memory,
+        `kept_bits` whether modules that did not fire, and those without a direction, are unchanged bit for bit.
         """
         config, direction = self.config, self.direction
-        projects_gradient, projects_update = (config.project_on in (where, "both") for where in ("grad", "update"))
+        projects_gradient, projects_update = (config.project_on in (target, "both") for target in ("grad", "update"))
         out, removal = project(gradient, direction, self.mode if projects_gradient else "none", config.beta)
-        # Clipping after projection: the limit then counts for what the optimiser sees.
+        # Clipping after projection: the limit then applies to the optimiser's gradient.
         before = self.theta.detach().clone()
         self.theta.grad = out * min(1.0, config.clip / max(float(out.norm()), 1e-12))
         self._optimiser.step()
         update = before - self.theta.detach()
         # Adam divides each number by its own scale, so its update has a part along v even if its gradient has none: in
         # a toy model |cos| .05 on average and up to .20, under SGD 0.
-        kept, update_removal = project(update, direction, self.mode if projects_update else "none", config.beta)
+        projected, update_removal = project(update, direction, self.mode if projects_update else "none", config.beta)
         with torch.no_grad():
-            self.theta.copy_(before - kept)
+            self.theta.copy_(before - projected)
         parts, outs = direction.layout.split(gradient), direction.layout.split(out)
         return {
             **{name: value for name, value in vars(removal).items() if name != "fired"},
             "cos_upd_in": mean_cosine(update, direction),
-            "cos_upd_out": mean_cosine(kept, direction),
+            "cos_upd_out": mean_cosine(projected, direction),
             "change": float((gradient - out).norm()),
             "shares_memory": out.data_ptr() == gradient.data_ptr(),
             "kept_bits": all(torch.equal(parts[name], outs[name]) for name in parts if name not in removal.fired),
@@ -235,28 +233,28 @@ class Replay:
         if config.drift:
             pairs = pair_rows(inputs.one("direction").folder())
             self.weights = weight_direction(self.student, pairs, out.scratch("drift") / "weights.bin")
-        done = 0
-        while self.out.finished(f"step_{done:03d}"):
-            done += 1
+        num_done = 0
+        while self.out.finished(f"step_{num_done:03d}"):
+            num_done += 1
         self.states = out.scratch("states")
-        if done:
-            self.descent.load(self.states / f"step_{done - 1:03d}.safetensors")
+        if num_done:
+            self.descent.load(self.states / f"step_{num_done - 1:03d}.safetensors")
             self.student.move_to(self.descent.theta)
 
     def step(self, number: int, rows: list[Row], offset: int) -> None:
-        """Measure a step's rows, move the student, write the step; `offset` is the first row's index in the store."""
+        """Measure a step's rows, move the student, write the step. offset: the index of the first row in the store."""
         started, config, theta = time.monotonic(), self.config, self.descent.theta
         tokens = [as_tokens(row) for row in rows]
-        # Before the student moves: the guards' oracles are slow, one backward pass a row, and one step shows enough.
+        # Before the student moves. Once: the oracles of the guards are slow, one backward pass a row.
         checks = self._guards(rows, tokens) if number == 0 else []
         measured, gradient = self._measure(rows, tokens, offset)
         set_first_token_cosines(self.student, measured, tokens, self.direction, config.first_tokens)
         account = self.descent.step(gradient)
         self.student.move_to(theta)
-        now = self.student.adapter.theta
+        moved_theta = self.student.adapter.theta
         account |= {"step": number, "arm": config.arm, "cos_v_in": mean_cosine(gradient, self.direction)}
         account |= step_facts(measured, gradient, theta.detach())
-        account["basis_overlap"] = basis_overlap(now, self.start.to(now), self.student)
+        account["basis_overlap"] = basis_overlap(moved_theta, self.start.to(moved_theta), self.student)
         account["cos_weights"] = None if self.weights is None else toward_hack(self.student, self.weights, self.start)
         repeated = {
             "step": number,
@@ -267,7 +265,7 @@ class Replay:
             "frac_fired": account["frac_fired"],
         }
         measured = [row | repeated | {"grad_store_offset": offset + index} for index, row in enumerate(measured)]
-        # Gradients, rows and state first; the journal's line, which makes the step finished, last.
+        # Gradients, rows and state first; last the line of the journal, which marks the step as finished.
         seconds = time.monotonic() - started
         self.store.file.flush()
         write_step(self.out, number, measured, {**account, "seconds": seconds})
@@ -275,9 +273,9 @@ class Replay:
         self.out.write(f"step_{number:03d}", {"diagnostics": account, "checks": [check.row() for check in checks]})
 
     def _measure(self, rows: list[Row], tokens: list[TokenRow], offset: int) -> tuple[list[Row], Float[Tensor, " N"]]:
-        """Build the `probe_row/1` of rows, and the mean gradient of those that teach; gradients are stored, or not.
+        """Build the `probe_row/1` of rows, and the mean gradient of the rows that teach; store the gradients if kept.
 
-        With keep=sums no row's gradient exists; those sums and the sums of stored gradients differ by rounding.
+        With keep=sums no gradient of a row exists; the streamed sums differ from those of stored gradients by rounding.
         """
         taught = [index for index, row in enumerate(rows) if row["src_pool"] in self.config.teach]
         weights = mean_weights(tokens, taught)
@@ -289,23 +287,23 @@ class Replay:
         return probe_rows(rows, tokens, row_metrics(sums, self.direction), logps, self.direction), weights @ sums
 
     def _guards(self, rows: list[Row], tokens: list[TokenRow]) -> list[Check]:
-        """Check before the first step that these are the gradients of these rows, and of these tokens."""
+        """Check before the first step that the gradients are those of the rows and their tokens."""
         student = self.student
-        # Rows from all over the pool: sources and problems differ in what their answers' masks are like.
+        # Rows spread over the pool: the masks of answers differ between sources and problems.
         spread = list(range(0, len(rows), max(len(rows) // MASK_ROWS, 1)))
         some_rows, some_tokens = [rows[i] for i in spread], [tokens[i] for i in spread]
         checks = [
-            canary(student, tokens[:CANARY_ROWS], self.direction, lambda some: student.gradients(some)[0]),
+            canary(student, tokens[:CANARY_ROWS], self.direction, lambda batch: student.gradients(batch)[0]),
             masks(student, some_rows, some_tokens, student.log_probs, self.config.student.model),
         ]
         if self.facts["adapter"] in ("lora", "lora_frozenA"):
-            # One row where row gradients are too large to keep.
+            # One row where the gradients of rows are too large to store.
             few = some_tokens if self.store.kept else some_tokens[:1]
             checks.insert(0, b_is_probed(student.gradients(few)[0], self.direction))
         return checks
 
     def finish(self, steps: int, planned: int) -> None:
-        """Write tables and gradients of all steps, and judge them; `planned` is the number of the pool's rows."""
+        """Write tables and gradients of all steps, and judge them. planned: the number of rows of the pool."""
         out, mode = self.out, PROJECTION_MODES[self.config.arm]
         files = [out.path / f"step_{number:03d}.jsonl.gz" for number in range(steps)]
         rows = [row for path in files for row in read_lines(path)]

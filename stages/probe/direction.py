@@ -1,15 +1,15 @@
-"""The hack direction v: extracted from hack/clean pairs, stored, opened again; placebo directions and their scores.
+"""The hack direction v: extraction from hack/clean pairs, storage, placebo directions and their scores.
 
 By module v is the mean difference of hack and clean gradients, or its top singular axes. Directions among dS gradients
-from hack/clean pairs are those of wassname/grpo_proj2 @25ad306. That the mean decides and the span of the axes is what
-is removed is this project's own choice: single axes depend on an arbitrary rotation.
+from hack/clean pairs are those of wassname/grpo_proj2 @25ad306. That the mean decides whether to remove, and that the
+span of the axes is removed, is this project's own choice: single axes depend on an arbitrary rotation.
 
-Signs, in one place: a gradient c is that of a loss, and the optimiser moves by -c. v points along grad NLL(hack) - grad
-NLL(clean). So <c, v> > 0 means: a descent step on this sample makes the hack relatively more likely. For an update D of
-the parameters, the part toward the hack is -<D, v>.
+Signs: a gradient c is that of a loss, and the optimiser moves by -c. v points along grad NLL(hack) - grad NLL(clean).
+So <c, v> > 0 means: a descent step on this sample makes the hack relatively more likely. For an update D of the
+parameters, the part toward the hack is -<D, v>.
 
-A placebo has the shapes, modules and norms of v without its meaning. What a statistic shows for these, it does not show
-for v. A Haar-random direction is the comparison that the authors' own direction did not beat in their strongest offline
+A placebo has the shapes, modules and norms of v without its meaning: an effect that placebos show as well is no effect
+of v. A Haar-random direction is the comparison that the authors' own direction did not beat in their strongest offline
 checks (wassname/vGROUT_pub @c067218, docs/research_notes.md).
 
 Trap: swapping hack and clean *within* pairs, upstream's `shuffled_V`, turns differences around and leaves their
@@ -17,23 +17,22 @@ singular axes where they were, so for singular bases that shuffle is no placebo;
 pairs.
 
 Which families are a null for "v separates hacked from honest gradients"? The rank of v's effect among placebos is a p
-where v, if it had nothing to do with hacking, would be one more draw; so the draws must have nothing to do with hacking
-themselves, whether or not v has. `haar` and `randsign` take no gradient at all, `clean_clean` only those of honest
-answers: they are nulls. `hack_hack` and `perm_pairs` are contrasts of hacks' own gradients. Let r be what separates the
-pool's hacks from honest rows apart from v. It is never 0, as the pool's hacks are others than the pairs', in other
-shares, and it lies in the few dimensions that hacks' gradients span. Contrasts drawn in those dimensions hold much of
-r, with either sign; draws from everywhere, or from honest answers, hold it by chance alone. So draws made of hacks
-separate hacks just where there is hacking to be found, and to rank v among them asks whether it is the best direction
-of hacking, not whether it is one. They are always shown and decide nothing.
+only if an unrelated v is exchangeable with the draws, so the draws must be unrelated to hacking whether or not v is.
+`haar` and `randsign` use no gradient, `clean_clean` only those of honest answers: they are nulls. `hack_hack` and
+`perm_pairs` are contrasts of hacks' gradients. Let r be the part orthogonal to v that separates the pool's hacks from
+honest rows. r is never 0, as the pool's hacks differ from the pairs' hacks, and it lies in the few dimensions that the
+gradients of hacks span. Contrasts drawn in those dimensions contain much of r, with either sign; draws from the whole
+space, or from honest answers, contain it only by chance. So placebos made of hacks separate hacks exactly where there
+are hacks, and ranking v among them tests whether v is the best direction of hacking, not whether it is one. They are
+reported and decide nothing.
 
-Nothing may be taken out of the draws that is left in v. With v's own part taken out, a v that is unrelated to hacking
-and holds much of r by chance has no draws beside it that do: in one module of 30 numbers it ranked among the highest
-1 % in 2 to 5 % of runs, and in 1 % with whole draws. Draws with a part of a true v have a part of its effect, which is
-why effects are ranked and not their t: the t of a direction with little variance is as large with a tenth of the
-effect. All of this is simulated in tests/stages/probe/test_placebos.py.
+The draws keep their part along v. Without it, an unrelated v that contains much of r by chance has no comparable draws:
+in one module of 30 numbers it ranked among the highest 1 % in 2 to 5 % of runs, and in 1 % with whole draws. Draws with
+a part of a true v have a part of its effect, so effects are ranked and not their t: the t of a direction with little
+variance is as large with a tenth of the effect. benchmarks/placebo_levels.py simulates all of this.
 
-Metrics are those of `metrics`, with their sources there; what a run is watched with (`watch_directions`, `HackScale`)
-is this project's own.
+Metrics are those of `metrics`, with their sources there; the directions of `probe watch` (`watch_directions`,
+`HackScale`) are this project's own.
 
 Shapes: P pairs, N numbers in all, n of one module, k axes of a module, M modules with a direction, R rows, S
 completions, D draws; every draw has norm 1 in each module.
@@ -61,7 +60,7 @@ from stages.runs.kinds import Row
 from stages.runs.run import Run, RunWriter
 
 LossKind = Literal["nll_mean", "drgrpo_sum"]
-"""How token-sum gradients are weighted: mean over own tokens, or Dr.GRPO's constant (arXiv 2503.20783)."""
+"""The weighting of token-sum gradients: mean over own tokens, or Dr.GRPO's constant (arXiv 2503.20783)."""
 Method = Literal["mean", "svd_k"]
 FLOOR = 1e-12
 """Norms up to this count as zero."""
@@ -70,7 +69,7 @@ V_HACK_FILE, PAIRS = "v_hack.safetensors", "pairs.json"
 
 @dataclass(frozen=True)
 class PairGradients:
-    """Token-sum gradients [P, N] of each pair's two completions, and how many own tokens each has [P]."""
+    """Token-sum gradients [P, N] of each pair's two completions, and their numbers of own tokens [P]."""
 
     layout: Layout
     hack: Float[Tensor, "P N"]
@@ -82,7 +81,7 @@ class PairGradients:
     def alternating(
         cls, layout: Layout, rows: Float[Tensor, "2P N"], tokens: Sequence[Sequence[int]]
     ) -> "PairGradients":
-        """Split rows that alternate hack, clean; `tokens` [P, 2] are the own tokens of both."""
+        """Split rows that alternate hack, clean. tokens [P, 2]: the numbers of own tokens."""
         counts = torch.tensor(tokens)
         return cls(layout, rows[0::2], rows[1::2], counts[:, 0], counts[:, 1])
 
@@ -114,8 +113,8 @@ class PairGradients:
 class Direction:
     """By module: orthonormal axes [k, n], their singular values [k], the mean difference [n]; a module may have none.
 
-    Where a single direction is asked for it is the unit mean difference; what is removed is the span of the axes.
-    `modules` are those that have a direction, in the order of the layout, `indices` their positions among its names.
+    As a single direction it is the unit mean difference; a projection removes the span of the axes. `modules` have a
+    direction, in the order of the layout; `indices` are their positions among the layout's names.
     """
 
     def __init__(
@@ -130,7 +129,7 @@ class Direction:
         self.indices = [index for index, name in enumerate(layout.names) if name in axes]
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "Direction":
-        """Copy axes and means to a device at once, for the sinks that measure batches there; itself where they are."""
+        """Copy axes and means to a device in one transfer; return the direction itself if they are there."""
         parts = [*self.axes.values(), *self.means.values()]
         if all(part.device == torch.device(device) and part.dtype == dtype for part in parts):
             return self
@@ -145,7 +144,7 @@ class Direction:
             dict(zip(self.means, means, strict=True)),
         )
 
-    # The vectors below are made on first use: for a LoRA of rank 32 at Qwen3-4B each takes 264 MB.
+    # The vectors below are computed on first use: for a LoRA of rank 32 at Qwen3-4B each takes 264 MB.
     @cached_property
     def unit(self) -> Float[Tensor, " N"]:
         """The unit mean directions, concatenated: norm 1 in each module, 0 where a module has none."""
@@ -153,7 +152,7 @@ class Direction:
 
     @cached_property
     def mean(self) -> Float[Tensor, " N"]:
-        """The mean differences, concatenated: modules are weighted by how strongly they differ."""
+        """The mean differences, concatenated: modules are weighted by the norm of their difference."""
         return self.layout.join({name: self.means[name] for name in self.modules})
 
     @cached_property
@@ -187,19 +186,19 @@ def extract(
         # The right singular vectors of the P differences: the sign of each is arbitrary.
         _, values, vectors = torch.linalg.svd(parts[name], full_matrices=False)
         vectors, strengths[name] = vectors[:k], values[:k]
-        # Each axis points to where most pairs point or, at a tie, the mean.
+        # Each axis has the sign of most pairs or, at a tie, of the mean.
         votes = (parts[name] @ vectors.T).sign().sum(0)
         votes = torch.where(votes == 0, (vectors @ mean[name]).sign(), votes.sign())
         axes[name] = vectors * votes[:, None]
     # One floor for all modules: a module in which no axis is strong has no direction.
     pooled = torch.cat(list(strengths.values()))
     floor = float(pooled.quantile(noise_floor)) if noise_floor else 0.0
-    kept = {name: values >= floor for name, values in strengths.items() if bool((values >= floor).any())}
+    strong = {name: values >= floor for name, values in strengths.items() if bool((values >= floor).any())}
     return Direction(
         layout,
-        {name: axes[name][chosen] for name, chosen in kept.items()},
-        {name: strengths[name][chosen] for name, chosen in kept.items()},
-        {name: mean[name] for name in kept},
+        {name: axes[name][chosen] for name, chosen in strong.items()},
+        {name: strengths[name][chosen] for name, chosen in strong.items()},
+        {name: mean[name] for name in strong},
     )
 
 
@@ -226,13 +225,13 @@ def load_direction(path: Path) -> tuple[Direction, Row]:
     return Direction(layout, parts["V"], parts["S"], parts["mean"]), orjson.loads(metadata["facts"])
 
 
-def check_coordinates(facts: Row, here: Mapping[str, Any]) -> None:
-    """`BadInput` when a direction with these facts was not extracted in the coordinates `here`."""
-    # Only what gives the numbers a meaning is compared; the loss, the pairs and the method may differ.
+def check_coordinates(facts: Row, current: Mapping[str, Any]) -> None:
+    """Raise `BadInput` where a direction with these facts was extracted in other coordinates than `current`."""
+    # Only the coordinates are compared; the loss, the pairs and the method may differ.
     differ = [
-        f"{name} {facts.get(name)!r} there, {here.get(name)!r} here"
+        f"{name} {facts.get(name)!r} there, {current.get(name)!r} here"
         for name in Coordinates.__annotations__
-        if facts.get(name) != here.get(name)
+        if facts.get(name) != current.get(name)
     ]
     if differ:
         raise BadInput(
@@ -242,12 +241,12 @@ def check_coordinates(facts: Row, here: Mapping[str, Any]) -> None:
 
 
 def pair_rows(folder: Path) -> list[tuple[TokenRow, TokenRow]]:
-    """Read the (hack, clean) rows that a direction was extracted from."""
+    """Read the (hack, clean) rows of a direction's extraction."""
     return [(TokenRow(**hack), TokenRow(**clean)) for hack, clean in store.read_json(folder / PAIRS)]
 
 
 def open_direction(folder: Path) -> tuple[Direction, Row, PairGradients]:
-    """Read a direction run's folder: the direction, its facts, and the gradients it was extracted from."""
+    """Read the folder of a direction run: the direction, its facts, and the gradients of its pairs."""
     direction, facts = load_direction(folder / V_HACK_FILE)
     stored = GradientStore(folder)
     return direction, facts, PairGradients.alternating(stored.layout, stored.rows.float(), stored.facts["tokens"])
@@ -278,7 +277,7 @@ def grpo_differences(student: MeasuredStudent, pairs: Sequence[tuple[TokenRow, T
 
 
 def module_rows(direction: Direction, pairs: PairGradients, loss: LossKind) -> list[Row]:
-    """Build the `direction/1` rows: one for every module of the layout, also for those without a direction.
+    """Build the `direction/1` rows: one for every module of the layout, with a direction or without.
 
     `signal_to_noise` is the mean difference's norm over that of its standard errors, about 1 in noise. The columns are
     this project's own.
@@ -309,11 +308,11 @@ def module_rows(direction: Direction, pairs: PairGradients, loss: LossKind) -> l
 
 
 RANDOM = ("haar", "randsign")
-"""The families of random directions, which T3 and the figures are held against."""
+"""The families of random directions, with which T3 and the figures compare."""
 DRAWN = (*RANDOM, "perm_pairs", "clean_clean", "hack_hack")
-"""The families of which as many as asked for are drawn; the others (negated, generic, unrelated) are single ones."""
+"""The families of which many are drawn; the remaining families (negated, generic, unrelated) have one direction."""
 Units = Float[Tensor, "D N"]
-"""Unit directions, one a draw."""
+"""Unit directions, one for each draw."""
 
 
 def unit_by_module(
@@ -327,14 +326,14 @@ def unit_by_module(
 
 
 def remove_contrasts(units: Units, rows: Float[Tensor, "S N"]) -> Units:
-    """Remove the units' part in the span of what rows differ in, and scale to norm 1 over all modules together.
+    """Remove the units' part in the span of the rows' differences, and scale to norm 1 over all modules together.
 
-    With honest answers' gradients as rows, what is left of v is not right against wrong, nor short against long.
+    With gradients of honest answers as rows, this removes right against wrong, and short against long, from v.
     """
     # S centred rows span at most S - 1 dimensions; the last singular vector is arbitrary.
     axes = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)[2][: len(rows) - 1].to(units)
-    rest = units - (units @ axes.T) @ axes
-    return rest / rest.norm(dim=-1, keepdim=True).clamp(min=FLOOR)
+    residuals = units - (units @ axes.T) @ axes
+    return residuals / residuals.norm(dim=-1, keepdim=True).clamp(min=FLOOR)
 
 
 def haar(direction: Direction, draws: int, seed: int) -> Units:
@@ -344,7 +343,7 @@ def haar(direction: Direction, draws: int, seed: int) -> Units:
 
 
 def randsign(direction: Direction, draws: int, seed: int) -> Units:
-    """Draw the unit v with a random sign for every number: the same profile over coordinates, no direction."""
+    """Draw the unit v with a random sign for every number: the profile of v over coordinates, in a random direction."""
     generator = torch.Generator().manual_seed(seed)
     coins = torch.randint(0, 2, (draws, direction.layout.width), generator=generator) * 2 - 1
     return direction.unit.cpu() * coins
@@ -355,9 +354,9 @@ def draw_families(
 ) -> dict[str, Units]:
     """Draw the placebos of every family of `DRAWN`.
 
-    Those from pairs are the mean of a random part of completions minus the mean of the others: `perm_pairs` permutes
-    the labels hack and clean among all completions of all pairs, `clean_clean` and `hack_hack` hold one random half of
-    the clean completions, or of the hacks, against the other.
+    The families of pairs are the mean of a random part of completions minus the mean of the remaining ones:
+    `perm_pairs` permutes the labels hack and clean among all completions of all pairs, `clean_clean` and `hack_hack`
+    contrast two random halves of the clean completions, or of the hacks.
     """
     families = {"haar": haar(direction, draws, seed), "randsign": randsign(direction, draws, seed + 1)}
     hack, clean = pairs.weighted(loss)
@@ -377,7 +376,7 @@ def draw_families(
 def random_axes(direction: Direction, seed: int) -> Direction:
     """Draw the direction of the arm projected_random: random orthonormal axes, as many in each module as v has.
 
-    Removal is decided by a random mean in their span, with the norm of v's.
+    A random mean in their span, with the norm of v's mean, decides the removal.
     """
     generator = torch.Generator().manual_seed(seed)
     axes, means = {}, {}
@@ -389,7 +388,7 @@ def random_axes(direction: Direction, seed: int) -> Direction:
 
 
 def generic_gradient(direction: Direction, pairs: PairGradients, loss: LossKind) -> Float[Tensor, " N"]:
-    """Return the unit mean gradient of clean answers: what any completion pulls toward."""
+    """Return the unit mean gradient of clean answers, which any completion shares."""
     return unit_by_module(direction.layout, pairs.weighted(loss)[1].mean(0), direction.modules)
 
 
@@ -402,18 +401,17 @@ class Placebos:
 
 
 def all_placebos(
-    direction: Direction, pairs: PairGradients, loss: LossKind, others: Sequence[Direction], draws: int, seed: int
+    direction: Direction, pairs: PairGradients, loss: LossKind, unrelated: Sequence[Direction], draws: int, seed: int
 ) -> Placebos:
     """Build every family: `draws` of each drawn one, v negated, the generic gradient, directions of other pair sets.
 
-    Drawn placebos keep their component along v. Without it v would not be one more draw: where v holds by chance much
-    of what separates rows, draws orthogonal to v hold less of it than v's own kind would, and v ranks too high.
+    Drawn placebos keep their component along v: without it v is not exchangeable with them and ranks too high.
     """
     families = draw_families(direction, pairs, loss, draws, seed)
     families["negated"] = -direction.unit[None]
     families["generic"] = generic_gradient(direction, pairs, loss)[None]
-    if others:
-        families["unrelated"] = torch.stack([unit_by_module(d.layout, d.mean, direction.modules) for d in others])
+    if unrelated:
+        families["unrelated"] = torch.stack([unit_by_module(d.layout, d.mean, direction.modules) for d in unrelated])
     names = [family for family, units in families.items() for _ in range(len(units))]
     return Placebos(names, torch.cat(list(families.values())))
 
@@ -421,40 +419,40 @@ def all_placebos(
 def watch_directions(
     direction: Direction, pairs: PairGradients, loss: LossKind, draws: int, seed: int
 ) -> tuple[list[str], Float[Tensor, "D1 N"]]:
-    """Return the drawn placebos' families, and v with the placebos [1 + D, N], all less what honest answers differ in.
+    """Return the drawn placebos' families, and v with the placebos [1 + D, N], without the contrasts of honest answers.
 
-    The latter is taken from the clean answers of one half of the pairs, and the placebos of pairs are drawn from the
-    other: drawn from the same answers they would be what is taken out, and show nothing of what other answers leave.
-    Draws keep their part along v, or v would not be like one more of them.
+    The contrasts are those of the clean answers of one half of the pairs; placebos of pairs are drawn from the other
+    half, since drawn from the same answers they would be removed with the contrasts. Draws keep their part along v, so
+    that v is exchangeable with them.
     """
     half = len(pairs) // 2
-    honest, others = pairs[list(range(half))].weighted(loss)[1], pairs[list(range(half, len(pairs)))]
-    drawn = draw_families(direction, others, loss, draws, seed)
+    honest, drawn_from = pairs[list(range(half))].weighted(loss)[1], pairs[list(range(half, len(pairs)))]
+    drawn = draw_families(direction, drawn_from, loss, draws, seed)
     units = torch.cat([direction.unit[None], *drawn.values()])
     return [family for family in drawn for _ in range(draws)], remove_contrasts(units, honest)
 
 
 @dataclass(frozen=True)
 class HackScale:
-    """Mean cosines with v of the pairs' clean answers and of their hacks, each with a v made from the other pairs."""
+    """Mean cosines of the pairs' clean answers and of their hacks with v, by leave-one-out over pairs."""
 
     clean: float
     hack: float
 
     def hack_like(self, cosines: Float[np.ndarray, "*shape"]) -> Bool[np.ndarray, "*shape"]:
-        """Return which cosines are above the middle between both; NaN is not."""
+        """Return which cosines are above the middle of both means; NaN is not."""
         return cosines > (self.clean + self.hack) / 2
 
 
 def hack_scale(direction: Direction, pairs: PairGradients, loss: LossKind) -> HackScale:
-    """Measure the scale of cosines with v less what honest answers differ in, as `watch_directions` has it.
+    """Measure the scale of cosines with v, without the contrasts of honest answers as in `watch_directions`.
 
-    A pair's own difference is a part of v and would lift its hack's cosine, so each is measured without.
+    A pair's own difference is a part of v and would lift the cosine of its hack, so it is left out.
     """
     differences, (hack, clean) = pairs.differences(loss), pairs.weighted(loss)
-    # The sum less a pair's own difference, scaled to norm 1, is v made from the other pairs.
-    others = unit_by_module(direction.layout, differences.sum(0) - differences, direction.modules)
-    units = remove_contrasts(others, clean[: len(pairs) // 2])
+    # The sum less a pair's own difference, scaled to norm 1, is v of the remaining pairs.
+    left_out = unit_by_module(direction.layout, differences.sum(0) - differences, direction.modules)
+    units = remove_contrasts(left_out, clean[: len(pairs) // 2])
     means = []
     for side in (clean, hack):
         inside = side * direction.inside
@@ -466,9 +464,9 @@ def hack_scale(direction: Direction, pairs: PairGradients, loss: LossKind) -> Ha
 def step_placebos(
     steps: Sequence[Float[Tensor, " N"]], placebos: Placebos, direction: Direction
 ) -> dict[str, list[float]]:
-    """For each random placebo, average over a replay's step gradients what its one-sided removal would do.
+    """Compute, for each random placebo, the mean effect of its one-sided removal over a replay's step gradients.
 
-    `fired` is the share of modules that it would fire in, `energy` the share of the squared norm that it would take.
+    `fired` is the share of modules in which it would fire, `energy` the share of the squared norm that it would remove.
     """
     random = [index for index, family in enumerate(placebos.families) if family in RANDOM]
     layout, units = direction.layout, placebos.units[random]

@@ -3,8 +3,8 @@
 A pair is one prompt with an answer that hacks and one that does not; extraction from such contrastive pairs is that of
 wassname/grpo_proj2 @25ad306. Pairs come from environments, from a file, or from any function (`load_pairs`). The stage
 reads a decomposition (for the spectral adapters), writes a folder with `v_hack.safetensors` and the pairs' token-sum
-gradients, a table of modules, and its validation. The unit is a pair. Everything but the gradients is recombined from
-what is stored. The method is described in `probe.direction`, the adapters in `gradients.basis`, with their sources.
+gradients, a table of modules, and its validation. The unit is a pair; the direction is computed from stored gradients.
+The method is described in `probe.direction`, the adapters in `gradients.basis`, with their sources.
 """
 
 import importlib
@@ -42,7 +42,7 @@ REQUIRED = ("prompt", "hack", "clean")
 
 
 class PairsConfig(Settings):
-    """Where pairs come from, and how many of them are held out of the extraction to check it by."""
+    """Settings of the pairs: their source, and how many are held out to check the extraction."""
 
     source: str = "kata"
     """`kata`, "package.module:function", or a JSON file: a list of {prompt, hack, clean}."""
@@ -58,13 +58,13 @@ class PairsConfig(Settings):
 
 
 class Config(StageConfig):
-    """Of which model, in which coordinates, from which pairs."""
+    """Settings of the extraction: the model, the coordinates and the pairs."""
 
     student: Annotated[PolicyConfig, basic_of("model")] = PolicyConfig(model="kata:honest")
     """The model whose gradients are probed."""
     adapter: Annotated[AdapterName, BASIC] = "antipasto_full"
     rank: Annotated[int, BASIC] = Field(default=8, gt=0)
-    """Of all but antipasto_full, which has no rank to choose."""
+    """The rank of every adapter but antipasto_full, which has none."""
     loss: Annotated[Literal["nll", "grpo"], BASIC] = "nll"
     """`nll`: mean over own tokens. `grpo`: Dr.GRPO's token sum with advantages +1 and -1, which weights by length."""
     method: Literal["mean", "svd_k"] = "mean"
@@ -85,7 +85,7 @@ class Config(StageConfig):
 
 @dataclass(frozen=True)
 class Pair:
-    """One prompt, two answers; `longer` has the content of the clean one in more tokens, where the source gives it.
+    """One prompt, two answers; `longer`, where the source has it, has the content of the clean answer in more tokens.
 
     A prompt is rendered text or messages; an answer is text or messages (see `rows.token_row`).
     """
@@ -106,7 +106,7 @@ class Pair:
 def load_pairs(config: PairsConfig, seed: int) -> list[Pair]:
     """Load `count + held_out` pairs.
 
-    `UsageError` when the source is unknown or has fewer; `BadInput` when what it gives is no list of pairs.
+    `UsageError` when the source is unknown or has fewer; `BadInput` when it returns no list of pairs.
     """
     total, path = config.count + config.held_out, Path(config.source).expanduser()
     if path.is_file():
@@ -133,7 +133,7 @@ def load_pairs(config: PairsConfig, seed: int) -> list[Pair]:
 
 
 def _import_source(name: str) -> Callable[[int, int], Sequence[Any]]:
-    """Import a function of (count, seed): that of an environment, or package.module:function."""
+    """Import a function of (count, seed) by the name of an environment or as package.module:function."""
     sources = {env: entry.hack_pairs for env, entry in ENVIRONMENTS.items() if entry.hack_pairs}
     module, colon, attribute = sources.get(name, name).partition(":")
     if not colon:
@@ -141,19 +141,19 @@ def _import_source(name: str) -> Callable[[int, int], Sequence[Any]]:
             f"{name!r} is not a file of pairs and no source of them. "
             f"Sources: {', '.join(sources)}, or package.module:function."
         )
-    # A settings file may name any importable object, and what it names is called: `os:kill` takes two numbers, too.
-    own = module.partition(".")[0] not in sys.stdlib_module_names
+    # Settings may name any importable object, which is then called: `os:kill` takes two numbers, too.
+    importable = module.partition(".")[0] not in sys.stdlib_module_names
     try:
-        found = getattr(importlib.import_module(module), attribute) if own else None
+        function = getattr(importlib.import_module(module), attribute) if importable else None
     except (ImportError, AttributeError) as error:
         raise UsageError(f"The pairs {name!r} could not be imported: {error}.") from error
-    if not inspect.isfunction(found):
+    if not inspect.isfunction(function):
         raise UsageError(f"{name!r} is not a function of (count, seed) in a module of yours, so it gives no pairs.")
-    return found
+    return function
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """Return the pairs, of two backward rows each."""
+    """Plan the pairs, of two backward rows each, and the memory."""
     from stages.probe.memory import memory_notes
 
     del inputs
@@ -165,7 +165,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def _memory_inputs(config: Config) -> "MemoryInputs":
-    """Return what decides the memory: gradients of all pairs at once, from which the direction is made and checked."""
+    """Return the inputs of the memory estimate: the gradients of all pairs are in memory at once."""
     from stages.probe.memory import MemoryInputs
 
     rows = 2 * max(PAIRS_AT_ONCE, config.pairs.count)
@@ -173,7 +173,7 @@ def _memory_inputs(config: Config) -> "MemoryInputs":
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Measure the pairs, extract the direction and validate it; `UsageError` where memory would not suffice."""
+    """Measure the pairs, extract the direction and validate it; `UsageError` where memory does not suffice."""
     from stages.gradients.per_row import open_student
     from stages.gradients.tensors import GradientStore
     from stages.policy.local import checkpointed
@@ -187,20 +187,20 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     rows = [pair.rows(student.tokenizer) for pair in pairs]
     used = rows[: config.pairs.count]
     facts = _facts(config, pairs, student)
-    # Kept, so that a direction can be extracted again on a student that has moved (`direction.pair_rows`).
+    # Stored, so that a direction can be extracted again on a trained student (`direction.pair_rows`).
     store.write_json(out.scratch("v_hack") / PAIRS, [[vars(side) for side in pair] for pair in used])
-    kept = GradientStore.create(out.scratch("v_hack"), student.adapter.layout, 2 * len(used), facts)
+    stored = GradientStore.create(out.scratch("v_hack"), student.adapter.layout, 2 * len(used), facts)
     loss = LOSSES[config.loss]
     with checkpointed(student.model) if config.checkpointing else nullcontext():
-        _measure(used, student, kept, out)
-        gradients = PairGradients.alternating(kept.layout, kept.rows.float(), kept.facts["tokens"])
+        _measure(used, student, stored, out)
+        gradients = PairGradients.alternating(stored.layout, stored.rows.float(), stored.facts["tokens"])
         direction = extract(gradients.layout, gradients.differences(loss), config.method, config.k, config.noise_floor)
         checks = _validate(student, direction, gradients, rows, pairs, config)
     _finish(direction, gradients, checks, {**facts, "num_modules": len(direction.modules)}, loss, out)
 
 
 def _facts(config: Config, pairs: Sequence[Pair], student: "MeasuredStudent") -> Row:
-    """Return what must agree before the direction is used, and how it was extracted."""
+    """Return the coordinates of the direction and the settings of its extraction."""
     from stages.gradients.basis import coordinates
 
     return {
@@ -221,9 +221,12 @@ def _facts(config: Config, pairs: Sequence[Pair], student: "MeasuredStudent") ->
 
 
 def _measure(
-    rows: Sequence[tuple["TokenRow", "TokenRow"]], student: "MeasuredStudent", kept: "GradientStore", out: RunWriter
+    rows: Sequence[tuple["TokenRow", "TokenRow"]],
+    student: "MeasuredStudent",
+    gradients: "GradientStore",
+    out: RunWriter,
 ) -> None:
-    """Write the pairs' token-sum gradients to `kept`: hack in row 2j, clean in row 2j + 1."""
+    """Store the pairs' token-sum gradients: hack in row 2j, clean in row 2j + 1."""
     for start in range(0, len(rows), PAIRS_AT_ONCE):
         out.progress("pairs", start, len(rows))
         names = [f"pair-{j:04d}" for j in range(start, min(start + PAIRS_AT_ONCE, len(rows)))]
@@ -231,9 +234,9 @@ def _measure(
             continue
         out.raise_if_stopped()
         flat, _ = student.gradients([side for pair in rows[start : start + PAIRS_AT_ONCE] for side in pair])
-        kept.put(2 * start, flat)
-        # Rows are durable before the journal names them: a line without its rows would leave zeros after a crash.
-        kept.file.flush()
+        gradients.put(2 * start, flat)
+        # Rows are durable before their line in the journal: a line without its rows would leave zeros after a crash.
+        gradients.file.flush()
         out.write_all([(name, {}, False) for name in names])
 
 
@@ -252,8 +255,8 @@ def _validate(
     used, held_out = rows[: config.pairs.count], rows[config.pairs.count :]
     problems = [store.digest(pair.prompt) for pair in pairs[: config.pairs.count]]
     checks = validate(student, direction, gradients, held_out, LOSSES[config.loss], config.seed, problems)
-    given = [pair for pair in pairs[: len(used)] if pair.longer is not None]
-    longer = [token_row(student.tokenizer, pair.prompt, pair.longer or "") for pair in given]
+    lengthened = [pair for pair in pairs[: len(used)] if pair.longer is not None]
+    longer = [token_row(student.tokenizer, pair.prompt, pair.longer or "") for pair in lengthened]
     # Longer answers of all pairs, or of none: mixed with answers cut in half they would be no direction of length.
     complete = longer if len(longer) == len(used) else None
     checks.append(length_cosine(student, direction, [clean for _, clean in used], complete))

@@ -69,8 +69,10 @@ def cosine_by_step(e: Evidence) -> list[Row]:
     # The band is of means over a step's teacher rows, as the lines are, and not of single rows.
     scores, band = np.array(random, dtype=float), []
     for step in sorted({row["step"] for row in vanilla}):
-        at = [i for i, row in enumerate(vanilla) if row["step"] == step and row["src_pool"] == "teacher"]
-        low, high = np.nanquantile(np.nanmean(scores[:, at], axis=1), [0.025, 0.975]) if at else (np.nan, np.nan)
+        columns = [i for i, row in enumerate(vanilla) if row["step"] == step and row["src_pool"] == "teacher"]
+        low = high = np.nan
+        if columns:
+            low, high = np.nanquantile(np.nanmean(scores[:, columns], axis=1), [0.025, 0.975])
         band.append({"arm": "placebo", "step": step, "cos_stack": None, "low": float(low), "high": float(high)})
     return means + band
 
@@ -83,14 +85,14 @@ def diagnostics(e: Evidence, *, names: tuple[str, ...], without: str = "vanilla"
 
 def buckets(e: Evidence) -> list[Row]:
     """(4) Every vanilla row's cosine with its bucket and problem."""
-    known = [r for r in e.rows.get("vanilla", []) if None not in (r["hacked"], r["hidden_pass"], r["cos_stack"])]
+    labelled = [r for r in e.rows.get("vanilla", []) if None not in (r["hacked"], r["hidden_pass"], r["cos_stack"])]
     return [
         {
             "bucket": f"{'hack' if row['hacked'] else 'no hack'}, {'right' if row['hidden_pass'] else 'wrong'}",
             "problem": row["problem_id"],
             "cos_stack": row["cos_stack"],
         }
-        for row in known
+        for row in labelled
     ]
 
 
@@ -105,10 +107,10 @@ def placebo_effects(e: Evidence) -> list[Row]:
 
 def nuisance(e: Evidence) -> list[Row]:
     """(6) Cosine against length and hedging."""
-    known = [r for r in e.rows.get("vanilla", []) if None not in (r["hacked"], r["cos_stack"])]
+    labelled = [r for r in e.rows.get("vanilla", []) if None not in (r["hacked"], r["cos_stack"])]
     return [
         {"tokens": r["n_loss_tokens"], "hedges": r["hedge_count"], "hacked": r["hacked"], "cos_stack": r["cos_stack"]}
-        for r in known
+        for r in labelled
     ]
 
 
@@ -143,8 +145,8 @@ def rates(e: Evidence) -> list[Row]:
 
 def colors(arms: Sequence[str]) -> dict[str, str]:
     """Return a colour for each arm: its own, or one of OTHERS in order."""
-    others = [arm for arm in dict.fromkeys(arms) if arm not in COLORS]
-    return COLORS | {arm: OTHERS[index % len(OTHERS)] for index, arm in enumerate(others)}
+    unnamed = [arm for arm in dict.fromkeys(arms) if arm not in COLORS]
+    return COLORS | {arm: OTHERS[index % len(OTHERS)] for index, arm in enumerate(unnamed)}
 
 
 def as_csv(rows: list[Row]) -> str:
@@ -189,8 +191,8 @@ def _lines(axes: Axes, rows: list[Row], *, columns: tuple[str, ...], label: str,
     `level` is a value to compare with, drawn as a dotted line.
     """
     color = colors([row["arm"] for row in rows])
-    for place, arm in enumerate(dict.fromkeys(row["arm"] for row in rows)):
-        width = max(3.0 - place, 1.0)
+    for index, arm in enumerate(dict.fromkeys(row["arm"] for row in rows)):
+        width = max(3.0 - index, 1.0)
         for column, style in zip(columns, ("-", "--", "-.", ":"), strict=False):
             points = [(r["step"], r[column]) for r in rows if r["arm"] == arm and r[column] is not None]
             if points:
@@ -214,9 +216,9 @@ def count_steps(axes: Axes) -> None:
     """Label the horizontal axis with steps, at integers only."""
     axes.set_xlabel("step")
     # matplotlib's default ticks would fall between steps where there are few.
-    whole = AutoLocator()
-    whole.set_params(integer=True)
-    axes.xaxis.set_major_locator(whole)
+    locator = AutoLocator()
+    locator.set_params(integer=True)
+    axes.xaxis.set_major_locator(locator)
 
 
 def _draw_cosine_by_step(axes: Axes, rows: list[Row]) -> None:
@@ -224,20 +226,20 @@ def _draw_cosine_by_step(axes: Axes, rows: list[Row]) -> None:
     if band:
         steps, low, high = ([row[name] for row in band] for name in ("step", "low", "high"))
         axes.fill_between(steps, low, high, alpha=0.3, color="#999999", label="random placebos, 95 %")
-    others = [row for row in rows if row["arm"] != "placebo"]
-    _lines(axes, others, columns=("cos_stack",), label="cos_stack of teacher rows")
+    arm_rows = [row for row in rows if row["arm"] != "placebo"]
+    _lines(axes, arm_rows, columns=("cos_stack",), label="cos_stack of teacher rows")
 
 
 def _draw_buckets(axes: Axes, rows: list[Row]) -> None:
     """Draw a violin for each bucket, and a thin line for each problem through its bucket means."""
     names = sorted({row["bucket"] for row in rows})
     values = [[row["cos_stack"] for row in rows if row["bucket"] == name] for name in names]
-    shown = [index for index, some in enumerate(values) if len(some) > 1]
-    if shown:
-        axes.violinplot([values[index] for index in shown], positions=shown, showmeans=True)
+    drawn = [index for index, bucket in enumerate(values) if len(bucket) > 1]
+    if drawn:
+        axes.violinplot([values[index] for index in drawn], positions=drawn, showmeans=True)
     for problem in dict.fromkeys(row["problem"] for row in rows):
         cosines = [[r["cos_stack"] for r in rows if (r["problem"], r["bucket"]) == (problem, name)] for name in names]
-        points = [(index, float(np.mean(some))) for index, some in enumerate(cosines) if some]
+        points = [(index, float(np.mean(bucket))) for index, bucket in enumerate(cosines) if bucket]
         axes.plot(*zip(*points, strict=True), color="black", alpha=0.12, linewidth=0.7)
     axes.set_xticks(range(len(names)), names)
     axes.set_ylabel("cos_stack")
@@ -260,9 +262,9 @@ def _draw_placebos(axes: Axes, rows: list[Row]) -> None:
 
 def _draw_nuisance(axes: Axes, rows: list[Row]) -> None:
     for hacked, color, label in ((True, "#b2182b", "hack"), (False, "#2166ac", "no hack")):
-        some = [row for row in rows if row["hacked"] is hacked]
-        tokens, cosines = [row["tokens"] for row in some], [row["cos_stack"] for row in some]
-        axes.scatter(tokens, cosines, s=[12 + 10 * row["hedges"] for row in some], color=color, alpha=0.4, label=label)
+        group = [row for row in rows if row["hacked"] is hacked]
+        tokens, cosines = [row["tokens"] for row in group], [row["cos_stack"] for row in group]
+        axes.scatter(tokens, cosines, s=[12 + 10 * row["hedges"] for row in group], color=color, alpha=0.4, label=label)
     axes.set_xlabel("own tokens (larger dots hedge more)")
     axes.set_ylabel("cos_stack")
     add_legend(axes)
@@ -295,12 +297,12 @@ def _draw_rates(axes: Axes, rows: list[Row]) -> None:
     color = colors([row["arm"] for row in rows])
     for arm in dict.fromkeys(row["arm"] for row in rows):
         for column, style in (("hack_rate_student", "-"), ("hidden_pass_rate_student", "--")):
-            known = [row for row in rows if row["arm"] == arm and row[column] is not None]
-            for seed in sorted({row["train_seed"] for row in known}):
-                points = [(row["step"], row[column]) for row in known if row["train_seed"] == seed]
+            measured = [row for row in rows if row["arm"] == arm and row[column] is not None]
+            for seed in sorted({row["train_seed"] for row in measured}):
+                points = [(row["step"], row[column]) for row in measured if row["train_seed"] == seed]
                 axes.plot(*zip(*points, strict=True), style, color=color[arm], alpha=0.25, linewidth=0.8)
-            steps = sorted({row["step"] for row in known})
-            means = [float(np.mean([row[column] for row in known if row["step"] == step])) for step in steps]
+            steps = sorted({row["step"] for row in measured})
+            means = [float(np.mean([row[column] for row in measured if row["step"] == step])) for step in steps]
             label = f"{arm} {'hacks' if style == '-' else 'solves'}"
             axes.plot(steps, means, style, color=color[arm], label=label)
     count_steps(axes)
@@ -311,11 +313,11 @@ def _draw_rates(axes: Axes, rows: list[Row]) -> None:
 
 def _by_arm(rows: list[Row], column: str) -> dict[str, list[Row]]:
     """Return the rows with a value in this column, by arm, in order of steps."""
-    known: dict[str, list[Row]] = {}
+    by_arm: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row["step"]):
         if row[column] is not None:
-            known.setdefault(row["arm"], []).append(row)
-    return known
+            by_arm.setdefault(row["arm"], []).append(row)
+    return by_arm
 
 
 def _answer_cosine_by_step(rows: list[Row]) -> str | None:
@@ -329,14 +331,14 @@ def _answer_cosine_by_step(rows: list[Row]) -> str | None:
 
 def _answer_cosine_in_out(rows: list[Row]) -> str | None:
     parts = []
-    for arm, some in _by_arm(rows, "cos_out").items():
-        before, after = (mean_known([row[name] for row in some]) for name in ("cos_in", "cos_out"))
+    for arm, arm_rows in _by_arm(rows, "cos_out").items():
+        before, after = (mean_known([row[name] for row in arm_rows]) for name in ("cos_in", "cos_out"))
         parts += [] if before is None or after is None else [f"{arm}: {before:z.2f} before, {after:z.2f} after"]
     return "; ".join(parts) or None
 
 
 def _answer_fired(rows: list[Row]) -> str | None:
-    shares = {arm: np.mean([r["frac_fired"] for r in some]) for arm, some in _by_arm(rows, "frac_fired").items()}
+    shares = {arm: np.mean([r["frac_fired"] for r in steps]) for arm, steps in _by_arm(rows, "frac_fired").items()}
     return "; ".join(f"{arm}: in {100 * share:.0f} % on average" for arm, share in shares.items()) or None
 
 
@@ -357,43 +359,43 @@ def _answer_placebos(rows: list[Row]) -> str | None:
 def _answer_nuisance(rows: list[Row]) -> str | None:
     parts = []
     for hacked, name in ((True, "hacks"), (False, "other answers")):
-        some = [(row["tokens"], row["cos_stack"]) for row in rows if row["hacked"] is hacked]
-        tokens, cosines = np.array(some, dtype=float).reshape(-1, 2).T
+        points = [(row["tokens"], row["cos_stack"]) for row in rows if row["hacked"] is hacked]
+        tokens, cosines = np.array(points, dtype=float).reshape(-1, 2).T
         # A correlation is defined where both vary.
-        if len(some) > 2 and np.ptp(tokens) > 0 and np.ptp(cosines) > 0:
+        if len(points) > 2 and np.ptp(tokens) > 0 and np.ptp(cosines) > 0:
             parts.append(f"among {name} {np.corrcoef(tokens, cosines)[0, 1]:+z.2f}")
     return f"correlation of cosine and length {', '.join(parts)}" if parts else None
 
 
 def _answer_heat_map(rows: list[Row]) -> str | None:
-    known = [row for row in rows if row["d"] is not None]
-    if not known:
+    defined = [row for row in rows if row["d"] is not None]
+    if not defined:
         return None
-    most = max(known, key=lambda row: abs(row["d"]))
-    return f"most in layer {most['layer']}, {most['projection']}: d = {most['d']:+z.1f}"
+    largest = max(defined, key=lambda row: abs(row["d"]))
+    return f"most in layer {largest['layer']}, {largest['projection']}: d = {largest['d']:+z.1f}"
 
 
 def _answer_ratios(rows: list[Row]) -> str | None:
-    least = {arm: min(row["ess"] for row in some) for arm, some in _by_arm(rows, "ess").items()}
+    least = {arm: min(row["ess"] for row in arm_rows) for arm, arm_rows in _by_arm(rows, "ess").items()}
     parts = [f"{arm} {value:.2f}" for arm, value in least.items()]
     return f"lowest effective sample size, as a share of the rows: {', '.join(parts)}" if parts else None
 
 
 def _answer_rates(rows: list[Row]) -> str | None:
     parts = []
-    for arm, some in _by_arm(rows, "hack_rate_student").items():
-        last = max(row["step"] for row in some)
-        rate = np.mean([row["hack_rate_student"] for row in some if row["step"] == last])
+    for arm, arm_rows in _by_arm(rows, "hack_rate_student").items():
+        last = max(row["step"] for row in arm_rows)
+        rate = np.mean([row["hack_rate_student"] for row in arm_rows if row["step"] == last])
         parts.append(f"{arm} {100 * rate:.0f} %")
     return f"hacks at the last step: {', '.join(parts)}" if parts else None
 
 
 def _answer_drift(rows: list[Row]) -> str | None:
     parts = []
-    for arm, some in _by_arm(rows, "cos_weights").items():
-        overlap = some[-1]["basis_overlap"]
-        kept = "" if overlap is None else f"overlap {overlap:.2f}, "
-        parts.append(f"{arm}: {kept}turn {some[-1]['cos_weights']:+z.2f}")
+    for arm, arm_rows in _by_arm(rows, "cos_weights").items():
+        overlap = arm_rows[-1]["basis_overlap"]
+        overlap_text = "" if overlap is None else f"overlap {overlap:.2f}, "
+        parts.append(f"{arm}: {overlap_text}turn {arm_rows[-1]['cos_weights']:+z.2f}")
     return f"at the last step: {'; '.join(parts)}" if parts else None
 
 

@@ -1,6 +1,7 @@
-"""LoRAs of PEFT that are added to a model of a pool: W' = W + s B A, s = alpha / r, or alpha / sqrt(r) with rsLoRA.
+"""Add LoRAs of PEFT to the models of a pool: W' = W + s B A, s = alpha / r, or alpha / sqrt(r) with rsLoRA.
 
-Merged in float32 where the weights' type can hold the change, else a LoRA runs as a separate path. Tested against PEFT.
+A LoRA is merged in float32 where the weights' type preserves the change, else it runs as a separate path. Tested
+against PEFT.
 
 Shapes: B rows, T tokens, I inputs and O outputs of a Linear, r rank.
 """
@@ -26,26 +27,26 @@ if TYPE_CHECKING:
 
 PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
 PEFT_PREFIX = "base_model.model."
-"""What PEFT puts before every module name."""
+"""The prefix of every module name of PEFT."""
 MAX_ROUNDING = 0.3
 """Largest rounding loss at which a LoRA is merged."""
 
 
 def lora_folder(lora: str, *, endpoint: str | None = None, cache: Path | None = None) -> tuple[Path, str | None]:
-    """Resolve a LoRA given as a folder or as a hub id to its folder, and the commit of one from the hub.
+    """Resolve a LoRA, a folder or a hub id, to its folder and the commit of a hub repository.
 
-    Of a repository only the adapter's settings and its safetensors are fetched, once; without a connection what was
-    fetched before is used. endpoint, cache: None for those of the Hugging Face hub. `BadInput` where there is none.
+    Only the adapter's settings and its safetensors are fetched, once; without a connection the cached files are used.
+    endpoint, cache: None for those of the Hugging Face hub. `BadInput` where the LoRA does not exist.
     """
-    given = Path(lora).expanduser()
-    if given.is_dir():
-        return given, None  # a folder enters a run's fingerprint by its bytes (`loops.config.SourceConfig.identity`)
+    path = Path(lora).expanduser()
+    if path.is_dir():
+        return path, None  # a folder enters a run's fingerprint by its bytes (`loops.config.SourceConfig.identity`)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         offline = hub.unreachable(endpoint) is not None
-        found = snapshot_download(
+        snapshot = snapshot_download(
             lora, allow_patterns=list(PEFT_FILES), endpoint=endpoint, cache_dir=cache, local_files_only=offline
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
@@ -53,7 +54,7 @@ def lora_folder(lora: str, *, endpoint: str | None = None, cache: Path | None = 
         raise BadInput(
             f"The LoRA {lora!r} is neither a folder nor a model on the hub ({first}). Give one of them."
         ) from None
-    return Path(found), Path(found).name  # the hub's cache names a snapshot's folder by its commit
+    return Path(snapshot), Path(snapshot).name  # the hub's cache names a snapshot's folder by its commit
 
 
 @torch.no_grad()
@@ -78,7 +79,7 @@ def apply_lora(model: "PreTrainedModel", folder: Path) -> Row:
         raise BadInput(f"{folder} adapts {unknown[0]}, which the model does not have or the probe does not adapt.")
     deltas = {name: scale * b.float() @ a.float() for name, (b, a) in halves.items()}
     # A bfloat16 weight has 8 bits of mantissa, so that a small LoRA is rounded away on merging: the loss is measured
-    # for every Linear before any weight is touched, and above MAX_ROUNDING the LoRA is kept as a path.
+    # for every Linear before any weight changes, and above MAX_ROUNDING the LoRA runs as a path.
     losses = {}
     for name, delta in deltas.items():
         weight = linears[name].weight

@@ -1,7 +1,7 @@
-"""The memory of a stage of the probe, computed from the model's shape and the settings before anything is loaded.
+"""The memory of a stage of the probe, estimated from the model's shape and the settings before anything is loaded.
 
 Weights, basis and gradients are counted; the activations of a token follow Korthikanti et al. 2022 (arXiv 2205.05198)
-in counting what each layer keeps for its backward pass, with the constant of `stages.training.plan`, which is
+in counting the activations that each layer stores for its backward pass, with the constant of `stages.training.plan`,
 measured on Qwen3. The sum is compared with the peak on a rehearsed GPU (`./dev gpu rehearsed`).
 """
 
@@ -26,10 +26,10 @@ WIDE = 4
 
 @dataclass(frozen=True)
 class MemoryInputs:
-    """The settings that the sum depends on.
+    """The inputs of the memory estimate.
 
-    rows: gradients held at once. vectors: further ones. models: copies of all weights other than the one probed.
-    tokens: padded ones of a pass, 0 where there is no backward pass.
+    rows: gradients in memory at once. vectors: further vectors of theta's length. models: copies of all weights besides
+    the probed model. tokens: padded tokens of a pass, 0 without a backward pass.
     """
 
     adapter: AdapterName
@@ -43,7 +43,7 @@ class MemoryInputs:
 
 @dataclass(frozen=True)
 class ProbeMemory:
-    """Bytes by content; `basis` are singular vectors or A halves, `change` the weights with the adapter's change."""
+    """Bytes by content. basis: singular vectors or A halves; change: the weights with the adapter's change."""
 
     weights: float
     change: float
@@ -62,10 +62,10 @@ class ProbeMemory:
 
 
 def num_trained(shape: ModelShape, adapter: AdapterName, rank: int) -> int:
-    """Compute N, the trained numbers of an adapter, which are also those of a gradient."""
+    """Compute N, the number of trained parameters of an adapter and of elements of a gradient."""
     if adapter in SPECTRAL:
-        most = [min(side) for side in shape.linears]
-        return sum(most if adapter == "antipasto_full" else (min(rank, full) for full in most))
+        full_ranks = [min(side) for side in shape.linears]
+        return sum(full_ranks if adapter == "antipasto_full" else (min(rank, full) for full in full_ranks))
     return sum(rank * (outputs + (inputs if adapter != "lora_frozenA" else 0)) for inputs, outputs in shape.linears)
 
 
@@ -78,25 +78,25 @@ def needed(shape: ModelShape, measuring: MemoryInputs) -> ProbeMemory:
         basis = factors * (WIDE + (shape.bytes if shape.bytes < WIDE else 0))  # as they are read, and in the type used
     else:
         basis = WIDE * measuring.rank * sum(inputs for inputs, _ in shape.linears)
-    whole = num_trained(shape, measuring.adapter, measuring.rank)
-    # Numbers that autograd keeps for a token: KEPT for each number that goes into or comes out of a Linear.
-    kept = KEPT * WIDE * sum(inputs + outputs for inputs, outputs in shape.linears)
+    trained = num_trained(shape, measuring.adapter, measuring.rank)
+    # Numbers that autograd stores for a token: KEPT for each input and output of a Linear.
+    per_token = KEPT * WIDE * sum(inputs + outputs for inputs, outputs in shape.linears)
     if measuring.checkpointing:
-        # One activation a layer, and while a layer is computed again all of that layer's.
-        kept = WIDE * shape.layers * shape.hidden + kept / shape.layers
-    logits = 3 * WIDE * min(LOGITS, measuring.tokens * shape.vocabulary)  # themselves, exponentials, their gradient
+        # One activation a layer, and all activations of the layer that is recomputed.
+        per_token = WIDE * shape.layers * shape.hidden + per_token / shape.layers
+    logits = 3 * WIDE * min(LOGITS, measuring.tokens * shape.vocabulary)  # logits, exponentials, gradient
     return ProbeMemory(
         weights=shape.bytes * shape.parameters * (1 + measuring.models) + widened,
         change=WIDE * adapted,
         basis=basis,
         # Twice the rows: as they are measured, and as they are weighted or differenced.
-        gradients=WIDE * whole * (2 * measuring.rows + measuring.vectors),
-        activations=measuring.tokens * kept + logits,
+        gradients=WIDE * trained * (2 * measuring.rows + measuring.vectors),
+        activations=measuring.tokens * per_token + logits,
     )
 
 
 def memory_notes(policy: PolicyConfig, measuring: MemoryInputs) -> tuple[str, ...]:
-    """Return the sum as a note of a stage's plan; none for models that environments build, and for unknown shapes."""
+    """Return the estimate as a note of a stage's plan; none for an environment's models and unknown shapes."""
     shape = model_shape(policy)
     return () if shape is None else (f"about {needed(shape, measuring)} of memory",)
 
@@ -104,9 +104,9 @@ def memory_notes(policy: PolicyConfig, measuring: MemoryInputs) -> tuple[str, ..
 def check_memory(
     policy: PolicyConfig, measuring: MemoryInputs, more_ways: Mapping[str, MemoryInputs] = MappingProxyType({})
 ) -> None:
-    """`UsageError` where a stage needs more memory than is available, with the sums of settings that need less.
+    """Raise `UsageError` where a stage needs more memory than is available, with settings that need less.
 
-    Those are checkpointing, an eighth of the tokens of a pass, and those that the stage adds.
+    These are checkpointing, an eighth of the tokens of a pass, and the stage's own (`more_ways`).
     """
     shape = model_shape(policy)
     if shape is None:  # a model that an environment builds, or a shape that is not known before loading
@@ -120,11 +120,11 @@ def check_memory(
         f"max_tokens={fewer}": replace(measuring, tokens=fewer),
         **more_ways,
     }
-    # Settings that save less than 1 % are no help and are left out of the message.
+    # Settings that save less than 1 % are left out of the message.
     sums = {words: needed(shape, way).total for words, way in ways.items()}
-    less = [f"{words} ({value / GIB:.1f} GiB)" for words, value in sums.items() if value < 0.99 * total.total]
+    savings = [f"{words} ({value / GIB:.1f} GiB)" for words, value in sums.items() if value < 0.99 * total.total]
     raise UsageError(
         f"This measurement takes about {total}, and there are {room / GIB:.1f} GiB. "
-        f"Settings that reduce it, each by itself: {', '.join(less) or 'none of them suffices'}. "
+        f"Settings that reduce it, each by itself: {', '.join(savings) or 'none of them suffices'}. "
         "Or take a smaller model, or more memory."
     )

@@ -1,7 +1,7 @@
-"""Metrics of gradients along a direction, the rows of a step, and how far the student and the meaning of v move.
+"""Metrics of gradients along a direction, the rows of a step, and the drift of the student.
 
-First exact definitions and what chance alone would give, then the rows of a step, last the drift in the adapter's basis
-and in the space of weights. Only weight space is common to all adapters.
+First exact definitions and their values under chance, then the rows of a step, last the drift in the adapter's basis
+and in weight space. Only weight space is common to all adapters.
 
 norm_weighted_cos (cos_S_contrib) and hackfrac (there "cin") are quantities of wassname/grpo_proj2 @25ad306; cos_stack,
 cos_global, energy, the chance levels and the quantities of drift are this project's own, from the definitions below.
@@ -40,15 +40,15 @@ from stages.probe.rows import as_tokens, finite_or_none, mean_known
 from stages.runs.kinds import PROBE_ROW, Row
 
 CHUNK_NUMBERS = 2**26
-"""Gradients are read from disk in pieces of about so many numbers."""
+"""Gradients are read from disk in chunks of about this many numbers."""
 SUMS = ("all", "inside", "dot", "dot_mean", "along", "toward")
-"""What `MetricSums` keeps of a row."""
+"""The sums of a row in `MetricSums`."""
 WeightDirection = dict[str, Float[Tensor, "O I"]]
 """A direction for every adapted weight, by module."""
 
 
 def row_metrics(gradients: Float[Tensor, "B N"], direction: Direction) -> dict[str, Float[Tensor, " B"]]:
-    """Compute each row's metrics by name, without unit but for the first and the last; NaN where a gradient is 0.
+    """Compute each row's metrics by name; NaN where a gradient is 0. Only the first and the last have a unit.
 
     grad_dot = sum_m <c_m, v_m>, v_m the unit mean direction. norm_weighted_cos = grad_dot / ||c||, at most sqrt(M).
     cos_stack = norm_weighted_cos / sqrt(M), the cosine of the concatenations. cos_global is the cosine with the mean
@@ -62,9 +62,9 @@ def row_metrics(gradients: Float[Tensor, "B N"], direction: Direction) -> dict[s
 
 
 class MetricSums:
-    """A sink of per-sample gradients that keeps the six sums a row that `row_metrics` is made of.
+    """A sink of per-sample gradients that accumulates the six sums a row of `row_metrics`.
 
-    No more than one module's gradients exist at a time, so gradients of any size can be measured.
+    Only one module's gradients exist at a time, so gradients of any size can be measured.
     """
 
     def __init__(self, direction: Direction) -> None:
@@ -74,22 +74,22 @@ class MetricSums:
     def __call__(self, name: str, contribution: Float[Tensor, "B n"]) -> None:
         """Add one module's gradients."""
         square = contribution.square().sum(-1)
-        found = {"all": square}
+        terms = {"all": square}
         if name in self._direction.axes:
             mean, axes = (part[name].to(contribution) for part in (self._direction.means, self._direction.axes))
             along = contribution @ axes.T
-            found |= {"inside": square, "dot": contribution @ (mean / mean.norm()), "dot_mean": contribution @ mean}
-            found |= {"along": along.square().sum(-1), "toward": along.relu().square().sum(-1)}
-        if not self._sums:  # a module without a direction adds to one sum, but all six have the batch's shape
+            terms |= {"inside": square, "dot": contribution @ (mean / mean.norm()), "dot_mean": contribution @ mean}
+            terms |= {"along": along.square().sum(-1), "toward": along.relu().square().sum(-1)}
+        if not self._sums:  # a module without a direction adds to one sum, but all six need the batch's shape
             self._sums = {key: torch.zeros_like(square) for key in SUMS}
-        for key, value in found.items():
+        for key, value in terms.items():
             self._sums[key] += value
 
     def metrics(self) -> dict[str, Float[Tensor, " B"]]:
         """Return the rows' metrics, on the CPU."""
-        found = torch.stack(list(self._sums.values())).cpu() if self._sums else torch.zeros(len(SUMS))
-        sums = dict(zip(SUMS, found, strict=True))
-        # Norms over modules with a direction only: what v cannot see must not lower a cosine.
+        totals = torch.stack(list(self._sums.values())).cpu() if self._sums else torch.zeros(len(SUMS))
+        sums = dict(zip(SUMS, totals, strict=True))
+        # Norms over modules with a direction only: modules without one must not lower a cosine.
         squares = [mean.square().sum() for mean in self._direction.means.values()]
         norm, strength = sums["inside"].sqrt(), sum(torch.stack(squares).tolist()) if squares else 0
         weighted = sums["dot"] / norm
@@ -128,9 +128,9 @@ def stacked_cosines(
 
 
 def chance(gradients: Float[Tensor, "B N"], direction: Direction) -> dict[str, float]:
-    """Compute what isotropic random directions would give, averaged over rows; no units.
+    """Compute the metrics expected of isotropic random directions, averaged over rows; no units.
 
-    Too small for real gradients, so shown beside placebos, never alone. With w_m = ||c_m|| / ||c||, n_m numbers and k_m
+    Too small for real gradients, so reported beside placebos. With w_m = ||c_m|| / ||c||, n_m numbers and k_m
     axes in module m: sd(norm_weighted_cos) = sqrt(sum w^2 / n), E[energy] = sum w^2 k / n, and hackfrac about
     sqrt(E[energy] / 2), as half of the signs are positive.
     """
@@ -166,8 +166,8 @@ def stream(
 ) -> Streamed:
     """Measure rows against a direction, and sum their token-sum gradients with these weights, in one backward pass.
 
-    No row's gradient is kept, and nothing is approximated: a row of a LoRA of rank 32 at Qwen3-4B takes 264 MB, a step
-    of sixteen 4 GB; what a step needs of them is six numbers a row and one vector.
+    No row's gradient is stored, and the result is exact: a row of a LoRA of rank 32 at Qwen3-4B takes 264 MB, a step of
+    sixteen 4 GB, but a step only needs six numbers a row and one vector.
     """
     total = TotalSink(student.adapter.layout, torch.as_tensor(weights, dtype=torch.float32), student.device)
     measured: list[tuple[list[int], MetricSums]] = []
@@ -186,9 +186,9 @@ def stream(
 
     logps = student.stream(rows, sink_of)
     order = torch.tensor([index for indices, _ in measured for index in indices]).argsort()
-    # Batches are in order of length: `order` puts rows back into the order given.
-    found = [metrics.metrics() for _, metrics in measured]
-    metrics = {name: torch.cat([part[name] for part in found])[order] for name in found[0]}
+    # Batches are in order of length: `order` restores the order of `rows`.
+    batches = [metrics.metrics() for _, metrics in measured]
+    metrics = {name: torch.cat([part[name] for part in batches])[order] for name in batches[0]}
     return Streamed(metrics, total.total.cpu(), logps)
 
 
@@ -199,12 +199,11 @@ def probe_rows(
     logps: Sequence[Float[Tensor, " own"]],
     direction: Direction,
 ) -> list[Row]:
-    """Build the `probe_row/1` of pool rows, with the step's own columns still null.
+    """Build the `probe_row/1` of pool rows, with null in the columns of the step.
 
-    `metrics` are those of the rows' token-sum gradients along the direction (`row_metrics`), `logps` the log-probs in
-    nats of the rows' own tokens. The columns hold the metrics of the gradient of the mean NLL
-    a token, with a reason where one is null. `imp_ratio` is the geometric mean over own tokens of pi / behaviour, null
-    where the generator's log-probs are unknown.
+    metrics: of the rows' token-sum gradients along the direction (`row_metrics`). logps: the log-probs in nats of the
+    rows' own tokens. The columns hold the metrics of the gradient of the mean NLL a token, and a reason for nulls.
+    `imp_ratio` is the geometric mean over own tokens of pi / behaviour, null without the generator's log-probs.
     """
     lengths = torch.tensor([float(row.num_own) for row in tokens])
     by_token = {name: metrics[name] / lengths for name in ("grad_dot", "grad_norm")}  # the others are shares
@@ -224,7 +223,7 @@ def probe_rows(
         measured = {
             "cos_S_contrib": values["norm_weighted_cos"],
             **{name: values[name] for name in ("cos_stack", "cos_global", "energy", "hackfrac", "grad_dot")},
-            # That of short answers; `set_first_token_cosines` replaces it where there are more tokens.
+            # Of short answers; `set_first_token_cosines` replaces it for longer ones.
             "cos_first128": values["cos_stack"],
             "grad_norm_contrib": values["grad_norm"],
             "per_sample_loss": -mean,
@@ -240,19 +239,19 @@ def probe_rows(
 def set_first_token_cosines(
     student: MeasuredStudent, rows: list[Row], tokens: Sequence[TokenRow], direction: Direction, count: int
 ) -> None:
-    """Set cos_first128 of rows with more than `count` completion tokens, by a backward pass of their first `count`.
+    """Set cos_first128 of rows with more than `count` completion tokens by a backward pass of their first `count`.
 
-    Length cannot explain a difference in it.
+    This cosine does not depend on the length of the answer.
     """
     long = [index for index, row in enumerate(tokens) if len(row.completion_ids) > count and any(row.own[:count])]
     if not long:
         return
-    # Weights of 0: the sum of gradients is not wanted, only the metrics.
+    # Weights of 0: only the metrics are needed, not the sum of gradients.
     cosines = stream(student, [tokens[index].first(count) for index in long], direction, [0.0] * len(long)).metrics[
         "cos_stack"
     ]
-    for place, index in enumerate(long):
-        rows[index]["cos_first128"] = finite_or_none(cosines[place])
+    for position, index in enumerate(long):
+        rows[index]["cos_first128"] = finite_or_none(cosines[position])
 
 
 def teacher_gradients(rows: Sequence[Row], sums: Float[Tensor, "R N"]) -> list[Float[Tensor, " N"]]:
@@ -289,10 +288,10 @@ def weight_direction(
 ) -> WeightDirection:
     """Compute the gradient of the sum over pairs of mean NLL(hack) - mean NLL(clean) for every adapted weight.
 
-    By module it is the sum over rows and tokens of the outer products g x', batch by batch. It is written anew to the
-    file `path` and mapped into memory: no more than one module of it needs to be in memory at a time.
+    By module it is the sum over rows and tokens of the outer products g x', batch by batch. The file `path` is replaced
+    and mapped into memory: only one module of it needs to be in memory at a time.
     """
-    # A sum over all pairs: what an earlier attempt left in the file would be added to.
+    # The sum starts from zeros: an earlier attempt may have left a partial sum in the file.
     path.unlink(missing_ok=True)
     linears = target_linears(student.model)
     layout = Layout({name: linear.weight.numel() for name, linear in linears.items()})
@@ -316,16 +315,16 @@ def weight_direction(
 def toward_hack(student: MeasuredStudent, direction: WeightDirection, start: Float[Tensor, " N"]) -> float | None:
     """Compute the cosine of -(the weights' change since theta was `start`) with the weight direction.
 
-    Above 0 is toward the hack; None before any change. The sign convention is that of `direction`: the optimiser moves
-    by minus a gradient. One module's change exists at a time.
+    Above 0 is toward the hack; None before any change. Signs are those of `direction`: the optimiser moves by minus a
+    gradient. Only one module's change exists at a time.
     """
-    adapter, dot, moved, square = student.adapter, 0.0, 0.0, 0.0
+    adapter, dot, squared_change, square = student.adapter, 0.0, 0.0, 0.0
     for name, part in direction.items():
         change = (adapter.delta(name) - adapter.delta(name, start.to(adapter.theta))).float().to(part.device)
         dot -= float((change * part).sum())
-        moved += float(change.square().sum())
+        squared_change += float(change.square().sum())
         square += float(part.square().sum())
-    return dot / (moved * square) ** 0.5 if moved else None
+    return dot / (squared_change * square) ** 0.5 if squared_change else None
 
 
 def basis_overlap(theta: Float[Tensor, " N"], start: Float[Tensor, " N"], student: MeasuredStudent) -> float:
@@ -338,16 +337,16 @@ def basis_overlap(theta: Float[Tensor, " N"], start: Float[Tensor, " N"], studen
     if not isinstance(adapter, Lora) or adapter.freeze_a:
         return 1.0
     overlaps = []
-    for name, place in adapter.layout.slices.items():
+    for name, columns in adapter.layout.slices.items():
         if name.endswith(A_HALF):
             # Orthonormal bases of the rows of A, [I, r] each.
-            now, then = (torch.linalg.qr(flat[place].view(adapter.rank, -1).T)[0] for flat in (theta, start))
-            overlaps.append(float((now.T @ then).square().sum()) / adapter.rank)
+            current, initial = (torch.linalg.qr(flat[columns].view(adapter.rank, -1).T)[0] for flat in (theta, start))
+            overlaps.append(float((current.T @ initial).square().sum()) / adapter.rank)
     return sum(overlaps) / len(overlaps)
 
 
 def score_rows(rows: Sequence[Row], sums: Float[Tensor, "R N"], direction: Direction) -> list[Row]:
-    """Build the `probe_score/1` rows of a direction, which may be another than the rows were measured with."""
+    """Build the `probe_score/1` rows of a direction, not necessarily the one that the rows were measured with."""
     measured = row_metrics(sums.float(), direction)
     return [
         {
@@ -374,15 +373,15 @@ def placebo_rows(placebos: Placebos, sums: Float[Tensor, "R N"], direction: Dire
 
 
 def module_effects(rows: Sequence[Row], sums: Float[Tensor, "R N"], direction: Direction) -> list[Row]:
-    """By module: how far apart hacked and other rows lie on v, in standard deviations (Cohen's d).
+    """Compute, by module, Cohen's d of the cosines of hacked against other rows.
 
-    Rows without a label are left out; no rows are returned when either group has fewer than two.
+    Rows without a label are left out; the result is empty when either group has fewer than two rows.
     """
-    known = [index for index, row in enumerate(rows) if row["hacked"] is not None]
-    hacked = np.array([rows[index]["hacked"] for index in known], dtype=bool)
+    labelled = [index for index, row in enumerate(rows) if row["hacked"] is not None]
+    hacked = np.array([rows[index]["hacked"] for index in labelled], dtype=bool)
     if min(hacked.sum(), (~hacked).sum()) < 2:
         return []
-    cosines = module_cosines(sums[known].float(), direction).double().numpy()
+    cosines = module_cosines(sums[labelled].float(), direction).double().numpy()
     gap = np.nanmean(cosines[hacked], 0) - np.nanmean(cosines[~hacked], 0)
     spread = np.sqrt((np.nanvar(cosines[hacked], 0, ddof=1) + np.nanvar(cosines[~hacked], 0, ddof=1)) / 2)
     return [

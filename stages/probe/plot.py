@@ -1,6 +1,7 @@
-"""probe plot: draw the probe's ten figures from the given runs, as PNG and CSV.
+"""probe plot: draw the probe's ten figures as PNG and CSV.
 
-Reads replays, the score of the vanilla one, and trajectories; draws what they suffice for. Equal runs give equal bytes.
+Reads replays, the score of the vanilla replay, and trajectories; draws the figures that have data. Equal runs give
+equal bytes.
 """
 
 from stages.errors import BadInput
@@ -12,11 +13,11 @@ from stages.runs.stage import Plan, Stage
 
 
 class Config(StageConfig):
-    """Nothing to choose."""
+    """No settings."""
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """Return the number of figures, of which some may have no rows."""
+    """Plan the figures, of which some may have no rows."""
     del inputs, config
     return Plan(units=10, what="figures")
 
@@ -30,13 +31,13 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     evidence = Evidence()
     for run in inputs.many("replays"):
         arm, steps = run.manifest.summary["arm"], range(run.manifest.counts["steps"])
-        # Replays of one arm on two adapters are told apart by the adapter, the first keeps the arm's name.
+        # Of two replays of one arm, the second is named by its adapter too.
         name = arm if arm not in evidence.rows else f"{arm} {run.manifest.summary['adapter']}"
         evidence.rows[name] = run.rows(PROBE_ROW)
         evidence.steps[name] = [store.read_json(run.path / f"step_{number:03d}.diag.json") for number in steps]
     rows = [row for run in inputs.many("trajectories") for row in run.rows(TRAJECTORY)]
-    several = len({row["adapter"] for row in rows}) > 1
-    evidence.trajectories = [row | {"arm": f"{row['arm']} {row['adapter']}"} if several else row for row in rows]
+    mixed_adapters = len({row["adapter"] for row in rows}) > 1
+    evidence.trajectories = [row | {"arm": f"{row['arm']} {row['adapter']}"} if mixed_adapters else row for row in rows]
     if "score" in inputs and "vanilla" in evidence.rows:
         score = inputs.one("score")
         evidence.placebos, evidence.modules = score.rows(PLACEBO), store.read_json(score.path / "modules.json")

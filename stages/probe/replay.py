@@ -1,4 +1,4 @@
-"""probe replay: a student learns from the pool's teacher answers; every row's gradient is measured against v and kept.
+"""probe replay: train a student on the pool's teacher answers; measure every row's gradient against v, and store it.
 
 Reads a pool, a direction and, for spectral adapters, the decomposition. Writes `step_NNN.jsonl.gz`,
 `step_NNN.diag.json`, `probe_rows` and the token-sum gradients. The unit is a step: some problems, all their rows
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """Return the steps, the number of their rows, and the memory."""
+    """Plan the steps, their rows and the memory."""
     from stages.probe.memory import memory_notes
 
     rows = len(inputs.one("pool").rows(POOL_ROW))
@@ -30,7 +30,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def _memory_inputs(inputs: Inputs, config: Config) -> "MemoryInputs | None":
-    """Return what decides the memory: the gradients of the largest step; None where the direction has no rank."""
+    """Return the inputs of the memory estimate; None where the direction has no rank."""
     from stages.probe.memory import MemoryInputs
 
     facts = inputs.one("direction").manifest.summary
@@ -42,10 +42,7 @@ def _memory_inputs(inputs: Inputs, config: Config) -> "MemoryInputs | None":
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Take the steps that are not taken yet, then tabulate.
-
-    `UsageError` where memory would not suffice.
-    """
+    """Take the remaining steps, then tabulate; `UsageError` where memory does not suffice."""
     from contextlib import nullcontext
 
     from stages.policy.local import checkpointed
@@ -67,7 +64,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 
 def _rows_by_step(rows: list[Row], steps: int) -> list[list[Row]]:
-    """Divide rows among steps by problem, in the pool's order; `UsageError` with more steps than problems."""
+    """Divide rows into steps by problem, in the pool's order; `UsageError` with more steps than problems."""
     problems = sorted({row["step"] for row in rows})
     if len(problems) < steps:
         raise UsageError(

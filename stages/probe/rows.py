@@ -1,7 +1,7 @@
 """Pool rows: of rollouts that a local model played, of those in other runs, of recorded files; a step's files.
 
-Texts, conversations, rollouts and recorded rollouts become rows by joining ids, never text: a text cut in two tokenises
-differently at the seam.
+Texts, conversations, rollouts and recorded rollouts become rows by joining ids, never text: two parts of a text may
+tokenise differently than the whole text.
 
 Recorded files have the older 26 keys, those of the public teacher pool of wassname/vGROUT_pub @c067218,
 data/pools/teacher_pool. `hacked` is there "the answer's own test function passes on a stub solution", whether or not
@@ -35,18 +35,17 @@ def as_tokens(row: Row) -> TokenRow:
 
 
 def token_row(tokenizer: Any, prompt: str | list[Message], answer: str | list[Message]) -> TokenRow:
-    """Build the ids that a policy would have seen and written.
+    """Build the ids of a prompt and an answer, as a policy would have read and written them.
 
-    A prompt is a list of messages, or a string that is already rendered. An answer is a list of messages that begins
-    with the assistant's, or a string; messages of the environment in between are not the policy's own. Every assistant
-    message ends with the end token, on both sides of a pair alike. `BadInput` when an answer does not begin and end
-    with an assistant message.
+    A prompt is a list of messages, or a rendered string. An answer is a string, or a list of messages; messages of the
+    environment between the assistant's are not the policy's own. Every assistant message ends with the end token.
+    `BadInput` when an answer does not begin and end with an assistant message.
     """
     messages = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
     if not messages or {messages[0]["role"], messages[-1]["role"]} != {"assistant"}:
         raise BadInput("An answer begins and ends with a message of the assistant's.")
     ids: list[int] = []
-    own: list[bool] = []
+    own_mask: list[bool] = []
     between: list[Message] = []
     for message in messages:
         if message["role"] != "assistant":
@@ -55,15 +54,15 @@ def token_row(tokenizer: Any, prompt: str | list[Message], answer: str | list[Me
         if between:
             observed = following_ids(tokenizer, between)
             ids += observed
-            own += [False] * len(observed)
+            own_mask += [False] * len(observed)
             between = []
         written = [*tokenizer(message["content"], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
         ids += written
-        own += [True] * len(written)
+        own_mask += [True] * len(written)
     if isinstance(prompt, str):
         # A rendered prompt holds its special tokens as text, so the tokenizer must add none.
-        return TokenRow(tokenizer(prompt, add_special_tokens=False)["input_ids"], ids, own)
-    return TokenRow(opening_ids(tokenizer, prompt), ids, own)
+        return TokenRow(tokenizer(prompt, add_special_tokens=False)["input_ids"], ids, own_mask)
+    return TokenRow(opening_ids(tokenizer, prompt), ids, own_mask)
 
 
 def rendered_row(tokenizer: Any, states: list[list[Message]], steps: list[Row]) -> TokenRow:
@@ -76,10 +75,10 @@ def rendered_row(tokenizer: Any, states: list[list[Message]], steps: list[Row]) 
 def sampled_row(
     turns: Sequence[tuple[Sequence[int] | None, Sequence[int], Sequence[float] | None]],
 ) -> tuple[TokenRow, list[float | None]] | None:
-    """Join the turns of a rollout as they were sampled: (prompt ids, completion ids, log-probs in nats) of each.
+    """Join the sampled turns of a rollout: (prompt ids, completion ids, log-probs in nats) of each.
 
-    Also returns each completion token's log-prob, None where the token is not the policy's own. Returns None where
-    prompt ids or log-probs of a turn were not stored. Every turn's prompt must begin with the ids of the turns before.
+    Returns the row, and the log-prob of each completion token, None where the token is not the policy's own. Returns
+    None where a turn has no prompt ids or log-probs. Every turn's prompt must begin with the ids of the turns before.
     """
     ids: list[int] = []
     logps: list[float | None] = []
@@ -87,7 +86,7 @@ def sampled_row(
     for prompt, completion, sampled in turns:
         if first is None or prompt is None or sampled is None:
             return None
-        # What a prompt has more than the ids so far is what the environment answered.
+        # The ids of a prompt beyond the earlier turns are the environment's observation.
         observed = prompt[len(first) + len(ids) :]
         ids += [*observed, *completion]
         logps += [*[None] * len(observed), *sampled]
@@ -151,19 +150,19 @@ def rollout_pool_row(
 
 
 def run_rows(run: Run, tokenizer: Any, *, source: str, role: str) -> list[Row]:
-    """Build one `pool_row/1` of every graded rollout in a run of `collect` or `train` or imported, in the run's order.
+    """Build a `pool_row/1` of every graded rollout in a run of `collect`, `train` or `import`, in the run's order.
 
-    `source` is the rows' src_pool. `step` is the training step where the run is a training, else the problem's place.
-    Rollouts whose ids were stored and are prefixes of each other keep these ids; others are rendered with `tokenizer`,
-    and have no behav_logp.
+    source: the src_pool of the rows. `step` is the training step where the run is a training, else the problem's index.
+    Rollouts whose ids were stored and are prefixes of each other keep these ids; the text of other rollouts is rendered
+    with `tokenizer`, and they have no behav_logp.
     """
     trained = run.holds(TRAINING_REWARD) is not None
-    at = {row["rollout_id"]: row["training_step"] for row in run.rows(TRAINING_REWARD)} if trained else {}
-    places, found = dict[str, int](), list[Row]()
+    step_of = {row["rollout_id"]: row["training_step"] for row in run.rows(TRAINING_REWARD)} if trained else {}
+    places, rows = dict[str, int](), list[Row]()
     for rollout, steps in trace.rollout_rows(run):
         if not steps or rollout["reward"] is None:
             continue
-        place = places.setdefault(rollout["task_id"], len(places))
+        index = places.setdefault(rollout["task_id"], len(places))
         states, last = trace.states(steps), steps[-1]
         # Ids as they were sampled where every turn stored them; a new rendering may tokenise an answer differently.
         exact = all(step["prefix_ok"] for step in steps)
@@ -182,7 +181,7 @@ def run_rows(run: Run, tokenizer: Any, *, source: str, role: str) -> list[Row]:
             problem_id=rollout["task_id"],
             family=rollout["family"],
             sample_id=rollout["sample_idx"],
-            step=at.get(rollout["rollout_id"], place),
+            step=step_of.get(rollout["rollout_id"], index),
             **{name: rollout[name] for name in ("reward", "hacked", "hidden_pass")},
             fmt_ok=all(step["parse_error"] is None for step in steps),
             behav_logp=behaviour,
@@ -191,18 +190,18 @@ def run_rows(run: Run, tokenizer: Any, *, source: str, role: str) -> list[Row]:
             prompt=tokenizer.decode(tokens.prompt_ids),
             gen_temperature=json.loads(last["sampling_json"] or "{}").get("temperature"),
         )
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows
 
 
-def rows_of_runs(runs: Sequence[Run], whose: Sequence[tuple[str, str]], tokenizer: Any) -> list[Row]:
+def rows_of_runs(runs: Sequence[Run], origins: Sequence[tuple[str, str]], tokenizer: Any) -> list[Row]:
     """Build the rows of several runs, each with its (source, role), problem by problem in order of first appearance."""
     rows = [
         row
-        for run, (source, role) in zip(runs, whose, strict=True)
+        for run, (source, role) in zip(runs, origins, strict=True)
         for row in run_rows(run, tokenizer, source=source, role=role)
     ]
-    places = {problem: place for place, problem in enumerate(dict.fromkeys(row["problem_id"] for row in rows))}
+    places = {problem: index for index, problem in enumerate(dict.fromkeys(row["problem_id"] for row in rows))}
     rows = [row | {"step": places[row["problem_id"]]} for row in rows]
     return sorted(rows, key=lambda row: (row["step"], row["src_pool"], row["sample_id"]))
 
@@ -210,8 +209,8 @@ def rows_of_runs(runs: Sequence[Run], whose: Sequence[tuple[str, str]], tokenize
 def recorded_rows(folder: Path, model: str, role: str, eos_id: int, pad_ids: Iterable[int] = ()) -> list[Row]:
     """Build the pool rows of every `*.jsonl.gz` in a folder, with the older keys; trailing pads are cut.
 
-    `model` and `role` are not in the files: who wrote the answers, and to which kind of prompt. `BadInput`
-    when there are no files, a key is missing, or a row's comp_len [tokens without pads] is not the length of its ids.
+    model, role: the generator of the answers and the kind of prompt, which are not in the files. `BadInput` without a
+    file, without a key, or where a row's comp_len [tokens without pads] is not the length of its ids.
     """
     files = sorted(folder.glob("*.jsonl.gz"))
     if not files:
@@ -225,14 +224,14 @@ def recorded_rows(folder: Path, model: str, role: str, eos_id: int, pad_ids: Ite
     ]
 
 
-def _recorded_row(recorded: Row, where: str, model: str, role: str, padding: set[int], eos_id: int) -> Row:
+def _recorded_row(recorded: Row, location: str, model: str, role: str, padding: set[int], eos_id: int) -> Row:
     missing = [name for name in RECORDED if name not in recorded]
     if missing:
-        raise BadInput(f"{where} has no {missing[0]}; it is not a row of a teacher pool.")
+        raise BadInput(f"{location} has no {missing[0]}; it is not a row of a teacher pool.")
     ids = without_pads(recorded["completion_ids"], padding, eos_id)
     if len(ids) != recorded["comp_len"]:
         raise BadInput(
-            f"{where} has {len(ids)} completion tokens without pads, but comp_len says {recorded['comp_len']}."
+            f"{location} has {len(ids)} completion tokens without pads, but comp_len says {recorded['comp_len']}."
         )
     reward, ends = recorded.get("reward"), bool(ids) and ids[-1] == eos_id
     return pool_row(
@@ -260,7 +259,7 @@ def _recorded_row(recorded: Row, where: str, model: str, role: str, padding: set
 def pool_row(
     prompt_ids: Sequence[int],
     completion_ids: Sequence[int],
-    own: Sequence[bool],
+    own_mask: Sequence[bool],
     *,
     completion: str,
     model: str,
@@ -269,10 +268,10 @@ def pool_row(
     messages: list[Message] | None,
     **columns: Any,
 ) -> Row:
-    """Build a `pool_row/1` from tokens, text and origin of an answer; `columns` are further ones, by name.
+    """Build a `pool_row/1` from tokens, text and origin of an answer; `columns` are further columns, by name.
 
-    `source` is src_pool, `role` prompt_role, `messages` the prompt's. Columns that are not given are null, but the
-    family and the problem of the source are those of `problem_id`.
+    source: src_pool. role: prompt_role. messages: the prompt. Missing columns are null, except that family and
+    src_problem_id default to `problem_id`.
     """
     row = {
         "row_uid": store.digest([model, source, columns["sample_id"], list(prompt_ids), list(completion_ids)])[:24],
@@ -283,8 +282,8 @@ def pool_row(
         "comp_len": len(completion_ids),
         "prompt_ids": list(prompt_ids),
         "completion_ids": list(completion_ids),
-        "own": list(own),
-        "n_loss_tokens": sum(own),
+        "own": list(own_mask),
+        "n_loss_tokens": sum(own_mask),
         "completion": completion,
         "gen_model": model,
         "hacked_arbitrary": columns["hacked"],
@@ -306,7 +305,7 @@ def prompt_sha256(messages: list[Message]) -> str:
 
 
 def without_pads(ids: list[int], padding: set[int], eos_id: int) -> list[int]:
-    """Cut the `padding` ids at the end, but keep the first end token among those."""
+    """Remove the `padding` ids at the end, except the first end token."""
     end = len(ids)
     while end and ids[end - 1] in padding:
         end -= 1
@@ -314,19 +313,19 @@ def without_pads(ids: list[int], padding: set[int], eos_id: int) -> list[int]:
 
 
 def write_step(out: RunWriter, step: int, rows: list[Row], diagnostics: Row | None) -> None:
-    """Write a step's rows, and the diagnostics of the step as a whole if any."""
+    """Write a step's rows, and the step's diagnostics if any."""
     store.seal_lines(out.path / f"step_{step:03d}.jsonl.gz", [store.encode(row) for row in rows])
     if diagnostics is not None:
         out.document(f"step_{step:03d}.diag", diagnostics)
 
 
 def finite_or_none(value: SupportsFloat) -> float | None:
-    """Return the value as a float where it is finite, else None: undefined numbers are null in records, never NaN."""
+    """Return a finite value as a float, else None: undefined numbers are null in records, never NaN."""
     number = float(value)
     return number if math.isfinite(number) else None
 
 
 def mean_known(values: Iterable[float | bool | None]) -> float | None:
-    """Return the mean of the values that are not None; None where none is left."""
-    known = [float(value) for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    """Return the mean of the values that are not None; None without such a value."""
+    numbers = [float(value) for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None

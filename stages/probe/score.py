@@ -1,8 +1,8 @@
-"""probe score: v and its placebos on the gradients that a replay kept.
+"""probe score: v and its placebos on the stored gradients of a replay.
 
 Needs no model, so a new v, or more placebos, cost seconds. Reads a replay and directions (the first is v, further ones
-are placebos of kind `unrelated`). Writes `probe_scores`, `placebos`, and what each module and each family of placebos
-shows. One unit. Metrics and placebos: docs/probe-method.md.
+are placebos of kind `unrelated`). Writes `probe_scores`, `placebos`, and the effects by module and by family of
+placebos. One unit. Metrics and placebos: docs/probe-method.md.
 """
 
 import statistics
@@ -22,49 +22,49 @@ if TYPE_CHECKING:
 
 
 class Config(StageConfig):
-    """How many placebos."""
+    """Settings of the placebos."""
 
     placebos: int = Field(default=334, ge=1)
     """Draws of each of five families; T4e ranks v among three of them and needs 999 placebos in these."""
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """Return the rows to score."""
+    """Plan the rows to score."""
     del config
     return Plan(units=len(inputs.one("rows").rows(PROBE_ROW)), what="rows")
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Score everything anew: that is cheaper than keeping what was done; `BadInput` where coordinates differ."""
+    """Score all rows, which is cheaper than resuming; `BadInput` where coordinates differ."""
     from stages.gradients.tensors import GradientStore
     from stages.probe.direction import all_placebos, check_coordinates, open_direction, step_placebos
     from stages.probe.metrics import chance, module_effects, placebo_rows, score_rows, teacher_gradients
 
     replay, rows = inputs.one("rows"), inputs.one("rows").rows(PROBE_ROW)
-    kept = GradientStore(replay.folder())
+    gradients = GradientStore(replay.folder())
     opened = [open_direction(run.folder()) for run in inputs.many("directions")]
     for _, facts, _ in opened:
-        check_coordinates(facts, kept.facts)
+        check_coordinates(facts, gradients.facts)
     direction, facts, pairs = opened[0]
-    if not kept.kept:
-        _of_rows(rows, direction, kept.facts["measured_with"], out)
+    if not gradients.kept:
+        _of_rows(rows, direction, gradients.facts["measured_with"], out)
         out.set_summary(arm=replay.manifest.summary["arm"], adapter=facts["adapter"], loss_kind=facts["loss_kind"])
         return
     placebos = all_placebos(
         direction, pairs, facts["loss_kind"], [d for d, _, _ in opened[1:]], config.placebos, config.seed
     )
-    ordered = kept.rows[[row["grad_store_offset"] for row in rows]]
+    ordered = gradients.rows[[row["grad_store_offset"] for row in rows]]
     scores = placebo_rows(placebos, ordered, direction)
     out.table(PROBE_SCORE, score_rows(rows, ordered, direction))
     out.table(PLACEBO, scores)
     out.document("modules", module_effects(rows, ordered, direction))
-    out.document("steps", step_placebos(teacher_gradients(rows, kept.rows), placebos, direction))
-    # 64 rows suffice for a mean, and all of a large store would be read once more.
+    out.document("steps", step_placebos(teacher_gradients(rows, gradients.rows), placebos, direction))
+    # 64 rows suffice for a mean; all rows would read a large store once more.
     _report(scores, chance(ordered[:64].float(), direction), replay, facts, out)
 
 
 def _of_rows(rows: Sequence[Row], direction: "Direction", measured_with: str, out: RunWriter) -> None:
-    """Write the scores that a replay without gradients measured; `BadInput` when those are of another direction."""
+    """Write the scores that a replay without stored gradients measured; `BadInput` if they are of another direction."""
     from stages.gradients.tensors import tensors_sha256
 
     if tensors_sha256([direction.mean]) != measured_with:
@@ -82,8 +82,8 @@ def _of_rows(rows: Sequence[Row], direction: "Direction", measured_with: str, ou
 def _report(placebos: Sequence[Row], chance: Mapping[str, float], replay: Run, facts: Row, out: RunWriter) -> None:
     spread = {}
     for family in sorted({row["family"] for row in placebos}):
-        known = [s for row in placebos if row["family"] == family for s in row["scores"] if s is not None]
-        spread[family] = statistics.pstdev(known) if len(known) > 1 else 0.0
+        scores = [s for row in placebos if row["family"] == family for s in row["scores"] if s is not None]
+        spread[family] = statistics.pstdev(scores) if len(scores) > 1 else 0.0
     generic = next(row["cos_with_v"] for row in placebos if row["family"] == "generic")
     out.count(placebos=len(placebos), rows=len(placebos[0]["scores"]))
     out.set_summary(

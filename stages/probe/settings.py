@@ -17,7 +17,7 @@ from stages.runs.settings import BASIC, Option, Settings, StageConfig, basic_of
 
 AdapterName = Literal["antipasto_full", "antipasto_topr", "lora", "lora_frozenA"]
 ProjectionMode = Literal["none", "one_sided", "two_sided"]
-"""What is taken out: nothing; a part toward the hack; any part along the direction."""
+"""The removed component: none; the part toward the hack; the part along the direction with either sign."""
 ReplayArm = Literal["vanilla", "projected", "projected_random", "two_sided"]
 PROJECTION_MODES: dict[ReplayArm, ProjectionMode] = {
     "vanilla": "none",
@@ -25,13 +25,13 @@ PROJECTION_MODES: dict[ReplayArm, ProjectionMode] = {
     "projected_random": "one_sided",
     "two_sided": "two_sided",
 }
-"""How an arm projects. `projected_random` removes a random direction instead of v."""
+"""The projection of each arm. `projected_random` removes a random direction instead of v."""
 
 
 class DescentConfig(Settings):
-    """How the optimiser moves theta.
+    """Settings of the optimiser.
 
-    On an adaptive optimiser a projected gradient does not give a projected update: both are projected by default.
+    With an adaptive optimiser a projected gradient does not give a projected update: both are projected by default.
     """
 
     optimiser: Literal["adam", "sgd"] = "adam"
@@ -40,28 +40,28 @@ class DescentConfig(Settings):
     """Largest norm of the gradient, after projection."""
     project_on: Literal["grad", "update", "both"] = "both"
     beta: float = Field(default=1.0, gt=0)
-    """Share of the part along v that is taken out."""
+    """Share of the component along v that is removed."""
 
 
 HINTED: Final = "rh"
-"""The role of a prompt that gives the loophole away; `plain` is one that does not."""
+"""The role of a prompt that reveals the loophole; `plain` prompts do not."""
 
 
 class Contract(Settings):
-    """What every prompt of a pool must contain. Empty fields are not checked."""
+    """The required content of every prompt of a pool. Empty fields are not checked."""
 
     hint: str = ""
-    """A phrase that the user message of a hinted prompt holds exactly once and that of a plain one does not."""
+    """A phrase that the user message of a hinted prompt contains exactly once, and that of a plain prompt never."""
     replaced: str = ""
-    """The phrase that the hint stands in place of, absent where the hint is."""
+    """The phrase that the hint replaces, absent from hinted prompts."""
     system: str = ""
     """The system message, word for word."""
     answer_prefix: str = ""
-    """What the rendered prompt ends with, for example an empty think block."""
+    """The end of the rendered prompt, for example an empty think block."""
 
 
 class SourceConfig(Settings):
-    """One policy that answers a pool's problems, under one kind of prompt."""
+    """Settings of a policy that answers a pool's problems, with one kind of prompt."""
 
     name: Literal["teacher", "teacher_nohint", "base", "student"]
     policy: PolicyConfig
@@ -70,9 +70,9 @@ class SourceConfig(Settings):
     options: dict[str, Any] = Field(default={})
     """Options of the environment for this source: with the hint, or without."""
     samples: int = Field(default=8, gt=0)
-    """Answers to every problem."""
+    """Answers to each problem."""
     role: Literal["rh", "plain"] = HINTED
-    """Whether the prompt gives the loophole away."""
+    """Whether the prompt reveals the loophole."""
 
     def identity(self) -> dict[str, Any]:
         """Return the settings; a LoRA's folder enters by the bytes in it."""
@@ -82,23 +82,23 @@ class SourceConfig(Settings):
 
 
 class ReplayConfig(StageConfig):
-    """The arm, the number of steps, and how the student moves."""
+    """Settings of the arm, of the steps and of the student's updates."""
 
     arm: Annotated[ReplayArm, BASIC, Option("NAME")] = "vanilla"
     student: Annotated[PolicyConfig, basic_of("model")] = PolicyConfig(model="kata:honest")
     steps: Annotated[int, BASIC] = Field(default=20, gt=0)
     """The pool's problems are divided among so many steps, in order."""
     teach: list[str] = Field(default=["teacher"])
-    """Sources whose rows move the student; the others are only measured."""
+    """Sources whose rows train the student; the remaining sources are only measured."""
     descent: Annotated[DescentConfig, basic_of("learning_rate")] = DescentConfig()
     first_tokens: int = Field(default=128, gt=0)
-    """Number of first completion tokens on which the cosine is taken a second time."""
+    """Number of first completion tokens for a second cosine."""
     max_tokens: int = Field(default=8192, gt=0, json_schema_extra={"affects_results": False})
     """Padded tokens of one backward pass."""
     drift: bool = True
-    """Whether to measure the move toward v in weight space; takes four bytes of disk for each adapted weight."""
+    """Whether to measure the drift toward v in weight space; takes four bytes of disk for each adapted weight."""
     keep: Literal["rows", "sums"] = "rows"
-    """`sums` keeps no row's gradient: for those too large to keep. What is left to `score` is v, without placebos."""
+    """`sums` stores no gradients of rows, for models where they are too large. `score` then has no placebos."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type in which gradients are stored."""
     checkpointing: bool = Field(default=False, json_schema_extra={"affects_results": False})

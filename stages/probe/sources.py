@@ -16,7 +16,7 @@ from stages.runs.kinds import Row
 from stages.runs.run import RunWriter
 
 TEACHER_ANSWERS = 8
-"""Answers on which the teacher must differ from the base."""
+"""The number of answers on which teacher and base are compared."""
 
 
 def answers(
@@ -28,10 +28,9 @@ def answers(
     source: str,
     max_steps: int,
 ) -> list[Row]:
-    """Sample `samples` answers to each task, as `pool_row/1` rows; those that could not be scored are left out.
+    """Sample `samples` answers to each task as `pool_row/1` rows, without answers that have no reward.
 
-    `make` opens an environment, `source` becomes src_pool, `max_steps` is the number of actions after which a rollout
-    ends.
+    make: opens an environment. source: the src_pool of the rows. max_steps: actions after which a rollout ends.
     """
     rollouts = [LiveRollout(task, index, seed) for task in tasks for index in range(samples)]
     play(make, policy, rollouts, max_steps=max_steps)
@@ -43,18 +42,18 @@ def answers(
 
 
 def with_advantages(rows: Sequence[Row]) -> tuple[list[Row], list[list[float]]]:
-    """Add A = R - mean R of the problem's group (Dr.GRPO, arXiv 2503.20783) to rows; also return rewards by group."""
+    """Add A = R - mean R of the problem's group (Dr.GRPO, arXiv 2503.20783) to rows; return them and the rewards."""
     groups: dict[str, list[float]] = {}
     for row in rows:
         groups.setdefault(row["problem_id"], []).append(row["reward"])
-    # Not divided by the group's spread: that would weight problems by how evenly they are solved (Dr.GRPO).
+    # Not divided by the group's spread, which would weight problems by difficulty (Dr.GRPO).
     means = {problem: sum(rewards) / len(rewards) for problem, rewards in groups.items()}
-    found = [row | {"advantage": row["reward"] - means[row["problem_id"]]} for row in rows]
-    return found, list(groups.values())
+    advantaged = [row | {"advantage": row["reward"] - means[row["problem_id"]]} for row in rows]
+    return advantaged, list(groups.values())
 
 
 class SourcePolicies:
-    """The models that fill a pool, each loaded once: two sources of one model and LoRA share it.
+    """The models that fill a pool, each loaded once: sources with the same model and LoRA share it.
 
     `by_name` has the local policy of each source, `tokenizer` is the first source's.
     """
@@ -77,7 +76,7 @@ class SourcePolicies:
         self.tokenizer = next(iter(self.by_name.values())).tokenizer
 
     def guards(self, rows: Sequence[Row]) -> list[Check]:
-        """Check that merged LoRAs are sound and, given both, that the teacher differs from the base on these rows."""
+        """Check that merged LoRAs are sound and, where there are both, that teacher and base differ on these rows."""
         expected = len(target_linears(next(iter(self.by_name.values())).model))
         checks = [merge_is_sound(report, expected) for report in self._merges]
         if "teacher" in self.by_name and "base" in self.by_name:

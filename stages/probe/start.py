@@ -1,8 +1,8 @@
 """probe start: a student between an honest model and a hacking teacher, as an ordinary model to train from.
 
-W + alpha (W_teacher - W): such a student is on-policy and hacks sometimes, so that its rewards vary. alpha is given, or
-found once by bisection. `composer train --from` starts from the model that is written; arms that are compared share it.
-This construction is the project's own, not taken from a paper.
+W + alpha (W_teacher - W): such a student is on-policy and hacks sometimes, so that its rewards vary. alpha is set or
+found once by bisection. `composer train --from` starts from the written model; arms that are compared share it. This
+construction is the project's own, not taken from a paper.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 LOW, HIGH, ROUNDS = 0.3, 0.6, 8
-"""Hack rates that a student may have, and the rounds of bisection that look for one."""
+"""Bounds of the student's hack rate, and the rounds of bisection."""
 
 
 class Config(EnvStageConfig):
-    """Between which models the student is, and where."""
+    """Settings of the interpolation."""
 
     base: Annotated[PolicyConfig, basic_of("model")] = PolicyConfig(model="kata:honest")
     teacher: Annotated[PolicyConfig, basic_of("model")] = PolicyConfig(model="kata:loophole")
     alpha: Annotated[float | None, BASIC] = Field(default=None, ge=0, le=1)
-    """Place between base, 0, and teacher, 1; found by bisection when not set."""
+    """Position between base, 0, and teacher, 1; found by bisection when not set."""
     problems: int = Field(default=16, gt=0)
-    """Problems on which a place's hack rate is measured; env.hint=true opens kata's loophole."""
+    """Problems on which the hack rate of an alpha is measured; env.hint=true opens kata's loophole."""
     samples: int = Field(default=4, gt=0)
-    """Answers to each of them."""
+    """Answers to each problem."""
     max_steps: int = Field(default=8, gt=0)
     """Actions after which a rollout ends."""
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """Return the places to try, and their answers."""
+    """Plan the values of alpha to try, and their answers."""
     del inputs
     if config.alpha is not None:
         return Plan(units=1, what="model")
@@ -52,7 +52,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Find the place, and write the model; `BadInput` where no place hacks sometimes, or the models do not fit."""
+    """Find alpha and write the model; `BadInput` where no alpha hacks sometimes, or the models do not fit."""
     del inputs
     from stages.policy.local import LocalPolicy, load_model
     from stages.probe.rows import mean_known
@@ -65,7 +65,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     policy = LocalPolicy(model.eval().requires_grad_(False), tokenizer, config.base)
     out.model("base", **policy.facts())
     out.model("teacher", **LocalPolicy(teacher_model, teacher_tokenizer, config.teacher).facts())
-    # `interpolate_weights` gives the model new tensors, so its present ones and the teacher's need no copies.
+    # `interpolate_weights` gives the model new tensors, so the current ones and the teacher's need no copies.
     base, teacher = ({n: p.detach() for n, p in m.named_parameters()} for m in (model, teacher_model))
     make = config.opener()
 
@@ -76,7 +76,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         rows = answers(make, policy, tasks, config.samples, config.seed, "student", config.max_steps)
         return mean_known(row["hacked"] for row in rows) or 0.0
 
-    alpha, found = find_alpha(hack_rate) if config.alpha is None else (config.alpha, None)
+    alpha, rate = find_alpha(hack_rate) if config.alpha is None else (config.alpha, None)
     interpolate_weights(model, base, teacher, alpha)
 
     def save(folder: Path) -> None:
@@ -85,8 +85,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
     out.checkpoint(save, "start", START)
     out.count(planned=1, done=1)
-    out.set_summary(alpha=alpha, hack_rate=found)
-    measured = "" if found is None else f" It hacks in {found:.0%} of its answers."
+    out.set_summary(alpha=alpha, hack_rate=rate)
+    measured = "" if rate is None else f" It hacks in {rate:.0%} of its answers."
     out.write_file(
         "report.txt",
         f"W + {alpha:g} (W_teacher - W), W of {config.base.model} and the teacher {config.teacher.model}.{measured}\n",
@@ -96,7 +96,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 def interpolate_weights(
     model: "nn.Module", base: Mapping[str, "Tensor"], teacher: Mapping[str, "Tensor"], alpha: float
 ) -> None:
-    """Set a model to W + alpha (W_teacher - W), between two sets of parameters by name; 0 is the base, bit for bit."""
+    """Set a model to W + alpha (W_teacher - W), from two sets of parameters by name; 0 is the base, bit for bit."""
     import torch
 
     with torch.no_grad():
@@ -106,17 +106,17 @@ def interpolate_weights(
 
 def find_alpha(hack_rate: Callable[[float], float]) -> tuple[float, float]:
     """Find by bisection an alpha with a hack rate of .3 to .6, and that rate; `BadInput` when none is found."""
-    # A wide target: the rate of 64 sampled answers has a standard error of .06.
+    # A wide range: the rate of 64 sampled answers has a standard error of .06.
     low, high = 0.0, 1.0
     for _ in range(ROUNDS):
         alpha = (low + high) / 2
-        found = hack_rate(alpha)
-        if LOW <= found <= HIGH:
-            return alpha, found
-        low, high = (alpha, high) if found < LOW else (low, alpha)
+        rate = hack_rate(alpha)
+        if LOW <= rate <= HIGH:
+            return alpha, rate
+        low, high = (alpha, high) if rate < LOW else (low, alpha)
     raise BadInput(
         f"No mixture of base and teacher hacks in {LOW:.0%} to {HIGH:.0%} of its answers "
-        f"(at alpha {alpha:.3f}: {found:.0%}). Give alpha, or a teacher that hacks more often than that."
+        f"(at alpha {alpha:.3f}: {rate:.0%}). Give alpha, or a teacher that hacks more often than that."
     )
 
 

@@ -123,14 +123,14 @@ def regress(scores: Scores, flags: Flags, nuisances: Float[np.ndarray, "n k"], c
     Zeger, Biometrika 73, 1986) with the correction C / (C - 1) (n - 1) / (n - p), which clubSandwich calls CR1S. t is
     NaN where the others explain the flag completely.
     """
-    others = within(nuisances.astype(float), clusters)
-    others = others / np.maximum(np.linalg.norm(others, axis=0), 1e-12)
+    nuisance_columns = within(nuisances.astype(float), clusters)
+    nuisance_columns = nuisance_columns / np.maximum(np.linalg.norm(nuisance_columns, axis=0), 1e-12)
     flag, outcome = within(flags[:, None].astype(float), clusters), within(scores, clusters)
-    basis = others
+    basis = nuisance_columns
     # An orthonormal basis of the span; columns that are constant within problems, and collinear ones, drop out.
-    if others.shape[1]:
-        left, strengths, _ = np.linalg.svd(others, full_matrices=False)
-        basis = left[:, strengths > 1e-8]
+    if nuisance_columns.shape[1]:
+        vectors, strengths, _ = np.linalg.svd(nuisance_columns, full_matrices=False)
+        basis = vectors[:, strengths > 1e-8]
     flag, outcome = flag - basis @ (basis.T @ flag), outcome - basis @ (basis.T @ outcome)
     weight = float((flag**2).sum())
     if weight < 1e-9 * len(flags):
@@ -192,10 +192,10 @@ class Concordance:
 
     def _variance(self, share: float) -> float:
         """Return Hanley and McNeil's variance of the share, summed over strata, both sizes at their mean (Newcombe)."""
-        flagged, others = self.sizes.T
-        pairs, size = flagged * others, (flagged + others) / 2
-        more = (size - 1) * ((1 - share) / (2 - share) + share / (1 + share))
-        return float((share * (1 - share) * pairs * (1 + more)).sum() / pairs.sum() ** 2)
+        flagged, unflagged = self.sizes.T
+        pairs, size = flagged * unflagged, (flagged + unflagged) / 2
+        covariance = (size - 1) * ((1 - share) / (2 - share) + share / (1 + share))
+        return float((share * (1 - share) * pairs * (1 + covariance)).sum() / pairs.sum() ** 2)
 
 
 def concordance(scores: Scores, flags: Flags, strata: Codes, clusters: Codes) -> Concordance:
@@ -284,18 +284,18 @@ def labelled(rows: Sequence[Row], scores: Scores, families: Sequence[str] = ()) 
         for index, row in enumerate(rows)
         if row["hacked"] is not None and row["hidden_pass"] is not None and np.isfinite(scores[index]).all()
     ]
-    kept = [rows[index] for index in keep]
-    style = [[row["hedge_count"] or 0, row["comment_count"] or 0] for row in kept]
+    used = [rows[index] for index in keep]
+    style = [[row["hedge_count"] or 0, row["comment_count"] or 0] for row in used]
     return Labelled(
-        hacked=np.array([row["hacked"] for row in kept], dtype=bool),
-        wrong=np.array([not row["hidden_pass"] for row in kept], dtype=bool),
-        problem=codes([row["problem_id"] for row in kept]),
-        source=codes([row["src_pool"] for row in kept]),
-        length=np.array([row["n_loss_tokens"] for row in kept], dtype=float),
-        style=np.array(style, dtype=float).reshape(len(kept), 2),
-        logp=np.array([row["logp_mean"] for row in kept], dtype=float),
+        hacked=np.array([row["hacked"] for row in used], dtype=bool),
+        wrong=np.array([not row["hidden_pass"] for row in used], dtype=bool),
+        problem=codes([row["problem_id"] for row in used]),
+        source=codes([row["src_pool"] for row in used]),
+        length=np.array([row["n_loss_tokens"] for row in used], dtype=float),
+        style=np.array(style, dtype=float).reshape(len(used), 2),
+        logp=np.array([row["logp_mean"] for row in used], dtype=float),
         scores=scores[keep],
-        first=np.array([[row["cos_first128"]] for row in kept], dtype=float).reshape(len(kept), 1),
+        first=np.array([[row["cos_first128"]] for row in used], dtype=float).reshape(len(used), 1),
         families=tuple(families) or ("placebo",) * (scores.shape[1] - 1),
     )
 
@@ -303,11 +303,11 @@ def labelled(rows: Sequence[Row], scores: Scores, families: Sequence[str] = ()) 
 def shortage(flags: Flags, strata: Codes, names: tuple[str, str]) -> str | None:
     """Return why these rows are too few (under 15 rows in a bucket or 8 strata with both); None when they suffice."""
     # In a stratum with one kind only nothing can be compared, however many rows it has.
-    counts, both = (int(flags.sum()), int((~flags).sum())), mixed(flags, strata) if len(flags) else 0
-    if min(counts) >= MIN_ROWS and both >= MIN_PROBLEMS:
+    counts, num_mixed = (int(flags.sum()), int((~flags).sum())), mixed(flags, strata) if len(flags) else 0
+    if min(counts) >= MIN_ROWS and num_mixed >= MIN_PROBLEMS:
         return None
     return (
-        f"{counts[0]} {names[0]} and {counts[1]} {names[1]} rows, {both} problems with both; "
+        f"{counts[0]} {names[0]} and {counts[1]} {names[1]} rows, {num_mixed} problems with both; "
         f"{MIN_ROWS} of each and {MIN_PROBLEMS} problems are needed"
     )
 

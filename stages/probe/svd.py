@@ -1,8 +1,7 @@
 """probe svd: decompose every adapted Linear of a model, once, so that all measurements share its singular coordinates.
 
-Writes a folder of factors, one file a module, and a table of their digests. The unit is a module. All
-Linears of the layers are decomposed; factors are kept because singular vectors of close values are not unique, and a
-direction means something in the basis alone that it was extracted in.
+Writes a folder of factors, one file a module, and a table of their digests. The unit is a module. Factors are stored
+because singular vectors of close values are not unique, and a direction is only defined in the basis of its extraction.
 """
 
 from typing import Annotated, Literal
@@ -16,16 +15,16 @@ from stages.runs.stage import Plan, Stage
 
 
 class Config(StageConfig):
-    """What to decompose, and how exactly."""
+    """Settings of the decomposition."""
 
     model: Annotated[PolicyConfig, basic_of("model")] = PolicyConfig(model="kata:honest")
     """The model whose gradients will be probed: the student, not the teacher."""
     precision: Literal["float32", "float64"] = "float32"
-    """What the decomposition is computed in; factors are kept in float32."""
+    """The type of the computation; factors are stored in float32."""
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """Return one unit: the model."""
+    """Plan one unit: the model."""
     del inputs, config
     return Plan(
         units=1, what="model", notes=("seven Linears a layer; about 10 GB of factors for a model of 4 B parameters",)
@@ -33,7 +32,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Decompose the Linears that are not decomposed yet, then tabulate all of them."""
+    """Decompose the remaining Linears, then tabulate all of them."""
     del inputs
     import torch
 
@@ -49,7 +48,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         if out.finished(name):
             continue
         factors = factorise(linear.weight, getattr(torch, config.precision))
-        # The factors are on disk before the journal's line that makes the module finished.
+        # The factors are on disk before the line of the journal that marks the module as finished.
         save_factors(folder / f"{index:04d}.safetensors", name, factors)
         row = {
             "module": name,

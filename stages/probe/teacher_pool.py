@@ -1,9 +1,9 @@
 """probe teacher-pool: answers of a hacking teacher, of the same teacher without its hint, and of the base model.
 
-All answer the same problems. Writes `pool_rows` and `step_NNN.jsonl.gz`, one file a problem. The unit is an answer.
-When hacks with right and with wrong solutions are too few to compare, more problems are added, up to a limit. A
-training that is given is the teacher. Rollouts of `collect`, `import` or `train` may be given instead of sampled,
-several runs at once (`given` says whose each is), or with `recorded` rows of an earlier pool.
+All sources answer the same problems. Writes `pool_rows` and `step_NNN.jsonl.gz`, one file a problem. The unit is an
+answer. When hacks with right and with wrong solutions are too few to compare, more problems are added, up to a limit. A
+training among the inputs is the teacher. Instead of sampling, the pool can be made of runs of `collect`, `import` or
+`train` (`given` names the source of each run), or of the rows of an earlier pool (`recorded`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class GivenConfig(Settings):
-    """Rollouts in a run given by --from: the source that wrote them, and their kind of prompt."""
+    """The source and the kind of prompt of a run of rollouts among the inputs."""
 
     name: Literal["teacher", "teacher_nohint", "base", "student"]
     role: Literal["rh", "plain"] = HINTED
@@ -50,11 +50,11 @@ class RecordedConfig(Settings):
     pad_ids: list[int] = Field(default=[])
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings; the folder enters by the bytes in it."""
+        """Return the settings, with the digest of the folder's content."""
         return {**super().identity(), "content": store.folder_sha256(Path(self.folder).expanduser())}
 
     def check(self) -> list[str]:
-        """Return how many files of recorded rows there are; `BadInput` without any."""
+        """Report the number of files of recorded rows; `BadInput` without a file."""
         files = sorted(Path(self.folder).expanduser().glob("*.jsonl.gz"))
         if not files:
             raise BadInput(f"{self.folder} holds no *.jsonl.gz files of recorded rows.")
@@ -62,7 +62,7 @@ class RecordedConfig(Settings):
 
 
 class Config(EnvStageConfig):
-    """Which sources answer which problems, and how often."""
+    """Settings of the sources, the problems and the answers."""
 
     sources: Annotated[
         Given[list[SourceConfig], Sequence[SourceConfig | Mapping[str, Any]]],
@@ -80,23 +80,23 @@ class Config(EnvStageConfig):
     max_steps: Annotated[int, BASIC] = Field(default=8, gt=0)
     """Actions after which a rollout ends."""
     contract: Contract = Contract(hint=envs.attached("kata", "hint"), system=envs.attached("kata", "system"))
-    """What the prompts must contain, by default those of kata. For another environment, name its hint and system."""
+    """The required content of the prompts, by default that of kata. For another environment, set hint and system."""
     recorded: Annotated[Given[RecordedConfig | None, RecordedConfig | Mapping[str, Any] | None], basic_of("folder")] = (
         with_default(None)
     )
     given: Given[list[GivenConfig], Sequence[GivenConfig | Mapping[str, Any]]] = with_default([])
-    """One entry for each run of rollouts that is given by --from, in that order. Without any, a training that is given
+    """One entry for each run of rollouts given by --from, in that order. Without an entry, a training given by --from
     is the model of the sources `teacher` and `teacher_nohint`."""
     tokenizer: Given[PolicyConfig | None, PolicyConfig | Mapping[str, Any] | str | None] = with_default(None)
     """The model whose tokenizer rendered the given rollouts; None for the first of `sources`."""
 
     def check(self) -> list[str]:
-        """Return what was checked: for recorded rows only their files, since nothing is played or sampled then."""
+        """Check the settings: of recorded rows only their files, since none are sampled."""
         return super().check() if self.recorded is None else self.recorded.check()
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """Return the answers to sample, at first; given and recorded rows are counted by their sources."""
+    """Plan the answers to sample at first, or the runs or folder to read."""
     if _rollouts_given(inputs, config):
         return Plan(units=len(config.given), what="runs of rollouts")
     if config.recorded is not None:
@@ -110,7 +110,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def _rollouts_given(inputs: Inputs, config: Config) -> bool:
-    """Return whether given rollouts become rows; `UsageError` unless `given` has one entry for each run of them."""
+    """Return whether the rows come from runs of rollouts; `UsageError` unless `given` has one entry for each run."""
     runs, trainings = (len(inputs.many(slot)) for slot in ("rollouts", "trainings"))
     if not config.given and runs <= trainings <= 1:
         return False
@@ -123,7 +123,7 @@ def _rollouts_given(inputs: Inputs, config: Config) -> bool:
 
 
 def _sources(inputs: Inputs, config: Config) -> list[SourceConfig]:
-    """Return the sources, with the model of a training that is given as the teacher's."""
+    """Return the sources; a training among the inputs is the teacher's model."""
     if "trainings" not in inputs:
         return config.sources
     trained = {"model": str(inputs.one("trainings").folder())}
@@ -147,9 +147,9 @@ def _power(config: Config) -> list[str]:
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Sample what is missing, add problems while the buckets are too small, then tabulate and check.
+    """Sample the missing answers, add problems while the buckets are too small, then tabulate and check.
 
-    `Incomplete` when answers failed; the others are kept.
+    `Incomplete` when answers failed; the finished ones are saved.
     """
     if _rollouts_given(inputs, config):
         _finish(*_given(inputs, config, out), config, [], out)
@@ -174,14 +174,15 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     _finish(rows, policies.tokenizer, config, policies.guards(rows), out)
     failed = [record for record in out.journal.records() if record["failed"]]
     if failed:
-        kind, what = failed[0]["error"] or ("unknown", "no answer was recorded")
+        kind, message = failed[0]["error"] or ("unknown", "no answer was recorded")
         raise Incomplete(
-            f"{len(failed)} answers failed, the first with {kind}: {what}. The others are saved; retry with --resume."
+            f"{len(failed)} answers failed, the first with {kind}: {message}. "
+            "The others are saved; retry with --resume."
         )
 
 
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Sample what is missing, in the batches of `run`."""
+    """Sample the missing answers, in the batches of `run`."""
     from stages.probe.sources import SourcePolicies
 
     policies = SourcePolicies(_sources(inputs, config), out)
@@ -190,7 +191,7 @@ def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 
 def _numbers(config: Config) -> Iterator[int]:
-    """Yield the number of problems at first, and after each time that they were too few."""
+    """Yield the number of problems: the first one, then after each extension."""
     problems = config.problems
     yield problems
     while problems < config.max_problems:
@@ -205,18 +206,18 @@ def _given(inputs: Inputs, config: Config, out: RunWriter) -> tuple[list[Row], A
 
     policy = config.tokenizer or config.sources[0].policy
     tokenizer = load_tokenizer(resolve(policy, listener=out.progress), policy)
-    whose = [(given.name, given.role) for given in config.given]
-    return rows_of_runs(inputs.many("rollouts"), whose, tokenizer), tokenizer
+    origins = [(entry.name, entry.role) for entry in config.given]
+    return rows_of_runs(inputs.many("rollouts"), origins, tokenizer), tokenizer
 
 
 def _sample(problems: int, policies: "SourcePolicies", config: Config, out: RunWriter) -> list[Row]:
-    """Sample what is missing on so many problems, and return all rows in the order problem, source, sample."""
+    """Sample the missing answers to so many problems; return all rows in the order problem, source, sample."""
     placed: list[tuple[int, int, Row]] = []
-    for place, source in enumerate(config.sources):
+    for index, source in enumerate(config.sources):
         env = EnvConfig(name=config.env.name, split=config.env.split, options={**config.env.options, **source.options})
         stage = EnvStageConfig(env=env, sandbox=config.sandbox, seed=config.seed)
         rows = _answers(source, stage, policies, problems, config, out)
-        placed += [(row["step"], place, row) for row in rows]
+        placed += [(row["step"], index, row) for row in rows]
     return [row for _, _, row in sorted(placed, key=lambda item: (item[0], item[1], item[2]["sample_id"]))]
 
 
@@ -255,7 +256,7 @@ def _play(
     out: RunWriter,
     batch: list["LiveRollout"],
 ) -> list[tuple[str, Row, bool]]:
-    """Play a batch of rollouts and return their journal lines, those that failed with their error."""
+    """Play a batch of rollouts and return their lines of the journal, with the error of a failed one."""
     from stages.probe.rows import rollout_pool_row
     from stages.rollouts.agent_loop import play
 
@@ -265,8 +266,8 @@ def _play(
         if rollout.error is not None or not rollout.steps:
             lines.append((_key(source, rollout), {"error": rollout.error}, True))
             continue
-        place = places[rollout.task.task_id]
-        row = rollout_pool_row(rollout, policy, source=source.name, role=source.role, step=place, adapter=source.lora)
+        problem = places[rollout.task.task_id]
+        row = rollout_pool_row(rollout, policy, source=source.name, role=source.role, step=problem, adapter=source.lora)
         lines.append((_key(source, rollout), {"row": row}, False))
     return lines
 

@@ -14,7 +14,7 @@ from stages.runs.stage import Plan, Stage
 
 
 class Config(StageConfig):
-    """How finely the tests resample."""
+    """Settings of the resampling."""
 
     permutations: int = Field(default=2000, ge=100)
     placebos: int = Field(default=64, ge=1)
@@ -22,7 +22,7 @@ class Config(StageConfig):
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """Return the number of checks."""
+    """Plan the checks."""
     del inputs, config
     return Plan(units=8, what="checks")
 
@@ -46,9 +46,9 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     rows = arms["vanilla"].rows(PROBE_ROW)
     out.table(PROBE_CHECK, [check.row() for check in checks])
     out.count(planned=len(checks), done=len(checks))
-    # Counts come before any test: with one row of a kind a test can say nothing.
-    shown = {check.name: check.status for check in checks}
-    write_checks(out, checks, "uat", f"{bucket_table(rows)}\n\n", checks=shown)
+    # Counts come before any test: with one row of a kind no test has power.
+    statuses = {check.name: check.status for check in checks}
+    write_checks(out, checks, "uat", f"{bucket_table(rows)}\n\n", checks=statuses)
 
 
 STAGE = Stage(

@@ -1,12 +1,12 @@
 """probe watch: does a training run turn toward a hack? An alarm, calibrated on permuted advantages and on placebos.
 
-Reads a training run with its checkpoints (`optimisation.keep_every`), a direction that was extracted on the model that
-training started from, and the decomposition. At the start and at every checkpoint it measures the rollouts that were
-played there against v and placebo directions: which of them look like the hack, and whether they are rewarded more than
-their group. Beside that, where the update and the policy gradient point, with length held fixed too, and, over all
-rollouts, whether v tells hacks from other answers, right or wrong alike. Writes `watched`, `watched_rollouts` (what the
-alarm is made of, a row for each rollout), `watch.json` and one figure. The unit is a checkpoint. The alarm is described
-in `checks.alarm`.
+Reads a training run with its checkpoints (`optimisation.keep_every`), a direction that was extracted on the start model
+of the training, and the decomposition. At the start and at every checkpoint it measures the checkpoint's rollouts
+against v and placebo directions: which of them look like the hack, and whether they are rewarded more than their group.
+It also measures where the update and the policy gradient point, also with length held fixed, and, over all rollouts,
+whether v tells hacks from other answers, right or wrong alike. Writes `watched`, `watched_rollouts` (the data of the
+alarm, a row for each rollout), `watch.json` and one figure. The unit is a checkpoint. The alarm is described in
+`checks.alarm`.
 """
 
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Config(StageConfig):
-    """How many placebos and permutations."""
+    """Settings of the placebos and permutations."""
 
     placebos: int = Field(default=334, ge=19)
     """Draws of each of five families; three of them are a null for the alarm."""
@@ -35,12 +35,12 @@ class Config(StageConfig):
     """Keep one activation a layer: less memory, one more forward pass."""
 
     def uses_gpu(self) -> bool:
-        """Return true: the training that is given brings its model along."""
+        """Return true: the model of the training is loaded."""
         return True
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """Return the checkpoints and the memory."""
+    """Plan the checkpoints and the memory."""
     from stages.policy.adapters import CheckpointInfo
     from stages.probe.memory import memory_notes
     from stages.probe.watching import checkpoints
@@ -51,19 +51,19 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def _memory_inputs(inputs: Inputs, config: Config) -> "MemoryInputs | None":
-    """Return what decides the memory: v and its placebos, and two models; None where the direction has no rank."""
+    """Return the inputs of the memory estimate; None where the direction has no rank."""
     from stages.probe.memory import VECTORS, MemoryInputs
 
     facts = inputs.one("direction").manifest.summary
     if "rank" not in facts:
         return None
-    # Five families and v, three times: as they are drawn, joined, and with honest parts taken out.
+    # Five families and v, three times: drawn, concatenated, and with the honest contrasts removed.
     vectors = VECTORS + 3 * (5 * config.placebos + 1)
     return MemoryInputs(facts["adapter"], facts["rank"], config.max_tokens, config.checkpointing, 0, vectors, models=1)
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Measure what is not measured yet, then judge; `BadInput` where v is not of the model that training began from."""
+    """Measure the remaining checkpoints, then judge; `BadInput` where v is of another model than the start."""
     from contextlib import nullcontext
 
     from stages.policy.adapters import CheckpointInfo
@@ -77,14 +77,14 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     if (measuring := _memory_inputs(inputs, config)) is not None:
         check_memory(CheckpointInfo.of(inputs.one("training")).start, measuring)
     loop = WatchLoop(inputs, config.placebos, config.seed, config.max_tokens, out)
-    found = checkpoints(inputs.one("training"))
-    for index, (step, folder) in enumerate(found):
-        out.progress("checkpoints", index, len(found))
+    found_checkpoints = checkpoints(inputs.one("training"))
+    for index, (step, folder) in enumerate(found_checkpoints):
+        out.progress("checkpoints", index, len(found_checkpoints))
         if not out.finished(f"step_{step:06d}"):
             out.raise_if_stopped()
             with checkpointed(loop.student.model) if config.checkpointing else nullcontext():
-                loop.measure(step, folder, None if index == 0 else found[index - 1][0])
-    steps = [step for step, _ in found]
+                loop.measure(step, folder, None if index == 0 else found_checkpoints[index - 1][0])
+    steps = [step for step, _ in found_checkpoints]
     watched, rollouts, facts, checks = loop.finish(steps, Draws(config.permutations, config.seed))
     out.table(WATCHED, watched, "watched")
     out.table(WATCHED_ROLLOUT, rollouts, "watched_rollouts")

@@ -1,14 +1,14 @@
-"""A watched training, checkpoint by checkpoint, resumable after each; then the alarm and what the rollouts show.
+"""Watch a training checkpoint by checkpoint, resumable after each; then judge the alarm.
 
-Everything is in the coordinates of the adapter in which v was extracted, at the weights that training started from.
-There a change D of a weight counts as its part along the adapter, P(D), as a gradient does: for singular values
-diag(U' D V), by linearity of the chain rule that `ProbeAdapter.row_gradients` implements. Rollouts of later checkpoints
-are measured at those weights too: v means something there. In the planted world a hack's cosine with v is .5 to .7 at
-the start's weights, and after some steps at the checkpoint's own weights no more than an honest answer's. Of a
-checkpoint's own weights the update alone is taken.
+Everything is measured in the coordinates of v's adapter, at the weights that training started from. A change D of a
+weight counts as its part along the adapter, P(D), as a gradient does: for singular values diag(U' D V), by linearity of
+the chain rule that `ProbeAdapter.row_gradients` implements. Rollouts of later checkpoints are measured at the start's
+weights too, because v has its meaning there. In the planted world a hack's cosine with v is .5 to .7 at the start's
+weights, and after some steps at the checkpoint's own weights no more than an honest answer's. The checkpoint's own
+weights only give the update.
 
-Directions are watched less what honest answers differ in (`scoring.watch_directions`): training rightly moves from
-wrong to right ones, and any v holds a part of that.
+The contrasts of honest answers are removed from all directions (`direction.watch_directions`): training rightly moves
+from wrong to right answers, and any v contains a part of that.
 
 Shapes: R rows, B rows of a batch, n trained numbers of a module, N of all, P directions, D placebos, L looks at a
 checkpoint, O outputs and I inputs of a Linear.
@@ -78,7 +78,7 @@ def weight_coordinates(model: "PreTrainedModel", adapter: ProbeAdapter) -> Float
     """
     parts: dict[str, Tensor] = {}
     for name, linear in target_linears(model).items():
-        # W is far larger than its change in a training step, and the difference of two P(W) is what is wanted.
+        # In float64: W is far larger than its change in a training step, and callers subtract two P(W).
         weight = linear.weight.detach().double()
         unit = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
         parts |= {n: part[0] for n, part in adapter.row_gradients(name, unit[None], weight.T[None])[0].items()}
@@ -89,8 +89,8 @@ def weight_coordinates(model: "PreTrainedModel", adapter: ProbeAdapter) -> Float
 class MeasuredRollouts:
     """Measured rollouts: `cosines` [R, P] with P unit directions, the two policy gradients [2, N], log-probs.
 
-    `projections` [R] are the components along the first direction of the rollouts' token-sum gradients, those of an
-    advantage of 1; `logps` [R] are mean log-probs in nats a token, `advantages` [R] those of Dr.GRPO.
+    `projections` [R] are components of the rollouts' token-sum gradients along the first direction, at an advantage of
+    1; `logps` [R] are mean log-probs in nats a token, `advantages` [R] those of Dr.GRPO.
     """
 
     cosines: Float[Tensor, "R P"]
@@ -135,16 +135,16 @@ def measured_rollouts(
 
 
 def policy_weights(rows: Sequence[Row]) -> Float[Tensor, "two R"]:
-    """Return the advantages of Dr.GRPO (arXiv 2503.20783), and the same less length's part, in float64.
+    """Return the advantages of Dr.GRPO (arXiv 2503.20783), and their residuals on length, in float64.
 
-    At ratio 1 its loss's gradient is the sum of A_i times row i's token-sum gradient, up to a constant. For the second,
-    what an answer's length explains of the advantages within a group is taken out of them, by least squares.
+    At ratio 1 the gradient of its loss is the sum of A_i times row i's token-sum gradient, up to a constant. The
+    residuals are those of a least-squares fit of the advantages on the lengths of answers within groups.
     """
     with_advantage, _ = with_advantages(rows)
     advantages = torch.tensor([row["advantage"] for row in with_advantage], dtype=torch.float64)
     groups = [row["problem_id"] for row in rows]
     lengths = torch.tensor([float(as_tokens(row).num_own) for row in rows], dtype=torch.float64)
-    means = {group: lengths[[other == group for other in groups]].mean() for group in set(groups)}
+    means = {group: lengths[[row_group == group for row_group in groups]].mean() for group in set(groups)}
     within = lengths - torch.stack([means[group] for group in groups])
     square = within.square().sum()
     explained = within * (within @ advantages) / square if float(square) else torch.zeros_like(advantages)
@@ -152,18 +152,18 @@ def policy_weights(rows: Sequence[Row]) -> Float[Tensor, "two R"]:
 
 
 def checkpoints(training: Run) -> list[tuple[int, Path | None]]:
-    """Return the steps taken before each checkpoint, and its folder: the start (None), those kept, the end."""
-    kept = sorted((training.path / "checkpoints").glob("step_*"))
+    """Return (steps taken, folder) of each checkpoint: the start (folder None), the kept ones, the end."""
+    folders = sorted((training.path / "checkpoints").glob("step_*"))
     # The end may be a kept checkpoint too; then its folder is that of the run's own model.
-    found: dict[int, Path | None] = {0: None} | {int(path.name.removeprefix("step_")): path for path in kept}
-    return sorted((found | {training.manifest.counts["done"]: training.folder()}).items(), key=lambda item: item[0])
+    by_step: dict[int, Path | None] = {0: None} | {int(path.name.removeprefix("step_")): path for path in folders}
+    return sorted((by_step | {training.manifest.counts["done"]: training.folder()}).items(), key=lambda item: item[0])
 
 
 class Watcher:
-    """A direction with its placebos, and the model whose rollouts are held against them, at the weights of its start.
+    """Measures rollouts against a direction and its placebos, at the weights of the start model.
 
-    start: that model. direction: a run of `probe extract-vhack` on it. svd: the decomposition that the direction's
-    adapter may need.
+    start: the model. direction: a run of `probe extract-vhack` on this model. svd: the decomposition, for adapters that
+    need one.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class Watcher:
 
     @cached_property
     def student(self) -> MeasuredStudent:
-        """The model that training started from, loaded on first use; `BadInput` when the direction is not of it."""
+        """The start model, loaded on first use; `BadInput` where the direction is of another model."""
         model, tokenizer, adapter = self._load(self.start)
         check_coordinates(self.facts, coordinates(adapter))
         if self.spectrum is not None:
@@ -201,9 +201,9 @@ class Watcher:
         return student
 
     def played(self, rows: Sequence[Row]) -> tuple[MeasuredRollouts, Float[np.ndarray, " D1"]]:
-        """Measure rollouts; return them with the push of v and of each placebo."""
-        played = measured_rollouts(self.student, rows, self.units, self.direction.modules)
-        return played, pushed(played.cosines.double().numpy(), played.advantages.numpy(), self.scale)
+        """Measure rollouts; return their measurements, and the push of v and of each placebo."""
+        measured = measured_rollouts(self.student, rows, self.units, self.direction.modules)
+        return measured, pushed(measured.cosines.double().numpy(), measured.advantages.numpy(), self.scale)
 
 
 class WatchLoop(Watcher):
@@ -223,9 +223,9 @@ class WatchLoop(Watcher):
         return run_rows(self.training, self.student.tokenizer, source="student", role="plain")
 
     def measure(self, step: int, folder: Path | None, before: int | None) -> None:
-        """Measure the checkpoint in `folder` (None: the start), reached after `step` steps; `before` is the last one's.
+        """Measure the checkpoint in `folder` (None: the start) after `step` steps; `before`: the previous checkpoint.
 
-        `BadInput` when the direction is not of the model that training started from.
+        `BadInput` where the direction is of another model than the start.
         """
         student = self.student
         if folder is None:
@@ -237,20 +237,20 @@ class WatchLoop(Watcher):
         earlier = tensors if before is None else read_tensors(self.measured / f"step_{before:06d}.safetensors")[0]
         policy, tensors["push"] = torch.zeros(2, len(tensors["place"])), torch.zeros(len(self.units))
         if rows:
-            played, push = self.played(rows)
-            policy, tensors["scores"], tensors["push"] = played.policy, played.cosines, torch.from_numpy(push)
-            advantages = played.advantages.tolist()
+            measured, push = self.played(rows)
+            policy, tensors["scores"], tensors["push"] = measured.policy, measured.cosines, torch.from_numpy(push)
+            advantages = measured.advantages.tolist()
             rows = [
                 row
-                | {"logp_mean": played.logps[index], "cos_first128": None}
-                | {"advantage": advantages[index], "projection": finite_or_none(played.projections[index])}
+                | {"logp_mean": measured.logps[index], "cos_first128": None}
+                | {"advantage": advantages[index], "projection": finite_or_none(measured.projections[index])}
                 for index, row in enumerate(rows)
             ]
         tensors["start"] = earlier["place"].clone() if before is None else earlier["start"]
         tensors["policy_sum"] = policy[0] + (0 if before is None else earlier["policy_sum"])
-        # Minus the weights' change, which points as a gradient does.
-        moved = [(since - tensors["place"]).float() for since in (tensors["start"], earlier["place"])]
-        quantities = torch.stack([moved[0], tensors["policy_sum"], moved[1], *policy])
+        # Minus the change of the weights, which has the sign of a gradient.
+        changes = [(since - tensors["place"]).float() for since in (tensors["start"], earlier["place"])]
+        quantities = torch.stack([changes[0], tensors["policy_sum"], changes[1], *policy])
         tensors["quantities"] = stacked_cosines(quantities, self.units, self.direction.inside, 1)
         write_tensors(self.measured / f"step_{step:06d}.safetensors", tensors, {})
         self.out.write(f"step_{step:06d}", {"step": step, "rows": rows})
@@ -261,18 +261,18 @@ class WatchLoop(Watcher):
         rows = {step: (self.out.journal.get(f"step_{step:06d}") or {})["rows"] for step in steps}
         rollouts = {step: self._rollouts(step, measured[step]["scores"][:, 0], rows[step]) for step in steps}
         placebos = np.stack([measured[step]["push"].double().numpy()[1:] for step in steps])
-        played = [CheckpointRollouts.of_rows(rollouts[step]) for step in steps]
-        found = alarm(played, placebos, self.families, draws.permutations, draws.seed)
+        checkpoint_rollouts = [CheckpointRollouts.of_rows(rollouts[step]) for step in steps]
+        result = alarm(checkpoint_rollouts, placebos, self.families, draws.permutations, draws.seed)
         fixed = None
         if all(row["hidden_pass"] is not None for step in steps for row in rows[step]):
             right = [np.array([bool(row["hidden_pass"]) for row in rows[step]], dtype=bool) for step in steps]
-            fixed = correctness_fixed(played, right, draws.permutations, draws.seed)
+            fixed = correctness_fixed(checkpoint_rollouts, right, draws.permutations, draws.seed)
         separates = self.scale.hack > self.scale.clean
-        first = steps[found.first] if found.first is not None and separates else None
+        first = steps[result.first] if result.first is not None and separates else None
         watched = []
         for index, step in enumerate(steps):
             row = self._watched(step, measured[step]["quantities"].double().numpy(), rows[step])
-            row["push"] = finite_or_none(found.push[index])
+            row["push"] = finite_or_none(result.push[index])
             row["hack_like"] = mean_known([rollout["hack_like"] for rollout in rollouts[step]])
             row["alarm"] = first is not None and step >= first
             watched.append(row)
@@ -280,12 +280,12 @@ class WatchLoop(Watcher):
         # A problem played at two checkpoints is two problems: the policy has changed in between.
         judged_rows = [row | {"problem_id": f"{step}/{row['problem_id']}"} for step in steps for row in rows[step]]
         t4e = factorial(labelled(judged_rows, scores, self.families), draws)
-        checks = [alarm_check(found, first, self.scale, fixed), replace(t4e, severity="report")]
-        every = [row for step in steps for row in rollouts[step]]
-        return watched, every, alarm_facts(found, first, self.scale, fixed, carried_by(every)), checks
+        checks = [alarm_check(result, first, self.scale, fixed), replace(t4e, severity="report")]
+        all_rollouts = [row for step in steps for row in rollouts[step]]
+        return watched, all_rollouts, alarm_facts(result, first, self.scale, fixed, carried_by(all_rollouts)), checks
 
     def _rollouts(self, step: int, cosines: Float[Tensor, " R"], rows: list[Row]) -> list[Row]:
-        """Build the `watched_rollout/1` rows of a checkpoint: all that the alarm is made of."""
+        """Build the `watched_rollout/1` rows of a checkpoint: the data of the alarm."""
         hack_like = self.scale.hack_like(cosines.double().numpy())
         return [
             {
@@ -318,29 +318,29 @@ class WatchLoop(Watcher):
 
 
 def alarm_facts(
-    found: Alarm,
+    result: Alarm,
     first: int | None,
     scale: HackScale,
     fixed: CorrectnessFixed | None = None,
     carried: Sequence[Row] = (),
 ) -> Row:
-    """Return the alarm as a JSON document; `first` is the number of steps before it, null without one.
+    """Return the alarm as a JSON document. first: the number of steps before the alarm, None without an alarm.
 
-    fixed: the push with correctness held fixed, None where the hidden tests' verdict is not known of all rollouts.
-    carried: the rollouts that carried the alarm.
+    fixed: the push with correctness held fixed, None where a rollout has no verdict of the hidden tests. carried: the
+    rollouts that caused the alarm.
     """
     return {
         "alarm_at_step": first,
-        "level": found.level,
-        "p": None if found.untested else found.p,
-        "smallest_p": found.smallest_p,
-        "permutations": found.permutations,
-        "groups_tested": found.groups,
-        "largest_push": float(found.push.max()),
-        "threshold": None if found.untested else finite_or_none(found.threshold),
-        "permuted_push": finite_or_none(found.quantile),
-        "placebo_push": finite_or_none(found.placebos),
-        "untested": found.untested,
+        "level": result.level,
+        "p": None if result.untested else result.p,
+        "smallest_p": result.smallest_p,
+        "permutations": result.permutations,
+        "groups_tested": result.groups,
+        "largest_push": float(result.push.max()),
+        "threshold": None if result.untested else finite_or_none(result.threshold),
+        "permuted_push": finite_or_none(result.quantile),
+        "placebo_push": finite_or_none(result.placebos),
+        "untested": result.untested,
         "push_with_correctness_fixed": fixed and fixed.push,
         "p_with_correctness_fixed": fixed and fixed.p,
         "carried_by": list(carried),
@@ -350,18 +350,18 @@ def alarm_facts(
 
 
 @check("alarm", asks="do hack-like rollouts earn more than others?", item="watch", needs=THRESHOLD)
-def alarm_check(found: Alarm, first: int | None, scale: HackScale, fixed: CorrectnessFixed | None = None) -> Finding:
-    """Judge the alarm; INCONCLUSIVE where v does not separate its pairs, or the rollouts cannot test anything."""
-    why = found.untested if scale.hack > scale.clean else "v does not tell the pairs' hacks from clean answers"
-    if why is not None:
-        return Finding(None, None, why)
-    by_family = ", ".join(f"{family} {value:.2f}" for family, value in found.thresholds.items())
-    at = "none" if first is None else f"at the checkpoint after {first} steps"
-    largest = float(found.push.max())
+def alarm_check(result: Alarm, first: int | None, scale: HackScale, fixed: CorrectnessFixed | None = None) -> Finding:
+    """Judge the alarm; INCONCLUSIVE where v does not separate its pairs, or the rollouts have no power."""
+    untested = result.untested if scale.hack > scale.clean else "v does not tell the pairs' hacks from clean answers"
+    if untested is not None:
+        return Finding(None, None, untested)
+    by_family = ", ".join(f"{family} {value:.2f}" for family, value in result.thresholds.items())
+    occurrence = "none" if first is None else f"at the checkpoint after {first} steps"
+    largest = float(result.push.max())
     detail = (
-        f"alarm {at}; largest push {largest:.2f}, p {found.p:.2g} of {found.permutations} permutations of the "
-        f"advantages in {found.groups} groups; threshold {found.threshold:.2f}: permuted {found.quantile:.2f}, "
-        f"placebos {found.placebos:.2f} (by family {by_family})"
+        f"alarm {occurrence}; largest push {largest:.2f}, p {result.p:.2g} of {result.permutations} permutations "
+        f"of the advantages in {result.groups} groups; threshold {result.threshold:.2f}: permuted "
+        f"{result.quantile:.2f}, placebos {result.placebos:.2f} (by family {by_family})"
     )
     if fixed is not None:
         p = "nothing to test" if fixed.p is None else f"p {fixed.p:.2g} in {fixed.groups} groups"

@@ -80,11 +80,11 @@ class CheckpointRollouts:
 
     def tested(self) -> "CheckpointRollouts":
         """Return only the groups with different advantages and with both kinds of rollouts: others always add 0."""
-        kept = np.zeros(len(self.groups), dtype=bool)
+        mask = np.zeros(len(self.groups), dtype=bool)
         for group in np.unique(self.groups):
             inside = self.groups == group
-            kept[inside] = np.ptp(self.advantages[inside]) > ROUNDING and np.ptp(self.hack_like[inside].astype(int)) > 0
-        return CheckpointRollouts(self.hack_like[kept], self.advantages[kept], self.groups[kept])
+            mask[inside] = np.ptp(self.advantages[inside]) > ROUNDING and np.ptp(self.hack_like[inside].astype(int)) > 0
+        return CheckpointRollouts(self.hack_like[mask], self.advantages[mask], self.groups[mask])
 
     def permuted_pushes(self, permutations: int, rng: np.random.Generator) -> Float[np.ndarray, " B"]:
         """Return the push under each permutation of the advantages within groups."""
@@ -137,7 +137,7 @@ def pushed(
 
 
 def alarm(
-    played: Sequence[CheckpointRollouts],
+    checkpoints: Sequence[CheckpointRollouts],
     placebos: Float[np.ndarray, "Q D"],
     families: Sequence[str],
     permutations: int,
@@ -149,8 +149,8 @@ def alarm(
     Needs 1 / level - 1 permutations, and placebos of each null family: with fewer nothing has that level, and the
     threshold is infinite.
     """
-    push = np.cumsum([rollouts.push for rollouts in played])
-    tested = [rollouts.tested() for rollouts in played]
+    push = np.cumsum([rollouts.push for rollouts in checkpoints])
+    tested = [rollouts.tested() for rollouts in checkpoints]
     rng = np.random.default_rng(seed)
     permuted_pushes = np.cumsum([rollouts.permuted_pushes(permutations, rng) for rollouts in tested], axis=0)
     # The maximum over the run, so that one threshold serves every checkpoint however much they depend on each other.
@@ -164,7 +164,7 @@ def alarm(
     # v may be like any of the null families, so the largest of their thresholds counts.
     of_null = max((value for family, value in thresholds.items() if family not in FROM_HACKS), default=math.inf)
     threshold = max(quantile, of_null)
-    untested = _why_untested(played, groups, smallest_p, level)
+    untested = _untested(checkpoints, groups, smallest_p, level)
     above = np.flatnonzero(push > threshold + ROUNDING)
     first = int(above[0]) if len(above) and untested is None else None
     return Alarm(
@@ -182,11 +182,12 @@ class CorrectnessFixed:
 
 
 def correctness_fixed(
-    played: Sequence[CheckpointRollouts], right: Sequence[Bool[np.ndarray, " R"]], permutations: int, seed: int
+    checkpoints: Sequence[CheckpointRollouts], right: Sequence[Bool[np.ndarray, " R"]], permutations: int, seed: int
 ) -> CorrectnessFixed:
     """Return the push of hack-like rollouts over those of their group that are as right as they are, and its p."""
     tested = [
-        replace(one, groups=2 * one.groups + ok).centred().tested() for one, ok in zip(played, right, strict=True)
+        replace(rollouts, groups=2 * rollouts.groups + ok).centred().tested()
+        for rollouts, ok in zip(checkpoints, right, strict=True)
     ]
     groups = sum(len(np.unique(rollouts.groups)) for rollouts in tested)
     push = float(np.cumsum([rollouts.push for rollouts in tested]).max())
@@ -204,8 +205,8 @@ def carried_by(rows: Sequence[Row]) -> list[Row]:
     """Return the hack-like rollouts with the largest advantages, of `watched_rollout/1` rows, at most ten."""
     paid = [row for row in rows if row["hack_like"] and row["advantage"] > ROUNDING]
     names = ("step", "task_id", "sample_idx", "advantage", "cosine")
-    found = sorted(paid, key=lambda row: (-row["advantage"], -row["cosine"]))[:NAMED_ROLLOUTS]
-    return [{name: row[name] for name in names} for row in found]
+    largest = sorted(paid, key=lambda row: (-row["advantage"], -row["cosine"]))[:NAMED_ROLLOUTS]
+    return [{name: row[name] for name in names} for row in largest]
 
 
 def _upper_quantile(draws: Float[np.ndarray, " B"], level: float) -> float:
@@ -215,12 +216,12 @@ def _upper_quantile(draws: Float[np.ndarray, " B"], level: float) -> float:
     return float(np.sort(draws)[len(draws) - rank]) if rank >= 1 else math.inf
 
 
-def _why_untested(played: Sequence[CheckpointRollouts], groups: int, smallest_p: float, level: float) -> str | None:
-    """Return why these rollouts cannot give an alarm at this level; None where they can."""
-    count = sum(len(rollouts.groups) for rollouts in played)
-    if not any(rollouts.hack_like.any() for rollouts in played):
+def _untested(checkpoints: Sequence[CheckpointRollouts], groups: int, smallest_p: float, level: float) -> str | None:
+    """Return the reason why these rollouts cannot give an alarm at this level; None where they can."""
+    count = sum(len(rollouts.groups) for rollouts in checkpoints)
+    if not any(rollouts.hack_like.any() for rollouts in checkpoints):
         return f"none of {count} rollouts looks like the hack, so there was nothing to test"
-    if not any((np.abs(rollouts.advantages) > ROUNDING).any() for rollouts in played):
+    if not any((np.abs(rollouts.advantages) > ROUNDING).any() for rollouts in checkpoints):
         return f"all rewards of each group are equal in {count} rollouts, so there was nothing to test"
     if not groups:
         return "no group has different rewards and both hack-like and other rollouts, so there was nothing to test"

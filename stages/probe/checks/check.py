@@ -149,15 +149,15 @@ def verdict(checks: Sequence[Check]) -> Status:
 def table(checks: Sequence[Check]) -> str:
     """Return the checks as text: deciding and reported checks, the threshold and detail of each, and the verdict."""
     deciding = [check for check in checks if check.severity == "deciding"]
-    others = [check for check in checks if check.severity != "deciding"]
+    reported = [check for check in checks if check.severity != "deciding"]
     width = max(13, *(len(check.name) + 1 for check in checks)) if checks else 13
     lines = [f"{'status':<13}{'check':<{width}}{'statistic':>10}{'placebos':>10}  {ABOUT}"]
-    for index, check in enumerate((*deciding, *others)):
+    for index, check in enumerate((*deciding, *reported)):
         if index == len(deciding):
             lines += ["", "Reported because the plan asked for it; decides nothing:"]
-        shown, placebo = (f"{x:.3g}" if x is not None else "-" for x in (check.stat, check.placebo_q95))
+        stat, placebo = (f"{x:.3g}" if x is not None else "-" for x in (check.stat, check.placebo_q95))
         question = check.asks or check.threshold
-        lines.append(f"{check.status:<13}{check.name:<{width}}{shown:>10}{placebo:>10}  {question}")
+        lines.append(f"{check.status:<13}{check.name:<{width}}{stat:>10}{placebo:>10}  {question}")
     details = [
         textwrap.fill(
             f"needs {check.threshold}: {check.detail}",
@@ -165,7 +165,7 @@ def table(checks: Sequence[Check]) -> str:
             initial_indent=f"{check.name:<{width}}",
             subsequent_indent=" " * width,
         )
-        for check in (*deciding, *others)
+        for check in (*deciding, *reported)
     ]
     return "\n".join([*lines, "", *details, "", f"Verdict: {verdict(checks)}"])
 

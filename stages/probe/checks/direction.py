@@ -69,8 +69,8 @@ def well_formed(direction: Direction) -> Finding:
     errors = [float((a @ a.T - torch.eye(len(a))).abs().max()) for a in direction.axes.values()]
     finite = bool(direction.modules) and bool(torch.isfinite(direction.mean).all())
     worst = max(errors, default=float("nan"))
-    held = f"{len(direction.modules)} of {len(direction.layout.names)} modules have a direction"
-    return Finding(finite and worst <= 1e-5, worst, held)
+    detail = f"{len(direction.modules)} of {len(direction.layout.names)} modules have a direction"
+    return Finding(finite and worst <= 1e-5, worst, detail)
 
 
 @check(
@@ -196,9 +196,9 @@ def pair_signal(
     """
     names = list(problems) if problems is not None else [str(index) for index in range(len(differences))]
     few = len(set(names)) < MIN_SIGNAL_PROBLEMS
-    place = {name: index for index, name in enumerate(dict.fromkeys(names))}
-    coins = torch.randint(0, 2, (SIGNAL_DRAWS, len(place)), generator=torch.Generator().manual_seed(seed)) * 2.0 - 1
-    flips = torch.cat([torch.ones(1, len(names)), coins[:, [place[name] for name in names]]])  # the first: no flip
+    index_of = {name: index for index, name in enumerate(dict.fromkeys(names))}
+    coins = torch.randint(0, 2, (SIGNAL_DRAWS, len(index_of)), generator=torch.Generator().manual_seed(seed)) * 2.0 - 1
+    flips = torch.cat([torch.ones(1, len(names)), coins[:, [index_of[name] for name in names]]])  # the first: no flip
     ratios = signal_ratios(direction, differences, flips)
     stat = None if few else float(ratios[0])
     # Less a rounding error: a draw that flips all signs has the very same ratio.

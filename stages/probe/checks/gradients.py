@@ -32,9 +32,9 @@ def coverage(rows: Sequence[Row], planned: int) -> Finding:
     reasons = Counter(row["null_reason"] for row in rows if row["null_reason"])
     measured = sum(row["cos_S_contrib"] is not None for row in rows)
     complete = len(rows) == measured + reasons.total() == planned and not reasons["zero_adv"]
-    shown = ", ".join(f"{name} {count}" for name, count in sorted(reasons.items())) or "no nulls"
+    reason = ", ".join(f"{name} {count}" for name, count in sorted(reasons.items())) or "no nulls"
     share = measured / max(planned, 1)
-    return Finding(complete and measured >= 0.9 * planned, share, f"{planned} rows; {shown}")
+    return Finding(complete and measured >= 0.9 * planned, share, f"{planned} rows; {reason}")
 
 
 @check(
@@ -56,8 +56,8 @@ def canary(student: MeasuredStudent, rows: Sequence[TokenRow], direction: Direct
         separate = torch.stack([reference_gradient(student.model, student.adapter, row).cpu() for row in rows])
     student.folded.refold()
     error, total = (
-        float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
-        for found, expected in ((together, separate), (together.sum(0), separate.sum(0)))
+        float((measured - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
+        for measured, expected in ((together, separate), (together.sum(0), separate.sum(0)))
     )
     # v has norm 1 in each module, so with two modules a Linear (both halves of a LoRA) a step is shorter in each.
     share = min(1.0, len(target_linears(student.model)) / max(len(direction.modules), 1)) ** 0.5
@@ -98,7 +98,7 @@ def masks(
     # right ones; counted pads lower it to 0 to .54.
     scored, faults = score(tokens), Counter[str]()
     for row, ids, logps in zip(rows, tokens, scored, strict=True):
-        num_own = sum(bool(own) for own in ids.own)
+        num_own = sum(bool(flag) for flag in ids.own)
         faults["number of scored tokens"] += {len(logps), num_own} != {row["n_loss_tokens"]}
         faults["length"] += len(ids.completion_ids) != row["comp_len"]
         faults["end token left out"] += bool(row["ends_with_eos"]) and not ids.own[-1]
@@ -114,8 +114,8 @@ def masks(
     reported = max((_gap(scored[index], behaviour_log_probs(rows[index])) for index in sampled), default=0.0)
     faults["log-probs differ from one row's pass"] += gap > MAX_LOGP_GAP
     faults["log-probs differ from the generator's"] += reported > MAX_LOGP_GAP
-    shown = ", ".join(sorted(+faults)) or f"{len(rows)} rows"
-    detail = f"{shown}; {len(sampled)} rows of the student's own, off by {reported:.2g} nats a token"
+    summary = ", ".join(sorted(+faults)) or f"{len(rows)} rows"
+    detail = f"{summary}; {len(sampled)} rows of the student's own, off by {reported:.2g} nats a token"
     return Finding(not +faults, max(gap, reported), detail)
 
 
@@ -150,9 +150,9 @@ def b_is_probed(sums: Float[Tensor, "B N"], direction: Direction) -> Finding:
         (f"v has {len(on_a)} modules on A", bool(on_a)),
         (f"{len(bare)} Bs without v", bool(bare)),
     )
-    shown = [text for text, faulty in faults if faulty]
-    detail = ", ".join(shown) or f"{len(halves)} halves A, {len(direction.modules)} modules of v"
-    return Finding(not shown, largest, detail)
+    errors = [text for text, faulty in faults if faulty]
+    detail = ", ".join(errors) or f"{len(halves)} halves A, {len(direction.modules)} modules of v"
+    return Finding(not errors, largest, detail)
 
 
 @check(
@@ -165,8 +165,8 @@ def rows_are_measured(rows: Sequence[Row], guards: Sequence[Row]) -> Finding:
     """Check T2: a finite cosine on 90 % of the vanilla rows, gradients above zero, and all guards of the replay."""
     finite = sum(row["cos_S_contrib"] is not None for row in rows) / max(len(rows), 1)
     smallest = min((row["grad_norm_contrib"] for row in rows if row["grad_norm_contrib"] is not None), default=0.0)
-    missed = [guard["check"] for guard in guards if guard["status"] != "PASS"]
+    failed = [guard["check"] for guard in guards if guard["status"] != "PASS"]
     detail = f"{len(rows)} rows, smallest gradient {smallest:.3g}"
-    if missed:
-        detail += f"; guards not passed: {', '.join(missed)}"
-    return Finding(finite >= 0.9 and smallest > 0 and not missed, finite, detail)
+    if failed:
+        detail += f"; guards not passed: {', '.join(failed)}"
+    return Finding(finite >= 0.9 and smallest > 0 and not failed, finite, detail)

@@ -49,10 +49,10 @@ def contrast_checks(rows: Labelled, draws: Draws) -> list[Check]:
     hacks = rows.where(rows.hacked)  # T4a-d compare hacks with a wrong and hacks with a right solution
     few = shortage(hacks.wrong, hacks.problem, BUCKETS)
     if few is not None:
-        shown = [CHECKS[name].found(Finding(None, None, few)) for name in ("T4a", "T4b", "T4c", "T4d")]
+        checks = [CHECKS[name].found(Finding(None, None, few)) for name in ("T4a", "T4b", "T4c", "T4d")]
     else:
-        shown = [welch_rule(hacks), within_problem(hacks, draws), placebo_calibration(hacks), nuisances(hacks)]
-    return [*shown, factorial(rows, draws)]
+        checks = [welch_rule(hacks), within_problem(hacks, draws), placebo_calibration(hacks), nuisances(hacks)]
+    return [*checks, factorial(rows, draws)]
 
 
 @check(
@@ -120,8 +120,8 @@ def nuisances(hacks: Labelled) -> Finding:
     columns = np.column_stack([hacks.length, hacks.style, hacks.logp])
     matched = np.zeros(len(hacks), dtype=bool)
     for index in range(len(hacks)):
-        other = (hacks.problem == hacks.problem[index]) & (hacks.wrong != hacks.wrong[index])
-        matched[index] = bool((np.abs(hacks.length[other] / hacks.length[index] - 1) <= LENGTH_TOLERANCE).any())
+        contrary = (hacks.problem == hacks.problem[index]) & (hacks.wrong != hacks.wrong[index])
+        matched[index] = bool((np.abs(hacks.length[contrary] / hacks.length[index] - 1) <= LENGTH_TOLERANCE).any())
     near = hacks.where(matched)
     fits = {
         "all": regress(hacks.scores[:, :1], hacks.wrong, columns, hacks.problem),
@@ -151,9 +151,9 @@ def factorial(rows: Labelled, draws: Draws) -> Finding:
     directions on true labels. Also shown: v's rank in every family, null or not, p of labels permuted among rows of one
     problem, source and correctness, and the AUROC among such rows.
     """
-    why = _why_undecided(rows)
-    if why is not None:
-        return Finding(None, None, why)
+    reason = _undecided(rows)
+    if reason is not None:
+        return Finding(None, None, reason)
     fit = regress(rows.scores, rows.hacked, factorial_design(rows), rows.problem)
     t, p = fit.t, float(fit.p[0])
     if not math.isfinite(float(t[0])):  # the flag has no residual on the nuisances
@@ -168,7 +168,7 @@ def factorial(rows: Labelled, draws: Draws) -> Finding:
     null = {family: rank for family, rank in ranks.items() if family not in FROM_HACKS}
     worst = max(null, key=lambda family: null[family])  # v may be like any of the families
     holds = {"t": t[0] > MIN_T and p < MAX_P, "placebos": null[worst] <= MAX_P}
-    missed = [name for name, held in holds.items() if not held]
+    failed = [name for name, passed in holds.items() if not passed]
     by_family = ", ".join(
         f"{family} {rank:.2g} (q95 {np.quantile(fit.estimate[1:][names == family], 0.95):.2g}"
         + (", of hacks: no null)" if family in FROM_HACKS else ")")
@@ -179,12 +179,12 @@ def factorial(rows: Labelled, draws: Draws) -> Finding:
         f"{int(rows.null.sum())} placebos; by family {by_family}; permutation p {permuted:.2g}, "
         f"AUROC {float(auroc[0]):.3f} [{low:.3f}, {high:.3f}] (placebo q95 {auroc_q95:.3f}); "
         f"{rows.hacked.sum()} hacked and {(~rows.hacked).sum()} other rows"
-    ) + (f"; fails by {', '.join(missed)}" if missed else "")
-    return Finding(not missed, float(t[0]), detail, q95)
+    ) + (f"; fails by {', '.join(failed)}" if failed else "")
+    return Finding(not failed, float(t[0]), detail, q95)
 
 
-def _why_undecided(rows: Labelled) -> str | None:
-    """Return why T4e cannot be judged on these rows: too few rows, labels that are the source, too few placebos."""
+def _undecided(rows: Labelled) -> str | None:
+    """Return why T4e cannot be judged on these rows: too few rows, labels that equal the source, too few placebos."""
     same_source = codes(rows.problem, rows.source) if len(rows) else rows.problem
     few = shortage(rows.hacked, same_source, ("hacked", "other"))
     if few is not None:
@@ -248,8 +248,8 @@ def specific(rows: Labelled, controls: dict[str, np.ndarray], draws: Draws) -> F
         swapped = replace(rows, scores=np.column_stack([scores, rows.scores[:, 1:]]))
         if factorial(swapped, draws).passed:
             passed.append(name)
-    shown = "; ".join(f"{name} passes T4e" for name in passed) or "T4e fails for " + ", ".join(controls)
-    return Finding(not passed, float(len(passed)), shown)
+    detail = "; ".join(f"{name} passes T4e" for name in passed) or "T4e fails for " + ", ".join(controls)
+    return Finding(not passed, float(len(passed)), detail)
 
 
 def scored_rows(rows: list[Row], scores: list[Row], placebos: list[Row]) -> Labelled:

@@ -59,7 +59,7 @@ def removed_toward_hack(steps: Sequence[Row]) -> Finding:
     """Check that one-sided removal took what points toward the hack, in the update too, and left nothing along v."""
     fired = [s for s in steps if s["frac_fired"] > 0]
     worst = min((s["removed_dot"] for s in fired), default=float("nan"))
-    left = max((s["residual"] for s in fired), default=float("nan"))
+    residual = max((s["residual"] for s in fired), default=float("nan"))
     # Under Adam a projected gradient gives no projected update, so the update is checked too; None: nothing to measure.
     turned = sum(
         not s["projects_update"]
@@ -68,8 +68,8 @@ def removed_toward_hack(steps: Sequence[Row]) -> Finding:
         or s["cos_upd_out"] <= s["cos_upd_in"] + MAX_RESIDUAL
         for s in steps
     )
-    holds = bool(fired) and worst > 0 and left <= MAX_RESIDUAL and turned == len(steps)
-    detail = f"residual {left:.1g}, update no more toward v on {turned} of {len(steps)} steps"
+    holds = bool(fired) and worst > 0 and residual <= MAX_RESIDUAL and turned == len(steps)
+    detail = f"residual {residual:.1g}, update no more toward v on {turned} of {len(steps)} steps"
     return Finding(holds, worst, detail)
 
 
@@ -90,8 +90,8 @@ def fires(
     energy, fired = (float(np.mean([s[name] for s in steps])) for name in ("energy_removed", "frac_fired"))
     q95, fired_q95 = (float(np.quantile(x, 0.95)) if len(x) else float("nan") for x in (placebo_energy, placebo_fired))
     complete = all(s["n_modules"] == num_modules for s in steps)
-    held = f"{steps[0]['n_modules']} of {num_modules} modules have a direction"
-    detail = f"{held}; fired {fired:.2f} (placebo q95 {fired_q95:.2f}, chance .5)"
+    coverage = f"{steps[0]['n_modules']} of {num_modules} modules have a direction"
+    detail = f"{coverage}; fired {fired:.2f} (placebo q95 {fired_q95:.2f}, chance .5)"
     return Finding(complete and energy > q95, energy, detail, q95)
 
 
@@ -119,9 +119,9 @@ def projection_checks(replay: Run | None, direction: Direction, num_placebos: in
     count = replay.manifest.counts["steps"]
     steps = [store.read_json(replay.path / f"step_{number:03d}.diag.json") for number in range(count)]
     units = [haar(direction, num_placebos, seed), randsign(direction, num_placebos, seed + 1)]
-    placebos = Placebos([name for name, some in zip(RANDOM, units, strict=True) for _ in some], torch.cat(units))
-    rows, kept = replay.rows(PROBE_ROW), GradientStore(replay.folder())
-    random = step_placebos(teacher_gradients(rows, kept.rows), placebos, direction)
+    placebos = Placebos([family for family in RANDOM for _ in range(num_placebos)], torch.cat(units))
+    rows, gradients = replay.rows(PROBE_ROW), GradientStore(replay.folder())
+    random = step_placebos(teacher_gradients(rows, gradients.rows), placebos, direction)
     # A LoRA from PEFT's start has no gradient on A and so no direction there, which is not a missing module.
     probed = [name for name in direction.layout.names if not name.endswith(A_HALF)]
     return [projection_removes(steps, random), fires(steps, len(probed), random["energy"], random["fired"])]
@@ -145,18 +145,21 @@ def projection_removes(steps: Sequence[Row], random: dict[str, list[float]]) -> 
     # The share of steps on which the cosine with v falls, of the gradient and of the update.
     shares = []
     for before, after in (("cos_in", "cos_out"), ("cos_upd_in", "cos_upd_out")):
-        known = [(s[before], s[after]) for s in steps if s[before] is not None and s[after] is not None]
-        shares.append(sum(out < into for into, out in known) / len(known) if known else 0.0)
-    lower, held = shares
+        cosines = [(s[before], s[after]) for s in steps if s[before] is not None and s[after] is not None]
+        shares.append(sum(out < into for into, out in cosines) / len(cosines) if cosines else 0.0)
+    lower, update_share = shares
     fired, q95 = float(np.mean([s["frac_fired"] for s in steps])), float(np.quantile(random["fired"], 0.95))
     conserved = max(s["conservation_err"] for s in steps)
     emptied = max(s["residual"] for s in steps) <= MAX_RESIDUAL
     sound = conserved <= MAX_CONSERVATION and all(s["kept_bits"] for s in steps) and emptied
     missing = [
         name
-        for name, fails in (("update not projected", held < MIN_STEPS), ("fires no more than random", fired <= q95))
+        for name, fails in (
+            ("update not projected", update_share < MIN_STEPS),
+            ("fires no more than random", fired <= q95),
+        )
         if fails
     ]
     label = f"mechanics only ({', '.join(missing)})" if missing else "mechanics hold on gradient and update"
-    detail = f"{label}; update lower on {held:.0%} of steps, fired {fired:.2f}, conservation {conserved:.1g}"
+    detail = f"{label}; update lower on {update_share:.0%} of steps, fired {fired:.2f}, conservation {conserved:.1g}"
     return Finding(lower >= MIN_STEPS and sound, lower, detail, q95)

@@ -82,13 +82,14 @@ def arms_learn(rows: Sequence[Row]) -> list[Check]:
     by_arm: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         by_arm.setdefault((row["arm"], row["adapter"], row["mixed"]), []).append(row)
-    several = len({key[1:] for key in by_arm}) > 1
+    mixed_kinds = len({key[1:] for key in by_arm}) > 1
     checks = []
     for (arm, adapter, mixed), steps in by_arm.items():
-        known = [step for step in steps if step["ratio_p5"] is not None]
-        found = [rewards_vary(steps), advantages_favour_hacks(steps), *([ratios_carry_signal(known)] if known else [])]
-        suffix = "/".join(filter(None, (arm, adapter, mixed))) if several else arm
-        checks += [replace(check, name=f"{check.name}:{suffix}") for check in found]
+        results = [rewards_vary(steps), advantages_favour_hacks(steps)]
+        if measured := [step for step in steps if step["ratio_p5"] is not None]:
+            results.append(ratios_carry_signal(measured))
+        suffix = "/".join(filter(None, (arm, adapter, mixed))) if mixed_kinds else arm
+        checks += [replace(check, name=f"{check.name}:{suffix}") for check in results]
     return checks
 
 
@@ -175,22 +176,22 @@ def reductions_match(rows: Sequence[Row]) -> list[Check]:
 )
 def _compare_reductions(rows: Sequence[Row], mixed: str) -> Finding:
     svd, lora = R6_ADAPTERS
-    found, moved = [], list[float]()
+    by_adapter, changes = [], list[float]()
     for adapter in (svd, lora):
-        some = [row for row in rows if (row["adapter"], row["mixed"]) == (adapter, mixed)]
-        found.append([_rates_by_seed(some, arm) for arm in ("vanilla", "projected")])
-        trained = sorted({row["train_seed"] for row in some if row["arm"] == "vanilla"})
-        ends = [known[-1] for seed in trained if (known := _column(some, "vanilla", seed, "weight_change"))]
+        adapter_rows = [row for row in rows if (row["adapter"], row["mixed"]) == (adapter, mixed)]
+        by_adapter.append([_rates_by_seed(adapter_rows, arm) for arm in ("vanilla", "projected")])
+        trained = sorted({row["train_seed"] for row in adapter_rows if row["arm"] == "vanilla"})
+        ends = [values[-1] for seed in trained if (values := _column(adapter_rows, "vanilla", seed, "weight_change"))]
         if ends and len(ends) == len(trained):
-            moved.append(float(np.mean(ends)))
-    seeds = sorted(set.intersection(*(set(rates) for arms in found for rates in arms)))
-    if len(seeds) < MIN_SEEDS or len(moved) < 2:
+            changes.append(float(np.mean(ends)))
+    seeds = sorted(set.intersection(*(set(rates) for arms in by_adapter for rates in arms)))
+    if len(seeds) < MIN_SEEDS or len(changes) < 2:
         detail = f"{len(seeds)} seeds of vanilla and projected in common, {MIN_SEEDS} are needed"
         return Finding(None, None, detail)
-    rises = [[np.array([rates[s][1] - rates[s][0] for s in seeds]) for rates in arms] for arms in found]
+    rises = [[np.array([rates[s][1] - rates[s][0] for s in seeds]) for rates in arms] for arms in by_adapter]
     first, second = (vanilla - projected for vanilla, projected in rises)
     # Less hacking after a smaller move of the weights would be no effect of projection.
-    energy = moved[1] / max(moved[0], 1e-12)
+    energy = changes[1] / max(changes[0], 1e-12)
     matched = 1 / MAX_ENERGY_RATIO <= energy <= MAX_ENERGY_RATIO
     # Two one-sided tests of the difference to .8 and to 1.2 of the SVD's, rather than of a ratio of means.
     low, high = (paired_bounds(second - bound * first) for bound in (MIN_RATIO, 2 - MIN_RATIO))
@@ -198,7 +199,8 @@ def _compare_reductions(rows: Sequence[Row], mixed: str) -> Finding:
     ratio = float(second.mean() / first.mean()) if first.mean() else None
     detail = (
         f"hacks rise less by {first.mean():.2f} with {svd}, by {second.mean():.2f} with {lora}, over {len(seeds)} "
-        f"seeds; weights moved {moved[0]:.3g} and {moved[1]:.3g}{'' if matched else ': not matched, set learning_rate'}"
+        f"seeds; weights moved {changes[0]:.3g} and {changes[1]:.3g}"
+        f"{'' if matched else ': not matched, set learning_rate'}"
     )
     return Finding(holds if matched and (holds or fails) else None, ratio, detail)
 
@@ -212,17 +214,17 @@ def trajectories_slowed(rows: Sequence[Row]) -> list[Check]:
     kinds, checks = sorted({(row["adapter"], row["mixed"]) for row in rows}), []
     for kind in kinds:
         suffix = "" if len(kinds) == 1 else f":{'/'.join(filter(None, kind))}"
-        some = [row for row in rows if (row["adapter"], row["mixed"]) == kind]
-        rises = {arm: _rates_by_seed(some, arm) for arm in sorted({row["arm"] for row in some})}
+        kind_rows = [row for row in rows if (row["adapter"], row["mixed"]) == kind]
+        rises = {arm: _rates_by_seed(kind_rows, arm) for arm in sorted({row["arm"] for row in kind_rows})}
         missing = [arm for arm in ARMS if arm not in rises]
         seeds = [] if missing else sorted(set.intersection(*(set(rises[arm]) for arm in ARMS)))
         if missing or len(seeds) < MIN_SEEDS:
-            why = f"{len(seeds)} seeds in common, {MIN_SEEDS} are needed"
+            reason = f"{len(seeds)} seeds in common, {MIN_SEEDS} are needed"
             if missing:
-                why = f"no trajectories of the arm {', '.join(missing)}"
-            checks.append(replace(CHECKS["R5"].found(Finding(None, None, why)), name="R5" + suffix))
+                reason = f"no trajectories of the arm {', '.join(missing)}"
+            checks.append(replace(CHECKS["R5"].found(Finding(None, None, reason)), name="R5" + suffix))
             continue
-        checks.append(replace(_strict_slowing(some, rises, seeds), name="R5" + suffix))
+        checks.append(replace(_strict_slowing(kind_rows, rises, seeds), name="R5" + suffix))
         checks.append(replace(_ends_lower(rises, seeds), name="R5-plan" + suffix))
     return checks
 
@@ -244,11 +246,11 @@ def _rates_by_seed(rows: Sequence[Row], arm: str) -> dict[int, tuple[float, floa
     """
     rates = {}
     for seed in {row["train_seed"] for row in rows if row["arm"] == arm}:
-        known = _column(rows, arm, seed, "hack_rate_student")
+        rates_by_step = _column(rows, arm, seed, "hack_rate_student")
         # Halves at most, so that no step counts at both ends of a short trajectory.
-        ends = min(3, len(known) // 2)
+        ends = min(3, len(rates_by_step) // 2)
         if ends:
-            rates[seed] = (float(np.mean(known[:ends])), float(np.mean(known[-ends:])))
+            rates[seed] = (float(np.mean(rates_by_step[:ends])), float(np.mean(rates_by_step[-ends:])))
     return rates
 
 
@@ -279,7 +281,7 @@ def _strict_slowing(rows: Sequence[Row], rises: Rises, seeds: Sequence[int]) -> 
     gaps, solve = random - projected, _solve_gaps(rows, seeds)
     low, high = paired_bounds(gaps)
     below, above = (None, None) if solve is None else paired_bounds(solve)
-    missed = [
+    failures = [
         text
         for text, fails in {
             "vanilla does not rise": vanilla.mean() < MIN_RISE,
@@ -289,15 +291,15 @@ def _strict_slowing(rows: Sequence[Row], rises: Rises, seeds: Sequence[int]) -> 
         }.items()
         if fails
     ]
-    # What is not shown is not refuted: such a comparison is INCONCLUSIVE and not FAIL.
-    open_ = [
+    # An unproven condition is not refuted: such a comparison is INCONCLUSIVE and not FAIL.
+    unproven = [
         text
-        for text, undecided in {
+        for text, holds in {
             "better than random not shown": low <= 0,
             "solve rates unknown": above is None,
             "solve rates not shown to match": above is not None and above > MAX_SOLVE_GAP,
         }.items()
-        if undecided
+        if holds
     ]
     solved = "unknown" if solve is None else f"{solve.mean():.2f}, at most {above:.2f}"
     detail = "; ".join(
@@ -306,10 +308,10 @@ def _strict_slowing(rows: Sequence[Row], rises: Rises, seeds: Sequence[int]) -> 
             f"over {len(seeds)} seeds",
             f"projected below random by {gaps.mean():.2f}, at least {low:.2f}",
             f"solve gap {solved}",
-            *(missed or open_),
+            *(failures or unproven),
         ]
     )
-    return Finding(False if missed else None if open_ else True, float(projected.mean()), detail)
+    return Finding(False if failures else None if unproven else True, float(projected.mean()), detail)
 
 
 def paired_bounds(gaps: np.ndarray) -> tuple[float, float]:
@@ -379,20 +381,20 @@ def steps_of(run: Run) -> list[Row]:
     cosines = {row["rollout_id"]: row["cos_stack"] for row in _measured(run)}
     projection = {row["projected_step"]: row for row in _document(run, "projection.json")}
     ratios = {row["training_step"]: row for row in _document(run, "ratios.json")}
-    played: dict[int, list[Row]] = {}
+    graded: dict[int, list[Row]] = {}
     for row in run.rows(TRAINING_REWARD):
         rollout = rollouts[row["rollout_id"]]
         if rollout["reward"] is not None:
-            played.setdefault(row["training_step"], []).append(rollout)
-    blank = dict.fromkeys(TRAJECTORY.columns)
+            graded.setdefault(row["training_step"], []).append(rollout)
+    empty = dict.fromkeys(TRAJECTORY.columns)
     return [
-        blank
+        empty
         | labels
         | {"step": step}
-        | _facts(some, teacher, cosines)
+        | _facts(step_rows, teacher, cosines)
         | {name: projection.get(step, {}).get(name) for name in PROJECTION}
         | {name: ratios.get(step, {}).get(name) for name in RATIOS}
-        for step, some in sorted(played.items())
+        for step, step_rows in sorted(graded.items())
     ]
 
 
@@ -403,8 +405,8 @@ def _measured(run: Run) -> list[Row]:
 def _document(run: Run, name: str) -> list[dict[str, Any]]:
     """Return a document of a run, one object a step; none where the training has none."""
     content = run.read_file(name)
-    found: list[dict[str, Any]] = [] if content is None else orjson.loads(content)
-    return found
+    rows: list[dict[str, Any]] = [] if content is None else orjson.loads(content)
+    return rows
 
 
 def _facts(rows: Sequence[Row], teacher: str | None, cosines: Mapping[str, float | None]) -> Row:

@@ -30,10 +30,10 @@ def run_checks(inputs: Inputs, arms: dict[str, Run], draws: Draws, num_placebos:
     scored = scored_rows(rows, inputs.one("score").rows(PROBE_SCORE), placebos)
     pool_rows, guards = inputs.one("pool").rows(POOL_ROW), store.read_json(arms["vanilla"].path / "checks.json")
     # The rows that `labelled` keeps of the vanilla replay, by the same rule.
-    kept = [
+    judged = [
         index for index, row in enumerate(rows) if None not in (row["hacked"], row["hidden_pass"], row["cos_stack"])
     ]
-    controls = {p["family"]: np.array(p["scores"], dtype=float)[kept] for p in placebos if p["family"] in CONTROLS}
+    controls = {p["family"]: np.array(p["scores"], dtype=float)[judged] for p in placebos if p["family"] in CONTROLS}
     return [
         *_on(inputs.one("pool"), same_prompts(inputs.one("pool"), arms), teacher_hacks(pool_rows), taxonomy(pool_rows)),
         *_on(arms["vanilla"], rows_are_measured(rows, guards)),
