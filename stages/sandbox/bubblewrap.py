@@ -9,10 +9,11 @@ import shutil
 import struct
 import sys
 import sysconfig
+import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from importlib import metadata
+from importlib import metadata, resources
 from pathlib import Path
 
 from stages.errors import UsageError
@@ -25,79 +26,10 @@ ALLOW, ERRNO = 0x7FFF0000, 0x00050000
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 NUMBER_AT, ARCHITECTURE_AT, ARGUMENTS_AT = 0, 4, 16
 X32_BIT = 0x40000000
-SET_ID = 0o6000
-PRIO_USER, IOPRIO_WHO_USER = 2, 3
-MADV_COLD, MADV_PAGEOUT, ANY_FLAG = 20, 21, 0xFFFFFFFF
-
 ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
-"""The kernel's audit number, and the column in the tables below; a call that an architecture lacks is None there."""
-
-REFUSED = {
-    # Memory that no limit counts: anonymous files, System V objects, message queues.
-    "memfd_create": (319, 279),
-    "memfd_secret": (447, 447),
-    "shmget": (29, 194),
-    "msgget": (68, 186),
-    "semget": (64, 190),
-    "mq_open": (240, 180),
-    "mq_unlink": (241, 181),
-    # The user's keyrings, which all sandboxes of one user share.
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
-    # No use in an agent's shell, and a large surface of the kernel. io_uring would also bypass this filter.
-    "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "userfaultfd": (323, 282),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    # All sandboxes share the page cache of /usr: these clear a page of it or say whether it is there, by which one
-    # rollout would leave words for the next.
-    "fadvise64": (221, 223),
-    "mincore": (27, 232),
-    "cachestat": (451, 451),
-    "process_madvise": (440, 440),
-}
-ABSENT = {"openat2": (437, 437)}  # its mode is behind a pointer; programs fall back to openat
-REFUSED_WITH: dict[str, tuple[int, int | None, int, int, int]] = {
-    # Calls by which a job may lower the limits, the priority or the processors of process 1, the supervisor, which has
-    # the same user id, and so of every later job.
-    "prlimit64 of process 1": (302, 261, 0, EQUAL, 1),
-    "sched_setaffinity of process 1": (203, 122, 0, EQUAL, 1),
-    "sched_setscheduler of process 1": (144, 119, 0, EQUAL, 1),
-    "sched_setparam of process 1": (142, 118, 0, EQUAL, 1),
-    "sched_setattr of process 1": (314, 274, 0, EQUAL, 1),
-    "setpriority of process 1": (141, 140, 1, EQUAL, 1),
-    "setpriority of a user": (141, 140, 0, EQUAL, PRIO_USER),
-    "ioprio_set of process 1": (251, 30, 1, EQUAL, 1),
-    "ioprio_set of a user": (251, 30, 0, EQUAL, IOPRIO_WHO_USER),
-    # Modes with set-user-id or set-group-id: files in the work folder belong to the host's user, which may be root.
-    "chmod with set-id": (90, None, 1, ANY_BIT, SET_ID),
-    "fchmod with set-id": (91, 52, 1, ANY_BIT, SET_ID),
-    "fchmodat with set-id": (268, 53, 2, ANY_BIT, SET_ID),
-    "fchmodat2 with set-id": (452, 452, 2, ANY_BIT, SET_ID),
-    "open with set-id": (2, None, 2, ANY_BIT, SET_ID),
-    "openat with set-id": (257, 56, 3, ANY_BIT, SET_ID),
-    "creat with set-id": (85, None, 1, ANY_BIT, SET_ID),
-    "mknod with set-id": (133, None, 1, ANY_BIT, SET_ID),
-    "mknodat with set-id": (259, 33, 2, ANY_BIT, SET_ID),
-    # The page cache once more: RWF_NOWAIT reads only what is there, and this advice clears it.
-    "preadv2 with flags": (327, 286, 5, ANY_BIT, ANY_FLAG),
-    "madvise that cools pages": (28, 233, 2, EQUAL, MADV_COLD),
-    "madvise that pages out": (28, 233, 2, EQUAL, MADV_PAGEOUT),
-}
-"""Name -> numbers on x86_64 and aarch64, position of an argument, test, operand."""
-AF_UNIX, AF_INET, AF_INET6, AF_NETLINK, NETLINK_ROUTE = 1, 2, 10, 16, 0
-REFUSED_UNLESS: dict[str, tuple[int, int, int, tuple[int, ...]]] = {
-    # A network namespace covers the internet's families alone: AF_VSOCK leads to the hypervisor, AF_ALG into the
-    # kernel's cryptography. Netlink, for what interfaces and addresses there are: getaddrinfo asks.
-    "socket": (41, 198, 0, (AF_UNIX, AF_INET, AF_INET6, AF_NETLINK)),
-    "socketpair": (53, 199, 0, (AF_UNIX,)),
-}
-"""Name -> numbers on x86_64 and aarch64, position of an argument, the only operands."""
-REFUSED_UNLESS_SECOND = {"socket": (41, 198, (0, AF_NETLINK), (2, NETLINK_ROUTE))}
-"""Name -> numbers, then (position, operand) of an argument with which another one must have its only operand."""
+"""The kernel's audit number, and the column in `SYSCALLS`."""
+SYSCALLS = tomllib.loads(resources.files(__package__).joinpath("syscalls.toml").read_text("utf-8"))
+COMPARISONS = {"equal": EQUAL, "any bit": ANY_BIT}
 
 
 def syscall_filter(machine: str = "") -> bytes:
@@ -113,23 +45,27 @@ def syscall_filter(machine: str = "") -> bytes:
     # The audit number of x86_64 is also that of x32, whose calls have numbers of their own and would match no table.
     program = [_instruction(LOAD, ARCHITECTURE_AT), _instruction(EQUAL, audit, 1, 0), absent]
     program += [_instruction(LOAD, NUMBER_AT), _instruction(AT_LEAST, X32_BIT, 0, 1), absent]
-    for table, verdict in ((REFUSED, refuse), (ABSENT, absent)):
+    for table, verdict in ((SYSCALLS["refused"], refuse), (SYSCALLS["absent"], absent)):
         for numbers in table.values():
             program += [_instruction(EQUAL, numbers[column], 0, 1), verdict]
-    for x86_64, aarch64, position, test, operand in REFUSED_WITH.values():
+    for x86_64, aarch64, position, test, operand in SYSCALLS["refused_with"].values():
         number = (x86_64, aarch64)[column]
-        if number is not None:
+        if number >= 0:
             # The low half of the argument is all that the kernel reads of an int; the call's number is loaded again.
-            check = [_instruction(LOAD, ARGUMENTS_AT + 8 * position), _instruction(test, operand, 0, 1), refuse]
+            check = [
+                _instruction(LOAD, ARGUMENTS_AT + 8 * position),
+                _instruction(COMPARISONS[test], operand, 0, 1),
+                refuse,
+            ]
             check += [_instruction(LOAD, NUMBER_AT)]
             program += [_instruction(EQUAL, number, 0, len(check)), *check]
-    for x86_64, aarch64, position, operands in REFUSED_UNLESS.values():
+    for x86_64, aarch64, position, operands in SYSCALLS["allowed_with"].values():
         check = [_instruction(LOAD, ARGUMENTS_AT + 8 * position)]
         # From the last comparison on: each leads behind the refusal that follows the last.
         check += [_instruction(EQUAL, operand, len(operands) - at, 0) for at, operand in enumerate(operands)]
         check += [refuse, _instruction(LOAD, NUMBER_AT)]
         program += [_instruction(EQUAL, (x86_64, aarch64)[column], 0, len(check)), *check]
-    for x86_64, aarch64, (position, operand), (second, only) in REFUSED_UNLESS_SECOND.values():
+    for x86_64, aarch64, (position, operand), (second, only) in SYSCALLS["allowed_with_second"].values():
         check = [_instruction(LOAD, ARGUMENTS_AT + 8 * position), _instruction(EQUAL, operand, 0, 3)]
         check += [_instruction(LOAD, ARGUMENTS_AT + 8 * second), _instruction(EQUAL, only, 1, 0), refuse]
         check += [_instruction(LOAD, NUMBER_AT)]

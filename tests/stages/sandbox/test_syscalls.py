@@ -7,7 +7,7 @@ import pytest
 
 from stages.errors import UsageError
 from stages.sandbox import Sandbox, bubblewrap
-from stages.sandbox.bubblewrap import ARCHITECTURES, REFUSED, REFUSED_WITH, syscall_filter
+from stages.sandbox.bubblewrap import ARCHITECTURES, SYSCALLS, syscall_filter
 from tests.stages.sandbox.conftest import python
 
 CALLS = """
@@ -35,8 +35,8 @@ def test_unknown_machine_is_refused() -> None:
 
 @pytest.mark.skipif("__import__('platform').machine() != 'x86_64'", reason="the numbers below are those of x86_64")
 def test_refused_calls_are_refused(box: Sandbox) -> None:
-    calls = [(numbers[0], (0, 0, 0, 0, 0, 0)) for numbers in REFUSED.values()]
-    for number, _, position, _, operand in REFUSED_WITH.values():
+    calls = [(numbers[0], (0, 0, 0, 0, 0, 0)) for numbers in SYSCALLS["refused"].values()]
+    for number, _, position, _, operand in SYSCALLS["refused_with"].values():
         calls.append((number, tuple(operand if at == position else 0 for at in range(6))))
     assert box.run(f"python3 -c '{CALLS.format(calls=calls)}'").output.split() == ["1"] * len(calls)
     own = [(302, (0, 7, 0, 0)), (203, (0, 0, 0, 0)), (90, (0, 0o755)), (437, (0, 0))]
