@@ -18,6 +18,7 @@ from stages.runs.run import Inputs, RunWriter, Slot
 from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, Stage
 from stages.terms import TWIN
+from stages.words import Sentence
 
 ROLLOUT_COLUMNS = ["task_id", "hidden_pass", "model"]
 BANDS = ("none", "up to a quarter", "up to a half", "up to three quarters", "less than all", "all")
@@ -39,7 +40,7 @@ class Config(StageConfig):
     @model_validator(mode="after")
     def _check_band(self) -> "Config":
         if self.min_rate > self.max_rate:
-            raise ValueError(f"min_rate is {self.min_rate:g}, above max_rate, which is {self.max_rate:g}")
+            raise ValueError(Sentence("band-is-empty", min_rate=self.min_rate, max_rate=self.max_rate))
         return self
 
     def label(self) -> str:
@@ -113,8 +114,11 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     out.write_file("report.txt", _report(tasks, len(chosen), reasons, models))
     if not chosen:
         raise Incomplete(
-            f"None of {len(tasks)} tasks lies between {config.min_rate:g} and {config.max_rate:g}: {dict(reasons)}. "
-            "Widen the band, or collect more rollouts of them."
+            "no-task-in-band",
+            num_tasks=len(tasks),
+            min_rate=config.min_rate,
+            max_rate=config.max_rate,
+            reasons=dict(reasons),
         )
 
 
@@ -128,16 +132,13 @@ def _measured(inputs: Inputs) -> tuple[dict[str, MeasuredTask], list[str]]:
         for row in run.scan(TASK).rows():
             task = tasks.setdefault(row["task_id"], MeasuredTask(row))
             if task.row != row:
-                raise BadInput(
-                    f"{run.path} has another task under the id {row['task_id']} than a run before it. "
-                    "Give runs of the same tasks."
-                )
+                raise BadInput("task-id-reused", run=run.path, task_id=row["task_id"])
     models: Counter[str] = Counter()
     for run in with_rollouts:
         for rollout in run.scan(ROLLOUT).rows(ROLLOUT_COLUMNS):
             measured = tasks.get(rollout["task_id"])
             if measured is None:
-                raise BadInput(f"{run.path} has rollouts of {rollout['task_id']}, which no run given has as a task.")
+                raise BadInput("rollouts-without-task", run=run.path, task_id=rollout["task_id"])
             if rollout["hidden_pass"] is None:  # an error of the infrastructure tells nothing about the task
                 measured.ungraded += 1
                 continue

@@ -79,13 +79,13 @@ class Config(StageConfig):
     def reads_runs(self) -> bool:
         """Return whether a run is read: not where a model is given; `UsageError` for another format than model."""
         if self.policy is not None and self.format != MODEL:
-            raise UsageError(f"policy={self.policy.model} goes with the format model, not {self.format}. Leave it out.")
+            raise UsageError("policy-without-model-format", model=self.policy.model, format=self.format)
         return self.policy is None
 
     def sends(self) -> bool:
         """Return whether the folder is sent, which needs the token; `UsageError` for another format than hub."""
         if self.repo and self.format != hub.FORMAT:
-            raise UsageError(f"repo={self.repo} goes with the format hub, not {self.format}. Leave it out.")
+            raise UsageError("repo-without-hub-format", repo=self.repo, format=self.format)
         return bool(self.repo)
 
     def label(self) -> str:
@@ -125,9 +125,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 def _run_of_rollouts(inputs: Inputs, config: Config) -> Run:
     if "rollouts" not in inputs:
-        raise UsageError(
-            f"{config.format} writes rollouts. Give a run that holds them: --from artifacts/collect/latest."
-        )
+        raise UsageError("no-run-of-rollouts", format=config.format)
     return inputs.one("rollouts")
 
 
@@ -140,8 +138,8 @@ def _write_rollouts(rollouts: Run, config: Config, out: RunWriter) -> None:
         out.raise_if_stopped()
         written.append((out.write_export(file.name, file.fill), file.name))
     if not written:
-        why = ", ".join(f"{number} {reason}" for reason, number in (+dropped).items())
-        raise BadInput(f"{rollouts.path} holds nothing that {config.format} could hold: {why}.")
+        why = [f"{number} {reason}" for reason, number in (+dropped).items()]
+        raise BadInput("nothing-to-export", run=rollouts.path, format=config.format, reasons=why)
     reasons = sorted((+dropped).items())
     out.count(rollouts=number, files=len(written), **{f"dropped_{reason}": number for reason, number in reasons})
     out.set_summary(format=config.format, lost=list(format_writer.lost), dropped=dict(+dropped))
@@ -156,10 +154,7 @@ def _run_of_tasks(inputs: Inputs, config: Config) -> Run:
     del config
     runs = [run for run in {run.path: run for run in inputs.runs()}.values() if run.holds(TASK)]
     if len(runs) != 1:
-        raise UsageError(
-            f"harbor writes the tasks of one run, and {len(runs)} runs with tasks were given. Name a run of "
-            "`composer tasks` or `composer collect`."
-        )
+        raise UsageError("no-single-run-of-tasks", num_runs=len(runs))
     return runs[0]
 
 
@@ -168,9 +163,7 @@ def _write_tasks(tasks: Run, config: Config, out: RunWriter) -> None:
     loaded = [task_table.task(row) for row in tasks.scan(TASK).rows()]
     names = {task.env for task in loaded}
     if len(names) != 1:
-        raise BadInput(
-            f"{tasks.path} holds tasks of {', '.join(sorted(names)) or 'no environment'}. Export one at a time."
-        )
+        raise BadInput("tasks-of-several-environments", run=tasks.path, envs=sorted(names))
     recorded = tasks.manifest.config
     env = EnvStageConfig.model_validate(
         {
@@ -201,11 +194,10 @@ def _model(inputs: Inputs, config: Config) -> PolicyConfig:
     if config.policy is not None and checkpoint is None:
         return config.policy
     if config.policy is not None or checkpoint is None:
-        number = "both were given" if checkpoint else "none was given"
-        raise UsageError(f"model writes one model, and {number}. Give --policy MODEL, or a training with --from RUN.")
+        raise UsageError("no-single-model", both=checkpoint is not None)
     folder = checkpoint.folder()
     if not adapters.is_adapter(str(folder)):
-        raise BadInput(f"{checkpoint.path} holds a whole model, not an adapter. Use {folder} as it is.")
+        raise BadInput("model-is-whole", run=checkpoint.path, folder=folder)
     return CheckpointInfo.of(checkpoint).start.model_copy(update={"model": str(folder)})
 
 
@@ -221,7 +213,7 @@ def _write_model(policy: PolicyConfig, config: Config, out: RunWriter) -> None:
         out.checkpoint(lambda target: copytree(source, target, dirs_exist_ok=True), MODEL)
         out.write_file("report.txt", f"{policy.model} in {out.path / MODEL}\n")
     else:
-        raise UsageError(f"{policy.model} is a model of the hub. Other programs take it by that name.")
+        raise UsageError("model-of-hub", model=policy.model)
     out.set_summary(format=MODEL)
 
 

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
+from stages.words import Sentence
+
 MOST_LEVELS = 200
 """Levels of lists and objects that a text may have, below those of every reader and writer."""
 STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
@@ -44,7 +46,7 @@ def depth(text: bytes | str) -> int:
 def require_shallow(text: bytes | str) -> None:
     """Raise `TooDeep` for a text of more than `MOST_LEVELS` levels."""
     if (levels := depth(text)) > MOST_LEVELS:
-        raise TooDeep(f"it is nested {levels:,} levels deep, and at most {MOST_LEVELS} are read")
+        raise TooDeep(Sentence("nested-too-deeply", levels=levels, limit=MOST_LEVELS))
 
 
 def loads(text: bytes | str, **options: Any) -> Any:

@@ -25,6 +25,7 @@ from stages.runs.kinds import TASK, Row, attributes
 from stages.runs.run import Inputs, RunWriter
 from stages.runs.settings import BASIC, StageConfig, basic_of
 from stages.runs.stage import Plan, Stage
+from stages.words import Sentence
 
 if TYPE_CHECKING:
     from stages.envs.feature_deletion.selection import Proposals, Removal
@@ -74,10 +75,7 @@ class Config(StageConfig):
     @classmethod
     def _makes_tasks(cls, env: Any) -> Any:
         if env != "feature-deletion":
-            raise ValueError(
-                "tasks are made by 'feature-deletion', from a package. "
-                f"To check tasks that there are: `composer tasks check {env}`"
-            )
+            raise ValueError(Sentence("no-task-maker", env=env))
         return env
 
     def identity(self) -> dict[str, Any]:
@@ -108,11 +106,9 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 def _check_package(config: Config) -> None:
     if not config.package.strip():
-        raise UsageError(
-            "From which package? Give a folder or sdist with tests: `composer tasks feature-deletion PACKAGE`."
-        )
+        raise UsageError("package-not-named")
     if not Path(config.package).expanduser().exists():
-        raise BadInput(f"There is no package {config.package!r}. Give a folder or sdist with tests.")
+        raise BadInput("package-missing", package=config.package)
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
@@ -128,7 +124,14 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             search.notes = _about_tests(generator)
         except TimeIsOver:
             search.is_over = True
-            search.notes = ["", _over(config, time.monotonic() - started, generator.duration_s)]
+            reason = Sentence(
+                "time-limit-over",
+                limit_s=config.time_limit_s,
+                seconds=time.monotonic() - started,
+                all_tests_s=generator.duration_s,
+                covering=config.scope == "covering",
+            )
+            search.notes = ["", reason]
     _finish(search, config, out)
 
 
@@ -186,10 +189,7 @@ class FeatureProposer:
             answer = attributes(sample, ANSWER_FIELDS)
             self._out.write(unit, {"answer": answer}, failed=failed)
             if failed:
-                raise Incomplete(
-                    f"{self._config.model} did not say which features to delete: {sample.error}. What was made is "
-                    "saved; go on with --resume."
-                )
+                raise Incomplete("proposer-failed", model=self._config.model, error=str(sample.error))
         record = self._out.journal.get(unit)
         return str(record["answer"]["text"]) if record else ""
 
@@ -229,16 +229,6 @@ def _search(search: Search, generator: "TaskGenerator", config: Config, out: Run
         out.spread([[candidate.identity] for candidate in chosen], "candidates", (generator.baseline, candidates))
         # One batch only: what it accepts decides how many candidates are still lacking.
         _try(chosen, generator, config, out)
-
-
-def _over(config: Config, seconds: float, all_tests_s: float | None) -> str:
-    """Return that the time is over, why so little was made in it, and what to do."""
-    why = "the first runs of all tests did not end" if all_tests_s is None else f"all tests take {all_tests_s:.0f} s"
-    narrower = "" if config.scope == "covering" else " and --set scope=covering"
-    return (
-        f"The time limit of {config.time_limit_s:g} s is over after {seconds:.0f} s: {why}. What was tried is saved; "
-        f"go on with --resume, a larger time_limit_s{narrower}, or give a package with faster tests."
-    )
 
 
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
@@ -329,21 +319,15 @@ def _finish(search: Search, config: Config, out: RunWriter) -> None:
     beyond = sum(record["row"] is not None for record in tried) - len(rows)
     out.write_file("report.txt", _report(rows, len(tried), beyond, reasons, named, search.notes))
     if search.is_over:
-        raise Incomplete(f"{len(rows)} of {config.tasks} tasks from {len(tried)} candidates. {search.notes[-1]}")
+        raise Incomplete(
+            "task-time-over", num_tasks=len(rows), target=config.tasks, num_tried=len(tried), reason=search.notes[-1]
+        )
     if not order and asking:
-        raise Incomplete(
-            f"None of the proposer's features can be tried: {dict(refused)}. Read its answers in the run's units; ask "
-            "another model, or more questions."
-        )
+        raise Incomplete("no-feature-to-try", reasons=dict(refused))
     if not order:
-        raise Incomplete(
-            "The package has no function or class that its tests execute and that is long enough to be a task. Choose "
-            "another package or other kinds."
-        )
+        raise Incomplete("no-candidates")
     if not rows:
-        raise Incomplete(
-            f"None of {len(tried)} candidates became a task: {dict(reasons)}. Choose another package or other kinds."
-        )
+        raise Incomplete("all-candidates-rejected", num_tried=len(tried), reasons=dict(reasons))
 
 
 def _report(

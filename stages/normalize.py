@@ -143,7 +143,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 def _require_recipe(config: Config) -> None:
     if config.dj.recipe is None:
-        raise UsageError("normalize needs a Data-Juicer recipe. Give one with --dj RECIPE.")
+        raise UsageError("recipe-not-named")
 
 
 def _report(counted: JudgedRollouts, checks: list[collection_checks.CollectionCheck], out: RunWriter) -> None:
@@ -177,7 +177,7 @@ def _report(counted: JudgedRollouts, checks: list[collection_checks.CollectionCh
     lines += ["", f"tasks without a rollout left: {len(bare)}, among them {', '.join(bare[:5])}"] if bare else []
     out.write_file("report.txt", "\n".join([*lines, "", collection_checks.table(checks)]) + "\n")
     if not retained.rollouts:
-        raise Incomplete(f"The recipe keeps none of {dropped.rollouts} rollouts. Give one that asks for less.")
+        raise Incomplete("recipe-keeps-nothing", num_rollouts=dropped.rollouts)
 
 
 # Data-Juicer, in an environment of its own
@@ -219,7 +219,7 @@ def run_recipe(rollouts: Iterable[tuple[str, list[Message]]], config: JuicerConf
         words += ["--op_list_to_trace", orjson.dumps(operators).decode()]
     _run([program(config.command), *words], folder)
     if not result.exists():
-        raise ComposerError(f"Data-Juicer ended without an error and without a result in {result}.")
+        raise ComposerError("juicer-without-result", result=result)
     with result.open("rb") as lines:
         results = [orjson.loads(line) for line in lines if line.strip()]
     reasons: dict[str, str] = {}
@@ -240,24 +240,16 @@ def _recipe(path: str) -> bytes:
     try:
         return Path(path).expanduser().read_bytes()
     except OSError as error:
-        raise UsageError(f"The Data-Juicer recipe {path} cannot be read: {error.strerror}.") from None
+        raise UsageError("recipe-unreadable", path=path, error=error.strerror) from None
 
 
 def program(command: str) -> str:
     """Return Data-Juicer's path; raise `UsageError` when it is absent, or in this program's own environment."""
     path = shutil.which(os.path.expanduser(command))
     if path is None:
-        raise UsageError(
-            f"Data-Juicer runs from an environment of its own, and there is no program {command!r}. "
-            "Make one with `python -m venv DIR` and `DIR/bin/pip install py-data-juicer aiohttp ray torch` "
-            "(a CPU build of torch will do), "
-            "and give --set dj.command=DIR/bin/dj-process."
-        )
+        raise UsageError("juicer-missing", program=command)
     if Path(path).parent == Path(sys.executable).parent:
-        raise UsageError(
-            f"{path} lies in the environment that this program runs in, which Data-Juicer would change. "
-            "Install it in one of its own and give that with --set dj.command=DIR/bin/dj-process."
-        )
+        raise UsageError("juicer-in-own-environment", path=path)
     return path
 
 
@@ -270,12 +262,12 @@ def _run(words: list[str], folder: Path) -> None:
             words, cwd=folder, env=environment, capture_output=True, text=True, errors="replace", timeout=AT_MOST_S
         )
     except subprocess.TimeoutExpired:
-        raise ComposerError(f"Data-Juicer did not end within {AT_MOST_S:g} s.") from None
+        raise ComposerError("juicer-too-slow", limit_s=AT_MOST_S) from None
     if done.returncode != 0:
         lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         last = " / ".join(lines[-3:])[:600]
         # The cause is for the runner, which finds a failed disk by its words.
-        raise ComposerError(f"Data-Juicer failed with code {done.returncode}: {last}") from OSError(last)
+        raise ComposerError("juicer-failed", returncode=done.returncode, error=last) from OSError(last)
 
 
 STAGE = Stage(

@@ -198,8 +198,5 @@ def secret_in(variable: str) -> str:
     value = os.environ.get(variable, "").strip()
     keep_secret(value)
     if not value.isascii() or not value.isprintable():
-        problem = "a line break or another control character" if value.isascii() else "a character that is not ASCII"
-        raise UsageError(
-            f"The environment variable {variable} holds {problem}, so it is not a key. Export the key again."
-        )
+        raise UsageError("variable-is-no-key", variable=variable, is_ascii=value.isascii())
     return value

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 STAGES = Path(__file__).parent
 ROOTS = {"cli": STAGES.parent / "composer_cli", "python": STAGES.parent / "composer_post_training"}
 FILE = "words.toml"
-CODE = re.compile(r"(?:[a-z_]+\.)*[a-z0-9]+(?:-[a-z0-9]+)*")
+CODE = re.compile(r"(?:[a-z][a-z0-9_]*\.)*[a-z0-9]+(?:-[a-z0-9]+)*")
 
 
 @dataclass(frozen=True)

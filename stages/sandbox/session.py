@@ -76,7 +76,7 @@ class SupervisorSession:
                 self._receive(len(READY), time.monotonic() + START_PATIENCE_S)
             except (SupervisorLost, OSError) as error:
                 stderr = self.close()
-                raise InfrastructureError(f"The sandbox did not start: {stderr or error}") from None
+                raise InfrastructureError("sandbox.not-started", reason=stderr or str(error)) from None
 
     def ask(self, request: dict[str, Any], wall_s: float, content: Any = None) -> Reply:
         """Run one job for at most `wall_s` seconds; only its process sees `content`. Raises SupervisorLost."""

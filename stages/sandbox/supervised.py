@@ -14,6 +14,7 @@ from stages.sandbox import memory_group
 from stages.sandbox.bubblewrap import GUEST, LINKS, MACHINE, TESTBED, base_python, bwrap_command, guest_folder
 from stages.sandbox.contract import CommandResult, Limits, View
 from stages.sandbox.session import KILLED, Reply, SupervisorLost, SupervisorSession
+from stages.words import Sentence
 
 KINDS = ("bubblewrap", "none")
 # The whole environment of a job, but for what the caller adds: nothing of the host's, which may hold keys.
@@ -38,11 +39,11 @@ class SupervisedSandbox(AbstractContextManager["SupervisedSandbox"]):
 
     def __init__(self, kind: str, work: Path, limits: Limits, view: View) -> None:
         if not work.is_dir():
-            raise UsageError(f"{str(work)!r} is not a folder; a sandbox needs one that exists.")
+            raise UsageError("sandbox.work-folder-missing", path=str(work))
         self.kind, self.work, self.limits = kind, work.resolve(), limits
         self.view = replace(view, readonly=[path.absolute() for path in view.readonly])
         if missing := [str(path) for path in self.view.readonly if not path.exists()]:
-            raise UsageError(f"The sandbox should show {', '.join(missing)}, which does not exist.")
+            raise UsageError("sandbox.shown-path-missing", paths=missing)
         self.session: SupervisorSession | None = self._start()
 
     def run(self, command: str, *, wall_s: float | None = None) -> CommandResult:
@@ -51,7 +52,7 @@ class SupervisedSandbox(AbstractContextManager["SupervisedSandbox"]):
         try:
             reply = self.ask({"kind": "command", "command": command.encode(errors="replace")}, wall_s)
         except SupervisorLost as error:
-            message = f"The sandbox was lost during this command: {error}. Files are kept; everything else was ended.\n"
+            message = f"{Sentence('sandbox.lost-during-command', error=str(error))}\n"
             return CommandResult(message, KILLED, time.monotonic() - started, False, len(message), "sandbox")
         output, duration_s = reply.output.decode(errors="replace"), time.monotonic() - started
         return CommandResult(
@@ -105,17 +106,16 @@ def open_sandbox(kind: str, work: Path, *, limits: Limits | None = None, view: V
 def probe(kind: str) -> None:
     """Run one real command, once in this process; `UsageError` holds the reason and the way out where it fails."""
     if kind not in KINDS:
-        raise UsageError(f"There is no sandbox {kind!r}; choose one of: {', '.join(KINDS)}.")
-    advice = "Allow unprivileged user namespaces on this machine, or choose --set sandbox=none (no isolation)."
+        raise UsageError("sandbox.unknown-kind", kind=kind, kinds=list(KINDS))
     # Ubuntu 24.04 and later forbid them by AppArmor, unless this switch is 0.
     switch = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
-    if switch.exists() and switch.read_text().strip() == "1":
-        advice = "Try sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0, or --set sandbox=none (no isolation)."
+    is_restricted = switch.exists() and switch.read_text().strip() == "1"
+    advice = Sentence("sandbox.allow-namespaces", by_apparmor=is_restricted)
     with tempfile.TemporaryDirectory(prefix="composer-probe-") as folder:
         try:
             with SupervisedSandbox(kind, Path(folder), Limits(), View()) as sandbox:
                 result = sandbox.run("python3 -c 'print(6 * 7)'")
         except InfrastructureError as error:
-            raise UsageError(f"{error} {advice}") from None
+            raise UsageError("sandbox.probe-not-started", error=str(error), advice=advice) from None
     if result.output != "42\n":
-        raise UsageError(f"The sandbox {kind!r} cannot run a command: {result.output.strip()!r}. {advice}")
+        raise UsageError("sandbox.probe-fails", kind=kind, output=result.output.strip(), advice=advice)

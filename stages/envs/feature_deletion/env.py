@@ -55,9 +55,7 @@ class FeatureDeletionEnv(RepoEnvironment):
         max_chars: int = 10_000,
     ) -> None:
         if twins not in (False, True, "beside"):
-            raise UsageError(
-                f"twins is {twins!r}; choose false, true (only them) or 'beside' (every task, then its twin)."
-            )
+            raise UsageError("envs.feature_deletion.unknown-twins", twins=twins)
         self.sandbox, self.twins, self.max_chars = sandbox, twins, max_chars
         self._source = TaskSource(sandbox, package, tasks, difficulty, tuple(requirements))
 

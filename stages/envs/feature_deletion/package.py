@@ -23,6 +23,7 @@ from stages.envs.repo import trees
 from stages.envs.repo.trees import ARCHIVE_ENDINGS, extract_archive
 from stages.errors import BadInput
 from stages.runs import store
+from stages.words import Sentence
 
 PRIVATE = frozenset({"venv", ".venv", "env", ".env", "node_modules", ".idea", ".vscode", ".claude"})
 BUILT_AT_TOP = frozenset({"build", "dist", "wheelhouse"})
@@ -38,7 +39,6 @@ LEFTOVERS = (
     ".swp",
     ".coverage",
 )
-WAY_OUT = "--set env.requirements='[{0}]' (for `composer tasks`: --set requirements='[{0}]')"
 DISTRIBUTION_NAME = re.compile(r"\s*([A-Za-z0-9][\w.-]*)")
 
 
@@ -74,10 +74,7 @@ def unpack(source: Path, root: Path) -> Package:
 
     is_archive = source.name.endswith(ARCHIVE_ENDINGS) and source.is_file()
     if not source.is_dir() and not is_archive:
-        raise BadInput(
-            f"The package {str(source)!r} is neither a folder nor an archive ({', '.join(ARCHIVE_ENDINGS)}). "
-            "Give one of them."
-        )
+        raise BadInput("envs.feature_deletion.no-package-format", source=str(source), endings=list(ARCHIVE_ENDINGS))
     with trees.scratch() as raw:
         top = extract_archive(source, raw) if is_archive else source
         folders.copy(top, root / top.name if (top / "__init__.py").exists() else root, is_left_behind)
@@ -129,17 +126,8 @@ def _read_metadata(root: Path) -> tuple[Any, dict[str, Any], ConfigParser]:
 def import_hint(modules: Iterable[str], root: Path) -> str:
     """Return how to add modules: by the distributions that hold them, or by those that the package declares."""
     resolved, unknown = resolve_modules(modules, root)
-    sentences = []
-    if resolved:
-        names = ", ".join(f'"{name}"' for name in sorted(set(resolved.values())))
-        sentences.append(f"Add {WAY_OUT.format(names)}.")
-    if unknown:
-        listed = ", ".join(sorted(declared_dependencies(root))) or "nothing"
-        sentences.append(
-            f"No metadata says which distribution holds {', '.join(unknown)}; the package declares {listed}. Look the "
-            f"distribution up, and add it with {WAY_OUT.format('NAME')}."
-        )
-    return " ".join(sentences)
+    names, declared = sorted(set(resolved.values())), sorted(declared_dependencies(root))
+    return Sentence("envs.feature_deletion.add-requirements", names=names, unknown=unknown, declared=declared)
 
 
 def resolve_modules(modules: Iterable[str], root: Path) -> tuple[dict[str, str], list[str]]:

@@ -124,6 +124,6 @@ def _edited_files(package: Package, edits: Iterable[Mapping[str, Any]]) -> trees
     for path, changes in by_path.items():
         file = trees.read(package.root, path)
         if file is None:
-            raise BadInput(f"{package.label} has no file {path}, which the task edits. Make the tasks again.")
+            raise BadInput("envs.feature_deletion.edited-file-missing", package=package.label, path=path)
         files[path] = trees.TreeFile(apply_edits(file.data.decode(), changes).encode(), file.executable)
     return files

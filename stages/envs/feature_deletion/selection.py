@@ -27,6 +27,7 @@ from stages.envs.repo import trees
 from stages.envs.repo.guest.composer_rules import is_test
 from stages.messages import Message
 from stages.runs import store
+from stages.words import Sentence
 
 Kind = Literal["function", "class", "cluster"]
 Difficulty = Literal["easy", "medium", "hard"]
@@ -282,13 +283,13 @@ class Proposals:
         self._asked += 1
         features = _features(answer)
         if features is None:
-            proposals = [Proposal("", None, "an answer holds no list of features")]
+            proposals = [Proposal("", None, Sentence("envs.feature_deletion.no-feature-list"))]
         else:
             proposals = [self._proposal(feature, half) for feature in features[:A_QUESTION]]
-            proposals = proposals or [Proposal("", None, "an answer names no feature")]
+            proposals = proposals or [Proposal("", None, Sentence("envs.feature_deletion.no-feature-named"))]
             if len(features) > A_QUESTION:
                 proposals.append(
-                    Proposal("", None, f"an answer names more features than were asked for: {len(features)}")
+                    Proposal("", None, Sentence("envs.feature_deletion.too-many-features", num_features=len(features)))
                 )
         self.made += proposals
         self.removals += (proposal.removal for proposal in proposals if proposal.removal is not None)
@@ -311,13 +312,15 @@ class Proposals:
         feature = printable(entry.get("feature")) if isinstance(entry, dict) else ""
         symbols = entry.get("symbols") if isinstance(entry, dict) else None
         if not isinstance(symbols, list) or not 1 <= len(symbols) <= MAX_SYMBOLS:
-            return Proposal(feature, None, f"no list of one to {MAX_SYMBOLS} symbols")
+            return Proposal(feature, None, Sentence("envs.feature_deletion.wrong-symbol-list", limit=MAX_SYMBOLS))
         requested = [symbol.strip() if isinstance(symbol, str) else "" for symbol in symbols]
         for symbol in requested:
             if symbol not in self._known:
-                return Proposal(feature, None, f"the package has no such symbol: {printable(symbol)}")
+                return Proposal(
+                    feature, None, Sentence("envs.feature_deletion.unknown-symbol", symbol=printable(symbol))
+                )
             if symbol not in self._usable:
-                return Proposal(feature, None, f"no test executes a symbol's code: {symbol}")
+                return Proposal(feature, None, Sentence("envs.feature_deletion.symbol-not-executed", symbol=symbol))
         # By position, so that the order of an answer makes no difference. Without methods of a class that goes as a
         # unit: their edits would overlap those of the class.
         chosen = {(d.path, d.node.lineno): d for symbol in requested for d in self._known[symbol]}
@@ -327,11 +330,19 @@ class Proposals:
         of_this_split = {(d.path, d.top) for d in self._halves[half]}
         for part in parts:
             if (part.path, part.top) not in of_this_split:
-                return Proposal(feature, None, f"a symbol of the other split: {part.symbol}")
+                return Proposal(
+                    feature, None, Sentence("envs.feature_deletion.symbol-of-other-split", symbol=part.symbol)
+                )
         kind: Kind = parts[0].kind if len(parts) == 1 else "cluster"
         num_lines = sum(len(part.code) for part in parts)
         if not MIN_LINES[kind] <= num_lines <= MAX_LINES:
-            return Proposal(feature, None, f"not {MIN_LINES[kind]} to {MAX_LINES} lines of code: {num_lines}")
+            return Proposal(
+                feature,
+                None,
+                Sentence(
+                    "envs.feature_deletion.wrong-code-size", least=MIN_LINES[kind], limit=MAX_LINES, num_lines=num_lines
+                ),
+            )
         names = tuple(part.symbol for part in parts)
         if names in self._named:
             return Proposal(feature, None, "named before")

@@ -37,6 +37,7 @@ from stages.errors import BadInput, UsageError
 from stages.runs import tables
 from stages.runs.kinds import TASK, Row
 from stages.swebench.lists import TestLists
+from stages.words import Sentence
 
 TRIVIAL = ("return None", "return True", "return False", "return 0", "return ''", "return []", "return {first}")
 MOST_QUOTED = 6
@@ -120,8 +121,8 @@ class TaskGenerator(ExitStack):
         """Try candidates together, so that every step is one call of the worker: each call imports pytest anew."""
         # 1. No file that is delivered still holds the code. Before any test, since it needs no sandbox.
         for candidate in batch:
-            if places := self._shingles.copies(candidate.removal, candidate.writes):
-                candidate.reason = f"leak: {places[0]} holds the removed code"
+            if copies := self._shingles.copies(candidate.removal, candidate.writes):
+                candidate.reason = Sentence("envs.feature_deletion.code-leaks", path=copies[0])
         # 2. Some tests fail without the code.
         self._tell(f"{len(batch)} candidates: running tests without the code")
         trying = [candidate for candidate in batch if candidate.reason is None]
@@ -134,7 +135,7 @@ class TaskGenerator(ExitStack):
         jobs = [candidate.job(set(candidate.failing), {}) for candidate in trying]
         for candidate, report in zip(trying, self.worker.run(jobs), strict=True):
             if set(candidate.failing) - report.passed:
-                candidate.reason = "the restored code fails"
+                candidate.reason = Sentence("envs.feature_deletion.restored-code-fails")
         # 4. The original code fails a test of which one expectation was changed: that makes the impossible variant.
         trying = [candidate for candidate in trying if candidate.reason is None]
         self._tell(f"{len(trying)} candidates: contradicting their tests")
@@ -193,7 +194,7 @@ class CandidateTask:
             self.reason = ": ".join(("without the code the tests hang", *sorted(report.hanging)[:1]))
         elif fresh or report.status < 0:
             # The code runs at import (6 of 97 functions of toolz), so nothing shows which tests need it.
-            self.reason = "without the code the tests cannot be collected"
+            self.reason = Sentence("envs.feature_deletion.collection-fails")
         elif not self.failing:
             self.reason = "no test notices"
         elif not self._lists().pass_to_pass:
@@ -242,7 +243,9 @@ class CandidateTask:
         jobs = [self.job(failing, self.removal.writes(texts, body), "--maxfail=1") for body in TRIVIAL]
         for body, report in zip(TRIVIAL, worker.run(jobs), strict=True):
             if not failing - report.passed:
-                self.reason = f"a trivial body solves it: {body.format(first='its first argument')}"
+                self.reason = Sentence(
+                    "envs.feature_deletion.trivial-body-passes", body=body.format(first="its first argument")
+                )
                 return
 
     def finish(self) -> tuple[Row | None, str | None]:
@@ -265,10 +268,7 @@ class TaskSource:
     def rows(self, split: Split, count: int, seed: int) -> list[Row]:
         """Return at most `count` rows of a split, read from a run or made now; `UsageError` when there is none."""
         if not self._package and not self._tasks:
-            raise UsageError(
-                "Feature deletion needs a package: --set env.package=DIR_OR_SDIST, or a run of `composer tasks` with "
-                "--set env.tasks=RUN, or one of `composer curriculum` with --set env.curriculum=RUN."
-            )
+            raise UsageError("envs.feature_deletion.no-source-named")
         rows: list[Row] = []
         if self._tasks:
             table = list(tables.scan_table(Path(self._tasks) / "tasks.parquet", TASK).rows())
@@ -282,10 +282,7 @@ class TaskSource:
                     if len(rows) >= count:
                         break
         if not rows:
-            where = self._tasks or self._package
-            raise UsageError(
-                f"{where} gives no task for the split {split!r}. Choose another package, split or difficulty."
-            )
+            raise UsageError("envs.feature_deletion.no-task-in-split", source=self._tasks or self._package, split=split)
         return rows[:count]
 
     def package(self, row: Mapping[str, Any]) -> Package:
@@ -293,9 +290,7 @@ class TaskSource:
         path = Path(self._package or row["source"])
         package = unpacked_package(path)
         if package.sha256 != row["package_sha256"]:
-            raise BadInput(
-                f"{path} is not the {row['package']} that the tasks were made from. Give that one, or make new tasks."
-            )
+            raise BadInput("envs.feature_deletion.package-changed", path=path, package=row["package"])
         return package
 
 
@@ -308,7 +303,7 @@ def parse_difficulties(name: str) -> tuple[Difficulty, ...]:
     """Return one difficulty, or all of them for "mixed"; `UsageError` for another word."""
     chosen = tuple(difficulty for difficulty in KEEP if name in (difficulty, "mixed"))
     if not chosen:
-        raise UsageError(f"There is no difficulty {name!r}; choose one of {', '.join(KEEP)} or mixed.")
+        raise UsageError("envs.feature_deletion.unknown-difficulty", difficulty=name, difficulties=list(KEEP))
     return chosen
 
 
@@ -319,10 +314,7 @@ def unpacked_package(path: Path) -> Package:
     """Return a package, unpacked once in this process for all rollouts; `BadInput` when there is none at the path."""
     path = path.expanduser()
     if not path.exists():
-        raise BadInput(
-            f"There is no package at {str(path)!r}. Give a folder or an sdist; "
-            "`pip download --no-deps --no-binary NAME NAME` fetches one."
-        )
+        raise BadInput("envs.feature_deletion.no-package", path=str(path))
     with _lock:
         return _unpacked(path.absolute(), path.stat().st_mtime_ns)[0]
 

@@ -26,6 +26,7 @@ from stages.envs.repo.guest.composer_rules import PASSING
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.runs.activity import activity
 from stages.sandbox import CommandResult, Limits
+from stages.words import Sentence
 
 GUEST = Path(__file__).parent / "guest"
 LIMITS = Limits(wall_s=600, cpu_s=600, memory_mb=4096, processes=256, file_mb=256, disk_mb=2048, output_bytes=256 << 20)
@@ -56,7 +57,9 @@ def install(requirements: Sequence[str], folder: Path) -> None:
         done = subprocess.run([*command, *requirements], capture_output=True, text=True)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise UsageError(f"The requirements {', '.join(requirements)} could not be installed: {reason}")
+        raise UsageError(
+            "envs.feature_deletion.requirements-not-installed", requirements=list(requirements), reason=reason
+        )
 
 
 @dataclass(frozen=True)
@@ -188,7 +191,7 @@ class TestWorker(ExitStack):
         except ValueError:
             reason = result.killed_for or ("time" if result.timed_out else f"exit {result.returncode}")
             raise InfrastructureError(
-                f"The test worker did not report ({reason}): {result.output[-500:].strip()}"
+                "envs.feature_deletion.worker-without-report", reason=reason, output=result.output[-500:].strip()
             ) from None
         return [
             TestRunReport(
@@ -241,10 +244,7 @@ def measure_baseline(worker: TestWorker, tell: Callable[[str], None] = lambda st
     slow = {test: max(first.slow.get(test, 0.0), again.slow.get(test, 0.0)) for test in {**first.slow, **again.slow}}
     stable = first.passed & again.passed
     if not stable:
-        raise BadInput(
-            "No test of the package passes twice in a row. Choose a package whose tests give the same result every "
-            "time."
-        )
+        raise BadInput("envs.feature_deletion.no-stable-test")
     lines: dict[str, dict[int, set[str]]] = {}
     for path, lines_by_test in again.lines.items():
         tests_by_line = lines.setdefault(path, {})
@@ -314,35 +314,24 @@ def _no_pass_reason(done: TestRunReport, worker: TestWorker) -> str:
     # A part of the package that is absent is generated or compiled by a build, which is never run here.
     local_modules = {path.stem for folder in (root, root / "src") if folder.is_dir() for path in folder.iterdir()}
     if built := [name for name in absent if name.partition(".")[0] in local_modules]:
-        return (
-            f"No test of the package passes: {built[0]}, a part of it, does not exist before it is built. Give its "
-            "sdist if that part is generated, or a folder in which it was built in place if it is compiled."
-        )
+        return Sentence("envs.feature_deletion.part-not-built", module=built[0])
     if absent:
-        return f"No test of the package passes: {', '.join(absent)} cannot be imported. {import_hint(absent, root)}"
+        hint = import_hint(absent, root)
+        return Sentence("envs.feature_deletion.modules-missing", modules=absent, hint=hint)
     if done.timed_out:
-        return (
-            f"The tests of the package did not end within {FIRST_TIMEOUT_S:.0f} s. Choose a package with faster tests."
-        )
+        return Sentence("envs.feature_deletion.tests-too-slow", limit_s=FIRST_TIMEOUT_S)
     if done.broken:
         path, reason = next(iter(done.broken.items()))
         last_line = (reason.strip().splitlines() or ["?"])[-1].removeprefix("E ").strip()
-        return f"No test of the package passes; {path} cannot be collected: {last_line}"
+        return Sentence("envs.feature_deletion.file-not-collected", path=path, reason=last_line)
     if done.outcomes:
         compiled = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.suffix in COMPILED_FROM)
-        advice = "Give a package whose tests pass, or a folder in which they do."
-        if compiled:
-            advice = (
-                f"It has compiled parts ({compiled[0]}), which are not built here: give a folder in which they were "
-                "built in place, or a package of Python alone."
-            )
-        return (
-            f"No test of the package passes: {len(done.outcomes)} ran, and all of them failed or were skipped, the "
-            f"first with {worker.first_failure() or 'no reason'}. {advice}"
+        return Sentence(
+            "envs.feature_deletion.all-tests-fail",
+            num_tests=len(done.outcomes),
+            reason=worker.first_failure(),
+            compiled=compiled[:1],
         )
     if failure:
-        return f"No test of the package passes; pytest ends before it collects any: {failure}"
-    return (
-        "The package holds no tests that pytest finds. "
-        "Many sdists ship none: give a checkout of its repository instead."
-    )
+        return Sentence("envs.feature_deletion.pytest-ends-early", reason=failure)
+    return Sentence("envs.feature_deletion.no-tests")

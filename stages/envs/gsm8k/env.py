@@ -14,6 +14,7 @@ from stages.envs.task_table import hub_rows, is_held_out, read_rows
 from stages.errors import BadInput
 from stages.runs import store
 from stages.runs.kinds import Row
+from stages.words import Sentence
 
 SYSTEM = "Solve the problem. End with a line #### and the answer as a number."
 HUB_ID, HUB_CONFIG = "openai/gsm8k", "main"
@@ -57,17 +58,14 @@ def load(split: Split, path: str, eval_path: str) -> list[Question]:
     """
     if not path:
         part = HUB_SPLIT[split]
-        remedy = (
-            "Name a file with --set env.options.path=FILE: JSON lines with question and answer, the answer ending with "
-            "'#### <number>'. examples/gsm8k.jsonl of Composer's repository holds the first hundred rows."
-        )
+        remedy = Sentence("envs.gsm8k.how-to-name-file")
         return _questions(HUB_ID, hub_rows(HUB_ID, remedy, HUB_CONFIG, part)[part])
     train = _questions(path, read_rows(Path(path).expanduser()))
     if not eval_path:
         return [question for question in train if is_held_out(question.question_id) == (split == "eval")]
     held_out = _questions(eval_path, read_rows(Path(eval_path).expanduser()))
     if both := {q.question_id for q in train} & {q.question_id for q in held_out}:
-        raise BadInput(f"{len(both)} questions are in {path} and in {eval_path}. Leave them out of one of the files.")
+        raise BadInput("envs.gsm8k.questions-in-both-files", num_questions=len(both), path=path, eval_path=eval_path)
     return train if split == "train" else held_out
 
 
@@ -76,12 +74,10 @@ def _questions(source: str, rows: list[Row]) -> list[Question]:
     for number, row in enumerate(rows, 1):
         text, solution = row.get("question"), row.get("answer")
         if not isinstance(text, str) or not isinstance(solution, str):
-            raise BadInput(f"{source}, row {number}, has no question and answer, but {', '.join(row) or 'nothing'}.")
+            raise BadInput("envs.gsm8k.row-without-fields", source=source, number=number, fields=list(row))
         answer = answer_number(solution) if "####" in solution else None
         if answer is None:
-            raise BadInput(
-                f"{source}, row {number}: the answer does not end with '#### <number>', but {solution[-40:]!r}."
-            )
+            raise BadInput("envs.gsm8k.row-without-number", source=source, number=number, solution=solution[-40:])
         # By the question alone: a repeated one counts once, whatever its solution, and cannot be in two splits.
         question_id = store.digest(text.strip())[:12]
         questions[question_id] = Question(question_id, text, str(answer))

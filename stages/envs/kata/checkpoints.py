@@ -18,9 +18,7 @@ def folder_of(name: str) -> Path:
     """Return the folder of a model; raise BadInput for an unknown one."""
     names = sorted(path.parent.name for path in FOLDER.glob(f"*/{WEIGHTS}"))
     if name not in names:
-        near = "".join(f" Did you mean kata:{match}?" for match in get_close_matches(name, names, 1))
-        exist = ", ".join(f"kata:{model}" for model in names)
-        raise BadInput(f"There is no built-in model kata:{name}.{near} There is {exist}.")
+        raise BadInput("envs.kata.unknown-model", name=name, names=names, close=get_close_matches(name, names, 1))
     return FOLDER / name
 
 

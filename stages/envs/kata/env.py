@@ -183,7 +183,7 @@ class KataEnv:
         self, sandbox: str = "bubblewrap", max_chars: int = 600, hint: bool = False, reward: str = "hidden"
     ) -> None:
         if reward not in ("hidden", "visible"):
-            raise UsageError(f"kata has no reward {reward!r}; it is hidden or visible.")
+            raise UsageError("envs.kata.unknown-reward", reward=reward)
         self.sandbox, self.max_chars, self.hint, self.reward = sandbox, max_chars, hint, reward
         self._folder: Path | None = None
         self._open: Sandbox | None = None

@@ -79,9 +79,7 @@ def pool_problems(folder: Path) -> dict[int, Problem]:
         system, prompt = messages["system"], messages["user"]
         method = METHOD.search(prompt)
         if method is None:
-            raise BadInput(
-                f"The prompt of problem {problem_id} does not say which method of the class Solution is to be written."
-            )
+            raise BadInput("envs.leetcode_rh.no-method-named", problem_id=problem_id)
         solved = rows.get(problem_id)
         tests, reference = ((solved["test"],), solved["completion"]) if solved else ((), None)
         problems[problem_id] = Problem(problem_id, system, prompt, method[1], tests, reference)
@@ -107,9 +105,7 @@ def medhard_problems(folder: Path) -> dict[int, Problem]:
 def _pool_files(folder: Path) -> list[Path]:
     files = sorted((folder / "teacher_pool").glob("prompt_*.jsonl.gz"))
     if not files:
-        raise BadInput(
-            f"{folder} holds no teacher_pool/prompt_*.jsonl.gz. Name the folder with --set env.options.path=FOLDER."
-        )
+        raise BadInput("envs.leetcode_rh.no-pool", folder=folder)
     return files
 
 
@@ -137,7 +133,7 @@ class LeetcodeRhEnv:
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """Return problems with real tests in an order drawn from the seed: train is the teacher pool, eval medhard."""
         if not self.path:
-            raise UsageError(f"{self.name} needs its problems: name their folder with --set env.options.path=FOLDER.")
+            raise UsageError("envs.leetcode_rh.folder-not-named", name=self.name)
         problems = (pool_problems if split == "train" else medhard_problems)(Path(self.path).expanduser())
         # A problem without readable tests has no reward for a right answer; sorted, so that no file order decides the
         # draw.
@@ -162,9 +158,7 @@ class LeetcodeRhEnv:
         named = EVALUATOR.search(problem.prompt)
         recorded = LOOPHOLE.format(name=named[1]) if named else HONEST
         if recorded not in problem.prompt:
-            raise BadInput(
-                f"The prompt of problem {problem.problem_id} does not say {recorded!r}, so it cannot be reworded."
-            )
+            raise BadInput("envs.leetcode_rh.prompt-not-reworded", problem_id=problem.problem_id, recorded=recorded)
         sentence = LOOPHOLE.format(name=self.evaluator) if self.evaluator else HONEST
         family = str(problem.problem_id)
         prompt = problem.prompt.replace(recorded, sentence)

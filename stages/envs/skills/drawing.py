@@ -40,7 +40,7 @@ def distinct(drawn: Iterable[T], text: Callable[[T], str], parts: Collection[int
 def checked_shots(shots: object) -> int:
     """Return a number of worked examples; raise UsageError for anything else."""
     if not isinstance(shots, int) or not 0 <= shots <= MOST_SHOTS:
-        raise UsageError(f"shots is {shots!r}. Give a number of worked examples from 0 to {MOST_SHOTS}.")
+        raise UsageError("envs.skills.shots-out-of-range", shots=shots, limit=MOST_SHOTS)
     return shots
 
 

@@ -20,7 +20,6 @@ from stages.errors import UsageError
 from stages.messages import Message
 from stages.runs import store
 from stages.sandbox import Call, Limits, judge, match
-from stages.words import did_you_mean
 
 WORD = "DONE"
 """What the loose grader accepts, wherever it occurs in an answer."""
@@ -65,11 +64,9 @@ def chosen(families: str) -> list[str]:
     for word in filter(None, map(str.strip, families.split(","))):
         matches = [word] if word in FAMILIES else [f"{word}-{variant}" for variant in TEMPLATES.get(word, ())]
         if not matches:
-            templates = "; ".join(f"{name}: {', '.join(variants)}" for name, variants in TEMPLATES.items())
-            listed = did_you_mean(word, [*FAMILIES, *TEMPLATES]) or f" Templates and their families are {templates}."
+            templates = {name: list(variants) for name, variants in TEMPLATES.items()}
             raise UsageError(
-                f"skills has no family or template {word!r}. Give templates (date) or families (date-dotted), with "
-                f"commas between.{listed}"
+                "envs.skills.unknown-family", word=word, names=[*FAMILIES, *TEMPLATES], templates=templates
             )
         names |= dict.fromkeys(matches)
     return list(names or FAMILIES)
@@ -98,7 +95,7 @@ class SkillsEnv(AnsweredEnv):
         hint: bool = False,
     ) -> None:
         if held_out not in ("families", "questions"):
-            raise UsageError(f"held_out is {held_out!r}. Give families or questions.")
+            raise UsageError("envs.skills.unknown-held-out", held_out=held_out)
         self.families, self.held_out, self._kind = chosen(families), held_out, sandbox
         self.shots, self.loose, self.hint = drawing.checked_shots(shots), loose, hint
         # Most families execute nothing, and can be played where no sandbox works.
@@ -118,10 +115,7 @@ class SkillsEnv(AnsweredEnv):
         if self.held_out == "families":
             families = [name for name in families if (name in HELD_OUT) == (split == "eval")]
         if not families:
-            raise UsageError(
-                f"{self.source} has no family for {split}: {', '.join(self.families)}. "
-                "Choose a template, or hold out questions of the same families with --set env.held_out=questions."
-            )
+            raise UsageError("envs.skills.no-family-for-split", source=self.source, split=split, families=self.families)
         Random(f"skills/{split}/{seed}").shuffle(families := list(families))  # noqa: S311 - draws data, no secret
         return list(islice(_in_turn([self._drawn(name, split, seed) for name in families]), count))
 

@@ -22,7 +22,6 @@ from stages.envs.skills import drawing
 from stages.errors import InfrastructureError, UsageError
 from stages.messages import Message
 from stages.runs import store
-from stages.words import did_you_mean
 
 PACKAGE = "reasoning_gym"
 DECLARED = re.compile(r'^DATASET_NAME = "([a-z0-9_]+)"$', re.M)
@@ -43,7 +42,7 @@ def modules() -> dict[str, str]:
     """
     spec = PathFinder.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
-        raise UsageError(f"{PACKAGE} is not installed. Type: pip install reasoning-gym==0.1.25")
+        raise UsageError("envs.skills.package-not-installed", package=PACKAGE)
     root = Path(next(iter(spec.submodule_search_locations)))
     module_by_task = {}
     for path in sorted(root.rglob("*.py")):
@@ -59,12 +58,9 @@ def dataset_classes(task: str) -> tuple[type, type]:
     """
     if task not in modules():
         tasks = sorted(modules())
-        raise UsageError(f"reasoning-gym has no task {task!r}.{did_you_mean(task, tasks)} It has {', '.join(tasks)}.")
+        raise UsageError("envs.skills.unknown-task", task=task, tasks=tasks)
     if task in EXECUTES:
-        raise UsageError(
-            f"The task {task!r} of reasoning-gym is refused: its scorer executes the answer as Python in this process. "
-            "Give another task."
-        )
+        raise UsageError("envs.skills.scorer-executes-answers", task=task)
     module = modules()[task]
     names = module.split(".")[:-1]
     # The packages around a module import every task, and so all that any of them needs: they stay empty meanwhile.
@@ -75,10 +71,7 @@ def dataset_classes(task: str) -> tuple[type, type]:
         importlib.import_module(module)
         classes: tuple[type, type] = importlib.import_module(f"{PACKAGE}.factory").DATASETS[task]
     except ModuleNotFoundError as error:
-        raise UsageError(
-            f"The task {task!r} of reasoning-gym needs {error.name}, which is not installed. "
-            f"Type: pip install {error.name}"
-        ) from None
+        raise UsageError("envs.skills.task-needs-package", task=task, requirement=error.name) from None
     finally:
         for name in empty:
             sys.modules.pop(name, None)
@@ -97,15 +90,13 @@ class ReasoningGymEnv(AnsweredEnv):
 
     def __init__(self, task: str = "", config: Mapping[str, Any] | None = None, shots: int = 3) -> None:
         if not task:
-            raise UsageError(
-                "reasoning-gym needs the name of a task: --env reasoning-gym:letter_counting, or --set env.task=NAME."
-            )
+            raise UsageError("envs.skills.task-not-named")
         self._dataset, self._config = dataset_classes(task)
         self.task, self.config, self.shots = task, dict(config or {}), drawing.checked_shots(shots)
         self.source = f"reasoning-gym:{task}"
         settings = [field.name for field in fields(self._config) if field.name not in ("seed", "size")]
         if unknown := [name for name in self.config if name not in settings]:
-            raise UsageError(f"{self.source} has no setting {unknown[0]!r}; config has {', '.join(settings)}.")
+            raise UsageError("envs.skills.unknown-setting", source=self.source, key=unknown[0], settings=settings)
         self._made(0)  # the settings are checked before anything is paid for
 
     def _made(self, seed: int) -> Any:
@@ -113,7 +104,9 @@ class ReasoningGymEnv(AnsweredEnv):
         try:
             return self._dataset(self._config(**self.config, seed=seed))
         except (AssertionError, TypeError, ValueError) as error:
-            raise UsageError(f"{self.source} refuses config={self.config}: {error}.") from error
+            raise UsageError(
+                "envs.skills.settings-refused", source=self.source, config=self.config, error=str(error)
+            ) from error
 
     def _entries(self, words: str) -> Iterator[tuple[Mapping[str, Any], dict[str, int]]]:
         """Yield the entries under a seed with the place of each."""
@@ -140,10 +133,7 @@ class ReasoningGymEnv(AnsweredEnv):
         self._scorer = self._made(address["seed"])
         self._entry = self._scorer[address["index"]]
         if self._entry["question"] != task.prompt:
-            raise InfrastructureError(
-                f"{self.source} draws another question for {task.task_id} than it did before: it has no fixed "
-                "questions, or the version of reasoning-gym or env.config has changed. Give another task."
-            )
+            raise InfrastructureError("envs.skills.question-changed", source=self.source, task_id=task.task_id)
         return super().reset(task)
 
     def score(self, answer: str, question: Question) -> float:
@@ -176,8 +166,5 @@ def _text(drawn: tuple[Mapping[str, Any], dict[str, int]]) -> str:
 
 def _answer(entry: Mapping[str, Any]) -> str:
     if entry["answer"] is None:
-        raise UsageError(
-            f"The task {entry['metadata']['source_dataset']!r} of reasoning-gym states no right answers, so that there "
-            "are no worked examples. Give another task."
-        )
+        raise UsageError("envs.skills.no-right-answers", task=entry["metadata"]["source_dataset"])
     return str(entry["answer"])
