@@ -107,15 +107,18 @@ def probe(kind: str) -> None:
     """Run one real command, once in this process; `UsageError` holds the reason and the way out where it fails."""
     if kind not in KINDS:
         raise UsageError("sandbox.unknown-kind", kind=kind, kinds=list(KINDS))
-    # Ubuntu 24.04 and later forbid them by AppArmor, unless this switch is 0.
-    switch = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
-    is_restricted = switch.exists() and switch.read_text().strip() == "1"
-    advice = Sentence("sandbox.allow-namespaces", by_apparmor=is_restricted)
     with tempfile.TemporaryDirectory(prefix="composer-probe-") as folder:
         try:
             with SupervisedSandbox(kind, Path(folder), Limits(), View()) as sandbox:
                 result = sandbox.run("python3 -c 'print(6 * 7)'")
         except InfrastructureError as error:
-            raise UsageError("sandbox.probe-not-started", error=str(error), advice=advice) from None
+            raise UsageError("sandbox.probe-not-started", error=str(error), advice=_namespace_advice()) from None
     if result.output != "42\n":
-        raise UsageError("sandbox.probe-fails", kind=kind, output=result.output.strip(), advice=advice)
+        raise UsageError("sandbox.probe-fails", kind=kind, output=result.output.strip(), advice=_namespace_advice())
+
+
+def _namespace_advice() -> Sentence:
+    # Ubuntu 24.04 and later forbid them by AppArmor, unless this switch is 0.
+    switch = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
+    is_restricted = switch.exists() and switch.read_text().strip() == "1"
+    return Sentence("sandbox.allow-namespaces", by_apparmor=is_restricted)
