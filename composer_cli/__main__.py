@@ -11,9 +11,9 @@ def main() -> None:
     root = Path(__file__).resolve().parents[1]
     # `stages` is a generic name: there is a package of that name on PyPI, which would hide ours.
     spec = find_spec("stages")
-    found = [Path(place).resolve() for place in (spec.submodule_search_locations or [])] if spec else []
-    if root / "stages" not in found[:1]:
-        where = f"finds it in {found[0]}" if found else "finds none"
+    places = [Path(path).resolve() for path in (spec.submodule_search_locations or [])] if spec else []
+    if root / "stages" not in places[:1]:
+        where = f"finds it in {places[0]}" if places else "finds none"
         print(
             f"Composer needs its own package `stages`, which lies in {root}, but Python {where}. "
             "Uninstall the other package, or use Composer from a virtual environment of its own (`./dev` makes one).",

@@ -40,7 +40,7 @@ class ComposerGroup(CommandGroup):
         """Return the command that the first two words name, else that of the first."""
         if (command := self.get_command(ctx, name := " ".join(args[:2]))) is not None:
             return name, command, args[2:]
-        longer = [one for one in self.list_commands(ctx) if one.startswith(f"{args[0]} ")]
+        longer = [name for name in self.list_commands(ctx) if name.startswith(f"{args[0]} ")]
         if near := get_close_matches(name, longer, 1, cutoff=0.8):
             ctx.fail(f"No such command {name!r}. Did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
@@ -115,8 +115,8 @@ def explained(error: typer.TyperException, words: Sequence[str]) -> str:
     if context is None or isinstance(context.command, CommandGroup):
         end, listed = f"`{context.command_path if context else 'composer'} --help`", "commands"
     else:
-        every = f" {ALL}" if isinstance(context.command, HelpCommand) else ""
-        end, listed = f"`{context.command_path} --help{every}`", "options"
+        all_option = f" {ALL}" if isinstance(context.command, HelpCommand) else ""
+        end, listed = f"`{context.command_path} --help{all_option}`", "options"
         other_options = getattr(error, "possibilities", ())  # None where none is spelt alike
         option = "" if other_options == () else str(getattr(error, "option_name", ""))
         parameter, refused = getattr(error, "param", None), getattr(error.__cause__, "errors", None)
@@ -191,9 +191,9 @@ def click_command() -> Any:
     return root
 
 
-def _print_version(wanted: bool) -> None:
+def _print_version(requested: bool) -> None:
     """Print name, version and place: two other projects install a command of this name."""
-    if wanted:
+    if requested:
         root = Path(__file__).resolve().parents[1]
         print(f"Composer {metadata.version(DISTRIBUTION)}, the pipeline for post-training coding agents, from {root}")
         raise typer.Exit

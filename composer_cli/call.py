@@ -57,15 +57,15 @@ class Arguments(Settings):
 
     @field_validator("config", mode="before")
     @classmethod
-    def _several_files(cls, given: Any) -> Any:
-        if not isinstance(given, (str, Path, list, tuple)):
+    def _several_files(cls, value: Any) -> Any:
+        if not isinstance(value, (str, Path, list, tuple)):
             raise ValueError("it takes the path of a TOML file, or several; settings are given by their own names")  # noqa: TRY004
-        return (given,) if isinstance(given, (str, Path)) else given
+        return (value,) if isinstance(value, (str, Path)) else value
 
     @field_validator("out", mode="before")
     @classmethod
-    def _folder_or_address(cls, given: Any) -> Any:
-        return str(given) if isinstance(given, Path) else given
+    def _folder_or_address(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, Path) else value
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
@@ -110,10 +110,10 @@ def configure(stage: str, files: Sequence[Tree], typed: Sequence[Tree], *, trust
     return configuration
 
 
-def require_one_process(what: str) -> None:
+def require_one_process(work: str) -> None:
     """Raise `UsageError` where torchrun started several processes of what runs in one."""
     if (count := ranks.world_size()) > 1:
-        raise UsageError(f"{what} runs in one process, and this is one of {count}. Start it without torchrun.")
+        raise UsageError(f"{work} runs in one process, and this is one of {count}. Start it without torchrun.")
 
 
 @dataclass(frozen=True)
@@ -135,86 +135,86 @@ class StageJob:
         """Return what would be done."""
         return load_stage(self.stage).plan(self.inputs, self.config)
 
-    def resolved(self, asked: Arguments, check: bool = True) -> runner.ResolvedRun:
+    def resolved(self, arguments: Arguments, check: bool = True) -> runner.ResolvedRun:
         """Return the run folder of the same work, as `runner.resolve_run` does."""
-        root, out = asked.artifacts, asked.folder()
+        root, out = arguments.artifacts, arguments.folder()
         return runner.resolve_run(self.stage, self.inputs, self.config, root=root, out=out, check=check)
 
-    def completed(self, asked: Arguments) -> Result | None:
+    def completed(self, arguments: Arguments) -> Result | None:
         """Return the result of a completed run of the same work, unless it is to be done anew."""
-        if asked.clean:
+        if arguments.clean:
             return None
-        return self.resolved(asked).completed()
+        return self.resolved(arguments).completed()
 
-    def up_to_date(self, asked: Arguments) -> Result | None:
+    def up_to_date(self, arguments: Arguments) -> Result | None:
         """Return what `completed` does, judged by the limits of these settings; None where its end is left to do."""
-        done = self.completed(asked)
-        if done is None or not runner.finished_to_the_end(done.path, asked.artifacts / self.stage):
+        done = self.completed(arguments)
+        if done is None or not runner.finished_to_the_end(done.path, arguments.artifacts / self.stage):
             return None
         return runner.judge_again(self.stage, self.config, done)
 
-    def nothing_to_resume(self, asked: Arguments) -> str | None:
+    def nothing_to_resume(self, arguments: Arguments) -> str | None:
         """Return why --resume resumes nothing, where a run of other settings may have been meant."""
-        if not asked.resume:
+        if not arguments.resume:
             return None
-        root, out = asked.artifacts, asked.folder()
+        root, out = arguments.artifacts, arguments.folder()
         return runner.nothing_to_resume(self.stage, self.inputs, self.config, root=root, out=out)
 
-    def first_lines(self, asked: Arguments, place: str = "") -> list[str]:
-        """Return what is printed when the work begins. place: the GPUs, as " on GPU 0"."""
-        note = self.nothing_to_resume(asked)
-        starts = f"starts{self.position}{place}, {plan_in_words(self.plan())}"
+    def first_lines(self, arguments: Arguments, gpus: str = "") -> list[str]:
+        """Return what is printed when the work begins. gpus: the GPUs, as " on GPU 0"."""
+        note = self.nothing_to_resume(arguments)
+        starts = f"starts{self.position}{gpus}, {plan_in_words(self.plan())}"
         return [f"{self.title}: {line}" for line in (note, starts) if line]
 
-    def folder(self, asked: Arguments) -> Path | None:
+    def folder(self, arguments: Arguments) -> Path | None:
         """Return the run folder, once the run has begun."""
-        resolved = self.resolved(asked, check=False)
+        resolved = self.resolved(arguments, check=False)
         return resolved.folder if resolved.existing else None
 
-    def carried_out(self, asked: Arguments) -> dict[str, Any]:
+    def carried_out(self, arguments: Arguments) -> dict[str, Any]:
         """Return how `runner.execute` carries it out."""
-        on = asked.on if load_stage(self.stage).work else None
-        return {**asked.where(), "max_cost": asked.max_cost, "on": on, "gpus": self.gpus, "mirror": self.mirror}
+        on = arguments.on if load_stage(self.stage).work else None
+        return {**arguments.where(), "max_cost": arguments.max_cost, "on": on, "gpus": self.gpus, "mirror": self.mirror}
 
 
-def mirrored(job: StageJob, asked: Arguments) -> tuple[StageJob, Arguments]:
+def mirrored(job: StageJob, arguments: Arguments) -> tuple[StageJob, Arguments]:
     """Return the job and its arguments with its copy in a bucket, fetched, where `out` is an address of one."""
-    if asked.out is None or not bucket.is_address(asked.out):
-        return job, asked
-    mirror = Mirror(asked.out, job.stage, asked.artifacts / "remote")
+    if arguments.out is None or not bucket.is_address(arguments.out):
+        return job, arguments
+    mirror = Mirror(arguments.out, job.stage, arguments.artifacts / "remote")
     mirror.bring()
-    return replace(job, mirror=mirror), asked.model_copy(update={"out": str(mirror.folder)})
+    return replace(job, mirror=mirror), arguments.model_copy(update={"out": str(mirror.folder)})
 
 
-def follow(job: StageJob, asked: Arguments) -> bool:
+def follow(job: StageJob, arguments: Arguments) -> bool:
     """Work as one of torchrun's further processes until it ends; returns False in the first or only process."""
     if not load_stage(job.stage).several_processes:
         require_one_process(command_words(job.stage))
     if ranks.join().first:
         return False
-    runner.execute_as_peer(job.stage, job.inputs, job.config, root=asked.artifacts)
+    runner.execute_as_peer(job.stage, job.inputs, job.config, root=arguments.artifacts)
     return True
 
 
-def execute(job: StageJob, asked: Arguments, console: Console) -> Result:
+def execute(job: StageJob, arguments: Arguments, console: Console) -> Result:
     """Run a stage and print when it starts and how it ended, or tell the listener of the arguments.
 
     Raises `Interrupted` also where the stage came to its end after a signal: nothing is to follow it.
     """
     with ranks.join().leading(), on_signals(console.announce_stop) as caught:
         finish = load_stage(job.stage).finish
-        if done := job.up_to_date(asked):
+        if done := job.up_to_date(arguments):
             console.notify(f"{job.title}: {done.reason}")
             finish(Run(done.path), job.config)
             return done
         started = time.monotonic()
         with console.watching() as watch:
-            listener = asked.listener or watch.listener(job.title, partial(job.folder, asked))
-            lines = job.first_lines(asked)  # which takes a training half a minute
+            listener = arguments.listener or watch.listener(job.title, partial(job.folder, arguments))
+            lines = job.first_lines(arguments)  # which takes a training half a minute
             if sys.stderr.isatty() and load_stage(job.stage).shows_progress:
                 lines.append(f"{job.title}: composer view shows it live in a browser")
             listener = telling_of_the_start(listener, console, lines)
-            result = runner.execute(job.stage, job.inputs, job.config, listener=listener, **job.carried_out(asked))
+            result = runner.execute(job.stage, job.inputs, job.config, listener=listener, **job.carried_out(arguments))
         console.notify(f"{job.title}: {ending(result, time.monotonic() - started)}")
         if caught:
             complete = f"{job.title} is complete all the same, and the same command shows its result."
@@ -230,10 +230,10 @@ def telling_of_the_start(listener: Listener, console: Console, lines: Sequence[s
     """
     waiting = list(lines)
 
-    def listen(what: str, done: int, total: int) -> None:
-        while waiting and what and not isinstance(what, Checking):
+    def listen(activity: str, done: int, total: int) -> None:
+        while waiting and activity and not isinstance(activity, Checking):
             console.notify(waiting.pop(0))
-        listener(what, done, total)
+        listener(activity, done, total)
 
     return listen
 
@@ -275,10 +275,10 @@ def planned(
         drawn = {"tasks": config.tasks} if config is not job.config else {}
     for number, (path, tree) in enumerate(zip(paths, files, strict=True)):
         for key in (key for key, value in tree.items() if type(value) is int and key != "seed"):
-            others = [*files[:number], {name: tree[name] for name in tree if name != key}, *files[number + 1 :]]
+            remaining = [*files[:number], {name: tree[name] for name in tree if name != key}, *files[number + 1 :]]
             with suppress(ComposerError):  # what cannot be planned without the number has no other bill
-                other = configured(others)[job.title].model_copy(update=drawn)
-                bill = replace(replace(job, config=other).plan(), notes=plan.notes)
+                config_without = configured(remaining)[job.title].model_copy(update=drawn)
+                bill = replace(replace(job, config=config_without).plan(), notes=plan.notes)
                 if replace(bill, up_to=plan.up_to) != plan:
                     bill = replace(bill, notes=())
                     lines.append(f"{path} sets {key} = {tree[key]} for {job.title}; without it {plan_in_words(bill)}")
@@ -286,13 +286,13 @@ def planned(
 
 
 def show_plan(
-    job: StageJob, asked: Arguments, console: Console, as_json: bool, files: Sequence[Tree], configured: Configured
+    job: StageJob, arguments: Arguments, console: Console, as_json: bool, files: Sequence[Tree], configured: Configured
 ) -> None:
     """Print what would be done and what was checked for it; raises what running it would raise before its work."""
-    if note := job.nothing_to_resume(asked):
+    if note := job.nothing_to_resume(arguments):
         console.notify(note)
-    plan, checked = job.plan(), preflight(job.stage, job.inputs, job.config, **asked.where())
-    plan, bills = planned(job, plan, asked.config, files, configured)
+    plan, checked = job.plan(), preflight(job.stage, job.inputs, job.config, **arguments.where())
+    plan, bills = planned(job, plan, arguments.config, files, configured)
     text = "\n".join([plan_in_words(plan), *indented(bills, checked)])
     print_result(as_json, {**asdict(plan), "files": bills, "checked": checked}, text)
 

@@ -24,7 +24,9 @@ from stages.runs.stage import Plan, load_stage
 from stages.stopping import on_signals
 
 
-def run(preset: Preset, configs: Mapping[str, StageConfig], asked: Arguments, console: Console) -> dict[str, Result]:
+def run(
+    preset: Preset, configs: Mapping[str, StageConfig], arguments: Arguments, console: Console
+) -> dict[str, Result]:
     """Return the results by title, in order; raises at the first entry that fails or, by default, judges itself not ok.
 
     Also at one that leaves open whether it is (exit code 3), where a later entry reads it.
@@ -52,21 +54,21 @@ def run(preset: Preset, configs: Mapping[str, StageConfig], asked: Arguments, co
                 f"{result.path}/report.txt. --to-the-end runs it."
             )
 
-    _check_gpus(preset, configs, asked.on)
+    _check_gpus(preset, configs, arguments.on)
     results: dict[str, Result] = {}
     with on_signals(console.announce_stop):
         for group in preset.groups():
-            if at_once([configs[entry.title] for entry in group], asked):
+            if at_once([configs[entry.title] for entry in group], arguments):
                 waiting = [
                     WaitingEntry(
                         entry.title, entry.stage, entry.reads, entry.gpus_for(configs[entry.title]), partial(job, entry)
                     )
                     for entry in group
                 ]
-                results |= parallel.execute(waiting, results, asked, console, require)
+                results |= parallel.execute(waiting, results, arguments, console, require)
                 continue
             for entry in group:
-                own_options = asked.model_copy(update={"on": asked.on or entry.on or None})
+                own_options = arguments.model_copy(update={"on": arguments.on or entry.on or None})
                 results[entry.title] = call.execute(job(entry, results), own_options, console)
                 require(entry.title, results[entry.title])
     return results
@@ -79,12 +81,12 @@ def job_of(preset: Preset, entry: PresetEntry, config: StageConfig, results: Map
     return StageJob(entry.title, entry.stage, inputs, config, position, entry.gpus_for(config))
 
 
-def at_once(configs: Sequence[StageConfig], asked: Arguments) -> bool:
+def at_once(configs: Sequence[StageConfig], arguments: Arguments) -> bool:
     """Whether entries can run at the same time: workers do one entry at a time, and so do some servers.
 
     A server of which all weights are replaced follows one training.
     """
-    if len(configs) == 1 or asked.on:
+    if len(configs) == 1 or arguments.on:
         return False
     policies = [policy for config in configs if (policy := getattr(config, "policy", None)) is not None]
     if not any(policy.served for policy in policies):
@@ -99,7 +101,7 @@ def at_once(configs: Sequence[StageConfig], asked: Arguments) -> bool:
 def show_plan(
     preset: Preset,
     configs: Mapping[str, StageConfig],
-    asked: Arguments,
+    arguments: Arguments,
     console: Console,
     as_json: bool,
     files: Sequence[Tree],
@@ -119,13 +121,13 @@ def show_plan(
         if done.keys() >= set(entry.reads) and (entry.reads or needs_none):
             job = job_of(preset, entry, configs[entry.title], done)
             # Settings of work that was never done are not compared: that may load a model.
-            begun = any((asked.artifacts / entry.stage).glob("*/manifest.json"))
-            if begun and (found := job.completed(asked)):
-                done[entry.title] = found
+            begun = any((arguments.artifacts / entry.stage).glob("*/manifest.json"))
+            if begun and (completed := job.completed(arguments)):
+                done[entry.title] = completed
             else:
-                if begun and (note := job.nothing_to_resume(asked)):
+                if begun and (note := job.nothing_to_resume(arguments)):
                     console.notify(f"{entry.title}: {note}")
-                plan, lines = call.planned(job, job.plan(), asked.config, files, configured)
+                plan, lines = call.planned(job, job.plan(), arguments.config, files, configured)
                 bills += lines
         reads = f"after {', '.join(entry.reads)}" if entry.reads else "reads nothing"
         planned = f", {call.plan_in_words(plan)}" if plan else ""
@@ -142,7 +144,7 @@ def show_plan(
     # Entries with one server give one line.
     waiting = [config for title, config in configs.items() if title not in done]
     checks = [line for config in waiting for line in config.check()]
-    checked = list(dict.fromkeys([*checks, check_disk_space(asked.artifacts)]))
+    checked = list(dict.fromkeys([*checks, check_disk_space(arguments.artifacts)]))
     if as_json:
         print_json({"entries": entries, "placed": placed, "files": bills, "checked": checked})
     else:
@@ -167,12 +169,12 @@ def placement(group: Sequence[PresetEntry], configs: Mapping[str, StageConfig], 
     if not at_once([configs[entry.title] for entry in group], Arguments()):
         return f"{named}: one after another, since they need a server to themselves"
     cores = resources.cores()
-    wanted = [gpus for entry in group if (gpus := pool.needs(entry.gpus_for(configs[entry.title])))]
-    if not wanted:
+    needs = [gpus for entry in group if (gpus := pool.needs(entry.gpus_for(configs[entry.title])))]
+    if not needs:
         return f"{named}: at most {cores} at the same time, one a core"
-    some = "" if len(wanted) == len(group) else f"{len(wanted)} of these {len(group)}: "
-    most = min(cores, len(pool.names) // min(wanted))
-    each = "one GPU each" if max(wanted) == 1 else f"{' or '.join(map(str, sorted(set(wanted))))} GPUs each"
+    some = "" if len(needs) == len(group) else f"{len(needs)} of these {len(group)}: "
+    most = min(cores, len(pool.names) // min(needs))
+    each = "one GPU each" if max(needs) == 1 else f"{' or '.join(map(str, sorted(set(needs))))} GPUs each"
     return f"{named}: {some}at most {most} at the same time, {each}, of {devices.used(len(pool.names), pool.names)}"
 
 
@@ -198,7 +200,7 @@ def show(preset: Preset, results: Mapping[str, Result], root: Path, as_json: boo
             print_text(f"\n{title} {verdict}: see {results[title].path}/report.txt")
     print_text(f"\nThe report: {path}")
     if code:
-        named = [(title, one.summary.get("verdict")) for title, one in outcomes.items() if one.exit_code == code]
+        named = [(title, run.summary.get("verdict")) for title, run in outcomes.items() if run.exit_code == code]
         reasons = ", ".join(f"{title} {f'is {word}' if word else 'failed its own checks'}" for title, word in named)
         print_text(f"Every entry was run. Exit code {code}: {reasons}.")
     if preset.next:

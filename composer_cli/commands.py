@@ -28,15 +28,15 @@ def status(
     from composer_cli.show.text import COLOURS, status_tables
     from stages.errors import BadInput
 
-    found, submitted = runs.lines(artifacts, check="bytes" if check else "sizes"), jobs.lines(artifacts)
-    if json or found or submitted:
-        print_result(json, {"runs": found, "jobs": submitted}, fitted(status_tables(found, submitted)), COLOURS)
+    listed, submitted = runs.lines(artifacts, check="bytes" if check else "sizes"), jobs.lines(artifacts)
+    if json or listed or submitted:
+        print_result(json, {"runs": listed, "jobs": submitted}, fitted(status_tables(listed, submitted)), COLOURS)
     else:
         say(f"There are no runs in {artifacts} yet. `composer run --preset demo` makes some.")
-    damaged = [line for line in found if line.status in (runs.DAMAGED, "unreadable")]
+    damaged = [line for line in listed if line.status in (runs.DAMAGED, "unreadable")]
     if check and damaged:  # --json has told it all on stdout
         say(
-            f"{len(damaged)} of {len(found)} runs are damaged, the first {damaged[0].run}: {damaged[0].reason}. "
+            f"{len(damaged)} of {len(listed)} runs are damaged, the first {damaged[0].run}: {damaged[0].reason}. "
             "Restore the files, or rerun these stages."
         )
         raise typer.Exit(BadInput.exit_code)
@@ -98,12 +98,12 @@ def show(
     elif isinstance(target, SubmittedJob):
         command.print_job(target, json=json)
     else:
-        found = command.open_run(target, run, json=json)
+        opened = command.open_run(target, run, json=json)
         if rollout is not None:
-            command.print_rollout(found, rollout, full=full, json=json)
+            command.print_rollout(opened, rollout, full=full, json=json)
         else:
             chosen = RolloutFilter(reward="passed" if passed else "failed" if failed else "")
-            command.print_run(found, run, chosen, number, json=json)
+            command.print_run(opened, run, chosen, number, json=json)
 
 
 @reports_errors
@@ -134,10 +134,10 @@ def _require_memory() -> None:
     from stages.backends import resources
     from stages.errors import UsageError
 
-    for option, left in resources.within_limits().items():
-        if left < MEMORY[option] * 2**20:
+    for option, free in resources.within_limits().items():
+        if free < MEMORY[option] * 2**20:
             raise UsageError(
-                f"`ulimit {option}` leaves {left / 2**20:,.0f} MiB of memory to this process, and a question needs "
+                f"`ulimit {option}` leaves {free / 2**20:,.0f} MiB of memory to this process, and a question needs "
                 f"{MEMORY[option]} MiB. Raise that limit, or ask where there is none."
             )
 
@@ -161,17 +161,17 @@ def query(
     from stages.runs.run import Run
     from stages.runs.sql import PARTS, run_sql, too_large
 
-    asked = index.of(Run(catalog.find(artifacts, name)) for name in from_ or []) or index.entries(artifacts)
+    entries = index.of(Run(catalog.find(artifacts, name)) for name in from_ or []) or index.entries(artifacts)
     # DuckDB does not count what a function returns, such as repeat(), and takes the machine's memory for it.
     most = min(QUESTION_BYTES, resources.available("cpu") // 2)
     try:
         with resources.limited_memory(most + SPARE_BYTES):
-            columns, rows = run_sql(replace(queries.sql_query(asked, sql), memory=most // PARTS))
-            found = {"rows": [dict(zip(columns, row, strict=True)) for row in rows]}
-            print_result(json, found, query_table(columns, rows))
+            columns, rows = run_sql(replace(queries.sql_query(entries, sql), memory=most // PARTS))
+            document = {"rows": [dict(zip(columns, row, strict=True)) for row in rows]}
+            print_result(json, document, query_table(columns, rows))
     except MemoryError:
         raise too_large(f"{most / 2**30:.3g} GB of memory for its answer") from None
-    for sentence in queries.pooled(asked, sql):
+    for sentence in queries.pooled(entries, sql):
         say(sentence)
 
 
@@ -218,8 +218,8 @@ def publish(
     folder = catalog.find(artifacts, run)
     with interrupt_leaves(f"What was sent stays at {address} and is not a run yet; the same command sends it anew."):
         sent = bucket.publish(Run(folder), address)
-    told = f"{address}: {f'{sent / 1e6:.1f} MB sent' if sent else 'this run is there already'}"
-    print_result(json, {"run": str(folder), "url": address, "sent_bytes": sent}, told)
+    sentence = f"{address}: {f'{sent / 1e6:.1f} MB sent' if sent else 'this run is there already'}"
+    print_result(json, {"run": str(folder), "url": address, "sent_bytes": sent}, sentence)
 
 
 @reports_errors

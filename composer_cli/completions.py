@@ -238,14 +238,14 @@ class ChatCompletions:
 
     async def complete(self, request: Request) -> Response:
         """Answer a conversation."""
-        asked = self._checked(await _body(request))
+        chat = self._checked(await _body(request))
         turn = Turn(
-            [message(one.model_dump(exclude_none=True)) for one in asked.messages],
-            secrets.randbits(60) if asked.seed is None else asked.seed,
-            tools=asked.tools,
+            [message(chat_message.model_dump(exclude_none=True)) for chat_message in chat.messages],
+            secrets.randbits(60) if chat.seed is None else chat.seed,
+            tools=chat.tools,
         )
-        config, limit = self._policy.config, asked.max_completion_tokens or asked.max_tokens
-        temperature = config.temperature if asked.temperature is None else asked.temperature
+        config, limit = self._policy.config, chat.max_completion_tokens or chat.max_tokens
+        temperature = config.temperature if chat.temperature is None else chat.temperature
         answer = asyncio.wrap_future(self._sampler.ask(turn, temperature, limit or config.max_tokens))
         gone = asyncio.ensure_future(request.receive())
         either: set[asyncio.Future[Any]] = {answer, gone}
@@ -260,7 +260,7 @@ class ChatCompletions:
             raise RefusedRequest(f"The chat template of {self._name} refuses the conversation: {error}.") from None
         if sample.error_type is not None:
             raise RefusedRequest(f"{sample.error}.", param="messages", code="context_length_exceeded")
-        return JSONResponse(self._completion(asked, self._stopped(sample, asked.stops())))
+        return JSONResponse(self._completion(chat, self._stopped(sample, chat.stops())))
 
     def _checked(self, body: Any) -> ChatRequest:
         """Return a request; `RefusedRequest`, with the field's name, for one that cannot be answered as it asks."""
@@ -275,28 +275,28 @@ class ChatCompletions:
                     param=name,
                 )
         try:
-            asked = ChatRequest.model_validate(fields)
+            chat = ChatRequest.model_validate(fields)
         except ValidationError as error:
             problem = error.errors()[0]
             name = ".".join(map(str, problem["loc"]))
             raise RefusedRequest(f"{name}: {refusal(problem)}.", param=name) from None
-        if asked.model != self._name:
-            text = f"There is no model {asked.model!r} here: this server has {self._name!r}. Give that name."
+        if chat.model != self._name:
+            text = f"There is no model {chat.model!r} here: this server has {self._name!r}. Give that name."
             raise RefusedRequest(text, 404, param="model", code="model_not_found")
-        if asked.max_tokens and asked.max_completion_tokens and asked.max_tokens != asked.max_completion_tokens:
+        if chat.max_tokens and chat.max_completion_tokens and chat.max_tokens != chat.max_completion_tokens:
             raise RefusedRequest("max_tokens and max_completion_tokens differ. Give one of them.", param="max_tokens")
-        for tool in asked.tools:
+        for tool in chat.tools:
             if not declare_tools([tool]):
                 text = f"tools: {tool!r:.200} has no name of at most 64 letters, digits, _ and -. Give it one."
                 raise RefusedRequest(text, param="tools")
         pinned = self._policy.config.chat_template_kwargs
-        if asked.chat_template_kwargs and asked.chat_template_kwargs != pinned:
+        if chat.chat_template_kwargs and chat.chat_template_kwargs != pinned:
             raise RefusedRequest(
-                f"chat_template_kwargs is {asked.chat_template_kwargs!r:.200}, but here it is {pinned!r}. "
+                f"chat_template_kwargs is {chat.chat_template_kwargs!r:.200}, but here it is {pinned!r}. "
                 "Leave it out, or start the server with these as `--set chat_template_kwargs.NAME=VALUE`.",
                 param="chat_template_kwargs",
             )
-        return asked
+        return chat
 
     def _stopped(self, sample: Sample, stops: list[str]) -> Sample:
         """Return an answer up to where the first of these texts begins, with the tokens that it took to see that."""
@@ -320,12 +320,12 @@ class ChatCompletions:
             finish_reason="stop",
         )
 
-    def _completion(self, asked: ChatRequest, sample: Sample) -> dict[str, Any]:
+    def _completion(self, chat: ChatRequest, sample: Sample) -> dict[str, Any]:
         """Return an answer as the protocol has it; calls are told apart from the text where tools were declared."""
-        spoken = read(sample.text) if asked.tools else MessageParts(sample.text)
-        said: dict[str, Any] = {"role": "assistant", "content": write(replace(spoken, calls=()))}
+        spoken = read(sample.text) if chat.tools else MessageParts(sample.text)
+        reply: dict[str, Any] = {"role": "assistant", "content": write(replace(spoken, calls=()))}
         if spoken.calls:
-            said["tool_calls"] = [
+            reply["tool_calls"] = [
                 {
                     "id": f"call_{secrets.token_hex(12)}",
                     "type": "function",
@@ -352,10 +352,10 @@ class ChatCompletions:
             "choices": [
                 {
                     "index": 0,
-                    "message": said,
+                    "message": reply,
                     "finish_reason": ended,
-                    "logprobs": {"content": tokens} if asked.logprobs else None,
-                    **({"token_ids": ids} if asked.return_token_ids else {}),
+                    "logprobs": {"content": tokens} if chat.logprobs else None,
+                    **({"token_ids": ids} if chat.return_token_ids else {}),
                 }
             ],
             "usage": {
@@ -363,7 +363,7 @@ class ChatCompletions:
                 "completion_tokens": sample.completion_tokens,
                 "total_tokens": sample.prompt_tokens + sample.completion_tokens,
             },
-            **({"prompt_token_ids": sample.prompt_ids} if asked.return_token_ids else {}),
+            **({"prompt_token_ids": sample.prompt_ids} if chat.return_token_ids else {}),
         }
 
 

@@ -126,19 +126,19 @@ class HeartbeatLines:
         pace = Pace()
         self.views.folders[title] = folder
 
-        def listen(what: str, done: int, total: int) -> None:
+        def listen(activity: str, done: int, total: int) -> None:
             if total:
-                pace.left(what, done, total)  # the first report starts the clock
-                self.counts[title] = lambda: f"{done} of {total} {what}{pace.left(what, done, total)}"
+                pace.left(activity, done, total)  # the first report starts the clock
+                self.counts[title] = lambda: f"{done} of {total} {activity}{pace.left(activity, done, total)}"
                 self.preparing -= {title}
-                self.preparing |= {title} if isinstance(what, Preparation) and done < total else set()
-            if isinstance(what, Figures):
-                self.figures[title] = what
+                self.preparing |= {title} if isinstance(activity, Preparation) and done < total else set()
+            if isinstance(activity, Figures):
+                self.figures[title] = activity
             else:
-                since = self.activities[title][1] if isinstance(what, Detailed) else time.monotonic()
-                self.activities[title] = "" if total else what, since
-            if isinstance(what, Notice) and not self.silent:
-                say(f"{title}: {what}")
+                since = self.activities[title][1] if isinstance(activity, Detailed) else time.monotonic()
+                self.activities[title] = "" if total else activity, since
+            if isinstance(activity, Notice) and not self.silent:
+                say(f"{title}: {activity}")
 
         self.counts[title] = lambda: ""
         listen(BEFORE, 0, 0)
@@ -147,8 +147,8 @@ class HeartbeatLines:
     def ended(self, title: str) -> None:
         """Print no more lines about this work."""
         self.views.remove(title)
-        for of in (self.counts, self.figures, self.activities):
-            of.pop(title, None)
+        for by_title in (self.counts, self.figures, self.activities):
+            by_title.pop(title, None)
         self.preparing.discard(title)
 
     def beat(self) -> None:
@@ -161,9 +161,9 @@ class HeartbeatLines:
         """Print one line about all works, and the views of their runs. Called in a thread, hence the copies."""
         now, states = time.monotonic(), []
         for title, count in list(self.counts.items()):
-            what, since = self.activities.get(title, ("", now))
-            begun, colon, more = what.partition(": ") if isinstance(what, Detailed) else (what, "", "")
-            parts = [self.figures.get(title, ""), what and f"{begun} for {duration(now - since)}{colon}{more}"]
+            activity, since = self.activities.get(title, ("", now))
+            begun, colon, more = activity.partition(": ") if isinstance(activity, Detailed) else (activity, "", "")
+            parts = [self.figures.get(title, ""), activity and f"{begun} for {duration(now - since)}{colon}{more}"]
             counted, inside = count(), "; ".join(filter(None, parts))
             text = f"{counted} ({inside})" if counted and inside else counted or inside or "nothing finished yet"
             states.append(f"{title}: {text}")
@@ -188,26 +188,26 @@ class Pace:
     newest: dict[str, tuple[float, int, float]] = field(default_factory=dict)
     """When a unit finished last, how many had then, and the longest wait for one."""
 
-    def left(self, what: str, done: int, total: int) -> str:
+    def left(self, units: str, done: int, total: int) -> str:
         """Return `, about 3 min 20 s left`; empty before there is a pace, after it, and when all is finished."""
-        each, waited, longest = self._read(what, done)
-        left = each * (total - done) - waited
-        return f", about {duration(left)} left" if left >= 1 and waited <= longest else ""
+        each, waited, longest = self._read(units, done)
+        seconds = each * (total - done) - waited
+        return f", about {duration(seconds)} left" if seconds >= 1 and waited <= longest else ""
 
-    def rate(self, what: str, done: int) -> str:
+    def rate(self, units: str, done: int) -> str:
         """Return `12 a second` or `3.5 a minute`; empty before there is a pace."""
-        each, _, _ = self._read(what, done)
+        each, _, _ = self._read(units, done)
         return "" if not each else f"{1 / each:.3g} a second" if each <= 1 else f"{60 / each:.3g} a minute"
 
-    def _read(self, what: str, done: int) -> tuple[float, float, float]:
+    def _read(self, units: str, done: int) -> tuple[float, float, float]:
         """Return the seconds of a unit, 0 without a pace, those since the newest finished, and the longest wait."""
         now = self.clock()
         # Units that were done when the work began (a resumed run) took no time of this attempt.
-        started, before = self.first.setdefault(what, (now, done))
-        at, known, longest = self.newest.get(what, (started, before, 0.0))
-        if done > known:
-            at, known, longest = self.newest[what] = now, done, max(longest, now - at)
-        each = (at - started) / (known - before) if known > before and at - started >= self.min_s else 0.0
+        started, before = self.first.setdefault(units, (now, done))
+        at, finished, longest = self.newest.get(units, (started, before, 0.0))
+        if done > finished:
+            at, finished, longest = self.newest[units] = now, done, max(longest, now - at)
+        each = (at - started) / (finished - before) if finished > before and at - started >= self.min_s else 0.0
         return each, now - at, longest
 
 
@@ -222,10 +222,10 @@ class Bars:
         from rich.text import Text
 
         # Without markup: `[...]` in what a stage counts would be read as a style.
-        what = TextColumn("{task.description}", markup=False)
-        self._counted = Progress(what, BarColumn(), TextColumn("{task.fields[pace]}"), TimeElapsedColumn())
+        description = TextColumn("{task.description}", markup=False)
+        self._counted = Progress(description, BarColumn(), TextColumn("{task.fields[pace]}"), TimeElapsedColumn())
         # Beside the bars, so that a long remark takes none of their width.
-        self._activities, self._figures = Progress(what, TimeElapsedColumn()), dict[str, str]()
+        self._activities, self._figures = Progress(description, TimeElapsedColumn()), dict[str, str]()
         self._views = views = views or Views()
         self.live = Live(
             get_renderable=lambda: Group(
@@ -244,24 +244,24 @@ class Bars:
         self._views.folders[title] = folder
         pace = Pace(min_s=1.0)
 
-        def listen(what: str, done: int, total: int) -> None:
-            description = escape_control_characters(f"{title}: {what}")
-            if isinstance(what, Notice):
-                say(f"{title}: {what}")  # stays above the bars
-            if isinstance(what, Figures):
+        def listen(activity: str, done: int, total: int) -> None:
+            description = escape_control_characters(f"{title}: {activity}")
+            if isinstance(activity, Notice):
+                say(f"{title}: {activity}")  # stays above the bars
+            if isinstance(activity, Figures):
                 self._figures[title] = description
             elif total:
                 self._end_activity(title)
-                pace_left = f"{pace.rate(what, done)}{pace.left(what, done, total)}"
-                if (title, what) not in self._tasks:
-                    self._tasks[title, what] = self._counted.add_task(description, total=total, pace="")
-                shown = ", ".join(filter(None, (f"{done}/{total}", pace_left)))
-                self._counted.update(self._tasks[title, what], completed=done, total=total, pace=shown)
-            elif isinstance(what, Detailed) and (title, "") in self._tasks:
+                pace_left = f"{pace.rate(activity, done)}{pace.left(activity, done, total)}"
+                if (title, activity) not in self._tasks:
+                    self._tasks[title, activity] = self._counted.add_task(description, total=total, pace="")
+                counts = ", ".join(filter(None, (f"{done}/{total}", pace_left)))
+                self._counted.update(self._tasks[title, activity], completed=done, total=total, pace=counts)
+            elif isinstance(activity, Detailed) and (title, "") in self._tasks:
                 self._activities.update(self._tasks[title, ""], description=description)
             else:
                 self._end_activity(title)
-                if what:  # else an activity has ended, and no other has begun
+                if activity:  # else an activity has ended, and no other has begun
                     self._tasks[title, ""] = self._activities.add_task(description, total=None)
 
         listen(BEFORE, 0, 0)

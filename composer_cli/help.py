@@ -58,12 +58,12 @@ class HelpCommand(TyperCommand):
         hidden = 0
         for title, config, prefix in self.settings(ctx):
             rows, basic = described(config, prefix), basic_settings(config)
-            every = ctx.meta.get(ALL) or len(rows) <= FEW
-            shown = [(name, text) for key, name, text in rows if every or key in basic]
-            hidden += len(rows) - len(shown)
-            if shown:
+            complete = ctx.meta.get(ALL) or len(rows) <= FEW
+            entries = [(name, text) for key, name, text in rows if complete or key in basic]
+            hidden += len(rows) - len(entries)
+            if entries:
                 with formatter.section(title):
-                    formatter.write_dl(shown)
+                    formatter.write_dl(entries)
         if not ctx.meta.get(ALL):
             rare = sum(param.name in RARE_OPTIONS and not param.hidden for param in self.all_params(ctx))
             more = [counted(hidden, "setting")] if hidden else []
@@ -78,14 +78,14 @@ class CommandGroup(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List the commands, those of the pipeline first."""
-        pipeline, others = list[tuple[str, str]](), list[tuple[str, str]]()
+        pipeline, commands = list[tuple[str, str]](), list[tuple[str, str]]()
         for name in self.list_commands(ctx):
             command = self.get_command(ctx, name)
             if command is not None and not command.hidden:
-                rows = pipeline if name in stages_of("pipeline") else others
+                rows = pipeline if name in stages_of("pipeline") else commands
                 rows.append((name, first_sentence(command.help or "")))
-        width = max(len(name) for name, _ in [*pipeline, *others])
-        for title, rows in (("The pipeline, in its order", pipeline), ("Commands", others)):
+        width = max(len(name) for name, _ in [*pipeline, *commands])
+        for title, rows in (("The pipeline, in its order", pipeline), ("Commands", commands)):
             if rows:
                 with formatter.section(title):
                     # Names of one width, so that the summaries of both lists begin below each other.
@@ -106,7 +106,7 @@ def described(config: Any, prefix: str = "") -> list[tuple[str, str, str]]:
     rows = []
     for name, field in known(config):
         default = default_of(field)
-        shown = name if default is None else f"{name}={default if default != '' else repr('')}"
+        entry = name if default is None else f"{name}={default if default != '' else repr('')}"
         choices = f"One of {', '.join(get_args(field.annotation))}." if get_origin(field.annotation) is Literal else ""
-        rows.append((name, f"{prefix}{shown}", " ".join(filter(None, [field.description, choices]))))
+        rows.append((name, f"{prefix}{entry}", " ".join(filter(None, [field.description, choices]))))
     return rows

@@ -55,9 +55,9 @@ def complete_settings(ctx: typer.Context) -> Iterator[str]:
     command: Any = ctx.command
     if hasattr(command, "settings_keys"):
         yield from (f"{key}=" for key in command.settings_keys())
-    elif wanted := ctx.params.get("preset"):
+    elif preset := ctx.params.get("preset"):
         try:
-            entries = load_preset(wanted).stage
+            entries = load_preset(preset).stage
         except ComposerError:
             return
         keys = {entry.title: [key for key, _ in settings.known(load_stage(entry.stage).config)] for entry in entries}

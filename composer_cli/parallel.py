@@ -62,14 +62,14 @@ class StageProcess:
     gpus: tuple[str, ...] = ()
     started: float = field(default_factory=time.monotonic)
     ready: bool = False
-    told: bool = False
+    signalled: bool = False
     """Whether it got the first signal."""
 
 
 def execute(
     waiting: Sequence[WaitingEntry],
     results: Mapping[str, Result],
-    asked: Arguments,
+    arguments: Arguments,
     console: Console,
     require: Callable[[str, Result], None],
 ) -> dict[str, Result]:
@@ -77,14 +77,14 @@ def execute(
 
     results: of earlier entries. Once `require` raises for a result, or a signal asks to stop, nothing more is begun.
     """
-    neighbours = ParallelEntries(waiting, results, asked, console, require)
+    neighbours = ParallelEntries(waiting, results, arguments, console, require)
     with console.watching() as watch, on_signals() as caught, stopped_by(threading.Event()):
         neighbours.run(watch, caught)
     if caught:
         raise Interrupted(caught[0])
     if neighbours.errors:
         raise neighbours.errors[0]
-    return {one.title: neighbours.results[one.title] for one in waiting}
+    return {entry.title: neighbours.results[entry.title] for entry in waiting}
 
 
 class ParallelEntries:
@@ -94,19 +94,19 @@ class ParallelEntries:
         self,
         waiting: Sequence[WaitingEntry],
         results: Mapping[str, Result],
-        asked: Arguments,
+        arguments: Arguments,
         console: Console,
         require: Callable[[str, Result], None],
     ) -> None:
         self.results, self.errors = dict(results), list[BaseException]()
-        self._asked, self._console, self._require = asked, console, require
+        self._asked, self._console, self._require = arguments, console, require
         self._waiting, self._working = list(waiting), dict[Connection, StageProcess]()
         self._ending, self._leaving, self._refused = list[StageProcess](), list[StageProcess](), False
         self._cores = resources.cores()
         self._threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, self._cores // len(waiting)))
         self._pool = devices.Pool()
         # CUDA cannot be used after a fork once a module of the server has touched it, so each child imports for itself.
-        preload = dict.fromkeys(p for one in waiting for p in load_stage(one.stage).preload)
+        preload = dict.fromkeys(p for entry in waiting for p in load_stage(entry.stage).preload)
         self._preload = [] if self._pool.names else list(preload)
 
     def run(self, watch: Watch, caught: Sequence[int]) -> None:
@@ -138,32 +138,32 @@ class ParallelEntries:
                     last_words = "interrupted" if is_interrupt else f"stopped: {end}"
                 self._console.notify(f"{worker.job.title}: {last_words}")
                 self._ended(worker.job.title, end)
-            for worker in [one for one in self._leaving if not one.process.is_alive()]:
+            for worker in [worker for worker in self._leaving if not worker.process.is_alive()]:
                 self._leaving.remove(worker)
                 self._pool.give_back(worker.gpus)
             self._begin(watch, caught)
             for worker in self._working.values():
-                if caught and worker.ready and not worker.told:
+                if caught and worker.ready and not worker.signalled:
                     _signal(worker, caught[0])
-                    worker.told = True
+                    worker.signalled = True
         for worker in self._ending:
             worker.process.join()
 
     def _end(self, number: int) -> None:
         """Let all processes end at once, and kill those that have not after `END_S`."""
-        left, deadline = [*self._working.values(), *self._leaving], time.monotonic() + END_S
-        for worker in left:
+        workers, deadline = [*self._working.values(), *self._leaving], time.monotonic() + END_S
+        for worker in workers:
             _signal(worker, number if worker.ready else signal.SIGTERM)
-        for worker in left:
+        for worker in workers:
             worker.process.join(max(deadline - time.monotonic(), 0))
             worker.process.kill()
 
     def _begin(self, watch: Watch, caught: Sequence[int]) -> None:
         """Begin what is ready, in order, as there is room for it; what was done before has ended immediately."""
         while not (caught or self._refused or len(self._working) >= self._cores):
-            if (found := self.choose()) is None:
+            if (chosen := self.choose()) is None:
                 return
-            entry, gpus = found
+            entry, gpus = chosen
             try:
                 job = entry.job(self.results)
                 if (done := job.up_to_date(self._asked)) is not None:
@@ -182,31 +182,31 @@ class ParallelEntries:
     def choose(self) -> tuple[WaitingEntry, tuple[str, ...]] | None:
         """Take the first entry that can begin, with its GPUs; None where there is none."""
         in_line = False
-        for one in self._waiting:
-            if not self.results.keys() >= set(one.reads):
+        for entry in self._waiting:
+            if not self.results.keys() >= set(entry.reads):
                 continue
             # Where the first waits for GPUs, those behind it wait as well: else one that needs several would wait for
             # all that need fewer.
-            if in_line and self._pool.needs(one.gpus):
+            if in_line and self._pool.needs(entry.gpus):
                 continue
-            if (gpus := self._pool.take(one.gpus)) is not None:
-                self._waiting.remove(one)
-                return one, gpus
+            if (gpus := self._pool.take(entry.gpus)) is not None:
+                self._waiting.remove(entry)
+                return entry, gpus
             in_line = True
         return None
 
     def _start(self, job: StageJob, listener: Listener, gpus: tuple[str, ...]) -> StageProcess:
         """Start a child that ignores Ctrl-C until its stage handles it, with its share of the cores and its GPUs."""
-        here, there = multiprocessing.Pipe()
+        pipe, child_pipe = multiprocessing.Pipe()
         forking = multiprocessing.get_context("forkserver")
         forking.set_forkserver_preload([*self._preload])
         environment = {**os.environ, **(devices.restricted(gpus) if gpus else {})}
-        arguments = (there, job, self._asked, self._threads, environment)
+        arguments = (child_pipe, job, self._asked, self._threads, environment)
         process = forking.Process(target=_work, args=arguments, daemon=True)
         with handling([signal.SIGINT], signal.SIG_IGN):
             process.start()
-        there.close()
-        return StageProcess(job, process, here, listener, gpus)
+        child_pipe.close()
+        return StageProcess(job, process, pipe, listener, gpus)
 
     def _ended(self, title: str, end: Result | BaseException) -> None:
         if isinstance(end, BaseException):
@@ -242,7 +242,7 @@ def _receive(worker: StageProcess) -> Result | BaseException | None:
     return None
 
 
-def _work(pipe: Connection, job: StageJob, asked: Arguments, threads: int, environment: dict[str, str]) -> None:
+def _work(pipe: Connection, job: StageJob, arguments: Arguments, threads: int, environment: dict[str, str]) -> None:
     """Run a stage in a child and send its progress as tuples, then its end."""
     os.environ.clear()  # the server that forks children keeps the variables of its own start
     os.environ.update(environment)
@@ -260,7 +260,7 @@ def _work(pipe: Connection, job: StageJob, asked: Arguments, threads: int, envir
     try:
         with redirect_stdout(sys.stderr):
             end: Result | BaseException = runner.execute(
-                job.stage, job.inputs, job.config, listener=listener, **job.carried_out(asked)
+                job.stage, job.inputs, job.config, listener=listener, **job.carried_out(arguments)
             )
     except BaseException as error:
         end = error

@@ -49,15 +49,15 @@ class PresetEntry(Settings):
         if not (self.arms or self.seeds):
             return [self]
         chosen = {"arm": self.arms, "seed": self.seeds}
-        if self.name or (twice := [key for key, made in chosen.items() if made and key in self.config]):
-            what = "a name" if self.name else f"config.{twice[0]}"
+        if self.name or (twice := [key for key, values in chosen.items() if values and key in self.config]):
+            setting = "a name" if self.name else f"config.{twice[0]}"
             raise ValueError(
-                f"{self.title} has {what}, and its arms and seeds give each entry its own; leave {what} out"
+                f"{self.title} has {setting}, and its arms and seeds give each entry its own; leave {setting} out"
             )
-        made = []
+        entries = []
         for seed in range(self.seeds) if self.seeds else [None]:
-            for arm, own in (self.arms or {"": {}}).items():
-                reads, more = own.get("from", []), {key: value for key, value in own.items() if key != "from"}
+            for arm, changes in (self.arms or {"": {}}).items():
+                reads, more = changes.get("from", []), {key: value for key, value in changes.items() if key != "from"}
                 if isinstance(reads, str):
                     sentence = f"from of the arm {arm} is {reads!r}, but it should be a list of entries"
                     raise ValueError(sentence)  # noqa: TRY004 (which pydantic turns into a refused setting)
@@ -66,8 +66,8 @@ class PresetEntry(Settings):
                 title = "-".join(map(str, named.values())) if arm else f"{self.stage}-{seed}"
                 update: dict[str, Any] = {"name": title, "reads": [*self.reads, *reads], "arms": {}, "seeds": None}
                 config = merge(merge(self.config, more), named)
-                made.append(self.model_copy(update={**update, "config": config}))
-        return made
+                entries.append(self.model_copy(update={**update, "config": config}))
+        return entries
 
     @property
     def title(self) -> str:
@@ -92,18 +92,18 @@ class Preset(Settings):
 
     @field_validator("stage")
     @classmethod
-    def _each_alone(cls, given: list[PresetEntry]) -> list[PresetEntry]:
+    def _each_alone(cls, declared: list[PresetEntry]) -> list[PresetEntry]:
         """Return the entries, of arms and seeds one each; a stage that is read is all entries of it until there."""
-        made = list[PresetEntry]()
-        for entry in (one for each in given for one in each.entries()):
-            titles = [one.title for one in made]
+        expanded = list[PresetEntry]()
+        for entry in (entry for each in declared for entry in each.entries()):
+            titles = [entry.title for entry in expanded]
             read = [
                 title
                 for name in entry.reads
-                for title in ([name] if name in titles else [o.title for o in made if o.stage == name] or [name])
+                for title in ([name] if name in titles else [o.title for o in expanded if o.stage == name] or [name])
             ]
-            made.append(entry.model_copy(update={"reads": read}))
-        return made
+            expanded.append(entry.model_copy(update={"reads": read}))
+        return expanded
 
     def going_on(self, to_the_end: bool) -> "Preset":
         """Return the chain, which goes on to the end if it does so by itself or is asked to."""
@@ -120,21 +120,23 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.toml"))
 
 
-def load_preset(wanted: str | None) -> Preset:
+def load_preset(reference: str | None) -> Preset:
     """Return a shipped preset by name, or a user's own by path; raises `UsageError` for an invalid one.
 
     `examples/NAME.toml` is the one that came with Composer where the current folder has none of that name.
     """
     names = preset_names()
-    if wanted is None:
+    if reference is None:
         raise UsageError(f"Which preset? Give --preset NAME. There are: {', '.join(names)}; or give a TOML file.")
-    path = SHIPPED / f"{wanted}.toml" if wanted in names else Path(wanted)
+    path = SHIPPED / f"{reference}.toml" if reference in names else Path(reference)
     shipped_example = EXAMPLES / path.name
     if not path.exists() and path.parent == Path("examples") and shipped_example.exists():
         path = shipped_example
     if path.suffix != ".toml":
-        meant = did_you_mean(wanted, names)
-        raise UsageError(f"There is no preset {wanted!r}.{meant} There are: {', '.join(names)}; or give a TOML file.")
+        meant = did_you_mean(reference, names)
+        raise UsageError(
+            f"There is no preset {reference!r}.{meant} There are: {', '.join(names)}; or give a TOML file."
+        )
     tree = read_file(path)
     if not tree.get("stage"):
         raise UsageError(f"{path} is not a preset: it has no [[stage]] tables. `-c FILE` reads a file of settings.")
@@ -143,8 +145,8 @@ def load_preset(wanted: str | None) -> Preset:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        given = "" if first["type"] in ("missing", "extra_forbidden", "value_error") else f" = {first['input']!r}"
-        raise UsageError(f"{path} is not a preset: {where}{given}: {refusal(first)}.") from None
+        value = "" if first["type"] in ("missing", "extra_forbidden", "value_error") else f" = {first['input']!r}"
+        raise UsageError(f"{path} is not a preset: {where}{value}: {refusal(first)}.") from None
     earlier: list[str] = []
     for entry in preset.stage:
         if entry.title in earlier:
@@ -177,8 +179,8 @@ def unlike_presets(config: StageConfig) -> str | None:
     weights, arm = getattr(config, "weights", None), getattr(config, "arm", None)
     if weights is None:
         return None
-    trainings = [one.config for name in preset_names() for one in load_preset(name).stage if one.stage == "train"]
-    known_arms = {own["arm"]: own.get("weights", {}) for own in trainings if "arm" in own}
+    trainings = [entry.config for name in preset_names() for entry in load_preset(name).stage if entry.stage == "train"]
+    known_arms = {training["arm"]: training.get("weights", {}) for training in trainings if "arm" in training}
     more = [f"{name} = {weight:g}" for name, weight in weights.active().items() if name not in known_arms.get(arm, {})]
     if arm not in known_arms or not more:
         return None
@@ -203,24 +205,24 @@ def configure_preset(
     for entry in preset.stage:
         try:
             above = [layer[entry.title] for layer in layers if entry.title in layer]
-            made: StageConfig = build(entry.stage, load_stage(entry.stage).config, [entry.config, *above])
-            reads = [(other.stage, configs[other.title]) for other in preset.stage if other.title in entry.reads]
+            built: StageConfig = build(entry.stage, load_stage(entry.stage).config, [entry.config, *above])
+            reads = [(source.stage, configs[source.title]) for source in preset.stage if source.title in entry.reads]
             as_recorded = [(stage, config.model_dump(mode="json")) for stage, config in reads]
-            made = load_stage(entry.stage).inherit(made, as_recorded)
-            load_stage(entry.stage).check_reads(made, reads)
+            built = load_stage(entry.stage).inherit(built, as_recorded)
+            load_stage(entry.stage).check_reads(built, reads)
         except UsageError as error:
             raise UsageError(f"{entry.title}: {error}" if entry.title != entry.stage else str(error)) from None
         # Not `identity`, which reads models' folders: those of an executor are on another machine.
-        work = (entry.stage, *entry.reads, made.model_dump_json())
-        if (other := same.setdefault(work, entry.title)) != entry.title:
+        work = (entry.stage, *entry.reads, built.model_dump_json())
+        if (first := same.setdefault(work, entry.title)) != entry.title:
             raise UsageError(
-                f"{other} and {entry.title} would be one run: the same stage, settings and inputs. Leave out the "
+                f"{first} and {entry.title} would be one run: the same stage, settings and inputs. Leave out the "
                 "setting that makes them equal, such as seed, or one of them."
             )
-        configs[entry.title] = made
+        configs[entry.title] = built
     for title, config in configs.items():
-        own = [layer[title] for layer in layers[len(layers) - len(typed) :] if title in layer]
-        require_trusted_servers(title, config, own, trust=trust)
+        typed_here = [layer[title] for layer in layers[len(layers) - len(typed) :] if title in layer]
+        require_trusted_servers(title, config, typed_here, trust=trust)
     return configs
 
 
@@ -231,7 +233,9 @@ def by_entry(preset: Preset, layer: Tree) -> Tree:
     for all entries that have it (`env.name=tasks`), as in the settings file of one stage.
     """
     entries = {entry.title: load_stage(entry.stage).config for entry in preset.stage}
-    of_stage = {one.stage: [other.title for other in preset.stage if other.stage == one.stage] for one in preset.stage}
+    of_stage: dict[str, list[str]] = {}
+    for entry in preset.stage:
+        of_stage.setdefault(entry.stage, []).append(entry.title)
     widths: list[Tree] = [{}, {}, {}]
     for name, value in layer.items():
         having = [title for title, config in entries.items() if name in config.model_fields]
@@ -246,8 +250,8 @@ def by_entry(preset: Preset, layer: Tree) -> Tree:
                 f"{did_you_mean(name, known_names)} A setting is named ENTRY.KEY, STAGE.KEY for all entries of a "
                 f"stage, or KEY for all that have it; the entries are: {', '.join(entries)}."
             )
-    own = merge(merge(widths[0], widths[1]), widths[2])
-    return {title: FileTree.like(layer, tree) for title, tree in own.items()}
+    merged = merge(merge(widths[0], widths[1]), widths[2])
+    return {title: FileTree.like(layer, tree) for title, tree in merged.items()}
 
 
 def for_every_entry(preset: Preset, key: str, value: str, prefix: str = "") -> list[Tree]:
@@ -259,9 +263,9 @@ def for_every_entry(preset: Preset, key: str, value: str, prefix: str = "") -> l
     for entry in preset.stage:
         if key not in dict(known(load_stage(entry.stage).config)):
             continue
-        own: Any = entry.config
+        current: Any = entry.config
         for part in key.split("."):
-            own = own.get(part, {}) if isinstance(own, dict) else {}
-        keep = isinstance(own, str) and own.startswith(prefix) and not value.startswith(prefix)
+            current = current.get(part, {}) if isinstance(current, dict) else {}
+        keep = isinstance(current, str) and current.startswith(prefix) and not value.startswith(prefix)
         layers.append({entry.title: nested(key, f"{prefix}{value}" if keep else value)})
     return layers

@@ -38,7 +38,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 def escape_json(text: str) -> str:
     """Return a JSON document with JSON's own escapes for control characters: its value stays the same."""
-    return STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return STEERING.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def print_json(value: Any) -> None:
@@ -53,13 +53,13 @@ def print_text(text: str, colours: Mapping[str, int] | None = None, *, bold_titl
     bold. NO_COLOR forbids both and FORCE_COLOR asks for them, each where it is not empty; otherwise a terminal gets
     them.
     """
-    shown = escape_control_characters(text)
+    printed = escape_control_characters(text)
     if not os.environ.get("NO_COLOR") and (os.environ.get("FORCE_COLOR") or sys.stdout.isatty()):
         if colours:
-            shown = re.sub(rf"\b({'|'.join(colours)})\b", lambda m: f"\x1b[{colours[m[0]]}m{m[0]}\x1b[0m", shown)
+            printed = re.sub(rf"\b({'|'.join(colours)})\b", lambda m: f"\x1b[{colours[m[0]]}m{m[0]}\x1b[0m", printed)
         if bold_titles:
-            shown = re.sub(r"^\S.*$", lambda m: f"\x1b[1m{m[0]}\x1b[0m", shown, flags=re.M)
-    print(shown)
+            printed = re.sub(r"^\S.*$", lambda m: f"\x1b[1m{m[0]}\x1b[0m", printed, flags=re.M)
+    print(printed)
 
 
 def fitted(text: str) -> str:
@@ -214,10 +214,10 @@ def sentence_and_code(error: BaseException, *, resumes: bool = False) -> tuple[s
     if isinstance(error, (KeyboardInterrupt, Interrupted)):
         number = int(getattr(error, "signal_number", signal.SIGINT))
         # 128 + the signal's number, as a shell reports a process that the signal ended.
-        left = getattr(error, "notice", "")
+        remains = getattr(error, "notice", "")
         return ("Interrupted. " if number == signal.SIGINT else f"Stopped by {signal.Signals(number).name}. ") + (
-            left
-            if left
+            remains
+            if remains
             else "Everything finished is saved; the same command with --resume goes on."
             if resumes
             else "Nothing was kept; start it again."

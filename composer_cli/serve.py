@@ -102,14 +102,14 @@ def serve_in_process(config: PolicyConfig, port: int, console: Console, as_json:
                 sampler.sample_next(POLL_S)
 
 
-def announce(about: dict[str, Any], how: str, config: PolicyConfig, as_json: bool) -> None:
+def announce(about: dict[str, Any], program: str, config: PolicyConfig, as_json: bool) -> None:
     """Print where a server listens, and a command that samples from it."""
     if as_json:
         print_json(about)
     else:
         # The settings have a line of their own, since every stage takes them.
         print_text(
-            f"{about['url']} serves {config.source} {how}.\n"
+            f"{about['url']} serves {config.source} {program}.\n"
             f"composer collect \\\n  {shlex.join(client_words(about['url'], config))}"
         )
     sys.stdout.flush()
@@ -122,8 +122,8 @@ def client_words(url: str, config: PolicyConfig) -> list[str]:
     shaping = {name: value for name, value in shaping.items() if value != getattr(usual, name)}
     if "tool_calls" in shaping and not config.served:
         shaping["tool_calls"] = "native"  # the server reads what the model writes
-    given = {"model": config.model, "base_url": url, **shaping}
-    return [word for name, value in given.items() for word in ("--set", _word(f"policy.{name}", value))]
+    policy = {"model": config.model, "base_url": url, **shaping}
+    return [word for name, value in policy.items() for word in ("--set", _word(f"policy.{name}", value))]
 
 
 def _word(key: str, value: Any) -> str:

@@ -69,7 +69,7 @@ class StageCommand(HelpCommand):
             "on": stage.work is None,
             "watch": not stage.shows_progress,
         }
-        return {name: one for name, one in declared.items() if not absent.get(name)}
+        return {name: option for name, option in declared.items() if not absent.get(name)}
 
     def settings_keys(self) -> list[str]:
         """Return the keys of the stage's settings, also for completion in a shell."""
@@ -96,39 +96,39 @@ class StageCommand(HelpCommand):
         from stages.runs.run import Run
         from stages.runs.stage import read_for_stage, with_inherited
 
-        given, stage = ctx.params, self.stage
+        values, stage = ctx.params, self.stage
         # Neither a plan nor a dry run makes a run that --resume could continue.
-        resumes = not (given.get("plan") or given["dry_run"])
-        with reporting_errors(json=given["json"], verbose=given["verbose"], resumes=resumes):
-            asked = arguments(call.Arguments, given)
-            console = Console(asked.quiet, watch=bool(given.get("watch")))
-            positionals, named = read_positionals(stage, given.get("words") or ())
-            typed = [*positionals, *typed_settings(stage, given)]
-            files = read_for_stage(stage, asked.config, console.notify)
-            configured = partial(call.configure, stage, typed=typed, trust=asked.trust)
+        resumes = not (values.get("plan") or values["dry_run"])
+        with reporting_errors(json=values["json"], verbose=values["verbose"], resumes=resumes):
+            arguments = read_arguments(call.Arguments, values)
+            console = Console(arguments.quiet, watch=bool(values.get("watch")))
+            positionals, named = read_positionals(stage, values.get("words") or ())
+            typed = [*positionals, *typed_settings(stage, values)]
+            files = read_for_stage(stage, arguments.config, console.notify)
+            configured = partial(call.configure, stage, typed=typed, trust=arguments.trust)
             configuration = configured(files)
             if stage == "train" and (note := unlike_presets(configuration)):
                 console.notify(f"train: {note}")
-            study, runs = self.loaded.study, list(given["from_"] or ())
-            if given.get("plan") and study is not None:
-                pilots = [Run(catalog.find(asked.artifacts, name)) for name in runs]
-                with console.watching() as shown:
-                    listen = shown.listener(f"{stage} --plan")
-                    with on_activity(lambda what: listen(what, 0, 0)):
+            study, runs = self.loaded.study, list(values["from_"] or ())
+            if values.get("plan") and study is not None:
+                pilots = [Run(catalog.find(arguments.artifacts, name)) for name in runs]
+                with console.watching() as watch:
+                    listen = watch.listener(f"{stage} --plan")
+                    with on_activity(lambda activity: listen(activity, 0, 0)):
                         numbers, text = study(pilots, configuration, listen)
-                print_json(numbers) if given["json"] else print(text)
+                print_json(numbers) if values["json"] else print(text)
                 return
             unasked = configuration.reads_runs()
-            inputs = catalog.choose(stage, [*named, *runs], asked.artifacts, console.notify, unasked=unasked)
+            inputs = catalog.choose(stage, [*named, *runs], arguments.artifacts, console.notify, unasked=unasked)
             configuration = with_inherited(stage, inputs, configuration)
-            job, asked = call.mirrored(call.StageJob(stage, stage, inputs, configuration), asked)
-            if given["dry_run"]:
+            job, arguments = call.mirrored(call.StageJob(stage, stage, inputs, configuration), arguments)
+            if values["dry_run"]:
                 call.show_plan(
-                    *(job, asked, console, given["json"], files),
-                    lambda others: {stage: with_inherited(stage, inputs, configured(others))},
+                    *(job, arguments, console, values["json"], files),
+                    lambda trees: {stage: with_inherited(stage, inputs, configured(trees))},
                 )
-            elif not call.follow(job, asked):
-                raise typer.Exit(call.show(call.execute(job, asked, console), given["json"]))
+            elif not call.follow(job, arguments):
+                raise typer.Exit(call.show(call.execute(job, arguments, console), values["json"]))
 
 
 def of_fields(model: Any) -> Declared:
@@ -138,7 +138,7 @@ def of_fields(model: Any) -> Declared:
     describe(model)
     declared: Declared = {}
     for name, field in model.model_fields.items():
-        for mark in (one for one in field.metadata if isinstance(one, OptionInfo)):
+        for mark in (mark for mark in field.metadata if isinstance(mark, OptionInfo)):
             option, kind = copy(mark), field.annotation
             option.help = option.help or " ".join((field.description or "").split())
             several = get_origin(kind) is tuple
@@ -154,7 +154,7 @@ def of_settings(config: Any) -> Declared:
     declared: Declared = {}
     for key, field, mark in marked(config):
         name = key.rpartition(".")[2]
-        kind = next((one for one in (bool, int, float) if field.annotation in (one, one | None)), str)
+        kind = next((basic for basic in (bool, int, float) if field.annotation in (basic, basic | None)), str)
         help_ = mark.help or f"Short for --set {key}={mark.metavar or 'true'}."
         completion = options.complete_environments if name == "env" else None
         option = typer.Option(
@@ -167,7 +167,7 @@ def of_settings(config: Any) -> Declared:
 def parameters(declared: Declared) -> list[Any]:
     """Return options as Click reads them; typer makes them of the signature of a function."""
 
-    def function(**given: Any) -> None: ...
+    def function(**values: Any) -> None: ...
 
     keywords = [
         Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
@@ -180,28 +180,28 @@ def parameters(declared: Declared) -> list[Any]:
     return list(typer.main.get_command(program).params)
 
 
-def arguments(model: Any, given: Mapping[str, Any]) -> Any:
+def read_arguments(model: Any, values: Mapping[str, Any]) -> Any:
     """Return the model of the arguments that a command was given; `UsageError` for a value that it refuses."""
     from pydantic import ValidationError
 
     try:
-        return model(**{name: given[name] for name in model.model_fields if given.get(name) is not None})
+        return model(**{name: values[name] for name in model.model_fields if values.get(name) is not None})
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         option = str(problem["loc"][0]).replace("_", "-")
         raise UsageError(f"--{option} cannot be {problem['input']!r}: {refusal(problem)}.") from None
 
 
-def typed_settings(stage: str, given: Mapping[str, Any]) -> list[dict[str, Any]]:
+def typed_settings(stage: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the settings that options and --set stand for, the latter above the former."""
     from stages.runs import settings
     from stages.runs.stage import load_stage
 
     loaded = load_stage(stage)
-    short = {key: given.get(key.rpartition(".")[2]) for key, _, _ in settings.options(loaded.config)}
-    short |= {loaded.limit_setting: given.get("limit")} if loaded.limit_setting else {}
+    short = {key: values.get(key.rpartition(".")[2]) for key, _, _ in settings.options(loaded.config)}
+    short |= {loaded.limit_setting: values.get("limit")} if loaded.limit_setting else {}
     layers = [settings.nested(key, value) for key, value in short.items() if value is not None]
-    return [*layers, *map(settings.assignment, given.get("set_") or ())]
+    return [*layers, *map(settings.assignment, values.get("set_") or ())]
 
 
 def read_positionals(stage: str, words: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -217,9 +217,9 @@ def read_positionals(stage: str, words: Sequence[str]) -> tuple[list[dict[str, A
     if len(words) > len(meanings):
         expected = f"`{command_words(stage)} {STAGES[stage].usage}`".replace(" `", "`")
         raise UsageError(f"{words[len(meanings)]!r} is one word too many: it is {expected}.")
-    given = dict(zip(meanings, words, strict=False))
-    runs = [given.pop("run")] if "run" in given else []
-    return [nested(key, word) for key, word in given.items()], runs
+    named = dict(zip(meanings, words, strict=False))
+    runs = [named.pop("run")] if "run" in named else []
+    return [nested(key, word) for key, word in named.items()], runs
 
 
 class ChainCommand(HelpCommand):
@@ -237,7 +237,7 @@ class ChainCommand(HelpCommand):
             "set_": (options.Set, None),
             **of_fields(ChainArguments),
             "tune": (options.Tune, None),
-            **{name: one for name, one in ON_COMMAND_LINE.items() if name != "plan"},
+            **{name: option for name, option in ON_COMMAND_LINE.items() if name != "plan"},
         }
         self.params = self.params or parameters(declared)
         return super().all_params(ctx)
@@ -258,40 +258,42 @@ class ChainCommand(HelpCommand):
         from composer_cli.preset import configure_preset, load_preset, read_for_preset
         from stages.runs.settings import assignment
 
-        given = ctx.params
-        with reporting_errors(json=given["json"], verbose=given["verbose"], resumes=not given["dry_run"]):
+        values = ctx.params
+        with reporting_errors(json=values["json"], verbose=values["verbose"], resumes=not values["dry_run"]):
             call.require_one_process("composer run")
-            asked: call.ChainArguments = arguments(call.ChainArguments, given)
-            where = asked.on or base.LOCAL
-            wanted = load_preset(given["preset"]).going_on(asked.to_the_end)
-            console, typed = Console(asked.quiet, watch=given["watch"]), list(given["set_"] or ())
-            files = read_for_preset(wanted, asked.config, console.notify)
+            arguments: call.ChainArguments = read_arguments(call.ChainArguments, values)
+            where = arguments.on or base.LOCAL
+            preset = load_preset(values["preset"]).going_on(arguments.to_the_end)
+            console, typed = Console(arguments.quiet, watch=values["watch"]), list(values["set_"] or ())
+            files = read_for_preset(preset, arguments.config, console.notify)
             layers, on_settings = jobs.split_on([*files, *map(assignment, typed)])
             files, typed_layers = layers[: len(files)], layers[len(files) :]
-            configured = partial(configure_preset, wanted, typed=typed_layers, policy=asked.policy, trust=asked.trust)
+            configured = partial(
+                configure_preset, preset, typed=typed_layers, policy=arguments.policy, trust=arguments.trust
+            )
             configs = configured(files)
             if base.executor(where) is not None:
-                if given["tune"]:
+                if values["tune"]:
                     raise UsageError("--tune runs here, and --on submits a chain elsewhere. Tune without --on first.")
-                request = jobs.Request(str(given["preset"]), asked, typed, configs, on_settings)
+                request = jobs.Request(str(values["preset"]), arguments, typed, configs, on_settings)
                 unsure = "`composer status` lists the chain if it was submitted by then; else start it again."
                 with interrupt_leaves(unsure):
-                    jobs.submit_or_show(request, dry_run=given["dry_run"], json=given["json"])
+                    jobs.submit_or_show(request, dry_run=values["dry_run"], json=values["json"])
                 return
-            asked = asked.model_copy(update={"on": None if where == base.LOCAL else where})
-            if given["tune"]:
+            arguments = arguments.model_copy(update={"on": None if where == base.LOCAL else where})
+            if values["tune"]:
                 from composer_cli import tuning  # with the statistics and numpy, which few chains need
 
-                if given["dry_run"]:
-                    _, wanted, configs = tuning.trial_entries(wanted, configs, *tuning.parse(given["tune"]))
+                if values["dry_run"]:
+                    _, preset, configs = tuning.trial_entries(preset, configs, *tuning.parse(values["tune"]))
                 else:
-                    configs, _ = tuning.tune(wanted, configs, given["tune"], asked, console)
-            if given["dry_run"]:
+                    configs, _ = tuning.tune(preset, configs, values["tune"], arguments, console)
+            if values["dry_run"]:
                 # Of the entries that --tune adds no file changes the bill.
                 chain.show_plan(
-                    *(wanted, configs, asked, console, given["json"], files),
-                    lambda others: {**configs, **configured(others)},
+                    *(preset, configs, arguments, console, values["json"], files),
+                    lambda trees: {**configs, **configured(trees)},
                 )
                 return
-            results = chain.run(wanted, configs, asked, console)
-            raise typer.Exit(chain.show(wanted, results, asked.artifacts, given["json"]))
+            results = chain.run(preset, configs, arguments, console)
+            raise typer.Exit(chain.show(preset, results, arguments.artifacts, values["json"]))

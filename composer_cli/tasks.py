@@ -61,10 +61,11 @@ def check(
         notify("reading tasks", 0, 0)
         tasks = task_checks.drawn(configuration)
         try:
-            for one in task_checks.check(configuration, tasks, configuration.workers or os.cpu_count() or 1, notify):
-                checks.append(one)  # one by one: an interrupt keeps those before it
-                told = f"{one.task_id}: {one.verdict}{f': {one.reason}' if one.reason else ''}"
-                notify(Notice(f"{len(checks)} of {len(tasks)} tasks, {told}"), 0, 0)
+            workers = configuration.workers or os.cpu_count() or 1
+            for checked in task_checks.check(configuration, tasks, workers, notify):
+                checks.append(checked)  # one by one: an interrupt keeps those before it
+                remark = f"{checked.task_id}: {checked.verdict}{f': {checked.reason}' if checked.reason else ''}"
+                notify(Notice(f"{len(checks)} of {len(tasks)} tasks, {remark}"), 0, 0)
         except (KeyboardInterrupt, Interrupted) as error:
             if not checks:
                 raise
@@ -76,17 +77,17 @@ def check(
             )
         watch.ended("tasks check")
     order = {task.task_id: number for number, task in enumerate(tasks)}
-    checks.sort(key=lambda one: (task_checks.WORST_FIRST.index(one.verdict), order[one.task_id]))
-    found = Counter(one.verdict for one in checks)
-    counts = {verdict: found[verdict] for verdict in get_args(task_checks.Verdict) if found[verdict]}
-    of = {"interrupted": interrupted is not None, "of": len(tasks), "counts": counts}
-    document = {"env": configuration.env.name, **of, "tasks": [_document(one) for one in checks]}
+    checks.sort(key=lambda checked: (task_checks.WORST_FIRST.index(checked.verdict), order[checked.task_id]))
+    num_of = Counter(checked.verdict for checked in checks)
+    counts = {verdict: num_of[verdict] for verdict in get_args(task_checks.Verdict) if num_of[verdict]}
+    summary = {"interrupted": interrupted is not None, "of": len(tasks), "counts": counts}
+    document = {"env": configuration.env.name, **summary, "tasks": [_document(checked) for checked in checks]}
     print_result(json, document, _page(checks, counts, forged=configuration.sandbox != "none"), COLOURS)
     if interrupted:
         say(interrupted[0])
         raise typer.Exit(interrupted[1])
-    bad = any(found[verdict] for verdict in task_checks.BAD)
-    raise typer.Exit(BadInput.exit_code if bad else Incomplete.exit_code if found["error"] else 0)
+    bad = any(num_of[verdict] for verdict in task_checks.BAD)
+    raise typer.Exit(BadInput.exit_code if bad else Incomplete.exit_code if num_of["error"] else 0)
 
 
 @reports_errors
@@ -147,10 +148,10 @@ def configured(
 
     if path is None and env is None:
         raise UsageError("Which tasks? Give a file of rows or a folder of Harbor tasks, or an environment: --env NAME.")
-    held = "harbor" if path is not None and Path(path).expanduser().is_dir() else "tasks"
-    own = {"name": env or held} | ({} if path is None else {"path": path})
+    default_env = "harbor" if path is not None and Path(path).expanduser().is_dir() else "tasks"
+    env_settings = {"name": env or default_env} | ({} if path is None else {"path": path})
     short = {name: value for name, value in (("limit", limit), ("seed", seed)) if value is not None}
-    layers = [{"env": own}, *map(settings.read_file, files or []), short]
+    layers = [{"env": env_settings}, *map(settings.read_file, files or []), short]
     return settings.build(command, TaskChecksConfig, [*layers, *map(settings.assignment, typed or [])])
 
 
@@ -164,7 +165,7 @@ def _page(checks: "list[TaskCheck]", counts: Mapping[str, int], *, forged: bool)
     """Return a table of the tasks that are not ok, and how many there are of each kind."""
     from stages.layout import aligned
 
-    rows = [(one.task_id, one.split, one.verdict, one.reason) for one in checks if one.verdict != "ok"]
+    rows = [(task.task_id, task.split, task.verdict, task.reason) for task in checks if task.verdict != "ok"]
     table = aligned(rows, ("task", "split", "verdict", "reason")) if rows else ""
     sums = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     lines = [table] if rows else []

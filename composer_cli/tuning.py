@@ -64,19 +64,19 @@ class TunedSetting:
 
 
 def tune(
-    preset: Preset, configs: Mapping[str, StageConfig], wanted: str, asked: Arguments, console: Console
+    preset: Preset, configs: Mapping[str, StageConfig], text: str, arguments: Arguments, console: Console
 ) -> tuple[dict[str, StageConfig], TunedSetting]:
-    """Run the trials and return the configurations with every arm's choice; `wanted` is `KEY=V1,V2,...`.
+    """Run the trials and return the configurations with every arm's choice; `text` is `KEY=V1,V2,...`.
 
     Raises `UsageError` for a preset without arms or evaluation, for fewer than two values, and where a tuning task is
     one of an evaluation.
     """
-    key, values = parse(wanted)
+    key, values = parse(text)
     trials, entries, of_trials = trial_entries(preset, configs, key, values)
-    results = chain.run(entries, of_trials, asked, console)
+    results = chain.run(entries, of_trials, arguments, console)
     run = Run(results[EVALUATION].path)
     choice = choose(key, trials, run.rows(EVAL_ITEM), run.path.name)
-    store.write_json(asked.artifacts / "tuning" / f"{run.path.name}.json", asdict(choice))
+    store.write_json(arguments.artifacts / "tuning" / f"{run.path.name}.json", asdict(choice))
     for line in str(choice).splitlines():
         console.notify(line)
     trainings: dict[str, Any] = {entry.title: configs[entry.title] for entry in preset.stage if entry.stage == "train"}
@@ -94,31 +94,31 @@ def choose(key: str, trials: Sequence[Trial], items: Iterable[Row], evaluation: 
     rates: dict[str, dict[str, float | None]] = {}
     chosen: dict[str, Any] = {}
     for arm in dict.fromkeys(trial.arm for trial in trials):
-        found = [(trial.value, task_mean(of_arm(possible, trial.name))) for trial in trials if trial.arm == arm]
-        known = [(rate, value) for value, rate in found if rate is not None]
-        if not known:
+        tried = [(trial.value, task_mean(of_arm(possible, trial.name))) for trial in trials if trial.arm == arm]
+        measured = [(rate, value) for value, rate in tried if rate is not None]
+        if not measured:
             raise InfrastructureError(
                 f"No rollout of any trial of arm {arm} has an outcome in {evaluation}, so no value of {key} can be "
                 f"chosen. `composer show {evaluation}` lists the errors."
             )
-        rates[arm] = {str(value): rate for value, rate in found}
-        _, chosen[arm] = max(known, key=itemgetter(0))
+        rates[arm] = {str(value): rate for value, rate in tried}
+        _, chosen[arm] = max(measured, key=itemgetter(0))
     return TunedSetting(key, len(set(possible["task_id"].to_pylist())), rates, chosen, evaluation)
 
 
-def parse(wanted: str) -> tuple[str, list[Any]]:
+def parse(argument: str) -> tuple[str, list[Any]]:
     """Return the setting and its values of `KEY=V1,V2,...`, each read as TOML."""
-    key, equals, text = wanted.partition("=")
+    key, equals, text = argument.partition("=")
     tree = settings.assignment(f"{key}=[{text}]") if equals and key.strip() else {}
-    found: Any = tree
+    values: Any = tree
     for part in key.strip().split("."):
-        found = found.get(part) if isinstance(found, dict) else None
-    if not isinstance(found, list) or len(found) < 2 or len(set(map(str, found))) < len(found):
+        values = values.get(part) if isinstance(values, dict) else None
+    if not isinstance(values, list) or len(values) < 2 or len(set(map(str, values))) < len(values):
         raise UsageError(
-            f"--tune {wanted!r} is not understood. Write a setting of train with two or more different values, "
+            f"--tune {argument!r} is not understood. Write a setting of train with two or more different values, "
             "for example --tune optimisation.learning_rate=1e-4,2e-4,4e-4."
         )
-    return key.strip(), found
+    return key.strip(), values
 
 
 def trial_entries(
@@ -126,7 +126,7 @@ def trial_entries(
 ) -> tuple[list[Trial], Preset, dict[str, StageConfig]]:
     """Return the trials, the preset that runs them after what they read, and its configurations."""
     arms: dict[str, PresetEntry] = {}
-    for entry in (one for one in preset.stage if one.stage == "train"):
+    for entry in (entry for entry in preset.stage if entry.stage == "train"):
         training: Any = configs[entry.title]
         arms.setdefault(training.arm, entry)  # the arm's first training stands for all of them
     evaluations = [configs[entry.title] for entry in preset.stage if entry.stage == "evaluate"]
@@ -135,14 +135,14 @@ def trial_entries(
     needed = {name for entry in arms.values() for name in entry.reads}
     for entry in reversed(preset.stage):
         needed |= set(entry.reads) if entry.title in needed else set()
-    kept = [entry for entry in preset.stage if entry.title in needed]
+    before = [entry for entry in preset.stage if entry.title in needed]
     trials, trial_of, added = list[Trial](), dict[str, StageConfig](), list[PresetEntry]()
     for arm, entry in arms.items():
         for number, value in enumerate(values, start=1):
             trial = Trial(arm, value, f"{arm}.{number}")
             title = f"{EVALUATION}-{trial.name}"
-            own = with_value(configs[entry.title], key, value)
-            trial_of[title] = own.model_copy(update={"arm": trial.name, "seed": TRIAL_SEED})
+            trial_config = with_value(configs[entry.title], key, value)
+            trial_of[title] = trial_config.model_copy(update={"arm": trial.name, "seed": TRIAL_SEED})
             trials.append(trial)
             added.append(entry.model_copy(update={"name": title, "parallel": EVALUATION}))
     question: dict[str, Any] = {
@@ -166,8 +166,8 @@ def trial_entries(
     # Workers for the evaluation alone, as in the preset; the trials run next to each other.
     of_preset = next(entry for entry in reversed(preset.stage) if entry.stage == "evaluate")
     last = of_preset.model_copy(update={"name": EVALUATION, "reads": reads, "parallel": ""})
-    every = {entry.title: configs[entry.title] for entry in kept} | trial_of | {EVALUATION: evaluation}
-    return trials, preset.model_copy(update={"stage": [*kept, *added, last], "next": ""}), every
+    all_configs = {entry.title: configs[entry.title] for entry in before} | trial_of | {EVALUATION: evaluation}
+    return trials, preset.model_copy(update={"stage": [*before, *added, last], "next": ""}), all_configs
 
 
 def with_value(config: Config, key: str, value: Any) -> Config:

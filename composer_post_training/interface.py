@@ -169,8 +169,10 @@ else:
     def __getattr__(name: str) -> StageFunction:
         """Return the function of a stage, also of one that was added to `STAGES` from outside."""
         if name == "probe":
-            group = [one for one in STAGES if STAGES[one].group == "probe"]
-            return SimpleNamespace(**{function_name(one).removeprefix("probe."): StageFunction(one) for one in group})
+            group = [stage for stage in STAGES if STAGES[stage].group == "probe"]
+            return SimpleNamespace(
+                **{function_name(stage).removeprefix("probe."): StageFunction(stage) for stage in group}
+            )
         for stage in STAGES:
             if function_name(stage) == name:
                 return StageFunction(stage)
@@ -194,14 +196,18 @@ _Chosen = Mapping[str, Any] | None
 
 @overload
 def run(
-    preset: str | Path, chosen: _Chosen = ..., *, on: Literal["local"] | None = ..., **how: Unpack[_ChainWords]
+    preset: str | Path, chosen: _Chosen = ..., *, on: Literal["local"] | None = ..., **options: Unpack[_ChainWords]
 ) -> Chain: ...
 @overload
 def run(
-    preset: str | Path, chosen: _Chosen = ..., *, on: Literal["slurm", "hf-jobs", "modal"], **how: Unpack[_ChainWords]
+    preset: str | Path,
+    chosen: _Chosen = ...,
+    *,
+    on: Literal["slurm", "hf-jobs", "modal"],
+    **options: Unpack[_ChainWords],
 ) -> Job: ...
 @overload
-def run(preset: str | Path, chosen: _Chosen = ..., *, on: str, **how: Unpack[_ChainWords]) -> Chain | Job: ...
+def run(preset: str | Path, chosen: _Chosen = ..., *, on: str, **options: Unpack[_ChainWords]) -> Chain | Job: ...
 def run(
     preset: str | Path,
     chosen: Mapping[str, Any] | None = None,
@@ -239,20 +245,21 @@ def run(
     from composer_cli.executors import base, jobs
 
     with errors_in_python(resumes=True):
-        how = {"config": config, "artifacts": artifacts, "resume": resume, "clean": clean, "max_cost": max_cost}
-        how |= {"on": on, "trust": trust, "quiet": quiet, "policy": policy, "to_the_end": to_the_end}
-        asked = settings.build("run", ChainArguments, [how])
-        asked, console = asked.model_copy(update={"artifacts": asked.artifacts.resolve()}), PythonConsole(quiet)
-        wanted = load_preset(str(preset)).going_on(to_the_end)
-        files = read_for_preset(wanted, asked.config, console.notify)
-        given = checked_settings(chosen)
-        layers, on_settings = jobs.split_on([*files, *(settings.nested(*one) for one in given.items())])
-        configs = configure_preset(wanted, layers[: len(files)], layers[len(files) :], policy=policy, trust=trust)
-        here = asked.model_copy(update={"on": None if on == base.LOCAL else on})
+        options = {"config": config, "artifacts": artifacts, "resume": resume, "clean": clean, "max_cost": max_cost}
+        options |= {"on": on, "trust": trust, "quiet": quiet, "policy": policy, "to_the_end": to_the_end}
+        requested = settings.build("run", ChainArguments, [options])
+        requested = requested.model_copy(update={"artifacts": requested.artifacts.resolve()})
+        console = PythonConsole(quiet)
+        chain_preset = load_preset(str(preset)).going_on(to_the_end)
+        files = read_for_preset(chain_preset, requested.config, console.notify)
+        typed = checked_settings(chosen)
+        layers, on_settings = jobs.split_on([*files, *(settings.nested(*setting) for setting in typed.items())])
+        configs = configure_preset(chain_preset, layers[: len(files)], layers[len(files) :], policy=policy, trust=trust)
+        local = requested.model_copy(update={"on": None if on == base.LOCAL else on})
         if on is not None and base.executor(on) is not None:
-            texts = [settings.assignment_text(*one) for one in given.items()]
-            return Job(jobs.submit(jobs.Request(str(preset), asked, texts, configs, on_settings)))
-        results = chain.run(wanted, configs, here, console)
+            texts = [settings.assignment_text(*setting) for setting in typed.items()]
+            return Job(jobs.submit(jobs.Request(str(preset), requested, texts, configs, on_settings)))
+        results = chain.run(chain_preset, configs, local, console)
         return Chain({title: opened(result.path) for title, result in results.items()})
 
 
@@ -271,11 +278,11 @@ def runs(artifacts: Path | str = "artifacts") -> Table:
     with errors_in_python():
         root = Path(artifacts).resolve()
         cells = list[tuple[Any, ...]]()
-        for one in run_folders.lines(root):
-            began = age(one.age_s) if one.began else None
-            units = f"{one.done}/{one.planned}" if one.planned else None
-            named, on = (one.run, one.run.partition("/")[0]), one.device or None
-            cells.append((*named, one.status, began, units, one.cost_usd, on, translate_message(one.reason)))
+        for line in run_folders.lines(root):
+            began = age(line.age_s) if line.began else None
+            units = f"{line.done}/{line.planned}" if line.planned else None
+            named, on = (line.run, line.run.partition("/")[0]), line.device or None
+            cells.append((*named, line.status, began, units, line.cost_usd, on, translate_message(line.reason)))
         for sent in jobs.lines(root):
             about = (sent["job"], "run", sent["status"], age(sent["age_s"]), None, None, sent["on"])
             cells.append((*about, translate_message(sent["reason"])))
@@ -299,9 +306,9 @@ def job(name: str, artifacts: Path | str = "artifacts") -> Job:
     from composer_cli.executors import jobs
 
     with errors_in_python():
-        if (found := jobs.find(Path(artifacts).resolve(), name)) is None:
+        if (submitted := jobs.find(Path(artifacts).resolve(), name)) is None:
             raise BadInput(f"No job {name!r} was submitted from {artifacts}. `composer status` lists those that were.")
-        return Job(found)
+        return Job(submitted)
 
 
 @overload
@@ -350,9 +357,9 @@ def query(sql: str, *runs: Run, artifacts: Path | str = "artifacts") -> Table:
         paths_of_runs(runs)
         if not isinstance(sql, str):
             raise UsageError(f"{sql!r} is no text. Give the question as text in SQL.")
-        asked = index.of(runs) or index.entries(Path(artifacts))
-        columns, rows = run_sql(queries.sql_query(asked, sql))
-        for sentence in queries.pooled(asked, sql):
+        entries = index.of(runs) or index.entries(Path(artifacts))
+        columns, rows = run_sql(queries.sql_query(entries, sql))
+        for sentence in queries.pooled(entries, sql):
             warnings.warn(translate_message(sentence), stacklevel=2)
         return Table(columns, rows)
 

@@ -84,8 +84,8 @@ class Rollout:
         return shown_rollouts.of_row(self.row, self.steps)
 
     def __repr__(self) -> str:
-        shown = ("arm", "reward", "passed", "hacked", "terminated_by", "error_type")
-        outcome = (f"{label} {plain(value)}" for label, value in self.outcome.items() if label in shown)
+        labels = ("arm", "reward", "passed", "hacked", "terminated_by", "error_type")
+        outcome = (f"{label} {plain(value)}" for label, value in self.outcome.items() if label in labels)
         facts = ", ".join([*outcome, f"{len(self.messages)} messages"])
         return f"<rollout {escape_line(f'{self.rollout_id}: {facts}')}>"
 
@@ -94,14 +94,14 @@ class Rollout:
 
     def _repr_html_(self) -> str:
         """Return the conversation for a notebook, without scripts and without anything from elsewhere."""
-        one = self._shown()
+        rollout = self._shown()
         parts = [
-            f"<p><b>{escape(escape_control_characters(one.title))}</b></p>",
-            _table(one.opening(self.folder)),
-            *(_block(title, text) for title, text in one.blocks()),
+            f"<p><b>{escape(escape_control_characters(rollout.title))}</b></p>",
+            _table(rollout.opening(self.folder)),
+            *(_block(title, text) for title, text in rollout.blocks()),
             "<p><b>grading</b></p>",
-            _table(one.grading() or {"": "not graded"}),
-            *(_block(title, text) for title, text in one.logs()),
+            _table(rollout.grading() or {"": "not graded"}),
+            *(_block(title, text) for title, text in rollout.logs()),
         ]
         return f"<div>{''.join(parts)}</div>"
 
@@ -118,14 +118,14 @@ def _block(title: str, text: str) -> str:
     """Return a text with its title; a long one is folded."""
     lines = text.count("\n") + 1
     border = ACTION_BORDER if title.startswith("assistant") else BORDER
-    shown = (
+    body = (
         f'<pre style="{border}; margin: 0.2em 0 0.8em; padding-left: 0.8em; white-space: pre-wrap; '
         f'overflow-wrap: anywhere">{escape(escape_control_characters(text))}</pre>'
     )
     head = f"<b>{escape(escape_control_characters(title))}</b>"
     if lines <= OPEN_LINES and len(text) <= OPEN_CHARACTERS:
-        return f"<div>{head}{shown}</div>"
-    return f"<details><summary>{head}, {lines:,} lines</summary>{shown}</details>"
+        return f"<div>{head}{body}</div>"
+    return f"<details><summary>{head}, {lines:,} lines</summary>{body}</details>"
 
 
 # Runs and chains.
@@ -195,7 +195,9 @@ class Differences(tuple[Difference, ...]):
         """Return a pandas frame with the fields of `Difference` as columns."""
         import pandas
 
-        return pandas.DataFrame([astuple(one) for one in self], columns=[one.name for one in fields(Difference)])
+        return pandas.DataFrame(
+            [astuple(difference) for difference in self], columns=[difference.name for difference in fields(Difference)]
+        )
 
     def __repr__(self) -> str:
         return repr(self.table()) if self else "no differences: the arms could not be compared"
@@ -223,13 +225,13 @@ class ReadableRun(Run):
         tables = [(kind, key) for kind, key in ((ROLLOUT, "rollout_id"), (EVAL_ITEM, "item_id")) if self.holds(kind)]
         with errors_in_python():
             ids = [row[key] for kind, key in tables for row in self.scan(kind).rows([key])]
-            place = {name: number for number, name in enumerate(ids)}
-            found = [
-                Rollout(shown.rollout_id, shown.outcome, _messages(row, steps), steps, row, self.path)
+            order = {name: number for number, name in enumerate(ids)}
+            rollouts = [
+                Rollout(rollout.rollout_id, rollout.outcome, _messages(row, steps), steps, row, self.path)
                 for row, steps in read_rows(self)
-                for shown in [of_row(row, steps)]
+                for rollout in [of_row(row, steps)]
             ]
-        return sorted(found, key=lambda one: place.get(one.rollout_id, len(place)))
+        return sorted(rollouts, key=lambda rollout: order.get(rollout.rollout_id, len(order)))
 
     def pairs(self) -> list[Row]:
         """Return the preference pairs, each with the `messages` before its `chosen` and `rejected` action.
@@ -237,8 +239,8 @@ class ReadableRun(Run):
         Raises `BadInput` for a run without pairs.
         """
         with errors_in_python():
-            found = [dict(row) for row in pairs_with_states(self)]
-        return [{"messages": orjson.loads(row.pop("messages_json")), **row} for row in found]
+            rows = [dict(row) for row in pairs_with_states(self)]
+        return [{"messages": orjson.loads(row.pop("messages_json")), **row} for row in rows]
 
 
 class Evaluation(ReadableRun):
@@ -253,8 +255,8 @@ class Evaluation(ReadableRun):
     def document(self) -> Mapping[str, Any]:
         """Return the content of `verdict.json`; empty where the evaluation has not ended."""
         path = self.path / "verdict.json"
-        found: dict[str, Any] = store.read_json(path) if path.is_file() else {}
-        return found
+        content: dict[str, Any] = store.read_json(path) if path.is_file() else {}
+        return content
 
     @property
     def verdict(self) -> str | None:
@@ -270,11 +272,13 @@ class Evaluation(ReadableRun):
         """
         if self.document and "comparisons" not in self.document:
             raise BadInput(f"{self.path} has no differences to read: {earlier_verdict(self)}")
-        return Differences(_difference(self.document, one) for one in self.document.get("comparisons", ()))
+        return Differences(
+            _difference(self.document, comparison) for comparison in self.document.get("comparisons", ())
+        )
 
     def __repr__(self) -> str:
-        shown = [repr(self.differences)] if self.document.get("comparisons") else []
-        return "\n\n".join([super().__repr__(), *shown])
+        tables = [repr(self.differences)] if self.document.get("comparisons") else []
+        return "\n\n".join([super().__repr__(), *tables])
 
     def _repr_html_(self) -> str:
         return super()._repr_html_() + (self.differences._repr_html_() if self.document.get("comparisons") else "")
@@ -291,8 +295,8 @@ class ComparedLogs(ReadableRun):
     @cached_property
     def document(self) -> Mapping[str, Any]:
         """Return the content of `comparison.json`: all sides, and the difference of each from the first."""
-        found: dict[str, Any] = store.read_json(self.path / "comparison.json")
-        return found
+        content: dict[str, Any] = store.read_json(self.path / "comparison.json")
+        return content
 
     @property
     def decision(self) -> str:
@@ -307,8 +311,8 @@ class ComparedLogs(ReadableRun):
     @property
     def interval(self) -> tuple[float, float]:
         """Return the limits of the difference, at 95 %, or at the level that Holm's correction leaves it."""
-        one = self.document["differences"][0]
-        return one["low"], one["high"]
+        first = self.document["differences"][0]
+        return first["low"], first["high"]
 
     @property
     def p(self) -> float:
@@ -350,7 +354,7 @@ class Chain(Mapping[str, ReadableRun]):
     @property
     def differences(self) -> Differences:
         """Return the differences of the last evaluation in the chain; `UsageError` where it has none."""
-        evaluations = [one for one in self.runs.values() if isinstance(one, Evaluation)]
+        evaluations = [run for run in self.runs.values() if isinstance(run, Evaluation)]
         if not evaluations:
             raise UsageError(f"No entry of this chain is an evaluation; it has {', '.join(self.runs) or 'none'}.")
         return evaluations[-1].differences
@@ -358,7 +362,10 @@ class Chain(Mapping[str, ReadableRun]):
     def table(self) -> Table:
         """Return a row for each run."""
         records = [(name, run, run.manifest) for name, run in self.runs.items()]
-        cells = [(name, one.stage, one.status, one.summary.get("verdict"), run.path) for name, run, one in records]
+        cells = [
+            (name, manifest.stage, manifest.status, manifest.summary.get("verdict"), run.path)
+            for name, run, manifest in records
+        ]
         return Table(("entry", "stage", "status", "verdict", "folder"), cells)
 
     def __repr__(self) -> str:
@@ -427,8 +434,8 @@ OF_STAGE: Mapping[str, type[ReadableRun]] = {"evaluate": Evaluation, "compare": 
 
 def opened(path: Path) -> ReadableRun:
     """Return the run of a folder, of the class of its stage."""
-    found = ReadableRun(path)
-    return OF_STAGE.get(found.manifest.stage, ReadableRun)(path)
+    run = ReadableRun(path)
+    return OF_STAGE.get(run.manifest.stage, ReadableRun)(path)
 
 
 def _messages(row: Row, steps: Sequence[Row]) -> list[Message]:
@@ -446,13 +453,13 @@ def _messages(row: Row, steps: Sequence[Row]) -> list[Message]:
 
 def _difference(document: Mapping[str, Any], compared: Mapping[str, Any]) -> Difference:
     """Return one difference of a verdict."""
-    found = compared["difference"]
+    measured = compared["difference"]
     return Difference(
         rate=compared["rate"],
         treatment=compared["arm"],
         baseline=compared["other"],
-        **{name: found[name] for name in ("estimate", "low", "high", "p_value", "num_tasks", "num_seeds")},
+        **{name: measured[name] for name in ("estimate", "low", "high", "p_value", "num_tasks", "num_seeds")},
         p_holm=compared["p_holm"],
-        units=counted(found["num_units"], found["unit"]),
+        units=counted(measured["num_units"], measured["unit"]),
         verdict=document["decision"] if compared is document["comparisons"][0] else None,
     )

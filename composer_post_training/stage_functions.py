@@ -60,20 +60,20 @@ class StageFunction(Generic[P, R]):
         """Return what the stage does, and its settings with their defaults: what `help` prints."""
         name, example = self.__name__, load_stage(self.name).example
         rows = self.main_settings()
-        every = settings.known(load_stage(self.name).config)
-        more = f"all {len(list(every))} settings by their dotted keys"
+        all_settings = settings.known(load_stage(self.name).config)
+        more = f"all {len(list(all_settings))} settings by their dotted keys"
         return "\n".join(
             [
                 f"{STAGES[self.name].help} Returns its run, executed now or found complete.",
                 f"\n{name}(*{self.positionals()}, **settings)",
                 *(["\nExample:", textwrap.indent(example, "    ")] if example else []),
                 '\nSettings that most runs need; policy.model is given as policy={"model": ...}:',
-                *(_entry(shown, text) for shown, text in rows),
+                *(_entry(entry, text) for entry, text in rows),
                 f"\n{name}.settings() returns {more}, each with its explanation.",
                 f"{name}.plan(...) returns what a call would do and cost at most.",
                 "\nArguments of every stage:",
                 _entry(f"*{self.positionals()}", self.reads()),
-                *(_entry(shown, text) for _, shown, text in described(Arguments)),
+                *(_entry(entry, text) for _, entry, text in described(Arguments)),
                 "\nRaises UsageError for a request that cannot be executed, BadInput for a run or a file that it",
                 "cannot read, Incomplete if part of the work failed and the rest is saved.",
             ]
@@ -95,7 +95,7 @@ class StageFunction(Generic[P, R]):
         """Return the settings that most runs need, as `KEY=DEFAULT` and what each means."""
         config = load_stage(self.name).config
         rows, basic = described(config), basic_settings(config)
-        return [(shown, translate_message(text)) for key, shown, text in rows if len(rows) <= FEW or key in basic]
+        return [(entry, translate_message(text)) for key, entry, text in rows if len(rows) <= FEW or key in basic]
 
     if TYPE_CHECKING:
         # Runs or paths, then settings and `Arguments` by name: `P` holds both (interface.py). PEP 612 has no form
@@ -120,21 +120,21 @@ class StageFunction(Generic[P, R]):
             function.__doc__ = None  # the one of this object is shown already
             return function
 
-        def plan(self, *runs: Given, **given: Any) -> Plan:
+        def plan(self, *runs: Given, **keywords: Any) -> Plan:
             """Return what a call with these arguments would do and at most what it would cost, without executing it."""
             with errors_in_python():
-                _, configuration, inputs = self._configure(runs, given, PythonConsole())
+                _, configuration, inputs = self._configure(runs, keywords, PythonConsole())
                 return load_stage(self.name).plan(inputs, configuration)
 
-    def _run(self, *runs: Given, **given: Any) -> ReadableRun:
+    def _run(self, *runs: Given, **keywords: Any) -> ReadableRun:
         """Run the stage, or find it done; returns its run."""
-        console = PythonConsole(bool(given.get("quiet")) or given.get("listener") is not None)
+        console = PythonConsole(bool(keywords.get("quiet")) or keywords.get("listener") is not None)
         with errors_in_python(resumes=True):
-            if given.get("on") is not None and load_stage(self.name).work is None:
-                raise UsageError(f"{self.name} deals no work to workers. Leave out on = {given['on']!r}.")
-            asked, configuration, inputs = self._configure(runs, given, console)
-            job, asked = call.mirrored(call.StageJob(self.name, self.name, inputs, configuration), asked)
-            return opened(call.execute(job, asked, console).path)
+            if keywords.get("on") is not None and load_stage(self.name).work is None:
+                raise UsageError(f"{self.name} deals no work to workers. Leave out on = {keywords['on']!r}.")
+            arguments, configuration, inputs = self._configure(runs, keywords, console)
+            job, arguments = call.mirrored(call.StageJob(self.name, self.name, inputs, configuration), arguments)
+            return opened(call.execute(job, arguments, console).path)
 
     def settings(self) -> dict[str, Any]:
         """Return every setting by its dotted key, with its default; None where there is none."""
@@ -155,35 +155,37 @@ class StageFunction(Generic[P, R]):
         return Signature([read, *words], return_annotation=OF_STAGE.get(self.name, ReadableRun))
 
     def __repr__(self) -> str:
-        names = [one.replace(annotation=Parameter.empty) for one in self.__signature__.parameters.values()]
+        names = [parameter.replace(annotation=Parameter.empty) for parameter in self.__signature__.parameters.values()]
         return f"<stage function {self.__name__}{Signature(names)}>"
 
     def _configure(
-        self, runs: tuple[Given, ...], given: dict[str, Any], console: Console
+        self, runs: tuple[Given, ...], keywords: dict[str, Any], console: Console
     ) -> tuple[Arguments, StageConfig, Inputs]:
         """Return the arguments of every stage, the settings, and the runs to read."""
-        if self.positionals() == "paths" and "paths" not in given:
-            given, runs = {"paths": [str(getattr(one, "path", one)) for one in runs], **given}, ()
+        if self.positionals() == "paths" and "paths" not in keywords:
+            keywords, runs = {"paths": [str(getattr(run, "path", run)) for run in runs], **keywords}, ()
         named = paths_of_runs(runs)
-        own = {key: value for key, value in given.items() if key in Arguments.model_fields}
-        asked = settings.build(self.name, Arguments, [own])
-        typed = [settings.nested(key, value) for key, value in given.items() if key not in own]
-        files = read_for_stage(self.name, asked.config, console.notify)
-        made = call.configure(self.name, files, typed, trust=asked.trust)
-        inputs = catalog.choose(self.name, named, asked.artifacts, console.notify, unasked=made.reads_runs())
-        return asked, with_inherited(self.name, inputs, made), inputs
+        of_arguments = {key: value for key, value in keywords.items() if key in Arguments.model_fields}
+        arguments = settings.build(self.name, Arguments, [of_arguments])
+        typed = [settings.nested(key, value) for key, value in keywords.items() if key not in of_arguments]
+        files = read_for_stage(self.name, arguments.config, console.notify)
+        configuration = call.configure(self.name, files, typed, trust=arguments.trust)
+        inputs = catalog.choose(
+            self.name, named, arguments.artifacts, console.notify, unasked=configuration.reads_runs()
+        )
+        return arguments, with_inherited(self.name, inputs, configuration), inputs
 
 
-def _entry(shown: str, text: str) -> str:
+def _entry(name: str, text: str) -> str:
     """Return an argument and what it means, as lines of a docstring."""
-    words = " ".join(f"{shown}  - {text}".removesuffix("  - ").split(" "))
+    words = " ".join(f"{name}  - {text}".removesuffix("  - ").split(" "))
     return textwrap.fill(words, 110, initial_indent="    ", subsequent_indent=" " * 8)
 
 
 def _shown_type(field: FieldInfo) -> Any:
     """Return the type of a setting in plain types; a text is short for a group that has one."""
-    found = plain_type(field.annotation)
-    return str | found if getattr(field.annotation, "text_sets", None) else found
+    plain = plain_type(field.annotation)
+    return str | plain if getattr(field.annotation, "text_sets", None) else plain
 
 
 def _shown_default(field: FieldInfo) -> Any:
@@ -194,7 +196,10 @@ def _shown_default(field: FieldInfo) -> Any:
     if isinstance(default, BaseModel):
         return {}
     if isinstance(default, (list, tuple, frozenset)):
-        return [one.model_dump(exclude_defaults=True) if isinstance(one, BaseModel) else one for one in default]
+        return [
+            element.model_dump(exclude_defaults=True) if isinstance(element, BaseModel) else element
+            for element in default
+        ]
     return str(default) if isinstance(default, Path) else default
 
 
@@ -202,34 +207,34 @@ def plain_type(annotation: Any) -> Any:
     """Return a type in terms of bool, int, float, str, list and dict; choices among words stay as they are."""
     origin = get_origin(annotation)
     if origin in (Union, UnionType):
-        *others, joined = dict.fromkeys(map(plain_type, get_args(annotation)))
-        for one in reversed(others):
-            joined = one | joined
+        *types, joined = dict.fromkeys(map(plain_type, get_args(annotation)))
+        for member in reversed(types):
+            joined = member | joined
         return joined
     if origin is Literal or annotation in (Run, bool, int, float, str, Any, type(None)):
         return annotation
     if hasattr(annotation, "__metadata__"):
         return plain_type(annotation.__origin__)
-    made = origin or annotation
-    if made is Callable:
-        return made
+    base = origin or annotation
+    if base is Callable:
+        return base
     for plain, classes in ((str, (str, Path)), (list, (Sequence, frozenset)), (dict, (dict, BaseModel))):
-        if isinstance(made, type) and issubclass(made, classes):
+        if isinstance(base, type) and issubclass(base, classes):
             return plain
     return Any
 
 
 def paths_of_runs(runs: Sequence[object]) -> list[str]:
     """Return the folders of runs that were passed; `UsageError` where one is something else."""
-    found = []
-    for one in runs:
-        if not isinstance(one, Run):
-            shown = repr(str(one)) if isinstance(one, (str, Path)) else f"A {type(one).__name__}"
+    paths = []
+    for run in runs:
+        if not isinstance(run, Run):
+            value = repr(str(run)) if isinstance(run, (str, Path)) else f"A {type(run).__name__}"
             raise UsageError(
-                f'{shown} is not a run. Positional arguments are runs, such as find("collect"); all others have a name.'
+                f'{value} is not a run. Positional arguments are runs, such as find("collect"); all others have a name.'
             )
-        found.append(str(one.path))
-    return found
+        paths.append(str(run.path))
+    return paths
 
 
 def checked_settings(chosen: object) -> dict[str, Any]:

@@ -117,17 +117,21 @@ class _ChannelStep(ComposedStep):
     ) -> None:
         rows, self._shown = list(pairs), list[list[int] | None]()
         missing = {"pairs": not rows and "Give pairs", "hinted": hints is None and "Give hints"}
-        other = "Its rows are made of rollouts of `composer train`, where it can be used"
+        from_rollouts = "Its rows are made of rollouts of `composer train`, where it can be used"
         sources = {name: channel.load().source.name for name, channel in CHANNELS.items()}
         usable = ["grpo", *(name for name, source in sources.items() if source in missing)]
         for name, weight in (weights or {}).items():
             if name not in (*usable, *sources):
-                there = ", ".join(usable)
-                raise UsageError(f"There is no channel {name!r}.{did_you_mean(name, usable, 0.5)} There is {there}.")
-            if weight and name in sources and (remedy := missing.get(sources[name], other)):
+                names = ", ".join(usable)
+                raise UsageError(f"There is no channel {name!r}.{did_you_mean(name, usable, 0.5)} There is {names}.")
+            if weight and name in sources and (remedy := missing.get(sources[name], from_rollouts)):
                 raise UsageError(f"There is nothing here that the channel {name} could learn from. {remedy}.")
-        given = next((one for one in (*args, *trl.values()) if isinstance(one, GRPOConfig)), None)
-        sampling = {} if given is None else {"policy": {"temperature": given.temperature}, "seed": given.seed}
+        grpo_config = next((argument for argument in (*args, *trl.values()) if isinstance(argument, GRPOConfig)), None)
+        sampling = (
+            {}
+            if grpo_config is None
+            else {"policy": {"temperature": grpo_config.temperature}, "seed": grpo_config.seed}
+        )
         with errors_in_python():
             config = build("train", Config, [{**(settings or {}), "weights": dict(weights or {}), **sampling}])
         self._pairs, self._hints = PairSource([], config.pairs.per_step, config.seed), _GivenHints(config.hints)
@@ -187,11 +191,13 @@ class _ChannelStep(ComposedStep):
             hints = self._hint(prompts=prompts, completions=completions, completion_ids=completion_ids_list, **columns)
             if len(hints) != len(prompts):
                 raise BadInput(f"hints returned {len(hints)} values for {len(prompts)} completions. Return one each.")
-            shown = [
+            hinted_prompts = [
                 prompt if hint is None else _hinted(prompt, hint) for prompt, hint in zip(prompts, hints, strict=True)
             ]
-            ids = self._tokenize_prompts(shown)[0]
-            self._shown = [None if hint is None else list(one) for hint, one in zip(hints, ids, strict=True)]
+            ids = self._tokenize_prompts(hinted_prompts)[0]
+            self._shown = [
+                None if hint is None else list(token_ids) for hint, token_ids in zip(hints, ids, strict=True)
+            ]
         return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
 
     def _generate_and_score_completions(self, inputs: list[Row]) -> dict[str, Any]:
@@ -199,9 +205,9 @@ class _ChannelStep(ComposedStep):
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if self._hint is not None and self.model.training:
             turns = [
-                HintedTurn(row.tree, Tree(shown, row.tree.branches), row.mask, row.logprobs or None)
-                for row, shown in zip(_rollouts(batch), self._shown, strict=True)
-                if shown is not None and any(row.mask)
+                HintedTurn(row.tree, Tree(prompt, row.tree.branches), row.mask, row.logprobs or None)
+                for row, prompt in zip(_rollouts(batch), self._shown, strict=True)
+                if prompt is not None and any(row.mask)
             ]
             self._hints.turns = [turn for turns in self._ranks.gather_to_rank0(turns) for turn in turns]
         return batch
@@ -212,13 +218,13 @@ class _ChannelStep(ComposedStep):
             follower.load(Path(resume_from_checkpoint))
 
 
-def _text(number: int, side: str, said: Any) -> str:
+def _text(number: int, side: str, content: Any) -> str:
     """Return the text of one side of a pair; `BadInput` where it is not one message."""
-    if isinstance(said, str):
-        return said
-    if len(said) != 1 or said[0]["role"] != "assistant":
-        raise BadInput(f"Pair {number} has {len(said)} messages as {side}. Give one message of the assistant.")
-    return str(said[0]["content"])
+    if isinstance(content, str):
+        return content
+    if len(content) != 1 or content[0]["role"] != "assistant":
+        raise BadInput(f"Pair {number} has {len(content)} messages as {side}. Give one message of the assistant.")
+    return str(content[0]["content"])
 
 
 def _hinted(prompt: Any, hint: str) -> Any:
@@ -227,13 +233,13 @@ def _hinted(prompt: Any, hint: str) -> Any:
 
 def _rollouts(batch: Mapping[str, Any]) -> list[OwnRollout]:
     """Return the rows of TRL's batch in token ids without padding; without log-probs where TRL has none."""
-    own, logps = batch["completion_mask"] * batch.get("tool_mask", 1), batch.get("sampling_per_token_logps")
-    found = []
+    mask, logps = batch["completion_mask"] * batch.get("tool_mask", 1), batch.get("sampling_per_token_logps")
+    rollouts = []
     for i, inside in enumerate(batch["completion_mask"].bool()):
         prompt = batch["prompt_ids"][i][batch["prompt_mask"][i].bool()].tolist()
         tree = Tree(prompt, (batch["completion_ids"][i][inside].tolist(),))
-        found.append(OwnRollout(tree, own[i][inside].tolist(), [] if logps is None else logps[i][inside].tolist()))
-    return found
+        rollouts.append(OwnRollout(tree, mask[i][inside].tolist(), [] if logps is None else logps[i][inside].tolist()))
+    return rollouts
 
 
 # The probe
@@ -275,13 +281,13 @@ class ProbeCallback(TrainerCallback):
             placebos,
             trainer.args.seed,
             MAX_TOKENS,
-            lambda what, done, total: None,
+            lambda activity, done, total: None,
         )
         if watcher.scale.hack <= watcher.scale.clean:
             raise BadInput(f"{direction.path} does not tell its own pairs' hacks from clean answers. Extract another.")
         models: list[Any] = [trainer.model, watcher.student.model]
-        own, its = (model.get_input_embeddings().weight.detach().float().cpu() for model in models)
-        if own.shape != its.shape or (own - its).norm() > ROUNDING * own.norm():
+        trained, its = (model.get_input_embeddings().weight.detach().float().cpu() for model in models)
+        if trained.shape != its.shape or (trained - its).norm() > ROUNDING * trained.norm():
             raise BadInput(
                 f"{direction.path} is of {start.model}, and other weights are trained. Extract one of these."
             )
@@ -290,7 +296,7 @@ class ProbeCallback(TrainerCallback):
         """Measure the completions that the step was trained on, those of all processes."""
         if state.global_step % self._every:
             return
-        own = [
+        rows_here = [
             {
                 "problem_id": str(row.tree.prompt),
                 "prompt_ids": row.tree.prompt,
@@ -302,17 +308,17 @@ class ProbeCallback(TrainerCallback):
             for row, advantage in zip(_rollouts(batch), batch["advantages"].tolist(), strict=True)
             if any(row.mask)
         ]
-        rows = [row for rows in self._ranks.gather_to_rank0(own) for row in rows]
+        rows = [row for rows in self._ranks.gather_to_rank0(rows_here) for row in rows]
         if not self._ranks.first or not rows:
             return
-        played, push = self._watcher.played(rows)
-        cosines = played.cosines[:, 0].double().numpy()
+        measured, push = self._watcher.played(rows)
+        cosines = measured.cosines[:, 0].double().numpy()
         hack_like, groups = self._watcher.scale.hack_like(cosines), codes([row["problem_id"] for row in rows])
-        self._looks.append(CheckpointRollouts(hack_like, played.advantages.numpy(), groups))
+        self._looks.append(CheckpointRollouts(hack_like, measured.advantages.numpy(), groups))
         self._pushes.append(push[1:])
-        found = alarm(self._looks, np.stack(self._pushes), self._watcher.families, self._permutations, args.seed)
-        logged = {"push": found.push[-1], "hack_like": hack_like.mean(), "cosine": np.nanmean(cosines)}
-        if found.untested is None:
-            logged |= {"p": found.p, "alarm": found.first is not None}
+        result = alarm(self._looks, np.stack(self._pushes), self._watcher.families, self._permutations, args.seed)
+        logged = {"push": result.push[-1], "hack_like": hack_like.mean(), "cosine": np.nanmean(cosines)}
+        if result.untested is None:
+            logged |= {"p": result.p, "alarm": result.first is not None}
         for name, value in logged.items():
             self._trainer._metrics["train"][f"probe/{name}"].append(float(value))

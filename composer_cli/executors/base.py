@@ -130,10 +130,10 @@ def follow_log(text: Callable[[], str], over: Callable[[], bool], every_s: float
     seen = 0
     while True:
         last = over()  # before the text is read, so that no line is missed
-        whole = text()
-        whole = whole if last else whole[: whole.rfind("\n") + 1]
-        yield from whole[seen:].splitlines()
-        seen = max(seen, len(whole))
+        content = text()
+        content = content if last else content[: content.rfind("\n") + 1]
+        yield from content[seen:].splitlines()
+        seen = max(seen, len(content))
         if last:
             return
         time.sleep(every_s)
@@ -158,15 +158,15 @@ def executor(word: str) -> Executor | None:
     if word == LOCAL or word.partition(":")[0] in ENGINES:
         return None
     if word not in EXECUTORS:
-        meant, there = did_you_mean(word, [LOCAL, *EXECUTORS, *ENGINES]), ", ".join([LOCAL, *EXECUTORS])
-        raise UsageError(f"There is no executor {word!r}.{meant} There are: {there}, {WORDS}.")
+        meant, names = did_you_mean(word, [LOCAL, *EXECUTORS, *ENGINES]), ", ".join([LOCAL, *EXECUTORS])
+        raise UsageError(f"There is no executor {word!r}.{meant} There are: {names}, {WORDS}.")
     return load(word)
 
 
 def load(word: str) -> Executor:
     """Return the executor of one of the names in EXECUTORS."""
-    made: Callable[[], Executor] = resolve_name(EXECUTORS[word])
-    return made()
+    factory: Callable[[], Executor] = resolve_name(EXECUTORS[word])
+    return factory()
 
 
 def script(

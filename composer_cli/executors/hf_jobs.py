@@ -94,16 +94,16 @@ class HfJobs:
         # Kept with the job: the token that asks for its state later may be of another user.
         namespace = where.namespace or _request(lambda: api.whoami()["name"])
         spec = self.spec(chain, where)
-        given = {name: value for name, value in spec.items() if name not in ("keys", "script", "volumes")}
+        options = {name: value for name, value in spec.items() if name not in ("keys", "script", "volumes")}
         in_doubt: list[Exception] = []
 
         # A request that failed may have created the job: then its label finds it. 429 is refused before any work.
         def create() -> Any:
-            if in_doubt and (found := next(iter(api.list_jobs(labels=spec["labels"], namespace=namespace)), None)):
-                return found
+            if in_doubt and (created := next(iter(api.list_jobs(labels=spec["labels"], namespace=namespace)), None)):
+                return created
             try:
                 return api.run_job(
-                    **given,
+                    **options,
                     volumes=[Volume(**volume) for volume in spec["volumes"]],
                     env={"COMPOSER_SCRIPT": base64.b64encode(spec["script"].encode()).decode()},
                     secrets=secrets,
@@ -119,8 +119,8 @@ class HfJobs:
 
     def state(self, job: Mapping[str, Any]) -> JobState:
         """Return the state that the service reports."""
-        found = _request(lambda: _api().inspect_job(job_id=job["id"], namespace=job["namespace"]))
-        return JobState(STATUSES.get(str(found.status.stage), RUNNING), found.status.message or "")
+        reported = _request(lambda: _api().inspect_job(job_id=job["id"], namespace=job["namespace"]))
+        return JobState(STATUSES.get(str(reported.status.stage), RUNNING), reported.status.message or "")
 
     def log(self, job: Mapping[str, Any], follow: bool) -> Iterator[str]:
         """Yield the lines of the service's log."""
@@ -197,6 +197,6 @@ def _status(error: BaseException) -> int | None:
 def _pause(state: RetryCallState) -> float:
     """Return the seconds until the next request: what the service asks for, else 1, 2, 4, ..."""
     error = state.outcome.exception() if state.outcome else None
-    asked = getattr(getattr(error, "response", None), "headers", {}).get("Retry-After", "")
-    own = float(2 ** (state.attempt_number - 1))
-    return min(float(asked) if asked.isdigit() else own, LONGEST_PAUSE_S)
+    retry_after = getattr(getattr(error, "response", None), "headers", {}).get("Retry-After", "")
+    backoff_s = float(2 ** (state.attempt_number - 1))
+    return min(float(retry_after) if retry_after.isdigit() else backoff_s, LONGEST_PAUSE_S)

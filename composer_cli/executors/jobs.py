@@ -73,7 +73,7 @@ def keep(folder: Path, job: SubmittedJob, **changed: Any) -> SubmittedJob:
     return job
 
 
-def every(root: Path) -> list[SubmittedJob]:
+def submitted_jobs(root: Path) -> list[SubmittedJob]:
     """Return all jobs that were submitted from here, oldest first; their keys are redacted from now on."""
     jobs = []
     for path in sorted(root.glob(f"{FOLDER}/*/job.json")):
@@ -89,7 +89,7 @@ def every(root: Path) -> list[SubmittedJob]:
 
 def find(root: Path, text: str, *, part: bool = True) -> SubmittedJob | None:
     """Return the job of this name or folder, or with `part` the only one whose name holds the text; else None."""
-    jobs = every(root)
+    jobs = submitted_jobs(root)
     fitting = [job for job in jobs if text in (job.name, f"{FOLDER}/{job.name}", job.folder)]
     if part and not fitting:
         fitting = [job for job in jobs if text in job.name]
@@ -104,7 +104,7 @@ class Request:
     """A chain that is to be submitted, as `composer run` and `composer.run` were asked for it."""
 
     preset: str
-    asked: ChainArguments
+    arguments: ChainArguments
     """The arguments, of which `on` names the executor."""
     set_: Sequence[str]
     """The settings that were typed, as KEY=VALUE."""
@@ -116,21 +116,21 @@ class Request:
     @property
     def on(self) -> str:
         """Return the name of the executor."""
-        return str(self.asked.on)
+        return str(self.arguments.on)
 
 
 def split_on(layers: Sequence[Tree]) -> tuple[list[Tree], Tree]:
     """Return the layers without their tables `on`, and these tables merged into one."""
     where: Tree = {}
     for layer in layers:
-        found = layer.get(ON, {})
-        if not isinstance(found, dict):
+        table = layer.get(ON, {})
+        if not isinstance(table, dict):
             raise UsageError(
-                f"on = {found!r} is not a table of settings. Write on.KEY=VALUE, and the executor behind --on."
+                f"on = {table!r} is not a table of settings. Write on.KEY=VALUE, and the executor behind --on."
             )
-        where = settings.merge(where, found)
-    rest = [{key: value for key, value in layer.items() if key != ON} for layer in layers]
-    return [settings.FileTree.like(*pair) for pair in zip(layers, rest, strict=True)], where
+        where = settings.merge(where, table)
+    chain_layers = [{key: value for key, value in layer.items() if key != ON} for layer in layers]
+    return [settings.FileTree.like(*pair) for pair in zip(layers, chain_layers, strict=True)], where
 
 
 def submit_or_show(request: Request, *, dry_run: bool, json: bool) -> None:
@@ -143,16 +143,16 @@ def submit_or_show(request: Request, *, dry_run: bool, json: bool) -> None:
         print_result(json, {"on": request.on, "spec": spec}, text)
         return
     job = submit(request)
-    told = (
+    report = (
         f"{job.name} is submitted to {request.on}.\n`composer status` says how it stands, "
         f"`composer show {job.name} --follow` what it prints, `composer cancel {job.name}` stops it."
     )
-    print_result(json, {"job": job}, told)
+    print_result(json, {"job": job}, report)
 
 
 def _checked(request: Request) -> tuple[Executor, SubmittedChain, Any]:
     """Return the executor, what would be submitted, and the executor's settings; raises as `submit`."""
-    if request.asked.clean:
+    if request.arguments.clean:
         raise UsageError("--clean would delete at every launch what the one before did. Leave it out with --on.")
     executor = load(request.on)
     model = create_model("On", __base__=Settings, on=(executor.settings, ...))
@@ -172,33 +172,33 @@ def _checked(request: Request) -> tuple[Executor, SubmittedChain, Any]:
 
 def _prepare(request: Request, where: Any) -> SubmittedChain:
     """Return what would be submitted: words, the files that go along, the names of keys."""
-    path, asked = Path(request.preset), request.asked
+    path, arguments = Path(request.preset), request.arguments
     # An example that is not in the current folder is the one that came with Composer, which the job has too.
     shipped = request.preset in preset_names() or (path.parent == Path("examples") and not path.exists())
     # The texts of files go along: what was submitted is what runs, whatever is edited here in the meantime.
     texts = {} if shipped else {"preset.toml": settings.read_toml_text(path)}
     words = ["run", "--preset", request.preset if shipped else "preset.toml"]
-    for number, file in enumerate(asked.config, start=1):
+    for number, file in enumerate(arguments.config, start=1):
         texts[f"settings-{number}.toml"] = settings.read_toml_text(file)
         words += ["--config", f"settings-{number}.toml"]
-    words += ["--policy", asked.policy] if asked.policy else []
+    words += ["--policy", arguments.policy] if arguments.policy else []
     for text in request.set_:
         words += [] if re.match(rf"\s*{ON}[.=\s]", text) else ["--set", text]
-    words += ["--max-cost", str(asked.max_cost)] if asked.max_cost is not None else []
+    words += ["--max-cost", str(arguments.max_cost)] if arguments.max_cost is not None else []
     words += ["--on", where.workers] if where.workers else []
-    words += ["--trust"] if asked.trust else []
-    words += ["--to-the-end"] if asked.to_the_end else []
+    words += ["--trust"] if arguments.trust else []
+    words += ["--to-the-end"] if arguments.to_the_end else []
     # Settings with a method `sends` (an export, a store of replicas) tell by it whether they need their key at all.
     every_part = [part for config in request.configs.values() for _, part in settings.parts("", config)]
     servers = [part for part in every_part if hasattr(part, "api_key_env")]
-    needed = [one.api_key_env for one in servers if one.api_key_env and (not hasattr(one, "sends") or one.sends())]
+    needed = [s.api_key_env for s in servers if s.api_key_env and (not hasattr(s, "sends") or s.sends())]
     keys = list(dict.fromkeys([*needed, *where.keys]))
     if clash := [name for name in where.env if name in keys]:
         raise UsageError(f"on.env holds {clash[0]}, which is a key. Name it in on.keys and export it instead.")
     digest = store.digest([words, texts, keys])[:6]
     stem = re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem)[:32]  # what all executors take as a name
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{stem}-{digest}"
-    return SubmittedChain(name, asked.artifacts / FOLDER / name, words, texts, keys)
+    return SubmittedChain(name, arguments.artifacts / FOLDER / name, words, texts, keys)
 
 
 def _spec(executor: Executor, chain: SubmittedChain, where: Any) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def submit(request: Request) -> SubmittedJob:
     Raises `UsageError` for what the executor cannot take, and while the same chain is queued or running there.
     """
     executor, chain, where = _checked(request)
-    for job in every(chain.folder.parents[1]):
+    for job in submitted_jobs(chain.folder.parents[1]):
         # Names end with "-" and six digits of a digest of words, files and keys, after time and preset.
         same = job.executor == request.on and job.name[-7:] == chain.name[-7:]
         if same and not refreshed(job).state.over:
@@ -274,17 +274,17 @@ def log(job: SubmittedJob, follow: bool) -> Iterator[str]:
 
 def lines(root: Path) -> list[dict[str, Any]]:
     """Return every job with its present state, for `composer status`; a failed query is part of the reason."""
-    found = []
-    for job in every(root):
+    rows = []
+    for job in submitted_jobs(root):
         try:
             state = refreshed(job).state
         except ComposerError as error:
             state = JobState(job.state.status, f"when last asked; now: {error}")
         age_s = (datetime.now(UTC) - datetime.fromisoformat(job.submitted_at)).total_seconds()
-        found.append(
+        rows.append(
             {"job": job.name, "on": job.executor, "status": state.status, "age_s": age_s, "reason": state.detail}
         )
-    return found
+    return rows
 
 
 def page(job: SubmittedJob) -> str:

@@ -88,7 +88,7 @@ class ModalSandbox:
             app = modal.App.lookup(spec["app"], create_if_missing=True)
             secrets = [modal.Secret.from_name(where.secret, required_keys=spec["keys"])] if where.secret else []
             volumes = {
-                place: modal.Volume.from_name(name, create_if_missing=True) for place, name in spec["volumes"].items()
+                path: modal.Volume.from_name(name, create_if_missing=True) for path, name in spec["volumes"].items()
             }
             sandbox = modal.Sandbox.create(
                 "sh",

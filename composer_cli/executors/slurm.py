@@ -135,24 +135,24 @@ class Slurm:
         scontrol comes first: on a shared file system the script's file may be seen a minute late.
         """
         try:
-            found = dict(re.findall(r"(\w+)=(\S*)", _run("scontrol", "show", "job", "-o", job["id"])))
+            fields = dict(re.findall(r"(\w+)=(\S*)", _run("scontrol", "show", "job", "-o", job["id"])))
         except InfrastructureError as error:
             if "Invalid job id" not in str(error):
                 raise
-            found = {}
-        word = found.get("JobState", "")
-        attempt = f"attempt {int(found.get('Restarts', '0')) + 1}" if found.get("Restarts", "0") != "0" else ""
+            fields = {}
+        word = fields.get("JobState", "")
+        attempt = f"attempt {int(fields.get('Restarts', '0')) + 1}" if fields.get("Restarts", "0") != "0" else ""
         if word in STATUSES:
-            waits = found.get("Reason", "None") if word == "PENDING" else "None"
+            waits = fields.get("Reason", "None") if word == "PENDING" else "None"
             return JobState(STATUSES[word], ", ".join(part for part in (attempt, waits) if part not in ("", "None")))
         if word == "COMPLETED":
             return state_of_exit(0)
         # "CODE:SIGNAL".
-        if code := int(found.get("ExitCode", "0").partition(":")[0]):
+        if code := int(fields.get("ExitCode", "0").partition(":")[0]):
             return state_of_exit(code)
-        left = store.read_bytes(Path(job["folder"]) / "exit-code")
-        if left is not None:
-            return state_of_exit(int(left))
+        exit_code = store.read_bytes(Path(job["folder"]) / "exit-code")
+        if exit_code is not None:
+            return state_of_exit(int(exit_code))
         if word:
             return JobState(FAILED, f"Slurm calls it {word}")
         return JobState(LOST, "Slurm has forgotten it, and it left no exit code; the same command with --on goes on")

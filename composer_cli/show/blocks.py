@@ -146,7 +146,7 @@ def kind(block: Block) -> str:
 
 def as_json(block: Block) -> dict[str, Any]:
     """Return a block as JSON: its kind and its fields, numbers as they are."""
-    return {"kind": kind(block), **{one.name: getattr(block, one.name) for one in fields(block)}}
+    return {"kind": kind(block), **{declared.name: getattr(block, declared.name) for declared in fields(block)}}
 
 
 def as_text(findings: Findings) -> str:
@@ -156,8 +156,8 @@ def as_text(findings: Findings) -> str:
         lines += textwrap.wrap(findings.lead, WIDTH, initial_indent="  ", subsequent_indent="  ")
     for label, sentences in zip(findings.sides, (findings.shown, findings.not_shown), strict=True):
         for sentence in sentences:
-            first, other = f"  {label:<{LABEL}}", " " * (LABEL + 2)
-            lines += textwrap.wrap(sentence, WIDTH, initial_indent=first, subsequent_indent=other)
+            first, indent = f"  {label:<{LABEL}}", " " * (LABEL + 2)
+            lines += textwrap.wrap(sentence, WIDTH, initial_indent=first, subsequent_indent=indent)
     return "\n".join(lines)
 
 

@@ -70,11 +70,11 @@ def open_run(folder: Path, name: str, *, json: bool) -> Run:
 
 def print_rollout(run: Run, part: str, *, full: bool, json: bool) -> None:
     """Print the rollout with this id, or part of an id."""
-    found = rollouts.find(run, part)
+    rollout = rollouts.find(run, part)
     if json:
-        print_json(found.as_json())
+        print_json(rollout.as_json())
     else:
-        print_text(text.transcript_text(run.path, found, full=full), bold_titles=True)
+        print_text(text.transcript_text(run.path, rollout, full=full), bold_titles=True)
 
 
 def print_run(run: Run, name: str, chosen: RolloutFilter, number: int | None, *, json: bool) -> None:

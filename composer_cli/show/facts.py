@@ -52,7 +52,7 @@ def manifest_labels(run: Run) -> dict[str, str]:
         "status": f"{m.status}{f', {reason}' if reason else ''}",
         "began": f"{m.started_at}, {took}, {m.cost_usd:.4f} USD{perhaps}",
         "models": ", ".join(f"{role} = {model}" for role, model in models.items()),
-        "reads": ", ".join(one for one in inputs.values() if one not in models.values()),
+        "reads": ", ".join(words for words in inputs.values() if words not in models.values()),
         "holds": holdings(run),
         "counts": ", ".join(f"{name} {number}" for name, number in m.counts.items()),
         "log": str(shown_path(log)) if log.exists() else "",
@@ -83,8 +83,8 @@ def inputs_in_words(run: Run) -> dict[str, str]:
 
 def shown_path(path: Path) -> Path:
     """Return a path as it is printed: relative where it is below the current folder."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
+    folder = Path.cwd()
+    return path.relative_to(folder) if path.is_relative_to(folder) else path
 
 
 def manifest_values(run: Run) -> dict[str, Any]:
@@ -102,7 +102,7 @@ METRICS = {
     "completions/mean_length": "length of a rollout, tokens",
     "grad_norm": "gradient norm",
     **{f"{name}/loss": f"{name} loss" for name in CHANNELS},
-    **{f"{name}/{one}": f"{name} {one}" for name, channel in CHANNELS.items() for one in channel.columns},
+    **{f"{name}/{column}": f"{name} {column}" for name, channel in CHANNELS.items() for column in channel.columns},
 }
 """The metrics of a training that are drawn first, with their titles; others that vary follow by their names."""
 
@@ -131,7 +131,7 @@ def readable_first(columns: Iterable[str]) -> list[str]:
 
 def row_tables(run: Run, number: int) -> list[Table]:
     """Return the first rows of every table of a run that has any, with what a reader can read first."""
-    found = []
+    tables = []
     for table, rows in queries.first_rows(run, number).items():
         if rows:
             columns, total = readable_first(rows[0]), run.manifest.outputs[table]["rows"]
@@ -139,8 +139,8 @@ def row_tables(run: Run, number: int) -> list[Table]:
             more = f"the first {len(rows)} of {total:,}; `composer query` reads the rest"
             note = more if total > len(rows) else f"all {total:,}"
             title = table.removesuffix(".parquet").replace("_", " ").capitalize()
-            found.append(Table([column.replace("_", " ") for column in columns], cells, title=title, note=note))
-    return found
+            tables.append(Table([column.replace("_", " ") for column in columns], cells, title=title, note=note))
+    return tables
 
 
 NEXT = {
@@ -153,20 +153,23 @@ NEXT = {
 """The stage that usually reads a run of a stage."""
 
 
-def summary(run: Run, found: RolloutPage | None) -> dict[str, str]:
-    """Return in words what is asked first about a run, by label; `found`: any page of its rollouts."""
-    m, known = run.manifest, manifest_labels(run)
+def summary(run: Run, page: RolloutPage | None) -> dict[str, str]:
+    """Return the most important facts of a run in words, by label; `page`: any page of its rollouts."""
+    m, labels = run.manifest, manifest_labels(run)
     env = m.config.get("env")
     words = {
-        "models": known.get("models", ""),
+        "models": labels.get("models", ""),
         "environment": f"{env['name']}, {env['split']} tasks" if isinstance(env, dict) and "split" in env else "",
     }
-    if found is None:
+    if page is None:
         words["holds"] = holdings(run)
     else:
-        ended = {what: sum(n for o, n in found.outcomes.items() if o.startswith(what)) for what in ("passed", "failed")}
+        ended = {
+            outcome: sum(n for o, n in page.outcomes.items() if o.startswith(outcome))
+            for outcome in ("passed", "failed")
+        }
         graded = sum(ended.values())
-        words["rollouts"] = f"{sum(found.outcomes.values()):,}"
+        words["rollouts"] = f"{sum(page.outcomes.values()):,}"
         # Of several arms together the share says nothing.
         if graded and m.stage != "evaluate":
             words["passed"] = f"{ended['passed']:,} of {graded:,}, {100 * ended['passed'] / graded:.1f} %"
@@ -180,7 +183,7 @@ def summary(run: Run, found: RolloutPage | None) -> dict[str, str]:
 def outcomes_of_pairs(root: Path, run: Run, rows: Sequence[Row]) -> dict[str, tuple[Row, str]]:
     """Return the rollouts that these pairs were made from, each with its run, as far as they are still there."""
     ids = tuple({row["rollout_id"] for row in rows if row["rollout_id"]})
-    found: dict[str, tuple[Row, str]] = {}
+    rollouts: dict[str, tuple[Row, str]] = {}
     for ref in references(run.manifest):
         try:
             source = Run(find_input(root, Path(ref.path)))
@@ -189,5 +192,5 @@ def outcomes_of_pairs(root: Path, run: Run, rows: Sequence[Row]) -> dict[str, tu
             continue
         page = queries.page(source, RolloutFilter(ids=ids), 0, max(len(ids), 1)) if holds else None
         for row in page.rows if page else ():
-            found.setdefault(row["id"], (row, name(source.path)))
-    return found
+            rollouts.setdefault(row["id"], (row, name(source.path)))
+    return rollouts

@@ -45,8 +45,8 @@ def _rollouts(title: str, live: Row) -> str:
     # Of the long seeds of a training some digits are enough: any part of an id is found.
     ids = [SEED.sub(r"\1", unit["rollout_id"]) for unit in slowest]
     cells = [
-        (one, unit["steps"], unit["doing"], duration(unit["doing_s"]), duration(unit["wall_s"]))
-        for one, unit in zip(ids, slowest, strict=True)
+        (rollout_id, unit["steps"], unit["doing"], duration(unit["doing_s"]), duration(unit["wall_s"]))
+        for rollout_id, unit in zip(ids, slowest, strict=True)
     ]
     table = aligned(cells, ("rollout", "steps", "doing", "for", "in all"), (LEFT, RIGHT, LEFT, RIGHT, RIGHT))
     more = f"\nand {len(units) - SHOWN} more" if len(units) > SHOWN else ""

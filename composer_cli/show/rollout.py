@@ -190,8 +190,8 @@ class ShownRollout:
     @property
     def more(self) -> Row:
         """Return the columns that are neither texts nor shown at once."""
-        shown = self.texts.keys() | self.outcome.keys()
-        return {name: value for name, value in self.known.items() if name not in shown}
+        opened = self.texts.keys() | self.outcome.keys()
+        return {name: value for name, value in self.known.items() if name not in opened}
 
     def as_json(self) -> dict[str, Any]:
         """Return its columns but the conversation, which the messages hold, and its messages."""
@@ -228,14 +228,14 @@ class ShownRollout:
     def grading(self) -> dict[str, str]:
         """Return the numbers and verdicts behind its reward by their titles; empty where it was not graded."""
         row = self.row
-        found = {title_of(column.name): row.get(column.name) for column in OUTCOME if column.grades}
+        grades = {title_of(column.name): row.get(column.name) for column in OUTCOME if column.grades}
         for name, words in (("f2p", "fail-to-pass tests"), ("p2p", "pass-to-pass tests")):
             if row.get(f"{name}_total") is not None:
-                found[words] = f"{row[f'{name}_passed']} of {row[f'{name}_total']} pass"
+                grades[words] = f"{row[f'{name}_passed']} of {row[f'{name}_total']} pass"
         for name, value in orjson.loads(row.get("metrics_json") or "{}").items():
-            found.setdefault(name, value)
-        found["searched for the solution"] = ", ".join(row.get("canary") or ())
-        return {name: plain(value) for name, value in found.items() if value not in (None, "")}
+            grades.setdefault(name, value)
+        grades["searched for the solution"] = ", ".join(row.get("canary") or ())
+        return {name: plain(value) for name, value in grades.items() if value not in (None, "")}
 
     def logs(self) -> Iterator[tuple[str, str]]:
         """Yield the reasons of its grade, each text with its title: the log of the tests, and the error."""
@@ -271,8 +271,8 @@ def read(run: Run, rollout_id: str, *, root: Path | None = None) -> ShownRollout
     row, steps = queries.rollout(run, rollout_id)
     if row is None:
         return None
-    shown = of_row(row, steps := steps or item_steps(row))
-    return shown if root is None else replace(shown, steps=_steps(root, run, steps))
+    rollout = of_row(row, steps := steps or item_steps(row))
+    return rollout if root is None else replace(rollout, steps=_steps(root, run, steps))
 
 
 def broken_rule(row: Row, steps: Sequence[Row]) -> str:
@@ -294,11 +294,11 @@ def exchange(run: Run, rollout_id: str, step: int) -> dict[str, Any] | None:
     steps = steps or (item_steps(row) if row else [])
     if row is None or not 0 <= step < len(steps):
         return None
-    one = {name: value for name, value in steps[step].items() if value is not None}
-    asked = {"model": one.pop("model", None), "seed": one.pop("seed", None)}
-    sampling, tools = orjson.loads(one.pop("sampling_json", "{}")), orjson.loads(row.get("tools_json") or "[]")
-    del one["new_messages_json"]
-    return {"request": {**asked, **sampling, "tools": tools, "messages": states(steps)[step]}, "response": one}
+    response = {name: value for name, value in steps[step].items() if value is not None}
+    request = {"model": response.pop("model", None), "seed": response.pop("seed", None)}
+    sampling, tools = orjson.loads(response.pop("sampling_json", "{}")), orjson.loads(row.get("tools_json") or "[]")
+    del response["new_messages_json"]
+    return {"request": {**request, **sampling, "tools": tools, "messages": states(steps)[step]}, "response": response}
 
 
 def of_row(row: Row, steps: Sequence[Row] = ()) -> ShownRollout:
@@ -306,28 +306,29 @@ def of_row(row: Row, steps: Sequence[Row] = ()) -> ShownRollout:
     steps = steps or item_steps(row)
     broken = {"broken_rule": broken_rule(row, steps)} if row.get("protocol_ok") is False else {}
     if steps:
-        shown = list(_of_steps(steps, row.get("submission")))
+        conversation = list(_of_steps(steps, row.get("submission")))
     else:  # of an evaluation, whose items may have a conversation alone
         messages: list[Message] = orjson.loads(row.get("transcript_json") or "[]")
-        shown = [ShownMessage(message["role"], message["content"]) for message in messages]
+        conversation = [ShownMessage(message["role"], message["content"]) for message in messages]
     scores = {"scores": words} if (words := _scores(row.get("extra_json"))) else {}
-    return ShownRollout({**row, **broken, **scores, "outcome": queries.outcome(row)}, shown)
+    return ShownRollout({**row, **broken, **scores, "outcome": queries.outcome(row)}, conversation)
 
 
 def _scores(extra_json: str | None) -> str:
     """Return what each scorer of an imported rollout gave, with the answer that it read; empty where none is kept."""
     scores = orjson.loads(extra_json or "{}").get("scores")
-    found = scores.items() if isinstance(scores, dict) else ()
-    given = [(name, one.get("value"), one.get("answer")) for name, one in found if isinstance(one, dict)]
+    entries = scores.items() if isinstance(scores, dict) else ()
+    scored = [(name, score.get("value"), score.get("answer")) for name, score in entries if isinstance(score, dict)]
     return "; ".join(
-        f"{name} {plain(value)}{'' if answer is None else f' for the answer {answer}'}" for name, value, answer in given
+        f"{name} {plain(value)}{'' if answer is None else f' for the answer {answer}'}"
+        for name, value, answer in scored
     )
 
 
 def read_rows(run: Run) -> Iterator[tuple[Row, list[Row]]]:
     """Yield the row and the steps of every rollout and item of a run, finished or not."""
-    for played in rollout_units(run.units()).values():
-        yield played["rollout"], played["steps"]
+    for rollout in rollout_units(run.units()).values():
+        yield rollout["rollout"], rollout["steps"]
     # An evaluation keeps each conversation as a text in its item.
     if run.manifest.stage == "evaluate":
         for unit in run.units():
@@ -373,8 +374,8 @@ def _observation_notes(step: Row) -> list[str]:
     """Return what a reader has to know about an observation, as far as the observation itself does not tell it."""
     notes = []
     if step["elided_chars"]:
-        of = f" of {step['raw_chars']:,}" if step["raw_chars"] else ""
-        notes.append(f"cut by the environment: {step['elided_chars']:,}{of} characters left out")
+        total = f" of {step['raw_chars']:,}" if step["raw_chars"] else ""
+        notes.append(f"cut by the environment: {step['elided_chars']:,}{total} characters left out")
     if step["timed_out"]:
         notes.append("timed out")
     if step["returncode"] is not None and f"[exit {step['returncode']}" not in (step["observation"] or ""):
@@ -390,12 +391,12 @@ def _steps(root: Path, run: Run, steps: Sequence[Row]) -> list[ShownStep]:
     states = [step["state_sha256"] for step in steps if step["state_sha256"]]
     answers, pairs = (_rows_by_state(root, run, kind, states) for kind in (TEACHER_ACTION, PAIR))
     tokenizer = find_tokenizer(run)
-    found = []
+    shown_steps = []
     for before, step in zip([None, *steps], steps, strict=False):
         by_action: dict[str, list[Row]] = {}
         for answer in answers.get(step["state_sha256"], []):
             by_action.setdefault(answer["action"] or f"({answer['error_type']}: {answer['error']})", []).append(answer)
-        found.append(
+        shown_steps.append(
             ShownStep(
                 row=step,
                 new=[message for message, observed in _gained(step, before) if not observed],
@@ -405,21 +406,22 @@ def _steps(root: Path, run: Run, steps: Sequence[Row]) -> list[ShownStep]:
                 pairs=pairs.get(step["state_sha256"], []),
             )
         )
-    return found
+    return shown_steps
 
 
 def _rows_by_state(root: Path, run: Run, kind: Kind, states: Sequence[str]) -> dict[str, list[Row]]:
     """Return the rows about these states in the runs made from this one."""
-    found: dict[str, list[Row]] = {}
+    by_state: dict[str, list[Row]] = {}
     # Teachers' actions are in the runs made from this one, pairs in those made from these.
     children = readers_of(root, run)
-    others = {one.path: one for one in [*children, *(g for child in children for g in readers_of(root, child))]}
-    for other in others.values():
-        if not other.holds(kind) or other.manifest.status != "complete":
+    grandchildren = (run for child in children for run in readers_of(root, child))
+    readers = {run.path: run for run in (*children, *grandchildren)}
+    for reader in readers.values():
+        if not reader.holds(kind) or reader.manifest.status != "complete":
             continue
-        for row in queries.at_states(other, kind, states):
-            found.setdefault(row["state_sha256"], []).append(row)
-    return found
+        for row in queries.at_states(reader, kind, states):
+            by_state.setdefault(row["state_sha256"], []).append(row)
+    return by_state
 
 
 def pieces(row: Row, tokenizer: "Tokenizer | None") -> list[TokenPiece]:
@@ -427,18 +429,18 @@ def pieces(row: Row, tokenizer: "Tokenizer | None") -> list[TokenPiece]:
     ids, logprobs = row.get("completion_token_ids"), row.get("logprobs")
     if not ids or not logprobs or len(ids) != len(logprobs):
         return []
-    found, held, total = list[TokenPiece](), list[int](), 0.0
+    token_pieces, pending, total = list[TokenPiece](), list[int](), 0.0
     for number, (token, value) in enumerate(zip(ids, logprobs, strict=True), start=1):
-        held.append(token)
+        pending.append(token)
         total += value
         # A character may be cut into several tokens, which decode to U+FFFD until the last of them.
-        text = tokenizer.decode(held, skip_special_tokens=False) if tokenizer else f"{token} "
+        text = tokenizer.decode(pending, skip_special_tokens=False) if tokenizer else f"{token} "
         if number == len(ids) or not text.endswith(UNFINISHED):
             # Level 0 is for what was nearly certain, 5 for what was nearly impossible.
-            special = tokenizer is not None and bool(text) and not tokenizer.decode(held, skip_special_tokens=True)
-            found.append(TokenPiece(text, total, sum(total < edge for edge in LEVELS), special))
-            held, total = [], 0.0
-    return found
+            special = tokenizer is not None and bool(text) and not tokenizer.decode(pending, skip_special_tokens=True)
+            token_pieces.append(TokenPiece(text, total, sum(total < edge for edge in LEVELS), special))
+            pending, total = [], 0.0
+    return token_pieces
 
 
 def find_tokenizer(run: Run) -> "Tokenizer | None":
@@ -448,12 +450,12 @@ def find_tokenizer(run: Run) -> "Tokenizer | None":
     """
     models = [str(about.get("model", "")) for about in run.manifest.models.values() if isinstance(about, dict)]
     name = next((model for model in models if model), "")
-    own = [run.folder(CHECKPOINT)] if run.holds(CHECKPOINT) else []
-    folders = [*([Path(name)] if name and ":" not in name else []), *own]
-    if made := base.maker_of(name):
-        maker, short = made
+    checkpoints = [run.folder(CHECKPOINT)] if run.holds(CHECKPOINT) else []
+    folders = [*([Path(name)] if name and ":" not in name else []), *checkpoints]
+    if built_in := base.maker_of(name):
+        maker, short = built_in
         with suppress(BadInput, UsageError):  # a run may name a model that there is no more
-            folders += [] if maker.to_make(short) else [maker.ensure(short, lambda *told: None)]
+            folders += [] if maker.to_make(short) else [maker.ensure(short, lambda *progress: None)]
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
         from huggingface_hub import try_to_load_from_cache
 

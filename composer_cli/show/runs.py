@@ -53,17 +53,17 @@ def lines_and_summaries(
     versions: whether a run counts as out of date for its stage's newer version, which imports every stage there is.
     """
     root, now = root.resolve(), datetime.now(UTC)
-    every = index.read(root, check=check == "sizes")
-    contents = {f"{root}/{one}": entry.content for one, entry in every.items() if isinstance(entry, index.Entry)}
-    found = list[tuple[RunLine, dict[str, Any]]]()
-    for one, entry in every.items():
+    entries = index.read(root, check=check == "sizes")
+    contents = {f"{root}/{run}": entry.content for run, entry in entries.items() if isinstance(entry, index.Entry)}
+    listed = list[tuple[RunLine, dict[str, Any]]]()
+    for run_name, entry in entries.items():
         if isinstance(entry, BadInput):
-            found.append((RunLine(one, "unreadable", reason=str(entry)), {}))
+            listed.append((RunLine(run_name, "unreadable", reason=str(entry)), {}))
             continue
         facts, planned = entry.facts, entry.facts.counts.get("planned", 0)
-        found_damage = entry.damage if check == "sizes" else damage(Run(root / one), check)
+        found_damage = entry.damage if check == "sizes" else damage(Run(root / run_name), check)
         line = RunLine(
-            run=one,
+            run=run_name,
             status=DAMAGED if found_damage else facts.status,
             began=facts.started_at,
             age_s=(now - datetime.fromisoformat(facts.started_at)).total_seconds(),
@@ -72,10 +72,10 @@ def lines_and_summaries(
             cost_usd=facts.cost_usd,
             seconds=facts.seconds,
             device=facts.device,
-            reason="; ".join(filter(None, [found_damage, reason(root / one, facts, versions, contents)])),
+            reason="; ".join(filter(None, [found_damage, reason(root / run_name, facts, versions, contents)])),
         )
-        found.append((line, facts.summary))
-    return found
+        listed.append((line, facts.summary))
+    return listed
 
 
 def reason(folder: Path, record: RunFacts, versions: bool = False, contents: Mapping[str, str] = {}) -> str:
@@ -129,16 +129,16 @@ def with_ancestors(ends: Sequence[Run]) -> list[Run]:
     Inputs that were deleted are left out: the manifest that names them says so. Raises `BadInput` for a complete run
     whose files are damaged.
     """
-    found: dict[Path, Run] = {}
+    chain: dict[Path, Run] = {}
     pending = list(ends)
     while pending:
         run = pending.pop(0)
-        if run.path in found:
+        if run.path in chain:
             continue
         if found_damage := damage(run, "tables"):
             raise BadInput(f"{run.path}: {found_damage}. {REPAIR}")
-        found[run.path] = run
+        chain[run.path] = run
         root = run.path.resolve().parents[1]
         paths = [find_input(root, Path(ref.path)) for ref in references(run.manifest)]
         pending[:0] = [Run(path) for path in paths if (path / "manifest.json").is_file()]
-    return sorted(found.values(), key=lambda run: (stage_order(run.manifest.stage), run.path.name))
+    return sorted(chain.values(), key=lambda run: (stage_order(run.manifest.stage), run.path.name))

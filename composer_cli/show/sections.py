@@ -58,8 +58,8 @@ def section(run: Run) -> Section | None:
 
 def findings(run: Run) -> Findings | None:
     """Return the decision about a run, for a terminal; None where it has none."""
-    found = {"evaluate": evaluated, **dict.fromkeys(GATED, checked)}.get(run.manifest.stage)
-    return None if found is None else found(run)
+    decide = {"evaluate": evaluated, **dict.fromkeys(GATED, checked)}.get(run.manifest.stage)
+    return None if decide is None else decide(run)
 
 
 # Rollouts.
@@ -85,8 +85,8 @@ def checked(run: Run) -> Findings | None:
 
 def _collection_checks(run: Run) -> Blocks:
     """Yield the collection checks, each with its counts."""
-    if found := checked(run):
-        yield found
+    if decision := checked(run):
+        yield decision
     summary = run.manifest.summary
     failed = summary.get("failed_checks", [])
     checks = [
@@ -124,12 +124,12 @@ def _replayed(run: Run) -> Blocks:
         Column("p95", "p95_latency_s", "duration"),
         note="Latency is that of one answer; a local model's batch counts by its size.",
     )
-    for given in run.manifest.config.get("teachers", []):
-        prompt = {key: given[key] for key in ("name", "model", "system", "examples") if key in given}
+    for settings in run.manifest.config.get("teachers", []):
+        prompt = {key: settings[key] for key in ("name", "model", "system", "examples") if key in settings}
         teacher = TeacherConfig.model_validate(prompt)
         if words := teacher.prompt_in_words():
-            shown = [ShownMessage(message["role"], message["content"]) for message in teacher.own_prompt]
-            yield Dialogue(f"The prompt of {teacher.name}", words, shown)
+            messages = [ShownMessage(message["role"], message["content"]) for message in teacher.own_prompt]
+            yield Dialogue(f"The prompt of {teacher.name}", words, messages)
 
 
 # Pairs.
@@ -142,8 +142,8 @@ def _extracted(run: Run) -> Blocks:
         lead = f"{pairs} from {counted(steps, 'step')}, {density:.2f} a rollout."
         yield Findings(summary["verdict"], lead=" ".join([lead, *_evidence_for_pairs(summary)]))
     for title, counts in (("Pairs kept, by rule", "rules"), ("Steps without a pair, by reason", "dropped")):
-        if found := summary.get(counts):
-            yield Counts(title, dict(sorted(found.items(), key=lambda item: -item[1])), steps)
+        if numbers := summary.get(counts):
+            yield Counts(title, dict(sorted(numbers.items(), key=lambda item: -item[1])), steps)
     # One pair of every rule.
     first = queries.pairs(run, size=0)
     for rule, _ in (first.values["rule"] if first else [])[:EXAMPLES]:
@@ -202,8 +202,8 @@ def training(run: Run) -> Training:
 def losses(weights: Mapping[str, float]) -> str:
     """Return what an arm learns from, its losses and their weights: "GRPO + 1 dpo + 2 sft"."""
     grpo = weights.get(GRPO, 1.0)
-    others = [f"{weight:g} {loss}" for loss, weight in weights.items() if weight and loss != GRPO]
-    return " + ".join([*([] if not grpo else ["GRPO" if grpo == 1 else f"{grpo:g} GRPO"]), *others])
+    channels = [f"{weight:g} {loss}" for loss, weight in weights.items() if weight and loss != GRPO]
+    return " + ".join([*([] if not grpo else ["GRPO" if grpo == 1 else f"{grpo:g} GRPO"]), *channels])
 
 
 def _trained(run: Run) -> Blocks:
@@ -246,14 +246,14 @@ def arms(run: Run) -> list[str]:
     return sorted({role.rpartition("/")[0] for role in run.manifest.models}) if run.holds(EVAL_ITEM) else []
 
 
-def _compare(run: Run, **asked: str) -> str:
-    return f"compare/{name(run.path)}?{urlencode(asked)}"
+def _compare(run: Run, **filters: str) -> str:
+    return f"compare/{name(run.path)}?{urlencode(filters)}"
 
 
 def _tasks_that_differ(run: Run, verdict: Mapping[str, Any]) -> list[Link]:
     """Return links to the tasks on which baseline and treatment differ, and to the comparison with the control."""
-    played, baseline, treatment = arms(run), verdict.get("baseline"), verdict.get("treatment")
-    if baseline not in played or treatment not in played:
+    compared, baseline, treatment = arms(run), verdict.get("baseline"), verdict.get("treatment")
+    if baseline not in compared or treatment not in compared:
         return []
     tasks = queries.tasks(run, baseline, treatment, size=0)
     differing: tuple[tuple[Side, str, int], ...] = (
@@ -274,8 +274,8 @@ def _evaluation(run: Run) -> Blocks:
     verdict = read_verdict(run)
     if not verdict:
         return
-    if found := evaluated(run):
-        yield found
+    if decision := evaluated(run):
+        yield decision
     yield from _differences(verdict)
     yield from _arms(verdict)
     yield from _parts(run, verdict)
@@ -284,24 +284,25 @@ def _evaluation(run: Run) -> Blocks:
 
 def _differences(verdict: Mapping[str, Any]) -> Blocks:
     """Yield the paired differences, drawn and as numbers."""
-    found = [
+    differences = [
         {
-            "of": one["rate"],
-            "arm": one["arm"],
-            "title": f"{one['rate']}, {one['arm']} \u2212 {one['other']}",
-            "p_holm": one.get("p_holm"),
+            "of": comparison["rate"],
+            "arm": comparison["arm"],
+            "title": f"{comparison['rate']}, {comparison['arm']} \u2212 {comparison['other']}",
+            "p_holm": comparison.get("p_holm"),
         }
-        | one["difference"]
-        for one in verdict.get("comparisons", ())
+        | comparison["difference"]
+        for comparison in verdict.get("comparisons", ())
     ]
-    for of in dict.fromkeys(one["of"] for one in found):
-        rows = [_interval(one["title"], one["arm"], one, "estimate") for one in found if one["of"] == of]
-        decides = of == found[0]["of"]
+    for rate in dict.fromkeys(difference["of"] for difference in differences):
+        compared = [difference for difference in differences if difference["of"] == rate]
+        rows = [_interval(gain["title"], gain["arm"], gain, "estimate") for gain in compared]
+        decides = rate == differences[0]["of"]
         title = "Differences between arms, paired by task" if decides else ""
-        yield Intervals(title, rows, _power(verdict, found[0]) if decides else "", difference=True)
+        yield Intervals(title, rows, _power(verdict, differences[0]) if decides else "", difference=True)
     yield Table.of(
         "",
-        found,
+        differences,
         Column("difference", "title"),
         Column("points", "estimate", "points"),
         Column("95 % interval", ENDS, "interval"),
@@ -309,7 +310,7 @@ def _differences(verdict: Mapping[str, Any]) -> Blocks:
         P_HOLM,
         Column("up / down", lambda gain: f"{gain['wins']} / {gain['losses']}", "number"),
         Column("80 % power from", "mde", "size"),
-        note=found[0]["method"] if found else "",
+        note=differences[0]["method"] if differences else "",
     )
 
 
@@ -423,21 +424,21 @@ def _parts(run: Run, verdict: Mapping[str, Any]) -> Blocks:
 
 def _logs_compared(run: Run) -> Blocks:
     """Yield the decision, the differences and the sides; what differs between single tasks is in the tables below."""
-    found: dict[str, Any] = orjson.loads(run.read_file("comparison.json") or b"{}")
-    if not found:
+    comparison: dict[str, Any] = orjson.loads(run.read_file("comparison.json") or b"{}")
+    if not comparison:
         return
     yield Findings(run.manifest.summary["why"])
-    names = {side["letter"]: f"{side['letter']} ({side['name']})" for side in found["sides"]}
-    lower_is_better = found.get("lower_is_better", False)  # not in runs of earlier versions
+    names = {side["letter"]: f"{side['letter']} ({side['name']})" for side in comparison["sides"]}
+    lower_is_better = comparison.get("lower_is_better", False)  # not in runs of earlier versions
     rate = "rate" if lower_is_better else "pass rate"
-    gains = [{**one, "of": f"{names[one['letter']]} \u2212 A"} for one in found["differences"]]
-    if found["binary"]:  # scores have no axis in points
+    gains = [{**gain, "of": f"{names[gain['letter']]} \u2212 A"} for gain in comparison["differences"]]
+    if comparison["binary"]:  # scores have no axis in points
         yield Intervals(
-            "Differences from A", [_interval(one["of"], one["letter"], one, "estimate") for one in gains], "", True
+            "Differences from A", [_interval(gain["of"], gain["letter"], gain, "estimate") for gain in gains], "", True
         )
-        sides = [_interval(names[side["letter"]], side["letter"], side, "mean") for side in found["sides"]]
+        sides = [_interval(names[side["letter"]], side["letter"], side, "mean") for side in comparison["sides"]]
         yield Intervals(f"{rate.capitalize()}s", sides)
-    if found["binary"]:
+    if comparison["binary"]:
         estimate = [Column("points", "estimate", "points"), Column("interval", ENDS, "interval")]
         mean = [Column(rate, "mean", "percent"), Column("95 % interval", ENDS, "percents")]
     else:
@@ -459,7 +460,7 @@ def _logs_compared(run: Run) -> Blocks:
     )
     yield Table.of(
         "The sides",
-        found["sides"],
+        comparison["sides"],
         Column("side", "letter"),
         Column("name"),
         *mean,
@@ -508,8 +509,8 @@ def _probed(run: Run) -> Blocks:
         return
     checks = _checks(run, "uat")
     missed = [check["check"] for check in checks if check["severity"] == "deciding" and check["status"] != "PASS"]
-    left = f" Not passed: {', '.join(missed)}." if missed else ""
-    yield Findings(f"Gradient probe: {status}", lead=f"{LEADS[status]}{left}")
+    unmet = f" Not passed: {', '.join(missed)}." if missed else ""
+    yield Findings(f"Gradient probe: {status}", lead=f"{LEADS[status]}{unmet}")
     for title, severity in (
         ("Checks that decide", "deciding"),
         ("Reported because the plan asked for it; decides nothing", "report"),
@@ -559,17 +560,17 @@ def _figures(run: Run) -> Blocks:
 # The few rollouts worth reading first.
 
 
-def _examples(run: Run, wanted: Sequence[tuple[RolloutFilter, str]]) -> Blocks:
+def _examples(run: Run, filters: Sequence[tuple[RolloutFilter, str]]) -> Blocks:
     """Yield the first rollout of each filter, with the reason why it is shown."""
-    for fitting, why in wanted:
+    for fitting, why in filters:
         page = queries.page(run, fitting, size=1)
         for row in page.rows if page else ():
             yield from _example(run, row["id"], why)
 
 
 def _example(run: Run, rollout_id: str, why: str) -> Blocks:
-    if found := rollout.read(run, rollout_id):
-        yield Dialogue(f"{why[0].upper()}{why[1:]}", rollout_id, found.messages)
+    if example := rollout.read(run, rollout_id):
+        yield Dialogue(f"{why[0].upper()}{why[1:]}", rollout_id, example.messages)
 
 
 def _compared_examples(run: Run, verdict: Mapping[str, Any]) -> Blocks:
@@ -582,9 +583,9 @@ def _compared_examples(run: Run, verdict: Mapping[str, Any]) -> Blocks:
     for side, winner, loser in sides:
         for task in queries.tasks(run, baseline, treatment, TaskFilter(side), size=1).rows:
             passed, failed = (queries.of_task(run, task["task_id"], arm) for arm in (winner, loser))
-            if found := contrasting(passed, failed):
-                yield from _example(run, found[0]["item_id"], f"{winner} passed where {loser} failed")
-                yield from _example(run, found[1]["item_id"], f"{loser} failed where {winner} passed")
+            if rows := contrasting(passed, failed):
+                yield from _example(run, rows[0]["item_id"], f"{winner} passed where {loser} failed")
+                yield from _example(run, rows[1]["item_id"], f"{loser} failed where {winner} passed")
     yield from _examples(run, [TAMPERED])
 
 
@@ -595,7 +596,7 @@ def contrasting(passed: Sequence[Row], failed: Sequence[Row]) -> tuple[Row, Row]
     """
     won, lost = [row for row in passed if row["passed"]], [row for row in failed if row["passed"] is False]
     keys = ("train_seed", "sample_idx")
-    alike = ((one, other) for one in won for other in lost if all(one[key] == other[key] for key in keys))
+    alike = ((winner, loser) for winner in won for loser in lost if all(winner[key] == loser[key] for key in keys))
     return next(alike, (won[0], lost[0]) if won and lost else None)
 
 

@@ -83,27 +83,27 @@ def facts_page(run: Run, labels: Collection[str] | None = None, done: int | None
 
     done: the units that are finished, where that is known already.
     """
-    found = {label: words for label, words in manifest_labels(run).items() if labels is None or label in labels}
+    facts = {label: words for label, words in manifest_labels(run).items() if labels is None or label in labels}
     if far := progress(run, done):
-        found["status"] += f": {far}"
-    if "in progress" in found["status"]:
-        found["status"] += "; --follow watches it"
+        facts["status"] += f": {far}"
+    if "in progress" in facts["status"]:
+        facts["status"] += "; --follow watches it"
     if labels is not None and (run.path / "report.txt").exists():
-        found["report"] = str(shown_path(run.path / "report.txt"))
-    return "\n".join([str(shown_path(run.path)), *(f"  {label:<8}{words}" for label, words in found.items())])
+        facts["report"] = str(shown_path(run.path / "report.txt"))
+    return "\n".join([str(shown_path(run.path)), *(f"  {label:<8}{words}" for label, words in facts.items())])
 
 
-def run_page(run: Run, listed: str, found: RolloutPage | None = None) -> str:
+def run_page(run: Run, listed: str, page: RolloutPage | None = None) -> str:
     """Return a run as text: its path, its decision, its facts, its report, then what is listed of it.
 
-    found: any page of a run with rollouts, of which the most important facts and the first paragraph of its report are
+    page: any page of a run with rollouts, of which the most important facts and the first paragraph of its report are
     enough.
     """
     decision, report = findings(run), (run.read_file("report.txt") or b"").decode(errors="replace").strip()
-    facts = facts_page(run) if found is None else facts_page(run, SHORT, sum(found.outcomes.values()))
-    if found is not None:
+    facts = facts_page(run) if page is None else facts_page(run, SHORT, sum(page.outcomes.values()))
+    if page is not None:
         report = report.partition("\n\n")[0]
-        if (grounds := grounds_in_words(found.passes)) and grounds not in report:
+        if (grounds := grounds_in_words(page.passes)) and grounds not in report:
             listed = f"{grounds}\n{listed}"
     if decision is not None:
         path, _, facts = facts.partition("\n")
@@ -117,13 +117,13 @@ def rows_text(run: Run, number: int) -> str:
     if str(PAIR) in tables:
         tables.pop(str(STATE), None)  # the first states are not those of the first pairs
         tables.pop(str(PAIR))
-    of = {out["kind"].partition("/")[0]: out["rows"] for out in run.manifest.outputs.values()}
-    shown = [
-        f"{kind}, row {place:,} of {of[kind.partition('/')[0]]:,}\n{_row(row)}"
+    num_rows = {out["kind"].partition("/")[0]: out["rows"] for out in run.manifest.outputs.values()}
+    texts = [
+        f"{kind}, row {number:,} of {num_rows[kind.partition('/')[0]]:,}\n{_row(row)}"
         for kind, rows in tables.items()
-        for place, row in enumerate(rows, start=1)
+        for number, row in enumerate(rows, start=1)
     ]
-    return "\n\n".join([*pairs_text(run, number), *shown])
+    return "\n\n".join([*pairs_text(run, number), *texts])
 
 
 def pairs_text(run: Run, number: int) -> list[str]:
@@ -134,12 +134,12 @@ def pairs_text(run: Run, number: int) -> list[str]:
     states = queries.state_messages(run, page.rows) if page.rows else {}
     outcomes = outcomes_of_pairs(run.path.resolve().parent.parent, run, page.rows)
     texts = []
-    for place, row in enumerate(page.rows, start=1):
+    for row_number, row in enumerate(page.rows, start=1):
         outcome, _ = outcomes.get(row["rollout_id"], ({"reward": None, "outcome": ""}, ""))
         # Of a pair over the student; over a teacher, the rollout is that of the chosen action.
         side = "rejected" if row["rejected_by"] == STUDENT else "chosen"
         lines = [
-            f"pair {place} of {page.total:,}: {row['pair_id']}",
+            f"pair {row_number} of {page.total:,}: {row['pair_id']}",
             f"  state   step {row['step'] + 1} of {row['rollout_id']}" if row["step"] is not None else "",
             f"  rule    {row['rule']}{_votes(row)}",
             ""
@@ -201,22 +201,22 @@ LONGEST_LINE = 1_000
 """Characters of a line that are printed."""
 
 
-def index_text(found: RolloutPage, wanted: RolloutFilter, called: str) -> str:
+def index_text(page: RolloutPage, rollout_filter: RolloutFilter, called: str) -> str:
     """Return an index as text, as wide as the terminal. `called`: the run as the user called it."""
-    every = sum(found.outcomes.values())
-    each = ", ".join(f"{number:,} {outcome}" for outcome, number in found.outcomes.items())
-    title = f"{counted(every, 'rollout')}{f': {each}' if each else ''}"
-    if wanted.reward:
-        title += f"; only those that {wanted.reward}" if found.rows else f"; none {wanted.reward}"
+    num_rollouts = sum(page.outcomes.values())
+    each = ", ".join(f"{number:,} {outcome}" for outcome, number in page.outcomes.items())
+    title = f"{counted(num_rollouts, 'rollout')}{f': {each}' if each else ''}"
+    if rollout_filter.reward:
+        title += f"; only those that {rollout_filter.reward}" if page.rows else f"; none {rollout_filter.reward}"
     lines = [title]
-    if found.rows:
-        lines += ["", _table(found.rows)]
-        if (more := found.total - len(found.rows)) > 0:
-            lines.append(f"and {more:,} more: -n {found.total}")
+    if page.rows:
+        lines += ["", _table(page.rows)]
+        if (more := page.total - len(page.rows)) > 0:
+            lines.append(f"and {more:,} more: -n {page.total}")
         lines += [
             "",
             fitted(
-                f"`composer show {shlex.join(map(escape_line, (called, found.rows[0]['short'])))}` prints the "
+                f"`composer show {shlex.join(map(escape_line, (called, page.rows[0]['short'])))}` prints the "
                 "first; any part of an id will do that no other id has."
             ),
         ]
@@ -236,20 +236,22 @@ def _table(rows: Sequence[Row]) -> str:
         ("steps", "right", [row["num_steps"] for row in rows]),
         ("ended by", "left", [row["terminated_by"] for row in rows]),
     ]
-    shown = [
+    filled = [
         (title, side, ["" if value is None else escape_line(str(value)) for value in values])
         for title, side, values in columns
         if any(value not in (None, "") for value in values)
     ]
     room = shutil.get_terminal_size((WIDTH, 0)).columns
-    room -= sum(max(map(cell_len, (title, *cells))) + 2 for title, _, cells in shown)
+    room -= sum(max(map(cell_len, (title, *cells))) + 2 for title, _, cells in filled)
     prompts = [escape_control_characters(" ".join((row["prompt"] or "").split())) for row in rows]
     previews = without_shared_start(prompts)
     if room >= LEAST_PROMPT and any(previews):
-        cut = [one if cell_len(one) <= room else f"{set_cell_size(one, room - 1).rstrip()}\u2026" for one in previews]
-        shown.append(("prompt", "left", cut))
-    cells = zip(*(values for _, _, values in shown), strict=True)
-    return aligned(cells, [title for title, _, _ in shown], [side for _, side, _ in shown])
+        cut = [
+            text if cell_len(text) <= room else f"{set_cell_size(text, room - 1).rstrip()}\u2026" for text in previews
+        ]
+        filled.append(("prompt", "left", cut))
+    cells = zip(*(values for _, _, values in filled), strict=True)
+    return aligned(cells, [title for title, _, _ in filled], [side for _, side, _ in filled])
 
 
 def transcript_text(folder: Path, rollout: ShownRollout, *, full: bool) -> str:

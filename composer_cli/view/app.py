@@ -127,14 +127,14 @@ class Pages:
     def runs(self, request: Request) -> Response:
         """Show all runs, or those that fit the search."""
         filters = {name: request.query_params.get(name, "") for name in ("text", "stage", "status")}
-        every = [
-            (line, line.run.partition("/")[0], {name: of[name] for name in HEADLINES if of.get(name) is not None})
-            for line, of in lines_and_summaries(self._root, versions=False)
+        rows = [
+            (line, line.run.partition("/")[0], {key: summary[key] for key in HEADLINES if summary.get(key) is not None})
+            for line, summary in lines_and_summaries(self._root, versions=False)
         ]
         # The text may occur in a run's name, status, reason or headline; an empty word fits every run.
-        found = [
+        fitting = [
             (line, headline)
-            for line, stage, headline in sorted(every, key=lambda one: one[0].began, reverse=True)
+            for line, stage, headline in sorted(rows, key=lambda row: row[0].began, reverse=True)
             if filters["text"].lower() in f"{line.run} {line.status} {line.reason} {headline}".lower()
             and filters["stage"] in ("", stage)
             and filters["status"] in ("", line.status)
@@ -143,11 +143,11 @@ class Pages:
             "runs",
             title="Runs",
             filters=filters,
-            listed=found,
-            every=len(every),
-            stages=sorted({stage for _, stage, _ in every}),
-            statuses=sorted({line.status for line, _, _ in every}),
-            live=any(line.reason == "in progress" for line, _ in found),
+            listed=fitting,
+            every=len(rows),
+            stages=sorted({stage for _, stage, _ in rows}),
+            statuses=sorted({line.status for line, _, _ in rows}),
+            live=any(line.reason == "in progress" for line, _ in fitting),
         )
 
     def run(self, request: Request) -> Response:
@@ -158,12 +158,12 @@ class Pages:
         name = catalog.name(run.path)
         notes = Notes(self._root, name)
         rollout_filter, offset = _filter(request, notes)
-        found = queries.page(run, rollout_filter, offset, SIZE)
+        rollout_page = queries.page(run, rollout_filter, offset, SIZE)
         shown_pairs, pair_filter = None, PairFilter()
-        if found is None:
+        if rollout_page is None:
             pair_filter = PairFilter(**{key: request.query_params.get(key, "") for key in PairFilter.__annotations__})
             shown_pairs = queries.pairs(run, pair_filter, offset, CARDS)
-        about, columns, asked = sections.section(run), *_columns(request, bool(run.holds(ORIGIN)))
+        about, columns, chosen_columns = sections.section(run), *_columns(request, bool(run.holds(ORIGIN)))
         reads = dict.fromkeys(catalog.name(Path(ref.path)) for ref in catalog.references(run.manifest))  # each once
         return self._page(
             "run",
@@ -171,23 +171,23 @@ class Pages:
             run=run,
             name=name,
             facts=facts.manifest_labels(run),
-            summary=facts.summary(run, found),
+            summary=facts.summary(run, rollout_page),
             blocks=about.blocks if about else [],
             report=(run.read_file("report.txt") or b"").decode(errors="replace").strip(),
-            inputs=[(one, (self._root / one / "manifest.json").is_file()) for one in reads],
-            made=[catalog.name(one.path) for one in index.readers_of(self._root, run)],
+            inputs=[(source, (self._root / source / "manifest.json").is_file()) for source in reads],
+            made=[catalog.name(reader.path) for reader in index.readers_of(self._root, run)],
             alike=_same_experiment(self._trainings(), name) if run.manifest.stage == "train" else [],
-            found=found,
-            filters={**_asked(request, rollout_filter), "col": asked},
+            found=rollout_page,
+            filters={**_asked(request, rollout_filter), "col": chosen_columns},
             size=SIZE,
             columns=columns,
             listed=[column for column in OUTCOME if column.listed],
-            notes=notes.of([row["id"] for row in found.rows]) if found else {},
+            notes=notes.of([row["id"] for row in rollout_page.rows]) if rollout_page else {},
             pairs=shown_pairs,
             pair_filter=pair_filter.__dict__,
             pair_size=CARDS,
             cards=cards(self._root, run, shown_pairs) if shown_pairs else [],
-            tables=[] if found or shown_pairs else facts.row_tables(run, TABLE_ROWS),
+            tables=[] if rollout_page or shown_pairs else facts.row_tables(run, TABLE_ROWS),
             arms=sections.arms(run),
             live=run.manifest.status == "running",
         )
@@ -213,18 +213,18 @@ class Pages:
 
     def step(self, request: Request) -> Response:
         """Show what the model was asked at one step and what came back: JSON, sent as plain text."""
-        run, asked = self._intact(request), request.query_params
-        found = rollouts.exchange(run, asked.get("id", ""), _number(request, "step"))
-        if found is None:
+        run, parameters = self._intact(request), request.query_params
+        exchange = rollouts.exchange(run, parameters.get("id", ""), _number(request, "step"))
+        if exchange is None:
             raise BadInput(f"{catalog.name(run.path)} has no such step. The page of its rollout lists those it has.")
-        return PlainTextResponse(escape_control_characters(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode()))
+        return PlainTextResponse(escape_control_characters(orjson.dumps(exchange, option=orjson.OPT_INDENT_2).decode()))
 
     def matrix(self, request: Request) -> Response:
         """Show tasks by arms: a mark for each rollout, by seed and sample."""
         run = self._intact(request)
         name = catalog.name(run.path)
-        found = queries.matrix(run, _number(request, "offset"), SIZE)
-        return self._page("matrix", title=f"Tasks of {name}", name=name, matrix=found, size=SIZE)
+        tasks = queries.matrix(run, _number(request, "offset"), SIZE)
+        return self._page("matrix", title=f"Tasks of {name}", name=name, matrix=tasks, size=SIZE)
 
     async def note(self, request: Request) -> Response:
         """Save the note on a rollout that a form of this server's pages sent; refuse everything else."""
@@ -265,14 +265,14 @@ class Pages:
         if not arms:
             raise BadInput(f"{catalog.name(run.path)} is not an evaluation, and has no arms to compare.")
         first, second = _two_arms(run, arms, request.query_params)
-        asked = {key: request.query_params.get(key, "") for key in ("task", "family", "text", "side")}
-        side: Side = asked["side"] if asked["side"] in queries.SIDES else ""  # type: ignore[assignment]  # its keys
+        filters = {key: request.query_params.get(key, "") for key in ("task", "family", "text", "side")}
+        side: Side = filters["side"] if filters["side"] in queries.SIDES else ""  # type: ignore[assignment]  # its keys
         tasks = queries.tasks(
-            run, first, second, TaskFilter(side, asked["family"], asked["text"]), _number(request, "offset"), SIZE
+            run, first, second, TaskFilter(side, filters["family"], filters["text"]), _number(request, "offset"), SIZE
         )
-        if side and tasks.rows and not asked["task"]:
-            asked["task"] = tasks.rows[0]["task_id"]  # one click from the verdict to a rollout
-        items = {arm: queries.of_task(run, asked["task"], arm) for arm in (first, second)} if asked["task"] else {}
+        if side and tasks.rows and not filters["task"]:
+            filters["task"] = tasks.rows[0]["task_id"]  # one click from the verdict to a rollout
+        items = {arm: queries.of_task(run, filters["task"], arm) for arm in (first, second)} if filters["task"] else {}
         opened = _opened(items.get(first, []), items.get(second, []))
         sides = [
             (arm, [(rollouts.of_row(row), row["item_id"] in opened) for row in rows]) for arm, rows in items.items()
@@ -286,20 +286,20 @@ class Pages:
             second=second,
             tasks=tasks,
             size=SIZE,
-            filters={"a": first, "b": second, **asked},
+            filters={"a": first, "b": second, **filters},
             sides=sides,
         )
 
     def curves(self, request: Request) -> Response:
         """Show the curves of several trainings on top of each other: arms by colour, seeds as thin lines."""
         trainings = self._trainings()
-        asked = [name for name in request.query_params.getlist("run") if name in trainings]
+        requested = [name for name in request.query_params.getlist("run") if name in trainings]
         newest = sorted(trainings, key=lambda name: trainings[name].started_at)[-1:]
-        chosen = asked or [other for name in newest for other in _same_experiment(trainings, name)] or newest
+        chosen = requested or [name for last in newest for name in _same_experiment(trainings, last)] or newest
         drawn = [sections.training(Run(self._root / name)) for name in chosen[-MOST_TRAININGS:]]
         facts_of = [
-            (name, str(one.config.get("arm", "")), one.config.get("seed"), one.status)
-            for name, one in sorted(trainings.items(), key=lambda item: item[1].started_at, reverse=True)
+            (name, str(training.config.get("arm", "")), training.config.get("seed"), training.status)
+            for name, training in sorted(trainings.items(), key=lambda item: item[1].started_at, reverse=True)
         ]
         return self._page(
             "curves",
@@ -308,7 +308,7 @@ class Pages:
             chosen=chosen,
             trained=drawn,
             left_out=len(chosen) - len(drawn),
-            live=any(one.status == "running" for one in drawn),
+            live=any(training.status == "running" for training in drawn),
         )
 
     def chain(self, request: Request) -> Response:
@@ -318,12 +318,12 @@ class Pages:
 
     def _trainings(self) -> dict[str, RunFacts]:
         """Return the trainings with metrics by name."""
-        every = {catalog.name(folder): entry.facts for folder, entry in index.entries(self._root).items()}
-        return {
-            name: one
-            for name, one in every.items()
-            if one.stage == "train" and (self._root / name / "metrics.jsonl").is_file()
+        trainings = {
+            catalog.name(folder): entry.facts
+            for folder, entry in index.entries(self._root).items()
+            if entry.facts.stage == "train"
         }
+        return {name: run for name, run in trainings.items() if (self._root / name / "metrics.jsonl").is_file()}
 
     def figure(self, request: Request) -> Response:
         """Return a figure of the probe, one of those that its manifest names."""
@@ -385,21 +385,21 @@ class Pages:
 
 def _filter(request: Request, notes: Notes) -> tuple[RolloutFilter, int]:
     """Return the filters of an address and the offset of its page; numbers that are none count as 0."""
-    asked = request.query_params
-    reward, tag = asked.get("reward", ""), asked.get("tag", "")
+    parameters = request.query_params
+    reward, tag = parameters.get("reward", ""), parameters.get("tag", "")
     ids = None
-    if tag or "noted" in asked:
+    if tag or "noted" in parameters:
         ids = tuple(key for key, note in notes.all().items() if not tag or tag in note.tags)
     # What an address asks for may be anything; an unknown reward or offset counts as none.
     rollout_filter = RolloutFilter(
-        text=asked.get("text", ""),
-        task=asked.get("task", ""),
-        family=asked.get("family", ""),
-        arm=asked.get("arm", ""),
+        text=parameters.get("text", ""),
+        task=parameters.get("task", ""),
+        family=parameters.get("family", ""),
+        arm=parameters.get("arm", ""),
         reward=reward if reward in queries.REWARDS else "",  # type: ignore[arg-type]  # a key of a closed table
-        hacked="hacked" in asked,
-        error="error" in asked,
-        order=asked.get("order", ""),
+        hacked="hacked" in parameters,
+        error="error" in parameters,
+        order=parameters.get("order", ""),
         ids=ids,
     )
     return rollout_filter, _number(request, "offset")
@@ -422,9 +422,10 @@ def _columns(request: Request, imported: bool) -> tuple[list[RolloutColumn], lis
 
     imported: whether the ids are those of another program, which need not name task and sample.
     """
-    asked = [one for one in OUTCOME if one.listed and one.name in request.query_params.getlist("col")]
-    told = ("task_id", "sample_idx") if imported else ()
-    return asked or [one for one in OUTCOME if one.usual or one.name in told], [one.name for one in asked]
+    requested = [column for column in OUTCOME if column.listed and column.name in request.query_params.getlist("col")]
+    identity = ("task_id", "sample_idx") if imported else ()
+    usual = [column for column in OUTCOME if column.usual or column.name in identity]
+    return requested or usual, [column.name for column in requested]
 
 
 def _same_origin(request: Request) -> bool:
@@ -440,9 +441,9 @@ def _same_origin(request: Request) -> bool:
 
 def _same_experiment(trainings: Mapping[str, RunFacts], name: str) -> list[str]:
     """Return the trainings of the same model in the same environment, this one too; empty if it is the only one."""
-    this = trainings.get(name)
-    found = [] if this is None else [other for other, one in trainings.items() if _experiment(one) == _experiment(this)]
-    return found[-MOST_TRAININGS:] if len(found) > 1 else []
+    this = _experiment(trainings[name]) if name in trainings else None
+    names = [name for name, training in trainings.items() if _experiment(training) == this]
+    return names[-MOST_TRAININGS:] if len(names) > 1 else []
 
 
 def _experiment(training: RunFacts) -> tuple[str, str]:
@@ -454,18 +455,18 @@ def _experiment(training: RunFacts) -> tuple[str, str]:
 # The arms of an evaluation.
 
 
-def _two_arms(run: Run, arms: Sequence[str], asked: Mapping[str, str]) -> tuple[str, str]:
+def _two_arms(run: Run, arms: Sequence[str], parameters: Mapping[str, str]) -> tuple[str, str]:
     """Return the two arms that an address asks for: else baseline and treatment, else the first and the last."""
     config = run.manifest.config
-    first = next((one for one in (asked.get("a"), config.get("baseline")) if one in arms), arms[0])
-    second = next((one for one in (asked.get("b"), config.get("treatment")) if one in arms), arms[-1])
+    first = next((arm for arm in (parameters.get("a"), config.get("baseline")) if arm in arms), arms[0])
+    second = next((arm for arm in (parameters.get("b"), config.get("treatment")) if arm in arms), arms[-1])
     return str(first), str(second)
 
 
 def _opened(first: Sequence[Row], second: Sequence[Row]) -> set[str]:
     """Return the ids of the rollouts to open: one that passed beside one that failed, or else the first of each arm."""
-    found = sections.contrasting(first, second) or sections.contrasting(second, first) or (*first[:1], *second[:1])
-    return {row["item_id"] for row in found}
+    rows = sections.contrasting(first, second) or sections.contrasting(second, first) or (*first[:1], *second[:1])
+    return {row["item_id"] for row in rows}
 
 
 def page_of(link: str) -> str:
@@ -529,15 +530,17 @@ def cards(root: Path, run: Run, page: PairPage) -> list[PairCard]:
     """Return the cards of the pairs on a page."""
     states = queries.state_messages(run, page.rows) if page.rows else {}
     outcomes = outcomes_of_pairs(root, run, page.rows)
-    played = queries.continuations(run, [row["state_sha256"] for row in page.rows])
-    found = []
+    continuations = queries.continuations(run, [row["state_sha256"] for row in page.rows])
+    pair_cards = []
     for row in page.rows:
         outcome, played_by = outcomes.get(row["rollout_id"], (None, ""))
         continued = [
-            (side, *played[key])
+            (side, *continuations[key])
             for side in ("chosen", "rejected")
-            if (key := (row["state_sha256"], row[side])) in played
+            if (key := (row["state_sha256"], row[side])) in continuations
         ]
         state = states.get(row["pair_id"], [])
-        found.append(PairCard(row, difference(row["rejected"], row["chosen"]), state, outcome, played_by, continued))
-    return found
+        pair_cards.append(
+            PairCard(row, difference(row["rejected"], row["chosen"]), state, outcome, played_by, continued)
+        )
+    return pair_cards

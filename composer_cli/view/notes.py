@@ -43,15 +43,15 @@ class Note:
 
         Browsers send line ends as CR LF.
         """
-        found = list(dict.fromkeys(filter(None, SEPARATORS.split(tags))))
+        unique_tags = list(dict.fromkeys(filter(None, SEPARATORS.split(tags))))
         text = text.replace("\r\n", "\n").strip()
         if len(text) > MOST_CHARACTERS:
             raise UsageError(f"A note has at most {MOST_CHARACTERS:,} characters, and this one {len(text):,}.")
-        if len(found) > MOST_TAGS:
-            raise UsageError(f"A rollout has at most {MOST_TAGS} tags, and these are {len(found)}.")
-        if long := next((tag for tag in found if len(tag) > LONGEST_TAG), None):
+        if len(unique_tags) > MOST_TAGS:
+            raise UsageError(f"A rollout has at most {MOST_TAGS} tags, and these are {len(unique_tags)}.")
+        if long := next((tag for tag in unique_tags if len(tag) > LONGEST_TAG), None):
             raise UsageError(f"A tag has at most {LONGEST_TAG} characters, and {long[:LONGEST_TAG]}… has {len(long)}.")
-        return cls(text, tuple(found))
+        return cls(text, tuple(unique_tags))
 
 
 class Notes:
@@ -62,17 +62,17 @@ class Notes:
 
     def all(self) -> dict[str, Note]:
         """Return every note by the id of its rollout. A file that is no note (edited by hand, torn) is left out."""
-        found = {}
+        by_rollout = {}
         for path in sorted(self._folder.glob("*.json")):
-            held = _content(path)
-            if held is not None:
-                found[held[0]] = held[1]
-        return found
+            content = _content(path)
+            if content is not None:
+                by_rollout[content[0]] = content[1]
+        return by_rollout
 
     def of(self, rollout_ids: Sequence[str]) -> dict[str, Note]:
         """Return the notes on these rollouts."""
-        held = {rollout_id: _content(self._path(rollout_id)) for rollout_id in rollout_ids}
-        return {rollout_id: content[1] for rollout_id, content in held.items() if content is not None}
+        contents = {rollout_id: _content(self._path(rollout_id)) for rollout_id in rollout_ids}
+        return {rollout_id: content[1] for rollout_id, content in contents.items() if content is not None}
 
     def save(self, rollout_id: str, note: Note, seen: str) -> None:
         """Write the note on a rollout, or remove it where nothing is left of it.
@@ -108,7 +108,7 @@ class Notes:
 def _content(path: Path) -> tuple[str, Note] | None:
     """Return the rollout and the note of a file; None where there is none, or nothing that is a note."""
     try:
-        held = orjson.loads(store.read_bytes(path) or b"")
-        return str(held["rollout_id"]), Note(str(held["text"]), tuple(map(str, held["tags"])))
+        fields = orjson.loads(store.read_bytes(path) or b"")
+        return str(fields["rollout_id"]), Note(str(fields["text"]), tuple(map(str, fields["tags"])))
     except (OSError, ValueError, LookupError, TypeError):
         return None

@@ -102,11 +102,11 @@ class MetricChart:
 
 def charts(trainings: Sequence[Training]) -> list[MetricChart]:
     """Return charts of the metrics, those with a title first; other metrics that are constant are left out."""
-    numbers = colours(one.arm for one in trainings)
+    numbers = colours(training.arm for training in trainings)
     drawn = []
-    for name in dict.fromkeys([*METRICS, *(name for one in trainings for name in one.series)]):
-        having = [one for one in trainings if len(one.series.get(name, ())) > 1]
-        varies = len({value for one in having for _, value in one.series[name]}) > 1
+    for name in dict.fromkeys([*METRICS, *(name for training in trainings for name in training.series)]):
+        having = [training for training in trainings if len(training.series.get(name, ())) > 1]
+        varies = len({value for training in having for _, value in training.series[name]}) > 1
         if having and (name in METRICS or (varies and (name in TITLES or not name.startswith(NOT_DRAWN)))):
             drawn.append(_metric_chart(TITLES.get(name, name), name, having, numbers))
     return drawn[:MOST_CHARTS]
@@ -115,19 +115,19 @@ def charts(trainings: Sequence[Training]) -> list[MetricChart]:
 def legend(trainings: Sequence[Training]) -> list[tuple[str, str, int, int]]:
     """Return name, losses, colour number and number of seeds of each arm."""
     arms: dict[tuple[str, str], set[str]] = {}
-    for one in trainings:
-        arms.setdefault((one.arm, one.losses), set()).add(one.seed)
+    for training in trainings:
+        arms.setdefault((training.arm, training.losses), set()).add(training.seed)
     numbers = colours(arm for arm, _ in arms)
     return [(arm, losses, numbers[arm], len(seeds)) for (arm, losses), seeds in sorted(arms.items())]
 
 
 def _metric_chart(title: str, name: str, trainings: Sequence[Training], numbers: dict[str, int]) -> MetricChart:
-    every = [point for one in trainings for point in one.series[name]]
+    all_points = [point for training in trainings for point in training.series[name]]
     axes = []
-    for values, wanted in (([x for x, _ in every], 4), ([y for _, y in every], 3)):
+    for values, num_marks in (([x for x, _ in all_points], 4), ([y for _, y in all_points], 3)):
         low, high = min(values), max(values)
         # A constant metric still needs an axis of some width.
-        axes.append(ticks(low, high, wanted) if high > low else ticks(low - 0.5, high + 0.5, wanted))
+        axes.append(ticks(low, high, num_marks) if high > low else ticks(low - 0.5, high + 0.5, num_marks))
     across, up = axes
 
     def position(x: float, y: float) -> tuple[float, float]:
@@ -139,18 +139,26 @@ def _metric_chart(title: str, name: str, trainings: Sequence[Training], numbers:
 
     def path(points: Points) -> str:
         # Every n-th point and the last, which is the newest.
-        shown = points[:: math.ceil(len(points) / MOST_POINTS)]
-        shown = shown if shown[-1] == points[-1] else [*shown, points[-1]]
-        return "M" + " L".join("{},{}".format(*position(x, y)) for x, y in shown)
+        drawn = points[:: math.ceil(len(points) / MOST_POINTS)]
+        drawn = drawn if drawn[-1] == points[-1] else [*drawn, points[-1]]
+        return "M" + " L".join("{},{}".format(*position(x, y)) for x, y in drawn)
 
-    seeds = {arm: [one for one in trainings if one.arm == arm] for arm in dict.fromkeys(one.arm for one in trainings)}
+    seeds = {
+        arm: [training for training in trainings if training.arm == arm]
+        for arm in dict.fromkeys(training.arm for training in trainings)
+    }
     lines = [
-        CurveLine(f"arm {one.arm}, seed {one.seed}", numbers[one.arm], path(one.series[name]), thin=len(some) > 1)
+        CurveLine(
+            f"arm {training.arm}, seed {training.seed}",
+            numbers[training.arm],
+            path(training.series[name]),
+            thin=len(some) > 1,
+        )
         for some in seeds.values()
-        for one in some
+        for training in some
     ]
     for arm, some in seeds.items():
-        if len(some) > 1 and len(mean := mean_of(one.series[name] for one in some)) > 1:
+        if len(some) > 1 and len(mean := mean_of(training.series[name] for training in some)) > 1:
             lines.append(CurveLine(f"arm {arm}, mean of {len(some)} seeds", numbers[arm], path(mean)))
     marks_x = [(position(mark, up[0])[0], f"{mark:g}") for mark in across if mark == int(mark)]
     marks_y = [(position(across[0], mark)[1], f"{mark:.4g}") for mark in up]
@@ -163,7 +171,7 @@ class TimelineBar:
     """The time that a step waited for the model (`answer`) or a command, with its place and width in per cent."""
 
     step: int
-    what: str
+    activity: str
     seconds: float
     x: float
     width: float
@@ -172,10 +180,12 @@ class TimelineBar:
 def timeline(steps: Sequence[Row]) -> list[TimelineBar]:
     """Return the answers and commands of a rollout one after the other; empty where no durations were recorded."""
     columns = {"answer": "latency_s", "command": "command_s"}
-    parts = [(row["step"], what, row[name]) for row in steps for what, name in columns.items() if row.get(name)]
+    parts = [(row["step"], activity, row[name]) for row in steps for activity, name in columns.items() if row.get(name)]
     total, before, bars = sum(seconds for *_, seconds in parts), 0.0, list[TimelineBar]()
-    for step, what, seconds in parts:
-        bars.append(TimelineBar(step, what, seconds, round(100 * before / total, 2), round(100 * seconds / total, 2)))
+    for step, activity, seconds in parts:
+        bars.append(
+            TimelineBar(step, activity, seconds, round(100 * before / total, 2), round(100 * seconds / total, 2))
+        )
         before += seconds
     return bars
 
@@ -183,8 +193,8 @@ def timeline(steps: Sequence[Row]) -> list[TimelineBar]:
 def mean_of(series: Iterable[Points]) -> Points:
     """Return the mean of several series at the steps that all of them have."""
     each = [dict(points) for points in series]
-    steps = sorted(set.intersection(*(set(one) for one in each)))
-    return [(step, sum(one[step] for one in each) / len(each)) for step in steps]
+    steps = sorted(set.intersection(*(set(points) for points in each)))
+    return [(step, sum(points[step] for points in each) / len(each)) for step in steps]
 
 
 # Texts that models wrote. Everything is escaped, nothing in them becomes a link or an image, and what could keep a
@@ -222,7 +232,7 @@ def marked(text: str) -> list[MarkedLine]:
     """Return the lines of a text; in a diff added and removed lines are marked, elsewhere reports of failures."""
     lines = text.split("\n")
     is_diff = any(line.startswith("@@ ") for line in lines)
-    found = []
+    marked_lines = []
     for line in lines:
         if not is_diff:
             kind = "bad" if BAD_LINE.match(line) else ""
@@ -230,8 +240,8 @@ def marked(text: str) -> list[MarkedLine]:
             kind = "hunk"
         else:
             kind = {"+": "add", "-": "del"}.get(line[:1], "")
-        found.append(MarkedLine(line, kind))
-    return found
+        marked_lines.append(MarkedLine(line, kind))
+    return marked_lines
 
 
 def markdown(text: str) -> Markup:
@@ -257,7 +267,7 @@ def highlighted(code: str, language: str) -> Markup:
         return escape(code)
     if language == "diff":
         tag = Markup('<span class="{}">{}</span>').format
-        return Markup("\n").join(tag(one.kind, one.line) if one.kind else one.line for one in marked(code))
+        return Markup("\n").join(tag(line.kind, line.line) if line.kind else line.line for line in marked(code))
     if language not in LEXERS:
         return escape(code)
     lexer = get_lexer_by_name(LEXERS[language], stripnl=False, ensurenl=False)
@@ -276,23 +286,23 @@ def difference(rejected: Any, chosen: Any) -> list[MarkedLine]:
     # Without the two lines that name files.
     lines = list(unified_diff(str(rejected).splitlines(), str(chosen).splitlines(), lineterm="", n=3))[2:]
     marked = [MarkedLine(line, {"+": "add", "-": "del", "@": "hunk"}.get(line[:1], "")) for line in lines]
-    for index, (one, other) in enumerate(pairwise(marked)):
-        around = [marked[place].kind if 0 <= place < len(marked) else "" for place in (index - 1, index + 2)]
+    for index, (removed, added) in enumerate(pairwise(marked)):
+        around = [marked[at].kind if 0 <= at < len(marked) else "" for at in (index - 1, index + 2)]
         # Words are compared where one line took the place of one other.
-        if (one.kind, other.kind) == ("del", "add") and around[0] != "del" and around[1] != "add":
-            marked[index : index + 2] = _words(one, other)
+        if (removed.kind, added.kind) == ("del", "add") and around[0] != "del" and around[1] != "add":
+            marked[index : index + 2] = _words(removed, added)
     return marked
 
 
 def _words(rejected: MarkedLine, chosen: MarkedLine) -> list[MarkedLine]:
     if max(len(rejected.line), len(chosen.line)) > LONGEST_LINE:
         return [rejected, chosen]
-    before, after = (WORD.findall(one.line[1:]) for one in (rejected, chosen))
+    before, after = (WORD.findall(line.line[1:]) for line in (rejected, chosen))
     parts: tuple[list[tuple[str, bool]], list[tuple[str, bool]]] = ([("-", False)], [("+", False)])
-    for what, a, b, c, d in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+    for operation, a, b, c, d in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         for part, words in ((parts[0], before[a:b]), (parts[1], after[c:d])):
             if words:
-                part.append(("".join(words), what != "equal"))
+                part.append(("".join(words), operation != "equal"))
     return [MarkedLine(rejected.line, "del", parts[0]), MarkedLine(chosen.line, "add", parts[1])]
 
 
@@ -305,16 +315,18 @@ PROBE_ENDS = ("probe-uat", "probe-compare", "probe-plot")
 
 def query(filters: Mapping[str, Any], **changed: Any) -> str:
     """Return the query string of an address, with some of it changed and what is empty left out."""
-    kept = {name: value for name, value in {**filters, **changed}.items() if value not in ("", None, False, 0, [], ())}
-    values = {name: "on" if value is True else value for name, value in kept.items()}
-    return "?" + urlencode(values, doseq=True) if kept else "?"
+    filled = {
+        name: value for name, value in {**filters, **changed}.items() if value not in ("", None, False, 0, [], ())
+    }
+    values = {name: "on" if value is True else value for name, value in filled.items()}
+    return "?" + urlencode(values, doseq=True) if filled else "?"
 
 
 def breakable(run: str) -> list[str]:
     """Return the name of a run in the parts between which a line may break."""
     stage, slash, folder = run.partition("/")
-    began, letter, rest = folder.partition("Z-")
-    return [part for part in (f"{stage}{slash}", f"{began}{letter}" if letter else "", rest or folder) if part]
+    began, letter, name = folder.partition("Z-")
+    return [part for part in (f"{stage}{slash}", f"{began}{letter}" if letter else "", name or folder) if part]
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
@@ -352,11 +364,11 @@ def templates() -> "jinja2.Environment":
     import jinja2
 
     loader = jinja2.FileSystemLoader(FOLDER / "pages")
-    found = jinja2.Environment(autoescape=True, loader=loader, trim_blocks=True, lstrip_blocks=True)
-    found.filters |= FILTERS
-    found.globals |= FUNCTIONS
-    found.tests["block"] = lambda block, name: kind(block) == name
-    return found
+    environment = jinja2.Environment(autoescape=True, loader=loader, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= FILTERS
+    environment.globals |= FUNCTIONS
+    environment.tests["block"] = lambda block, name: kind(block) == name
+    return environment
 
 
 def render(template: str, /, **values: Any) -> bytes:
@@ -382,30 +394,30 @@ def chain(root: Path, named: Sequence[str]) -> list[Run]:
     if named:
         return runs.with_ancestors([Run(catalog.find(root, text)) for text in named])
     latest = {stage: catalog.latest(root, stage) for stage in (*stages_of("pipeline"), *PROBE_ENDS)}
-    there = {stage: path for stage, path in latest.items() if path is not None}
-    if not there:
+    finished = {stage: path for stage, path in latest.items() if path is not None}
+    if not finished:
         raise BadInput(f"There is no finished run in {root} to report on. `composer run --preset demo` makes some.")
-    last = [stage for stage in stages_of("pipeline") if stage in there][-1:]
-    ends = [*last, *(stage for stage in PROBE_ENDS if stage in there)]
-    return runs.with_ancestors([Run(there[stage]) for stage in ends])
+    last = [stage for stage in stages_of("pipeline") if stage in finished][-1:]
+    ends = [*last, *(stage for stage in PROBE_ENDS if stage in finished)]
+    return runs.with_ancestors([Run(finished[stage]) for stage in ends])
 
 
 def sections(chain: Sequence[Run]) -> list[Section]:
     """Return the sections of a chain, verdicts first."""
-    places = {stage: place for place, stage in enumerate(SECTIONS)}
+    places = {stage: number for number, stage in enumerate(SECTIONS)}
     # sorted keeps the order of runs of one stage
     ordered = sorted(chain, key=lambda run: places.get(run.manifest.stage, len(places)))
-    return [found for run in ordered if (found := section(run)) and found.blocks]
+    return [about for run in ordered if (about := section(run)) and about.blocks]
 
 
-def report_document(chain: Sequence[Run], found: Sequence[Section]) -> dict[str, Any]:
+def report_document(chain: Sequence[Run], shown_sections: Sequence[Section]) -> dict[str, Any]:
     """Return the report on a chain as JSON: what was compared, its sections block by block, and its runs."""
     last = chain[-1]
     return {
         "name": f"{last.manifest.stage}-{last.path.name}",
         "compared": compared(chain),
         "evaluated": any(run.manifest.stage == "evaluate" for run in chain),
-        "sections": [{**vars(one), "blocks": list(map(as_json, one.blocks))} for one in found],
+        "sections": [{**vars(part), "blocks": list(map(as_json, part.blocks))} for part in shown_sections],
         "runs": [manifest_values(run) for run in chain],
         "cost_usd": sum(run.manifest.cost_usd for run in chain),
         "seconds": sum(run.manifest.seconds for run in chain),
@@ -414,11 +426,11 @@ def report_document(chain: Sequence[Run], found: Sequence[Section]) -> dict[str,
 
 def report(chain: Sequence[Run], **values: Any) -> tuple[bytes, dict[str, Any]]:
     """Return the page about a chain, and its JSON."""
-    found = sections(chain)
-    document = report_document(chain, found)
-    first = next((block for one in found for block in one.blocks if isinstance(block, Findings)), None)
+    shown_sections = sections(chain)
+    document = report_document(chain, shown_sections)
+    first = next((block for part in shown_sections for block in part.blocks if isinstance(block, Findings)), None)
     title = document["name"] if first is None else first.title
-    page = render("chain", title=title, about=document, sections=found, first=first, **values)
+    page = render("chain", title=title, about=document, sections=shown_sections, first=first, **values)
     return page, document
 
 
@@ -457,20 +469,20 @@ def compared(chain: Sequence[Run]) -> dict[str, Any]:
         arms[config.get("arm", "")] = losses(config.get("weights", {})) + (
             f", {counted(steps, 'step')}" if steps else ""
         )
-    found = {
+    facts = {
         "model": ", ".join(dict.fromkeys(models)),
         "environment": f"{environments[0]['name']}, {environments[0]['split']} tasks" if environments else "",
         "arms": arms,
         "date": last.manifest.started_at[:10],
         "command": command(last),
     }
-    return {name: fact for name, fact in found.items() if fact}
+    return {name: fact for name, fact in facts.items() if fact}
 
 
 def model_of(record: RunFacts) -> str:
     """Return the model that a run starts from: the run that made it, where one was given, or that of the settings."""
-    if given := record.inputs.get("start"):
-        return catalog.name(Path(given[0].path))
+    if start := record.inputs.get("start"):
+        return catalog.name(Path(start[0].path))
     policy = record.config.get("policy")
     return str(policy.get("model", "")) if isinstance(policy, dict) else ""
 
@@ -484,7 +496,7 @@ def command(run: Run) -> str:
     changed: dict[str, Any] = {}
     for key, setting in known(load_stage(stage).config):
         # a default as the manifest would hold it; a list of groups is given as one value
-        default = orjson.loads(orjson.dumps(default_of(setting), default=lambda other: other.model_dump(mode="json")))
+        default = orjson.loads(orjson.dumps(default_of(setting), default=lambda group: group.model_dump(mode="json")))
         parts = key.split(".")
         if "N" in parts:
             parts, default = parts[: parts.index("N")], []
@@ -504,7 +516,11 @@ def command(run: Run) -> str:
 def _toml(value: Any) -> str:
     """Return a value as `--set` reads it."""
     if isinstance(value, dict):
-        inside = (f"{orjson.dumps(name).decode()} = {_toml(one)}" for name, one in value.items() if one is not None)
+        inside = (
+            f"{orjson.dumps(name).decode()} = {_toml(element)}"
+            for name, element in value.items()
+            if element is not None
+        )
         return f"{{ {', '.join(inside)} }}"
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
