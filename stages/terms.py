@@ -21,8 +21,10 @@ def grounds_in_words(passes: Mapping[str, int]) -> str:
     """
     if not passes.keys() - {""}:
         return ""
-    every = sum(passes.values())
-    shares = (f"{100 * passes[one] / every:.1f} % {words}" for one, words in PASS_GROUNDS.items() if passes.get(one))
+    total = sum(passes.values())
+    shares = (
+        f"{100 * passes[ground] / total:.1f} % {words}" for ground, words in PASS_GROUNDS.items() if passes.get(ground)
+    )
     return f"passes: {', '.join(shares)}"
 
 

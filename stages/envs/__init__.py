@@ -123,8 +123,8 @@ def resolved(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]
     if entry is None or entry.argument is None or not word:
         return name, dict(options)
     if options.get(entry.argument, word) != word:
-        given = f"{entry.argument}={options[entry.argument]!r}"
-        raise UsageError(f"The environment {name!r} has the option {given}, too. Give one of them.")
+        option = f"{entry.argument}={options[entry.argument]!r}"
+        raise UsageError(f"The environment {name!r} has the option {option}, too. Give one of them.")
     return registered, {**options, entry.argument: word}
 
 
@@ -132,10 +132,10 @@ def load(name: str, options: Mapping[str, Any]) -> Environment:
     """Construct an environment, given by its registered name or as "package.module:Class", with `options`."""
     name, options = resolved(name, options)
     factory = _factory(name)
-    known = list(inspect.signature(factory).parameters)
-    if unknown := sorted(set(options) - set(known)):
-        meant = did_you_mean(unknown[0], known)
-        raise UsageError(f"{name} has no option {unknown[0]!r}; it has {', '.join(known) or 'none'}.{meant}")
+    parameters = list(inspect.signature(factory).parameters)
+    if unknown := sorted(set(options) - set(parameters)):
+        meant = did_you_mean(unknown[0], parameters)
+        raise UsageError(f"{name} has no option {unknown[0]!r}; it has {', '.join(parameters) or 'none'}.{meant}")
     return factory(**options)
 
 
@@ -154,9 +154,9 @@ def has_solutions(name: str) -> bool:
     return callable(getattr(_factory(name), "solution", None))
 
 
-def same(one: str, other: str) -> bool:
+def same(first: str, second: str) -> bool:
     """Return whether two names, registered or import paths, denote one environment."""
-    return _target(one) == _target(other)
+    return _target(first) == _target(second)
 
 
 def _target(name: str) -> str:
@@ -169,29 +169,32 @@ def _target(name: str) -> str:
     module, _, word = path.partition(":")
     if module != PUBLIC:
         return path
-    shipped = (one.environment for one in ENVIRONMENTS.values() if one.environment.startswith(f"{__name__}."))
-    return next((own for own in shipped if own.partition(":")[2] == word), path)
+    shipped = (entry.environment for entry in ENVIRONMENTS.values() if entry.environment.startswith(f"{__name__}."))
+    return next((target for target in shipped if target.partition(":")[2] == word), path)
 
 
-def attached(name: str, what: Attachment) -> Any:
+def attached(name: str, attachment: Attachment) -> Any:
     """Import an attachment of a registered environment; raise UsageError where it has none of that kind."""
     entry = ENVIRONMENTS.get(name)
-    target = entry and getattr(entry, what)
+    target = entry and getattr(entry, attachment)
     if not target:
-        having = ", ".join(sorted(other for other, given in ENVIRONMENTS.items() if getattr(given, what))) or "none"
-        raise UsageError(f"The environment {name!r} brings no {what} along. Environments that do: {having}.")
+        having = (
+            ", ".join(sorted(registered for registered, parts in ENVIRONMENTS.items() if getattr(parts, attachment)))
+            or "none"
+        )
+        raise UsageError(f"The environment {name!r} brings no {attachment} along. Environments that do: {having}.")
     return _imported(name, target)
 
 
 def sampling_unit(name: str) -> SamplingUnit:
     """Return what is drawn independently of an environment's tasks; families, as a sample, where it does not say."""
-    found = getattr(_factory(name), "sampling_unit", SamplingUnit())
-    if not isinstance(found, SamplingUnit):
+    unit = getattr(_factory(name), "sampling_unit", SamplingUnit())
+    if not isinstance(unit, SamplingUnit):
         raise UsageError(
-            f"The environment {name!r} has a sampling_unit {found!r}, which is no SamplingUnit of {PUBLIC}. "
+            f"The environment {name!r} has a sampling_unit {unit!r}, which is no SamplingUnit of {PUBLIC}. "
             'Write sampling_unit = SamplingUnit("repository", fixed=True), or leave it out.'
         )
-    return found
+    return unit
 
 
 def text_actions(name: str) -> bool:
@@ -276,8 +279,8 @@ def _factory(name: str) -> Callable[..., Environment]:
             f"{name!r} {lack}, so it is not an environment. Give a class with {', '.join(METHODS)} "
             f"({PUBLIC}.Environment)."
         )
-    made: Callable[..., Environment] = factory
-    return made
+    constructor: Callable[..., Environment] = factory
+    return constructor
 
 
 def _imported(name: str, target: str) -> Any:
@@ -286,8 +289,8 @@ def _imported(name: str, target: str) -> Any:
     _refuse_standard_library(name, module)
     _search_current_folder()
     try:
-        found = importlib.import_module(module)
-        return getattr(found, attribute) if colon else found
+        imported = importlib.import_module(module)
+        return getattr(imported, attribute) if colon else imported
     except Exception as error:  # a module of the user may raise anything
         kind = "" if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: "
         raise UsageError(f"The environment {name!r} could not be imported: {kind}{error}.") from error

@@ -67,22 +67,23 @@ class AnsweredEnv(ABC):
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """Return the first `count` questions of a split under a seed."""
-        found = self.questions(split, count, seed)
-        if count > len(found):
+        questions = self.questions(split, count, seed)
+        if count > len(questions):
             raise TooManyTasks(
-                f"{self.source} holds {counted(len(found), 'question')} for {split}, not {count}. Ask for fewer tasks.",
-                most=len(found),
+                f"{self.source} holds {counted(len(questions), 'question')} for {split}, not {count}. "
+                "Ask for fewer tasks.",
+                most=len(questions),
             )
         return [
             Task(
-                f"{self.name}-{one.question_id}",
+                f"{self.name}-{question.question_id}",
                 self.name,
                 split,
-                one.family or one.question_id,
-                one.text,
-                {"answer": one.answer, **one.data},
+                question.family or question.question_id,
+                question.text,
+                {"answer": question.answer, **question.data},
             )
-            for one in found[:count]
+            for question in questions[:count]
         ]
 
     def reset(self, task: Task) -> list[Message]:
@@ -91,8 +92,8 @@ class AnsweredEnv(ABC):
         self._question = Question(task.task_id, task.prompt, task.data["answer"], task.family, further)
         self._answer, self._reward = "", None
         opening: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
-        for asked, answer in further.get("shots", ()):
-            opening += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+        for question, answer in further.get("shots", ()):
+            opening += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         return [*opening, {"role": "user", "content": task.prompt}]
 
     def step(self, text: str) -> Observation:

@@ -53,8 +53,8 @@ def parse_bash(text: str) -> str:
     if OPENED.search(CLOSED.sub("", text)):
         raise ActionError("The ```bash block does not end with ``` on a line of its own.")
     if len(commands) != 1:
-        found = f"{len(commands)} of them" if commands else "none"
-        raise ActionError(f"Expected exactly one ```bash block, found {found}.")
+        number = f"{len(commands)} of them" if commands else "none"
+        raise ActionError(f"Expected exactly one ```bash block, found {number}.")
     if not commands[0].strip():
         raise ActionError("The ```bash block is empty.")
     return commands[0].strip("\n")
@@ -67,11 +67,11 @@ def fenced(command: str) -> str:
 
 def observation(command: str, result: CommandResult, max_chars: int) -> Observation:
     """Return the observation of a command: its output, elided beyond `max_chars`, and a line with its exit code."""
-    shown, left_out = elided(result.output, max_chars)
+    content, left_out = elided(result.output, max_chars)
     reason = "time" if result.timed_out else result.killed_for
-    newline = "\n" if shown and not shown.endswith("\n") else ""
+    newline = "\n" if content and not content.endswith("\n") else ""
     return Observation(
-        f"{shown}{newline}[exit {result.returncode}{f': {reason}' if reason else ''}]",
+        f"{content}{newline}[exit {result.returncode}{f': {reason}' if reason else ''}]",
         commands=(command,),
         returncode=result.returncode,
         timed_out=result.timed_out,
@@ -99,9 +99,9 @@ def masked(text: str) -> str:
     return MASKED.sub("", text)
 
 
-def same_observation(one: str, other: str) -> bool:
+def same_observation(first: str, second: str) -> bool:
     """Return whether two observations differ in nothing but durations and memory addresses."""
-    return one == other or masked(one) == masked(other)
+    return first == second or masked(first) == masked(second)
 
 
 NO_FILE = re.compile(
@@ -144,8 +144,8 @@ def edits(command: str) -> bool:
         return True
     # Each pipeline for itself: `pytest > log` is no edit, while `pytest; echo x > a.py` is.
     for pipeline in PIPELINES.split(shell):
-        left = LOG.sub(" ", pipeline) if TESTS.search(pipeline) else pipeline
-        if REDIRECT.search(NO_REDIRECT.sub(" ", left)) or EDITORS.search(left):
+        remainder = LOG.sub(" ", pipeline) if TESTS.search(pipeline) else pipeline
+        if REDIRECT.search(NO_REDIRECT.sub(" ", remainder)) or EDITORS.search(remainder):
             return True
     return False
 
@@ -157,8 +157,8 @@ def runs_tests(command: str) -> bool:
 
 def _parts(command: str) -> tuple[str, list[str]]:
     """Return the command without data, and its data: here-documents and quoted strings."""
-    bodies = [found["body"] for found in HEREDOC.finditer(command)]
-    shell = HEREDOC.sub(lambda found: found["line"], command)
+    bodies = [match["body"] for match in HEREDOC.finditer(command)]
+    shell = HEREDOC.sub(lambda match: match["line"], command)
     return QUOTED.sub("''", shell), bodies + QUOTED.findall(shell)
 
 

@@ -41,71 +41,73 @@ def blamed(error: BaseException, environment: Environment, task_id: str) -> str:
     name = f"{type(environment).__module__}:{type(environment).__qualname__}"
     frames = traceback.extract_tb(error.__traceback__)
     # The innermost line outside the libraries and Composer: an error inside json.loads is the fault of its caller.
-    ours = (*LIBRARIES, str(COMPOSER))
-    own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(folder) for folder in ours)]
-    theirs = (own or isinstance(error, WrongValue)) and not name.startswith("stages.")
-    owner = f"code of the environment {name}, not of Composer" if theirs else "Composer's own code"
+    library_folders = (*LIBRARIES, str(COMPOSER))
+    env_frames = [
+        frame for frame in frames if not any(Path(frame.filename).is_relative_to(folder) for folder in library_folders)
+    ]
+    by_environment = (env_frames or isinstance(error, WrongValue)) and not name.startswith("stages.")
+    owner = f"code of the environment {name}, not of Composer" if by_environment else "Composer's own code"
     if isinstance(error, WrongValue):  # raised here about a returned value: no line of the environment's to name
         return f"{error} (task {task_id}; {owner})"
-    frame = (own or frames)[-1]
-    what = (str(error).splitlines() or [""])[0]
-    return f"{what} ({frame.filename}, line {frame.lineno}, in {frame.name}, task {task_id}; {owner})"
+    frame = (env_frames or frames)[-1]
+    first_line = (str(error).splitlines() or [""])[0]
+    return f"{first_line} ({frame.filename}, line {frame.lineno}, in {frame.name}, task {task_id}; {owner})"
 
 
-def opening(found: Any) -> list[Message]:
+def opening(value: Any) -> list[Message]:
     """Check the value of `reset`: at least one message with role and content."""
-    whole = isinstance(found, (list, tuple)) and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in found
+    valid = isinstance(value, (list, tuple)) and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
     )
-    if not whole or not found:
-        raise WrongValue(f'reset returned {_short(found)}, but a list of {{"role": ..., "content": ...}} is needed')
-    return list(found)
+    if not valid or not value:
+        raise WrongValue(f'reset returned {_short(value)}, but a list of {{"role": ..., "content": ...}} is needed')
+    return list(value)
 
 
-def observation(found: Any) -> Observation:
+def observation(value: Any) -> Observation:
     """Check the value of `step`."""
-    if not isinstance(found, Observation):
-        raise WrongValue(f"step returned {_short(found)}, but an Observation is needed")
+    if not isinstance(value, Observation):
+        raise WrongValue(f"step returned {_short(value)}, but an Observation is needed")
     for name, kinds, words in (
         ("content", (str,), "text"),
         ("stop", (str, type(None)), "text or None"),
         ("parse_error", (str, type(None)), "text or None"),
         ("returncode", (int, type(None)), "a whole number or None"),
     ):
-        if not isinstance(getattr(found, name), kinds):
+        if not isinstance(getattr(value, name), kinds):
             raise WrongValue(
-                f"step returned an Observation with {name}={_short(getattr(found, name))}, but {words} is needed"
+                f"step returned an Observation with {name}={_short(getattr(value, name))}, but {words} is needed"
             )
-    return found
+    return value
 
 
-def grade(found: Any, environment: Environment) -> Grade:
+def grade(value: Any, environment: Environment) -> Grade:
     """Check the value of `grade`: the reward a finite number or None, every flag a bool or None.
 
     A pass without a ground gets that of the environment. A reward on another ground than the environment is set to
     require is null, and no pass.
     """
-    if not isinstance(found, Grade):
-        raise WrongValue(f"grade returned {_short(found)}, but a Grade is needed")
-    if not isinstance(found.work, Work):
-        raise WrongValue(f"grade returned work={_short(found.work)}, but a Work is needed")
+    if not isinstance(value, Grade):
+        raise WrongValue(f"grade returned {_short(value)}, but a Grade is needed")
+    if not isinstance(value.work, Work):
+        raise WrongValue(f"grade returned work={_short(value.work)}, but a Work is needed")
     for name in FLAGS:
-        if not isinstance(getattr(found, name), (bool, type(None))):
-            raise WrongValue(f"grade returned {name}={_short(getattr(found, name))}, but True, False or None is needed")
-    if found.ground not in (None, *get_args(Ground)):
-        raise WrongValue(f'grade returned ground={_short(found.ground)}, but "values", "report" or None is needed')
-    if found.reward is None:
-        return found
-    reward: Any = found.reward
+        if not isinstance(getattr(value, name), (bool, type(None))):
+            raise WrongValue(f"grade returned {name}={_short(getattr(value, name))}, but True, False or None is needed")
+    if value.ground not in (None, *get_args(Ground)):
+        raise WrongValue(f'grade returned ground={_short(value.ground)}, but "values", "report" or None is needed')
+    if value.reward is None:
+        return value
+    reward: Any = value.reward
     # numpy's scalars are Real too. A NaN or an infinity would poison every mean that it enters.
     if isinstance(reward, bool) or not isinstance(reward, Real) or not math.isfinite(float(reward)):
         raise WrongValue(f"grade returned reward={_short(reward)}, but a finite number or None is needed")
-    found = replace(found, reward=float(reward))
-    ground = found.ground or getattr(environment, "ground", None)
+    value = replace(value, reward=float(reward))
+    ground = value.ground or getattr(environment, "ground", None)
     # A share of the full reward rests on the same report.
     if getattr(environment, "require", "report") == "values" and ground != "values" and float(reward) > 0:
-        return replace(found, reward=None, hidden_pass=None, ground=ground, error=NOT_PAID)
-    return replace(found, ground=ground if found.passed or float(reward) >= 1 else None)
+        return replace(value, reward=None, hidden_pass=None, ground=ground, error=NOT_PAID)
+    return replace(value, ground=ground if value.passed or float(reward) >= 1 else None)
 
 
 def grades_together(environments: list[Environment]) -> list[Any] | None:
@@ -132,12 +134,12 @@ def tools(environment: Environment) -> tuple[Mapping[str, Any], ...]:
     return tuple(environment.tools)
 
 
-def tasks(found: Any, name: str) -> list[Task]:
+def tasks(value: Any, name: str) -> list[Task]:
     """Check the value of `tasks`; raise UsageError for other types, data that is not JSON, and a repeated id."""
-    if not isinstance(found, Sequence) or not all(isinstance(task, Task) for task in found):
-        raise UsageError(f"The environment {name} gave {_short(found)} as tasks, but a list of Task is needed.")
+    if not isinstance(value, Sequence) or not all(isinstance(task, Task) for task in value):
+        raise UsageError(f"The environment {name} gave {_short(value)} as tasks, but a list of Task is needed.")
     seen: set[str] = set()
-    for task in found:
+    for task in value:
         if task.task_id in seen:
             raise UsageError(
                 f"The environment {name} gave the task {task.task_id!r} twice. Give every task its own id."
@@ -154,7 +156,7 @@ def tasks(found: Any, name: str) -> list[Task]:
                 f"The environment {name} gave a task {task.task_id!r} with {lost!r} in its data, which JSON cannot "
                 "hold, so that another number would be read again. Keep it as text, or as json_text.exact returns it."
             )
-    return list(found)
+    return list(value)
 
 
 def _short(value: Any) -> str:
@@ -191,18 +193,18 @@ def carry_out(environment: Any, text: str) -> Observation:
             continue
         error, arguments = checked(call, environment.tools)
         seen.append(environment.malformed(error) if error else environment.call(call.name, arguments))
-    codes = [one.returncode for one in seen if one.returncode is not None]
+    codes = [step.returncode for step in seen if step.returncode is not None]
     return Observation(
-        "\n".join(one.content for one in seen),
-        commands=tuple(command for one in seen for command in one.commands),
-        parse_error=next((one.parse_error for one in seen if one.parse_error is not None), None),
+        "\n".join(step.content for step in seen),
+        commands=tuple(command for step in seen for command in step.commands),
+        parse_error=next((step.parse_error for step in seen if step.parse_error is not None), None),
         returncode=codes[-1] if codes else None,
-        timed_out=any(one.timed_out for one in seen),
-        duration_s=sum(one.duration_s for one in seen),
-        raw_chars=sum(one.raw_chars for one in seen),
-        elided_chars=sum(one.elided_chars for one in seen),
+        timed_out=any(step.timed_out for step in seen),
+        duration_s=sum(step.duration_s for step in seen),
+        raw_chars=sum(step.raw_chars for step in seen),
+        elided_chars=sum(step.elided_chars for step in seen),
         stop=seen[-1].stop,
-        results=tuple(one.content for one in seen),
+        results=tuple(step.content for step in seen),
     )
 
 
@@ -216,21 +218,21 @@ def checked(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> tuple[str, di
         return f"There is no tool {call.name!r}; there is {', '.join(tool['name'] for tool in tools)}.", {}
     try:
         json_text.require_shallow(call.arguments)
-        given = orjson.loads(call.arguments)
+        arguments = orjson.loads(call.arguments)
     except ValueError as error:
         return f"The arguments of {call.name} are not valid JSON ({error}).", {}
-    if not isinstance(given, dict):
+    if not isinstance(arguments, dict):
         return f"The arguments of {call.name} are no JSON object.", {}
-    known = schema.get("properties", {})
-    if missing := [name for name in schema.get("required", ()) if name not in given]:
+    properties = schema.get("properties", {})
+    if missing := [name for name in schema.get("required", ()) if name not in arguments]:
         return f"{call.name} needs the argument {missing[0]!r}.", {}
-    for name, value in given.items():
-        if name not in known:
-            return f"{call.name} has no argument {name!r}; it has {', '.join(known) or 'none'}.", {}
-        kinds = KINDS.get(known[name].get("type", ""))
+    for name, value in arguments.items():
+        if name not in properties:
+            return f"{call.name} has no argument {name!r}; it has {', '.join(properties) or 'none'}.", {}
+        kinds = KINDS.get(properties[name].get("type", ""))
         # bool is a subclass of int in Python, but no number in JSON schema.
         if kinds and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
-            return f"The argument {name!r} of {call.name} has to be of type {known[name]['type']}.", {}
-        if "enum" in known[name] and value not in known[name]["enum"]:
-            return f"The argument {name!r} of {call.name} has to be one of {known[name]['enum']}.", {}
-    return "", given
+            return f"The argument {name!r} of {call.name} has to be of type {properties[name]['type']}.", {}
+        if "enum" in properties[name] and value not in properties[name]["enum"]:
+            return f"The argument {name!r} of {call.name} has to be one of {properties[name]['enum']}.", {}
+    return "", arguments

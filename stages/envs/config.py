@@ -36,27 +36,27 @@ class EnvConfig(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _unknown_keys_are_options(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or not isinstance(options := given.get("options", {}), dict):
-            return given
+    def _unknown_keys_are_options(cls, settings: Any) -> Any:
+        if not isinstance(settings, dict) or not isinstance(options := settings.get("options", {}), dict):
+            return settings
         # A plain dict and no model's extra fields: options are validated by the environment's constructor, not by
         # pydantic.
-        known = {key: value for key, value in given.items() if key in cls.model_fields}
-        further = {key: value for key, value in given.items() if key not in cls.model_fields}
-        if isinstance(name := given.get("name"), str):
+        fields = {key: value for key, value in settings.items() if key in cls.model_fields}
+        further = {key: value for key, value in settings.items() if key not in cls.model_fields}
+        if isinstance(name := settings.get("name"), str):
             name, further = envs.resolved(name, {**options, **further})
-            return {**known, "name": name, "options": further}
-        return {**known, "options": {**options, **further}} if further else given
+            return {**fields, "name": name, "options": further}
+        return {**fields, "options": {**options, **further}} if further else settings
 
     def identity(self) -> dict[str, Any]:
         """Return the settings, with digests of a curriculum's tasks and of the file of a user's own environment."""
-        own, code = super().identity(), envs.code_sha256(self.name)
+        settings, code = super().identity(), envs.code_sha256(self.name)
         content = envs.content_sha256(self.name, self.options)
         # The digest of its tasks in place of its path: a moved run is the same curriculum. Without one the key is
         # absent, so that fingerprints of runs without a curriculum stay what they were.
-        del own["curriculum"], own["require"]
+        del settings["curriculum"], settings["require"]
         return {
-            **own,
+            **settings,
             **({"curriculum": task_table.identity(self.curriculum)} if self.curriculum else {}),
             **({"require": self.require} if self.require != "report" else {}),
             **({"code_sha256": code} if code else {}),
@@ -126,9 +126,9 @@ class EnvStageConfig(StageConfig):
             unseen = f"environment {self.env.name}: the run imports {path}; a dry run executes no code but Composer's"
             return [unseen, *super().check()]
         drawn = self.draw(self.opener(), getattr(self, "tasks", 1))
-        shown = f"environment {self.env.name}: {len(drawn)} of its {self.env.split} tasks drawn"
+        sentence = f"environment {self.env.name}: {len(drawn)} of its {self.env.split} tasks drawn"
         sandbox = f", a command run under {self.sandbox}" if envs.takes(self.env.name, "sandbox") else ""
-        return [shown + sandbox, *self.remarks(drawn), *super().check()]
+        return [sentence + sandbox, *self.remarks(drawn), *super().check()]
 
     def remarks(self, tasks: Sequence[Task]) -> list[str]:
         """Return what is to be said of these tasks before they are played, a clause each."""
@@ -145,8 +145,8 @@ class EnvStageConfig(StageConfig):
         environment = make()
         try:
             with activity(Checking("preparing the tasks")):
-                found = self._at_most(environment, count, at_most or self.counts_by_default())
-            remarks = self.remarks(found)
+                tasks = self._at_most(environment, count, at_most or self.counts_by_default())
+            remarks = self.remarks(tasks)
             if isinstance(environment, LeavesOut) and (left_out := environment.left_out(self.env.split)):
                 remarks.insert(0, f"{environment.name}: {left_out}")
                 if out is not None:
@@ -160,7 +160,7 @@ class EnvStageConfig(StageConfig):
             raise UsageError(f"The environment {self.env.name!r} gives no tasks: {_place(error)}.") from error
         finally:
             environment.close()
-        return found
+        return tasks
 
     def _at_most(self, environment: Environment, count: int, fewer: bool) -> list[Task]:
         try:
@@ -173,8 +173,8 @@ class EnvStageConfig(StageConfig):
     def _tasks(self, environment: Environment, count: int) -> list[Task]:
         if self.env.curriculum:
             return task_table.tasks(self.env.curriculum, environment.name, self.env.split, count)
-        if found := boundary.tasks(environment.tasks(self.env.split, count, self.seed), self.env.name):
-            return found
+        if tasks := boundary.tasks(environment.tasks(self.env.split, count, self.seed), self.env.name):
+            return tasks
         raise UsageError(
             f"The environment {self.env.name!r} has no task of the split {self.env.split!r}. Give it other options, "
             "or take the tasks of the other split with --set env.split=SPLIT."
@@ -193,8 +193,8 @@ class EnvStageConfig(StageConfig):
     def tell_of_fewer(self, tasks: Sequence[Task], rollouts: int, out: RunWriter) -> None:
         """Say how many rollouts there are, where a split has fewer tasks than the default by which the plan counts."""
         if len(tasks) < getattr(self, "tasks", 0):
-            other = "eval" if self.env.split == "train" else "train"
-            has = f"the split {self.env.split} has no more, and the tasks of {other} are kept apart"
+            remaining_split = "eval" if self.env.split == "train" else "train"
+            has = f"the split {self.env.split} has no more, and the tasks of {remaining_split} are kept apart"
             out.progress(Notice(f"{counted(rollouts, 'rollout')} of {counted(len(tasks), 'task')}: {has}"), 0, 0)
 
     def counts_by_default(self) -> bool:

@@ -149,24 +149,24 @@ def copy(
     for entry in entries(source, lambda path: not leave_out(path, True)):
         if leave_out(entry.path, entry.is_folder):
             continue
-        place, mode = target / entry.path, stat.S_IMODE(entry.status.st_mode) & 0o777
+        destination, mode = target / entry.path, stat.S_IMODE(entry.status.st_mode) & 0o777
         if entry.is_folder:
-            place.mkdir(mode=0o700, exist_ok=True)
-            modes.append((place, mode))
+            destination.mkdir(mode=0o700, exist_ok=True)
+            modes.append((destination, mode))
         elif stat.S_ISLNK(entry.status.st_mode):
-            place.symlink_to(os.readlink(entry.name, dir_fd=entry.folder))
+            destination.symlink_to(os.readlink(entry.name, dir_fd=entry.folder))
         elif entry.is_file:
-            _copy_file(entry, place, mode)
-    for place, mode in reversed(modes):  # a folder that may not be written to must be filled before it is closed
-        place.chmod(mode)
+            _copy_file(entry, destination, mode)
+    for destination, mode in reversed(modes):  # a folder that may not be written to must be filled before it is closed
+        destination.chmod(mode)
 
 
-def _copy_file(entry: TreeEntry, place: Path, mode: int) -> None:
+def _copy_file(entry: TreeEntry, destination: Path, mode: int) -> None:
     try:
         source = os.open(entry.name, FILE, dir_fd=entry.folder)
     except PermissionError:
         return
-    target = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    target = os.open(destination, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         size, at = os.fstat(source).st_size, 0
         sparse = entry.status.st_blocks * 512 < size
@@ -341,17 +341,17 @@ def make(kind: str) -> Path:
 
 def home() -> Path:
     """Return the folder of this process; the first call makes and locks it and deletes those of dead processes."""
-    place = tempfile.gettempdir()
+    parent = tempfile.gettempdir()
     with _lock:
-        if place not in _homes or not _homes[place].is_dir():
-            sweep(Path(place))
-            _homes[place] = _locked(place)
-        return _homes[place]
+        if parent not in _homes or not _homes[parent].is_dir():
+            sweep(Path(parent))
+            _homes[parent] = _locked(parent)
+        return _homes[parent]
 
 
-def _locked(place: str) -> Path:
+def _locked(parent: str) -> Path:
     while True:
-        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         with suppress(FileNotFoundError):
             descriptor = os.open(path, FOLDER)  # open, and so locked, until this process and its forks end
             try:
@@ -372,9 +372,9 @@ def _leave(path: Path) -> None:
         path.rmdir()
 
 
-def sweep(place: Path) -> None:
+def sweep(parent: Path) -> None:
     """Delete the folders of dead processes of this user below a temporary folder."""
-    above = os.open(place, FOLDER & ~os.O_NOFOLLOW)  # the temporary folder itself may be a link
+    above = os.open(parent, FOLDER & ~os.O_NOFOLLOW)  # the temporary folder itself may be a link
     try:
         for name in sorted(os.listdir(above)):
             if name.startswith(PREFIX):

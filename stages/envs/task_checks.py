@@ -165,19 +165,19 @@ class TaskCheck:
     has_solution: bool = True
     why: str = ""
 
-    def add(self, play: Play, played: PlayResult) -> None:
+    def add(self, play: Play, result: PlayResult) -> None:
         """Record a play."""
-        if not played.has_solution:
+        if not result.has_solution:
             self.has_solution = False
-        elif played.error:
-            self.errors.append(f"{play[0]} {play[1]}: {played.error}")
+        elif result.error:
+            self.errors.append(f"{play[0]} {play[1]}: {result.error}")
         elif play[0] == "forgery":
-            if not played.idle:
-                self.forgeries[play[1]] = None if played.hacked else played.reward
+            if not result.idle:
+                self.forgeries[play[1]] = None if result.hacked else result.reward
         else:
-            if play[0] == "solution" and not _number(played.reward):
-                self.why = self.why or played.why
-            (self.solution if play[0] == "solution" else self.nothing).append(played.reward)
+            if play[0] == "solution" and not _number(result.reward):
+                self.why = self.why or result.why
+            (self.solution if play[0] == "solution" else self.nothing).append(result.reward)
 
     @property
     def passing(self) -> list[str]:
@@ -234,22 +234,22 @@ def drawn(config: TaskChecksConfig) -> list[Task]:
             f"The environment {config.env.name!r} has no solutions to check its tasks with: it has no method "
             f"`solution` ({envs.PUBLIC}.HasSolutions)."
         )
-    make, found, refused = config.opener(), dict[str, Task](), list[UsageError]()
+    make, tasks, refused = config.opener(), dict[str, Task](), list[UsageError]()
     for split in SPLITS:
         environment = make()
         try:
             count = environment.size(split) if isinstance(environment, HasSize) else DEFAULT_CHECKED
         finally:
             environment.close()
-        one = config.model_copy(update={"env": config.env.model_copy(update={"split": split})})
+        split_config = config.model_copy(update={"env": config.env.model_copy(update={"split": split})})
         try:
-            wanted = min(count, config.limit or count)
-            found |= {task.task_id: task for task in (one.draw(make, wanted) if wanted else [])}
+            limit = min(count, config.limit or count)
+            tasks |= {task.task_id: task for task in (split_config.draw(make, limit) if limit else [])}
         except UsageError as error:  # one split may be without tasks
             refused.append(error)
-    if not found:
+    if not tasks:
         raise refused[0] if refused else UsageError(f"The environment {config.env.name!r} has no tasks.")
-    return list(found.values())
+    return list(tasks.values())
 
 
 def plays_of(config: TaskChecksConfig) -> list[Play]:
@@ -261,13 +261,13 @@ def plays_of(config: TaskChecksConfig) -> list[Play]:
 
 def check(config: TaskChecksConfig, tasks: Sequence[Task], workers: int, tell: Listener) -> Iterator[TaskCheck]:
     """Play every task, `workers` plays at a time, and yield each task's check when all of its plays are finished."""
-    make, own, opened = config.opener(), threading.local(), list[Environment]()
+    make, worker, opened = config.opener(), threading.local(), list[Environment]()
 
     def played(task: Task, play: Play) -> PlayResult:
-        if not hasattr(own, "environment"):
-            own.environment = make()
-            opened.append(own.environment)
-        return play_once(own.environment, task, play)
+        if not hasattr(worker, "environment"):
+            worker.environment = make()
+            opened.append(worker.environment)
+        return play_once(worker.environment, task, play)
 
     plays, done = plays_of(config), 0
     results: defaultdict[str, dict[Play, PlayResult]] = defaultdict(dict)
@@ -276,15 +276,15 @@ def check(config: TaskChecksConfig, tasks: Sequence[Task], workers: int, tell: L
             running = {pool.submit(played, task, play): (task, play) for task in tasks for play in plays}
             for future in as_completed(running):
                 task, play = running[future]
-                found = results[task.task_id]
-                found[play] = future.result()
+                task_results = results[task.task_id]
+                task_results[play] = future.result()
                 done += 1
                 tell("plays", done, len(running))
-                if len(found) == len(plays):
-                    one = TaskCheck(task.task_id, task.split, task.family)
+                if len(task_results) == len(plays):
+                    task_check = TaskCheck(task.task_id, task.split, task.family)
                     for each in plays:  # in one order, whichever ended first
-                        one.add(each, found[each])
-                    yield one
+                        task_check.add(each, task_results[each])
+                    yield task_check
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
             for environment in opened:
@@ -331,8 +331,8 @@ def telling_line(log: str) -> str:
     lines = ["".join(filter(str.isprintable, COLOUR.sub("", line))).strip() for line in log.splitlines()]
     left_out = next((line for line in lines if line.startswith(LEFT_OUT)), "")
     lines = [line for line in lines if line and not line.startswith(LEFT_OUT)]
-    found = (line for begins in TELLING for line in reversed(lines) if begins.match(line))
-    return "; ".join(shortened(line, LONGEST_LINE) for line in (left_out, next(found, "")) if line)
+    telling = (line for begins in TELLING for line in reversed(lines) if begins.match(line))
+    return "; ".join(shortened(line, LONGEST_LINE) for line in (left_out, next(telling, "")) if line)
 
 
 def forged(name: str, solution: Sequence[str]) -> Iterator[str]:

@@ -35,8 +35,10 @@ def tasks(folder: str, env: str, split: Split, count: int) -> list[Task]:
     chosen = [task(row) for row in run.scan(TASK).rows() if row["split"] == split][:count]
     if not chosen:
         raise UsageError(f"{folder} holds no task of the split {split!r}. Set env.split, or make another curriculum.")
-    if others := sorted({one.env for one in chosen} - {env}):
-        raise UsageError(f"{folder} holds tasks of {others[0]}, and {env} is to be played. Set env.name={others[0]}.")
+    if environments := sorted({task.env for task in chosen} - {env}):
+        raise UsageError(
+            f"{folder} holds tasks of {environments[0]}, and {env} is to be played. Set env.name={environments[0]}."
+        )
     return chosen
 
 
@@ -72,7 +74,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     yield from ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
 
 
-def parse_line(line: str, place: str = "", *, measured: bool = False) -> Row:
+def parse_line(line: str, prefix: str = "", *, measured: bool = False) -> Row:
     """Return the JSON object of a line; `BadInput` gives the place and the reason where it is not one.
 
     measured: NaN and infinities are None.
@@ -81,13 +83,13 @@ def parse_line(line: str, place: str = "", *, measured: bool = False) -> Row:
         # json and not orjson, which refuses these tokens, and makes floats of large integers.
         row = json_text.loads(line, parse_constant=(lambda _: None) if measured else None)
     except json.JSONDecodeError as error:  # its own line is that within the text, which is always the first
-        raise BadInput(f"{place}it is not JSON ({error.msg} in column {error.colno}).") from None
+        raise BadInput(f"{prefix}it is not JSON ({error.msg} in column {error.colno}).") from None
     except json_text.TooDeep as error:
-        raise BadInput(f"{place}{error}.") from None
+        raise BadInput(f"{prefix}{error}.") from None
     except ValueError as error:
-        raise BadInput(f"{place}it is not JSON ({error}).") from None
+        raise BadInput(f"{prefix}it is not JSON ({error}).") from None
     if not isinstance(row, dict):
-        raise BadInput(f"{place}it is {line.strip()[:40]!r}, not a JSON object.")
+        raise BadInput(f"{prefix}it is {line.strip()[:40]!r}, not a JSON object.")
     return row
 
 
@@ -101,13 +103,13 @@ def hub_rows(dataset: str, remedy: str, config: str | None = None, part: str | N
 
     try:
         with hub.offline_if_unreachable():
-            found = datasets.load_dataset(dataset, config, split=part)
+            dataset_rows = datasets.load_dataset(dataset, config, split=part)
     except Exception as error:  # any error of a download: the libraries below have no common base class
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         reason = hub.unreachable()
         kind = InfrastructureError if reason else BadInput
         raise kind(f"{dataset} cannot be downloaded from the hub ({reason or first}). {remedy}") from None
-    return {str(name): one.to_list() for name, one in ({part: found} if part else found).items()}
+    return {str(name): rows.to_list() for name, rows in ({part: dataset_rows} if part else dataset_rows).items()}
 
 
 HELD_OUT = 5
@@ -145,11 +147,11 @@ def drawn(path: str, splits: Mapping[Split, Sequence[Row]], split: Split, count:
     most = len(splits[split])
     if count <= most:
         return ordered(splits[split], seed)[:count]
-    rest = ", ".join(f"{len(rows)} for {name}" for name, rows in splits.items() if name != split)
-    how = next((row[DIVIDED_BY] for rows in splits.values() for row in rows if DIVIDED_BY in row), None)
-    divided = f" (and {rest}: env.eval_share is {how['eval_share']:g})" if how else f" (and {rest})"
-    wanted = f"Ask for {most} at most, with tasks={most}." if most else "Give some tasks this split, or another family."
-    raise TooManyTasks(f"{path} holds {counted(most, 'task')} for {split}{divided}, not {count}. {wanted}", most=most)
+    sizes = ", ".join(f"{len(rows)} for {name}" for name, rows in splits.items() if name != split)
+    division = next((row[DIVIDED_BY] for rows in splits.values() for row in rows if DIVIDED_BY in row), None)
+    divided = f" (and {sizes}: env.eval_share is {division['eval_share']:g})" if division else f" (and {sizes})"
+    remedy = f"Ask for {most} at most, with tasks={most}." if most else "Give some tasks this split, or another family."
+    raise TooManyTasks(f"{path} holds {counted(most, 'task')} for {split}{divided}, not {count}. {remedy}", most=most)
 
 
 def ordered(rows: Sequence[Row], seed: int, key: str = "id") -> list[Row]:
@@ -169,11 +171,11 @@ def split_rows(rows: Sequence[Row], seed: int, eval_share: float) -> dict[Split,
     eval; such rows have both numbers as `DIVIDED_BY`. A family alone is for training. UsageError where rows with and
     without a split are mixed, or a family is in both.
     """
-    given = [row["split"] for row in rows if row["split"] is not None]
-    if given and len(given) < len(rows):
-        raise UsageError(f"{len(given)} of {len(rows)} tasks have a split. Give all of them one, or none.")
+    named_splits = [row["split"] for row in rows if row["split"] is not None]
+    if named_splits and len(named_splits) < len(rows):
+        raise UsageError(f"{len(named_splits)} of {len(rows)} tasks have a split. Give all of them one, or none.")
     families = list(dict.fromkeys(family_of(row) for row in rows))
-    if given:
+    if named_splits:
         parts: dict[Split, list[Row]] = {"train": [], "eval": []}
         for row in rows:
             parts["train" if row["split"] == "train" else "eval"].append(row)

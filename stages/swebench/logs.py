@@ -50,28 +50,28 @@ def _summary(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 def parse_log_pytest_options(log: str) -> LogStatuses:
     """Parse the summary where parameters are paths of the machine: only their last part is kept."""
-    found: LogStatuses = {}
+    statuses: LogStatuses = {}
     for name, status in _summary(log.split("\n")):
         start, end = name.find("["), name.rfind("]")
         if -1 < start < end:
             parameter = name[start + 1 : end]
             is_path = parameter.startswith("/") and not parameter.startswith("//") and "*" not in parameter
             name = f"{name[:start]}[/{parameter.rpartition('/')[2]}]" if is_path else name[: end + 1]
-        found[name] = status
-    return found
+        statuses[name] = status
+    return statuses
 
 
 def parse_log_pytest_v2(log: str) -> LogStatuses:
     """Parse the summary without colours; also lines of older pytests, which end with the status."""
-    found: LogStatuses = {}
+    statuses: LogStatuses = {}
     for line in log.split("\n"):
         plain = COLOUR.sub("", line).translate(CONTROL)
         words = plain.split()
         if plain.startswith(WORDS):
-            found |= _summary([plain])
+            statuses |= _summary([plain])
         elif plain.endswith(WORDS) and len(words) > 1:
-            found[words[0]] = words[1]
-    return found
+            statuses[words[0]] = words[1]
+    return statuses
 
 
 def parse_log_matplotlib(log: str) -> LogStatuses:
@@ -81,16 +81,16 @@ def parse_log_matplotlib(log: str) -> LogStatuses:
 
 def parse_log_seaborn(log: str) -> LogStatuses:
     """Parse Seaborn's log: `path::test PASSED [ 10%]` counts as well as the summary."""
-    found: LogStatuses = {}
+    statuses: LogStatuses = {}
     for line in log.split("\n"):
         words = line.split()
         if line.startswith(FAILED):
-            found |= dict.fromkeys(words[1:2], FAILED)
+            statuses |= dict.fromkeys(words[1:2], FAILED)
         elif f" {PASSED} " in line:
-            found |= {name: PASSED for name in words[:1] if words[1] == PASSED}
+            statuses |= {name: PASSED for name in words[:1] if words[1] == PASSED}
         elif line.startswith(PASSED):
-            found |= dict.fromkeys(words[1:2], PASSED)
-    return found
+            statuses |= dict.fromkeys(words[1:2], PASSED)
+    return statuses
 
 
 DJANGO_PASSES = (" ... ok", " ... OK", " ...  OK")
@@ -111,26 +111,28 @@ DJANGO_INTERRUPTED = re.compile(
 
 def parse_log_django(log: str) -> LogStatuses:
     """Parse the log of Django's runner: `test (case) ... ok`, possibly with output between the dots and the verdict."""
-    found: LogStatuses = {}
+    statuses: LogStatuses = {}
     waiting: str | None = None
     for line in map(str.strip, log.split("\n")):
         if DJANGO_OUTPUT in line:
-            found[DJANGO_OUTPUT] = PASSED
+            statuses[DJANGO_OUTPUT] = PASSED
         if " ... " in line:
             waiting = line.partition(" ... ")[0]
         result = line
         if end := next((end for end in DJANGO_PASSES if line.endswith(end)), None):
             result = line.removeprefix(DJANGO_GLUED) if line.startswith(DJANGO_GLUED_TEST) else line
-            found[result.removesuffix(end)] = PASSED
-        found |= {result.partition(end)[0]: status for end, status in DJANGO_FAILURES.items() if result.endswith(end)}
+            statuses[result.removesuffix(end)] = PASSED
+        statuses |= {
+            result.partition(end)[0]: status for end, status in DJANGO_FAILURES.items() if result.endswith(end)
+        }
         if " ... skipped" in result:
-            found[result.partition(" ... skipped")[0]] = SKIPPED
+            statuses[result.partition(" ... skipped")[0]] = SKIPPED
         for head, status in DJANGO_HEADS.items():
             if result.startswith(head) and len(result.split()) > 1:
-                found[result.split()[1]] = status
+                statuses[result.split()[1]] = status
         if line.startswith("ok") and waiting is not None:
-            found[waiting] = PASSED
-    return found | {match["test"]: PASSED for match in DJANGO_INTERRUPTED.finditer(log)}
+            statuses[waiting] = PASSED
+    return statuses | {match["test"]: PASSED for match in DJANGO_INTERRUPTED.finditer(log)}
 
 
 SYMPY_ENDS = {" E": ERROR, " F": FAILED, " ok": PASSED}
@@ -141,19 +143,19 @@ def parse_log_sympy(log: str) -> LogStatuses:
     """Parse Sympy's bin/test --verbose: `test_name ok`, and a heading `__ file.py:test_name __` over every failure."""
     lines = log.split("\n")
     headings = (heading for line in lines if ".py:" in line for heading in SYMPY_FAILURE.findall(line))
-    found = {f"{file}.py:{test}": FAILED for file, test in headings}
+    statuses = {f"{file}.py:{test}": FAILED for file, test in headings}
     for line in map(str.strip, lines):
         for end, status in SYMPY_ENDS.items():
             if line.startswith("test_") and line.endswith(end):
-                found[line.split()[0]] = status
-    return found
+                statuses[line.split()[0]] = status
+    return statuses
 
 
 def parse_log_unknown(log: str) -> LogStatuses:
     """Parse a log of no known repository: pytest's progress with full names and its summary, else other runners'."""
     of_pytest = dict(PROGRESS.findall(log)) | parse_log_pytest_v2(log)
-    found = {name: status for name, status in of_pytest.items() if "::" in name}
-    return found or {**parse_log_sympy(log), **parse_log_django(log)}
+    statuses = {name: status for name, status in of_pytest.items() if "::" in name}
+    return statuses or {**parse_log_sympy(log), **parse_log_django(log)}
 
 
 LOG_PARSERS: dict[str, LogParser] = {
@@ -213,8 +215,8 @@ class LogGrade:
 
 def grade_statuses(lists: TestLists, statuses: LogStatuses) -> LogGrade:
     """Grade the statuses of a log whose tests ended."""
-    found = to_outcomes(statuses)
-    return LogGrade(lists.resolved(found), lists.tests_status(found), None if statuses else NO_RESULT)
+    outcomes = to_outcomes(statuses)
+    return LogGrade(lists.resolved(outcomes), lists.tests_status(outcomes), None if statuses else NO_RESULT)
 
 
 def grade_container_log(log: str, lists: TestLists, repo: str) -> LogGrade:

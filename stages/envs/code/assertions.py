@@ -89,7 +89,7 @@ def _close(out: Any, expected: Any, tolerance: float) -> bool:
     """Compare as EvalPlus does: equal, or numbers of which none differs by more than the tolerance."""
     if out == expected:
         return True
-    if tolerance == 0 and all(type(one) is float for one in (expected if _is_row(expected) else [expected])):
+    if tolerance == 0 and all(type(number) is float for number in (expected if _is_row(expected) else [expected])):
         tolerance = ABSOLUTE
     return tolerance != 0 and type(out) is type(expected) and _near(out, expected, tolerance)
 
@@ -106,7 +106,7 @@ def _is_row(value: Any) -> bool:
 
 PLAIN_FUNCTIONS = (abs, all, any, bool, complex, float, int, len, list, max, min, sorted, str, sum, tuple)
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{one.__name__: one for one in PLAIN_FUNCTIONS},
+    **{function.__name__: function for function in PLAIN_FUNCTIONS},
     "set": lambda values=(): set(_elements(values)),
     "frozenset": lambda values=(): frozenset(_elements(values)),
     "round": _rounded,
@@ -116,8 +116,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 OF_KNOWN: dict[str, Callable[..., Any]] = {
     "dict": dict,
     "range": _range,
-    "enumerate": lambda *given: list(enumerate(*given)),
-    "zip": lambda *given: list(zip(*given, strict=False)),
+    "enumerate": lambda *sequences: list(enumerate(*sequences)),
+    "zip": lambda *sequences: list(zip(*sequences, strict=False)),
 }
 """Are applied to values of the test alone."""
 NUMBERS = {name: getattr(math, name) for name in ("pi", "e", "tau", "inf", "nan")}
@@ -137,8 +137,8 @@ OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.GtE: operator.ge,
     ast.Is: operator.is_,
     ast.IsNot: operator.is_not,
-    ast.In: lambda left, right: left in right,
-    ast.NotIn: lambda left, right: left not in right,
+    ast.In: lambda item, container: item in container,
+    ast.NotIn: lambda item, container: item not in container,
     ast.Not: operator.not_,
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
@@ -146,16 +146,16 @@ OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 Number = int | float | complex
 
 
-def _check_size(kind: ast.operator, left: Any, right: Any) -> None:
+def _check_size(kind: ast.operator, first: Any, right: Any) -> None:
     """Raise CannotAsk for an operation whose result may be far larger than its operands, or that formats a text."""
-    numbers = isinstance(left, Number) and isinstance(right, Number)
+    numbers = isinstance(first, Number) and isinstance(right, Number)
     if isinstance(kind, ast.Mod) and not numbers:
         raise CannotAsk("it formats a text")
-    whole = isinstance(left, int) and isinstance(right, int)
-    if isinstance(kind, ast.Pow) and whole and left.bit_length() * abs(right) > LARGEST:
+    integers = isinstance(first, int) and isinstance(right, int)
+    if isinstance(kind, ast.Pow) and integers and first.bit_length() * abs(right) > LARGEST:
         raise CannotAsk("a power is too large")
     if isinstance(kind, ast.Mult) and not numbers:
-        values, times = (right, left) if isinstance(left, int) else (left, right)
+        values, times = (right, first) if isinstance(first, int) else (first, right)
         if isinstance(times, int) and len(values) * times > LARGEST:
             raise CannotAsk("a product is too long")
 
@@ -181,15 +181,15 @@ def _function(node: ast.expr, names: Mapping[str, Any], table: Mapping[str, Call
 def _value(node: ast.expr, names: Mapping[str, Any], returned: Mapping[int, Any]) -> Any:
     """Return the value of an expression; `returned` holds those of the calls of the function, by id of the node."""
 
-    def value(one: ast.expr) -> Any:
-        return _value(one, names, returned)
+    def value(part: ast.expr) -> Any:
+        return _value(part, names, returned)
 
     def values(many: Sequence[ast.expr]) -> Iterator[Any]:
-        for one in many:
-            if isinstance(one, ast.Starred):
-                yield from value(one.value)
+        for part in many:
+            if isinstance(part, ast.Starred):
+                yield from value(part.value)
             else:
-                yield value(one)
+                yield value(part)
 
     match node:
         case ast.Call() if id(node) in returned:
@@ -210,34 +210,34 @@ def _value(node: ast.expr, names: Mapping[str, Any], returned: Mapping[int, Any]
             return {value(key): value(item) for key, item in zip(keys, items, strict=True) if key is not None}
         case ast.UnaryOp(op=kind, operand=operand) if type(kind) in OPERATORS:
             return OPERATORS[type(kind)](value(operand))
-        case ast.BinOp(left=left, op=kind, right=right) if type(kind) in OPERATORS:
-            pair = value(left), value(right)
+        case ast.BinOp(left=first, op=kind, right=right) if type(kind) in OPERATORS:
+            pair = value(first), value(right)
             _check_size(kind, *pair)
             return OPERATORS[type(kind)](*pair)
         case ast.BoolOp(op=kind, values=parts):
             for part in parts:
-                found = value(part)
-                if bool(found) is isinstance(kind, ast.Or):
+                result = value(part)
+                if bool(result) is isinstance(kind, ast.Or):
                     break
-            return found
-        case ast.Compare(left=left, ops=kinds, comparators=others):
-            right = value(left)
-            for comparing, other in zip(kinds, others, strict=True):
-                before, right = right, value(other)
+            return result
+        case ast.Compare(left=first, ops=kinds, comparators=operands):
+            right = value(first)
+            for comparing, comparator in zip(kinds, operands, strict=True):
+                before, right = right, value(comparator)
                 if not OPERATORS[type(comparing)](before, right):
                     return False
             return True
-        case ast.Subscript(value=whole, slice=index) if not isinstance(index, ast.Slice):
-            return value(whole)[value(index)]
+        case ast.Subscript(value=container, slice=index) if not isinstance(index, ast.Slice):
+            return value(container)[value(index)]
         case ast.Call(func=function, args=arguments, keywords=named):
             return _function(function, names, FUNCTIONS | OF_KNOWN)(*values(arguments), **_named(named, names))
     raise CannotAsk(f"{_short(node)} is no plain value")
 
 
 def _named(keywords: Sequence[ast.keyword], names: Mapping[str, Any]) -> dict[str, Any]:
-    if any(one.arg is None for one in keywords):
+    if any(keyword.arg is None for keyword in keywords):
         raise CannotAsk("it unpacks arguments by name")
-    return {one.arg or "": _value(one.value, names, {}) for one in keywords}
+    return {keyword.arg or "": _value(keyword.value, names, {}) for keyword in keywords}
 
 
 def _known(node: ast.expr, names: Mapping[str, Any]) -> Any:
@@ -272,18 +272,18 @@ def read(test: str, functions: Collection[str]) -> list[CallAssertion]:
         raise CannotAsk(f"it is no Python ({error})") from None
     except (RecursionError, MemoryError):
         raise CannotAsk("it is nested too deeply") from None
-    if not reader.found:
+    if not reader.assertions:
         raise CannotAsk(f"no assertion calls {' or '.join(sorted(functions))}")
-    return reader.found
+    return reader.assertions
 
 
 @dataclass
 class _Reader:
-    """Follows the statements of a test; `found` collects its assertions, `names` holds the variables so far."""
+    """Follows the statements of a test; `assertions` collects its assertions, `names` holds the variables so far."""
 
     functions: frozenset[str]
     names: dict[str, Any] = field(default_factory=dict)
-    found: list[CallAssertion] = field(default_factory=list)
+    assertions: list[CallAssertion] = field(default_factory=list)
     followed: int = 0
 
     def block(self, statements: Sequence[ast.stmt]) -> None:
@@ -328,14 +328,14 @@ class _Reader:
             case ast.Name(id=name):
                 self.names[name] = value
             case ast.Tuple(elts=parts) if isinstance(value, list | tuple) and len(parts) == len(value):
-                for part, one in zip(parts, value, strict=True):
-                    self.bind(part, one)
+                for part, item in zip(parts, value, strict=True):
+                    self.bind(part, item)
             case _:
                 raise CannotAsk(f"it assigns to {_short(target)}")
 
     def assertion(self, test: ast.expr) -> None:
         called = (node for node in ast.walk(test) if isinstance(node, ast.Call))
-        calls = tuple(one for one in called if isinstance(one.func, ast.Name) and one.func.id in self.functions)
+        calls = tuple(call for call in called if isinstance(call.func, ast.Name) and call.func.id in self.functions)
         self.check(test, {id(call) for call in calls})
         if not calls:
             if not _known(test, self.names):
@@ -347,7 +347,7 @@ class _Reader:
         for call in calls:
             positional = _known(ast.Tuple(call.args, ast.Load()), names)
             arguments.append((positional, _named(call.keywords, names)))
-        self.found.append(CallAssertion(test, names, calls, tuple(arguments)))
+        self.assertions.append(CallAssertion(test, names, calls, tuple(arguments)))
 
     def check(self, node: ast.expr, calls: Collection[int]) -> None:
         """Raise CannotAsk unless `_value` can evaluate an expression once the calls in it have returned."""
@@ -360,9 +360,9 @@ class _Reader:
             case ast.Call(func=function, keywords=keywords):
                 _function(function, self.names, FUNCTIONS)
                 _named(keywords, self.names)
-            case ast.Compare(ops=kinds, comparators=others):
-                for kind, other in zip(kinds, others, strict=True):
-                    if isinstance(kind, ast.Is | ast.IsNot) and getattr(other, "value", 0) not in (None, True, False):
+            case ast.Compare(ops=kinds, comparators=operands):
+                for kind, operand in zip(kinds, operands, strict=True):
+                    if isinstance(kind, ast.Is | ast.IsNot) and getattr(operand, "value", 0) not in (None, True, False):
                         raise CannotAsk(f"it compares by identity in {_short(node)}")
             case ast.Tuple() | ast.List() | ast.Set() | ast.Dict() | ast.UnaryOp() | ast.BinOp() | ast.BoolOp():
                 pass
@@ -383,8 +383,8 @@ def compared(
     call = next(node for node in ast.walk(test) if isinstance(node, ast.Call) and ast.unparse(node.func) == function)
     names = {CLOSE: _close, "tolerance": tolerance}
     return [
-        CallAssertion(test, {**names, "expected": value}, (call,), ((given, {}),))
-        for given, value in zip(inputs, expected, strict=True)
+        CallAssertion(test, {**names, "expected": value}, (call,), ((arguments, {}),))
+        for arguments, value in zip(inputs, expected, strict=True)
     ]
 
 

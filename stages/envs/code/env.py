@@ -56,7 +56,7 @@ def _defines(code: str, function: str) -> bool:
         for node in ast.parse(code).body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function:
                 return True
-            if isinstance(node, ast.Assign) and any(getattr(one, "id", "") == function for one in node.targets):
+            if isinstance(node, ast.Assign) and any(getattr(target, "id", "") == function for target in node.targets):
                 return True
     return False
 
@@ -71,13 +71,13 @@ def program(before: str, code: str, function: str) -> str:
 class Tests:
     """The assertions of a problem: those that the agent can read, and all that decide."""
 
-    shown: Sequence[CallAssertion]
+    visible: Sequence[CallAssertion]
     deciding: Sequence[CallAssertion]
 
     @property
     def arguments(self) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         """Return the arguments of every call, in order."""
-        return [given for assertion in (*self.shown, *self.deciding) for given in assertion.arguments]
+        return [arguments for assertion in (*self.visible, *self.deciding) for arguments in assertion.arguments]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class ProgramVerdict:
     failure: None where the shown ones hold.
     """
 
-    shown: Sequence[bool]
+    visible: Sequence[bool]
     deciding: Sequence[bool]
     failure: str | None
 
@@ -108,16 +108,16 @@ def tests_of(kind: str, data: bytes) -> Tests:
     problem = _problem_of(orjson.loads(data))
     deciding: Sequence[CallAssertion] = assertions(problem.test, problem.function)
     if problem.inputs:
-        wanted = compared(problem.function, problem.inputs, [None] * len(problem.inputs), problem.tolerance)
+        questions = compared(problem.function, problem.inputs, [None] * len(problem.inputs), problem.tolerance)
         source = program(problem.before, problem.solution, problem.function)
-        given = answers(kind, source, Tests((), wanted))
-        for values, answer in zip(problem.inputs, given, strict=True):
+        results = answers(kind, source, Tests((), questions))
+        for values, answer in zip(problem.inputs, results, strict=True):
             if answer.error is not None:
                 raise InfrastructureError(
                     f"The solution of {problem.problem_id} ends with {answer.error} for {values!r:.80}, so that no "
                     "answer can be compared with it. Leave its row out."
                 )
-        expected = [plain(answer.value) for answer in given]
+        expected = [plain(answer.value) for answer in results]
         deciding = compared(problem.function, problem.inputs, expected, problem.tolerance)
     return Tests(assertions(problem.shown, problem.function), deciding)
 
@@ -126,15 +126,15 @@ def _problem_of(data: Mapping[str, Any]) -> CodeProblem:
     return CodeProblem(**{**data, "inputs": tuple(map(tuple, restored(data["inputs"])))}, task="")
 
 
-def verdict(tests: Tests, given: Sequence[Answer]) -> ProgramVerdict:
+def verdict(tests: Tests, answers: Sequence[Answer]) -> ProgramVerdict:
     """Return what follows from the answers to the calls of the tests."""
-    following, held, failure = iter(given), [], None
-    for number, assertion in enumerate((*tests.shown, *tests.deciding)):
-        own = [next(following) for _ in assertion.calls]
-        held.append(assertion.holds(own))
-        if number < len(tests.shown) and failure is None and not held[-1]:
-            failure = f"{assertion} fails: {'; '.join(map(_came, assertion.calls, own))}."
-    return ProgramVerdict(held[: len(tests.shown)], held[len(tests.shown) :], failure)
+    following, results, failure = iter(answers), [], None
+    for number, assertion in enumerate((*tests.visible, *tests.deciding)):
+        call_answers = [next(following) for _ in assertion.calls]
+        results.append(assertion.holds(call_answers))
+        if number < len(tests.visible) and failure is None and not results[-1]:
+            failure = f"{assertion} fails: {'; '.join(map(_came, assertion.calls, call_answers))}."
+    return ProgramVerdict(results[: len(tests.visible)], results[len(tests.visible) :], failure)
 
 
 def _came(call: ast.Call, answer: Answer) -> str:
@@ -237,19 +237,19 @@ class CodeEnv:
         if self._source is None:
             return Grade(0.0, False, False if self._problem.shown else None, protocol_ok=False)
         try:
-            found = self._verdict(self._source)
+            verdict = self._verdict(self._source)
         except (InfrastructureError, OSError) as error:
             return Grade(reward=None, error_type=type(error).__name__, error=str(error))
-        passed = all(found.deciding)
-        metrics = {"assertions_passed": sum(found.deciding) / len(found.deciding)}
-        visible = all(found.shown) if found.shown else None
+        passed = all(verdict.deciding)
+        metrics = {"assertions_passed": sum(verdict.deciding) / len(verdict.deciding)}
+        visible = all(verdict.visible) if verdict.visible else None
         return Grade(float(passed), passed, visible, protocol_ok=protocol_ok, work=Work(metrics=metrics))
 
     def outcome(self, observation: Observation) -> str:
         """Digest what the last answer returns to every call: differently worded functions can be one action."""
         tests = tests_of(self.sandbox, self._data)
-        given = answers(self.sandbox, self._source, tests) if self._source is not None else ()
-        facts = [observation.stop, *(one.error or spelled(plain(one.value)) for one in given)]
+        results = answers(self.sandbox, self._source, tests) if self._source is not None else ()
+        facts = [observation.stop, *(answer.error or spelled(plain(answer.value)) for answer in results)]
         return hashlib.sha256(orjson.dumps(facts)).hexdigest()
 
     def solution(self) -> list[str]:

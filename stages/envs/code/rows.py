@@ -80,13 +80,13 @@ def load(split: Split, path: str, eval_path: str) -> CodeProblems:
     problems = _problems(path)
     if eval_path:
         held_out = _problems(eval_path)
-        if both := {one.task for one in problems} & {one.task for one in held_out}:
+        if both := {problem.task for problem in problems} & {problem.task for problem in held_out}:
             raise BadInput(
                 f"{len(both)} problems are in {path} and in {eval_path}. Leave them out of one of the files."
             )
         problems = problems if split == "train" else held_out
     else:
-        problems = [one for one in problems if _is_in(one, split)]
+        problems = [problem for problem in problems if _is_in(problem, split)]
     usable, left_out = [], {}
     for problem in problems:
         try:
@@ -210,18 +210,18 @@ def _of_assertions(
 
 def _evalplus(row: Row) -> CodeProblem:
     inputs = [*_list(row, "base_input"), *_list(row, "plus_input")]
-    if not inputs or not all(isinstance(one, list) for one in inputs):
+    if not inputs or not all(isinstance(arguments, list) for arguments in inputs):
         raise UnknownFormat("base_input and plus_input are no lists of arguments")
-    given = _signature(row)
+    signature = _signature(row)
     refused = ""
-    if given["function"] not in {node.name for node in _functions(_text(row, "prompt"))}:  # MBPP+: a text alone
+    if signature["function"] not in {node.name for node in _functions(_text(row, "prompt"))}:  # MBPP+: a text alone
         refused = "inputs in JSON have no tuples and sets: take evalplus/mbppplus, whose tests are in Python"
-    elif given["function"] in SPECIAL:
+    elif signature["function"] in SPECIAL:
         refused = "EvalPlus accepts its results by a rule of its own"
     tolerance = row.get("atol") or 0
     if not isinstance(tolerance, int | float) or not abs(tolerance) < math.inf:
         raise UnknownFormat(f"atol is {tolerance!r}, not a finite number")
-    return CodeProblem(**given, inputs=tuple(map(tuple, inputs)), tolerance=float(tolerance), refused=refused)
+    return CodeProblem(**signature, inputs=tuple(map(tuple, inputs)), tolerance=float(tolerance), refused=refused)
 
 
 def _signature(row: Row) -> dict[str, Any]:
@@ -240,15 +240,15 @@ def _signature(row: Row) -> dict[str, Any]:
 
 def _examples(prompt: str, function: str) -> str:
     """Return the examples of a docstring (>>> f(1), 2) as assertions, of those that can be asked."""
-    found = []
+    examples = []
     with suppress(ValueError):  # of a docstring with indentation that doctest does not take
         written = next((ast.get_docstring(node) for node in _functions(prompt) if node.name == function), None)
         for example in doctest.DocTestParser().get_examples(written or ""):
             text = f"assert {example.source.strip()} == {example.want.strip()}"
             with suppress(CannotAsk):
                 assertions(text, function)
-                found.append(text)
-    return "\n".join(found)
+                examples.append(text)
+    return "\n".join(examples)
 
 
 def _before(prompt: str, function: str) -> str:
@@ -264,10 +264,10 @@ def _function(tests: Sequence[str], solution: str) -> str:
     called = [[name for node in _statements(test) for name in _called(node)] for test in tests]
     in_all = [name for name in dict.fromkeys(called[0]) if all(name in names for names in called)]
     defined = {node.name for node in _functions(solution)}
-    found = [name for name in in_all if name in defined] or [name for name in in_all if name not in FUNCTIONS]
-    if not found:
+    candidates = [name for name in in_all if name in defined] or [name for name in in_all if name not in FUNCTIONS]
+    if not candidates:
         raise CannotAsk("its assertions call no function that all of them call")
-    return found[0]
+    return candidates[0]
 
 
 def _called(node: ast.AST) -> list[str]:
@@ -300,6 +300,6 @@ def _list(row: Row, name: str) -> list[Any]:
 
 def _texts(row: Row, name: str) -> list[str]:
     values = _list(row, name)
-    if not values or not all(isinstance(one, str) and one.strip() for one in values):
+    if not values or not all(isinstance(text, str) and text.strip() for text in values):
         raise UnknownFormat(f"{name} is {values!r:.40}, not a list of texts")
     return values

@@ -58,29 +58,29 @@ class DockerRecipe:
 def follow(text: str, context: Path) -> DockerRecipe:
     """Return what a Dockerfile asks for of the files of its folder; `NotFollowed` where it needs an engine."""
     recipe = DockerRecipe()
-    for line, word, rest in instructions(text):
-        rest = _substituted(rest, recipe.env) if word in ("COPY", "ADD", "WORKDIR", "ENV") else rest
+    for line, word, arguments in instructions(text):
+        arguments = _substituted(arguments, recipe.env) if word in ("COPY", "ADD", "WORKDIR", "ENV") else arguments
         if word == "FROM":
             if recipe.image:
                 raise NotFollowed(f"line {line}: it has several stages")
-            recipe.image = rest.split(" ")[0]
+            recipe.image = arguments.split(" ")[0]
             if not IMAGES.match(recipe.image.rpartition("/")[2]):
                 raise NotFollowed(f"line {line}: the image {recipe.image} may hold more than a Python and a shell")
         elif word == "WORKDIR":
-            recipe.workdir = absolute(rest.strip("\"'"), recipe.workdir)
+            recipe.workdir = absolute(arguments.strip("\"'"), recipe.workdir)
             recipe.folders.append(recipe.workdir)
         elif word == "ENV":
-            recipe.env |= _variables(rest, line)
+            recipe.env |= _variables(arguments, line)
         elif word in ("COPY", "ADD"):
-            copied = _copied(word, rest, line, recipe.workdir, context)
+            copied = _copied(word, arguments, line, recipe.workdir, context)
             recipe.steps.append(copied)
             into = copied.into_folder or copied.target in recipe.folders
             recipe.folders.append(copied.target if into else str(PurePosixPath(copied.target).parent))
         elif word == "RUN":
-            if commands := _commands(rest, line):
+            if commands := _commands(arguments, line):
                 recipe.steps.append((commands, recipe.workdir))
-                made = [one.split() for one in commands.split(" && ") if one.startswith("mkdir ")]
-                recipe.folders += [word for words in made for word in words if word.startswith("/")]
+                mkdirs = [command.split() for command in commands.split(" && ") if command.startswith("mkdir ")]
+                recipe.folders += [word for words in mkdirs for word in words if word.startswith("/")]
         elif word not in IGNORED:
             raise NotFollowed(f"line {line}: {word} is not carried out")
     if not recipe.image:
@@ -99,25 +99,25 @@ def instructions(text: str) -> Iterator[tuple[int, str, str]]:
         if pending.endswith("\\"):
             pending = pending[:-1].rstrip()
             continue
-        word, _, rest = pending.partition(" ")
-        yield start, word.upper(), rest.strip()
+        word, _, arguments = pending.partition(" ")
+        yield start, word.upper(), arguments.strip()
         pending = ""
     if pending:
-        word, _, rest = pending.partition(" ")
-        yield start, word.upper(), rest.strip()
+        word, _, arguments = pending.partition(" ")
+        yield start, word.upper(), arguments.strip()
 
 
 def images(text: str) -> list[str]:
     """Return the images that a Dockerfile begins its stages with, without earlier stages and those named by an ARG."""
-    named, found = {"scratch"}, []
-    for _, word, rest in instructions(text):
+    named, images = {"scratch"}, []
+    for _, word, arguments in instructions(text):
         if word == "FROM":
-            words = [one for one in rest.split() if not one.startswith("--")]
+            words = [argument for argument in arguments.split() if not argument.startswith("--")]
             if words and words[0] not in named and "$" not in words[0]:
-                found.append(words[0])
+                images.append(words[0])
             if len(words) == 3 and words[1].upper() == "AS":
                 named.add(words[2])
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(images))
 
 
 def absolute(path: str, workdir: str) -> str:
@@ -129,34 +129,34 @@ def absolute(path: str, workdir: str) -> str:
 
 
 def _substituted(text: str, env: Mapping[str, str]) -> str:
-    return re.sub(r"\$\{?(\w+)\}?", lambda found: env.get(found[1], found[0]), text)
+    return re.sub(r"\$\{?(\w+)\}?", lambda match: env.get(match[1], match[0]), text)
 
 
-def _variables(rest: str, line: int) -> dict[str, str]:
+def _variables(arguments: str, line: int) -> dict[str, str]:
     """Return the variables of one ENV, in either of its forms."""
     try:
-        words = shlex.split(rest)
+        words = shlex.split(arguments)
     except ValueError as error:
         raise NotFollowed(f"line {line}: {error}") from None
     if words and "=" not in words[0]:
-        return {words[0]: rest.partition(" ")[2].strip()}
+        return {words[0]: arguments.partition(" ")[2].strip()}
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
-def _copied(word: str, rest: str, line: int, workdir: str, context: Path) -> CopiedFiles:
+def _copied(word: str, arguments: str, line: int, workdir: str, context: Path) -> CopiedFiles:
     """Return what one COPY or ADD asks for."""
     mode = None
-    while flag := re.match(r"--(\w+)(?:=(\S+))?\s+", rest):
+    while flag := re.match(r"--(\w+)(?:=(\S+))?\s+", arguments):
         if flag[1] == "chmod" and re.fullmatch(r"0?[0-7]{3}", flag[2] or ""):
             mode = int(flag[2], 8)
         elif flag[1] not in ("chown", "link"):
             raise NotFollowed(f"line {line}: {word} --{flag[1]} is not carried out")
-        rest = rest[flag.end() :]
+        arguments = arguments[flag.end() :]
     try:
-        paths = json_text.loads(rest) if rest.startswith("[") else shlex.split(rest)
+        paths = json_text.loads(arguments) if arguments.startswith("[") else shlex.split(arguments)
     except ValueError as error:
         raise NotFollowed(f"line {line}: {error}") from None
-    if len(paths) < 2 or "<<" in rest or any("://" in path or path.startswith("git@") for path in paths):
+    if len(paths) < 2 or "<<" in arguments or any("://" in path or path.startswith("git@") for path in paths):
         raise NotFollowed(f"line {line}: {word} of anything but files is not carried out")
     *sources, target = paths
     patterns = tuple(absolute(path, "/").lstrip("/") for path in sources)
@@ -165,12 +165,12 @@ def _copied(word: str, rest: str, line: int, workdir: str, context: Path) -> Cop
     return CopiedFiles(patterns, absolute(target, workdir), into, word == "ADD", mode)
 
 
-def _commands(rest: str, line: int) -> str:
+def _commands(arguments: str, line: int) -> str:
     """Return the commands of one RUN that are carried out in the sandbox; none for packages that it shows."""
-    if rest.startswith(("[", "--")) or "<<" in rest or re.search(r"[`$]|(?<!\|)\|(?!\|)", rest):
-        raise NotFollowed(f"line {line}: RUN {rest[:60]} is not carried out")
+    if arguments.startswith(("[", "--")) or "<<" in arguments or re.search(r"[`$]|(?<!\|)\|(?!\|)", arguments):
+        raise NotFollowed(f"line {line}: RUN {arguments[:60]} is not carried out")
     carried_out = []
-    for alternatives in re.split(r"\s*(?:&&|;)\s*", rest):
+    for alternatives in re.split(r"\s*(?:&&|;)\s*", arguments):
         commands = re.split(r"\s*\|\|\s*", alternatives)
         if _is_shown(commands[0], line):
             continue  # it succeeds, so that no alternative is run
@@ -184,16 +184,18 @@ def _commands(rest: str, line: int) -> str:
 
 def _is_shown(command: str, line: int) -> bool:
     """Return whether a command installs or imports what the sandbox shows; `NotFollowed` for another major version."""
-    for pattern, shown in ((PIP, PIP_NAMES), (IMPORT, PIP_NAMES), (APT, APT_NAMES)):
-        if (found := pattern.match(command)) is None:
+    for pattern, available in ((PIP, PIP_NAMES), (IMPORT, PIP_NAMES), (APT, APT_NAMES)):
+        if (match := pattern.match(command)) is None:
             continue
-        wanted = [re.split(r"([=~]=)", one) for one in (found["names"] or "").split()]
-        if not {re.split(r"[<>!]", one[0])[0].lower() for one in wanted} <= shown:
+        requirements = [re.split(r"([=~]=)", name) for name in (match["names"] or "").split()]
+        if not {re.split(r"[<>!]", requirement[0])[0].lower() for requirement in requirements} <= available:
             continue
-        for name, _, pinned in (one for one in wanted if pattern is PIP and len(one) == 3):
+        for name, _, pinned in (
+            requirement for requirement in requirements if pattern is PIP and len(requirement) == 3
+        ):
             # With another one a right solution may fail: pytest 9 refuses a conftest that pytest 8 takes.
             if metadata.version(name).partition(".")[0] != pinned.partition(".")[0]:
-                here = f"{name} {metadata.version(name)}"
-                raise NotFollowed(f"line {line}: it installs {name}=={pinned}, and the sandbox shows {here}")
+                installed = f"{name} {metadata.version(name)}"
+                raise NotFollowed(f"line {line}: it installs {name}=={pinned}, and the sandbox shows {installed}")
         return True
     return False

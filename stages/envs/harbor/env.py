@@ -108,16 +108,16 @@ class HarborEnv(ShellEnvironment):
         del options
         if not Path(path).expanduser().is_dir():
             return None
-        found, problems = task_folder.load(path)
-        return store.digest([[task.name, task.digest] for task in found] + problems)
+        tasks, problems = task_folder.load(path)
+        return store.digest([[task.name, task.digest] for task in tasks] + problems)
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """Return the first `count` tasks of a split in an order drawn from the seed, all of which can be played."""
-        found = drawn(self._path, self._rows(), split, count, seed)
-        how = [{DIVIDED_BY: row[DIVIDED_BY]} if DIVIDED_BY in row else {} for row in found]
+        rows = drawn(self._path, self._rows(), split, count, seed)
+        divisions = [{DIVIDED_BY: row[DIVIDED_BY]} if DIVIDED_BY in row else {} for row in rows]
         return [
             Task(row["id"], self.name, split, row["family"], row["prompt"], row["data"] | divided)
-            for row, divided in zip(found, how, strict=True)
+            for row, divided in zip(rows, divisions, strict=True)
         ]
 
     def size(self, split: Split) -> int:
@@ -152,23 +152,23 @@ class HarborEnv(ShellEnvironment):
         self.close()
         folder = Path(task.data["folder"])
         try:
-            self._task = found = task_folder.read(folder)
+            self._task = harbor_task = task_folder.read(folder)
         except (task_folder.BadTask, OSError) as error:
             raise InfrastructureError(f"The task {task.task_id} can no longer be read: {error}") from None
-        if found.digest != task.data["digest"]:
+        if harbor_task.digest != task.data["digest"]:
             raise InfrastructureError(f"The files of {folder} have changed since the run began. Start a new run.")
         self._label = task.task_id
-        self._machine = machines.open_machine(found, found.container, self._place)
+        self._machine = machines.open_machine(harbor_task, harbor_task.container, self._place)
         self._workdir = self._machine.run("pwd", COMMAND_S).output.strip() or "/"
-        if check := found.config.environment.healthcheck:
+        if check := harbor_task.config.environment.healthcheck:
             machines.check_health(self._machine, check)
         self._verdicts: list[VerifierVerdict] = []
         self.well_formed, self._submitted, self._over = True, False, False
         self._failure: InfrastructureError | None = None
-        self._begin(found.steps[0])
+        self._begin(harbor_task.steps[0])
         return [
             {"role": "system", "content": self._system.format(folder=self._workdir)},
-            {"role": "user", "content": found.steps[0].instruction},
+            {"role": "user", "content": harbor_task.steps[0].instruction},
         ]
 
     def _begin(self, step: HarborStep) -> None:
@@ -222,7 +222,7 @@ class HarborEnv(ShellEnvironment):
         machine, task = self._open()
         timeout_s = self._step.verifier_timeout_s
         try:
-            start = functools.partial(machines.open_machine, task, place=self._place)
+            start = functools.partial(machines.open_machine, task, host=self._place)
             return verifying.verify(task, self._step, machine, start, timeout_s)
         except UnwieldyTree as error:
             log.warning("%s: %s", self._label, error)
@@ -258,8 +258,8 @@ class HarborEnv(ShellEnvironment):
             if step.solution is None:
                 raise InfrastructureError(f"The task {self._label} has no solution.")
             actions += [fenced(script) for script in _written(task.folder / step.solution)]
-            given = {"DEBIAN_FRONTEND": "noninteractive", **task.config.solution.env}
-            variables = " ".join(f"{key}={shlex.quote(value)}" for key, value in given.items())
+            env = {"DEBIAN_FRONTEND": "noninteractive", **task.config.solution.env}
+            variables = " ".join(f"{key}={shlex.quote(value)}" for key, value in env.items())
             actions += [fenced(f"env {variables} /solution/{task_folder.SOLVE_SCRIPT}"), fenced(SUBMIT)]
         return actions
 
@@ -274,10 +274,10 @@ def _refusals(problems: Sequence[str], num_playable: int) -> str:
     """Return how many tasks can be played, how often each reason keeps one from it, and the first problems."""
     reasons = Counter(NAMED.sub("...", problem.partition(": ")[2]) for problem in problems)
     counts = [f"{count:5} x {reason}" for reason, count in reasons.most_common(MOST_REPORTED)]
-    shown = [f"- {problem}" for problem in problems[:MOST_REPORTED]]
+    lines = [f"- {problem}" for problem in problems[:MOST_REPORTED]]
     more = [f"- and {len(problems) - MOST_REPORTED} more"] if len(problems) > MOST_REPORTED else []
     head = f"{counted(num_playable, 'task')} can be played, and {counted(len(problems), 'problem')} of the others"
-    return "\n".join([f"{head}, by reason:", *counts, "one by one:", *shown, *more])
+    return "\n".join([f"{head}, by reason:", *counts, "one by one:", *lines, *more])
 
 
 def _engine(runs_in: RunsIn) -> str | None:
@@ -296,13 +296,13 @@ def _engine(runs_in: RunsIn) -> str | None:
 def _metrics(task: HarborTask, verdicts: Sequence[VerifierVerdict]) -> dict[str, float] | None:
     """Return the numbers of the reward files beside the reward, those of steps under STEP/NAME; None without any."""
     several = len(task.steps) > 1
-    found = {
+    metrics = {
         f"{step.name}/{key}" if several else key: value
         for step, verdict in zip(task.steps, verdicts, strict=False)  # later steps may not have been reached
         for key, value in verdict.rewards.items()
         if several or key != "reward"
     }
-    return found or None
+    return metrics or None
 
 
 def _misses(step: HarborStep, rewards: Mapping[str, float]) -> bool:
@@ -327,4 +327,4 @@ def _written(folder: Path) -> list[str]:
                 script = ""
             script += f"\nbase64 -d >> {name} <<'END'\n{piece}END"
         script += f"\nchmod {'755' if entry.status.st_mode & 0o100 or path.suffix == '.sh' else '644'} {name}"
-    return [one for one in (*commands, script.strip()) if one]
+    return [command for command in (*commands, script.strip()) if command]

@@ -113,20 +113,20 @@ class Machine(Protocol):
         ...
 
 
-def unplayable(task: HarborTask, place: PlayedIn) -> list[str]:
+def unplayable(task: HarborTask, host: PlayedIn) -> list[str]:
     """Return why a task cannot be played here; the images that an engine must have are checked by `missing_images`."""
     sources = [(task.container, "environment")]
     sources += [(step.separate, "its verifier") for step in task.steps if step.separate]
     reasons = []
     for source, name in sources:
         settings = source.settings
-        if settings.network_mode == "public" and not place.network:
+        if settings.network_mode == "public" and not host.network:
             reasons.append(f"{name} asks for the network; --set env.network=task gives it, in a container")
         if (settings.memory_mb or 0) > physical_memory_mb():
             reasons.append(f"{name} needs {settings.memory_mb} MiB, and this machine has {physical_memory_mb()}")
-        if place.engine is None:
+        if host.engine is None:
             reasons += [f"{name}: {reason}" for reason in _not_followed(task, source)]
-    if place.engine is None:
+    if host.engine is None:
         if task.config.environment.healthcheck or any(step.healthcheck for step in task.steps):
             reasons.append("it has a health check, and in bubblewrap no service goes on running between commands")
         users = [user for step in task.steps for user in (step.agent_user, step.verifier_user)]
@@ -155,10 +155,10 @@ def missing_images(tasks: Iterable[HarborTask], engine: str) -> list[str]:
         for image in dict.fromkeys(image for source in sources for image in _images(task, source)):
             needed.setdefault(image, []).append(task)
     with ThreadPoolExecutor(8) as pool:
-        found = dict(zip(needed, pool.map(lambda image: _unavailable(engine, image), needed), strict=True))
+        failures = dict(zip(needed, pool.map(lambda image: _unavailable(engine, image), needed), strict=True))
     return [
         f"{task.name}: the image {image} is not here and cannot be fetched: {reason}"
-        for image, reason in found.items()
+        for image, reason in failures.items()
         if reason
         for task in needed[image]
     ]
@@ -183,11 +183,11 @@ def physical_memory_mb() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
 
 
-def open_machine(task: HarborTask, source: ContainerSource, place: PlayedIn) -> Machine:
+def open_machine(task: HarborTask, source: ContainerSource, host: PlayedIn) -> Machine:
     """Start the machine of a task or of its verifier; `InfrastructureError` where that fails."""
-    if place.engine is None:
+    if host.engine is None:
         return BubblewrapMachine(task, source)
-    machine = ContainerMachine(place.engine, image_of(task, source, place.engine), source, place)
+    machine = ContainerMachine(host.engine, image_of(task, source, host.engine), source, host)
     try:
         # As Harbor does for an image that is not built from the folder.
         if source.settings.docker_image and not (task.folder / source.context / "Dockerfile").exists():
@@ -205,8 +205,8 @@ def check_health(machine: Machine, check: Healthcheck) -> None:
         early = time.monotonic() < begin
         failures += not early
         if failures >= check.retries:
-            shown = result.output.strip()[-200:]
-            raise InfrastructureError(f"The health check {check.command!r} failed {failures} times: {shown}")
+            output = result.output.strip()[-200:]
+            raise InfrastructureError(f"The health check {check.command!r} failed {failures} times: {output}")
         time.sleep(check.start_interval_sec if early else check.interval_sec)
 
 
@@ -240,7 +240,7 @@ def image_of(task: HarborTask, source: ContainerSource, engine: str) -> str:
 class ContainerMachine(Container):
     """Implements Machine: a container whose services go on running, with its files read and written by the engine."""
 
-    def __init__(self, engine: str, image: str, source: ContainerSource, place: PlayedIn) -> None:
+    def __init__(self, engine: str, image: str, source: ContainerSource, host: PlayedIn) -> None:
         self.settings, self.description = source.settings, image
         limits = Limits(
             wall_s=COMMAND_S,
@@ -248,7 +248,7 @@ class ContainerMachine(Container):
             processes=PROCESSES,
             output_bytes=OUTPUT_BYTES,
         )
-        has_network = place.network and self.settings.network_mode != "no-network"
+        has_network = host.network and self.settings.network_mode != "no-network"
         options = [] if has_network else ["--network", "none"]
         if self.settings.cpus:
             options += ["--cpus", str(min(self.settings.cpus, os.cpu_count() or 1))]
@@ -286,8 +286,8 @@ class ContainerMachine(Container):
     def empty(self, folder: str) -> set[str]:
         """Delete the folder, or what is at its path, and create it."""
         quoted = shlex.quote(folder)
-        held = self._as_root(f"ls -A {quoted} 2>/dev/null; rm -rf {quoted} && mkdir -p {quoted} && chmod 777 {quoted}")
-        return set(held.splitlines())
+        names = self._as_root(f"ls -A {quoted} 2>/dev/null; rm -rf {quoted} && mkdir -p {quoted} && chmod 777 {quoted}")
+        return set(names.splitlines())
 
     def fetch(self, source: str, target: Path, exclude: Sequence[str], most_bytes: int) -> int:
         """Read the engine's tar of a path as a stream, and keep files and folders of it."""
@@ -301,8 +301,10 @@ class ContainerMachine(Container):
             if written > most_bytes:
                 raise UnwieldyTree(f"{source} has more than {most_bytes} bytes.")
             content = data.read() if data else b""
-            place = target / path if path else target
-            folders.write(target.parent, str(place.relative_to(target.parent)), content, info.mode & 0o777 | 0o600)
+            destination = target / path if path else target
+            folders.write(
+                target.parent, str(destination.relative_to(target.parent)), content, info.mode & 0o777 | 0o600
+            )
         return written
 
     def read(self, path: str, most_bytes: int) -> bytes | None:
@@ -332,12 +334,12 @@ class ContainerMachine(Container):
                             yield name, info, archive.extractfile(info) if info.isreg() else None
                     return
                 # No archive: its output has ended, and it tells why.
-                said = process.stderr.read().decode(errors="replace") if process.stderr else ""
+                stderr = process.stderr.read().decode(errors="replace") if process.stderr else ""
             finally:
                 patience.cancel()
                 process.kill()
-        if not any(words in said.lower() for words in ("no such file", "could not find", "could not be found")):
-            raise InfrastructureError(f"{Path(self.engine).name} cp {path} failed: {last_line(said)}")
+        if not any(words in stderr.lower() for words in ("no such file", "could not find", "could not be found")):
+            raise InfrastructureError(f"{Path(self.engine).name} cp {path} failed: {last_line(stderr)}")
 
 
 # Bubblewrap.
@@ -363,16 +365,16 @@ def recipe_of(task: HarborTask, source: ContainerSource) -> DockerRecipe:
 def places(recipe: DockerRecipe, task: HarborTask) -> list[str]:
     """Return the folders that a machine in bubblewrap has of its own; `NotFollowed` for one that it cannot have."""
     artifacts = [PurePosixPath(artifact.source) for step in task.steps for artifact in step.artifacts]
-    wanted = [recipe.workdir, *recipe.folders, *FIXED]
+    folders_inside = [recipe.workdir, *recipe.folders, *FIXED]
     # A file's folder; a folder at the top is its own.
-    wanted += [str(path.parent if len(path.parts) > 2 else path) for path in artifacts]
-    found = []
-    for path in wanted:
+    folders_inside += [str(path.parent if len(path.parts) > 2 else path) for path in artifacts]
+    mounted = []
+    for path in folders_inside:
         top, *below = PurePosixPath(path).parts[1:] or ("",)
         if not top or top in SYSTEM_FOLDERS or (top in SHARED and (not below or below[0] in SHARED[top])):
             raise NotFollowed(f"the folder {path} belongs to the machine's system")
-        found.append(f"/{top}/{below[0]}" if top in SHARED else f"/{top}")
-    return list(dict.fromkeys(found))
+        mounted.append(f"/{top}/{below[0]}" if top in SHARED else f"/{top}")
+    return list(dict.fromkeys(mounted))
 
 
 @cache
@@ -432,20 +434,20 @@ class BubblewrapMachine:
 
     def _copy(self, context: Path, step: CopiedFiles) -> None:
         """Carry out one COPY or ADD."""
-        found = [
+        matches = [
             path for pattern in step.patterns for path in (sorted(context.glob(pattern)) if pattern else [context])
         ]
-        if not found:
+        if not matches:
             raise InfrastructureError(f"COPY {step.patterns[0]} of the Dockerfile names no file.")
-        for path in found:
+        for path in matches:
             if path.is_dir():
                 self.upload(path, step.target)
             elif step.unpacks and path.name.endswith((".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")):
-                with trees.scratch() as place:
-                    trees.extract_archive(path, place)
-                    self.upload(place, step.target)
+                with trees.scratch() as scratch:
+                    trees.extract_archive(path, scratch)
+                    self.upload(scratch, step.target)
             else:
-                into = step.into_folder or len(found) > 1 or self._is_folder(step.target)
+                into = step.into_folder or len(matches) > 1 or self._is_folder(step.target)
                 target = f"{step.target}/{path.name}" if into else step.target
                 mode = step.mode if step.mode is not None else stat.S_IMODE(path.stat().st_mode)
                 folders.write(self.root, target.strip("/"), path.read_bytes(), mode | 0o600)
@@ -464,12 +466,12 @@ class BubblewrapMachine:
         del user  # the sandbox has one, and a task that needs another is not played here
         if self._sandbox is None:
             # The agent sees the folder around them too (MACHINE), where it may have put a link to this machine.
-            for place in self._places:
-                self._clear_way(place)
+            for path in self._places:
+                self._clear_way(path)
             # This machine's Python may lie below a place such as /root, and is shown there.
-            for shown in (Path(sys.base_prefix).parent, Path(sys.base_prefix).resolve(), programs()):
-                if any(shown.is_relative_to(place) for place in self._places):
-                    self._clear_way(str(shown))
+            for visible in (Path(sys.base_prefix).parent, Path(sys.base_prefix).resolve(), programs()):
+                if any(visible.is_relative_to(path) for path in self._places):
+                    self._clear_way(str(visible))
             self._sandbox = open_sandbox(
                 "bubblewrap",
                 self.root,
@@ -478,11 +480,11 @@ class BubblewrapMachine:
                     readonly=(programs(),),
                     packages=runner.distribution_paths(runner.RUNNER),
                     env=self._env,
-                    places={place: self._host(place) for place in self._places},
+                    places={path: self._host(path) for path in self._places},
                 ),
             )
-        given = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in (env or {}).items())
-        return self._sandbox.run(f"cd {shlex.quote(self.workdir)} || exit 126\n{given}{command}", wall_s=wall_s)
+        exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in (env or {}).items())
+        return self._sandbox.run(f"cd {shlex.quote(self.workdir)} || exit 126\n{exports}{command}", wall_s=wall_s)
 
     def end(self) -> None:
         """End all processes, so that files can be read and written; the next command gets a fresh sandbox."""
@@ -505,10 +507,10 @@ class BubblewrapMachine:
         """Delete what is in a folder, or in its place, and make it."""
         self.end()
         self._clear_way(folder)
-        held = set(os.listdir(self._host(folder)))
-        for name in held:
+        names = set(os.listdir(self._host(folder)))
+        for name in names:
             folders.unlink(self.root, f"{folder.strip('/')}/{name}")
-        return held
+        return names
 
     def _clear_way(self, folder: str) -> None:
         """Make a folder and those above it; a link or file in their place is deleted. Nothing may run meanwhile."""
@@ -530,18 +532,18 @@ class BubblewrapMachine:
         if stat.S_ISREG(status.st_mode):
             entries = [("", status)]
         else:
-            found = folders.entries(self._host(source), lambda path: not _excluded(path, exclude))
-            entries = [(entry.path, entry.status) for entry in found if entry.is_file]
-        entries = [(path, one) for path, one in entries if not _excluded(path or Path(source).name, exclude)]
+            listed = folders.entries(self._host(source), lambda path: not _excluded(path, exclude))
+            entries = [(entry.path, entry.status) for entry in listed if entry.is_file]
+        entries = [(path, status) for path, status in entries if not _excluded(path or Path(source).name, exclude)]
         # Before anything is read: a sparse file is small on the disk and large in memory.
-        if (size := sum(one.st_size + 1 for _, one in entries)) > most_bytes:
+        if (size := sum(status.st_size + 1 for _, status in entries)) > most_bytes:
             raise UnwieldyTree(f"{source} has more than {most_bytes} bytes.")
         target.parent.mkdir(parents=True, exist_ok=True)
-        for path, one in entries:
+        for path, file_status in entries:
             if (content := folders.read(self.root, f"{relative}/{path}" if path else relative)) is not None:
-                place = target / path if path else target
-                mode = stat.S_IMODE(one.st_mode) & 0o777 | 0o600
-                folders.write(target.parent, str(place.relative_to(target.parent)), content[0], mode)
+                destination = target / path if path else target
+                mode = stat.S_IMODE(file_status.st_mode) & 0o777 | 0o600
+                folders.write(target.parent, str(destination.relative_to(target.parent)), content[0], mode)
         return size
 
     def read(self, path: str, most_bytes: int) -> bytes | None:
@@ -553,8 +555,8 @@ class BubblewrapMachine:
             raise ValueError("it is a link, or no file")
         if status.st_size > most_bytes:
             raise ValueError(f"it has {status.st_size} bytes; at most {most_bytes} are read")
-        found = folders.read(self.root, path.lstrip("/"))
-        return found[0] if found else None
+        file = folders.read(self.root, path.lstrip("/"))
+        return file[0] if file else None
 
     def _status(self, relative: str) -> os.stat_result | None:
         try:
@@ -578,4 +580,4 @@ def _excluded(path: str, patterns: Sequence[str]) -> bool:
     """Return whether tar's --exclude would leave a path out: a pattern matches it, or a folder or name in it."""
     parts = PurePosixPath(path).parts
     ends = ["/".join(parts[:length]) for length in range(1, len(parts) + 1)]
-    return any(fnmatch.fnmatch(one, pattern) for pattern in patterns for one in (*ends, *parts))
+    return any(fnmatch.fnmatch(part, pattern) for pattern in patterns for part in (*ends, *parts))

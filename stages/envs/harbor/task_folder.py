@@ -59,22 +59,22 @@ def _inside_container(path: str) -> str:
 
 def _without_host_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Return variables with the defaults of templates; ValueError for a variable that this machine would give."""
-    given = {}
+    variables = {}
     for name, value in env.items():
         if (template := re.fullmatch(r"\$\{([^}:]+)(?::-(.*))?\}", value, re.DOTALL)) is None:
-            given[name] = value
+            variables[name] = value
         elif template[2] is None:
             # Its value would be readable by the agent's commands, and keys are what it usually names.
             raise ValueError(f"{name} is to have this machine's variable {template[1]}, which no task is given")
         else:
-            given[name] = template[2]
-    return given
+            variables[name] = template[2]
+    return variables
 
 
 def _megabytes(size: Any) -> Any:
     """Return a size such as "2G" in MB, as schema 1.0 wrote it."""
-    if isinstance(size, str) and (found := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([GMK])B?\s*", size, re.IGNORECASE)):
-        return int(float(found[1]) * {"G": 1024, "M": 1, "K": 1 / 1024}[found[2].upper()])
+    if isinstance(size, str) and (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([GMK])B?\s*", size, re.IGNORECASE)):
+        return int(float(match[1]) * {"G": 1024, "M": 1, "K": 1 / 1024}[match[2].upper()])
     return size
 
 
@@ -124,10 +124,10 @@ class EnvironmentSection(TaskTable):
 
     @model_validator(mode="before")
     @classmethod
-    def _older_fields(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        renamed = dict(given)
+    def _older_fields(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        renamed = dict(fields)
         for old, new in (("memory", "memory_mb"), ("storage", "storage_mb")):
             if (size := renamed.pop(old, None)) is not None and renamed.setdefault(new, _megabytes(size)) != _megabytes(
                 size
@@ -199,8 +199,8 @@ class Artifact(TaskTable):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_text(cls, given: Any) -> Any:
-        return {"source": given} if isinstance(given, str) else given
+    def _from_text(cls, fields: Any) -> Any:
+        return {"source": fields} if isinstance(fields, str) else fields
 
 
 class StepSection(TaskTable):
@@ -333,19 +333,19 @@ def load(
     problems: list[str] = []
     seen: dict[str, Path] = {}
     for folder in find(root):
-        found: Sequence[str] = ()
+        reasons: Sequence[str] = ()
         try:
             task: HarborTask | None = read(folder, root)
         except BadTask as error:
-            task, found = error.task, error.args
+            task, reasons = error.task, error.args
         if task is not None:
-            found = [*found, *(f"{task.name}: {reason}" for reason in check(task))]
-        if found or task is None:
-            problems += found
+            reasons = [*reasons, *(f"{task.name}: {reason}" for reason in check(task))]
+        if reasons or task is None:
+            problems += reasons
             continue
-        if (other := seen.setdefault(task.name, folder)) != folder:
+        if (first := seen.setdefault(task.name, folder)) != folder:
             where = _shown(folder / CONFIG, root)
-            problems.append(f"{where}: the task has the name {task.name!r} of {_shown(other, root)}")
+            problems.append(f"{where}: the task has the name {task.name!r} of {_shown(first, root)}")
             continue
         tasks.append(task)
     return tasks, problems
@@ -358,15 +358,15 @@ def find(root: Path) -> Iterator[Path]:
         folder, depth = waiting.pop()
         try:
             with os.scandir(folder) as listed:
-                found = sorted(listed, key=lambda entry: entry.name)
+                entries = sorted(listed, key=lambda entry: entry.name)
         except OSError:
             continue
-        names = {entry.name for entry in found}
+        names = {entry.name for entry in entries}
         # A task without its task.toml is a mistake to report, and no folder to pass over in silence.
         if CONFIG in names or (INSTRUCTION in names and names & {TESTS, ENVIRONMENT}):
             yield folder
         elif depth < DEEPEST_TASK:
-            below = [entry for entry in found if entry.is_dir(follow_symlinks=False) and entry.name[0] != "."]
+            below = [entry for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name[0] != "."]
             waiting += [(Path(entry.path), depth + 1) for entry in reversed(below)]
 
 
@@ -383,9 +383,9 @@ def read(folder: Path, root: Path | None = None) -> HarborTask:
     except tomllib.TOMLDecodeError as error:
         raise BadTask(_problem(folder, root, (), f"no valid TOML ({error})")) from None
     except ValidationError as error:
-        for one in error.errors(include_url=False):
-            keys = [key for key in one["loc"] if isinstance(key, int) or re.fullmatch(r"[a-z_]+", key)]
-            problems.append(_problem(folder, root, keys, refusal(one)))
+        for detail in error.errors(include_url=False):
+            keys = [key for key in detail["loc"] if isinstance(key, int) or re.fullmatch(r"[a-z_]+", key)]
+            problems.append(_problem(folder, root, keys, refusal(detail)))
         raise BadTask(*problems) from None
     name = config.task.name if config.task else str(PurePosixPath(folder.relative_to(root)))
     task = _assembled(folder, name if name != "." else folder.name, digest, config, paths, root, problems)
@@ -418,14 +418,14 @@ def _assembled(
         instruction = _text(folder, f"{above}{INSTRUCTION}", root, problems)
         if instruction is not None and not without_canary(instruction).strip():
             problems.append(f"{_shown(folder / above / INSTRUCTION, root)}: it is empty")
-        tests = tuple(one for one in dict.fromkeys((TESTS, f"{above}{TESTS}")) if _has_folder(paths, one))
+        tests = tuple(path for path in dict.fromkeys((TESTS, f"{above}{TESTS}")) if _has_folder(paths, path))
         separate = _separate(config, section, paths)
-        if not (separate and separate.own_tests) and not any(f"{one}/{TEST_SCRIPT}" in paths for one in tests):
+        if not (separate and separate.own_tests) and not any(f"{path}/{TEST_SCRIPT}" in paths for path in tests):
             problems.append(f"{_shown(folder / above / TESTS, root)}: there is no {TEST_SCRIPT}")
-        solution = next((one for one in (f"{above}{SOLUTION}", SOLUTION) if f"{one}/{SOLVE_SCRIPT}" in paths), None)
+        solution = next((path for path in (f"{above}{SOLUTION}", SOLUTION) if f"{path}/{SOLVE_SCRIPT}" in paths), None)
         agent, verifier = config.agent, config.verifier
-        own = section.verifier if section else VerifierSection()
-        says_timeout = section is not None and "timeout_sec" in own.model_fields_set
+        step_verifier = section.verifier if section else VerifierSection()
+        says_timeout = section is not None and "timeout_sec" in step_verifier.model_fields_set
         steps.append(
             HarborStep(
                 name=section.name if section else "",
@@ -436,11 +436,11 @@ def _assembled(
                 separate=separate,
                 agent_timeout_s=(section.agent.timeout_sec if section else None) or agent.timeout_sec,
                 agent_user=section.agent.user if section and section.agent.user is not None else agent.user,
-                verifier_timeout_s=own.timeout_sec if says_timeout else verifier.timeout_sec,
-                verifier_user=own.user if own.user is not None else verifier.user,
-                verifier_env={**verifier.env, **own.env},
+                verifier_timeout_s=step_verifier.timeout_sec if says_timeout else verifier.timeout_sec,
+                verifier_user=step_verifier.user if step_verifier.user is not None else verifier.user,
+                verifier_env={**verifier.env, **step_verifier.env},
                 artifacts=(*config.artifacts, *(section.artifacts if section else ())),
-                collect=(*verifier.collect, *own.collect),
+                collect=(*verifier.collect, *step_verifier.collect),
                 min_reward=section.min_reward if section else None,
                 healthcheck=section.healthcheck if section else None,
             )
@@ -454,11 +454,11 @@ def _separate(config: TaskConfig, step: StepSection | None, paths: frozenset[str
     A step's own choice comes before the task's. The image: that of the verifier's environment, else a Dockerfile beside
     the tests, which then holds them, else a fresh one of the agent's.
     """
-    asked = (step.verifier.mode() if step else None) or config.verifier.mode()
-    if asked != "separate":
+    mode = (step.verifier.mode() if step else None) or config.verifier.mode()
+    if mode != "separate":
         return None
     of_step = (step.verifier.environment, f"steps/{step.name}/{TESTS}") if step else (None, "")
-    choices = [one for one in (of_step, (config.verifier.environment, TESTS)) if one[1]]
+    choices = [choice for choice in (of_step, (config.verifier.environment, TESTS)) if choice[1]]
     settings = next((environment for environment, _ in choices if environment), config.environment)
     for environment, tests in choices:
         if environment is not None and environment.docker_image:
@@ -475,7 +475,9 @@ def _refused(config: TaskConfig, paths: frozenset[str]) -> Iterator[tuple[Keys, 
     verifiers: list[tuple[Keys, VerifierSection]] = [(["verifier"], config.verifier)]
     verifiers += [(["steps", number, "verifier"], step.verifier) for number, step in enumerate(config.steps)]
     environments: list[tuple[Keys, EnvironmentSection]] = [(["environment"], config.environment)]
-    environments += [([*keys, "environment"], one.environment) for keys, one in verifiers if one.environment]
+    environments += [
+        ([*keys, "environment"], verifier.environment) for keys, verifier in verifiers if verifier.environment
+    ]
     for keys, environment in environments:
         if environment.os != "linux":
             yield [*keys, "os"], f"it needs {environment.os}, and only Linux is played"
@@ -498,7 +500,7 @@ def _refused(config: TaskConfig, paths: frozenset[str]) -> Iterator[tuple[Keys, 
         for number, hook in enumerate(verifier.collect):
             if hook.service != MAIN:
                 yield [*keys, "collect", number, "service"], f"it needs the service {hook.service!r}; only main is run"
-    for artifact in [*config.artifacts, *(one for step in config.steps for one in step.artifacts)]:
+    for artifact in [*config.artifacts, *(artifact for step in config.steps for artifact in step.artifacts)]:
         if artifact.service not in (None, MAIN):
             yield ["artifacts"], f"it needs the service {artifact.service!r}; only main is run"
     if config.metadata.get("split") not in (None, "train", "eval"):
@@ -576,16 +578,16 @@ def _tree(folder: Path, root: Path, problems: list[str]) -> tuple[str, frozenset
 def _text(folder: Path, path: str, root: Path, problems: list[str]) -> str | None:
     """Return the text of a file of a task; None, with a problem added, where there is none or it is too long."""
     where = _shown(folder / path, root)
-    found = folders.read(folder, path)
-    if found is None:
+    file = folders.read(folder, path)
+    if file is None:
         problems.append(f"{where}: there is no such file")
-    elif len(found[0]) > MOST_TEXT:
+    elif len(file[0]) > MOST_TEXT:
         problems.append(f"{where}: it is longer than {MOST_TEXT >> 20} MiB")
     else:
         try:
-            return found[0].decode()
+            return file[0].decode()
         except UnicodeDecodeError as error:
-            line = found[0][: error.start].count(b"\n") + 1
+            line = file[0][: error.start].count(b"\n") + 1
             problems.append(f"{where}, line {line}: it is no UTF-8 text")
     return None
 

@@ -105,8 +105,8 @@ def run_shared(
                 return rewards, f"{result.output}\n[{name}] {json.dumps(rewards)}\n"
         except (ValueError, RecursionError) as error:
             raise NoReward(f"The verifier's {name} is not a reward: {error}.") from None
-    said = result.output.strip()[-200:]
-    raise NoReward(f"The verifier wrote no reward and ended with exit code {result.returncode}: {said}")
+    output = result.output.strip()[-200:]
+    raise NoReward(f"The verifier wrote no reward and ended with exit code {result.returncode}: {output}")
 
 
 def run_separate(
@@ -123,18 +123,18 @@ def run_separate(
         if result.returncode:
             # As in Harbor: what a hook should have left is then missing, which the verifier finds.
             log.warning("%s: a collect hook failed: %s", task.name, result.output.strip()[-200:])
-    with trees.scratch() as place:
-        carried, left = [], FETCHED_BYTES
+    with trees.scratch() as scratch:
+        carried, budget = [], FETCHED_BYTES
         declared = [*step.artifacts]
-        if all(one.source != ARTIFACTS for one in declared):
+        if all(artifact.source != ARTIFACTS for artifact in declared):
             declared.insert(0, Artifact(source=ARTIFACTS))
         for number, artifact in enumerate(declared):
             try:
-                left -= machine.fetch(artifact.source, place / str(number) / "artifact", artifact.exclude, left)
+                budget -= machine.fetch(artifact.source, scratch / str(number) / "artifact", artifact.exclude, budget)
             except UnwieldyTree as error:
-                whole = f"The artifacts have more than {FETCHED_BYTES >> 20} MiB together"
-                raise UnwieldyTree(f"{whole}, of which {FETCHED_BYTES - left} bytes were read: {error}") from None
-            carried.append((artifact.source, place / str(number)))
+                limit = f"The artifacts have more than {FETCHED_BYTES >> 20} MiB together"
+                raise UnwieldyTree(f"{limit}, of which {FETCHED_BYTES - budget} bytes were read: {error}") from None
+            carried.append((artifact.source, scratch / str(number)))
         fresh = start(source)
         try:
             for path, folder in carried:
@@ -166,8 +166,8 @@ def reward_of(data: bytes, name: str) -> dict[str, float]:
     if not text.strip():
         raise ValueError("it is empty")
     if name.endswith(".json"):
-        found = json.loads(text, parse_constant=_not_finite)
-        values = found if isinstance(found, dict) else {"reward": found}
+        document = json.loads(text, parse_constant=_not_finite)
+        values = document if isinstance(document, dict) else {"reward": document}
     else:
         try:
             values = {"reward": float(text)}

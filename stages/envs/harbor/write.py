@@ -63,10 +63,10 @@ def write_tasks(
         )
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty. Name a new folder.")
-    taken: set[str] = set()
+    names: set[str] = set()
     try:
         for task in tasks:
-            name = folder_name(task.task_id, taken)
+            name = folder_name(task.task_id, names)
             environment.reset(task)
             try:
                 packed = cast(Packs, environment).packed()
@@ -78,12 +78,12 @@ def write_tasks(
         environment.close()
 
 
-def folder_name(task_id: str, taken: set[str]) -> str:
+def folder_name(task_id: str, names: set[str]) -> str:
     """Return a name for a task that Harbor accepts and no other task has, in any case of letters; it is then taken."""
     name = re.sub(r"\.{2,}", ".", re.sub(r"[^A-Za-z0-9._-]+", "-", task_id)).strip("._-")
-    if not name or len(name) > LONGEST_NAME or name.casefold() in taken:
+    if not name or len(name) > LONGEST_NAME or name.casefold() in names:
         name = f"{name[:LONGEST_NAME]}-{store.digest(task_id)[:8]}".lstrip("-")
-    taken.add(name.casefold())
+    names.add(name.casefold())
     return name
 
 

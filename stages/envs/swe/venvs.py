@@ -55,13 +55,13 @@ class Venv:
         base = Path(os.path.realpath(self.folder / "bin" / "python")).parent.parent
         if base == Path("/usr"):
             return (self.folder,)
-        shown = [self.folder, base / "bin"]
+        paths = [self.folder, base / "bin"]
         for library in sorted((base / "lib").iterdir()):
             if library.is_dir() and re.fullmatch(r"python3\.\d+", library.name):
-                shown += [part for part in sorted(library.iterdir()) if part.name not in LEFT_OUT]
+                paths += [part for part in sorted(library.iterdir()) if part.name not in LEFT_OUT]
             elif library.is_file():
-                shown.append(library)
-        return tuple(shown)
+                paths.append(library)
+        return tuple(paths)
 
 
 def name_of(row: Mapping[str, Any]) -> str:
@@ -74,55 +74,55 @@ def ready(row: Mapping[str, Any], spec: EnvironmentSpec, mirror: Path, folder: P
 
     `InfrastructureError` where it cannot be built; the reason is kept for this process.
     """
-    place = folder / name_of(row)
+    path = folder / name_of(row)
     folder.mkdir(parents=True, exist_ok=True)
-    with _lock, FileLock(f"{place}.lock"):
-        if place in _failed:
-            raise InfrastructureError(_failed[place])
-        if not exists(place):
+    with _lock, FileLock(f"{path}.lock"):
+        if path in _failed:
+            raise InfrastructureError(_failed[path])
+        if not exists(path):
             try:
-                build(row, spec, mirror, place)
+                build(row, spec, mirror, path)
             except InfrastructureError as error:
-                _failed[place] = str(error)
+                _failed[path] = str(error)
                 raise
-    return existing(place)
+    return existing(path)
 
 
-def exists(place: Path) -> bool:
-    """Return whether there is an environment at `place`, given by the user or built to its end."""
-    return (place / "bin" / "python").exists() or (place / DONE).exists()
+def exists(path: Path) -> bool:
+    """Return whether there is an environment at `path`, given by the user or built to its end."""
+    return (path / "bin" / "python").exists() or (path / DONE).exists()
 
 
-def existing(place: Path) -> Venv:
-    """Return the environment at `place`: one that was built here, or a plain virtual environment of the user."""
-    folder, overlay = place / "venv", place / OVERLAY
-    return Venv((folder if folder.is_dir() else place).absolute(), overlay if overlay.is_dir() else None)
+def existing(path: Path) -> Venv:
+    """Return the environment at `path`: one that was built here, or a plain virtual environment of the user."""
+    folder, overlay = path / "venv", path / OVERLAY
+    return Venv((folder if folder.is_dir() else path).absolute(), overlay if overlay.is_dir() else None)
 
 
-def build(row: Mapping[str, Any], spec: EnvironmentSpec, mirror: Path, place: Path) -> None:
-    """Build an environment in the folder `place`, which is removed again where a step fails.
+def build(row: Mapping[str, Any], spec: EnvironmentSpec, mirror: Path, target: Path) -> None:
+    """Build an environment in the folder `target`, which is removed again where a step fails.
 
     It keeps as overlay the files that the installation adds to the source, such as metadata, and none that it changes.
     """
     if spec.needs_conda:
         raise InfrastructureError(
             f"The specification of {name_of(row)} is a conda environment. "
-            f"Build it yourself and put it, or a link to it, at {place}."
+            f"Build it yourself and put it, or a link to it, at {target}."
         )
     if spec.source == GUESSED:
         log.warning(GUESS, name_of(row))
     python = interpreter(spec.python, name_of(row))
-    shutil.rmtree(place, ignore_errors=True)
-    build_log = place.with_name(f"{place.name}.log")
+    shutil.rmtree(target, ignore_errors=True)
+    build_log = target.with_name(f"{target.name}.log")
     try:
         with (
-            activity(f"installing the environment {place.name}"),
+            activity(f"installing the environment {target.name}"),
             build_log.open("wb") as out,
             trees.scratch() as source,
         ):
             check_out(mirror, row["base_commit"], source)
-            _run([python, "-m", "venv", str(place / "venv")], source, {}, out)
-            _install(spec, source, place / "venv", str(row.get("version", "0")), out)
+            _run([python, "-m", "venv", str(target / "venv")], source, {}, out)
+            _install(spec, source, target / "venv", str(row.get("version", "0")), out)
             # Only added files are kept: the environment serves all commits of a version, and a file that the
             # specification edits would be put over other commits.
             with trees.scratch() as pristine:
@@ -130,26 +130,26 @@ def build(row: Mapping[str, Any], spec: EnvironmentSpec, mirror: Path, place: Pa
                 before = set(trees.walk(pristine))
             added = [path for path in trees.walk(source) if path not in before]
             generated = {path: trees.read(source, path) for path in added if not path.startswith(("build/", "dist/"))}
-            (place / OVERLAY).mkdir()
-            trees.apply({path: file for path, file in generated.items() if file}, place / OVERLAY)
+            (target / OVERLAY).mkdir()
+            trees.apply({path: file for path, file in generated.items() if file}, target / OVERLAY)
     except subprocess.SubprocessError as error:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(target, ignore_errors=True)
         raise InfrastructureError(
-            f"The environment {place.name} could not be built ({error}); its log is {build_log}."
+            f"The environment {target.name} could not be built ({error}); its log is {build_log}."
         ) from None
     # Last: a build that was killed leaves no mark, and starts again.
-    (place / DONE).write_text(json.dumps({"spec": vars(spec), "python": python}))
+    (target / DONE).write_text(json.dumps({"spec": vars(spec), "python": python}))
 
 
-def interpreter(version: str, wanted_by: str) -> str:
+def interpreter(version: str, requester: str) -> str:
     """Return the path of a Python of this version: of pyenv, in /opt/python, or on PATH."""
     # The versions of pyenv first: `python3.9` on PATH may be pyenv's shim, which fails unless that version is active.
     roots = [Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions", Path("/opt/python")]
-    places = [path for root in roots for path in sorted(root.glob(f"{version}.*/bin/python{version}"))]
-    if path := str(places[-1]) if places else shutil.which(f"python{version}"):
+    pythons = [path for root in roots for path in sorted(root.glob(f"{version}.*/bin/python{version}"))]
+    if path := str(pythons[-1]) if pythons else shutil.which(f"python{version}"):
         return path
     raise InfrastructureError(
-        f"{wanted_by} needs Python {version}, which is not installed: for instance `pyenv install {version}`."
+        f"{requester} needs Python {version}, which is not installed: for instance `pyenv install {version}`."
     )
 
 
@@ -187,7 +187,7 @@ def _run(command: list[str], source: Path, env: Mapping[str, str], out: Any) -> 
     """Run one command of a build; raise `SubprocessError` where it fails or takes too long."""
     # A build runs the repository's code outside of a sandbox, so no keys: of our variables it gets proxies, pip's and
     # HOME.
-    kept = {
+    variables = {
         name: os.environ[name]
         for name in os.environ
         if name.lower().endswith("_proxy") or name.startswith(("PIP_", "HOME"))
@@ -195,7 +195,7 @@ def _run(command: list[str], source: Path, env: Mapping[str, str], out: Any) -> 
     subprocess.run(
         command,
         cwd=source,
-        env={"PATH": os.defpath, "LANG": "C.UTF-8", **kept, **env},
+        env={"PATH": os.defpath, "LANG": "C.UTF-8", **variables, **env},
         stdout=out,
         stderr=out,
         stdin=subprocess.DEVNULL,

@@ -71,7 +71,7 @@ class TasksEnv(RepoEnvironment):
         if not file.is_file():
             return None
         archives = sorted({rows.source_path(row, "archive") for row in rows.load(path) if row["archive"]})
-        digests = [store.file_sha256(one) for one in (file, *archives)]
+        digests = [store.file_sha256(path) for path in (file, *archives)]
         return store.digest(digests) if archives else digests[0]
 
     def size(self, split: Split) -> int:
@@ -83,15 +83,15 @@ class TasksEnv(RepoEnvironment):
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """Return the first `count` tasks of a split in an order drawn from the seed."""
-        found = drawn(self._path, self._splits(), split, count, seed)
-        return [Task(row["id"], self.name, split, family_of(row), row["prompt"], row) for row in found]
+        chosen = drawn(self._path, self._splits(), split, count, seed)
+        return [Task(row["id"], self.name, split, family_of(row), row["prompt"], row) for row in chosen]
 
     def repo_task(self, task: Task) -> RepoTask:
         """Set up the task's files in a folder, and its test in a fresh sandbox with the limit of its row."""
         row = task.data
         hidden, solution = texts(row["hidden"]), row["solution"]
-        ids = tuple(one.split()[0] for one in row["tests"])
-        paths = tuple(dict.fromkeys(one.partition("::")[0] for one in ids))
+        ids = tuple(test.split()[0] for test in row["tests"])
+        paths = tuple(dict.fromkeys(test_id.partition("::")[0] for test_id in ids))
         limits = replace(grading.LIMITS, wall_s=row["timeout_s"])
         runtime = TestRuntime(lambda tree: runner.open_package_sandbox(self.sandbox, tree, limits, None))
         delivered = filled_tree(lambda folder: fill(folder, row))
@@ -111,7 +111,7 @@ class TasksEnv(RepoEnvironment):
             tests={*hidden, *paths},
             source=row["editable"],
             modules=standard_names(row, delivered),
-            commands="\n".join([row["test"], *(one["command"] for one in row["script"])]),
+            commands="\n".join([row["test"], *(script["command"] for script in row["script"])]),
             ids=ids,
             question_files={**originals, **hidden} if ids else {},
             report_reason="" if ids else "expects what another call is given" if compared else "is a command",
@@ -139,7 +139,7 @@ def standard_names(row: Mapping[str, Any], delivered: Path) -> frozenset[str]:
 
     All where values decide, and no code runs that the agent cannot change: nothing can be gained then.
     """
-    scripts = [one["command"] for one in row["script"]]
+    scripts = [script["command"] for script in row["script"]]
     if row["calls"] or scripts:
         fixed = row["hidden"] or any(map(is_test, trees.walk(delivered))) or any(map(CODE_OF_A_COMMAND.search, scripts))
         if not scripts or not fixed:
@@ -159,36 +159,36 @@ def texts(files: Mapping[str, str | None]) -> trees.Changes:
 def fill(folder: Path, row: Row | Mapping[str, Any]) -> None:
     """Write what a task is delivered with into a private folder: archive or commit, then the files of the row."""
     if row["archive"]:
-        with trees.scratch() as place:
-            inside = trees.extract_archive(rows.source_path(row, "archive"), place)
+        with trees.scratch() as scratch:
+            inside = trees.extract_archive(rows.source_path(row, "archive"), scratch)
             folders.copy(inside, folder)
     elif row["git"]:
-        with trees.scratch() as place:
-            archive, empty = place / "tree.tar", place / "empty.git"
+        with trees.scratch() as scratch:
+            archive, empty = scratch / "tree.tar", scratch / "empty.git"
             repository = mirror(row["git"]) if rows.is_address(row["git"]) else rows.source_path(row, "git")
-            objects = next(found for found in (repository / ".git/objects", repository / "objects") if found.is_dir())
+            objects = next(path for path in (repository / ".git/objects", repository / "objects") if path.is_dir())
             try:
                 # Only the objects of the repository are read: its configuration may name programs to run as filters.
-                trees.git(place, "init", "--quiet", "--bare", str(empty))
+                trees.git(scratch, "init", "--quiet", "--bare", str(empty))
                 shared = {"GIT_ALTERNATE_OBJECT_DIRECTORIES": str(objects.absolute())}
                 trees.git(empty, "archive", "--format=tar", f"--output={archive}", row["commit"], env=shared)
             except RuntimeError as error:
                 raise BadInput(f"{row['git']} has no commit {row['commit']} that can be read ({error}).") from None
-            (place / "files").mkdir()
-            folders.copy(trees.extract_archive(archive, place / "files"), folder)
+            (scratch / "files").mkdir()
+            folders.copy(trees.extract_archive(archive, scratch / "files"), folder)
     trees.apply(texts(row["files"]), folder)
 
 
 def mirror(address: str) -> Path:
     """Return a clone of a repository, made once on this machine."""
-    place = CLONES / hashlib.sha256(address.encode()).hexdigest()[:16]
+    clone = CLONES / hashlib.sha256(address.encode()).hexdigest()[:16]
     with _cloning:
-        if not (place / "HEAD").is_file():
+        if not (clone / "HEAD").is_file():
             CLONES.mkdir(parents=True, exist_ok=True)
             with trees.scratch() as scratch:
                 try:
                     trees.git(scratch, "clone", "--quiet", "--mirror", "--", address, str(scratch / "clone"))
-                    os.rename(scratch / "clone", place)
+                    os.rename(scratch / "clone", clone)
                 except (RuntimeError, OSError) as error:
                     raise InfrastructureError(f"{address} cannot be cloned ({error}).") from None
-    return place
+    return clone

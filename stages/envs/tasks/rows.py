@@ -136,9 +136,9 @@ class TaskRow(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> "TaskRow":
         ways = {"calls or script": self.calls or self.script, "tests": self.tests, "test": self.test.strip()}
-        if len(given := [name for name, way in ways.items() if way]) != 1:
+        if len(used := [name for name, way in ways.items() if way]) != 1:
             raise ValueError(
-                f"it has {' and '.join(given) or 'no test'}. Give it one test: either calls or script, whose results "
+                f"it has {' and '.join(used) or 'no test'}. Give it one test: either calls or script, whose results "
                 "are compared, or tests, a list of pytest ids, or test, a shell command that passes with exit code 0"
             )
         if self.archive and self.git:
@@ -146,7 +146,7 @@ class TaskRow(BaseModel):
         if bool(self.git) != bool(self.commit):
             raise ValueError("git and commit belong together")
         # An id with a dash in front would be an option of pytest.
-        if bad := [one for one in self.tests if not one.strip() or one.startswith(("-", "/")) or "\0" in one]:
+        if bad := [test for test in self.tests if not test.strip() or test.startswith(("-", "/")) or "\0" in test]:
             raise ValueError(f"{bad[0]!r} is not an id of pytest; write tests/test_a.py::test_b")
         if "\0" in self.test:
             raise ValueError("test holds the character NUL, which no shell takes")
@@ -158,12 +158,12 @@ class TaskRow(BaseModel):
 
 def _problem(error: Mapping[str, Any]) -> str:
     """Return why a field of a row cannot be used; of a key that is no field, with the field that may be meant."""
-    place = ".".join(str(part) for part in error["loc"] if part != "[key]") or "the row"  # pydantic marks keys so
+    field = ".".join(str(part) for part in error["loc"] if part != "[key]") or "the row"  # pydantic marks keys so
     if error["type"] == "extra_forbidden":
-        near = " or ".join(nearest_keys(TaskRow, place))
-        return f"{place}: rows have no such field{f'; did you mean {near}?' if near else ''}"
+        near = " or ".join(nearest_keys(TaskRow, field))
+        return f"{field}: rows have no such field{f'; did you mean {near}?' if near else ''}"
     of_row = not error["loc"] and error["type"] == "value_error"
-    return refusal(error) if of_row else f"{place}: {refusal(error)}"
+    return refusal(error) if of_row else f"{field}: {refusal(error)}"
 
 
 def load(path: str) -> list[Row]:
@@ -175,12 +175,12 @@ def load(path: str) -> list[Row]:
     problems: list[str] = []
     seen: dict[str, str] = {}
     contents: dict[str, str] = {}
-    for where, given in _read(path):
-        if isinstance(given, BadInput):
-            problems.append(f"{where}: {given}".removesuffix("."))
+    for where, record in _read(path):
+        if isinstance(record, BadInput):
+            problems.append(f"{where}: {record}".removesuffix("."))
             continue
         try:
-            json.dumps(given, ensure_ascii=False).encode()
+            json.dumps(record, ensure_ascii=False).encode()
         except TypeError as error:  # of a table
             problems.append(f"{where}: it holds what JSON cannot ({error})")
             continue
@@ -190,28 +190,28 @@ def load(path: str) -> list[Row]:
             continue
         try:
             # Without columns that are null: tables have every column in every row, and pandas writes NaN for null.
-            written = {name: value for name, value in given.items() if value is not None and not _is_nan(value)}
+            written = {name: value for name, value in record.items() if value is not None and not _is_nan(value)}
             row = TaskRow.model_validate(written).model_dump()
         except ValidationError as error:
             problems.append(f"{where}: {'; '.join(map(_problem, error.errors(include_url=False)))}")
             continue
-        row["calls"] = [one | {name: json_text.exact(one[name]) for name in values.EXACT} for one in row["calls"]]
+        row["calls"] = [call | {name: json_text.exact(call[name]) for name in values.EXACT} for call in row["calls"]]
         content = store.digest({name: value for name, value in row.items() if name not in LABELS})
         row["id"] = row["id"] or f"task-{store.digest(row)[:12]}"
         row["folder"] = str(Path(path).expanduser().absolute().parent)
         # Under two ids one task would count twice, and could be trained on and evaluated.
-        if (other := contents.setdefault(content, where)) != where:
-            problems.append(f"{where}: it is the task of {other} again; remove one of the two")
-        elif (other := seen.setdefault(row["id"], where)) != where:
-            problems.append(f"{where}: it has the id {row['id']!r} of {other}; change the id or remove one")
+        if (first := contents.setdefault(content, where)) != where:
+            problems.append(f"{where}: it is the task of {first} again; remove one of the two")
+        elif (first := seen.setdefault(row["id"], where)) != where:
+            problems.append(f"{where}: it has the id {row['id']!r} of {first}; change the id or remove one")
         if missing := _missing_source(row):
             problems.append(f"{where}: {missing}")
         rows.append(row)
     if problems:
-        shown = "\n".join(f"- {problem}" for problem in problems[:MOST_REPORTED])
+        lines = "\n".join(f"- {problem}" for problem in problems[:MOST_REPORTED])
         more = f"\n- and {len(problems) - MOST_REPORTED} more" if len(problems) > MOST_REPORTED else ""
         raise BadInput(
-            f"{path}: {len(problems)} {'row' if len(problems) == 1 else 'rows'} cannot be used:\n{shown}{more}"
+            f"{path}: {len(problems)} {'row' if len(problems) == 1 else 'rows'} cannot be used:\n{lines}{more}"
         )
     if not rows:
         raise BadInput(f"{path} holds no tasks. Give rows with a prompt and a test (docs/tasks.md).")
@@ -243,9 +243,9 @@ def _read(path: str) -> Iterator[tuple[str, Row | BadInput]]:
         # Structs of Parquet have the fields of all rows, so that mappings may travel as JSON text.
         yield from ((f"row {number}", _parsed(row)) for number, row in enumerate(table.to_pylist(), 1))
     elif file.exists() or file.suffix or path.count("/") != 1:
-        what = "a folder" if file.is_dir() else "no .jsonl or .parquet file"
+        kind = "a folder" if file.is_dir() else "no .jsonl or .parquet file"
         raise BadInput(
-            f"env.path is {path!r}, {what}. Name a .jsonl or .parquet file, or a data set of the hub as OWNER/NAME."
+            f"env.path is {path!r}, {kind}. Name a .jsonl or .parquet file, or a data set of the hub as OWNER/NAME."
         )
     else:
         for name, part in hub_rows(path, "Name a file with env.path=FILE.").items():
@@ -272,14 +272,14 @@ def _parsed(row: Row) -> Row:
 
 def _missing_source(row: Mapping[str, Any]) -> str:
     """Return why the archive or repository of a row cannot be read here; an empty string where it can."""
-    if row["archive"] and not (place := source_path(row, "archive")).is_file():
-        return f"there is no archive {place}"
+    if row["archive"] and not (archive := source_path(row, "archive")).is_file():
+        return f"there is no archive {archive}"
     if row["archive"] and not row["archive"].endswith(trees.ARCHIVE_ENDINGS):
         return f"{row['archive']} is no archive; it ends with none of {', '.join(trees.ARCHIVE_ENDINGS)}"
     if row["git"] and not is_address(row["git"]):
-        place = source_path(row, "git")
-        if not any((place / objects).is_dir() for objects in (".git/objects", "objects")):
-            return f"there is no git repository {place}"
+        archive = source_path(row, "git")
+        if not any((archive / objects).is_dir() for objects in (".git/objects", "objects")):
+            return f"there is no git repository {archive}"
     return ""
 
 

@@ -51,14 +51,14 @@ RELATIVE = 1e-9
 
 def names(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of a row's tests that are decided by values, in order."""
-    calls = (f"call {number}: {written(one)}" for number, one in enumerate(calls_of(row), 1))
-    scripts = (f"script {number}: {one['command']}" for number, one in enumerate(row["script"], 1))
+    calls = (f"call {number}: {written(call)}" for number, call in enumerate(calls_of(row), 1))
+    scripts = (f"script {number}: {script['command']}" for number, script in enumerate(row["script"], 1))
     return (*calls, *scripts)
 
 
 def calls_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the calls of a row with the numbers that its author wrote."""
-    return [one | {name: restored(one[name]) for name in EXACT} for one in row["calls"]]
+    return [call | {name: restored(call[name]) for name in EXACT} for call in row["calls"]]
 
 
 def written(call: Mapping[str, Any]) -> str:
@@ -70,14 +70,16 @@ def written(call: Mapping[str, Any]) -> str:
 def are_told(row: Mapping[str, Any]) -> bool:
     """Return whether a call or script expects what one of another function or command is given, for code to look up."""
     calls = calls_of(row)
-    given = [(one["function"], [*one["args"], *one["kwargs"].values()]) for one in calls]
-    given += [(one["command"], [one["command"], one["stdin"]]) for one in row["script"]]
-    expected = [(one["function"], one["returns"]) for one in calls]
-    expected += [(one["command"], text) for one in row["script"] for text in (one["stdout"], *one["files"].values())]
+    inputs = [(call["function"], [*call["args"], *call["kwargs"].values()]) for call in calls]
+    inputs += [(script["command"], [script["command"], script["stdin"]]) for script in row["script"]]
+    expected = [(call["function"], call["returns"]) for call in calls]
+    expected += [
+        (script["command"], text) for script in row["script"] for text in (script["stdout"], *script["files"].values())
+    ]
     return any(
-        str(wanted).strip() not in EASY and name != other and any(_holds(one, wanted) for one in values)
-        for name, wanted in expected
-        for other, values in given
+        str(value).strip() not in EASY and name != input_name and any(_holds(argument, value) for argument in values)
+        for name, value in expected
+        for input_name, values in inputs
     )
 
 
@@ -85,15 +87,15 @@ EASY = frozenset(map(str, (*GUESSED, True, False)))
 """Texts of values that need no look: code that guesses them needs none either."""
 
 
-def _holds(value: Any, wanted: Any) -> bool:
+def _holds(value: Any, expected: Any) -> bool:
     """Return whether a value, a part of it, or of its text, is what is expected; 3 is no part of 31, nor of python3."""
-    if agrees(value, wanted):
+    if agrees(value, expected):
         return True
     if isinstance(value, dict | list):
-        return any(_holds(one, wanted) for one in ([*value, *value.values()] if isinstance(value, dict) else value))
-    text = str(wanted).strip()
-    if not isinstance(wanted, int | float) and not re.fullmatch(r"-?[\d.]+", text):
-        return isinstance(value, str) and isinstance(wanted, str) and text in value
+        return any(_holds(part, expected) for part in ([*value, *value.values()] if isinstance(value, dict) else value))
+    text = str(expected).strip()
+    if not isinstance(expected, int | float) and not re.fullmatch(r"-?[\d.]+", text):
+        return isinstance(value, str) and isinstance(expected, str) and text in value
     # Zeros behind the point tell nothing: 7.50 is 7.5.
     number = re.escape(text) + (r"0*" if "." in text else "")
     return re.search(rf"(?<![\d.]){number}(?!\d|\.\d)", re.sub(r"python[\d.]+", "", str(value))) is not None
@@ -104,7 +106,7 @@ def by_values(kind: str, row: Mapping[str, Any]) -> RunTask:
 
     def run(folder: Path, selected: Sequence[str]) -> TestOutcomes:
         del selected
-        failures = [*_calls(kind, row, folder), *(_script(kind, row, one, folder) for one in row["script"])]
+        failures = [*_calls(kind, row, folder), *(_script(kind, row, script, folder) for script in row["script"])]
         statuses: Statuses = {}
         lines = []
         for name, failure in zip(names(row), failures, strict=True):
@@ -117,26 +119,26 @@ def by_values(kind: str, row: Mapping[str, Any]) -> RunTask:
 
 def _calls(kind: str, row: Mapping[str, Any], folder: Path) -> Iterator[str]:
     """Yield of each call how its answer differs from what is expected, an empty text where it does not."""
-    groups = [(function, [*calls]) for function, calls in groupby(calls_of(row), lambda one: one["function"])]
+    groups = [(function, [*calls]) for function, calls in groupby(calls_of(row), lambda call: call["function"])]
     if not groups:
         return
-    asked = []
+    requests = []
     for function, calls in groups:
         module, _, name = function.partition(":")
-        arguments = [(tuple(one["args"]), one["kwargs"]) for one in calls]
-        asked.append(Call(CALLER.format(module=module, name=name).encode(), "call", arguments, "composer_caller.py"))
-    answered = judge(kind, asked, replace(grading.LIMITS, wall_s=row["timeout_s"]), folder=folder)
+        arguments = [(tuple(call["args"]), call["kwargs"]) for call in calls]
+        requests.append(Call(CALLER.format(module=module, name=name).encode(), "call", arguments, "composer_caller.py"))
+    answered = judge(kind, requests, replace(grading.LIMITS, wall_s=row["timeout_s"]), folder=folder)
     for (_, calls), answers in zip(groups, answered, strict=True):
         yield from map(_wrong_answer, calls, answers)
 
 
 def _wrong_answer(call: Mapping[str, Any], answer: Answer) -> str:
-    wanted = call["raises"] or _short(repr(call["returns"]))
+    expected = call["raises"] or _short(repr(call["returns"]))
     right = (
         answer.error == call["raises"] if call["raises"] else not answer.error and agrees(answer.value, call["returns"])
     )
-    given = f"ended with {answer.error}" if answer.error else f"returned {_short(repr(answer.value))}"
-    return "" if right else f"{given}, expected {wanted}"
+    result = f"ended with {answer.error}" if answer.error else f"returned {_short(repr(answer.value))}"
+    return "" if right else f"{result}, expected {expected}"
 
 
 def _script(kind: str, row: Mapping[str, Any], script: Mapping[str, Any], folder: Path) -> str:
@@ -147,16 +149,16 @@ def _script(kind: str, row: Mapping[str, Any], script: Mapping[str, Any], folder
         # A file from before the script is not one that it wrote.
         trees.apply(dict.fromkeys(script["files"]), tree)
         with runner.open_package_sandbox(kind, tree, limits, None, readonly=[stdin.parent]) as sandbox:
-            found = sandbox.run(f"bash -c {shlex.quote(script['command'])} <{shlex.quote(str(stdin))} 2>/dev/null")
-        if found.timed_out:
+            result = sandbox.run(f"bash -c {shlex.quote(script['command'])} <{shlex.quote(str(stdin))} 2>/dev/null")
+        if result.timed_out:
             return f"it was ended after {row['timeout_s']:g} s"
-        if script["stdout"] is not None and found.output.rstrip("\n") != script["stdout"].rstrip("\n"):
-            return f"it printed {_short(repr(found.output))}, not {_short(repr(script['stdout']))}"
+        if script["stdout"] is not None and result.output.rstrip("\n") != script["stdout"].rstrip("\n"):
+            return f"it printed {_short(repr(result.output))}, not {_short(repr(script['stdout']))}"
         for path, text in script["files"].items():
             file = trees.read(tree, path)
             if file is None or file.data.rstrip(b"\n") != text.encode().rstrip(b"\n"):
-                given = "no such file" if file is None else _short(repr(file.data.decode(errors="replace")))
-                return f"{path} holds {given}, not {_short(repr(text))}"
+                content = "no such file" if file is None else _short(repr(file.data.decode(errors="replace")))
+                return f"{path} holds {content}, not {_short(repr(text))}"
     return ""
 
 
@@ -178,7 +180,7 @@ def agrees(value: Any, expected: Any) -> bool:
     if isinstance(expected, dict):
         if not isinstance(value, dict) or value.keys() != expected.keys():
             return False
-        return all(agrees(value[key], one) for key, one in expected.items())
+        return all(agrees(value[key], part) for key, part in expected.items())
     if isinstance(expected, bool) or not isinstance(expected, int | float):
         return type(value) is type(expected) and bool(value == expected)
     if isinstance(value, bool) or not isinstance(value, int | float):
