@@ -4,6 +4,7 @@ Modules are stages and are named by verbs, packages are named by nouns. A stage'
 (stages/runs/stage.py): its settings, inputs, outputs, plan and run. Stages never import each other; they exchange data
 only through run folders on disk.
 
+registry.py - tables of what ships and of what installed packages add by entry points
 errors.py   - the errors that end a stage, each with an exit code
 words.py    - the sentences of errors and remarks, from words.toml files, for the command line and for Python
 json_text.py - JSON of other programs: text that is not too deep, and numbers kept exactly
@@ -36,6 +37,9 @@ probe/      - the gradient probe: its stages and their packages
 from dataclasses import dataclass
 from typing import Literal
 
+from stages.registry import Registry
+from stages.words import words_of_stage
+
 Group = Literal["pipeline", "beside", "probe"]
 
 
@@ -56,77 +60,90 @@ class StageEntry:
     usage: str = ""
 
 
-STAGES = {
-    "collect": StageEntry("stages.collect", "Play a policy in an environment and keep every step."),
-    "replay-teachers": StageEntry("stages.replay_teachers", "Ask every teacher what it would have done at each step."),
-    "extract-pairs": StageEntry("stages.extract_pairs", "Turn disagreement with the teachers into preference pairs."),
-    "train": StageEntry("stages.train", "Train an arm: GRPO, with preference pairs or imitation in addition."),
-    "evaluate": StageEntry("stages.evaluate", "Compare trained arms on held-out tasks, with statistics."),
-    "import": StageEntry(
-        "stages.import_traces",
-        "Import rollouts that other programs wrote.",
-        "beside",
-        ("paths",),
-        "[FORMAT] PATH...",
-    ),
-    "compare": StageEntry(
-        "stages.compare",
-        "Compare evaluation logs of any program, task by task: did B beat A?",
-        "beside",
-        ("paths",),
-        "A B [C]...",
-    ),
-    "export": StageEntry(
-        "stages.export",
-        "Write rollouts and pairs in the formats of other programs.",
-        "beside",
-        ("format", "run"),
-        "FORMAT [RUN]",
-    ),
-    "tasks": StageEntry(
-        "stages.make_tasks",
-        "Make tasks from any tested Python package by deleting features; `tasks check` checks tasks of your own.",
-        "beside",
-        ("env", "package"),
-        "feature-deletion PACKAGE",
-    ),
-    "curriculum": StageEntry(
-        "stages.curriculum", "Order tasks by how often rollouts solved them.", "beside", ("run",), "[RUN]"
-    ),
-    "normalize": StageEntry(
-        "stages.normalize", "Filter rollouts by a Data-Juicer recipe.", "beside", ("run",), "[RUN]"
-    ),
-    "frameworks": StageEntry(
-        "stages.compare_frameworks", "Compare rollouts through TRL with those of prime-rl or verifiers.", "beside"
-    ),
-    "probe-svd": StageEntry("stages.probe.svd", "Decompose the adapted weights of a model, once.", "probe"),
-    "probe-extract-vhack": StageEntry(
-        "stages.probe.extract_vhack", "Find the direction from clean to hacking answers in gradient space.", "probe"
-    ),
-    "probe-teacher-pool": StageEntry(
-        "stages.probe.teacher_pool",
-        "Collect answers of a hacking teacher, with and without its hint, and of the base model.",
-        "probe",
-    ),
-    "probe-replay": StageEntry(
-        "stages.probe.replay", "Train a student on the pool and measure every row's gradient.", "probe"
-    ),
-    "probe-score": StageEntry(
-        "stages.probe.score", "Score kept gradients against a direction and its placebos, without a model.", "probe"
-    ),
-    "probe-uat": StageEntry("stages.probe.uat", "Run the checks T1 to T4 and say what they decide.", "probe"),
-    "probe-start": StageEntry(
-        "stages.probe.start", "Make a student that hacks sometimes, between an honest model and a hacking one.", "probe"
-    ),
-    "probe-compare": StageEntry(
-        "stages.probe.compare", "Compare LoRA with SVD, directions, or projected with vanilla trainings.", "probe"
-    ),
-    "probe-watch": StageEntry(
-        "stages.probe.watch", "Watch a training run: do its updates turn toward a hack, and when?", "probe"
-    ),
-    "probe-plot": StageEntry("stages.probe.plot", "Draw the probe's figures, as PNG and CSV.", "probe"),
-}
-"""Every stage by its name, in order. Whatever lists stages derives from this: commands, help, presets."""
+STAGES: Registry[StageEntry] = Registry(
+    "composer.stages",
+    {
+        "collect": StageEntry("stages.collect", "Play a policy in an environment and keep every step."),
+        "replay-teachers": StageEntry(
+            "stages.replay_teachers", "Ask every teacher what it would have done at each step."
+        ),
+        "extract-pairs": StageEntry(
+            "stages.extract_pairs", "Turn disagreement with the teachers into preference pairs."
+        ),
+        "train": StageEntry("stages.train", "Train an arm: GRPO, with preference pairs or imitation in addition."),
+        "evaluate": StageEntry("stages.evaluate", "Compare trained arms on held-out tasks, with statistics."),
+        "import": StageEntry(
+            "stages.import_traces",
+            "Import rollouts that other programs wrote.",
+            "beside",
+            ("paths",),
+            "[FORMAT] PATH...",
+        ),
+        "compare": StageEntry(
+            "stages.compare",
+            "Compare evaluation logs of any program, task by task: did B beat A?",
+            "beside",
+            ("paths",),
+            "A B [C]...",
+        ),
+        "export": StageEntry(
+            "stages.export",
+            "Write rollouts and pairs in the formats of other programs.",
+            "beside",
+            ("format", "run"),
+            "FORMAT [RUN]",
+        ),
+        "tasks": StageEntry(
+            "stages.make_tasks",
+            "Make tasks from any tested Python package by deleting features; `tasks check` checks tasks of your own.",
+            "beside",
+            ("env", "package"),
+            "feature-deletion PACKAGE",
+        ),
+        "curriculum": StageEntry(
+            "stages.curriculum", "Order tasks by how often rollouts solved them.", "beside", ("run",), "[RUN]"
+        ),
+        "normalize": StageEntry(
+            "stages.normalize", "Filter rollouts by a Data-Juicer recipe.", "beside", ("run",), "[RUN]"
+        ),
+        "frameworks": StageEntry(
+            "stages.compare_frameworks", "Compare rollouts through TRL with those of prime-rl or verifiers.", "beside"
+        ),
+        "probe-svd": StageEntry("stages.probe.svd", "Decompose the adapted weights of a model, once.", "probe"),
+        "probe-extract-vhack": StageEntry(
+            "stages.probe.extract_vhack", "Find the direction from clean to hacking answers in gradient space.", "probe"
+        ),
+        "probe-teacher-pool": StageEntry(
+            "stages.probe.teacher_pool",
+            "Collect answers of a hacking teacher, with and without its hint, and of the base model.",
+            "probe",
+        ),
+        "probe-replay": StageEntry(
+            "stages.probe.replay", "Train a student on the pool and measure every row's gradient.", "probe"
+        ),
+        "probe-score": StageEntry(
+            "stages.probe.score", "Score kept gradients against a direction and its placebos, without a model.", "probe"
+        ),
+        "probe-uat": StageEntry("stages.probe.uat", "Run the checks T1 to T4 and say what they decide.", "probe"),
+        "probe-start": StageEntry(
+            "stages.probe.start",
+            "Make a student that hacks sometimes, between an honest model and a hacking one.",
+            "probe",
+        ),
+        "probe-compare": StageEntry(
+            "stages.probe.compare", "Compare LoRA with SVD, directions, or projected with vanilla trainings.", "probe"
+        ),
+        "probe-watch": StageEntry(
+            "stages.probe.watch", "Watch a training run: do its updates turn toward a hack, and when?", "probe"
+        ),
+        "probe-plot": StageEntry("stages.probe.plot", "Draw the probe's figures, as PNG and CSV.", "probe"),
+    },
+)
+"""Every stage by its name, in order. Whatever lists stages derives from this: commands, help, presets.
+
+An entry point of `composer.stages` names a `StageEntry`, as `StageEntry(__name__, "Count steps.", "beside")` in the
+stage's module.
+"""
 
 
 def stages_of(group: Group) -> tuple[str, ...]:
@@ -141,5 +158,4 @@ def stage_order(stage: str) -> int:
 
 def command_words(stage: str) -> str:
     """Return a stage's command: `composer probe teacher-pool` for probe-teacher-pool."""
-    words = stage.replace("-", " ", 1) if stage in STAGES and STAGES[stage].group == "probe" else stage
-    return f"composer {words}"
+    return " ".join(("composer", *words_of_stage(stage)))

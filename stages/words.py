@@ -18,8 +18,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stages import command_words
-
 if TYPE_CHECKING:
     import jinja2
 
@@ -128,7 +126,7 @@ def render(code: str, values: Mapping[str, Any], interface: Interface = COMMAND_
         option=lambda name, value="": interface.remedy(CallOption(name, str(value))),
         setting=lambda key, value: interface.remedy(Setting(key, value)),
         command=lambda *words: interface.remedy(Command(words)),
-        stage_command=lambda stage: interface.remedy(_of_stage(stage)),
+        stage_command=lambda stage: interface.remedy(Command(words_of_stage(stage))),
         from_run=lambda name="RUN": interface.remedy(FromRun(name)),
     )
 
@@ -138,8 +136,9 @@ def in_interface(text: str, interface: Interface) -> str:
     return render(text.code, text.filled, interface) if isinstance(text, Sentence) else text
 
 
-def _of_stage(stage: str) -> Command:
-    return Command(tuple(command_words(stage).split()[1:]))
+def words_of_stage(stage: str) -> tuple[str, ...]:
+    """Return the words of a stage's command: `probe`, `svd` for probe-svd."""
+    return tuple(stage.split("-", 1)) if stage.startswith("probe-") else (stage,)
 
 
 class _Recorder(CommandLine):

@@ -15,6 +15,7 @@ from pydantic import Field
 from stages.backends.engine import ENGINES, WORDS
 from stages.errors import UsageError
 from stages.redaction import secret_in
+from stages.registry import Registry
 from stages.runs.settings import Settings
 from stages.words import did_you_mean
 
@@ -31,11 +32,15 @@ EXIT_CODES = {
     4: "an input is missing, damaged or of another kind",
 }
 
-EXECUTORS = {
-    "slurm": "composer_cli.executors.slurm:Slurm",
-    "hf-jobs": "composer_cli.executors.hf_jobs:HfJobs",
-    "modal": "composer_cli.executors.modal_sandbox:ModalSandbox",
-}
+EXECUTORS = Registry[str](
+    "composer.executors",
+    {
+        "slurm": "composer_cli.executors.slurm:Slurm",
+        "hf-jobs": "composer_cli.executors.hf_jobs:HfJobs",
+        "modal": "composer_cli.executors.modal_sandbox:ModalSandbox",
+    },
+    lambda point: point.value,
+)
 """The classes of the executors by the word after --on; each is imported when it is used."""
 LOCAL = "local"
 

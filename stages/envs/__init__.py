@@ -34,6 +34,7 @@ from typing import Any, Literal
 from stages.envs.base import Environment, Grade, Observation, Split, Task
 from stages.errors import UsageError
 from stages.messages import Message
+from stages.registry import Registry
 from stages.terms import SAMPLING_UNITS, SamplingUnit
 from stages.words import did_you_mean
 
@@ -65,7 +66,8 @@ class Registered:
     environment: "module:Class" of an `Environment`. models: a module with `recipe_fingerprint(name)` and `ensure(name,
     progress)`, which makes `--policy ENVIRONMENT:name` a model (`stages.policy.base`). hack_pairs:
     "module:function" of (count, seed), which returns hack/clean pairs for the gradient probe. hint, system:
-    "module:attribute" of the sentence that gives the loophole away in a prompt, and of the system message. argument:
+    "module:attribute" of the sentence that gives the loophole away in a prompt, and of the system message; the class of
+    an installed package may have `hack_pairs`, `hint` and `system` as attributes instead. argument:
     the option that a word behind the name sets: `reasoning-gym:letter_counting`. makes_tasks: whether tasks are made or
     fetched as they are drawn, so that no more are drawn than are played.
     """
@@ -79,31 +81,35 @@ class Registered:
     makes_tasks: bool = False
 
 
-ENVIRONMENTS: dict[str, Registered] = {
-    "code": Registered("stages.envs.code.env:CodeEnv"),
-    "gsm8k": Registered("stages.envs.gsm8k.env:Gsm8kEnv"),
-    "leetcode-rh": Registered("stages.envs.leetcode_rh.env:LeetcodeRhEnv"),
-    "kata": Registered(
-        "stages.envs.kata.env:KataEnv",
-        models="stages.envs.kata.checkpoints",
-        hack_pairs="stages.envs.kata.transcripts:hack_clean_pairs",
-        hint="stages.envs.kata.transcripts:HINT",
-        system="stages.envs.kata.tasks:SYSTEM",
-    ),
-    "harbor": Registered("stages.envs.harbor.env:HarborEnv"),
-    "feature-deletion": Registered("stages.envs.feature_deletion.env:FeatureDeletionEnv", makes_tasks=True),
-    "reasoning-gym": Registered("stages.envs.skills.reasoning_gym:ReasoningGymEnv", argument="task"),
-    "skills": Registered(
-        "stages.envs.skills.env:SkillsEnv",
-        hack_pairs="stages.envs.skills.env:hack_clean_pairs",
-        hint="stages.envs.skills.env:HINT",
-        system="stages.envs.skills.drawing:SYSTEM",
-    ),
-    "tasks": Registered("stages.envs.tasks.env:TasksEnv"),
-    "swe-lite": Registered("stages.envs.swe.env:SweEnv"),
-    "swe-mini": Registered("stages.envs.swe.mini:SweMiniEnv", makes_tasks=True),
-}
-"""The one table of environments. Add to it with `register`."""
+ENVIRONMENTS = Registry[Registered](
+    "composer.environments",
+    {
+        "code": Registered("stages.envs.code.env:CodeEnv"),
+        "gsm8k": Registered("stages.envs.gsm8k.env:Gsm8kEnv"),
+        "leetcode-rh": Registered("stages.envs.leetcode_rh.env:LeetcodeRhEnv"),
+        "kata": Registered(
+            "stages.envs.kata.env:KataEnv",
+            models="stages.envs.kata.checkpoints",
+            hack_pairs="stages.envs.kata.transcripts:hack_clean_pairs",
+            hint="stages.envs.kata.transcripts:HINT",
+            system="stages.envs.kata.tasks:SYSTEM",
+        ),
+        "harbor": Registered("stages.envs.harbor.env:HarborEnv"),
+        "feature-deletion": Registered("stages.envs.feature_deletion.env:FeatureDeletionEnv", makes_tasks=True),
+        "reasoning-gym": Registered("stages.envs.skills.reasoning_gym:ReasoningGymEnv", argument="task"),
+        "skills": Registered(
+            "stages.envs.skills.env:SkillsEnv",
+            hack_pairs="stages.envs.skills.env:hack_clean_pairs",
+            hint="stages.envs.skills.env:HINT",
+            system="stages.envs.skills.drawing:SYSTEM",
+        ),
+        "tasks": Registered("stages.envs.tasks.env:TasksEnv"),
+        "swe-lite": Registered("stages.envs.swe.env:SweEnv"),
+        "swe-mini": Registered("stages.envs.swe.mini:SweMiniEnv", makes_tasks=True),
+    },
+    lambda point: Registered(point.value),
+)
+"""The one table of environments. An entry point of `composer.environments` is a class; `register` adds one by hand."""
 
 
 def register(name: str, entry: Registered) -> None:
@@ -177,6 +183,8 @@ def attached(name: str, attachment: Attachment) -> Any:
     """Import an attachment of a registered environment; raise UsageError where it has none of that kind."""
     entry = ENVIRONMENTS.get(name)
     target = entry and getattr(entry, attachment)
+    if entry and not target and not ENVIRONMENTS.ships(name) and hasattr(_factory(name), attachment):
+        return getattr(_factory(name), attachment)
     if not target:
         having = (
             ", ".join(sorted(registered for registered, parts in ENVIRONMENTS.items() if getattr(parts, attachment)))

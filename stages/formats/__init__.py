@@ -47,6 +47,7 @@ from typing import TYPE_CHECKING, Literal
 
 from stages.formats.base import Reader
 from stages.formats.transcripts import Writer
+from stages.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -60,28 +61,35 @@ class Format:
     """Whether the module has a `WRITER`."""
 
 
-FORMATS = {
-    "verifiers": Format("stages.formats.verifiers", written=True),
-    "mini-swe-agent": Format("stages.formats.mini_swe_agent"),
-    "swe-agent": Format("stages.formats.swe_agent"),
-    "openhands": Format("stages.formats.openhands"),
-    "inspect": Format("stages.formats.inspect_logs", written=True),
-    "nemo-gym": Format("stages.formats.nemo_gym"),
-    "trl": Format("stages.formats.trl", written=True),
-    "openenv": Format("stages.formats.openenv", written=True),
-    "swebench-preds": Format("stages.formats.swebench", written=True),
-    "lm-eval": Format("stages.formats.lm_eval"),
-    "lighteval": Format("stages.formats.lighteval"),
-    "evalplus": Format("stages.formats.evalplus"),
-    "helm": Format("stages.formats.helm"),
-    "tau-bench": Format("stages.formats.tau_bench"),
-    "terminal-bench": Format("stages.formats.terminal_bench"),
-    "messages": Format("stages.formats.chat_messages"),
-    "claude-code": Format("stages.formats.claude_code"),
-    "atif": Format("stages.formats.atif"),
-    "swe-logs": Format("stages.formats.swebench", detected=False),
-}
-"""Every format by its name, in the order in which `auto` tries them."""
+FORMATS = Registry[Format](
+    "composer.formats",
+    {
+        "verifiers": Format("stages.formats.verifiers", written=True),
+        "mini-swe-agent": Format("stages.formats.mini_swe_agent"),
+        "swe-agent": Format("stages.formats.swe_agent"),
+        "openhands": Format("stages.formats.openhands"),
+        "inspect": Format("stages.formats.inspect_logs", written=True),
+        "nemo-gym": Format("stages.formats.nemo_gym"),
+        "trl": Format("stages.formats.trl", written=True),
+        "openenv": Format("stages.formats.openenv", written=True),
+        "swebench-preds": Format("stages.formats.swebench", written=True),
+        "lm-eval": Format("stages.formats.lm_eval"),
+        "lighteval": Format("stages.formats.lighteval"),
+        "evalplus": Format("stages.formats.evalplus"),
+        "helm": Format("stages.formats.helm"),
+        "tau-bench": Format("stages.formats.tau_bench"),
+        "terminal-bench": Format("stages.formats.terminal_bench"),
+        "messages": Format("stages.formats.chat_messages"),
+        "claude-code": Format("stages.formats.claude_code"),
+        "atif": Format("stages.formats.atif"),
+        "swe-logs": Format("stages.formats.swebench", detected=False),
+    },
+    lambda point: point.load() if ":" in point.value else Format(point.value),
+)
+"""Every format by its name, in the order in which `auto` tries them.
+
+An entry point of `composer.formats` is a module with READERS, or a `Format` where it has a WRITER, too.
+"""
 if TYPE_CHECKING:
     FormatName = str
 else:

@@ -24,9 +24,11 @@ tool_calls.py - conversations and tool calls as chat completions and model famil
 adapters.py - folders of LoRA adapters, and `checkpoint.json`, the description of a trained checkpoint
 
 A new kind of policy is one class and one line. The class has what `BatchPolicy` or `AsyncPolicy` lists, and the
-classmethod `open` of `PolicyKind`; the line registers it under a word of its own, in the table below or from outside:
+classmethod `open` of `PolicyKind`; the line registers it under a word of its own, in the table below, or as an entry
+point of an installed package:
 
-    KINDS["sglang"] = "my_package.sglang:SglangPolicy"
+    [project.entry-points."composer.policies"]
+    sglang = "my_package.sglang:SglangPolicy"
 
 A model `sglang:Qwen/Qwen3-8B` is then opened by that class, in every stage that samples.
 """
@@ -46,6 +48,7 @@ from stages.policy.base import (
     Turn,
     maker_of,
 )
+from stages.registry import Registry
 from stages.runs import hub
 from stages.runs.activity import activity
 from stages.runs.ledger import Budget
@@ -64,12 +67,16 @@ __all__ = [
     "require_source",
 ]
 
-KINDS: dict[str, str | PolicyKind] = {
-    "endpoint": "stages.policy.endpoint:EndpointPolicy",
-    "local": "stages.policy.local:LocalPolicy",
-    "vllm": "stages.policy.vllm:VllmPolicy",
-    "scripted": "stages.policy.scripted:ScriptedPolicy",
-}
+KINDS = Registry[str | PolicyKind](
+    "composer.policies",
+    {
+        "endpoint": "stages.policy.endpoint:EndpointPolicy",
+        "local": "stages.policy.local:LocalPolicy",
+        "vllm": "stages.policy.vllm:VllmPolicy",
+        "scripted": "stages.policy.scripted:ScriptedPolicy",
+    },
+    lambda point: point.value,
+)
 """Kind of policy -> its class, or `module:Class`, which is imported when a policy of that kind is first opened."""
 
 

@@ -74,7 +74,7 @@ _UNKNOWN: Any = object()
 
 def _of_model(config: PolicyConfig) -> int | None:
     """Return the context by a model's config.json; that of its base for an adapter."""
-    if base.is_built_in(config.model) or config.scripted:
+    if base.is_built_in(config.model) or kind_of(config) != "local":
         return None
     real = base.real_models(config.model)
     if real and (header := real.header(config.model)):

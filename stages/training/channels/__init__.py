@@ -6,14 +6,16 @@ hints.py - hinted turns; self-distillation on them
 rollouts.py - the student's own rollouts; TAID and EOPD from a teacher model on them
 opd.py - the student's own rollouts with their teachers; on-policy distillation from one or several
 
-stages/training/step.py scores the rows of all sources in one pass and calls each channel for its loss. A channel from
-elsewhere joins by `CHANNELS[NAME] = ChannelSpec(Mine, ...)`; from then on `weights.NAME` accepts it.
+stages/training/step.py scores the rows of all sources in one pass and calls each channel for its loss. A channel of an
+installed package is an entry point of `composer.channels`, which is a `ChannelSpec`; `weights.NAME` accepts it.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
+
+from stages.registry import Registry
 
 if TYPE_CHECKING:
     from stages.training.channels.base import Channel, RowSource
@@ -44,45 +46,49 @@ class ChannelSpec:
         return loaded
 
 
-CHANNELS: dict[str, ChannelSpec] = {
-    "dpo": ChannelSpec(
-        "stages.training.channels.pairs:Dpo",
-        "Direct preference optimisation on extracted pairs.",
-        needs=("pairs", "reference"),
-        columns={"accuracy": "dpo acc"},
-    ),
-    "simpo": ChannelSpec(
-        "stages.training.channels.pairs:Simpo",
-        "SimPO on extracted pairs: length-averaged, without a reference.",
-        needs=("pairs",),
-    ),
-    "sft": ChannelSpec(
-        "stages.training.channels.pairs:Sft",
-        "Cross-entropy on the chosen action of extracted pairs.",
-        needs=("pairs",),
-    ),
-    "sdpo": ChannelSpec(
-        "stages.training.channels.hints:Sdpo",
-        "Self-distillation: the model's own hint-conditioned distribution teaches it at the faulty turn.",
-        needs=("hints",),
-    ),
-    "taid": ChannelSpec(
-        "stages.training.channels.rollouts:Taid",
-        "Distillation towards a target that moves from the student to a teacher model, on the student's own actions.",
-        needs=("teacher",),
-    ),
-    "eopd": ChannelSpec(
-        "stages.training.channels.rollouts:Eopd",
-        "Entropy-aware on-policy distillation from a teacher model, on the student's own actions.",
-        needs=("teacher",),
-    ),
-    "opd": ChannelSpec(
-        "stages.training.channels.opd:Opd",
-        "On-policy distillation from frozen teachers, routed by task or averaged, on the student's own actions.",
-        needs=("teacher",),
-    ),
-}
-"""All channels by name, in the order of settings, losses and columns."""
+CHANNELS = Registry[ChannelSpec](
+    "composer.channels",
+    {
+        "dpo": ChannelSpec(
+            "stages.training.channels.pairs:Dpo",
+            "Direct preference optimisation on extracted pairs.",
+            needs=("pairs", "reference"),
+            columns={"accuracy": "dpo acc"},
+        ),
+        "simpo": ChannelSpec(
+            "stages.training.channels.pairs:Simpo",
+            "SimPO on extracted pairs: length-averaged, without a reference.",
+            needs=("pairs",),
+        ),
+        "sft": ChannelSpec(
+            "stages.training.channels.pairs:Sft",
+            "Cross-entropy on the chosen action of extracted pairs.",
+            needs=("pairs",),
+        ),
+        "sdpo": ChannelSpec(
+            "stages.training.channels.hints:Sdpo",
+            "Self-distillation: the model's own hint-conditioned distribution teaches it at the faulty turn.",
+            needs=("hints",),
+        ),
+        "taid": ChannelSpec(
+            "stages.training.channels.rollouts:Taid",
+            "Distillation towards a target that moves from the student to a teacher model, on the student's own "
+            "actions.",
+            needs=("teacher",),
+        ),
+        "eopd": ChannelSpec(
+            "stages.training.channels.rollouts:Eopd",
+            "Entropy-aware on-policy distillation from a teacher model, on the student's own actions.",
+            needs=("teacher",),
+        ),
+        "opd": ChannelSpec(
+            "stages.training.channels.opd:Opd",
+            "On-policy distillation from frozen teachers, routed by task or averaged, on the student's own actions.",
+            needs=("teacher",),
+        ),
+    },
+)
+"""All channels by name, in the order of settings, losses and columns; an entry point names a spec."""
 
 
 def row_sources(names: Iterable[str]) -> "list[type[RowSource[Any]]]":
