@@ -23,6 +23,7 @@ LAYERS = {
         "backends",
         "messages",
         "redaction",
+        "registry",
         "errors | stopping | json_text | terms",
         "words",
         "layout",
