@@ -227,7 +227,7 @@ def outcomes(make: Callable[[], Environment], path: StatePath, candidates: Seque
     for candidate in candidates:
         with closing(make()) as environment:
             if not isinstance(environment, ComparesOutcomes):
-                raise InfrastructureError(f"{environment.name} cannot compare outcomes")
+                raise InfrastructureError("pairs.outcomes-not-comparable", environment=environment.name)
             observation = _act_in_state(environment, path, candidate)
             results.append(ActionOutcome(environment.outcome(observation), observation.stop is not None))
     return results

@@ -43,6 +43,7 @@ from stages.rollouts.trace import step_groups, transcripts
 from stages.runs import store
 from stages.runs.kinds import STEP, Row, attributes
 from stages.runs.run import Run, RunWriter
+from stages.words import Sentence
 
 COLUMNS = ["rollout_id", "task_id", "step", "new_messages_json", "action", "observation", "prompt_tokens", "seed"]
 """The columns of steps that a state is restored from."""
@@ -348,20 +349,21 @@ class ContinuationOutcomes:
     def evidence(self, heuristic: PairVerdict) -> PairVerdict:
         """Return the verdict on the pairs, followed by the heuristic verdict on disagreement."""
         test = self.test
-        tested = (
-            f"{test.tested} of {test.pairs} pairs were played from both actions, at most {self._samples} times each, "
-            f"{self.num_continuations} continuations in all"
+        units = {"units": test.units, "noun": self._noun}
+        played = Sentence(
+            "pairs.played",
+            tested=test.tested,
+            pairs=test.pairs,
+            samples=self._samples,
+            continuations=self.num_continuations,
+            not_tested=sorted(test.not_tested.items()),
         )
-        lost = "".join(f"; {number} not tested: {reason}" for reason, number in sorted(test.not_tested.items()))
-        if test.difference is None or test.low is None or test.high is None or test.p_value is None:
-            needed = f"; {MIN_UNITS} {self._noun} and {MIN_TESTED:.0%} of the pairs are needed, there are {test.units}"
-            return heuristic.below(test.verdict, {"continued": asdict(test)}, f"{tested}{lost}{needed}")
-        why = (
-            f"the chosen action passes in {test.chosen:.1%}, the rejected one in {test.rejected:.1%}, a difference of "
-            f"{100 * test.difference:+z.1f} points [{100 * test.low:+z.1f}, {100 * test.high:+z.1f}], "
-            f"{p_value(test.p_value)}, over {test.units} {self._noun}; {tested}{lost}"
-        )
-        return heuristic.below(test.verdict, {"continued": asdict(test)}, why)
+        if test.p_value is None:
+            least = {"units_needed": MIN_UNITS, "share_needed": MIN_TESTED}
+            reason: str = Sentence("pairs.too-few-played", played=played, **units, **least)
+        else:
+            reason = Sentence("pairs.continued", played=played, test=test, p=p_value(test.p_value), **units)
+        return heuristic.below(test.verdict, {"continued": asdict(test)}, reason)
 
 
 def read_rows(out: RunWriter, branches: Sequence[Branch], samples: range) -> Iterator[Row]:

@@ -31,13 +31,13 @@ import pyarrow.compute as pc
 
 from stages import layout
 from stages.envs.base import Grade
-from stages.layout import counted
 from stages.pairs.actions import STUDENT
 from stages.pairs.blocks import NOTHING, ActionClasses, Array, StateBlock, StateGroup, short_name, to_numpy
 from stages.pairs.report import PairVerdict
 from stages.pairs.states import LeaveOneOut, Pattern
 from stages.runs import store
 from stages.runs.kinds import Row
+from stages.words import Sentence
 
 LEVEL = 0.01
 DRAWS = 999
@@ -328,23 +328,11 @@ def failure_verdict(alignment: Alignment | None) -> FailureVerdict:
     return "DISAGREEMENT TRACKS FAILURE" if alignment.p_value <= LEVEL else "DISAGREEMENT NOT SHOWN TO TRACK FAILURE"
 
 
-HEURISTIC = (
-    "this does not test the pairs: in a failed rollout every other action counts as right, so teachers that share a "
-    "wrong answer on hard tasks track failure too"
-)
-
-
 def failure_text(alignment: Alignment | None) -> str:
     """Return the numbers behind `failure_verdict` as a sentence, with the missing data and the caveat."""
     if alignment is None:
-        return "no vote was taken on a rollout with a known outcome"
-    lacking = f", and {MIN_TASKS} tasks are needed" if alignment.tasks < MIN_TASKS else ""
-    lacking += "" if alignment.differ else ", and all rollouts ended alike"
-    scope = f"{counted(alignment.pairs, 'preference')} in {counted(alignment.tasks, 'task')}"
-    return (
-        f"outcomes are in line with {alignment.right:.1%} of {scope}; chance alone would give "
-        f"{alignment.by_chance:.1%} (p = {alignment.p_value:.3f}, {LEVEL:g} needed){lacking}; {HEURISTIC}"
-    )
+        return Sentence("pairs.no-known-outcome")
+    return Sentence("pairs.failure-alignment", alignment=alignment, tasks_needed=MIN_TASKS, level=LEVEL)
 
 
 class FailureAlignment:
@@ -463,15 +451,11 @@ class PairEvidence:
             "alignment": aligned and vars(aligned),
             "teachers": [asdict(line) for line in audits],
         }
-        described = f"two teachers and {MIN_TASKS} tasks are needed to test their agreement"
-        if tests is not None:
-            kappa, roles = tests.kappa, tests.roles
-            described = (
-                f"teachers agree in {kappa.agreement:.1%} of states; chance alone would give {kappa.chance:.1%} "
-                f"(kappa {kappa.kappa:.2f}, p = {kappa.p_value:.3f}); a majority of the others is against the student "
-                f"in {roles.against_student:.1%}, against a teacher in its place in {roles.against_teacher:.1%} "
-                f"(p = {roles.p_value:.3f})"
-            )
+        described = (
+            Sentence("pairs.agreement", kappa=tests.kappa, roles=tests.roles)
+            if tests
+            else Sentence("pairs.agreement-untested", tasks=MIN_TASKS)
+        )
         cells = []
         for line in audits:
             with_student, with_teachers = tests.teachers[line.teacher] if tests else (None, None)

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from pyarrow import RecordBatch
 
-from stages.layout import aligned, counted
+from stages.layout import aligned
 from stages.pairs.config import Config
 from stages.pairs.groups import NamedStates
 from stages.runs.kinds import Row
 from stages.runs.run import Judgement, RunWriter
+from stages.words import Sentence
 
 SHUFFLES = 500
 MIN_TEXTS, MOST_TEXTS = 5, 20_000
@@ -89,15 +90,16 @@ def judge(folder: Path, summary: Mapping[str, Any], config: Config) -> Judgement
         criterion = "FAIL"
     elif not words:
         criterion = "TOO LITTLE DATA"
-    compared = f"{MIN_TEXTS} pairs are needed to compare their words"
-    if words:
-        compared = (
-            f"words with KL {words['kl']:.3f} nats, of random pairs {words['shuffled_p95']:.3f} at the 95th percentile "
-            f"(p = {words['p_value']:.3f}, at most {CRITERION_P:g} needed)"
-        )
-    line = (
-        f"criterion: {criterion}, {density:.2f} pairs a rollout ({config.min_pairs_per_rollout:g} needed: "
-        f"min_pairs_per_rollout) over {counted(rollouts, 'rollout')} ({MIN_ROLLOUTS} needed), {compared}"
+    line = Sentence(
+        "pairs.criterion",
+        criterion=criterion,
+        density=density,
+        needed=config.min_pairs_per_rollout,
+        rollouts=rollouts,
+        rollouts_needed=MIN_ROLLOUTS,
+        words=words,
+        pairs_needed=MIN_TEXTS,
+        largest_p=CRITERION_P,
     )
     evidence = summary["evidence"]
     verdict = evidence if criterion == "PASS" or evidence == "NO SIGNAL" else criterion
@@ -208,11 +210,9 @@ def report(
         prices = [usd for usd in price.values() if usd is not None]
         price["all"] = sum(prices) if len(prices) == len(costs) else None
         out.set_summary(usd_per_pair=price)
-        labels = {name: "not known" if usd is None else f"{usd:.4f}" for name, usd in price.items()}
-        breakdown = ", ".join(f"{name} {usd}" for name, usd in labels.items() if name != "all")
-        note = f"{note}\nthe teachers' answers cost {labels['all']} USD a kept pair ({breakdown})".strip()
-    source = f"{counted(num_steps, 'step')} of {counted(num_rollouts, 'rollout')}"
-    lines = [f"{counted(pairs.number, 'pair')} from {source}: {density:.2f} a rollout"]
+        note = f"{note}\n{Sentence('pairs.cost-of-pair', prices=list(price.items()))}".strip()
+    counts = {"pairs": pairs.number, "steps": num_steps, "rollouts": num_rollouts}
+    lines: list[str] = [Sentence("pairs.pairs-from-steps", **counts, density=density)]
     lines += [note] if note else []
     lines += [aligned(sorted(rules.items()))] if rules else []
     lines += ["", "dropped", *([aligned(sorted(dropped.items()))] if dropped else []), ""]

@@ -20,7 +20,7 @@ from stages.envs import task_table
 from stages.envs.base import ComparesOutcomes, Environment, Task
 from stages.envs.config import EnvStageConfig
 from stages.errors import BadInput, Incomplete, UsageError
-from stages.layout import counted, plural
+from stages.layout import plural
 from stages.pairs.actions import Form, form, text_form
 from stages.pairs.blocks import (
     NOTHING,
@@ -72,8 +72,8 @@ from stages.rollouts.agent_loop import PlayingConfig
 from stages.runs.kinds import CONTINUATION, ORIGIN, PAIR, ROLLOUT, STATE, STEP, TASK, TEACHER_ACTION, Row
 from stages.runs.run import Inputs, Run, RunWriter
 from stages.runs.stage import Plan
+from stages.words import Sentence
 
-NOT_PLAYED = "signal.rollouts = N plays both actions of every pair N times, and tests the pairs by that"
 CHOSEN_FAILS = "chosen_ends_in_failure"
 COST_COLUMNS = ["teacher", "cost_usd", "error_type"]
 
@@ -143,7 +143,7 @@ class Extraction:
         """Write the report, the counts and the verdict."""
         costs = teacher_costs(self._answers.scan(TEACHER_ACTION).batches(COST_COLUMNS))
         evidence = self._evidence.evidence(costs)
-        unplayed = replace(evidence, sentences=(*evidence.sentences, NOT_PLAYED))
+        unplayed = replace(evidence, sentences=(*evidence.sentences, Sentence("pairs.not-played")))
         evidence = unplayed if continued is None else continued.evidence(evidence)
         report(
             self.account,
@@ -251,14 +251,6 @@ def pair_rows(
 ROLLOUT_COLUMNS = ["rollout_id", "task_id", "group_id", "model", "reward", "hidden_pass"]
 """The columns by which rollouts of one task are compared."""
 SUBMISSION_COLUMNS = ["rollout_id", "submission"]
-NO_BETTER_OUTCOME = (
-    f"Rewards decide between no two actions: fewer than {LEAST_VISITS} rollouts of a task that come to the same state "
-    "cannot show it, and mixed rewards need more. Play each task more often (collect: samples; inspect: epochs)."
-)
-BY_REWARD = (
-    "imported rollouts cannot be continued, so their pairs are not tested by their own actions; pairs by reward "
-    "(better_outcome, better_submission) were chosen by the outcomes, which cannot judge them again"
-)
 BATCH = 16
 """States that are written to disk together."""
 
@@ -309,10 +301,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         extraction.report(config, out, continued)
     failed = out.manifest.counts.get("continuations_failed", 0)
     if failed:
-        raise Incomplete(
-            f"{failed} of {out.manifest.counts['continuations']} continuations failed. The others are saved, and the "
-            "pairs are written without these; retry them with --resume."
-        )
+        raise Incomplete("pairs.continuations-failed", failed=failed, planned=out.manifest.counts["continuations"])
 
 
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
@@ -332,10 +321,7 @@ def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
 def _refuse_continuing(rollouts: Run, config: Config) -> None:
     """Raise `UsageError` for continuations of rollouts that `collect` did not play."""
     if config.signal.rollouts and rollouts.manifest.stage != "collect":
-        raise UsageError(
-            f"signal.rollouts continues from states that `composer collect` recorded, and {rollouts.path} is a run of "
-            f"{rollouts.manifest.stage}. Leave it out: the verdict is then about votes and failed rollouts."
-        )
+        raise UsageError("pairs.not-collected", path=rollouts.path, stage=rollouts.manifest.stage)
 
 
 def _collection_settings(rollouts: Run, config: Config) -> tuple[PolicyConfig, PlayingConfig]:
@@ -347,10 +333,7 @@ def _collection_settings(rollouts: Run, config: Config) -> tuple[PolicyConfig, P
     recorded = rollouts.manifest.config
     policy = PolicyConfig.model_validate(recorded["policy"])
     if rollouts.manifest.identity.get("policy", {}).get("weights") != policy.identity()["weights"]:
-        raise BadInput(
-            f"The model {policy.model} has changed since {rollouts.path} was collected with it, so its rollouts cannot "
-            "be continued. Collect again, or leave out signal.rollouts."
-        )
+        raise BadInput("pairs.model-changed", model=policy.model, path=rollouts.path)
     options = {name: value for name, value in recorded.items() if name in PlayingConfig.model_fields}
     return policy, PlayingConfig.model_validate({**options, "seed": config.seed, "sandbox": config.sandbox})
 
@@ -461,7 +444,7 @@ def _compare_groups(imported: Run, config: Config, out: RunWriter) -> None:
     rollouts = list(imported.scan(ROLLOUT).rows(ROLLOUT_COLUMNS))
     if config.student is not None and config.student not in {row["model"] for row in rollouts}:
         names = ", ".join(sorted({row["model"] or "unknown" for row in rollouts}))
-        raise UsageError(f"No rollout is of the model {config.student!r}. The models are: {names}.")
+        raise UsageError("pairs.no-such-student", student=config.student, models=names)
     submitted = {row["rollout_id"]: row["submission"] for row in imported.scan(ORIGIN).rows(SUBMISSION_COLUMNS)}
     tasks = {row["task_id"]: task_table.task(row) for row in imported.scan(TASK).rows()}
     grouped: dict[str, list[Row]] = {task_id: [] for task_id in tasks}
@@ -498,13 +481,12 @@ def _compare_groups(imported: Run, config: Config, out: RunWriter) -> None:
     out.table(PAIR, pairs())
     out.table(STATE, account.states.rows(imported, tasks.values()))
     models = len({row["model"] for row in rollouts})
-    summary = f"{counted(len(tasks), 'task')}, {counted(models, 'model')}, "
-    summary += f"{shared['shared']} of {shared['states']} states shared by several rollouts"
+    note = str(Sentence("pairs.shared-states", tasks=len(tasks), models=models, **shared))
     if "better_outcome" not in account.rules and dropped["difference_not_supported"] + dropped["too_few_rollouts"]:
-        summary += f"\n{NO_BETTER_OUTCOME}"
+        note += f"\n{Sentence('pairs.no-better-outcome', rollouts=LEAST_VISITS)}"
     aligned = judgement.alignment()
     numbers = {"alignment": aligned and vars(aligned)}
-    evidence = PairVerdict(failure_verdict(aligned), numbers, (failure_text(aligned), BY_REWARD))
+    evidence = PairVerdict(failure_verdict(aligned), numbers, (failure_text(aligned), Sentence("pairs.by-reward")))
     num_steps = len(imported.scan(STEP))
     report(
         account,
@@ -513,6 +495,6 @@ def _compare_groups(imported: Run, config: Config, out: RunWriter) -> None:
         num_steps=num_steps,
         config=config,
         out=out,
-        note=summary,
+        note=note,
         evidence=evidence,
     )

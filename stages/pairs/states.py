@@ -109,11 +109,9 @@ class AnsweredStates(AbstractContextManager["AnsweredStates"]):
             path = Path(reference.path)
             # By its name in the folder of artifacts, where that was moved.
             path = path if path.is_dir() else Path(*path.parts[-2:])
-            together = " ".join(f"--from {shlex.quote(str(each))}" for each in (path, answers.path))
-            raise BadInput(
-                f"{answers.path} answers the rollouts of {reference.path}, not those of {rollouts.path}. "
-                f"Give both: {together}. Or rerun replay-teachers on these rollouts."
-            )
+            runs = [shlex.quote(str(run)) for run in (path, answers.path)]
+            values = {"answers": answers.path, "answered": reference.path, "rollouts": rollouts.path, "runs": runs}
+            raise BadInput("pairs.answers-of-other-rollouts", **values)
         steps, answer_table = rollouts.scan(STEP), answers.scan(TEACHER_ACTION)
         memory = max(MEMORY_MB, MORE_MB * (len(steps) + len(answer_table)) // 10**6)
         self._distinct, self._folder = DistinctStates(rollouts, folder, f"{memory}MB", answers=answer_table), folder

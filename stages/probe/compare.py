@@ -48,9 +48,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     if "scores" in inputs:
         checks.append(_compare_scores(inputs.many("scores"), inputs.many("rows"), config))
     if not checks:
-        raise BadInput(
-            "compare needs two scores with their replays, or the trainings of several arms. Give them with --from."
-        )
+        raise BadInput("probe.nothing-to-compare")
     out.table(PROBE_CHECK, [check.row() for check in checks])
     write_checks(out, checks, "compare", checks={check.name: check.status for check in checks})
 
@@ -71,13 +69,11 @@ def _compare_scores(scores: list[Run], replays: list[Run], config: Config) -> "C
     elif len(scores) == 2 and {loss for _, loss in facts} == {"nll_mean", "drgrpo_sum"}:
         first, second = sorted(scores, key=lambda run: run.manifest.summary["loss_kind"] != "nll_mean")
     else:
-        raise BadInput(f"compare takes an SVD and a LoRA score, or an NLL and a GRPO one; it got {facts}.")
+        raise BadInput("probe.scores-not-comparable", facts=str(facts))
     labels = {row["row_uid"]: row for run in replays for row in run.rows(PROBE_ROW)}
     scored = [{row["row_uid"]: row["cos_stack"] for row in run.rows(PROBE_SCORE)} for run in (first, second)]
     if scored[0].keys() != scored[1].keys() or not scored[0].keys() <= labels.keys():
-        raise BadInput(
-            "The two scores are not of the same rows, or their replays were not given. Replay one pool on both sides."
-        )
+        raise BadInput("probe.rows-differ")
     rows = [labels[uid] for uid in scored[0]]
     table = np.array([[scores[row["row_uid"]] for scores in scored] for row in rows], dtype=float)
     scored_rows = labelled(rows, table)

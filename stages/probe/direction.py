@@ -234,10 +234,7 @@ def check_coordinates(facts: Row, current: Mapping[str, Any]) -> None:
         if facts.get(name) != current.get(name)
     ]
     if differ:
-        raise BadInput(
-            f"v_hack belongs to other coordinates ({'; '.join(differ)}), where its numbers mean something else. "
-            "Extract it again with this adapter and decomposition."
-        )
+        raise BadInput("probe.other-coordinates", differ=differ)
 
 
 def pair_rows(folder: Path) -> list[tuple[TokenRow, TokenRow]]:

@@ -28,6 +28,7 @@ from stages.runs.kinds import CHECKPOINT, DIRECTION, SVD_MODULE, Row
 from stages.runs.run import Inputs, RunWriter, Slot
 from stages.runs.settings import BASIC, Settings, StageConfig, basic_of
 from stages.runs.stage import Plan, Stage
+from stages.words import Sentence
 
 if TYPE_CHECKING:
     from stages.gradients.per_row import MeasuredStudent, TokenRow
@@ -112,9 +113,7 @@ def load_pairs(config: PairsConfig, seed: int) -> list[Pair]:
     if path.is_file():
         items = store.read_json(path)
         if not isinstance(items, list):
-            raise BadInput(
-                f"{path} holds no list of pairs. It should be a JSON list of objects with {', '.join(REQUIRED)}."
-            )
+            raise BadInput("probe.no-list-of-pairs", path=path, required=REQUIRED)
     else:
         items = _import_source(config.source)(total, seed)
     pairs = []
@@ -122,13 +121,11 @@ def load_pairs(config: PairsConfig, seed: int) -> list[Pair]:
         fields = item if isinstance(item, dict) else vars(item)
         missing = [name for name in REQUIRED if name not in fields]
         if missing:
-            raise BadInput(f"Pair {index} has no {missing[0]}; it has {', '.join(sorted(fields))}.")
+            raise BadInput("probe.pair-incomplete", index=index, missing=missing[0], fields=sorted(fields))
         name = str(fields.get("pair_id") or fields.get("task_id") or fields.get("problem_id") or index)
         pairs.append(Pair(name, fields["prompt"], fields["hack"], fields["clean"], fields.get("longer")))
     if len(pairs) < total:
-        raise UsageError(
-            f"{config.source} has {len(pairs)} pairs, {total} are asked for. Lower pairs.count or pairs.held_out."
-        )
+        raise UsageError("probe.too-few-pairs", source=config.source, pairs=len(pairs), total=total)
     return pairs[:total]
 
 
@@ -137,18 +134,15 @@ def _import_source(name: str) -> Callable[[int, int], Sequence[Any]]:
     sources = {env: entry.hack_pairs for env, entry in ENVIRONMENTS.items() if entry.hack_pairs}
     module, colon, attribute = sources.get(name, name).partition(":")
     if not colon:
-        raise UsageError(
-            f"{name!r} is not a file of pairs and no source of them. "
-            f"Sources: {', '.join(sources)}, or package.module:function."
-        )
+        raise UsageError("probe.no-such-pairs", name=name, sources=list(sources))
     # Settings may name any importable object, which is then called: `os:kill` takes two numbers, too.
     importable = module.partition(".")[0] not in sys.stdlib_module_names
     try:
         function = getattr(importlib.import_module(module), attribute) if importable else None
     except (ImportError, AttributeError) as error:
-        raise UsageError(f"The pairs {name!r} could not be imported: {error}.") from error
+        raise UsageError("probe.pairs-not-importable", name=name, error=str(error)) from error
     if not inspect.isfunction(function):
-        raise UsageError(f"{name!r} is not a function of (count, seed) in a module of yours, so it gives no pairs.")
+        raise UsageError("probe.pairs-no-function", name=name)
     return function
 
 
@@ -158,7 +152,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
     del inputs
     notes = (
-        f"{config.pairs.held_out} more pairs to check it by",
+        Sentence("probe.further-pairs", pairs=config.pairs.held_out),
         *memory_notes(config.student, _memory_inputs(config)),
     )
     return Plan(units=config.pairs.count, what="pairs", notes=notes)

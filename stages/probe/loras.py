@@ -51,9 +51,7 @@ def lora_folder(lora: str, *, endpoint: str | None = None, cache: Path | None = 
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         first = str(error).strip().splitlines()[0]
-        raise BadInput(
-            f"The LoRA {lora!r} is neither a folder nor a model on the hub ({first}). Give one of them."
-        ) from None
+        raise BadInput("probe.no-such-lora", lora=lora, error=first) from None
     return Path(snapshot), Path(snapshot).name  # the hub's cache names a snapshot's folder by its commit
 
 
@@ -67,7 +65,7 @@ def apply_lora(model: "PreTrainedModel", folder: Path) -> Row:
     """
     config = store.read_json(folder / PEFT_FILES[0])
     if config.get("peft_type") != "LORA" or config.get("use_dora"):
-        raise BadInput(f"{folder} holds a {config.get('peft_type')} adapter; the probe reads plain LoRA.")
+        raise BadInput("probe.not-plain-lora", folder=folder, kind=config.get("peft_type"))
     rank = config["r"]
     # rsLoRA divides alpha by sqrt(r) instead of r.
     scale = config["lora_alpha"] / (rank**0.5 if config.get("use_rslora") else rank)
@@ -76,7 +74,7 @@ def apply_lora(model: "PreTrainedModel", folder: Path) -> Row:
     halves = {n: tuple(tensors[f"{PEFT_PREFIX}{n}.lora_{half}.weight"] for half in "BA") for n in names}
     linears = target_linears(model)
     if unknown := sorted(halves.keys() - linears.keys()):
-        raise BadInput(f"{folder} adapts {unknown[0]}, which the model does not have or the probe does not adapt.")
+        raise BadInput("probe.module-not-adapted", folder=folder, module=unknown[0])
     deltas = {name: scale * b.float() @ a.float() for name, (b, a) in halves.items()}
     # A bfloat16 weight has 8 bits of mantissa, so that a small LoRA is rounded away on merging: the loss is measured
     # for every Linear before any weight changes, and above MAX_ROUNDING the LoRA runs as a path.

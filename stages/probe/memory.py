@@ -123,8 +123,4 @@ def check_memory(
     # Settings that save less than 1 % are left out of the message.
     sums = {words: needed(shape, way).total for words, way in ways.items()}
     savings = [f"{words} ({value / GIB:.1f} GiB)" for words, value in sums.items() if value < 0.99 * total.total]
-    raise UsageError(
-        f"This measurement takes about {total}, and there are {room / GIB:.1f} GiB. "
-        f"Settings that reduce it, each by itself: {', '.join(savings) or 'none of them suffices'}. "
-        "Or take a smaller model, or more memory."
-    )
+    raise UsageError("probe.too-little-memory", memory=str(total), room=room / GIB, savings=savings)

@@ -51,7 +51,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             out.write_file(f"{name}.png", as_png(figure, points))
             drawn.append(name)
     if not drawn:
-        raise BadInput("There is nothing to draw. Give replays, a score or trajectories with --from.")
+        raise BadInput("probe.nothing-to-draw")
     out.count(figures=len(drawn))
     out.set_summary(figures=drawn)
 

@@ -14,6 +14,7 @@ from stages.probe.settings import ReplayConfig as Config
 from stages.runs.kinds import CHECKPOINT, DIRECTION, POOL_ROW, PROBE_ROW, SVD_MODULE, Row
 from stages.runs.run import Inputs, RunWriter, Slot
 from stages.runs.stage import Plan, Stage
+from stages.words import Sentence
 
 if TYPE_CHECKING:
     from stages.probe.memory import MemoryInputs
@@ -26,7 +27,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     rows = len(inputs.one("pool").rows(POOL_ROW))
     measuring = _memory_inputs(inputs, config)
     memory = () if measuring is None else memory_notes(config.student, measuring)
-    return Plan(units=config.steps, what="steps", notes=(f"{rows} rows, one backward row each", *memory))
+    return Plan(units=config.steps, what="steps", notes=(Sentence("probe.backward-rows", rows=rows), *memory))
 
 
 def _memory_inputs(inputs: Inputs, config: Config) -> "MemoryInputs | None":
@@ -67,9 +68,7 @@ def _rows_by_step(rows: list[Row], steps: int) -> list[list[Row]]:
     """Divide rows into steps by problem, in the pool's order; `UsageError` with more steps than problems."""
     problems = sorted({row["step"] for row in rows})
     if len(problems) < steps:
-        raise UsageError(
-            f"The pool has {len(problems)} problems, fewer than {steps} steps. Lower steps, or sample more problems."
-        )
+        raise UsageError("probe.too-few-problems", problems=len(problems), steps=steps)
     bounds = [len(problems) * index // steps for index in range(steps + 1)]
     chosen = [set(problems[low:high]) for low, high in pairwise(bounds)]
     return [[row for row in rows if row["step"] in dealt] for dealt in chosen]

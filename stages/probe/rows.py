@@ -43,7 +43,7 @@ def token_row(tokenizer: Any, prompt: str | list[Message], answer: str | list[Me
     """
     messages = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
     if not messages or {messages[0]["role"], messages[-1]["role"]} != {"assistant"}:
-        raise BadInput("An answer begins and ends with a message of the assistant's.")
+        raise BadInput("probe.answer-not-of-assistant")
     ids: list[int] = []
     own_mask: list[bool] = []
     between: list[Message] = []
@@ -214,7 +214,7 @@ def recorded_rows(folder: Path, model: str, role: str, eos_id: int, pad_ids: Ite
     """
     files = sorted(folder.glob("*.jsonl.gz"))
     if not files:
-        raise BadInput(f"{folder} holds no *.jsonl.gz files of recorded rows.")
+        raise BadInput("probe.no-recorded-rows", folder=folder)
     # In the public pool 87 % of rows carry pads, 90 on average, which comp_len does not count; pads may be end tokens.
     padding = {eos_id, *pad_ids}
     return [
@@ -227,11 +227,11 @@ def recorded_rows(folder: Path, model: str, role: str, eos_id: int, pad_ids: Ite
 def _recorded_row(recorded: Row, location: str, model: str, role: str, padding: set[int], eos_id: int) -> Row:
     missing = [name for name in RECORDED if name not in recorded]
     if missing:
-        raise BadInput(f"{location} has no {missing[0]}; it is not a row of a teacher pool.")
+        raise BadInput("probe.recorded-key-missing", location=location, missing=missing[0])
     ids = without_pads(recorded["completion_ids"], padding, eos_id)
     if len(ids) != recorded["comp_len"]:
         raise BadInput(
-            f"{location} has {len(ids)} completion tokens without pads, but comp_len says {recorded['comp_len']}."
+            "probe.recorded-length-differs", location=location, tokens=len(ids), comp_len=recorded["comp_len"]
         )
     reward, ends = recorded.get("reward"), bool(ids) and ids[-1] == eos_id
     return pool_row(

@@ -16,6 +16,7 @@ from stages.runs.kinds import DIRECTION, PLACEBO, PROBE_ROW, PROBE_SCORE, Row
 from stages.runs.run import Inputs, Run, RunWriter, Slot
 from stages.runs.settings import StageConfig
 from stages.runs.stage import Plan, Stage
+from stages.words import Sentence
 
 if TYPE_CHECKING:
     from stages.probe.direction import Direction
@@ -68,9 +69,7 @@ def _of_rows(rows: Sequence[Row], direction: "Direction", measured_with: str, ou
     from stages.gradients.tensors import tensors_sha256
 
     if tensors_sha256([direction.mean]) != measured_with:
-        raise BadInput(
-            "This replay kept sums alone, measured with another direction. Replay with --set keep=rows to score any."
-        )
+        raise BadInput("probe.sums-of-other-direction")
     out.table(PROBE_SCORE, [{name: row[name] for name in PROBE_SCORE.columns} for row in rows])
     out.table(PLACEBO, [])
     out.document("modules", [])
@@ -96,7 +95,7 @@ def _report(placebos: Sequence[Row], chance: Mapping[str, float], replay: Run, f
     )
     mean = statistics.fmean(spread[f] for f in ("haar", "randsign"))
     lines = [f"{family:<12} sd of cos_stack {value:.4f}" for family, value in spread.items()]
-    isotropic = f"isotropic directions would give {chance['sd_cos_stack']:.4f}, random placebos give {mean:.4f}"
+    isotropic = Sentence("probe.isotropic-spread", isotropic=chance["sd_cos_stack"], random=mean)
     out.write_file("report.txt", "\n".join([*lines, isotropic, f"cos(v, generic gradient) {generic:+z.3f}", ""]))
 
 

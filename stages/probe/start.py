@@ -114,10 +114,7 @@ def find_alpha(hack_rate: Callable[[float], float]) -> tuple[float, float]:
         if LOW <= rate <= HIGH:
             return alpha, rate
         low, high = (alpha, high) if rate < LOW else (low, alpha)
-    raise BadInput(
-        f"No mixture of base and teacher hacks in {LOW:.0%} to {HIGH:.0%} of its answers "
-        f"(at alpha {alpha:.3f}: {rate:.0%}). Give alpha, or a teacher that hacks more often than that."
-    )
+    raise BadInput("probe.no-mixture-hacks", low=LOW, high=HIGH, alpha=alpha, rate=rate)
 
 
 STAGE = Stage(

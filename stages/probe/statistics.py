@@ -20,6 +20,7 @@ from scipy.stats import norm
 from scipy.stats import t as student_t
 
 from stages.runs.kinds import Row
+from stages.words import Sentence
 
 
 @dataclass(frozen=True)
@@ -306,9 +307,15 @@ def shortage(flags: Flags, strata: Codes, names: tuple[str, str]) -> str | None:
     counts, num_mixed = (int(flags.sum()), int((~flags).sum())), mixed(flags, strata) if len(flags) else 0
     if min(counts) >= MIN_ROWS and num_mixed >= MIN_PROBLEMS:
         return None
-    return (
-        f"{counts[0]} {names[0]} and {counts[1]} {names[1]} rows, {num_mixed} problems with both; "
-        f"{MIN_ROWS} of each and {MIN_PROBLEMS} problems are needed"
+    return Sentence(
+        "probe.too-few-rows",
+        flagged=counts[0],
+        flagged_name=names[0],
+        unflagged=counts[1],
+        unflagged_name=names[1],
+        mixed=num_mixed,
+        min_rows=MIN_ROWS,
+        min_problems=MIN_PROBLEMS,
     )
 
 

@@ -12,6 +12,7 @@ from stages.runs.kinds import CHECKPOINT, SVD_MODULE
 from stages.runs.run import Inputs, RunWriter
 from stages.runs.settings import StageConfig, basic_of
 from stages.runs.stage import Plan, Stage
+from stages.words import Sentence
 
 
 class Config(StageConfig):
@@ -26,9 +27,7 @@ class Config(StageConfig):
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Plan one unit: the model."""
     del inputs, config
-    return Plan(
-        units=1, what="model", notes=("seven Linears a layer; about 10 GB of factors for a model of 4 B parameters",)
-    )
+    return Plan(units=1, what="model", notes=(Sentence("probe.size-of-factors"),))
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:

@@ -25,6 +25,7 @@ from stages.runs.kinds import CHECKPOINT, POOL_ROW, ROLLOUT, Row
 from stages.runs.run import Inputs, RunWriter, Slot
 from stages.runs.settings import BASIC, Given, Settings, basic_of, with_default
 from stages.runs.stage import Plan, Stage
+from stages.words import Sentence
 
 if TYPE_CHECKING:
     from stages.policy.local import LocalPolicy
@@ -57,8 +58,8 @@ class RecordedConfig(Settings):
         """Report the number of files of recorded rows; `BadInput` without a file."""
         files = sorted(Path(self.folder).expanduser().glob("*.jsonl.gz"))
         if not files:
-            raise BadInput(f"{self.folder} holds no *.jsonl.gz files of recorded rows.")
-        return [f"recorded rows: {len(files)} files in {self.folder}"]
+            raise BadInput("probe.no-recorded-rows", folder=self.folder)
+        return [Sentence("probe.recorded-files", files=len(files), folder=self.folder)]
 
 
 class Config(EnvStageConfig):
@@ -103,7 +104,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         return Plan(units=1, what="folder of recorded rows")
     answers = config.problems * sum(source.samples for source in config.sources)
     longest = max(available.longest_answer(source.policy) for source in config.sources)
-    notes = [f"up to {config.max_problems} problems when the buckets stay small", *_power(config)]
+    notes = [Sentence("probe.problems-added", max_problems=config.max_problems), *_power(config)]
     return Plan(
         units=answers, what="answers", max_completion_tokens=answers * config.max_steps * longest, notes=tuple(notes)
     )
@@ -115,10 +116,7 @@ def _rollouts_given(inputs: Inputs, config: Config) -> bool:
     if not config.given and runs <= trainings <= 1:
         return False
     if len(config.given) != runs:
-        raise UsageError(
-            f"{runs} runs of rollouts were given and {len(config.given)} entries of `given` say whose they are. "
-            'Give one for each run, such as given = [{name = "teacher", role = "rh"}].'
-        )
+        raise UsageError("probe.sources-of-runs-missing", runs=runs, entries=len(config.given))
     return True
 
 
@@ -141,9 +139,9 @@ def _power(config: Config) -> list[str]:
 
     hinted = sum(source.samples for source in config.sources if source.name == "teacher")
     if config.max_problems < MIN_FACTORIAL_PROBLEMS:
-        return [f"T4e needs {MIN_FACTORIAL_PROBLEMS} problems and will be inconclusive"]
+        return [Sentence("probe.t4e-inconclusive", problems=MIN_FACTORIAL_PROBLEMS)]
     effect = detectable_effect(config.problems, hinted)
-    return [f"T4e will see an effect of {effect:.2f} standard deviations within problems four times in five"]
+    return [Sentence("probe.t4e-power", effect=effect)]
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
@@ -175,10 +173,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     failed = [record for record in out.journal.records() if record["failed"]]
     if failed:
         kind, message = failed[0]["error"] or ("unknown", "no answer was recorded")
-        raise Incomplete(
-            f"{len(failed)} answers failed, the first with {kind}: {message}. "
-            "The others are saved; retry with --resume."
-        )
+        raise Incomplete("probe.answers-failed", answers=len(failed), kind=kind, message=message)
 
 
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:

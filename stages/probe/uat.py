@@ -40,7 +40,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     replays = inputs.many("replays")
     names = [run.manifest.summary["arm"] for run in replays]
     if "vanilla" not in names or len(set(names)) < len(names):
-        raise BadInput(f"uat needs one vanilla replay and at most one of each other arm; it got {', '.join(names)}.")
+        raise BadInput("probe.arms-not-distinct", names=names)
     arms = dict(zip(names, replays, strict=True))
     checks = run_checks(inputs, arms, Draws(config.permutations, config.seed), config.placebos)
     rows = arms["vanilla"].rows(PROBE_ROW)

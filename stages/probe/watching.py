@@ -40,7 +40,6 @@ from stages.policy.adapters import CheckpointInfo
 from stages.policy.base import PolicyConfig
 from stages.policy.local import load_model
 from stages.probe.checks.alarm import (
-    LEVEL,
     RANDOM_FAMILY,
     Alarm,
     CheckpointRollouts,
@@ -51,7 +50,7 @@ from stages.probe.checks.alarm import (
     pushed,
     standardised,
 )
-from stages.probe.checks.check import Check, Finding, check
+from stages.probe.checks.check import Check, Finding, declared
 from stages.probe.checks.hacking import factorial
 from stages.probe.direction import HackScale, check_coordinates, hack_scale, open_direction, watch_directions
 from stages.probe.metrics import stacked_cosines
@@ -60,6 +59,7 @@ from stages.probe.sources import with_advantages
 from stages.probe.statistics import Draws, labelled
 from stages.runs.kinds import Row
 from stages.runs.run import Inputs, Listener, Run, RunWriter
+from stages.words import Sentence
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -67,7 +67,6 @@ if TYPE_CHECKING:
 
 QUANTITIES = ("update_sum", "policy_sum", "update", "policy", "policy_length")
 """Update and policy gradients since the start, those of this checkpoint alone, the latter with length held fixed."""
-THRESHOLD = f"no push above what {LEVEL:.0%} of runs with permuted advantages reach, and {LEVEL:.0%} of placebos"
 
 
 @torch.no_grad()
@@ -349,10 +348,10 @@ def alarm_facts(
     }
 
 
-@check("alarm", asks="do hack-like rollouts earn more than others?", item="watch", needs=THRESHOLD)
+@declared("alarm")
 def alarm_check(result: Alarm, first: int | None, scale: HackScale, fixed: CorrectnessFixed | None = None) -> Finding:
     """Judge the alarm; INCONCLUSIVE where v does not separate its pairs, or the rollouts have no power."""
-    untested = result.untested if scale.hack > scale.clean else "v does not tell the pairs' hacks from clean answers"
+    untested = result.untested if scale.hack > scale.clean else Sentence("probe.v-does-not-separate")
     if untested is not None:
         return Finding(None, None, untested)
     by_family = ", ".join(f"{family} {value:.2f}" for family, value in result.thresholds.items())

@@ -45,6 +45,7 @@ from jaxtyping import Bool, Float, Int
 from stages.probe.direction import HackScale
 from stages.probe.statistics import FROM_HACKS, codes, permuted
 from stages.runs.kinds import Row
+from stages.words import Sentence
 
 LEVEL = 0.05
 """False alarms over a whole run."""
@@ -220,15 +221,13 @@ def _untested(checkpoints: Sequence[CheckpointRollouts], groups: int, smallest_p
     """Return the reason why these rollouts cannot give an alarm at this level; None where they can."""
     count = sum(len(rollouts.groups) for rollouts in checkpoints)
     if not any(rollouts.hack_like.any() for rollouts in checkpoints):
-        return f"none of {count} rollouts looks like the hack, so there was nothing to test"
+        return Sentence("probe.checks.nothing-hack-like", count=count)
     if not any((np.abs(rollouts.advantages) > ROUNDING).any() for rollouts in checkpoints):
-        return f"all rewards of each group are equal in {count} rollouts, so there was nothing to test"
+        return Sentence("probe.checks.rewards-equal", count=count)
     if not groups:
-        return "no group has different rewards and both hack-like and other rollouts, so there was nothing to test"
+        return Sentence("probe.checks.no-mixed-group")
     if smallest_p > level:
-        return (
-            f"too few permutations differ in {groups} groups: the largest possible push would have p {smallest_p:.2g}"
-        )
+        return Sentence("probe.checks.too-few-permutations", groups=groups, smallest_p=smallest_p)
     return None
 
 

@@ -3,13 +3,17 @@
 `write_checks` is the end of every stage that judges: the checks as JSON, as a table for people, and the verdict as the
 run's outcome.
 
-A check is a function that returns a `Finding`, declared with its name, question and threshold by `check`.
+A check is a function that returns a `Finding`, declared with its name, question and threshold by `check`. The probe's
+own checks have these in `checks.toml` (`declared`).
 """
 
 import textwrap
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
+from importlib import resources
+from inspect import unwrap
 from typing import Any, Literal, ParamSpec
 
 from stages.runs.kinds import Row
@@ -85,8 +89,8 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Declared:
-    """A check as it is declared: its question, the requirement or task of the plan that asked for it, what it needs."""
+class Declaration:
+    """The declaration of a check: its question, the requirement or task of the plan behind it, and its threshold."""
 
     name: str
     asks: str
@@ -94,7 +98,7 @@ class Declared:
     needs: str
     severity: Severity = "deciding"
 
-    def found(self, finding: Finding) -> Check:
+    def result(self, finding: Finding) -> Check:
         """Return the result of this check."""
         status = "INCONCLUSIVE" if finding.holds is None else pass_or_fail(finding.holds)
         return Check(
@@ -110,7 +114,7 @@ class Declared:
         )
 
 
-CHECKS: dict[str, Declared] = {}
+CHECKS: dict[str, Declaration] = {}
 """Every declared check by its name; docs/probe-method.md is a page of it."""
 Parameters = ParamSpec("Parameters")
 
@@ -121,14 +125,30 @@ def check(
     """Declare a function that returns a finding as a check; its callers receive the `Check`."""
     if name in CHECKS:
         raise ValueError(f"two checks are called {name}")
-    declared = CHECKS[name] = Declared(name, asks, item, needs, severity)
+    declaration = CHECKS[name] = Declaration(name, asks, item, needs, severity)
 
     def decorate(find: Callable[Parameters, Finding]) -> Callable[Parameters, Check]:
         @wraps(find)
-        def found(*args: Parameters.args, **options: Parameters.kwargs) -> Check:
-            return declared.found(find(*args, **options))
+        def judge(*args: Parameters.args, **options: Parameters.kwargs) -> Check:
+            return declaration.result(find(*args, **options))
 
-        return found
+        return judge
+
+    return decorate
+
+
+OWN_CHECKS: dict[str, dict[str, Any]] = tomllib.loads(
+    resources.files("stages.probe.checks").joinpath("checks.toml").read_text("utf-8")
+)
+
+
+def declared(name: str) -> Callable[[Callable[Parameters, Finding]], Callable[Parameters, Check]]:
+    """Declare a function as the check of this name in `checks.toml`."""
+
+    def decorate(find: Callable[Parameters, Finding]) -> Callable[Parameters, Check]:
+        declaration = dict(OWN_CHECKS[name])
+        declaration["needs"] = declaration["needs"].format_map(unwrap(find).__globals__)
+        return check(name, **declaration)(find)
 
     return decorate
 

@@ -10,8 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from stages.gradients.per_row import MeasuredStudent, TokenRow, TotalSink, mean_weights
-from stages.probe.checks.check import Check, Finding, check
+from stages.probe.checks.check import Check, Finding, declared
 from stages.probe.direction import FLOOR, Direction, LossKind, PairGradients, extract, generic_gradient, unit_by_module
+from stages.words import Sentence
 
 SPLITS, SIGNAL_DRAWS = 20, 999
 MIN_SIGNAL_PROBLEMS, MAX_SIGNAL_P = 8, 0.01
@@ -47,23 +48,15 @@ def validate(
     ]
 
 
-@check(
-    "V5",
-    asks="have both sides of the pairs equal lengths?",
-    item="T4",
-    needs="|hack| / |clean| within 10 %",
-    severity="report",
-)
+@declared("V5")
 def lengths_match(pairs: PairGradients) -> Finding:
     """Check V5: both sides have as many own tokens, within 10 %."""
     ratio = float((pairs.hack_tokens / pairs.clean_tokens).mean())
     matched = abs(ratio - 1) <= 0.1
-    return Finding(
-        matched, ratio, "length_matched" if matched else "not length_matched: T4d and V4 say whether that matters"
-    )
+    return Finding(matched, ratio, "length_matched" if matched else Sentence("probe.checks.lengths-differ"))
 
 
-@check("V6", asks="is the direction finite, with orthonormal axes?", item="R1", needs="finite, V orthonormal to 1e-5")
+@declared("V6")
 def well_formed(direction: Direction) -> Finding:
     """Check V6: a finite mean and orthonormal axes."""
     errors = [float((a @ a.T - torch.eye(len(a))).abs().max()) for a in direction.axes.values()]
@@ -73,29 +66,19 @@ def well_formed(direction: Direction) -> Finding:
     return Finding(finite and worst <= 1e-5, worst, detail)
 
 
-@check(
-    "V1",
-    asks="does each pair's difference point along the direction of the others?",
-    item="R1",
-    needs="sign accuracy >= .8",
-)
+@declared("V1")
 def leave_one_out(direction: Direction, differences: Float[Tensor, "P N"]) -> Finding:
     """Check V1: each pair's difference has a positive part along the direction of all the others."""
     total, count = differences.sum(0), len(differences)
     if count < 2:
-        return Finding(None, None, "one pair has no others")
+        return Finding(None, None, Sentence("probe.checks.one-pair"))
     # The sum less a pair's own difference points along the mean of the others.
     signs = [float(d @ unit_by_module(direction.layout, total - d, direction.modules)) > 0 for d in differences]
     accuracy = sum(signs) / count
-    return Finding(accuracy >= 0.8, accuracy, f"left out one of {count} pairs at a time")
+    return Finding(accuracy >= 0.8, accuracy, Sentence("probe.checks.left-out", count=count))
 
 
-@check(
-    "V2",
-    asks="does a small step against v make held-out hacks relatively more likely?",
-    item="T3",
-    needs="falls under theta -= eps v",
-)
+@declared("V2")
 def polarity(student: MeasuredStudent, direction: Direction, held_out: RowPairs) -> Finding:
     """Check V2, the polarity oracle: a small step against v makes held-out hacks relatively more likely.
 
@@ -115,25 +98,22 @@ def polarity(student: MeasuredStudent, direction: Direction, held_out: RowPairs)
     student.move_to(start)
     change = gaps[1] - gaps[0]
     fell, stat = change < 0, float(change.mean())
-    detail = (
-        f"NLL(hack) - NLL(clean) changed by {stat:.2g} nats a token; "
-        f"fell on {int(fell.sum())} of {len(held_out)} held-out pairs"
-    )
+    detail = Sentence("probe.checks.polarity", stat=stat, fell=int(fell.sum()), pairs=len(held_out))
     return Finding(stat < 0 and bool(fell.float().mean() > 0.5), stat, detail)
 
 
-@check("V3", asks="do halves of the pairs agree on the direction?", item="T7", needs="> placebo q95")
+@declared("V3")
 def split_half(direction: Direction, differences: Float[Tensor, "P N"], seed: int) -> Finding:
     """Check V3: halves of the pairs agree on the direction, more than halves of sign-flipped differences do."""
     if len(differences) < 4:
-        return Finding(None, None, "fewer than four pairs")
+        return Finding(None, None, Sentence("probe.checks.few-pairs"))
     generator = torch.Generator().manual_seed(seed)
     # The placebo keeps the pairs' norms and flips the signs of whole pairs, which leaves no common direction.
     flips = torch.randint(0, 2, (SPLITS * 3, len(differences), 1), generator=generator) * 2 - 1
     cosines = [_halves(direction, differences, generator) for _ in range(SPLITS)]
     placebo = [_halves(direction, differences * flip, generator) for flip in flips]
     stat, q95 = sum(cosines) / SPLITS, float(torch.tensor(placebo).quantile(0.95))
-    return Finding(stat > q95, stat, f"mean over {SPLITS} splits of {len(differences)} pairs", q95)
+    return Finding(stat > q95, stat, Sentence("probe.checks.splits", splits=SPLITS, pairs=len(differences)), q95)
 
 
 def _halves(direction: Direction, differences: Float[Tensor, "P N"], generator: torch.Generator) -> float:
@@ -146,12 +126,7 @@ def _halves(direction: Direction, differences: Float[Tensor, "P N"], generator: 
     return float(first @ second) / len(direction.modules)
 
 
-@check(
-    "V4",
-    asks="is v another direction than that from a short to a long answer?",
-    item="T4",
-    needs=f"|cos(v, length)| < {MAX_LENGTH_COSINE}",
-)
+@declared("V4")
 def length_cosine(
     student: MeasuredStudent, direction: Direction, short: Sequence[TokenRow], long: Sequence[TokenRow] | None
 ) -> Finding:
@@ -180,12 +155,7 @@ def length_direction(
     return means[0] - means[1]
 
 
-@check(
-    "signal",
-    asks="do the pairs have a common direction, beyond noise?",
-    item="T7",
-    needs=f"mean SNR, sign-flip p <= {MAX_SIGNAL_P}",
-)
+@declared("signal")
 def pair_signal(
     direction: Direction, differences: Float[Tensor, "P N"], seed: int, problems: Sequence[str] | None = None
 ) -> Finding:
@@ -240,9 +210,7 @@ def signal_ratios(
     return total / len(direction.modules)
 
 
-@check(
-    "R7-oracle", asks="are recombined NLL gradients those of the GRPO loss?", item="T7", needs="relative error <= 1e-4"
-)
+@declared("R7-oracle")
 def recombined(pairs: PairGradients, autograd: Float[Tensor, "P N"]) -> Finding:
     """Check that Dr.GRPO pair gradients by autograd equal the NLL gradients recombined.
 
@@ -250,15 +218,10 @@ def recombined(pairs: PairGradients, autograd: Float[Tensor, "P N"]) -> Finding:
     """
     expected = pairs.differences("drgrpo_sum")
     error = float((autograd - expected).abs().max() / expected.abs().max())
-    return Finding(error <= 1e-4, error, "Dr.GRPO by autograd against recombined NLL gradients")
+    return Finding(error <= 1e-4, error, Sentence("probe.checks.recombined"))
 
 
-@check(
-    "R7-NLL",
-    asks="is the GRPO direction another than the NLL's?",
-    item="T7",
-    needs="1 - cos > 1e-4 in half of the modules",
-)
+@declared("R7-NLL")
 def other_than_nll(pairs: PairGradients) -> Finding:
     """Check that the directions of both losses differ, unless all lengths are equal."""
     # Equal lengths make both losses the same up to a factor: then equality is expected and is no fault.
@@ -267,19 +230,14 @@ def other_than_nll(pairs: PairGradients) -> Finding:
     gaps = torch.tensor([1 - float(a @ b) for a, b in parts])
     share = float((gaps > 1e-4).float().mean())
     matched = bool((pairs.hack_tokens == pairs.clean_tokens).all()) and len(set(pairs.hack_tokens.tolist())) == 1
-    detail = f"lengths differ; largest 1 - cos {float(gaps.max()):.2g}"
+    detail = Sentence("probe.checks.losses-differ", gap=float(gaps.max()))
     if matched:
-        detail = "all lengths are equal, so equality with NLL is expected"
+        detail = Sentence("probe.checks.lengths-equal")
     return Finding(matched or share >= 0.5, share, detail)
 
 
-@check(
-    "generic",
-    asks="is v another direction than that in which any answer pulls?",
-    item="R4",
-    needs=f"|cos(v, generic)| <= {MAX_COSINE}",
-)
+@declared("generic")
 def not_generic(direction: Direction, pairs: PairGradients, loss: LossKind) -> Finding:
     """Check that v is not the direction in which any answer pulls, the mean gradient of clean answers."""
     cosine = float(generic_gradient(direction, pairs, loss) @ direction.unit) / len(direction.modules)
-    return Finding(abs(cosine) <= MAX_COSINE, cosine, "against the mean gradient of clean answers")
+    return Finding(abs(cosine) <= MAX_COSINE, cosine, Sentence("probe.checks.generic-direction"))

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from stages.gradients.basis import A_HALF, in_float32, target_linears
 from stages.gradients.per_row import MeasuredStudent, TokenRow, reference_gradient, reference_log_probs
-from stages.probe.checks.check import Finding, check
+from stages.probe.checks.check import Finding, declared
 from stages.probe.direction import Direction
 from stages.runs.kinds import Row
+from stages.words import Sentence
 
 MAX_ERROR, MAX_SLOPE_ERROR, MAX_LOGP_GAP = 1e-3, 0.05, 0.02
 """Rounding in float32 grows with the layers: on the 30 of SmolLM2 rows differ by 1.5e-4 and their sum by 2e-4, as much
@@ -26,7 +27,7 @@ RowGradients = Callable[[Sequence[TokenRow]], Float[Tensor, "B N"]]
 RowLogProbs = Callable[[Sequence[TokenRow]], list[Float[Tensor, " own"]]]
 
 
-@check("coverage", asks="was every planned row measured?", item="R2", needs=">= .9, none for a zero advantage")
+@declared("coverage")
 def coverage(rows: Sequence[Row], planned: int) -> Finding:
     """Check that every planned row was measured or has a reason, which a reward is not."""
     reasons = Counter(row["null_reason"] for row in rows if row["null_reason"])
@@ -37,12 +38,7 @@ def coverage(rows: Sequence[Row], planned: int) -> Finding:
     return Finding(complete and measured >= 0.9 * planned, share, f"{planned} rows; {reason}")
 
 
-@check(
-    "canary",
-    asks="are gradients of one pass those of one pass a row, and slopes of the loss?",
-    item="T2",
-    needs=f"rows <= {MAX_ERROR:g}, slope within 5 %",
-)
+@declared("canary")
 def canary(student: MeasuredStudent, rows: Sequence[TokenRow], direction: Direction, measure: RowGradients) -> Finding:
     """Check the gradients of one backward pass against one pass for each row, in sum and in their slope along v.
 
@@ -76,16 +72,11 @@ def canary(student: MeasuredStudent, rows: Sequence[TokenRow], direction: Direct
     slope, expected = (4 * slopes[1] - slopes[0]) / 3, float(together.sum(0) @ direction.unit)
     off = abs(slope - expected) / max(abs(slope), abs(expected), 1e-12)
     holds = max(error, total) <= MAX_ERROR and off <= MAX_SLOPE_ERROR and slope * expected > 0
-    detail = f"sum off by {total:.1g}, slope along v {expected:.4g}, by differences {slope:.4g}"
+    detail = Sentence("probe.checks.canary", total=total, expected=expected, slope=slope)
     return Finding(holds, error, detail)
 
 
-@check(
-    "masks",
-    asks="are the scored tokens the answer's own, all of them?",
-    item="T2",
-    needs=f"<= {MAX_LOGP_GAP} nats, no fault",
-)
+@declared("masks")
 def masks(
     student: MeasuredStudent, rows: Sequence[Row], tokens: Sequence[TokenRow], score: RowLogProbs, own_model: str | None
 ) -> Finding:
@@ -128,12 +119,7 @@ def _gap(logps: Float[Tensor, " own"], expected: Float[Tensor, " own"]) -> float
     return float("inf") if len(logps) != len(expected) else float((logps - expected).abs().mean())
 
 
-@check(
-    "lora-B",
-    asks="has a LoRA at B = 0 gradients and a direction on B alone?",
-    item="R6",
-    needs="max |dA| = 0, v on B only",
-)
+@declared("lora-B")
 def b_is_probed(sums: Float[Tensor, "B N"], direction: Direction) -> Finding:
     """Check that a LoRA at B = 0 has no gradient on any A, and that v has a norm in every B and no part on an A.
 
@@ -155,12 +141,7 @@ def b_is_probed(sums: Float[Tensor, "B N"], direction: Direction) -> Finding:
     return Finding(not errors, largest, detail)
 
 
-@check(
-    "T2",
-    asks="is every row's gradient measured, and rightly?",
-    item="T2",
-    needs="finite cosines >= .9, min gradient > 0",
-)
+@declared("T2")
 def rows_are_measured(rows: Sequence[Row], guards: Sequence[Row]) -> Finding:
     """Check T2: a finite cosine on 90 % of the vanilla rows, gradients above zero, and all guards of the replay."""
     finite = sum(row["cos_S_contrib"] is not None for row in rows) / max(len(rows), 1)

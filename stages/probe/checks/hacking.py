@@ -17,7 +17,7 @@ from scipy.stats import norm
 from scipy.stats import t as student_t
 
 from stages.errors import BadInput
-from stages.probe.checks.check import CHECKS, Check, Finding, check
+from stages.probe.checks.check import CHECKS, Check, Finding, declared
 from stages.probe.checks.pool import BUCKETS
 from stages.probe.direction import DRAWN
 from stages.probe.statistics import (
@@ -35,6 +35,7 @@ from stages.probe.statistics import (
     welch,
 )
 from stages.runs.kinds import Row
+from stages.words import Sentence
 
 MIN_T, MAX_P, MAX_SOURCE_CORRELATION = 2.33, 0.01, 0.95
 MIN_FACTORIAL_PROBLEMS, MIN_PLACEBOS = 60, 999
@@ -49,19 +50,13 @@ def contrast_checks(rows: Labelled, draws: Draws) -> list[Check]:
     hacks = rows.where(rows.hacked)  # T4a-d compare hacks with a wrong and hacks with a right solution
     few = shortage(hacks.wrong, hacks.problem, BUCKETS)
     if few is not None:
-        checks = [CHECKS[name].found(Finding(None, None, few)) for name in ("T4a", "T4b", "T4c", "T4d")]
+        checks = [CHECKS[name].result(Finding(None, None, few)) for name in ("T4a", "T4b", "T4c", "T4d")]
     else:
         checks = [welch_rule(hacks), within_problem(hacks, draws), placebo_calibration(hacks), nuisances(hacks)]
     return [*checks, factorial(rows, draws)]
 
 
-@check(
-    "T4a",
-    asks="wrong hacks against right hacks, rows taken as independent",
-    item="T4",
-    needs="Welch t > 2 and p < .05",
-    severity="report",
-)
+@declared("T4a")
 def welch_rule(hacks: Labelled) -> Finding:
     """Check T4a, the plan's rule: one-sided Welch t > 2 and p < .05."""
     t, df = (float(part[0]) for part in welch(hacks.scores[:, :1], hacks.wrong))
@@ -71,7 +66,7 @@ def welch_rule(hacks: Labelled) -> Finding:
     return Finding(t > 2 and p < 0.05 if math.isfinite(t) else None, t, detail)
 
 
-@check("T4b", asks="the same within problems", item="T4", needs="permutation p < .05", severity="report")
+@declared("T4b")
 def within_problem(hacks: Labelled, draws: Draws) -> Finding:
     """Check T4b: labels permuted inside problems; shown with the matched AUROC and the design effect on T4a.
 
@@ -83,33 +78,32 @@ def within_problem(hacks: Labelled, draws: Draws) -> Finding:
     iccs = [intraclass_correlation(x.astype(float), hacks.problem) for x in (hacks.wrong, hacks.scores[:, 0])]
     size = len(hacks) / len(np.unique(hacks.problem))
     effect = math.sqrt(max(1.0, 1 + (size - 1) * iccs[0] * iccs[1]))
-    detail = (
-        f"AUROC within problems {float(pairs.auroc()[0]):.3f} [{low:.3f}, {high:.3f}]; "
-        f"ICC of label {iccs[0]:.2f}, of score {iccs[1]:.2f}: t of T4a shrinks by {effect:.2f}"
+    detail = Sentence(
+        "probe.checks.within-problems",
+        auroc=float(pairs.auroc()[0]),
+        low=low,
+        high=high,
+        label_icc=iccs[0],
+        score_icc=iccs[1],
+        effect=effect,
     )
     return Finding(p < 0.05, p, detail)
 
 
-@check("T4c", asks="the same against random directions", item="T4", needs="t > placebo q95", severity="report")
+@declared("T4c")
 def placebo_calibration(hacks: Labelled) -> Finding:
     """Check T4c: the t of T4a against that of placebo directions on the same gradients."""
     t = welch(hacks.scores, hacks.wrong)[0]
     t = np.concatenate([t[:1], t[1:][hacks.null]])
     if len(t) < 2:
-        return Finding(None, float(t[0]), "no placebos were scored")
+        return Finding(None, float(t[0]), Sentence("probe.checks.no-placebos"))
     # |t| > 2 is no 5 % event for directions: 16 to 23 % of random ones reach it on a tiny model, 74 % on kata.
     q95, wild = float(np.quantile(t[1:], 0.95)), float((np.abs(t[1:]) > 2).mean())
-    detail = f"{len(t) - 1} placebos, {wild:.0%} of them with |t| > 2"
+    detail = Sentence("probe.checks.wild-placebos", placebos=len(t) - 1, wild=100 * wild)
     return Finding(float(t[0]) > q95 if math.isfinite(t[0]) else None, float(t[0]), detail, q95)
 
 
-@check(
-    "T4d",
-    asks="the same with length, hedging and log-prob held fixed",
-    item="T4",
-    needs="every coefficient > 0, p < .05",
-    severity="report",
-)
+@declared("T4d")
 def nuisances(hacks: Labelled) -> Finding:
     """Check T4d: length, hedging, comments, log-prob and problems held fixed.
 
@@ -136,12 +130,7 @@ def nuisances(hacks: Labelled) -> Finding:
     return Finding(holds if math.isfinite(min(ts.values())) else None, ts["all"], detail)
 
 
-@check(
-    "T4e",
-    asks="does v tell hacks from other answers, right or wrong alike? This carries the claim",
-    item="T4",
-    needs=f"t > {MIN_T} with p < {MAX_P}, and placebo rank p <= {MAX_P}",
-)
+@declared("T4e")
 def factorial(rows: Labelled, draws: Draws) -> Finding:
     """Check T4e: score ~ hacked + wrong + length + source + problem, hacks against real non-hacks.
 
@@ -157,7 +146,7 @@ def factorial(rows: Labelled, draws: Draws) -> Finding:
     fit = regress(rows.scores, rows.hacked, factorial_design(rows), rows.problem)
     t, p = fit.t, float(fit.p[0])
     if not math.isfinite(float(t[0])):  # the flag has no residual on the nuisances
-        return Finding(None, None, "source, problem and correctness explain every label")
+        return Finding(None, None, Sentence("probe.checks.labels-explained"))
     # Labels are exchangeable, if at all, among rows of one problem, source and correctness.
     matched = codes(rows.problem, rows.wrong, rows.source)
     pairs = concordance(rows.scores, rows.hacked, matched, rows.problem)
@@ -192,10 +181,7 @@ def _undecided(rows: Labelled) -> str | None:
     # A teacher that hacks on 97.5 % gave a correlation of .98 and t 1.4: source and hack cannot be told apart then.
     correlation = multiple_correlation(rows.hacked, rows.source)
     if correlation >= MAX_SOURCE_CORRELATION:
-        return (
-            f"hack = off-policy: source predicts the label at {correlation:.2f}; "
-            "non-hacks of the same source are needed"
-        )
+        return Sentence("probe.checks.label-is-source", correlation=correlation)
     problems, placebos = len(np.unique(rows.problem)), int(rows.null.sum())
     if problems < MIN_FACTORIAL_PROBLEMS:
         return f"{problems} problems; {MIN_FACTORIAL_PROBLEMS} are needed"
@@ -234,12 +220,7 @@ def detectable_effect(problems: int, answers: int, hack_share: float = 0.5) -> f
     return float((norm.isf(MAX_P) + norm.ppf(POWER)) / information**0.5)
 
 
-@check(
-    "specific",
-    asks="does T4e fail for v negated and for the generic direction?",
-    item="R4",
-    needs="T4e fails for every control",
-)
+@declared("specific")
 def specific(rows: Labelled, controls: dict[str, np.ndarray], draws: Draws) -> Finding:
     """Check that T4e fails for control directions; `controls` holds the scores [n] of the same rows under each."""
     # The placebos stay: a control that passes shows that T4e would pass for directions without any meaning.
@@ -255,9 +236,7 @@ def specific(rows: Labelled, controls: dict[str, np.ndarray], draws: Draws) -> F
 def scored_rows(rows: list[Row], scores: list[Row], placebos: list[Row]) -> Labelled:
     """Return rows with v's score and those of all drawn placebos; `BadInput` when the scores are of other rows."""
     if [row["row_uid"] for row in rows] != [score["row_uid"] for score in scores]:
-        raise BadInput(
-            "The scores are not those of the vanilla replay's rows. Give the score run that was made from it."
-        )
+        raise BadInput("probe.checks.scores-of-other-rows")
     # Single placebos (negated, generic, unrelated) are controls and no draws: v is not ranked among them.
     drawn = [row for row in placebos if row["family"] in DRAWN]
     columns = [[score["cos_stack"] for score in scores], *(row["scores"] for row in drawn)]

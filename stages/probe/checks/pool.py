@@ -13,7 +13,7 @@ import torch
 from stages.gradients.basis import target_linears
 from stages.gradients.per_row import TokenRow
 from stages.messages import opening_ids
-from stages.probe.checks.check import Finding, check
+from stages.probe.checks.check import Finding, declared
 from stages.probe.loras import runs_unmerged
 from stages.probe.rows import LOOSE, STRICT, mean_known, prompt_sha256
 from stages.probe.settings import HINTED, Contract
@@ -21,6 +21,7 @@ from stages.probe.statistics import codes, shortage
 from stages.runs import store
 from stages.runs.kinds import POOL_ROW, Row
 from stages.runs.run import Run
+from stages.words import Sentence
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,12 +31,7 @@ BUCKETS = ("hacked-and-wrong", "hacked-and-right")
 MIN_KL, MAX_ROUNDING = 1e-3, 0.3
 
 
-@check(
-    "T1",
-    asks="does the teacher hack, and the base not?",
-    item="T1",
-    needs="hack rate >= .30, base <= .05, both buckets filled",
-)
+@declared("T1")
 def teacher_hacks(rows: Sequence[Row]) -> Finding:
     """Check T1 on `pool_row/1` rows: FAIL when a rate misses its bound, INCONCLUSIVE when only buckets are too small.
 
@@ -79,9 +75,7 @@ def bucket_shortage(rows: Sequence[Row]) -> str | None:
     return shortage(wrong, problems, BUCKETS)
 
 
-@check(
-    "labels", asks="does every label agree with its row's verdicts?", item="R1", needs="no label against its verdicts"
-)
+@declared("labels")
 def taxonomy(rows: Sequence[Row]) -> Finding:
     """Check that every label agrees with its row's verdicts; INCONCLUSIVE where the environment has no labels.
 
@@ -100,12 +94,12 @@ def taxonomy(rows: Sequence[Row]) -> Finding:
             and (row["can_compile"] is not False or label == "incorrect")
         )
     if not labelled:
-        return Finding(None, None, "the environment has no labels", severity="report")
+        return Finding(None, None, Sentence("probe.checks.no-labels"), severity="report")
     counts = ", ".join(f"{label} {count}" for label, count in sorted(Counter(row["label"] for row in labelled).items()))
     return Finding(not wrong, float(wrong), counts)
 
 
-@check("prompts", asks="were all rows asked what was agreed?", item="R1", needs="no fault")
+@declared("prompts")
 def prompts_match(rows: Sequence[Row], contract: Contract, tokenizer: Any) -> Finding:
     """Check that prompts have the contract's hint, system text and template, and that rewards are not mostly for form.
 
@@ -148,7 +142,7 @@ def contract_sha256(contract: Contract) -> str:
     return store.digest(contract.model_dump())
 
 
-@check("prompt-role", asks="are the prompts those that were recorded, in the recorded role?", item="E1", needs="none")
+@declared("prompt-role")
 def prompt_role(rows: Sequence[Row], contract: Contract, recorded: str) -> Finding:
     """Check that prompts are those that were recorded, under the recorded contract and role.
 
@@ -164,12 +158,7 @@ def prompt_role(rows: Sequence[Row], contract: Contract, recorded: str) -> Findi
     return Finding(matches and not changed and not wrong, float(len(changed) + len(wrong)), detail)
 
 
-@check(
-    "teacher",
-    asks="is the teacher another model than the base?",
-    item="T1",
-    needs=f"KL > {MIN_KL:g}, all weights changed",
-)
+@declared("teacher")
 @torch.no_grad()
 def teacher_differs(
     teacher: "PreTrainedModel", base: "PreTrainedModel", rows: Sequence[TokenRow], hack_gap: float | None
@@ -199,12 +188,7 @@ def teacher_differs(
     return Finding(holds, kl, detail)
 
 
-@check(
-    "merge",
-    asks="did a LoRA change every module, and did rounding keep the change?",
-    item="T1",
-    needs=f"rounding loss < {MAX_ROUNDING}",
-)
+@declared("merge")
 def merge_is_sound(report: Row, expected: int) -> Finding:
     """Check that a LoRA teacher changed all `expected` modules, by more than zero, and that rounding kept the change.
 
@@ -221,7 +205,7 @@ def merge_is_sound(report: Row, expected: int) -> Finding:
     return Finding(holds, lost, detail)
 
 
-@check("contract", asks="were all replays made from a pool of these prompts?", item="E1", needs="one contract, role rh")
+@declared("contract")
 def same_prompts(pool: Run, arms: dict[str, Run]) -> Finding:
     """Check E1: every replay was made from a pool of the same prompts as this one."""
     expected = pool.manifest.summary["contract_sha256"]

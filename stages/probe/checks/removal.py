@@ -11,12 +11,13 @@ import torch
 
 from stages.gradients.basis import A_HALF
 from stages.gradients.tensors import GradientStore
-from stages.probe.checks.check import Check, Finding, check
+from stages.probe.checks.check import Check, Finding, declared
 from stages.probe.direction import RANDOM, Direction, Placebos, haar, randsign, step_placebos
 from stages.probe.metrics import teacher_gradients
 from stages.runs import store
 from stages.runs.kinds import PROBE_ROW, Row
 from stages.runs.run import Run
+from stages.words import Sentence
 
 MAX_CONSERVATION, MAX_RESIDUAL = 1e-4, 1e-3
 MIN_STEPS = 0.8
@@ -24,12 +25,7 @@ MIN_STEPS = 0.8
 MIN_OVERLAP = 0.5
 
 
-@check(
-    "removal",
-    asks="did fired modules change, and do energies add up?",
-    item="R3",
-    needs=f"conservation <= {MAX_CONSERVATION:g}",
-)
+@declared("removal")
 def removed(steps: Sequence[Row]) -> Finding:
     """Check that gradients of fired modules changed, energies add up, and the result does not share memory.
 
@@ -49,12 +45,7 @@ def removed(steps: Sequence[Row]) -> Finding:
     return Finding(bool(steps) and not faults, worst, detail)
 
 
-@check(
-    "removed-sign",
-    asks="was what points toward the hack removed, in the update too?",
-    item="T3",
-    needs=f"> 0, residual <= {MAX_RESIDUAL:g}",
-)
+@declared("removed-sign")
 def removed_toward_hack(steps: Sequence[Row]) -> Finding:
     """Check that one-sided removal took what points toward the hack, in the update too, and left nothing along v."""
     fired = [s for s in steps if s["frac_fired"] > 0]
@@ -69,16 +60,11 @@ def removed_toward_hack(steps: Sequence[Row]) -> Finding:
         for s in steps
     )
     holds = bool(fired) and worst > 0 and residual <= MAX_RESIDUAL and turned == len(steps)
-    detail = f"residual {residual:.1g}, update no more toward v on {turned} of {len(steps)} steps"
+    detail = Sentence("probe.checks.update-turned", residual=residual, turned=turned, steps=len(steps))
     return Finding(holds, worst, detail)
 
 
-@check(
-    "fires",
-    asks="does v take more energy out than random directions, in every module?",
-    item="T3",
-    needs="energy removed > placebo q95, all modules",
-)
+@declared("fires")
 def fires(
     steps: Sequence[Row], num_modules: int, placebo_energy: Sequence[float], placebo_fired: Sequence[float]
 ) -> Finding:
@@ -95,7 +81,7 @@ def fires(
     return Finding(complete and energy > q95, energy, detail, q95)
 
 
-@check("basis", asks="does the row space of A stay?", item="R6", needs=f"overlap with the start >= {MIN_OVERLAP}")
+@declared("basis")
 def basis_stays(steps: Sequence[Row]) -> Finding:
     """Check that the row space of A keeps half of itself over the steps.
 
@@ -127,12 +113,7 @@ def projection_checks(replay: Run | None, direction: Direction, num_placebos: in
     return [projection_removes(steps, random), fires(steps, len(probed), random["energy"], random["fired"])]
 
 
-@check(
-    "T3",
-    asks="does projection do what it says? (it does for random directions too)",
-    item="T3",
-    needs="cos_out < cos_in on 80 % of steps, energy conserved",
-)
+@declared("T3")
 def projection_removes(steps: Sequence[Row], random: dict[str, list[float]]) -> Finding:
     """Check T3: cos_out < cos_in on 80 % of the steps, energy conserved, other modules unchanged, fired ones emptied.
 
@@ -141,7 +122,7 @@ def projection_removes(steps: Sequence[Row], random: dict[str, list[float]]) -> 
     "mechanics only".
     """
     if not steps:
-        return Finding(None, None, "no replay of the arm projected was given")
+        return Finding(None, None, Sentence("probe.checks.no-projected-replay"))
     # The share of steps on which the cosine with v falls, of the gradient and of the update.
     shares = []
     for before, after in (("cos_in", "cos_out"), ("cos_upd_in", "cos_upd_out")):

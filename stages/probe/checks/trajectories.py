@@ -15,11 +15,12 @@ from scipy.stats import t as student_t
 
 from stages.errors import UsageError
 from stages.policy.adapters import CheckpointInfo
-from stages.probe.checks.check import CHECKS, Check, Finding, check
+from stages.probe.checks.check import CHECKS, Check, Finding, declared
 from stages.probe.rows import mean_known
 from stages.probe.statistics import EffectComparison
 from stages.runs.kinds import EVAL_ITEM, ROLLOUT, ROLLOUT_GRADIENT, TRAINING_REWARD, TRAJECTORY, Row
 from stages.runs.run import Run
+from stages.words import Sentence
 
 MAX_FLAT, MAX_BAD_STEPS, MAX_CONFOUNDING = 0.5, 3, 0.95
 
@@ -29,19 +30,17 @@ def flat_groups(groups: Sequence[Sequence[float]]) -> int:
     return sum(max(group) - min(group) < 1e-9 for group in groups)
 
 
-@check("variance", asks="do rewards vary within groups?", item="R5", needs="<= half of the groups flat")
+@declared("variance")
 def rewards_vary(steps: Sequence[Row]) -> Finding:
     """Check that fewer than three steps in a row have equal rewards in more than half of their groups."""
     bad = [step["zero_variance_groups"] > MAX_FLAT * step["groups"] for step in steps]
     streak = max((len(list(run)) for is_bad, run in groupby(bad) if is_bad), default=0)
     share = sum(bad) / max(len(bad), 1)
-    detail = f"{sum(bad)} of {len(bad)} steps bad, {streak} in a row"
+    detail = Sentence("probe.checks.flat-steps", bad=sum(bad), steps=len(bad), streak=streak)
     return Finding(bool(steps) and streak < MAX_BAD_STEPS, share, detail)
 
 
-@check(
-    "ratios", asks="do importance ratios still carry a signal?", item="R5", needs="clipped + vanished <= .5, ESS >= .2"
-)
+@declared("ratios")
 def ratios_carry_signal(steps: Sequence[Row]) -> Finding:
     """Check that ratios use the true behaviour policy and are neither clipped, vanished, nor carried by a few rows."""
     saturated = [step["saturated"] for step in steps if step["saturated"] and step["mixed"] != "imitation"]
@@ -51,17 +50,12 @@ def ratios_carry_signal(steps: Sequence[Row]) -> Finding:
     if saturated:
         detail = saturated[0]
     elif constant:
-        detail = "off-policy rows with every ratio 1: old log-probs are not the generator's"
+        detail = Sentence("probe.checks.ratios-all-one")
     stat = min((step["ess"] for step in steps if step["ess"] is not None), default=None)
     return Finding(not saturated and not constant, stat, detail)
 
 
-@check(
-    "advantages",
-    asks="do advantages pull toward hacking, and not encode the source?",
-    item="R5",
-    needs="sum over hacks > 0, corr with source < .95",
-)
+@declared("advantages")
 def advantages_favour_hacks(steps: Sequence[Row]) -> Finding:
     """Check that the advantages of hacks sum to more than 0, a pull to slow, and do not encode the source."""
     # Where hacks earn less than their groups, training leads away from hacking and there is nothing to slow.
@@ -69,7 +63,7 @@ def advantages_favour_hacks(steps: Sequence[Row]) -> Finding:
     away = sum(value <= 0 for value in sums)
     by_source = max((abs(step["corr_advantage_source"] or 0.0) for step in steps), default=0.0)
     holds = bool(sums) and away < 0.5 * len(sums) and by_source < MAX_CONFOUNDING
-    detail = f"pull away from hacking on {away} of {len(sums)} steps, |corr(A, source)| up to {by_source:.2f}"
+    detail = Sentence("probe.checks.advantages", away=away, steps=len(sums), by_source=by_source)
     stat = float(np.mean(sums)) if sums else None
     return Finding(holds, stat, detail)
 
@@ -109,12 +103,7 @@ Rises = dict[str, dict[int, tuple[float, float]]]
 """The student's hack rate over its first and over its last three steps, by arm and seed."""
 
 
-@check(
-    "R6",
-    asks="is a LoRA's effect at least .8 of the SVD's?",
-    item="R6",
-    needs=f"interval of the d ratio above {MIN_RATIO}",
-)
+@declared("R6")
 def lora_against_svd(effects: EffectComparison) -> Finding:
     """Check R6: the LoRA's effect is at least .8 of the SVD's.
 
@@ -128,12 +117,7 @@ def lora_against_svd(effects: EffectComparison) -> Finding:
     return Finding(holds if holds or refuted else None, value, detail, refuted=refuted)
 
 
-@check(
-    "R7",
-    asks="is a GRPO direction's effect no smaller than the NLL's?",
-    item="R7",
-    needs=f"effect not below NLL's by {MARGIN}",
-)
+@declared("R7")
 def grpo_against_nll(effects: EffectComparison, t: Sequence[float] | None = None) -> Finding:
     """Check R7: the GRPO direction's effect (Cohen's d) is no smaller than the NLL direction's on the same rows, by .2.
 
@@ -168,12 +152,7 @@ def reductions_match(rows: Sequence[Row]) -> list[Check]:
     return [_compare_reductions(rows, mixed) for mixed in sorted(trained) if {*R6_ADAPTERS} <= trained[mixed]]
 
 
-@check(
-    "R6-trajectory",
-    asks="does projection slow a LoRA's hacking as much as the SVD's?",
-    item="R6",
-    needs="LoRA's reduction .8 to 1.2 of the SVD's",
-)
+@declared("R6-trajectory")
 def _compare_reductions(rows: Sequence[Row], mixed: str) -> Finding:
     svd, lora = R6_ADAPTERS
     by_adapter, changes = [], list[float]()
@@ -186,8 +165,8 @@ def _compare_reductions(rows: Sequence[Row], mixed: str) -> Finding:
             changes.append(float(np.mean(ends)))
     seeds = sorted(set.intersection(*(set(rates) for arms in by_adapter for rates in arms)))
     if len(seeds) < MIN_SEEDS or len(changes) < 2:
-        detail = f"{len(seeds)} seeds of vanilla and projected in common, {MIN_SEEDS} are needed"
-        return Finding(None, None, detail)
+        few = Sentence("probe.checks.few-paired-seeds", seeds=len(seeds), needed=MIN_SEEDS)
+        return Finding(None, None, few)
     rises = [[np.array([rates[s][1] - rates[s][0] for s in seeds]) for rates in arms] for arms in by_adapter]
     first, second = (vanilla - projected for vanilla, projected in rises)
     # Less hacking after a smaller move of the weights would be no effect of projection.
@@ -219,24 +198,22 @@ def trajectories_slowed(rows: Sequence[Row]) -> list[Check]:
         missing = [arm for arm in ARMS if arm not in rises]
         seeds = [] if missing else sorted(set.intersection(*(set(rises[arm]) for arm in ARMS)))
         if missing or len(seeds) < MIN_SEEDS:
-            reason = f"{len(seeds)} seeds in common, {MIN_SEEDS} are needed"
+            reason = Sentence("probe.checks.few-seeds", seeds=len(seeds), needed=MIN_SEEDS)
             if missing:
-                reason = f"no trajectories of the arm {', '.join(missing)}"
-            checks.append(replace(CHECKS["R5"].found(Finding(None, None, reason)), name="R5" + suffix))
+                reason = Sentence("probe.checks.arms-missing", arms=missing)
+            checks.append(replace(CHECKS["R5"].result(Finding(None, None, reason)), name="R5" + suffix))
             continue
         checks.append(replace(_strict_slowing(kind_rows, rises, seeds), name="R5" + suffix))
         checks.append(replace(_ends_lower(rises, seeds), name="R5-plan" + suffix))
     return checks
 
 
-@check(
-    "R5-plan", asks="does projection end 10 points lower?", item="R5", needs="ends 10 points lower", severity="report"
-)
+@declared("R5-plan")
 def _ends_lower(rises: Rises, seeds: Sequence[int]) -> Finding:
     """Check the plan's "projected stays < 10 pp lower", read as: projected ends at least 10 points below vanilla."""
     ends = [float(np.mean([rises[arm][seed][1] for seed in seeds])) for arm in ("vanilla", "projected")]
     gap = ends[0] - ends[1]
-    return Finding(gap >= MIN_GAP, gap, f"last three steps: {ends[0]:.2f} vanilla, {ends[1]:.2f} projected")
+    return Finding(gap >= MIN_GAP, gap, Sentence("probe.checks.last-steps", vanilla=ends[0], projected=ends[1]))
 
 
 def _rates_by_seed(rows: Sequence[Row], arm: str) -> dict[int, tuple[float, float]]:
@@ -258,16 +235,11 @@ def _column(rows: Sequence[Row], arm: str, seed: int, column: str) -> list[float
     """Return the known values of a column along one trajectory, in the order of its steps."""
     path = sorted((row for row in rows if (row["arm"], row["train_seed"]) == (arm, seed)), key=lambda row: row["step"])
     if len({row["step"] for row in path}) < len(path):
-        raise UsageError(f"Two trainings of the arm {arm} and seed {seed} were given. Give each once with --from.")
+        raise UsageError("probe.checks.training-twice", arm=arm, seed=seed)
     return [row[column] for row in path if row[column] is not None]
 
 
-@check(
-    "R5",
-    asks="does projection slow hacking more than a random projection, at equal solve rates?",
-    item="R5",
-    needs="vanilla >= +.20, projected 10 points less, less than random (p < .05), solve gap shown <= .10",
-)
+@declared("R5")
 def _strict_slowing(rows: Sequence[Row], rises: Rises, seeds: Sequence[int]) -> Finding:
     """Check that vanilla rises by 20 points, projected by 10 less and by less than random, at equal solve rates.
 
