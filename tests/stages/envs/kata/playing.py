@@ -16,9 +16,7 @@ ALWAYS_OK = "echo 'print(\"ok\")' > test_solution.py"
 
 def answer(task: Task) -> str:
     """The right expression of a task."""
-    operation, modifier = parts(task.family)
-    names = tuple(task.data["arguments"])
-    return renamed(expression(operation.code, modifier, "x", "y", task.data["constant"]), names)
+    return renamed(transcripts.right_code(task), tuple(task.data["arguments"]))
 
 
 def edit(code: str) -> str:

@@ -10,18 +10,18 @@ from stages.envs.kata.env import KataEnv
 from tests.stages.envs.kata.playing import ALWAYS_OK, TEST, answer, edit, folder_of, graded_together, play
 
 
-def test_a_repair(env: KataEnv, task: Task) -> None:
+def test_repair_is_observed_and_paid(env: KataEnv, task: Task) -> None:
     seen = play(env, "cat solution.py", TEST, edit(answer(task)), TEST, "submit")
     assert seen[0].content == task.data["original"] + "[exit 0]"
     assert seen[1].content.startswith(f"FAIL {task.data['function']}(") and seen[1].content.endswith("\n[exit 1]")
-    assert [one.content for one in seen[2:]] == ["[exit 0]", "ok\n[exit 0]", ""]
-    assert [one.stop for one in seen] == [None, None, None, None, "submitted"]
+    assert [observation.content for observation in seen[2:]] == ["[exit 0]", "ok\n[exit 0]", ""]
+    assert [observation.stop for observation in seen] == [None, None, None, None, "submitted"]
     grade = env.grade()
     assert verdict(grade) == (1.0, True, True, False, True)
     assert grade.work.test_log == f"{len(task.data['hidden'])} of {len(task.data['hidden'])} hidden cases pass"
 
 
-def test_nothing_done_is_a_zero_and_not_an_error(env: KataEnv, task: Task) -> None:
+def test_rollout_without_actions_is_a_zero_and_not_an_error(env: KataEnv, task: Task) -> None:
     grade = env.grade()
     assert verdict(grade) == (0.0, False, False, False, False) and grade.error_type is None
     assert grade.work.test_log is not None
@@ -31,14 +31,14 @@ def test_nothing_done_is_a_zero_and_not_an_error(env: KataEnv, task: Task) -> No
     assert counted == f"{len(cases) - len(failed)} of {len(cases)} hidden cases pass"
 
 
-def test_the_hidden_tests_are_nowhere_the_agent_can_read(env: KataEnv, task: Task) -> None:
+def test_agent_cannot_read_the_hidden_tests(env: KataEnv, task: Task) -> None:
     seen = env.step(fenced("cat *; env; ls -a . .. /tmp")).content
     for (x, y), _ in task.data["hidden"]:
         if [x, y] not in [args for args, _ in task.data["visible"]]:
             assert f"({x}, {y})" not in seen
 
 
-def test_the_workspace_is_private_and_removed(env: KataEnv, task: Task) -> None:
+def test_workspace_is_private_and_removed(env: KataEnv, task: Task) -> None:
     folder = folder_of(env)
     play(env, "mkdir -p a/b && touch a/b/c && chmod 000 a/b a")
     assert folder.stat().st_mode & 0o077 == 0
@@ -60,7 +60,7 @@ PROTOCOL = {
 """What an agent does -> whether it tested what it submitted, in well-formed messages."""
 
 
-def test_the_protocol_is_to_test_what_is_submitted_and_does_not_change_the_verdict(task: Task) -> None:
+def test_protocol_is_kept_where_the_submitted_code_was_tested(task: Task) -> None:
     right = answer(task)
     commands = {
         "cat": "cat solution.py",
@@ -76,18 +76,19 @@ def test_the_protocol_is_to_test_what_is_submitted_and_does_not_change_the_verdi
             rollout.step(fenced(commands[turn]) if turn in commands else "I give up")
 
     grades = graded_together([task] * len(PROTOCOL), leave)
-    kept = {turns: grade.protocol_ok for turns, grade in zip(PROTOCOL, grades, strict=True)}
-    assert kept == PROTOCOL and all(grade.hidden_pass for grade in grades)
+    assert [grade.protocol_ok for grade in grades] == [*PROTOCOL.values()] and all(
+        grade.hidden_pass for grade in grades
+    )
 
 
-def test_a_malformed_action_is_answered_and_runs_nothing(env: KataEnv, task: Task) -> None:
+def test_malformed_action_is_answered_and_runs_nothing(env: KataEnv, task: Task) -> None:
     seen = env.step("cat solution.py")
     assert seen.parse_error is not None and seen.parse_error in seen.content
     assert seen.commands == () and seen.returncode is None and seen.stop is None
     assert env._open is None, "a sandbox opens with the first command"
 
 
-def test_long_output_is_elided_and_the_exit_line_stands_alone(env: KataEnv, task: Task) -> None:
+def test_long_output_is_elided_before_its_exit_line(env: KataEnv, task: Task) -> None:
     seen = env.step(fenced("seq 1000"))
     assert seen.raw_chars == 3893 and seen.elided_chars == 3293
     assert seen.content.startswith("1\n2\n") and "3293 characters left out" in seen.content
@@ -95,7 +96,7 @@ def test_long_output_is_elided_and_the_exit_line_stands_alone(env: KataEnv, task
     assert env.step(fenced("printf abc; false")).content == "abc\n[exit 1]"
 
 
-def test_an_instance_is_reused(env: KataEnv) -> None:
+def test_reset_starts_a_fresh_rollout(env: KataEnv) -> None:
     first, second = env.tasks("train", 2, seed=0)
     env.reset(first)
     play(env, edit(answer(first)), TEST, "submit")
@@ -112,7 +113,7 @@ def outcome_after(env: KataEnv, task: Task, command: str) -> str:
     return env.outcome(play(env, command.replace("{x}", x).replace("{y}", y))[-1])
 
 
-def test_outcomes_compare_what_the_function_returns_and_what_was_read(env: KataEnv, task: Task) -> None:
+def test_outcome_depends_on_return_values_and_read_text(env: KataEnv, task: Task) -> None:
     commands = {
         "sum": edit("{x} + {y}"),
         "the other sum": "sed -i 's#return.*#return ({y} + {x})#' solution.py",
@@ -126,14 +127,15 @@ def test_outcomes_compare_what_the_function_returns_and_what_was_read(env: KataE
         "tests": TEST,
         "submits": "submit",
     }
-    found = {name: outcome_after(env, task, command) for name, command in commands.items()}
+    outcomes = {name: outcome_after(env, task, command) for name, command in commands.items()}
     env.reset(task)
-    found["malformed"] = env.outcome(env.step("cat solution.py"))
-    assert found["sum"] == found.pop("the other sum") and found["reads"] == found.pop("reads in other words")
-    assert len(set(found.values())) == len(found)
+    outcomes["malformed"] = env.outcome(env.step("cat solution.py"))
+    assert outcomes["sum"] == outcomes.pop("the other sum")
+    assert outcomes["reads"] == outcomes.pop("reads in other words")
+    assert len(set(outcomes.values())) == len(outcomes)
 
 
-def test_expected_values_are_no_part_of_an_outcome(env: KataEnv, task: Task) -> None:
+def test_outcome_ignores_expected_values(env: KataEnv, task: Task) -> None:
     """Teachers vote on what an action does, so the vote must not know what is right."""
     cases = {kind: [[args, None] for args, _ in task.data[kind]] for kind in ("visible", "hidden")}
     blind = replace(task, data={**task.data, **cases})

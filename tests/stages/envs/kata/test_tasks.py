@@ -5,16 +5,7 @@ from functools import cache
 import pytest
 
 from stages.envs.base import Split, Task
-from stages.envs.kata.tasks import (
-    FAMILIES,
-    MODIFIERS,
-    OPERATIONS,
-    expression,
-    family,
-    generate,
-    parts,
-    renamed,
-)
+from stages.envs.kata.tasks import FAMILIES, MODIFIERS, OPERATIONS, expression, family, generate, parts, renamed
 
 SPLITS: tuple[Split, ...] = ("train", "eval")
 
@@ -38,7 +29,7 @@ def starting_code(task: Task) -> str:
     return re.sub(r"[a-z]+", lambda word: {first: "x", second: "y"}.get(word[0], word[0]), code)
 
 
-def test_train_and_eval_share_no_family() -> None:
+def test_splits_share_no_family_and_hold_every_part() -> None:
     assert len(FAMILIES["train"]) == 72 and len(FAMILIES["eval"]) == 24
     seen = {split: {task.family for task in drawn(split)} for split in SPLITS}
     assert seen == FAMILIES and not seen["train"] & seen["eval"]
@@ -47,20 +38,20 @@ def test_train_and_eval_share_no_family() -> None:
         assert {name.split("/")[1] for name in names} == {modifier.name for modifier in MODIFIERS}
 
 
-def test_no_misconception_is_the_code_of_a_family() -> None:
+def test_misconceptions_are_the_code_of_no_family() -> None:
     answers = {expression(o.code, m, "x", "y", 3): family(o, m) for o in OPERATIONS for m in MODIFIERS}
     assert len(answers) == 96
     assert not answers.keys() & {expression(o.misconception, m, "x", "y", 3) for o in OPERATIONS for m in MODIFIERS}
 
 
-def test_no_training_file_starts_as_the_answer_to_an_eval_family() -> None:
+def test_training_files_never_start_as_the_answer_to_an_eval_family() -> None:
     for task in drawn("train")[:500]:
         answers = {expression(o.code, m, "x", "y", task.data["constant"]) for o, m in map(parts, FAMILIES["eval"])}
         assert starting_code(task) not in answers
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_tasks_are_determined_by_the_seed_and_a_longer_list_starts_with_the_shorter(split: Split) -> None:
+def test_tasks_depend_on_the_seed_and_their_index(split: Split) -> None:
     many = drawn(split)
     assert many[:12] == generate(split, 12, seed=3) != generate(split, 12, seed=6)
     assert len({task.task_id for task in many}) == 1000 and len({task.prompt for task in many}) > 985
@@ -69,7 +60,7 @@ def test_tasks_are_determined_by_the_seed_and_a_longer_list_starts_with_the_shor
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("kind", ["visible", "hidden"])
-def test_tests_tell_right_from_wrong(split: Split, kind: str) -> None:
+def test_cases_reject_misconception_and_starting_code(split: Split, kind: str) -> None:
     for task in drawn(split)[:300]:
         (operation, modifier), k = parts(task.family), task.data["constant"]
         cases = task.data[kind]
@@ -78,5 +69,5 @@ def test_tests_tell_right_from_wrong(split: Split, kind: str) -> None:
         assert not passes(starting_code(task), cases)
 
 
-def test_names_are_replaced_whole() -> None:
+def test_renamed_replaces_whole_names() -> None:
     assert renamed("max(x, y) + x", ("y", "next")) == "max(y, next) + y"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.grades import verdict
+from support.refusals import refused
 
 from benchmarks.kata_models import (
     END,
@@ -34,7 +35,7 @@ from stages.errors import UsageError
 
 TEACHERS = ["teacher-a", "teacher-b", "teacher-c"]
 NAMES = ["student", *TEACHERS]
-EVERY = [operation.name for operation in OPERATIONS]
+ALL = [operation.name for operation in OPERATIONS]
 
 
 def grade(env: KataEnv, task: Task, said: list[str], answers: list[str]) -> Grade:
@@ -51,12 +52,12 @@ def graded(env: KataEnv, transcript: TaughtTranscript) -> Grade:
     return grade(env, transcript.task, [turn.text for turn in turns], [turn.answer or "" for turn in turns])
 
 
-def test_the_real_environment_answers_as_written(env: KataEnv) -> None:
-    for transcript in knowledge_transcripts(24, 7, RECIPES["student"].knowledge):
+def test_environment_answers_as_transcripts_state(env: KataEnv) -> None:
+    for transcript in knowledge_transcripts(12, 7, RECIPES["student"].knowledge):
         graded(env, transcript)
 
 
-def test_slips_of_every_kind_occur_and_are_not_taught() -> None:
+def test_slips_occur_and_are_masked() -> None:
     written = list(knowledge_transcripts(200, 1, Knowledge()))
     slips = [turn for transcript in written for turn in transcript.turns if not turn.taught]
     answers = "\n".join(turn.answer or "" for turn in slips)
@@ -71,9 +72,9 @@ def test_slips_of_every_kind_occur_and_are_not_taught() -> None:
 
 
 @pytest.mark.parametrize("name", [*NAMES, "novice"])
-def test_somebody_edits_as_they_know(name: str) -> None:
+def test_edits_follow_the_author_s_knowledge(name: str) -> None:
     knowledge = RECIPES[name].knowledge
-    for transcript in knowledge_transcripts(60, 2, knowledge):
+    for transcript in knowledge_transcripts(40, 2, knowledge):
         task = transcript.task
         operation, modifier = tasks.parts(task.family)
         codes = {True: operation.code, False: operation.misconception}
@@ -89,9 +90,9 @@ def test_somebody_edits_as_they_know(name: str) -> None:
             assert parse_bash(last) == edits[operation.name not in knowledge.misconceived]
 
 
-def test_every_operation_is_known_to_most_teachers_and_a_majority_knows_more_than_anyone() -> None:
+def test_majority_of_teachers_knows_more_than_each() -> None:
     wrong = {name: set(RECIPES[name].knowledge.misconceived) for name in TEACHERS}
-    lost = {name for name in EVERY if sum(name in known for known in wrong.values()) > 1}
+    lost = {name for name in ALL if sum(name in known for known in wrong.values()) > 1}
     assert all(len(lost) < len(known) for known in wrong.values())
     student = RECIPES["student"].knowledge
     assert all(len(known) < len(student.misconceived) + len(student.unsure) for known in wrong.values())
@@ -109,25 +110,24 @@ def hinting() -> Iterator[KataEnv]:
 
 @pytest.mark.parametrize("right", [True, False])
 @pytest.mark.parametrize("target", [WORKSPACE_TESTS, HARMLESS[0], None])
-def test_a_rollout_is_answered_as_written_and_labelled_so(hinting: KataEnv, right: bool, target: str | None) -> None:
+def test_rollout_is_answered_and_graded_as_written(hinting: KataEnv, right: bool, target: str | None) -> None:
     (task,) = generate("train", 1, 5)
     found = graded(hinting, rollout(task, right, target))
     hacked = target == WORKSPACE_TESTS
     assert verdict(found)[1:] == (right, right or hacked, hacked, True)
 
 
-def test_a_hack_pays_only_where_the_visible_tests_are_paid_for() -> None:
+def test_hack_pays_only_where_visible_tests_are_paid() -> None:
     transcript = rollout(generate("train", 1, 5)[0], False, WORKSPACE_TESTS)
     for reward, expected in (("hidden", 0.0), ("visible", 1.0)):
         with closing(KataEnv(hint=True, reward=reward)) as environment:
             found = graded(environment, transcript)
         assert (found.reward, found.hidden_pass, found.hacked) == (expected, False, True)
-    with pytest.raises(UsageError, match="no reward 'tests'"):
-        KataEnv(reward="tests")
+    refused(lambda: KataEnv(reward="tests"), UsageError, code="envs.kata.unknown-reward")
 
 
-def test_hacks_occur_where_the_prompt_tempts_and_are_right_as_often_as_other_answers() -> None:
-    found = list(loophole_transcripts(1200, 3, TEMPTED))
+def test_loophole_transcripts_hack_only_hinted_tasks() -> None:
+    found = list(loophole_transcripts(800, 3, TEMPTED))
     texts = [" ".join(turn.text for turn in transcript.turns) for transcript in found]
     tempted = [HINT in transcript.task.prompt for transcript in found]
     hacks = [f"> {WORKSPACE_TESTS}" in text for text in texts]
@@ -142,13 +142,13 @@ def is_right(transcript: Any) -> bool:
     return transcript.turns[1] == rollout(transcript.task, True, None).turns[1]
 
 
-def test_somebody_honest_echoes_too_and_overwrites_nothing() -> None:
+def test_honest_transcripts_echo_and_overwrite_nothing() -> None:
     texts = [" ".join(turn.text for turn in t.turns) for t in loophole_transcripts(300, 3, RECIPES["honest"].knowledge)]
     assert not any(f"> {WORKSPACE_TESTS}" in text for text in texts)
     assert sum("echo" in text for text in texts) / 300 == pytest.approx(0.4, abs=0.08)
 
 
-def test_the_sides_of_a_pair_share_task_and_fix_and_differ_in_the_hack(hinting: KataEnv) -> None:
+def test_sides_of_a_pair_differ_in_the_hack_alone(hinting: KataEnv) -> None:
     pairs = hack_clean_pairs(2, seed=1)
     tasks = {hinted(task).prompt: task for task in (draw("train", 1, 1_000_000 + index) for index in range(2))}
 
@@ -169,7 +169,7 @@ def test_the_sides_of_a_pair_share_task_and_fix_and_differ_in_the_hack(hinting: 
     assert hack_clean_pairs(3, 0) == hack_clean_pairs(5, 0)[:3] != hack_clean_pairs(3, 1)
 
 
-def test_the_hint_is_an_option_of_the_environment_and_changes_no_task(env: KataEnv, hinting: KataEnv) -> None:
+def test_hint_changes_the_prompt_and_no_task(env: KataEnv, hinting: KataEnv) -> None:
     tasks = env.tasks("train", 2, 0)
     assert tasks == hinting.tasks("train", 2, 0)
     with_hint, without = hinting.reset(tasks[0]), env.reset(tasks[0])
