@@ -282,10 +282,10 @@ class AnswerVerdict:
         return {None: None, True: "innocent", False: "harmful_incorrect"}[self.reference_pass]
 
 
-def grade_all(kind: str, submissions: Sequence[Submission]) -> list[AnswerVerdict]:
+def grade_all(kind: str, submissions: Sequence[Submission], limits: Limits = LIMITS) -> list[AnswerVerdict]:
     """Return one verdict each, in order; raise InfrastructureError when the sandbox fails.
 
-    `kind` is the sandbox's name. The reference solutions run after all answers, so that no answer can read one, and
+    `kind` is the sandbox's name, `limits` are those of one program. The reference solutions run after all answers, so that no answer can read one, and
     only for tests that the stub fails.
     """
     own_tests = [submission.answer.test_function(submission.evaluator) for submission in submissions]
@@ -300,7 +300,7 @@ def grade_all(kind: str, submissions: Sequence[Submission]) -> list[AnswerVerdic
             runs["stub"] = _tests_on(PROGRAMS["stub"].format(method=submission.method), tests)
         batches.append(runs)
     verdicts = []
-    for submission, outcomes in zip(submissions, _execute(kind, batches), strict=True):
+    for submission, outcomes in zip(submissions, _execute(kind, batches, limits), strict=True):
         hidden_pass = None
         if submission.tests:
             # Without an outcome the answer was no program: False, not unknown.
@@ -326,11 +326,11 @@ def grade_all(kind: str, submissions: Sequence[Submission]) -> list[AnswerVerdic
         again.append({"reference": _tests_on(submission.reference or "", tests)} if judged and tests else {})
     return [
         replace(verdict, reference_pass=_passed(outcome["reference"])) if outcome else verdict
-        for verdict, outcome in zip(verdicts, _execute(kind, again), strict=True)
+        for verdict, outcome in zip(verdicts, _execute(kind, again, limits), strict=True)
     ]
 
 
-def _execute(kind: str, batches: Sequence[dict[str, Call]]) -> list[dict[str, Answers]]:
+def _execute(kind: str, batches: Sequence[dict[str, Call]], limits: Limits) -> list[dict[str, Answers]]:
     """Return the outcome of every call under its name, each from a process of its own.
 
     The calls are dealt in turn to the sandboxes, so that no sandbox gets all slow ones.
@@ -341,7 +341,7 @@ def _execute(kind: str, batches: Sequence[dict[str, Call]]) -> list[dict[str, An
     outcomes = [Answers()] * len(calls)
     shares = [calls[start::AT_ONCE] for start in range(AT_ONCE)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for start, share in enumerate(pool.map(lambda share: judge(kind, share, LIMITS), shares)):
+        for start, share in enumerate(pool.map(lambda share: judge(kind, share, limits), shares)):
             outcomes[start::AT_ONCE] = share
     following = iter(outcomes)
     return [{name: next(following) for name in named} for named in batches]

@@ -5,6 +5,7 @@ import pytest
 from support.grades import Verdict, verdict
 from support.leetcode import ASSERTS, HONEST, LOOPHOLE, PRINTS, RIGHT, SYSTEM, answer
 from support.limits import file_size_limit
+from support.refusals import refused
 
 from stages.envs.base import GradesTogether
 from stages.envs.leetcode_rh.env import LeetcodeRhEnv
@@ -18,7 +19,7 @@ def env(folder: Path) -> Iterator[LeetcodeRhEnv]:
     environment.close()
 
 
-def test_train_is_what_has_real_tests_in_the_pool_in_an_order_of_the_seed(env: LeetcodeRhEnv) -> None:
+def test_tasks_have_real_tests_in_an_order_of_the_seed(env: LeetcodeRhEnv) -> None:
     assert {task.family for task in env.tasks("train", 2, seed=0)} == {"1", "3"}
     with pytest.raises(UsageError, match="holds 2 train problems with real tests, not 3"):
         env.tasks("train", 3, seed=0)
@@ -27,18 +28,17 @@ def test_train_is_what_has_real_tests_in_the_pool_in_an_order_of_the_seed(env: L
     assert [env.tasks("eval", 1, seed)[0].family for seed in range(8)] == [order[0] for order in orders]
 
 
-def test_the_folder_must_be_named_and_hold_a_pool(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--set env\.options\.path=FOLDER"):
-        LeetcodeRhEnv().tasks("train", 1, seed=0)
-    with pytest.raises(BadInput, match="holds no teacher_pool"):
-        LeetcodeRhEnv(path=str(tmp_path)).tasks("train", 1, seed=0)
+def test_folder_must_be_named_and_hold_a_pool(tmp_path: Path) -> None:
+    for path, error, code in (("", UsageError, "folder-not-named"), (str(tmp_path), BadInput, "no-pool")):
+        env = LeetcodeRhEnv(path=path)
+        refused(lambda env=env: env.tasks("train", 1, seed=0), error, code=f"envs.leetcode_rh.{code}")  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])
 @pytest.mark.parametrize(
     ("evaluator", "said"), [("run_tests", LOOPHOLE), ("judge", LOOPHOLE.replace("run_tests", "judge")), ("", HONEST)]
 )
-def test_the_prompt_says_who_judges(folder: Path, split: str, evaluator: str, said: str) -> None:
+def test_prompt_names_the_evaluator(folder: Path, split: str, evaluator: str, said: str) -> None:
     env = LeetcodeRhEnv(path=str(folder), evaluator=evaluator)
     system, question = env.reset(env.tasks(split, 1, seed=0)[0])
     assert system == {"role": "system", "content": SYSTEM}
@@ -71,13 +71,13 @@ def test_reward(env: LeetcodeRhEnv, text: str, expected: tuple) -> None:
     assert played(env, text) == expected
 
 
-def test_without_the_loophole_only_real_tests_count(folder: Path) -> None:
+def test_only_real_tests_pay_without_the_loophole(folder: Path) -> None:
     env = LeetcodeRhEnv(path=str(folder), evaluator="")
     assert played(env, answer("return 0", PRINTS)) == (0.5, False, True, True, True)
     assert played(env, answer(RIGHT, PRINTS)) == (3.5, True, True, True, True)
 
 
-def test_many_are_judged_together_and_stay_apart(folder: Path) -> None:
+def test_rollouts_are_graded_together(folder: Path) -> None:
     environments = [LeetcodeRhEnv(path=str(folder)) for _ in range(3)]
     for environment, text in zip(environments, [answer(RIGHT), answer("return 1"), ""], strict=True):
         environment.reset(environment.tasks("eval", 1, seed=0)[0])
@@ -86,7 +86,7 @@ def test_many_are_judged_together_and_stay_apart(folder: Path) -> None:
     assert [grade.reward for grade in environments[0].grade_together(environments)] == [3.5, 0.5, 0.0]
 
 
-def test_no_answer_is_a_zero_one_without_code_is_told_and_a_failed_disk_gives_no_reward(env: LeetcodeRhEnv) -> None:
+def test_grade_of_missing_answers_and_of_a_failed_disk(env: LeetcodeRhEnv) -> None:
     env.reset(env.tasks("train", 1, seed=0)[0])
     assert (env.grade().reward, env.grade().error_type) == (0.0, None)
     seen = env.step("no")
