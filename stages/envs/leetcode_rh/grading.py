@@ -283,10 +283,10 @@ class AnswerVerdict:
 
 
 def grade_all(kind: str, submissions: Sequence[Submission], limits: Limits = LIMITS) -> list[AnswerVerdict]:
-    """Return one verdict each, in order; raise InfrastructureError when the sandbox fails.
+    """Grade submissions in the sandbox `kind`; return one verdict each, in order. `limits`: of one program.
 
-    `kind` is the sandbox's name, `limits` are those of one program. The reference solutions run after all answers, so that no answer can read one, and
-    only for tests that the stub fails.
+    The reference solutions run after all answers, so that no answer can read one, and only for tests that the stub
+    fails.
     """
     own_tests = [submission.answer.test_function(submission.evaluator) for submission in submissions]
     batches = []
