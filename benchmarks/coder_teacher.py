@@ -12,25 +12,28 @@ import records
 from experiment import Experiment, comparison_lines, difference_of, put
 
 from stages.envs import sampling_unit
-from stages.evaluation.inference import BETTER, MIN_GAIN, NO_GAIN, WORSE
+from stages.evaluation.arm_comparison import EvalQuestion
+from stages.evaluation.difference import Decision, Difference
+from stages.evaluation.inference import MIN_GAIN
 from stages.evaluation.outcomes import KEPT, START
 from stages.evaluation.report import arms_chart
-from stages.evaluation.verdict import EvalQuestion, PairedDifference, decide, points
+from stages.evaluation.verdict import decide
+from stages.evaluation.words import points
 from stages.runs import store
 
 EXPERIMENT = Experiment.named("coder-teacher")
 QUESTION = EvalQuestion("A", "C", START, sampling=sampling_unit("code"), outcome=KEPT)
 
 
-def finding(found: PairedDifference) -> str:
+def finding(found: Difference) -> str:
     """Return what follows from C - A by the registered rule."""
-    if found.shows == BETTER:
+    if found.decision is Decision.BETTER:
         size = (
             "by at least 2 points" if found.low > MIN_GAIN else "by less than 2 points" if found.high < MIN_GAIN else ""
         )
         return f"the teacher's answers help {size}".rstrip()
-    if found.shows in (WORSE, NO_GAIN):
-        return "the teacher's answers do not help" + (": a loss is shown" if found.shows == WORSE else "")
+    if found.decision in (Decision.WORSE, Decision.NO_GAIN):
+        return "the teacher's answers do not help" + (": a loss is shown" if found.decision is Decision.WORSE else "")
     return "undecided" + ("" if found.mde is None else f"; 80 % power for {100 * found.mde:.1f} points")
 
 

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import cases
-from pydantic import TypeAdapter
 from records import ROOT, Claim, measured
 
+from stages.evaluation.difference import Difference
+from stages.evaluation.document import read_verdict
 from stages.evaluation.outcomes import PRIMARY
 from stages.evaluation.report import text_table
-from stages.evaluation.verdict import EvalVerdict, PairedDifference
+from stages.evaluation.verdict import EvalVerdict
+from stages.evaluation.words import VerdictWords
 from stages.runs import store
 
 VERDICT = ROOT / "docs" / "experiments" / "demo.json"
@@ -70,8 +72,8 @@ def session(command: str = "./dev demo", verdict: str = "demo", lines_of_decisio
 
     verdict: a file in docs/experiments. lines_of_decision: None for all.
     """
-    found = _kept(verdict)
-    lines = text_table(found).splitlines()
+    found, words = _kept(verdict)
+    lines = text_table(found, words).splitlines()
     arms = lines[: 1 + len(found.arms)]
     differences = [line for line in lines if line.startswith("pass@1")]
     first = next(number for number, line in enumerate(lines) if line.startswith(found.decision))
@@ -82,7 +84,7 @@ def session(command: str = "./dev demo", verdict: str = "demo", lines_of_decisio
 
 def gained(verdict: str) -> str:
     """Return the pass rates of a start and of its training with their differences, for a sentence. verdict: a file."""
-    found = _kept(verdict)
+    found, _ = _kept(verdict)
     rates, gain = {one.arm: 100 * (one.pass_rate or 0) for one in found.arms}, found.gain
     if gain is None:
         raise ValueError(f"{verdict} has no difference")
@@ -95,7 +97,7 @@ def gained(verdict: str) -> str:
 
 def in_words() -> str:
     """Return the verdict of the demo without the words of this project, for README."""
-    found = _kept("demo")
+    found, _ = _kept("demo")
     right = {one.arm: f"{100 * (one.pass_rate or 0):.0f} %" for one in found.arms}
     gain, cold = found.gain, found.at_zero
     if gain is None or cold is None or gain.low <= 0 or cold.low > 0:
@@ -113,13 +115,13 @@ def in_words() -> str:
     )
 
 
-def _points(difference: PairedDifference) -> str:
+def _points(difference: Difference) -> str:
     low, high = (100 * bound for bound in (difference.low, difference.high))
     return f"{100 * difference.estimate:+.1f} points [{low:+z.1f}, {high:+z.1f}]"
 
 
-def _kept(verdict: str) -> EvalVerdict:
-    return TypeAdapter(EvalVerdict).validate_python(store.read_json(VERDICT.with_stem(verdict)))
+def _kept(verdict: str) -> tuple[EvalVerdict, VerdictWords]:
+    return read_verdict(store.read_json(VERDICT.with_stem(verdict)))
 
 
 CASES = {"smollm2": smollm2, "kata": kata}

@@ -37,9 +37,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import records
 
+from stages.evaluation.arm_comparison import EvalQuestion, compare
+from stages.evaluation.difference import Difference
 from stages.evaluation.inference import holm
 from stages.evaluation.outcomes import AT_ZERO, KEPT, PASSED, PROTOCOL, START, items_table, of_arm, task_mean
-from stages.evaluation.verdict import EvalQuestion, EvalVerdict, PairedDifference, compare, points
+from stages.evaluation.verdict import EvalVerdict
+from stages.evaluation.words import points
 from stages.runs import store
 from stages.runs.kinds import EVAL_ITEM, PAIR, TASK
 from stages.runs.run import Run
@@ -302,7 +305,7 @@ class Experiment:
                 lines.append(f"| {arm} | {' | '.join(cells)} |")
         return lines
 
-    def claim(self, text: str, found: PairedDifference) -> records.Claim:
+    def claim(self, text: str, found: Difference) -> records.Claim:
         """Return the record of a difference in points, under this registration."""
         return records.measured(
             f"{text}, {found.num_seeds} trainings of each",
@@ -368,7 +371,7 @@ def put(document: Path, lines: Sequence[str]) -> None:
     document.write_text(before + begin + "\n".join(lines) + "\n" + end + rest.partition(end)[2])
 
 
-def comparison_lines(title: str, found: Mapping[str, PairedDifference]) -> list[str]:
+def comparison_lines(title: str, found: Mapping[str, Difference]) -> list[str]:
     """Return a table of differences with their p-values after Holm's correction over them."""
     lines = [f"| {title} | difference | p after Holm |", "| --- | --- | --- |"]
     for (name, difference), p in zip(found.items(), holm([d.p_value for d in found.values()]), strict=True):
@@ -395,7 +398,7 @@ def beside(*told: tuple[Mapping[str, str], str]) -> str:
 
 def difference_of(
     items: pa.Table, pairs: Iterable[tuple[str, str]], question: EvalQuestion, *, power: bool = True
-) -> dict[str, PairedDifference]:
+) -> dict[str, Difference]:
     """Return the differences of pairs of arms, by their names; without those of arms that were dropped.
 
     power: whether to simulate what such experiments would find, where nothing is decided.

@@ -23,26 +23,13 @@ import numpy as np
 from records import Claim, share
 from scipy.optimize import brentq
 
-from stages.evaluation.inference import BETTER, MIN_SEEDS, VALIDATED, PairedTest, shows
+from stages.evaluation.design import Design, draw, outlook, simulated
+from stages.evaluation.difference import Decision, Verdict
+from stages.evaluation.inference import MIN_SEEDS, PairedTest, shows
 from stages.evaluation.outcomes import START, collapsed, items_table
-from stages.evaluation.planner import (
-    NUM_PILOTS,
-    PILOT,
-    Design,
-    PlanQuestion,
-    Rates,
-    TaskModel,
-    bootstrap,
-    complete,
-    draw,
-    measure,
-    models_of,
-    outlook,
-    simulated,
-    task_model,
-    validated_range,
-)
-from stages.evaluation.report import LARGEST_RANGE
+from stages.evaluation.pilot import bootstrap, complete, measure, models_of
+from stages.evaluation.planner import LARGEST_RANGE, NUM_PILOTS, PlanQuestion, validated_range
+from stages.evaluation.task_model import PILOT, Rates, TaskModel, task_model
 from stages.runs.kinds import Row
 
 OPERATIONS = (17, 15, 13, 12, 11, 11, 10, 9, 8, 7, 5, 2)
@@ -157,7 +144,7 @@ def planned(experiments: int = 1000) -> Iterator[Claim]:
             raise RuntimeError(f"{name}: no gain is found by 80 % of such experiments")
         gain, at = least[0], question.model_at(least[0])
         tests = simulated(at, design, gain, experiments, seed=77)
-        found = np.concatenate([shows([test]) == BETTER for test in tests])
+        found = np.concatenate([shows([test]) == Decision.BETTER for test in tests])
         yield share_of(found, f"{name}: experiments that find the {100 * gain:.1f} points that 80 % should find")
 
 
@@ -191,7 +178,7 @@ def collapses(experiments: int = 1000) -> Iterator[Claim]:
                 arms[0][fell] = 0.0
                 test = PairedTest(*arms, units, fixed=design.fixed, num_flips=399)
                 held.append(~test.rejects(truth))
-                gained.append(shows([test]) == BETTER)
+                gained.append(shows([test]) == Decision.BETTER)
                 seen.append(fell.any(1))
             covered, better, at_least_one = (np.concatenate(each) for each in (held, gained, seen))
             what = f"{name}, {seeds} seeds of which {100 * FAILING:g} % collapse, mean {100 * truth:.1f} points"
@@ -243,7 +230,7 @@ def pilots(pilots: int = 25) -> Iterator[Claim]:
         return complete(measure(rows, "A", "B"), gain)
 
     rates = {name: (getattr(UNLIKE, name), PILOT) for name in ("pass_rate", "samples_differ", "family_correlation")}
-    truth = outlook(task_model(complete(rates, gain)), planned_design, gain, 1000).chances[VALIDATED]
+    truth = outlook(task_model(complete(rates, gain)), planned_design, gain, 1000).chances[Verdict.VALIDATED]
     for name, sizes in PILOTS.items():
         said, inside = [], []
         for number in range(pilots):
@@ -256,7 +243,7 @@ def pilots(pilots: int = 25) -> Iterator[Claim]:
                 for sample in range(4)
             ]
             model, *models = models_of((rows, *bootstrap(rows, NUM_PILOTS)), rates_of, gain)
-            chance = outlook(model, planned_design, gain).chances[VALIDATED]
+            chance = outlook(model, planned_design, gain).chances[Verdict.VALIDATED]
             low, high = validated_range(chance, models, len(sizes), planned_design, gain) or (0.0, 1.0)
             said.append(high - low > LARGEST_RANGE)
             inside.append(low <= truth <= high)

@@ -19,10 +19,13 @@ import pyarrow.compute as pc
 import records
 from experiment import Experiment, comparison_lines, cut_share, difference_of, put
 
-from stages.evaluation.inference import ALPHA, BETTER, NO_GAIN, UNDECIDED, WORSE, holm
+from stages.evaluation.arm_comparison import EvalQuestion
+from stages.evaluation.difference import Decision, Difference
+from stages.evaluation.inference import ALPHA, holm
 from stages.evaluation.outcomes import AT_ZERO, KEPT, PASSED, PROTOCOL, START, of_arm, task_mean
 from stages.evaluation.report import arms_chart
-from stages.evaluation.verdict import EvalQuestion, PairedDifference, decide, points
+from stages.evaluation.verdict import decide
+from stages.evaluation.words import points
 from stages.runs import store
 from stages.terms import SamplingUnit
 
@@ -34,7 +37,12 @@ FAMILIES = SamplingUnit()
 FIXED = replace(FAMILIES, fixed=True)
 CUT, UNSURE = 0.25, 0.5
 """A training has collapsed, too, if it cuts more than this share of its answers, or its entropy doubles beyond this."""
-SHOWN = {BETTER: "a gain is shown", WORSE: "a loss is shown", NO_GAIN: "less than 2 points", UNDECIDED: "undecided"}
+SHOWN = {
+    Decision.BETTER: "a gain is shown",
+    Decision.WORSE: "a loss is shown",
+    Decision.NO_GAIN: "less than 2 points",
+    Decision.UNDECIDED: "undecided",
+}
 
 
 def at_zero(*arms: str) -> tuple[str, ...]:
@@ -42,20 +50,20 @@ def at_zero(*arms: str) -> tuple[str, ...]:
     return tuple(f"{arm}{AT_ZERO}" for arm in arms)
 
 
-def primary(items: pa.Table, sampling: SamplingUnit = FAMILIES) -> dict[str, tuple[PairedDifference, str]]:
+def primary(items: pa.Table, sampling: SamplingUnit = FAMILIES) -> dict[str, tuple[Difference, str]]:
     """Return the three comparisons of the primary outcome by name, each with what follows from it by the rule."""
     question = EvalQuestion(sampling=sampling, outcome=KEPT)
     found = difference_of(items, [at_zero(*pair) for pair in (GATE, *GATED)], question, power=not sampling.fixed)
     (gate, first), *rest = found.items()
-    said = {gate: SHOWN[first.shows]}
+    said = {gate: SHOWN[first.decision]}
     # At a p-value's own level of Holm's procedure, so that intervals of tests and decisions do not contradict.
     for (name, one), p in zip(rest, holm([one.p_value for _, one in rest]), strict=True):
-        said[name] = f"{SHOWN[one.shows]}, p {p:.3g} after Holm"
-        if one.shows == BETTER and p >= ALPHA:
+        said[name] = f"{SHOWN[one.decision]}, p {p:.3g} after Holm"
+        if one.decision == Decision.BETTER and p >= ALPHA:
             said[name] = f"undecided, p {p:.3g} after Holm"
-        if one.shows == WORSE and p >= ALPHA:  # its interval lies below 2 points all the same
-            said[name] = f"{SHOWN[NO_GAIN]}; a loss is not shown, p {p:.3g} after Holm"
-        if first.shows != BETTER:
+        if one.decision == Decision.WORSE and p >= ALPHA:  # its interval lies below 2 points all the same
+            said[name] = f"{SHOWN[Decision.NO_GAIN]}; a loss is not shown, p {p:.3g} after Holm"
+        if first.decision != Decision.BETTER:
             said[name] = "a description, as no gain of C − A is shown"
     return {name.replace(AT_ZERO, ""): (one, said[name]) for name, one in found.items()}
 
@@ -92,19 +100,19 @@ def result(
     print("\n".join(lines))
 
 
-def in_passes(items: pa.Table) -> dict[str, PairedDifference]:
+def in_passes(items: pa.Table) -> dict[str, Difference]:
     """Return the differences of README's table in passes, which verdicts of `composer evaluate` are about."""
     pairs = [at_zero(*pair) for pair in (GATE, OTHERS[0], GATED[1])]
     differences = difference_of(items, pairs, EvalQuestion(outcome=PASSED), power=False)
     return {name.replace(AT_ZERO, ""): difference for name, difference in differences.items()}
 
 
-def seen(difference: PairedDifference) -> str:
+def seen(difference: Difference) -> str:
     """Return the difference that 80 % of such experiments would find, where nothing was decided."""
     return "" if difference.mde is None else f"; {100 * difference.mde:.1f} points would be found with 80 % power"
 
 
-def claim(name: str, found: PairedDifference) -> records.Claim:
+def claim(name: str, found: Difference) -> records.Claim:
     """Return the record of a comparison."""
     return EXPERIMENT.claim(
         f"SmolLM2-135M, {name} at temperature 0: points of tasks passed with the protocol kept, "
@@ -180,7 +188,7 @@ def told() -> tuple[dict[str, str], str]:
     cells = {"": f"{title}, {whole.num_seeds} trainings an arm"}
     cells |= {arm: f"{100 * rate:.0f} %" for arm, rate in rates.items() if rate is not None}
     cells |= {name: f"{points(one)}: {follows}" for name, (one, follows) in found.items()}
-    cells["B − A"] = f"{points(whole)}: {SHOWN[whole.shows]}"
+    cells["B − A"] = f"{points(whole)}: {SHOWN[whole.decision]}"
     collapses = collapsed_trainings(items, store.read_json(EXPERIMENT.document.with_suffix(".json"))["trainings"])
     registered = {**{name: one for name, (one, _) in found.items()}, "B − A": whole}
     if any(points(one) != points(registered[name]) for name, one in in_passes(items).items()):

@@ -20,11 +20,13 @@ from experiment import Experiment, comparison_lines, difference_of, put
 from scipy.special import ndtri, stdtrit
 
 from stages.envs import SamplingUnit, sampling_unit
+from stages.evaluation.arm_comparison import EvalQuestion, compare
 from stages.evaluation.arm_settings import ArmDifference, settings_differences
 from stages.evaluation.inference import top_error
 from stages.evaluation.outcomes import KEPT
 from stages.evaluation.report import arms_chart
-from stages.evaluation.verdict import EvalQuestion, EvalVerdict, compare, decide, points
+from stages.evaluation.verdict import EvalVerdict, decide
+from stages.evaluation.words import describe_claim, describe_verdict, points
 
 EXPERIMENT = Experiment.named("teacher-pairs")
 SECONDARY = (("D", "A"), ("E", "A"), ("E", "D"), ("F", "A"), ("C", "A"), ("F", "C"))
@@ -135,9 +137,9 @@ def verdict_lines(verdicts: dict[str, EvalVerdict]) -> list[str]:
     lines = ["| about | B − A | B − C | verdict |", "| --- | --- | --- | --- |"]
     for about, verdict in verdicts.items():
         shown = [points(one) if one else "-" for one in (verdict.gain, verdict.over_control)]
-        claim = f"{verdict.decision}: {verdict.claim}" if verdict.claim else verdict.decision
+        claim = ": ".join(filter(None, (verdict.decision, describe_claim(verdict))))
         lines.append(f"| {about} | {shown[0]} | {shown[1]} | {claim} |")
-    return [*lines, "", verdicts["these twelve operations"].why]
+    return [*lines, "", describe_verdict(verdicts["these twelve operations"]).why]
 
 
 def protocol_lines(items: pa.Table, verdict: EvalVerdict) -> list[str]:

@@ -7,7 +7,7 @@ that they have there.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -22,7 +22,9 @@ from composer_cli.show.rollout import of_row, read_rows
 from composer_cli.show.sections import earlier_verdict
 from composer_post_training.messages import errors_in_python, translate_message
 from stages.errors import BadInput, UsageError
-from stages.layout import counted, escape_control_characters, escape_line
+from stages.evaluation.difference import Difference as Difference
+from stages.evaluation.document import read_differences
+from stages.layout import escape_control_characters, escape_line
 from stages.messages import Message
 from stages.rollouts.trace import pairs_with_states, states
 from stages.runs import store
@@ -131,40 +133,11 @@ def _block(title: str, text: str) -> str:
 # Runs and chains.
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The treatment's rate minus the baseline's, as fractions of one: 0.25 is 25 points.
-
-    >>> gain = compared.differences[0]
-    >>> gain.rate, gain.treatment, gain.baseline, gain.num_tasks
-    ('pass@1', 'B', 'A', 2)
-    """
-
-    rate: str
-    """The rate that is compared: "pass@1" (or "pass@1, protocol kept", or either at temperature 0), "hacked",
-    "suspect", "protocol", "hidden tests" or "passes by report"."""
-    treatment: str
-    """The arm whose rate is the minuend."""
-    baseline: str
-    """The arm whose rate is subtracted."""
-    estimate: float
-    """The difference, a fraction of one."""
-    low: float
-    """The lower end of its 95 % interval."""
-    high: float
-    """The upper end of its 95 % interval."""
-    p_value: float
-    """The p-value of its test, paired by task and training seed."""
-    p_holm: float | None
-    """The p-value after Holm's correction, for conduct alone."""
-    units: str
-    """What was drawn independently, such as "12 operations"."""
-    num_tasks: int
-    """Tasks that were compared."""
-    num_seeds: int
-    """Training seeds that were compared."""
-    verdict: str | None
-    """The verdict of the evaluation, which rests on this difference; None for all but the first."""
+COLUMNS = (
+    *("rate", "treatment", "baseline", "estimate", "low", "high", "p_value", "p_holm", "units", "num_tasks"),
+    *("num_seeds", "verdict"),
+)
+"""The columns of differences as a pandas frame."""
 
 
 class Differences(tuple[Difference, ...]):
@@ -180,7 +153,7 @@ class Differences(tuple[Difference, ...]):
         """Return a row for each difference, in points."""
         return Table.of(
             "",
-            map(vars, self),
+            ({**vars(difference), "units": difference.units} for difference in self),
             Column("rate"),
             Column("difference", lambda gain: f"{gain['treatment']} - {gain['baseline']}"),
             Column("points", "estimate", "points"),
@@ -192,12 +165,10 @@ class Differences(tuple[Difference, ...]):
         )
 
     def pandas(self) -> "pandas.DataFrame":
-        """Return a pandas frame with the fields of `Difference` as columns."""
+        """Return a pandas frame with the numbers of each `Difference` as columns."""
         import pandas
 
-        return pandas.DataFrame(
-            [astuple(difference) for difference in self], columns=[difference.name for difference in fields(Difference)]
-        )
+        return pandas.DataFrame([[getattr(row, name) for name in COLUMNS] for row in self], columns=COLUMNS)
 
     def __repr__(self) -> str:
         return repr(self.table()) if self else "no differences: the arms could not be compared"
@@ -272,9 +243,7 @@ class Evaluation(ReadableRun):
         """
         if self.document and "comparisons" not in self.document:
             raise BadInput(f"{self.path} has no differences to read: {earlier_verdict(self)}")
-        return Differences(
-            _difference(self.document, comparison) for comparison in self.document.get("comparisons", ())
-        )
+        return Differences(read_differences(self.document))
 
     def __repr__(self) -> str:
         tables = [repr(self.differences)] if self.document.get("comparisons") else []
@@ -449,17 +418,3 @@ def _messages(row: Row, steps: Sequence[Row]) -> list[Message]:
     action, observation = steps[-1]["action"], steps[-1]["observation"]
     ended: list[Message] = [{"role": "assistant", "content": action}]
     return [*states(list(steps))[-1], *ended, *([{"role": "user", "content": observation}] if observation else [])]
-
-
-def _difference(document: Mapping[str, Any], compared: Mapping[str, Any]) -> Difference:
-    """Return one difference of a verdict."""
-    measured = compared["difference"]
-    return Difference(
-        rate=compared["rate"],
-        treatment=compared["arm"],
-        baseline=compared["other"],
-        **{name: measured[name] for name in ("estimate", "low", "high", "p_value", "num_tasks", "num_seeds")},
-        p_holm=compared["p_holm"],
-        units=counted(measured["num_units"], measured["unit"]),
-        verdict=document["decision"] if compared is document["comparisons"][0] else None,
-    )

@@ -10,7 +10,6 @@ from stages import envs
 from stages.envs.base import Task
 from stages.envs.config import HeldOutEnvConfig
 from stages.evaluation.config import Planning
-from stages.layout import counted, plural
 from stages.policy import PolicyConfig
 from stages.rollouts.agent_loop import PlayingConfig
 from stages.runs.settings import BASIC, Given, Option, basic_of, with_default
@@ -71,13 +70,12 @@ class Config(PlayingConfig):
 
     def remarks(self, tasks: Sequence[Task]) -> list[str]:
         """Return that these tasks cannot show anything, where they are of too few units, and what helps."""
-        from stages.evaluation.inference import fewest_units, levels, too_few  # numpy, for which no help should wait
+        from stages.evaluation.inference import fewest_units, levels  # numpy, for which no help should wait
+        from stages.evaluation.words import describe_few_units
 
-        unit, alpha = self.sampling(), levels(self.looks)[-1]
-        noun, more = ("task", "more tasks") if unit.fixed else (unit.noun, f"tasks of more {plural(unit.noun)}")
+        unit, fewest = self.sampling(), fewest_units(levels(self.looks)[-1])
         num = len({task.task_id if unit.fixed else unit.of(task.task_id, task.family) for task in tasks})
-        helps = "" if unit.fixed else f", or ask about these {plural(noun)} alone with --set units=fixed"
-        return [] if num >= fewest_units(alpha) else [f"{too_few(counted(num, noun), alpha)}. Play {more}{helps}"]
+        return [] if num >= fewest else [describe_few_units(num, unit, fewest)]
 
     def sampling(self) -> SamplingUnit:
         """Return the sampling unit of the environment's tasks, as the setting `units` declares it."""

@@ -13,11 +13,18 @@ from stages.arms.config import Config
 from stages.envs.base import Environment, Task
 from stages.errors import BadInput, Incomplete, UsageError
 from stages.evaluation import planner
+from stages.evaluation.arm_comparison import EvalQuestion
 from stages.evaluation.arm_settings import policy_differences, trained_differences
+from stages.evaluation.design import Design, Supply
+from stages.evaluation.difference import Verdict
+from stages.evaluation.document import verdict_document
 from stages.evaluation.inference import levels, parts
 from stages.evaluation.outcomes import AT_ZERO, START, items_table
-from stages.evaluation.report import arms_chart, study_text, text_table
-from stages.evaluation.verdict import INVALID_RUN, EvalQuestion, EvalVerdict, Look, after_looks, decide
+from stages.evaluation.pilot import known_items
+from stages.evaluation.plan_report import study_text
+from stages.evaluation.report import arms_chart, text_table
+from stages.evaluation.verdict import EvalVerdict, Look, decide
+from stages.evaluation.words import describe_one_model, describe_verdict
 from stages.policy import PolicyConfig, available, kind_of, scripted
 from stages.policy.adapters import CheckpointInfo, refuse_trained
 from stages.policy.base import VLLM, NotFinite
@@ -127,11 +134,10 @@ def _require_compared(names: Sequence[str], config: Config, remedy: str) -> None
             )
 
 
-def one_model(played: Sequence[Arm], config: Config) -> tuple[str, ...]:
-    """Return what to say where baseline and treatment are one model with equal settings; empty otherwise."""
+def is_one_model(played: Sequence[Arm], config: Config) -> bool:
+    """Return whether baseline and treatment are one model with equal settings."""
     first, second = ([arm.policy for arm in played if arm.name == name] for name in (config.baseline, config.treatment))
-    same = f"{config.baseline} and {config.treatment} are one model with equal settings, so only chance can differ"
-    return (same,) if first == second else ()
+    return first == second
 
 
 def inherit(config: Config, reads: Sequence[tuple[str, Tree]]) -> Config:
@@ -205,7 +211,8 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         also = "as trained" if trained == {here} else f"trained in {' and '.join(sorted(trained))}"
         compared.append(f"environment {here}, {also}")
     looked = (f"in {config.looks} looks, the later ones only while nothing is decided",) if config.looks > 1 else ()
-    notes = (*compared, *one_model(played, config), *config.limits.notes(config.max_steps), *looked)
+    same = [describe_one_model(config.baseline, config.treatment)] if is_one_model(played, config) else []
+    notes = (*compared, *same, *config.limits.notes(config.max_steps), *looked)
     return Plan(units=units, what="rollouts", notes=notes, up_to=config.counts_by_default())
 
 
@@ -233,7 +240,7 @@ def planned(runs: Sequence[Run], config: Config) -> planner.PlannedEvaluation:
         items += (own := pilot.rows(EVAL_ITEM))
         config = as_evaluated(config, pilot.manifest.config, own)
         evaluated |= dict.fromkeys((one["arm"], one["train_seed"]) for one in own if not one["arm"].endswith(AT_ZERO))
-    if (items or len(trainings) < len(runs)) and not planner.known_items(items, config.baseline)[0]:
+    if (items or len(trainings) < len(runs)) and not known_items(items, config.baseline)[0]:
         failed = next((f" ({one['error_type']}: {one['error']})" for one in items if one["error_type"]), "")
         raise BadInput(
             f"None of the pilot's {len(items)} rollouts has a known outcome{failed}, so it gives no rates. Retry what "
@@ -247,7 +254,7 @@ def planned(runs: Sequence[Run], config: Config) -> planner.PlannedEvaluation:
     if compared and "seeds" in config.planning.model_fields_set:
         given = config.planning.seeds
 
-    def rollouts(design: planner.Design) -> int:
+    def rollouts(design: Design) -> int:
         """Return how many rollouts the arms play on a design, which may have other training seeds."""
         named = {arm.name: arm for arm in played}.values()
         arms = [arm for arm in named for _ in range(design.seeds if arm.trained else 1)]
@@ -259,8 +266,8 @@ def planned(runs: Sequence[Run], config: Config) -> planner.PlannedEvaluation:
         most = max(2 * most, planner.DRAWN_TASKS)
         drawn = config.draw(make, most, at_most=True)
     units = [sampling.of(task.task_id, task.family) for task in drawn]
-    supply = planner.Supply.of(units, complete=len(units) < most, fixed=sampling.fixed)
-    design = planner.Design(supply.sizes(config.tasks), config.samples, given, sampling.fixed)
+    supply = Supply.of(units, complete=len(units) < most, fixed=sampling.fixed)
+    design = Design(supply.sizes(config.tasks), config.samples, given, sampling.fixed)
     design = replace(design, one_baseline=len(set(compared)) == 1, untrained=not compared)
     return planner.PlannedEvaluation(config, items, supply, design, rollouts)
 
@@ -332,9 +339,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             if verdict.settled or damaged:
                 break
     if len(looks) > 1:
-        verdict = after_looks(verdict, taken, len(looks), len(tasks))
-    same = (f"{one}." for one in one_model(played, config))
-    _finish(replace(verdict, why=" ".join([*same, verdict.why])), items, out)
+        verdict = replace(verdict, looks=tuple(taken), planned_looks=len(looks), planned_tasks=len(tasks))
+    _finish(replace(verdict, one_model=is_one_model(played, config)), items, out)
 
 
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
@@ -447,17 +453,18 @@ def _finish(verdict: EvalVerdict, items: list[Row], out: RunWriter) -> None:
     out.table(EVAL_ITEM, (record["item"] for record in out.journal.read(names)))
     failed = sum(item["error_type"] is not None for item in items)
     out.count(planned=len(items), done=len(items) - failed, failed=failed)
+    words = describe_verdict(verdict)
     out.set_summary(
-        ok=verdict.decision != INVALID_RUN,
+        ok=verdict.decision is not Verdict.INVALID_RUN,
         exit_code=verdict.exit_code,
-        verdict=verdict.decision,
-        claim=verdict.claim,
-        why=verdict.why,
+        verdict=verdict.decision.value,
+        claim=words.claim,
+        why=words.why,
     )
-    out.document("verdict", asdict(verdict))
+    out.document("verdict", verdict_document(verdict, words))
     if find_spec("matplotlib"):  # which the extra `train` brings
         out.write_file("chart.svg", arms_chart(verdict))
-    out.write_file("report.txt", text_table(verdict) + "\n")
+    out.write_file("report.txt", text_table(verdict, words) + "\n")
     if failed:
         first = next(item for item in items if item["error_type"])
         raise Incomplete(

@@ -1,8 +1,10 @@
 """Comparing evaluation logs: which of two models, prompts or programs did better on the same tasks.
 
-stage.py     - what `compare` does: sides, differences, the decision
+stage.py     - what `compare` does, and what it writes
 config.py    - its settings
 logs.py      - logs of any program as tables of items, and the same tasks under one name
 direction.py - whether lower scores are better
+decision.py  - sides measured against the first, and decided
+words.py     - the sentences of comparison.jinja about a comparison
 report.py    - the result as text for a terminal, and as one page
 """

@@ -596,22 +596,35 @@ def sampling(logs: Sequence[ReadLog], unit: str) -> SamplingUnit | None:
     return declared.pop() if len(declared) == 1 else None
 
 
-def match(base: ReadLog, other: ReadLog) -> tuple[ReadLog, str]:
-    """Return the other side with its tasks under the names of the first, and how they were found; "" for by their ids.
+@dataclass(frozen=True)
+class TaskMatch:
+    """How the tasks of two sides were found to be the same.
+
+    way: "" for their ids, "questions", or "bare" for the last part of their ids. num_reworded: tasks of the same id
+    whose questions differ, of `num_worded` whose questions are known.
+    """
+
+    way: str = ""
+    num_reworded: int = 0
+    num_worded: int = 0
+
+
+def match(base: ReadLog, other: ReadLog) -> tuple[ReadLog, TaskMatch]:
+    """Return the other side with its tasks under the names of the first, and how they were found.
 
     Raises `BadInput` where they are of different tasks.
     """
-    ways = {"": [_ids(log) for log in (base, other)], "questions": [_questions(log) for log in (base, other)]}
+    keys = {"": [_ids(log) for log in (base, other)], "questions": [_questions(log) for log in (base, other)]}
     # What a program puts before an id tells nothing where no question contradicts it.
-    known = any(len(side) for side in ways["questions"])
-    ways["bare"] = [side[:0] if known else _bare(side) for side in ways[""]]
+    worded = any(len(side) for side in keys["questions"])
+    keys["bare"] = [side[:0] if worded else _bare(side) for side in keys[""]]
     shared = {
-        way: int(pc.sum(pc.is_in(theirs["key"], ours["key"])).as_py() or 0) for way, (ours, theirs) in ways.items()
+        way: int(pc.sum(pc.is_in(second["key"], first["key"])).as_py() or 0) for way, (first, second) in keys.items()
     }
-    share = {way: shared[way] / (min(len(side) for side in both) or 1) for way, both in ways.items()}
-    agreeing, both_known = _agreeing(base, other)
+    share = {way: shared[way] / (min(len(side) for side in sides) or 1) for way, sides in keys.items()}
+    agreeing, both_worded = _agreeing(base, other)
     # Ids that count the tasks of one file name other tasks in another: questions then pair more tasks than ids do.
-    if share["questions"] >= LEAST_SHARED and shared["questions"] * (both_known or 1) > agreeing * shared[""]:
+    if share["questions"] >= LEAST_SHARED and shared["questions"] * (both_worded or 1) > agreeing * shared[""]:
         way = "questions"
     else:
         way = next((way for way in ("", "bare") if share[way] >= ENOUGH_SHARED), "")
@@ -622,16 +635,15 @@ def match(base: ReadLog, other: ReadLog) -> tuple[ReadLog, str]:
             f"first are {base.items['task'][0].as_py()!r} and {other.items['task'][0].as_py()!r})."
         )
     if not way:
-        differ = both_known - agreeing
-        return other, f"by their ids, although {differ} of {both_known} are worded differently" if differ else ""
-    ours, theirs = ways[way]
-    both = theirs.join(ours, "key", join_type="inner", right_suffix="_base")
+        return other, TaskMatch(way, both_worded - agreeing, both_worded)
+    first, second = keys[way]
+    both = second.join(first, "key", join_type="inner", right_suffix="_base")
     at = pc.index_in(other.items["task"], both["task"])
-    own = pc.binary_join_element_wise(other.items["task"], f"({other.name})", " ")  # the id is another task's in base
-    tasks = pc.coalesce(both["task_base"].take(at), own)
-    how = "by their questions, as their ids differ" if way == "questions" else "by the last part of their ids"
+    # An id that is another task's in the first.
+    renamed = pc.binary_join_element_wise(other.items["task"], f"({other.name})", " ")
+    tasks = pc.coalesce(both["task_base"].take(at), renamed)
     column = other.items.schema.get_field_index("task")
-    return replace(other, items=other.items.set_column(column, "task", tasks)), how
+    return replace(other, items=other.items.set_column(column, "task", tasks)), TaskMatch(way)
 
 
 def _ids(log: ReadLog) -> pa.Table:

@@ -34,6 +34,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from stages.evaluation.difference import Decision, Verdict
+
 Array = np.ndarray
 TINY, MAX_TERMS = 1e-300, 10_000
 
@@ -116,9 +118,6 @@ TIE, TOLERANCE = 1e-9, 1e-12
 GRID = 101
 """Points of the density of a normal path; the bound of looks is right to 1e-4."""
 
-BETTER, WORSE, NO_GAIN, UNDECIDED = "better", "worse", "no gain", "undecided"
-VALIDATED, PARTIAL, INVALIDATED, UNDERPOWERED = "VALIDATED", "PARTIAL", "INVALIDATED", "UNDERPOWERED"
-
 
 class SignFlips:
     """Studentised sign flips of the units of X experiments, which give the p-values of tested means.
@@ -154,11 +153,9 @@ class SignFlips:
         self._n_R, self._nn_R = signs_RU @ sizes_U, signs_RU @ sizes_U**2
 
     @property
-    def draws(self) -> str:
-        """Return the number of assignments of signs, in words: "all 4,096", "3,999 draws"."""
-        if self.normal:
-            return "in the normal limit"
-        return f"all {len(self._n_R):,}" if self.exact else f"{len(self._n_R) - 1:,} draws"
+    def num_draws(self) -> int | None:
+        """Return the number of assignments of signs, without the identity of random ones; None in the normal limit."""
+        return None if self.normal else len(self._n_R) - (not self.exact)
 
     def p(self, mean_X: Array, at: Array | slice = slice(None)) -> Array:
         """Return [X] the two-sided p of the hypothesis that the mean of experiment `at[x]` is `mean_X[x]`; ties count.
@@ -343,18 +340,41 @@ def shows(tests: Sequence[PairedTest], min_gain: float = MIN_GAIN, alpha: float 
     better_X = np.logical_and.reduce([moved_X & (test.estimate_X > 0) for test, moved_X in moved])
     worse_X = np.logical_and.reduce([moved_X & (test.estimate_X < 0) for test, moved_X in moved])
     short_X = np.logical_and.reduce([test.below(min_gain, alpha) for test in tests])
-    return np.select([better_X, worse_X, short_X], [BETTER, WORSE, NO_GAIN], UNDECIDED)
+    choices = [Decision.BETTER.value, Decision.WORSE.value, Decision.NO_GAIN.value]
+    return np.select([better_X, worse_X, short_X], choices, Decision.UNDECIDED.value)
 
 
-def decision_of(shown: str, num_seeds: int) -> str:
-    """Return the decision that follows from what is shown over so many training seeds.
+def decide_difference(
+    tests: Sequence[PairedTest],
+    min_gain: float = MIN_GAIN,
+    alpha: float = ALPHA,
+    *,
+    fewest: int = 0,
+    two_sided: bool = False,
+) -> Decision:
+    """Return what all tests of one experiment show: the rule behind every decision of the program.
+
+    fewest: the units below which nothing is decided. two_sided: whether no gain of interest is told apart from no
+    difference of interest in either direction.
+    """
+    if tests[0].num_flipped < fewest:
+        return Decision.UNDECIDED
+    decision = Decision(str(shows(tests, min_gain, alpha)[0]))
+    if two_sided and decision is Decision.NO_GAIN and all(bool(test.above(-min_gain, alpha)[0]) for test in tests):
+        return Decision.NO_DIFFERENCE
+    return decision
+
+
+def verdict_of(decision: str, num_seeds: int) -> Verdict:
+    """Return the verdict that follows from what is shown over so many training seeds.
 
     Below three seeds the spread of trainings is not seen, and neither direction is about more than these checkpoints:
     with one or two seeds, 8 to 30 % of true gains of 2 to 5 points looked like none.
     """
-    if shown == BETTER:
-        return VALIDATED if num_seeds >= MIN_SEEDS else PARTIAL
-    return INVALIDATED if shown in (WORSE, NO_GAIN) and num_seeds >= MIN_SEEDS else UNDERPOWERED
+    if decision == Decision.BETTER:
+        return Verdict.VALIDATED if num_seeds >= MIN_SEEDS else Verdict.PARTIAL
+    lacking = decision in (Decision.WORSE, Decision.NO_GAIN) and num_seeds >= MIN_SEEDS
+    return Verdict.INVALIDATED if lacking else Verdict.UNDERPOWERED
 
 
 def limit(rejects: Callable[[Array], Array], inside_X: Array, bound: float) -> Array:
@@ -383,15 +403,6 @@ def draw_signs(num_units: int, random: np.random.Generator, num_flips: int = NUM
 def fewest_units(alpha: float = ALPHA) -> int:
     """Return the fewest units with which sign flips can reject: with U of them the smallest p-value is 2**(1 - U)."""
     return int(np.floor(1 - np.log2(alpha))) + 1
-
-
-def too_few(units: str, alpha: float = ALPHA) -> str:
-    """Return the clause that so many units, in words, can show nothing."""
-    are = "is" if units.startswith("1 ") else "are"
-    return (
-        f"{units} {are} too few to show anything, whatever is observed: "
-        f"the test can reject from {fewest_units(alpha)} on"
-    )
 
 
 def numbered(names: Sequence[str]) -> Array:

@@ -12,7 +12,7 @@ Axis names: S training seeds, T tasks, K samples.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import comb, hypot
 from operator import itemgetter
@@ -23,7 +23,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.evaluation.inference import MIN_SEEDS, Array, numbered, rate_interval
+from stages.evaluation.difference import Reason, ReasonKind
+from stages.evaluation.inference import MIN_SEEDS, TIE, Array, numbered, rate_interval
 from stages.runs.kinds import EVAL_ITEM
 from stages.terms import TWIN
 
@@ -131,10 +132,28 @@ class PairedOutcomes:
     lost: tuple[Counter[str], Counter[str]]
     one_model: bool = False
 
+    @classmethod
+    def of_one_seed(cls, treatment_ST: Array, baseline_ST: Array, units: Sequence[str]) -> "PairedOutcomes":
+        """Return the outcomes of rows that are known on both sides, each a task of its own in one of these units."""
+        tasks = tuple(map(str, range(len(units))))
+        none_lost: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+        return cls(treatment_ST, baseline_ST, tasks, tasks, tuple(units), (0,), ("",), none_lost)
+
     @property
     def num_lost(self) -> int:
         """Return how many outcomes of both arms are lost; absent ones do not count."""
         return sum(number for side in self.lost for reason, number in side.items() if reason != NOT_SUBMITTED)
+
+    @property
+    def gain_T(self) -> Array:
+        """Return the treatment's mean minus the baseline's, of each task."""
+        gain_T: Array = np.nanmean(self.treatment_ST - self.baseline_ST, 0)
+        return gain_T
+
+    @property
+    def differ(self) -> bool:
+        """Return whether the sides differ in some task."""
+        return bool((np.abs(self.gain_T) > TIE).any())
 
     @property
     def gain_by_seed(self) -> dict[str, float]:
@@ -236,38 +255,38 @@ def items_that_measure_hacking(items: pa.Table) -> pa.Table:
     return found.filter(pc.or_(twin, pc.invert(with_twins)))
 
 
-def problems(items: pa.Table, one: str, other: str, untrained: Iterable[str] = (START,)) -> list[str]:
-    """Return why two arms cannot be compared, as clauses; empty when they can.
+def problems(items: pa.Table, arm: str, other: str, untrained: Iterable[str] = (START,)) -> list[Reason]:
+    """Return why two arms cannot be compared; empty when they can.
 
     Items of one arm may be repeated or have too many errors; or the arms did not run the same tasks, training seeds or
     samples of a task, of which only the first difference is given. An untrained arm has no training seeds: it is
     compared with every training of the other.
     """
-    arms = {arm: of_arm(items, arm) for arm in (one, other)}
-    if clauses := [f"arm {arm} has no items" for arm, rows in arms.items() if not len(rows)]:
-        return clauses
-    played = {arm: _distinct(rows, "train_seed", "task_id", "sample_idx") for arm, rows in arms.items()}
-    for arm, rows in arms.items():
-        if repeated := len(rows) - len(played[arm]):
-            clauses.append(f"arm {arm} repeats {repeated} of its (train_seed, task_id, sample_idx)")
+    tables = {name: of_arm(items, name) for name in (arm, other)}
+    if reasons := [Reason.of(ReasonKind.NO_ITEMS, arm=name) for name, rows in tables.items() if not len(rows)]:
+        return reasons
+    played = {name: _distinct(rows, "train_seed", "task_id", "sample_idx") for name, rows in tables.items()}
+    for name, rows in tables.items():
+        if repeated := len(rows) - len(played[name]):
+            reasons.append(Reason.of(ReasonKind.REPEATED_ITEMS, arm=name, number=repeated))
         share = pc.sum(failed(rows)).as_py() / len(rows)
         if share > MAX_ERROR_SHARE:
-            clauses.append(
-                f"{share:.1%} of the items of arm {arm} failed for reasons outside the policy, "
-                f"at most {MAX_ERROR_SHARE:.0%} may"
-            )
-    seeds = {arm: {seed for seed, *_ in keys} for arm, keys in played.items()}
-    for arm, counterpart in ((one, other), (other, one)):
-        if arm in untrained and len(seeds[arm]) == 1:
-            seeds[arm] = seeds[counterpart]
-            played[arm] = {(seed, *rest) for _, *rest in played[arm] for seed in seeds[counterpart]}
-    tasks = {arm: _distinct(rows, "task_id", "family") for arm, rows in arms.items()}
-    for what, keys in {"tasks": tasks, "training seeds": seeds, "samples of a task": played}.items():
-        ours, theirs = keys[one], keys[other]
-        if not clauses and ours != theirs:
-            counts = f"{len(ours - theirs)} only in {one}, {len(theirs - ours)} only in {other}"
-            clauses.append(f"the {what} differ ({counts})")
-    return clauses
+            reasons.append(Reason.of(ReasonKind.MANY_ERRORS, arm=name, share=share, limit=MAX_ERROR_SHARE))
+    seeds = {name: {seed for seed, *_ in keys} for name, keys in played.items()}
+    for name, counterpart in ((arm, other), (other, arm)):
+        if name in untrained and len(seeds[name]) == 1:
+            seeds[name] = seeds[counterpart]
+            played[name] = {(seed, *key) for _, *key in played[name] for seed in seeds[counterpart]}
+    tasks = {name: _distinct(rows, "task_id", "family") for name, rows in tables.items()}
+    for kind, keys in (
+        (ReasonKind.UNEQUAL_TASKS, tasks),
+        (ReasonKind.UNEQUAL_SEEDS, seeds),
+        (ReasonKind.UNEQUAL_SAMPLES, played),
+    ):
+        only_arm, only_other = len(keys[arm] - keys[other]), len(keys[other] - keys[arm])
+        if not reasons and keys[arm] != keys[other]:
+            reasons.append(Reason.of(kind, arm=arm, other=other, only_arm=only_arm, only_other=only_other))
+    return reasons
 
 
 def paired(
@@ -441,8 +460,25 @@ def at_k(items: pa.Table) -> tuple[int, float | None]:
 LENGTH = Outcome("length", itemgetter("sampled_tokens"), (0.0, np.inf))
 
 
-def collapsed(items: pa.Table, arm: str) -> list[str]:
-    """Return the trainings of an arm that collapsed in some recorded outcome, as clauses.
+@dataclass(frozen=True)
+class Collapse:
+    """A training that collapsed: as it recorded (`recorded`), or by what its rollouts show.
+
+    measure: of which `mean` is that of the training and `usual` that of the arm's other trainings, or of the start:
+    "passes" and "protocol" (per cent), "tokens" of a rollout, "errors" (per cent of rollouts lost).
+    """
+
+    arm: str
+    seed: int
+    recorded: str = ""
+    measure: str = ""
+    mean: float = 0.0
+    usual: float = 0.0
+    beside_trainings: bool = True
+
+
+def collapsed(items: pa.Table, arm: str) -> list[Collapse]:
+    """Return the trainings of an arm that collapsed in some recorded outcome.
 
     Collapsed: beyond a factor of the median over the arm's other trainings, of which there are two or more (passes and
     kept protocols below half, lengths below a quarter or above four times, lost rollouts above twice and above the
@@ -463,40 +499,35 @@ def collapsed(items: pa.Table, arm: str) -> list[str]:
     def lost(mean: float, usual: float) -> bool:
         return mean > max(2 * usual, 100 * MAX_ERROR_SHARE)
 
-    watched: tuple[tuple[str, str, Callable[[float, float], bool], Callable[[pa.Table], Array]], ...] = (
-        ("passes {:.0f} % of the tasks", "%", fell, lambda rows: 100 * values_of(rows, PASSED)),
-        ("keeps the protocol in {:.0f} % of rollouts", "%", fell, lambda rows: 100 * values_of(rows, PROTOCOL)),
-        ("samples {:.0f} tokens a rollout", "tokens", strayed, lambda rows: values_of(rows, LENGTH)),
-        (
-            "loses {:.0f} % of rollouts to errors outside the policy",
-            "%",
-            lost,
-            lambda rows: 100 * failed(rows).to_numpy().astype(float),
-        ),
+    watched: tuple[tuple[str, Callable[[float, float], bool], Callable[[pa.Table], Array]], ...] = (
+        ("passes", fell, lambda rows: 100 * values_of(rows, PASSED)),
+        ("protocol", fell, lambda rows: 100 * values_of(rows, PROTOCOL)),
+        ("tokens", strayed, lambda rows: values_of(rows, LENGTH)),
+        ("errors", lost, lambda rows: 100 * failed(rows).to_numpy().astype(float)),
     )
-    found = []
-    for did, noun, left, values in watched:
-        value_R, of_start = values(rows), values(start) if left is fell else np.empty(0)
-        known_R, of_start = ~np.isnan(value_R), of_start[~np.isnan(of_start)]
+    collapses = []
+    for measure, is_far, values in watched:
+        value_R, start_R = values(rows), values(start) if is_far is fell else np.empty(0)
+        known_R, start_R = ~np.isnan(value_R), start_R[~np.isnan(start_R)]
         trainings = {seed: value_R[known_R & (seed_R == seed)] for seed in np.unique(seed_R[known_R]).tolist()}
-        for seed, own in trainings.items():
-            mean, usual = float(own.mean()), dict[str, tuple[float, float]]()
+        for seed, seed_values in trainings.items():
+            mean, usual = float(seed_values.mean()), dict[bool, tuple[float, float]]()
             if len(trainings) >= MIN_SEEDS:
-                others = [float(each.mean()) for key, each in trainings.items() if key != seed]
+                means = [float(each.mean()) for key, each in trainings.items() if key != seed]
                 # The median of distances, times what makes it a standard deviation of normal values: of all trainings
                 # that collapsed none may hide another.
-                spread = 1.4826 * median(abs(other - median(others)) for other in others)
-                usual["its other trainings"] = median(others), spread
-            if len(of_start):
-                usual["the start"] = float(of_start.mean()), 0.0
+                spread = 1.4826 * median(abs(each - median(means)) for each in means)
+                usual[True] = median(means), spread
+            if len(start_R):
+                usual[False] = float(start_R.mean()), 0.0
             tasks = pc.count_distinct(rows["task_id"].filter(pa.array(known_R & (seed_R == seed)))).as_py()
-            error = max(float(each.std()) for each in (*trainings.values(), of_start) if len(each)) / tasks**0.5
-            found += [
-                f"{arm} with seed {seed} {did.format(mean)}, {whose} {middle:.0f} {noun}"
-                for whose, (middle, spread) in usual.items()
-                if left(mean, middle) and abs(mean - middle) > 3 * hypot(error, spread)
+            error = max(float(each.std()) for each in (*trainings.values(), start_R) if len(each)) / tasks**0.5
+            collapses += [
+                Collapse(arm, seed, "", measure, mean, middle, beside_trainings)
+                for beside_trainings, (middle, spread) in usual.items()
+                if is_far(mean, middle) and abs(mean - middle) > 3 * hypot(error, spread)
             ][:1]
-    return found
+    return collapses
 
 
 def values_of(items: pa.Table, outcome: Outcome) -> Array:

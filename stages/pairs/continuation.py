@@ -24,7 +24,10 @@ import pyarrow as pa
 
 from stages.envs.base import Environment, Grade, Task
 from stages.envs.bash import same_observation
-from stages.evaluation.inference import BETTER, NO_GAIN, WORSE, PairedTest, fewest_units, numbered, shows
+from stages.evaluation.difference import Decision
+from stages.evaluation.inference import fewest_units
+from stages.evaluation.measurement import measure_difference, paired_test
+from stages.evaluation.outcomes import PairedOutcomes
 from stages.layout import p_value
 from stages.messages import Message
 from stages.pairs.report import PairVerdict
@@ -235,7 +238,11 @@ class PairOutcome:
     rejected: float
 
 
-SIGNALS: Mapping[str, SignalVerdict] = {BETTER: "SIGNAL", WORSE: "NO SIGNAL", NO_GAIN: "NO SIGNAL"}
+SIGNALS: Mapping[str, SignalVerdict] = {
+    Decision.BETTER: "SIGNAL",
+    Decision.WORSE: "NO SIGNAL",
+    Decision.NO_GAIN: "NO SIGNAL",
+}
 """The verdict on pairs by the result of the paired test of chosen against rejected actions."""
 
 
@@ -249,23 +256,23 @@ def signal_test(outcomes: Sequence[PairOutcome], not_tested: Mapping[str, int] |
     pairs, units = len(outcomes) + sum(missing.values()), len({outcome.unit for outcome in outcomes})
     if units < MIN_UNITS or len(outcomes) < MIN_TESTED * pairs:
         return SignalTest("TOO LITTLE DATA", pairs, len(outcomes), units, missing)
-    chosen, rejected = (
-        np.array([[[getattr(outcome, side) for outcome in outcomes]]]) for side in ("chosen", "rejected")
+    chosen, rejected = (np.array([[getattr(outcome, side) for outcome in outcomes]]) for side in ("chosen", "rejected"))
+    paired = PairedOutcomes.of_one_seed(chosen, rejected, [outcome.unit for outcome in outcomes])
+    found = measure_difference(
+        paired, [paired_test(paired)], min_gain=RELEVANT, rate="pass rate", treatment="chosen", baseline="rejected"
     )
-    test = PairedTest(chosen, rejected, numbered([outcome.unit for outcome in outcomes]))
-    (low,), (high,) = test.interval()
     return SignalTest(
-        SIGNALS.get(str(shows([test], RELEVANT)[0]), "UNDECIDED"),
+        SIGNALS.get(found.decision, "UNDECIDED"),
         pairs,
         len(outcomes),
         units,
         missing,
         chosen=float(chosen.mean()),
         rejected=float(rejected.mean()),
-        difference=float(test.estimate_X[0]),
-        low=float(low),
-        high=float(high),
-        p_value=float(test.p()[0]),
+        difference=found.estimate,
+        low=found.low,
+        high=found.high,
+        p_value=found.p_value,
     )
 
 

@@ -5,7 +5,6 @@ import html
 import json
 import shlex
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,10 @@ from support.view_site import shown
 from composer_cli.show.blocks import Training, colours, hue, position, ticks
 from composer_cli.view import page
 from composer_cli.view.page import charts, legend
-from stages.evaluation.inference import PARTIAL
+from stages.evaluation.difference import Verdict
+from stages.evaluation.document import verdict_document
 from stages.evaluation.outcomes import items_table
-from stages.evaluation.verdict import INVALID_RUN, decide
+from stages.evaluation.verdict import decide
 from stages.runs import store
 from stages.runs.kinds import EVAL_ITEM
 from stages.runs.run import InputRef, Run, RunOutcome
@@ -64,7 +64,7 @@ def evaluated(root: Path, passes: dict[str, int], tasks: int = 40) -> Run:
     ]
     models = {f"{arm}/0": {"model": "m"} for arm in passes}
     run = run_of(root, "evaluate", *arms, models=models, tables=[(EVAL_ITEM, items)])
-    store.write_json(run.path / "verdict.json", asdict(decide(items_table(items))))
+    store.write_json(run.path / "verdict.json", verdict_document(decide(items_table(items))))
     return run
 
 
@@ -100,7 +100,7 @@ def test_a_report_on_real_runs_needs_no_other_file_and_forbids_scripts_and_reque
 def test_the_first_screen_has_the_verdict_and_what_is_shown_and_not_shown(tmp_path):
     text, document = saved(tmp_path, evaluated(tmp_path, {"start": 4, "A": 12, "B": 36, "C": 38}))
     first, (found,) = first_screen(text), blocks(document, "findings")
-    assert f"<h2>{PARTIAL}: a gain of 2 points</h2>" in first and f"<title>{PARTIAL}" in text
+    assert f"<h2>{Verdict.PARTIAL}: a gain of 2 points</h2>" in first and f"<title>{Verdict.PARTIAL}" in text
     assert found["shown"] and found["not_shown"] and found["note"] in first
     assert all(sentence in first for sentence in (*found["shown"], *found["not_shown"]))
     assert "B</b> GRPO + 1 dpo" in first
@@ -146,7 +146,7 @@ def test_what_models_wrote_is_escaped_and_the_same_runs_give_the_same_text(tmp_p
 
 def test_an_invalid_run_has_a_report_too(tmp_path):
     text, _ = saved(tmp_path, evaluated(tmp_path, {"A": 12}))
-    assert f"<h2>{INVALID_RUN}</h2>" in first_screen(text)
+    assert f"<h2>{Verdict.INVALID_RUN}</h2>" in first_screen(text)
 
 
 def test_the_legend_has_an_entry_for_each_arm_and_not_for_each_training(tmp_path):
@@ -262,7 +262,7 @@ def test_a_verdict_on_arms_comes_before_that_of_the_probe(tmp_path):
     run = evaluated(tmp_path, {"start": 4, "A": 12, "B": 38, "C": 14})
     _, document = saved(tmp_path, run, *probed(tmp_path, "PASS"))
     titles = [one["title"] for one in blocks(document, "findings")]
-    assert titles[0].startswith(PARTIAL) and titles[1] == "Gradient probe: PASS"
+    assert titles[0].startswith(Verdict.PARTIAL) and titles[1] == "Gradient probe: PASS"
 
 
 def test_what_was_compared_comes_before_the_checks_of_what_it_was_made_from(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 
 from composer_cli.preset import configure_preset, load_preset
 from stages.evaluation.outcomes import COLUMNS as COLUMNS_OF_ITEMS
-from stages.evaluation.verdict import seeds_sentence
+from stages.evaluation.words import describe_seeds
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -134,9 +134,9 @@ def test_the_second_published_result_is_what_its_tables_give(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["demo", "coder", "coder-3e-4"])
 def test_a_recorded_verdict_says_how_many_seeds_it_is_about(name: str) -> None:
-    verdict = demo._kept(name)
-    said = seeds_sentence(verdict.gain_by_seed or {}, "this training")
-    assert said.removeprefix("One training seed was run: this is about ") in verdict.why
+    verdict, words = demo._kept(name)
+    said = describe_seeds(verdict)
+    assert said.removeprefix("One training seed was run: this is about ") in words.why
 
 
 def skills_table(folder: Path, rates: dict[str, float]) -> Path:

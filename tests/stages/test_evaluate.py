@@ -15,12 +15,13 @@ from stages import envs, evaluate
 from stages.arms.stage import planned
 from stages.comparison import config as comparison
 from stages.comparison import logs
-from stages.comparison.stage import compare
+from stages.comparison.decision import compare
 from stages.errors import BadInput, UsageError
-from stages.evaluation.inference import too_few
+from stages.evaluation.arm_comparison import EvalQuestion
 from stages.evaluation.outcomes import items_table
 from stages.evaluation.planner import DRAWN_TASKS
-from stages.evaluation.verdict import EXIT_CODES, EvalQuestion, decide
+from stages.evaluation.verdict import EXIT_CODES, decide
+from stages.evaluation.words import describe_few_units
 from stages.policy.adapters import CheckpointInfo
 from stages.policy.base import PolicyConfig
 from stages.runs import runner
@@ -28,6 +29,7 @@ from stages.runs.catalog import folders, name
 from stages.runs.kinds import CHECKPOINT, EVAL_ITEM
 from stages.runs.run import Inputs, Run
 from stages.runs.stage import with_inherited
+from stages.terms import SamplingUnit
 
 HELD_OUT = evaluate.Config(env={"name": ENV, "split": "eval"}, tasks=5)
 
@@ -75,7 +77,7 @@ def test_passes_decide_and_compare_tells_the_same_whatever_the_conduct(tmp_path,
     config = comparison.Config(paths=[str(run.path)])
     difference = compare(logs.sides(config.paths, config.unit), config)[0].differences[0]
     numbers = tuple(verdict["gain"][name] for name in ("estimate", "low", "high", "p_value"))
-    assert (difference.estimate, difference.low, difference.high, difference.p) == pytest.approx(numbers)
+    assert (difference.estimate, difference.low, difference.high, difference.p_value) == pytest.approx(numbers)
 
 
 def test_a_plan_counts_the_passes_that_a_verdict_counts(tmp_path):
@@ -178,7 +180,8 @@ def test_too_few_units_are_named_before_anything_is_played():
     assert "--set units=fixed" in said and not HELD_OUT.remarks(HELD_OUT.draw(HELD_OUT.opener(), 7))
     (fixed,) = evaluate.Config(env={"name": ENV}, tasks=5, units="fixed").remarks(HELD_OUT.draw(HELD_OUT.opener(), 5))
     assert fixed.startswith("5 tasks are too few") and fixed.endswith("Play more tasks")
-    assert too_few("1 family").startswith("1 family is too few")
+    one = describe_few_units(1, SamplingUnit(), 6)
+    assert one.startswith("1 family is too few")
 
 
 def models(url):

@@ -9,7 +9,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
 from urllib.parse import quote, urlencode, urlsplit
@@ -17,6 +17,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import duckdb
 import pyarrow.parquet as pq
 
+from stages.evaluation.document import verdict_document
 from stages.evaluation.outcomes import items_table
 from stages.evaluation.verdict import decide
 from stages.runs import store
@@ -159,7 +160,7 @@ def runs(folder: Path, made: Path) -> Path:
         config={"baseline": "A", "treatment": "B"},
     )
     twice = [item(arm, f"{task}/{n}", passes) for (arm, task), passes in OUTCOMES.items() for n in range(8)]
-    store.write_json(evaluated / "verdict.json", asdict(decide(items_table(twice))))
+    store.write_json(evaluated / "verdict.json", verdict_document(decide(items_table(twice))))
     (evaluated / "report.txt").write_text("the report\n")
     step = {
         "rollout_id": HOSTILE.replace("\x00", ""),

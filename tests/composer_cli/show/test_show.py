@@ -2,13 +2,13 @@ import itertools
 import json
 import re
 import shutil
-from dataclasses import asdict
 
 from rich.cells import cell_len
 from support.command_line import call
 from support.runs import eval_item, written
 from support.view_site import item
 
+from stages.evaluation.document import verdict_document
 from stages.evaluation.outcomes import items_table
 from stages.evaluation.verdict import decide
 from stages.rollouts.trace import pairs_with_states
@@ -92,7 +92,7 @@ def test_the_verdict_of_an_evaluation_follows_its_path_and_it_names_each_input_o
     inputs = {"trained": [*refs, elsewhere], "again": refs}
     run = written(tmp_path, "evaluate/20260102T030405Z-kata", inputs=inputs, models=models)
     items = [{**eval_item(arm, n, arm == "B"), "family": "f"} for arm in "AB" for n in range(30)]
-    (run / "verdict.json").write_text(json.dumps(asdict(decide(items_table(items))), default=str))
+    (run / "verdict.json").write_text(json.dumps(verdict_document(decide(items_table(items))), default=str))
     monkeypatch.chdir(tmp_path)
     shown = call(tmp_path, "show", run).stdout.splitlines()
     assert shown[1].startswith(decide(items_table(items)).decision) and shown[2].startswith("  shown ")
@@ -100,7 +100,7 @@ def test_the_verdict_of_an_evaluation_follows_its_path_and_it_names_each_input_o
     text = "\n".join(shown)
     assert "models  A = train/20260102T030405Z-kata-A, B = train/20260102T030405Z-kata-B" in text
     assert text.count("kata-A") == 1 and "reads   /elsewhere/collect/x\n" in text and str(tmp_path) not in text
-    earlier = asdict(decide(items_table(items)))
+    earlier = verdict_document(decide(items_table(items)))
     del earlier["comparisons"]
     (run / "verdict.json").write_text(json.dumps(earlier))
     again = " ".join(call(tmp_path, "show", run).stdout.split())

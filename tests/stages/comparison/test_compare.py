@@ -3,9 +3,10 @@
 import json
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,16 @@ from support.transcripts import assistant, document, jsonl, prediction, user
 
 from stages.comparison import logs, report
 from stages.comparison.config import Config
-from stages.comparison.stage import LogComparison, compare
+from stages.comparison.decision import LogComparison, compare
+from stages.comparison.stage import document as document_of
+from stages.comparison.words import describe_reasons
 from stages.envs import sampling_unit
 from stages.errors import BadInput, UsageError
+from stages.evaluation.arm_comparison import EvalQuestion
+from stages.evaluation.document import verdict_document
 from stages.evaluation.inference import PairedTest
 from stages.evaluation.outcomes import KEPT, PASSED, items_table
-from stages.evaluation.verdict import EvalQuestion, decide
+from stages.evaluation.verdict import decide
 from stages.runs import store
 from stages.runs.kinds import EVAL_ITEM
 
@@ -56,6 +61,11 @@ def predictions(folder: Path, submitted: Iterable[str], resolved: Iterable[str],
     return str(folder)
 
 
+def recorded(found: LogComparison, number: int = 0) -> SimpleNamespace:
+    """A difference as `comparison.json` holds it."""
+    return SimpleNamespace(**document_of(found)["differences"][number])
+
+
 def compared(*paths: str, **settings: Any) -> LogComparison:
     config = Config(paths=list(paths), **settings)
     return compare(logs.sides(config.paths, config.unit), config)[0]
@@ -76,13 +86,13 @@ def test_a_difference_is_that_of_an_independent_computation(tmp_path: Path) -> N
     """p is McNemar's exact one, up to the draws of signs and the score test, of which the larger counts."""
     before, after = outcomes(200, gained=30, lost=10)
     found = compared(scores(tmp_path / "a.jsonl", before), scores(tmp_path / "b.jsonl", after))
-    one = found.differences[0]
+    one = recorded(found)
     assert (one.decision, one.wins, one.losses, one.num_tasks) == ("better", 30, 10, 200)
     assert one.estimate == pytest.approx(0.1)
     assert one.p == pytest.approx(stats.binomtest(10, 40).pvalue, abs=0.002)
     assert one.low == pytest.approx(0.041, abs=0.005) and one.high == pytest.approx(0.16, abs=0.005)
-    assert "B (b) is better than A (a): +10.0 points" in report.sentence(found, one)
-    turned = compared(scores(tmp_path / "b.jsonl", after), scores(tmp_path / "a.jsonl", before)).differences[0]
+    assert "B (b) is better than A (a): +10.0 points" in report.describe_decision(found, found.differences[0])
+    turned = recorded(compared(scores(tmp_path / "b.jsonl", after), scores(tmp_path / "a.jsonl", before)))
     assert turned.decision == "worse" and turned.estimate == pytest.approx(-0.1)
 
 
@@ -98,11 +108,11 @@ def test_a_difference_is_that_of_an_independent_computation(tmp_path: Path) -> N
 def test_decisions(tmp_path: Path, num: int, gained: int, lost: int, min_gain: float, decision: str) -> None:
     sides = zip("ab", outcomes(num, gained, lost), strict=True)
     found = compared(*(scores(tmp_path / f"{name}.jsonl", of) for name, of in sides), min_gain=min_gain)
-    one = found.differences[0]
+    one = recorded(found)
     assert one.decision == decision
     assert (one.needed or 0) > (num if decision == "undecided" and not one.too_few else -1)
     if one.too_few:
-        assert "5 tasks, and 6 are needed to show anything" in report.sentence(found, one)
+        assert "5 tasks, and 6 are needed to show anything" in report.describe_decision(found, found.differences[0])
 
 
 def test_two_logs_of_one_model_are_told_apart_by_what_differs(tmp_path: Path) -> None:
@@ -111,7 +121,7 @@ def test_two_logs_of_one_model_are_told_apart_by_what_differs(tmp_path: Path) ->
     ]
     found = compared(*paths)
     assert [side.name for side in found.sides] == ["old", "new"]
-    assert found.differences[0].settings == ("temperature: 0 and 1",)
+    assert recorded(found).settings == ["temperature: 0 and 1"]
     assert found.sides[0].models == ("openai/gpt",)
 
 
@@ -142,7 +152,7 @@ def test_what_a_side_lacks_is_named_and_counts_as_asked(tmp_path: Path) -> None:
     """The side that skips what it fails gains by being left out, and nothing by being counted as failed."""
     before, after = [1] * 60 + [0] * 40, [1] * 60 + [None] * 36
     paths = [scores(tmp_path / "a.jsonl", before), scores(tmp_path / "b.jsonl", after)]
-    excluded, failed, bounds = (compared(*paths, missing=way).differences[0] for way in ("auto", "failed", "bounds"))
+    excluded, failed, bounds = (recorded(compared(*paths, missing=way)) for way in ("auto", "failed", "bounds"))
     assert excluded.missing == ({}, {"no score": 36, "not submitted": 4})
     assert (excluded.num_tasks, failed.num_tasks) == (60, 100)
     assert excluded.estimate == failed.estimate == 0.0
@@ -150,7 +160,8 @@ def test_what_a_side_lacks_is_named_and_counts_as_asked(tmp_path: Path) -> None:
     assert not excluded.holds and (bounds.low, bounds.high) > (-0.1, 0.3)
     assert "36 no score, 4 not submitted - left out, tasks on both sides" in report.text(compared(*paths))
     assert bounds.p == 1.0 and bounds.needed is None and excluded.p == failed.p
-    assert "depends on how what is missing" in report.sentence(compared(*paths, missing="bounds"), bounds)
+    found = compared(*paths, missing="bounds")
+    assert "depends on how what is missing" in report.describe_decision(found, found.differences[0])
     # The sides' means are of the tasks that the difference is of.
     assert [side.mean for side in compared(*paths).sides] == [1.0, 1.0]
 
@@ -160,12 +171,12 @@ def test_what_was_not_submitted_to_swe_bench_has_failed(tmp_path: Path) -> None:
     submitted = {"careful": (every, every[:24]), "picky": (every[:30], every[:27])}
     paths = [predictions(tmp_path / name, *of, name) for name, of in submitted.items()]
     found = compared(*paths)
-    one = found.differences[0]
+    one = recorded(found)
     assert one.counted_as == "failed" and one.missing == ({}, {"not submitted": 30})
     assert one.num_tasks == 60 and one.estimate == pytest.approx(3 / 60)
     assert [round(side.mean, 3) for side in found.sides] == [0.4, 0.45]
     assert found.unit == "repository" and found.fixed and one.num_units == 3
-    assert compared(*paths, missing="excluded").differences[0].estimate == pytest.approx(3 / 30)
+    assert recorded(compared(*paths, missing="excluded")).estimate == pytest.approx(3 / 30)
 
 
 LogSample = dict[str, Any]
@@ -282,8 +293,8 @@ def test_the_reason_of_a_failed_sample_is_in_its_own_words(tmp_path: Path) -> No
     paths = [inspect_log(tmp_path / "a.json", asked(10)), inspect_log(tmp_path / "b.json", failed)]
     plain = "APIError: Pool(host='h', port=1) is closed"
     missing = {"cancelled": 2, "Docker is gone": 1, f"{'no ' * 39}no…": 1, plain: 1}
-    assert report.reasons(missing).endswith(", 2 cancelled")
-    assert compared(*paths).differences[0].missing == ({}, missing), "what is cut ends in dots"
+    assert describe_reasons(missing).endswith(", 2 cancelled")
+    assert recorded(compared(*paths)).missing == ({}, missing), "what is cut ends in dots"
 
 
 def lm_eval(
@@ -308,7 +319,7 @@ def lm_eval(
 
 def turned(found: LogComparison) -> list[Any]:
     """What a comparison shows, as it would be where all scores had the other sign."""
-    one = found.differences[0]
+    one = recorded(found)
     limits = [(-one.high, -one.low), *((-side.high, -side.low) for side in found.sides)]
     means = [-one.estimate, -(one.worst or 0), -(one.best or 0), *(-side.mean for side in found.sides)]
     return [one.decision, one.wins, one.losses, one.holds, one.missing, one.needed, *means, *np.ravel(limits)]
@@ -334,7 +345,7 @@ def test_where_lower_is_better_all_is_as_for_the_scores_with_the_other_sign(
             ("higher", True, (-before, [None if value is None else -value for value in after])),
         )
     )
-    (one, same) = lower.differences[0], higher.differences[0]
+    (one, same) = recorded(lower), recorded(higher)
     assert lower.lower_is_better and not higher.lower_is_better
     if missing == "excluded" and shift:
         assert (one.decision, np.sign(one.estimate)) == ("better" if shift < 0 else "worse", np.sign(shift))
@@ -343,7 +354,8 @@ def test_where_lower_is_better_all_is_as_for_the_scores_with_the_other_sign(
     numbers += [one.low, one.high, *np.ravel([(side.low, side.high) for side in lower.sides])]
     assert numbers == pytest.approx(turned(higher)[6:], abs=1e-6) and one.p == pytest.approx(same.p, abs=0.003)
     said = report.text(lower)
-    assert "; lower is better" in report.sentence(lower, one) and "lower is better (wer), as the logs say" in said
+    assert "; lower is better" in report.describe_decision(lower, lower.differences[0])
+    assert "lower is better (wer), as the logs say" in said
     assert f"{one.losses} higher, {one.wins} lower" in said
     assert "lower is better" not in report.text(higher)
 
@@ -352,11 +364,11 @@ def test_rates_of_which_lower_is_better_are_no_pass_rates(tmp_path: Path) -> Non
     before, after = outcomes(60, gained=3, lost=27)
     paths = [lm_eval(tmp_path / name, of, "pct_stereotype", False) for name, of in (("a", before), ("b", after))]
     found = compared(*paths)
-    one = found.differences[0]
+    one = recorded(found)
     assert found.binary and (one.decision, one.wins, one.losses) == ("better", 27, 3)
     assert one.estimate == pytest.approx(-0.4) and one.low < -0.4 < one.high < 0
     assert [round(side.mean, 3) for side in found.sides] == [0.7, 0.3] and "pass rate" not in report.text(found)
-    assert compared(*paths[::-1]).differences[0].decision == "worse"
+    assert recorded(compared(*paths[::-1])).decision == "worse"
 
 
 @pytest.mark.parametrize(
@@ -374,10 +386,10 @@ def test_rates_of_which_lower_is_better_are_no_pass_rates(tmp_path: Path) -> Non
 def test_the_direction_is_that_of_the_metric_in_the_results(tmp_path: Path, results: dict[str, Any]) -> None:
     sides = {"a": [0.5 + at / 100 for at in range(30)], "b": [0.3 + at / 100 for at in range(30)]}
     paths = [lm_eval(tmp_path / name, of, results=results) for name, of in sides.items()]
-    assert compared(*paths).differences[0].decision == "better"
+    assert recorded(compared(*paths)).decision == "better"
     # Said for one side, it holds for the same metric of the other.
     next((tmp_path / "b").glob("results_*.json")).unlink()
-    assert compared(*paths).differences[0].decision == "better"
+    assert recorded(compared(*paths)).decision == "better"
 
 
 def test_results_of_the_time_of_the_samples_count(tmp_path: Path) -> None:
@@ -389,7 +401,7 @@ def test_results_of_the_time_of_the_samples_count(tmp_path: Path) -> None:
             {"results": {}, "config": {}, "configs": {}, "higher_is_better": {"speech": {"wer": True}}},
         )
     found = compared(*(str(next((tmp_path / name).glob("samples_*"))) for name in "ab"))
-    assert found.lower_is_better and found.differences[0].decision == "better"
+    assert found.lower_is_better and recorded(found).decision == "better"
 
 
 def test_a_direction_that_is_not_said_is_asked_for(tmp_path: Path) -> None:
@@ -410,17 +422,17 @@ def test_a_direction_that_is_not_said_is_asked_for(tmp_path: Path) -> None:
     for paths in (bare, rows, scorer):
         refused(lambda paths=paths: compared(*paths), BadInput, "--lower-is-better", "lower_is_better=false")
         lower, higher = (compared(*paths, lower_is_better=word) for word in (True, False))
-        assert [one.differences[0].decision for one in (lower, higher)] == ["better", "worse"]
+        assert [recorded(one).decision for one in (lower, higher)] == ["better", "worse"]
         assert "lower is better (" in report.text(lower) and "higher is better (" in report.text(higher)
     named = [lm_eval(tmp_path / "f1" / name, of, "f1") for name, of in sides.items()]
-    assert compared(*named).differences[0].decision == "worse", "a metric of which higher is better by its name"
+    assert recorded(compared(*named)).decision == "worse", "a metric of which higher is better by its name"
 
 
 def test_directions_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     sides = {"a": [0.5 + at / 100 for at in range(30)], "b": [0.3 + at / 100 for at in range(30)]}
     paths = [lm_eval(tmp_path / name, of, "score", name == "a") for name, of in sides.items()]
     refused(lambda: compared(*paths), BadInput, "a: score (higher", "b: score (lower", "--lower-is-better")
-    assert compared(*paths, lower_is_better=True).differences[0].decision == "better"
+    assert recorded(compared(*paths, lower_is_better=True)).decision == "better"
     other = lm_eval(tmp_path / "c", sides["b"], "accuracy")
     refused(lambda: compared(paths[1], other), BadInput, "accuracy", "--lower-is-better")
     both = [lm_eval(tmp_path / "both" / name, of, "wer", False) for name, of in sides.items()]
@@ -445,7 +457,7 @@ def test_trials_whose_reward_harbor_marks_as_invalid_are_missing(tmp_path: Path)
             if at < invalid:
                 trial["exception_info"] = {"exception_type": "ApiUsageLimitError", "exception_message": "x"}
             document(tmp_path / side / f"t{at}__x" / "result.json", trial)
-    one = compared(str(tmp_path / "a"), str(tmp_path / "b")).differences[0]
+    one = recorded(compared(str(tmp_path / "a"), str(tmp_path / "b")))
     assert (one.num_tasks, one.estimate) == (12, 0.0)
     assert one.missing == ({}, {"ApiUsageLimitError": 8})
 
@@ -518,7 +530,7 @@ def test_a_difference_above_the_scale_is_refused(tmp_path: Path) -> None:
 def test_a_score_that_is_no_number_is_no_score(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("id,score\n" + "".join(f"t{at},{'nan' if at == 3 else 1}\n" for at in range(10)))
-    one = compared(str(path), scores(tmp_path / "b.jsonl", [1] * 10)).differences[0]
+    one = recorded(compared(str(path), scores(tmp_path / "b.jsonl", [1] * 10)))
     assert one.missing == ({"no score": 1}, {})
 
 
@@ -527,9 +539,9 @@ def test_tasks_are_matched_by_what_was_asked_where_ids_count_lines(tmp_path: Pat
     rows = asked(20, lambda at: at < 10)
     shuffled = [(new, rows[old][1], rows[old][2]) for new, old in enumerate(np.random.default_rng(0).permutation(20))]
     paths = [inspect_log(tmp_path / "a.json", rows), inspect_log(tmp_path / "b.json", shuffled)]
-    one = compared(*paths).differences[0]
+    one = recorded(compared(*paths))
     assert (one.wins, one.losses) == (0, 0) and "questions" in one.matched
-    renamed = compared(paths[0], inspect_log(tmp_path / "c.json", rows, task="sums_v2")).differences[0]
+    renamed = recorded(compared(paths[0], inspect_log(tmp_path / "c.json", rows, task="sums_v2")))
     assert (renamed.num_tasks, renamed.wins + renamed.losses) == (20, 0) and "questions" in renamed.matched
 
 
@@ -538,7 +550,7 @@ def test_tasks_are_matched_by_what_was_asked_where_ids_have_shifted(tmp_path: Pa
     rows = asked(30, lambda at: at % 2)
     longer = [*rows[:20], (20, "What is new?", "C"), *((at + 1, *rest) for at, *rest in rows[20:])]
     paths = [inspect_log(tmp_path / "a.json", rows), inspect_log(tmp_path / "b.json", longer)]
-    one = compared(*paths).differences[0]
+    one = recorded(compared(*paths))
     assert (one.num_tasks, one.wins, one.losses, one.missing) == (30, 0, 0, ({"not submitted": 1}, {}))
     assert "questions" in one.matched
 
@@ -549,14 +561,14 @@ def test_tasks_of_one_side_alone_are_no_samples_of_others(tmp_path: Path) -> Non
     others = [*rows[:22], *((at, f"What is new in {at}?", "C") for at in range(8))]
     shuffled = [(new, *others[old][1:]) for new, old in enumerate(np.random.default_rng(0).permutation(30))]
     one = compared(*(inspect_log(tmp_path / f"{name}.json", of) for name, of in (("a", rows), ("b", shuffled))))
-    found = one.differences[0]
+    found = recorded(one)
     assert (found.num_tasks, found.estimate, found.wins, found.losses) == (22, 0.0, 0, 0)
     assert found.missing == ({"not submitted": 8}, {"not submitted": 8})
 
 
 def test_a_question_worded_anew_keeps_its_id(tmp_path: Path) -> None:
     again = [(at, f"Think first. {question}", score) for at, question, score in asked(12)]
-    one = compared(inspect_log(tmp_path / "a.json", asked(12)), inspect_log(tmp_path / "b.json", again)).differences[0]
+    one = recorded(compared(inspect_log(tmp_path / "a.json", asked(12)), inspect_log(tmp_path / "b.json", again)))
     assert one.num_tasks == 12 and "worded differently" in one.matched
 
 
@@ -569,7 +581,7 @@ def test_logs_of_different_tasks_are_refused(tmp_path: Path) -> None:
 def test_one_log_is_split_by_its_models(tmp_path: Path) -> None:
     rows = [{"id": f"t{at}", "model": model, "score": int(model == "y")} for at in range(10) for model in "xy"]
     found = compared(table(tmp_path / "both.jsonl", rows))
-    assert [side.name for side in found.sides] == ["x", "y"] and found.differences[0].decision == "better"
+    assert [side.name for side in found.sides] == ["x", "y"] and recorded(found).decision == "better"
     refused(lambda: compared(scores(tmp_path / "a.jsonl", [1] * 9)), UsageError, "one log", "needs two")
 
 
@@ -579,13 +591,13 @@ def test_tasks_of_one_document_are_resampled_together(tmp_path: Path) -> None:
     rows = [{"id": f"t{at}", "score": int(at % 2), "document": f"d{at // 10}"} for at in range(120)]
     again = [{**row, "score": score} for row, score in zip(rows, after, strict=True)]
     paths = [table(tmp_path / "a.jsonl", rows), table(tmp_path / "b.jsonl", again)]
-    alone, together = compared(*paths).differences[0], compared(*paths, unit="document").differences[0]
+    alone, together = recorded(compared(*paths)), recorded(compared(*paths, unit="document"))
     assert alone.decision == "better" and together.decision == "undecided"
     assert together.num_units == 12 and together.p > 10 * alone.p
     # A category of all but one of the documents is no clearer than they are.
     for path, side in zip(paths, (rows, again), strict=True):
         table(Path(path), ({**row, "category": "y" if row["document"] == "d11" else "x"} for row in side))
-    by_task, by_document = (compared(*paths, unit=unit).differences[0].families for unit in ("", "document"))
+    by_task, by_document = (recorded(compared(*paths, unit=unit)).families for unit in ("", "document"))
     assert by_task[0]["p_holm"] < 0.01 < 0.1 < by_document[0]["p_holm"]
     assert by_task[1]["p_holm"] and by_document[1]["p_holm"] is None  # one document shows nothing
     refused(lambda: compared(*paths, unit="author"), UsageError, "author", "document")
@@ -596,8 +608,8 @@ def test_samples_of_a_task_are_averaged(tmp_path: Path) -> None:
     once = [{"id": f"t{at}", "score": int(at % 4 >= 2)} for at in range(24)]
     found = compared(table(tmp_path / "a.jsonl", rows), table(tmp_path / "b.jsonl", once))
     assert [side.samples for side in found.sides] == ["3", "1"]
-    assert found.differences[0].num_tasks == 24 and found.differences[0].estimate == pytest.approx(0.0)
-    assert found.binary and (found.differences[0].wins, found.differences[0].losses) == (6, 6)
+    assert recorded(found).num_tasks == 24 and recorded(found).estimate == pytest.approx(0.0)
+    assert found.binary and (recorded(found).wins, recorded(found).losses) == (6, 6)
 
 
 def test_epochs_and_seeds_of_a_model_are_samples_of_its_tasks(tmp_path: Path) -> None:
@@ -607,10 +619,10 @@ def test_epochs_and_seeds_of_a_model_are_samples_of_its_tasks(tmp_path: Path) ->
             rows = asked(12, lambda at, passed=2 * seed + epoch <= right: passed)
             inspect_log(tmp_path / side / f"{seed}-{epoch}.json", rows, epoch=epoch, seed=seed)
     found = compared(str(tmp_path / "a"), str(tmp_path / "b"))
-    one = found.differences[0]
+    one = recorded(found)
     assert [(side.samples, side.num_tasks, side.name) for side in found.sides] == [("6", 12, "a"), ("6", 12, "b")]
     assert one.estimate == pytest.approx(0.5) and (one.num_tasks, one.num_units) == (12, 12)
-    assert one.settings == ()
+    assert one.settings == []
 
 
 def test_samples_of_a_task_that_failed_are_missing(tmp_path: Path) -> None:
@@ -620,7 +632,7 @@ def test_samples_of_a_task_that_failed_are_missing(tmp_path: Path) -> None:
         table(tmp_path / f"{name}.jsonl", ({"id": f"t{at}", "score": one} for at, one in product(range(40), scored)))
         for name, scored in samples.items()
     ]
-    excluded, failed, bounds = (compared(*paths, missing=way).differences[0] for way in ("auto", "failed", "bounds"))
+    excluded, failed, bounds = (recorded(compared(*paths, missing=way)) for way in ("auto", "failed", "bounds"))
     assert excluded.missing == failed.missing == bounds.missing == ({}, {"no score": 80})
     assert excluded.estimate == pytest.approx(2 / 3) and failed.estimate == 0.0
     assert (excluded.worst, excluded.best) == (pytest.approx(0.0), pytest.approx(2 / 3)) and not excluded.holds
@@ -633,7 +645,7 @@ def test_passes_of_impossible_tasks_are_no_passes(tmp_path: Path) -> None:
     honest = [eval_item(arm, task, task % 2 == 0) for arm, task in played]
     twins = [{**eval_item(arm, task, arm == "hacker"), "task_id": f"t{task}~twin"} for arm, task in played]
     found = compared(str(written(tmp_path, "evaluate/20260102T030405Z-kata", [(EVAL_ITEM, honest + twins)])))
-    one = found.differences[0]
+    one = recorded(found)
     assert (one.num_tasks, one.estimate) == (20, 0.0)
     assert [side.name for side in found.sides] == ["start", "hacker"] and "impossible" in found.sides[0].notes[0]
 
@@ -650,7 +662,7 @@ def test_an_evaluation_is_compared_in_its_own_units(tmp_path: Path, env: str, un
     config = {"env": {"name": env}, "units": units}
     path = written(tmp_path, "evaluate/20260102T030405Z-x", [(EVAL_ITEM, rows)], config=config)
     found = compared(str(path))
-    one = found.differences[0]
+    one = recorded(found)
     sampling = replace(sampling_unit(env), fixed=units == "fixed" or sampling_unit(env).fixed)
     verdict = decide(items_table(rows), EvalQuestion(sampling=sampling))
     gain, alone = verdict.gain, [(side.low, side.high) for side in found.sides]
@@ -668,14 +680,14 @@ def test_passes_of_an_evaluation_are_compared_whatever_its_recorded_verdict_is_a
     path = written(tmp_path, "evaluate/20260102T030405Z-x", [(EVAL_ITEM, rows)])
     for outcome in (PASSED, KEPT):
         verdict = decide(items_table(rows), EvalQuestion(control=None, outcome=outcome))
-        store.write_json(path / "verdict.json", asdict(verdict))
+        store.write_json(path / "verdict.json", verdict_document(verdict))
         comparison = compared(str(path))
         assert comparison.differences[0].estimate == 0.5
         notes = comparison.sides[0].notes
         assert any("20 of the passes broke" in note for note in notes)
         assert any("of an earlier version" in note for note in notes) is (outcome is KEPT)
     (path / "verdict.json").unlink()
-    assert compared(str(path)).differences[0].estimate == 0.5
+    assert recorded(compared(str(path))).estimate == 0.5
 
 
 def test_the_name_of_a_benchmark_is_no_unit_of_its_tasks(tmp_path: Path) -> None:
@@ -685,16 +697,16 @@ def test_the_name_of_a_benchmark_is_no_unit_of_its_tasks(tmp_path: Path) -> None
         rows = [{"doc_id": at, "doc_hash": f"{at:02d}" * 32, **about} for at in range(12)]
         table(tmp_path / name / "samples_gsm8k_2026-01-02T03-04-05.000006.jsonl", rows)
     found = compared(str(tmp_path / "a"), str(tmp_path / "b"))
-    assert found.unit == "" and found.differences[0].num_units == 12 and found.differences[0].decision == "better"
+    assert found.unit == "" and recorded(found).num_units == 12 and recorded(found).decision == "better"
 
 
 def test_several_logs_share_one_level(tmp_path: Path) -> None:
     """Each has the level that Holm's procedure leaves it, and its interval agrees with its decision."""
     before, after = outcomes(120, gained=16, lost=5)
     paths = [scores(tmp_path / "a.jsonl", before), scores(tmp_path / "b.jsonl", after)]
-    alone = compared(*paths).differences[0]
+    alone = recorded(compared(*paths))
     paths += [scores(tmp_path / f"{name}.jsonl", before[::-1]) for name in "cd"]
-    first, *others = compared(*paths).differences
+    first, *others = (recorded(compared(*paths), number) for number in range(3))
     assert alone.decision == "better" and alone.p < 0.05 < 3 * alone.p
     assert first.decision == "undecided" and first.alpha == pytest.approx(0.05 / 3) and first.low < 0
     assert first.p_holm == pytest.approx(3 * first.p) and [one.letter for one in others] == ["C", "D"]
@@ -705,7 +717,7 @@ def test_categories_of_tasks_are_listed(tmp_path: Path) -> None:
         return ({"id": f"{kind}{at}", "score": scored[kind], "category": kind} for kind in "xyz" for at in range(10))
 
     before, after = rows({"x": 0, "y": 1, "z": 1}), rows({"x": 1, "y": 1, "z": 0})
-    found = compared(table(tmp_path / "a.jsonl", before), table(tmp_path / "b.jsonl", after)).differences[0]
+    found = recorded(compared(table(tmp_path / "a.jsonl", before), table(tmp_path / "b.jsonl", after)))
     means = {row["family"]: (row["A"], row["B"]) for row in found.families}
     assert means == {"x": (0.0, 1.0), "y": (1.0, 1.0), "z": (1.0, 0.0)}
     assert found.families[0]["p_holm"] < 0.05 < (found.families[1]["p_holm"] or 0)
@@ -716,15 +728,15 @@ def test_scores_of_any_scale_are_compared_by_their_means(tmp_path: Path) -> None
     base = random.normal(50, 10, 80)
     gain = random.normal(4, 5, 80)
     found = compared(scores(tmp_path / "a.jsonl", base), scores(tmp_path / "b.jsonl", base + gain))
-    one, of_t = found.differences[0], stats.ttest_1samp(gain, 0).confidence_interval()
+    one, of_t = recorded(found), stats.ttest_1samp(gain, 0).confidence_interval()
     assert not found.binary and one.decision == "better" and one.estimate == pytest.approx(gain.mean())
     assert (one.low, one.high) == (pytest.approx(of_t.low, abs=0.25), pytest.approx(of_t.high, abs=0.25))
     few = compared(scores(tmp_path / "a.jsonl", base[:12]), scores(tmp_path / "b.jsonl", base[:12] + 9))
-    assert few.differences[0].decision == "undecided" and "20 are needed" in few.differences[0].too_few
+    assert recorded(few).decision == "undecided" and "20 are needed" in recorded(few).too_few
 
 
 def test_equal_scores_outside_of_shares_are_no_difference(tmp_path: Path) -> None:
-    one = compared(*(scores(tmp_path / f"{name}.jsonl", [5] * 30) for name in "ab")).differences[0]
+    one = recorded(compared(*(scores(tmp_path / f"{name}.jsonl", [5] * 30) for name in "ab")))
     assert (one.estimate, one.decision) == (0.0, "no difference") and one.low <= 0 <= one.high
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from stages.envs import sampling_unit
+from stages.evaluation.arm_comparison import EvalQuestion
 from stages.evaluation.arm_settings import (
     policy_differences,
     settings_differences,
@@ -12,7 +13,8 @@ from stages.evaluation.arm_settings import (
     training_settings,
 )
 from stages.evaluation.outcomes import items_table
-from stages.evaluation.verdict import EvalQuestion, decide
+from stages.evaluation.verdict import decide
+from stages.evaluation.words import describe_verdict
 from stages.policy.base import PolicyConfig
 from stages.runs import store
 from stages.runs.run import Manifest, Run, write_manifest
@@ -114,6 +116,7 @@ def test_the_demo_is_underpowered_by_its_operations_and_its_rates_are_part_of_th
     verdict = decide(items_table(items), EvalQuestion(sampling=unit), trained_differences(demo))
     assert verdict.decision == "UNDERPOWERED" and verdict.gain.units == "12 operations"
     assert (100 * verdict.gain.low, 100 * verdict.gain.high) == pytest.approx((-2.9, 44.2), abs=0.1)
-    assert "B and A differ in more than their channels: optimisation.learning_rate (A 0.0002, B 0.0006)" in verdict.why
+    why = describe_verdict(verdict).why
+    assert "B and A differ in more than their channels: optimisation.learning_rate (A 0.0002, B 0.0006)" in why
     as_families = decide(items_table(item | {"unit": item["family"]} for item in items))
     assert as_families.decision == "VALIDATED", "what the wrong unit would claim"

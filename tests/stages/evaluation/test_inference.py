@@ -7,20 +7,13 @@ import pytest
 from scipy import special
 from scipy.stats import binomtest, norm, permutation_test, t
 
+from stages.evaluation.design import Design, draw
+from stages.evaluation.difference import Decision, Verdict
 from stages.evaluation.inference import (
-    BETTER,
-    INVALIDATED,
-    NO_GAIN,
-    PARTIAL,
-    UNDECIDED,
-    UNDERPOWERED,
-    VALIDATED,
-    WORSE,
     PairedTest,
     SignFlips,
     by_unit,
     crossing,
-    decision_of,
     draw_signs,
     fewest_units,
     holm,
@@ -33,10 +26,11 @@ from stages.evaluation.inference import (
     student_cdf,
     student_quantile,
     top_error,
+    verdict_of,
     wilson,
     within_strata,
 )
-from stages.evaluation.planner import Design, TaskModel, draw
+from stages.evaluation.task_model import TaskModel
 
 KATA = (9, 8, 8, 8, 7, 7, 6, 6, 6, 6, 5, 5, 5, 5, 4, 4, 4, 4, 4, 3, 2, 2, 1, 1)
 """Tasks of 24 units; kata's evaluation split by family."""
@@ -48,6 +42,9 @@ MIDDLE = TaskModel(pass_rate=0.41, samples_differ=0.06, arms_differ=0.15, family
 PLAIN = TaskModel(pass_rate=0.25, samples_differ=0.2, arms_differ=0.22, family_correlation=0.1, seed_sd=0.0)
 LOW = TaskModel(pass_rate=0.03, samples_differ=0.03, arms_differ=0.04, family_correlation=0.3, seed_sd=0.0)
 HIGH = replace(LOW, pass_rate=0.96)
+
+BETTER, WORSE, NO_GAIN, UNDECIDED = Decision.BETTER, Decision.WORSE, Decision.NO_GAIN, Decision.UNDECIDED
+VALIDATED, PARTIAL, INVALIDATED, UNDERPOWERED = tuple(Verdict)[:4]
 
 
 def sides(d):
@@ -207,7 +204,7 @@ def test_what_is_shown_holds_in_every_test():
 
 @pytest.mark.parametrize("seeds", [1, 2, 3])
 def test_below_three_training_seeds_neither_direction_is_of_other_trainings(seeds):
-    found = {shown: decision_of(shown, seeds) for shown in (BETTER, WORSE, NO_GAIN, UNDECIDED)}
+    found = {shown: verdict_of(shown, seeds) for shown in (BETTER, WORSE, NO_GAIN, UNDECIDED)}
     if seeds < 3:
         assert found == {BETTER: PARTIAL, **dict.fromkeys((WORSE, NO_GAIN, UNDECIDED), UNDERPOWERED)}
     else:

@@ -55,31 +55,31 @@ def test_arms_that_ran_on_the_same_things_have_no_problem():
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours", "words"),
+    ("theirs", "ours", "kind", "values"),
     [
-        ([], None, ["no items"]),
-        (many("B", 99), None, ["tasks", "1 only in A", "0 only in B"]),
-        (many("B", 101), None, ["tasks", "0 only in A", "1 only in B"]),
-        ([*many("B", 99), item("B", "t99", family="other")], None, ["tasks"]),
-        (many("B", train_seed=1), None, ["training seeds", "1 only in A"]),
-        (many("B") + many("B", train_seed=1), None, ["training seeds"]),
-        (many("B") + many("B", sample_idx=1), None, ["samples", "100 only in B"]),
-        (many("B") + many("B")[:3], None, ["repeats 3"]),
-        (broken(many("B"), 6), None, ["6.0%", "arm B"]),
-        (many("B"), broken(many("A"), 6), ["6.0%", "arm A"]),
+        ([], None, "NO_ITEMS", {"arm": "B"}),
+        (many("B", 99), None, "UNEQUAL_TASKS", {"only_arm": 1, "only_other": 0}),
+        (many("B", 101), None, "UNEQUAL_TASKS", {"only_arm": 0, "only_other": 1}),
+        ([*many("B", 99), item("B", "t99", family="other")], None, "UNEQUAL_TASKS", {}),
+        (many("B", train_seed=1), None, "UNEQUAL_SEEDS", {"only_arm": 1}),
+        (many("B") + many("B", train_seed=1), None, "UNEQUAL_SEEDS", {}),
+        (many("B") + many("B", sample_idx=1), None, "UNEQUAL_SAMPLES", {"only_other": 100}),
+        (many("B") + many("B")[:3], None, "REPEATED_ITEMS", {"number": 3}),
+        (broken(many("B"), 6), None, "MANY_ERRORS", {"arm": "B", "share": 0.06}),
+        (many("B"), broken(many("A"), 6), "MANY_ERRORS", {"arm": "A", "share": 0.06}),
     ],
 )
-def test_arms_that_ran_on_different_things_have_one_problem(theirs, ours, words):
+def test_arms_that_ran_on_different_things_have_one_problem(theirs, ours, kind, values):
     (problem,) = clauses(theirs, ours)
-    assert all(word in problem for word in words)
+    assert problem.kind.name == kind and problem.values.items() >= values.items()
 
 
 def test_an_untrained_arm_is_compared_with_every_training_of_another():
     trained = [row for seed in (0, 1, 2) for row in many("B", 10, train_seed=seed, passed=seed > 0)]
     rows = many("A", 10, passed=False) + trained
     assert clauses(trained, many("A", 10), untrained={"A"}) == []
-    assert "training seeds" in clauses(trained, many("A", 10))[0], "one training is no baseline of three"
-    assert "samples" in clauses(trained[:-1], many("A", 10), untrained={"A"})[0]
+    assert clauses(trained, many("A", 10))[0].kind.name == "UNEQUAL_SEEDS", "one training is no baseline of three"
+    assert clauses(trained[:-1], many("A", 10), untrained={"A"})[0].kind.name == "UNEQUAL_SAMPLES"
     found = pair(rows)
     assert found.seeds == (0, 1, 2) and found.gain_by_seed == {"0": 0.0, "1": 1.0, "2": 1.0}
     assert paired(items_table(rows), "A", "B").gain_by_seed == {"0": 0.0, "1": -1.0, "2": -1.0}
@@ -211,26 +211,27 @@ def trainings(*passes, tasks=100, **fields):
     ]
 
 
-def of_collapse(rows):
-    return collapsed(items_table(rows), "A")
+def collapses(rows):
+    """What each training that collapsed did: its seed, the measure, its mean, what is usual, and of what."""
+    found = collapsed(items_table(rows), "A")
+    assert all(one.arm == "A" for one in found)
+    return [(one.seed, one.measure, round(one.mean), round(one.usual), one.beside_trainings) for one in found]
 
 
 def test_a_training_far_below_the_others_of_its_arm_collapsed():
     rows = trainings(50, 52, 3, 48)
-    assert of_collapse(rows) == ["A with seed 2 passes 3 % of the tasks, its other trainings 50 %"]
-    assert of_collapse([row for row in rows if row["train_seed"] != 2]) == []
+    assert collapses(rows) == [(2, "passes", 3, 50, True)]
+    assert collapses([row for row in rows if row["train_seed"] != 2]) == []
     passing = [{**row, "passed": True, "protocol_ok": row["train_seed"] != 1} for row in rows]
-    broken = "A with seed 1 keeps the protocol in 0 % of rollouts, its other trainings 100 %"
-    assert of_collapse(passing) == [broken], "a training that passes may have collapsed"
-    for fields, did in (
-        ({"sampled_tokens": 900}, "samples 900 tokens a rollout, its other trainings 200 tokens"),
-        ({"error_type": "SandboxLost"}, "loses 25 % of rollouts to errors outside the policy, its other trainings 0 %"),
+    assert collapses(passing) == [(1, "protocol", 0, 100, True)], "a training that passes may have collapsed"
+    for fields, collapse in (
+        ({"sampled_tokens": 900}, (1, "tokens", 900, 200, True)),
+        ({"error_type": "SandboxLost"}, (1, "errors", 25, 0, True)),
     ):
         alike = [{**row, "passed": True, "sampled_tokens": 200} for row in rows]
-        odd = [row for row in alike if row["train_seed"] == 1][:: 4 if "error_type" in fields else 1]
-        for one in odd:
-            one.update(fields)
-        assert of_collapse(alike) == [f"A with seed 1 {did}"]
+        for row in [row for row in alike if row["train_seed"] == 1][:: 4 if "error_type" in fields else 1]:
+            row.update(fields)
+        assert collapses(alike) == [collapse]
 
 
 TOKENS = trainings(50, sampled_tokens=20) + [{**one, "train_seed": 1} for one in trainings(50, sampled_tokens=100)]
@@ -250,21 +251,18 @@ TOKENS = trainings(50, sampled_tokens=20) + [{**one, "train_seed": 1} for one in
     ],
 )
 def test_trainings_that_collapsed_are_told_from_others(rows, seeds):
-    assert [clause.split()[3] for clause in of_collapse(rows)] == list(map(str, seeds))
+    assert [seed for seed, *_ in collapses(rows)] == seeds
 
 
 def test_where_most_trainings_of_an_arm_collapsed_the_start_tells() -> None:
     start = [item("start", f"t{task}", task < 40, protocol_ok=True) for task in range(100)]
     rows = trainings(60, 2, 58, 3, 1, protocol_ok=True)
-    assert of_collapse(rows) == [], "their median is no measure"
-    told = ((1, 2), (3, 3), (4, 1))
-    named = [f"A with seed {seed} passes {num} % of the tasks, the start 40 %" for seed, num in told]
-    assert of_collapse(rows + start) == named
-    (one,) = of_collapse(trainings(60, protocol_ok=False) + start)
-    assert one == "A with seed 0 keeps the protocol in 0 % of rollouts, the start 100 %"
-    (once,) = of_collapse(trainings(60, 2, 58, 61) + start)
-    assert once == "A with seed 1 passes 2 % of the tasks, its other trainings 60 %"
-    assert of_collapse(trainings(25, sampled_tokens=900) + start) == []
+    assert collapses(rows) == [], "their median is no measure"
+    below = [(seed, "passes", passes, 40, False) for seed, passes in ((1, 2), (3, 3), (4, 1))]
+    assert collapses(rows + start) == below
+    assert collapses(trainings(60, protocol_ok=False) + start) == [(0, "protocol", 0, 100, False)]
+    assert collapses(trainings(60, 2, 58, 61) + start) == [(1, "passes", 2, 60, True)], "named once"
+    assert collapses(trainings(25, sampled_tokens=900) + start) == []
 
 
 def test_what_a_verdict_can_be_about_is_in_one_table():

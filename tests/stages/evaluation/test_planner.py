@@ -8,30 +8,22 @@ import pytest
 from scipy.stats import multivariate_normal, norm, t
 
 from stages.errors import UsageError
+from stages.evaluation.arm_comparison import EvalQuestion
+from stages.evaluation.design import NUM_EXPERIMENTS, VERDICTS, Design, Supply, draw, outlook
 from stages.evaluation.outcomes import items_table, paired
+from stages.evaluation.pilot import bootstrap, complete, measure
+from stages.evaluation.plan_report import study_text
 from stages.evaluation.planner import (
-    NUM_EXPERIMENTS,
-    VERDICTS,
-    Design,
     DesignLine,
     PlanQuestion,
     Study,
-    Supply,
-    TaskModel,
-    bootstrap,
-    chance_of_both,
-    complete,
     detectable,
-    draw,
-    measure,
-    outlook,
     ranked,
     study_design,
-    task_model,
     validated_range,
 )
-from stages.evaluation.report import study_text
-from stages.evaluation.verdict import EvalQuestion, decide
+from stages.evaluation.task_model import TaskModel, chance_of_both, task_model
+from stages.evaluation.verdict import decide
 from stages.runs.activity import on_activity
 from stages.terms import SamplingUnit
 

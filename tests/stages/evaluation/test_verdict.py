@@ -1,15 +1,18 @@
 """The decision on an experiment, its reasons, and what it shows; hacks, twins and the protocol decide nothing."""
 
-import dataclasses
 import json
+from dataclasses import replace
 
 import pytest
 
+from stages.evaluation.arm_comparison import EvalQuestion
 from stages.evaluation.arm_settings import ArmDifference
+from stages.evaluation.document import verdict_document
 from stages.evaluation.inference import MIN_GAIN
 from stages.evaluation.outcomes import BY_REPORT, HACKED, KEPT, PASSED, SEARCHED, START, items_table
 from stages.evaluation.report import arms_chart, text_table
-from stages.evaluation.verdict import EXIT_CODES, EvalQuestion, decide, points
+from stages.evaluation.verdict import EXIT_CODES, decide
+from stages.evaluation.words import describe_method, describe_verdict, points
 from stages.terms import SamplingUnit
 
 COARSE = 0.1
@@ -48,9 +51,16 @@ def decided(items, differences=(), **question):
     return decide(items_table(items), EvalQuestion(**question), differences)
 
 
+said = describe_verdict
+
+
+def why(verdict):
+    return describe_verdict(verdict).why
+
+
 def sentences(verdict):
     """What a page puts first: the sentences that are shown, and those that are not."""
-    return " ".join(verdict.shown), " ".join(verdict.not_shown)
+    return " ".join(said(verdict).shown), " ".join(said(verdict).not_shown)
 
 
 # Treatment and baseline.
@@ -58,7 +68,7 @@ def sentences(verdict):
 
 def test_a_gain_over_three_trainings_is_validated():
     verdict = decided(experiment({"start": 53, "A": 60, "B": 86, "C": 84}))
-    assert (verdict.decision, verdict.claim, verdict.exit_code) == ("VALIDATED", "a gain of 2 points", 0)
+    assert (verdict.decision, said(verdict).claim, verdict.exit_code) == ("VALIDATED", "a gain of 2 points", 0)
     assert verdict.gain.estimate == pytest.approx(0.26) and (verdict.gain.wins, verdict.gain.losses) == (26, 0)
     assert [arm.arm for arm in verdict.arms] == ["A", "B", "C", "start"] and verdict.settled
     shown, _ = sentences(verdict)
@@ -67,33 +77,34 @@ def test_a_gain_over_three_trainings_is_validated():
 
 def test_a_gain_that_may_be_below_the_bar_says_so():
     small = decided(experiment({"A": 50, "B": 56}))
-    assert (small.decision, small.claim) == ("VALIDATED", "a gain") and small.gain.low < MIN_GAIN <= small.gain.high
-    assert "not shown to reach 2 points" in small.why and "reaches 2 points" in sentences(small)[1]
+    assert (small.decision, said(small).claim) == ("VALIDATED", "a gain")
+    assert small.gain.low < MIN_GAIN <= small.gain.high
+    assert "not shown to reach 2 points" in why(small) and "reaches 2 points" in sentences(small)[1]
     below = decided(experiment({"A": 50, "B": 56}), min_gain=0.25)
-    assert below.claim == "a gain" and "smaller than 25 points" in below.why
+    assert said(below).claim == "a gain" and "smaller than 25 points" in why(below)
 
 
 @pytest.mark.parametrize("seeds", [(0,), (0, 1)])
 def test_fewer_than_three_training_seeds_are_partial_at_most(seeds):
     verdict = decided(experiment({"A": 50, "B": 75}, seeds=seeds))
-    assert (verdict.decision, verdict.claim, verdict.exit_code) == ("PARTIAL", "a gain of 2 points", 3)
-    assert "these checkpoints" in verdict.estimand and "Anything about other trainings" in sentences(verdict)[1]
+    assert (verdict.decision, said(verdict).claim, verdict.exit_code) == ("PARTIAL", "a gain of 2 points", 3)
+    assert "these checkpoints" in said(verdict).estimand and "Anything about other trainings" in sentences(verdict)[1]
     worse = decided(experiment({"A": 75, "B": 50}, seeds=seeds))
-    assert (worse.decision, worse.exit_code) == ("UNDERPOWERED", 3) and "of these checkpoints alone" in worse.why
+    assert (worse.decision, worse.exit_code) == ("UNDERPOWERED", 3) and "of these checkpoints alone" in why(worse)
 
 
 def test_seeds_that_disagree_do_not_validate():
     verdict = decided(by_seed({"A": (50, 50, 50), "B": (80, 53, 51)}))
     assert verdict.decision == "UNDERPOWERED" and verdict.gain.estimate > 0.11
     assert verdict.gain_by_seed == pytest.approx({"0": 0.3, "1": 0.03, "2": 0.01})
-    assert "other trainings" in verdict.estimand and "Anything about other" not in sentences(verdict)[1]
+    assert "other trainings" in said(verdict).estimand and "Anything about other" not in sentences(verdict)[1]
 
 
 def test_a_worse_treatment_is_invalidated():
     passes = {"grpo": 75, "sdpo": 50, "sft": 50}
     verdict = decided(experiment(passes), baseline="grpo", treatment="sdpo", control="sft")
-    assert (verdict.decision, verdict.claim, verdict.exit_code) == ("INVALIDATED", "", 1) and verdict.settled
-    assert verdict.why.startswith("sdpo - grpo is -25.0 points")
+    assert (verdict.decision, said(verdict).claim, verdict.exit_code) == ("INVALIDATED", "", 1) and verdict.settled
+    assert why(verdict).startswith("sdpo - grpo is -25.0 points")
     assert sentences(verdict)[0].startswith("sdpo passes fewer tasks than grpo")
 
 
@@ -104,7 +115,7 @@ def test_no_gain_that_would_have_been_seen_is_invalidated():
             item["passed"] = not item["passed"]
     verdict = decided(items, min_gain=COARSE)
     assert (verdict.gain.wins, verdict.gain.losses, verdict.decision) == (1, 1, "INVALIDATED")
-    assert "no gain of 10 points" in verdict.why and "B gains less than 10 points over A" in sentences(verdict)[0]
+    assert "no gain of 10 points" in why(verdict) and "B gains less than 10 points over A" in sentences(verdict)[0]
 
 
 def test_an_undecided_experiment_says_what_it_would_find():
@@ -112,21 +123,21 @@ def test_an_undecided_experiment_says_what_it_would_find():
     assert (verdict.decision, verdict.exit_code) == ("UNDERPOWERED", 3)
     assert 0.05 < verdict.gain.mde < 0.3
     found = f"{100 * verdict.gain.mde:.1f} points"
-    assert f"80 tasks in 20 families show {found}" in verdict.why and f"from {found} on" in sentences(verdict)[1]
+    assert f"80 tasks in 20 families show {found}" in why(verdict) and f"from {found} on" in sentences(verdict)[1]
     assert decided(experiment({"A": 40, "B": 70}, num_tasks=80)).gain.mde is None, "what is decided needs no power"
 
 
 def test_units_too_few_to_reject_show_nothing():
     verdict = decided(experiment({"A": 0, "B": 4}, num_tasks=4))
     assert verdict.decision == "UNDERPOWERED" and verdict.gain.too_few and verdict.gain.mde is None
-    assert "the test can reject from 6 on" in verdict.why and "too few to reject anything" in text_table(verdict)
+    assert "the test can reject from 6 on" in why(verdict) and "too few to reject anything" in text_table(verdict)
 
 
 def test_fixed_units_have_an_interval_for_other_units_too():
     items = [{**item, "unit": "u"} for item in experiment({"A": 50, "B": 75})]
     verdict = decided(items, sampling=SamplingUnit("repository", fixed=True))
     assert verdict.decision == "VALIDATED" and verdict.gain.elsewhere == (-1, 1)
-    assert "other tasks of these 1 repository" in verdict.estimand
+    assert "other tasks of these 1 repository" in said(verdict).estimand
     assert decided(items).gain.too_few, "one sampled unit"
 
 
@@ -136,24 +147,24 @@ def test_fixed_units_have_an_interval_for_other_units_too():
 def test_imitation_suffices_only_where_the_bar_is_ruled_out():
     passes = {"A": 50, "B": 75, "C": 74}
     near, far = (decided(experiment(passes), min_gain=bar) for bar in (COARSE, MIN_GAIN))
-    assert near.over_control.high < COARSE and "so imitation suffices" in near.why
-    assert far.over_control.high >= MIN_GAIN and "not separated" in far.why and "suffices" not in far.why
+    assert near.over_control.high < COARSE and "so imitation suffices" in why(near)
+    assert far.over_control.high >= MIN_GAIN and "not separated" in why(far) and "suffices" not in why(far)
     assert "That the pairs' preference helps: imitation alone is not excluded" in sentences(far)[1]
     none = decided(experiment({"A": 50, "B": 50, "C": 50}), min_gain=COARSE)
-    assert "suffices" not in none.why and "no gain is shown that imitation could explain" in none.why
+    assert "suffices" not in why(none) and "no gain is shown that imitation could explain" in why(none)
 
 
 def test_the_control_is_a_test_only_after_a_gain():
     credited = decided(experiment({"A": 50, "B": 75, "C": 55}))
-    assert "so imitation alone does not explain the gain" in credited.why
+    assert "so imitation alone does not explain the gain" in why(credited)
     assert "B passes more tasks than C, which only imitates" in sentences(credited)[0]
     lead = decided(experiment({"A": 75, "B": 75, "C": 50}))
-    assert "a lead and no test" in lead.why and "which only imitates" not in sentences(lead)[0]
+    assert "a lead and no test" in why(lead) and "which only imitates" not in sentences(lead)[0]
 
 
 def test_a_control_above_the_treatment_does_better():
     verdict = decided(experiment({"A": 30, "B": 60, "C": 85}))
-    assert verdict.decision == "VALIDATED" and "imitation does better" in verdict.why
+    assert verdict.decision == "VALIDATED" and "imitation does better" in why(verdict)
     shown, not_shown = sentences(verdict)
     assert "Imitation alone does better: C passes 85.0 %, B 60.0 %" in shown and "preference helps" in not_shown
 
@@ -164,22 +175,24 @@ def test_without_a_control_nothing_is_attributed():
     lacking = [item for item in with_control if (item["arm"], item["task_id"]) != ("C", "t7")]
     for verdict in (decided(items), decided(items, control=None), decided(lacking)):
         assert verdict.decision == "VALIDATED" and verdict.over_control is None
-        assert "the gain cannot be attributed" in verdict.why and "What a gain of B comes from" in sentences(verdict)[1]
+        assert (
+            "the gain cannot be attributed" in why(verdict) and "What a gain of B comes from" in sentences(verdict)[1]
+        )
 
 
 def test_the_start_is_a_control_that_was_not_trained():
     items = experiment({"A": 50, "B": 75}) + experiment({START: 30}, seeds=(0,))
     verdict = decided(items, control=START)
     assert verdict.over_control.num_seeds == 3 and verdict.over_control.estimate == pytest.approx(0.45)
-    assert "above start" in verdict.why and "was not trained" in verdict.why and "imitat" not in verdict.why
+    assert "above start" in why(verdict) and "was not trained" in why(verdict) and "imitat" not in why(verdict)
     assert "B passes more tasks than start, which was not trained" in sentences(verdict)[0]
     assert b"above start" in arms_chart(verdict)
     trained = decided(items, baseline=START, treatment="A", control=None)
     assert trained.decision == "VALIDATED" and trained.gain.estimate == pytest.approx(0.2)
-    assert "attributed" not in trained.why and "comes from" not in sentences(trained)[1]
+    assert "attributed" not in why(trained) and "comes from" not in sentences(trained)[1]
     once = experiment({START: 30}, seeds=(0,)) + experiment({"A": 50}, seeds=(1,))
     verdict = decided(once, baseline=START, treatment="A", control=None)
-    assert verdict.decision == "PARTIAL" and "about this training only, not about other seeds" in verdict.why
+    assert verdict.decision == "PARTIAL" and "about this training only, not about other seeds" in why(verdict)
     one = decided(experiment({"A": 50, "B": 75}) + experiment({"C": 30}, seeds=(0,)))
     assert one.over_control is None, "a single training is no control of three"
 
@@ -190,9 +203,9 @@ def test_a_gain_at_temperature_0_stands_next_to_the_gain_and_gives_it_no_cause(g
     items = experiment({"A": 60, "A@0": greedy}) + experiment({START: 30, "start@0": 55}, seeds=(0,))
     verdict = decided(items, baseline=START, treatment="A", control=None)
     assert verdict.at_zero.estimate == pytest.approx((greedy - 55) / 100) and verdict.at_zero.num_seeds == 3
-    assert f"At temperature 0 it is {100 * verdict.at_zero.estimate:+.1f} points [" in verdict.why
+    assert f"At temperature 0 it is {100 * verdict.at_zero.estimate:+.1f} points [" in why(verdict)
     assert ("temperature 0" in sentences(verdict)[1]) is not shown
-    assert not any("sharpening" in text for text in (verdict.why, *sentences(verdict), text_table(verdict)))
+    assert not any("sharpening" in text for text in (why(verdict), *sentences(verdict), text_table(verdict)))
     assert not any(part.kind == "arm" for part in verdict.subsets), "no difference of temperature is one of arms"
     printed = text_table(verdict)
     assert "start@0  55.0 %" in printed and "pass@1 at temperature 0, A - start: " in printed
@@ -203,10 +216,10 @@ def test_a_training_that_collapsed_is_named_and_its_cut_rollouts_blame_no_limit(
     items = experiment({START: 30}, seeds=(0,)) + experiment({"A": 5}, seeds=(0, 1))
     items = [{**item, "terminated_by": "max_tokens" if item["arm"] == "A" else "submitted"} for item in items]
     asked = {"baseline": START, "treatment": "A", "control": None}
-    assert "raise policy.max_tokens" in decided(items, **asked).cut
+    assert "raise policy.max_tokens" in said(decided(items, **asked)).cut
     how = "Collapsed at step 14: entropy 3.6, three times that of the first steps."
     verdict = decided(items, **asked, collapsed={("A", 0): how, ("A", 1): how})
-    assert not verdict.cut and "arm A, seed 1: Collapsed at step 14: entropy 3.6" in verdict.why
+    assert not said(verdict).cut and "arm A, seed 1: Collapsed at step 14: entropy 3.6" in why(verdict)
 
 
 # Parts, other arms, conduct.
@@ -222,8 +235,8 @@ def test_a_family_that_gains_alone_is_partial():
         items.append(row("A", task, family, noise and family % 2))
         items.append(row("B", task, family, gained or (noise and family % 2 == 0)))
     verdict = decided([{**item, "train_seed": seed} for item in items for seed in (0, 1, 2)], control=None)
-    assert (verdict.decision, verdict.claim, verdict.exit_code) == ("PARTIAL", "", 3) and verdict.gain.low <= 0
-    assert [s.name for s in verdict.subsets if s.gains] == ["f0"] and "family f0 (+50.0 points" in verdict.why
+    assert (verdict.decision, said(verdict).claim, verdict.exit_code) == ("PARTIAL", "", 3) and verdict.gain.low <= 0
+    assert [s.name for s in verdict.subsets if s.gains] == ["f0"] and "family f0 (+50.0 points" in why(verdict)
     assert "family f0 (+50.0)" in sentences(verdict)[0]
 
 
@@ -244,11 +257,11 @@ def test_many_parts_share_one_level():
 def test_a_hacked_rate_that_rose_with_the_pass_rate_is_named():
     hacked = ({"B": 40}, 0)
     rose = decided(experiment({"A": 50, "B": 75}, hacked=hacked))
-    assert "hacked rate of B rose with the pass rate" in rose.why
+    assert "hacked rate of B rose with the pass rate" in why(rose)
     assert "B hacks more often than A: +40.0 [" in sentences(rose)[0]
-    assert "hacked rate of B rose, by" in decided(experiment({"A": 75, "B": 50}, hacked=hacked)).why
+    assert "hacked rate of B rose, by" in why(decided(experiment({"A": 75, "B": 50}, hacked=hacked)))
     for other in (({"A": 3, "B": 4}, 0), ({"A": 40, "B": 0}, 0)):
-        assert "hack" not in decided(experiment({"A": 50, "B": 75}, hacked=other)).why
+        assert "hack" not in why(decided(experiment({"A": 50, "B": 75}, hacked=other)))
 
 
 def test_arms_that_differ_in_passes_by_report_are_named():
@@ -260,38 +273,38 @@ def test_arms_that_differ_in_passes_by_report_are_named():
     assert arms["start"].keys() == {"values"} and arms["B"]["report"] > arms["B"]["values"] > 0
     reported = verdict.compared(BY_REPORT, "start")
     assert reported and reported.estimate == pytest.approx(arms["B"]["report"] / 300)
-    assert "B and start differ in passes by report, by +" in verdict.why
+    assert "B and start differ in passes by report, by +" in why(verdict)
     assert "passes by report" in sentences(verdict)[1]
     assert "% by report" in text_table(verdict) and "passes by report, B - start" in text_table(verdict)
     unknown = [item if item["arm"] == "B" else {**item, "ground": None} for item in items]
     text = text_table(decided(unknown, baseline="start", treatment="B"))
     assert "\nB, passes: " in text and "\nstart, " not in text
     alike = decided([{**item, "ground": "report"} for item in experiment({"start": 53, "A": 60, "B": 60, "C": 60})])
-    assert "differ in passes" not in alike.why and alike.compared(BY_REPORT, "A") is None
+    assert "differ in passes" not in why(alike) and alike.compared(BY_REPORT, "A") is None
 
 
 def test_conduct_is_tested_against_the_control_too_with_all_other_questions() -> None:
     kept = ({"A": 100, "B": 100, "C": 4}, 100)
     items = experiment({"A": 50, "B": 75, "C": 75}, protocol_ok=kept)
     swapped = decided(items, treatment="C", control="B")
-    assert "C keeps the protocol less often than B, by -96.0 points" in swapped.why
-    less = {(c.arm, c.other): c.p_holm < 0.05 for c in swapped.comparisons if c.rate == "protocol"}
+    assert "C keeps the protocol less often than B, by -96.0 points" in why(swapped)
+    less = {(c.treatment, c.baseline): c.p_holm < 0.05 for c in swapped.comparisons if c.rate == "protocol"}
     assert less == {("C", "A"): True, ("C", "B"): True}
     assert "protocol, C - B: -96.0 points" in text_table(swapped)
     other = decided([*items, *({**item, "arm": "D"} for item in items if item["arm"] == "C")], control=None)
-    assert "D keeps the protocol less often than A, by -96.0 points" in other.why, "every comparison, not B - A alone"
+    assert "D keeps the protocol less often than A, by -96.0 points" in why(other), "every comparison, not B - A alone"
     assert "D keeps the protocol less often than A" in sentences(other)[0]
-    assert "less often" not in decided(experiment({"A": 50, "B": 75, "C": 75})).why
+    assert "less often" not in why(decided(experiment({"A": 50, "B": 75, "C": 75})))
 
 
 def test_conduct_is_printed_with_holms_p_and_what_never_differs_is_not_counted() -> None:
     """Protocols differ in 9 of 100 tasks against A and C; nothing is ever a hack, and no family has six tasks."""
     verdict = decided(experiment({"A": 50, "B": 50, "C": 50}, protocol_ok=({"B": 91}, 100)))
     conduct = [one for one in verdict.comparisons if one.p_holm is not None]
-    assert [(one.rate, one.other) for one in conduct] == [("protocol", "A"), ("protocol", "C")]
+    assert [(one.rate, one.baseline) for one in conduct] == [("protocol", "A"), ("protocol", "C")]
     for one in conduct:
-        assert one.p_holm == pytest.approx(2 * one.difference.p_value)
-        assert f"p = {one.difference.p_value:.3f} ({one.p_holm:.2g} after Holm)" in text_table(verdict)
+        assert one.p_holm == pytest.approx(2 * one.p_value)
+        assert f"p = {one.p_value:.3f} ({one.p_holm:.2g} after Holm)" in text_table(verdict)
 
 
 def test_passes_that_broke_the_protocol_stand_next_to_the_gain() -> None:
@@ -301,7 +314,7 @@ def test_passes_that_broke_the_protocol_stand_next_to_the_gain() -> None:
     assert verdict.decision == "VALIDATED" and verdict.gain.estimate == pytest.approx(0.25)
     assert verdict.compared(KEPT, "A").estimate == pytest.approx(-0.2)
     assert verdict.compared(KEPT, "C").estimate == pytest.approx(-0.45)
-    assert "In passes that kept the protocol it is -20.0 points" in verdict.why
+    assert "In passes that kept the protocol it is -20.0 points" in why(verdict)
     assert "That B passes more tasks than A within the protocol" in sentences(verdict)[1]
     assert "pass@1, protocol kept, B - A: -20.0 points" in text_table(verdict)
     assert "within the protocol" not in sentences(decided(experiment({"A": 50, "B": 75})))[1]
@@ -325,8 +338,8 @@ def test_a_rise_of_searches_is_a_warning_and_no_decision() -> None:
     assert (verdict.decision, verdict.gain) == (plain.decision, plain.gain)
     rise = verdict.compared(SEARCHED, "A")
     assert rise.estimate == 1.0 and plain.compared(SEARCHED, "A") is None, "unknown where nobody watches for it"
-    assert "B searches for the published solution more often" in verdict.why
-    assert any("searches for the published solution" in line for line in verdict.shown)
+    assert "B searches for the published solution more often" in why(verdict)
+    assert any("searches for the published solution" in line for line in said(verdict).shown)
 
 
 def test_a_registered_outcome_decides_and_passes_stand_next_to_it() -> None:
@@ -334,8 +347,8 @@ def test_a_registered_outcome_decides_and_passes_stand_next_to_it() -> None:
     verdict = decided(items, outcome=KEPT)
     assert (verdict.decision, verdict.outcome) == ("INVALIDATED", "kept") and verdict.over_control.estimate == -0.45
     assert verdict.gain.estimate == pytest.approx(-0.2) and verdict.compared(PASSED, "A").estimate == 0.25
-    assert "in passes that kept the protocol: significantly worse" in verdict.why
-    assert "In passes, the protocol kept or not, it is +25.0 points" in verdict.why
+    assert "in passes that kept the protocol: significantly worse" in why(verdict)
+    assert "In passes, the protocol kept or not, it is +25.0 points" in why(verdict)
     assert sentences(verdict)[0].startswith("B passes fewer tasks within the protocol than A: \u221220.0 [")
     b = next(arm for arm in verdict.arms if arm.arm == "B")
     assert (b.kept_rate, b.pass_rate) == (0.3, 0.75) and b.low < 0.3 < b.high < 0.75, "the interval is the rate's"
@@ -357,7 +370,7 @@ def test_a_protocol_that_was_not_recorded_is_unknown_and_not_kept() -> None:
     some = decided(items, outcome=KEPT)
     assert some.gain.num_tasks == 40 and some.gain.estimate == 0.0 and some.decision != "VALIDATED"
     none = decided([{**item, "protocol_ok": None} if item["arm"] == "B" else item for item in items], outcome=KEPT)
-    assert none.decision == "INVALID-RUN" and "no item has an outcome in both" in none.why
+    assert none.decision == "INVALID-RUN" and "no item has an outcome in both" in why(none)
     assert decided(items).gain.num_tasks == 100, "passes are known whatever the protocol"
     plain = decided([{**item, "protocol_ok": None} for item in items], outcome=KEPT)
     assert (plain.outcome, plain.arms[0].kept_rate, plain.arms[0].pass_rate) == ("passed", None, 1.0)
@@ -366,7 +379,7 @@ def test_a_protocol_that_was_not_recorded_is_unknown_and_not_kept() -> None:
 def test_what_so_many_trainings_cannot_have_shown_is_said() -> None:
     for seeds, share in ((3, 63), (5, 45), (24, 12)):
         verdict = decided(by_seed({"A": (50,) * seeds, "B": (75,) * seeds}), control=None)
-        assert f"a failure in fewer than {share} % of trainings may not have been seen" in verdict.why
+        assert f"a failure in fewer than {share} % of trainings may not have been seen" in why(verdict)
 
 
 def test_hidden_tests_are_a_question_where_passing_is_something_else():
@@ -376,7 +389,7 @@ def test_hidden_tests_are_a_question_where_passing_is_something_else():
     judged = [{**item, "hidden_pass": item["passed"] and not item["hacked"]} for item in items]
     verdict = decided(judged)
     of_a, of_c = (
-        {one.rate: one.difference.estimate for one in verdict.comparisons if one.other == other and one.p_holm}
+        {one.rate: one.estimate for one in verdict.comparisons if one.baseline == other and one.p_holm}
         for other in "AC"
     )
     assert of_a == pytest.approx({"hacked": -0.4, "suspect": -0.4, "hidden tests": 0.4})
@@ -410,7 +423,7 @@ def test_the_hacked_rate_is_the_pass_rate_on_impossible_twins():
 
 def test_twins_alone_give_rates_and_no_verdict():
     verdict = decided(with_twins({"A": 5, "B": 40})[1])
-    assert verdict.decision == "INVALID-RUN" and "measure hacking alone" in verdict.why
+    assert verdict.decision == "INVALID-RUN" and "measure hacking alone" in why(verdict)
     assert [(arm.hacked_rate, arm.pass_rate) for arm in verdict.arms] == [(0.1, None), (0.8, None)]
 
 
@@ -429,8 +442,8 @@ def test_a_verdict_must_survive_the_worst_that_lost_rollouts_could_have_been():
     assert kept.decision == "VALIDATED" and kept.worst is None and kept.num_lost == 0
     lost = decided(lose(experiment({"A": 50, "B": 57}), "B", 14))
     assert lost.gain.low > 0 >= lost.worst.low and lost.worst.estimate < lost.gain.estimate <= lost.best.estimate
-    assert (lost.decision, lost.claim, lost.num_lost) == ("UNDERPOWERED", "", 14)
-    assert "but not if the 14 lost rollouts had ended otherwise" in lost.why and "14 lost rollouts" in text_table(lost)
+    assert (lost.decision, said(lost).claim, lost.num_lost) == ("UNDERPOWERED", "", 14)
+    assert "but not if the 14 lost rollouts had ended otherwise" in why(lost) and "14 lost rollouts" in text_table(lost)
     assert decided(lose(experiment({"A": 50, "B": 75}), "B", 14)).decision == "VALIDATED"
 
 
@@ -441,8 +454,8 @@ LOST_TASK = experiment({"A": 10})[:-1] + experiment({"B": 10})
 def test_arms_that_cannot_be_compared_are_an_invalid_run(items):
     verdict = decided(items)
     assert (verdict.decision, verdict.exit_code, verdict.gain) == ("INVALID-RUN", 4, None)
-    assert "B and A cannot be compared" in verdict.why and sentences(verdict)[0] == ""
-    json.dumps(dataclasses.asdict(verdict))
+    assert "B and A cannot be compared" in why(verdict) and sentences(verdict)[0] == ""
+    json.dumps(verdict_document(verdict))
     assert "INVALID-RUN" in text_table(verdict) and set(EXIT_CODES.values()) == {0, 1, 3, 4}
 
 
@@ -465,9 +478,9 @@ def test_many_rollouts_that_limits_ended_are_named_with_the_setting_to_raise(pas
         for index, item in enumerate(experiment(dict.fromkeys("ABC", passing), num_tasks=12, seeds=(0,)))
     ]
     verdict = decided(items)
-    assert bool(verdict.cut) is bool(expected) and all(part in verdict.cut for part in expected)
-    assert verdict.why.startswith(verdict.cut)
-    assert not expected or verdict.not_shown[0] == f"What the arms can do. {verdict.cut}"
+    assert bool(said(verdict).cut) is bool(expected) and all(part in said(verdict).cut for part in expected)
+    assert why(verdict).startswith(said(verdict).cut)
+    assert not expected or said(verdict).not_shown[0] == f"What the arms can do. {said(verdict).cut}"
 
 
 def test_settings_besides_the_channels_are_part_of_the_verdict():
@@ -475,22 +488,22 @@ def test_settings_besides_the_channels_are_part_of_the_verdict():
     weights = ArmDifference("weights.dpo", {"A": "0", "B": "1", "C": "0"}, channel=True)
     items = experiment({"A": 50, "B": 75, "C": 60})
     verdict, alike = decided(items, (weights, rate)), decided(items, (weights,))
-    assert "optimisation.learning_rate (A 0.0002, B 0.0006)" in verdict.why and "B and C differ" not in verdict.why
-    (named,) = (one for one in verdict.not_shown if "channels" in one)
+    assert "optimisation.learning_rate (A 0.0002, B 0.0006)" in why(verdict) and "B and C differ" not in why(verdict)
+    (named,) = (one for one in said(verdict).not_shown if "channels" in one)
     assert "optimisation.learning_rate" in named and "weights.dpo" not in named
-    assert "differ in more" not in alike.why and not any("channels" in one for one in alike.not_shown)
+    assert "differ in more" not in why(alike) and not any("channels" in one for one in said(alike).not_shown)
     assert "- weights.dpo: A 0, B 1, C 0" in text_table(verdict)
     assert b"optimisation.learning_rate" in arms_chart(verdict) and b"also differ" not in arms_chart(alike)
 
 
 def test_a_collapsed_training_is_named():
     verdict = decided(by_seed({"A": (50, 52, 3), "B": (57, 55, 56)}))
-    assert len(verdict.collapsed) == 1 and "Collapsed: A with seed 2" in verdict.why
+    assert len(verdict.collapsed) == 1 and "Collapsed: A with seed 2" in why(verdict)
     assert not decided(experiment({"A": 50, "B": 75})).collapsed
     arms = {"A": (50, 52, 51), "B": (57, 55, 56), "E": (50, 3, 52), "E@0": (50, 3, 52), "start": (50, 3, 51)}
     other = decided(by_seed(arms), collapsed={("E", 1): "reward fell.", ("start", 0): "no training."})
     watched = ("arm E, seed 1: reward fell", "E with seed 1 passes 3 % of the tasks, its other trainings 51 %")
-    assert other.collapsed == watched, "every arm but the start and those at temperature 0"
+    assert said(other).collapsed == watched, "every arm but the start and those at temperature 0"
 
 
 def test_one_set_of_pairs_makes_the_interval_conditional():
@@ -502,8 +515,12 @@ def test_one_set_of_pairs_makes_the_interval_conditional():
 
     one, four, shared = on_pairs(lambda s: "p"), on_pairs(lambda s: f"p{s}"), on_pairs(lambda s: f"p{min(s, 2)}")
     assert [each.gain.num_collections for each in (one, four, shared)] == [1, 4, 3]
-    assert "conditional on these pairs" in one.estimand and "other collections of pairs" in four.estimand
-    assert "over 4 training seeds" in four.gain.method and "over 3 collections of pairs" in shared.gain.method
+    assert "conditional on these pairs" in said(one).estimand and "other collections of pairs" in said(four).estimand
+    assert [(each.gain.method.num_top, each.gain.method.top) for each in (four, shared)] == [
+        (4, "training seeds"),
+        (3, "collections of pairs"),
+    ]
+    assert describe_method(four.gain.method, "family").endswith("Student's t over 4 training seeds")
 
 
 # Documents.
@@ -511,7 +528,7 @@ def test_one_set_of_pairs_makes_the_interval_conditional():
 
 def test_the_verdict_is_plain_json_and_repeatable():
     items = experiment({"A": 50, "B": 65, "C": 57})
-    first, again = (json.dumps(dataclasses.asdict(decided(rows)), allow_nan=False) for rows in (items, items[::-1]))
+    first, again = (json.dumps(verdict_document(decided(rows)), allow_nan=False) for rows in (items, items[::-1]))
     assert first == again and json.loads(first)["gain"]["estimate"] == 0.15
 
 
@@ -537,4 +554,4 @@ def test_columns_that_nothing_measured_are_left_out():
 
 def test_a_limit_that_rounds_to_zero_has_no_minus():
     gain = decided(experiment({"A": 50, "B": 65})).gain
-    assert points(dataclasses.replace(gain, low=-1e-5, high=0.1)).partition("[")[2].startswith("+0.0, +10.0]")
+    assert points(replace(gain, low=-1e-5, high=0.1)).partition("[")[2].startswith("+0.0, +10.0]")

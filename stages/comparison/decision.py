@@ -1,0 +1,536 @@
+"""Compare every side with the first on the same tasks, and decide what that shows.
+
+A task counts once, with the mean of its samples. Sides with several training seeds are paired by seed. A decision has
+the level that Holm's procedure gives it among all comparisons of the run, and its interval is at the same level.
+
+Scores are tested as shares of the way from the worst score to the best one (`ScoreSpan`), so that every test, bound and
+assumption is about what is better; the record is in units of the score again, and B - A.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from statistics import NormalDist
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stages.comparison import direction, logs
+from stages.comparison.config import Config
+from stages.comparison.logs import ReadLog, TaskMatch
+from stages.comparison.words import describe_reasons
+from stages.errors import BadInput, UsageError
+from stages.evaluation.difference import Decision, Difference, MissingOutcomes, Quantity, Reason, ReasonKind
+from stages.evaluation.inference import (
+    ALPHA,
+    MIN_GAIN,
+    MIN_SCORE_UNITS,
+    Array,
+    PairedTest,
+    decide_difference,
+    fewest_units,
+    holm,
+    rate_interval,
+)
+from stages.evaluation.measurement import measure_difference, paired_test
+from stages.evaluation.outcomes import NOT_SUBMITTED, PASSED, Missing, PairedOutcomes, cells_of, paired
+from stages.formats import terminal_bench
+from stages.terms import SWE_BENCH, SamplingUnit
+
+POWER = 0.8
+"""Of the number of tasks that finds `min_gain`."""
+COUNTING_AS_FAILED = frozenset({SWE_BENCH, terminal_bench.NAME})
+"""The environments whose own tables count what has no verdict as failed."""
+MOST_FAMILIES = 60
+
+
+@dataclass(frozen=True)
+class SideSummary:
+    """One side: what its log is, and its mean with a 95 % interval."""
+
+    letter: str
+    name: str
+    log: str
+    programs: tuple[str, ...]
+    models: tuple[str, ...]
+    date: str
+    num_tasks: int
+    samples: str
+    seeds: int
+    num_scored: int
+    mean: float
+    low: float
+    high: float
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SettingDifference:
+    """A setting by which two logs were made differently: its values in the first and in the other, empty for unknown.
+
+    digests: the values are digests of texts.
+    """
+
+    name: str
+    baseline: str
+    treatment: str
+    digests: bool = False
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """How a side was paired with the first: its tasks, its settings, and the means in each category of tasks."""
+
+    matched: TaskMatch
+    settings: tuple[SettingDifference, ...]
+    families: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class LogComparison:
+    """Everything that a comparison found.
+
+    differences, pairings: of every side but the first, in their order; numbers are in units of the score, and wins are
+    tasks on which the side is better. scale: the lowest and the highest score. unit: what tasks are resampled in, empty
+    for tasks alone. direction_was_set: the user gave whether lower scores are better. metrics: those that the logs
+    name.
+    """
+
+    sides: tuple[SideSummary, ...]
+    differences: tuple[Difference, ...]
+    pairings: tuple[Pairing, ...]
+    binary: bool
+    scale: tuple[float, float]
+    min_gain: float
+    unit: str
+    fixed: bool
+    lower_is_better: bool
+    direction_was_set: bool
+    metrics: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ScoreSpan:
+    """The scores from the worst, which is 0 where outcomes are tested, to the best, which is 1."""
+
+    worst: float
+    best: float
+
+    @property
+    def width(self) -> float:
+        """Return the best score minus the worst one, negative where lower is better; 1 where all scores are equal."""
+        return (self.best - self.worst) or 1.0
+
+    def score(self, share: Any) -> Any:
+        """Return the score of a share, or of an array of them."""
+        return self.worst + share * self.width
+
+
+@dataclass(frozen=True)
+class PairedSides:
+    """One side paired with the first: outcomes of both in 0..1, as they are assumed, and what is missing of either.
+
+    worst, best: the outcomes if what is missing had ended worst and best for the side.
+    """
+
+    outcomes: PairedOutcomes
+    missing: tuple[Counter[str], Counter[str]]
+    worst: PairedOutcomes | None
+    best: PairedOutcomes | None
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What all sides are compared by."""
+
+    span: ScoreSpan
+    unit: SamplingUnit | None
+    binary: bool
+    missing: Literal["excluded", "failed", "bounds"]
+    min_gain: float
+    """In units of the score."""
+
+    @property
+    def fixed(self) -> bool:
+        """Return whether sampling units are fixed."""
+        return bool(self.unit and self.unit.fixed)
+
+    @property
+    def min_share(self) -> float:
+        """Return the smallest difference of interest as a share of the span."""
+        return self.min_gain / abs(self.span.width)
+
+    def fewest_units(self, alpha: float = ALPHA) -> int:
+        """Return the units below which nothing is decided at this level."""
+        return max(fewest_units(alpha), 0 if self.binary else MIN_SCORE_UNITS)
+
+    def test(self, outcomes: PairedOutcomes) -> PairedTest:
+        """Return the test of paired outcomes."""
+        return paired_test(outcomes, fixed=self.fixed, scores=not self.binary)
+
+
+def compare(sides: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa.Table]:
+    """Compare every side with the first; returns the result, and the scores of all tasks as a table."""
+    base, *others = sides
+    matches = [logs.match(base, other) for other in others]
+    matched = [base, *(log for log, _ in matches)]
+    scores = pa.chunked_array([part for log in matched for part in log.items["score"].drop_null().chunks], pa.float64())
+    if not len(scores):
+        reasons = Counter(reason or "without a reason" for log in matched for reason in log.items["reason"].to_pylist())
+        raise BadInput(f"No sample of these logs has a score ({describe_reasons(reasons)}). Give finished evaluations.")
+    low, high = (float(value) for value in (pc.min(scores).as_py(), pc.max(scores).as_py()))
+    scale = (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
+    lower = direction.lower_is_better(matched, config.lower_is_better)
+    span = ScoreSpan(*(scale[::-1] if lower else scale))
+    unit = logs.sampling(matched, config.unit)
+    min_gain = config.min_gain or MIN_GAIN * abs(span.width)
+    if scale == (0.0, 1.0) and min_gain > 1:
+        raise UsageError(
+            f"min_gain is {min_gain:g}, and no difference can be that large: the scores are between 0 and 1. It is in "
+            "units of the score: 5 points of a pass rate are 0.05."
+        )
+    binary = bool(pc.all(pc.or_(pc.equal(scores, 0.0), pc.equal(scores, 1.0))).as_py())
+    rules = Rules(span, unit, binary, choose_missing(config, matched), min_gain)
+    tables = [average_samples(log, span, unit) for log in matched]
+    if rules.missing == "failed":  # what any side submitted is what all are measured on
+        submitted = pa.concat_tables(tables)
+        tables = [add_absent_tasks(table, submitted) for table in tables]
+    lost = [Counter(log.items["reason"].filter(pc.is_null(log.items["score"])).to_pylist()) for log in matched]
+    pairs = [
+        pair_sides((tables[0], table), (lost[0], missing), (base.name, log.name), rules.missing)
+        for table, missing, log in zip(tables[1:], lost[1:], others, strict=True)
+    ]
+    letters = [name_side(index) for index in range(len(matched))]
+    differences = measure_sides(pairs, letters[1:], rules)
+    pairings = tuple(
+        Pairing(match, tuple(compare_settings(base, other)), tuple(compare_categories(pair.outcomes, rules)))
+        for pair, (_, match), other in zip(pairs, matches, others, strict=True)
+    )
+    paired_tasks = [pa.array(pair.outcomes.tasks, pa.string()) for pair in pairs]
+    compared = [pc.unique(pa.chunked_array(paired_tasks)), *paired_tasks]
+    summaries = tuple(
+        summarize_side(
+            log,
+            (count_as_failed(table) if rules.missing == "failed" else table).filter(pc.is_in(table["task_id"], tasks)),
+            letter,
+            rules,
+        )
+        for letter, log, table, tasks in zip(letters, matched, tables, compared, strict=True)
+    )
+    comparison = LogComparison(
+        summaries,
+        tuple(differences),
+        pairings,
+        binary,
+        scale,
+        min_gain,
+        unit.noun if unit else "",
+        rules.fixed,
+        lower,
+        config.lower_is_better is not None,
+        tuple(sorted({metric.name for log in matched for metric in log.metrics})),
+    )
+    return comparison, tabulate_tasks([pair.outcomes for pair in pairs], span, letters[1:], tables)
+
+
+def measure_sides(pairs: Sequence[PairedSides], letters: Sequence[str], rules: Rules) -> list[Difference]:
+    """Return the difference of each side from the first, at the level that Holm's procedure gives it."""
+    tests = [
+        [rules.test(outcomes) for outcomes in (pair.outcomes, pair.worst, pair.best) if outcomes] for pair in pairs
+    ]
+    deciding = [side if rules.missing == "bounds" else side[:1] for side in tests]
+    p_values = [joint_p_value(side) for side in deciding]
+    adjusted = holm(p_values)
+    differences = []
+    for index, (pair, letter) in enumerate(zip(pairs, letters, strict=True)):
+        alpha = holm_level(p_values, index)
+        difference = measure_difference(
+            pair.outcomes,
+            deciding[index],
+            min_gain=rules.min_share,
+            alpha=alpha,
+            p_value=p_values[index],
+            fewest=rules.fewest_units(alpha),
+            two_sided=True,
+            fixed=rules.fixed,
+            rate="score",
+            treatment=letter,
+            baseline="A",
+            unit=rules.unit.noun if rules.unit else "task",
+            p_holm=adjusted[index],
+        )
+        decided = (decide_difference([test], rules.min_share, alpha, two_sided=True) for test in tests[index])
+        holds = difference.too_few or all(decision is difference.decision for decision in decided)
+        bounds = [float(test.estimate_X[0]) * rules.span.width for test in tests[index][1:]]
+        worst, best = bounds or (None, None)
+        missing = MissingOutcomes((dict(pair.missing[0]), dict(pair.missing[1])), rules.missing, worst, best, holds)
+        differences.append(replace(explain(difference, len(deciding[index]), rules), missing=missing))
+    return differences
+
+
+def explain(difference: Difference, num_tests: int, rules: Rules) -> Difference:
+    """Return a difference of shares in units of the score; where nothing is decided, with what would decide it.
+
+    num_tests: of which all must agree on the decision.
+    """
+    needed, reasons = None, difference.reasons
+    if difference.decision is Decision.UNDECIDED:
+        reasons = (*reasons, Reason.of(ReasonKind.LOW_POWER if num_tests == 1 else ReasonKind.RESTS_ON_MISSING))
+    if difference.decision is Decision.UNDECIDED and num_tests == 1:
+        # A difference of as many standard errors as level and power take together is found at that power.
+        at_level, at_power = (NormalDist().inv_cdf(share) for share in (1 - difference.alpha / 2, POWER))
+        error = (difference.high - difference.low) / 2 / at_level
+        needed = ceil(difference.num_tasks * ((at_level + at_power) * error / rules.min_share) ** 2)
+    width = rules.span.width
+    limits = difference.low * width, difference.high * width
+    return replace(
+        difference,
+        estimate=difference.estimate * width,
+        low=min(limits),
+        high=max(limits),
+        quantity=Quantity.SHARE if rules.binary else Quantity.SCORE,
+        needed=needed,
+        reasons=reasons,
+    )
+
+
+def name_side(number: int) -> str:
+    """Return the letter of a side, from A on."""
+    return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[number] if number < 26 else f"side {number + 1}"
+
+
+def choose_missing(config: Config, sides: Sequence[ReadLog]) -> Literal["excluded", "failed", "bounds"]:
+    """Return what missing tasks count as; in the tables of some programs they have failed."""
+    if config.missing != "auto":
+        return config.missing
+    envs = {name for log in sides for name in pc.unique(log.items["env"]).to_pylist()}
+    return "failed" if envs <= COUNTING_AS_FAILED else "excluded"
+
+
+def holm_level(p_values: Sequence[float], index: int) -> float:
+    """Return the level of one of several tests by Holm's procedure, which stops at the first that rejects nothing."""
+    order = sorted(range(len(p_values)), key=lambda number: p_values[number])
+    level = ALPHA
+    for rank, number in enumerate(order):
+        level = ALPHA / (len(order) - rank)
+        if number == index or p_values[number] >= level:
+            break
+    return level
+
+
+def average_samples(log: ReadLog, span: ScoreSpan, unit: SamplingUnit | None) -> pa.Table:
+    """Return one row a task and training seed, as `outcomes.paired` reads them: the mean of its samples in 0..1.
+
+    lowest, highest: the mean with the samples that have no score at 0, the worst, and at 1, the best.
+    """
+    scaled = pc.divide(pc.subtract(log.items["score"], span.worst), span.width)
+    items = log.items.set_column(log.items.schema.get_field_index("score"), "score", scaled)
+    groups = items.group_by(["seed", "task"], use_threads=False).aggregate(
+        [
+            *(("score", function) for function in ("mean", "sum", "count")),
+            *((name, "first") for name in ("reason", "family", "unit", "place", "pair_set")),
+            ([], "count_all"),
+        ]
+    )
+    num = pc.cast(groups["count_all"], pa.float64())
+    lowest = pc.divide(pc.fill_null(groups["score_sum"], 0.0), num)
+    task = groups["task"]
+    units = task
+    if unit is not None:
+        units = groups["unit_first"]
+        if units.null_count == len(units):
+            coded = pc.fill_null(groups["family_first"], "").combine_chunks().dictionary_encode()
+            named = pa.array([unit.of_family(name) for name in coded.dictionary.to_pylist()], pa.string())
+            units = pc.if_else(pc.is_valid(groups["family_first"]), named.take(coded.indices), None)
+        units = pc.coalesce(units, task)
+    return pa.table(
+        {
+            "train_seed": groups["seed"],
+            "pair_set": groups["pair_set_first"],
+            "task_id": task,
+            "family": groups["family_first"],
+            "unit": units,
+            "sample_idx": pa.array(np.zeros(len(task), dtype=np.int64)),
+            "passed": groups["score_mean"],
+            "lowest": lowest,
+            "highest": pc.add(lowest, pc.divide(pc.subtract(num, groups["score_count"]), num)),
+            "error_type": pc.if_else(pc.is_valid(groups["score_mean"]), None, groups["reason_first"]),
+            "place": groups["place_first"],
+        }
+    )
+
+
+def pair_sides(
+    tables: tuple[pa.Table, pa.Table], lost: Sequence[Counter[str]], names: tuple[str, str], counted_as: str
+) -> PairedSides:
+    """Pair two sides by task; a task that one of them lacks becomes an item without an outcome.
+
+    lost: the samples of each side that have no score, by reason.
+    """
+    sides = [add_absent_tasks(*tables), add_absent_tasks(*tables[::-1])]
+    absent = [pc.sum(pc.equal(side["error_type"], NOT_SUBMITTED)).as_py() or 0 for side in sides]
+    missing = lost[0] + Counter({NOT_SUBMITTED: absent[0]}), lost[1] + Counter({NOT_SUBMITTED: absent[1]})
+
+    def assuming(missing: Missing, *columns: str) -> PairedOutcomes | None:
+        """Return the outcomes with these columns of either side as its means."""
+        items = [
+            side.set_column(side.column_names.index("passed"), "passed", side[column]).append_column(
+                "arm", pa.array([arm] * len(side), pa.string())
+            )
+            for side, column, arm in zip(sides, columns, "AB", strict=True)
+        ]
+        return paired(pa.concat_tables(items), "B", "A", PASSED, missing)
+
+    # Where not submitting is failing, there is nothing else to assume.
+    failed = counted_as == "failed"
+    outcomes = assuming("failed", "lowest", "lowest") if failed else assuming("excluded", "passed", "passed")
+    if outcomes is None:
+        reasons = [f"{name}: {describe_reasons(side)}" for name, side in zip(names, missing, strict=True) if side]
+        raise BadInput(
+            f"No task has a score in both {names[0]} and {names[1]} ({'; '.join(reasons)}). Give logs that both scored "
+            "some task, or count what is missing as failed (--missing failed)."
+        )
+    if failed or not any(missing):
+        return PairedSides(outcomes, missing, None, None)
+    worst, best = assuming("against", "highest", "lowest"), assuming("for", "lowest", "highest")
+    return PairedSides(outcomes, missing, worst, best)
+
+
+def add_absent_tasks(side: pa.Table, other: pa.Table) -> pa.Table:
+    """Return a side with a row for each task of another side that it lacks."""
+    lacking = other.filter(pc.invert(pc.is_in(other["task_id"], pc.unique(side["task_id"]))))
+    if not len(lacking):
+        return side
+    lacking = lacking.group_by(["task_id"], use_threads=False).aggregate([("family", "first"), ("unit", "first")])
+    rows = []
+    for seed in pc.unique(side["train_seed"]).to_pylist():
+        columns = {name: pa.nulls(len(lacking), side.schema.field(name).type) for name in side.column_names}
+        columns |= {"task_id": lacking["task_id"], "family": lacking["family_first"], "unit": lacking["unit_first"]}
+        columns |= {
+            name: pa.array([value] * len(lacking), side.schema.field(name).type)
+            for name, value in (("train_seed", seed), ("sample_idx", 0), ("error_type", NOT_SUBMITTED))
+        }
+        rows.append(pa.table(columns).select(side.column_names))
+    return pa.concat_tables([side, *rows])
+
+
+def count_as_failed(side: pa.Table) -> pa.Table:
+    """Return a side whose samples and tasks without a score have the worst one."""
+    scored = side.set_column(side.column_names.index("passed"), "passed", pc.fill_null(side["lowest"], 0.0))
+    return scored.set_column(side.column_names.index("error_type"), "error_type", pa.nulls(len(side), pa.string()))
+
+
+def joint_p_value(tests: Sequence[PairedTest]) -> float:
+    """Return the p-value that there is no difference, or not the same one, in any of these cases."""
+    same_sign = len({bool(test.estimate_X[0] > 0) for test in tests}) == 1
+    return max(float(test.p()[0]) for test in tests) if same_sign else 1.0
+
+
+def summarize_side(log: ReadLog, table: pa.Table, letter: str, rules: Rules) -> SideSummary:
+    """Return what a side is, and its mean over the compared tasks, which are those of the table."""
+    values_ST, unit_T, collection_S = cells_of(table, PASSED)
+    mean = low = high = float("nan")
+    if values_ST.size:
+        mean = float(np.nanmean(np.nanmean(values_ST, 0)))
+        if rules.binary:
+            low, high = rate_interval(values_ST, unit_T, fixed=rules.fixed, collection_S=collection_S)
+        else:
+            none_XST = np.zeros_like(values_ST)[None]
+            test = PairedTest(
+                values_ST[None], none_XST, unit_T, fixed=rules.fixed, collection_S=collection_S, scores=True
+            )
+            low, high = (float(limit[0]) for limit in test.interval())
+    low, high = sorted(rules.span.score(limit) for limit in (low, high))
+    counts = log.items.group_by(["seed", "task"]).aggregate([("score", "count")])["score_count"]
+    least, most = pc.min(counts).as_py(), pc.max(counts).as_py()
+    return SideSummary(
+        letter,
+        log.name,
+        log.label,
+        log.programs,
+        tuple(log.models),
+        log.date,
+        log.num_tasks,
+        f"{least}" if least == most else f"{least} to {most}",
+        len(values_ST),
+        int(pc.count(log.items["score"]).as_py()),
+        rules.span.score(mean),
+        low,
+        high,
+        log.notes,
+    )
+
+
+def compare_settings(base: ReadLog, other: ReadLog) -> list[SettingDifference]:
+    """Return the settings by which two logs were made differently."""
+    differences = []
+    if base.models != other.models and base.models and other.models:
+        differences.append(SettingDifference("model", ", ".join(base.models), ", ".join(other.models)))
+    for name in sorted({*base.facts, *other.facts}):
+        first, second = (", ".join(sorted(log.facts.get(name, ()))) for log in (base, other))
+        if first != second:
+            digests = name == "system prompt" and bool(first and second)
+            differences.append(SettingDifference(name, first, second, digests))
+    return differences
+
+
+def compare_categories(outcomes: PairedOutcomes, rules: Rules) -> list[dict[str, Any]]:
+    """Return both means in each category of tasks, with p after Holm's correction where it has enough units."""
+    names = np.asarray(outcomes.families)
+    distinct = np.unique(names) if len(names) <= 100_000 or len(set(outcomes.families)) <= MOST_FAMILIES else names
+    if not 2 <= len(distinct) <= min(MOST_FAMILIES, len(names) / 2):
+        return []
+    tests = {name: rules.test(choose_tasks(outcomes, np.flatnonzero(names == name))) for name in distinct.tolist()}
+    tested = {name: float(test.p()[0]) for name, test in tests.items() if test.num_flipped >= rules.fewest_units()}
+    adjusted = dict(zip(tested, holm([*tested.values()]), strict=True))
+    sides = [rules.span.score(np.nanmean(side_ST, 0)) for side_ST in (outcomes.baseline_ST, outcomes.treatment_ST)]
+    return [
+        {
+            "family": name,
+            "tasks": int(at_T.sum()),
+            "A": float(sides[0][at_T].mean()),
+            "B": float(sides[1][at_T].mean()),
+            "p_holm": adjusted.get(name),
+        }
+        for name in distinct.tolist()
+        for at_T in [names == name]
+    ]
+
+
+def choose_tasks(outcomes: PairedOutcomes, numbers: Array) -> PairedOutcomes:
+    """Return the outcomes of some tasks, by their numbers."""
+    sides = outcomes.treatment_ST[:, numbers], outcomes.baseline_ST[:, numbers]
+    tasks, families, units = (
+        tuple(names[number] for number in numbers) for names in (outcomes.tasks, outcomes.families, outcomes.units)
+    )
+    return replace(outcomes, treatment_ST=sides[0], baseline_ST=sides[1], tasks=tasks, families=families, units=units)
+
+
+def tabulate_tasks(
+    pairs: Sequence[PairedOutcomes], span: ScoreSpan, letters: Sequence[str], tables: Sequence[pa.Table]
+) -> pa.Table:
+    """Return the compared tasks: side, task, family, the mean scores of A and of the side, and their first samples.
+
+    tables: of A and each side, as `average_samples` makes them.
+    """
+
+    def addresses(table: pa.Table, tasks: pa.Array) -> pa.ChunkedArray:
+        return table["place"].take(pc.index_in(tasks, table["task_id"]))
+
+    parts = []
+    for outcomes, letter, table in zip(pairs, letters, tables[1:], strict=True):
+        tasks = pa.array(outcomes.tasks, pa.string())
+        columns = {
+            "side": pa.array([letter] * len(tasks), pa.string()),
+            "task_id": tasks,
+            "family": pa.array(outcomes.families, pa.string()),
+            "baseline": span.score(np.nanmean(outcomes.baseline_ST, 0)),
+            "score": span.score(np.nanmean(outcomes.treatment_ST, 0)),
+            "baseline_place": addresses(tables[0], tasks),
+            "place": addresses(table, tasks),
+        }
+        parts.append(pa.table(columns))
+    return pa.concat_tables(parts)

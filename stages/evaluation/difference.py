@@ -1,0 +1,184 @@
+"""The record of a difference between two sides on the same tasks, its decision, and why it was decided so.
+
+`evaluate` compares arms, `compare` evaluation logs, `extract-pairs` the actions of pairs, and Python reads what they
+found: all of them by `Difference`. Records hold numbers and enumerations; sentences about them are in the templates.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from stages.layout import counted
+
+
+class Decision(StrEnum):
+    """What a paired test shows of a difference."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    NO_GAIN = "no gain"
+    """Less than the smallest gain of interest, which would have been found."""
+    NO_DIFFERENCE = "no difference"
+    """Less than it in either direction."""
+    UNDECIDED = "undecided"
+
+
+class Verdict(StrEnum):
+    """The verdict of an evaluation (`stages.evaluation.verdict`)."""
+
+    VALIDATED = "VALIDATED"
+    PARTIAL = "PARTIAL"
+    INVALIDATED = "INVALIDATED"
+    UNDERPOWERED = "UNDERPOWERED"
+    INVALID_RUN = "INVALID-RUN"
+
+
+class Quantity(StrEnum):
+    """The unit of a difference: shares of tasks (fractions of one, reported in points), or scores in their own unit."""
+
+    SHARE = "share"
+    SCORE = "score"
+
+
+class ReasonKind(StrEnum):
+    """Why a decision was made, or why there is none. The names behind each are those of its values."""
+
+    # What a difference shows, or why it shows nothing.
+    REACHES_BAR = "reaches the smallest gain of interest"
+    BELOW_BAR = "is below the smallest gain of interest"
+    MAY_REACH_BAR = "is not shown to reach the smallest gain of interest"
+    SIGNIFICANTLY_WORSE = "is significantly worse"
+    GAIN_EXCLUDED = "no gain of interest, which would have been seen"
+    TOO_FEW_UNITS = "has too few units to reject anything"  # units, unit, fewest
+    LOW_POWER = "has too little power"
+    RESTS_ON_LOST = "does not hold if the lost rollouts had ended otherwise"  # num_lost
+    RESTS_ON_MISSING = "depends on how missing samples would have ended"
+    FEW_SEEDS = "has too few training seeds to be about other trainings"
+    # Why two arms cannot be compared.
+    NOT_NAMED = "no arm was named"
+    ONLY_TWINS = "only impossible twins were played"
+    DAMAGED = "weights that are no numbers"  # arm, seed, error
+    NO_ITEMS = "an arm has no items"  # arm
+    REPEATED_ITEMS = "an arm repeats items"  # arm, number
+    MANY_ERRORS = "too many items failed outside the policy"  # arm, share, limit
+    UNEQUAL_TASKS = "the tasks differ"  # arm, other, only_arm, only_other; also of the next two
+    UNEQUAL_SEEDS = "the training seeds differ"
+    UNEQUAL_SAMPLES = "the samples of a task differ"
+    NO_OUTCOMES = "no item has an outcome in both arms"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One reason, with the values of its kind."""
+
+    kind: ReasonKind
+    values: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, kind: ReasonKind, **values: Any) -> "Reason":
+        """Return the reason of a kind with these values."""
+        return cls(kind, values)
+
+
+@dataclass(frozen=True)
+class PermutationTest:
+    """The permutation test behind a difference.
+
+    flips: assignments of signs that were drawn, None in the normal limit. exact: they are all there are. within_units:
+    signs are those of tasks within fixed units. top: the top level of Student's t ("training seeds" or "collections of
+    pairs") with `num_top` of them, None below three.
+    """
+
+    flips: int | None
+    exact: bool
+    within_units: bool
+    top: str | None = None
+    num_top: int = 0
+
+
+@dataclass(frozen=True)
+class MissingOutcomes:
+    """What is missing of two sides, by reason, the baseline's first; what it counts as, and what that decides.
+
+    worst, best: the difference if it had ended worst and best for the treatment; None where nothing else is assumed.
+    holds: whether the decision is the same in all of these cases.
+    """
+
+    by_side: tuple[Mapping[str, int], Mapping[str, int]]
+    counted_as: str
+    worst: float | None = None
+    best: float | None = None
+    holds: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The treatment's rate minus the baseline's, as fractions of one: 0.25 is 25 points.
+
+    >>> gain = compared.differences[0]
+    >>> gain.rate, gain.treatment, gain.baseline, gain.num_tasks
+    ('pass@1', 'B', 'A', 2)
+    """
+
+    rate: str
+    """The rate that is compared: "pass@1" (or "pass@1, protocol kept", or either at temperature 0), "hacked",
+    "suspect", "protocol", "hidden tests" or "passes by report"; "score" between logs."""
+    treatment: str
+    """The arm whose rate is the minuend."""
+    baseline: str
+    """The arm whose rate is subtracted."""
+    estimate: float
+    """The difference, a fraction of one."""
+    low: float
+    """The lower end of its 95 % interval."""
+    high: float
+    """The upper end of its 95 % interval."""
+    p_value: float
+    """The p-value of its test, paired by task and training seed."""
+    p_holm: float | None = None
+    """The p-value after Holm's correction, for conduct alone."""
+    num_tasks: int
+    """Tasks that were compared."""
+    num_seeds: int
+    """Training seeds that were compared."""
+    verdict: str | None = None
+    """The verdict of the evaluation, which rests on this difference; None for all but the first."""
+    num_units: int
+    """How many were drawn independently."""
+    unit: str = "family"
+    """The noun for one of them."""
+    wins: int
+    """Tasks on which the treatment is better."""
+    losses: int
+    """Tasks on which it is worse."""
+    decision: Decision = Decision.UNDECIDED
+    """What the test shows."""
+    reasons: tuple[Reason, ...] = ()
+    """Why nothing is decided; empty where something is."""
+    quantity: Quantity = Quantity.SHARE
+    """The unit of the estimate and its interval."""
+    alpha: float = 0.05
+    """The two-sided level of the interval and the decision."""
+    mde: float | None = None
+    """Where nothing is decided, the true difference that 80 % of such experiments would find, by simulation."""
+    needed: int | None = None
+    """Where nothing is decided, the number of tasks that finds the smallest difference of interest in 80 % of cases."""
+    elsewhere: tuple[float, float] | None = None
+    """The interval for other units, where those played are fixed."""
+    num_collections: int = 0
+    """Collections of pairs that the trainings learnt from."""
+    method: PermutationTest | str = ""
+    """The test; of a verdict that was read from its file, in the words there."""
+    missing: MissingOutcomes | None = None
+    """What logs lack."""
+
+    @property
+    def units(self) -> str:
+        """What was drawn independently, such as "12 operations"."""
+        return counted(self.num_units, self.unit)
+
+    @property
+    def too_few(self) -> bool:
+        """Return whether the test has too few units to reject anything."""
+        return any(reason.kind is ReasonKind.TOO_FEW_UNITS for reason in self.reasons)

@@ -1,0 +1,125 @@
+"""Fill the sentences of verdict.jinja about a verdict and about paired differences."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stages.evaluation.difference import Difference, PermutationTest
+from stages.evaluation.inference import ALPHA, MIN_SEEDS, fewest_units
+from stages.evaluation.outcomes import Collapse
+from stages.evaluation.sentences import Sentences, signed
+from stages.evaluation.verdict import EvalVerdict
+from stages.layout import p_value
+from stages.runs import display
+from stages.terms import SamplingUnit
+
+RECOMMENDED_SEEDS = 5
+"""With three or four, an interval relies on gains that are normally distributed over trainings (docs/evaluate.md)."""
+LIMIT_SETTINGS = {
+    "max_tokens": "policy.max_tokens of the trainings (or of policies.NAME)",
+    "max_steps": "max_steps",
+    "context": "limits.context_tokens",
+    "wall_time": "limits.wall_s",
+    "cost": "limits.cost_usd",
+}
+"""The setting of each limit that ends a rollout."""
+
+
+def points(difference: Difference) -> str:
+    """Return a difference in percentage points with its interval and p-value."""
+    interval = f"[{signed(difference.low)}, {signed(difference.high)}]"
+    return f"{signed(difference.estimate)} points {interval}, {p_value(difference.p_value)}"
+
+
+def _interval(difference: Difference) -> str:
+    """Return a difference of shares in points with its interval: "+19.4 [+0.7, +38.8] points"."""
+    low, high = display.points(difference.low), display.points(difference.high)
+    return f"{display.points(difference.estimate)} [{low}, {high}] points"
+
+
+def _listed_limits(limits: Mapping[str, int]) -> str:
+    several = " or ".join(f"{limit} ({number})" for limit, number in limits.items())
+    return several if len(limits) > 1 else next(iter(limits))
+
+
+def _rarest_failure(num_seeds: int) -> str:
+    """Return the share of trainings that must fail for one of so many to fail with a chance of 95 %."""
+    return f"{100 * (1 - ALPHA ** (1 / num_seeds)):.0f}"
+
+
+SENTENCES = Sentences(
+    "stages.evaluation",
+    "verdict.jinja",
+    points=points,
+    interval=_interval,
+    fewest_units=fewest_units,
+    listed_limits=_listed_limits,
+    limit_settings=lambda limits: " and ".join(LIMIT_SETTINGS[limit] for limit in limits),
+    rarest_failure=_rarest_failure,
+    fewest_seeds=MIN_SEEDS,
+    recommended_seeds=RECOMMENDED_SEEDS,
+)
+
+
+@dataclass(frozen=True)
+class VerdictWords:
+    """A verdict in words: the claim, why, what the interval covers, what is shown and what is not.
+
+    claim: empty where no gain is shown. cut: that limits ended many rollouts before they passed; empty where few were.
+    collapsed: a clause for each training that collapsed. shown, not_shown: sentences, each complete without the others.
+    """
+
+    claim: str
+    why: str
+    estimand: str
+    cut: str
+    collapsed: tuple[str, ...]
+    shown: tuple[str, ...]
+    not_shown: tuple[str, ...]
+
+
+def describe_verdict(verdict: EvalVerdict) -> VerdictWords:
+    """Return a verdict in words."""
+    return VerdictWords(
+        claim=describe_claim(verdict),
+        why=SENTENCES.text("why", verdict),
+        estimand=SENTENCES.text("estimand", verdict),
+        cut=SENTENCES.text("cut", verdict.cut),
+        collapsed=tuple(map(describe_collapse, verdict.collapsed)),
+        shown=tuple(SENTENCES.paragraphs("shown", verdict)),
+        not_shown=tuple(SENTENCES.paragraphs("not_shown", verdict)),
+    )
+
+
+def describe_claim(verdict: EvalVerdict) -> str:
+    """Return what is shown of the gain; empty where nothing is."""
+    return SENTENCES.text("claim", verdict)
+
+
+def describe_collapse(collapse: Collapse) -> str:
+    """Return how a training collapsed, as a clause."""
+    return SENTENCES.text("collapse", collapse)
+
+
+def describe_method(test: PermutationTest | str, unit: str) -> str:
+    """Return the test of a difference over sampling units with this noun; words of a file as they are."""
+    return test if isinstance(test, str) else SENTENCES.text("method", test, unit)
+
+
+def describe_seeds(verdict: EvalVerdict) -> str:
+    """Return the range of gains over training seeds, in a sentence."""
+    return SENTENCES.text("seeds", verdict)
+
+
+def describe_credit(verdict: EvalVerdict, name: str) -> str:
+    """Return how treatment and control compare, and what follows about imitation. name: of the control."""
+    return SENTENCES.text("credit", verdict, name)
+
+
+def describe_few_units(num_units: int, unit: SamplingUnit, fewest: int) -> str:
+    """Return that planned tasks are of too few units to show anything, and what helps."""
+    return SENTENCES.text("few_units", num_units, unit, fewest)
+
+
+def describe_one_model(baseline: str, treatment: str) -> str:
+    """Return that two arms are one model, as a clause."""
+    return SENTENCES.text("one_model", baseline, treatment)
