@@ -143,7 +143,7 @@ class PairedSides:
 
 
 @dataclass(frozen=True)
-class Rules:
+class ComparisonRules:
     """What all sides are compared by."""
 
     span: ScoreSpan
@@ -193,7 +193,7 @@ def compare(sides: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
             "units of the score: 5 points of a pass rate are 0.05."
         )
     binary = bool(pc.all(pc.or_(pc.equal(scores, 0.0), pc.equal(scores, 1.0))).as_py())
-    rules = Rules(span, unit, binary, choose_missing(config, matched), min_gain)
+    rules = ComparisonRules(span, unit, binary, choose_missing(config, matched), min_gain)
     tables = [average_samples(log, span, unit) for log in matched]
     if rules.missing == "failed":  # what any side submitted is what all are measured on
         submitted = pa.concat_tables(tables)
@@ -236,7 +236,7 @@ def compare(sides: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
     return comparison, tabulate_tasks([pair.outcomes for pair in pairs], span, letters[1:], tables)
 
 
-def measure_sides(pairs: Sequence[PairedSides], letters: Sequence[str], rules: Rules) -> list[Difference]:
+def measure_sides(pairs: Sequence[PairedSides], letters: Sequence[str], rules: ComparisonRules) -> list[Difference]:
     """Return the difference of each side from the first, at the level that Holm's procedure gives it."""
     tests = [
         [rules.test(outcomes) for outcomes in (pair.outcomes, pair.worst, pair.best) if outcomes] for pair in pairs
@@ -271,7 +271,7 @@ def measure_sides(pairs: Sequence[PairedSides], letters: Sequence[str], rules: R
     return differences
 
 
-def explain(difference: Difference, num_tests: int, rules: Rules) -> Difference:
+def explain(difference: Difference, num_tests: int, rules: ComparisonRules) -> Difference:
     """Return a difference of shares in units of the score; where nothing is decided, with what would decide it.
 
     num_tests: of which all must agree on the decision.
@@ -429,7 +429,7 @@ def joint_p_value(tests: Sequence[PairedTest]) -> float:
     return max(float(test.p()[0]) for test in tests) if same_sign else 1.0
 
 
-def summarize_side(log: ReadLog, table: pa.Table, letter: str, rules: Rules) -> SideSummary:
+def summarize_side(log: ReadLog, table: pa.Table, letter: str, rules: ComparisonRules) -> SideSummary:
     """Return what a side is, and its mean over the compared tasks, which are those of the table."""
     values_ST, unit_T, collection_S = cells_of(table, PASSED)
     mean = low = high = float("nan")
@@ -477,7 +477,7 @@ def compare_settings(base: ReadLog, other: ReadLog) -> list[SettingDifference]:
     return differences
 
 
-def compare_categories(outcomes: PairedOutcomes, rules: Rules) -> list[dict[str, Any]]:
+def compare_categories(outcomes: PairedOutcomes, rules: ComparisonRules) -> list[dict[str, Any]]:
     """Return both means in each category of tasks, with p after Holm's correction where it has enough units."""
     names = np.asarray(outcomes.families)
     distinct = np.unique(names) if len(names) <= 100_000 or len(set(outcomes.families)) <= MOST_FAMILIES else names
