@@ -29,6 +29,7 @@ from composer_cli.stage_command import ChainCommand, StageCommand
 from stages import STAGES, command_words, stages_of
 from stages.errors import UsageError, refusal
 from stages.stopping import ending_process_on_second_signal
+from stages.words import Sentence
 
 DISTRIBUTION = "composer-post-training"
 
@@ -95,7 +96,7 @@ def require_working_folder() -> None:
     try:
         Path.cwd()
     except FileNotFoundError:
-        raise UsageError("The working folder was deleted. Change to a folder that exists.") from None
+        raise UsageError("cli.working-folder-deleted") from None
 
 
 def explained(error: typer.TyperException, words: Sequence[str]) -> str:
@@ -144,7 +145,7 @@ def _instead_of_option(command: StageCommand, option: str, value: str, cutoff: f
     for name, slot in stage.inputs.items():
         if word in (name, slot.kind.plural):
             makers = " or ".join(f"`{command_words(writer)}`" for writer in writers(slot.kind))
-            return f"A run of {slot.kind.plural}, made by {makers}, is given with --from RUN."
+            return Sentence("cli.run-given-with-from", records=slot.kind.plural, makers=makers)
     key = next(iter(nearest_keys(stage.config, word, cutoff)), "")
     return f"Did you mean the setting --set {key}={value}?" if key in command.settings_keys() else ""
 

@@ -29,6 +29,7 @@ from stages.runs.runner import Result, preflight
 from stages.runs.settings import Given, Settings, StageConfig, Tree, with_default
 from stages.runs.stage import Plan, load_stage
 from stages.stopping import Interrupted, on_signals
+from stages.words import Sentence
 
 
 class Arguments(Settings):
@@ -59,7 +60,7 @@ class Arguments(Settings):
     @classmethod
     def _several_files(cls, value: Any) -> Any:
         if not isinstance(value, (str, Path, list, tuple)):
-            raise ValueError("it takes the path of a TOML file, or several; settings are given by their own names")  # noqa: TRY004
+            raise ValueError(Sentence("cli.config-takes-paths"))  # noqa: TRY004
         return (value,) if isinstance(value, (str, Path)) else value
 
     @field_validator("out", mode="before")
@@ -70,10 +71,7 @@ class Arguments(Settings):
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
         if self.resume and self.clean:
-            raise UsageError(
-                "Both resume and clean are given, but resume goes on with what the run's folder holds, and clean "
-                "deletes it. Leave out one of them."
-            )
+            raise UsageError("cli.resume-and-clean")
         return self
 
     def folder(self) -> Path | None:
@@ -113,7 +111,7 @@ def configure(stage: str, files: Sequence[Tree], typed: Sequence[Tree], *, trust
 def require_one_process(work: str) -> None:
     """Raise `UsageError` where torchrun started several processes of what runs in one."""
     if (count := ranks.world_size()) > 1:
-        raise UsageError(f"{work} runs in one process, and this is one of {count}. Start it without torchrun.")
+        raise UsageError("cli.one-process", work=work, processes=count)
 
 
 @dataclass(frozen=True)
@@ -212,12 +210,12 @@ def execute(job: StageJob, arguments: Arguments, console: Console) -> Result:
             listener = arguments.listener or watch.listener(job.title, partial(job.folder, arguments))
             lines = job.first_lines(arguments)  # which takes a training half a minute
             if sys.stderr.isatty() and load_stage(job.stage).shows_progress:
-                lines.append(f"{job.title}: composer view shows it live in a browser")
+                lines.append(Sentence("cli.view-shows-live", title=job.title))
             listener = telling_of_the_start(listener, console, lines)
             result = runner.execute(job.stage, job.inputs, job.config, listener=listener, **job.carried_out(arguments))
         console.notify(f"{job.title}: {ending(result, time.monotonic() - started)}")
         if caught:
-            complete = f"{job.title} is complete all the same, and the same command shows its result."
+            complete = Sentence("cli.complete-after-signal", title=job.title)
             raise Interrupted(caught[0], "" if job.position else complete)
         finish(Run(result.path), job.config)
         return result
@@ -281,7 +279,16 @@ def planned(
                 bill = replace(replace(job, config=config_without).plan(), notes=plan.notes)
                 if replace(bill, up_to=plan.up_to) != plan:
                     bill = replace(bill, notes=())
-                    lines.append(f"{path} sets {key} = {tree[key]} for {job.title}; without it {plan_in_words(bill)}")
+                    lines.append(
+                        Sentence(
+                            "cli.file-changes-bill",
+                            path=path,
+                            key=key,
+                            value=tree[key],
+                            title=job.title,
+                            bill=plan_in_words(bill),
+                        )
+                    )
     return plan, lines
 
 

@@ -22,6 +22,7 @@ from stages.runs.runner import Result, check_disk_space
 from stages.runs.settings import StageConfig, Tree
 from stages.runs.stage import Plan, load_stage
 from stages.stopping import on_signals
+from stages.words import Sentence
 
 
 def run(
@@ -44,15 +45,9 @@ def run(
         if preset.to_the_end:
             return
         if outcome.ok is False:
-            raise ComposerError(
-                f"{title} did not pass its own checks, so nothing that builds on it was run: see "
-                f"{result.path}/report.txt. --to-the-end runs it."
-            )
+            raise ComposerError("cli.checks-not-passed", title=title, run=result.path)
         if outcome.exit_code == Incomplete.exit_code and title in read:
-            raise Incomplete(
-                f"{title} ended in {outcome.summary.get('verdict')}, so nothing that builds on it was run: see "
-                f"{result.path}/report.txt. --to-the-end runs it."
-            )
+            raise Incomplete("cli.verdict-open", title=title, verdict=outcome.summary.get("verdict"), run=result.path)
 
     _check_gpus(preset, configs, arguments.on)
     results: dict[str, Result] = {}
@@ -167,15 +162,20 @@ def placement(group: Sequence[PresetEntry], configs: Mapping[str, StageConfig], 
         return ""
     named = f"{group[0].title} to {group[-1].title}"
     if not at_once([configs[entry.title] for entry in group], Arguments()):
-        return f"{named}: one after another, since they need a server to themselves"
+        return Sentence("cli.one-after-another", named=named)
     cores = resources.cores()
     needs = [gpus for entry in group if (gpus := pool.needs(entry.gpus_for(configs[entry.title])))]
     if not needs:
-        return f"{named}: at most {cores} at the same time, one a core"
-    some = "" if len(needs) == len(group) else f"{len(needs)} of these {len(group)}: "
-    most = min(cores, len(pool.names) // min(needs))
-    each = "one GPU each" if max(needs) == 1 else f"{' or '.join(map(str, sorted(set(needs))))} GPUs each"
-    return f"{named}: {some}at most {most} at the same time, {each}, of {devices.used(len(pool.names), pool.names)}"
+        return Sentence("cli.at-once-on-cores", named=named, cores=cores)
+    return Sentence(
+        "cli.at-once-on-gpus",
+        named=named,
+        needing=len(needs),
+        entries=len(group),
+        most=min(cores, len(pool.names) // min(needs)),
+        gpus=sorted(set(needs)),
+        devices=devices.used(len(pool.names), pool.names),
+    )
 
 
 def show(preset: Preset, results: Mapping[str, Result], root: Path, as_json: bool) -> int:
@@ -202,7 +202,7 @@ def show(preset: Preset, results: Mapping[str, Result], root: Path, as_json: boo
     if code:
         named = [(title, run.summary.get("verdict")) for title, run in outcomes.items() if run.exit_code == code]
         reasons = ", ".join(f"{title} {f'is {word}' if word else 'failed its own checks'}" for title, word in named)
-        print_text(f"Every entry was run. Exit code {code}: {reasons}.")
+        print_text(Sentence("cli.all-entries-run", exit_code=code, reasons=reasons))
     if preset.next:
         print_text(f"\n{preset.next.strip()}")
     return code

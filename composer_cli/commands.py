@@ -11,6 +11,7 @@ import typer
 
 from composer_cli import options
 from composer_cli.printing import fitted, interrupt_leaves, print_result, reports_errors, say
+from stages.words import Sentence
 
 
 @reports_errors
@@ -32,12 +33,17 @@ def status(
     if json or listed or submitted:
         print_result(json, {"runs": listed, "jobs": submitted}, fitted(status_tables(listed, submitted)), COLOURS)
     else:
-        say(f"There are no runs in {artifacts} yet. `composer run --preset demo` makes some.")
+        say(Sentence("cli.no-runs-yet", artifacts=artifacts))
     damaged = [line for line in listed if line.status in (runs.DAMAGED, "unreadable")]
     if check and damaged:  # --json has told it all on stdout
         say(
-            f"{len(damaged)} of {len(listed)} runs are damaged, the first {damaged[0].run}: {damaged[0].reason}. "
-            "Restore the files, or rerun these stages."
+            Sentence(
+                "cli.runs-damaged",
+                damaged=len(damaged),
+                runs=len(listed),
+                run=damaged[0].run,
+                reason=damaged[0].reason,
+            )
         )
         raise typer.Exit(BadInput.exit_code)
 
@@ -85,13 +91,11 @@ def show(
     from stages.runs.queries import RolloutFilter
 
     if passed and failed:
-        raise UsageError("Give --passed or --failed, not both: without them all rollouts are listed.")
+        raise UsageError("cli.passed-and-failed")
     if rollout is not None and (passed or failed or number is not None):
-        raise UsageError(
-            "--limit (-n), --passed and --failed choose from the list of rollouts. Leave them out with a ROLLOUT."
-        )
+        raise UsageError("cli.list-options-with-rollout")
     if full and rollout is None:
-        raise UsageError("--full is for one rollout: give a ROLLOUT too.")
+        raise UsageError("cli.full-without-rollout")
     target = command.find(artifacts, run)
     if follow:
         command.watch(target)
@@ -136,10 +140,7 @@ def _require_memory() -> None:
 
     for option, free in resources.within_limits().items():
         if free < MEMORY[option] * 2**20:
-            raise UsageError(
-                f"`ulimit {option}` leaves {free / 2**20:,.0f} MiB of memory to this process, and a question needs "
-                f"{MEMORY[option]} MiB. Raise that limit, or ask where there is none."
-            )
+            raise UsageError("cli.memory-limit-too-low", limit=option, free_mib=free / 2**20, needed_mib=MEMORY[option])
 
 
 @reports_errors
@@ -216,7 +217,7 @@ def publish(
     from stages.runs.run import Run
 
     folder = catalog.find(artifacts, run)
-    with interrupt_leaves(f"What was sent stays at {address} and is not a run yet; the same command sends it anew."):
+    with interrupt_leaves(Sentence("cli.publish-interrupted", address=address)):
         sent = bucket.publish(Run(folder), address)
     sentence = f"{address}: {f'{sent / 1e6:.1f} MB sent' if sent else 'this run is there already'}"
     print_result(json, {"run": str(folder), "url": address, "sent_bytes": sent}, sentence)
@@ -238,10 +239,7 @@ def view(
     def announce(address: str) -> None:
         print_result(json, {"url": address}, address)
         sys.stdout.flush()
-        say(
-            "Open this address in a browser. It contains a secret token: share it only with people who may read these "
-            "runs. Ctrl-C ends the server."
-        )
+        say(Sentence("cli.view-address"))
 
     app.serve(artifacts, port, announce, app.page_of(page))
 

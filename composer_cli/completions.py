@@ -38,6 +38,7 @@ from stages.policy.base import Sample, Turn
 from stages.policy.local import LocalPolicy
 from stages.policy.tool_calls import declare_tools, normalise_calls
 from stages.stopping import Interrupted
+from stages.words import Sentence
 
 MOST_BYTES = 64 * 2**20
 """Length of a request that is read."""
@@ -257,7 +258,7 @@ class ChatCompletions:
         try:
             sample = answer.result()
         except TemplateError as error:
-            raise RefusedRequest(f"The chat template of {self._name} refuses the conversation: {error}.") from None
+            raise RefusedRequest(Sentence("cli.chat-template-refuses", name=self._name, error=error)) from None
         if sample.error_type is not None:
             raise RefusedRequest(f"{sample.error}.", param="messages", code="context_length_exceeded")
         return JSONResponse(self._completion(chat, self._stopped(sample, chat.stops())))
@@ -265,13 +266,17 @@ class ChatCompletions:
     def _checked(self, body: Any) -> ChatRequest:
         """Return a request; `RefusedRequest`, with the field's name, for one that cannot be answered as it asks."""
         if not isinstance(body, dict):
-            raise RefusedRequest("The request is no JSON object.")
+            raise RefusedRequest(Sentence("cli.request-not-object"))
         fields = {name: value for name, value in body.items() if value is not None and name not in WITHOUT_EFFECT}
         for name in NEUTRAL.keys() & fields.keys():
             if (value := fields.pop(name)) not in NEUTRAL[name]:
                 raise RefusedRequest(
-                    f"{name} is {value!r:.200}, and this server takes {NEUTRAL[name][0]!r} alone: temperature, "
-                    "max_tokens, seed and stop are what shapes an answer here. Leave it out.",
+                    Sentence(
+                        "cli.field-not-neutral",
+                        name=name,
+                        value=value,
+                        neutral=NEUTRAL[name][0],
+                    ),
                     param=name,
                 )
         try:
@@ -281,19 +286,22 @@ class ChatCompletions:
             name = ".".join(map(str, problem["loc"]))
             raise RefusedRequest(f"{name}: {refusal(problem)}.", param=name) from None
         if chat.model != self._name:
-            text = f"There is no model {chat.model!r} here: this server has {self._name!r}. Give that name."
+            text = Sentence("cli.other-model", model=chat.model, name=self._name)
             raise RefusedRequest(text, 404, param="model", code="model_not_found")
         if chat.max_tokens and chat.max_completion_tokens and chat.max_tokens != chat.max_completion_tokens:
-            raise RefusedRequest("max_tokens and max_completion_tokens differ. Give one of them.", param="max_tokens")
+            raise RefusedRequest(Sentence("cli.two-token-limits"), param="max_tokens")
         for tool in chat.tools:
             if not declare_tools([tool]):
-                text = f"tools: {tool!r:.200} has no name of at most 64 letters, digits, _ and -. Give it one."
+                text = Sentence("cli.tool-without-name", tool=tool)
                 raise RefusedRequest(text, param="tools")
         pinned = self._policy.config.chat_template_kwargs
         if chat.chat_template_kwargs and chat.chat_template_kwargs != pinned:
             raise RefusedRequest(
-                f"chat_template_kwargs is {chat.chat_template_kwargs!r:.200}, but here it is {pinned!r}. "
-                "Leave it out, or start the server with these as `--set chat_template_kwargs.NAME=VALUE`.",
+                Sentence(
+                    "cli.chat-template-kwargs-differ",
+                    kwargs=chat.chat_template_kwargs,
+                    pinned=pinned,
+                ),
                 param="chat_template_kwargs",
             )
         return chat
@@ -371,16 +379,16 @@ async def _body(request: Request) -> Any:
     """Return the JSON of a request."""
     # A page of another site can send this type only after asking, and is never allowed to.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise RefusedRequest("A request is sent with the header `Content-Type: application/json`.", 415)
+        raise RefusedRequest(Sentence("cli.request-content-type"), 415)
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > MOST_BYTES:
-            raise RefusedRequest(f"A request is at most {MOST_BYTES // 2**20} MiB long.", 413)
+            raise RefusedRequest(Sentence("cli.request-too-long", most_mib=MOST_BYTES // 2**20), 413)
     try:
         return orjson.loads(body)
     except ValueError as error:
-        raise RefusedRequest(f"The request is no JSON: {error}.") from None
+        raise RefusedRequest(Sentence("cli.request-not-json", error=error)) from None
 
 
 def _error(request: Request, error: Exception) -> Response:

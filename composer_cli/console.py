@@ -18,6 +18,7 @@ from stages.layout import duration, escape_control_characters
 from stages.runs.activity import Detailed, Figures, Notice, Preparation, repeating
 from stages.runs.run import Run
 from stages.stopping import on_signals
+from stages.words import Sentence
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -55,7 +56,7 @@ class Console:
     def announce_stop(self, number: int) -> None:
         """Print what the first signal does, while what it stops drains."""
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        self.notify(f"{name}: finishing what has begun, then stopping. {name} again stops at once.")
+        self.notify(Sentence("cli.stopping", name=name))
 
     @contextmanager
     def watching(self) -> Iterator[Watch]:

@@ -15,14 +15,12 @@ def bound(port: int) -> socket.socket:
     Nobody can connect before it listens.
     """
     if not 0 <= port < 2**16:
-        raise UsageError(f"Port {port} is none: ports are 1 to 65535, and --port 0 takes one that is free.")
+        raise UsageError("cli.no-port", port=port)
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((HOST, port))
     except OSError as error:
         listener.close()
-        raise UsageError(
-            f"Port {port} cannot be used ({error.strerror}). Choose another with --port, or leave it out."
-        ) from None
+        raise UsageError("cli.port-taken", port=port, reason=error.strerror) from None
     return listener

@@ -150,10 +150,7 @@ All = Annotated[bool, typer.Option("--all", hidden=True, help="With --help: all 
 
 def _require_folder(folder: Path) -> Path:
     if folder.parts and folder.parts[0].endswith(":"):
-        raise UsageError(
-            f"{folder} is an address, and --artifacts is a folder. Give a stage --out s3://BUCKET/RUN, "
-            "or `composer publish RUN s3://BUCKET/RUN`."
-        )
+        raise UsageError("cli.artifacts-is-address", folder=folder)
     if folder.is_file():
         raise UsageError(not_a_folder(folder, "--artifacts"))
     return folder

@@ -232,9 +232,7 @@ def _receive(worker: StageProcess) -> Result | BaseException | None:
     except EOFError:
         worker.process.join()
         code = worker.process.exitcode
-        return ComposerError(
-            f"{worker.job.title} died (exit code {code}). What it finished is saved; go on with --resume."
-        )
+        return ComposerError("cli.entry-died", title=worker.job.title, exit_code=code)
     if not isinstance(message, tuple):
         return message
     worker.ready = True

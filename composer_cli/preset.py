@@ -17,7 +17,7 @@ from stages.errors import UsageError, refusal
 from stages.policy.base import VLLM
 from stages.runs.settings import FileTree, Settings, StageConfig, Tree, build, known, merge, nested, origin, read_file
 from stages.runs.stage import load_stage, read_files
-from stages.words import did_you_mean
+from stages.words import Sentence
 
 SHIPPED = Path(__file__).parent / "presets"
 EXAMPLES = Path(__file__).parent / "examples"
@@ -51,15 +51,13 @@ class PresetEntry(Settings):
         chosen = {"arm": self.arms, "seed": self.seeds}
         if self.name or (twice := [key for key, values in chosen.items() if values and key in self.config]):
             setting = "a name" if self.name else f"config.{twice[0]}"
-            raise ValueError(
-                f"{self.title} has {setting}, and its arms and seeds give each entry its own; leave {setting} out"
-            )
+            raise ValueError(Sentence("cli.name-beside-arms", title=self.title, name=setting))
         entries = []
         for seed in range(self.seeds) if self.seeds else [None]:
             for arm, changes in (self.arms or {"": {}}).items():
                 reads, more = changes.get("from", []), {key: value for key, value in changes.items() if key != "from"}
                 if isinstance(reads, str):
-                    sentence = f"from of the arm {arm} is {reads!r}, but it should be a list of entries"
+                    sentence = Sentence("cli.arm-from-not-list", arm=arm, reads=reads)
                     raise ValueError(sentence)  # noqa: TRY004 (which pydantic turns into a refused setting)
                 named: dict[str, Any] = {"arm": arm} if arm else {}
                 named |= {} if seed is None else {"seed": seed}
@@ -127,38 +125,36 @@ def load_preset(reference: str | None) -> Preset:
     """
     names = preset_names()
     if reference is None:
-        raise UsageError(f"Which preset? Give --preset NAME. There are: {', '.join(names)}; or give a TOML file.")
+        raise UsageError("cli.no-preset-given", presets=names)
     path = SHIPPED / f"{reference}.toml" if reference in names else Path(reference)
     shipped_example = EXAMPLES / path.name
     if not path.exists() and path.parent == Path("examples") and shipped_example.exists():
         path = shipped_example
     if path.suffix != ".toml":
-        meant = did_you_mean(reference, names)
-        raise UsageError(
-            f"There is no preset {reference!r}.{meant} There are: {', '.join(names)}; or give a TOML file."
-        )
+        raise UsageError("cli.no-preset", reference=reference, presets=names)
     tree = read_file(path)
     if not tree.get("stage"):
-        raise UsageError(f"{path} is not a preset: it has no [[stage]] tables. `-c FILE` reads a file of settings.")
+        raise UsageError("cli.no-stage-tables", path=path)
     try:
         preset = Preset.model_validate(tree)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        value = "" if first["type"] in ("missing", "extra_forbidden", "value_error") else f" = {first['input']!r}"
-        raise UsageError(f"{path} is not a preset: {where}{value}: {refusal(first)}.") from None
+        shown = {} if first["type"] in ("missing", "extra_forbidden", "value_error") else {"value": first["input"]}
+        raise UsageError("cli.invalid-preset", path=path, key=where, refusal=refusal(first), **shown) from None
     earlier: list[str] = []
     for entry in preset.stage:
         if entry.title in earlier:
-            raise UsageError(f"{path}: two entries are called {entry.title!r}. Give each a name of its own.")
+            raise UsageError("cli.equal-entry-names", path=path, title=entry.title)
         for name in entry.reads:
             if name not in earlier:
-                raise UsageError(f"{path}: {entry.title} reads {name!r}, but no earlier entry is called so: {earlier}.")
+                raise UsageError("cli.no-earlier-entry", path=path, title=entry.title, name=name, earlier=earlier)
         if entry.on:
             engine.check_engine(entry.on)
             if entry.parallel or not load_stage(entry.stage).work:
-                why = "its stage deals no units" if not entry.parallel else "it may run beside others"
-                raise UsageError(f"{path}: {entry.title} has on = {entry.on!r}, but {why}. Remove `on` there.")
+                raise UsageError(
+                    "cli.on-not-possible", path=path, title=entry.title, on=entry.on, may_overlap=bool(entry.parallel)
+                )
         earlier.append(entry.title)
     return preset
 
@@ -184,10 +180,7 @@ def unlike_presets(config: StageConfig) -> str | None:
     more = [f"{name} = {weight:g}" for name, weight in weights.active().items() if name not in known_arms.get(arm, {})]
     if arm not in known_arms or not more:
         return None
-    return (
-        f"arm {arm} has {', '.join(more)}, while the shipped presets' arm {arm} has none. The name is a label alone: "
-        "what the arm learns from are its weights."
-    )
+    return Sentence("cli.arm-unlike-presets", arm=arm, weights=more)
 
 
 def configure_preset(
@@ -215,10 +208,7 @@ def configure_preset(
         # Not `identity`, which reads models' folders: those of an executor are on another machine.
         work = (entry.stage, *entry.reads, built.model_dump_json())
         if (first := same.setdefault(work, entry.title)) != entry.title:
-            raise UsageError(
-                f"{first} and {entry.title} would be one run: the same stage, settings and inputs. Leave out the "
-                "setting that makes them equal, such as seed, or one of them."
-            )
+            raise UsageError("cli.equal-entries", first=first, title=entry.title)
         configs[entry.title] = built
     for title, config in configs.items():
         typed_here = [layer[title] for layer in layers[len(layers) - len(typed) :] if title in layer]
@@ -246,9 +236,11 @@ def by_entry(preset: Preset, layer: Tree) -> Tree:
         else:
             known_names = [*entries, *of_stage, *(key for config in entries.values() for key in config.model_fields)]
             raise UsageError(
-                f"This preset has no entry {name!r}{origin([name], [layer])}, and none of its stages such a setting."
-                f"{did_you_mean(name, known_names)} A setting is named ENTRY.KEY, STAGE.KEY for all entries of a "
-                f"stage, or KEY for all that have it; the entries are: {', '.join(entries)}."
+                "cli.no-entry-or-setting",
+                name=name,
+                origin=origin([name], [layer]),
+                known=known_names,
+                entries=entries,
             )
     merged = merge(merge(widths[0], widths[1]), widths[2])
     return {title: FileTree.like(layer, tree) for title, tree in merged.items()}

@@ -22,6 +22,7 @@ import typer
 from stages.errors import ComposerError, UsageError
 from stages.layout import STEERING, WORD, escape_control_characters, folded, width
 from stages.redaction import redacted
+from stages.words import Sentence
 
 FAILED, USAGE = 1, 2
 """Exit codes that no exception carries itself."""
@@ -132,9 +133,7 @@ def open_missing_streams() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "w", closefd=False))
     if closed:
-        raise UsageError(
-            "stdout is closed, so the result could not be printed. Redirect it, for example with >/dev/null."
-        )
+        raise UsageError("cli.stdout-closed")
 
 
 def discard(stream: TextIO) -> None:
@@ -216,37 +215,31 @@ def sentence_and_code(error: BaseException, *, resumes: bool = False) -> tuple[s
         # 128 + the signal's number, as a shell reports a process that the signal ended.
         remains = getattr(error, "notice", "")
         return ("Interrupted. " if number == signal.SIGINT else f"Stopped by {signal.Signals(number).name}. ") + (
-            remains
-            if remains
-            else "Everything finished is saved; the same command with --resume goes on."
-            if resumes
-            else "Nothing was kept; start it again."
+            remains if remains else Sentence("cli.saved-resume") if resumes else Sentence("cli.nothing-kept")
         ), 128 + number
     if isinstance(error, ComposerError):
         return str(error), error.exit_code
     if is_output_failure(error):
         return (
-            f"The output cannot be written ({error}). Send stdout to a place with room; finished runs are kept.",
+            Sentence("cli.output-not-writable", error=error),
             FAILED,
         )
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         where = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
-        return f"No more files can be opened ({where}). Raise `ulimit -n`.", USAGE
+        return Sentence("cli.too-many-files", where=where), USAGE
     if isinstance(error, OSError) and error.filename is not None:
         return (
-            f"{error.filename} cannot be read or written ({error.strerror}). Check the path and its permissions.",
+            Sentence("cli.file-not-usable", path=error.filename, reason=error.strerror),
             USAGE,
         )
     if isinstance(error, MemoryError):
         return (
-            "There was no memory left for this process. Raise its limit (`ulimit -d`, `ulimit -v`), or use a machine "
-            f"with more.{' Finished units are saved: --resume goes on.' if resumes else ''}",
+            Sentence("cli.no-memory-left", resumes=resumes),
             FAILED,
         )
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in TRAIN:
         return (
-            f"This needs {error.name}, which is not installed. Install the extra: "
-            "`pip install 'composer-post-training[train]'`.",
+            Sentence("cli.package-missing", package=error.name),
             USAGE,
         )
     # An unexpected exception of a stage has a note that names its log.

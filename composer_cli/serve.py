@@ -24,6 +24,7 @@ from stages.runs.kinds import CHECKPOINT
 from stages.runs.run import Run
 from stages.runs.store import folder_name
 from stages.stopping import Interrupted, on_signals
+from stages.words import Sentence
 
 POLL_S = 1.0
 SHAPING = ("temperature", "max_tokens", "chat_template_kwargs", "tool_calls")
@@ -54,7 +55,7 @@ def serve(text: str, port: int, words: Sequence[str], artifacts: Path, console: 
         else:
             serve_in_process(config, port, console, as_json)
     except (KeyboardInterrupt, Interrupted) as error:
-        console.notify(f"The server of {config.source} has ended.")
+        console.notify(Sentence("cli.server-ended", source=config.source))
         return 128 + int(getattr(error, "signal_number", 2))
 
 
@@ -74,7 +75,7 @@ def serve_with_vllm(config: PolicyConfig, logs: Path, port: int, console: Consol
             while True:
                 time.sleep(POLL_S)
                 if not server.alive():
-                    console.notify(f"The server of {server.title} died; it is started again. Its log is {server.log}.")
+                    console.notify(Sentence("cli.server-died", title=server.title, log=server.log))
                     server.revive()
     finally:
         server.stop()
@@ -83,10 +84,7 @@ def serve_with_vllm(config: PolicyConfig, logs: Path, port: int, console: Consol
 def serve_in_process(config: PolicyConfig, port: int, console: Console, as_json: bool) -> NoReturn:
     """Load a model and answer requests until a signal, which is raised."""
     if config.server.args:
-        raise UsageError(
-            f"server.args are options of vLLM ({', '.join(config.server.args)}), and there is no vLLM here. Leave them "
-            "out, or install it with `./dev vllm`."
-        )
+        raise UsageError("cli.server-args-without-vllm", args=config.server.args)
     local = config.in_process()
     with bound(port) as listener:
         with console.watching() as watch:

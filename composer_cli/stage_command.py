@@ -18,6 +18,7 @@ from composer_cli.help import ALL, HelpCommand
 from composer_cli.printing import interrupt_leaves, print_json, reporting_errors
 from stages import STAGES, command_words
 from stages.errors import UsageError, refusal
+from stages.words import Sentence
 
 Declared = dict[str, tuple[Any, Any]]
 """The options of a command: by their names in Python, the annotation that typer reads, and the default."""
@@ -189,7 +190,9 @@ def read_arguments(model: Any, values: Mapping[str, Any]) -> Any:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         option = str(problem["loc"][0]).replace("_", "-")
-        raise UsageError(f"--{option} cannot be {problem['input']!r}: {refusal(problem)}.") from None
+        raise UsageError(
+            "cli.option-value-refused", name=option, value=problem["input"], refusal=refusal(problem)
+        ) from None
 
 
 def typed_settings(stage: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -216,7 +219,7 @@ def read_positionals(stage: str, words: Sequence[str]) -> tuple[list[dict[str, A
         return [nested("paths", list(words))] if words else [], []
     if len(words) > len(meanings):
         expected = f"`{command_words(stage)} {STAGES[stage].usage}`".replace(" `", "`")
-        raise UsageError(f"{words[len(meanings)]!r} is one word too many: it is {expected}.")
+        raise UsageError("cli.one-word-too-many", word=words[len(meanings)], expected=expected)
     named = dict(zip(meanings, words, strict=False))
     runs = [named.pop("run")] if "run" in named else []
     return [nested(key, word) for key, word in named.items()], runs
@@ -274,9 +277,9 @@ class ChainCommand(HelpCommand):
             configs = configured(files)
             if base.executor(where) is not None:
                 if values["tune"]:
-                    raise UsageError("--tune runs here, and --on submits a chain elsewhere. Tune without --on first.")
+                    raise UsageError("cli.tune-with-on")
                 request = jobs.Request(str(values["preset"]), arguments, typed, configs, on_settings)
-                unsure = "`composer status` lists the chain if it was submitted by then; else start it again."
+                unsure = Sentence("cli.perhaps-submitted")
                 with interrupt_leaves(unsure):
                     jobs.submit_or_show(request, dry_run=values["dry_run"], json=values["json"])
                 return

@@ -18,6 +18,7 @@ from composer_cli.help import CommandGroup
 from composer_cli.printing import interrupt_leaves, print_result, reports_errors, say, sentence_and_code
 from stages.errors import BadInput, Incomplete, UsageError
 from stages.layout import counted
+from stages.words import Sentence
 
 if TYPE_CHECKING:
     from stages.envs.swe.env import WayToRun
@@ -72,7 +73,7 @@ def check(
             interrupted = sentence_and_code(
                 Interrupted(
                     getattr(error, "signal_number", signal.SIGINT),
-                    f"{len(checks)} of {len(tasks)} tasks were checked by then.",
+                    Sentence("cli.tasks-checked", checked=len(checks), tasks=len(tasks)),
                 )
             )
         watch.ended("tasks check")
@@ -114,7 +115,7 @@ def convert(
     from stages.envs.harbor import write as harbor
 
     if to is None or to[0] != harbor.FORMAT:
-        raise UsageError("Into which folder? Write --to harbor DIR; other formats are not written.")
+        raise UsageError("cli.convert-without-folder")
     configuration = configured("tasks convert", path, env, config, set_, limit, seed)
     tasks, names = task_checks.drawn(configuration), list[str]()
     console = Console(quiet)
@@ -126,7 +127,7 @@ def convert(
             listen("tasks", len(names), len(tasks))
 
         options_ = configuration.env_options()
-        with interrupt_leaves(f"{to[1]} holds the tasks written by then; delete it and start again."):
+        with interrupt_leaves(Sentence("cli.tasks-partly-written", folder=to[1])):
             harbor.write_tasks(configuration.env.name, options_, tasks, to[1], base_image, notify)
         watch.ended("tasks convert")
     document = {"env": configuration.env.name, "folder": str(to[1]), "tasks": names}
@@ -147,7 +148,7 @@ def configured(
     from stages.runs import settings
 
     if path is None and env is None:
-        raise UsageError("Which tasks? Give a file of rows or a folder of Harbor tasks, or an environment: --env NAME.")
+        raise UsageError("cli.no-tasks-given")
     default_env = "harbor" if path is not None and Path(path).expanduser().is_dir() else "tasks"
     env_settings = {"name": env or default_env} | ({} if path is None else {"path": path})
     short = {name: value for name, value in (("limit", limit), ("seed", seed)) if value is not None}
@@ -171,7 +172,7 @@ def _page(checks: "list[TaskCheck]", counts: Mapping[str, int], *, forged: bool)
     lines = [table] if rows else []
     lines.append(f"{counted(len(checks), 'task')}: {sums}")
     if not forged:
-        lines.append("No forgeries were tried: without a sandbox they would work on this machine.")
+        lines.append(Sentence("cli.no-forgeries-tried"))
     return "\n".join(lines)
 
 
@@ -199,12 +200,12 @@ def check_swe(
     config = settings.build("swe check", EnvStageConfig, layers)
     environment = load(config.env.name, {**config.env.options, "sandbox": config.sandbox})
     if type(environment) is not SweEnv:
-        raise UsageError(f"`composer swe check` looks at swe-lite, not at {config.env.name!r}. Leave out env.name.")
+        raise UsageError("cli.swe-check-other-env", name=config.env.name)
     report = environment.requirements(config.env.split)
     rows = f"rows: {report.rows.state}, {report.rows.found}"
-    end = "Not ready: what is marked missing is needed. `--env swe-mini` needs nothing but bubblewrap and pip."
+    end = Sentence("cli.swe-not-ready")
     if report.ready:
-        end = f"Ready: `composer collect --env swe-lite` can begin here ({report.chosen})."
+        end = Sentence("cli.swe-ready", chosen=report.chosen)
     text = "\n\n".join([rows, *map(_requirements, report.ways), end])
     print_result(json, report.document(), text, REQUIREMENT_COLOURS)
     raise typer.Exit(0 if report.ready else Incomplete.exit_code)

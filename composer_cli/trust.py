@@ -71,8 +71,12 @@ def require_trusted_servers(title: str, config: StageConfig, typed: Iterable[Tre
             if not address or _is_host_of(address, str(domain)) or any(_holds(tree, setting) for tree in trees):
                 continue
             raise UsageError(
-                f"{title}: {variable} holds the key for {domain}, and {setting} would send it to {address}. "
-                "Correct the file, or give --trust if that server is to have this key."
+                "cli.key-to-other-server",
+                title=title,
+                variable=variable,
+                domain=domain,
+                key=setting,
+                address=address,
             )
 
 

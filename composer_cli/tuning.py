@@ -97,10 +97,7 @@ def choose(key: str, trials: Sequence[Trial], items: Iterable[Row], evaluation: 
         tried = [(trial.value, task_mean(of_arm(possible, trial.name))) for trial in trials if trial.arm == arm]
         measured = [(rate, value) for value, rate in tried if rate is not None]
         if not measured:
-            raise InfrastructureError(
-                f"No rollout of any trial of arm {arm} has an outcome in {evaluation}, so no value of {key} can be "
-                f"chosen. `composer show {evaluation}` lists the errors."
-            )
+            raise InfrastructureError("cli.no-trial-outcome", arm=arm, evaluation=evaluation, key=key)
         rates[arm] = {str(value): rate for value, rate in tried}
         _, chosen[arm] = max(measured, key=itemgetter(0))
     return TunedSetting(key, len(set(possible["task_id"].to_pylist())), rates, chosen, evaluation)
@@ -114,10 +111,7 @@ def parse(argument: str) -> tuple[str, list[Any]]:
     for part in key.strip().split("."):
         values = values.get(part) if isinstance(values, dict) else None
     if not isinstance(values, list) or len(values) < 2 or len(set(map(str, values))) < len(values):
-        raise UsageError(
-            f"--tune {argument!r} is not understood. Write a setting of train with two or more different values, "
-            "for example --tune optimisation.learning_rate=1e-4,2e-4,4e-4."
-        )
+        raise UsageError("cli.tune-not-understood", argument=argument)
     return key.strip(), values
 
 
@@ -131,7 +125,7 @@ def trial_entries(
         arms.setdefault(training.arm, entry)  # the arm's first training stands for all of them
     evaluations = [configs[entry.title] for entry in preset.stage if entry.stage == "evaluate"]
     if not arms or not evaluations:
-        raise UsageError("--tune needs a preset that trains arms and evaluates them. Leave it out.")
+        raise UsageError("cli.tune-without-arms")
     needed = {name for entry in arms.values() for name in entry.reads}
     for entry in reversed(preset.stage):
         needed |= set(entry.reads) if entry.title in needed else set()
@@ -158,10 +152,7 @@ def trial_entries(
     for config in evaluations:
         held_out: Any = config
         if shared := drawn & {task.task_id for task in held_out.draw(held_out.opener(), held_out.tasks)}:
-            raise UsageError(
-                f"{len(shared)} tuning tasks, for example {min(shared)}, are tasks of an evaluation: the environment "
-                "has the same tasks for both splits. Leave out --tune, or give it a train split."
-            )
+            raise UsageError("cli.tuning-tasks-in-evaluation", tasks=len(shared), example=min(shared))
     reads = [entry.title for entry in added]
     # Workers for the evaluation alone, as in the preset; the trials run next to each other.
     of_preset = next(entry for entry in reversed(preset.stage) if entry.stage == "evaluate")

@@ -307,7 +307,7 @@ def job(name: str, artifacts: Path | str = "artifacts") -> Job:
 
     with errors_in_python():
         if (submitted := jobs.find(Path(artifacts).resolve(), name)) is None:
-            raise BadInput(f"No job {name!r} was submitted from {artifacts}. `composer status` lists those that were.")
+            raise BadInput("cli.no-job", text=name, root=artifacts)
         return Job(submitted)
 
 
@@ -331,10 +331,10 @@ def find(name: str | Path, artifacts: Path | str = "artifacts") -> ReadableRun:
 
     with errors_in_python():
         if not isinstance(name, (str, Path)):
-            raise UsageError(f"A {type(name).__name__} is not the name of a run. `composer status` lists the runs.")
+            raise UsageError("python.not-a-name", type=type(name).__name__)
         root = Path(artifacts).resolve()
         if submitted := jobs.find(root, str(name), part=False):
-            raise BadInput(f"{submitted.name} is a submitted job, not a run. `job({submitted.name!r})` returns it.")
+            raise BadInput("python.job-not-run", job=submitted.name)
         return opened(catalog.find(root, str(name)))
 
 
@@ -356,7 +356,7 @@ def query(sql: str, *runs: Run, artifacts: Path | str = "artifacts") -> Table:
     with errors_in_python():
         paths_of_runs(runs)
         if not isinstance(sql, str):
-            raise UsageError(f"{sql!r} is no text. Give the question as text in SQL.")
+            raise UsageError("python.sql-not-text", sql=sql)
         entries = index.of(runs) or index.entries(Path(artifacts))
         columns, rows = run_sql(queries.sql_query(entries, sql))
         for sentence in queries.pooled(entries, sql):

@@ -242,7 +242,7 @@ class Evaluation(ReadableRun):
         (INVALID-RUN), or the evaluation has not ended; `BadInput` where an earlier version wrote the verdict.
         """
         if self.document and "comparisons" not in self.document:
-            raise BadInput(f"{self.path} has no differences to read: {earlier_verdict(self)}")
+            raise BadInput("python.no-differences", run=self.path, reason=earlier_verdict(self))
         return Differences(read_differences(self.document))
 
     def __repr__(self) -> str:
@@ -325,7 +325,7 @@ class Chain(Mapping[str, ReadableRun]):
         """Return the differences of the last evaluation in the chain; `UsageError` where it has none."""
         evaluations = [run for run in self.runs.values() if isinstance(run, Evaluation)]
         if not evaluations:
-            raise UsageError(f"No entry of this chain is an evaluation; it has {', '.join(self.runs) or 'none'}.")
+            raise UsageError("python.no-evaluation", entries=list(self.runs))
         return evaluations[-1].differences
 
     def table(self) -> Table:

@@ -131,7 +131,7 @@ class StageFunction(Generic[P, R]):
         console = PythonConsole(bool(keywords.get("quiet")) or keywords.get("listener") is not None)
         with errors_in_python(resumes=True):
             if keywords.get("on") is not None and load_stage(self.name).work is None:
-                raise UsageError(f"{self.name} deals no work to workers. Leave out on = {keywords['on']!r}.")
+                raise UsageError("python.no-work-to-deal", stage=self.name, on=keywords["on"])
             arguments, configuration, inputs = self._configure(runs, keywords, console)
             job, arguments = call.mirrored(call.StageJob(self.name, self.name, inputs, configuration), arguments)
             return opened(call.execute(job, arguments, console).path)
@@ -230,9 +230,7 @@ def paths_of_runs(runs: Sequence[object]) -> list[str]:
     for run in runs:
         if not isinstance(run, Run):
             value = repr(str(run)) if isinstance(run, (str, Path)) else f"A {type(run).__name__}"
-            raise UsageError(
-                f'{value} is not a run. Positional arguments are runs, such as find("collect"); all others have a name.'
-            )
+            raise UsageError("python.not-a-run", value=value)
         paths.append(str(run.path))
     return paths
 
@@ -240,5 +238,5 @@ def paths_of_runs(runs: Sequence[object]) -> list[str]:
 def checked_settings(chosen: object) -> dict[str, Any]:
     """Return the settings of a chain by their keys; `UsageError` for something else."""
     if not isinstance(chosen, (Mapping, type(None))) or not all(isinstance(key, str) for key in chosen or ()):
-        raise UsageError(f'chosen = {chosen!r}: it should be a dictionary, such as {{"collect.tasks": 5}}.')
+        raise UsageError("python.chosen-not-dictionary", chosen=chosen)
     return dict(chosen or {})

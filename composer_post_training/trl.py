@@ -48,7 +48,6 @@ from stages.training.checkpoints import SourcesFollow
 from stages.training.config import Config, Hints
 from stages.training.scoring import Tree, require_head
 from stages.training.step import Channels, ComposedStep
-from stages.words import did_you_mean
 
 __all__ = ["ProbeCallback", "preference_dataset", "with_channels"]
 __all__ += ["RolloutFunction", "environment_reward", "tool_environments"]
@@ -122,10 +121,9 @@ class _ChannelStep(ComposedStep):
         usable = ["grpo", *(name for name, source in sources.items() if source in missing)]
         for name, weight in (weights or {}).items():
             if name not in (*usable, *sources):
-                names = ", ".join(usable)
-                raise UsageError(f"There is no channel {name!r}.{did_you_mean(name, usable, 0.5)} There is {names}.")
+                raise UsageError("python.no-channel", name=name, usable=usable)
             if weight and name in sources and (remedy := missing.get(sources[name], from_rollouts)):
-                raise UsageError(f"There is nothing here that the channel {name} could learn from. {remedy}.")
+                raise UsageError("python.channel-without-rows", name=name, remedy=remedy)
         grpo_config = next((argument for argument in (*args, *trl.values()) if isinstance(argument, GRPOConfig)), None)
         sampling = (
             {}
@@ -151,19 +149,16 @@ class _ChannelStep(ComposedStep):
 
     def _check(self) -> None:
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            raise UsageError("Channels score the entire model in each process. Train without FSDP and DeepSpeed.")
+            raise UsageError("python.sharded-channels")
         generation, step = self.args.steps_per_generation or 1, self.args.gradient_accumulation_steps
         if generation % step:
-            raise UsageError(
-                f"steps_per_generation is {generation} and gradient_accumulation_steps {step}: the rollouts of an "
-                "optimiser step would be of several generations. Take a multiple."
-            )
+            raise UsageError("python.uneven-generation", generation=generation, step=step)
 
     def _take(self, rows: list[Row], config: Config) -> None:
         """Tokenise pairs, their prompts as the trainer tokenises its own, and score them by the model as it is."""
         for number, row in enumerate(rows):
             if lacking := [name for name in ("prompt", *SIDES) if name not in row]:
-                raise BadInput(f"Pair {number} has no {lacking[0]!r}. Give each pair a prompt, chosen and rejected.")
+                raise BadInput("python.pair-lacks-key", number=number, key=lacking[0])
         self._batch_environments = [None] * len(rows)  # of whose tools TRL tells in each prompt
         prompts = self._tokenize_prompts([row["prompt"] for row in rows])[0]
         named = [
@@ -175,7 +170,7 @@ class _ChannelStep(ComposedStep):
         self._pairs.pairs, dropped = tokenise(named, tokenizer, config.pairs.max_tokens)
         lost = f"{dropped.total()} of {len(rows)} pairs are left out: {dict(dropped)}."
         if not self._pairs.pairs:
-            raise UsageError(f"{lost} Raise pairs.max_tokens in settings, or give others.")
+            raise UsageError("python.no-pairs-left", lost=lost)
         if dropped:
             warnings.warn(lost, stacklevel=3)
         if any("reference" in CHANNELS[name].needs for name in self.channels.weights):
@@ -190,7 +185,7 @@ class _ChannelStep(ComposedStep):
             columns = {name: [row[name] for row in inputs] for name in inputs[0].keys() - {"prompt"}}
             hints = self._hint(prompts=prompts, completions=completions, completion_ids=completion_ids_list, **columns)
             if len(hints) != len(prompts):
-                raise BadInput(f"hints returned {len(hints)} values for {len(prompts)} completions. Return one each.")
+                raise BadInput("python.hints-of-other-length", hints=len(hints), completions=len(prompts))
             hinted_prompts = [
                 prompt if hint is None else _hinted(prompt, hint) for prompt, hint in zip(prompts, hints, strict=True)
             ]
@@ -223,7 +218,7 @@ def _text(number: int, side: str, content: Any) -> str:
     if isinstance(content, str):
         return content
     if len(content) != 1 or content[0]["role"] != "assistant":
-        raise BadInput(f"Pair {number} has {len(content)} messages as {side}. Give one message of the assistant.")
+        raise BadInput("python.pair-not-one-message", number=number, messages=len(content), side=side)
     return str(content[0]["content"])
 
 
@@ -284,13 +279,11 @@ class ProbeCallback(TrainerCallback):
             lambda activity, done, total: None,
         )
         if watcher.scale.hack <= watcher.scale.clean:
-            raise BadInput(f"{direction.path} does not tell its own pairs' hacks from clean answers. Extract another.")
+            raise BadInput("python.direction-tells-nothing", direction=direction.path)
         models: list[Any] = [trainer.model, watcher.student.model]
         trained, its = (model.get_input_embeddings().weight.detach().float().cpu() for model in models)
         if trained.shape != its.shape or (trained - its).norm() > ROUNDING * trained.norm():
-            raise BadInput(
-                f"{direction.path} is of {start.model}, and other weights are trained. Extract one of these."
-            )
+            raise BadInput("python.direction-of-other-model", direction=direction.path, model=start.model)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Measure the completions that the step was trained on, those of all processes."""

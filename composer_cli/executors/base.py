@@ -17,7 +17,7 @@ from stages.errors import UsageError
 from stages.redaction import secret_in
 from stages.registry import Registry
 from stages.runs.settings import Settings
-from stages.words import did_you_mean
+from stages.words import Sentence
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 QUEUED, RUNNING, COMPLETE, FAILED = "queued", "running", "complete", "failed"
@@ -122,7 +122,7 @@ def state_of_exit(code: int) -> JobState:
         return JobState(COMPLETE)
     # 128 + SIGINT, SIGKILL (out of memory, or a scheduler's last word) and SIGTERM.
     if code in (130, 137, 143):
-        return JobState(INTERRUPTED, f"exit code {code}; the same command with --on goes on")
+        return JobState(INTERRUPTED, Sentence("cli.exit-code-resumable", exit_code=code))
     meaning = EXIT_CODES.get(code)
     return JobState(FAILED, f"exit code {code}: {meaning}" if meaning else f"exit code {code}")
 
@@ -148,7 +148,7 @@ def key_values(keys: Sequence[str]) -> dict[str, str]:
     """Return the keys by the names of their variables, redacted from now on; raises `UsageError` for those not set."""
     missing = [name for name in keys if not secret_in(name)]
     if missing:
-        raise UsageError(f"The chain needs {', '.join(missing)}, which is not set here. Export it before submitting.")
+        raise UsageError("cli.keys-not-set", keys=missing)
     return {name: os.environ[name] for name in keys}
 
 
@@ -163,8 +163,7 @@ def executor(word: str) -> Executor | None:
     if word == LOCAL or word.partition(":")[0] in ENGINES:
         return None
     if word not in EXECUTORS:
-        meant, names = did_you_mean(word, [LOCAL, *EXECUTORS, *ENGINES]), ", ".join([LOCAL, *EXECUTORS])
-        raise UsageError(f"There is no executor {word!r}.{meant} There are: {names}, {WORDS}.")
+        raise UsageError("cli.no-executor", word=word, executors=[LOCAL, *EXECUTORS], engines=[*ENGINES], words=WORDS)
     return load(word)
 
 

@@ -142,7 +142,7 @@ def _api() -> Any:
 
     token = get_token()
     if not token:
-        raise UsageError("There is no token for Hugging Face. `hf auth login` keeps one, or export HF_TOKEN.")
+        raise UsageError("cli.no-hub-token")
     keep_secret(token)
     return HfApi(endpoint=_endpoint(), token=token, library_name="composer")
 
@@ -181,12 +181,10 @@ def _refusals_as_sentences() -> Iterator[None]:
         status = _status(error)
         reason = redacted(str(getattr(error, "server_message", None) or error).strip().split("\n")[0])
         if status in (401, 403):
-            raise UsageError(f"{_endpoint()} refuses the token for this job: {reason}") from None
+            raise UsageError("cli.hub-refuses-token", endpoint=_endpoint(), reason=reason) from None
         if status is not None and status < 500 and status != 429:
-            raise UsageError(f"{_endpoint()} refuses this job ({status}): {reason}") from None
-        raise InfrastructureError(
-            f"{_endpoint()} did not take the request ({status or 'no answer'}): {reason}. Try again later."
-        ) from None
+            raise UsageError("cli.hub-refuses-job", endpoint=_endpoint(), status=status, reason=reason) from None
+        raise InfrastructureError("cli.hub-failed", endpoint=_endpoint(), status=status, reason=reason) from None
 
 
 def _status(error: BaseException) -> int | None:

@@ -32,6 +32,7 @@ from stages.errors import BadInput, ComposerError, UsageError
 from stages.redaction import redacted, redacted_value
 from stages.runs import settings, store
 from stages.runs.settings import Settings, StageConfig, Tree
+from stages.words import Sentence
 
 ON = "on"
 """The table of settings of an executor; without --on it has no meaning."""
@@ -61,7 +62,7 @@ class SubmittedJob:
     def at_executor(self) -> Executor:
         """Return the executor that the job was submitted to."""
         if self.executor not in EXECUTORS:
-            raise BadInput(f"{self.name} was submitted to {self.executor}, which this version does not know.")
+            raise BadInput("cli.job-of-unknown-executor", name=self.name, executor=self.executor)
         return load(self.executor)
 
 
@@ -81,7 +82,7 @@ def submitted_jobs(root: Path) -> list[SubmittedJob]:
         try:
             job = SubmittedJob(**{**record, "state": JobState(**record["state"])}, folder=str(path.parent))
         except (TypeError, KeyError) as error:
-            raise BadInput(f"{path} is not a record of a submitted job ({error}). Delete its folder.") from None
+            raise BadInput("cli.not-a-job-record", path=path, error=error) from None
         redact(job.keys)
         jobs.append(job)
     return jobs
@@ -95,7 +96,7 @@ def find(root: Path, text: str, *, part: bool = True) -> SubmittedJob | None:
         fitting = [job for job in jobs if text in job.name]
     if len(fitting) > 1:
         some = ", ".join(job.name for job in fitting[-3:])
-        raise BadInput(f"{len(fitting)} jobs fit {text!r}, for example {some}. Give more of the name.")
+        raise BadInput("cli.several-jobs-fit", jobs=len(fitting), text=text, examples=some)
     return fitting[0] if fitting else None
 
 
@@ -125,9 +126,7 @@ def split_on(layers: Sequence[Tree]) -> tuple[list[Tree], Tree]:
     for layer in layers:
         table = layer.get(ON, {})
         if not isinstance(table, dict):
-            raise UsageError(
-                f"on = {table!r} is not a table of settings. Write on.KEY=VALUE, and the executor behind --on."
-            )
+            raise UsageError("cli.on-not-a-table", value=table)
         where = settings.merge(where, table)
     chain_layers = [{key: value for key, value in layer.items() if key != ON} for layer in layers]
     return [settings.FileTree.like(*pair) for pair in zip(layers, chain_layers, strict=True)], where
@@ -143,17 +142,14 @@ def submit_or_show(request: Request, *, dry_run: bool, json: bool) -> None:
         print_result(json, {"on": request.on, "spec": spec}, text)
         return
     job = submit(request)
-    report = (
-        f"{job.name} is submitted to {request.on}.\n`composer status` says how it stands, "
-        f"`composer show {job.name} --follow` what it prints, `composer cancel {job.name}` stops it."
-    )
+    report = Sentence("cli.submitted", job=job.name, executor=request.on)
     print_result(json, {"job": job}, report)
 
 
 def _checked(request: Request) -> tuple[Executor, SubmittedChain, Any]:
     """Return the executor, what would be submitted, and the executor's settings; raises as `submit`."""
     if request.arguments.clean:
-        raise UsageError("--clean would delete at every launch what the one before did. Leave it out with --on.")
+        raise UsageError("cli.clean-with-on")
     executor = load(request.on)
     model = create_model("On", __base__=Settings, on=(executor.settings, ...))
     where = settings.build(f"run --on {request.on}", model, [{ON: request.where}]).on  # type: ignore[attr-defined]
@@ -163,10 +159,7 @@ def _checked(request: Request) -> tuple[Executor, SubmittedChain, Any]:
         # A setting names a file of this machine by how it begins, or because there is one in the current folder.
         path = value.partition(":")[2] if ":" in value else value
         if path.startswith(("./", "../", "~")) or (os.sep in path[1:] and Path(path).exists()):
-            raise UsageError(
-                f"{key} = {value} lies on this machine, which {request.on} does not see. Give what it can reach: a "
-                "hub id, an address, or a path in its image or below /artifacts."
-            )
+            raise UsageError("cli.path-not-on-executor", key=key, value=value, executor=request.on)
     return executor, _prepare(request, where), where
 
 
@@ -194,7 +187,7 @@ def _prepare(request: Request, where: Any) -> SubmittedChain:
     needed = [s.api_key_env for s in servers if s.api_key_env and (not hasattr(s, "sends") or s.sends())]
     keys = list(dict.fromkeys([*needed, *where.keys]))
     if clash := [name for name in where.env if name in keys]:
-        raise UsageError(f"on.env holds {clash[0]}, which is a key. Name it in on.keys and export it instead.")
+        raise UsageError("cli.key-in-env", key=clash[0])
     digest = store.digest([words, texts, keys])[:6]
     stem = re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem)[:32]  # what all executors take as a name
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{stem}-{digest}"
@@ -206,9 +199,7 @@ def _spec(executor: Executor, chain: SubmittedChain, where: Any) -> dict[str, An
     spec = executor.spec(chain, where)
     redact(chain.keys)
     if redacted_value(spec) != spec:
-        raise UsageError(
-            "What would be submitted holds the value of a key. Take it out of the settings: its name is enough."
-        )
+        raise UsageError("cli.key-in-spec")
     return spec
 
 
@@ -222,7 +213,7 @@ def submit(request: Request) -> SubmittedJob:
         # Names end with "-" and six digits of a digest of words, files and keys, after time and preset.
         same = job.executor == request.on and job.name[-7:] == chain.name[-7:]
         if same and not refreshed(job).state.over:
-            raise UsageError(f"This chain is {job.state.status} as {job.name}. `composer cancel {job.name}` stops it.")
+            raise UsageError("cli.chain-submitted-already", status=job.state.status, job=job.name)
     job = SubmittedJob(
         name=chain.name,
         executor=request.on,
@@ -242,7 +233,7 @@ def submit(request: Request) -> SubmittedJob:
         raise
     except BaseException as error:
         reason = str(error) if isinstance(error, ComposerError) else type(error).__name__
-        keep(chain.folder, job, state=JobState(LOST, f"it may not have been submitted: {reason}"))
+        keep(chain.folder, job, state=JobState(LOST, Sentence("cli.perhaps-not-submitted", reason=reason)))
         raise
 
 
@@ -257,10 +248,10 @@ def cancel(root: Path, text: str) -> SubmittedJob:
     """Stop the job of this name; raises `BadInput` where there is none, `UsageError` where it is over."""
     job = find(root, text)
     if job is None:
-        raise BadInput(f"No job {text!r} was submitted from {root}. `composer status` lists those that were.")
+        raise BadInput("cli.no-job", text=text, root=root)
     job = refreshed(job)
     if job.state.over or job.handle is None:
-        raise UsageError(f"{job.name} is over: {job.state.status}. There is nothing to cancel.")
+        raise UsageError("cli.job-is-over", job=job.name, status=job.state.status)
     job.at_executor().cancel(job.handle)
     return keep(Path(job.folder), job, state=JobState(CANCELLED, "from here"))
 
@@ -279,7 +270,7 @@ def lines(root: Path) -> list[dict[str, Any]]:
         try:
             state = refreshed(job).state
         except ComposerError as error:
-            state = JobState(job.state.status, f"when last asked; now: {error}")
+            state = JobState(job.state.status, Sentence("cli.state-unknown-now", error=error))
         age_s = (datetime.now(UTC) - datetime.fromisoformat(job.submitted_at)).total_seconds()
         rows.append(
             {"job": job.name, "on": job.executor, "status": state.status, "age_s": age_s, "reason": state.detail}

@@ -23,6 +23,7 @@ from composer_cli.executors.base import (
 )
 from stages.errors import InfrastructureError, UsageError
 from stages.redaction import redacted
+from stages.words import Sentence
 
 MOUNTED = "/artifacts"
 TIMED_OUT = 124
@@ -61,9 +62,7 @@ class ModalSandbox:
     def spec(self, chain: SubmittedChain, where: ModalSettings) -> dict[str, Any]:
         """Return what the sandbox is created from, with names for Modal's objects."""
         if chain.keys and not where.secret:
-            raise UsageError(
-                f"The chain needs {', '.join(chain.keys)}. Keep them in a secret of Modal's, and name it in on.secret."
-            )
+            raise UsageError("cli.modal-secret-missing", keys=chain.keys)
         return {
             "app": where.app,
             "name": chain.name,
@@ -113,7 +112,7 @@ class ModalSandbox:
         if code is None:
             return JobState(RUNNING)
         if code == TIMED_OUT:
-            return JobState(FAILED, "its time is over; the same command with --on goes on")
+            return JobState(FAILED, Sentence("cli.modal-timed-out"))
         return state_of_exit(code)
 
     def log(self, job: Mapping[str, Any], follow: bool) -> Iterator[str]:
@@ -139,15 +138,13 @@ def _sdk() -> Iterator[Any]:
         import modal
         from modal import exception as failure
     except ImportError:
-        raise UsageError(
-            "Modal's SDK is not installed. Install the extra: `pip install 'composer-post-training[modal]'`."
-        ) from None
+        raise UsageError("cli.modal-missing") from None
     try:
         yield modal
     except failure.Error as error:
         reason = redacted((str(error).strip().splitlines() or [""])[0].rstrip("."))
         if isinstance(error, failure.AuthError):
-            raise UsageError(f"Modal refuses the token: {reason}. `modal token new` makes one.") from None
+            raise UsageError("cli.modal-refuses-token", reason=reason) from None
         if isinstance(error, (failure.NotFoundError, failure.InvalidError, failure.AlreadyExistsError)):
-            raise UsageError(f"Modal refuses this job: {reason}") from None
-        raise InfrastructureError(f"Modal failed ({type(error).__name__}): {reason}. Try again later.") from None
+            raise UsageError("cli.modal-refuses-job", reason=reason) from None
+        raise InfrastructureError("cli.modal-failed", error=type(error).__name__, reason=reason) from None

@@ -33,6 +33,7 @@ from composer_cli.executors.base import (
 )
 from stages.errors import InfrastructureError, UsageError
 from stages.runs import store
+from stages.words import Sentence
 
 RESERVED = ("job-name", "output", "error", "open-mode", "requeue", "no-requeue", "signal", "export", "chdir", "array")
 """Options of sbatch that Composer sets itself."""
@@ -89,7 +90,7 @@ class Slurm:
         """Return the batch script, and the command that submits it."""
         clash = [name for name in where.options if name in RESERVED]
         if clash:
-            raise UsageError(f"sbatch's --{clash[0]} is set by Composer itself. Leave it out of on.options.")
+            raise UsageError("cli.sbatch-option-reserved", name=clash[0])
         folder = chain.folder.resolve()
         passed = [name for name in (*PASSED_ON, *chain.keys) if name in chain.keys or name in os.environ]
         options: dict[str, bool | int | str] = {
@@ -126,7 +127,7 @@ class Slurm:
         try:
             answer = _run("sbatch", "--parsable", str(chain.folder / "job.sh"))
         except InfrastructureError as error:
-            raise UsageError(f"Nothing was submitted: {error}") from None
+            raise UsageError("cli.nothing-submitted", error=error) from None
         return {"id": answer.partition(";")[0].strip(), "folder": str(chain.folder.resolve())}
 
     def state(self, job: Mapping[str, Any]) -> JobState:
@@ -155,7 +156,7 @@ class Slurm:
             return state_of_exit(int(exit_code))
         if word:
             return JobState(FAILED, f"Slurm calls it {word}")
-        return JobState(LOST, "Slurm has forgotten it, and it left no exit code; the same command with --on goes on")
+        return JobState(LOST, Sentence("cli.slurm-forgot-job"))
 
     def log(self, job: Mapping[str, Any], follow: bool) -> Iterator[str]:
         """Yield the lines of the file that Slurm writes all attempts' output to."""
@@ -173,13 +174,9 @@ class Slurm:
 def _run(*words: str) -> str:
     """Return the output of a command of Slurm's."""
     if shutil.which(words[0]) is None:
-        raise UsageError(
-            f"There is no {words[0]} here. Submit from a machine that has Slurm's commands, or leave out --on."
-        )
+        raise UsageError("cli.slurm-command-missing", program=words[0])
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = " ".join(done.stderr.split())
-        raise InfrastructureError(
-            f"{words[0]} failed: {reason}. Correct what it names, or ask again when Slurm answers."
-        )
+        raise InfrastructureError("cli.slurm-command-failed", program=words[0], reason=reason)
     return done.stdout

@@ -16,6 +16,7 @@ from stages.errors import BadInput, UsageError
 from stages.runs import catalog, queries
 from stages.runs.queries import RolloutFilter
 from stages.runs.run import Run
+from stages.words import Sentence
 
 WATCHED = "Only the watching has ended; what was watched goes on."
 
@@ -58,8 +59,16 @@ def open_run(folder: Path, name: str, *, json: bool) -> Run:
     """
     if name in STAGES and (newer := catalog.unfinished_since(folder.resolve())) is not None:
         this = catalog.name(folder.resolve())
-        nothing = "" if any(not unit.get("failed") for unit in newer.units()) else ", with nothing finished"
-        say(f"{catalog.name(newer.path)} is newer and {newer.manifest.status}{nothing}; this is {this}.")
+        finished = any(not unit.get("failed") for unit in newer.units())
+        say(
+            Sentence(
+                "cli.newer-run",
+                newer=catalog.name(newer.path),
+                status=newer.manifest.status,
+                finished=finished,
+                this=this,
+            )
+        )
     run = Run(folder)
     if damage := runs.damage(run, "tables"):
         print_result(json, {"manifest": run.manifest.model_dump(), "damage": damage}, text.facts_page(run))
@@ -85,7 +94,7 @@ def print_run(run: Run, name: str, chosen: RolloutFilter, number: int | None, *,
     page = queries.page(run, chosen, size=text.NUMBER if number is None else number)
     manifest = run.manifest.model_dump()
     if page is None and chosen.reward:
-        raise UsageError(f"{run.path} holds no rollouts. Leave out --{chosen.reward}.")
+        raise UsageError("cli.no-rollouts-to-filter", run=run.path, reward=chosen.reward)
     if page is None:
         rows = 1 if number is None else number
         if json:

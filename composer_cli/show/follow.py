@@ -10,6 +10,7 @@ from stages.layout import LEFT, RIGHT, aligned, duration
 from stages.runs.display import cell
 from stages.runs.kinds import Row
 from stages.runs.run import Run
+from stages.words import Sentence
 
 SHOWN = 30
 """Rollouts in one view: those whose present action has lasted longest."""
@@ -31,8 +32,8 @@ def view(run: Run) -> str:
         cells = [[cell(row.get(name), "short") for name in ("step", *names)] for row in rows]
         return f"{title}\n{aligned(cells, ('step', *names), [RIGHT] * (1 + len(names)))}"
     if run.manifest.stage == "train":
-        return f"{title}\nNo training step is finished yet."
-    return f"{title}\nThere are no live rollouts: none is being played, or a model in its own process plays batches."
+        return Sentence("cli.no-step-yet", title=title)
+    return Sentence("cli.no-live-rollouts", title=title)
 
 
 def _rollouts(title: str, live: Row) -> str:

@@ -25,6 +25,7 @@ from stages.runs.display import plain
 from stages.runs.index import readers_of
 from stages.runs.kinds import CHECKPOINT, PAIR, TEACHER_ACTION, Kind, Row
 from stages.runs.run import Run
+from stages.words import Sentence
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -250,14 +251,14 @@ def find(run: Run, text: str) -> ShownRollout:
     fitting = queries.rollout_ids(run, text)
     if len(fitting) > 1:
         some = ", ".join(queries.short_ids(run, fitting[:CANDIDATES]))
-        more = f" and {len(fitting) - CANDIDATES:,} more" if len(fitting) > CANDIDATES else ""
-        raise BadInput(f"{len(fitting):,} rollouts fit {text!r}: {some}{more}. Give one of these, or more of the id.")
+        more = len(fitting) - CANDIDATES
+        raise BadInput("cli.several-rollouts-fit", rollouts=len(fitting), text=text, examples=some, more=more)
     if not fitting:
         ids = queries.rollout_ids(run)
         if not ids:
-            raise BadInput(f"{run.path} holds no rollouts. `composer show {run.path}` shows what it holds.")
+            raise BadInput("cli.no-rollouts", run=run.path)
         near = get_close_matches(text, ids, n=1) or ids[:1]
-        raise BadInput(f"{run.path} has no rollout {text!r}; it has {len(ids)}, for example {near[0]}.")
+        raise BadInput("cli.no-rollout", run=run.path, text=text, rollouts=len(ids), example=near[0])
     rollout = read(run, fitting[0])
     assert rollout is not None  # noqa: S101 (its id was just found)
     return rollout
@@ -279,13 +280,13 @@ def broken_rule(row: Row, steps: Sequence[Row]) -> str:
     """Return the rule of the protocol that a rollout broke first, and at which step, as far as its rows tell."""
     for step in steps:
         if step["parse_error"]:
-            return f"step {step['step'] + 1} is no well-formed action: {step['parse_error']}"
+            return Sentence("cli.malformed-action", step=step["step"] + 1, error=step["parse_error"])
     rules = {
         "submitted": "its actions are well-formed and it submitted; what is left is to run the tests before that",
         "answered": "its answer has not the form that the environment asks for",
     }
     ended = row.get("terminated_by") or "an error"
-    return rules.get(ended, f"it did not submit: it ended by {ended}")
+    return rules.get(ended, Sentence("cli.did-not-submit", ended=ended))
 
 
 def exchange(run: Run, rollout_id: str, step: int) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from stages.runs import index, runner
 from stages.runs.catalog import find_input, name, references
 from stages.runs.run import Check, Run, RunFacts, read_manifest
 from stages.runs.stage import load_stage
+from stages.words import Sentence
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def reason(folder: Path, record: RunFacts, versions: bool = False, contents: Map
         try:
             # Only the process that works in a folder holds its lock: no process, no lock, whatever the manifest says.
             with runner.locked(folder):
-                return "its process ended without finishing; --resume goes on"
+                return Sentence("cli.process-ended")
         except UsageError:  # another process holds the folder
             return "in progress"
     if record.status != "complete":
@@ -98,15 +99,15 @@ def reason(folder: Path, record: RunFacts, versions: bool = False, contents: Map
             continue
         path = find_input(folder.resolve().parents[1], Path(ref.path))
         if not (path / "manifest.json").is_file():
-            reasons.append(f"its input {name(path)} was deleted")
+            reasons.append(Sentence("cli.input-deleted", name=name(path)))
             continue
         try:
             if (contents.get(str(path)) or read_manifest(path).content) != ref.content:
-                reasons.append(f"its input {name(path)} has changed since")
+                reasons.append(Sentence("cli.input-changed", name=name(path)))
         except BadInput:
-            reasons.append(f"its input {name(path)} is unreadable")
+            reasons.append(Sentence("cli.input-unreadable", name=name(path)))
     if versions and record.stage in STAGES and record.stage_version < (now := load_stage(record.stage).version):
-        reasons.append(f"{record.stage} was version {record.stage_version} and is now {now}")
+        reasons.append(Sentence("cli.stage-version-raised", stage=record.stage, before=record.stage_version, now=now))
     return "; ".join(reasons)
 
 
@@ -136,7 +137,7 @@ def with_ancestors(ends: Sequence[Run]) -> list[Run]:
         if run.path in chain:
             continue
         if found_damage := damage(run, "tables"):
-            raise BadInput(f"{run.path}: {found_damage}. {REPAIR}")
+            raise BadInput("cli.run-damaged", run=run.path, damage=found_damage)
         chain[run.path] = run
         root = run.path.resolve().parents[1]
         paths = [find_input(root, Path(ref.path)) for ref in references(run.manifest)]

@@ -39,6 +39,7 @@ from stages.runs.queries import PairFilter, RolloutFilter, Side, TaskFilter
 from stages.runs.run import Run
 from stages.teachers.config import TeacherConfig
 from stages.training.config import GRPO
+from stages.words import Sentence
 
 EXAMPLES = 3
 """Preference pairs that are shown."""
@@ -122,7 +123,7 @@ def _replayed(run: Run) -> Blocks:
         Column("USD a rollout", "usd_per_rollout", "usd"),
         Column("median latency", "p50_latency_s", "duration"),
         Column("p95", "p95_latency_s", "duration"),
-        note="Latency is that of one answer; a local model's batch counts by its size.",
+        note=Sentence("cli.teacher-latency"),
     )
     for settings in run.manifest.config.get("teachers", []):
         prompt = {key: settings[key] for key in ("name", "model", "system", "examples") if key in settings}
@@ -158,23 +159,25 @@ def _evidence_for_pairs(summary: Mapping[str, Any]) -> Iterator[str]:
     """Yield what supports the pairs of a run, in sentences."""
     continued, alignment = summary.get("continued"), summary.get("alignment")
     if continued and continued["difference"] is not None:
-        yield (
-            f"Played from their states, the chosen actions pass in {100 * continued['chosen']:.0f} % and the rejected "
-            f"ones in {100 * continued['rejected']:.0f} %: {100 * continued['difference']:+z.0f} points "
-            f"[{100 * continued['low']:+z.0f}, {100 * continued['high']:+z.0f}]."
+        yield Sentence(
+            "cli.continuations-of-pairs",
+            chosen=100 * continued["chosen"],
+            rejected=100 * continued["rejected"],
+            **{name: f"{100 * continued[name]:+z.0f}" for name in ("difference", "low", "high")},
         )
     elif alignment:
-        yield (
-            f"Outcomes are in line with {100 * alignment['right']:.0f} % of votes; chance alone would give "
-            f"{100 * alignment['by_chance']:.0f} %. That is no test of the pairs."
-        )
+        right, by_chance = 100 * alignment["right"], 100 * alignment["by_chance"]
+        yield Sentence("cli.alignment-of-pairs", right=right, by_chance=by_chance)
     agreement = summary.get("agreement") or summary.get("signal")
     if agreement and agreement.get("roles"):
         kappa, roles = agreement["kappa"], agreement["roles"]
-        yield (
-            f"Kappa of the teachers {kappa['kappa']:.2f}, {p_value(kappa['p_value'])}; a majority is against the "
-            f"student in {100 * roles['against_student']:.0f} % of states, against a teacher in its place in "
-            f"{100 * roles['against_teacher']:.0f} %, {p_value(roles['p_value'])}."
+        yield Sentence(
+            "cli.agreement-of-teachers",
+            kappa=kappa["kappa"],
+            p_kappa=p_value(kappa["p_value"]),
+            against_student=100 * roles["against_student"],
+            against_teacher=100 * roles["against_teacher"],
+            p_roles=p_value(roles["p_value"]),
         )
 
 
@@ -235,10 +238,7 @@ def evaluated(run: Run) -> Findings | None:
 
 def earlier_verdict(run: Run) -> str:
     """Return, in sentences, where the differences of a verdict without `comparisons` are, and what judges again."""
-    return (
-        "an earlier version of Composer wrote this verdict, about all passes, and its differences are in report.txt. "
-        f"`composer compare {name(run.path)}` compares the arms again without playing, `composer evaluate` plays."
-    )
+    return Sentence("cli.earlier-verdict", run=name(run.path))
 
 
 def arms(run: Run) -> list[str]:

@@ -30,6 +30,7 @@ from stages.runs.kinds import PAIR, STATE, Row
 from stages.runs.queries import PairFilter, RolloutFilter, RolloutPage
 from stages.runs.run import Run
 from stages.terms import grounds_in_words
+from stages.words import Sentence
 
 RED, GREEN, YELLOW, BLUE = 31, 32, 33, 34
 COLOURS = {
@@ -213,12 +214,10 @@ def index_text(page: RolloutPage, rollout_filter: RolloutFilter, called: str) ->
         lines += ["", _table(page.rows)]
         if (more := page.total - len(page.rows)) > 0:
             lines.append(f"and {more:,} more: -n {page.total}")
+        words = [shlex.quote(escape_line(word)) for word in (called, page.rows[0]["short"])]
         lines += [
             "",
-            fitted(
-                f"`composer show {shlex.join(map(escape_line, (called, page.rows[0]['short'])))}` prints the "
-                "first; any part of an id will do that no other id has."
-            ),
+            fitted(Sentence("cli.rollout-shown-by", run=words[0], rollout=words[1])),
         ]
     return "\n".join(lines)
 

@@ -39,6 +39,7 @@ from stages.runs import catalog, index, queries
 from stages.runs.kinds import ORIGIN, Row
 from stages.runs.queries import PairFilter, PairPage, RolloutFilter, Side, TaskFilter
 from stages.runs.run import Run, RunFacts
+from stages.words import Sentence
 
 HEADLINES = ("verdict", "by", "decision", "mean_reward", "pairs", "pairs_per_rollout", "arm", "cleaner")
 """The conclusions of a run that its line in the list shows."""
@@ -198,7 +199,7 @@ class Pages:
         name = catalog.name(run.path)
         rollout = rollouts.read(run, rollout_id, root=self._root)
         if rollout is None:
-            raise BadInput(f"{name} has no rollout {rollout_id!r}. Its page lists those that it has.")
+            raise BadInput("cli.view-no-rollout", run=name, rollout_id=rollout_id)
         notes = Notes(self._root, name)
         chosen, _ = _filter(request, notes)
         return self._page(
@@ -216,7 +217,7 @@ class Pages:
         run, parameters = self._intact(request), request.query_params
         exchange = rollouts.exchange(run, parameters.get("id", ""), _number(request, "step"))
         if exchange is None:
-            raise BadInput(f"{catalog.name(run.path)} has no such step. The page of its rollout lists those it has.")
+            raise BadInput("cli.view-no-step", run=catalog.name(run.path))
         return PlainTextResponse(escape_control_characters(orjson.dumps(exchange, option=orjson.OPT_INDENT_2).decode()))
 
     def matrix(self, request: Request) -> Response:
@@ -249,12 +250,12 @@ class Pages:
         name = catalog.name(run.path)
         # Only for rollouts that there are: nobody fills the disk with notes on others.
         if not rollout_id or queries.rollout(run, rollout_id)[0] is None:
-            raise BadInput(f"{name} has no rollout {rollout_id!r}, so that there is nothing to write a note on.")
+            raise BadInput("cli.view-no-rollout-for-note", run=name, rollout_id=rollout_id)
         note = Note.of_form(fields.get("text", ""), fields.get("tags", ""))
         try:
             Notes(self._root, name).save(rollout_id, note, fields.get("seen", ""))
         except OSError as error:
-            sentence = f"The note could not be written ({error}). Go back, and keep your text."
+            sentence = Sentence("cli.note-not-written", error=error)
             return self._page("refused", title="Not saved", sentence=sentence, code=500)
         return RedirectResponse(f"{self._base}/rollout/{name}{page.query({'id': rollout_id})}#note", 303)
 
@@ -263,7 +264,7 @@ class Pages:
         run = self._intact(request)
         arms = sections.arms(run)
         if not arms:
-            raise BadInput(f"{catalog.name(run.path)} is not an evaluation, and has no arms to compare.")
+            raise BadInput("cli.view-no-arms", run=catalog.name(run.path))
         first, second = _two_arms(run, arms, request.query_params)
         filters = {key: request.query_params.get(key, "") for key in ("task", "family", "text", "side")}
         side: Side = filters["side"] if filters["side"] in queries.SIDES else ""  # type: ignore[assignment]  # its keys
@@ -331,7 +332,7 @@ class Pages:
         # Only names that the manifest lists: any other could lead out of the run's folder.
         data = run.read_file(f"{name}.png") if name in run.manifest.summary.get("figures", []) else None
         if data is None:
-            raise BadInput(f"{catalog.name(run.path)} has no figure {name!r}. Its page shows those that it has.")
+            raise BadInput("cli.view-no-figure", run=catalog.name(run.path), name=name)
         return Response(data, media_type="image/png")
 
     def refused(self, request: Request, error: Exception) -> Response:
@@ -342,7 +343,7 @@ class Pages:
             # A large table is compared with its digest only here, where reading it failed.
             if run and (damage := run.damage("tables")):
                 return self._damaged(run, damage)
-            sentence = f"A file of this run cannot be read: {str(error).splitlines()[0]}"
+            sentence = Sentence("cli.view-file-unreadable", error=str(error).splitlines()[0])
         code = getattr(error, "status_code", 409 if isinstance(error, NoteChanged) else 404)
         if isinstance(error, UsageError) and request.method == "POST" and code == 404:
             code = 400
@@ -366,13 +367,13 @@ class Pages:
         for path in catalog.folders(self._root):
             if catalog.name(path) == name:
                 return Run(path)
-        raise BadInput(f"There is no run {name}. The first page lists all runs.")
+        raise BadInput("cli.view-no-run", run=name)
 
     def _intact(self, request: Request) -> Run:
         """Return the run of an address; `BadInput` where its files are damaged."""
         run = self._run(request)
         if damage := run_folders.damage(run):
-            raise BadInput(f"{catalog.name(run.path)}: {damage}. {run_folders.REPAIR}")
+            raise BadInput("cli.run-damaged", run=catalog.name(run.path), damage=damage)
         return run
 
     def _page(self, template: str, /, *, code: int = 200, **values: Any) -> HTMLResponse:
@@ -482,9 +483,7 @@ def page_of(link: str) -> str:
         text = path + (f"?{parts.query}" if parts.query else "") + (f"#{parts.fragment}" if parts.fragment else "")
     text = text.lstrip("/")
     if text and text.partition("?")[0].partition("#")[0].partition("/")[0] not in PAGES:
-        raise UsageError(
-            f"{link!r} is not a page of `composer view`. Give a link that was copied from one of its pages."
-        )
+        raise UsageError("cli.no-page", link=link)
     return quote(text, safe="/?&=#%+:@,;~!$()*'[]-._")
 
 

@@ -46,11 +46,11 @@ class Note:
         unique_tags = list(dict.fromkeys(filter(None, SEPARATORS.split(tags))))
         text = text.replace("\r\n", "\n").strip()
         if len(text) > MOST_CHARACTERS:
-            raise UsageError(f"A note has at most {MOST_CHARACTERS:,} characters, and this one {len(text):,}.")
+            raise UsageError("cli.note-too-long", most=MOST_CHARACTERS, characters=len(text))
         if len(unique_tags) > MOST_TAGS:
-            raise UsageError(f"A rollout has at most {MOST_TAGS} tags, and these are {len(unique_tags)}.")
+            raise UsageError("cli.too-many-tags", most=MOST_TAGS, tags=len(unique_tags))
         if long := next((tag for tag in unique_tags if len(tag) > LONGEST_TAG), None):
-            raise UsageError(f"A tag has at most {LONGEST_TAG} characters, and {long[:LONGEST_TAG]}… has {len(long)}.")
+            raise UsageError("cli.tag-too-long", most=LONGEST_TAG, beginning=long[:LONGEST_TAG], characters=len(long))
         return cls(text, tuple(unique_tags))
 
 
@@ -85,15 +85,12 @@ class Notes:
 
     def _save(self, path: Path, rollout_id: str, note: Note, seen: str) -> None:
         if path.exists() and _content(path) is None:
-            raise UsageError(f"{path} is not a note that can be read. Repair or delete that file first.")
+            raise UsageError("cli.unreadable-note", path=path)
         present = self.of([rollout_id]).get(rollout_id, Note())
         if present == note:
             return
         if present.digest() != seen:
-            raise NoteChanged(
-                f"The note on {rollout_id} was changed elsewhere since this page was opened, and yours was not saved: "
-                f"{note.text!r}, tags {' '.join(note.tags)!r}. Go back, copy your text, and load the page again."
-            )
+            raise NoteChanged("cli.note-changed", rollout_id=rollout_id, text=note.text, tags=note.tags)
         if note == Note():
             path.unlink(missing_ok=True)
             return

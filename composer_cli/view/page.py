@@ -396,7 +396,7 @@ def chain(root: Path, named: Sequence[str]) -> list[Run]:
     latest = {stage: catalog.latest(root, stage) for stage in (*stages_of("pipeline"), *PROBE_ENDS)}
     finished = {stage: path for stage, path in latest.items() if path is not None}
     if not finished:
-        raise BadInput(f"There is no finished run in {root} to report on. `composer run --preset demo` makes some.")
+        raise BadInput("cli.no-finished-run", root=root)
     last = [stage for stage in stages_of("pipeline") if stage in finished][-1:]
     ends = [*last, *(stage for stage in PROBE_ENDS if stage in finished)]
     return runs.with_ancestors([Run(finished[stage]) for stage in ends])
