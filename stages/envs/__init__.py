@@ -36,7 +36,6 @@ from stages.errors import UsageError
 from stages.messages import Message
 from stages.registry import Registry
 from stages.terms import SAMPLING_UNITS, SamplingUnit
-from stages.words import did_you_mean
 
 __all__ = [
     "ENVIRONMENTS",
@@ -115,7 +114,7 @@ ENVIRONMENTS = Registry[Registered](
 def register(name: str, entry: Registered) -> None:
     """Register an environment under a name; raise UsageError if another environment has the name."""
     if ENVIRONMENTS.setdefault(name, entry) != entry:
-        raise UsageError(f"The name {name!r} is taken by {ENVIRONMENTS[name].environment}. Register another name.")
+        raise UsageError("envs.name-taken", name=name, environment=ENVIRONMENTS[name].environment)
     SAMPLING_UNITS.setdefault(name, lambda: sampling_unit(name))
 
 
@@ -129,8 +128,7 @@ def resolved(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]
     if entry is None or entry.argument is None or not word:
         return name, dict(options)
     if options.get(entry.argument, word) != word:
-        option = f"{entry.argument}={options[entry.argument]!r}"
-        raise UsageError(f"The environment {name!r} has the option {option}, too. Give one of them.")
+        raise UsageError("envs.option-given-twice", name=name, option_=entry.argument, given=options[entry.argument])
     return registered, {**options, entry.argument: word}
 
 
@@ -140,8 +138,7 @@ def load(name: str, options: Mapping[str, Any]) -> Environment:
     factory = _factory(name)
     parameters = list(inspect.signature(factory).parameters)
     if unknown := sorted(set(options) - set(parameters)):
-        meant = did_you_mean(unknown[0], parameters)
-        raise UsageError(f"{name} has no option {unknown[0]!r}; it has {', '.join(parameters) or 'none'}.{meant}")
+        raise UsageError("envs.no-such-option", name=name, option_=unknown[0], options=parameters)
     return factory(**options)
 
 
@@ -190,7 +187,7 @@ def attached(name: str, attachment: Attachment) -> Any:
             ", ".join(sorted(registered for registered, parts in ENVIRONMENTS.items() if getattr(parts, attachment)))
             or "none"
         )
-        raise UsageError(f"The environment {name!r} brings no {attachment} along. Environments that do: {having}.")
+        raise UsageError("envs.no-attachment", name=name, attachment=attachment, having=having)
     return _imported(name, target)
 
 
@@ -198,10 +195,7 @@ def sampling_unit(name: str) -> SamplingUnit:
     """Return what is drawn independently of an environment's tasks; families, as a sample, where it does not say."""
     unit = getattr(_factory(name), "sampling_unit", SamplingUnit())
     if not isinstance(unit, SamplingUnit):
-        raise UsageError(
-            f"The environment {name!r} has a sampling_unit {unit!r}, which is no SamplingUnit of {PUBLIC}. "
-            'Write sampling_unit = SamplingUnit("repository", fixed=True), or leave it out.'
-        )
+        raise UsageError("envs.not-a-sampling-unit", name=name, unit=unit, public=PUBLIC)
     return unit
 
 
@@ -270,23 +264,15 @@ def _factory(name: str) -> Callable[..., Environment]:
     registered, colon, word = name.partition(":")
     if entry is None and (not colon or registered in ENVIRONMENTS):
         if is_task_file(file := word or name):
-            raise UsageError(
-                f"There is no environment {name!r}. Tasks in a file are given with --env tasks --set env.path={file}."
-            )
+            raise UsageError("envs.env-is-a-file", name=name, file=file)
         if foreign_file(name) is None:  # a module of the user's may have the name of an environment
-            raise UsageError(
-                f"There is no environment {name!r}.{did_you_mean(name, ENVIRONMENTS)} There is "
-                f"{', '.join(sorted(ENVIRONMENTS))}, or any class as package.module:Class."
-            )
+            raise UsageError("envs.no-environment", name=name, environments=sorted(ENVIRONMENTS))
     factory: Any = _imported(name, entry.environment if entry else name)
     missing = [method for method in METHODS if not callable(getattr(factory, method, None))]
     is_class = inspect.isclass(factory)
     if missing or not is_class:
         lack = f"lacks the methods {', '.join(missing)}" if is_class else "is no class"
-        raise UsageError(
-            f"{name!r} {lack}, so it is not an environment. Give a class with {', '.join(METHODS)} "
-            f"({PUBLIC}.Environment)."
-        )
+        raise UsageError("envs.not-an-environment", name=name, lack=lack, methods=METHODS, public=PUBLIC)
     constructor: Callable[..., Environment] = factory
     return constructor
 
@@ -301,16 +287,13 @@ def _imported(name: str, target: str) -> Any:
         return getattr(imported, attribute) if colon else imported
     except Exception as error:  # a module of the user may raise anything
         kind = "" if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: "
-        raise UsageError(f"The environment {name!r} could not be imported: {kind}{error}.") from error
+        raise UsageError("envs.import-failed", name=name, kind=kind, error=error) from error
 
 
 def _refuse_standard_library(name: str, module: str) -> None:
     # No environment is there, and importing one of its modules may already act (`antigravity` opens a browser).
     if module.partition(".")[0] in sys.stdlib_module_names:
-        raise UsageError(
-            f"{name!r} is of Python's standard library, which holds no environments."
-            f"{did_you_mean(module, ENVIRONMENTS)} Give a class of yours, in a module of another name."
-        )
+        raise UsageError("envs.standard-library", name=name, module=module, environments=sorted(ENVIRONMENTS))
 
 
 def _search_current_folder() -> None:

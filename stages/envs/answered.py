@@ -7,7 +7,6 @@ from typing import Any
 
 from stages.envs.base import Grade, Observation, Split, Task
 from stages.envs.task_table import TooManyTasks
-from stages.layout import counted
 from stages.messages import Message
 from stages.terms import Ground
 
@@ -70,9 +69,7 @@ class AnsweredEnv(ABC):
         questions = self.questions(split, count, seed)
         if count > len(questions):
             raise TooManyTasks(
-                f"{self.source} holds {counted(len(questions), 'question')} for {split}, not {count}. "
-                "Ask for fewer tasks.",
-                most=len(questions),
+                "envs.too-many-questions", most=len(questions), source=self.source, split=split, count=count
             )
         return [
             Task(

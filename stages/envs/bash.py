@@ -17,6 +17,7 @@ from typing import Any
 
 from stages.envs.base import Observation, TurnFault
 from stages.sandbox import CommandResult
+from stages.words import Sentence
 
 FENCE = "```"
 SUBMIT = "submit"
@@ -51,12 +52,11 @@ def parse_bash(text: str) -> str:
     """Return the command of the only ```bash block of a message; raise ActionError for none or several."""
     commands = CLOSED.findall(text)
     if OPENED.search(CLOSED.sub("", text)):
-        raise ActionError("The ```bash block does not end with ``` on a line of its own.")
+        raise ActionError(Sentence("envs.bash-block-unclosed"))
     if len(commands) != 1:
-        number = f"{len(commands)} of them" if commands else "none"
-        raise ActionError(f"Expected exactly one ```bash block, found {number}.")
+        raise ActionError(Sentence("envs.bash-blocks", num_blocks=len(commands)))
     if not commands[0].strip():
-        raise ActionError("The ```bash block is empty.")
+        raise ActionError(Sentence("envs.bash-block-empty"))
     return commands[0].strip("\n")
 
 
@@ -174,13 +174,13 @@ def faults(observations: Sequence[Observation]) -> list[TurnFault]:
         if observation.returncode in (None, 0):
             continue
         if missing := NO_COMMAND.search(error):
-            advice = f"there is no command {missing[1]} here."
+            advice = Sentence("envs.no-command", command_=missing[1])
             fault = TurnFault(index, "unknown_command", error, advice)
         elif missing := NO_FILE.search(error):
             name = next(filter(None, missing.groups()), "")
-            fault = TurnFault(index, "wrong_file", error, f"there is no file {name} here.")
+            fault = TurnFault(index, "wrong_file", error, Sentence("envs.no-file", name=name))
         elif last_edit is not None and any(map(runs_tests, observation.commands)):
-            fault = TurnFault(last_edit, "failing_test", error, f"the tests then say: {error.strip()}")
+            fault = TurnFault(last_edit, "failing_test", error, Sentence("envs.failed-tests", error=error.strip()))
         if fault is not None:
             by_turn.setdefault(fault.turn, fault)
     return list(by_turn.values())

@@ -22,6 +22,7 @@ from stages.layout import shortened
 from stages.messages import Message, ToolCall
 from stages.runs import store
 from stages.terms import Ground
+from stages.words import Sentence
 
 COMPOSER = Path(__file__).resolve().parents[1]
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
@@ -60,14 +61,14 @@ def opening(value: Any) -> list[Message]:
         isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
     )
     if not valid or not value:
-        raise WrongValue(f'reset returned {_short(value)}, but a list of {{"role": ..., "content": ...}} is needed')
+        raise WrongValue(Sentence("envs.reset-value", returned=_short(value)))
     return list(value)
 
 
 def observation(value: Any) -> Observation:
     """Check the value of `step`."""
     if not isinstance(value, Observation):
-        raise WrongValue(f"step returned {_short(value)}, but an Observation is needed")
+        raise WrongValue(Sentence("envs.step-value", returned=_short(value)))
     for name, kinds, words in (
         ("content", (str,), "text"),
         ("stop", (str, type(None)), "text or None"),
@@ -76,7 +77,7 @@ def observation(value: Any) -> Observation:
     ):
         if not isinstance(getattr(value, name), kinds):
             raise WrongValue(
-                f"step returned an Observation with {name}={_short(getattr(value, name))}, but {words} is needed"
+                Sentence("envs.observation-value", name=name, returned=_short(getattr(value, name)), kinds=words)
             )
     return value
 
@@ -88,20 +89,20 @@ def grade(value: Any, environment: Environment) -> Grade:
     require is null, and no pass.
     """
     if not isinstance(value, Grade):
-        raise WrongValue(f"grade returned {_short(value)}, but a Grade is needed")
+        raise WrongValue(Sentence("envs.grade-value", returned=_short(value)))
     if not isinstance(value.work, Work):
-        raise WrongValue(f"grade returned work={_short(value.work)}, but a Work is needed")
+        raise WrongValue(Sentence("envs.grade-work", returned=_short(value.work)))
     for name in FLAGS:
         if not isinstance(getattr(value, name), (bool, type(None))):
-            raise WrongValue(f"grade returned {name}={_short(getattr(value, name))}, but True, False or None is needed")
+            raise WrongValue(Sentence("envs.grade-flag", name=name, returned=_short(getattr(value, name))))
     if value.ground not in (None, *get_args(Ground)):
-        raise WrongValue(f'grade returned ground={_short(value.ground)}, but "values", "report" or None is needed')
+        raise WrongValue(Sentence("envs.grade-ground", returned=_short(value.ground)))
     if value.reward is None:
         return value
     reward: Any = value.reward
     # numpy's scalars are Real too. A NaN or an infinity would poison every mean that it enters.
     if isinstance(reward, bool) or not isinstance(reward, Real) or not math.isfinite(float(reward)):
-        raise WrongValue(f"grade returned reward={_short(reward)}, but a finite number or None is needed")
+        raise WrongValue(Sentence("envs.grade-reward", returned=_short(reward)))
     value = replace(value, reward=float(reward))
     ground = value.ground or getattr(environment, "ground", None)
     # A share of the full reward rests on the same report.
@@ -126,10 +127,7 @@ def grades_together(environments: list[Environment]) -> list[Any] | None:
 def tools(environment: Environment) -> tuple[Mapping[str, Any], ...]:
     """Switch the environment to tool calls and return its tools; raise UsageError where it declares none."""
     if not isinstance(environment, TakesCalls):
-        raise UsageError(
-            f"policy.tool_calls is set, but the environment {environment.name} declares no tools. "
-            "Leave it out, so that the policy acts in text."
-        )
+        raise UsageError("envs.no-tools", environment=environment.name)
     environment.use_tools()
     return tuple(environment.tools)
 
@@ -137,25 +135,18 @@ def tools(environment: Environment) -> tuple[Mapping[str, Any], ...]:
 def tasks(value: Any, name: str) -> list[Task]:
     """Check the value of `tasks`; raise UsageError for other types, data that is not JSON, and a repeated id."""
     if not isinstance(value, Sequence) or not all(isinstance(task, Task) for task in value):
-        raise UsageError(f"The environment {name} gave {_short(value)} as tasks, but a list of Task is needed.")
+        raise UsageError("envs.not-a-task-list", name=name, tasks=_short(value))
     seen: set[str] = set()
     for task in value:
         if task.task_id in seen:
-            raise UsageError(
-                f"The environment {name} gave the task {task.task_id!r} twice. Give every task its own id."
-            )
+            raise UsageError("envs.repeated-task", name=name, task_id=task.task_id)
         seen.add(task.task_id)
         try:
             store.encode([task.task_id, task.env, task.split, task.family, task.prompt, dict(task.data)])
         except (TypeError, ValueError) as error:
-            raise UsageError(
-                f"The environment {name} gave a task {task.task_id!r} that JSON cannot hold: {error}."
-            ) from None
+            raise UsageError("envs.task-not-json", name=name, task_id=task.task_id, error=error) from None
         if lost := next(json_text.changed_numbers(task.data), None):
-            raise UsageError(
-                f"The environment {name} gave a task {task.task_id!r} with {lost!r} in its data, which JSON cannot "
-                "hold, so that another number would be read again. Keep it as text, or as json_text.exact returns it."
-            )
+            raise UsageError("envs.task-number-lost", name=name, task_id=task.task_id, number=lost)
     return list(value)
 
 
@@ -184,8 +175,8 @@ def carry_out(environment: Any, text: str) -> Observation:
     """
     calls = messages.read(text).calls
     if not calls:
-        names = " or ".join(tool["name"] for tool in environment.tools)
-        return environment.malformed(f"Expected a call of {names}, found none.")
+        names = [tool["name"] for tool in environment.tools]
+        return environment.malformed(Sentence("envs.no-call", tools=names))
     seen: list[Observation] = []
     for call in calls:
         if seen and seen[-1].stop is not None:
@@ -215,24 +206,24 @@ def checked(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> tuple[str, di
     """
     schema = next((tool["parameters"] for tool in tools if tool["name"] == call.name), None)
     if schema is None:
-        return f"There is no tool {call.name!r}; there is {', '.join(tool['name'] for tool in tools)}.", {}
+        return Sentence("envs.no-such-tool", tool=call.name, tools=[tool["name"] for tool in tools]), {}
     try:
         json_text.require_shallow(call.arguments)
         arguments = orjson.loads(call.arguments)
     except ValueError as error:
-        return f"The arguments of {call.name} are not valid JSON ({error}).", {}
+        return Sentence("envs.arguments-not-json", tool=call.name, error=error), {}
     if not isinstance(arguments, dict):
-        return f"The arguments of {call.name} are no JSON object.", {}
+        return Sentence("envs.arguments-not-an-object", tool=call.name), {}
     properties = schema.get("properties", {})
     if missing := [name for name in schema.get("required", ()) if name not in arguments]:
         return f"{call.name} needs the argument {missing[0]!r}.", {}
     for name, value in arguments.items():
         if name not in properties:
-            return f"{call.name} has no argument {name!r}; it has {', '.join(properties) or 'none'}.", {}
+            return Sentence("envs.no-such-argument", tool=call.name, name=name, arguments=list(properties)), {}
         kinds = KINDS.get(properties[name].get("type", ""))
         # bool is a subclass of int in Python, but no number in JSON schema.
         if kinds and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
-            return f"The argument {name!r} of {call.name} has to be of type {properties[name]['type']}.", {}
+            return Sentence("envs.argument-type", name=name, tool=call.name, type=properties[name]["type"]), {}
         if "enum" in properties[name] and value not in properties[name]["enum"]:
-            return f"The argument {name!r} of {call.name} has to be one of {properties[name]['enum']}.", {}
+            return Sentence("envs.argument-choice", name=name, tool=call.name, choices=properties[name]["enum"]), {}
     return "", arguments

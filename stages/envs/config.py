@@ -16,6 +16,7 @@ from stages.runs.run import RunWriter
 from stages.runs.settings import Option, Settings, StageConfig, basic_of
 from stages.sandbox import probe
 from stages.terms import Ground
+from stages.words import Sentence
 
 
 class EnvConfig(Settings):
@@ -98,7 +99,7 @@ class EnvStageConfig(StageConfig):
         except (ComposerError, OSError):
             raise
         except Exception as error:
-            raise UsageError(f"The environment {self.env.name!r} cannot be made: {_place(error)}.") from error
+            raise UsageError("envs.env-not-constructed", name=self.env.name, reason=_place(error)) from error
         # One instance is made here, so that a mistake in its options ends the stage before anything is paid for.
         first.close()
         if getattr(first, "sandbox", None) == self.sandbox:
@@ -122,11 +123,11 @@ class EnvStageConfig(StageConfig):
         """
         if self._is_foreign():
             if (path := envs.foreign_file(self.env.name)) is None:
-                raise UsageError(f"The environment {self.env.name!r} could not be imported: there is no such module.")
-            unseen = f"environment {self.env.name}: the run imports {path}; a dry run executes no code but Composer's"
+                raise UsageError("envs.no-module", name=self.env.name)
+            unseen = Sentence("envs.dry-run-imports-nothing", name=self.env.name, path=path)
             return [unseen, *super().check()]
         drawn = self.draw(self.opener(), getattr(self, "tasks", 1))
-        sentence = f"environment {self.env.name}: {len(drawn)} of its {self.env.split} tasks drawn"
+        sentence = Sentence("envs.tasks-drawn", name=self.env.name, num_tasks=len(drawn), split=self.env.split)
         sandbox = f", a command run under {self.sandbox}" if envs.takes(self.env.name, "sandbox") else ""
         return [sentence + sandbox, *self.remarks(drawn), *super().check()]
 
@@ -157,7 +158,7 @@ class EnvStageConfig(StageConfig):
         except (ComposerError, OSError):
             raise
         except Exception as error:
-            raise UsageError(f"The environment {self.env.name!r} gives no tasks: {_place(error)}.") from error
+            raise UsageError("envs.tasks-failed", name=self.env.name, reason=_place(error)) from error
         finally:
             environment.close()
         return tasks
@@ -175,10 +176,7 @@ class EnvStageConfig(StageConfig):
             return task_table.tasks(self.env.curriculum, environment.name, self.env.split, count)
         if tasks := boundary.tasks(environment.tasks(self.env.split, count, self.seed), self.env.name):
             return tasks
-        raise UsageError(
-            f"The environment {self.env.name!r} has no task of the split {self.env.split!r}. Give it other options, "
-            "or take the tasks of the other split with --set env.split=SPLIT."
-        )
+        raise UsageError("envs.no-task-of-split", name=self.env.name, split=self.env.split)
 
     def _is_foreign(self) -> bool:
         """Return whether the environment's code is not Composer's."""

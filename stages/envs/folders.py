@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from stages.words import Sentence
+
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: to open a pipe without a writer would wait for ever.
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -76,7 +78,7 @@ def entries(root: Path, enter: Callable[[str], bool] = lambda path: True) -> Ite
                 for entry in _listed(level):
                     count += 1
                     if count > MOST_ENTRIES:
-                        raise UnwieldyTree(f"The folder holds more than {MOST_ENTRIES} files.")
+                        raise UnwieldyTree(Sentence("envs.too-many-files", most_files=MOST_ENTRIES))
                     yield entry
                     if entry.is_folder and enter(entry.path):
                         level.folders.append(entry.name)
@@ -84,7 +86,7 @@ def entries(root: Path, enter: Callable[[str], bool] = lambda path: True) -> Ite
             elif level.folders:
                 name = level.folders.pop()
                 if len(levels) == DEEPEST:
-                    raise UnwieldyTree(f"Folders lie more than {DEEPEST} deep, beginning with {level.path[:60]!r}.")
+                    raise UnwieldyTree(Sentence("envs.too-deep", deepest=DEEPEST, start=level.path[:60]))
                 # Below an open descriptor: a folder that was exchanged for a link meanwhile is refused (O_NOFOLLOW).
                 with suppress(OSError):
                     levels.append(_Level(os.open(name, FOLDER, dir_fd=level.descriptor), f"{level.path}{name}/"))
@@ -101,7 +103,7 @@ def _listed(level: _Level) -> Iterator[TreeEntry]:
     except OSError:
         return
     if level.path and names and len(os.fsencode(level.path)) + max(map(len, map(os.fsencode, names))) > LONGEST_PATH:
-        raise UnwieldyTree(f"A path is longer than {LONGEST_PATH} bytes; it begins with {level.path[:60]!r}.")
+        raise UnwieldyTree(Sentence("envs.path-too-long", most_bytes=LONGEST_PATH, start=level.path[:60]))
     for name in names:
         with suppress(OSError):  # deleted since it was listed
             status = os.lstat(name, dir_fd=level.descriptor)
@@ -143,7 +145,7 @@ def copy(
     copy. Holes stay holes. Raises UnwieldyTree, before anything is read, if the files exceed `most_bytes` in total.
     """
     if most_bytes is not None and (size := apparent_bytes(source)) > most_bytes:
-        raise UnwieldyTree(f"The files have {size >> 20} MiB together; at most {most_bytes >> 20} count.")
+        raise UnwieldyTree(Sentence("envs.too-many-bytes", size_mb=size >> 20, most_mb=most_bytes >> 20))
     target.mkdir(parents=True, exist_ok=True)
     modes: list[tuple[Path, int]] = []
     for entry in entries(source, lambda path: not leave_out(path, True)):

@@ -28,6 +28,7 @@ from stages.envs.config import EnvStageConfig
 from stages.envs.repo.guest.composer_rules import LEFT_OUT
 from stages.errors import ComposerError, InfrastructureError, UsageError
 from stages.layout import shortened
+from stages.words import Sentence
 
 DEFAULT_CHECKED = 20
 """Tasks of a split that are checked where the environment does not say how many it has."""
@@ -205,14 +206,14 @@ class TaskCheck:
     @property
     def reason(self) -> str:
         """Return the verdict's reason, in one line; empty where all is well."""
-        why = f": {self.why}" if self.why else ""
+        rewards = {"solution": _shown(self.solution), "nothing": _shown(self.nothing), "why": self.why}
         return {
             "ok": "",
-            "fails": f"its solution gets {_shown(self.solution)}, and nothing {_shown(self.nothing)}{why}",
-            "empty passes": f"an empty solution gets {_shown(self.nothing)}",
-            "flaky": f"rewards differ: solution {_shown(self.solution)}; nothing {_shown(self.nothing)}{why}",
-            "forgeable": f"rewarded as the solution: {'; '.join(self.passing)}",
-            "no solution": "it has none, so that only nothing was played",
+            "fails": Sentence("envs.solution-fails", **rewards),
+            "empty passes": Sentence("envs.empty-passes", rewards=rewards["nothing"]),
+            "flaky": Sentence("envs.flaky-rewards", **rewards),
+            "forgeable": Sentence("envs.forged-passes", forgeries=self.passing),
+            "no solution": Sentence("envs.no-solution"),
             "error": self.errors[0] if self.errors else "",
         }[self.verdict]
 
@@ -230,10 +231,7 @@ def _shown(rewards: Sequence[float | None]) -> str:
 def drawn(config: TaskChecksConfig) -> list[Task]:
     """Return the tasks to check, of both splits, each once; UsageError where the environment has no solutions."""
     if not envs.has_solutions(config.env.name):
-        raise UsageError(
-            f"The environment {config.env.name!r} has no solutions to check its tasks with: it has no method "
-            f"`solution` ({envs.PUBLIC}.HasSolutions)."
-        )
+        raise UsageError("envs.no-solutions", name=config.env.name, public=envs.PUBLIC)
     make, tasks, refused = config.opener(), dict[str, Task](), list[UsageError]()
     for split in SPLITS:
         environment = make()
@@ -248,7 +246,7 @@ def drawn(config: TaskChecksConfig) -> list[Task]:
         except UsageError as error:  # one split may be without tasks
             refused.append(error)
     if not tasks:
-        raise refused[0] if refused else UsageError(f"The environment {config.env.name!r} has no tasks.")
+        raise refused[0] if refused else UsageError("envs.no-tasks", name=config.env.name)
     return list(tasks.values())
 
 
@@ -313,7 +311,7 @@ def play_once(environment: Environment, task: Task, play: Play) -> PlayResult:
     except Exception as error:  # the environment may be the user's own
         return PlayResult(None, error=boundary.blamed(error, environment, task.task_id))
     if grade.reward is None:
-        return PlayResult(None, error=grade.error or "it was not graded")
+        return PlayResult(None, error=grade.error or Sentence("envs.not-graded"))
     return PlayResult(grade.reward, bool(grade.hacked), why=telling_line(grade.work.test_log or ""))
 
 

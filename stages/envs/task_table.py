@@ -16,10 +16,10 @@ import orjson
 from stages import json_text
 from stages.envs.base import Split, Task
 from stages.errors import BadInput, InfrastructureError, UsageError
-from stages.layout import counted
 from stages.runs import hub, store
 from stages.runs.kinds import TASK, Row
 from stages.runs.run import Run
+from stages.words import Sentence
 
 COLUMNS = ("task_id", "env", "split", "family", "prompt")
 
@@ -34,11 +34,9 @@ def tasks(folder: str, env: str, split: Split, count: int) -> list[Task]:
     run = Run(Path(folder).expanduser())
     chosen = [task(row) for row in run.scan(TASK).rows() if row["split"] == split][:count]
     if not chosen:
-        raise UsageError(f"{folder} holds no task of the split {split!r}. Set env.split, or make another curriculum.")
+        raise UsageError("envs.no-task-of-split-in-run", folder=folder, split=split)
     if environments := sorted({task.env for task in chosen} - {env}):
-        raise UsageError(
-            f"{folder} holds tasks of {environments[0]}, and {env} is to be played. Set env.name={environments[0]}."
-        )
+        raise UsageError("envs.other-environment", folder=folder, other=environments[0], env=env)
     return chosen
 
 
@@ -65,11 +63,9 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         content = path.read_bytes()
         text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig")
     except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} is damaged ({error}). Download it again.") from None
+        raise BadInput("envs.file-damaged", path=path, error=error) from None
     except OSError as error:
-        raise BadInput(
-            f"{path} cannot be read ({error.strerror}).{store.nearest(path)} Name a file of JSON lines."
-        ) from None
+        raise BadInput("envs.file-unreadable", path=path, reason=error.strerror, nearest=store.nearest(path)) from None
     # split and not splitlines, which also cuts at U+2028 and its like, and these are legal inside a JSON string.
     yield from ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
 
@@ -83,13 +79,13 @@ def parse_line(line: str, prefix: str = "", *, measured: bool = False) -> Row:
         # json and not orjson, which refuses these tokens, and makes floats of large integers.
         row = json_text.loads(line, parse_constant=(lambda _: None) if measured else None)
     except json.JSONDecodeError as error:  # its own line is that within the text, which is always the first
-        raise BadInput(f"{prefix}it is not JSON ({error.msg} in column {error.colno}).") from None
+        raise BadInput("envs.line-not-json-at", prefix=prefix, reason=error.msg, column=error.colno) from None
     except json_text.TooDeep as error:
-        raise BadInput(f"{prefix}{error}.") from None
+        raise BadInput("envs.line-too-deep", prefix=prefix, error=error) from None
     except ValueError as error:
-        raise BadInput(f"{prefix}it is not JSON ({error}).") from None
+        raise BadInput("envs.line-not-json", prefix=prefix, error=error) from None
     if not isinstance(row, dict):
-        raise BadInput(f"{prefix}it is {line.strip()[:40]!r}, not a JSON object.")
+        raise BadInput("envs.line-not-an-object", prefix=prefix, text=line.strip()[:40])
     return row
 
 
@@ -108,7 +104,7 @@ def hub_rows(dataset: str, remedy: str, config: str | None = None, part: str | N
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         reason = hub.unreachable()
         kind = InfrastructureError if reason else BadInput
-        raise kind(f"{dataset} cannot be downloaded from the hub ({reason or first}). {remedy}") from None
+        raise kind(Sentence("envs.download-failed", dataset=dataset, reason=reason or first, remedy=remedy)) from None
     return {str(name): rows.to_list() for name, rows in ({part: dataset_rows} if part else dataset_rows).items()}
 
 
@@ -134,8 +130,8 @@ class TooManyTasks(UsageError):
     most: how many there are.
     """
 
-    def __init__(self, message: str, *, most: int = 0) -> None:  # a default, as unpickling sets `most` afterwards
-        super().__init__(message)
+    def __init__(self, code: str, *, most: int = 0, **values: Any) -> None:  # unpickling sets `most` afterwards
+        super().__init__(code, most=most, **values)
         self.most = most
 
 
@@ -147,11 +143,17 @@ def drawn(path: str, splits: Mapping[Split, Sequence[Row]], split: Split, count:
     most = len(splits[split])
     if count <= most:
         return ordered(splits[split], seed)[:count]
-    sizes = ", ".join(f"{len(rows)} for {name}" for name, rows in splits.items() if name != split)
-    division = next((row[DIVIDED_BY] for rows in splits.values() for row in rows if DIVIDED_BY in row), None)
-    divided = f" (and {sizes}: env.eval_share is {division['eval_share']:g})" if division else f" (and {sizes})"
-    remedy = f"Ask for {most} at most, with tasks={most}." if most else "Give some tasks this split, or another family."
-    raise TooManyTasks(f"{path} holds {counted(most, 'task')} for {split}{divided}, not {count}. {remedy}", most=most)
+    sizes = [f"{len(rows)} for {name}" for name, rows in splits.items() if name != split]
+    divisions = (row[DIVIDED_BY]["eval_share"] for rows in splits.values() for row in rows if DIVIDED_BY in row)
+    raise TooManyTasks(
+        "envs.too-many-tasks",
+        most=most,
+        path=path,
+        split=split,
+        count=count,
+        sizes=sizes,
+        eval_share=next(divisions, None),
+    )
 
 
 def ordered(rows: Sequence[Row], seed: int, key: str = "id") -> list[Row]:
@@ -173,17 +175,14 @@ def split_rows(rows: Sequence[Row], seed: int, eval_share: float) -> dict[Split,
     """
     named_splits = [row["split"] for row in rows if row["split"] is not None]
     if named_splits and len(named_splits) < len(rows):
-        raise UsageError(f"{len(named_splits)} of {len(rows)} tasks have a split. Give all of them one, or none.")
+        raise UsageError("envs.some-have-splits", num_with_split=len(named_splits), num_tasks=len(rows))
     families = list(dict.fromkeys(family_of(row) for row in rows))
     if named_splits:
         parts: dict[Split, list[Row]] = {"train": [], "eval": []}
         for row in rows:
             parts["train" if row["split"] == "train" else "eval"].append(row)
         if both := sorted({family_of(row) for row in parts["train"]} & {family_of(row) for row in parts["eval"]}):
-            raise UsageError(
-                f"The family {both[0]!r} is in both splits, so that what is evaluated would be trained on. Put all of "
-                "its tasks into one."
-            )
+            raise UsageError("envs.family-in-both-splits", family=both[0])
         return parts
     ordered = sorted(families, key=lambda family: store.digest([seed, family]))
     held_out = set(ordered[: min(max(1, round(eval_share * len(ordered))), len(ordered) - 1)])

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from stages.swebench.lists import TestLists, TestsStatus
+from stages.words import Sentence
 
 LogStatuses = dict[str, str]
 """Test name -> the word of the log, one of WORDS; rarely another word in the place of a status."""
@@ -224,7 +225,7 @@ def grade_container_log(log: str, lists: TestLists, repo: str) -> LogGrade:
     if mark := next((mark for mark in VOID if mark in log), None):
         return LogGrade(False, None, f"the log says {mark!r}", void=True)
     if START not in log or END not in log:
-        return LogGrade(False, None, "the log has no complete test output")
+        return LogGrade(False, None, Sentence("swebench.log-incomplete"))
     parse = log_parser(repo)
     return grade_statuses(lists, parse(log.split(START)[1].split(END)[0]) or parse(log))
 
@@ -238,8 +239,8 @@ def grade_early_log(log: str, lists: TestLists, repo: str) -> LogGrade:
         return LogGrade(False, None, f"the log says {mark!r}", void=True)
     _, applied, results = log.rpartition(APPLIED)
     if not applied:
-        return LogGrade(False, None, "the log does not say that the patch was applied")
+        return LogGrade(False, None, Sentence("swebench.patch-not-reported"))
     statuses = log_parser(repo)(results)
     if statuses or any(mark in results for mark in ENDED_EARLIER):
         return grade_statuses(lists, statuses)
-    return LogGrade(False, None, "the log holds no result of any test")
+    return LogGrade(False, None, Sentence("swebench.log-without-results"))

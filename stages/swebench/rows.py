@@ -22,7 +22,7 @@ def read_records(path: Path) -> Iterator[Any]:
         try:
             yield from pq.read_table(path).to_pylist()
         except (pa.ArrowInvalid, OSError) as error:
-            raise BadInput(f"{path} cannot be read as Parquet ({error}).") from None
+            raise BadInput("swebench.parquet-not-readable", path=path, error=error) from None
         return
     data = path.read_bytes()
     text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
@@ -35,7 +35,7 @@ def read_records(path: Path) -> Iterator[Any]:
                 try:
                     yield _loads(line)
                 except ValueError as error:
-                    raise BadInput(f"{path}, line {number}, is not valid JSON ({error}).") from None
+                    raise BadInput("swebench.line-not-json", path=path, number=number, error=error) from None
         return
     if isinstance(document, dict) and "instance_id" not in document:
         yield from document.values()

@@ -18,6 +18,7 @@ from typing import Any
 
 from stages.layout import shortened
 from stages.sandbox import Answer
+from stages.words import Sentence
 
 MOST_STATEMENTS = 100_000
 """Of a test whose loops are followed."""
@@ -69,7 +70,7 @@ def _elements(values: Any) -> list[Any]:
     elements = list(values)
     # Integers with one hash make a set quadratic.
     if len(elements) > MANY_ELEMENTS and len(set(map(hash, elements))) < len(set(map(repr, elements))) // 2:
-        raise ValueError("elements that were chosen to have one hash")
+        raise ValueError(Sentence("envs.code.hash-collisions"))
     return elements
 
 
@@ -81,7 +82,7 @@ def _rounded(number: Any, digits: int = 0) -> Any:
 
 def _range(*bounds: int) -> list[int]:
     if len(range(*bounds)) > LARGEST:
-        raise CannotAsk("a range is too long")
+        raise CannotAsk(Sentence("envs.code.range-too-long"))
     return list(range(*bounds))
 
 
@@ -153,11 +154,11 @@ def _check_size(kind: ast.operator, first: Any, right: Any) -> None:
         raise CannotAsk("it formats a text")
     integers = isinstance(first, int) and isinstance(right, int)
     if isinstance(kind, ast.Pow) and integers and first.bit_length() * abs(right) > LARGEST:
-        raise CannotAsk("a power is too large")
+        raise CannotAsk(Sentence("envs.code.power-too-large"))
     if isinstance(kind, ast.Mult) and not numbers:
         values, times = (right, first) if isinstance(first, int) else (first, right)
         if isinstance(times, int) and len(values) * times > LARGEST:
-            raise CannotAsk("a product is too long")
+            raise CannotAsk(Sentence("envs.code.product-too-long"))
 
 
 # Values.
@@ -231,12 +232,12 @@ def _value(node: ast.expr, names: Mapping[str, Any], returned: Mapping[int, Any]
             return value(container)[value(index)]
         case ast.Call(func=function, args=arguments, keywords=named):
             return _function(function, names, FUNCTIONS | OF_KNOWN)(*values(arguments), **_named(named, names))
-    raise CannotAsk(f"{_short(node)} is no plain value")
+    raise CannotAsk(Sentence("envs.code.no-plain-value", expression=_short(node)))
 
 
 def _named(keywords: Sequence[ast.keyword], names: Mapping[str, Any]) -> dict[str, Any]:
     if any(keyword.arg is None for keyword in keywords):
-        raise CannotAsk("it unpacks arguments by name")
+        raise CannotAsk(Sentence("envs.code.unpacks-keywords"))
     return {keyword.arg or "": _value(keyword.value, names, {}) for keyword in keywords}
 
 
@@ -269,9 +270,9 @@ def read(test: str, functions: Collection[str]) -> list[CallAssertion]:
         reader = _Reader(frozenset(functions))
         reader.block(body)
     except (SyntaxError, ValueError) as error:
-        raise CannotAsk(f"it is no Python ({error})") from None
+        raise CannotAsk(Sentence("envs.code.not-python", error=error)) from None
     except (RecursionError, MemoryError):
-        raise CannotAsk("it is nested too deeply") from None
+        raise CannotAsk(Sentence("envs.code.nested-too-deep")) from None
     if not reader.assertions:
         raise CannotAsk(f"no assertion calls {' or '.join(sorted(functions))}")
     return reader.assertions
@@ -293,7 +294,7 @@ class _Reader:
     def statement(self, node: ast.stmt) -> None:
         self.followed += 1
         if self.followed > MOST_STATEMENTS:
-            raise CannotAsk(f"its loops have more than {MOST_STATEMENTS:,} statements")
+            raise CannotAsk(Sentence("envs.code.loops-too-long", most_statements=MOST_STATEMENTS))
         match node:
             case ast.Assert(test=test):
                 self.assertion(test)
@@ -321,7 +322,7 @@ class _Reader:
                     self.bind(target, value)
                     self.block(body)
             case _:
-                raise CannotAsk(f"it has the statement {_short(node)}")
+                raise CannotAsk(Sentence("envs.code.statement-not-followed", expression=_short(node)))
 
     def bind(self, target: ast.expr, value: Any) -> None:
         match target:
@@ -339,7 +340,7 @@ class _Reader:
         self.check(test, {id(call) for call in calls})
         if not calls:
             if not _known(test, self.names):
-                raise CannotAsk(f"it asserts {_short(test)}, which is false")
+                raise CannotAsk(Sentence("envs.code.false-assertion", expression=_short(test)))
             return
         read_names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
         names = {name: value for name, value in self.names.items() if name in read_names}
@@ -363,13 +364,13 @@ class _Reader:
             case ast.Compare(ops=kinds, comparators=operands):
                 for kind, operand in zip(kinds, operands, strict=True):
                     if isinstance(kind, ast.Is | ast.IsNot) and getattr(operand, "value", 0) not in (None, True, False):
-                        raise CannotAsk(f"it compares by identity in {_short(node)}")
+                        raise CannotAsk(Sentence("envs.code.compares-identity", expression=_short(node)))
             case ast.Tuple() | ast.List() | ast.Set() | ast.Dict() | ast.UnaryOp() | ast.BinOp() | ast.BoolOp():
                 pass
             case ast.Subscript(slice=index) if not isinstance(index, ast.Slice):
                 pass
             case _:
-                raise CannotAsk(f"{_short(node)} is done with what the function returns")
+                raise CannotAsk(Sentence("envs.code.operation-on-result", expression=_short(node)))
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.expr) and not (isinstance(node, ast.Call) and child is node.func):
                 self.check(child, calls)

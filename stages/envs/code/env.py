@@ -24,11 +24,11 @@ from stages.envs.code.rows import INSTRUCTION, CodeProblem, CodeProblems, assert
 from stages.envs.task_table import TooManyTasks
 from stages.errors import InfrastructureError, UsageError
 from stages.json_text import exact, restored
-from stages.layout import counted
 from stages.messages import Message
 from stages.runs import store
 from stages.sandbox import Answer, Answers, Call, Limits, judge
 from stages.terms import SAMPLING_UNITS, Ground
+from stages.words import Sentence
 
 LIMITS = Limits(wall_s=12.0, cpu_s=4, memory_mb=512, processes=32, file_mb=1, disk_mb=8, output_bytes=1 << 22)
 """Of all calls of one program. Processor time is the tighter limit: it does not depend on how busy the machine is."""
@@ -114,8 +114,10 @@ def tests_of(kind: str, data: bytes) -> Tests:
         for values, answer in zip(problem.inputs, results, strict=True):
             if answer.error is not None:
                 raise InfrastructureError(
-                    f"The solution of {problem.problem_id} ends with {answer.error} for {values!r:.80}, so that no "
-                    "answer can be compared with it. Leave its row out."
+                    "envs.code.solution-fails",
+                    problem_id=problem.problem_id,
+                    error=answer.error,
+                    arguments=values,
                 )
         expected = [plain(answer.value) for answer in results]
         deciding = compared(problem.function, problem.inputs, expected, problem.tolerance)
@@ -159,7 +161,7 @@ class CodeEnv:
 
     def __init__(self, sandbox: str = "bubblewrap", path: str = "", eval_path: str = "", answers: int = 1) -> None:
         if type(answers) is not int or answers < 1:
-            raise UsageError(f"env.answers is {answers!r}. Give a whole number from 1 on.")
+            raise UsageError("envs.code.answers-not-a-number", answers=answers)
         self.sandbox, self._path, self._eval_path, self.answers = sandbox, path or str(MBPP), eval_path, answers
         self._source: str | None = None
 
@@ -182,9 +184,11 @@ class CodeEnv:
             return ""
         named = [f"{name} ({reason})" for name, reason in list(left_out.items())[:MOST_NAMED]]
         more = [f"{len(left_out) - MOST_NAMED:,} more"] if len(left_out) > MOST_NAMED else []
-        return (
-            f"{counted(len(left_out), 'problem')} of {self.size(split) + len(left_out):,} left out, whose tests cannot "
-            f"be asked as calls: {', '.join([*named, *more])}"
+        return Sentence(
+            "envs.code.problems-left-out",
+            num_left_out=len(left_out),
+            num_problems=self.size(split) + len(left_out),
+            problems=[*named, *more],
         )
 
     def _problems(self, split: Split) -> CodeProblems:
@@ -194,11 +198,13 @@ class CodeEnv:
         """Return the first `count` problems of a split in an order drawn from the seed."""
         problems = sorted(self._problems(split).usable, key=lambda problem: problem.problem_id)
         if count > len(problems):
-            left_out = self.left_out(split)
             raise TooManyTasks(
-                f"{self._path} holds {counted(len(problems), 'problem')} for {split}, not {count}"
-                f"{f' ({left_out})' if left_out else ''}. Ask for fewer tasks.",
+                "envs.code.too-many-problems",
                 most=len(problems),
+                path=self._path,
+                split=split,
+                count=count,
+                left_out=self.left_out(split),
             )
         random.Random(f"{self.name}/{split}/{seed}").shuffle(problems)  # noqa: S311 - draws data, no secret
         return [self._task(problem, split) for problem in problems[:count]]
@@ -221,7 +227,7 @@ class CodeEnv:
         code = code_of(text, self._problem.function)
         if code is None:
             self._source, self._well_formed = None, False
-            error = f"The answer holds no Python code that defines {self._problem.function}."
+            error = Sentence("envs.code.no-function-in-answer", function=self._problem.function)
             return Observation(error, parse_error=error, stop=last)
         self._source = program(self._problem.before, code, self._problem.function)
         failure = self._verdict(self._source).failure
@@ -255,7 +261,7 @@ class CodeEnv:
     def solution(self) -> list[str]:
         """Return the solution of the problem's row in a code block."""
         if not self._problem.solution:
-            raise InfrastructureError(f"The row of {self._problem.problem_id} holds no solution to play.")
+            raise InfrastructureError("envs.code.no-solution", problem_id=self._problem.problem_id)
         return [f"```python\n{self._problem.solution.strip()}\n```"]
 
     def close(self) -> None:

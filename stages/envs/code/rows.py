@@ -28,6 +28,7 @@ from stages.envs.task_table import hub_rows, is_held_out, read_rows
 from stages.errors import BadInput
 from stages.runs import store
 from stages.runs.kinds import Row
+from stages.words import Sentence
 
 MBPP_IDS: dict[Split, range] = {"train": range(601, 975), "eval": range(11, 511)}
 """MBPP's published splits (Austin et al. 2021): 1 to 10 are for prompts, 511 to 600 for validation."""
@@ -81,9 +82,7 @@ def load(split: Split, path: str, eval_path: str) -> CodeProblems:
     if eval_path:
         held_out = _problems(eval_path)
         if both := {problem.task for problem in problems} & {problem.task for problem in held_out}:
-            raise BadInput(
-                f"{len(both)} problems are in {path} and in {eval_path}. Leave them out of one of the files."
-            )
+            raise BadInput("envs.code.problems-in-both-files", num_both=len(both), path=path, eval_path=eval_path)
         problems = problems if split == "train" else held_out
     else:
         problems = [problem for problem in problems if _is_in(problem, split)]
@@ -120,22 +119,22 @@ def _is_in(problem: CodeProblem, split: Split) -> bool:
 def _problems(path: str) -> list[CodeProblem]:
     file = Path(path).expanduser()
     is_hub = not file.exists() and not file.suffix and path.count("/") == 1
-    parts = hub_rows(path, "Name a file with --set env.path=FILE.") if is_hub else {"": read_rows(file, measured=False)}
+    parts = hub_rows(path, Sentence("envs.code.name-a-file")) if is_hub else {"": read_rows(file, measured=False)}
     problems: dict[str, CodeProblem] = {}
     seen: set[str] = set()
     for number, row in enumerate(chain.from_iterable(parts.values()), 1):
         try:
             problem = _problem(row)
         except UnknownFormat as error:
-            raise BadInput(f"{path}, row {number}: {error}.") from None
+            raise BadInput("envs.code.row-not-usable", path=path, number=number, error=error) from None
         # A problem that comes twice counts once.
         if (content := store.digest([problem.task, problem.test])) in seen:
             continue
         seen.add(content)
         if problems.setdefault(problem.problem_id, problem) is not problem:
-            raise BadInput(f"{path}, row {number}: another row has the id {problem.problem_id!r}.")
+            raise BadInput("envs.code.repeated-id", path=path, number=number, problem_id=problem.problem_id)
     if not problems:
-        raise BadInput(f"{path} holds no rows. Give rows with a prompt and tests (docs/answers.md).")
+        raise BadInput("envs.code.no-rows", path=path)
     return list(problems.values())
 
 
@@ -152,9 +151,7 @@ def _problem(row: Row) -> CodeProblem:
         return CodeProblem(**_signature(row), test=_text(row, "test"))  # HumanEval
     if "prompt" in row and "tests" in row:
         return _own(row)
-    raise UnknownFormat(
-        f"it has {', '.join(row) or 'nothing'}, which is none of the formats; give prompt and tests (assertions)"
-    )
+    raise UnknownFormat(Sentence("envs.code.unknown-format", columns=list(row)))
 
 
 def _mbpp(row: Row) -> CodeProblem:
@@ -211,16 +208,16 @@ def _of_assertions(
 def _evalplus(row: Row) -> CodeProblem:
     inputs = [*_list(row, "base_input"), *_list(row, "plus_input")]
     if not inputs or not all(isinstance(arguments, list) for arguments in inputs):
-        raise UnknownFormat("base_input and plus_input are no lists of arguments")
+        raise UnknownFormat(Sentence("envs.code.inputs-not-lists"))
     signature = _signature(row)
     refused = ""
     if signature["function"] not in {node.name for node in _functions(_text(row, "prompt"))}:  # MBPP+: a text alone
-        refused = "inputs in JSON have no tuples and sets: take evalplus/mbppplus, whose tests are in Python"
+        refused = Sentence("envs.code.inputs-without-types")
     elif signature["function"] in SPECIAL:
-        refused = "EvalPlus accepts its results by a rule of its own"
+        refused = Sentence("envs.code.special-comparison")
     tolerance = row.get("atol") or 0
     if not isinstance(tolerance, int | float) or not abs(tolerance) < math.inf:
-        raise UnknownFormat(f"atol is {tolerance!r}, not a finite number")
+        raise UnknownFormat(Sentence("envs.code.tolerance-not-finite", tolerance=tolerance))
     return CodeProblem(**signature, inputs=tuple(map(tuple, inputs)), tolerance=float(tolerance), refused=refused)
 
 
@@ -266,7 +263,7 @@ def _function(tests: Sequence[str], solution: str) -> str:
     defined = {node.name for node in _functions(solution)}
     candidates = [name for name in in_all if name in defined] or [name for name in in_all if name not in FUNCTIONS]
     if not candidates:
-        raise CannotAsk("its assertions call no function that all of them call")
+        raise CannotAsk(Sentence("envs.code.no-common-function"))
     return candidates[0]
 
 
@@ -301,5 +298,5 @@ def _list(row: Row, name: str) -> list[Any]:
 def _texts(row: Row, name: str) -> list[str]:
     values = _list(row, name)
     if not values or not all(isinstance(text, str) and text.strip() for text in values):
-        raise UnknownFormat(f"{name} is {values!r:.40}, not a list of texts")
+        raise UnknownFormat(Sentence("envs.code.not-a-list-of-texts", name=name, column=values))
     return values

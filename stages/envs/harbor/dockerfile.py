@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 from stages import json_text
+from stages.words import Sentence
 
 IMAGES = re.compile(r"^(python|debian|ubuntu|buildpack-deps|composer-[\w.-]+)(:[\w.-]+)?(@sha256:\w+)?$")
 """The last part of an image's name: those whose programs are a Python and a shell."""
@@ -62,10 +63,10 @@ def follow(text: str, context: Path) -> DockerRecipe:
         arguments = _substituted(arguments, recipe.env) if word in ("COPY", "ADD", "WORKDIR", "ENV") else arguments
         if word == "FROM":
             if recipe.image:
-                raise NotFollowed(f"line {line}: it has several stages")
+                raise NotFollowed(Sentence("envs.harbor.several-stages", line=line))
             recipe.image = arguments.split(" ")[0]
             if not IMAGES.match(recipe.image.rpartition("/")[2]):
-                raise NotFollowed(f"line {line}: the image {recipe.image} may hold more than a Python and a shell")
+                raise NotFollowed(Sentence("envs.harbor.foreign-image", line=line, image=recipe.image))
         elif word == "WORKDIR":
             recipe.workdir = absolute(arguments.strip("\"'"), recipe.workdir)
             recipe.folders.append(recipe.workdir)
@@ -82,9 +83,9 @@ def follow(text: str, context: Path) -> DockerRecipe:
                 mkdirs = [command.split() for command in commands.split(" && ") if command.startswith("mkdir ")]
                 recipe.folders += [word for words in mkdirs for word in words if word.startswith("/")]
         elif word not in IGNORED:
-            raise NotFollowed(f"line {line}: {word} is not carried out")
+            raise NotFollowed(Sentence("envs.harbor.instruction-not-followed", line=line, word=word))
     if not recipe.image:
-        raise NotFollowed("it has no FROM")
+        raise NotFollowed(Sentence("envs.harbor.no-from"))
     return recipe
 
 
@@ -150,14 +151,14 @@ def _copied(word: str, arguments: str, line: int, workdir: str, context: Path) -
         if flag[1] == "chmod" and re.fullmatch(r"0?[0-7]{3}", flag[2] or ""):
             mode = int(flag[2], 8)
         elif flag[1] not in ("chown", "link"):
-            raise NotFollowed(f"line {line}: {word} --{flag[1]} is not carried out")
+            raise NotFollowed(Sentence("envs.harbor.flag-not-followed", line=line, word=word, flag=flag[1]))
         arguments = arguments[flag.end() :]
     try:
         paths = json_text.loads(arguments) if arguments.startswith("[") else shlex.split(arguments)
     except ValueError as error:
         raise NotFollowed(f"line {line}: {error}") from None
     if len(paths) < 2 or "<<" in arguments or any("://" in path or path.startswith("git@") for path in paths):
-        raise NotFollowed(f"line {line}: {word} of anything but files is not carried out")
+        raise NotFollowed(Sentence("envs.harbor.copies-more-than-files", line=line, word=word))
     *sources, target = paths
     patterns = tuple(absolute(path, "/").lstrip("/") for path in sources)
     into = len(sources) > 1 or target.endswith(("/", "/.")) or target in (".", "..")
@@ -168,7 +169,7 @@ def _copied(word: str, arguments: str, line: int, workdir: str, context: Path) -
 def _commands(arguments: str, line: int) -> str:
     """Return the commands of one RUN that are carried out in the sandbox; none for packages that it shows."""
     if arguments.startswith(("[", "--")) or "<<" in arguments or re.search(r"[`$]|(?<!\|)\|(?!\|)", arguments):
-        raise NotFollowed(f"line {line}: RUN {arguments[:60]} is not carried out")
+        raise NotFollowed(Sentence("envs.harbor.run-not-followed", line=line, command_=arguments[:60]))
     carried_out = []
     for alternatives in re.split(r"\s*(?:&&|;)\s*", arguments):
         commands = re.split(r"\s*\|\|\s*", alternatives)
@@ -176,7 +177,7 @@ def _commands(arguments: str, line: int) -> str:
             continue  # it succeeds, so that no alternative is run
         for command in commands:
             if not FILES_ONLY.match(command):
-                raise NotFollowed(f"line {line}: RUN {command[:60]} is not carried out")
+                raise NotFollowed(Sentence("envs.harbor.run-not-followed", line=line, command_=command[:60]))
         if not commands[0].startswith("rm "):
             carried_out.append(" || ".join(commands))
     return " && ".join(carried_out)
@@ -196,6 +197,8 @@ def _is_shown(command: str, line: int) -> bool:
             # With another one a right solution may fail: pytest 9 refuses a conftest that pytest 8 takes.
             if metadata.version(name).partition(".")[0] != pinned.partition(".")[0]:
                 installed = f"{name} {metadata.version(name)}"
-                raise NotFollowed(f"line {line}: it installs {name}=={pinned}, and the sandbox shows {installed}")
+                raise NotFollowed(
+                    Sentence("envs.harbor.other-version", line=line, name=name, pinned=pinned, installed=installed)
+                )
         return True
     return False

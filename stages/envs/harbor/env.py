@@ -27,12 +27,12 @@ from stages.envs.harbor.task_folder import HarborStep, HarborTask
 from stages.envs.harbor.verifying import VerifierVerdict
 from stages.envs.task_table import DIVIDED_BY, MOST_REPORTED, drawn, split_rows
 from stages.errors import BadInput, InfrastructureError, UsageError
-from stages.layout import counted
 from stages.messages import Message
 from stages.runs import store
 from stages.runs.kinds import Row
 from stages.sandbox import containers
 from stages.terms import Ground
+from stages.words import Sentence
 
 log = logging.getLogger(__name__)
 SYSTEM_PROMPT = """\
@@ -83,18 +83,18 @@ class HarborEnv(ShellEnvironment):
         max_chars: int = 10_000,
     ) -> None:
         if not path:
-            raise UsageError("Which tasks? Give --set env.path=FOLDER, tasks in Harbor's format.")
+            raise UsageError("envs.harbor.no-path")
         if not 0 < eval_share < 1:
-            raise UsageError(f"env.eval_share is {eval_share}. It is a share of the families, between 0 and 1.")
+            raise UsageError("envs.harbor.eval-share-out-of-range", eval_share=eval_share)
         for key, value, allowed in (
             ("runs_in", runs_in, ("auto", *containers.ENGINES, "bubblewrap")),
             ("network", network, ("none", "task")),
             ("limits", limits, ("ours", "task")),
         ):
             if value not in allowed:
-                raise UsageError(f"env.{key} is {value!r}; choose one of: {', '.join(allowed)}.")
+                raise UsageError("envs.harbor.unknown-choice", key=key, value=value, allowed=allowed)
         if sandbox == "none":
-            raise UsageError("Tasks of Harbor need a machine with /app and /tests of its own. Leave out sandbox=none.")
+            raise UsageError("envs.harbor.needs-sandbox")
         self._place = PlayedIn(_engine(runs_in), network == "task")
         self._path, self._own_limits, self._skips = path, limits == "task", skip_refused
         self._family, self._split_seed, self._eval_share = family, split_seed, eval_share
@@ -133,12 +133,15 @@ class HarborEnv(ShellEnvironment):
             gone = {problem.partition(": ")[0] for problem in missing}
             playable = [task for task in playable if task.name not in gone]
         if problems and not self._skips:
-            remedy = "Correct or delete the other tasks, or leave them out: --set env.skip_refused=true"
-            raise BadInput(f"{self._path}: {_refusals(problems, len(playable))}\n{remedy}")
+            raise BadInput(
+                "envs.harbor.unusable-tasks",
+                path=self._path,
+                refusals=_refusals(problems, len(playable)),
+            )
         if problems:
             log.warning("%s: %s", self._path, _refusals(problems, len(playable)))
         if not playable:
-            raise BadInput(f"{self._path} holds no tasks that can be played. A task is a folder with a task.toml.")
+            raise BadInput("envs.harbor.no-tasks", path=self._path)
         return split_rows([self._row(task) for task in playable], self._split_seed, self._eval_share)
 
     def _row(self, task: HarborTask) -> Row:
@@ -154,9 +157,9 @@ class HarborEnv(ShellEnvironment):
         try:
             self._task = harbor_task = task_folder.read(folder)
         except (task_folder.BadTask, OSError) as error:
-            raise InfrastructureError(f"The task {task.task_id} can no longer be read: {error}") from None
+            raise InfrastructureError("envs.harbor.task-unreadable", task_id=task.task_id, error=error) from None
         if harbor_task.digest != task.data["digest"]:
-            raise InfrastructureError(f"The files of {folder} have changed since the run began. Start a new run.")
+            raise InfrastructureError("envs.harbor.files-changed", folder=folder)
         self._label = task.task_id
         self._machine = machines.open_machine(harbor_task, harbor_task.container, self._place)
         self._workdir = self._machine.run("pwd", COMMAND_S).output.strip() or "/"
@@ -179,7 +182,7 @@ class HarborEnv(ShellEnvironment):
             if (task.folder / step.workdir / "setup.sh").exists():
                 result = machine.run("bash ./setup.sh", COMMAND_S, user=step.agent_user)
                 if result.returncode:
-                    raise InfrastructureError(f"setup.sh of the step {step.name!r} failed: {result.output[-200:]}")
+                    raise InfrastructureError("envs.harbor.setup-failed", step=step.name, output=result.output[-200:])
         if step.healthcheck:
             machines.check_health(machine, step.healthcheck)
         self._step, self._started = step, time.monotonic()
@@ -198,7 +201,7 @@ class HarborEnv(ShellEnvironment):
         if self._own_limits and self._step.agent_timeout_s is not None:
             wall_s = self._started + self._step.agent_timeout_s - time.monotonic()
             if wall_s <= 0:
-                return Observation("[The time of the task is over.]", commands=(command,), stop="wall_time")
+                return Observation(Sentence("envs.harbor.time-is-over"), commands=(command,), stop="wall_time")
         return observation(command, machine.run(command, wall_s, user=self._step.agent_user), self.max_chars)
 
     def _submit(self, command: str) -> Observation:
@@ -256,7 +259,7 @@ class HarborEnv(ShellEnvironment):
         actions = []
         for step in task.steps:
             if step.solution is None:
-                raise InfrastructureError(f"The task {self._label} has no solution.")
+                raise InfrastructureError("envs.harbor.no-solution", task_id=self._label)
             actions += [fenced(script) for script in _written(task.folder / step.solution)]
             env = {"DEBIAN_FRONTEND": "noninteractive", **task.config.solution.env}
             variables = " ".join(f"{key}={shlex.quote(value)}" for key, value in env.items())
@@ -276,7 +279,7 @@ def _refusals(problems: Sequence[str], num_playable: int) -> str:
     counts = [f"{count:5} x {reason}" for reason, count in reasons.most_common(MOST_REPORTED)]
     lines = [f"- {problem}" for problem in problems[:MOST_REPORTED]]
     more = [f"- and {len(problems) - MOST_REPORTED} more"] if len(problems) > MOST_REPORTED else []
-    head = f"{counted(num_playable, 'task')} can be played, and {counted(len(problems), 'problem')} of the others"
+    head = Sentence("envs.harbor.refused-tasks", num_playable=num_playable, num_problems=len(problems))
     return "\n".join([f"{head}, by reason:", *counts, "one by one:", *lines, *more])
 
 
@@ -289,7 +292,7 @@ def _engine(runs_in: RunsIn) -> str | None:
         return program
     failure = containers.engine_failure(runs_in)
     if failure is not None:
-        raise UsageError(f"env.runs_in is {runs_in}, which {failure}. Start it, or set env.runs_in=bubblewrap.")
+        raise UsageError("envs.harbor.engine-missing", runs_in=runs_in, failure=failure)
     return runs_in
 
 

@@ -42,6 +42,7 @@ from stages.sandbox.containers import (
     run_bounded,
     run_engine,
 )
+from stages.words import Sentence
 
 COMMAND_S = 300.0
 """Wall-clock seconds of one command, where the task's own limits do not apply."""
@@ -117,21 +118,28 @@ def unplayable(task: HarborTask, host: PlayedIn) -> list[str]:
     """Return why a task cannot be played here; the images that an engine must have are checked by `missing_images`."""
     sources = [(task.container, "environment")]
     sources += [(step.separate, "its verifier") for step in task.steps if step.separate]
-    reasons = []
+    reasons = list[str]()
     for source, name in sources:
         settings = source.settings
         if settings.network_mode == "public" and not host.network:
-            reasons.append(f"{name} asks for the network; --set env.network=task gives it, in a container")
+            reasons.append(Sentence("envs.harbor.asks-for-network", name=name))
         if (settings.memory_mb or 0) > physical_memory_mb():
-            reasons.append(f"{name} needs {settings.memory_mb} MiB, and this machine has {physical_memory_mb()}")
+            reasons.append(
+                Sentence(
+                    "envs.harbor.not-enough-memory",
+                    name=name,
+                    memory_mb=settings.memory_mb,
+                    physical_mb=physical_memory_mb(),
+                )
+            )
         if host.engine is None:
             reasons += [f"{name}: {reason}" for reason in _not_followed(task, source)]
     if host.engine is None:
         if task.config.environment.healthcheck or any(step.healthcheck for step in task.steps):
-            reasons.append("it has a health check, and in bubblewrap no service goes on running between commands")
+            reasons.append(Sentence("envs.harbor.health-check-in-bubblewrap"))
         users = [user for step in task.steps for user in (step.agent_user, step.verifier_user)]
         if named := [user for user in users if user not in (None, "root", 0)]:
-            reasons.append(f"it needs the user {named[0]!r}, and bubblewrap has one user")
+            reasons.append(Sentence("envs.harbor.user-in-bubblewrap", user=named[0]))
     return list(dict.fromkeys(reasons))
 
 
@@ -143,7 +151,7 @@ def _not_followed(task: HarborTask, source: ContainerSource) -> list[str]:
         recipe = recipe_of(task, source)
         places(recipe, task)
     except NotFollowed as error:
-        return [f"{source.context}/Dockerfile, {error}; containers need Docker or Podman (env.runs_in)"]
+        return [Sentence("envs.harbor.dockerfile-not-followed", context=source.context, error=error)]
     return []
 
 
@@ -157,7 +165,7 @@ def missing_images(tasks: Iterable[HarborTask], engine: str) -> list[str]:
     with ThreadPoolExecutor(8) as pool:
         failures = dict(zip(needed, pool.map(lambda image: _unavailable(engine, image), needed), strict=True))
     return [
-        f"{task.name}: the image {image} is not here and cannot be fetched: {reason}"
+        Sentence("envs.harbor.image-missing", task=task.name, image=image, reason=reason)
         for image, reason in failures.items()
         if reason
         for task in needed[image]
@@ -206,7 +214,9 @@ def check_health(machine: Machine, check: Healthcheck) -> None:
         failures += not early
         if failures >= check.retries:
             output = result.output.strip()[-200:]
-            raise InfrastructureError(f"The health check {check.command!r} failed {failures} times: {output}")
+            raise InfrastructureError(
+                "envs.harbor.health-check-failed", command_=check.command, failures=failures, output=output
+            )
         time.sleep(check.start_interval_sec if early else check.interval_sec)
 
 
@@ -230,9 +240,9 @@ def image_of(task: HarborTask, source: ContainerSource, engine: str) -> str:
             words = [engine, "build", "--quiet", "--tag", tag, str(context)]
             done = run_bounded(words, source.settings.build_timeout_sec, OUTPUT_BYTES)
             if done.returncode:
-                ended = f" within {source.settings.build_timeout_sec:g} s" if done.timed_out else ""
+                limit_s = source.settings.build_timeout_sec if done.timed_out else None
                 raise InfrastructureError(
-                    f"The image of {task.name} could not be built{ended}: {last_line(done.output)}"
+                    "envs.harbor.image-not-built", task=task.name, limit_s=limit_s, output=last_line(done.output)
                 )
     return tag
 
@@ -269,8 +279,12 @@ class ContainerMachine(Container):
         """Run a command that must succeed; return its output."""
         done = run_bounded([self.engine, "exec", "--user", "0", self.name, "sh", "-c", command], START_S, OUTPUT_BYTES)
         if done.returncode:
-            reason = last_line(done.output)
-            raise InfrastructureError(f"{Path(self.engine).name} exec {command[:60]!r} failed: {reason}")
+            raise InfrastructureError(
+                "envs.harbor.exec-failed",
+                engine=Path(self.engine).name,
+                command_=command[:60],
+                output=last_line(done.output),
+            )
         return done.output
 
     def upload(self, folder: Path, target: str) -> None:
@@ -299,7 +313,7 @@ class ContainerMachine(Container):
                 continue
             written += info.size + 1
             if written > most_bytes:
-                raise UnwieldyTree(f"{source} has more than {most_bytes} bytes.")
+                raise UnwieldyTree(Sentence("envs.harbor.too-many-bytes", source=source, most_bytes=most_bytes))
             content = data.read() if data else b""
             destination = target / path if path else target
             folders.write(
@@ -312,9 +326,9 @@ class ContainerMachine(Container):
         for name, info, data in self._members(path):
             # The engine follows a link within the container and names the file that it leads to.
             if not info.isreg() or name != PurePosixPath(path).name:
-                raise ValueError("it is a link, or no file")
+                raise ValueError(Sentence("envs.harbor.not-a-file"))
             if info.size > most_bytes:
-                raise ValueError(f"it has {info.size} bytes; at most {most_bytes} are read")
+                raise ValueError(Sentence("envs.harbor.file-too-large", size=info.size, most_bytes=most_bytes))
             return data.read() if data else b""
         return None
 
@@ -339,7 +353,9 @@ class ContainerMachine(Container):
                 patience.cancel()
                 process.kill()
         if not any(words in stderr.lower() for words in ("no such file", "could not find", "could not be found")):
-            raise InfrastructureError(f"{Path(self.engine).name} cp {path} failed: {last_line(stderr)}")
+            raise InfrastructureError(
+                "envs.harbor.copy-failed", engine=Path(self.engine).name, path=path, output=last_line(stderr)
+            )
 
 
 # Bubblewrap.
@@ -355,7 +371,7 @@ def recipe_of(task: HarborTask, source: ContainerSource) -> DockerRecipe:
             recipe.steps.append(CopiedFiles(("",), recipe.workdir, True, False))
     else:
         if (file.parent / ".dockerignore").exists():
-            raise NotFollowed("beside it is a .dockerignore, which is not carried out")
+            raise NotFollowed(Sentence("envs.harbor.dockerignore"))
         recipe = dockerfile.follow(file.read_text(errors="replace"), file.parent)
     recipe.workdir = settings.workdir or recipe.workdir
     recipe.env |= settings.env
@@ -372,7 +388,7 @@ def places(recipe: DockerRecipe, task: HarborTask) -> list[str]:
     for path in folders_inside:
         top, *below = PurePosixPath(path).parts[1:] or ("",)
         if not top or top in SYSTEM_FOLDERS or (top in SHARED and (not below or below[0] in SHARED[top])):
-            raise NotFollowed(f"the folder {path} belongs to the machine's system")
+            raise NotFollowed(Sentence("envs.harbor.system-folder", path=path))
         mounted.append(f"/{top}/{below[0]}" if top in SHARED else f"/{top}")
     return list(dict.fromkeys(mounted))
 
@@ -430,7 +446,9 @@ class BubblewrapMachine:
                 command, workdir = step
                 result = self.run(f"cd {shlex.quote(workdir)} && {command}", COMMAND_S)
                 if result.returncode:
-                    raise InfrastructureError(f"RUN {command[:60]} of the Dockerfile failed: {result.output[-200:]}")
+                    raise InfrastructureError(
+                        "envs.harbor.run-failed", command_=command[:60], output=result.output[-200:]
+                    )
 
     def _copy(self, context: Path, step: CopiedFiles) -> None:
         """Carry out one COPY or ADD."""
@@ -438,7 +456,7 @@ class BubblewrapMachine:
             path for pattern in step.patterns for path in (sorted(context.glob(pattern)) if pattern else [context])
         ]
         if not matches:
-            raise InfrastructureError(f"COPY {step.patterns[0]} of the Dockerfile names no file.")
+            raise InfrastructureError("envs.harbor.copy-without-file", pattern=step.patterns[0])
         for path in matches:
             if path.is_dir():
                 self.upload(path, step.target)
@@ -537,7 +555,7 @@ class BubblewrapMachine:
         entries = [(path, status) for path, status in entries if not _excluded(path or Path(source).name, exclude)]
         # Before anything is read: a sparse file is small on the disk and large in memory.
         if (size := sum(status.st_size + 1 for _, status in entries)) > most_bytes:
-            raise UnwieldyTree(f"{source} has more than {most_bytes} bytes.")
+            raise UnwieldyTree(Sentence("envs.harbor.too-many-bytes", source=source, most_bytes=most_bytes))
         target.parent.mkdir(parents=True, exist_ok=True)
         for path, file_status in entries:
             if (content := folders.read(self.root, f"{relative}/{path}" if path else relative)) is not None:
@@ -552,9 +570,9 @@ class BubblewrapMachine:
         if (status := self._status(path.lstrip("/"))) is None:
             return None
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is a link, or no file")
+            raise ValueError(Sentence("envs.harbor.not-a-file"))
         if status.st_size > most_bytes:
-            raise ValueError(f"it has {status.st_size} bytes; at most {most_bytes} are read")
+            raise ValueError(Sentence("envs.harbor.file-too-large", size=status.st_size, most_bytes=most_bytes))
         file = folders.read(self.root, path.lstrip("/"))
         return file[0] if file else None
 

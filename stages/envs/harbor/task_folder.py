@@ -25,6 +25,7 @@ from stages.envs import folders
 from stages.envs.base import Split
 from stages.errors import BadInput, refusal
 from stages.sandbox.containers import User
+from stages.words import Sentence
 
 VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4")
 MOST_TEXT = 1 << 20
@@ -46,14 +47,14 @@ ARTIFACTS = "/logs/artifacts"
 def _portable(name: str) -> str:
     """Return the name of a step, which is one folder below steps/; ValueError for anything else."""
     if not name.strip() or name in (".", "..") or re.search(r'[<>:"/\\|?*\x00-\x1f\x7f]|[. ]$', name):
-        raise ValueError(f"{name[:80]!r} is not a name of a folder")
+        raise ValueError(Sentence("envs.harbor.not-a-folder-name", name=name[:80]))
     return name
 
 
 def _inside_container(path: str) -> str:
     """Return an absolute path in a container; ValueError where it has `..` in it."""
     if not path or "\0" in path or ".." in PurePosixPath(path).parts:
-        raise ValueError(f"{path[:80]!r} is not a path in a container")
+        raise ValueError(Sentence("envs.harbor.not-a-container-path", path=path[:80]))
     return str(PurePosixPath("/", path))
 
 
@@ -65,7 +66,7 @@ def _without_host_variables(env: Mapping[str, str]) -> dict[str, str]:
             variables[name] = value
         elif template[2] is None:
             # Its value would be readable by the agent's commands, and keys are what it usually names.
-            raise ValueError(f"{name} is to have this machine's variable {template[1]}, which no task is given")
+            raise ValueError(Sentence("envs.harbor.host-variable", name=name, variable=template[1]))
         else:
             variables[name] = template[2]
     return variables
@@ -132,7 +133,7 @@ class EnvironmentSection(TaskTable):
             if (size := renamed.pop(old, None)) is not None and renamed.setdefault(new, _megabytes(size)) != _megabytes(
                 size
             ):
-                raise ValueError(f"{old} and {new} contradict each other")
+                raise ValueError(Sentence("envs.harbor.contradicting-keys", old=old, new=new))
         internet = renamed.pop("allow_internet", None)
         if internet is not None and "network_mode" not in renamed:
             renamed["network_mode"] = "public" if internet else "no-network"
@@ -141,7 +142,7 @@ class EnvironmentSection(TaskTable):
     @model_validator(mode="after")
     def _check(self) -> "EnvironmentSection":
         if self.allowed_hosts and self.network_mode != "allowlist":
-            raise ValueError('allowed_hosts belongs to network_mode = "allowlist"')
+            raise ValueError(Sentence("envs.harbor.hosts-without-allowlist"))
         return self
 
 
@@ -176,7 +177,7 @@ class VerifierSection(TaskTable):
     @model_validator(mode="after")
     def _check(self) -> "VerifierSection":
         if self.environment_mode == "shared" and self.environment is not None:
-            raise ValueError('environment_mode = "shared" and an environment of the verifier contradict each other')
+            raise ValueError(Sentence("envs.harbor.shared-with-environment"))
         return self
 
     def mode(self) -> Literal["shared", "separate"] | None:
@@ -238,10 +239,12 @@ class TaskConfig(TaskTable):
     @model_validator(mode="after")
     def _check(self) -> "TaskConfig":
         if self.schema_version not in VERSIONS:
-            raise ValueError(f"schema_version is {self.schema_version!r}; read are {', '.join(VERSIONS)}")
+            raise ValueError(
+                Sentence("envs.harbor.unknown-schema", schema_version=self.schema_version, versions=VERSIONS)
+            )
         names = [step.name.casefold() for step in self.steps]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"two steps have the name {twice[0]!r}")
+            raise ValueError(Sentence("envs.harbor.repeated-step", name=twice[0]))
         return self
 
 
@@ -328,7 +331,7 @@ def load(
     """
     root = Path(path).expanduser().absolute()
     if not root.is_dir():
-        raise BadInput(f"env.path is {path!r}, and there is no such folder. Name a folder of tasks.")
+        raise BadInput("envs.harbor.no-folder", path=path)
     tasks: list[HarborTask] = []
     problems: list[str] = []
     seen: dict[str, Path] = {}
@@ -345,7 +348,9 @@ def load(
             continue
         if (first := seen.setdefault(task.name, folder)) != folder:
             where = _shown(folder / CONFIG, root)
-            problems.append(f"{where}: the task has the name {task.name!r} of {_shown(first, root)}")
+            problems.append(
+                Sentence("envs.harbor.repeated-name", where=where, name=task.name, first=_shown(first, root))
+            )
             continue
         tasks.append(task)
     return tasks, problems
@@ -408,9 +413,7 @@ def _assembled(
     """Return the task with everything that a step inherits resolved; the problems of its files are added."""
     container = ContainerSource(config.environment, ENVIRONMENT)
     if config.environment.docker_image is None and f"{ENVIRONMENT}/Dockerfile" not in paths:
-        problems.append(
-            _problem(folder, root, (), "there is neither environment/Dockerfile nor environment.docker_image")
-        )
+        problems.append(_problem(folder, root, (), Sentence("envs.harbor.no-image")))
     steps = []
     sections: Sequence[StepSection | None] = config.steps or [None]
     for section in sections:
@@ -480,34 +483,34 @@ def _refused(config: TaskConfig, paths: frozenset[str]) -> Iterator[tuple[Keys, 
     ]
     for keys, environment in environments:
         if environment.os != "linux":
-            yield [*keys, "os"], f"it needs {environment.os}, and only Linux is played"
+            yield [*keys, "os"], Sentence("envs.harbor.not-linux", os=environment.os)
         if environment.gpus:
-            yield [*keys, "gpus"], f"it needs {environment.gpus} GPUs, and containers are given none"
+            yield [*keys, "gpus"], Sentence("envs.harbor.needs-gpus", gpus=environment.gpus)
         if environment.tpu:
-            yield [*keys, "tpu"], "it needs a TPU, and containers are given none"
+            yield [*keys, "tpu"], Sentence("envs.harbor.needs-tpu")
         if environment.mcp_servers:
-            yield [*keys, "mcp_servers"], "it needs MCP servers, and the agent has bash alone"
+            yield [*keys, "mcp_servers"], Sentence("envs.harbor.needs-mcp")
         if environment.skills_dir:
-            yield [*keys, "skills_dir"], "it brings skills for an agent's own program, and the agent has bash alone"
+            yield [*keys, "skills_dir"], Sentence("envs.harbor.brings-skills")
         if environment.network_mode == "allowlist":
-            yield [*keys, "network_mode"], "it needs some hosts of the internet alone, and hosts are not filtered here"
+            yield [*keys, "network_mode"], Sentence("envs.harbor.needs-some-hosts")
     phases: list[tuple[Keys, AgentSection | VerifierSection]] = [(["agent"], config.agent), *verifiers]
     phases += [(["steps", number, "agent"], step.agent) for number, step in enumerate(config.steps)]
     for keys, phase in phases:
         if phase.network_mode not in (None, config.environment.network_mode):
-            yield [*keys, "network_mode"], "it needs another network in this phase, and a container keeps its own"
+            yield [*keys, "network_mode"], Sentence("envs.harbor.changes-network")
     for keys, verifier in verifiers:
         for number, hook in enumerate(verifier.collect):
             if hook.service != MAIN:
-                yield [*keys, "collect", number, "service"], f"it needs the service {hook.service!r}; only main is run"
+                yield [*keys, "collect", number, "service"], Sentence("envs.harbor.needs-service", service=hook.service)
     for artifact in [*config.artifacts, *(artifact for step in config.steps for artifact in step.artifacts)]:
         if artifact.service not in (None, MAIN):
-            yield ["artifacts"], f"it needs the service {artifact.service!r}; only main is run"
+            yield ["artifacts"], Sentence("envs.harbor.needs-service", service=artifact.service)
     if config.metadata.get("split") not in (None, "train", "eval"):
-        yield ["metadata", "split"], f"{config.metadata['split']!r} is no split; it is train or eval"
+        yield ["metadata", "split"], Sentence("envs.harbor.no-such-split", split=config.metadata["split"])
     for path in sorted(paths):
         if PurePosixPath(path).name == "trajectory.json" and (path.count("/") == 0 or path.startswith("steps/")):
-            yield [], f"{path} is a conversation before the instruction, which is not played"
+            yield [], Sentence("envs.harbor.recorded-conversation", path=path)
 
 
 def _check_compose(folder: Path, root: Path, paths: frozenset[str], problems: list[str]) -> None:
@@ -527,12 +530,12 @@ def _check_compose(folder: Path, root: Path, paths: frozenset[str], problems: li
             further = sorted(map(str, set(services) - {MAIN}))
             keys = sorted(map(str, set(services.get(MAIN) or ()) - {"build", "image"}))
         except (yaml.YAMLError, AttributeError, TypeError, RecursionError) as error:
-            problems.append(f"{where}: no valid compose file ({str(error).splitlines()[0]})")
+            problems.append(Sentence("envs.harbor.invalid-compose", where=where, error=str(error).splitlines()[0]))
             continue
         if further:
-            problems.append(f"{where}: it needs the services {', '.join(further)}; only main is run")
+            problems.append(Sentence("envs.harbor.needs-services", where=where, services=further))
         elif keys:
-            problems.append(f"{where}: it sets {keys[0]!r} of main, and settings of a compose file are not carried out")
+            problems.append(Sentence("envs.harbor.compose-setting", where=where, key=keys[0]))
 
 
 def _tree(folder: Path, root: Path, problems: list[str]) -> tuple[str, frozenset[str]]:
@@ -548,14 +551,14 @@ def _tree(folder: Path, root: Path, problems: list[str]) -> tuple[str, frozenset
             # Before the file is read: a sparse one is small on the disk and large in memory.
             if size > MOST_BYTES or count > MOST_FILES:
                 problems.append(
-                    f"{where}: with it the task has more than {MOST_BYTES >> 20} MiB or {MOST_FILES:,} files"
+                    Sentence("envs.harbor.task-too-large", where=where, most_mb=MOST_BYTES >> 20, most_files=MOST_FILES)
                 )
                 break
             if stat.S_ISLNK(mode):
                 target = os.readlink(entry.name, dir_fd=entry.folder)
                 real = os.path.realpath(folder / entry.path)
                 if not (real == top or real.startswith(f"{top}{os.sep}")):
-                    problems.append(f"{where}: it is a link to {target[:80]!r}, out of the task's folder")
+                    problems.append(Sentence("envs.harbor.link-outside", where=where, target=target[:80]))
                 elif os.path.isfile(real):
                     paths.add(entry.path)
                 digest.update(f"link {entry.path}\0{target}\0".encode(errors="surrogateescape"))
@@ -567,9 +570,9 @@ def _tree(folder: Path, root: Path, problems: list[str]) -> tuple[str, frozenset
                     with os.fdopen(os.open(entry.name, folders.FILE, dir_fd=entry.folder), "rb") as file:
                         digest.update(hashlib.file_digest(file, "sha256").digest())
                 except OSError as error:
-                    problems.append(f"{where}: it cannot be read ({error.strerror})")
+                    problems.append(Sentence("envs.harbor.unreadable-file", where=where, reason=error.strerror))
             elif not entry.is_folder:
-                problems.append(f"{where}: it is neither a file nor a folder")
+                problems.append(Sentence("envs.harbor.special-file", where=where))
     except folders.UnwieldyTree as error:
         problems.append(f"{above}: {error}")
     return digest.hexdigest(), frozenset(paths)
@@ -580,15 +583,15 @@ def _text(folder: Path, path: str, root: Path, problems: list[str]) -> str | Non
     where = _shown(folder / path, root)
     file = folders.read(folder, path)
     if file is None:
-        problems.append(f"{where}: there is no such file")
+        problems.append(Sentence("envs.harbor.no-file", where=where))
     elif len(file[0]) > MOST_TEXT:
-        problems.append(f"{where}: it is longer than {MOST_TEXT >> 20} MiB")
+        problems.append(Sentence("envs.harbor.text-too-long", where=where, most_mb=MOST_TEXT >> 20))
     else:
         try:
             return file[0].decode()
         except UnicodeDecodeError as error:
             line = file[0][: error.start].count(b"\n") + 1
-            problems.append(f"{where}, line {line}: it is no UTF-8 text")
+            problems.append(Sentence("envs.harbor.not-utf8", where=where, line=line))
     return None
 
 

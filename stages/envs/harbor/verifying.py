@@ -10,12 +10,14 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stages.envs.folders import UnwieldyTree
 from stages.envs.harbor.machines import LOGS, Machine
 from stages.envs.harbor.task_folder import ARTIFACTS, TEST_SCRIPT, Artifact, ContainerSource, HarborStep, HarborTask
 from stages.envs.repo import trees
 from stages.errors import InfrastructureError
+from stages.words import Sentence
 
 VERIFIER = f"{LOGS}/verifier"
 TESTS = "/tests"
@@ -34,8 +36,8 @@ log = logging.getLogger(__name__)
 class NoReward(InfrastructureError):
     """A verifier left no reward. again: whether another run may leave one."""
 
-    def __init__(self, reason: str, *, again: bool = True) -> None:
-        super().__init__(reason)
+    def __init__(self, code: str, *, again: bool = True, **values: Any) -> None:
+        super().__init__(code, **values)
         self.again = again
 
 
@@ -94,9 +96,9 @@ def run_shared(
     machine.run(f"chmod +x {script}", timeout_s, user="root")
     result = machine.run(script, timeout_s, env=step.verifier_env, user=step.verifier_user)
     if result.timed_out:
-        raise NoReward(f"The verifier did not end within {timeout_s:g} s.", again=False)
+        raise NoReward("envs.harbor.verifier-timed-out", again=False, timeout_s=timeout_s)
     if result.killed_for is not None:
-        raise NoReward(f"The verifier was ended for {result.killed_for}: {result.output.strip()[-200:]}")
+        raise NoReward("envs.harbor.verifier-killed", killed_for=result.killed_for, output=result.output.strip()[-200:])
     for name in REWARDS:
         try:
             data = machine.read(f"{VERIFIER}/{name}", LONGEST_REWARD)
@@ -104,9 +106,9 @@ def run_shared(
                 rewards = reward_of(data, name)
                 return rewards, f"{result.output}\n[{name}] {json.dumps(rewards)}\n"
         except (ValueError, RecursionError) as error:
-            raise NoReward(f"The verifier's {name} is not a reward: {error}.") from None
+            raise NoReward("envs.harbor.invalid-reward", name=name, error=error) from None
     output = result.output.strip()[-200:]
-    raise NoReward(f"The verifier wrote no reward and ended with exit code {result.returncode}: {output}")
+    raise NoReward("envs.harbor.no-reward", returncode=result.returncode, output=output)
 
 
 def run_separate(
@@ -132,8 +134,14 @@ def run_separate(
             try:
                 budget -= machine.fetch(artifact.source, scratch / str(number) / "artifact", artifact.exclude, budget)
             except UnwieldyTree as error:
-                limit = f"The artifacts have more than {FETCHED_BYTES >> 20} MiB together"
-                raise UnwieldyTree(f"{limit}, of which {FETCHED_BYTES - budget} bytes were read: {error}") from None
+                raise UnwieldyTree(
+                    Sentence(
+                        "envs.harbor.too-many-artifact-bytes",
+                        most_mb=FETCHED_BYTES >> 20,
+                        num_bytes=FETCHED_BYTES - budget,
+                        error=error,
+                    )
+                ) from None
             carried.append((artifact.source, scratch / str(number)))
         fresh = start(source)
         try:
@@ -172,15 +180,17 @@ def reward_of(data: bytes, name: str) -> dict[str, float]:
         try:
             values = {"reward": float(text)}
         except ValueError:
-            raise ValueError(f"it holds {text.strip()[:40]!r}, which is not a number") from None
+            raise ValueError(Sentence("envs.harbor.reward-not-a-number", text=text.strip()[:40])) from None
     if "reward" not in values and len(values) != 1:
-        raise ValueError(f"it has no key 'reward' but {', '.join(map(repr, sorted(values)[:5])) or 'none'}")
+        raise ValueError(Sentence("envs.harbor.no-reward-key", keys=list(map(repr, sorted(values)[:5]))))
     for key, value in values.items():
         if not isinstance(value, (int, float)):
-            raise ValueError(f"{key} is {str(value)[:40]!r}, which is not a number")  # noqa: TRY004 (of a file's text)
+            raise ValueError(Sentence("envs.harbor.value-not-a-number", key=key, value=str(value)[:40]))  # noqa: TRY004 (of a file's text)
         # A group's mean and spread are computed from rewards: 1e308 is finite, and its square is not.
         if not abs(value) <= LARGEST_REWARD:
-            raise ValueError(f"{key} is {str(value)[:40]}, which is not within {LARGEST_REWARD:g} of 0")
+            raise ValueError(
+                Sentence("envs.harbor.value-too-large", key=key, value=str(value)[:40], largest=LARGEST_REWARD)
+            )
     numbers = {key: float(value) for key, value in values.items()}
     return numbers if "reward" in numbers else {"reward": next(iter(numbers.values())), **numbers}
 

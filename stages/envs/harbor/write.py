@@ -57,12 +57,9 @@ def write_tasks(
     """
     environment = envs.load(env, options)
     if not isinstance(environment, Packs):
-        raise UsageError(
-            f"Tasks of {env!r} cannot be exported: the environment has no method "
-            "`packed`, which packs a task for other programs."
-        )
+        raise UsageError("envs.harbor.env-cannot-export", env=env)
     if folder.exists() and any(folder.iterdir()):
-        raise UsageError(f"{folder} is not empty. Name a new folder.")
+        raise UsageError("envs.harbor.folder-not-empty", folder=folder)
     names: set[str] = set()
     try:
         for task in tasks:
@@ -71,7 +68,7 @@ def write_tasks(
             try:
                 packed = cast(Packs, environment).packed()
             except InfrastructureError as error:
-                raise BadInput(f"The task {task.task_id} cannot be exported: {error}") from None
+                raise BadInput("envs.harbor.task-cannot-be-exported", task_id=task.task_id, error=error) from None
             write_task(task, packed, folder / name, base_image)
             tell(name)
     finally:
@@ -90,7 +87,7 @@ def folder_name(task_id: str, names: set[str]) -> str:
 def write_task(task: Task, packed: RepoTask, folder: Path, base_image: str) -> None:
     """Write the folder of one task."""
     if task.task_id.endswith(TWIN):
-        raise BadInput(f"{task.task_id} is an impossible variant, which no solution passes. Export without twins.")
+        raise BadInput("envs.harbor.impossible-variant", task_id=task.task_id)
     export, files = packed.export or Export(), read_files(packed.delivered)
     originals = {
         path: file

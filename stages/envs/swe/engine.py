@@ -26,11 +26,7 @@ def require_engine() -> str:
     """Return the engine; `UsageError` names what to install, or to set instead."""
     program = find_engine()
     if program is None:
-        raise UsageError(
-            "SWE-bench needs a container engine for its images (install Docker or Podman and start it), or local "
-            "checkouts: --set env.repos=DIR with one git mirror a repository. `composer swe check` tells what "
-            "else is lacking; `--env swe-mini` needs neither."
-        )
+        raise UsageError("envs.swe.no-engine")
     return program
 
 
@@ -85,4 +81,4 @@ def copy_testbed(engine: str, image: str, target: Path) -> None:
     finally:
         subprocess.run([engine, "rm", "--force", name], capture_output=True, timeout=START_S)
     if not any(target.iterdir()):
-        raise InfrastructureError(f"The image {image} has nothing in /testbed.")
+        raise InfrastructureError("envs.swe.image-without-tree", image=image)

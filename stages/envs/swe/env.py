@@ -25,6 +25,7 @@ from stages.errors import ComposerError, InfrastructureError, UsageError
 from stages.runs.kinds import Row
 from stages.sandbox import containers, probe
 from stages.terms import REPOSITORY
+from stages.words import Sentence
 
 ALL_IMAGES_GB, ALL_IMAGES = 120, 300
 """The disk space that SWE-bench's own README asks for, and its number of images."""
@@ -86,7 +87,7 @@ def container_requirements(rows: Sequence[Row], program: str | None) -> WayToRun
     """Check what running in containers needs. program: an engine that answers, None where there is none."""
     if program is None:
         failures = "; ".join(f"{name} {containers.engine_failure(name) or 'answers'}" for name in containers.ENGINES)
-        no_engine = Requirement("engine", "missing", failures, "Install Docker or Podman and start it.")
+        no_engine = Requirement("engine", "missing", failures, Sentence("envs.swe.install-engine"))
         return WayToRun("containers", [no_engine, _architecture(), _memory()])
     info = containers.engine_info(program)
     parts = [Requirement("engine", "ok", f"{program}, {'rootless' if info.rootless else 'as root'}")]
@@ -101,7 +102,7 @@ def container_requirements(rows: Sequence[Row], program: str | None) -> WayToRun
         reason = containers.manifest_failure(program, missing[0], MANIFEST_S) if missing else None
         later = "; the others are fetched when they are first used" if missing else ""
         state = present + (later if reason is None else f"; {missing[0]} cannot be fetched ({reason})")
-        way_out = "Connect to the registry, or load the images with the engine."
+        way_out = Sentence("envs.swe.connect-to-registry")
         parts.append(Requirement.of("images", reason is None, state, way_out))
     needed_mb = ALL_IMAGES_GB * 1000 * len(missing) // ALL_IMAGES
     return WayToRun("containers", [*parts, _disk(info.storage or Path("/"), needed_mb, "images")])
@@ -111,14 +112,14 @@ def _architecture() -> Requirement:
     """Check whether the official images run on this kind of machine."""
     machine = platform.machine()
     fits = machine == "x86_64"
-    state = machine if fits else f"{machine}; the official images are for x86_64"
+    state = machine if fits else Sentence("envs.swe.images-for-x86-only", machine=machine)
     return Requirement.of("architecture", fits, state, "Use clones instead.")
 
 
 def _memory() -> Requirement:
     """Check whether one run of tests under its limit fits; several at once need more."""
     total, needed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20, TEST_LIMITS.memory_mb
-    state = f"{total} MiB; one run of tests may take {needed}"
+    state = Sentence("envs.swe.memory-state", total_mb=total, needed_mb=needed)
     return Requirement.of("memory", total >= needed, state, "Take a larger machine.")
 
 
@@ -126,7 +127,9 @@ def _disk(folder: Path, needed_mb: int, noun: str) -> Requirement:
     """Check whether what is still to be fetched or built fits below a folder, which need not exist."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free_mb = shutil.disk_usage(existing).free // 1_000_000
-    state = f"{free_mb / 1000:.0f} GB free at {existing}; {noun} to come need about {needed_mb / 1000:.1f}"
+    state = Sentence(
+        "envs.swe.disk-state", free_gb=free_mb / 1000, folder=existing, noun=noun, needed_gb=needed_mb / 1000
+    )
     return Requirement.of("disk", free_mb >= needed_mb, state, "Make room there.")
 
 
@@ -150,11 +153,11 @@ def local_requirements(
     if rows:
         parts += _environments(to_build, len(versions))
         if guessed := sum(spec.source == GUESSED for spec in specs.values()):
-            state = f"{guessed} of {len(specs)} versions are in no table here, and get the newest of what they ask for"
-            way_out = "pip install 'composer-post-training[swe]', else their tests may fail."
+            state = Sentence("envs.swe.versions-guessed", num_guessed=guessed, num_versions=len(specs))
+            way_out = Sentence("envs.swe.install-swebench")
             parts.append(Requirement("specifications", "note", state, way_out))
         else:
-            parts.append(Requirement("specifications", "ok", "all versions are in swebench's table"))
+            parts.append(Requirement("specifications", "ok", Sentence("envs.swe.versions-in-table")))
         parts.append(_disk(folder, ENVIRONMENT_MB * len(to_build), "environments"))
     return WayToRun("local", parts)
 
@@ -177,7 +180,7 @@ def _clones(rows: Sequence[Row], repos: str) -> Requirement:
         row["instance_id"] for row in rows if (at := mirrors[row["repo"]]) and not has_commit(at, row["base_commit"])
     ]
     state += f", but no base commit of {len(gone)} rows, such as {gone[0]}" if gone else ", every base commit in them"
-    return Requirement.of("clones", not gone, state, "Fetch those mirrors again (git fetch in each).")
+    return Requirement.of("clones", not gone, state, Sentence("envs.swe.fetch-mirrors"))
 
 
 def _environments(to_build: Mapping[str, EnvironmentSpec], total: int) -> list[Requirement]:
@@ -188,7 +191,7 @@ def _environments(to_build: Mapping[str, EnvironmentSpec], total: int) -> list[R
     conda = sorted(name for name, spec in to_build.items() if spec.needs_conda)
     by_conda = f"{len(conda)} are made by conda, such as {conda[0]}" if conda else ""
     builds = by_conda or "the others are built when they are first used"
-    way_out = "Build those yourself below env.venvs, or leave them out."
+    way_out = Sentence("envs.swe.build-environments")
     parts = [Requirement.of("environments", not conda, f"{state}; {builds}", way_out)]
     absent = defaultdict(list)
     for name, spec in to_build.items():
@@ -260,7 +263,7 @@ class SweEnv(RepoEnvironment):
             read = Requirement("rows", "ok", f"{len(rows)} of {self._path or self._dataset}")
         except ComposerError as error:
             rows = []
-            read = Requirement("rows", "missing", str(error), "Give a file of rows with env.path.")
+            read = Requirement("rows", "missing", str(error), Sentence("envs.swe.give-rows"))
         folder = Path(self._venvs) if self._venvs else instance_tasks.DEFAULT_VENVS
         ways = [
             container_requirements(rows, containers.find_engine()),

@@ -14,6 +14,7 @@ from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.runs.kinds import Row
 from stages.swebench.lists import LISTS, is_name_list
 from stages.swebench.rows import READABLE, read_records
+from stages.words import Sentence
 
 CLASSIC = (
     *("repo", "instance_id", "base_commit", "patch", "test_patch", "problem_statement", "hints_text", "created_at"),
@@ -29,23 +30,20 @@ LITE = "SWE-bench/SWE-bench_Lite"
 def load(path: Path) -> list[Row]:
     """Load the instances of a file; `BadInput` names a row that fits neither shape with its missing columns."""
     if not path.is_file():
-        raise BadInput(f"There is no file of instances at {str(path)!r}. Give one of {', '.join(READABLE)}.")
+        raise BadInput("envs.swe.no-instances-file", path=str(path), readable=READABLE)
     return validated_rows(list(read_records(path)), str(path))
 
 
 def load_from_hub(name: str, split: str) -> list[Row]:
     """Load the rows of a data set on the hub; errors name what works without a connection."""
-    remedy = (
-        "Without a connection give a file of instances: --set env.path=FILE (JSON, JSON Lines or Parquet); "
-        "`--env swe-mini` brings its own, and `composer swe check` lists what else is missing."
-    )
+    remedy = Sentence("envs.swe.without-connection")
     return validated_rows(hub_rows(name, remedy, part=split)[split], name)
 
 
 def named(rows: list[Row], ids: Sequence[str], source: str) -> list[Row]:
     """Return the rows with these ids, all where there are no ids; `UsageError` for an id that `source` lacks."""
     if unknown := sorted(set(ids) - {row["instance_id"] for row in rows}):
-        raise UsageError(f"There is no instance {unknown[0]!r} in {source}.")
+        raise UsageError("envs.swe.no-instance", instance=unknown[0], source=source)
     return [row for row in rows if not ids or row["instance_id"] in ids]
 
 
@@ -53,21 +51,20 @@ def validated_rows(rows: Sequence[Any], where: str) -> list[Row]:
     """Return the rows; `BadInput` names the first that fits neither shape."""
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
-            raise BadInput(f"{where}, row {number}, is not an instance but {str(row)[:60]!r}.")
+            raise BadInput("envs.swe.row-not-an-object", where=where, number=number, text=str(row)[:60])
         classic = [name for name in CLASSIC if row.get(name) is None and name not in OPTIONAL]
         newer = [name for name in (*CLASSIC, *NEWER) if row.get(name) is None and name not in OPTIONAL_WITH_SCRIPT]
         if classic and newer:
             name = row.get("instance_id", f"number {number}")
-            raise BadInput(
-                f"{where}, row {name}, fits no shape of SWE-bench: the classic one needs "
-                f"{', '.join(classic)}, the newer one {', '.join(newer)}. "
-                f"Get the rows from {LITE}, or add the columns."
-            )
+            raise BadInput("envs.swe.columns-missing", where=where, name=name, classic=classic, newer=newer, lite=LITE)
         # JSON text in SWE-bench's rows, lists in those of SWE-Gym and SWE-smith.
         if unread := next((name for name in LISTS if not is_name_list(row[name])), None):
             raise BadInput(
-                f"{where}, row {row['instance_id']}: {unread} is not a list of test names, nor one as JSON text, but "
-                f"{str(row[unread])[:60]!r}."
+                "envs.swe.not-a-test-list",
+                where=where,
+                row=row["instance_id"],
+                column=unread,
+                text=str(row[unread])[:60],
             )
     return list(rows)
 
@@ -95,12 +92,7 @@ def require_mirror(folder: Path, repo: str) -> Path:
     """Return the git directory of `owner/name` below a folder; `UsageError` gives the command that makes it."""
     mirror = find_mirror(folder, repo)
     if mirror is None:
-        name = repo.replace("/", "__")
-        raise UsageError(
-            f"There is no mirror of {repo} in {folder} (`composer swe check` lists what else is missing; "
-            "`--env swe-mini` needs none). Make it with: "
-            f"git clone --mirror https://github.com/{repo} {folder}/{name}.git"
-        )
+        raise UsageError("envs.swe.no-mirror", repo=repo, folder=folder)
     return mirror
 
 
@@ -126,9 +118,7 @@ def check_out(mirror: Path, commit: str, target: Path) -> None:
             trees.git(target, "-c", "safe.directory=*", *at, "read-tree", commit, env=index)
             trees.git(target, "-c", "safe.directory=*", *at, "checkout-index", "--all", "--force", env=index)
         except RuntimeError as error:
-            raise InfrastructureError(
-                f"The mirror {mirror} does not give commit {commit}: {error}. Fetch it again."
-            ) from None
+            raise InfrastructureError("envs.swe.commit-missing", mirror=mirror, commit=commit, error=error) from None
 
 
 def patched_files(base: Path, patch: str) -> trees.Changes:
@@ -143,7 +133,7 @@ def patched_files(base: Path, patch: str) -> trees.Changes:
         try:
             trees.git(work, "apply", "--whitespace=nowarn", ".patch")
         except RuntimeError as error:
-            raise InfrastructureError(f"The patch does not apply to the base commit: {error}.") from None
+            raise InfrastructureError("envs.swe.patch-does-not-apply", error=error) from None
         (work / ".patch").unlink()
         after = {path: trees.read(work, path) for path in trees.walk(work)}
     return {path: after.get(path) for path in sorted({*before, *after}) if before.get(path) != after.get(path)}

@@ -32,6 +32,7 @@ from stages.runs import store
 from stages.runs.activity import activity
 from stages.runs.kinds import Row
 from stages.terms import REPOSITORY
+from stages.words import Sentence
 
 ROWS = Path(__file__).with_name("mini.jsonl")
 CACHE = Path.home() / ".cache" / "composer" / "swe-mini"
@@ -55,11 +56,11 @@ def fetched_sdist(row: Mapping[str, Any], cache: Path) -> Path:
             options = ["--no-deps", "--no-binary", package, "--require-hashes", "-r", str(folder / "wanted.txt")]
             return _pip("download", *options, "--dest", str(target.parent))
 
-    _fetched(path, fetch, f"The source distribution {path.name}", f"put the file into {path.parent}")
+    _fetched(
+        path, fetch, f"The source distribution {path.name}", Sentence("envs.swe.put-file-into", folder=path.parent)
+    )
     if (digest := store.file_sha256(path)) != row["sdist_sha256"]:
-        raise BadInput(
-            f"{path} has the SHA-256 {digest}, not {row['sdist_sha256']}. Delete it, and it is fetched again."
-        )
+        raise BadInput("envs.swe.wrong-sdist", path=path, digest=digest, row_digest=row["sdist_sha256"])
     return path
 
 
@@ -71,7 +72,7 @@ def pytest_folder(cache: Path) -> Path:
 def fetched_pytest(cache: Path) -> Path:
     """Return a folder with the pytest that the lists of the rows were made with, fetched where it is missing."""
     path = pytest_folder(cache)
-    way_out = "let pip find it without one (PIP_NO_INDEX, PIP_FIND_LINKS)"
+    way_out = Sentence("envs.swe.let-pip-find-it")
     _fetched(path, lambda target: _pip("install", "--target", str(target), PYTEST), PYTEST, way_out)
     return path
 
@@ -86,10 +87,7 @@ def _fetched(path: Path, fetch: Callable[[Path], str], package: str, way_out: st
         with trees.scratch() as folder, activity(f"fetching {path.name}"):
             reason = fetch(folder / path.name)
             if reason or not (folder / path.name).exists():
-                raise UsageError(
-                    f"{package} cannot be fetched ({reason or 'pip gave another file'}). It is needed once: connect to "
-                    f"a package index, or {way_out}."
-                )
+                raise UsageError("envs.swe.fetch-failed", package=package, reason=reason, way_out=way_out)
             # Renamed last: an interrupted download or copy must leave nothing at `path`.
             partial = path.with_name(f"{path.name}.part")
             shutil.rmtree(partial, ignore_errors=True)
@@ -120,14 +118,13 @@ def plant(row: Mapping[str, Any], sdist: Path, target: Path) -> None:
             trees.git(tree, "apply", "--reverse", str(patch))
         except RuntimeError as error:
             raise BadInput(
-                f"The patch of {row['instance_id']} does not fit {row['sdist']}: {error}. Correct the row."
+                "envs.swe.patch-does-not-fit", instance=row["instance_id"], sdist=row["sdist"], error=error
             ) from None
         folders.copy(tree, target)
         commit = trees.commit(tree)
     if commit != row["base_commit"]:
         raise BadInput(
-            f"The base commit of {row['instance_id']} is {commit} here and {row['base_commit']} in its row. "
-            "Correct the row, whose patches or distribution have changed."
+            "envs.swe.wrong-base-commit", instance=row["instance_id"], commit=commit, row_commit=row["base_commit"]
         )
 
 
@@ -172,8 +169,7 @@ class SweMiniEnv(RepoEnvironment):
         for row in rows:
             if lacking := [name for name in COLUMNS if not row.get(name)]:
                 raise BadInput(
-                    f"{self._path}, row {row['instance_id']}, has no {', '.join(lacking)}. Rows of swe-mini name their "
-                    "source distribution; for others use `--env swe-lite`."
+                    "envs.swe.row-without-sdist", path=self._path, instance=row["instance_id"], columns=lacking
                 )
         return instances.named([row for row in rows if row["split"] == split], self._only, self._path)
 

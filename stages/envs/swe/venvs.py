@@ -105,10 +105,7 @@ def build(row: Mapping[str, Any], spec: EnvironmentSpec, mirror: Path, target: P
     It keeps as overlay the files that the installation adds to the source, such as metadata, and none that it changes.
     """
     if spec.needs_conda:
-        raise InfrastructureError(
-            f"The specification of {name_of(row)} is a conda environment. "
-            f"Build it yourself and put it, or a link to it, at {target}."
-        )
+        raise InfrastructureError("envs.swe.conda-environment", version=name_of(row), target=target)
     if spec.source == GUESSED:
         log.warning(GUESS, name_of(row))
     python = interpreter(spec.python, name_of(row))
@@ -135,7 +132,7 @@ def build(row: Mapping[str, Any], spec: EnvironmentSpec, mirror: Path, target: P
     except subprocess.SubprocessError as error:
         shutil.rmtree(target, ignore_errors=True)
         raise InfrastructureError(
-            f"The environment {target.name} could not be built ({error}); its log is {build_log}."
+            "envs.swe.environment-not-built", name=target.name, error=error, build_log=build_log
         ) from None
     # Last: a build that was killed leaves no mark, and starts again.
     (target / DONE).write_text(json.dumps({"spec": vars(spec), "python": python}))
@@ -148,9 +145,7 @@ def interpreter(version: str, requester: str) -> str:
     pythons = [path for root in roots for path in sorted(root.glob(f"{version}.*/bin/python{version}"))]
     if path := str(pythons[-1]) if pythons else shutil.which(f"python{version}"):
         return path
-    raise InfrastructureError(
-        f"{requester} needs Python {version}, which is not installed: for instance `pyenv install {version}`."
-    )
+    raise InfrastructureError("envs.swe.python-missing", requester=requester, version=version)
 
 
 def _install(spec: EnvironmentSpec, source: Path, venv: Path, version: str, out: Any) -> None:
@@ -214,8 +209,4 @@ def refuse_copies(venv: Venv, delivered: Path, name: str) -> None:
     """Raise `InfrastructureError` where the environment holds a package of the repository, and maybe the answer."""
     for site in venv.folder.glob("lib/python*/site-packages"):
         if copies := sorted(p for p in packages_of(delivered) if (site / p / "__init__.py").is_file()):
-            raise InfrastructureError(
-                f"The environment of {name} holds a copy of {copies[0]} at {site / copies[0]}, which may be of a later "
-                "commit than the instance and hold the answer. Install the repository in place (`pip install -e .`), "
-                "or delete the copy."
-            )
+            raise InfrastructureError("envs.swe.repository-copied", name=name, package=copies[0], path=site / copies[0])

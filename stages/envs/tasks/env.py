@@ -33,6 +33,7 @@ from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.runs import store
 from stages.runs.kinds import Row
 from stages.swebench.lists import TestLists
+from stages.words import Sentence
 
 CLONES = Path("~/.cache/composer/tasks").expanduser()
 _cloning = threading.Lock()
@@ -57,9 +58,9 @@ class TasksEnv(RepoEnvironment):
         max_chars: int = 10_000,
     ) -> None:
         if not path:
-            raise UsageError("Which tasks? Give --set env.path=FILE, JSON lines with a prompt and a test each.")
+            raise UsageError("envs.tasks.no-path")
         if not 0 < eval_share < 1:
-            raise UsageError(f"env.eval_share is {eval_share}. It is a share of the families, between 0 and 1.")
+            raise UsageError("envs.tasks.eval-share-out-of-range", eval_share=eval_share)
         self.sandbox, self._path, self.max_chars = sandbox, path, max_chars
         self._split_seed, self._eval_share = split_seed, eval_share
 
@@ -114,7 +115,11 @@ class TasksEnv(RepoEnvironment):
             commands="\n".join([row["test"], *(script["command"] for script in row["script"])]),
             ids=ids,
             question_files={**originals, **hidden} if ids else {},
-            report_reason="" if ids else "expects what another call is given" if compared else "is a command",
+            report_reason=""
+            if ids
+            else Sentence("envs.tasks.expects-argument-of-another-call")
+            if compared
+            else "is a command",
             ground="values" if compared and not values.are_told(row) else "report",
             # A verifier elsewhere would import the code that it judges, and pay by its report.
             export=None
@@ -173,7 +178,9 @@ def fill(folder: Path, row: Row | Mapping[str, Any]) -> None:
                 shared = {"GIT_ALTERNATE_OBJECT_DIRECTORIES": str(objects.absolute())}
                 trees.git(empty, "archive", "--format=tar", f"--output={archive}", row["commit"], env=shared)
             except RuntimeError as error:
-                raise BadInput(f"{row['git']} has no commit {row['commit']} that can be read ({error}).") from None
+                raise BadInput(
+                    "envs.tasks.commit-not-readable", repository=row["git"], commit=row["commit"], error=error
+                ) from None
             (scratch / "files").mkdir()
             folders.copy(trees.extract_archive(archive, scratch / "files"), folder)
     trees.apply(texts(row["files"]), folder)
@@ -190,5 +197,5 @@ def mirror(address: str) -> Path:
                     trees.git(scratch, "clone", "--quiet", "--mirror", "--", address, str(scratch / "clone"))
                     os.rename(scratch / "clone", clone)
                 except (RuntimeError, OSError) as error:
-                    raise InfrastructureError(f"{address} cannot be cloned ({error}).") from None
+                    raise InfrastructureError("envs.tasks.clone-failed", address=address, error=error) from None
     return clone

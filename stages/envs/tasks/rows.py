@@ -27,6 +27,7 @@ from stages.errors import BadInput, refusal
 from stages.runs import store
 from stages.runs.kinds import Row
 from stages.runs.settings import nearest_keys
+from stages.words import Sentence
 
 LABELS = frozenset({"id", "family", "split"})
 """Fields that do not change what a task asks for."""
@@ -37,18 +38,18 @@ def checked_path(path: str) -> str:
     """Return a path below the task's folder; ValueError where it leads out of it, or into version control."""
     pure = PurePosixPath(path)
     if not path or "\0" in path or pure.is_absolute() or ".." in pure.parts or not pure.parts:
-        raise ValueError(f"{path[:80]!r} is not a path below the task's folder")
+        raise ValueError(Sentence("envs.tasks.path-outside-folder", path=path[:80]))
     if RESERVED & set(pure.parts):
-        raise ValueError(f"{path[:80]!r} is a file of version control")
+        raise ValueError(Sentence("envs.tasks.version-control-file", path=path[:80]))
     if len(path.encode()) > folders.LONGEST_PATH or len(pure.parts) > folders.DEEPEST:
-        raise ValueError(f"{path[:80]!r} is too long or too deep")
+        raise ValueError(Sentence("envs.tasks.path-too-long", path=path[:80]))
     return str(pure)
 
 
 def checked_function(name: str) -> str:
     """Return the name of a function of a module; `ValueError` for anything else."""
     if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", name):
-        raise ValueError("it should be a module and a function, such as shapes.circle:area")
+        raise ValueError(Sentence("envs.tasks.not-a-function"))
     return name
 
 
@@ -72,7 +73,7 @@ class CallRow(BaseModel):
     def _check(self) -> "CallRow":
         # A table has both columns in every row, one of them null.
         if self.returns is not None if self.raises else "returns" not in self.model_fields_set:
-            raise ValueError("give either returns, a value, or raises, the name of an exception")
+            raise ValueError(Sentence("envs.tasks.returns-or-raises"))
         return self
 
 
@@ -92,9 +93,9 @@ class ScriptRow(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> "ScriptRow":
         if "\0" in self.command:
-            raise ValueError("command holds the character NUL, which no shell takes")
+            raise ValueError(Sentence("envs.tasks.nul-in-command"))
         if self.stdout is None and not self.files:
-            raise ValueError("give stdout, files or both: what the script prints and writes")
+            raise ValueError(Sentence("envs.tasks.no-script-result"))
         return self
 
 
@@ -137,22 +138,19 @@ class TaskRow(BaseModel):
     def _check(self) -> "TaskRow":
         ways = {"calls or script": self.calls or self.script, "tests": self.tests, "test": self.test.strip()}
         if len(used := [name for name, way in ways.items() if way]) != 1:
-            raise ValueError(
-                f"it has {' and '.join(used) or 'no test'}. Give it one test: either calls or script, whose results "
-                "are compared, or tests, a list of pytest ids, or test, a shell command that passes with exit code 0"
-            )
+            raise ValueError(Sentence("envs.tasks.several-tests", tests=used))
         if self.archive and self.git:
-            raise ValueError("give archive or git, not both")
+            raise ValueError(Sentence("envs.tasks.archive-and-git"))
         if bool(self.git) != bool(self.commit):
-            raise ValueError("git and commit belong together")
+            raise ValueError(Sentence("envs.tasks.git-without-commit"))
         # An id with a dash in front would be an option of pytest.
         if bad := [test for test in self.tests if not test.strip() or test.startswith(("-", "/")) or "\0" in test]:
-            raise ValueError(f"{bad[0]!r} is not an id of pytest; write tests/test_a.py::test_b")
+            raise ValueError(Sentence("envs.tasks.not-a-pytest-id", test=bad[0]))
         if "\0" in self.test:
-            raise ValueError("test holds the character NUL, which no shell takes")
+            raise ValueError(Sentence("envs.tasks.nul-in-test"))
         for paths in (self.files, self.hidden, self.solution or {}):
             if inside := [path for path in paths if any(str(above) in paths for above in PurePosixPath(path).parents)]:
-                raise ValueError(f"{inside[0]!r} lies in another file of the row")
+                raise ValueError(Sentence("envs.tasks.file-inside-file", path=inside[0]))
         return self
 
 
@@ -161,7 +159,7 @@ def _problem(error: Mapping[str, Any]) -> str:
     field = ".".join(str(part) for part in error["loc"] if part != "[key]") or "the row"  # pydantic marks keys so
     if error["type"] == "extra_forbidden":
         near = " or ".join(nearest_keys(TaskRow, field))
-        return f"{field}: rows have no such field{f'; did you mean {near}?' if near else ''}"
+        return Sentence("envs.tasks.no-such-field", field=field, near=near)
     of_row = not error["loc"] and error["type"] == "value_error"
     return refusal(error) if of_row else f"{field}: {refusal(error)}"
 
@@ -182,11 +180,11 @@ def load(path: str) -> list[Row]:
         try:
             json.dumps(record, ensure_ascii=False).encode()
         except TypeError as error:  # of a table
-            problems.append(f"{where}: it holds what JSON cannot ({error})")
+            problems.append(Sentence("envs.tasks.not-json", where=where, error=error))
             continue
         except ValueError:
             # json.loads takes "\\ud800", which no file can hold.
-            problems.append(f"{where}: it holds what is not text, such as half of a character (\\ud800)")
+            problems.append(Sentence("envs.tasks.not-text", where=where))
             continue
         try:
             # Without columns that are null: tables have every column in every row, and pandas writes NaN for null.
@@ -201,20 +199,16 @@ def load(path: str) -> list[Row]:
         row["folder"] = str(Path(path).expanduser().absolute().parent)
         # Under two ids one task would count twice, and could be trained on and evaluated.
         if (first := contents.setdefault(content, where)) != where:
-            problems.append(f"{where}: it is the task of {first} again; remove one of the two")
+            problems.append(Sentence("envs.tasks.repeated-task", where=where, first=first))
         elif (first := seen.setdefault(row["id"], where)) != where:
-            problems.append(f"{where}: it has the id {row['id']!r} of {first}; change the id or remove one")
+            problems.append(Sentence("envs.tasks.repeated-id", where=where, row_id=row["id"], first=first))
         if missing := _missing_source(row):
             problems.append(f"{where}: {missing}")
         rows.append(row)
     if problems:
-        lines = "\n".join(f"- {problem}" for problem in problems[:MOST_REPORTED])
-        more = f"\n- and {len(problems) - MOST_REPORTED} more" if len(problems) > MOST_REPORTED else ""
-        raise BadInput(
-            f"{path}: {len(problems)} {'row' if len(problems) == 1 else 'rows'} cannot be used:\n{lines}{more}"
-        )
+        raise BadInput("envs.tasks.unusable-rows", path=path, problems=problems, most=MOST_REPORTED)
     if not rows:
-        raise BadInput(f"{path} holds no tasks. Give rows with a prompt and a test (docs/tasks.md).")
+        raise BadInput("envs.tasks.no-rows", path=path)
     return rows
 
 
@@ -226,7 +220,7 @@ def _read(path: str) -> Iterator[tuple[str, Row | BadInput]]:
     """Yield rows, each with its place: a line of a file, a row of a table or of a data set; or why it is none."""
     file = Path(path).expanduser()
     if "://" in path:
-        raise BadInput(f"env.path is {path!r}, an address. Download the file, or name a data set of the hub.")
+        raise BadInput("envs.tasks.path-is-address", path=path)
     if file.name.endswith((".jsonl", ".jsonl.gz", ".json.gz", ".ndjson")):
         for number, line in numbered_lines(file):
             try:
@@ -239,16 +233,14 @@ def _read(path: str) -> Iterator[tuple[str, Row | BadInput]]:
 
             table = pq.read_table(file)
         except OSError as error:
-            raise BadInput(f"{path} cannot be read ({error}). Name a Parquet file.") from None
+            raise BadInput("envs.tasks.parquet-not-readable", path=path, error=error) from None
         # Structs of Parquet have the fields of all rows, so that mappings may travel as JSON text.
         yield from ((f"row {number}", _parsed(row)) for number, row in enumerate(table.to_pylist(), 1))
     elif file.exists() or file.suffix or path.count("/") != 1:
         kind = "a folder" if file.is_dir() else "no .jsonl or .parquet file"
-        raise BadInput(
-            f"env.path is {path!r}, {kind}. Name a .jsonl or .parquet file, or a data set of the hub as OWNER/NAME."
-        )
+        raise BadInput("envs.tasks.not-a-row-file", path=path, kind=kind)
     else:
-        for name, part in hub_rows(path, "Name a file with env.path=FILE.").items():
+        for name, part in hub_rows(path, Sentence("envs.tasks.name-a-file")).items():
             for number, row in enumerate(part, 1):
                 split = row.get("split") or {"train": "train", "test": "eval", "validation": "eval"}.get(name)
                 yield f"{name}, row {number}", _parsed({**row, "split": split})
@@ -273,13 +265,13 @@ def _parsed(row: Row) -> Row:
 def _missing_source(row: Mapping[str, Any]) -> str:
     """Return why the archive or repository of a row cannot be read here; an empty string where it can."""
     if row["archive"] and not (archive := source_path(row, "archive")).is_file():
-        return f"there is no archive {archive}"
+        return Sentence("envs.tasks.no-archive", archive=archive)
     if row["archive"] and not row["archive"].endswith(trees.ARCHIVE_ENDINGS):
-        return f"{row['archive']} is no archive; it ends with none of {', '.join(trees.ARCHIVE_ENDINGS)}"
+        return Sentence("envs.tasks.not-an-archive", archive=row["archive"], endings=trees.ARCHIVE_ENDINGS)
     if row["git"] and not is_address(row["git"]):
         archive = source_path(row, "git")
         if not any((archive / objects).is_dir() for objects in (".git/objects", "objects")):
-            return f"there is no git repository {archive}"
+            return Sentence("envs.tasks.no-repository", path=archive)
     return ""
 
 

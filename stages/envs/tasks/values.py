@@ -25,6 +25,7 @@ from stages.json_text import restored
 from stages.layout import shortened
 from stages.sandbox import Answer, Call, judge
 from stages.swebench.lists import Statuses
+from stages.words import Sentence
 
 CALLER = """\
 import sys
@@ -151,7 +152,7 @@ def _script(kind: str, row: Mapping[str, Any], script: Mapping[str, Any], folder
         with runner.open_package_sandbox(kind, tree, limits, None, readonly=[stdin.parent]) as sandbox:
             result = sandbox.run(f"bash -c {shlex.quote(script['command'])} <{shlex.quote(str(stdin))} 2>/dev/null")
         if result.timed_out:
-            return f"it was ended after {row['timeout_s']:g} s"
+            return Sentence("envs.tasks.script-timed-out", limit_s=row["timeout_s"])
         if script["stdout"] is not None and result.output.rstrip("\n") != script["stdout"].rstrip("\n"):
             return f"it printed {_short(repr(result.output))}, not {_short(repr(script['stdout']))}"
         for path, text in script["files"].items():
