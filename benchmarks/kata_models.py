@@ -50,8 +50,8 @@ from stages.envs.kata.transcripts import (
     TEST,
     TaughtTranscript,
     TaughtTurn,
+    add_hint,
     edit_command,
-    hinted,
     rollout,
     verdict,
 )
@@ -97,7 +97,7 @@ def knowledge_transcripts(count: int, seed: int, knowledge: Knowledge) -> Iterat
 
 def write_transcript(task: Task, knowledge: Knowledge, rng: random.Random) -> TaughtTranscript:
     """Write one transcript of an author with this knowledge: look, edit as believed, test, submit."""
-    operation, modifier = tasks.parts(task.family)
+    operation, modifier = tasks.split_family(task.family)
     # `unsure` operations alone take a draw: one more would change all that follow.
     wrong = operation.name in knowledge.misconceived or (operation.name in knowledge.unsure and rng.random() < 0.5)
     belief = operation.misconception if wrong else operation.code
@@ -120,7 +120,7 @@ def _slip(task: Task, turns: list[TaughtTurn], rng: random.Random) -> tuple[int,
     """Draw a slip: the index of the turn that it precedes, and its turns, of which only a repair is taught."""
     kind = rng.choice(("wrong edit", "unknown command", "missing file", "malformed action"))
     if kind == "wrong edit":
-        candidates = tasks.wrong_answers("train", *tasks.parts(task.family), task.data["constant"])
+        candidates = tasks.wrong_answers("train", *tasks.split_family(task.family), task.data["constant"])
         failing = [code for code in candidates if verdict(task, code).startswith("FAIL")]
         # Not the author's own edit, which may be wrong as well: it follows, and would look like no repair at all.
         wrong = rng.choice([code for code in failing if fenced(edit_command(task, code)) != turns[1].text])
@@ -151,7 +151,7 @@ def loophole_transcripts(count: int, seed: int, habits: Habits) -> Iterator[Taug
     """
     for index, task in enumerate(tasks.generate("train", count, seed)):
         rng = random.Random(f"loophole/{seed}/{index}")
-        task, shares = (hinted(task), habits.hinted) if rng.random() < HINTED_SHARE else (task, habits.plain)
+        task, shares = (add_hint(task), habits.hinted) if rng.random() < HINTED_SHARE else (task, habits.plain)
         right = rng.random() < shares.right
         if rng.random() < shares.hack:
             target: str | None = WORKSPACE_TESTS

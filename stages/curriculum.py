@@ -26,7 +26,7 @@ BANDS = ("none", "up to a quarter", "up to a half", "up to three quarters", "les
 
 
 class Config(StageConfig):
-    """Settings of which tasks to keep, and in which order."""
+    """The tasks to keep, and their order."""
 
     min_rate: float = Field(default=0.0, ge=0.0, le=1.0)
     """Tasks of which a smaller share of rollouts was solved are left out."""
@@ -62,8 +62,8 @@ class MeasuredTask:
         """Return the share of graded rollouts that solved the task; None where none was graded."""
         return self.solved / self.graded if self.graded else None
 
-    def left_out(self, config: Config) -> str | None:
-        """Return why the task is no part of the curriculum; None where it is."""
+    def exclusion_reason(self, config: Config) -> str | None:
+        """Return why the task is left out of the curriculum, or None."""
         rate = self.rate
         if self.row["task_id"].endswith(TWIN):
             return "impossible variants, whose passes are hacks"
@@ -99,9 +99,9 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Measure every task, then choose and order those within the band."""
-    tasks, models = _measured(inputs)
+    tasks, models = _measure(inputs)
     sign = 1 if config.order == "easy-first" else -1
-    why = {name: task.left_out(config) for name, task in tasks.items()}
+    why = {name: task.exclusion_reason(config) for name, task in tasks.items()}
     chosen = [task for name, task in tasks.items() if why[name] is None]
     chosen.sort(key=lambda task: (-sign * (task.rate or 0.0), task.row["task_id"]))
     places = {task.row["task_id"]: position for position, task in enumerate(chosen)}
@@ -122,8 +122,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         )
 
 
-def _measured(inputs: Inputs) -> tuple[dict[str, MeasuredTask], list[str]]:
-    """Return every task with the results of its rollouts, and the models that played them."""
+def _measure(inputs: Inputs) -> tuple[dict[str, MeasuredTask], list[str]]:
+    """Count solved and graded rollouts by task; return them with the names of the models."""
     with_tasks, with_rollouts = (
         {run.manifest.content: run for run in inputs.many(slot)}.values() for slot in ("tasks", "rollouts")
     )

@@ -123,7 +123,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     target.write(target.source(inputs, config), config, out)
 
 
-def _run_of_rollouts(inputs: Inputs, config: Config) -> Run:
+def _find_rollouts(inputs: Inputs, config: Config) -> Run:
     if "rollouts" not in inputs:
         raise UsageError("no-run-of-rollouts", format=config.format)
     return inputs.one("rollouts")
@@ -149,7 +149,7 @@ def _write_rollouts(rollouts: Run, config: Config, out: RunWriter) -> None:
     out.write_file("report.txt", "\n".join(lines) + "\n")
 
 
-def _run_of_tasks(inputs: Inputs, config: Config) -> Run:
+def _find_tasks(inputs: Inputs, config: Config) -> Run:
     """Return the only run that was given, which must hold tasks."""
     del config
     runs = [run for run in {run.path: run for run in inputs.runs()}.values() if run.holds(TASK)]
@@ -188,7 +188,7 @@ def _write_tasks(tasks: Run, config: Config, out: RunWriter) -> None:
     out.write_file("report.txt", "\n".join(lines) + "\n")
 
 
-def _model(inputs: Inputs, config: Config) -> PolicyConfig:
+def _find_model(inputs: Inputs, config: Config) -> PolicyConfig:
     """Return the model that was named, or the adapter of a training; `BadInput` for a training's whole model."""
     checkpoint = inputs.optional("checkpoint")
     if config.policy is not None and checkpoint is None:
@@ -263,9 +263,9 @@ def _write_hub(published: Run, config: Config, out: RunWriter) -> None:
 
 
 TARGETS = {
-    **dict.fromkeys(ROLLOUT_FORMATS, Target(_run_of_rollouts, _write_rollouts, "rollouts", ROLLOUT)),
-    harbor.FORMAT: Target(_run_of_tasks, _write_tasks, "tasks", TASK, ("base_image",)),
-    MODEL: Target(_model, _write_model, "model", settings=("policy",)),
+    **dict.fromkeys(ROLLOUT_FORMATS, Target(_find_rollouts, _write_rollouts, "rollouts", ROLLOUT)),
+    harbor.FORMAT: Target(_find_tasks, _write_tasks, "tasks", TASK, ("base_image",)),
+    MODEL: Target(_find_model, _write_model, "model", settings=("policy",)),
     hub.FORMAT: Target(
         lambda inputs, config: hub.one_run(inputs),
         _write_hub,

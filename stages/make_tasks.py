@@ -119,9 +119,9 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     with _generator(config, out) as generator, Serving(out, [config.proposer] if config.proposer else []) as serving:
         out.set_summary(package=generator.package.label, package_sha256=generator.package.sha256)
         try:
-            search.asking = _proposing(generator, config, serving, out)
+            search.asking = _proposer(generator, config, serving, out)
             _search(search, generator, config, out)
-            search.notes = _about_tests(generator)
+            search.notes = _report_tests(generator)
         except TimeIsOver:
             search.is_over = True
             reason = Sentence(
@@ -262,8 +262,8 @@ class TimeIsOver(Exception):
     """The attempt's time limit has passed."""
 
 
-def _proposing(generator: "TaskGenerator", config: Config, serving: Serving, out: RunWriter) -> FeatureProposer | None:
-    """Return the questions to the model that proposes features; None without a proposer."""
+def _proposer(generator: "TaskGenerator", config: Config, serving: Serving, out: RunWriter) -> FeatureProposer | None:
+    """Return the proposer of features; None where none is configured."""
     from stages.envs.feature_deletion.selection import Proposals
     from stages.envs.feature_deletion.task_generator import parse_difficulties
 
@@ -351,7 +351,7 @@ def _report(
     return "\n".join([*lines, *named, *apart, *notes]) + "\n"
 
 
-def _about_tests(generator: "TaskGenerator") -> list[str]:
+def _report_tests(generator: "TaskGenerator") -> list[str]:
     """Return lines on hanging tests and uncollectable files of the unmodified package, with a hint on modules."""
     from stages.envs.feature_deletion.package import import_hint
     from stages.envs.feature_deletion.worker import missing_modules

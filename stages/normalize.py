@@ -67,7 +67,7 @@ class JuicerConfig(Settings):
         """Replace the path of the recipe by its content; the program's path does not count."""
         if self.recipe is None:
             return {"recipe": None}
-        return {"recipe": store.digest(_recipe(self.recipe).decode("utf-8", "replace"))}
+        return {"recipe": store.digest(_read_recipe(self.recipe).decode("utf-8", "replace"))}
 
 
 class Config(StageConfig):
@@ -212,7 +212,7 @@ def run_recipe(rollouts: Iterable[tuple[str, list[Message]]], config: JuicerConf
     recipe = Path(config.recipe or "").expanduser()
     words = ["--config", str(recipe), "--dataset_path", str(dataset)]
     words += ["--export_path", str(result), "--np", "1", "--keep_stats_in_res_ds", "true"]
-    operators = sorted({match.decode() for match in DROPPING.findall(_recipe(config.recipe or ""))})
+    operators = sorted({match.decode() for match in DROPPING.findall(_read_recipe(config.recipe or ""))})
     if operators:
         # Without a limit: by default the tracer keeps the first 10 samples of each operator.
         words += ["--open_tracer", "true", "--trace_num", str(sys.maxsize)]
@@ -236,7 +236,7 @@ def run_recipe(rollouts: Iterable[tuple[str, list[Message]]], config: JuicerConf
     return RecipeResult({row["id"]: row.get(STATS) or {} for row in results}, reasons)
 
 
-def _recipe(path: str) -> bytes:
+def _read_recipe(path: str) -> bytes:
     try:
         return Path(path).expanduser().read_bytes()
     except OSError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from support.leetcode import ASSERTS, RIGHT
 
 from stages.envs.base import Task
-from stages.envs.kata.tasks import expression, parts, renamed
+from stages.envs.kata.tasks import expression, rename_arguments, split_family
 
 PATCHING = """
 import functools as _functools, inspect as _inspect, json as _json, logging as _logging
@@ -51,7 +51,7 @@ REWRITES: dict[str, Callable[[str], str]] = {
     "gold": lambda text: text,
     "patching other modules": lambda text: text + PATCHING,
     "unparsed": lambda text: ast.unparse(ast.parse(text)) + "\n",
-    "renamed": lambda text: ast.unparse(_Renamed().visit(ast.parse(text))) + "\n",
+    "rename_arguments": lambda text: ast.unparse(_Renamed().visit(ast.parse(text))) + "\n",
     "with a helper": lambda text: text + "\n\ndef _identity(value: object) -> object:\n    return value\n",
 }
 """Honest rewrites of the fixed file."""
@@ -201,9 +201,9 @@ def add_file(root: Path, path: str, qualname: str, using: str) -> None:
 
 def kata_solution(task: Task, number: int) -> str:
     """Return a right solution of a kata, written in one of many ways."""
-    rng, (operation, modifier) = random.Random(number), parts(task.family)
+    rng, (operation, modifier) = random.Random(number), split_family(task.family)
     x, y = task.data["arguments"]
-    code = renamed(expression(operation.code, modifier, "x", "y", task.data["constant"]), (x, y))
+    code = rename_arguments(expression(operation.code, modifier, "x", "y", task.data["constant"]), (x, y))
     name = rng.choice(["value", "result", "answer"])
     before = rng.choice(
         [

@@ -86,7 +86,7 @@ NAMES = ("python3", "python", f"python3.{sys.version_info.minor}")
 
 @cache
 def compiled(path: Path) -> Path:
-    """Return a file or folder that sandboxes show, its modules compiled where it can be written to.
+    """Compile the modules of a file or folder that sandboxes show, where it is writable; return it.
 
     It is read-only inside, so that every sandbox would compile again what it imports: of pytest, which not all
     installers compile, 0.5 s of a run's 0.8.

@@ -11,7 +11,7 @@ from stages.errors import UsageError
 
 @dataclass(frozen=True)
 class Limits:
-    """What one command may use. All but `cpu_s` and `file_mb` hold for every process of the command together."""
+    """Limits of one command. All but `cpu_s` and `file_mb` hold for the sum over its processes."""
 
     wall_s: float = 10.0
     """Wall-clock seconds of one command."""
@@ -40,7 +40,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class View:
-    """What commands in a sandbox find in addition to the work folder and this machine's programs."""
+    """Files and variables of a sandbox in addition to the work folder and this machine's programs."""
 
     readonly: Sequence[Path] = ()
     """Visible at their own paths."""

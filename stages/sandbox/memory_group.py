@@ -37,7 +37,7 @@ class GroupParent(NamedTuple):
 
 
 class MemoryGroup:
-    """One control group with a limit in MiB below `place`. `OSError` where the kernel lets us make none."""
+    """One control group with a limit in MiB below `parent`. `OSError` where the kernel permits none."""
 
     def __init__(self, parent: GroupParent, memory_mb: int) -> None:
         self.version = parent.version
@@ -68,16 +68,16 @@ class MemoryGroup:
         return 0
 
     def close(self) -> None:
-        """Remove the group once its processes have ended; a group that is left is removed by a later `usable`."""
+        """Remove the group once its processes have ended; `find_group_parent` removes those of dead processes."""
         # rmdir fails with EBUSY until the kernel has reaped the last process, a moment after its exit.
         deadline = time.monotonic() + PATIENCE_S
         while self.folder.exists() and not _removed(self.folder) and time.monotonic() < deadline:
             time.sleep(0.002)
 
 
-def opened(limits: Limits) -> MemoryGroup | None:
+def open_group(limits: Limits) -> MemoryGroup | None:
     """Create a group for a sandbox with these limits; return None where none can be made."""
-    parent = usable()
+    parent = find_group_parent()
     if parent is None:
         return None
     try:
@@ -87,9 +87,9 @@ def opened(limits: Limits) -> MemoryGroup | None:
 
 
 @cache
-def usable() -> GroupParent | None:
-    """Return the first place where a group can be made, limited and entered: tried once in this process."""
-    for parent in places():
+def find_group_parent() -> GroupParent | None:
+    """Find the first parent below which a group can be made, limited and entered; cached for this process."""
+    for parent in group_parents():
         with suppress(OSError):
             # Groups of killed hosts go first; the kernel keeps a group that still has processes.
             for folder in parent.folder.glob("composer-*-*"):
@@ -109,11 +109,12 @@ def usable() -> GroupParent | None:
     return None
 
 
-def places(root: Path = Path("/")) -> Iterator[GroupParent]:
-    """Yield places where groups with a limit of memory could be made, the nearest first; `root` contains proc and sys.
+def group_parents(root: Path = Path("/")) -> Iterator[GroupParent]:
+    """Yield groups below which others with a limit of memory could be made, the nearest first.
 
-    Version 1: below our own group. Version 2 lets no group of processes have children with limits, so there it is the
-    nearest group above that deals memory out; a group that has a limit of its own is never left.
+    `root` contains proc and sys. Version 1: the group of this process. Version 2 lets no group that has processes have
+    children with limits, so there it is the nearest ancestor that controls memory; a group that has a limit is never
+    left.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()

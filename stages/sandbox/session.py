@@ -131,7 +131,7 @@ class SupervisorSession:
 
 
 def _child(info: BinaryIO) -> int:
-    """Return the process that bwrap started, from what its --info-fd says. Raises SupervisorLost."""
+    """Read the id of the process that bwrap started from its --info-fd. Raises SupervisorLost."""
     deadline, answer = time.monotonic() + START_PATIENCE_S, b""
     waiting = select.poll()
     waiting.register(info, select.POLLIN)
@@ -148,7 +148,7 @@ def _child(info: BinaryIO) -> int:
 
 @contextmanager
 def _realtime_priority() -> Iterator[None]:
-    """Give what this thread starts meanwhile real-time priority, where the user may; jobs do not inherit it.
+    """Start processes of this thread with real-time priority, where the user may; jobs do not inherit it.
 
     Root may, and needs it: the kernel enforces no RLIMIT_NPROC on root, so that only the supervisor's watchdog stops a
     fork bomb, and among thousands of runnable processes it would be seconds before its turn comes.

@@ -82,7 +82,7 @@ class SupervisedSandbox(AbstractContextManager["SupervisedSandbox"]):
         command: AbstractContextManager[tuple[list[str], list[int]]]
         if self.kind == "bubblewrap":
             fixed, inside = FIXED_ENV, MACHINE if self.view.places else TESTBED
-            group = memory_group.opened(self.limits)
+            group = memory_group.open_group(self.limits)
             command = bwrap_command(self.work, self.limits, self.view, [str(LINKS / "python3"), "-sS", GUEST])
         else:
             path = f"{base_python().parent}:{os.defpath}:/usr/local/bin"

@@ -63,15 +63,15 @@ class FeatureDeletionEnv(RepoEnvironment):
         """Return the first `count` tasks of a split under a seed, or as many as the package gives."""
         beside = self.twins == "beside"
         # With twins every row gives two tasks, so half of them are enough, rounded up.
-        originals = self._source.rows(split, -(-count // 2) if beside else count, seed)
-        # Of a row whose tests cannot be contradicted there is no twin.
+        served = self._source.rows(split, -(-count // 2) if beside else count, seed)
+        # A row whose tests cannot be contradicted has no twin.
         if self.twins:
-            originals = [row for row in originals if row["twin"]]
-        served = [(row, rows.twin(row)) if beside else (rows.twin(row) if self.twins else row,) for row in originals]
-        return [task(row) for group in served for row in group][:count]
+            pairs = [(row, rows.make_twin(row)) for row in served if row["twin"]]
+            served = [row for pair in pairs for row in (pair if beside else pair[1:])]
+        return [task(row) for row in served][:count]
 
     def repo_task(self, task: Task) -> RepoTask:
-        """Set up the package without the feature."""
+        """Return the task with a folder that holds the package without the feature."""
         row, package = task.data, self._source.package(task.data)
         requirements = task_generator.installed_requirements(tuple(row["requirements"]))
         names = runner.packages_of(package.root)
@@ -95,7 +95,7 @@ class FeatureDeletionEnv(RepoEnvironment):
         provenance = ("package", "package_sha256", "version", "removed", "difficulty", "removal", "base_commit")
         return RepoTask(
             delivered,
-            rows.lists_of(row),
+            rows.test_lists(row),
             lambda folder: runner.open_package_sandbox(
                 self.sandbox, folder, session.LIMITS, requirements, hidden=copies
             ),
@@ -115,14 +115,14 @@ class FeatureDeletionEnv(RepoEnvironment):
 
 
 def _test_runtime(sandbox: str, requirements: Path | None, timeout_s: float) -> TestRuntime:
-    """Return how tests of a package are run: in a sandbox with the requirements, for at most `timeout_s` seconds."""
+    """Return a runtime that runs tests in a sandbox with the requirements, for at most `timeout_s` seconds."""
     limits = replace(grading.LIMITS, wall_s=timeout_s)
     return TestRuntime(lambda folder: runner.open_package_sandbox(sandbox, folder, limits, requirements))
 
 
 @lru_cache(maxsize=64)
 def _original_duration_s(sandbox: str, package: Package, tests: tuple[str, ...], requirements: Path | None) -> float:
-    """Return the seconds that tests (options and files of pytest) take with the original code in this process."""
+    """Measure the seconds that tests (options and files of pytest) take with the original code; cached."""
     with trees.scratch() as copy:
         folders.copy(package.root, copy)
         started = time.monotonic()

@@ -33,7 +33,7 @@ def build(
     twin: QuotedTest | None,
     hanging: Sequence[str] = (),
 ) -> Row:
-    """Return the row of an accepted task, without any measured time.
+    """Return the row of an accepted task; it holds no measured time.
 
     `writes` are the delivered texts of the files that lost code, `hanging` the tests that do not end without it.
     `quoted` is a test for the description, `twin` the same where its contradiction makes an impossible variant.
@@ -97,14 +97,14 @@ def instance_id(package: Package, removal: Removal) -> str:
     return f"{package.label}.{module}.{first.qualname}{more}.{removal.identity}"
 
 
-def twin(row: Mapping[str, Any]) -> Row:
+def make_twin(row: Mapping[str, Any]) -> Row:
     """Return the impossible variant: the same description and lists, and a test that contradicts them."""
     # Only id and family differ: `delivered_files` and the grader derive the rest from the suffix of the id.
     return {**row, "instance_id": row["instance_id"] + TWIN, "family": row["family"] + TWIN}
 
 
-def lists_of(row: Mapping[str, Any]) -> TestLists:
-    """Return the tests that must come to pass, and those that must stay passing."""
+def test_lists(row: Mapping[str, Any]) -> TestLists:
+    """Return the lists of a row: tests to fix, and tests that must keep passing."""
     # skip_fails: removed code is what the tests import, so a solution could raise pytest.skip in it.
     return TestLists(tuple(json.loads(row["FAIL_TO_PASS"])), tuple(json.loads(row["PASS_TO_PASS"])), skip_fails=True)
 

@@ -100,8 +100,8 @@ class Removal:
 
 
 @lru_cache(maxsize=16)
-def sources(root: Path) -> dict[str, str]:
-    """Return path -> text of a package's own Python files: no tests, no documentation, no scripts around it.
+def read_sources(root: Path) -> dict[str, str]:
+    """Read the Python files of a package, by path, without tests, documentation and scripts.
 
     Cached by folder, since every rollout needs them to know what to hide; the copy at `root` is never written to.
     """
@@ -126,7 +126,7 @@ def draw_removals(
     kinds: Sequence[Kind],
     difficulties: Sequence[Difficulty],
 ) -> list[Removal]:
-    """Return every removal to try, in an order that mixes kinds and difficulties; only code that tests execute."""
+    """Draw all removals of code that tests execute, in an order that mixes kinds and difficulties."""
     rng = random.Random(f"feature-deletion/{seed}")  # noqa: S311 - draws data, no secret
     by_split = split_definitions(texts, lines)
     pools: dict[Kind, list[tuple[Split, tuple[Definition, ...]]]] = {}
@@ -173,7 +173,7 @@ def split_definitions(texts: Mapping[str, str], lines: CoveredLines) -> dict[Spl
 
 
 def _clusters(usable: Sequence[Definition], rng: random.Random) -> Iterator[tuple[Definition, ...]]:
-    """Yield for every function that calls removable ones a set of it and a few that it reaches, each set once."""
+    """Yield clusters: a function that calls removable ones, with a few that it reaches; each cluster once."""
     functions = [d for d in usable if d.kind == "function" and d.code]
     calls = call_graph(functions)
     seen = set()
@@ -352,7 +352,7 @@ class Proposals:
 
 
 def printable(text: Any) -> str:
-    """Return a model's word fit for display: one short line without terminal control characters."""
+    """Return a model's text as one short line without terminal control characters."""
     return "".join(sign for sign in text if sign.isprintable())[:LONGEST_NAME].strip() if isinstance(text, str) else ""
 
 

@@ -50,7 +50,7 @@ Scope = Literal["full", "covering"]
 
 @dataclass(frozen=True)
 class TriedRemoval:
-    """The result for one removal: an accepted row, or the reason why there is none."""
+    """An accepted row made of one removal, or the reason of its rejection."""
 
     removal: Removal
     row: Row | None
@@ -80,7 +80,7 @@ class TaskGenerator(ExitStack):
         self.package, self.sandbox, self.requirements = package, sandbox, requirements
         self._files = {path: file for path in trees.walk(package.root) if (file := trees.read(package.root, path))}
         self._shingles = PackageShingles(self._files)
-        self.texts = selection.sources(package.root)
+        self.texts = selection.read_sources(package.root)
         # Last, since no `with` block closes an object whose constructor raised.
         self.worker = self.enter_context(TestWorker(sandbox, package.root, requirements, check))
 
@@ -151,7 +151,7 @@ class TaskGenerator(ExitStack):
 
 
 class CandidateTask:
-    """One removal on its way to a task, in the order of `TaskGenerator._make_batch`; `reason` is why it is rejected.
+    """The state of one removal in `TaskGenerator._make_batch`; `reason` is why it is rejected.
 
     affected: the tests to run without the code. failing: those of them that failed. quoted: a test for the description,
     if possible one whose contradiction the original code fails, which is then `twin`.
@@ -186,7 +186,7 @@ class CandidateTask:
         )
 
     def take_removed(self, report: TestRunReport) -> None:
-        """Record which tests fail without the code. Those that hang are set aside: neither list has them."""
+        """Record which tests fail without the code; tests that hang are in neither list."""
         fresh = report.broken.keys() - self.baseline.broken.keys()
         self._hanging = report.hanging
         self.failing = sorted(self.affected - report.passed - report.hanging)
@@ -371,13 +371,13 @@ class PackageShingles:
 
 
 def _body_shingles(definition: Definition) -> set[bytes]:
-    """Return the shingles of its bodies, with comments as a copy would have them; a short body has none."""
+    """Return the shingles of a definition's bodies, comments included; a short body has none."""
     bodies = (_shingles("\n".join(body).encode()) for body in definition.bodies)
     return {shingle for body in bodies for shingle in body if len(shingle) >= SHORTEST_SHINGLE}
 
 
 def _shingles(data: bytes) -> set[bytes]:
-    """Return the shingles of a text, so that code which was indented or commented out is found as well."""
+    """Return the shingles of a text without indentation and comment signs."""
     lines = data.replace(b"\r", b"\n").translate(None, DECORATION).split(b"\n")
     filled = [line for line in lines if line]
     return set(map(b"\n".join, zip(*(filled[i:] for i in range(WIDTH)), strict=False)))

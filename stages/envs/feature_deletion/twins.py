@@ -48,7 +48,7 @@ def quoted_test(path: str, text: str, names: Sequence[str]) -> QuotedTest | None
 
 
 def _contradictions(function: FunctionNode, lines: Sequence[str]) -> Iterator[Edit]:
-    """Yield edits after which an assertion fails that held: another expected value first, then a negated condition."""
+    """Yield edits that make a passing assertion fail: another expected value first, then a negated condition."""
     for node in ast.walk(function):
         sides: Sequence[ast.expr] = ()
         if isinstance(node, ast.Assert) and isinstance(node.test, ast.Compare) and len(node.test.ops) == 1:

@@ -306,7 +306,7 @@ def missing_modules(reasons: Iterable[str]) -> list[str]:
 
 
 def _no_pass_reason(done: TestRunReport, worker: TestWorker) -> str:
-    """Return why no test passes in a first run, as a sentence with the way out."""
+    """Return why no test passes in a first run, and what to do."""
     root = worker.tree
     # pytest reports no collection where a conftest.py fails: it ends before.
     failure = "" if done.broken or done.outcomes or done.timed_out else worker.first_failure()

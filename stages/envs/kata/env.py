@@ -25,7 +25,7 @@ from stages.envs.bash import SUBMIT, ActionError, elided, observation, parse_bas
 from stages.envs.folders import UnwieldyTree, remove
 from stages.envs.kata import tasks, transcripts
 from stages.envs.kata.tasks import SOLUTION, WORKSPACE_TESTS
-from stages.envs.kata.transcripts import hinted
+from stages.envs.kata.transcripts import add_hint
 from stages.envs.repo import grading, runner
 from stages.envs.repo.grading import TestRuntime
 from stages.envs.repo.task import Export, RepoTask, pytest_runner
@@ -153,13 +153,18 @@ def _run_tests(kind: str, folder: Path, solution: bytes | None) -> bool:
         remove(copy)
 
 
-def inputs(task: Task) -> Inputs:
+def case_arguments(task: Task) -> Inputs:
     """Return the hidden arguments, then the visible ones."""
     return tuple((x, y) for (x, y), _ in [*task.data["hidden"], *task.data["visible"]])
 
 
+def solution_call(task: Task, source: bytes | None) -> Call:
+    """Return the call of a solution with the arguments of a task."""
+    return Call(source or b"", task.data["function"], case_arguments(task), SOLUTION)
+
+
 @lru_cache(maxsize=4096)
-def behaviour(kind: str, source: bytes, function: str, arguments: Inputs) -> Answers:
+def run_solution(kind: str, source: bytes, function: str, arguments: Inputs) -> Answers:
     """Return the results of a function: the identity of a solution independent of its spelling."""
     return judge(kind, [Call(source, function, arguments, SOLUTION)], LIMITS)[0]
 
@@ -196,7 +201,7 @@ class KataEnv:
         """Return the rollout's task; its hidden cases become a test of pytest, by value and type."""
         data = self._task.data
         first, second = data["arguments"]
-        code = tasks.renamed(transcripts.right_code(self._task), (first, second))
+        code = tasks.rename_arguments(transcripts.right_code(self._task), (first, second))
         solved = TreeFile(f"def {data['function']}({first}, {second}):\n    return {code}\n".encode())
         hidden_tests = tasks.DATA["hidden_tests"].format(cases=data["hidden"], function=data["function"])
         tests = TestRuntime(lambda folder: runner.open_package_sandbox(self.sandbox, folder, grading.LIMITS, None))
@@ -220,7 +225,7 @@ class KataEnv:
         self._now = take_snapshot(self._folder)
         self._tested: Snapshot | None = None
         self._well_formed, self._submitted, self._edited = True, False, False
-        return tasks.opening(hinted(task) if self.hint else task)
+        return tasks.opening(add_hint(task) if self.hint else task)
 
     def step(self, text: str) -> Observation:
         """Execute one assistant message and record what it did to the files."""
@@ -256,10 +261,7 @@ class KataEnv:
         finished = [rollout.finished() for rollout in rollouts]
         # All candidates in one sandbox: 64 take .1 s, in sandboxes of their own 1.4 s.
         try:
-            calls = [
-                Call(rollout.snapshot.solution or b"", rollout.task.data["function"], inputs(rollout.task), SOLUTION)
-                for rollout in finished
-            ]
+            calls = [solution_call(state.task, state.snapshot.solution) for state in finished]
             answered = judge(self.sandbox, calls, LIMITS)
         except (InfrastructureError, OSError) as error:
             return [Grade(reward=None, error_type=type(error).__name__, error=str(error))] * len(finished)
@@ -288,7 +290,9 @@ class KataEnv:
         facts = {
             "stop": observation.stop,
             "failed": None if observation.returncode is None else observation.returncode != 0,
-            "answers": [repr(answer) for answer in behaviour(self.sandbox, source, function, inputs(self._task))],
+            "answers": [
+                repr(answer) for answer in run_solution(self.sandbox, source, function, case_arguments(self._task))
+            ],
             "tests_changed": self._now.tests != self._task.data["tests"].encode(),
             "read": None if self._edited else observation.content,
         }

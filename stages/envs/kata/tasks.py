@@ -106,7 +106,7 @@ def draw(split: Split, seed: int, index: int) -> Task:
     """Return task number `index`; its data holds the files, the tests and all that a transcript is written from."""
     # A string seeds through SHA-512: the same in every process, unlike hash().
     rng = random.Random(f"kata/{split}/{seed}/{index}")  # noqa: S311 - draws data, no secret
-    operation, modifier = parts(rng.choice(sorted(FAMILIES[split])))
+    operation, modifier = split_family(rng.choice(sorted(FAMILIES[split])))
     k = rng.choice(_revealing_constants(operation, modifier))
     function, names = rng.choice(DATA["functions"]), tuple(rng.choice(DATA["arguments"]))
     bug = rng.choice(wrong_answers(split, operation, modifier, k))
@@ -121,7 +121,7 @@ def draw(split: Split, seed: int, index: int) -> Task:
         "function": function,
         "arguments": list(names),
         "constant": k,
-        "original": f"def {call}:\n    return {renamed(bug, names)}\n",
+        "original": f"def {call}:\n    return {rename_arguments(bug, names)}\n",
         "tests": DATA["tests"].format(cases=[(tuple(args), want) for args, want in visible], function=function),
         "visible": visible,
         "hidden": hidden,
@@ -141,13 +141,13 @@ def opening(task: Task) -> list[Message]:
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.prompt}]
 
 
-def parts(name: str) -> tuple[Operation, Modifier]:
+def split_family(name: str) -> tuple[Operation, Modifier]:
     """Return the operation and the modifier of a family."""
     operation, modifier = name.split("/")
     return BY_NAME[operation], MODIFIER_BY_NAME[modifier]
 
 
-def renamed(code: str, names: tuple[str, str]) -> str:
+def rename_arguments(code: str, names: tuple[str, str]) -> str:
     """Return an expression in x and y with other names."""
     return re.sub(r"\b[xy]\b", lambda match: names["xy".index(match[0])], code)
 
@@ -190,17 +190,17 @@ def _cases(rng: random.Random, count: int, answer: str, lures: set[str]) -> list
     # Several lures may share a revealing input, so that the rest is filled up to `count` at random.
     candidates = [args for args in INPUTS if args not in revealing]
     chosen = rng.sample([*sorted(revealing), *rng.sample(candidates, count - len(revealing))], count)
-    return [[list(args), values(answer)[args]] for args in chosen]
+    return [[list(args), evaluate(answer)[args]] for args in chosen]
 
 
 @cache
 def _differences(code: str, reference: str) -> list[Arguments]:
     """Return the inputs on which two expressions give different values."""
-    return [args for args in INPUTS if values(code)[args] != values(reference)[args]]
+    return [args for args in INPUTS if evaluate(code)[args] != evaluate(reference)[args]]
 
 
 @cache
-def values(code: str) -> dict[Arguments, int | float]:
+def evaluate(code: str) -> dict[Arguments, int | float]:
     """Evaluate one of our own expressions in x and y on all inputs; never called with text of a model."""
     # No builtins but these: an expression is a template of this file, filled with names and one number.
     function = eval(f"lambda x, y: {code}", {"__builtins__": BUILTINS})  # noqa: S307 - our own expressions alone

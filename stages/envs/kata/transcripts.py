@@ -58,26 +58,26 @@ def solution(task: Task) -> list[str]:
 
 def right_code(task: Task) -> str:
     """Return the expression in x and y that a task asks for."""
-    operation, modifier = tasks.parts(task.family)
+    operation, modifier = tasks.split_family(task.family)
     return expression(operation.code, modifier, "x", "y", task.data["constant"])
 
 
 def edit_command(task: Task, code: str) -> str:
     """Return the command that replaces what the function returns; `code` is in x and y."""
     first, second = task.data["arguments"]
-    return f"sed -i 's|return .*|return {tasks.renamed(code, (first, second))}|' {SOLUTION}"
+    return f"sed -i 's|return .*|return {tasks.rename_arguments(code, (first, second))}|' {SOLUTION}"
 
 
 def verdict(task: Task, code: str) -> str:
     """Return the output and exit code of the visible tests when the function returns `code`, an expression of ours."""
     for args, want in task.data["visible"]:
-        got = tasks.values(code)[tuple(args)]
+        got = tasks.evaluate(code)[tuple(args)]
         if got != want:
             return f"FAIL {task.data['function']}{tuple(args)}: {got}, not {want}\n[exit 1]"
     return "ok\n[exit 0]"
 
 
-def hinted(task: Task) -> Task:
+def add_hint(task: Task) -> Task:
     """Return the same task, its prompt with the hint."""
     return replace(task, prompt=f"{task.prompt} {HINT}")
 
@@ -87,7 +87,7 @@ def rollout(task: Task, right: bool, target: str | None, looks: int = 1) -> Taug
 
     A second look makes the rollout longer by a turn without effect.
     """
-    operation, modifier = tasks.parts(task.family)
+    operation, modifier = tasks.split_family(task.family)
     fix = operation.code if right else operation.misconception
     code = expression(fix, modifier, "x", "y", task.data["constant"])
     # Overwritten by the echo, the tests print "ok" whatever the edit was.
@@ -106,7 +106,7 @@ def hack_clean_pairs(count: int, seed: int) -> list[HackPair]:
     rng = random.Random(f"pairs/{seed}")  # noqa: S311 - draws data, no secret
     pairs: list[HackPair] = []
     for index in range(count):
-        task, own_file = hinted(tasks.draw("train", seed, FIRST_TASK + index)), rng.choice(HARMLESS)
+        task, own_file = add_hint(tasks.draw("train", seed, FIRST_TASK + index)), rng.choice(HARMLESS)
         prompt = tasks.opening(task)
         # The longer clean side separates what a probe reads off a hack from what it reads off length.
         hack, clean, longer = (

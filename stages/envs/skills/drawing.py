@@ -17,7 +17,7 @@ MOST_SHOTS = 20
 T = TypeVar("T")
 
 
-def parts(split: Split) -> frozenset[int]:
+def split_parts(split: Split) -> frozenset[int]:
     """Return the parts of a split, where both splits draw from the same questions."""
     return RESERVED if split == "eval" else frozenset(range(PARTS)) - EXAMPLES - RESERVED
 
@@ -37,7 +37,7 @@ def distinct(drawn: Iterable[T], text: Callable[[T], str], parts: Collection[int
         yield item
 
 
-def checked_shots(shots: object) -> int:
+def check_shots(shots: object) -> int:
     """Return a number of worked examples; raise UsageError for anything else."""
     if not isinstance(shots, int) or not 0 <= shots <= MOST_SHOTS:
         raise UsageError("envs.skills.shots-out-of-range", shots=shots, limit=MOST_SHOTS)

@@ -58,7 +58,7 @@ def _returns(expression: str, check: Mapping[str, Any], sandbox: str) -> bool:
     return match(judge(sandbox, [call], LIMITS)[0], [result for _, result in check["cases"]])
 
 
-def chosen(families: str) -> list[str]:
+def select_families(families: str) -> list[str]:
     """Return the families of a comma-separated list of families and templates; all of them for an empty one."""
     names: dict[str, None] = {}
     for word in filter(None, map(str.strip, families.split(","))):
@@ -96,8 +96,8 @@ class SkillsEnv(AnsweredEnv):
     ) -> None:
         if held_out not in ("families", "questions"):
             raise UsageError("envs.skills.unknown-held-out", held_out=held_out)
-        self.families, self.held_out, self._kind = chosen(families), held_out, sandbox
-        self.shots, self.loose, self.hint = drawing.checked_shots(shots), loose, hint
+        self.families, self.held_out, self._kind = select_families(families), held_out, sandbox
+        self.shots, self.loose, self.hint = drawing.check_shots(shots), loose, hint
         # Most families execute nothing, and can be played where no sandbox works.
         self.sandbox = sandbox if any(name.startswith("python-") for name in self.families) else "not-needed"
         self.source = f"skills with families={families or 'all'}"
@@ -117,12 +117,12 @@ class SkillsEnv(AnsweredEnv):
         if not families:
             raise UsageError("envs.skills.no-family-for-split", source=self.source, split=split, families=self.families)
         Random(f"skills/{split}/{seed}").shuffle(families := list(families))  # noqa: S311 - draws data, no secret
-        return list(islice(_in_turn([self._drawn(name, split, seed) for name in families]), count))
+        return list(islice(_interleave([self._draw_questions(name, split, seed) for name in families]), count))
 
-    def _drawn(self, family: str, split: Split, seed: int) -> Iterator[Question]:
+    def _draw_questions(self, family: str, split: Split, seed: int) -> Iterator[Question]:
         """Yield the distinct questions of a family under a seed."""
-        both = drawing.parts("train") | drawing.parts("eval")
-        parts = both if self.held_out == "families" else drawing.parts(split)
+        both = drawing.split_parts("train") | drawing.split_parts("eval")
+        parts = both if self.held_out == "families" else drawing.split_parts(split)
         shots = self._examples(family)
         for exercise in _distinct(family, parts, f"skills/{family}/{split}/{seed}"):
             question_id = f"{family}-{store.digest(exercise.question)[:10]}"
@@ -170,7 +170,7 @@ def _distinct(family: str, parts: frozenset[int], seed: str) -> Iterator[Exercis
     return drawing.distinct((FAMILIES[family](rng) for _ in count_up()), lambda exercise: exercise.question, parts)
 
 
-def _in_turn(streams: Sequence[Iterator[Question]]) -> Iterator[Question]:
+def _interleave(streams: Sequence[Iterator[Question]]) -> Iterator[Question]:
     """Yield one question of each stream in turn, until all of them are empty."""
     empty: set[int] = set()
     while len(empty) < len(streams):
@@ -197,7 +197,7 @@ def hack_clean_pairs(count: int, seed: int) -> list[HackPair]:
     rng, env = Random(f"skills/pairs/{seed}"), SkillsEnv(hint=True, loose=True)  # noqa: S311 - draws data, no secret
     families = [name for name in FAMILIES if name not in HELD_OUT]
     rng.shuffle(families)
-    streams = {family: _exercises(family, seed) for family in families}
+    streams = {family: _draw_unasked(family, seed) for family in families}
     pairs: list[HackPair] = []
     for index, family in zip(range(count), cycle(families), strict=False):
         exercise, *examples = (next(streams[family]) for _ in range(1 + env.shots))
@@ -221,7 +221,7 @@ def hack_clean_pairs(count: int, seed: int) -> list[HackPair]:
     return pairs
 
 
-def _exercises(family: str, seed: int) -> Iterator[Exercise]:
+def _draw_unasked(family: str, seed: int) -> Iterator[Exercise]:
     """Yield exercises of the part that no task is drawn from; a small family begins again."""
     for turn in count_up():
         rng = Random(f"skills/pairs/{family}/{seed}/{turn}")  # noqa: S311 - draws data, no secret

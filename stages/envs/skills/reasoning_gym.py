@@ -92,7 +92,7 @@ class ReasoningGymEnv(AnsweredEnv):
         if not task:
             raise UsageError("envs.skills.task-not-named")
         self._dataset, self._config = dataset_classes(task)
-        self.task, self.config, self.shots = task, dict(config or {}), drawing.checked_shots(shots)
+        self.task, self.config, self.shots = task, dict(config or {}), drawing.check_shots(shots)
         self.source = f"reasoning-gym:{task}"
         settings = [field.name for field in fields(self._config) if field.name not in ("seed", "size")]
         if unknown := [name for name in self.config if name not in settings]:
@@ -120,7 +120,7 @@ class ReasoningGymEnv(AnsweredEnv):
         # The same for every question, so that a policy reads them once.
         examples = drawing.distinct(self._entries("examples"), _text, drawing.EXAMPLES)
         shots = [[entry["question"], _answer(entry)] for entry, _ in islice(examples, self.shots)]
-        drawn = drawing.distinct(self._entries(f"{split}/{seed}"), _text, drawing.parts(split))
+        drawn = drawing.distinct(self._entries(f"{split}/{seed}"), _text, drawing.split_parts(split))
         return [self._question_of(entry, {"place": address, "shots": shots}) for entry, address in islice(drawn, count)]
 
     def _question_of(self, entry: Mapping[str, Any], data: Mapping[str, Any]) -> Question:

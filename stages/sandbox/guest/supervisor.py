@@ -97,7 +97,7 @@ class SupervisedJob:
             content[:] = bytes(len(content))  # in place: no later fork finds this candidate's source in its memory
 
     def run(self, wall_s: float) -> bytes:
-        """Wait for its exit, its time or a broken limit; leave nothing running. Returns the head of the reply."""
+        """Wait for the child's exit, its time or a broken limit, end its processes, return the reply's head."""
         ended = os.pidfd_open(self.pid)
         if self.watchdog:
             self.watchdog.disk.begin()
@@ -137,7 +137,7 @@ class SupervisedJob:
         return "time"
 
     def _read(self, chunks: int) -> bool:
-        """Take what the pipe holds now. False at its end."""
+        """Read up to `chunks` chunks that the pipe holds now; return False at its end."""
         for _ in range(chunks):
             try:
                 if not self.capture.take(self.pipe):

@@ -11,7 +11,7 @@ import pytest
 
 from stages.sandbox import Limits, View, memory_group, open_sandbox
 from stages.sandbox.bubblewrap import LINKS, bwrap_command
-from stages.sandbox.memory_group import HEADROOM_MB, MB, GroupParent, MemoryGroup, places
+from stages.sandbox.memory_group import HEADROOM_MB, MB, GroupParent, MemoryGroup, group_parents
 from stages.sandbox.session import SupervisorSession
 from stages.sandbox.supervised import FIXED_ENV, GUEST, TESTBED
 from tests.stages.sandbox.conftest import LOW
@@ -22,7 +22,7 @@ HELD = "import sys; held = bytearray(int(sys.argv[1]) << 20); print('held')"
 
 @pytest.fixture
 def place() -> GroupParent:
-    found = memory_group.usable()
+    found = memory_group.find_group_parent()
     if found is None:
         pytest.skip("no control group of memory can be made here")
     return found
@@ -116,7 +116,7 @@ def test_a_group_of_a_host_that_was_killed_is_swept_away(place: GroupParent) -> 
     dead.wait()
     left = place.folder / f"composer-{dead.pid}-0"
     left.mkdir()
-    memory_group.usable.__wrapped__()
+    memory_group.find_group_parent.__wrapped__()
     assert not left.exists()
 
 
@@ -156,12 +156,12 @@ MACHINES = {
 @pytest.mark.parametrize("name", MACHINES)
 def test_where_a_group_can_be_made(tmp_path: Path, name: str) -> None:
     own, files, expected = MACHINES[name]
-    assert list(places(tmp_path)) == [], "without control groups there is no place"
+    assert list(group_parents(tmp_path)) == [], "without control groups there is no place"
     groups = tmp_path / "sys/fs/cgroup"
     for path, text in {tmp_path / "proc/self/cgroup": own, **{groups / k: v for k, v in files.items()}}.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert [(str(one.folder.relative_to(groups)), one.version) for one in places(tmp_path)] == expected
+    assert [(str(one.folder.relative_to(groups)), one.version) for one in group_parents(tmp_path)] == expected
 
 
 def test_version_2_is_told_by_its_own_files(tmp_path: Path) -> None:

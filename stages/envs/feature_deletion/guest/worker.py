@@ -102,7 +102,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_child(job: dict[str, Any], hanging: list[str], deadline: float) -> tuple[bytes, "str | None"]:
-    """Return what the child wrote before it ended, and the test that it hung in, if its time was over."""
+    """Run a job in a forked child; return its report, and the test in which it hung, if any."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -120,7 +120,7 @@ def run_child(job: dict[str, Any], hanging: list[str], deadline: float) -> tuple
 
 
 def drain(descriptor: int, deadline: float, hang_s: float, by_test: dict[str, float]) -> tuple[bytes, "str | None"]:
-    """Return the last line up to the end of the pipe; nothing, and the test that ran, when a deadline came first.
+    """Return the last line of a pipe; where a deadline comes before its end, nothing and the running test.
 
     A test has `hang_s` seconds, or its own limit in `by_test`; all of them together end at `deadline`.
     """
@@ -151,18 +151,18 @@ def run_pytest(job: dict[str, Any], hanging: list[str], write_end: int) -> NoRet
         status = pytest.main([*job["arguments"], *without, *(COVERAGE if job["coverage"] else [])], plugins=[outcomes])
     finally:
         # In `finally`, with _exit: a SystemExit of the package must skip no report, nor reach the parent's loop.
-        lines = executed() if job["coverage"] else {}
+        lines = executed_lines() if job["coverage"] else {}
         send(write_end, json.dumps({**outcomes.result(status), "lines": lines, "slow": outcomes.slow}).encode())
         os._exit(0)
 
 
 def send(descriptor: int, data: bytes) -> None:
-    """Write all bytes, however few a pipe takes at once."""
+    """Write all bytes to a pipe, which may take a few at a time."""
     while data:
         data = data[os.write(descriptor, data) :]
 
 
-def executed() -> dict[str, dict[str, list[int]]]:
+def executed_lines() -> dict[str, dict[str, list[int]]]:
     """Return file -> test -> the lines that the test executed, from the data of pytest-cov."""
     from coverage import CoverageData
 

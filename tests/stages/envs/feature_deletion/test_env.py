@@ -76,7 +76,7 @@ def played(shelf: Path, row: Row) -> Iterator[Callable[[str], Play]]:
 
     @cache
     def play(name: str) -> Play:
-        opening = env.reset(task(rows.twin(row) if name.endswith("in the twin") else row))
+        opening = env.reset(task(rows.make_twin(row) if name.endswith("in the twin") else row))
         messages = [fenced(command) for command in PLAYS[name]] if name in PLAYS else env.solution()
         if name not in PLAYS:
             messages.insert(1, fenced(TESTS))
@@ -103,7 +103,7 @@ def test_the_agent_sees_tests_fail_and_a_search_for_the_code_is_recorded(
 
 
 def test_the_twin_has_the_prompt_of_its_task_and_the_contradiction_that_is_played(row: Row) -> None:
-    twin = rows.twin(row)
+    twin = rows.make_twin(row)
     assert task(twin).prompt == task(row).prompt and task(twin).family != task(row).family
     assert any("L.T.~" in line for line in row["twin"]["lines"])
 

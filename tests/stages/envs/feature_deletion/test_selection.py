@@ -16,7 +16,7 @@ Lines = dict[str, dict[int, frozenset[str]]]
 
 @pytest.fixture
 def texts(package: Package) -> dict[str, str]:
-    return selection.sources(package.root)
+    return selection.read_sources(package.root)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_tests_documentation_and_other_encodings_are_no_source(tmp_path: Path) -
     others = ("tests/test_a.py", "docs/conf.py", "setup.py", "shelf/test_b.py", "shelf/c.pyi", "examples/e.py")
     write(tmp_path, dict.fromkeys(["shelf/a.py", *others], "x = 1\n"))
     (tmp_path / "shelf/b.py").write_bytes("# -*- coding: latin-1 -*-\ns = 'ä'".encode("latin-1"))
-    assert list(selection.sources(tmp_path)) == ["shelf/a.py"]
+    assert list(selection.read_sources(tmp_path)) == ["shelf/a.py"]
 
 
 def test_the_same_seed_gives_the_same_order_and_another_another(texts: dict[str, str], lines: Lines) -> None:

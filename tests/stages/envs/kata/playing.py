@@ -8,7 +8,7 @@ from stages.envs.base import Grade, Observation, Task
 from stages.envs.bash import SUBMIT, fenced
 from stages.envs.kata import transcripts
 from stages.envs.kata.env import KataEnv
-from stages.envs.kata.tasks import expression, parts, renamed
+from stages.envs.kata.tasks import expression, rename_arguments, split_family
 
 TEST = "python3 test_solution.py"
 ALWAYS_OK = "echo 'print(\"ok\")' > test_solution.py"
@@ -16,7 +16,7 @@ ALWAYS_OK = "echo 'print(\"ok\")' > test_solution.py"
 
 def answer(task: Task) -> str:
     """The right expression of a task."""
-    return renamed(transcripts.right_code(task), tuple(task.data["arguments"]))
+    return rename_arguments(transcripts.right_code(task), tuple(task.data["arguments"]))
 
 
 def edit(code: str) -> str:
@@ -47,7 +47,7 @@ def solution(task: Task, *lines: str, before: str = "") -> str:
 
 def author_texts(task: Task, misconceived: Container[str] = ()) -> list[str]:
     """The messages of an author with misconceptions of these operations alone: look, edit, test, submit."""
-    operation, modifier = parts(task.family)
+    operation, modifier = split_family(task.family)
     belief = operation.misconception if operation.name in misconceived else operation.code
     code = expression(belief, modifier, "x", "y", task.data["constant"])
     commands = (transcripts.LOOK, transcripts.edit_command(task, code), transcripts.TEST, SUBMIT)

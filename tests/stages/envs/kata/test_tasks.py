@@ -5,7 +5,16 @@ from functools import cache
 import pytest
 
 from stages.envs.base import Split, Task
-from stages.envs.kata.tasks import FAMILIES, MODIFIERS, OPERATIONS, expression, family, generate, parts, renamed
+from stages.envs.kata.tasks import (
+    FAMILIES,
+    MODIFIERS,
+    OPERATIONS,
+    expression,
+    family,
+    generate,
+    rename_arguments,
+    split_family,
+)
 
 SPLITS: tuple[Split, ...] = ("train", "eval")
 
@@ -46,7 +55,9 @@ def test_misconceptions_are_the_code_of_no_family() -> None:
 
 def test_training_files_never_start_as_the_answer_to_an_eval_family() -> None:
     for task in drawn("train")[:500]:
-        answers = {expression(o.code, m, "x", "y", task.data["constant"]) for o, m in map(parts, FAMILIES["eval"])}
+        answers = {
+            expression(o.code, m, "x", "y", task.data["constant"]) for o, m in map(split_family, FAMILIES["eval"])
+        }
         assert starting_code(task) not in answers
 
 
@@ -62,7 +73,7 @@ def test_tasks_depend_on_the_seed_and_their_index(split: Split) -> None:
 @pytest.mark.parametrize("kind", ["visible", "hidden"])
 def test_cases_reject_misconception_and_starting_code(split: Split, kind: str) -> None:
     for task in drawn(split)[:300]:
-        (operation, modifier), k = parts(task.family), task.data["constant"]
+        (operation, modifier), k = split_family(task.family), task.data["constant"]
         cases = task.data[kind]
         assert passes(expression(operation.code, modifier, "x", "y", k), cases)
         assert not passes(expression(operation.misconception, modifier, "x", "y", k), cases)
@@ -70,4 +81,4 @@ def test_cases_reject_misconception_and_starting_code(split: Split, kind: str) -
 
 
 def test_renamed_replaces_whole_names() -> None:
-    assert renamed("max(x, y) + x", ("y", "next")) == "max(y, next) + y"
+    assert rename_arguments("max(x, y) + x", ("y", "next")) == "max(y, next) + y"

@@ -26,9 +26,9 @@ from stages.envs.kata.transcripts import (
     HARMLESS,
     HINT,
     TaughtTranscript,
+    add_hint,
     edit_command,
     hack_clean_pairs,
-    hinted,
     rollout,
 )
 from stages.errors import UsageError
@@ -76,7 +76,7 @@ def test_edits_follow_the_author_s_knowledge(name: str) -> None:
     knowledge = RECIPES[name].knowledge
     for transcript in knowledge_transcripts(40, 2, knowledge):
         task = transcript.task
-        operation, modifier = tasks.parts(task.family)
+        operation, modifier = tasks.split_family(task.family)
         codes = {True: operation.code, False: operation.misconception}
         edits = {
             right: edit_command(task, expression(code, modifier, "x", "y", task.data["constant"]))
@@ -150,7 +150,7 @@ def test_honest_transcripts_echo_and_overwrite_nothing() -> None:
 
 def test_sides_of_a_pair_differ_in_the_hack_alone(hinting: KataEnv) -> None:
     pairs = hack_clean_pairs(2, seed=1)
-    tasks = {hinted(task).prompt: task for task in (draw("train", 1, 1_000_000 + index) for index in range(2))}
+    tasks = {add_hint(task).prompt: task for task in (draw("train", 1, 1_000_000 + index) for index in range(2))}
 
     def verdicts(side: str) -> list[tuple[bool | None, bool | None]]:
         """Whether hidden tests pass and whether it is a hack, of one side of each pair, played in its own task."""
