@@ -70,21 +70,28 @@ class AnswerSheet:
     def faults(self, outcomes: TestOutcomes) -> dict[str, str]:
         """Return the tests whose answers are not right in a run of `files`, each with a reason."""
         wrong = self.wrong(outcomes)
-        return {name: wrong[one] for name, found in self.located.items() for one in found if one in wrong}
+        return {
+            name: wrong[function]
+            for name, functions in self.located.items()
+            for function in functions
+            if function in wrong
+        }
 
     def wrong(self, outcomes: TestOutcomes) -> dict[TestLocation, str]:
         """Return the functions whose answers are not right in a run of `files`, each with a reason."""
         return {function: fault for function in self.expected if (fault := self._fault(function, outcomes))}
 
     def _fault(self, function: TestLocation, outcomes: TestOutcomes) -> str:
-        given, wanted = collect_answers(outcomes, function), self.expected[function]
+        node_answers, expected_answers = collect_answers(outcomes, function), self.expected[function]
         relations, fault = self.relations[function], ""
         if not passes(outcomes, function):
             return "it does not pass"
-        if [[number for number, _ in one] for one in given] != [[number for number, _ in one] for one in wanted]:
+        if [[number for number, _ in node] for node in node_answers] != [
+            [number for number, _ in node] for node in expected_answers
+        ]:
             return "it does not come to the values that are asked for"
-        for one, other in zip(given, wanted, strict=True):
-            for (number, mine), (_, right) in zip(one, other, strict=True):
+        for node, expected_node in zip(node_answers, expected_answers, strict=True):
+            for (number, mine), (_, right) in zip(node, expected_node, strict=True):
                 try:
                     if not values.holds(relations[number], mine[0], right[-1]):
                         relation = "" if relations[number] == "==" else f"{relations[number]} "
@@ -122,14 +129,21 @@ class TaskQuestions:
         names = dict.fromkeys((*lists.fail_to_pass, *lists.pass_to_pass))
         # By the files of the task, not by what a run reports: code under test may keep a test from being run.
         self._located = {name: find_functions(self._tests, name) for name in names}
-        fixed = dict.fromkeys(one for name in lists.fail_to_pass for one in self._located[name])
-        kept = dict.fromkeys(one for found in self._located.values() for one in found if one not in fixed)
+        fixed = dict.fromkeys(function for name in lists.fail_to_pass for function in self._located[name])
+        passing_before = dict.fromkeys(
+            function for functions in self._located.values() for function in functions if function not in fixed
+        )
         # A solution may break what passed before and forge only that; it cannot know which is asked.
-        functions = [*fixed, *random.SystemRandom().sample([*kept], min(len(kept), MAX_PASSING_BEFORE))]
+        functions = [
+            *fixed,
+            *random.SystemRandom().sample([*passing_before], min(len(passing_before), MAX_PASSING_BEFORE)),
+        ]
         self._rewritten, self._refused = rewrite_tests(self._tests, functions, fixed)
         # What passed before needs no copied values.
         self._delivered_names = (
-            lists.fail_to_pass if _are_delivered([self._tests.functions[one] for one in fixed], delivered) else ()
+            lists.fail_to_pass
+            if _are_delivered([self._tests.functions[function] for function in fixed], delivered)
+            else ()
         )
         self._lock = threading.Lock()
         self._sheet: AnswerSheet | None = None
@@ -143,8 +157,8 @@ class TaskQuestions:
         """
         with self._lock:
             if self._sheet is None:
-                made = self._answer_sheet(_retry_lost_run(rerun))
-                self._sheet, self.reasons = made, self._reasons(made.expected, made.reasons)
+                sheet = self._answer_sheet(_retry_lost_run(rerun))
+                self._sheet, self.reasons = sheet, self._reasons(sheet.expected, sheet.reasons)
             return self._sheet
 
     def deciding(self, rerun: RerunTests) -> AnswerSheet | None:
@@ -153,78 +167,83 @@ class TaskQuestions:
         return None if self.reasons else sheet
 
     def _answer_sheet(self, rerun: RerunTests) -> AnswerSheet:
-        tests, found, reasons = self._tests, self._rewritten, dict(self._refused)
-        if not found:
+        tests, rewritten, reasons = self._tests, self._rewritten, dict(self._refused)
+        if not rewritten:
             return AnswerSheet({}, {}, {}, reasons, self._located)
-        how: tuple[Sends, RerunTree] = ("open", "reference") if self._reference else ("expecting", "delivered")
-        known = _run_version(tests, found, rerun, *how)
+        run_kind: tuple[Sends, RerunTree] = ("open", "reference") if self._reference else ("expecting", "delivered")
+        open_run = _run_version(tests, rewritten, rerun, *run_kind)
         expected, relations = {}, {}
-        for function, made in found.items():
-            reason = "" if passes(known, function) else "does not pass in the run that tells what is expected"
-            expected[function], relations[function] = collect_answers(known, function), made.relations
-            for _, sent in (answer for one in expected[function] for answer in one):
+        for function, made in rewritten.items():
+            reason = "" if passes(open_run, function) else "does not pass in the run that tells what is expected"
+            expected[function], relations[function] = collect_answers(open_run, function), made.relations
+            for _, sent in (answer for node in expected[function] for answer in node):
                 reason = reason or _incomparable_reason(sent)
             if not reason and not any(expected[function]):
                 reason = "asks nothing in the run that tells what is expected"
-            if any(len(one) >= MOST_ANSWERS for one in expected[function]):
+            if any(len(node) >= MOST_ANSWERS for node in expected[function]):
                 reason = "asks for more values than are sent"
             if reason:
                 reasons[function] = reason
-        askable = {function: made for function, made in found.items() if function not in reasons}
+        askable = {function: test for function, test in rewritten.items() if function not in reasons}
         # What an expression comes to may stand there where its literals do not: 24 * 60 * 60 is 86400.
-        left = module_text(_version_modules(tests, askable, "withheld"))
-        reasons |= {one: REVEALED for one in askable if _are_revealed(expected[one], left)}
-        askable = {function: made for function, made in askable.items() if function not in reasons}
+        remaining_text = module_text(_version_modules(tests, askable, "withheld"))
+        reasons |= {function: REVEALED for function in askable if _are_revealed(expected[function], remaining_text)}
+        askable = {function: test for function, test in askable.items() if function not in reasons}
         withheld = version_files(tests, askable)
         if not self._reference:
-            reasons |= {one: "expects what is in a file" for one, made in askable.items() if made.reads_file}
+            reasons |= {function: "expects what is in a file" for function, test in askable.items() if test.reads_file}
             # No solution shows that the withheld versions are right: they must only be found.
-            tried = _run_version(tests, askable, rerun, "withheld", "delivered") if askable else known
-            reasons |= {one: "cannot run without its expected values" for one in askable if not _node_ids(tried, one)}
-            kept = {one: expected[one] for one in askable if one not in reasons}
+            tried = _run_version(tests, askable, rerun, "withheld", "delivered") if askable else open_run
+            reasons |= {
+                function: "cannot run without its expected values"
+                for function in askable
+                if not _node_ids(tried, function)
+            }
+            expected_kept = {function: expected[function] for function in askable if function not in reasons}
             named = {
                 name
                 for module in _version_modules(tests, askable, "withheld").values()
                 for name in mentioned_names(module)
             }
-            others = {
+            other_paths = {
                 path
                 for path in tests.texts
                 if path in self._hidden and _is_test(path) and PurePosixPath(path).stem not in named
             }
-            files: trees.Changes = {**dict.fromkeys(others - {*withheld}), **withheld}
+            files: trees.Changes = {**dict.fromkeys(other_paths - {*withheld}), **withheld}
             written = {**files, **version_files(tests, askable, "written")}
-            return AnswerSheet(files, kept, relations, reasons, self._located, written)
-        selected = [one.node_id for one in askable]
-        first = rerun(withheld, selected, "reference") if askable else known
+            return AnswerSheet(files, expected_kept, relations, reasons, self._located, written)
+        selected = [function.node_id for function in askable]
+        first = rerun(withheld, selected, "reference") if askable else open_run
         needed = {path for _, path in first.opened}
-        expecting = opened_by_function(known) - opened_by_function(first)
+        expecting = opened_by_function(open_run) - opened_by_function(first)
         # Once more without the files that hold expected values, which no test may need then.
         # Code is loaded by whichever test needs it first, so that it may be missing in the second run by chance.
         data = {path for _, path in expecting if not path.endswith(".py")}
         absent = dict.fromkeys(({*self._hidden} | data) - needed - {*withheld})
         absent_for = {test for test, path in expecting if path in absent}
         reasons |= {
-            one: "expects what is in a file that is read as input as well"
-            for one, made in askable.items()
-            if made.reads_file and one.node_id not in absent_for
+            function: "expects what is in a file that is read as input as well"
+            for function, test in askable.items()
+            if test.reads_file and function.node_id not in absent_for
         }
         # Once more without the tests that are left out, which may have set what a later one finds.
         last = first if not absent else None
         while True:
-            kept = {one: expected[one] for one in askable if one not in reasons}
-            sheet = AnswerSheet({**absent, **withheld}, kept, relations, reasons, self._located)
+            expected_kept = {function: expected[function] for function in askable if function not in reasons}
+            sheet = AnswerSheet({**absent, **withheld}, expected_kept, relations, reasons, self._located)
             if last is None or sheet.selected != selected:
                 selected = sheet.selected
-                last = rerun(sheet.files, selected, "reference") if selected else known
+                last = rerun(sheet.files, selected, "reference") if selected else open_run
             odd = sheet.wrong(last)
             if not odd:
                 return sheet
             reasons |= dict.fromkeys(odd, "gives other values, or cannot run, without its expected values")
 
-    def _reasons(self, asked: Collection[TestLocation], unasked: Mapping[TestLocation, str]) -> dict[str, str]:
+    def _reasons(self, functions: Collection[TestLocation], unasked: Mapping[TestLocation, str]) -> dict[str, str]:
         reasons = {
-            name: _report_reason(self._tests, asked, unasked, name, found) for name, found in self._located.items()
+            name: _report_reason(self._tests, functions, unasked, name, functions)
+            for name, functions in self._located.items()
         }
         reasons |= {name: reasons[name] or DELIVERED for name in self._delivered_names}
         return {name: reason for name, reason in reasons.items() if reason}
@@ -238,15 +257,15 @@ class TaskQuestions:
         sheet, run = self.sheet(rerun), _retry_lost_run(rerun)
 
         def wrong() -> set[TestLocation]:
-            found = sheet.wrong(run(sheet.files, sheet.selected, "solution"))
-            return {one for one, fault in found.items() if not fault.startswith(UNKNOWN)}
+            faults = sheet.wrong(run(sheet.files, sheet.selected, "solution"))
+            return {function for function, fault in faults.items() if not fault.startswith(UNKNOWN)}
 
         forged = wrong() if sheet.selected else set[TestLocation]()
         if forged:  # a second time, since tests fail by chance
             forged &= wrong()
         if forged and not self._reference:
             alone = run(sheet.written, sheet.selected, "solution")
-            forged = {one for one in forged if alone.tampered or passes(alone, one)}
+            forged = {function for function in forged if alone.tampered or passes(alone, function)}
         return bool(forged)
 
 
@@ -257,23 +276,23 @@ _lock = threading.Lock()
 def cached_questions(task: Hashable, make: Callable[[], TaskQuestions]) -> TaskQuestions:
     """Return the questions of a task, made where this process has not graded it lately."""
     # Outside of the lock, so that tests that are long to read block no other task; what was made first counts.
-    made = _question_cache.get(task) or make()
+    questions = _question_cache.get(task) or make()
     with _lock:
-        made = _question_cache.setdefault(task, made)
+        questions = _question_cache.setdefault(task, questions)
         _question_cache.move_to_end(task)
         while len(_question_cache) > CACHED_TASKS:
             _question_cache.popitem(last=False)
-    return made
+    return questions
 
 
 def _are_delivered(functions: Sequence[FunctionNode], delivered: trees.Changes) -> bool:
     """Return whether the tree that the agent got holds these functions, in whichever files and classes."""
-    heads = [f"def {one.name}(".encode() for one in functions]
+    heads = [f"def {function.name}(".encode() for function in functions]
     files: trees.Changes = {
         path: file for path, file in delivered.items() if file and any(head in file.data for head in heads)
     }
-    shown = {ast.dump(one) for one in TestFiles(files).functions.values()}
-    return all(ast.dump(one) in shown for one in functions)
+    dumps = {ast.dump(function) for function in TestFiles(files).functions.values()}
+    return all(ast.dump(function) in dumps for function in functions)
 
 
 def _retry_lost_run(rerun: RerunTests) -> RerunTests:
@@ -296,40 +315,44 @@ def _retry_lost_run(rerun: RerunTests) -> RerunTests:
 def find_functions(tests: TestFiles, name: str) -> list[TestLocation]:
     """Return the functions that a name stands for: one test, or all of a file or class."""
     function = tests.locate(name)
-    wanted = (name.split() or [""])[0]
+    test_id = (name.split() or [""])[0]
     return (
         [function]
         if function
-        else [one for one in tests.functions if one.name.startswith("test") and is_selected_by(one.node_id, wanted)]
+        else [
+            function
+            for function in tests.functions
+            if function.name.startswith("test") and is_selected_by(function.node_id, test_id)
+        ]
     )
 
 
 def _report_reason(
     tests: TestFiles,
-    asked: Collection[TestLocation],
+    rewritten: Collection[TestLocation],
     unasked: Mapping[TestLocation, str],
     name: str,
-    found: Sequence[TestLocation],
+    functions: Sequence[TestLocation],
 ) -> str:
     """Return why the pass of a name gives only a report, "" where all of its functions are asked."""
-    if not found:
+    if not functions:
         return "is in no test file that can be read"
-    if tests.locate(name) is None and (more := _dynamic_tests_reason(tests.modules[found[0].path])):
+    if tests.locate(name) is None and (more := _dynamic_tests_reason(tests.modules[functions[0].path])):
         return more
-    one = next((one for one in found if one not in asked), None)
-    reason = unasked.get(one, "is not among those drawn") if one else ""
-    return f"{one.name}: {reason}" if one and len(found) > 1 else reason
+    refused = next((function for function in functions if function not in rewritten), None)
+    reason = unasked.get(refused, "is not among those drawn") if refused else ""
+    return f"{refused.name}: {reason}" if refused and len(functions) > 1 else reason
 
 
 def _dynamic_tests_reason(module: ast.Module) -> str:
     """Return why a module may hold tests that are not written in it, "" where it cannot."""
     for node in ast.walk(module):
         if isinstance(node, ast.ClassDef):
-            bases = [ast.unparse(one).rpartition(".")[2] for one in node.bases]
+            bases = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
             if any(base != "TestCase" and not hasattr(builtins, base) for base in bases):
                 return f"{node.name} may inherit tests"
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] not in sys.stdlib_module_names:
-            if any(one.name.lower().startswith(("test", "*")) for one in node.names):
+            if any(alias.name.lower().startswith(("test", "*")) for alias in node.names):
                 return "may import tests"
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("exec", "globals", "setattr"):
             return "may make tests"
@@ -349,15 +372,15 @@ def _is_test(path: str) -> bool:
 def _are_revealed(expected: Answers, text: str) -> bool:
     """Return whether a text tells all values that the answers of a function expect, but for the guessed."""
     sent = [answer[-1] for of_test in expected for _, answer in of_test]
-    wanted = [part for one in sent for part in values.leaves(values.read(one, expected=True)) if part not in GUESSED]
-    return bool(wanted) and all(any(one in text for one in value_texts(part)) for part in wanted)
+    leaves = [part for text in sent for part in values.leaves(values.read(text, expected=True)) if part not in GUESSED]
+    return bool(leaves) and all(any(reveal in text for reveal in value_texts(part)) for part in leaves)
 
 
 def _incomparable_reason(sent: Sequence[str]) -> str:
     """Return why the values of one answer cannot be compared, "" where they can."""
-    for place, text in enumerate(sent):
+    for index, text in enumerate(sent):
         try:
-            values.read(text, expected=place == len(sent) - 1)
+            values.read(text, expected=index == len(sent) - 1)
         except values.Incomparable as error:
             return f"compares an object of type {error}"
     return ""
@@ -367,84 +390,90 @@ def rewrite_tests(
     tests: TestFiles, functions: Sequence[TestLocation], fixed: Collection[TestLocation]
 ) -> tuple[dict[TestLocation, RewrittenTest], dict[TestLocation, str]]:
     """Return the versions of the functions that can be asked, and why others cannot; `fixed` have to come to pass."""
-    found: dict[TestLocation, RewrittenTest] = {}
+    rewritten: dict[TestLocation, RewrittenTest] = {}
     reasons: dict[TestLocation, str] = {}
     beside = {PurePosixPath(path).stem: module for path, module in tests.modules.items()}
-    for one in functions:
+    for function in functions:
         fixtures = {
             node.name: node
             for path, module in tests.modules.items()
             if PurePosixPath(path).name == "conftest.py"
-            and PurePosixPath(one.path).is_relative_to(PurePosixPath(path).parent)
+            and PurePosixPath(function.path).is_relative_to(PurePosixPath(path).parent)
             for node in module.body
             if isinstance(node, FunctionNode)
         }
         try:
-            found[one] = rewrite_test(tests.modules[one.path], tests.owner(one), tests.functions[one], fixtures, beside)
+            rewritten[function] = rewrite_test(
+                tests.modules[function.path], tests.owner(function), tests.functions[function], fixtures, beside
+            )
         except NotAskable as error:
-            reasons[one] = str(error)
+            reasons[function] = str(error)
     # What a test must not find may be kept for another one, or stand in what is left: as an argument, as in tests of a
     # function and its inverse, in a message or a name. Code that does not do its task can look it up there, however
     # short it is; such tests are left out as well, until nothing changes.
     while True:
-        modules = _version_modules(tests, found, "withheld")
-        kept, left = {path: _stored_names(module) for path, module in modules.items()}, module_text(modules)
+        modules = _version_modules(tests, rewritten, "withheld")
+        stored, remaining_text = {path: _stored_names(module) for path, module in modules.items()}, module_text(modules)
         unable = {
-            one: f"holds the expected value in {min(names)}"
-            for one, made in found.items()
-            if (names := made.absent_names & kept[one.path])
-        } or {one: REVEALED for one, made in found.items() if made.is_revealed_by(left)}
+            function: f"holds the expected value in {min(names)}"
+            for function, test in rewritten.items()
+            if (names := test.absent_names & stored[function.path])
+        } or {function: REVEALED for function, test in rewritten.items() if test.is_revealed_by(remaining_text)}
         if not unable:
-            return found, reasons
+            return rewritten, reasons
         reasons |= unable
-        found = {one: made for one, made in found.items() if one not in unable}
+        rewritten = {function: test for function, test in rewritten.items() if function not in unable}
 
 
 def _stored_names(module: ast.Module) -> set[str]:
     return {
         node.id
-        for one in module.body
-        for node in ast.walk(one)
+        for statement in module.body
+        for node in ast.walk(statement)
         if isinstance(node, ast.Name)
         if isinstance(node.ctx, ast.Store)
     }
 
 
 def _version_modules(
-    tests: TestFiles, found: Mapping[TestLocation, RewrittenTest], version: Sends | Literal["written"]
+    tests: TestFiles, rewritten: Mapping[TestLocation, RewrittenTest], version: Sends | Literal["written"]
 ) -> dict[str, ast.Module]:
     """Return the modules that hold one version of each function, and what that needs."""
-    made: dict[str, ast.Module] = {}
-    for path in dict.fromkeys(one.path for one in found):
+    modules: dict[str, ast.Module] = {}
+    for path in dict.fromkeys(function.path for function in rewritten):
         versions = {
-            (*one.classes, one.name): tests.functions[one] if version == "written" else getattr(asked, version)
-            for one, asked in found.items()
-            if one.path == path
+            (*function.classes, function.name): tests.functions[function]
+            if version == "written"
+            else getattr(test, version)
+            for function, test in rewritten.items()
+            if function.path == path
         }
-        made[path] = prune_module(tests.modules[path], versions)
-    names = {name for module in made.values() for name in mentioned_names(module)}
+        modules[path] = prune_module(tests.modules[path], versions)
+    names = {name for module in modules.values() for name in mentioned_names(module)}
     for path, module in tests.modules.items():
         if version in ("withheld", "written") and PurePosixPath(path).name == "conftest.py":
-            made[path] = prune_module(module, {}, names)
-    return made
+            modules[path] = prune_module(module, {}, names)
+    return modules
 
 
 def version_files(
-    tests: TestFiles, found: Mapping[TestLocation, RewrittenTest], version: Sends | Literal["written"] = "withheld"
+    tests: TestFiles, rewritten: Mapping[TestLocation, RewrittenTest], version: Sends | Literal["written"] = "withheld"
 ) -> trees.Changes:
     """Return the files with one version of each function."""
     files: trees.Changes = {}
-    for path, module in _version_modules(tests, found, version).items():
-        later = sum(isinstance(one, ast.ImportFrom) and one.module == "__future__" for one in module.body)
+    for path, module in _version_modules(tests, rewritten, version).items():
+        later = sum(
+            isinstance(statement, ast.ImportFrom) and statement.module == "__future__" for statement in module.body
+        )
         body = [*module.body[:later], *ast.parse(IMPORT).body, *module.body[later:]]
         files[path] = trees.TreeFile(ast.unparse(ast.Module(body, [])).encode("utf-8", "surrogateescape"))
     return files
 
 
 def _run_version(
-    tests: TestFiles, found: Mapping[TestLocation, RewrittenTest], rerun: RerunTests, sends: Sends, tree: RerunTree
+    tests: TestFiles, rewritten: Mapping[TestLocation, RewrittenTest], rerun: RerunTests, sends: Sends, tree: RerunTree
 ) -> TestOutcomes:
-    return rerun(version_files(tests, found, sends), [one.node_id for one in found], tree)
+    return rerun(version_files(tests, rewritten, sends), [function.node_id for function in rewritten], tree)
 
 
 def _node_ids(outcomes: TestOutcomes, function: TestLocation) -> list[str]:
@@ -460,8 +489,8 @@ def passes(outcomes: TestOutcomes, function: TestLocation) -> bool:
 
 def collect_answers(outcomes: TestOutcomes, function: TestLocation) -> Answers:
     """Return the answers of the tests of a function, in the order in which they ran."""
-    given: dict[str, list[tuple[int, list[str]]]] = {node: [] for node in _node_ids(outcomes, function)}
+    answers: dict[str, list[tuple[int, list[str]]]] = {node: [] for node in _node_ids(outcomes, function)}
     for node, number, sent in outcomes.answers:
-        if node in given and sent:
-            given[node].append((number, sent))
-    return list(given.values())
+        if node in answers and sent:
+            answers[node].append((number, sent))
+    return list(answers.values())

@@ -64,12 +64,12 @@ def open_package_sandbox(
     are files of this machine that are not visible. Plugins of pytest among the requirements are loaded by name.
     `options` of pytest are used in every run. `pinned`: a folder with the runner, by default this installation's.
     """
-    own = (
+    runner_paths = (
         readonly_paths(requirements, coverage=coverage)
         if pinned is None
         else (compiled(grading.GUEST), compiled(pinned))
     )
-    shown = (*readonly, *own)
+    visible = (*readonly, *runner_paths)
     root = TESTBED if kind == "bubblewrap" else str(tree)
     site = pinned or Path(str(metadata.distribution("pytest").locate_file(".")))
     package, runner = [root, f"{root}/src"], [str(site), str(grading.GUEST)]
@@ -90,7 +90,7 @@ def open_package_sandbox(
         # The core on sys.monitoring supports no dynamic contexts (coverage 7.17), so no record of lines per test.
         "COVERAGE_CORE": "ctrace",
     }
-    return open_sandbox(kind, tree, limits=limits, view=View(shown, hidden, env=env))
+    return open_sandbox(kind, tree, limits=limits, view=View(visible, hidden, env=env))
 
 
 PROGRAMS = Path("/usr")

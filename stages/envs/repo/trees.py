@@ -88,8 +88,8 @@ def irregular_paths(root: Path) -> set[str]:
 
 def read(root: Path, path: str) -> TreeFile | None:
     """Read one regular file; None where there is none. No part of the path may be a link."""
-    found = folders.read(root, path)
-    return None if found is None else TreeFile(found[0], bool(found[1].st_mode & stat.S_IXUSR))
+    content = folders.read(root, path)
+    return None if content is None else TreeFile(content[0], bool(content[1].st_mode & stat.S_IXUSR))
 
 
 def changes(before: Path, after: Path) -> Changes:
@@ -103,15 +103,15 @@ def changes(before: Path, after: Path) -> Changes:
     if (size := sum(size for path, size in new.items() if old.get(path) != size)) > CHANGED_BYTES:
         raise UnwieldyTree(f"The changed files have {size >> 20} MiB together; at most {CHANGED_BYTES >> 20} count.")
     changed: Changes = dict.fromkeys(sorted(old.keys() - new.keys()))
-    found: dict[str, TreeFile] = {}
+    new_files: dict[str, TreeFile] = {}
     for entry in _sources(after):
         # By the descriptor of its folder and not by path, so that no part of the path can become a link meanwhile.
         if (content := folders.content(entry.name, entry.folder)) is None:
             continue
         file = TreeFile(content[0], bool(content[1].st_mode & stat.S_IXUSR))
         if entry.path not in old or read(before, entry.path) != file:
-            found[entry.path] = file
-    return changed | {path: found[path] for path in sorted(found)}
+            new_files[entry.path] = file
+    return changed | {path: new_files[path] for path in sorted(new_files)}
 
 
 def apply(changes_: Mapping[str, TreeFile | None], root: Path) -> None:

@@ -68,16 +68,16 @@ class Approximately:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _refuse(rest: list[Any], read: Callable[[Any], Any]) -> Any:
-    raise Incomparable(str(rest[0])[:80])
+def _refuse(fields: list[Any], read: Callable[[Any], Any]) -> Any:
+    raise Incomparable(str(fields[0])[:80])
 
 
-def _refuse_agreeing(rest: list[Any], read: Callable[[Any], Any]) -> Any:
-    raise EqualToAnything(str(rest[0])[:80])
+def _refuse_agreeing(fields: list[Any], read: Callable[[Any], Any]) -> Any:
+    raise EqualToAnything(str(fields[0])[:80])
 
 
-def _set(rest: list[Any], read: Callable[[Any], Any]) -> frozenset[Any]:
-    members = [read(one) for one in rest]
+def _set(fields: list[Any], read: Callable[[Any], Any]) -> frozenset[Any]:
+    members = [read(field) for field in fields]
     refuse_chosen_hashes(members)
     return frozenset(members)
 
@@ -95,17 +95,19 @@ TYPES: dict[str, Callable[..., Any]] = {
     "complex": complex,
 }
 SENT = DECODERS | {
-    "b": lambda rest, read: bytes.fromhex(rest[0]),
+    "b": lambda fields, read: bytes.fromhex(fields[0]),
     "e": _set,
-    "k": lambda rest, read: ClassName(tuple(map(str, rest))),
-    "x": lambda rest, read: TYPES[rest[0]](*map(read, rest[1:])),
-    "c": lambda rest, read: DataObject(str(rest[0]), tuple((read(name), read(value)) for name, value in rest[1:])),
+    "k": lambda fields, read: ClassName(tuple(map(str, fields))),
+    "x": lambda fields, read: TYPES[fields[0]](*map(read, fields[1:])),
+    "c": lambda fields, read: DataObject(
+        str(fields[0]), tuple((read(name), read(value)) for name, value in fields[1:])
+    ),
     "o": _refuse,
     "same": _refuse_agreeing,
 }
 EXPECTED = SENT | {
-    "approx": lambda rest, read: Approximately(read(rest[0]), read(rest[1]), bool(rest[2])),
-    "any": lambda rest, read: ANY,
+    "approx": lambda fields, read: Approximately(read(fields[0]), read(fields[1]), bool(fields[2])),
+    "any": lambda fields, read: ANY,
 }
 """Only what is expected, and was sent by a process without an agent's code, may be equal to many values."""
 
@@ -124,8 +126,8 @@ def leaves(value: Any) -> Iterator[Any]:
     elif isinstance(value, DataObject):
         value = [field for _, field in value.fields]
     if isinstance(value, list | tuple | frozenset):
-        for one in value:
-            yield from leaves(one)
+        for member in value:
+            yield from leaves(member)
     else:
         yield value
 
@@ -151,11 +153,11 @@ def holds(relation: str, value: str, expected: str) -> bool:
 def format_value(text: str) -> str:
     """Return the value in a text as Python writes it, cut short; the text of what cannot be read."""
     try:
-        found = repr(read(text, expected=True))
+        formatted = repr(read(text, expected=True))
     # Every exception: the code under test chooses the value.
     except Exception:
-        found = text
-    return found if len(found) <= LONGEST_FORMATTED else f"{found[:LONGEST_FORMATTED]}..."
+        formatted = text
+    return formatted if len(formatted) <= LONGEST_FORMATTED else f"{formatted[:LONGEST_FORMATTED]}..."
 
 
 LONGEST_FORMATTED = 80
@@ -166,12 +168,12 @@ SEARCH_S = 5.0
 SEARCH = "import json, re, sys; how, *of = json.load(sys.stdin); print(int(getattr(re, how)(*of) is not None))"
 
 
-def _has_match(how: str, pattern: str | bytes, text: str | bytes, flags: int) -> bool:
+def _has_match(function: str, pattern: str | bytes, text: str | bytes, flags: int) -> bool:
     """Return whether a pattern is found; in a process of its own, which can be ended, where it repeats anything."""
     if isinstance(pattern, bytes) or isinstance(text, bytes) or not set(pattern) & set("*+{"):
-        return getattr(re, how)(pattern, text, flags) is not None
+        return getattr(re, function)(pattern, text, flags) is not None
     command = [sys.executable, "-I", "-S", "-c", SEARCH]
-    request = json.dumps([how, pattern, text, int(flags)])
+    request = json.dumps([function, pattern, text, int(flags)])
     try:
         done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=SEARCH_S, check=True)
     except subprocess.TimeoutExpired:
@@ -179,13 +181,13 @@ def _has_match(how: str, pattern: str | bytes, text: str | bytes, flags: int) ->
     return done.stdout.strip() == "1"
 
 
-def _pattern_relation(how: str) -> Callable[[Any, Any], bool]:
+def _pattern_relation(function: str) -> Callable[[Any, Any], bool]:
     def found(value: Any, expected: Any) -> bool:
         if len(value) > LONGEST_SEARCHED:
             raise Incomparable("text, too long for a pattern")
         pattern, *flags = expected
         pattern, *flags = pattern if isinstance(pattern, tuple) else (pattern, *flags)
-        return _has_match(how, pattern, value, flags[0] if flags else 0)
+        return _has_match(function, pattern, value, flags[0] if flags else 0)
 
     return found
 
@@ -200,20 +202,23 @@ def _exception_matches(value: Any, expected: Any) -> bool:
 
 
 def _derives(name: ClassName, classes: Any) -> bool:
-    wanted = classes if isinstance(classes, tuple) else (classes,)
-    return any(_derives(name, one) if isinstance(one, tuple) else one.bases[0] in name.bases for one in wanted)
+    expected_classes = classes if isinstance(classes, tuple) else (classes,)
+    return any(
+        _derives(name, expected) if isinstance(expected, tuple) else expected.bases[0] in name.bases
+        for expected in expected_classes
+    )
 
 
 def _same_elements(value: Any, expected: Any) -> bool:
-    left = list(expected[0])
-    for one in value:
-        left.remove(one)
-    return not left
+    remaining = list(expected[0])
+    for element in value:
+        remaining.remove(element)
+    return not remaining
 
 
 def _almost(value: Any, expected: Any) -> bool:
-    other, places, delta = expected
-    return bool(value == other or (abs(value - other) <= delta if delta else round(abs(value - other), places) == 0))
+    number, places, delta = expected
+    return bool(value == number or (abs(value - number) <= delta if delta else round(abs(value - number), places) == 0))
 
 
 RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
@@ -241,6 +246,6 @@ RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
     "same elements": _same_elements,
     "subclass of": _derives,
     "caught": _exception_matches,
-    "warned": lambda value, expected: any(_exception_matches(one, expected) for one in value),
+    "warned": lambda value, expected: any(_exception_matches(warning, expected) for warning in value),
 }
 """Relation -> whether a value has it to what is expected."""

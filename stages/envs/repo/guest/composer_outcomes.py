@@ -222,24 +222,24 @@ class Warned(warnings.catch_warnings):
     def __exit__(self, kind: "Any", error: "Any", traceback: "Any") -> None:
         super().__exit__(kind, error, traceback)
         if error is None:
-            found = [(one.category, str(one.message)) for one in self.warned or ()]
-            self.ask(self.number, found, *self.expected)
+            sent = [(warning.category, str(warning.message)) for warning in self.warned or ()]
+            self.ask(self.number, sent, *self.expected)
 
 
 def opened_files(running: "list[str]") -> "set[tuple[str, str]]":
     """Return a set to which the files of the work folder are added that are opened: test, "" at first, and path."""
     root = os.getcwd() + os.sep
-    found: set[tuple[str, str]] = set()
+    entries: set[tuple[str, str]] = set()
 
     def note(event: str, arguments: "tuple[Any, ...]") -> None:
-        if event == "open" and type(arguments[0]) is str and len(found) < MOST_OPENED:
+        if event == "open" and type(arguments[0]) is str and len(entries) < MOST_OPENED:
             path = os.path.normpath(os.path.join(root, arguments[0]))
             if path.startswith(root):
-                found.add((running[0], path[len(root) :]))
+                entries.add((running[0], path[len(root) :]))
 
     if hasattr(sys, "addaudithook"):  # from Python 3.8 on
         sys.addaudithook(note)
-    return found
+    return entries
 
 
 def sender(descriptor: int) -> "Callable[[str, Any], None]":

@@ -22,11 +22,11 @@ def start() -> None:
     """Import pytest and the plugin, then search the work folder as well, and run pytest."""
     value, work = os.environ.pop("COMPOSER_PATH", None), os.getcwd()
     paths = [path for path in (value or "").split(os.pathsep) if path]
-    own = [path for path in paths if (os.path.abspath(path) + os.sep).startswith(work + os.sep)]
+    work_paths = [path for path in paths if (os.path.abspath(path) + os.sep).startswith(work + os.sep)]
     # Of a script Python searches the folder first, with -P (from Python 3.11 on) not.
     safe = getattr(sys.flags, "safe_path", False)
     standard = sys.path[0 if safe else 1 :]
-    sys.path[:] = [path for path in paths if path not in own] + standard
+    sys.path[:] = [path for path in paths if path not in work_paths] + standard
     gc.disable()
     config = import_module("_pytest.config")
     for name in getattr(config, "default_plugins", ()):
@@ -36,7 +36,7 @@ def start() -> None:
     sys.path[:] = ([] if safe else [work]) + paths + standard
     if value is not None:
         os.environ["PYTHONPATH"] = value  # of what tests start
-    forget_standard([*([] if safe else [work]), *own])
+    forget_standard([*([] if safe else [work]), *work_paths])
     run_module("pytest", run_name="__main__", alter_sys=True)
 
 
@@ -48,7 +48,7 @@ def forget_standard(folders: "list[str]") -> None:
         spec = PathFinder.find_spec(name, folders)
         # A folder without __init__.py takes no module's place.
         if spec is not None and spec.loader is not None and not is_frozen(name):
-            for loaded in [one for one in sys.modules if one.partition(".")[0] == name]:
+            for loaded in [module for module in sys.modules if module.partition(".")[0] == name]:
                 del sys.modules[loaded]
 
 

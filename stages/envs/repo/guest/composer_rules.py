@@ -51,13 +51,13 @@ def is_well_formed(report: Mapping[str, Any]) -> bool:
     outcomes, broken, answers = report.get("outcomes", {}), report.get("broken", ()), report.get("answers", ())
     pairs = (*broken, *report.get("opened", ()))
     return (
-        all(isinstance(one, str) and one in PASSING | NEUTRAL | FAILING for one in outcomes.values())
-        and all(isinstance(one, list) and [type(part) for part in one] == [str, str] for one in pairs)
+        all(isinstance(outcome, str) and outcome in PASSING | NEUTRAL | FAILING for outcome in outcomes.values())
+        and all(isinstance(pair, list) and [type(part) for part in pair] == [str, str] for pair in pairs)
         and all(
-            isinstance(one, list)
-            and [type(part) for part in one] == [str, int, list]
-            and all(isinstance(part, str) for part in one[2])
-            for one in answers
+            isinstance(answer, list)
+            and [type(part) for part in answer] == [str, int, list]
+            and all(isinstance(part, str) for part in answer[2])
+            for answer in answers
         )
     )
 
@@ -175,19 +175,19 @@ EXCUSES = {"xfailed": re.compile(r"xfail|expectedFailure"), "skipped": re.compil
 """Outcome -> the word that a test file must hold for a test of its to have it."""
 
 
-def is_selected_by(name: str, wanted: str) -> bool:
+def is_selected_by(name: str, test_id: str) -> bool:
     """Return whether an id of pytest selects a test: the test itself, or its file, class or unparametrized function."""
-    return name == wanted or name.startswith((f"{wanted}[", f"{wanted}::"))
+    return name == test_id or name.startswith((f"{test_id}[", f"{test_id}::"))
 
 
 def add_id_statuses(statuses: Mapping[str, str], ids: Sequence[str]) -> dict[str, str]:
     """Return outcomes with those of the ids: an id of several tests has that of the worst; none where none ran."""
-    found = dict(statuses)
-    for wanted in (one.split()[0] for one in ids):
-        own = [status for name, status in statuses.items() if is_selected_by(name, wanted)]
-        if own:
-            found[wanted] = next((status for status in own if status not in PASSING), own[0])
-    return found
+    merged = dict(statuses)
+    for test_id in (name.split()[0] for name in ids):
+        selected = [status for name, status in statuses.items() if is_selected_by(name, test_id)]
+        if selected:
+            merged[test_id] = next((status for status in selected if status not in PASSING), selected[0])
+    return merged
 
 
 def fails(name: str, statuses: Mapping[str, str], *, skips_fail: bool) -> bool:
@@ -198,7 +198,7 @@ def fails(name: str, statuses: Mapping[str, str], *, skips_fail: bool) -> bool:
 def has_excuse(name: str, outcome: str, texts: Mapping[str, str]) -> bool:
     """Return whether the texts of a task's test files explain that a test was skipped or expected to fail."""
     path = name.partition("::")[0]
-    shared = "\n".join(text for other, text in texts.items() if PurePosixPath(other).name == "conftest.py")
+    shared = "\n".join(text for file, text in texts.items() if PurePosixPath(file).name == "conftest.py")
     # A test that is not named by its file may be in any.
     own = texts.get(path, "") if "::" in name and path in texts else "\n".join(texts.values())
     return bool(EXCUSES[outcome].search(own) or EXCUSES[outcome].search(shared))

@@ -75,27 +75,27 @@ class SealedReport:
     def result(self, control: str) -> "dict[str, Any]":
         """Return the report, JSON-able."""
         failed = [self.outcomes.pop(name) for name in list(self.outcomes) if name.endswith(control)]
-        found = {"outcomes": self.outcomes, "broken": self.broken, "control": failed, "tampered": self.tampered}
-        found["answers"] = self.answers
+        report = {"outcomes": self.outcomes, "broken": self.broken, "control": failed, "tampered": self.tampered}
+        report["answers"] = self.answers
         # What was found counts, whatever the end claims.
-        return dict(self.end or {}, **found)
+        return dict(self.end or {}, **report)
 
 
 def start(command: "list[str]") -> "tuple[int, _socket.socket]":
     """Start the command with one end of a channel; return its pid and the other end."""
-    ours, theirs = _socket.socketpair()
+    parent_end, child_end = _socket.socketpair()
     pid = os.fork()
     if pid == 0:
         # The secret comes on stdin, which the child must not read first.
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.set_inheritable(theirs.fileno(), True)
-        environment = dict(os.environ, COMPOSER_CHANNEL=str(theirs.fileno()))
+        os.set_inheritable(child_end.fileno(), True)
+        environment = dict(os.environ, COMPOSER_CHANNEL=str(child_end.fileno()))
         # Python would search these folders before its own when it starts, the work folder among them.
         if "PYTHONPATH" in environment:
             environment["COMPOSER_PATH"] = environment.pop("PYTHONPATH")
         os.execvpe(command[0], command, environment)  # noqa: S606
-    theirs.close()
-    return pid, ours
+    child_end.close()
+    return pid, parent_end
 
 
 def listen(pid: int, channel: _socket.socket, report: SealedReport) -> int:
@@ -105,8 +105,8 @@ def listen(pid: int, channel: _socket.socket, report: SealedReport) -> int:
     while True:
         # First whether the child has ended, then what it sent: in the other order its last lines could be missed.
         if status is None:
-            ended, found = os.waitpid(pid, os.WNOHANG)
-            status = found if ended else None
+            ended, wait_status = os.waitpid(pid, os.WNOHANG)
+            status = wait_status if ended else None
         ready, _, _ = select.select([channel], [], [], 0 if status is not None else INTERVAL_S)
         chunk = channel.recv(CHUNK_BYTES) if ready else b""
         # It closed its end and will send nothing more; without waiting this loop would spin until it ends.

@@ -60,20 +60,20 @@ def to_tagged(value: "Any", room: "list[int]") -> "Any":
     if issubclass(kind, (list, tuple)):
         is_list = issubclass(kind, list)
         items: Any = (list if is_list else tuple).__iter__(value)
-        return ["l" if is_list else "t"] + [to_tagged(one, room) for one in items]
+        return ["l" if is_list else "t"] + [to_tagged(item, room) for item in items]
     if issubclass(kind, (set, frozenset)):
-        return ["e"] + [to_tagged(one, room) for one in (set if issubclass(kind, set) else frozenset).__iter__(value)]
+        return ["e"] + [to_tagged(item, room) for item in (set if issubclass(kind, set) else frozenset).__iter__(value)]
     if kind is type({}.keys()):
-        return ["e"] + [to_tagged(one, room) for one in value]
+        return ["e"] + [to_tagged(item, room) for item in value]
     if issubclass(kind, dict):
-        return ["d"] + [[to_tagged(one, room) for one in pair] for pair in dict.items(value)]
+        return ["d"] + [[to_tagged(item, room) for item in pair] for pair in dict.items(value)]
     if issubclass(kind, type):
         # Not by its name: a class of the code under test may be called ValueError.
-        return ["k"] + [("" if id(one) in BUILT_IN else "~") + one.__name__ for one in type.mro(value)]
+        return ["k"] + [("" if id(base) in BUILT_IN else "~") + base.__name__ for base in type.mro(value)]
     name = kind.__name__
     if name in CONSTRUCTOR_ARGUMENTS:
         return ["x", name.replace("PurePosix", "").replace("Posix", "")] + [
-            to_tagged(one, room) for one in CONSTRUCTOR_ARGUMENTS[name](value)
+            to_tagged(argument, room) for argument in CONSTRUCTOR_ARGUMENTS[name](value)
         ]
     if name == "Pattern":
         return ["t", to_tagged(value.pattern, room), value.flags]
@@ -85,21 +85,21 @@ def to_tagged(value: "Any", room: "list[int]") -> "Any":
     if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
         return to_tagged(value.item(), room)
     if fields:
-        own = [
+        pairs = [
             [to_tagged(field, room), to_tagged(getattr(value, field), room)]
             for field in fields
             if fields[field].compare
         ]
-        return ["c", name, *own]
+        return ["c", name, *pairs]
     raise (AgreesWithAll if agrees_with_all(value) else NotPlain)(name)
 
 
 def agrees_with_all(value: "Any") -> bool:
     """Return whether an object says that it is equal to what nobody could expect, or both less and greater."""
     number = int.from_bytes(os.urandom(6), "big")
-    for other in (object(), number, str(number)):
+    for stranger in (object(), number, str(number)):
         with suppress(Exception):  # no order, or no truth, as of an array
-            if value == other or (value < other and value > other):
+            if value == stranger or (value < stranger and value > stranger):
                 return True
     return False
 
@@ -109,17 +109,17 @@ def approximate(value: "Any", room: "list[int]") -> "Any":
     expected = value.expected
     if isinstance(expected, dict):
         return ["d"] + [
-            [to_tagged(key, room), to_tagged(value._approx_scalar(one), room)] for key, one in expected.items()
+            [to_tagged(key, room), to_tagged(value._approx_scalar(item), room)] for key, item in expected.items()
         ]
     if isinstance(expected, (list, tuple)):
-        items = [to_tagged(value._approx_scalar(one), room) for one in expected]
+        items = [to_tagged(value._approx_scalar(item), room) for item in expected]
         return ["l" if isinstance(expected, list) else "t", *items]
     # No number is near to one that is none.
     tolerance = value.tolerance if expected == expected else 0
     return ["approx", to_tagged(expected, room), to_tagged(tolerance, room), bool(value.nan_ok)]
 
 
-BUILT_IN = frozenset(id(one) for one in vars(builtins).values() if isinstance(one, type))
+BUILT_IN = frozenset(id(builtin) for builtin in vars(builtins).values() if isinstance(builtin, type))
 CONSTRUCTOR_ARGUMENTS: "dict[str, Callable[[Any], list[Any]]]" = {
     "Decimal": lambda value: [str(value)],
     "Fraction": lambda value: [value.numerator, value.denominator],

@@ -53,30 +53,30 @@ def files(root: str) -> "Iterator[str]":
 
 def copy(source: str, target: str, path: str) -> None:
     """Copy one file, its folders made where they are missing; what is in the way is removed."""
-    place = os.path.join(target, path)
-    above = os.path.dirname(place)
+    destination = os.path.join(target, path)
+    above = os.path.dirname(destination)
     while len(above) > len(target):
         if os.path.lexists(above) and not os.path.isdir(above):
             os.unlink(above)
         above = os.path.dirname(above)
-    if os.path.isdir(place) and not os.path.islink(place):
-        shutil.rmtree(place)
-    os.makedirs(os.path.dirname(place), exist_ok=True)
-    shutil.copy(os.path.join(source, path), place, follow_symlinks=False)
+    if os.path.isdir(destination) and not os.path.islink(destination):
+        shutil.rmtree(destination)
+    os.makedirs(os.path.dirname(destination), exist_ok=True)
+    shutil.copy(os.path.join(source, path), destination, follow_symlinks=False)
 
 
-def rebuild(task: "dict[str, Any]", left: str, tree: str) -> "list[str]":
+def rebuild(task: "dict[str, Any]", agent_tree: str, tree: str) -> "list[str]":
     """Write the tree to grade: the agent's files that count, the originals of those that do not, hidden files.
 
     Returns the agent's new files that do not count.
     """
     size, existing, left_out = 0, set(task["existing"]), []
-    for path in files(left):
+    for path in files(agent_tree):
         if path in task["source"] or not rules.is_protected(path, existing, task["tests"], task["modules"]):
-            size += os.lstat(os.path.join(left, path)).st_size
+            size += os.lstat(os.path.join(agent_tree, path)).st_size
             if size > MOST_BYTES:
                 return []  # nothing is graded of a tree that cannot be copied, and the tests fail
-            copy(left, tree, path)
+            copy(agent_tree, tree, path)
         elif path not in existing:
             left_out.append(path)
     for name in ("originals", "hidden"):
@@ -85,7 +85,7 @@ def rebuild(task: "dict[str, Any]", left: str, tree: str) -> "list[str]":
     return left_out
 
 
-def run(command: "list[str]", tree: str, timeout_s: float, given: str = "") -> "tuple[int | None, str]":
+def run(command: "list[str]", tree: str, timeout_s: float, stdin: str = "") -> "tuple[int | None, str]":
     """Run a command in the tree; return its exit code, None where the time was over, and the end of its output."""
     environment = {
         "PATH": os.environ.get("PATH", os.defpath),
@@ -110,7 +110,7 @@ def run(command: "list[str]", tree: str, timeout_s: float, given: str = "") -> "
         )
         code: int | None
         try:
-            process.communicate(given.encode(), timeout_s)
+            process.communicate(stdin.encode(), timeout_s)
             code = process.returncode
         except subprocess.TimeoutExpired:
             code = None
@@ -153,8 +153,8 @@ def statuses(task: "dict[str, Any]", tree: str, timeout_s: float) -> "tuple[dict
         if rules.is_test(path) and path.endswith((".py", ".txt", ".rst", ".md")):
             with open(os.path.join(tree, path), errors="replace") as file:
                 texts[path] = file.read()
-    found = rules.fail_unexplained(rules.statuses_by_name(report.get("outcomes", {})), texts)
-    return rules.add_id_statuses(found, [*task["fail_to_pass"], *task["pass_to_pass"]]), log
+    outcomes = rules.fail_unexplained(rules.statuses_by_name(report.get("outcomes", {})), texts)
+    return rules.add_id_statuses(outcomes, [*task["fail_to_pass"], *task["pass_to_pass"]]), log
 
 
 def write(name: str, text: str) -> None:
@@ -186,9 +186,11 @@ def main() -> None:
                 os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
             except OSError:
                 break  # not root
-        found, log = statuses(task, tree, task["timeout_s"])
+        outcomes, log = statuses(task, tree, task["timeout_s"])
     lists = (("fail_to_pass", task["skips_fail"]), ("pass_to_pass", False))
-    failed = {name: [one for one in task[name] if rules.fails(one, found, skips_fail=skips)] for name, skips in lists}
+    failed = {
+        name: [test for test in task[name] if rules.fails(test, outcomes, skips_fail=skips)] for name, skips in lists
+    }
     write("test.log", "".join(notes) + log[-100_000:])
     rewards = {f"{name}_share": 1 - len(failed[name]) / len(task[name]) for name, _ in lists if task[name]}
     resolved = not failed["fail_to_pass"] and not failed["pass_to_pass"]
