@@ -22,6 +22,7 @@ from typing import Any, Literal
 from stages.envs.repo.inlining import inline_helpers
 from stages.envs.repo.known_values import MODULES, KnownValues, called_name, comparing_functions, dotted_name
 from stages.envs.repo.parsed_tests import NAMES, FunctionNode, columns, top_functions
+from stages.words import Sentence
 
 IMPORT = "from composer_questions import ask as _composer_ask, caught as _composer_caught, warned as _composer_warned"
 ASK = "_composer_ask"
@@ -33,7 +34,11 @@ Condition = tuple[str, ast.expr, ast.expr]
 
 
 class NotAskable(Exception):
-    """Not all assertions of a test can become questions; the text is the reason."""
+    """Not all assertions of a test can become questions; `reason` says why."""
+
+    def __init__(self, reason: str, /, **values: Any) -> None:
+        self.reason = reason if isinstance(reason, Sentence) else Sentence(reason, **values)
+        super().__init__(self.reason)
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ def rewrite_test(
     name.
     """
     if any(isinstance(node, ast.Global | ast.Nonlocal | ast.NamedExpr | ast.Yield) for node in ast.walk(function)):
-        raise NotAskable("binds names where it reads them")
+        raise NotAskable("envs.repo.binds-names")
     helpers = _imported_helpers(module, test_modules)
     asserting = asserting_names(module) | {n for n, (name, file) in helpers.items() if name in asserting_names(file)}
     comparing = {n for n, (name, file) in helpers.items() if name in comparing_functions(file)}
@@ -91,16 +96,17 @@ def rewrite_test(
     marks += [node for node in module.body if isinstance(node, ast.Assign)]
     for node in _surrounding_functions(functions, marks, function):
         if assertion := _find_assertion(node, asserting):
-            raise NotAskable(f"uses {node.name}(), which {assertion}")
-    if assertion := "".join(_find_assertion(decorator, asserting) for decorator in function.decorator_list):
-        raise NotAskable(f"has a decorator that {assertion}")
+            raise NotAskable("envs.repo.uses-asserting-function", name=node.name, assertion=_describe(assertion))
+    for decorator in function.decorator_list:
+        if assertion := _find_assertion(decorator, asserting):
+            raise NotAskable("envs.repo.asserting-decorator", assertion=_describe(assertion))
     test = inline_helpers(module, owner, function, fixtures, asserting)
     comparing |= comparing_functions(module) | asserting
     values = KnownValues(module, test, frozenset(comparing), {*ASSERTIONS, *RELATIONS})
     assertions = _Assertions(values, asserting)
     assertions.collect(test.body)
     if not assertions.questions:
-        raise NotAskable("asserts nothing that has a value")
+        raise NotAskable("envs.repo.no-asserted-value")
     expected = [question.expected for question in assertions.questions]
     values.find_unused(expected)
     absent = frozenset(name for question in assertions.questions for name in _absent_constants(values, question))
@@ -126,10 +132,10 @@ def _absent_constants(values: KnownValues, question: ValueQuestion) -> frozenset
     if value is not None and values.is_comparison(value):
         disjoint = values.literal_texts(expected).isdisjoint(values.literal_texts(value))
         if question.relation != "==" or not scope or not disjoint:
-            raise NotAskable(f"decides itself: {_shorten(value)}")
+            raise NotAskable("envs.repo.decides-itself", expression=_shorten(value))
     remaining = sorted(values.remaining_variables(expected))
     if not scope and remaining:
-        raise NotAskable(f"holds the expected value in {remaining[0]}")
+        raise NotAskable("envs.repo.holds-expected-value", name=remaining[0])
     return frozenset() if scope == "test" else values.constants_of(expected)
 
 
@@ -177,16 +183,22 @@ def _imports(module: ast.Module) -> tuple[ast.Import | ast.ImportFrom, ...]:
     return tuple(node for node in ast.walk(module) if isinstance(node, ast.Import | ast.ImportFrom))
 
 
-def _find_assertion(node: ast.AST, names: frozenset[str]) -> str:
-    """Describe the first assertion in a node: a statement, or a call of one of these names or of `assert...`; or ""."""
+def _find_assertion(node: ast.AST, names: frozenset[str]) -> ast.Assert | ast.Raise | ast.Call | None:
+    """Return the first assertion in a node: a statement, or a call of one of these names or of `assert...`."""
     for inner in ast.walk(node):
         if isinstance(inner, ast.Assert | ast.Raise):
-            return f"has an {type(inner).__name__.lower()} statement"
+            return inner
         if isinstance(inner, ast.Call):
             name = called_name(inner)
             if name in names or name in GUARDS or name.lstrip("_").startswith("assert") or name == "fail":
-                return f"calls {name}()"
-    return ""
+                return inner
+    return None
+
+
+def _describe(assertion: ast.Assert | ast.Raise | ast.Call) -> Sentence:
+    if isinstance(assertion, ast.Call):
+        return Sentence("envs.repo.calls-function", name=called_name(assertion))
+    return Sentence("envs.repo.asserting-statement", statement=type(assertion).__name__.lower())
 
 
 @lru_cache(maxsize=MODULES)
@@ -239,13 +251,16 @@ class _Assertions:
             name = called_name(node.value)
             root = dotted_name(node.value.func).partition(".")[0]
             if any(part in name.lower() for part in NAMES["asserting_parts"]) and root != "subprocess":
-                raise NotAskable(f"calls {name}()")
+                raise NotAskable("envs.repo.calls-function", name=name)
         if assertion := _find_assertion(node, self._asserting):
-            where = {ast.For: "in a loop", ast.While: "in a loop", ast.If: "under a condition"}.get(type(node))
-            raise NotAskable(f"asserts {where} of the code under test" if where else assertion)
+            if isinstance(node, ast.For | ast.While):
+                raise NotAskable("envs.repo.asserts-in-loop")
+            if isinstance(node, ast.If):
+                raise NotAskable("envs.repo.asserts-under-condition")
+            raise NotAskable(_describe(assertion))
         returns = any(isinstance(inner, ast.Return) for inner in ast.walk(node))
         if returns and not isinstance(node, ast.Return | FunctionNode):
-            raise NotAskable("may return early")
+            raise NotAskable("envs.repo.may-return-early")
 
     def _collect_block(self, node: ast.With | ast.AsyncWith) -> None:
         guards = [item for item in node.items if guard_kind(item.context_expr)]
@@ -259,30 +274,30 @@ class _Assertions:
                     or dotted_name(getattr(item.context_expr, "func", item)).rpartition(".")[2] == "suppress"
                 )
                 if decides and asserts:
-                    raise NotAskable(f"asserts in a block of {_shorten(item.context_expr)}")
+                    raise NotAskable("envs.repo.asserts-in-block", expression=_shorten(item.context_expr))
             self.collect(node.body)
             return
         call: Any = guards[0].context_expr
         if guard_kind(call) == "warned":
             self.collect(node.body)
         elif asserts:
-            raise NotAskable("asserts in a block that is to raise")
+            raise NotAskable("envs.repo.asserts-in-raising-block")
         if len(guards) > 1 or guards[0] is not node.items[-1]:
-            raise NotAskable("has several guards of one block")
+            raise NotAskable("envs.repo.several-guards")
         keywords = {keyword.arg: keyword.value for keyword in call.keywords}
         classes = call.args[0] if call.args else keywords.get("expected_exception", _name("Warning"))
         pattern = call.args[1] if len(call.args) > 1 else keywords.get("match", ast.Constant(None))
         if not self._values.is_class(classes) or not self._values.is_known(pattern) or keywords.keys() - {"match"}:
-            raise NotAskable(f"expects what is not known: {_shorten(call)}")
+            raise NotAskable("envs.repo.expects-unknown", expression=_shorten(call))
         self.by_statement[id(node)] = [self._add_question(guard_kind(call), None, _tuple(classes, pattern))]
         self._caught.add(dotted_name(guards[0].optional_vars) if guards[0].optional_vars else "")
 
     def _add_question(self, relation: str, value: ast.expr | None, expected: ast.expr) -> ValueQuestion:
         if value is not None and (assertion := _find_assertion(value, self._asserting)):
-            raise NotAskable(assertion)
+            raise NotAskable(_describe(assertion))
         # Files count as known, but code under test may write them too: a file compared with a literal is asked for.
         if value is not None and self._values.is_known(value) and (_is_literal(value) or not _is_literal(expected)):
-            raise NotAskable(f"compares what is not known: {_shorten(value)}")
+            raise NotAskable("envs.repo.compares-unknown", expression=_shorten(value))
         self.questions.append(ValueQuestion(len(self.questions), relation, value, expected))
         return self.questions[-1]
 
@@ -354,7 +369,7 @@ class _Assertions:
                 bare = relation.removeprefix("not ")
                 yield _negate(NAMES["flipped"][bare], (bare == relation) is holds), second, first
             else:
-                raise NotAskable(f"compares what is not known: {_shorten(node)}")
+                raise NotAskable("envs.repo.compares-unknown", expression=_shorten(node))
 
     def _identity(self, first: ast.expr, second: ast.expr, same: bool, node: ast.expr) -> Condition:
         if _is_type(first) and self._values.is_class(second):
@@ -364,7 +379,7 @@ class _Assertions:
             return "==", ast.Compare(first, [ast.Is()], [second]), ast.Constant(same)
         if self._values.is_known(second):
             return _negate("is", same), first, second
-        raise NotAskable(f"compares objects: {_shorten(node)}")
+        raise NotAskable("envs.repo.compares-objects", expression=_shorten(node))
 
     def _call_condition(self, node: ast.Call) -> Condition | None:
         """Return the condition that a call of a built-in function or method tests; None for any other call."""
@@ -386,7 +401,7 @@ class _Assertions:
             if all(map(is_known, (expected, delta, places))):
                 tolerances = [places, delta] if RELATIONS[name] == "almost" else []
                 return RELATIONS[name], value, _tuple(expected, *tolerances)
-            raise NotAskable(f"compares what is not known: {_shorten(node)}")
+            raise NotAskable("envs.repo.compares-unknown", expression=_shorten(node))
         elif dotted_name(node.func) in ("math.isclose", "isclose") and len(args) == 2:
             value, expected = args if is_known(args[1]) else reversed(args)
             tolerances = [keywords.get("rel_tol", ast.Constant(1e-9)), keywords.get("abs_tol", ast.Constant(0.0))]

@@ -264,9 +264,9 @@ def test_a_file_holds_what_its_tests_need_alone() -> None:
 def test_a_constant_that_another_test_needs_is_no_expected_value() -> None:
     tests = TestFiles({"t.py": trees.TreeFile(SOURCE.encode())})
     one, three = TestLocation("t.py", ("TestIt",), "test_one"), TestLocation("t.py", (), "test_three")
-    found, reasons = rewrite_tests(tests, [one, three], ())
+    found, reasons = rewrite_tests(tests, [one, three])
     assert list(found) == [three] and reasons == {one: "holds the expected value in EXPECTED"}
-    assert list(rewrite_tests(tests, [one], ())[0]) == [one]
+    assert list(rewrite_tests(tests, [one])[0]) == [one]
 
 
 @pytest.mark.parametrize(
