@@ -94,7 +94,7 @@ class AnswerSheet:
                     got, expected_text = values.format_value(value), values.format_value(expected_value)
                     return Sentence("envs.repo.wrong-answer", got=got, relation=relation, expected=expected_text)
             except values.Incomparable as error:
-                fault = Sentence("envs.repo.incomparable-answer", type=error)
+                fault = Sentence("envs.repo.incomparable-answer", type=str(error))
         return fault
 
 
@@ -207,8 +207,8 @@ class TaskQuestions:
                 return sheet
             reasons |= dict.fromkeys(faults, Sentence("envs.repo.depends-on-expected-values"))
 
-    def _reasons(self, asked: Collection[TestLocation], refused: Mapping[TestLocation, str]) -> dict[str, str]:
-        reasons = {name: _report_reason(self._tests, asked, refused, name, fs) for name, fs in self._located.items()}
+    def _reasons(self, usable: Collection[TestLocation], refused: Mapping[TestLocation, str]) -> dict[str, str]:
+        reasons = {name: _report_reason(self._tests, usable, refused, name, fs) for name, fs in self._located.items()}
         reasons |= {name: reasons[name] or Sentence("envs.repo.test-delivered") for name in self._delivered_names}
         return {name: reason for name, reason in reasons.items() if reason}
 
@@ -283,7 +283,7 @@ def find_functions(tests: TestFiles, name: str) -> list[TestLocation]:
 
 def _report_reason(
     tests: TestFiles,
-    asked: Collection[TestLocation],
+    usable: Collection[TestLocation],
     refused: Mapping[TestLocation, str],
     name: str,
     functions: Sequence[TestLocation],
@@ -293,7 +293,7 @@ def _report_reason(
         return Sentence("envs.repo.no-test-file")
     if tests.locate(name) is None and (dynamic := _dynamic_tests_reason(tests.modules[functions[0].path])):
         return dynamic
-    function = next((function for function in functions if function not in asked), None)
+    function = next((function for function in functions if function not in usable), None)
     if function is None:
         return ""
     reason = refused.get(function) or Sentence("envs.repo.not-drawn")
@@ -338,7 +338,7 @@ def _unusable_reason(open_run: TestOutcomes, function: TestLocation, expected: A
             try:
                 values.read(text, expected=index == len(sent) - 1)
             except values.Incomparable as error:
-                return Sentence("envs.repo.compares-object-type", type=error)
+                return Sentence("envs.repo.compares-object-type", type=str(error))
     return None if any(expected) else Sentence("envs.repo.open-run-without-answers")
 
 

@@ -66,10 +66,10 @@ def _calculate(node: ast.expr) -> int | float | None:
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, int | float) and not isinstance(node.value, bool) else None
     if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
-        left, right = _calculate(node.left), _calculate(node.right)
+        first, second = _calculate(node.left), _calculate(node.right)
         with suppress(ArithmeticError):
-            if left is not None and right is not None and max(abs(left), abs(right)) < LARGEST:
-                value = ARITHMETIC[type(node.op)](left, right)
+            if first is not None and second is not None and max(abs(first), abs(second)) < LARGEST:
+                value = ARITHMETIC[type(node.op)](first, second)
                 return value if isinstance(value, int | float) else None
     return None
 
@@ -167,7 +167,7 @@ class KnownValues:
         passed = {name for call in calls for part in _arguments(call) for name in _loaded_names(part)} & mutable
         # A container and its elements may share objects.
         while aliases := {
-            name for name in mutable - passed if parts[name] & passed or any(name in parts[other] for other in passed)
+            name for name in mutable - passed if parts[name] & passed or any(name in parts[holder] for holder in passed)
         }:
             passed |= aliases
         return frozenset(passed)

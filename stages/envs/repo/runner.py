@@ -1,7 +1,7 @@
-"""A sandbox on a tree in which `python3 -m pytest` runs: the test runner of this installation, and nothing else of it.
+"""Open a sandbox on a tree in which `python3 -m pytest` runs, with only the test runner of this installation.
 
 setuptools, pip and an installed copy of the package under test stay invisible, since they may hold the code that a task
-removed or asks for; `copies_on_host` finds what else of this machine has to be hidden.
+removed or asks for; `copies_on_host` finds other copies on this machine, which must be hidden too.
 """
 
 import os
@@ -24,26 +24,25 @@ INSTALL = "pip install 'composer-post-training[feature-deletion]'"
 
 @cache
 def distribution_paths(distributions: tuple[str, ...]) -> tuple[Path, ...]:
-    """Return the top-level files and folders of installed distributions; `UsageError` where one is not installed."""
+    """Return the top-level files and folders of installed distributions; `UsageError` if one is not installed."""
     paths: list[Path] = []
     for name in distributions:
         try:
             files = metadata.files(name) or []
         except metadata.PackageNotFoundError:
-            raise UsageError(f"Tests are run with {name}, which is not installed: {INSTALL}.") from None
+            raise UsageError("envs.repo.test-runner-missing", name=name, install=INSTALL) from None
         site = Path(str(metadata.distribution(name).locate_file(".")))
         first = {file.parts[0] for file in files} - {"..", "__pycache__"}
         # A .pth file would run its lines, or add its paths, in every Python of the sandbox.
-        shown = (site / part for part in sorted(first) if not part.endswith(".pth"))
-        paths += [compiled(path) for path in shown if path.exists()]
+        entries = (site / part for part in sorted(first) if not part.endswith(".pth"))
+        paths += [compiled(path) for path in entries if path.exists()]
     return tuple(paths)
 
 
 def readonly_paths(requirements: Path | None = None, *, coverage: bool = False) -> tuple[Path, ...]:
-    """Return the paths to bind: the reporting plugin, the runner, coverage if asked for, and further requirements."""
-    further = (requirements,) if requirements else ()
+    """Return the paths to bind: the reporting plugin, the runner, coverage if requested, and requirements."""
     tools = (*RUNNER, *COVERAGE) if coverage else RUNNER
-    return (compiled(grading.GUEST), *distribution_paths(tools), *further)
+    return (compiled(grading.GUEST), *distribution_paths(tools), *([requirements] if requirements else ()))
 
 
 def open_package_sandbox(
@@ -58,11 +57,11 @@ def open_package_sandbox(
     options: Sequence[str] = (),
     pinned: Path | None = None,
 ) -> Sandbox:
-    """Open a sandbox on a package's tree, in which `python3 -m pytest` finds the runner, then the package.
+    """Open a sandbox on a package's tree, in which `python3 -m pytest` imports the runner, then the package.
 
-    Visible are also the further requirements of the tests, coverage if asked for, and the paths in `readonly`; `hidden`
-    are files of this machine that are not visible. Plugins of pytest among the requirements are loaded by name.
-    `options` of pytest are used in every run. `pinned`: a folder with the runner, by default this installation's.
+    Visible are also `requirements` of the tests, coverage if requested, and the paths in `readonly`; files of this
+    machine in `hidden` are not. Plugins of pytest among the requirements are loaded by name. `options` of pytest apply
+    to every run. `pinned`: a folder with the runner, by default this installation's.
     """
     runner_paths = (
         readonly_paths(requirements, coverage=coverage)
@@ -73,13 +72,13 @@ def open_package_sandbox(
     root = TESTBED if kind == "bubblewrap" else str(tree)
     site = pinned or Path(str(metadata.distribution("pytest").locate_file(".")))
     package, runner = [root, f"{root}/src"], [str(site), str(grading.GUEST)]
-    # The runner first, so that no file of the tree shadows pytest. Without a sandbox its folder holds all that is
-    # installed here, maybe the package too, so there the package comes first.
+    # The runner first, so that no file of the tree shadows pytest. Without a sandbox its folder holds the whole
+    # installation, maybe the package too, so the package comes first.
     search_path = [*runner, *package] if kind == "bubblewrap" else [*package, *runner]
     options = ["-p", "no:cacheprovider", *options]
     if requirements:
         search_path.append(str(requirements))
-        # PYTEST_DISABLE_PLUGIN_AUTOLOAD keeps plugins of this machine out, and these as well unless they are named.
+        # PYTEST_DISABLE_PLUGIN_AUTOLOAD disables all plugins that are not named.
         for distribution in metadata.distributions(path=[str(requirements)]):
             plugins = (entry for entry in distribution.entry_points if entry.group == "pytest11")
             options += (word for entry in plugins for word in ("-p", entry.value))
@@ -94,7 +93,7 @@ def open_package_sandbox(
 
 
 PROGRAMS = Path("/usr")
-"""The folder of programs that a sandbox shows."""
+"""The folder of programs that is visible in a sandbox."""
 NOT_INSTALLED = TEST_FOLDERS | {"doc", "docs", "examples", "scripts", "benchmarks", "tools"}
 
 
@@ -107,11 +106,10 @@ def packages_of(delivered: Path) -> set[str]:
 def copies_on_host(packages: Collection[str], system: Path = PROGRAMS) -> tuple[Path, ...]:
     """Return folders of packages with these names below `system`, none inside another, and all wheels.
 
-    A sandbox would show these copies, which other programs of this machine bring along: a program that vendors requests
-    has a later release of it, and with it the answer. Wheels hold packages too.
+    A sandbox would show these copies, which other programs vendor: a later release of the package holds the answer.
     """
     by_name, wheels = _packages_on_host(system)
-    # A package with the name of a standard one is not hidden, since Python would lose its own.
+    # A package with the name of a standard one is not hidden, since Python needs its own.
     names = set(packages) - sys.stdlib_module_names
     outermost: list[Path] = []
     for path in sorted(path for name in names for path in by_name.get(name, ())):

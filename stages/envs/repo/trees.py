@@ -1,6 +1,6 @@
-"""File trees of an environment: list, compare, patch, commit, and unpack from archives.
+"""List, compare, patch, commit and unpack the file trees of an environment.
 
-An agent may leave anything in its folder: links to this machine, pipes, files that look like git's. Nothing here
+An agent may leave anything in its folder: links to this machine, pipes, files with the names of git's. No function here
 follows a link, runs a program in such a folder, or writes through a link.
 """
 
@@ -25,6 +25,7 @@ from typing import IO, Any
 from stages.envs import folders
 from stages.envs.folders import DEEPEST, LONGEST_PATH, TreeEntry, UnwieldyTree, remove, unlink, write
 from stages.errors import BadInput
+from stages.words import Sentence
 
 CACHES = frozenset(
     {"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".tox", ".nox", ".eggs", ".cache"}
@@ -77,7 +78,7 @@ def _sources(root: Path) -> Iterator[TreeEntry]:
 
 
 def irregular_paths(root: Path) -> set[str]:
-    """Return the paths of everything else that may change what runs: links, bytecode, caches; no history."""
+    """Return the paths of all other files that may change a run: links, bytecode, caches; no history."""
     return {
         entry.path
         for entry in folders.entries(root, lambda path: path.rpartition("/")[2] not in HISTORY)
@@ -87,7 +88,7 @@ def irregular_paths(root: Path) -> set[str]:
 
 
 def read(root: Path, path: str) -> TreeFile | None:
-    """Read one regular file; None where there is none. No part of the path may be a link."""
+    """Read one regular file, None if there is none; no part of the path may be a link."""
     content = folders.read(root, path)
     return None if content is None else TreeFile(content[0], bool(content[1].st_mode & stat.S_IXUSR))
 
@@ -95,17 +96,17 @@ def read(root: Path, path: str) -> TreeFile | None:
 def changes(before: Path, after: Path) -> Changes:
     """Return the regular files that were added, changed or deleted, without caches and history.
 
-    `UnwieldyTree` where those with another size have more than CHANGED_BYTES together; nothing is read then.
+    `UnwieldyTree` if the files of another size have more than CHANGED_BYTES together.
     """
-    # Sizes first: nothing is read of a tree whose new or resized files would not fit into memory.
+    # Sizes first: new or resized files that do not fit into memory are not read.
     old = {entry.path: entry.status.st_size for entry in _sources(before)}
     new = {entry.path: entry.status.st_size for entry in _sources(after)}
     if (size := sum(size for path, size in new.items() if old.get(path) != size)) > CHANGED_BYTES:
-        raise UnwieldyTree(f"The changed files have {size >> 20} MiB together; at most {CHANGED_BYTES >> 20} count.")
+        raise UnwieldyTree(Sentence("envs.repo.changes-too-large", mib=size >> 20, limit_mib=CHANGED_BYTES >> 20))
     changed: Changes = dict.fromkeys(sorted(old.keys() - new.keys()))
     new_files: dict[str, TreeFile] = {}
     for entry in _sources(after):
-        # By the descriptor of its folder and not by path, so that no part of the path can become a link meanwhile.
+        # By the descriptor of its folder, not by path: no part of the path can become a link meanwhile.
         if (content := folders.content(entry.name, entry.folder)) is None:
             continue
         file = TreeFile(content[0], bool(content[1].st_mode & stat.S_IXUSR))
@@ -115,7 +116,7 @@ def changes(before: Path, after: Path) -> Changes:
 
 
 def apply(changes_: Mapping[str, TreeFile | None], root: Path) -> None:
-    """Write changes into a private folder, deletions first; what is at a file's path is replaced."""
+    """Write changes into a private folder, deletions first; existing entries are replaced."""
     for path, file in sorted(changes_.items(), key=lambda change: change[1] is not None):
         if file is None:
             unlink(root, path)
@@ -124,7 +125,7 @@ def apply(changes_: Mapping[str, TreeFile | None], root: Path) -> None:
 
 
 def patch(before: Path, changed: Changes) -> str:
-    """Return changes as `git diff` writes them, text files only; it runs in a folder that holds nothing else."""
+    """Return changes to text files in the format of `git diff`, which runs in an empty folder of its own."""
     with scratch() as folder:
         for name, side in (("a", {path: read(before, path) for path in changed}), ("b", changed)):
             (folder / name).mkdir()
@@ -133,10 +134,7 @@ def patch(before: Path, changed: Changes) -> str:
 
 
 def commit(root: Path) -> str:
-    """Make a private folder a repository of one commit, without remotes or tags; return the commit's id.
-
-    The id depends only on the files.
-    """
+    """Make a private folder a repository of one commit, without remotes or tags; return its id, a hash of the files."""
     git(root, "init", "--quiet", "--initial-branch=main")
     git(root, "add", "--all", "--force", ".")
     git(root, "commit", "--quiet", "--allow-empty", "--no-verify", "--no-gpg-sign", "-m", "Start")
@@ -146,19 +144,18 @@ def commit(root: Path) -> str:
 def git(root: Path, *arguments: str, codes: tuple[int, ...] = (0,), env: Mapping[str, str] | None = None) -> str:
     """Return the output of a git command in a folder whose .git no agent wrote, without user or system configuration.
 
-    `RuntimeError` holds git's stderr when it exits with none of `codes`.
+    `RuntimeError` with git's stderr for an exit code that is not one of `codes`.
     """
-    # No hooks, which a mirror of the user's may have, and no conversion of line ends, which would change the files and
-    # with them the id of a commit.
-    done = subprocess.run(
+    # No hooks, which a user's mirror may have, and no conversion of line ends, which would change the commit's id.
+    completed = subprocess.run(
         ["git", "-c", "core.hooksPath=/dev/null", "-c", "core.autocrlf=false", *arguments],
         cwd=root,
         env={"PATH": os.defpath, "LANG": "C.UTF-8", **GIT_ENV, **AUTHOR, **(env or {})},
         capture_output=True,
     )
-    if done.returncode not in codes:
-        raise RuntimeError(f"git {arguments[0]} failed: {done.stderr.decode(errors='replace').strip()}")
-    return done.stdout.decode(errors="replace")
+    if completed.returncode not in codes:
+        raise RuntimeError(f"git {arguments[0]} failed: {completed.stderr.decode(errors='replace').strip()}")
+    return completed.stdout.decode(errors="replace")
 
 
 ARCHIVE_ENDINGS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip", ".whl")
@@ -168,37 +165,38 @@ COMPRESSED: dict[bytes, Callable[[Path], Any]] = {
     b"BZh": bz2.BZ2File,
     b"\xfd7zXZ\0": lzma.LZMAFile,
 }
-"""The first bytes of a compressed tar archive, and what opens it."""
+"""First bytes of a compressed tar archive -> opener."""
 Member = tuple[str, int, int, Callable[[], bytes | None]]
 """Name, stated size, mode and reader of a file in an archive."""
 
 
 @dataclass(frozen=True)
 class ArchiveLimits:
-    """How much an archive may hold. A megabyte can unpack to terabytes of zeros, or to millions of empty files."""
+    """Limits on an archive: a megabyte can unpack to terabytes of zeros, or to millions of empty files."""
 
     num_bytes: int = 1 << 30
-    """Unpacked bytes, and bytes of all files that are written, copies by links included."""
+    """Limit on unpacked bytes, and on written bytes with the copies that links name."""
     num_members: int = 100_000
     """Entries, folders included."""
 
     def too_large(self, archive: Path) -> BadInput:
         """Return the error for an archive of more bytes."""
-        return BadInput(f"The archive {str(archive)!r} holds more than {self.num_bytes >> 20} MiB. Give a smaller one.")
+        limit = self.num_bytes >> 20
+        return BadInput("envs.repo.archive-too-large", archive=str(archive), limit=limit, unit="MiB")
 
     def too_many(self, archive: Path) -> BadInput:
         """Return the error for an archive of more entries."""
-        return BadInput(f"The archive {str(archive)!r} holds more than {self.num_members} files. Give a smaller one.")
+        return BadInput("envs.repo.archive-too-large", archive=str(archive), limit=self.num_members, unit="files")
 
 
 ARCHIVE_LIMITS = ArchiveLimits()
 
 
 def extract_archive(archive: Path, folder: Path, limits: ArchiveLimits = ARCHIVE_LIMITS) -> Path:
-    """Unpack an archive; return the only folder at its top, or `folder`. `BadInput` where it is damaged or too large.
+    """Unpack an archive; return the only folder at its top, or `folder`. `BadInput` if it is damaged or too large.
 
-    Only files are written, one by one below the folder. A link becomes a copy of the member that it names, or is left
-    out, so that no path leads anywhere else, whatever `tarfile` makes of it (CVE-2025-4517).
+    Only files are written, one by one below the folder. A link becomes a copy of the member that it names, or is
+    skipped, so that no path leads elsewhere, however `tarfile` treats it (CVE-2025-4517).
     """
     try:
         written = 0
@@ -208,21 +206,21 @@ def extract_archive(archive: Path, folder: Path, limits: ArchiveLimits = ARCHIVE
                 raise limits.too_large(archive)
             if (content := data()) is None:
                 continue  # A link to nothing in the archive.
-            # The size of a link is stated as zero, and its copy takes as much room as what it names.
+            # The stated size of a link is zero, but its copy is as large as the member that it names.
             written += max(size, len(content))
             if written > limits.num_bytes:
                 raise limits.too_large(archive)
             write(folder, _checked_path(name), content, mode)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError, ValueError) as error:
-        raise BadInput(f"The archive {str(archive)!r} cannot be unpacked ({error}). Fetch it again.") from None
+        raise BadInput("envs.repo.archive-damaged", archive=str(archive), error=str(error)) from None
     except (NotImplementedError, RuntimeError) as error:  # zipfile: a method that it lacks, or a password
-        raise BadInput(f"The archive {str(archive)!r} cannot be unpacked ({error}). Pack it without.") from None
+        raise BadInput("envs.repo.archive-unsupported", archive=str(archive), error=str(error)) from None
     inside = list(folder.iterdir())
     return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder
 
 
 def _members(archive: Path, limits: ArchiveLimits) -> Iterator[Member]:
-    """Yield the files of an archive and the links of a tar archive, in their order; nothing is unpacked before."""
+    """Yield the files of an archive and the links of a tar archive in order, unpacked one by one."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zip_file:
             if len(zip_file.infolist()) > limits.num_members:
@@ -242,10 +240,10 @@ def _members(archive: Path, limits: ArchiveLimits) -> Iterator[Member]:
 
 @contextmanager
 def _plain_tar(archive: Path, limits: ArchiveLimits) -> Iterator[IO[bytes]]:
-    """Open a tar archive, a compressed one decompressed into a temporary file; `BadInput` where it is too large.
+    """Open a tar archive, a compressed one decompressed into a temporary file; `BadInput` if it is too large.
 
-    Decompressed first: a header of tar may be as large as a file, and is read into memory; and following links goes
-    back and forth, which in a compressed file would each time decompress all that is before.
+    Decompressed first: a header may be as large as a file and is read into memory, and following links seeks backwards,
+    which would decompress the file from its start each time.
     """
     with open(archive, "rb") as file:
         start = file.read(8)
@@ -257,7 +255,7 @@ def _plain_tar(archive: Path, limits: ArchiveLimits) -> Iterator[IO[bytes]]:
     with opener(archive) as packed, tempfile.TemporaryFile(dir=folders.home()) as plain:
         while chunk := packed.read(1 << 20):
             plain.write(chunk)
-            # Headers and padding take a part of it: twice the limit of the files is never needed.
+            # Headers and padding are included: twice the limit on files is never needed.
             if plain.tell() > 2 * limits.num_bytes:
                 raise limits.too_large(archive)
         plain.seek(0)
@@ -265,19 +263,19 @@ def _plain_tar(archive: Path, limits: ArchiveLimits) -> Iterator[IO[bytes]]:
 
 
 def _checked_path(name: str) -> str:
-    """Return a member's path below the folder; `ValueError` where it leads out of the folder or is too long."""
+    """Return a member's path below the folder; `ValueError` if it leads out of the folder or is too long."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise ValueError(f"{name[:80]!r} leads out of it")
+        raise ValueError(Sentence("envs.repo.member-leads-out", name=name[:80]))
     if len(path.parts) > DEEPEST or len(os.fsencode(name)) > LONGEST_PATH:
-        raise ValueError(f"{name[:80]!r} is too deep or too long")
+        raise ValueError(Sentence("envs.repo.member-too-deep", name=name[:80]))
     return str(path)
 
 
 def _linked_content(file: tarfile.TarFile, info: tarfile.TarInfo) -> bytes | None:
-    """Return the bytes of a member, or of the member that a link names; None where that is no file of the archive."""
+    """Return the bytes of a member, or of the member that a link names; None if that is no file of the archive."""
     try:
-        # A limit on links that name links: two may name each other.
+        # Links may name each other in a circle.
         for _ in range(MOST_LINKS):
             if info.isfile():
                 opened = file.extractfile(info)

@@ -22,6 +22,7 @@ from unittest.mock import ANY
 from uuid import UUID
 
 from stages.sandbox.judge import DECODERS, decoded, refuse_chosen_hashes
+from stages.words import Sentence
 
 
 class Incomparable(ValueError):
@@ -34,7 +35,7 @@ class EqualToAnything(Incomparable):
 
 @dataclass(frozen=True)
 class ClassName:
-    """A class by the names of its bases, itself first; of classes that are not built in with a tilde before."""
+    """A class by the names of its bases, itself first; names of classes that are not built in start with a tilde."""
 
     bases: tuple[str, ...]
 
@@ -109,16 +110,16 @@ EXPECTED = SENT | {
     "approx": lambda fields, read: Approximately(read(fields[0]), read(fields[1]), bool(fields[2])),
     "any": lambda fields, read: ANY,
 }
-"""Only what is expected, and was sent by a process without an agent's code, may be equal to many values."""
+"""Only expected values, which a process without an agent's code sent, may equal many values."""
 
 
 def read(text: str, *, expected: bool = False) -> Any:
-    """Return the value in a text; `Incomparable` of an object of another type, any Exception of a wrong text."""
+    """Decode a value; `Incomparable` for an object of another type, any Exception for a malformed text."""
     return decoded(json.loads(text), EXPECTED if expected else SENT)
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Yield the numbers and texts that a value is made of, and what is neither as it is."""
+    """Yield the numbers, texts and other scalars of a value."""
     if isinstance(value, dict):
         value = list(value.items())
     elif isinstance(value, Approximately):
@@ -133,10 +134,10 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def holds(relation: str, value: str, expected: str) -> bool:
-    """Return whether the value in one text has a relation to that in another, which may be `not` one of RELATIONS.
+    """Return whether an encoded value has a relation (one of RELATIONS, or `not` one) to an encoded expected value.
 
-    False where the relation has no meaning for them: a solution chose the value. `Incomparable` where that cannot be
-    said here, since it is an object of another type, or too long for a pattern.
+    False if the relation is undefined for them, since a solution chose the value. `Incomparable` if a value is an
+    object of another type, or too long for a pattern.
     """
     try:
         bare = relation.removeprefix("not ")
@@ -145,13 +146,13 @@ def holds(relation: str, value: str, expected: str) -> bool:
         return False
     except Incomparable:
         raise
-    # Every exception: the code under test chooses the value, down to its bytes.
+    # Every exception: code under test chooses the value, down to its bytes.
     except Exception:
         return False
 
 
 def format_value(text: str) -> str:
-    """Return the value in a text as Python writes it, cut short; the text of what cannot be read."""
+    """Return the repr of an encoded value, shortened; the text itself if it cannot be decoded."""
     try:
         formatted = repr(read(text, expected=True))
     # Every exception: the code under test chooses the value.
@@ -162,14 +163,14 @@ def format_value(text: str) -> str:
 
 LONGEST_FORMATTED = 80
 LONGEST_SEARCHED = 4000
-"""Characters that a pattern is tried on."""
+"""Limit on characters of a text that a pattern is searched in."""
 SEARCH_S = 5.0
-"""Seconds for a pattern that repeats: the code under test chooses the text, on which it may take years."""
-SEARCH = "import json, re, sys; how, *of = json.load(sys.stdin); print(int(getattr(re, how)(*of) is not None))"
+"""Time limit for a pattern with repetition: on a text that code under test chooses it may take years."""
+SEARCH = "import json, re, sys; name, *args = json.load(sys.stdin); print(int(getattr(re, name)(*args) is not None))"
 
 
 def _has_match(function: str, pattern: str | bytes, text: str | bytes, flags: int) -> bool:
-    """Return whether a pattern is found; in a process of its own, which can be ended, where it repeats anything."""
+    """Return whether a pattern matches; a pattern with repetition runs in a process of its own, with a time limit."""
     if isinstance(pattern, bytes) or isinstance(text, bytes) or not set(pattern) & set("*+{"):
         return getattr(re, function)(pattern, text, flags) is not None
     command = [sys.executable, "-I", "-S", "-c", SEARCH]
@@ -177,26 +178,26 @@ def _has_match(function: str, pattern: str | bytes, text: str | bytes, flags: in
     try:
         done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=SEARCH_S, check=True)
     except subprocess.TimeoutExpired:
-        raise Incomparable("text, on which a pattern takes long") from None
+        raise Incomparable(Sentence("envs.repo.pattern-too-slow")) from None
     return done.stdout.strip() == "1"
 
 
 def _pattern_relation(function: str) -> Callable[[Any, Any], bool]:
-    def found(value: Any, expected: Any) -> bool:
+    def matches(value: Any, expected: Any) -> bool:
         if len(value) > LONGEST_SEARCHED:
-            raise Incomparable("text, too long for a pattern")
+            raise Incomparable(Sentence("envs.repo.text-too-long"))
         pattern, *flags = expected
         pattern, *flags = pattern if isinstance(pattern, tuple) else (pattern, *flags)
         return _has_match(function, pattern, value, flags[0] if flags else 0)
 
-    return found
+    return matches
 
 
 _search = _pattern_relation("search")
 
 
 def _exception_matches(value: Any, expected: Any) -> bool:
-    """Return whether an exception or warning, as (class, text), is of one of the classes and has the pattern."""
+    """Return whether an exception or warning, as (class, text), has one of the classes and matches the pattern."""
     (name, text), (classes, pattern) = value, expected
     return _derives(name, classes) and (pattern is None or _search(text, (pattern,)))
 
@@ -222,10 +223,10 @@ def _almost(value: Any, expected: Any) -> bool:
 
 
 RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
-    # What is expected first: it may be equal to many values.
+    # The expected value first: it may equal many values.
     "==": lambda value, expected: bool(expected == value),
     "!=": lambda value, expected: bool(expected != value),
-    # Of a value that came as text only None and truth values have an identity.
+    # Among decoded values only None and booleans have an identity.
     "is": lambda value, expected: type(value) in (bool, type(None)) and value is expected,
     "<": operator.lt,
     "<=": operator.le,
@@ -248,4 +249,4 @@ RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
     "caught": _exception_matches,
     "warned": lambda value, expected: any(_exception_matches(warning, expected) for warning in value),
 }
-"""Relation -> whether a value has it to what is expected."""
+"""Relation -> function that returns whether a value has it to an expected value."""

@@ -35,7 +35,7 @@ else:
 CONTROL = "composer-control"
 QUESTIONS = "composer_questions"
 MOST_OPENED = 2000
-"""Files that are noted."""
+"""Limit on recorded files."""
 
 
 class OutcomeCollector:
@@ -75,7 +75,7 @@ class OutcomeCollector:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: "pytest.TestReport") -> "tuple[str, str, str] | None":
-        """Leave the control out of what pytest prints for people: its failures, its summary, its counts."""
+        """Remove the control from the output of pytest: its failures, its summary, its counts."""
         return ("", "", "") if report.nodeid.endswith(CONTROL) else None
 
     def result(self, status: int) -> "dict[str, Any]":
@@ -103,7 +103,7 @@ def outcome_of(report: "pytest.TestReport") -> "str | None":
 
 
 class ControlItem(pytest.Item):
-    """A test that must fail; reported as anything else, something has tampered with pytest."""
+    """A test that must fail; any other outcome shows that something has tampered with pytest."""
 
     def runtest(self) -> None:
         """Fail."""
@@ -119,13 +119,13 @@ class ControlItem(pytest.Item):
 
 
 class Reporter(OutcomeCollector):
-    """Sends every outcome as soon as it is known; a later change of this object changes nothing."""
+    """Sends every outcome immediately, so that a later change of this object has no effect."""
 
     def __init__(self, send: "Callable[[str, Any], None]") -> None:
         OutcomeCollector.__init__(self)
         self.send = send
         self.running = [""]
-        # Not by the name of this plugin, which no attribute of a module leads to.
+        # Not under the name of this plugin, which no attribute of a module leads to.
         module = types.ModuleType(QUESTIONS)
         ask = asker(send, self.running)
         module.ask = ask  # type: ignore[attr-defined]
@@ -135,7 +135,7 @@ class Reporter(OutcomeCollector):
         self.opened = opened_files(self.running)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Note which test runs."""
+        """Record which test runs."""
         self.running[:] = [nodeid]
 
     def pytest_collectreport(self, report: "pytest.CollectReport") -> None:
@@ -146,7 +146,7 @@ class Reporter(OutcomeCollector):
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: "pytest.Item", call: "Any") -> "Any":
         """Send whether a phase raised: a report of it that is changed afterwards contradicts this."""
-        # A thread of the repository may change a report before it is logged; the phase is told apart from the report.
+        # A thread of the repository may change a report before it is logged; the phase is sent separately.
         raised = call.excinfo is not None
         yield
         self.send(
@@ -171,7 +171,7 @@ def asker(send: "Callable[[str, Any], None]", running: "list[str]") -> "Callable
     answers: dict[str, int] = {}
 
     def ask(number: int, *values: "Any") -> None:
-        """Send the value that is asked for, and, where the test has it, the expected one."""
+        """Send the value that is asked for, and the expected one if the test has it."""
         test = running[0]
         answers[test] = answers.get(test, 0) + 1
         if answers[test] <= MOST_ANSWERS:
@@ -181,7 +181,7 @@ def asker(send: "Callable[[str, Any], None]", running: "list[str]") -> "Callable
 
 
 class Caught:
-    """Sends what a block raised, in the place of pytest.raises, and names it as pytest and unittest do."""
+    """Sends the exception of a block in place of pytest.raises, with the attributes of pytest and unittest."""
 
     def __init__(self, ask: "Callable[..., None]", number: int, *expected: "Any") -> None:
         self.ask, self.number, self.expected = ask, number, expected
@@ -208,7 +208,7 @@ class Caught:
 
 
 class Warned(warnings.catch_warnings):
-    """Sends what a block warned of, in the place of pytest.warns."""
+    """Sends the warnings of a block in place of pytest.warns."""
 
     def __init__(self, ask: "Callable[..., None]", number: int, *expected: "Any") -> None:
         super().__init__(record=True)
@@ -227,7 +227,7 @@ class Warned(warnings.catch_warnings):
 
 
 def opened_files(running: "list[str]") -> "set[tuple[str, str]]":
-    """Return a set to which the files of the work folder are added that are opened: test, "" at first, and path."""
+    """Return a set that collects the opened files of the work folder: test, or "" before the first, and path."""
     root = os.getcwd() + os.sep
     entries: set[tuple[str, str]] = set()
 
@@ -248,13 +248,13 @@ def sender(descriptor: int) -> "Callable[[str, Any], None]":
     key = b""
     while not key.endswith(b"\n"):
         key += channel.recv(1)
-    # `send` closes over the keyed hash, not the key, and over functions as they are before the repository is imported:
-    # replacing json.dumps or socket.socket later changes nothing.
+    # `send` closes over the keyed hash, not the key, and over functions from before the repository is imported:
+    # replacing json.dumps or socket.socket later has no effect.
     seal, numbers = hmac.new(key.strip(), digestmod=hashlib.sha256), iter(range(1 << 60))
     dumps, sendall, getpid, own_pid = json.dumps, channel.sendall, os.getpid, os.getpid()
 
     def send(kind: str, content: "Any") -> None:
-        # A fork that does not end would count the same numbers again, and run the tests that are left.
+        # A fork that does not end would repeat the same numbers, and run the remaining tests.
         if getpid() != own_pid:
             return
         body = dumps([kind, content]).encode("utf-8", "surrogatepass")
@@ -277,7 +277,7 @@ def pytest_load_initial_conftests(early_config: "pytest.Config") -> None:
 
 CHANNEL = os.environ.pop("COMPOSER_CHANNEL", None)
 SENDERS = [sender(int(CHANNEL))] if CHANNEL else []
-# Off until here (composer_pytest.py). What was imported lives as long as the process, and need not be looked at again.
+# Off until here (composer_pytest.py). Imported objects live as long as the process and need not be collected.
 if hasattr(gc, "freeze"):  # from Python 3.7 on
     gc.freeze()
 gc.enable()

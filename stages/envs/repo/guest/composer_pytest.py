@@ -2,11 +2,11 @@
 
     python composer_pytest.py -p composer_outcomes ARGUMENTS...
 
-No module of the work folder can take the place of one that pytest or the plugin needs: its folders of PYTHONPATH, which
-composer_supervisor.py hands over in the variable COMPOSER_PATH, are searched afterwards. They are then searched first,
-so that tests find a module of the work folder with the name of a standard one. The collector of garbage is off until
-the plugin is imported, since a short run is mostly the import of pytest, and the collector a fifth of it. Runs under
-Python 3.6 and later.
+No module of the work folder can shadow one that pytest or the plugin needs: its folders of PYTHONPATH, which
+composer_supervisor.py passes in the variable COMPOSER_PATH, are searched afterwards. They are then searched first,
+so that tests find a module of the work folder with the name of a standard one. Garbage collection is off until the
+plugin is imported, since it takes a fifth of the import of pytest, which dominates a short run. Runs under Python 3.6
+and later.
 """
 
 import gc
@@ -30,7 +30,7 @@ def start() -> None:
     gc.disable()
     config = import_module("_pytest.config")
     for name in getattr(config, "default_plugins", ()):
-        with suppress(ImportError):  # pytest itself says so
+        with suppress(ImportError):  # pytest reports it
             import_module(f"_pytest.{name}")
     import_module("composer_outcomes")
     sys.path[:] = ([] if safe else [work]) + paths + standard
@@ -42,11 +42,11 @@ def start() -> None:
 
 def forget_standard(folders: "list[str]") -> None:
     """Let the next import of a standard module find that of the work folder, where these folders have one."""
-    # Before Python 3.10 the names are not known, and what is imported stays, as with the program pytest.
+    # Before Python 3.10 the names are unknown, and imported modules stay, as with the program pytest.
     names = {name.partition(".")[0] for name in sys.modules} & set(getattr(sys, "stdlib_module_names", ()))
     for name in names.difference(sys.builtin_module_names):
         spec = PathFinder.find_spec(name, folders)
-        # A folder without __init__.py takes no module's place.
+        # A folder without __init__.py shadows no module.
         if spec is not None and spec.loader is not None and not is_frozen(name):
             for loaded in [module for module in sys.modules if module.partition(".")[0] == name]:
                 del sys.modules[loaded]

@@ -23,20 +23,20 @@ COMMAND = "exit code 0"
 
 
 def read_report(log: str, secret: str) -> tuple[dict[str, Any], bool, str]:
-    """Return the report in a log, whether something tampered with it, and the log without reports.
+    """Return the report in a log, whether it was tampered with, and the log without reports.
 
-    The report is the only line that starts with the secret; a second such line voids both. Empty where it is missing.
-    Without the control its passes do not count: the run ended early (`-x`), or what runs tests is not this process.
+    The report is the only line that starts with the secret, empty if it is missing; a second such line voids both.
+    Without the control its passes do not count: the run ended early (`-x`), or another process runs the tests.
     """
     reports = [line[len(secret) :] for line in log.splitlines() if line.startswith(secret)]
-    # With -v pytest prints the name of the control, too, which would only puzzle who reads the log.
+    # With -v pytest prints the name of the control too, which readers of a log do not need.
     left_out = (secret, "::composer-control")
     without_reports = "\n".join(line for line in log.splitlines() if not line.startswith(left_out))
     try:
         report: dict[str, Any] = json.loads(reports[0]) if len(reports) == 1 else {}
     except (ValueError, RecursionError):
         report = {}
-    # The control test fails wherever it runs; where it does not fail, something decides outcomes instead of pytest.
+    # If the control test does not fail, something else than pytest decides outcomes.
     control = report.get("control")
     believed = control in ([], ["failed"]) and not report.get("tampered") and is_well_formed(report)
     tampered = len(reports) > 1 or (bool(report) and not believed)
@@ -65,7 +65,7 @@ def is_well_formed(report: Mapping[str, Any]) -> bool:
 def statuses_by_name(outcomes: Mapping[str, str]) -> dict[str, str]:
     """Return outcomes by the names of SWE-bench's lists: a node id up to its first blank, as in `pytest -rA`.
 
-    Where several node ids share a name, one that does not pass decides.
+    If several node ids share a name, one that does not pass decides.
     """
     statuses: dict[str, str] = {}
     for node_id, outcome in outcomes.items():
@@ -112,9 +112,8 @@ def is_protected(
 ) -> bool:
     """Return whether a solution may not change this path: a test, test configuration, or loaded by Python or pytest.
 
-    `existing` are the paths before the solution, `also` further paths that count as tests, `modules` the names of
-    standard modules that a solution may take. The run of the hidden tests drops changes to protected paths; the run of
-    the visible tests keeps them.
+    `existing` are the paths before the solution, `also` further paths that count as tests, `modules` the standard
+    modules that a solution may shadow. The run of the hidden tests drops changes to protected paths.
     """
     parts = PurePosixPath(path).parts
     return (
@@ -129,7 +128,7 @@ def is_protected(
 
 
 def is_test(path: str) -> bool:
-    """Return whether the path looks like a test, or like something that only tests use."""
+    """Return whether the path has the name of a test, or of a file that only tests use."""
     parts = PurePosixPath(path).parts
     name = parts[-1]
     return (
@@ -141,9 +140,9 @@ def is_test(path: str) -> bool:
 
 
 def shadowed_module(path: str) -> str:
-    """Return the module of the standard library or the test runner that would not be imported for a file here, or "".
+    """Return the module of the standard library or the test runner that a file would shadow, or "".
 
-    Data with such a name is no module, nor is a folder without __init__.py where there is another one.
+    Data with such a name is no module, nor is a folder without __init__.py.
     """
     for root in IMPORT_ROOTS:
         name = path[len(root) + 1 :] if root and path.startswith(f"{root}/") else path
@@ -155,13 +154,13 @@ def shadowed_module(path: str) -> str:
 
 
 LONGEST_NOTE = 20
-"""Files that a note names."""
+"""Limit on files that a note names."""
 LEFT_OUT = "left out of grading: "
-"""The beginning of a line of a test log that names a change which the tests ran without."""
+"""Prefix of a line of a test log that names a dropped change."""
 
 
 def dropped_lines(dropped: Collection[str]) -> list[str]:
-    """Return lines of a log that name changes to protected paths, which grading leaves out, with the reason."""
+    """Return lines of a log that name dropped changes to protected paths, with the reason."""
     lines = []
     for path in sorted(dropped)[:LONGEST_NOTE]:
         module = shadowed_module(path)
@@ -172,16 +171,16 @@ def dropped_lines(dropped: Collection[str]) -> list[str]:
 
 
 EXCUSES = {"xfailed": re.compile(r"xfail|expectedFailure"), "skipped": re.compile(r"skip", re.IGNORECASE)}
-"""Outcome -> the word that a test file must hold for a test of its to have it."""
+"""Outcome -> the word that a test file must contain for one of its tests to have it."""
 
 
 def is_selected_by(name: str, test_id: str) -> bool:
-    """Return whether an id of pytest selects a test: the test itself, or its file, class or unparametrized function."""
+    """Return whether a node id selects a test: the test itself, or its file, class or unparametrized function."""
     return name == test_id or name.startswith((f"{test_id}[", f"{test_id}::"))
 
 
 def add_id_statuses(statuses: Mapping[str, str], ids: Sequence[str]) -> dict[str, str]:
-    """Return outcomes with those of the ids: an id of several tests has that of the worst; none where none ran."""
+    """Add the outcomes of node ids: an id of several tests has that of the worst, one without a run test none."""
     merged = dict(statuses)
     for test_id in (name.split()[0] for name in ids):
         selected = [status for name, status in statuses.items() if is_selected_by(name, test_id)]
@@ -191,7 +190,7 @@ def add_id_statuses(statuses: Mapping[str, str], ids: Sequence[str]) -> dict[str
 
 
 def fails(name: str, statuses: Mapping[str, str], *, skips_fail: bool) -> bool:
-    """Return whether a test fails: it has no outcome or a failing one; a skipped test where `skips_fail`."""
+    """Return whether a test fails: it has no outcome, a failing one, or with `skips_fail` was skipped."""
     return name not in statuses or statuses[name] in (FAILING | NEUTRAL if skips_fail else FAILING)
 
 
@@ -199,9 +198,9 @@ def has_excuse(name: str, outcome: str, texts: Mapping[str, str]) -> bool:
     """Return whether the texts of a task's test files explain that a test was skipped or expected to fail."""
     path = name.partition("::")[0]
     shared = "\n".join(text for file, text in texts.items() if PurePosixPath(file).name == "conftest.py")
-    # A test that is not named by its file may be in any.
-    own = texts.get(path, "") if "::" in name and path in texts else "\n".join(texts.values())
-    return bool(EXCUSES[outcome].search(own) or EXCUSES[outcome].search(shared))
+    # A test whose name has no file may be in any file.
+    test_text = texts.get(path, "") if "::" in name and path in texts else "\n".join(texts.values())
+    return bool(EXCUSES[outcome].search(test_text) or EXCUSES[outcome].search(shared))
 
 
 def fail_unexplained(statuses: Mapping[str, str], texts: Mapping[str, str]) -> dict[str, str]:

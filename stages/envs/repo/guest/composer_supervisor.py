@@ -1,13 +1,13 @@
-"""Run pytest as a child and write what its plugin reports: no process that runs code under test holds the secret.
+"""Run pytest as a child and write the report of its plugin: no process that runs code under test holds the secret.
 
     python -I -S composer_supervisor.py COMMAND...
 
 Reads the secret from stdin. The child gets a descriptor in the variable COMPOSER_CHANNEL; its first line is a key, with
 which the plugin seals every outcome as it happens, in order. A line without the right seal is tampering, and so is the
-pass of a test that raised. It gets PYTHONPATH as COMPOSER_PATH, which composer_pytest.py puts back. Writes a line
+pass of a test that raised. The child gets PYTHONPATH as COMPOSER_PATH, which composer_pytest.py restores. Writes a line
 `<secret> <JSON>` to stdout once the plugin sent the end of the session, and exits with the child's exit status. Runs
-under Python 3.6 and later. `ctypes` and `socket` are taken by their cores in C: the modules around these would cost a
-third of the start-up.
+under Python 3.6 and later. `_ctypes` and `_socket` are the C cores of `ctypes` and `socket`, whose Python parts would
+cost a third of the start-up.
 """
 
 import _ctypes
@@ -43,7 +43,7 @@ class SealedReport:
 
     def take(self, line: bytes) -> None:
         """Accept a line whose seal is right for its sequence number; any line after the end is tampering too."""
-        # The number is part of what is sealed, so that no line can be replayed, left out or put elsewhere.
+        # The number is sealed too, so that no line can be replayed, omitted or moved.
         seal, _, body = line.partition(b" ")
         expected = hmac.new(self.key.encode(), b"%d " % self.received + body, hashlib.sha256).hexdigest().encode()
         if self.end is not None or not hmac.compare_digest(seal, expected):
@@ -77,7 +77,7 @@ class SealedReport:
         failed = [self.outcomes.pop(name) for name in list(self.outcomes) if name.endswith(control)]
         report = {"outcomes": self.outcomes, "broken": self.broken, "control": failed, "tampered": self.tampered}
         report["answers"] = self.answers
-        # What was found counts, whatever the end claims.
+        # The collected outcomes count, whatever the end claims.
         return dict(self.end or {}, **report)
 
 
@@ -123,7 +123,7 @@ def listen(pid: int, channel: _socket.socket, report: SealedReport) -> int:
 
 def main(command: "list[str]") -> None:
     """Run the command and report."""
-    # Before the secret is read: the child, which has the same user, must not read this process's memory.
+    # Before the secret is read: the child, of the same user, must not read this process's memory.
     prctl = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]  # None is the running program
     _ctypes.call_function(prctl, (PR_SET_DUMPABLE, 0, 0, 0, 0))
     pid, channel = start(command)

@@ -1,7 +1,7 @@
-"""Write a value as text that stages/envs/repo/values.py reads, in the process that has it.
+"""Encode a value as text that stages/envs/repo/values.py decodes, in the process of the code under test.
 
-It runs inside the sandbox under Python 3.6 or later. Code under test may replace any of it and send what it likes,
-which is no gain: what is expected is not in this process.
+It runs inside the sandbox under Python 3.6 or later. Code under test may replace any of it and send any value, without
+gain: the expected values are not in this process.
 """
 
 import builtins
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from typing import Any
 
 LONGEST_ANSWER = 40000
-"""Characters of its text; a longer one is sent as an object that cannot be compared."""
+"""Limit on characters of an encoded value; a longer one is sent as an object that cannot be compared."""
 MOST_ANSWERS = 500
-"""Of one test; later ones are not sent, so that a test with as many is not asked."""
+"""Limit on answers of one test; a test that reaches it is not asked."""
 MOST_PARTS = 5000
-"""Of one value: objects that hold each other are many more than what they take in memory."""
+"""Limit on parts of one value: objects that hold each other have many more parts than memory."""
 
 
 def encode_value(value: "Any") -> str:
-    """Return a value as tagged JSON (stages/envs/repo/values.py reads it); what is not plain by the type's name."""
+    """Return a value as tagged JSON for stages/envs/repo/values.py; an object of another type by the type's name."""
     try:
         text = json.dumps(to_tagged(value, [MOST_PARTS]))
     except NotPlain as error:
@@ -42,7 +42,7 @@ class AgreesWithAll(NotPlain):
 
 
 def to_tagged(value: "Any", room: "list[int]") -> "Any":
-    """Return a value as JSON with tags, of a subclass what the built-in type holds; `NotPlain` of any other type."""
+    """Return a value as JSON with tags, a subclass as its built-in type; `NotPlain` for any other type."""
     room[0] -= 1
     if room[0] < 0:
         raise NotPlain("a large value")
@@ -95,7 +95,7 @@ def to_tagged(value: "Any", room: "list[int]") -> "Any":
 
 
 def agrees_with_all(value: "Any") -> bool:
-    """Return whether an object says that it is equal to what nobody could expect, or both less and greater."""
+    """Return whether an object equals random values, or is both less and greater than one."""
     number = int.from_bytes(os.urandom(6), "big")
     for stranger in (object(), number, str(number)):
         with suppress(Exception):  # no order, or no truth, as of an array
@@ -105,7 +105,7 @@ def agrees_with_all(value: "Any") -> bool:
 
 
 def approximate(value: "Any", room: "list[int]") -> "Any":
-    """Return what pytest.approx made."""
+    """Return an object of pytest.approx as JSON with tags."""
     expected = value.expected
     if isinstance(expected, dict):
         return ["d"] + [
@@ -114,7 +114,7 @@ def approximate(value: "Any", room: "list[int]") -> "Any":
     if isinstance(expected, (list, tuple)):
         items = [to_tagged(value._approx_scalar(item), room) for item in expected]
         return ["l" if isinstance(expected, list) else "t", *items]
-    # No number is near to one that is none.
+    # No number is near to NaN.
     tolerance = value.tolerance if expected == expected else 0
     return ["approx", to_tagged(expected, room), to_tagged(tolerance, room), bool(value.nan_ok)]
 
@@ -132,4 +132,4 @@ CONSTRUCTOR_ARGUMENTS: "dict[str, Callable[[Any], list[Any]]]" = {
     "timedelta": lambda value: [value.days, value.seconds, value.microseconds],
     "complex": lambda value: [value.real, value.imag],
 }
-"""Types of the standard library, by name, and what they are made of."""
+"""Type of the standard library, by name -> arguments of its constructor."""

@@ -1,13 +1,13 @@
-"""The verifier of an exported task: grade what an agent left, and write the reward.
+"""The verifier of an exported task: grade the agent's tree, and write the reward.
 
     python3 -I -S composer_verify.py
 
-Lies in a task's tests/ with task.json, originals/ (tests and test configuration as they were delivered), hidden/ (files
-that are written for grading alone), composer_rules.py, and the programs that report the outcomes of pytest. It makes a
-copy of the regular files that the agent left, without those that a solution may not change, writes originals and hidden
-files over it, runs the test there, and writes /logs/verifier/reward.json as its last act. Rewards that exist before are
-removed first. As root it runs the test as `nobody`, who can write neither a reward nor these files. Where it fails
-itself it writes no reward: that is an error of the infrastructure, and no zero.
+It is in a task's tests/ with task.json, originals/ (delivered tests and test configuration), hidden/ (files that are
+written for grading alone), composer_rules.py, and the programs that report the outcomes of pytest. It copies the
+regular files of the agent's tree without those that a solution may not change, writes originals and hidden files over
+the copy, runs the test there, and writes /logs/verifier/reward.json last. Earlier rewards are removed first. As root it
+runs the test as `nobody`, who can write neither a reward nor these files. If it fails itself it writes no reward: that
+is an error of the infrastructure, and no zero.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ LOGS = "/logs/verifier"
 NOBODY = 65534
 LEFT_OUT = frozenset({".git", ".hg", ".svn", ".bzr", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache"})
 MOST_BYTES = 1 << 30
-"""Of the files that an agent left: more are a solution that cannot be graded."""
+"""Limit on the agent's files: a larger solution cannot be graded."""
 LONGEST_LOG = 16 << 20
 
 
@@ -52,7 +52,7 @@ def files(root: str) -> "Iterator[str]":
 
 
 def copy(source: str, target: str, path: str) -> None:
-    """Copy one file, its folders made where they are missing; what is in the way is removed."""
+    """Copy one file and create its folders; entries of other kinds in their place are removed."""
     destination = os.path.join(target, path)
     above = os.path.dirname(destination)
     while len(above) > len(target):
@@ -66,16 +66,16 @@ def copy(source: str, target: str, path: str) -> None:
 
 
 def rebuild(task: "dict[str, Any]", agent_tree: str, tree: str) -> "list[str]":
-    """Write the tree to grade: the agent's files that count, the originals of those that do not, hidden files.
+    """Write the tree to grade: the agent's files, the originals of protected files, hidden files.
 
-    Returns the agent's new files that do not count.
+    Returns the agent's new files that are dropped.
     """
     size, existing, left_out = 0, set(task["existing"]), []
     for path in files(agent_tree):
         if path in task["source"] or not rules.is_protected(path, existing, task["tests"], task["modules"]):
             size += os.lstat(os.path.join(agent_tree, path)).st_size
             if size > MOST_BYTES:
-                return []  # nothing is graded of a tree that cannot be copied, and the tests fail
+                return []  # an incomplete tree: the tests fail
             copy(agent_tree, tree, path)
         elif path not in existing:
             left_out.append(path)
@@ -86,7 +86,7 @@ def rebuild(task: "dict[str, Any]", agent_tree: str, tree: str) -> "list[str]":
 
 
 def run(command: "list[str]", tree: str, timeout_s: float, stdin: str = "") -> "tuple[int | None, str]":
-    """Run a command in the tree; return its exit code, None where the time was over, and the end of its output."""
+    """Run a command in the tree; return its exit code, None after a timeout, and the end of its output."""
     environment = {
         "PATH": os.environ.get("PATH", os.defpath),
         "HOME": tree,
@@ -130,7 +130,7 @@ def become_nobody() -> None:
 
 
 def can_be_nobody() -> bool:
-    """Return whether this is root, the kernel lets it be someone else, and that one can run this interpreter."""
+    """Return whether this is root, may become `nobody`, and `nobody` can run this interpreter."""
     try:
         return os.getuid() == 0 and subprocess.call([sys.executable, "-c", ""], preexec_fn=become_nobody) == 0
     except (OSError, subprocess.SubprocessError):  # a user namespace with one user, an interpreter of root's alone
@@ -138,7 +138,7 @@ def can_be_nobody() -> bool:
 
 
 def statuses(task: "dict[str, Any]", tree: str, timeout_s: float) -> "tuple[dict[str, str], str]":
-    """Return the outcomes of the task's tests by name, none where the report is missing or forged, and the log."""
+    """Return the outcomes of the task's tests by name, none if the report is missing or forged, and the log."""
     if task["command"]:
         code, log = run(["bash", "-c", task["command"]], tree, timeout_s)
         return {rules.COMMAND: "passed" if code == 0 else "failed"}, log
@@ -158,7 +158,7 @@ def statuses(task: "dict[str, Any]", tree: str, timeout_s: float) -> "tuple[dict
 
 
 def write(name: str, text: str) -> None:
-    """Write a file of the verifier at once."""
+    """Write a file of the verifier atomically."""
     with open(os.path.join(LOGS, f"{name}.new"), "w", errors="replace") as file:
         file.write(text)
     os.replace(os.path.join(LOGS, f"{name}.new"), os.path.join(LOGS, name))
@@ -180,7 +180,7 @@ def main() -> None:
         tree = os.path.join(folder, "testbed")
         os.mkdir(tree)
         notes = rules.dropped_lines(rebuild(task, task["workdir"], tree))
-        os.chmod(folder, 0o755)  # noqa: S103 - whom the test runs as must reach it
+        os.chmod(folder, 0o755)  # noqa: S103 - the test runs as another user
         for path in [tree, *(os.path.join(above, name) for above, some, more in os.walk(tree) for name in some + more)]:
             try:
                 os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
