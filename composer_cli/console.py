@@ -216,8 +216,7 @@ class Bars:
     """Draws a bar on the terminal for everything that is counted; below, what each work does and what it measured."""
 
     def __init__(self, views: Views | None = None) -> None:
-        from rich.console import Console as Terminal
-        from rich.console import Group
+        from rich.console import Console as Terminal, Group
         from rich.live import Live
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
         from rich.text import Text

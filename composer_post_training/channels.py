@@ -8,35 +8,22 @@ The table is here without torch; what a channel is made of imports it.
 from typing import TYPE_CHECKING
 
 from composer_post_training.deferred import deferred
-from stages.training.channels import CHANNELS, ChannelSpec
-
-__all__ = [
-    "CHANNELS",
-    "Channel",
-    "ChannelLoss",
-    "ChannelSpec",
-    "Config",
-    "HintSource",
-    "HintedRows",
-    "Metric",
-    "PairRows",
-    "PairSource",
-    "RolloutRows",
-    "RolloutSource",
-    "RowSource",
-    "ScoredRows",
-    "SourceInputs",
-    "TaughtRows",
-    "TaughtSource",
-]
+from stages.training.channels import CHANNELS as CHANNELS, ChannelSpec as ChannelSpec
 
 if TYPE_CHECKING:
-    from stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, ScoredRows, SourceInputs
-    from stages.training.channels.hints import HintedRows, HintSource
-    from stages.training.channels.opd import TaughtRows, TaughtSource
-    from stages.training.channels.pairs import PairRows, PairSource
-    from stages.training.channels.rollouts import RolloutRows, RolloutSource
-    from stages.training.config import Config
+    from stages.training.channels.base import (
+        Channel as Channel,
+        ChannelLoss as ChannelLoss,
+        Metric as Metric,
+        RowSource as RowSource,
+        ScoredRows as ScoredRows,
+        SourceInputs as SourceInputs,
+    )
+    from stages.training.channels.hints import HintedRows as HintedRows, HintSource as HintSource
+    from stages.training.channels.opd import TaughtRows as TaughtRows, TaughtSource as TaughtSource
+    from stages.training.channels.pairs import PairRows as PairRows, PairSource as PairSource
+    from stages.training.channels.rollouts import RolloutRows as RolloutRows, RolloutSource as RolloutSource
+    from stages.training.config import Config as Config
 else:
     __getattr__ = deferred(
         __name__,

@@ -13,87 +13,48 @@ InfrastructureError`.
 from typing import TYPE_CHECKING
 
 from composer_post_training.deferred import deferred
-from stages.envs import ENVIRONMENTS, Registered, load, register
+from stages.envs import ENVIRONMENTS as ENVIRONMENTS, Registered as Registered, load as load, register as register
 from stages.envs.base import (
-    ComparesOutcomes,
-    Environment,
-    Grade,
-    GradesTogether,
-    HackPair,
-    HasSize,
-    HasSolutions,
-    HintsAnswers,
-    LeavesOut,
-    Observation,
-    ReportsFaults,
-    Split,
-    TakesCalls,
-    Task,
-    TurnFault,
-    Work,
+    ComparesOutcomes as ComparesOutcomes,
+    Environment as Environment,
+    Grade as Grade,
+    GradesTogether as GradesTogether,
+    HackPair as HackPair,
+    HasSize as HasSize,
+    HasSolutions as HasSolutions,
+    HintsAnswers as HintsAnswers,
+    LeavesOut as LeavesOut,
+    Observation as Observation,
+    ReportsFaults as ReportsFaults,
+    Split as Split,
+    TakesCalls as TakesCalls,
+    Task as Task,
+    TurnFault as TurnFault,
+    Work as Work,
 )
-from stages.messages import Message
-from stages.terms import Ground, SamplingUnit
-
-__all__ = [
-    "ENVIRONMENTS",
-    "ActionError",
-    "AnsweredEnv",
-    "CodeEnv",
-    "ComparesOutcomes",
-    "Environment",
-    "FeatureDeletionEnv",
-    "Grade",
-    "GradesTogether",
-    "Ground",
-    "Gsm8kEnv",
-    "HackPair",
-    "HarborEnv",
-    "HasSize",
-    "HasSolutions",
-    "HintsAnswers",
-    "KataEnv",
-    "LeavesOut",
-    "LeetcodeRhEnv",
-    "Message",
-    "Observation",
-    "Question",
-    "ReasoningGymEnv",
-    "Registered",
-    "ReportsFaults",
-    "SamplingUnit",
-    "ShellEnvironment",
-    "SkillsEnv",
-    "Split",
-    "SweEnv",
-    "SweMiniEnv",
-    "TakesCalls",
-    "Task",
-    "TasksEnv",
-    "TooManyTasks",
-    "TurnFault",
-    "Work",
-    "fenced",
-    "load",
-    "parse_bash",
-    "register",
-]
+from stages.messages import Message as Message
+from stages.terms import Ground as Ground, SamplingUnit as SamplingUnit
 
 if TYPE_CHECKING:
-    from stages.envs.answered import AnsweredEnv, Question
-    from stages.envs.bash import ActionError, ShellEnvironment, fenced, parse_bash
-    from stages.envs.code.env import CodeEnv
-    from stages.envs.feature_deletion.env import FeatureDeletionEnv
-    from stages.envs.gsm8k.env import Gsm8kEnv
-    from stages.envs.harbor.env import HarborEnv
-    from stages.envs.kata.env import KataEnv
-    from stages.envs.leetcode_rh.env import LeetcodeRhEnv
-    from stages.envs.skills.env import SkillsEnv
-    from stages.envs.skills.reasoning_gym import ReasoningGymEnv
-    from stages.envs.swe.env import SweEnv
-    from stages.envs.swe.mini import SweMiniEnv
-    from stages.envs.task_table import TooManyTasks
-    from stages.envs.tasks.env import TasksEnv
+    from stages.envs.answered import AnsweredEnv as AnsweredEnv, Question as Question
+    from stages.envs.bash import (
+        ActionError as ActionError,
+        ShellEnvironment as ShellEnvironment,
+        fenced as fenced,
+        parse_bash as parse_bash,
+    )
+    from stages.envs.code.env import CodeEnv as CodeEnv
+    from stages.envs.feature_deletion.env import FeatureDeletionEnv as FeatureDeletionEnv
+    from stages.envs.gsm8k.env import Gsm8kEnv as Gsm8kEnv
+    from stages.envs.harbor.env import HarborEnv as HarborEnv
+    from stages.envs.kata.env import KataEnv as KataEnv
+    from stages.envs.leetcode_rh.env import LeetcodeRhEnv as LeetcodeRhEnv
+    from stages.envs.skills.env import SkillsEnv as SkillsEnv
+    from stages.envs.skills.reasoning_gym import ReasoningGymEnv as ReasoningGymEnv
+    from stages.envs.swe.env import SweEnv as SweEnv
+    from stages.envs.swe.mini import SweMiniEnv as SweMiniEnv
+    from stages.envs.task_table import TooManyTasks as TooManyTasks
+    from stages.envs.tasks.env import TasksEnv as TasksEnv
 else:
     __getattr__ = deferred(
         __name__,

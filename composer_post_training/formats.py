@@ -3,24 +3,20 @@
 FORMATS["mine"] = Format("my_package.mine", written=True)  # its READERS, and its WRITER
 """
 
-from stages.formats import FORMATS, Format
-from stages.formats.base import Drop, ImportedTurn, Origin, Reader, Trajectory
-from stages.formats.transcripts import ExportedTranscript, ExportedTurn, File, Writer, json_lines, small_file
-from stages.rollouts.missing import Fact
-
-__all__ = [
-    "FORMATS",
-    "Drop",
-    "ExportedTranscript",
-    "ExportedTurn",
-    "Fact",
-    "File",
-    "Format",
-    "ImportedTurn",
-    "Origin",
-    "Reader",
-    "Trajectory",
-    "Writer",
-    "json_lines",
-    "small_file",
-]
+from stages.formats import FORMATS as FORMATS, Format as Format
+from stages.formats.base import (
+    Drop as Drop,
+    ImportedTurn as ImportedTurn,
+    Origin as Origin,
+    Reader as Reader,
+    Trajectory as Trajectory,
+)
+from stages.formats.transcripts import (
+    ExportedTranscript as ExportedTranscript,
+    ExportedTurn as ExportedTurn,
+    File as File,
+    Writer as Writer,
+    json_lines as json_lines,
+    small_file as small_file,
+)
+from stages.rollouts.missing import Fact as Fact

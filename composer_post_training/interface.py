@@ -15,29 +15,13 @@ from composer_cli.show import runs as run_folders
 from composer_post_training.messages import errors_in_python, function_name, translate_message
 from composer_post_training.results import (
     Chain as Chain,
-)
-from composer_post_training.results import (
     ComparedLogs as ComparedLogs,
-)
-from composer_post_training.results import (
     Difference as Difference,
-)
-from composer_post_training.results import (
     Differences as Differences,
-)
-from composer_post_training.results import (
     Evaluation as Evaluation,
-)
-from composer_post_training.results import (
     Job as Job,
-)
-from composer_post_training.results import (
     ReadableRun as ReadableRun,
-)
-from composer_post_training.results import (
     Rollout as Rollout,
-)
-from composer_post_training.results import (
     opened,
 )
 from composer_post_training.stage_functions import (
@@ -49,11 +33,13 @@ from composer_post_training.stage_functions import (
     paths_of_runs,
 )
 from stages import STAGES
-from stages.errors import BadInput as BadInput
-from stages.errors import ComposerError as ComposerError
-from stages.errors import Incomplete as Incomplete
-from stages.errors import InfrastructureError as InfrastructureError
-from stages.errors import UsageError as UsageError
+from stages.errors import (
+    BadInput as BadInput,
+    ComposerError as ComposerError,
+    Incomplete as Incomplete,
+    InfrastructureError as InfrastructureError,
+    UsageError as UsageError,
+)
 from stages.layout import age
 from stages.runs import catalog, settings
 from stages.runs.display import Table as Table

@@ -1,5 +1,7 @@
 """Environments for the agents of mini-swe-agent: its environment protocol around any that takes bash commands."""
 
-from stages.integrations.mini_swe_agent import EnvironmentInfo, MiniSweEnvironment, message
-
-__all__ = ["EnvironmentInfo", "MiniSweEnvironment", "message"]
+from stages.integrations.mini_swe_agent import (
+    EnvironmentInfo as EnvironmentInfo,
+    MiniSweEnvironment as MiniSweEnvironment,
+    message as message,
+)

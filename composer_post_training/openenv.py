@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING
 
 from composer_post_training.deferred import deferred
 
-__all__ = ["EpisodeState", "ServedEnvironment", "Session", "TextAction", "TurnObservation", "app"]
-
 if TYPE_CHECKING:
-    from stages.integrations.openenv import EpisodeState, Session, TextAction, TurnObservation, app
-    from stages.integrations.openenv_client import ServedEnvironment
+    from stages.integrations.openenv import (
+        EpisodeState as EpisodeState,
+        Session as Session,
+        TextAction as TextAction,
+        TurnObservation as TurnObservation,
+        app as app,
+    )
+    from stages.integrations.openenv_client import ServedEnvironment as ServedEnvironment
 else:
     __getattr__ = deferred(
         __name__,

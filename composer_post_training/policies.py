@@ -3,37 +3,18 @@
 KINDS["sglang"] = "my_package.sglang:SglangPolicy"  # opened for a model `sglang:Qwen/Qwen3-8B`
 """
 
-from stages.policy import KINDS, ask_all, kind_of, open_policy
+from stages.policy import KINDS as KINDS, ask_all as ask_all, kind_of as kind_of, open_policy as open_policy
 from stages.policy.base import (
-    AsyncPolicy,
-    BatchPolicy,
-    CountsTokens,
-    PlaysSolutions,
-    Policy,
-    PolicyConfig,
-    PolicyKind,
-    ReusesPrefixes,
-    Sample,
-    Turn,
+    AsyncPolicy as AsyncPolicy,
+    BatchPolicy as BatchPolicy,
+    CountsTokens as CountsTokens,
+    PlaysSolutions as PlaysSolutions,
+    Policy as Policy,
+    PolicyConfig as PolicyConfig,
+    PolicyKind as PolicyKind,
+    ReusesPrefixes as ReusesPrefixes,
+    Sample as Sample,
+    Turn as Turn,
 )
-from stages.runs.ledger import Budget
-from stages.runs.run import Listener
-
-__all__ = [
-    "KINDS",
-    "AsyncPolicy",
-    "BatchPolicy",
-    "Budget",
-    "CountsTokens",
-    "Listener",
-    "PlaysSolutions",
-    "Policy",
-    "PolicyConfig",
-    "PolicyKind",
-    "ReusesPrefixes",
-    "Sample",
-    "Turn",
-    "ask_all",
-    "kind_of",
-    "open_policy",
-]
+from stages.runs.ledger import Budget as Budget
+from stages.runs.run import Listener as Listener

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 
 from composer_post_training.deferred import deferred
 from stages.errors import UsageError
-from stages.integrations.prime_rl_hints import main
-
-__all__ = ["composed_loss", "main"]
+from stages.integrations.prime_rl_hints import main as main
 
 if TYPE_CHECKING:
-    from stages.integrations.prime_rl import composed_loss
+    from stages.integrations.prime_rl import composed_loss as composed_loss
 else:
     __getattr__ = deferred(__name__, {"stages.integrations.prime_rl": ("composed_loss",)})
 

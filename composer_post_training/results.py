@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from composer_cli.executors import jobs
-from composer_cli.show import rollout as shown_rollouts
-from composer_cli.show import text
+from composer_cli.show import rollout as shown_rollouts, text
 from composer_cli.show.rollout import of_row, read_rows
 from composer_cli.show.sections import earlier_verdict
 from composer_post_training.messages import errors_in_python, translate_message

@@ -1,5 +1,11 @@
 """The sandbox in which the commands of a model run: limits, what is visible there, results."""
 
-from stages.sandbox import KINDS, CommandResult, Limits, Sandbox, View, open_sandbox, probe
-
-__all__ = ["KINDS", "CommandResult", "Limits", "Sandbox", "View", "open_sandbox", "probe"]
+from stages.sandbox import (
+    KINDS as KINDS,
+    CommandResult as CommandResult,
+    Limits as Limits,
+    Sandbox as Sandbox,
+    View as View,
+    open_sandbox as open_sandbox,
+    probe as probe,
+)

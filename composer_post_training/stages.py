@@ -5,9 +5,7 @@
 `composer_post_training.kinds` has the kinds of records that stages read and write.
 """
 
-from stages import STAGES, StageEntry
-from stages.runs.run import Inputs, Run, RunWriter, Slot
-from stages.runs.settings import Settings, StageConfig
-from stages.runs.stage import Plan, Stage
-
-__all__ = ["STAGES", "Inputs", "Plan", "Run", "RunWriter", "Settings", "Slot", "Stage", "StageConfig", "StageEntry"]
+from stages import STAGES as STAGES, StageEntry as StageEntry
+from stages.runs.run import Inputs as Inputs, Run as Run, RunWriter as RunWriter, Slot as Slot
+from stages.runs.settings import Settings as Settings, StageConfig as StageConfig
+from stages.runs.stage import Plan as Plan, Stage as Stage

@@ -29,7 +29,11 @@ from composer_post_training.stage_functions import paths_of_runs
 from stages.backends.ranks import join
 from stages.errors import BadInput, UsageError
 from stages.gradients.per_row import MAX_TOKENS
-from stages.integrations.trl import RolloutFunction, environment_reward, tool_environments
+from stages.integrations.trl import (
+    RolloutFunction as RolloutFunction,
+    environment_reward as environment_reward,
+    tool_environments as tool_environments,
+)
 from stages.policy.base import PolicyConfig
 from stages.probe.checks.alarm import CheckpointRollouts, alarm
 from stages.probe.statistics import codes
@@ -48,9 +52,6 @@ from stages.training.checkpoints import SourcesFollow
 from stages.training.config import Config, Hints
 from stages.training.scoring import Tree, require_head
 from stages.training.step import Channels, ComposedStep
-
-__all__ = ["ProbeCallback", "preference_dataset", "with_channels"]
-__all__ += ["RolloutFunction", "environment_reward", "tool_environments"]
 
 SIDES = ("chosen", "rejected")
 

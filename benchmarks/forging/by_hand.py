@@ -3,8 +3,7 @@
 import hashlib
 import re
 
-from support.attacks import ATTACKS as TESTED
-from support.attacks import PATCHED_REPORT, SWALLOW, WRONG
+from support.attacks import ATTACKS as TESTED, PATCHED_REPORT, SWALLOW, WRONG
 
 PLUGIN = """
 import gc

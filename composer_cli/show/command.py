@@ -8,8 +8,7 @@ import typer
 from composer_cli.executors import jobs
 from composer_cli.executors.jobs import SubmittedJob
 from composer_cli.printing import interrupt_leaves, print_json, print_result, print_text, say, views
-from composer_cli.show import facts, runs, text
-from composer_cli.show import rollout as rollouts
+from composer_cli.show import facts, rollout as rollouts, runs, text
 from composer_cli.show.follow import follow
 from stages import STAGES
 from stages.errors import BadInput, UsageError

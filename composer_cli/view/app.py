@@ -23,9 +23,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from composer_cli.loopback import HOST, HOSTS, bound
-from composer_cli.show import facts, sections
-from composer_cli.show import rollout as rollouts
-from composer_cli.show import runs as run_folders
+from composer_cli.show import facts, rollout as rollouts, runs as run_folders, sections
 from composer_cli.show.facts import outcomes_of_pairs
 from composer_cli.show.rollout import OUTCOME, RolloutColumn
 from composer_cli.show.runs import lines_and_summaries

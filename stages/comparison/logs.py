@@ -7,8 +7,7 @@ of a comparison its name, and `match` finds which tasks of two sides are the sam
 import json
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -212,8 +212,11 @@ def push(folder: Path, repo: str, repo_type: str, *, endpoint: str, secret: str,
     Raises `UsageError` where the hub refuses the token or the name, `InfrastructureError` where it cannot be reached.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-    from huggingface_hub.errors import HTTPError as Unreachable  # type: ignore[attr-defined]  # of its HTTP client
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]  # Unreachable is of its HTTP client
+        HfHubHTTPError,
+        HFValidationError,
+        HTTPError as Unreachable,
+    )
 
     api = HfApi(endpoint=endpoint, token=secret, library_name="composer")
     try:

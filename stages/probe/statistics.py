@@ -16,8 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.optimize import brentq
 from scipy.sparse import csr_array
-from scipy.stats import norm
-from scipy.stats import t as student_t
+from scipy.stats import norm, t as student_t
 
 from stages.runs.kinds import Row
 from stages.words import Sentence

@@ -241,8 +241,11 @@ class HubBucket:
 
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:
-        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
-        from huggingface_hub.errors import HTTPError as Unreachable  # type: ignore[attr-defined]  # of its HTTP client
+        from huggingface_hub.errors import (  # type: ignore[attr-defined]  # Unreachable is of its HTTP client
+            EntryNotFoundError,
+            HfHubHTTPError,
+            HTTPError as Unreachable,
+        )
 
         try:
             yield

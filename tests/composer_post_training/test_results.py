@@ -10,8 +10,7 @@ from support.elements import Elements
 from support.server import Reply, answer, serving
 
 import composer_post_training as composer
-from composer_cli.show import rollout as shown_rollouts
-from composer_cli.show import text
+from composer_cli.show import rollout as shown_rollouts, text
 from composer_post_training.results import OPEN_LINES, Difference, Evaluation, Rollout
 from stages.runs import queries
 

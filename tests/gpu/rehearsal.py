@@ -28,8 +28,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.tensor import DTensor
-from torch.utils import _pytree as tree
-from torch.utils import backend_registration
+from torch.utils import _pytree as tree, backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 

@@ -7,9 +7,14 @@ import numpy as np
 import torch
 
 from probe_faults.world import ProbeWorld
-from stages.probe.checks import direction as direction_checks
-from stages.probe.checks import gradients as gradient_checks
-from stages.probe.checks import hacking, pool, removal, trajectories
+from stages.probe.checks import (
+    direction as direction_checks,
+    gradients as gradient_checks,
+    hacking,
+    pool,
+    removal,
+    trajectories,
+)
 from stages.probe.checks.check import Check, pass_or_fail
 from stages.probe.checks.direction import length_cosine, pair_signal, polarity, recombined
 from stages.probe.checks.pool import hack_gap, taxonomy, teacher_hacks

@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from stages import envs, evaluate
 from stages.arms.stage import planned
-from stages.comparison import config as comparison
-from stages.comparison import logs
+from stages.comparison import config as comparison, logs
 from stages.comparison.decision import compare
 from stages.errors import BadInput, UsageError
 from stages.evaluation.arm_comparison import EvalQuestion

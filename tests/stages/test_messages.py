@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from stages.messages import MessageParts, ToolCall, is_object, read, write
 from stages.pairs.actions import canonical_call

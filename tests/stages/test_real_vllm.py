@@ -20,8 +20,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from stages import collect, train
 from stages.errors import UsageError
-from stages.policy import ask_all
-from stages.policy import server as model_server
+from stages.policy import ask_all, server as model_server
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.local import load_model
 from stages.policy.server import ModelServer

@@ -10,8 +10,7 @@ import email.parser
 import re
 import tomllib
 from collections.abc import Iterable
-from configparser import ConfigParser
-from configparser import Error as ConfigError
+from configparser import ConfigParser, Error as ConfigError
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path, PurePosixPath

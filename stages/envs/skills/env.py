@@ -6,8 +6,7 @@ In order: what an answer is compared with, the choice of families, the environme
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import count as count_up
-from itertools import cycle, islice
+from itertools import count as count_up, cycle, islice
 from pathlib import Path
 from random import Random
 from typing import Any

@@ -11,8 +11,7 @@ from dataclasses import fields
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, module_from_spec
-from itertools import count as count_up
-from itertools import islice
+from itertools import count as count_up, islice
 from pathlib import Path
 from typing import Any, cast
 

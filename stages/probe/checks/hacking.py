@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from scipy.stats import norm
-from scipy.stats import t as student_t
+from scipy.stats import norm, t as student_t
 
 from stages.errors import BadInput
 from stages.probe.checks.check import CHECKS, Check, Finding, declared

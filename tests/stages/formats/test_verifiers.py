@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from support.transcripts import assistant, call, document, jsonl, payloads, read, system, tool, user
 
-from stages.messages import ToolCall
-from stages.messages import read as parts_of
+from stages.messages import ToolCall, read as parts_of
 from stages.rollouts import missing
 from stages.rollouts.trace import prompt_ids
 

@@ -1,8 +1,7 @@
 """Token rows and batches."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from stages.errors import BadInput
 from stages.gradients.per_row import TokenRow, by_length

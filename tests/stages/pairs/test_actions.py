@@ -4,8 +4,7 @@ import shlex
 from typing import ClassVar
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.environments import GuessEnv
 from support.transcripts import action
 

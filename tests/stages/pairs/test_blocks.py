@@ -11,8 +11,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from needs import needs
 
 from stages import extract_pairs

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from support.runs import row as of_kind
-from support.transcripts import action as written
-from support.transcripts import assistant, tool, user
+from support.transcripts import action as written, assistant, tool, user
 
 from stages.pairs.groups import choose, compare_submissions, visits_by_state
 from stages.rollouts.agent_loop import state_sha256

@@ -10,8 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from support.server import Reply, answer, kept_in, serving
 
 from stages.errors import ComposerError, Incomplete

@@ -25,8 +25,7 @@ from stages.probe.rows import as_tokens, run_rows
 from stages.probe.watching import checkpoints, measured_rollouts, policy_weights
 from stages.runs.kinds import ROLLOUT, STEP, TRAINING_REWARD, WATCHED, WATCHED_ROLLOUT
 from stages.runs.run import Run
-from tests.stages.probe.running import WATCHED_STEPS as STEPS
-from tests.stages.probe.running import carry_out
+from tests.stages.probe.running import WATCHED_STEPS as STEPS, carry_out
 
 
 def test_every_checkpoint_has_its_row_and_figure_and_json_say_the_same(watched: Run) -> None:

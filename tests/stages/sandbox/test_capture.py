@@ -3,8 +3,7 @@
 import random
 import tracemalloc
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from stages.sandbox.guest.capture import Capture
 
