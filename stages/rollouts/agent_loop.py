@@ -30,7 +30,15 @@ from stages.layout import counted
 from stages.messages import Message
 from stages.policy import ask_all, background
 from stages.policy.base import IDLE, AsyncPolicy, CountsTokens, PlaysSolutions, Policy, ReusesPrefixes, Sample, Turn
-from stages.rollouts.history import FULL, HISTORY_PATTERN, SUMMARISE, SUMMARY_PROMPT, SUMMARY_REQUEST, visible_messages
+from stages.rollouts.history import (
+    FULL,
+    HISTORY_PATTERN,
+    PROMPTS,
+    SUMMARISE,
+    SUMMARY_PROMPT,
+    SUMMARY_REQUEST,
+    visible_messages,
+)
 from stages.rollouts.trace import OUT_OF_STEPS
 from stages.runs import store
 from stages.runs.activity import activity
@@ -41,7 +49,6 @@ from stages.runs.settings import BASIC, Settings
 from stages.runs.stage import work_through
 from stages.runs.store import GroupCommit
 
-AFTER_SUMMARY = "What was said before your summary is left out from here on. Go on with the task."
 SUMMARISE_FROM = 0.75
 """Share of the context limit from which a summary is requested: one exchange may take the rest."""
 LIVE_INTERVAL_S = 1.0
@@ -279,7 +286,7 @@ def act(rollout: LiveRollout, environment: Environment, turn: Turn, sample: Samp
     elif sample.finish_reason == IDLE:
         observation = Observation("", stop=IDLE)
     elif rollout.summarising:
-        observation = Observation(AFTER_SUMMARY)
+        observation = Observation(PROMPTS["after_summary"])
     else:
         step = partial(boundary.carry_out, environment) if rollout.tools else environment.step
         observation = _guarded(rollout, environment, lambda: boundary.observation(step(sample.text)))

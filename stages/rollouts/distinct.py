@@ -1,8 +1,10 @@
 """The distinct states of a run, numbered in the order of rollouts and steps, on disk: a run may exceed memory."""
 
+import tomllib
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib import resources
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -11,28 +13,7 @@ from stages.runs.kinds import STEP, Row
 from stages.runs.run import Run
 from stages.runs.tables import MEMORY, Scan, open_database, rows_of
 
-ROLLOUTS = """
-CREATE TABLE rollouts AS SELECT rollout_id, task_id, row_number() OVER (ORDER BY rollout_id) AS place
-FROM (SELECT rollout_id, any_value(task_id) AS task_id FROM steps GROUP BY rollout_id)
-"""
-NUMBERED = """
-CREATE VIEW numbered AS SELECT steps.*, place * 4294967296 + step AS nth FROM steps JOIN rollouts USING (rollout_id)
-"""
-"""Numbers order steps by rollout and step, and are smaller to sort by than ids."""
-STATES = """
-CREATE TABLE states AS SELECT state_sha256, first, num_steps FROM (
-    SELECT state_sha256, min(nth) AS first, count(*) AS num_steps FROM numbered GROUP BY state_sha256
-) ORDER BY first
-"""
-"""A table keeps its order: the `rowid` of a state is its number."""
-FIRST_STEPS = """
-SELECT state_sha256 AS digest, task_id, rollout_id, first % 4294967296 AS step, num_steps
-FROM states JOIN rollouts ON place = first // 4294967296 ORDER BY states.rowid
-"""
-STEPS_OF_STATES = """
-SELECT state_sha256 AS digest, rollout_id, step, action, truncated
-FROM numbered JOIN states USING (state_sha256) ORDER BY states.rowid, nth
-"""
+SQL = tomllib.loads(resources.files(__package__).joinpath("distinct.toml").read_text("utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +35,7 @@ class DistinctStates(AbstractContextManager["DistinctStates"]):
 
     def __init__(self, rollouts: Run, folder: Path, memory: str = MEMORY, **tables: Scan) -> None:
         self.database = open_database(folder, memory, steps=rollouts.scan(STEP), **tables)
-        for table in (ROLLOUTS, NUMBERED, STATES):
+        for table in SQL["tables"].values():
             self.database.execute(table)
         ((self._number,),) = self.database.execute("SELECT count(*) FROM states").fetchall()
         self._reading: list[Generator[Row, None, None]] = []
@@ -68,7 +49,7 @@ class DistinctStates(AbstractContextManager["DistinctStates"]):
         return int(self._number)
 
     def __iter__(self) -> Iterator[DistinctState]:
-        return (DistinctState(**row) for row in self.rows(FIRST_STEPS))
+        return (DistinctState(**row) for row in self.rows(SQL["queries"]["first_steps"]))
 
     def rows(self, question: str) -> Iterator[Row]:
         """Yield the rows of a query, one after the other."""
@@ -82,5 +63,5 @@ class DistinctStates(AbstractContextManager["DistinctStates"]):
 
     def steps(self) -> Iterator[tuple[str, list[Row]]]:
         """Yield each state's digest with the steps taken in it: rollout_id, step, action, truncated."""
-        for digest, rows in groupby(self.rows(STEPS_OF_STATES), key=itemgetter("digest")):
+        for digest, rows in groupby(self.rows(SQL["queries"]["steps_of_states"]), key=itemgetter("digest")):
             yield digest, list(rows)

@@ -1,6 +1,8 @@
 """How much of a rollout's conversation the policy is shown: all of it, the last observations, or a summary."""
 
 import re
+import tomllib
+from importlib import resources
 
 from stages.messages import Message
 
@@ -8,11 +10,8 @@ FULL, SUMMARISE = "full", "summarise"
 HISTORY_PATTERN = r"^(full|last [1-9][0-9]*|summarise)$"
 """`full`; `last N`: the last N observations, a line in place of each older one; `summarise`: everything since the last
 summary, which the policy is asked for near the context limit of the rollout."""
-SUMMARY_PROMPT = (
-    "This conversation will soon be longer than you can read. Summarise it for yourself: what the task asks for, what "
-    "you did and found out, which files you changed, and what is left to do. Everything but the task will be replaced "
-    "by your summary. Answer with the summary alone, and run nothing."
-)
+PROMPTS = tomllib.loads(resources.files(__package__).joinpath("prompts.toml").read_text("utf-8"))
+SUMMARY_PROMPT: str = PROMPTS["summary"]
 SUMMARY_REQUEST: Message = {"role": "user", "content": SUMMARY_PROMPT}
 
 

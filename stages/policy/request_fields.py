@@ -1,0 +1,40 @@
+"""Fields that a user may add to a request; those with which a call could cost more than its limit are refused."""
+
+import re
+import tomllib
+from importlib import resources
+from typing import Any
+
+LIMITS = ("max_tokens", "max_completion_tokens")
+"""Request fields that bound an answer, as a whole number of tokens; a server takes one or the other."""
+FIELDS = tomllib.loads(resources.files(__package__).joinpath("request_fields.toml").read_text("utf-8"))
+
+
+def find_unbounded(
+    setting: str, fields: dict[str, Any], longest: int, path: str = "", reasoning: bool = False
+) -> str | None:
+    """Return why request fields let a call cost more than `max_tokens` allows; None where they do not.
+
+    longest: tokens of the longest answer. path: of the object that holds the fields, with a dot at its end. reasoning:
+    whether that object limits reasoning.
+    """
+    for key, value in fields.items():
+        name = re.sub(r"[^a-z0-9]", "", str(key).lower())
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        if name in FIELDS["several"]:
+            return (
+                f"{setting} cannot set {path}{key}: a request is one answer of one model, in the ledger and the cache"
+            )
+        if key in LIMITS and not path:
+            if not is_count and not (value is False and setting == "request"):
+                return f"{setting}.{key} is {value!r}: give a whole number of tokens above 0, without quotes"
+        elif name in FIELDS["lengths"] and not (reasoning and is_count and value <= longest):
+            return (
+                f"{setting} cannot set {path}{key} to {value!r}, which could make an answer longer than money is "
+                f"reserved for ({longest} tokens): give max_tokens, or request.max_completion_tokens"
+            )
+        limits_reasoning = name in FIELDS["reasoning"]
+        inner = value if (limits_reasoning or name in FIELDS["nested"]) and isinstance(value, dict) else {}
+        if fault := find_unbounded(setting, inner, longest, f"{path}{key}.", limits_reasoning):
+            return fault
+    return None
