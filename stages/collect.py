@@ -107,11 +107,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     table, advice = collection_checks.table(checks), collection_checks.advice(failed_checks)
     out.write_file("report.txt", f"{head}\n\n{table}\n{advice}")
     if account.first_failure is not None:
-        note = "" if failed >= num else " The others are saved."
-        raise Incomplete(
-            f"{failed} of {num} rollouts failed, the first with {account.first_failure}.{note} "
-            "The same command with --resume plays again what failed."
-        )
+        raise Incomplete("rollouts-failed", failed=failed, number=num, error=account.first_failure)
 
 
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:

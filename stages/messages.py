@@ -213,10 +213,7 @@ def following_ids(tokenizer: Any, new: list[Message], most: float = math.inf) ->
     _, mark, suffix = text.rpartition(SENTINEL)
     end = tokenizer.eos_token
     if not mark or not suffix.lstrip("\n").startswith(end):
-        raise UsageError(
-            f"The chat template of {tokenizer.name_or_path} does not end an answer with {end!r}; "
-            "it cannot be used for several turns."
-        )
+        raise UsageError("template-without-end-token", name_or_path=tokenizer.name_or_path, end=end)
     return _ids(tokenizer, suffix.lstrip("\n").removeprefix(end), most)
 
 

@@ -8,6 +8,7 @@ from stages.envs.config import EnvStageConfig
 from stages.policy.base import BasicPolicy, PolicyConfig
 from stages.runs.kinds import Row
 from stages.runs.settings import BASIC
+from stages.words import Sentence
 
 
 class Config(EnvStageConfig):
@@ -30,9 +31,7 @@ class Config(EnvStageConfig):
     @model_validator(mode="after")
     def _local(self) -> "Config":
         if self.policy.base_url is not None:
-            raise ValueError(
-                "policy.base_url: TRL samples from a model in this process; give a local folder or a hub id"
-            )
+            raise ValueError(Sentence("integrations.server-for-trl"))
         return self
 
     def identity(self) -> Row:

@@ -323,9 +323,7 @@ def _imported(path: str, called: str) -> Side:
             else:
                 payloads.setdefault(repeats.rollout_id(item), rows.payload(item, 0))
     if not payloads:
-        raise BadInput(
-            f"{path} holds no rollout of prime-rl or verifiers that could be read ({dict(dropped) or 'empty'})."
-        )
+        raise BadInput("integrations.no-rollout-to-compare", path=path, value=dict(dropped) or "empty")
     imported = list(payloads.values())
     rollouts = [payload["rollout"] for payload in imported]
     steps = [step for payload in imported for step in payload["steps"]]

@@ -18,6 +18,7 @@ from stages.envs import boundary
 from stages.envs.base import Environment, Grade, Task
 from stages.envs.bash import FENCE, SUBMIT, ActionError, fenced, parse_bash
 from stages.errors import UsageError
+from stages.words import Sentence
 
 FINAL = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """First line of the output of a successful command by which mini-swe-agent's prompts tell a model to submit."""
@@ -27,7 +28,7 @@ def message(command: str) -> str:
     """Return the message of one command; raise `ActionError` where one of its lines would end the block early."""
     text = fenced(command)
     if command.strip() and parse_bash(text) != command.strip("\n"):
-        raise ActionError(f"The command holds a line {FENCE}, which would cut it short. Write such a line another way.")
+        raise ActionError(Sentence("integrations.fence-in-command", fence=FENCE))
     return text
 
 
@@ -55,9 +56,7 @@ class MiniSweEnvironment:
         chosen.
         """
         if cwd or timeout:
-            raise UsageError(
-                f"{self.config.environment} chooses folder and time limit itself; leave out cwd and timeout."
-            )
+            raise UsageError("integrations.cwd-or-timeout-given", environment=self.config.environment)
         try:
             observation = self._environment.step(message(action.get("command", "")))
         except ActionError as error:
@@ -70,7 +69,7 @@ class MiniSweEnvironment:
             status = "Submitted" if observation.stop == "submitted" else observation.stop
             extra = {"exit_status": status, "submission": ""}
             raise _submitted()({"role": "exit", "content": "", "extra": extra})
-        stopped = "The command was stopped at its time limit." if observation.timed_out else ""
+        stopped = Sentence("integrations.command-timed-out") if observation.timed_out else ""
         return {
             "output": observation.content,
             "returncode": -1 if observation.returncode is None else observation.returncode,  # as where nothing ran
@@ -100,7 +99,5 @@ def _submitted() -> type[Exception]:
     try:
         from minisweagent.exceptions import Submitted
     except ImportError as error:
-        raise UsageError(
-            f"mini-swe-agent cannot be imported ({error}). Install it with `pip install mini-swe-agent`."
-        ) from error
+        raise UsageError("integrations.no-mini-swe-agent", error=error) from error
     return Submitted

@@ -36,10 +36,7 @@ try:
     from openenv.core.env_server.interfaces import Environment as Served
     from openenv.core.env_server.types import Action, Observation, State
 except ImportError as error:
-    raise UsageError(
-        f"OpenEnv cannot be imported ({error}). Install it with `pip install 'composer-post-training[openenv]'`, "
-        "without verifiers."
-    ) from error
+    raise UsageError("integrations.no-openenv", error=error) from error
 
 
 class TextAction(Action):
@@ -85,7 +82,7 @@ class Session(Served[TextAction, TurnObservation, EpisodeState]):
         del more
         number = (seed or 0) % len(self._tasks) if index is None else index
         if not 0 <= number < len(self._tasks):
-            raise UsageError(f"There is no task {number}; there are {len(self._tasks)}, from 0.")
+            raise UsageError("integrations.no-task-at-index", number=number, num__tasks=len(self._tasks))
         task = self._tasks[number]
         opening = self._environment.reset(task)
         self._state, self._over = EpisodeState(episode_id=episode_id or uuid.uuid4().hex, task_id=task.task_id), ""
@@ -95,7 +92,7 @@ class Session(Served[TextAction, TurnObservation, EpisodeState]):
         """Carry out one message; the environment has limits of its own, so `timeout_s` is not needed."""
         del timeout_s, more
         if self._over:
-            raise UsageError(f"There is nothing to act on: {self._over}. Call reset first.")
+            raise UsageError("integrations.no-open-episode", over=self._over)
         self._over = "the last episode broke off"
         if action.end:
             self._over = "the episode has ended (ended)"

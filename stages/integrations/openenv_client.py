@@ -68,14 +68,14 @@ def running(
             )
         except OSError as error:
             raise UsageError(
-                f"No OpenEnv server can be started with {interpreter!r} ({error}). Name {NEEDED}"
+                "integrations.openenv-not-executable", interpreter=interpreter, error=error, needed=NEEDED
             ) from None
     assert process.stdin is not None and process.stdout is not None  # noqa: S101
     try:
         address = process.stdout.readline().decode().strip()
         if not address:
             last = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-            raise UsageError(f"The OpenEnv server did not start under {interpreter} ({last}). Name {NEEDED}")
+            raise UsageError("integrations.openenv-not-started", interpreter=interpreter, last=last, needed=NEEDED)
         yield address
     finally:
         with suppress(OSError):  # the server may have ended by itself
@@ -134,7 +134,7 @@ class ServedEnvironment:
 
     def _ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
         if self._session is None:
-            raise InfrastructureError("There is no episode at the OpenEnv server: reset comes first.")
+            raise InfrastructureError("integrations.step-before-reset")
         return self._session.ask({"type": kind, "data": data})
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ class _Session:
             background.run(self._open())
         except (aiohttp.ClientError, OSError) as error:
             self.close()
-            raise InfrastructureError(f"The OpenEnv server at {url} cannot be reached: {error}.") from None
+            raise InfrastructureError("integrations.openenv-unreachable", url=url, error=error) from None
 
     async def _open(self) -> None:
         self._client = aiohttp.ClientSession()  # needs a running loop
@@ -174,9 +174,9 @@ class _Session:
             background.run(self._socket.send_json(message))
             answer: dict[str, Any] = background.run(self._socket.receive_json(timeout=ANSWER_S))
         except (aiohttp.ClientError, OSError, TypeError, TimeoutError) as error:
-            raise InfrastructureError(f"The OpenEnv server at {self._url} was lost: {error}.") from None
+            raise InfrastructureError("integrations.openenv-lost", url=self._url, error=error) from None
         if answer["type"] == "error":
-            raise InfrastructureError(f"The OpenEnv server answers with an error: {answer['data']['message']}")
+            raise InfrastructureError("integrations.openenv-error", answer=answer["data"]["message"])
         data: dict[str, Any] = answer["data"]
         return data
 

@@ -28,10 +28,7 @@ def composed_loss(
     tokens of the reference KL never reach a custom loss, and reference log-probs are 0 where none were scored.
     """
     if hint_weight != 0.0:
-        raise UsageError(
-            f"hint_weight is {hint_weight:g}, but prime-rl keeps the tokens of its reference KL from a custom loss. "
-            "Leave hint_weight out, and start prime-rl by `python -m composer_post_training.prime_rl`."
-        )
+        raise UsageError("integrations.hint-weight-in-custom-loss", hint_weight=hint_weight)
     # None, and not a missing attribute, where PRIME-RL has the field but scored no reference.
     reference = getattr(inputs, "ref_logprobs", None)
     packed = PackedTokens(

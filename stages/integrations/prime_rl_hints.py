@@ -55,7 +55,7 @@ class HintSettings:
         except ValueError:
             weight = 0.0
         if not 0.0 < weight < float("inf"):
-            raise UsageError(f"{WEIGHT} is {text!r}; give a positive number, or run prime-rl's own `rl`.")
+            raise UsageError("integrations.hint-weight-not-positive", weight=WEIGHT, text=text)
         return cls(weight, variables.get(RENDERER, "auto"))
 
 
@@ -85,10 +85,7 @@ def hint_ids(renderer: Any, hint: str) -> list[int]:
     before = list(renderer.render_ids([FIRST], add_generation_prompt=False))
     both = list(renderer.render_ids([FIRST, {"role": "user", "content": hint}], add_generation_prompt=False))
     if both[: len(before)] != before:
-        raise UsageError(
-            "The renderer of hints changes a message when another follows, so a hint has no tokens of its own. "
-            f"Set {RENDERER} to the renderer of the policy."
-        )
+        raise UsageError("integrations.renderer-rewrites-messages", renderer=RENDERER)
     return both[len(before) :]
 
 
@@ -122,10 +119,7 @@ class HintedScores:
         scores = await asyncio.gather(*(self.policy_pool.score(ids) for _, ids in turns))
         for (node, ids), logps in zip(turns, scores, strict=True):
             if len(logps) != len(ids):
-                raise BadInput(
-                    f"The inference server scored {len(logps)} of {len(ids)} tokens behind a hint. "
-                    "Give it room for the hint: raise its max_model_len."
-                )
+                raise BadInput("integrations.hint-beyond-context", num_logps=len(logps), num_ids=len(ids))
             stamp(node, logps[-len(node.token_ids) :], self.settings.weight)
 
     def _turns(self, trace: Any) -> Iterator[tuple[Any, list[int]]]:
@@ -160,7 +154,7 @@ def main(arguments: Sequence[str]) -> None:
     `rl` starts the orchestrator as a program of that name, so one that registers first is put before it in PATH.
     """
     if not arguments or arguments[0] not in PROGRAMS:
-        raise UsageError(f"{' '.join(arguments) or 'Nothing'} cannot be started; start one of {', '.join(PROGRAMS)}.")
+        raise UsageError("integrations.unknown-program", value=" ".join(arguments) or "Nothing", programs=PROGRAMS)
     program, *words = arguments
     sys.argv = [program, *words]
     if program == "orchestrator":

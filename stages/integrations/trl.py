@@ -40,6 +40,7 @@ from stages.runs.kinds import Row
 from stages.training.config import Optimisation
 from stages.training.rollouts import environment_reward, planned, trl_columns
 from stages.training.trl_arguments import trl_config
+from stages.words import Sentence
 
 __all__ = ["RolloutFunction", "ToolEnvironment", "environment_reward", "tool_environments"]
 
@@ -70,10 +71,7 @@ class RolloutFunction:
             self.rows: list[Row] = [{"prompt": environment.reset(task), "task_id": task.task_id} for task in tasks]
         self._known = {state_sha256(row["prompt"]): task for row, task in zip(self.rows, tasks, strict=True)}
         if len(self._known) < len(tasks):
-            raise UsageError(
-                f"Only {len(self._known)} of {len(tasks)} tasks have an opening of their own; "
-                "TRL cannot tell them apart."
-            )
+            raise UsageError("integrations.equal-openings", num__known=len(self._known), num_tasks=len(tasks))
 
     def __call__(self, prompts: list[list[Message]], trainer: Any) -> dict[str, list[Any]]:
         """Play one rollout a prompt with the model under training.
@@ -84,10 +82,7 @@ class RolloutFunction:
         tasks = []
         for prompt in prompts:
             if (task := self._known.get(state_sha256(prompt))) is None:
-                raise UsageError(
-                    f"TRL asks for a prompt that is the opening of no task: {str(prompt)[:200]}. "
-                    "Train on the rows of this object."
-                )
+                raise UsageError("integrations.unknown-prompt", prompt=str(prompt)[:200])
             tasks.append(task)
         model = trainer.accelerator.unwrap_model(trainer.model)
         named = self._model or getattr(model.config, "_name_or_path", "") or "model under training"
@@ -134,7 +129,7 @@ class ToolEnvironment:
             action: The action, a command for example.
         """
         if self._stopped is not None:
-            raise RuntimeError(f"Nothing more can be done: {self._stopped}.")
+            raise RuntimeError(Sentence("integrations.rollout-over", stopped=self._stopped))
         # Broken until the step returns: after an exception the rollout has no reward, instead of that of a part of it.
         text, self._stopped = self._wrap(action), self._BROKEN
         observation = self._environment.step(text)

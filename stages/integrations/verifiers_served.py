@@ -22,9 +22,7 @@ from stages.integrations.openenv_client import ServedEnvironment
 try:
     import verifiers.v1 as vf
 except ImportError as error:
-    raise UsageError(
-        f"verifiers cannot be imported ({error}). Install it with `pip install verifiers`, without openenv."
-    ) from error
+    raise UsageError("integrations.no-verifiers", error=error) from error
 
 __all__ = ["ServedEnv", "ServedTaskset"]
 
@@ -76,7 +74,7 @@ class ServedEnv(vf.Env[ServedEnvConfig]):
         finally:
             await asyncio.to_thread(served.close)
         if grade.reward is None:
-            raise InfrastructureError(f"The rollout could not be graded: {grade.error}.")
+            raise InfrastructureError("integrations.rollout-not-graded", error=grade.error)
         interaction.trace.record_reward("environment", grade.reward)
 
 

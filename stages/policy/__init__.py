@@ -105,10 +105,7 @@ def require_source(config: PolicyConfig) -> None:
         elif not source.folder.is_dir():
             hub.source(source.model)
         elif not any((source.folder / name).is_file() for name in ("config.json", "adapter_config.json")):
-            raise BadInput(
-                f"The folder {source.model} holds no model: it has neither config.json nor adapter_config.json. "
-                "Give a Hugging Face folder, a hub id, or kata:student."
-            )
+            raise BadInput("policy.folder-without-model", model=source.model)
 
 
 def open_policy(config: PolicyConfig, *, cache: AnswerFolders, budget: Budget, listener: Listener) -> Policy:

@@ -56,19 +56,19 @@ def base_of(folder: Path, config: PolicyConfig) -> tuple[PolicyConfig, str | Non
     try:
         base = AdapterBase.model_validate(store.read_json(folder / RECORD))
     except (BadInput, ValidationError):
-        raise BadInput(
-            f"{folder} is an adapter without a readable {RECORD}, which records what it was trained on. Merge it into "
-            "its base with peft and give the merged folder."
-        ) from None
+        raise BadInput("policy.adapter-without-record", folder=folder, record=RECORD) from None
     if not (folder / WEIGHTS).is_file():
-        raise BadInput(f"{folder} has no {WEIGHTS}, and pickled adapters are not read. Save it again as safetensors.")
+        raise BadInput("policy.pickled-adapter", folder=folder, weights=WEIGHTS)
     dtype = base.dtype if config.dtype == "auto" else config.dtype
     start = config.model_copy(update={"model": base.model, "dtype": dtype})
     identity = weights_identity(start)
     if identity != base.weights:
         raise BadInput(
-            f"The adapter {folder} was trained on {base.model!r} with the identity {base.weights[:12]}, and the "
-            f"model there now has {identity[:12]}. Restore that model, or train again."
+            "policy.adapter-base-changed",
+            folder=folder,
+            model=base.model,
+            weights=base.weights[:12],
+            identity=identity[:12],
         )
     return start, base.revision
 
@@ -125,17 +125,13 @@ class CheckpointInfo(BaseModel):
         """Read a run's `checkpoint.json`; `BadInput` when it is missing or cannot be read."""
         document = run.read_file("checkpoint.json")
         if document is None:
-            raise BadInput(
-                f"{run.path} has no checkpoint.json, which records what was trained: it is not a complete run of "
-                "`composer train`. Train again with --clean."
-            )
+            raise BadInput("policy.no-checkpoint-info", path=run.path)
         try:
             return cls.model_validate_json(document)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             raise BadInput(
-                f"{run.path}/checkpoint.json cannot be read ({'.'.join(map(str, first['loc']))}: {refusal(first)}). "
-                "Train again with --clean."
+                "policy.checkpoint-info-unreadable", path=run.path, key=first["loc"], reason=refusal(first)
             ) from None
 
 
@@ -146,6 +142,9 @@ def refuse_trained(infos: Iterable[CheckpointInfo], env: str, task_ids: Sequence
         seen = set(info.task_ids) if envs.same(info.env, env) else set()
         if trained := [task_id for task_id in task_ids if task_id in seen]:
             raise UsageError(
-                f"{len(trained)} of {len(task_ids)} tasks, for example {trained[0]}, are among those that arm "
-                f"{info.arm!r} was trained on, so they are not held out. Take env.split=eval or other tasks."
+                "policy.tasks-trained-on",
+                number=len(trained),
+                num_tasks=len(task_ids),
+                task_id=trained[0],
+                arm=info.arm,
             )

@@ -20,6 +20,7 @@ from typing import Any
 from stages.errors import UsageError
 from stages.redaction import redacted_bytes
 from stages.runs import store
+from stages.words import Sentence
 
 NO_DAMAGE = {
     sqlite3.SQLITE_BUSY,
@@ -52,9 +53,7 @@ class AnswerCache:
 
     def __init__(self, path: Path, report: Report = lambda text: None) -> None:
         if (length := len(os.fsencode(path.absolute()))) > MOST_PATH_BYTES:
-            raise UsageError(
-                f"{path} has {length} bytes, and SQLite opens paths up to 512. Choose another --artifacts or --out."
-            )
+            raise UsageError("policy.cache-path-too-long", path=path, length=length)
         store.make_folder(path.parent)
         self.damaged = 0
         """Answers that were found damaged."""
@@ -80,13 +79,13 @@ class AnswerCache:
             except FAILURES as error:
                 if not _is_damage(error, file.path):
                     raise _of_machine(error, file.path) from None
-                self._tell(key, f"{file.path} is damaged ({error}): an answer in it cannot be read")
+                self._tell(key, Sentence("policy.cached-answer-unreadable", path=file.path, error=error))
                 continue
             if row is None:
                 continue
             if _is_whole(key, *row):
                 return bytes(row[0])
-            self._tell(key, f"{file.path} is damaged: the answer {key[:12]} in it has changed since it was kept")
+            self._tell(key, Sentence("policy.cached-answer-changed", path=file.path, key=key[:12]))
         return None
 
     def replace(self, key: str) -> None:
@@ -106,7 +105,7 @@ class AnswerCache:
             if not _is_damage(error, file.path):
                 raise _of_machine(error, file.path) from None
             why = str(error)
-        self._report(f"{file.path} is damaged ({why}), so answers are kept in a new file in its folder")
+        self._report(Sentence("policy.cache-file-replaced", path=file.path, why=why))
         self._begin_another()
         self._files[-1].put(rows, self._bad_keys)
 
@@ -121,17 +120,17 @@ class AnswerCache:
         except FAILURES as error:
             if not _is_damage(error, path):
                 raise _of_machine(error, path) from None
-            self._report(f"{path} is damaged ({error}), so the answers in it are asked for again")
+            self._report(Sentence("policy.cache-file-damaged", path=path, error=error))
 
     def _begin_another(self) -> None:
         self._last += 1
         self._open(self._last)
 
-    def _tell(self, key: str, damage: str) -> None:
+    def _tell(self, key: str, report: Sentence) -> None:
         if key not in self._bad_keys:
             self._bad_keys.add(key)
             self.damaged += 1
-            self._report(f"{damage}, so it is asked for again")
+            self._report(report)
 
 
 class _File:

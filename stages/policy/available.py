@@ -15,6 +15,7 @@ from stages.policy import KINDS, adapters, background, base, kind_of, require_so
 from stages.policy.base import UNSTATED, PolicyConfig, weights_identity
 from stages.policy.token_counts import tokenizer
 from stages.runs import hub, store
+from stages.words import Sentence
 
 FIELDS = ("max_model_len", "context_length", "context_window", "max_context_length")
 AGAIN_S = 60.0
@@ -46,7 +47,7 @@ def notes(config: PolicyConfig) -> tuple[str, ...]:
     """Return for a plan what limits an answer where no setting does."""
     if config.limits():
         return ()
-    return (f"an answer at most what a context of {longest_answer(config):,} tokens leaves",)
+    return (Sentence("policy.answer-limited-by-context", context=longest_answer(config)),)
 
 
 def context_tokens(config: PolicyConfig) -> int | None:
@@ -127,18 +128,17 @@ def check(config: PolicyConfig) -> str:
         line = check(config.in_process())  # the tokenizer is read in this process in any case
         if config.base_url is not None:
             _listed(config)
-            return f"{line}; {config.base_url}, which is to sample from it, answers"
+            return Sentence("policy.model-behind-server", model=line, base_url=config.base_url)
         from stages.policy.server import require_interpreter
 
-        return f"{line}; {require_interpreter(config)}, which is to serve it, is there"
+        return Sentence("policy.model-to-serve", model=line, interpreter=require_interpreter(config))
     if kind == "scripted":
-        return f"policy {config.model}: needs no model"
+        return Sentence("policy.policy-without-model", model=config.model)
     if kind != "local":
         resolve_name(opener) if isinstance(opener := KINDS[kind], str) else None
-        return f"model {config.model}: of the kind {kind!r}, which opens it itself"
+        return Sentence("policy.model-of-own-kind", model=config.model, kind=kind)
     if maker := base.maker_of(config.model):
-        missing = maker[0].to_make(maker[1])
-        return f"model {config.model}: {f'made on first use: {missing}' if missing else 'is there'}"
+        return Sentence("policy.model-built-in", model=config.model, missing=maker[0].to_make(maker[1]))
     return _weights(config)
 
 
@@ -149,10 +149,13 @@ def _lists(config: PolicyConfig) -> str:
         tokenizer(config.model)  # imports what its bills will be checked with
     if names and config.model not in names:
         raise BadInput(
-            f"{config.base_url} has no model {config.model!r}; it lists {len(names)}, for example {names[0]!r}. "
-            "Give one of these."
+            "policy.model-not-listed",
+            base_url=config.base_url,
+            model=config.model,
+            number=len(names),
+            listed=names[0],
         )
-    return f"model {config.model}: {config.base_url} {'lists the model' if names else 'answers, but lists no models'}"
+    return Sentence("policy.model-at-server", model=config.model, base_url=config.base_url, listed=bool(names))
 
 
 def _listed(config: PolicyConfig) -> list[dict[str, Any]] | None:
@@ -164,7 +167,7 @@ def _listed(config: PolicyConfig) -> list[dict[str, Any]] | None:
     except RetryableError as error:
         if error.kind not in NO_ANSWER:
             return None  # an error of its list says nothing about its models
-        raise InfrastructureError(f"{error}. Start the server, or check base_url.") from None
+        raise InfrastructureError("policy.server-not-available", error=error) from None
 
 
 def _weights(config: PolicyConfig) -> str:
@@ -175,12 +178,12 @@ def _weights(config: PolicyConfig) -> str:
     source = resolve(config, listener=lambda title, done, total: None)
     if adapters.is_adapter(source):
         start, _ = adapters.base_of(Path(source), config)
-        return f"{check(start)}, with the adapter {config.model}"
+        return Sentence("policy.adapter-available", base=check(start), model=config.model)
     folder = Path(source)
     if not folder.is_dir():
         load_tokenizer(source, config)
-        return f"model {config.model}: its tokenizer is there"
+        return Sentence("policy.model-on-hub", model=config.model)
     if not any(folder.glob("*.safetensors")):
-        raise BadInput(f"The model folder {config.model} holds no *.safetensors. Save the model's weights there.")
+        raise BadInput("policy.no-safetensors", model=config.model)
     check_folder(source, config)
-    return f"model {config.model}: its folder is complete"
+    return Sentence("policy.model-complete", model=config.model)

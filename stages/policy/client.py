@@ -38,6 +38,7 @@ from stages.errors import BadInput, ComposerError, Incomplete, InfrastructureErr
 from stages.policy import background
 from stages.policy.base import PolicyConfig
 from stages.redaction import redacted, redacted_bytes
+from stages.words import Sentence
 
 if TYPE_CHECKING:
     import openai
@@ -107,10 +108,11 @@ class RefusedConnection(RetryableError):
     """A refused connection: a server that is being restarted, or an address at which there is none."""
 
     def __init__(self, config: PolicyConfig) -> None:
-        super().__init__("connection", f"{config.base_url} cannot be reached (connection refused)")
+        super().__init__("connection", Sentence("policy.connection-refused", base_url=config.base_url))
         self.permanent = UnavailableError(
-            f"{config.base_url} refuses every connection, and no server has answered there. Start the server of "
-            f"{config.model!r}, or correct base_url; what is finished is saved.",
+            "policy.server-refuses-connections",
+            base_url=config.base_url,
+            model=config.model,
             billed_usd=0.0,
         )
 
@@ -119,9 +121,9 @@ class WebPage(RetryableError):
     """A page for people in the place of an answer: a wrong address, or a gateway's for a server that is busy."""
 
     def __init__(self, config: PolicyConfig, hint: str) -> None:
-        super().__init__("garbage", f"the server's answer is not JSON (this is a web page; {hint})", billed_usd=None)
+        super().__init__("garbage", Sentence("policy.web-page-not-json", hint=hint), billed_usd=None)
         self.permanent = RefusedError(
-            f"{config.base_url} was asked for an answer of {config.model!r}, but this is a web page; {hint}"
+            "policy.web-page-for-answer", base_url=config.base_url, model=config.model, hint=hint
         )
 
 
@@ -143,8 +145,8 @@ class RejectedError(CallError):
 class FatalError(CallError, ComposerError):
     """A failure after which no request to this server can succeed, with these settings."""
 
-    def __init__(self, message: str, *, billed_usd: float | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, code: str, *, billed_usd: float | None = None, **values: Any) -> None:
+        super().__init__(code, **values)
         self.billed_usd = billed_usd
 
 
@@ -223,10 +225,10 @@ class Client:
         response = await self.get("/models", timeout_s=CONNECT_S)
         url = self.config.base_url
         if response.status < 500 and (hint := web_page(response.body, url)):
-            raise RefusedError(f"{url} was asked for its models, but this is a web page; {hint}")
+            raise RefusedError("policy.web-page-for-models", url=url, hint=hint)
         if response.status in (401, 403):
             where = self.config.api_key_env or "api_key_env"
-            raise RefusedError(f"{url} refuses the key (status {response.status}). Check {where}.")
+            raise RefusedError("policy.key-refused-for-models", url=url, status=response.status, where=where)
         if 300 <= response.status < 400 or response.status in RETRYABLE:
             raise error_of(response, self.config)
         try:
@@ -269,7 +271,9 @@ class Client:
         except (TimeoutError, ValueError):
             pass  # the request has longer, and reports an address that is none
         except OSError as error:
-            raise RetryableError("connection", f"{self.config.base_url} cannot be reached ({error.strerror})") from None
+            raise RetryableError(
+                "connection", Sentence("policy.connection-failed", base_url=self.config.base_url, reason=error.strerror)
+            ) from None
 
     def _request(self, method: str, path: str, content: bytes, timeout: httpx2.Timeout) -> httpx2.Request:
         """Return a request with openai's address and headers."""
@@ -327,10 +331,7 @@ def _pause(state: tenacity.RetryCallState) -> float:
     if not isinstance(error, RetryableError) or error.wait_s is None:
         return BACKOFF(state)
     if error.wait_s > MAX_WAIT_S:
-        raise Incomplete(
-            f"The server asks to wait {error.wait_s:g} s, longer than {MAX_WAIT_S:g} s. "
-            "Finished work is saved; go on later with --resume."
-        )
+        raise Incomplete("policy.wait-too-long", wait_s=error.wait_s, max_wait_s=MAX_WAIT_S)
     return error.wait_s
 
 
@@ -384,7 +385,7 @@ async def _whole(response: Any) -> bytes:
     async for piece in response.aiter_bytes():
         body += piece
         if len(body) > most:
-            raise TooLong(f"its answer is longer than {most:,} bytes")
+            raise TooLong(Sentence("policy.response-too-long", most=most))
     return bytes(body)
 
 
@@ -430,7 +431,8 @@ def _typed_errors(config: PolicyConfig, timeout_s: float) -> Iterator[None]:
         if any(kind.__name__ in NOT_CONNECTED[library] for kind in type(cause).__mro__):
             if _is_refused(cause):
                 raise RefusedConnection(config) from None
-            raise RetryableError("connection", f"{config.base_url} cannot be reached ({why})") from None
+            message = Sentence("policy.connection-failed", base_url=config.base_url, reason=why)
+            raise RetryableError("connection", message) from None
         if isinstance(cause, TimeoutError if library == "aiohttp" else httpx2.TimeoutException):
             raise _timed_out(config, timeout_s) from None
         raise _lost(config, why) from None
@@ -441,12 +443,13 @@ def _typed_errors(config: PolicyConfig, timeout_s: float) -> Iterator[None]:
 
 
 def _timed_out(config: PolicyConfig, timeout_s: float) -> RetryableError:
-    why = f"{config.base_url} sent no answer within {timeout_s:g} s"
+    why = Sentence("policy.no-answer-in-time", base_url=config.base_url, timeout_s=timeout_s)
     return RetryableError("timeout", why, billed_usd=None, pushes_back=True)
 
 
 def _lost(config: PolicyConfig, why: str) -> RetryableError:
-    return RetryableError("connection", f"{config.base_url} closed the connection ({why})", billed_usd=None)
+    message = Sentence("policy.connection-closed", base_url=config.base_url, reason=why)
+    return RetryableError("connection", message, billed_usd=None)
 
 
 def _is_refused(failed: BaseException) -> bool:
@@ -480,23 +483,11 @@ TOO_LONG = re.compile(
     re.IGNORECASE,
 )
 """Messages about a prompt that does not fit (OpenAI's code, vLLM, SGLang, llama.cpp, Anthropic, OpenRouter)."""
-FATAL: dict[int, tuple[type[FatalError], str]] = {
-    401: (RefusedError, "the key was refused"),
-    402: (UnavailableError, "the account has no credit"),
-    403: (RefusedError, "access is forbidden"),
-    404: (MissingModel, "there is no such model or address"),
-}
-FREE = {
-    401: "the key is not accepted, so nothing was done for it",
-    402: "the account has no credit",
-    403: "the key may not ask this",
-    404: "there is no such model or address",
-    405: "the address takes no POST",
-    413: "the body is too large to be read",
-    415: "the body's type is not read",
-    429: "the rate limit comes before the work",
-}
+FATAL: dict[int, type[FatalError]] = {401: RefusedError, 402: UnavailableError, 403: RefusedError, 404: MissingModel}
+FREE = {401, 402, 403, 404, 405, 413, 415, 429}
 """Statuses that refuse a request before any work, which is free unless a bill comes with it; others may be billed.
+
+401 to 404 give no access, 405, 413 and 415 read no body, and 429 comes before the work.
 
 Azure's "Plan to manage costs" bills by work done: it names 400 (content filter, input limit) and 408 as statuses that
 may be charged, 401 and 429 as free. Perplexity bills no 429. Of 422 fal.ai charges some, and Groq answers with it after
@@ -569,16 +560,23 @@ def error_of_status(
 ) -> CallError:
     """Return the typed error of a status, which a response or its body holds."""
     if status in FATAL:
-        kind, meaning = FATAL[status]
-        refusal = f"{config.base_url} answered {status} for {config.model!r}: {meaning} ({message[:200]})."
-        return kind(refusal, billed_usd=billed_usd)
-    if 300 <= status < 400:
-        return RefusedError(
-            f"{config.base_url} answered {status}, a redirect {message[:200]}. It was not followed, because the prompt "
-            "and the key would be sent there, and each address may bill the call. Give the final address as base_url.",
+        return FATAL[status](
+            "policy.request-refused",
+            base_url=config.base_url,
+            model=config.model,
+            status=status,
+            message=message[:200],
             billed_usd=billed_usd,
         )
-    sentence = f"the server answered {status}: {message[:200]}"
+    if 300 <= status < 400:
+        return RefusedError(
+            "policy.redirect",
+            base_url=config.base_url,
+            status=status,
+            message=message[:200],
+            billed_usd=billed_usd,
+        )
+    sentence = Sentence("policy.status-of-error", status=status, message=message[:200])
     if status in RETRYABLE or status > 504:  # above 504: those of proxies, such as Cloudflare's 520 to 526
         return RetryableError(
             "rate_limit" if status == 429 else "server",

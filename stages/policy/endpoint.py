@@ -55,6 +55,7 @@ from stages.runs.ledger import Budget, Reservation
 from stages.runs.run import AnswerFolders, Listener
 from stages.runs.store import GroupCommit
 from stages.stopping import Interrupted, stop_requested
+from stages.words import Sentence
 
 START = 16
 """Requests in flight at first."""
@@ -166,9 +167,10 @@ class WaitReport:
             await asyncio.sleep(self.quiet_s)
             sent, since = min(self._sent.values(), default=(time.monotonic(), None))
             if since is not None and time.monotonic() - sent >= self.quiet_s and self.listener is not None:
-                count = counted(len(self._sent), "answer")
+                number, clock = len(self._sent), f"{since:%H:%M:%S}"
+                line = Sentence("policy.waiting-for-answers", number=number, source=self.source, since=clock)
                 with suppress(Interrupted):  # the stage gets the same interrupt at its next report
-                    self.listener(f"waiting for {count} of {self.source}, the oldest since {since:%H:%M:%S}", 0, 0)
+                    self.listener(line, 0, 0)
         self._watching = None
 
 
@@ -211,12 +213,9 @@ class EndpointPolicy:
         quiet_s: float = QUIET_S,
     ) -> None:
         if config.base_url is None:
-            raise UsageError(f"The model {config.model!r} is to be asked of a server, but base_url is not set. Set it.")
+            raise UsageError("policy.no-base-url", model=config.model)
         if budget.limit is not None and not config.priced and config.price != "unknown":
-            raise UsageError(
-                f"--max-cost is given, but what {config.model!r} of {config.base_url} costs is not. Give "
-                'usd_per_mtok_in and usd_per_mtok_out (0 where it is free), or write price = "unknown".'
-            )
+            raise UsageError("policy.price-unknown-under-limit", model=config.model, base_url=config.base_url)
         self.config, self.budget, self.batch_size = config, budget, config.concurrency
         self.client = Client(config)
         self._host, self._slots = host_limit(config.base_url), asyncio.Semaphore(config.concurrency)
@@ -312,8 +311,8 @@ class EndpointPolicy:
         except RejectedError as error:
             return Sample(error_type=error.kind, error=str(error), attempts=attempt, **error.usage)
         except UnreadableAnswer as error:
-            why = f"{error}, and --resume reads it again instead of asking. Report it, with that file"
-            return Sample(error_type="unreadable", error=why, attempts=attempt)
+            message = Sentence("policy.answer-kept-unread", error=str(error))
+            return Sample(error_type="unreadable", error=message, attempts=attempt)
         except RetryableError as error:
             if isinstance(error, RefusedConnection) and attempt >= REFUSALS and not self._host.has_answered:
                 raise error.permanent from None
@@ -344,7 +343,7 @@ class EndpointPolicy:
         try:
             return read_record(entry, self.config, bounds)
         except UnreadableAnswer as error:
-            why = f"{error}. It is kept as {key[:12]} in {cache.path}"
+            why = Sentence("policy.unread-answer-in-cache", error=error, key=key[:12], cache_path=cache.path)
             raise UnreadableAnswer(why, billed_usd=error.billed_usd) from error.__cause__
         except CallError:
             cache.replace(key)
@@ -370,21 +369,21 @@ class EndpointPolicy:
         if isinstance(error, RefusedConnection) and not self._host.has_answered:
             most, connect_s = min(most, REFUSALS), 0.0
         waits_s = sum(min(FIRST_WAIT_S * 2**n, LONGEST_WAIT_S) + JITTER_S for n in range(most - 1))
-        bound = (
-            f" in {math.ceil(waits_s + most * connect_s)} s"
-            if error.kind == "connection" and error.wait_s is None
-            else ""
-        )
+        is_bounded = error.kind == "connection" and error.wait_s is None
+        bound_s = math.ceil(waits_s + most * connect_s) if is_bounded else 0
         source = self.config.model if str(self.config.base_url) in str(error) else self._waits.source
+        notice = Sentence("policy.retrying", source=source, error=str(error), most=most, bound_s=bound_s)
         with suppress(Interrupted):  # the stage gets the same interrupt at its next report
-            self._waits.listener(Notice(f"{source}: {error}; trying again, {most} times{bound} at most"), 0, 0)
+            self._waits.listener(Notice(notice), 0, 0)
 
     def _report_overlong(self, overlong: OverlongAnswer) -> None:
         """Report the first answer of a free server that is longer than was asked for."""
         if not self._has_overlong and self._waits.listener is not None:
             self._has_overlong = True
             with suppress(Interrupted):  # as above
-                self._waits.listener(Notice(f"{self._waits.source} {overlong}; such answers are kept whole"), 0, 0)
+                self._waits.listener(
+                    Notice(Sentence("policy.overlong-answers-kept", source=self._waits.source, error=overlong)), 0, 0
+                )
 
     async def drain(self) -> None:
         """Wait for all requests in flight, so that no paid answer is lost."""
@@ -439,9 +438,7 @@ class EndpointPolicy:
             if self.config.has_price or sample.cost_usd or unknown:  # unknown, but limited
                 # Before the next `await`, so that calls that wait for a slot are not launched.
                 self._halted = overlong = Incomplete(
-                    f"{self.config.base_url} {error}, so that no limit of cost can be kept. The answer and its bill "
-                    "are saved. Set the field that this server obeys, such as request.max_completion_tokens, then go "
-                    "on with --resume."
+                    "policy.overlong-answer-paid", base_url=self.config.base_url, error=error
                 )
             else:
                 self._report_overlong(error)

@@ -24,6 +24,7 @@ from stages.runs import store
 from stages.runs.activity import Notice, Preparation
 from stages.runs.run import Listener
 from stages.stopping import dropped_on_stop
+from stages.words import Sentence
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -123,7 +124,7 @@ class _Cursor:
         """Return the place, and go on by this many bytes."""
         begin, self.at = self.at, self.at + size
         if self.at > len(self.data):
-            raise _Unreadable(f"it ends after {len(self.data):,} bytes, within its header")
+            raise _Unreadable(Sentence("policy.gguf-header-truncated", size=len(self.data)))
         return begin
 
     def scalar(self, letter: str) -> Any:
@@ -136,7 +137,7 @@ class _Cursor:
     def count(self, noun: str, most: int) -> int:
         number = int(self.scalar("Q"))
         if number > most:
-            raise _Unreadable(f"it announces {number:,} {noun}, and {most:,} are the most that are read")
+            raise _Unreadable(Sentence("policy.gguf-too-many-entries", number=number, noun=noun, most=most))
         return number
 
     def value(self) -> Any:
@@ -156,14 +157,14 @@ class _Cursor:
 
 def _letter(kind: int) -> str:
     if kind not in SCALARS:
-        raise _Unreadable(f"it has a value of the unknown type {kind}")
+        raise _Unreadable(Sentence("policy.gguf-unknown-value-type", kind=kind))
     return SCALARS[kind]
 
 
 def read_header(path: Path) -> Header:
     """Return the header of a GGUF file; `BadInput` for another file, a truncated one, and one part of several."""
     if not path.is_file():
-        raise BadInput(f"There is no file {path}. Give the path of a GGUF file, a Hugging Face folder, or a hub id.")
+        raise BadInput("policy.no-gguf-file", path=path)
     try:
         with path.open("rb") as file:
             if not path.stat().st_size:
@@ -171,30 +172,30 @@ def read_header(path: Path) -> Header:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _header(path, _Cursor(data))
     except _Unreadable as error:
-        raise BadInput(f"{path} is no readable GGUF file: {error}. Fetch it again, or give another.") from None
+        raise BadInput("policy.gguf-unreadable", path=path, error=error) from None
 
 
 def _header(path: Path, cursor: _Cursor) -> Header:
     if cursor.data[cursor.skip(4) : 4] != b"GGUF":
-        raise _Unreadable("it does not begin with the letters GGUF")
+        raise _Unreadable(Sentence("policy.gguf-magic-missing"))
     if (version := cursor.scalar("I")) not in VERSIONS:
-        raise _Unreadable(f"its version is {version}, and {' and '.join(map(str, VERSIONS))} are read")
+        raise _Unreadable(Sentence("policy.gguf-other-version", version=version, versions=VERSIONS))
     number, entries = cursor.count("tensors", MOST), cursor.count("entries", MOST)
     values = {}
     for _ in range(entries):
         key = cursor.text()
         values[key] = cursor.value()
     if not isinstance(values.get("general.architecture"), str):
-        raise _Unreadable("it names no architecture")
+        raise _Unreadable(Sentence("policy.gguf-without-architecture"))
     alignment = values.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
         raise _Unreadable(f"its alignment is {alignment!r}")
     tensors = tuple(_tensors(cursor, number, alignment))
     header = Header(path, values, tensors)
     if values.get("split.count", 1) != 1:
-        raise _Unreadable("it is one of several parts of a model; join them with llama.cpp's gguf-split")
+        raise _Unreadable(Sentence("policy.gguf-part"))
     if header.number("block_count") > number:
-        raise _Unreadable(f"it has {number} tensors for {header.number('block_count'):,} layers")
+        raise _Unreadable(Sentence("policy.gguf-layers-missing", number=number, layers=header.number("block_count")))
     return header
 
 
@@ -207,19 +208,19 @@ def _tensors(cursor: _Cursor, number: int, alignment: int) -> Iterator[Stored]:
     for _ in range(number):
         name, dimensions = cursor.text(), cursor.scalar("I")
         if dimensions > 4:
-            raise _Unreadable(f"its tensor {name[:60]!r} has {dimensions:,} dimensions")
+            raise _Unreadable(Sentence("policy.gguf-tensor-dimensions", name=name[:60], dimensions=dimensions))
         shape = tuple(cursor.scalar("Q") for _ in range(dimensions))[::-1]
         described.append((name, shape, cursor.scalar("I"), cursor.scalar("Q")))
     weights = -(-cursor.at // alignment) * alignment
     for name, shape, kind, offset in described:
         if kind not in sizes:
-            raise _Unreadable(f"its tensor {name[:60]!r} is of the unknown type {kind}")
+            raise _Unreadable(Sentence("policy.gguf-unknown-tensor-type", name=name[:60], kind=kind))
         block, width = sizes[kind]
         if not shape or shape[-1] % block:
-            raise _Unreadable(f"its tensor {name[:60]!r} has the sizes {list(shape)} in blocks of {block}")
+            raise _Unreadable(Sentence("policy.gguf-tensor-sizes", name=name[:60], shape=list(shape), block=block))
         size = prod(shape) // block * width
         if weights + offset + size > len(cursor.data):
-            raise _Unreadable(f"it ends after {len(cursor.data):,} bytes, within its tensor {name[:60]!r}")
+            raise _Unreadable(Sentence("policy.gguf-tensor-truncated", size=len(cursor.data), name=name[:60]))
         yield Stored(name, shape, kind, weights + offset, size)
 
 
@@ -260,7 +261,7 @@ def to_make(name: str) -> str:
 def plan(header: Header) -> str:
     """Return what is made of a file, in words."""
     size = 4 * sum(prod(tensor.shape) for tensor in header.tensors)
-    return f"{header.path.name} in float32, {size / 1e9:.1f} GB, in up to a minute for each GB"
+    return Sentence("policy.gguf-to-convert", name=header.path.name, size=size / 1e9)
 
 
 def ensure(name: str, progress: Listener) -> Path:
@@ -275,7 +276,7 @@ def converted(path: Path, sha256: str, progress: Listener) -> Path:
 
     def build() -> BuiltModel:
         header = readable(path)
-        progress(Notice(f"dequantising {path.name} to float32, once; it is kept in {target}"), 0, 0)
+        progress(Notice(Sentence("policy.dequantising", path_name=path.name, target=target)), 0, 0)
         return _dequantised(header, sha256, progress)
 
     return ensure_folder(target, build)
@@ -289,14 +290,9 @@ def readable(path: Path) -> Header:
     supported = sorted({*GGUF_SUPPORTED_ARCHITECTURES} - {"general", "tokenizer"})
     name = header.architecture
     if OTHER_NAMES.get(name, name.replace("-", "_")) not in supported:
-        raise BadInput(
-            f"{path} is a model of the architecture {name[:60]!r}, which transformers does not read from GGUF. It "
-            f"reads {', '.join(supported)}. Give the model's Hugging Face folder or hub id."
-        )
+        raise BadInput("policy.gguf-architecture-unsupported", path=path, name=name[:60], supported=supported)
     if "tokenizer.chat_template" not in header.values:
-        raise BadInput(
-            f"{path} has no chat template, so messages cannot be rendered. Use the file of an instruction-tuned model."
-        )
+        raise BadInput("policy.gguf-without-template", path=path)
     return header
 
 
@@ -323,10 +319,7 @@ def _dequantised(header: Header, sha256: str, progress: Listener) -> BuiltModel:
         with init_empty_weights():
             model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     except Exception as error:  # the file's author chooses what is read; tokenizers raises plain exceptions
-        raise BadInput(
-            f"{header.path} cannot be read as a model ({' '.join(str(error).split())[:200]}). Give another file, or "
-            "the model's Hugging Face folder."
-        ) from None
+        raise BadInput("policy.gguf-not-a-model", path=header.path, error=" ".join(str(error).split())[:200]) from None
     weights, unmapped = _weights(header, model, progress)
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     names = {module: name for name, module in model.named_modules()}
@@ -340,8 +333,11 @@ def _dequantised(header: Header, sha256: str, progress: Listener) -> BuiltModel:
     model.tie_weights()
     if absent := [name for name in missing if not (name == output and model.config.tie_word_embeddings)]:
         raise BadInput(
-            f"{header.path} lacks {len(absent)} weights of its architecture {header.architecture}, for example "
-            f"{absent[0]}. Give another file, or the model's Hugging Face folder."
+            "policy.gguf-weights-missing",
+            path=header.path,
+            number=len(absent),
+            architecture=header.architecture,
+            absent=absent[0],
         )
     card = f"""# {header.values.get("general.name", header.path.stem)}
 
@@ -373,8 +369,10 @@ def _weights(header: Header, model: Any, progress: Listener) -> tuple[dict[str, 
             values = dequantize(rows, GGMLQuantizationType(tensor.type))
         except NotImplementedError:
             raise BadInput(
-                f"{header.path} holds {tensor.name} as {GGMLQuantizationType(tensor.type).name}, which cannot be "
-                "dequantised. Give another file of the model."
+                "policy.gguf-type-not-dequantised",
+                path=header.path,
+                name=tensor.name,
+                type=GGMLQuantizationType(tensor.type).name,
             ) from None
         placed = processor.process(
             weights=values, name=tensor.name, tensor_key_mapping=places, parsed_parameters={"tensors": weights}

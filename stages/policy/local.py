@@ -27,6 +27,7 @@ from stages.runs import hub
 from stages.runs.activity import Notice, activity
 from stages.runs.ledger import Budget
 from stages.runs.run import AnswerFolders, Listener
+from stages.words import Sentence
 
 
 def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = None) -> Any:
@@ -37,7 +38,7 @@ def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = Non
     with model_checks.reading(config):
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
     if model_checks.fit_template(config, tokenizer):
-        text = f"the chat template of {config.model} has no system messages: their text begins the first user message"
+        text = Sentence("policy.no-system-messages", model=config.model)
         with activity(Notice(text)):
             pass
     pin_settings(tokenizer, config.chat_template_kwargs)
@@ -83,10 +84,7 @@ class LocalPolicy:
         """Load the configured model and its tokenizer; a local model costs no money, so nothing else is used."""
         del cache, budget
         if config.tool_calls == "native":
-            raise UsageError(
-                "policy.tool_calls is native, but no server reads the calls of a model in this process. "
-                "Give the family whose format it writes: qwen3, llama3, mistral, deepseek or gpt-oss."
-            )
+            raise UsageError("policy.native-calls-without-server")
         resources.use_own_cores()
         # An adapter is not merged into its base, as in training: merged weights are rounded to the base's type.
         model, tokenizer = load_model(config, listener=listener, merged=False)

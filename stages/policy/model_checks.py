@@ -20,6 +20,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 from stages.errors import BadInput, ComposerError
 from stages.policy import base
 from stages.policy.base import NotFinite, PolicyConfig
+from stages.words import Sentence
 
 MOST_CHARACTERS = 100_000
 """Of a conversation of two short messages as a chat template renders it; gpt-oss, the longest we know, writes 700."""
@@ -42,13 +43,9 @@ def reading(config: PolicyConfig) -> Iterator[None]:
         raise
     except Exception as error:  # the model's author chooses what is read, and libraries raise plain exceptions for it
         if "trust_remote_code" in str(error):
-            raise BadInput(
-                f"The model {config.model!r} brings code of its own, which is not run. "
-                "Use a model whose architecture is part of transformers."
-            ) from error
+            raise BadInput("policy.model-with-code", model=config.model) from error
         raise BadInput(
-            f"The model {config.model!r} cannot be loaded ({_in_a_line(error)}). "
-            f"Bring its files again, or give a Hugging Face folder, a reachable hub id, or {base.EXAMPLE}."
+            "policy.model-not-loadable", model=config.model, reason=_in_a_line(error), example=base.EXAMPLE
         ) from error
 
 
@@ -68,7 +65,7 @@ def read_shape(source: str, config: PolicyConfig, revision: str | None = None) -
         text, size = shape.get_text_config(), sum(path.stat().st_size for path in Path(source).glob("*.safetensors"))
         layers, width = (getattr(text, name, 0) for name in ("num_hidden_layers", "hidden_size"))
         if size and layers > MOST_LAYERS and layers * width > size:  # a layer has a vector of that width at least
-            raise ValueError(f"its config.json gives {layers:,} layers, which do not fit into files of {size:,} bytes")
+            raise ValueError(Sentence("policy.too-many-layers", layers=layers, size=size))
     return shape
 
 
@@ -85,19 +82,13 @@ def require_complete(config: PolicyConfig, loading_info: Mapping[str, Any]) -> N
     )
     clauses = [f"{len(names)} {fault} ({sorted(names)[0]})" for fault, names in faults if names]
     if clauses:
-        raise BadInput(
-            f"The tensors of the model {config.model!r} are not those of its config.json: {', '.join(clauses)}. "
-            "Bring its files again, or correct config.json."
-        )
+        raise BadInput("policy.tensors-differ", model=config.model, clauses=clauses)
 
 
 def require_finite(config: PolicyConfig, model: Any) -> None:
     """`NotFinite` where a weight is NaN or infinite."""
     if damage := not_finite(model):
-        raise NotFinite(
-            f"The weights of the model {config.model!r} are damaged: {damage}. Take a checkpoint from before they "
-            "were, or bring its files again."
-        )
+        raise NotFinite("policy.weights-not-finite", model=config.model, damage=damage)
 
 
 def not_finite(model: Any) -> str | None:
@@ -111,7 +102,7 @@ def not_finite(model: Any) -> str | None:
         if share.dtype.itemsize == 1 or share.sum(dtype=torch.float32).isfinite():
             continue
         if number := int((~share.isfinite()).sum()):
-            return f"{number:,} of {share.numel():,} in {name} are NaN or infinite"
+            return Sentence("policy.numbers-not-finite", number=number, share=share.numel(), name=name)
     return None
 
 
@@ -124,14 +115,17 @@ def require_embedded(config: PolicyConfig, tokenizer: Any, model: Any) -> None:
     if len(vocabulary) <= len(
         tokenizer.added_tokens_decoder
     ):  # transformers makes an empty one where files are missing
-        raise BadInput(f"The tokenizer of {config.model!r} has no words. Bring the model's tokenizer.json.")
+        raise BadInput("policy.empty-tokenizer", model=config.model)
     beyond = {number: token for token, number in vocabulary.items() if number >= rows}
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     if ordinary := sorted(beyond.keys() - special):
         raise BadInput(
-            f"The tokenizer of {config.model!r} has {len(ordinary):,} tokens without a row in the model's embedding of "
-            f"{rows:,}, for example {beyond[ordinary[0]]!r} with the id {ordinary[0]:,}. "
-            "Bring the tokenizer of this model."
+            "policy.tokens-without-embedding",
+            model=config.model,
+            number=len(ordinary),
+            rows=rows,
+            token=beyond[ordinary[0]],
+            token_id=ordinary[0],
         )
 
 
@@ -143,13 +137,10 @@ def fit_template(config: PolicyConfig, tokenizer: Any) -> bool:
     if isinstance(tokenizer.chat_template, dict):  # of several, by name
         tokenizer.chat_template = tokenizer.chat_template.get("default")
     if not tokenizer.chat_template:
-        raise BadInput(
-            f"The tokenizer of {config.model!r} has no chat template, so messages cannot be rendered. "
-            "Use an instruction-tuned model."
-        )
+        raise BadInput("policy.no-chat-template", model=config.model)
     question = [{"role": "user", "content": USER}]
     if USER not in _rendered(config, tokenizer, question):
-        raise _unfit(config, "leaves out what the user says")
+        raise _unfit(config, Sentence("policy.template-omits-user"))
     try:
         text = _rendered(config, tokenizer, [{"role": "system", "content": SYSTEM}, *question])
     except BadInput:
@@ -173,16 +164,18 @@ def _rendered(config: PolicyConfig, tokenizer: Any, messages: list[dict[str, str
                 if (size := size + len(piece)) > MOST_CHARACTERS:
                     break
     except TimeoutError:
-        raise _unfit(config, f"does not end within {MOST_S:g} s on a short conversation") from None
+        raise _unfit(config, Sentence("policy.template-endless", seconds=MOST_S)) from None
     except Exception as error:  # the template's author chooses what is executed
-        raise _unfit(config, f"fails on a short conversation ({type(error).__name__}: {_in_a_line(error)})") from error
+        raise _unfit(
+            config, Sentence("policy.template-fails", error_type=type(error).__name__, error=_in_a_line(error))
+        ) from error
     if size > MOST_CHARACTERS:
-        raise _unfit(config, f"makes more than {MOST_CHARACTERS:,} characters of a short conversation")
+        raise _unfit(config, Sentence("policy.template-too-long", most=MOST_CHARACTERS))
     return "".join(pieces)
 
 
 def _unfit(config: PolicyConfig, fault: str) -> BadInput:
-    return BadInput(f"The chat template of {config.model!r} {fault}. Correct the model's chat_template.jinja.")
+    return BadInput("policy.template-unusable", model=config.model, fault=fault)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from stages.policy import base
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.policy.tool_calls import declare_tools, normalise_calls
 from stages.runs import store
+from stages.words import Sentence
 
 
 def prompt_ids(tokenizer: Any, turn: Turn, most: float = math.inf) -> list[int]:
@@ -51,7 +52,7 @@ class ModelFacts:
                 return ids
             number = f"{len(ids):,} tokens"
         return Sample(
-            error_type="context", error=f"the prompt has {number}, and the model takes {self.context:,} in all"
+            error_type="context", error=Sentence("policy.prompt-beyond-context", number=number, context=self.context)
         )
 
     def count_tokens(self, turn: Turn) -> int:

@@ -19,6 +19,7 @@ from stages.policy import gguf
 from stages.policy.gguf import users_cache
 from stages.runs import hub, store
 from stages.runs.run import Listener
+from stages.words import Sentence
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def to_make(name: str) -> str:
         if _fetched(*at):
             return ""
         _require_hub(name)
-        return f"{at[0]}, fetched from the hub at commit {at[1][:8]}"
+        return Sentence("policy.model-to-fetch", repo=at[0], commit=at[1][:8])
     if gguf.folder(name, NAMED[name].sha256).is_dir():
         return ""
     return gguf.plan(gguf.readable(_accepted(name)))
@@ -129,20 +130,21 @@ def _require_hub(name: str) -> None:
     """Raise `InfrastructureError` with the other way to a model where the hub does not answer."""
     if reason := hub.unreachable():
         entry = NAMED[name]
-        raise InfrastructureError(
-            f"{name} is {entry.repo} of the hub, which was not fetched before and cannot be asked for it ({reason}). "
-            f"Bring its publisher's GGUF file with `{entry.install}`, or connect to the hub."
-        )
+        raise InfrastructureError("policy.hub-needed", name=name, repo=entry.repo, reason=reason, install=entry.install)
 
 
 def _accepted(name: str) -> Path:
     """Return the file of a name, whose digest is the right one."""
     entry, path = NAMED[name], file(name)
     if path is None:
-        raise BadInput(f"The model {name} is not installed. Install it: `{entry.install}`")
+        raise BadInput("policy.model-not-installed", name=name, install=entry.install)
     if (sha256 := store.known_sha256(path)) != entry.sha256:
         raise BadInput(
-            f"{path} is not the file of the model {name}: its SHA-256 is {sha256[:12]} instead of {entry.sha256[:12]}. "
-            f"Remove it, and install it again: `{entry.install}`"
+            "policy.model-file-differs",
+            path=path,
+            name=name,
+            sha256=sha256[:12],
+            expected=entry.sha256[:12],
+            install=entry.install,
         )
     return path

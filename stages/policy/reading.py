@@ -20,6 +20,7 @@ from stages.policy.client import CallError, RejectedError, RetryableError, WebPa
 from stages.policy.requests import CallBounds
 from stages.policy.token_counts import LONGEST_TOKEN, least_tokens, tokenizer
 from stages.policy.tool_calls import normalise_calls
+from stages.words import Sentence
 
 MOST_USD = 1e6
 """USD of one call from which a bill is no bill but garbage. Two of 1e308 would add up to infinity."""
@@ -34,7 +35,7 @@ class OverlongAnswer(Exception):
     """An answer longer than was asked for, which is paid and kept: the server does not keep to `max_tokens`."""
 
     def __init__(self, sample: Sample, tokens: int, limit: int) -> None:
-        super().__init__(f"answered with {tokens} tokens, but at most {limit} were asked for")
+        super().__init__(Sentence("policy.overlong-answer", tokens=tokens, limit=limit))
         self.sample = sample
 
 
@@ -84,7 +85,7 @@ def read_record(entry: bytes, config: PolicyConfig, bounds: CallBounds) -> Sampl
     except (CallError, OverlongAnswer, *STOPS):
         raise
     except BaseException as error:
-        why = f"the server's answer cannot be read ({type(error).__name__}: {excerpt(error, 200)})"
+        why = Sentence("policy.answer-not-readable", error_type=type(error).__name__, error=excerpt(error, 200))
         raise UnreadableAnswer(why, billed_usd=charged(raw, False, bounds=bounds, config=config)) from error
 
 
@@ -100,9 +101,9 @@ def read(raw: bytes, config: PolicyConfig, bounds: CallBounds, *, latency_s: flo
         # Repeated as other garbage is: gateways send pages for a server that is busy, also with status 200.
         if hint := web_page(raw, config.base_url):
             raise WebPage(config, hint) from None
-        raise _unusable("not JSON", f"is not JSON ({error})", None) from None
+        raise _unusable("not JSON", Sentence("policy.answer-not-json", error=error), None) from None
     if not isinstance(body, dict):
-        raise _unusable("not a completion", f"is not a JSON object: {excerpt(body, 80)!r}", None)
+        raise _unusable("not a completion", Sentence("policy.answer-not-an-object", body=repr(excerpt(body, 80))), None)
     # OpenRouter sends status 200 as soon as a model begins to answer, and puts what fails afterwards into the body.
     if fault := body.get("error"):
         code = fault.get("code") if isinstance(fault, dict) else None
@@ -115,7 +116,11 @@ def read(raw: bytes, config: PolicyConfig, bounds: CallBounds, *, latency_s: flo
     choices = body.get("choices")
     if not isinstance(choices, list) or not choices:
         reason = "not a completion" if not isinstance(choices, list) else "no choices"
-        raise _unusable(reason, f"has no choices: {excerpt(body, 80)!r}", cost(body, [], bounds, config))
+        raise _unusable(
+            reason,
+            Sentence("policy.answer-without-choices", body=repr(excerpt(body, 80))),
+            cost(body, [], bounds, config),
+        )
     try:
         choice = choices[0]
         message, finish = choice["message"], _finish(choice)
@@ -124,16 +129,18 @@ def read(raw: bytes, config: PolicyConfig, bounds: CallBounds, *, latency_s: flo
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise _unusable(
             "malformed",
-            f"has no choices[0].message.content, or a field of another type ({error!r}): {excerpt(body, 80)!r}",
+            Sentence("policy.answer-malformed", error=error, body=repr(excerpt(body, 80))),
             cost(body, [], bounds, config),
         ) from None
     usage = cost(body, [*written, thoughts or ""], bounds, config)
     if finish == "error":
-        raise _unusable("broken off", "was broken off (finish_reason 'error')", usage)
+        raise _unusable("broken off", Sentence("policy.answer-broken-off"), usage)
     # A reasoning model that used up max_tokens on its thoughts has no text either: that is a truncated answer.
     if text is None and finish != "length":
         raise _unusable(
-            "no text", f"has no text (finish_reason {finish!r})", {**usage, "finish_reason": finish or "stop"}
+            "no text",
+            Sentence("policy.answer-without-text", finish=finish),
+            {**usage, "finish_reason": finish or "stop"},
         )
     model, provider = (body.get(name) if isinstance(body.get(name), str) else None for name in ("model", "provider"))
     sample = Sample(
@@ -193,10 +200,10 @@ def _merged(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return merged
 
 
-def _unusable(reason: str, fault: str, usage: dict[str, Any] | None) -> CallError:
+def _unusable(reason: str, message: Sentence, usage: dict[str, Any] | None) -> CallError:
     """Return the error of a body that is not an answer. usage: its bill, as fields of a `Sample`."""
     kind, mends = UNUSABLE[reason]
-    message, usage = f"the server's answer {fault}", usage or {}
+    usage = usage or {}
     bill = usage if usage.get("usage_by") == "server" or reason == "no text" else {}
     billed_usd, claimed_usd = bill.get("cost_usd"), bill.get("claimed_usd")
     if mends:

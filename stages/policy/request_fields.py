@@ -5,6 +5,8 @@ import tomllib
 from importlib import resources
 from typing import Any
 
+from stages.words import Sentence
+
 LIMITS = ("max_tokens", "max_completion_tokens")
 """Request fields that bound an answer, as a whole number of tokens; a server takes one or the other."""
 FIELDS = tomllib.loads(resources.files(__package__).joinpath("request_fields.toml").read_text("utf-8"))
@@ -22,16 +24,13 @@ def find_unbounded(
         name = re.sub(r"[^a-z0-9]", "", str(key).lower())
         is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
         if name in FIELDS["several"]:
-            return (
-                f"{setting} cannot set {path}{key}: a request is one answer of one model, in the ledger and the cache"
-            )
+            return Sentence("policy.field-of-several-answers", field=setting, path=path, key=key)
         if key in LIMITS and not path:
             if not is_count and not (value is False and setting == "request"):
-                return f"{setting}.{key} is {value!r}: give a whole number of tokens above 0, without quotes"
+                return Sentence("policy.limit-not-a-count", field=setting, key=key, value=value)
         elif name in FIELDS["lengths"] and not (reasoning and is_count and value <= longest):
-            return (
-                f"{setting} cannot set {path}{key} to {value!r}, which could make an answer longer than money is "
-                f"reserved for ({longest} tokens): give max_tokens, or request.max_completion_tokens"
+            return Sentence(
+                "policy.field-beyond-limit", field=setting, path=path, key=key, value=value, longest=longest
             )
         limits_reasoning = name in FIELDS["reasoning"]
         inner = value if (limits_reasoning or name in FIELDS["nested"]) and isinstance(value, dict) else {}

@@ -634,9 +634,11 @@ def check_cache(model: Any, config: PolicyConfig) -> None:
     most = budget(model, config)
     needed = row_bytes(model, SHORTEST + (config.max_tokens or 1))  # without a limit an answer has what is left
     if needed > most:
-        source = "policy.kv_cache_gib allows" if config.kv_cache_gib is not None else "there are"
         raise UsageError(
-            f"One answer of policy.max_tokens={config.max_tokens} behind a prompt of {SHORTEST} tokens takes "
-            f"{needed / GIB:.2g} GiB for keys and values, and {source} {most / GIB:.2g}. Lower policy.max_tokens, or "
-            f"sample from a server (policy.model=vllm:...)."
+            "policy.answer-beyond-memory",
+            max_tokens=config.max_tokens,
+            prompt_tokens=SHORTEST,
+            needed=needed / GIB,
+            limited=config.kv_cache_gib is not None,
+            most=most / GIB,
         )

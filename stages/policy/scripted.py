@@ -25,10 +25,7 @@ class ScriptedPolicy:
 
     def __init__(self, config: PolicyConfig) -> None:
         if config.tool_calls != "none":
-            raise UsageError(
-                f"The policy {config.model} plays actions as text, and policy.tool_calls is {config.tool_calls}. "
-                "Leave it out."
-            )
+            raise UsageError("policy.tool-calls-of-scripted-policy", model=config.model, tool_calls=config.tool_calls)
         self.config = config
         self.plays_solutions = config.model == REFERENCE
 
@@ -55,13 +52,8 @@ def check(config: PolicyConfig, env: str) -> None:
     """
     meant = OTHER_NAMES.get(config.model)
     if meant and config.base_url is None and not config.folder.is_dir():
-        actions = "the tasks' own solutions" if meant == REFERENCE else "nothing"
-        raise BadInput(
-            f"There is no model folder {config.model!r} here. To play {actions}, give `--policy {meant}`; for a model "
-            "its folder, or its hub id with the organisation."
-        )
+        raise BadInput("policy.scripted-policy-name", model=config.model, meant=meant)
     if config.model == REFERENCE and config.scripted and not envs.has_solutions(env):
         raise UsageError(
-            f"The environment {env!r} has no solutions for the policy {REFERENCE!r} to play: it has no method "
-            f"`solution` ({envs.PUBLIC}.HasSolutions). `--policy {NOOP}` needs none."
+            "policy.environment-without-solutions", env=env, reference=REFERENCE, public=envs.PUBLIC, noop=NOOP
         )

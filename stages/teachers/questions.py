@@ -30,6 +30,7 @@ from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK, Row, attributes
 from stages.runs.run import Run
 from stages.runs.store import Spool
 from stages.teachers.config import TeacherConfig
+from stages.words import Sentence
 
 
 def dependent_votes(teachers: Sequence[TeacherConfig], rollouts: Run) -> list[str]:
@@ -37,21 +38,25 @@ def dependent_votes(teachers: Sequence[TeacherConfig], rollouts: Run) -> list[st
     same = defaultdict[tuple[str, str], list[TeacherConfig]](list)
     for teacher in teachers:
         same[_model_and_server(teacher.model, teacher.base_url)].append(teacher)
-    notes = []
-    for shared in same.values():
-        if len(shared) > 1:
-            *names, last = [teacher.name for teacher in shared]
-            server = " at the same server" if shared[0].base_url else ""
-            notes.append(
-                f"teachers {', '.join(names)} and {last} ask the same model {shared[0].model}{server}: their votes are "
-                "not independent"
-            )
+    notes: list[str] = [
+        Sentence(
+            "teachers.teachers-of-one-model",
+            names=[teacher.name for teacher in shared],
+            model=shared[0].model,
+            base_url=shared[0].base_url,
+        )
+        for shared in same.values()
+        if len(shared) > 1
+    ]
     # Only there: a training's rollouts were sampled from weights that its settings do not name.
     if rollouts.manifest.stage == "collect" and (policy := rollouts.manifest.config.get("policy")):
         notes += [
-            f"teacher {teacher.name} is the model {teacher.model} that collected the rollouts"
-            f"{', with a prompt of its own' if teacher.prompt_in_words() else ''}: its votes are not independent of "
-            "the student"
+            Sentence(
+                "teachers.teacher-is-student",
+                teacher=teacher.name,
+                model=teacher.model,
+                has_prompt=bool(teacher.prompt_in_words()),
+            )
             for teacher in same.get(_model_and_server(policy["model"], policy["base_url"]), [])
         ]
     return notes
@@ -116,8 +121,10 @@ class RecordedStates(AbstractContextManager["RecordedStates"]):
         env = self._rollouts.manifest.config.get("env")
         if env is None:
             raise UsageError(
-                f"The teacher {teacher.name!r} has opening = {teacher.opening}, and {self._rollouts.path} was recorded "
-                "elsewhere: no environment opens its tasks again. Leave out opening, or give examples."
+                "teachers.opening-without-environment",
+                teacher=teacher.name,
+                opening=teacher.opening,
+                path=self._rollouts.path,
             )
         return envs.load(env["name"], {**env["options"], **teacher.opening})
 

@@ -14,6 +14,7 @@ from stages.runs import ledger
 from stages.runs.kinds import Row
 from stages.runs.run import Judgement
 from stages.teachers.config import Config
+from stages.words import Sentence
 
 
 @dataclass(frozen=True)
@@ -52,24 +53,34 @@ def judge(folder: Path, summary: Mapping[str, Any], config: Config) -> Judgement
     total = Spending(**summary["teachers"][-1])
     spent, _ = ledger.totals(folder) or (0.0, 0.0)  # a published run has no ledger
     usd = max(total.usd_per_rollout, spent / max(summary["rollouts"], 1))
-    answered = f"{total.answered:.1%} of {total.answers} questions were answered whole"
-    cost = f"{usd:.4f} USD a rollout, {total.p95_latency_s:.2f} s a step (p95 of the slowest teacher)"
-    limits = f"asked for were at most {config.max_usd_per_rollout:g} USD and {config.max_p95_latency_s:g} s"
 
     def verdict(word: str, why: str, ok: bool | None = False) -> Judgement:
         return Judgement(ok, int(ok is False), f"{word}: {why}", {"verdict": word, "why": why})
 
+    def costs(answered: float | None = None, unpriced: int = 0) -> Sentence:
+        return Sentence(
+            "teachers.cost-against-limits",
+            answered=answered,
+            answers=total.answers,
+            unpriced=unpriced,
+            usd=usd,
+            latency_s=total.p95_latency_s,
+            max_usd=config.max_usd_per_rollout,
+            max_latency_s=config.max_p95_latency_s,
+        )
+
     if total.answered <= 0:
-        return verdict("INVALID-RUN", "no question was answered whole, so nothing was measured")
+        return verdict("INVALID-RUN", Sentence("teachers.nothing-measured"))
     if total.answered < config.min_answered:
-        return verdict("TOO FEW ANSWERS", f"{answered}, asked for were {config.min_answered:.1%}")
+        shares = {"answered": total.answered, "min_answered": config.min_answered}
+        return verdict("TOO FEW ANSWERS", Sentence("teachers.too-few-answers", answers=total.answers, **shares))
     if usd > config.max_usd_per_rollout:
-        return verdict("TOO EXPENSIVE", f"{cost}; {limits}")
+        return verdict("TOO EXPENSIVE", costs())
     if total.p95_latency_s > config.max_p95_latency_s:
-        return verdict("TOO SLOW", f"{cost}; {limits}")
+        return verdict("TOO SLOW", costs())
     if total.unpriced:
-        return verdict("UNPRICED", f"the price of {total.unpriced} answers is not known; {cost}; {limits}", None)
-    return verdict("AFFORDABLE", f"{answered}; {cost}; {limits}", True)
+        return verdict("UNPRICED", costs(unpriced=total.unpriced), None)
+    return verdict("AFFORDABLE", costs(total.answered), True)
 
 
 def table(lines: Sequence[Spending]) -> str:

@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 
 from stages.envs.config import EnvStageConfig
 from stages.errors import Incomplete, UsageError
-from stages.layout import counted
 from stages.pairs.evidence import PASSED_COLUMNS, passed_by_rollout
 from stages.policy import available, open_policy
 from stages.policy.base import FINAL, AsyncPolicy
@@ -24,15 +23,7 @@ from stages.teachers.config import Config, TeacherConfig
 from stages.teachers.questions import QuestionsByTeacher, RecordedStates, dependent_votes, questions
 from stages.teachers.selection import ask_selected
 from stages.teachers.spending import Spending, Tally, judge, table
-
-WHY_SPARED = {
-    "passed": "of rollouts that passed",
-    "with": "where a majority is with the student",
-    "against": "where a majority stands against the student",
-    "open": "where none is reached, but asking is not worth its price",
-    "no student": "where the student was cut off",
-}
-
+from stages.words import Sentence
 
 KATA = "kata"
 """The environment that the built-in teachers know."""
@@ -41,9 +32,7 @@ KATA = "kata"
 def _require_teachers(config: Config, envs: set[str | None]) -> None:
     """Raise `UsageError` where rollouts of these environments would be shown to teachers that know another one."""
     if "teachers" not in config.model_fields_set and envs - {KATA}:
-        raise UsageError(
-            "No teachers are given, and the built-in ones know kata alone: add --teachers FILE or --config FILE."
-        )
+        raise UsageError("teachers.no-teachers")
 
 
 def check_reads(config: Config, reads: Sequence[tuple[str, StageConfig]]) -> None:
@@ -69,10 +58,10 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         cost += sum(map(probe_price_bound, paid))
         states = len({question.state.digest for of_teacher in by_teacher.values() for question in of_teacher})
     unknown = [t.name for t in config.teachers if not t.priced]
-    notes: tuple[str, ...] = (f"from {counted(len(by_teacher), 'teacher')} in {counted(states, 'distinct state')}",)
-    if unknown:
-        prices = "a limit in USD needs usd_per_mtok_in and usd_per_mtok_out, 0 where it is free"
-        notes += (f"the price of {', '.join(unknown)} is not known ({prices})",)
+    notes: tuple[str, ...] = (
+        Sentence("teachers.questions-planned", num_teachers=len(by_teacher), num_states=states),
+        *([Sentence("teachers.price-unknown", teachers=unknown)] if unknown else []),
+    )
     lengths = tuple(f"{t.name}: {note}" for t in config.teachers for note in available.notes(t))
     same = tuple(dependent_votes(config.teachers, inputs.one("rollouts")))
     return Plan(
@@ -180,44 +169,46 @@ def _report(
         name = answers.first["teacher"]
         entry = next(teacher for teacher in config.teachers if teacher.name == name)
         unnamed = entry.base_url and entry.base_url not in answers.first["error"]
-        where = f" at {entry.base_url}" if unnamed else ""
-        others_saved = " The others are saved." if answers.unfinished < total.answers else ""
         raise Incomplete(
-            f"{answers.unfinished} of {total.answers} answers failed, the first of {name} ({entry.model}{where}): "
-            f"{answers.first['error']}.{others_saved} The same command with --resume asks again for what failed."
+            "teachers.answers-failed",
+            failed=answers.unfinished,
+            answers=total.answers,
+            teacher=name,
+            model=entry.model,
+            base_url=entry.base_url if unnamed else None,
+            error=answers.first["error"],
         )
 
 
 def _notes(answers: AnswerSummary, spent: list[Spending], omitting: int, spared: Counter[str], out: RunWriter) -> str:
     """Return the notes below the table: what its numbers leave out or bound."""
-    unpriced = [line.teacher for line in spent[:-1] if line.unpriced]
-    notes = [
+    unpriced, budget = [line.teacher for line in spent[:-1] if line.unpriced], out.budget
+    notes: list[tuple[object, str]] = [
+        (answers.bound, Sentence("teachers.tokens-are-bounds", number=answers.bound)),
+        (unpriced, Sentence("teachers.prices-unknown", unpriced=unpriced)),
+        (budget.possibly, Sentence("teachers.possibly-paid", usd=budget.possibly)),
         (
-            answers.bound,
-            f"{answers.bound} answers came without usage: their tokens are upper bounds, and so is their price.",
+            budget.understated,
+            Sentence("teachers.understated-bills", number=budget.understated, usd=budget.understated_usd),
         ),
-        (unpriced, f"The price of {', '.join(unpriced)} is not known: it counts as nothing in these sums."),
-        (out.budget.possibly, f"Another {out.budget.possibly:.4f} USD are possibly paid, for calls without a bill."),
-        (
-            out.budget.understated,
-            f"{out.budget.understated} answers were billed {out.budget.understated_usd:.4f} USD less than they cost by "
-            "our count, which is what counts here: a discount, lower prices, or a wrong bill.",
-        ),
-        (omitting, f"{omitting} states had pictures or sounds, of which teachers saw a mark alone."),
+        (omitting, Sentence("teachers.media-left-out", omitting=omitting)),
+        (spared, Sentence("teachers.not-asked", spared=sorted(spared.items()))),
     ]
-    if spared:
-        reasons = ", ".join(f"{number} {WHY_SPARED[reason]}" for reason, number in sorted(spared.items()))
-        notes.append((True, f"Not asked: {reasons}."))
     lines = [note for holds, note in notes if holds]
     # Which request fields each server's probe was refused.
-    accepted = {name: facts["accepts"] for name, facts in out.manifest.models.items() if "accepts" in facts}
+    models = out.manifest.models
+    accepted = {name: facts["accepts"] for name, facts in models.items() if "accepts" in facts}
     for name, accepts in accepted.items():
         if lacks := [field for field in PROBED_FIELDS if accepts[field] is False]:
-            lines.append(f"{name} takes no {', '.join(lacks)}: requests went without.")
+            lines.append(Sentence("teachers.fields-refused", name=name, lacks=lacks))
     lines += [
-        f"{facts['damaged_in_cache']} answers of {name} were damaged in the cache, and were asked for again."
-        for name, facts in out.manifest.models.items()
+        Sentence("teachers.answers-damaged", number=facts["damaged_in_cache"], teacher=name)
+        for name, facts in models.items()
         if "damaged_in_cache" in facts
     ]
-    lines += [f"{name} did not answer a plain question: {a['error']}." for name, a in accepted.items() if a["error"]]
+    lines += [
+        Sentence("teachers.probe-failed", teacher=name, error=accepts["error"])
+        for name, accepts in accepted.items()
+        if accepts["error"]
+    ]
     return "".join(f"{line}\n" for line in lines)
