@@ -323,7 +323,7 @@ def _imported(path: str, called: str) -> Side:
             else:
                 payloads.setdefault(repeats.rollout_id(item), rows.payload(item, 0))
     if not payloads:
-        raise BadInput("integrations.no-rollout-to-compare", path=path, value=dict(dropped) or "empty")
+        raise BadInput("integrations.no-rollout-to-compare", path=path, dropped=dict(dropped))
     imported = list(payloads.values())
     rollouts = [payload["rollout"] for payload in imported]
     steps = [step for payload in imported for step in payload["steps"]]

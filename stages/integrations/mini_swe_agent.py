@@ -99,5 +99,5 @@ def _submitted() -> type[Exception]:
     try:
         from minisweagent.exceptions import Submitted
     except ImportError as error:
-        raise UsageError("integrations.no-mini-swe-agent", error=error) from error
+        raise UsageError("integrations.no-mini-swe-agent", error=str(error)) from error
     return Submitted

@@ -36,7 +36,7 @@ try:
     from openenv.core.env_server.interfaces import Environment as Served
     from openenv.core.env_server.types import Action, Observation, State
 except ImportError as error:
-    raise UsageError("integrations.no-openenv", error=error) from error
+    raise UsageError("integrations.no-openenv", error=str(error)) from error
 
 
 class TextAction(Action):
@@ -82,7 +82,7 @@ class Session(Served[TextAction, TurnObservation, EpisodeState]):
         del more
         number = (seed or 0) % len(self._tasks) if index is None else index
         if not 0 <= number < len(self._tasks):
-            raise UsageError("integrations.no-task-at-index", number=number, num__tasks=len(self._tasks))
+            raise UsageError("integrations.no-task-at-index", number=number, num_tasks=len(self._tasks))
         task = self._tasks[number]
         opening = self._environment.reset(task)
         self._state, self._over = EpisodeState(episode_id=episode_id or uuid.uuid4().hex, task_id=task.task_id), ""

@@ -23,7 +23,6 @@ from stages.policy import background
 from stages.sandbox.bubblewrap import find_bwrap
 
 INTERPRETER = "COMPOSER_OPENENV"
-NEEDED = f"a Python that has openenv, orjson and filelock: {INTERPRETER}=PYTHON."
 ANSWER_S, END_S = 900.0, 10.0
 """Seconds for one answer, which may be a grading, and for the server to end."""
 ROOT = Path(__file__).parents[2]
@@ -67,15 +66,13 @@ def running(
                 env=variables,
             )
         except OSError as error:
-            raise UsageError(
-                "integrations.openenv-not-executable", interpreter=interpreter, error=error, needed=NEEDED
-            ) from None
+            raise UsageError("integrations.openenv-not-executable", interpreter=interpreter, error=str(error)) from None
     assert process.stdin is not None and process.stdout is not None  # noqa: S101
     try:
         address = process.stdout.readline().decode().strip()
         if not address:
             last = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-            raise UsageError("integrations.openenv-not-started", interpreter=interpreter, last=last, needed=NEEDED)
+            raise UsageError("integrations.openenv-not-started", interpreter=interpreter, reason=last)
         yield address
     finally:
         with suppress(OSError):  # the server may have ended by itself
@@ -160,7 +157,7 @@ class _Session:
             background.run(self._open())
         except (aiohttp.ClientError, OSError) as error:
             self.close()
-            raise InfrastructureError("integrations.openenv-unreachable", url=url, error=error) from None
+            raise InfrastructureError("integrations.openenv-unreachable", url=url, error=str(error)) from None
 
     async def _open(self) -> None:
         self._client = aiohttp.ClientSession()  # needs a running loop
@@ -174,7 +171,7 @@ class _Session:
             background.run(self._socket.send_json(message))
             answer: dict[str, Any] = background.run(self._socket.receive_json(timeout=ANSWER_S))
         except (aiohttp.ClientError, OSError, TypeError, TimeoutError) as error:
-            raise InfrastructureError("integrations.openenv-lost", url=self._url, error=error) from None
+            raise InfrastructureError("integrations.openenv-lost", url=self._url, error=str(error)) from None
         if answer["type"] == "error":
             raise InfrastructureError("integrations.openenv-error", answer=answer["data"]["message"])
         data: dict[str, Any] = answer["data"]

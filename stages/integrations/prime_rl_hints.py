@@ -154,7 +154,7 @@ def main(arguments: Sequence[str]) -> None:
     `rl` starts the orchestrator as a program of that name, so one that registers first is put before it in PATH.
     """
     if not arguments or arguments[0] not in PROGRAMS:
-        raise UsageError("integrations.unknown-program", value=" ".join(arguments) or "Nothing", programs=PROGRAMS)
+        raise UsageError("integrations.unknown-program", words=arguments, programs=PROGRAMS)
     program, *words = arguments
     sys.argv = [program, *words]
     if program == "orchestrator":

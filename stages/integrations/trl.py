@@ -71,7 +71,7 @@ class RolloutFunction:
             self.rows: list[Row] = [{"prompt": environment.reset(task), "task_id": task.task_id} for task in tasks]
         self._known = {state_sha256(row["prompt"]): task for row, task in zip(self.rows, tasks, strict=True)}
         if len(self._known) < len(tasks):
-            raise UsageError("integrations.equal-openings", num__known=len(self._known), num_tasks=len(tasks))
+            raise UsageError("integrations.equal-openings", num_openings=len(self._known), num_tasks=len(tasks))
 
     def __call__(self, prompts: list[list[Message]], trainer: Any) -> dict[str, list[Any]]:
         """Play one rollout a prompt with the model under training.

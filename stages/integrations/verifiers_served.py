@@ -22,7 +22,7 @@ from stages.integrations.openenv_client import ServedEnvironment
 try:
     import verifiers.v1 as vf
 except ImportError as error:
-    raise UsageError("integrations.no-verifiers", error=error) from error
+    raise UsageError("integrations.no-verifiers", error=str(error)) from error
 
 __all__ = ["ServedEnv", "ServedTaskset"]
 

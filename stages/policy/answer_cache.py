@@ -79,7 +79,7 @@ class AnswerCache:
             except FAILURES as error:
                 if not _is_damage(error, file.path):
                     raise _of_machine(error, file.path) from None
-                self._tell(key, Sentence("policy.cached-answer-unreadable", path=file.path, error=error))
+                self._tell(key, Sentence("policy.cached-answer-unreadable", path=file.path, error=str(error)))
                 continue
             if row is None:
                 continue
@@ -120,7 +120,7 @@ class AnswerCache:
         except FAILURES as error:
             if not _is_damage(error, path):
                 raise _of_machine(error, path) from None
-            self._report(Sentence("policy.cache-file-damaged", path=path, error=error))
+            self._report(Sentence("policy.cache-file-damaged", path=path, error=str(error)))
 
     def _begin_another(self) -> None:
         self._last += 1

@@ -167,7 +167,7 @@ def _listed(config: PolicyConfig) -> list[dict[str, Any]] | None:
     except RetryableError as error:
         if error.kind not in NO_ANSWER:
             return None  # an error of its list says nothing about its models
-        raise InfrastructureError("policy.server-not-available", error=error) from None
+        raise InfrastructureError("policy.server-not-available", error=str(error)) from None
 
 
 def _weights(config: PolicyConfig) -> str:

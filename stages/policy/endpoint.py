@@ -343,7 +343,7 @@ class EndpointPolicy:
         try:
             return read_record(entry, self.config, bounds)
         except UnreadableAnswer as error:
-            why = Sentence("policy.unread-answer-in-cache", error=error, key=key[:12], cache_path=cache.path)
+            why = Sentence("policy.unread-answer-in-cache", error=str(error), key=key[:12], cache_path=cache.path)
             raise UnreadableAnswer(why, billed_usd=error.billed_usd) from error.__cause__
         except CallError:
             cache.replace(key)

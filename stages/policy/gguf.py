@@ -172,7 +172,7 @@ def read_header(path: Path) -> Header:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _header(path, _Cursor(data))
     except _Unreadable as error:
-        raise BadInput("policy.gguf-unreadable", path=path, error=error) from None
+        raise BadInput("policy.gguf-unreadable", path=path, error=str(error)) from None
 
 
 def _header(path: Path, cursor: _Cursor) -> Header:

@@ -101,7 +101,7 @@ def read(raw: bytes, config: PolicyConfig, bounds: CallBounds, *, latency_s: flo
         # Repeated as other garbage is: gateways send pages for a server that is busy, also with status 200.
         if hint := web_page(raw, config.base_url):
             raise WebPage(config, hint) from None
-        raise _unusable("not JSON", Sentence("policy.answer-not-json", error=error), None) from None
+        raise _unusable("not JSON", Sentence("policy.answer-not-json", error=str(error)), None) from None
     if not isinstance(body, dict):
         raise _unusable("not a completion", Sentence("policy.answer-not-an-object", body=repr(excerpt(body, 80))), None)
     # OpenRouter sends status 200 as soon as a model begins to answer, and puts what fails afterwards into the body.
@@ -129,7 +129,7 @@ def read(raw: bytes, config: PolicyConfig, bounds: CallBounds, *, latency_s: flo
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise _unusable(
             "malformed",
-            Sentence("policy.answer-malformed", error=error, body=repr(excerpt(body, 80))),
+            Sentence("policy.answer-malformed", error=repr(error), body=repr(excerpt(body, 80))),
             cost(body, [], bounds, config),
         ) from None
     usage = cost(body, [*written, thoughts or ""], bounds, config)

@@ -180,7 +180,7 @@ class ModelServer:
                     "policy.server-without-models",
                     title=self.title,
                     refused_s=REFUSED_S,
-                    error=error,
+                    error=str(error),
                     log=self.log,
                     tail=self._tail(),
                 )

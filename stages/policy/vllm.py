@@ -144,7 +144,9 @@ class Completions:
         except RejectedError as error:
             if error.kind == "context":
                 raise
-            raise UsageError("policy.likeliest-refused", base_url=self._config.base_url, num=num, error=error) from None
+            raise UsageError(
+                "policy.likeliest-refused", base_url=self._config.base_url, num=num, error=str(error)
+            ) from None
         # A token that was given is told too, if it is less likely than all of those.
         best = [
             sorted(((logprob, token) for token, logprob in entry.items() if token < vocabulary), reverse=True)[:num]
@@ -294,7 +296,7 @@ class Completions:
             try:
                 read = orjson.loads(raw)
             except ValueError as error:
-                raise RetryableError("garbage", Sentence("policy.answer-not-json", error=error)) from None
+                raise RetryableError("garbage", Sentence("policy.answer-not-json", error=str(error))) from None
             self._version = read.get("system_fingerprint") or self._version
             return read
 
@@ -331,7 +333,7 @@ class Completions:
             try:
                 await self._load(body)
             except (ComposerError, RejectedError) as error:
-                raise UsageError("policy.adapter-lost", path=body["lora_path"], error=error) from None
+                raise UsageError("policy.adapter-lost", path=body["lora_path"], error=str(error)) from None
         if self._weights is not None:
             await self._replace_weights(self._root(), self._weights)
         self._restarts = server.restarts
@@ -502,4 +504,4 @@ class VllmPolicy:
         try:
             return background.run(work)
         except (RetryableError, RejectedError) as error:
-            raise InfrastructureError("policy.server-unusable", url=self.url, error=error) from None
+            raise InfrastructureError("policy.server-unusable", url=self.url, error=str(error)) from None

@@ -219,7 +219,7 @@ def rollout_rows(run: Run) -> Iterator[tuple[Row, list[Row]]]:
         else:
             yield rollout, []
     if steps:
-        raise BadInput("rollouts.steps-out-of-order", run_path=run.path, steps=steps[0]["rollout_id"])
+        raise BadInput("rollouts.steps-out-of-order", path=run.path, rollout_id=steps[0]["rollout_id"])
 
 
 def conversation(steps: Iterable[Row]) -> list[Message]:
