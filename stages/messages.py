@@ -106,7 +106,7 @@ def read(text: str) -> MessageParts:
 
 
 def _calls(text: str, start: int) -> tuple[ToolCall, ...]:
-    """Parse the calls from an index to the end of a text; return none when there is anything else."""
+    """Parse the tool calls from an index to the end of a text; return none if other text follows."""
     calls: list[ToolCall] = []
     while text.startswith(OPEN, start):
         call_and_end = _call(text, start + len(OPEN))
@@ -174,7 +174,7 @@ SENTINEL = "\u2063ANSWER\u2063"
 
 
 class TooManyTokens(Exception):
-    """A text was not tokenised, because it has more tokens than are asked for: at least `least`."""
+    """A text was not tokenised, because it has at least `least` tokens, more than the limit."""
 
     def __init__(self, least: int) -> None:
         super().__init__(f"at least {least:,} tokens")
@@ -241,7 +241,7 @@ def least_tokens(tokenizer: Any, text: str) -> int:
 
 
 def _longest_token(tokenizer: Any) -> int:
-    """Return the most characters of text that one token stands for, 0 where there is no such number."""
+    """Return the largest number of characters that one token represents; 0 if there is no bound."""
     from tokenizers.models import BPE
     from tokenizers.normalizers import NFC
     from tokenizers.pre_tokenizers import ByteLevel

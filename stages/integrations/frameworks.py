@@ -103,7 +103,7 @@ class Side:
 
     @cached_property
     def checks(self) -> list[CollectionCheck]:
-        """The collection checks, then those of what training needs of a rollout."""
+        """Return the collection checks, then the checks of the data that training needs."""
         rounded = [missing.EXACT_LOGPROBS in self.absent.get(row["rollout_id"], ()) for row in self.steps]
         unusable = sum(row["logprobs"] is None or cut for row, cut in zip(self.steps, rounded, strict=True))
         lost, total = sum(self.dropped.values()), len(self.steps)
@@ -122,7 +122,7 @@ class Side:
 
     @property
     def nulls(self) -> dict[str, int]:
-        """Return the number of nulls in columns of steps and rollouts, but for those in which null is an answer."""
+        """Return the number of nulls by column of steps and rollouts, except in columns of `MAY_BE_NULL`."""
         counts = Counter(f"step.{name}" for row in self.steps for name, value in row.items() if value is None)
         counts += Counter(f"rollout.{name}" for row in self.rollouts for name, value in row.items() if value is None)
         return {name: n for name, n in sorted(counts.items()) if name.partition(".")[2] not in MAY_BE_NULL}
@@ -142,7 +142,7 @@ class Side:
         return len(self.verdicts("FAIL")), len(self.verdicts("not recorded"))
 
     def document(self) -> Row:
-        """All of it as JSON."""
+        """Return the side as JSON."""
         return {
             "name": self.name,
             "what": self.description,
@@ -250,7 +250,7 @@ def _environments(
 
 
 def _collected(make: Callable[[], Environment], tasks: list[Task], config: Config, out: RunWriter) -> Side:
-    """Return the side `trl`: the journal's rollouts, and those played now, a batch of TRL's at a time."""
+    """Return the side `trl`: rollouts of the journal, and new ones, played in TRL's batches."""
     from stages.integrations import trl
     from stages.integrations.trl import RolloutFunction
     from stages.policy.local import LocalPolicy
@@ -292,7 +292,7 @@ def _collected(make: Callable[[], Environment], tasks: list[Task], config: Confi
 
 
 def units(task_ids: list[str]) -> list[str]:
-    """Return a key for every rollout: its task, and its number among those of that task."""
+    """Return the key of each rollout: its task id and its index among the rollouts of that task."""
     seen = Counter[str]()
     keys = []
     for task_id in task_ids:
@@ -313,7 +313,7 @@ def _exported(side: Side, tasks: list[Task], out: RunWriter) -> str:
 
 
 def _imported(path: str, called: str) -> Side:
-    """Return the side `other`: the rollouts of files, each once; PRIME-RL writes those of a training batch twice."""
+    """Return the side `other`: each rollout of the files once, though PRIME-RL writes training rollouts twice."""
     sidecars, dropped = Sidecars(), Counter[str]()
     payloads: dict[str, ImportedPayload] = {}
     for source, importer in reading.detect_formats(files.find([path]), "verifiers", sidecars).items():

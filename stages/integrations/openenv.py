@@ -40,7 +40,7 @@ except ImportError as error:
 
 
 class TextAction(Action):
-    """One message of the agent, as the model wrote it; `end` sends none, but ends the episode and has it graded."""
+    """One message of the agent, verbatim; with `end` no message is sent, and the episode ends and is graded."""
 
     text: str
     end: bool = False
@@ -66,7 +66,7 @@ class EpisodeState(State):
 
 
 class Session(Served[TextAction, TurnObservation, EpisodeState]):
-    """One of our environments behind one WebSocket, one episode after the other."""
+    """An environment behind one WebSocket, which plays episodes in sequence."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 

@@ -101,7 +101,7 @@ class ServedEnvironment:
         """The server's grade, once the episode is over there."""
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
-        """Return the first of the server's tasks of a split; the server cannot draw others."""
+        """Return the first `count` of the server's tasks of a split; the server cannot draw other tasks."""
         del seed
         return [task for task in self._tasks if task.split == split][:count]
 
@@ -114,7 +114,7 @@ class ServedEnvironment:
         return messages
 
     def step(self, text: str) -> Observation:
-        """Send one message of the agent. When the steps ran out, the observation does not tell, but `graded` does."""
+        """Send one message of the agent; after the last allowed step, `graded` is set instead of a stop."""
         answer = self._ask("step", {"text": text})
         metadata = answer["observation"]["metadata"]
         if answer["done"]:
@@ -124,7 +124,7 @@ class ServedEnvironment:
         return Observation(**{**fields, "commands": tuple(fields["commands"]), "results": tuple(fields["results"])})
 
     def grade(self) -> Grade:
-        """Return the server's grade; an episode that is not over there is ended."""
+        """Return the server's grade; an episode that is still open is ended first."""
         if self.graded is None:
             self.graded = _grade(self._ask("step", {"text": "", "end": True})["observation"]["metadata"])
         return self.graded

@@ -80,7 +80,7 @@ def hints(trace: Any) -> dict[int, str]:
 
 
 def hint_ids(renderer: Any, hint: str) -> list[int]:
-    """Return the token ids of a user message that follows another; `UsageError` if the renderer rewrites the other."""
+    """Return the token ids of a hint as a second user message; `UsageError` if it changes the ids of the first."""
     # The difference of two renderings: a template has no call for a message in the middle of a conversation.
     before = list(renderer.render_ids([FIRST], add_generation_prompt=False))
     both = list(renderer.render_ids([FIRST, {"role": "user", "content": hint}], add_generation_prompt=False))

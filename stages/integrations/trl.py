@@ -123,7 +123,7 @@ class ToolEnvironment:
         self._stopped = None
 
     def act(self, action: str) -> str:
-        """Carry out one action in the environment and return what it shows.
+        """Carry out one action in the environment and return the observation.
 
         Args:
             action: The action, a command for example.

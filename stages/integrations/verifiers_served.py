@@ -28,7 +28,7 @@ __all__ = ["ServedEnv", "ServedTaskset"]
 
 
 class ServedData(vf.TaskData):
-    """The position of a task among those of a server."""
+    """The index of a task among the tasks of a server."""
 
     url: str
     asked: str

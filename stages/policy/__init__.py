@@ -95,7 +95,7 @@ def kind_of(config: PolicyConfig) -> str:
 
 
 def require_source(config: PolicyConfig) -> None:
-    """Raise `BadInput` for a model that cannot be had, before anything as slow as torch is imported."""
+    """Raise `BadInput` for a model that is not available, before slow imports such as torch."""
     if config.base_url is None or config.served:
         source = config.in_process()
         if kind_of(source) != "local":

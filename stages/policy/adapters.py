@@ -74,7 +74,7 @@ def base_of(folder: Path, config: PolicyConfig) -> tuple[PolicyConfig, str | Non
 
 
 def added(model: Any, folder: str, config: PolicyConfig) -> Any:
-    """Return a model with the adapter of a folder; `BadInput` where its tensors are not those of its settings."""
+    """Return a model with the adapter of a folder; `BadInput` if its tensors do not fit its configuration."""
     from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
 
     from stages.policy import model_checks
@@ -89,7 +89,7 @@ def added(model: Any, folder: str, config: PolicyConfig) -> Any:
 
 
 def save_adapter(trained: Any, base: AdapterBase, folder: Path) -> None:
-    """Write a peft model's adapter and the record of its base, whose name is written as the user wrote it."""
+    """Write a peft model's adapter and the record of its base, under the base's name as the user wrote it."""
     config = trained.peft_config["default"]
     # The file alone gets the user's name: whenever peft saves, it looks for a config.json under the name in memory,
     # and would look for the user's name on the hub at every checkpoint.

@@ -72,7 +72,7 @@ class AnswerCache:
             self._begin_another()
 
     def get(self, key: str) -> bytes | None:
-        """Return the answer under a key; None where there is none, and where it is damaged."""
+        """Return the answer of a key; None if the cache has none, or a damaged one."""
         for file in reversed(self._files):
             try:
                 row = file.get(key)
@@ -89,7 +89,7 @@ class AnswerCache:
         return None
 
     def replace(self, key: str) -> None:
-        """Let the next answer under a key replace the one that is there, as it does a damaged one."""
+        """Let the next answer of a key replace the stored answer, as if that were damaged."""
         self._bad_keys.add(key)
 
     def put_all(self, answers: Sequence[tuple[str, bytes]]) -> None:
@@ -163,7 +163,7 @@ class _File:
         return tuple(row) if row else None
 
     def put(self, rows: Sequence[tuple[str, bytes]], bad_keys: set[str]) -> None:
-        """Store rows; those of `bad_keys` replace what is there, and their keys are taken out of the set."""
+        """Store rows; rows of `bad_keys` replace stored rows, and their keys are removed from the set."""
         with self._locks["write"]:
             new = [row for row in rows if row[0] not in bad_keys]
             mended = [row for row in rows if row[0] in bad_keys]
@@ -198,7 +198,7 @@ def _is_whole(key: str, answer: Any, sha256: Any) -> bool:
 
 
 def _of_machine(error: Exception, path: Path) -> Exception:
-    """Return SQLite's error, or as the system would tell it that too many files are open, which SQLite does not."""
+    """Return SQLite's error, or EMFILE if too many files are open, which SQLite does not report."""
     try:
         opened = len(os.listdir("/proc/self/fd"))
     except OSError as failure:

@@ -26,7 +26,7 @@ _stated: dict[tuple[str, str | None], int | None] = {}
 
 
 def longest_answer(config: PolicyConfig) -> int:
-    """Return the largest number of completion tokens that a request allows; the context where it has no limit."""
+    """Return the largest number of completion tokens of a request; the context if the request has no limit."""
     return max(config.limits(), default=0) or context_tokens(config) or UNSTATED
 
 
@@ -159,7 +159,7 @@ def _lists(config: PolicyConfig) -> str:
 
 
 def _listed(config: PolicyConfig) -> list[dict[str, Any]] | None:
-    """Return a server's list of models, None where it has none; `InfrastructureError` where it does not answer."""
+    """Return a server's list of models, None without a list; `InfrastructureError` if the server does not answer."""
     from stages.policy.client import NO_ANSWER, Client, RetryableError
 
     try:

@@ -28,7 +28,7 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 def start(work: Coroutine[Any, Any, Result]) -> Future[Result]:
-    """Start a coroutine on the event loop, which is started on first use, and return its future at once."""
+    """Start a coroutine on the event loop and return its future; the first call starts the loop."""
     with _LOCK:
         if not _LOOPS:
             _LOOPS.append(asyncio.new_event_loop())

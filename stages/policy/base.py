@@ -38,11 +38,11 @@ class ModelMaker(Protocol):
         ...
 
     def to_make(self, name: str, /) -> str:
-        """Return what `ensure` would make, in words; empty where the model is there."""
+        """Return what `ensure` would make, in words; empty if the model's folder exists."""
         ...
 
     def ensure(self, name: str, progress: Callable[[str, int, int], None], /) -> Path:
-        """Return the model's folder, made first if absent; `progress` gets (what, done, total)."""
+        """Return the model's folder, which is made if absent; `progress` gets (title, done, total)."""
         ...
 
 
@@ -54,14 +54,14 @@ def is_built_in(model: str) -> bool:
 
 
 class RealModels(ModelMaker, Protocol):
-    """The maker of real models: `named`, whose names stand in a table, or `gguf`, whose names are files."""
+    """A maker of published models: the module `named` for names of a table, `gguf` for GGUF files."""
 
     def header(self, name: str, /) -> gguf.Header | None:
         """Return the header of a model's GGUF file; None for one without a file here."""
         ...
 
     def facts(self, name: str, /) -> dict[str, Any]:
-        """Return the manifest's entry of where a model comes from."""
+        """Return the manifest's entry about the origin of a model."""
         ...
 
 
@@ -244,7 +244,7 @@ class PolicyConfig(Settings):
 
     @property
     def scripted(self) -> bool:
-        """Return whether actions come from no model; a folder may have such a name."""
+        """Return whether actions come from no model; a folder named `reference` or `noop` is a model."""
         return self.model in (REFERENCE, NOOP) and not Path(self.model).is_dir()
 
     @property
@@ -403,7 +403,7 @@ class Policy(Protocol):
 
 @runtime_checkable
 class BatchPolicy(Protocol):
-    """A policy whose arithmetic depends on the batch: a model in this process."""
+    """A policy whose results depend on the batch by rounding: a model in this process."""
 
     def sample(self, turns: list[Turn]) -> list[Sample]:
         """Return one answer per turn, in order; the error of one is in its `Sample`, an error of all is raised."""
@@ -446,7 +446,7 @@ class ReusesPrefixes(Protocol):
     """A policy that computes the beginning of a conversation once for all of its turns."""
 
     def reusing_prefixes(self) -> AbstractContextManager[None]:
-        """Keep what a call computes for the next; inside, turns continue conversations and weights are fixed."""
+        """Keep the KV cache of a call for the next call; the weights must not change inside the block."""
         ...
 
 

@@ -62,7 +62,7 @@ TOKEN_BYTES = 4096
 
 @dataclass(frozen=True)
 class Response:
-    """Status, headers in lower case, and the whole body."""
+    """Status, headers with names in lower case, and body of a response."""
 
     status: int
     headers: Mapping[str, str]
@@ -70,7 +70,7 @@ class Response:
 
 
 class CallError(Exception):
-    """A launch that failed. billed_usd: what it cost, None where that is not known.
+    """A failed launch. billed_usd: its cost, None if the cost is unknown.
 
     claimed_usd: the cost by the server's own bill, where that is lower.
     """
@@ -105,7 +105,7 @@ class RetryableError(CallError):
 
 
 class RefusedConnection(RetryableError):
-    """A refused connection: a server that is being restarted, or an address at which there is none."""
+    """A refused connection: the server restarts, or no server has this address."""
 
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__("connection", Sentence("policy.connection-refused", base_url=config.base_url))
@@ -128,7 +128,7 @@ class WebPage(RetryableError):
 
 
 class RejectedError(CallError):
-    """A request that can never succeed; others may. Kinds: "context" (too long), "no_text", "malformed", "rejected".
+    """A request that can never succeed. Kinds: "context" (too long), "no_text", "malformed", "rejected".
 
     usage: the server's token counts and price, as fields of a `Sample`.
     """
@@ -155,7 +155,7 @@ class RefusedError(FatalError, UsageError):
 
 
 class MissingModel(FatalError, BadInput):
-    """A server that has no such model."""
+    """A server without the requested model."""
 
 
 class UnavailableError(FatalError, InfrastructureError):
@@ -163,7 +163,7 @@ class UnavailableError(FatalError, InfrastructureError):
 
 
 def by_status(body: bytes, free: bool) -> float | None:
-    """Return what a call without an answer cost by its status alone: nothing where that is free, else not known."""
+    """Return the cost of a call without an answer by its status: 0 if the status is free, else None."""
     return 0.0 if free else None
 
 
@@ -214,11 +214,11 @@ class Client:
         return response.body
 
     async def get(self, path: str, *, timeout_s: float | None = None) -> Response:
-        """Return the response, of any status, to a GET below the base URL, which is free."""
+        """Return the response, of any status, to a GET below the base URL; such a request costs nothing."""
         return await self._exchange("GET", path, b"", timeout_s, BODY_BYTES)
 
     async def models(self) -> list[dict[str, Any]] | None:
-        """Return the rows of the server's list of models, each with an `id`; None where it has no such list.
+        """Return the rows of the server's list of models, each with an `id`; None if the server has no such list.
 
         The list is free. Raises as `ask` does for a server that cannot be reached, a refused key and a web page.
         """
@@ -326,7 +326,7 @@ def retrying(config: PolicyConfig, **callbacks: Any) -> tenacity.AsyncRetrying:
 
 
 def _pause(state: tenacity.RetryCallState) -> float:
-    """Return the seconds before the next launch: what the server asked for (at most two minutes), else 0.5 to 8."""
+    """Return the seconds before the next launch: the server's Retry-After up to two minutes, else 0.5 to 8 s."""
     error = state.outcome.exception() if state.outcome else None
     if not isinstance(error, RetryableError) or error.wait_s is None:
         return BACKOFF(state)
@@ -467,7 +467,7 @@ def _of_aiohttp(error: BaseException) -> bool:
 
 
 def most_bytes(tokens: int) -> int:
-    """Return the bytes that a response with so many tokens may have, decompressed."""
+    """Return the limit in bytes of a decompressed response with this number of tokens."""
     return 2**20 + TOKEN_BYTES * tokens
 
 
@@ -498,7 +498,7 @@ WEB_PAGE = re.compile(rb"\s*+(<!--.*?-->\s*+)*+<(!doctype\s++html|html)\b", re.I
 
 
 def web_page(body: bytes, base_url: str | None) -> str | None:
-    """Return what may be wrong with an address whose response is a page for people; None for any other response."""
+    """Return a hint about the base URL if a response is an HTML page; None for any other response."""
     if not WEB_PAGE.match(body[:2000]):
         return None
     ends_in_v1 = (base_url or "").rstrip("/").endswith("/v1")

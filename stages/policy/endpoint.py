@@ -66,7 +66,7 @@ PUSH_BACK_WINDOW_S = 1.0
 
 
 class HostLimit:
-    """The number of requests that one server gets at once, shared by all policies that ask the server.
+    """The limit of concurrent requests to one server, shared by all policies on that server.
 
     The limit grows with every answer until the server pushes back (429, 503, a time-out). From then on it falls by 30 %
     at most once a second and grows by one per round: additive increase, multiplicative decrease. A wait that the server
@@ -190,7 +190,7 @@ REFUSALS = 3
 
 
 class EndpointPolicy:
-    """A server that is asked many turns at once; answers are text and tool calls.
+    """A policy on an OpenAI-compatible server, which answers with text and tool calls.
 
     Raises `UsageError` without `base_url`, where the API key is missing or refused, where money is limited and the
     price unknown, and for redirects; `BadInput` for what the server lacks (404); `InfrastructureError` where the
@@ -245,7 +245,7 @@ class EndpointPolicy:
     def open(
         cls, config: PolicyConfig, *, cache: AnswerFolders, budget: Budget, listener: Listener
     ) -> "EndpointPolicy":
-        """Make a client of the configured server; nothing is paid for yet. The listener gets slow answers."""
+        """Make a client of the configured server; no request is paid for yet. The listener gets slow answers."""
         return cls(config, budget=budget, cache=cache, listener=listener)
 
     def facts(self) -> dict[str, Any]:
@@ -256,7 +256,7 @@ class EndpointPolicy:
         return {"model": self.config.model, "base_url": self.config.base_url, **facts}
 
     async def probe(self) -> Accepted:
-        """Find out once which of `PROBED_FIELDS` the server accepts; later requests omit the others.
+        """Find out once which of `PROBED_FIELDS` the server accepts; later requests omit all other fields.
 
         One call has all of them; after a rejection one call per field. The calls are paid from the run's budget like
         every other; a rejection counts as possibly paid.
@@ -321,7 +321,7 @@ class EndpointPolicy:
         raise AssertionError("tenacity ends with a result or an error")
 
     def _kept(self, key: str, request: Request) -> Sample | None:
-        """Return the answer that is kept for a request; None where there is none, or a body that is no answer."""
+        """Return the cached answer of a request; None if no cache has one, or a body that is no answer."""
         for cache in self._caches:
             if (entry := cache.get(key)) is None:
                 continue
@@ -425,7 +425,7 @@ class EndpointPolicy:
     async def _launch(
         self, key: str, request: Request, bounds: CallBounds, reservation: Reservation, attempt: int
     ) -> Sample:
-        """Send once, store what came, read it, then release the rest of the reservation."""
+        """Send the request once, store the body, read it, then release the rest of the reservation."""
         # The order matters for a kill between two lines: the reservation is on disk before the request is sent, and the
         # answer before it is read and money is released, so that nothing is paid without an entry and no answer is
         # bought twice, whatever it does to its reader.
@@ -463,7 +463,7 @@ class EndpointPolicy:
         return sample
 
     async def _share(self, key: str, entry: bytes) -> None:
-        """Keep what cost money for all runs, where only its bill could tell."""
+        """Store an answer for all runs if only its bill could show that it cost money."""
         if not self.config.has_price:
             await self._store_shared((key, entry))
 

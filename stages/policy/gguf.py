@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def users_cache() -> Path:
-    """Return the folder of what is made or brought once for all folders of this user."""
+    """Return the folder of models that are made or downloaded once per user."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "composer"
 
 
@@ -93,7 +93,7 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """What a GGUF file says of its model. values: numbers and texts by their keys; of an array its length."""
+    """The header of a GGUF file. values: numbers and texts by key; the length of an array."""
 
     path: Path
     values: dict[str, Any]
@@ -105,7 +105,7 @@ class Header:
         return str(self.values["general.architecture"])
 
     def number(self, name: str) -> int:
-        """Return a size of the model, such as `context_length`; 0 where the file does not give it."""
+        """Return a size of the model, such as `context_length`; 0 if the header lacks it."""
         value = self.values.get(f"{self.architecture}.{name}", 0)
         return value if isinstance(value, int) else 0
 
@@ -200,7 +200,7 @@ def _header(path: Path, cursor: _Cursor) -> Header:
 
 
 def _tensors(cursor: _Cursor, number: int, alignment: int) -> Iterator[Stored]:
-    """Yield what follows the entries: each tensor's name, sizes, type and place, which lies within the file."""
+    """Yield name, sizes, type and byte range of each tensor; every range is within the file."""
     from gguf import GGML_QUANT_SIZES
 
     sizes = {int(kind): blocks for kind, blocks in GGML_QUANT_SIZES.items()}
@@ -259,7 +259,7 @@ def to_make(name: str) -> str:
 
 
 def plan(header: Header) -> str:
-    """Return what is made of a file, in words."""
+    """Return what a conversion will make, in words."""
     size = 4 * sum(prod(tensor.shape) for tensor in header.tensors)
     return Sentence("policy.gguf-to-convert", name=header.path.name, size=size / 1e9)
 
@@ -271,7 +271,7 @@ def ensure(name: str, progress: Listener) -> Path:
 
 
 def converted(path: Path, sha256: str, progress: Listener) -> Path:
-    """Return the folder of a file whose digest is known to be this one."""
+    """Return the converted folder of a file with this SHA-256; convert the file if the cache lacks it."""
     target = folder(path.stem, sha256)
 
     def build() -> BuiltModel:

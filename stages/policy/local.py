@@ -210,7 +210,7 @@ def load_model(
 
 
 def check_folder(source: str, config: PolicyConfig, revision: str | None = None) -> Any:
-    """Return the tokenizer of a folder or hub id whose model has the tensors of its configuration; loads no weights."""
+    """Check the tensors of a folder or hub id against its configuration; return the tokenizer, load no weights."""
     tokenizer = load_tokenizer(source, config, revision)
     model_checks.read_shape(source, config, revision)
     empty, loading_info = _opened(source, config, revision, device_map="meta", ignore_mismatched_sizes=True)
@@ -220,7 +220,7 @@ def check_folder(source: str, config: PolicyConfig, revision: str | None = None)
 
 
 def _opened(source: str, config: PolicyConfig, revision: str | None, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """Return a causal LM and what transformers says about its tensors."""
+    """Return a causal LM and transformers' loading info about its tensors."""
     with model_checks.reading(config):
         opened: Any = AutoModelForCausalLM.from_pretrained(
             source,
@@ -281,7 +281,7 @@ def _mergeable(model: Any) -> list[Any]:
 
 @contextmanager
 def checkpointed(model: Any) -> Iterator[None]:
-    """Keep one activation a layer and compute the others again in the backward pass."""
+    """Checkpoint activations: keep one per layer, and recompute the rest in the backward pass."""
     # Non-reentrant, under which each module is called once again, and so are its hooks.
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     # transformers checkpoints in training mode only (`GradientCheckpointingLayer`, 5.x); Qwen3 has no dropout by
@@ -306,5 +306,5 @@ def resolve(config: PolicyConfig, *, listener: Listener, revision: str | None = 
 
 
 def device(name: str) -> str:
-    """Return a device name; `auto` is a GPU when there is one."""
+    """Return a torch device name; `auto` is cuda if a GPU is available, else cpu."""
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name

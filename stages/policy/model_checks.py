@@ -54,7 +54,7 @@ def _in_a_line(error: Exception) -> str:
 
 
 def read_shape(source: str, config: PolicyConfig, revision: str | None = None) -> Any:
-    """Return the configuration of a folder or hub id; `BadInput` where it has more layers than its files can hold.
+    """Return the configuration of a folder or hub id; `BadInput` if its layers cannot fit into its files.
 
     An empty model of so many layers would take hours to build.
     """
@@ -180,7 +180,7 @@ def _unfit(config: PolicyConfig, fault: str) -> BadInput:
 
 @contextmanager
 def _processor_time(seconds: float) -> Iterator[None]:
-    """`TimeoutError` in this thread once it has computed for so long; what is compiled in C is not interrupted."""
+    """Raise `TimeoutError` after this CPU time in this thread; compiled code is not interrupted."""
     end, before = time.thread_time() + seconds, sys.gettrace()
 
     def look(frame: FrameType, event: str, arg: Any) -> Any:

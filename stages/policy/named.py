@@ -84,7 +84,7 @@ def facts(name: str) -> dict[str, Any]:
 
 
 def header(name: str) -> gguf.Header | None:
-    """Return the header of a name's file; None where there is no file."""
+    """Return the header of a named model's GGUF file; None if the file is absent."""
     path = file(name)
     return None if path is None else gguf.read_header(path)
 
@@ -127,14 +127,14 @@ def _fetched(repo: str, commit: str) -> Path | None:
 
 
 def _require_hub(name: str) -> None:
-    """Raise `InfrastructureError` with the other way to a model where the hub does not answer."""
+    """Raise `InfrastructureError` with the command that installs the file if the hub does not answer."""
     if reason := hub.unreachable():
         entry = NAMED[name]
         raise InfrastructureError("policy.hub-needed", name=name, repo=entry.repo, reason=reason, install=entry.install)
 
 
 def _accepted(name: str) -> Path:
-    """Return the file of a name, whose digest is the right one."""
+    """Return the GGUF file of a name; `BadInput` if it is absent or has another SHA-256."""
     entry, path = NAMED[name], file(name)
     if path is None:
         raise BadInput("policy.model-not-installed", name=name, install=entry.install)

@@ -32,7 +32,7 @@ class MalformedBill(ValueError):
 
 
 class OverlongAnswer(Exception):
-    """An answer longer than was asked for, which is paid and kept: the server does not keep to `max_tokens`."""
+    """An answer longer than `max_tokens`, which the server ignored; it is paid and kept."""
 
     def __init__(self, sample: Sample, tokens: int, limit: int) -> None:
         super().__init__(Sentence("policy.overlong-answer", tokens=tokens, limit=limit))
@@ -70,7 +70,7 @@ class UnreadableAnswer(CallError):
 
 
 def record(raw: bytes, *, latency_s: float, attempts: int) -> bytes:
-    """Return a body as it is kept until an answer is read from it, with the seconds and the launches that it took."""
+    """Return a cache record: latency and number of launches as JSON, then the body of the response."""
     return orjson.dumps({"latency_s": latency_s, "attempts": attempts}) + b"\n" + raw
 
 
@@ -212,7 +212,7 @@ def _unusable(reason: str, message: Sentence, usage: dict[str, Any] | None) -> C
 
 
 def charged(raw: bytes, free: bool, *, bounds: CallBounds, config: PolicyConfig) -> float | None:
-    """Return what a server says that it charged for a call without an answer; None where that is not known.
+    """Return the cost of a call without an answer, by the bill in its body; None if it is unknown.
 
     free: whether the server's status says that nothing was done, which a bill in its body may contradict.
     """
@@ -258,7 +258,7 @@ def _thoughts(message: dict[str, Any]) -> str | None:
 
 
 def _text(message: dict[str, Any]) -> str | None:
-    """Return content and tool calls as one text; None where content is null; `KeyError` where there is neither."""
+    """Return content and tool calls as one text; None for null content, `KeyError` without either."""
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(part.get("text") or "" for part in content)
@@ -377,7 +377,7 @@ def overlong(body: Mapping[str, Any], texts: list[str], bounds: CallBounds) -> i
 
 
 def _with_reasoning(usage: Mapping[str, Any], prompt: int, completion: int) -> int:
-    """Return the completion tokens with those of reasoning, which some servers bill but count apart."""
+    """Return the completion tokens with reasoning tokens that the server counts separately."""
     # OpenAI counts reasoning among the completion tokens. Gemini's and xAI's compatible servers leave it out of them
     # and add it to the total.
     reasoning = _number(_details(usage, "completion_tokens_details"), "reasoning_tokens") or 0

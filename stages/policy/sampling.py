@@ -131,7 +131,7 @@ def draw(
 
 @dataclass
 class PrefixCache:
-    """Keys and values of the rows of one call of `sample_batch`, for the next, whose prompts continue them.
+    """The KV cache of one call of `sample_batch`, for the prompts of the next call, which continue it.
 
     It must not outlive a change of the weights. Memory: it is given back as the next call copies it.
     """
@@ -141,7 +141,7 @@ class PrefixCache:
     """By a row's ids, its place among the rows and the columns of its tokens, which may be fewer than its ids."""
 
     def keep(self, rows: "_Rows", prompts: Sequence[list[int]], completions: Sequence[list[int]]) -> None:
-        """Keep the rows of a call; those of a model whose cache is not written in place are dropped."""
+        """Keep the rows of a call; rows of a model whose cache is not written in place are dropped."""
         self.clear()
         if not rows.in_place:
             return
@@ -161,7 +161,7 @@ class PrefixCache:
         return None
 
     def move(self, rows: "_Rows", places: Int[Tensor, " u"], columns: Int[Tensor, "u c"]) -> None:
-        """Copy columns of kept rows into the first of new ones, a layer at a time, and give the kept ones up."""
+        """Copy columns of the kept rows to the beginning of new rows, layer by layer, and free the kept rows."""
         if self._rows is not None:
             device = self._rows.visible.device
             rows.copy_from(self._rows, places.to(device), columns.to(device))
@@ -259,7 +259,7 @@ def _beginnings(prompts: Iterable[tuple[int, ...]], device: torch.device) -> lis
 def _runs(
     ordered: Sequence[tuple[int, ...]], shared: Sequence[int], together: int
 ) -> Iterator[tuple[int, Sequence[tuple[int, ...]]]]:
-    """Yield runs of neighbours that share at least so many tokens, each with the number that all of it share."""
+    """Yield groups of neighbours that share at least `together` tokens, with the length that the group shares."""
     start = 0
     for end in range(1, len(ordered) + 1):
         if end == len(ordered) or shared[end - 1] < together:
@@ -336,7 +336,7 @@ class _Layer(CacheLayerMixin):
 
 
 class _Rows:
-    """Rows of a batch that a model has read. Rows that ended are moved behind the others and no longer fed.
+    """The rows of a batch in a model's KV cache. Ended rows move behind the running rows and get no tokens.
 
     prompt_mask: [B, P] on the host, False at padding; no later column is padding. visible: the same on the device,
     [B, capacity]. numbers: the prompt of the row at each index. ends: columns in use when a row was dropped.
@@ -419,11 +419,11 @@ class _Rows:
         return logits
 
     def forget_step(self) -> None:
-        """Free what the reading of a token holds, as the rows are others from now on, or are no longer fed."""
+        """Free the decoding step, whose rows change or end."""
         self._step = None
 
     def shrink(self, unfinished: list[int]) -> None:
-        """Feed only the rows at these places from now on; the others stay behind them, where the cache is in place."""
+        """Keep only these rows running; with a cache in place, ended rows stay behind them."""
         self.forget_step()
         extent, gone = self.extent, [row for row in range(self.extent.rows) if row not in set(unfinished)]
         self.ends |= {self.numbers[row]: extent.length for row in gone}
@@ -443,7 +443,7 @@ class _Rows:
         extent.rows = len(unfinished)
 
     def repeat(self, numbers: Int[Tensor, " B"], capacity: int) -> None:
-        """Replace the rows by copies of the rows with these numbers, with so many columns."""
+        """Replace the rows by copies of the rows with these numbers, with this capacity of columns."""
         index = numbers.to(self.visible.device)
         if self.in_place:
             used = self.extent.length
@@ -461,7 +461,7 @@ class _Rows:
         self._extend_mask(capacity)
 
     def copy_from(self, previous: "_Rows", places: Int[Tensor, " u"], columns: Int[Tensor, "u c"]) -> None:
-        """Begin with these columns of another's rows, whose tables are freed layer by layer."""
+        """Begin with columns of previous rows, whose tables are freed layer by layer."""
         used = columns.shape[1]
         if used:
             for layer, origin in zip(self._cache.layers, previous._cache.layers, strict=True):
@@ -480,7 +480,7 @@ WINDOW = 256
 
 
 class _FixedStep:
-    """The reading of a token by rows that stay the same, whose kernels a GPU is asked for once and replays.
+    """One decoding step of a fixed set of rows, recorded once as a CUDA graph and replayed.
 
     A model asks for a thousand kernels and more a token, which takes a host 30 ms and a GPU that replays them a tenth
     of that. Shapes and places are fixed for it: all columns of a window are attended to, those that hold nothing yet
@@ -571,7 +571,7 @@ def _fits(model: Any, longest: int) -> bool:
 
 
 def sees_all(model: Any, longest: int) -> bool:
-    """Whether every token of rows of up to `longest` tokens attends to all earlier ones, as its configuration says."""
+    """Return whether, by the configuration, every token of rows up to `longest` attends to all earlier tokens."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or LAYERS)  # a window is for all layers where none is named
     window = getattr(config, "sliding_window", None) if "sliding_attention" in kinds else None
@@ -594,14 +594,14 @@ def kv_width(config: Any) -> int:
 
 
 def row_bytes(model: Any, columns: int) -> int:
-    """Return the bytes of a row of so many tokens: keys and values, and its distribution while a token is drawn."""
+    """Return the memory of a row with this many tokens: KV cache and sampling distribution, in bytes."""
     text = model.config.get_text_config()
     # Logits, and log-probs, probabilities and their sums in float32 and float64.
     return 2 * text.num_hidden_layers * kv_width(text) * model.dtype.itemsize * columns + 32 * text.vocab_size
 
 
 def budget(model: Any, config: PolicyConfig) -> int:
-    """Return the bytes that rows may take: `policy.kv_cache_gib`, else 80 % of what a GPU has free, half of a CPU's."""
+    """Return the bytes for rows: `policy.kv_cache_gib`, else 80 % of a GPU's free memory or half of the RAM."""
     if config.kv_cache_gib is not None:
         return int(config.kv_cache_gib * GIB)
     free = resources.gpu_free(next(model.parameters()).device)

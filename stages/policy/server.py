@@ -261,7 +261,7 @@ def start(
 
 
 def require_interpreter(config: PolicyConfig) -> str:
-    """Return the interpreter that serves a model; `UsageError` where there is none."""
+    """Return the interpreter that can import vLLM; `UsageError` without one."""
     python = interpreter(config)
     if python is None:
         raise UsageError("policy.no-vllm", source=config.source, interpreter=INTERPRETER)
@@ -397,7 +397,7 @@ SCORING_LOCKS: dict[str, ScoringLock] = {}
 
 
 def scoring_lock(base_url: str, device: str) -> ScoringLock | None:
-    """Return the lock of a server, one per process and server; None for a server that takes all requests at once.
+    """Return the lock of a server, shared in this process; None for a server that needs no lock.
 
     device: where models run on this machine.
     """

@@ -185,7 +185,7 @@ def _call(text: str, arguments: str = "arguments") -> ToolCall:
 
 
 def _objects(text: str, between: str) -> list[str]:
-    """Return the JSON values that follow each other in a text; from where there is none, the rest unchanged."""
+    """Return the consecutive JSON values of a text; an unreadable rest is the last element."""
     objects: list[str] = []
     at = 0
     while at < len(text):

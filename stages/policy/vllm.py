@@ -220,7 +220,7 @@ class Completions:
         del self._adapters[name]  # not before: a server that is started again meanwhile gets it once more
 
     async def replace_weights(self, source: str) -> None:
-        """Replace all weights of the server by those of a folder that it can read, or of a model's name.
+        """Replace all weights of the server by the weights of a folder or model name that it can read.
 
         Requests under way, of any process, stop meanwhile and sample their next tokens from the new weights.
         """
@@ -239,11 +239,11 @@ class Completions:
         self._weights = source
 
     async def administer(self, path: str) -> None:
-        """Ask for what vLLM does in its development mode alone; no other request may be under way."""
+        """Send a request of vLLM's development mode; no other request may be in flight."""
         await self._repeated(lambda: self._root().ask(path, {}))
 
     def _root(self) -> Client:
-        """Return a client of what the server has above /v1."""
+        """Return a client of the server's root, above /v1."""
         url = (self._config.base_url or "").rstrip("/").removesuffix("/v1")
         return Client(self._config.model_copy(update={"base_url": url, "timeout_s": RELOAD_S}))
 
@@ -254,7 +254,7 @@ class Completions:
             raise RetryableError("cache", Sentence("policy.prefixes-not-dropped"))
 
     async def probe(self, ends: set[int]) -> ServerFacts:
-        """Find out what the server serves and which log-probs it returns; `UsageError` for an unsuitable server."""
+        """Find out the server's model, context and kind of log-probs; `UsageError` for an unsuitable server."""
         listed, _ = await self._repeated(self._client.models)
         self._listed = {model["id"] for model in listed or []}
         base = next((model for model in listed or [] if not model.get("parent")), None)
@@ -345,7 +345,7 @@ IN_FLIGHT = 256
 
 
 class VllmPolicy:
-    """A policy on a vLLM server; a probe finds out what the server does, and `facts` reports it.
+    """A policy on a vLLM server; a probe at the start detects the server's features.
 
     Raises `UsageError` for an unsuitable server, `InfrastructureError` for one that fails for good.
     """
@@ -434,7 +434,7 @@ class VllmPolicy:
         return self.server_facts
 
     async def drain(self) -> None:
-        """Return at once: requests to a server of ours are not paid for, so none need be awaited."""
+        """Do not wait: requests to a vLLM server are not paid for."""
 
     def count_tokens(self, turn: Turn) -> int:
         """Return the number of tokens in a turn's prompt."""

@@ -88,7 +88,7 @@ class RolloutLimits(Settings):
 
 
 class InFlight(Settings):
-    """How much happens at once."""
+    """Limits of concurrency."""
 
     rollouts: int = Field(default=64, gt=0, json_schema_extra={"affects_results": False})
     """Rollouts played at once where the policy is on a server; as many again may wait for a grader. A model in this
@@ -388,7 +388,7 @@ def play(
 
 @contextmanager
 def _pools(in_flight: InFlight) -> Iterator[tuple[ThreadPoolExecutor, ThreadPoolExecutor]]:
-    """Hold the threads of commands, and those of gradings."""
+    """Provide a thread pool for commands and one for gradings."""
     with (
         ThreadPoolExecutor(in_flight.commands, "commands") as commands,
         ThreadPoolExecutor(in_flight.gradings, "gradings") as gradings,
@@ -401,7 +401,7 @@ RolloutsAhead = asyncio.Queue[LiveRollout | None]
 
 
 def make_queue(rollouts: Iterable[LiveRollout]) -> RolloutsAhead:
-    """Return a queue of these rollouts, after which no more come."""
+    """Return a closed queue of these rollouts."""
     ahead: RolloutsAhead = asyncio.Queue()
     for rollout in (*rollouts, None):
         ahead.put_nowait(rollout)
@@ -420,7 +420,7 @@ async def play_each(
     is_needed: Callable[[LiveRollout], bool] = lambda rollout: True,
     watch: Callable[[list[Row]], None] = lambda live: None,
 ) -> None:
-    """Play and grade every rollout; `finished` gets a filled-in copy of each when it is graded, in no fixed order.
+    """Play and grade every rollout; `finished` gets a filled-in copy of each after grading, in any order.
 
     `policy` has `ask` and `drain` (`stages.policy.base.AsyncPolicy`). `check` raises when nothing more is to
     be asked. Then, and after any error that does not belong to one rollout, all calls in flight are awaited, the
@@ -467,7 +467,7 @@ class _ConcurrentLoop:
     doing: dict[int, tuple[str, float]] = field(default_factory=dict)
 
     async def play_all(self, ahead: RolloutsAhead, num_players: int) -> None:
-        """Play `num_players` rollouts at once, then tell the graders that no more will come."""
+        """Play `num_players` rollouts concurrently, then close the queue of the graders."""
 
         async def player() -> None:
             while (planned := await ahead.get()) is not None:
@@ -521,7 +521,7 @@ class _ConcurrentLoop:
         await self.ungraded.put((rollout, environment))
 
     async def grade_all(self) -> None:
-        """Grade the waiting rollouts until no more come; several in one call where the environment can."""
+        """Grade rollouts until the queue is closed; in batches where the environment supports it."""
 
         def grade_and_end(batch: list[RolloutPair]) -> None:
             grade(batch)
@@ -609,7 +609,7 @@ def play_missing(
     noun: str,
     shared_value: Any = None,
 ) -> None:
-    """Play every rollout whose unit (`key`) is not finished; write each with its `payload` as soon as it is graded.
+    """Play every rollout whose unit (`key`) is not finished; write its `payload` after grading.
 
     A policy on a server (`AsyncPolicy`) plays rollouts independently of each other; any other, whose arithmetic
     depends on the batch, plays fixed batches in lock step. The workers of the run play first, where there are any; they

@@ -176,7 +176,7 @@ def check(
     planned: int,
     absent: Mapping[str, Collection[Fact]] | None = None,
 ) -> list[CollectionCheck]:
-    """Return all checks over rows in memory; `absent`: by rollout, the facts that its source cannot tell."""
+    """Return all checks over rows in memory; `absent`: unrecorded facts by rollout."""
     collection, grouped, absent = CollectionChecks(), by_rollout(list(steps)), absent or {}
     for row in rollouts:
         collection.add(row, grouped.pop(row["rollout_id"], []), absent.get(row["rollout_id"], ()))
@@ -205,7 +205,7 @@ def _chained(steps: list[Row]) -> bool:
 
 
 def title(num: int, failed: int, unrecorded: int) -> str:
-    """Return in one line how many of `num` checks passed; `unrecorded` of them are about what the source lacks."""
+    """Return the number of passed checks of `num` as one line; `unrecorded` of them lack data."""
     applied = num - unrecorded
     passed = f"{applied - failed} of {applied}" if failed else f"all {applied}"
     more = f"; {unrecorded} more need{'s' if unrecorded == 1 else ''} what was not recorded" if unrecorded else ""
@@ -213,7 +213,7 @@ def title(num: int, failed: int, unrecorded: int) -> str:
 
 
 def table(checks: Sequence[CollectionCheck]) -> str:
-    """Return how many checks passed, and a line for each that some row failed, or that a source told of in part."""
+    """Return the number of passed checks, and a line for each check with failures or unrecorded rows."""
     cells = []
     for each in checks:
         unrecorded = f", {each.unrecorded} not recorded" if each.unrecorded else ""

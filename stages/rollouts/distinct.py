@@ -52,7 +52,7 @@ class DistinctStates(AbstractContextManager["DistinctStates"]):
         return (DistinctState(**row) for row in self.rows(SQL["queries"]["first_steps"]))
 
     def rows(self, question: str) -> Iterator[Row]:
-        """Yield the rows of a query, one after the other."""
+        """Yield the rows of a query."""
         self._reading.append(rows_of(self.database, question))
         return self._reading[-1]
 

@@ -26,7 +26,7 @@ OUT_OF_STEPS = "max_steps"
 
 
 class RolloutPayload(TypedDict):
-    """What a stage writes of one rollout into its journal: the `rollout/1` row and the `step/1` rows."""
+    """The journal record of one rollout: the `rollout/1` row and the `step/1` rows."""
 
     rollout: Row
     steps: list[Row]
@@ -104,7 +104,7 @@ def state_digests(steps: list[Row]) -> list[str]:
 
 
 def digests_of_prefixes(gains: Iterable[list[Message]]) -> list[str]:
-    """Return the digest of every state, each of which is the one before and what it gained; in linear time."""
+    """Return the digest of every state, given the new messages of each, in linear time."""
     running, digests, begun = hashlib.sha256(b"["), [], False
     for gain in gains:
         # A JSON list is hashed as it grows, and closed on a copy: with n steps, to hash each state anew is quadratic.
@@ -173,7 +173,7 @@ def opening_row(name: str, messages: list[Message], digest: str) -> Row:
 
 
 def read_states(rows: Iterable[Row]) -> Iterator[tuple[str, list[Message], list[int] | None]]:
-    """Yield the name, the messages and the token ids (or None) of each state; a row comes after the one it extends."""
+    """Yield name, messages and token ids (or None) of each state; a row must follow the row that it extends."""
     messages, ids = list[Message](), list[int]()
     for row in rows:
         if row["before_id"] is None:
@@ -233,5 +233,5 @@ def conversation(steps: Iterable[Row]) -> list[Message]:
 
 
 def step_groups(steps: Iterable[Row]) -> Iterator[list[Row]]:
-    """Return the steps of one rollout after the other, where those of each are adjacent; each in order."""
+    """Yield the steps of each rollout, sorted; steps of one rollout must be adjacent."""
     return (sorted(group, key=itemgetter("step")) for _, group in groupby(steps, key=itemgetter("rollout_id")))

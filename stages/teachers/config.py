@@ -24,7 +24,7 @@ from stages.words import Sentence
 
 
 class Example(Settings):
-    """A worked example: what a user says, and the answer that a teacher is shown for it."""
+    """A worked example for a teacher: a user message and its answer."""
 
     user: str
     assistant: str
@@ -57,13 +57,13 @@ class TeacherConfig(PolicyConfig):
 
     @property
     def own_prompt(self) -> list[Message]:
-        """Return what the teacher is shown before the conversation, as messages."""
+        """Return the messages that precede the conversation for this teacher."""
         system: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         pairs = ((("user", example.user), ("assistant", example.assistant)) for example in self.examples)
         return [*system, *({"role": role, "content": text} for pair in pairs for role, text in pair)]
 
     def prompt_in_words(self) -> str:
-        """Return what the prompt of its own is, as a clause; empty for a teacher that is shown what the student was."""
+        """Return a clause about the teacher's own prompt; empty for a teacher that sees the student's prompt."""
         if self.system is None and not self.examples and not self.opening:
             return ""
         examples = len(self.examples)
@@ -72,7 +72,7 @@ class TeacherConfig(PolicyConfig):
         )
 
     def add_prompt(self, conversation: Sequence[Message]) -> list[Message]:
-        """Return a conversation as the teacher is shown it: behind its own prompt, if it has one.
+        """Return a conversation with the teacher's own prompt in place of the student's system message.
 
         Its prompt has other token ids than the student's, so the ids of the rollout are not part of a question.
         """

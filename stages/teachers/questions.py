@@ -129,7 +129,7 @@ class RecordedStates(AbstractContextManager["RecordedStates"]):
         return envs.load(env["name"], {**env["options"], **teacher.opening})
 
     def keep(self, rollout_ids: Container[str]) -> None:
-        """Copy the conversations of these rollouts, and no others, to disk; reading another one copies all."""
+        """Copy the conversations of these rollouts to disk; reading another conversation later copies all."""
         columns = CONVERSATION_COLUMNS if self._history else CONVERSATION_COLUMNS[:-1]
         self._spool.close()
         self._spool, self._places = Spool(self._folder), {}

@@ -69,7 +69,7 @@ class SelectionState:
         return "with" if ballot.class_of(ballot.student) == winner else "against"
 
     def agreeing_teachers(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return the teachers of `asked` whose vote is mostly the student's first action."""
+        """Return the teachers of `names` whose vote is mostly the student's first action."""
         ballot = next(self.ballots(names), None)
         student = None if ballot is None else ballot.class_of(ballot.student)
         if ballot is None or student is None:

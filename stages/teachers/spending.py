@@ -84,7 +84,7 @@ def judge(folder: Path, summary: Mapping[str, Any], config: Config) -> Judgement
 
 
 def table(lines: Sequence[Spending]) -> str:
-    """Return the lines as plain text with a header; tokens are those of prompts and completions together."""
+    """Return the lines as plain text with a header; the tokens of a line include prompts and completions."""
     cells = [
         (
             line.teacher,
@@ -108,7 +108,7 @@ def table(lines: Sequence[Spending]) -> str:
 
 
 class Tally:
-    """The sums behind one line. 16 bytes an answer are kept, for the quantiles of latency.
+    """The sums of one line; 16 bytes per answer are stored for the quantiles of latency.
 
     rollout_ids: of all rollouts.
     """

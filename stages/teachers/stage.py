@@ -41,7 +41,7 @@ def check_reads(config: Config, reads: Sequence[tuple[str, StageConfig]]) -> Non
 
 
 def _environments(rollouts: Run) -> set[str | None]:
-    """Return the names of the rollouts' environments: that of the settings, else those that imported rows name."""
+    """Return the environments of the rollouts: the one of the settings, else those of imported rows."""
     env = rollouts.manifest.config.get("env")
     return {env["name"]} if env else {row["env"] for row in rollouts.scan(ROLLOUT).rows(["env"])}
 

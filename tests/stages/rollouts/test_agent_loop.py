@@ -25,7 +25,6 @@ from stages.policy import background
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.policy.local import LocalPolicy
 from stages.rollouts.agent_loop import (
-    AFTER_SUMMARY,
     NO_LIMITS,
     InFlight,
     LiveRollout,
@@ -36,7 +35,7 @@ from stages.rollouts.agent_loop import (
     play_each,
 )
 from stages.rollouts.collection_checks import check
-from stages.rollouts.history import SUMMARY_PROMPT, visible_messages
+from stages.rollouts.history import PROMPTS, SUMMARY_PROMPT, visible_messages
 from stages.rollouts.recording import payload, step_rows
 from stages.rollouts.trace import state_digests, states
 from stages.runs import runner, store
@@ -590,13 +589,13 @@ def test_a_policy_sums_up_before_its_context_is_full_and_a_repeated_rollout_pays
     assert rollout["terminated_by"] == "answered" and rollout["reward"] == 1.0 and len(made) >= 2
     assert len(steps) == len(asked) == 12 + len(made)
     assert {row["history"] for row in steps} == {rollout["history"]} == {"summarise"}
-    assert [(row["commands"], row["observation"]) for row in made] == [([], AFTER_SUMMARY)] * len(made)
+    assert [(row["commands"], row["observation"]) for row in made] == [([], PROMPTS["after_summary"])] * len(made)
     sizes = [sum(len(message["content"]) for message in messages) for messages in asked]
     assert max(sizes) + 50 <= LIMIT < sum(len(row["observation"]) for row in steps)
     roles = [message["role"] for message in asked[-1]]
     assert roles == ["user", "assistant"] * (len(roles) // 2) + ["user"], "they take turns, as templates want it"
     after = asked[asked.index(next(m for m in asked if m[-1]["content"].endswith(SUMMARY_PROMPT))) + 1]
-    assert [m["content"] for m in after] == ["say a", made[0]["action"], AFTER_SUMMARY]
+    assert [m["content"] for m in after] == ["say a", made[0]["action"], PROMPTS["after_summary"]]
     assert rollout["cost_usd"] == pytest.approx(0.001 * len(steps))
     assert rollout["prompt_tokens"] == sum(sizes)
     assert rollout["completion_tokens"] == sum(len(row["action"]) for row in steps)
@@ -618,7 +617,7 @@ def test_limits_hold_for_a_policy_that_sums_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("role", ["user", "tool"])
 def test_what_is_shown_begins_at_the_last_summary(role: str) -> None:
-    opening, ask, after = [system("s"), user("task")], user(SUMMARY_PROMPT), user(AFTER_SUMMARY)
+    opening, ask, after = [system("s"), user("task")], user(SUMMARY_PROMPT), user(PROMPTS["after_summary"])
     one = [*opening, assistant("a"), {"role": role, "content": "seen"}]
     assert visible_messages(one, "summarise") == one
     merged = user(f"seen\n\n{SUMMARY_PROMPT}")
