@@ -24,7 +24,7 @@ LAYERS = {
         "messages",
         "redaction",
         "registry",
-        "errors | stopping | json_text | terms",
+        "data_files | errors | stopping | json_text | terms",
         "words",
         "layout",
     ),

@@ -26,6 +26,7 @@ MAY_OPEN = {
     "stages/policy/gguf.py": "GGUF files that a user names, and the card of the folder that is made of one",
     "stages/gradients/tensors.py": "tensors of a run, mapped into memory",
     "stages/words.py": "the sentences of this program",
+    "stages/data_files.py": "the data files of this program",
     "stages/probe/checks/check.py": "the questions and thresholds of the checks",
     "stages/normalize.py": "what a program with Data-Juicer's arguments kept",
     "composer_cli/view/page.py": "the style sheet that a saved report carries",

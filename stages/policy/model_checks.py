@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import resources
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from transformers import AutoConfig, GenerationConfig
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
+from stages.data_files import read_text
 from stages.errors import BadInput, ComposerError
 from stages.policy import base
 from stages.policy.base import NotFinite, PolicyConfig
@@ -29,7 +29,7 @@ MOST_LAYERS = 1000
 MOST_S = 2.0
 """Processor time of that rendering, which takes milliseconds."""
 USER, SYSTEM = "\u2063USER\u2063", "\u2063SYSTEM\u2063"
-FOLD = "".join(resources.files(__package__).joinpath("fold_system.jinja").read_text("utf-8").splitlines())
+FOLD = "".join(read_text(__package__, "fold_system.jinja").splitlines())
 """Prefix for a chat template without system messages: their text goes before the first user message, as users of vLLM
 and TRL do it by hand. It is part of the template, so that a saved tokenizer renders alike elsewhere."""
 

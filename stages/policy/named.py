@@ -7,13 +7,12 @@ instead, also where the hub answers. A file is accepted by its SHA-256 alone. A 
 of that name in the current folder: write `./smollm2` for that.
 """
 
-import tomllib
 from dataclasses import dataclass
-from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from stages.data_files import read_toml
 from stages.errors import BadInput, InfrastructureError
 from stages.policy import gguf
 from stages.policy.gguf import users_cache
@@ -44,10 +43,7 @@ class Named:
     num_wheels: int = 0
 
 
-NAMED = {
-    name: Named(**fields)
-    for name, fields in tomllib.loads(resources.files(__package__).joinpath("named.toml").read_text("utf-8")).items()
-}
+NAMED = {name: Named(**fields) for name, fields in read_toml(__package__, "named.toml").items()}
 """Name -> where the model comes from."""
 READ = ("*.json", "*.safetensors", "*.jinja", "*.txt")
 """Files of a repository of the hub that are fetched."""

@@ -1,15 +1,14 @@
 """Fields that a user may add to a request; those with which a call could cost more than its limit are refused."""
 
 import re
-import tomllib
-from importlib import resources
 from typing import Any
 
+from stages.data_files import read_toml
 from stages.words import Sentence
 
 LIMITS = ("max_tokens", "max_completion_tokens")
 """Request fields that bound an answer, as a whole number of tokens; a server takes one or the other."""
-FIELDS = tomllib.loads(resources.files(__package__).joinpath("request_fields.toml").read_text("utf-8"))
+FIELDS = read_toml(__package__, "request_fields.toml")
 
 
 def find_unbounded(

@@ -1,19 +1,18 @@
 """The distinct states of a run, numbered in the order of rollouts and steps, on disk: a run may exceed memory."""
 
-import tomllib
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from importlib import resources
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
+from stages.data_files import read_toml
 from stages.runs.kinds import STEP, Row
 from stages.runs.run import Run
 from stages.runs.tables import MEMORY, Scan, open_database, rows_of
 
-SQL = tomllib.loads(resources.files(__package__).joinpath("distinct.toml").read_text("utf-8"))
+SQL = read_toml(__package__, "distinct.toml")
 
 
 @dataclass(frozen=True, slots=True)

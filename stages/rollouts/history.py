@@ -1,16 +1,15 @@
 """How much of a rollout's conversation the policy is shown: all of it, the last observations, or a summary."""
 
 import re
-import tomllib
-from importlib import resources
 
+from stages.data_files import read_toml
 from stages.messages import Message
 
 FULL, SUMMARISE = "full", "summarise"
 HISTORY_PATTERN = r"^(full|last [1-9][0-9]*|summarise)$"
 """`full`; `last N`: the last N observations, a line in place of each older one; `summarise`: everything since the last
 summary, which the policy is asked for near the context limit of the rollout."""
-PROMPTS = tomllib.loads(resources.files(__package__).joinpath("prompts.toml").read_text("utf-8"))
+PROMPTS = read_toml(__package__, "prompts.toml")
 SUMMARY_PROMPT: str = PROMPTS["summary"]
 SUMMARY_REQUEST: Message = {"role": "user", "content": SUMMARY_PROMPT}
 
