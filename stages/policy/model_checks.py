@@ -16,7 +16,7 @@ import torch
 from transformers import AutoConfig, GenerationConfig
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from stages.data_files import read_text
+from stages.data_files import load_text
 from stages.errors import BadInput, ComposerError
 from stages.policy import base
 from stages.policy.base import NotFinite, PolicyConfig
@@ -29,7 +29,7 @@ MOST_LAYERS = 1000
 MOST_S = 2.0
 """Processor time of that rendering, which takes milliseconds."""
 USER, SYSTEM = "\u2063USER\u2063", "\u2063SYSTEM\u2063"
-FOLD = "".join(read_text(__package__, "fold_system.jinja").splitlines())
+FOLD = "".join(load_text(__package__, "fold_system.jinja").splitlines())
 """Prefix for a chat template without system messages: their text goes before the first user message, as users of vLLM
 and TRL do it by hand. It is part of the template, so that a saved tokenizer renders alike elsewhere."""
 

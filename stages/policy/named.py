@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from stages.data_files import read_toml
+from stages.data_files import load_toml
 from stages.errors import BadInput, InfrastructureError
 from stages.policy import gguf
 from stages.policy.gguf import users_cache
@@ -43,7 +43,7 @@ class Named:
     num_wheels: int = 0
 
 
-NAMED = {name: Named(**fields) for name, fields in read_toml(__package__, "named.toml").items()}
+NAMED = {name: Named(**fields) for name, fields in load_toml(__package__, "named.toml").items()}
 """Name -> where the model comes from."""
 READ = ("*.json", "*.safetensors", "*.jinja", "*.txt")
 """Files of a repository of the hub that are fetched."""

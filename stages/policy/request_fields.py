@@ -3,12 +3,12 @@
 import re
 from typing import Any
 
-from stages.data_files import read_toml
+from stages.data_files import load_toml
 from stages.words import Sentence
 
 LIMITS = ("max_tokens", "max_completion_tokens")
 """Request fields that bound an answer, as a whole number of tokens; a server takes one or the other."""
-FIELDS = read_toml(__package__, "request_fields.toml")
+FIELDS = load_toml(__package__, "request_fields.toml")
 
 
 def find_unbounded(

@@ -7,12 +7,12 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
-from stages.data_files import read_toml
+from stages.data_files import load_toml
 from stages.runs.kinds import STEP, Row
 from stages.runs.run import Run
 from stages.runs.tables import MEMORY, Scan, open_database, rows_of
 
-SQL = read_toml(__package__, "distinct.toml")
+SQL = load_toml(__package__, "distinct.toml")
 
 
 @dataclass(frozen=True, slots=True)

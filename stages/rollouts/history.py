@@ -2,14 +2,14 @@
 
 import re
 
-from stages.data_files import read_toml
+from stages.data_files import load_toml
 from stages.messages import Message
 
 FULL, SUMMARISE = "full", "summarise"
 HISTORY_PATTERN = r"^(full|last [1-9][0-9]*|summarise)$"
 """`full`; `last N`: the last N observations, a line in place of each older one; `summarise`: everything since the last
 summary, which the policy is asked for near the context limit of the rollout."""
-PROMPTS = read_toml(__package__, "prompts.toml")
+PROMPTS = load_toml(__package__, "prompts.toml")
 SUMMARY_PROMPT: str = PROMPTS["summary"]
 SUMMARY_REQUEST: Message = {"role": "user", "content": SUMMARY_PROMPT}
 
