@@ -7,6 +7,7 @@ model_checks.py - whether such a model can be used: tensors, numbers, tokenizer,
 sampling.py - tokens drawn from such a model: batches that fit into memory, keys and values written in place
 scripted.py - policies without a model, which check an environment: its own solutions, and nothing
 endpoint.py - an OpenAI-compatible server: a budget, retries, a probe, an adaptive limit
+request_fields.py - which fields a user may add to a request without making a call unbounded
 requests.py - the bodies of requests to a server, and the most that their answers can cost
 client.py - HTTP requests, each sent once, and their typed errors with what they cost; the loop that repeats them
 reading.py - responses read as samples with their bills, which are checked against request and answer
