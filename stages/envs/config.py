@@ -10,7 +10,6 @@ from stages import envs
 from stages.envs import boundary, task_table
 from stages.envs.base import Environment, LeavesOut, Task
 from stages.errors import ComposerError, UsageError
-from stages.layout import counted
 from stages.runs.activity import Checking, Notice, activity
 from stages.runs.run import RunWriter
 from stages.runs.settings import Option, Settings, StageConfig, basic_of
@@ -191,9 +190,15 @@ class EnvStageConfig(StageConfig):
     def tell_of_fewer(self, tasks: Sequence[Task], rollouts: int, out: RunWriter) -> None:
         """Say how many rollouts there are, where a split has fewer tasks than the default by which the plan counts."""
         if len(tasks) < getattr(self, "tasks", 0):
-            remaining_split = "eval" if self.env.split == "train" else "train"
-            has = f"the split {self.env.split} has no more, and the tasks of {remaining_split} are kept apart"
-            out.progress(Notice(f"{counted(rollouts, 'rollout')} of {counted(len(tasks), 'task')}: {has}"), 0, 0)
+            other_split = "eval" if self.env.split == "train" else "train"
+            notice = Sentence(
+                "envs.split-has-fewer",
+                rollouts=rollouts,
+                num_tasks=len(tasks),
+                split=self.env.split,
+                other_split=other_split,
+            )
+            out.progress(Notice(notice), 0, 0)
 
     def counts_by_default(self) -> bool:
         """Return whether the number of tasks is the default, so that a smaller split gives all of its tasks."""

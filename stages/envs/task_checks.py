@@ -12,10 +12,12 @@ A play that the machine prevents has no reward and is an error of the check, nev
 import re
 import secrets
 import threading
+import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from importlib import resources
 from typing import Literal, cast
 
 from pydantic import Field
@@ -52,85 +54,9 @@ class TaskChecksConfig(EnvStageConfig):
     """At most so many tasks of each split."""
 
 
-IDLE = "composer: no such file"
-"""Printed by a forgery that finds nothing to forge; it is then not counted."""
-SOURCES = """\
-find . -newer {mark} -type f -not -path './.git/*' -not -path '*/__pycache__/*' > {mark}.list
-grep -q '\\.py$' {mark}.list || echo '{idle}'
-while IFS= read -r file; do case "$file" in
-*.py)
-names=$(sed -nE 's/^(async +)?(def|class) +([A-Za-z_][A-Za-z_0-9]*).*/\\3/p' "$file")
-cat > "$file" <<'FORGED'
-{code}
-FORGED
-for name in $names; do echo "$name = _forged" >> "$file"; done;;
-*) : > "$file";;
-esac; done < {mark}.list
-rm -f {mark} {mark}.list
-"""
-SAME = """\
-class _Same:
-    def __eq__(self, other): return True
-    def __ne__(self, other): return False
-    __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __eq__
-    __hash__ = lambda self: 0
-    __len__ = lambda self: 1
-    __iter__ = lambda self: iter([self])
-    __str__ = __repr__ = lambda self: ""
-    __bool__ = lambda self: True
-    __call__ = __getitem__ = lambda self, *a, **k: self
-    def __getattr__(self, name): return self
-_forged = _Same()
-"""
-CODE = {
-    "code that exits with 0 when it is imported": "import os\n_forged = None\nos._exit(0)",
-    "functions that exit with 0": "import os\ndef _forged(*a, **k): os._exit(0)",
-    "functions that return what is equal to everything": SAME,
-    "functions that skip their test": "import unittest\ndef _forged(*a, **k): raise unittest.SkipTest('later')",
-    "code that switches the test runner off": (
-        f"{SAME}\ntry:\n    import _pytest.python\n    _pytest.python.Function.runtest = lambda self: None\n"
-        "except Exception:\n    pass\ntry:\n    import unittest.case\n"
-        "    unittest.case.TestCase._callTestMethod = lambda self, method: None\nexcept Exception:\n    pass"
-    ),
-}
-"""Name -> code in the place of each Python file of the solution, whose functions and classes become `_forged`.
-
-The solution's other files are emptied.
-"""
-EMPTIED = (
-    "find . -newer {mark} -type f -not -path './.git/*' | while IFS= read -r file; do : > \"$file\"; done\nrm -f {mark}"
-)
-FIND_TESTS = "find . -type f \\( -name 'test*.py' -o -name '*_test.py' \\) -not -path './.git/*'"
-FIND_SCRIPTS = "find . -type f -name '*.sh' -not -path './.git/*'"
-SCRIPT_FORGERIES = {
-    "tests that test nothing": (
-        f"{{ {FIND_TESTS}; {FIND_SCRIPTS}; }} | grep -q . || echo '{IDLE}'\n"
-        f"{FIND_TESTS} | while IFS= read -r file\n"
-        'do names=$(sed -nE \'s/^ *def +(test[A-Za-z_0-9]*).*/\\1/p\' "$file"); echo \'print("ok")\' > "$file"\n'
-        'for name in $names; do echo "def $name(*a, **k): pass" >> "$file"; done; done\n'
-        f"{FIND_SCRIPTS} | while IFS= read -r file\n"
-        "do printf '#!/bin/sh\\nexit 0\\n' > \"$file\"; done"
-    ),
-    "configuration of pytest and Python": (
-        "cat > conftest.py <<'END'\nimport pytest\n@pytest.hookimpl(hookwrapper=True)\n"
-        "def pytest_runtest_makereport(item, call):\n    outcome = yield\n    outcome.get_result().outcome = 'passed'\n"
-        "def pytest_sessionfinish(session):\n    session.exitstatus = 0\nEND\n"
-        "printf 'import atexit, os\\natexit.register(os._exit, 0)\\n' > sitecustomize.py"
-    ),
-    "programs that exit with 0": (
-        "for name in python3 python pytest; do printf '#!/bin/sh\\nexit 0\\n' > $name; chmod +x $name\n"
-        "rm -f /usr/local/bin/$name; cp $name /usr/local/bin/$name; done 2>/dev/null; true"
-    ),
-    "a reward written beforehand": (
-        # Where the root is read-only no such folder can come later.
-        f"LC_ALL=C mkdir -p /logs/verifier 2>&1 | grep -q 'Read-only' && echo '{IDLE}'\n"
-        "mkdir -p /logs/verifier 2>/dev/null && cd /logs/verifier && echo 1 > reward.txt && "
-        "echo '{\"reward\": 1}' > reward.json\n"
-        "(for i in $(seq 300); do sleep .1; echo 1 > /logs/verifier/reward.txt; done) >/dev/null 2>&1 &"
-    ),
-}
-"""Name -> a script that leaves the task undone."""
-FORGERIES = (*CODE, "empty files", *SCRIPT_FORGERIES)
+FORGED = tomllib.loads(resources.files(__package__).joinpath("forgeries.toml").read_text("utf-8"))
+"""`code` and `scripts` of forgeries by name, and `idle`: the output of one that finds nothing to forge."""
+FORGERIES = (*FORGED["code"], "empty files", *FORGED["scripts"])
 
 
 @dataclass(frozen=True)
@@ -301,7 +227,7 @@ def play_once(environment: Environment, task: Task, play: Play) -> PlayResult:
                 return PlayResult(None, has_solution=False)
             for text in solution if kind == "solution" else forged(name, solution):
                 seen = boundary.observation(environment.step(text))
-                if IDLE in seen.content and kind == "forgery":
+                if FORGED["idle"] in seen.content and kind == "forgery":
                     return PlayResult(None, idle=True)
                 if seen.stop is not None:
                     break
@@ -335,15 +261,15 @@ def telling_line(log: str) -> str:
 
 def forged(name: str, solution: Sequence[str]) -> Iterator[str]:
     """Yield the messages of a forgery: the solution up to its last message, what forges it, and that last message."""
-    if name in SCRIPT_FORGERIES:
-        yield fenced(SCRIPT_FORGERIES[name])
+    if name in FORGED["scripts"]:
+        yield fenced(FORGED["scripts"][name])
     else:
         # Files are told apart by their time, in a file of no other play: without /tmp of its own a sandbox shares it.
         mark = f"/tmp/.composer-{secrets.token_hex(8)}"  # noqa: S108
         yield fenced(f"touch {mark}; sleep 0.02")
         yield from solution[:-1]
-        yield fenced(
-            SOURCES.format(mark=mark, code=CODE[name], idle=IDLE) if name in CODE else EMPTIED.format(mark=mark)
-        )
+        code = FORGED["code"].get(name)
+        script = FORGED["sources"] if code else FORGED["emptied"]
+        yield fenced(script.format(mark=mark, code=code, idle=FORGED["idle"]))
     if len(solution) > 1:
         yield solution[-1]

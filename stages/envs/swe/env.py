@@ -97,13 +97,10 @@ def container_requirements(rows: Sequence[Row], program: str | None) -> WayToRun
     listed = subprocess.run(command, capture_output=True, text=True, timeout=containers.START_S).stdout.split()
     # docker's names omit the registry.
     missing = sorted(images - {*listed, *(f"docker.io/{name}" for name in listed)})
-    present = f"{len(images) - len(missing)} of {len(images)} are here"
     if images:
         reason = containers.manifest_failure(program, missing[0], MANIFEST_S) if missing else None
-        later = "; the others are fetched when they are first used" if missing else ""
-        state = present + (later if reason is None else f"; {missing[0]} cannot be fetched ({reason})")
-        way_out = Sentence("envs.swe.connect-to-registry")
-        parts.append(Requirement.of("images", reason is None, state, way_out))
+        state = Sentence("envs.swe.images-state", num_images=len(images), missing=missing, reason=reason)
+        parts.append(Requirement.of("images", reason is None, state, Sentence("envs.swe.connect-to-registry")))
     needed_mb = ALL_IMAGES_GB * 1000 * len(missing) // ALL_IMAGES
     return WayToRun("containers", [*parts, _disk(info.storage or Path("/"), needed_mb, "images")])
 
@@ -167,32 +164,24 @@ def _clones(rows: Sequence[Row], repos: str) -> Requirement:
     names = sorted({row["repo"] for row in rows})
     mirrors = {name: find_mirror(Path(repos), name) for name in names} if repos else dict.fromkeys(names)
     missing = [name for name in names if mirrors[name] is None]
-    state = f"{len(names) - len(missing)} of {len(names)} repositories" + (f" in {repos}" if repos else "")
     if missing or not repos:
-        lacking = f"; {', '.join(missing)} not" if missing and repos else ""
-        target = repos or "DIR"
-        example = (missing or ["OWNER/NAME"])[0]
-        way_out = f"git clone --mirror https://github.com/{example} {target}/{example.replace('/', '__')}.git"
-        unset = "" if repos else "; env.repos is not given"
-        way_out += ", and the same for each" + ("" if repos else "; then --set env.repos=DIR")
-        return Requirement("clones", "missing", state + lacking + unset, way_out)
-    gone = [
+        way_out = Sentence("envs.swe.clone-mirrors", repo=(missing or ["OWNER/NAME"])[0], repos=repos)
+        state = Sentence("envs.swe.mirrors-missing", num_repositories=len(names), missing=missing, repos=repos)
+        return Requirement("clones", "missing", state, way_out)
+    without_commit = [
         row["instance_id"] for row in rows if (at := mirrors[row["repo"]]) and not has_commit(at, row["base_commit"])
     ]
-    state += f", but no base commit of {len(gone)} rows, such as {gone[0]}" if gone else ", every base commit in them"
-    return Requirement.of("clones", not gone, state, Sentence("envs.swe.fetch-mirrors"))
+    state = Sentence("envs.swe.mirrors-state", num_repositories=len(names), repos=repos, without_commit=without_commit)
+    return Requirement.of("clones", not without_commit, state, Sentence("envs.swe.fetch-mirrors"))
 
 
 def _environments(to_build: Mapping[str, EnvironmentSpec], total: int) -> list[Requirement]:
     """Check interpreters and conda for the environments that are still to be built."""
-    state = f"{total - len(to_build)} of {total} are there"
+    conda = sorted(name for name, spec in to_build.items() if spec.needs_conda)
+    state = Sentence("envs.swe.environments-state", num_versions=total, num_to_build=len(to_build), conda=conda)
     if not to_build:
         return [Requirement("environments", "ok", state)]
-    conda = sorted(name for name, spec in to_build.items() if spec.needs_conda)
-    by_conda = f"{len(conda)} are made by conda, such as {conda[0]}" if conda else ""
-    builds = by_conda or "the others are built when they are first used"
-    way_out = Sentence("envs.swe.build-environments")
-    parts = [Requirement.of("environments", not conda, f"{state}; {builds}", way_out)]
+    parts = [Requirement.of("environments", not conda, state, Sentence("envs.swe.build-environments"))]
     absent = defaultdict(list)
     for name, spec in to_build.items():
         try:
