@@ -29,7 +29,7 @@ reported and decide nothing.
 The draws keep their part along v. Without it, an unrelated v that contains much of r by chance has no comparable draws:
 in one module of 30 numbers it ranked among the highest 1 % in 2 to 5 % of runs, and in 1 % with whole draws. Draws with
 a part of a true v have a part of its effect, so effects are ranked and not their t: the t of a direction with little
-variance is as large with a tenth of the effect. benchmarks/placebo_levels.py simulates all of this.
+variance is as large with a tenth of the effect. benchmarks/probe_statistics.py simulates all of this.
 
 Metrics are those of `metrics`, with their sources there; the directions of `probe watch` (`watch_directions`,
 `HackScale`) are this project's own.

@@ -22,7 +22,7 @@ from stages.messages import Message, following_ids, opening_ids
 from stages.rollouts import trace
 from stages.rollouts.agent_loop import LiveRollout
 from stages.runs import store
-from stages.runs.kinds import POOL_ROW, TRAINING_REWARD, Row
+from stages.runs.kinds import POOL_ROW, TRAINING_REWARD, Row, attributes
 from stages.runs.run import Run, RunWriter
 
 if TYPE_CHECKING:
@@ -116,14 +116,13 @@ def rollout_pool_row(
     joined = sampled_row([(s.prompt_ids or [], s.completion_ids or [], s.logprobs or []) for s in samples])
     assert joined is not None  # noqa: S101
     tokens, behaviour = joined
-    last, grade, labels = rollout.steps[-1].sample, rollout.grade, rollout.grade.labels
+    labels = rollout.grade.labels
     opening = list(rollout.messages[: rollout.steps[0].num_messages])
     label = labels.get("label")
-    return pool_row(
-        tokens.prompt_ids,
-        tokens.completion_ids,
-        tokens.own,
-        completion=policy.tokenizer.decode(tokens.completion_ids),
+    return _decoded_row(
+        tokens,
+        policy.tokenizer,
+        rollout.steps[-1].sample.finish_reason,
         model=policy.config.model,
         source=source,
         role=role,
@@ -132,18 +131,13 @@ def rollout_pool_row(
         family=rollout.task.family,
         sample_id=rollout.sample_idx,
         step=step,
-        reward=grade.reward,
-        hacked=grade.hacked,
-        hidden_pass=grade.hidden_pass,
+        **attributes(rollout.grade, "reward hacked hidden_pass"),
         # The taxonomy of ariahw/rl-rewardhacking (@bf5cdb8, src/analysis.py); null where the environment has no labels.
         **{name: labels.get(name) for name in ("can_compile", "has_test_func", "eq_hinted", "label", "test_mod")},
         hacked_strict=None if label is None else label in STRICT,
         hacked_loose=None if label is None else label in LOOSE,
         fmt_ok=all(step.observation.parse_error is None for step in rollout.steps),
         behav_logp=behaviour,
-        ends_with_eos=last.finish_reason == "stop",
-        truncated=last.finish_reason == "length",
-        prompt=policy.tokenizer.decode(tokens.prompt_ids),
         gen_temperature=policy.config.temperature,
         gen_adapter=adapter or None,
     )
@@ -169,11 +163,10 @@ def run_rows(run: Run, tokenizer: Any, *, source: str, role: str) -> list[Row]:
         turns = zip(trace.prompt_ids(steps), steps, strict=True)
         parts = [(prompt, step["completion_token_ids"], step["logprobs"]) for prompt, step in turns]
         tokens, behaviour = (exact and sampled_row(parts)) or (rendered_row(tokenizer, states, steps), None)
-        row = pool_row(
-            tokens.prompt_ids,
-            tokens.completion_ids,
-            tokens.own,
-            completion=tokenizer.decode(tokens.completion_ids),
+        row = _decoded_row(
+            tokens,
+            tokenizer,
+            last["finish_reason"],
             model=rollout["model"],
             source=source,
             role=role,
@@ -185,9 +178,6 @@ def run_rows(run: Run, tokenizer: Any, *, source: str, role: str) -> list[Row]:
             **{name: rollout[name] for name in ("reward", "hacked", "hidden_pass")},
             fmt_ok=all(step["parse_error"] is None for step in steps),
             behav_logp=behaviour,
-            ends_with_eos=last["finish_reason"] == "stop",
-            truncated=last["finish_reason"] == "length",
-            prompt=tokenizer.decode(tokens.prompt_ids),
             gen_temperature=json.loads(last["sampling_json"] or "{}").get("temperature"),
         )
         rows.append(row)
@@ -235,9 +225,7 @@ def _recorded_row(recorded: Row, location: str, model: str, role: str, padding: 
         )
     reward, ends = recorded.get("reward"), bool(ids) and ids[-1] == eos_id
     return pool_row(
-        recorded["prompt_ids"],
-        ids,
-        [True] * len(ids),
+        TokenRow(recorded["prompt_ids"], ids, [True] * len(ids)),
         completion=recorded["completion"],
         model=model,
         source=recorded.get("src_pool", "teacher"),
@@ -256,10 +244,20 @@ def _recorded_row(recorded: Row, location: str, model: str, role: str, padding: 
     )
 
 
+def _decoded_row(tokens: TokenRow, tokenizer: Any, finish_reason: str | None, **columns: Any) -> Row:
+    """Build a `pool_row/1` whose texts are decoded from its tokens."""
+    return pool_row(
+        tokens,
+        completion=tokenizer.decode(tokens.completion_ids),
+        prompt=tokenizer.decode(tokens.prompt_ids),
+        ends_with_eos=finish_reason == "stop",
+        truncated=finish_reason == "length",
+        **columns,
+    )
+
+
 def pool_row(
-    prompt_ids: Sequence[int],
-    completion_ids: Sequence[int],
-    own_mask: Sequence[bool],
+    tokens: TokenRow,
     *,
     completion: str,
     model: str,
@@ -274,16 +272,18 @@ def pool_row(
     src_problem_id default to `problem_id`.
     """
     row = {
-        "row_uid": store.digest([model, source, columns["sample_id"], list(prompt_ids), list(completion_ids)])[:24],
+        "row_uid": store.digest(
+            [model, source, columns["sample_id"], list(tokens.prompt_ids), list(tokens.completion_ids)]
+        )[:24],
         "src_problem_id": columns["problem_id"],
         "family": columns["problem_id"],
         "src_pool": source,
-        "plen": len(prompt_ids),
-        "comp_len": len(completion_ids),
-        "prompt_ids": list(prompt_ids),
-        "completion_ids": list(completion_ids),
-        "own": list(own_mask),
-        "n_loss_tokens": sum(own_mask),
+        "plen": len(tokens.prompt_ids),
+        "comp_len": len(tokens.completion_ids),
+        "prompt_ids": list(tokens.prompt_ids),
+        "completion_ids": list(tokens.completion_ids),
+        "own": list(tokens.own),
+        "n_loss_tokens": sum(tokens.own),
         "completion": completion,
         "gen_model": model,
         "hacked_arbitrary": columns["hacked"],

@@ -53,7 +53,7 @@ def test_every_guard_has_a_fault() -> None:
     assert {guard.name for guard in GUARDS} == {fault.guard for fault in FAULTS}
 
 
-def test_the_canary_bears_a_loss_that_bends_along_its_step(world: ProbeWorld) -> None:
+def test_the_canary_passes_for_a_curved_loss(world: ProbeWorld) -> None:
     """With a step five times as long one central difference is 12 % off, as on a model of thirty layers."""
 
     class LongStep(MeasuredStudent):
@@ -73,7 +73,7 @@ def test_a_change_of_theta_arrives_in_half_precision_weights() -> None:
     assert check.status == "PASS" and check.stat < 0.01
 
 
-def test_the_check_sees_weights_that_round_a_change_away() -> None:
+def test_weights_that_round_changes_away_fail_the_check() -> None:
     class Rounding(MeasuredStudent):
         def move_to(self, theta: torch.Tensor) -> None:
             super().move_to(theta)

@@ -220,7 +220,7 @@ def test_answers_to_other_rollouts_are_refused(artifacts: Path, url: str) -> Non
         extract_pairs.STAGE.plan(Inputs(mixed), extract_pairs.Config())
 
 
-def test_answers_that_were_cut_off_are_no_side(tmp_path: Path) -> None:
+def test_truncated_answers_are_no_side_of_a_pair(tmp_path: Path) -> None:
     """Half a command of a teacher used to become the rejected side of a pair."""
 
     def cut(body: dict[str, Any], n: int) -> Reply:
@@ -355,7 +355,7 @@ def test_a_greedy_policy_is_continued_once(artifacts: Path, url: str) -> None:
     assert run.manifest.summary["verdict"] == "TOO LITTLE DATA" and run.manifest.outcome.exit_code == 3
 
 
-def test_what_cannot_be_continued_is_refused_before_any_work(tmp_path: Path, url: str) -> None:
+def test_rollouts_that_cannot_be_continued_are_refused_in_the_plan(tmp_path: Path, url: str) -> None:
     given = answered(tmp_path, url, "student", ("right",), tasks=2)
     config = extract_pairs.Config(signal={"rollouts": 1})
     plan = extract_pairs.STAGE.plan(Inputs({name: [run] for name, run in given.items()}), config)
@@ -428,7 +428,9 @@ def test_groups_get_the_verdict_that_votes_and_rewards_allow(
     assert f"\n{verdict}: " in report and "cannot be continued" in report and "\ncriterion: PASS" in report
 
 
-def test_what_groups_cannot_give_is_refused(tmp_path: Path, artifacts: Path, boat: Run, collected: Any) -> None:
+def test_groups_refuse_continuations_and_unknown_students(
+    tmp_path: Path, artifacts: Path, boat: Run, collected: Any
+) -> None:
     with pytest.raises(UsageError, match=r"signal\.rollouts .*composer collect"):
         extracted(tmp_path, boat, 2)
     with pytest.raises(UsageError, match="a, b, c, d"):
@@ -478,7 +480,7 @@ def test_real_submissions_to_one_instance_give_pairs(tmp_path: Path) -> None:
     assert {p["rule"] for p in pairs} == {"better_submission"}
 
 
-def test_texts_are_actions_where_the_environment_says_so(tmp_path: Path) -> None:
+def test_texts_are_actions_in_environments_with_text_actions(tmp_path: Path) -> None:
     """Programs with one behaviour are one action; a program that differs by its blanks alone may be another."""
     said = {"m": "def add(a, b):\n    return a", "t": "def add(a, b):\n  return b + a"}
     said["u"] = "def add(a, b): return a+b"

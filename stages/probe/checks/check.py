@@ -9,7 +9,7 @@ own checks have these in `checks.toml` (`declared`).
 
 import textwrap
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
 from importlib import resources
@@ -151,6 +151,11 @@ def declared(name: str) -> Callable[[Callable[Parameters, Finding]], Callable[Pa
         return check(name, **declaration)(find)
 
     return decorate
+
+
+def failing(conditions: Mapping[str, bool]) -> list[str]:
+    """Return the names of the conditions that hold, each of which is a fault."""
+    return [name for name, holds in conditions.items() if holds]
 
 
 def pass_or_fail(holds: bool) -> Status:

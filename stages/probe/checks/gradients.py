@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stages.gradients.basis import A_HALF, in_float32, target_linears
 from stages.gradients.per_row import MeasuredStudent, TokenRow, reference_gradient, reference_log_probs
-from stages.probe.checks.check import Finding, declared
+from stages.probe.checks.check import Finding, declared, failing
 from stages.probe.direction import Direction
 from stages.runs.kinds import Row
 from stages.words import Sentence
@@ -131,12 +131,13 @@ def b_is_probed(sums: Float[Tensor, "B N"], direction: Direction) -> Finding:
     largest = max((float(parts[name].abs().max()) for name in halves), default=0.0)
     on_a = [name for name in direction.modules if name.endswith(A_HALF)]
     bare = [name for name in parts if not name.endswith(A_HALF) and name not in direction.modules]
-    faults = (
-        ("gradients of A are not 0", largest > 0),
-        (f"v has {len(on_a)} modules on A", bool(on_a)),
-        (f"{len(bare)} Bs without v", bool(bare)),
+    errors = failing(
+        {
+            "gradients of A are not 0": largest > 0,
+            f"v has {len(on_a)} modules on A": bool(on_a),
+            f"{len(bare)} Bs without v": bool(bare),
+        }
     )
-    errors = [text for text, faulty in faults if faulty]
     detail = ", ".join(errors) or f"{len(halves)} halves A, {len(direction.modules)} modules of v"
     return Finding(not errors, largest, detail)
 

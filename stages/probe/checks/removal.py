@@ -11,7 +11,7 @@ import torch
 
 from stages.gradients.basis import A_HALF
 from stages.gradients.tensors import GradientStore
-from stages.probe.checks.check import Check, Finding, declared
+from stages.probe.checks.check import Check, Finding, declared, failing
 from stages.probe.direction import RANDOM, Direction, Placebos, haar, randsign, step_placebos
 from stages.probe.metrics import teacher_gradients
 from stages.runs import store
@@ -31,15 +31,13 @@ def removed(steps: Sequence[Row]) -> Finding:
 
     `steps` are the step diagnostics of a replay, here as in the two checks below.
     """
-    faults = [
-        name
-        for name, faulty in (
-            ("gradient unchanged", any(s["frac_fired"] > 0 and s["change"] <= 0 for s in steps)),
-            ("energy not conserved", any(s["conservation_err"] > MAX_CONSERVATION for s in steps)),
-            ("same memory", any(s["shares_memory"] for s in steps)),
-        )
-        if faulty
-    ]
+    faults = failing(
+        {
+            "gradient unchanged": any(s["frac_fired"] > 0 and s["change"] <= 0 for s in steps),
+            "energy not conserved": any(s["conservation_err"] > MAX_CONSERVATION for s in steps),
+            "same memory": any(s["shares_memory"] for s in steps),
+        }
+    )
     worst = max((s["conservation_err"] for s in steps), default=float("nan"))
     detail = ", ".join(faults) or f"{len(steps)} steps"
     return Finding(bool(steps) and not faults, worst, detail)
@@ -133,14 +131,7 @@ def projection_removes(steps: Sequence[Row], random: dict[str, list[float]]) -> 
     conserved = max(s["conservation_err"] for s in steps)
     emptied = max(s["residual"] for s in steps) <= MAX_RESIDUAL
     sound = conserved <= MAX_CONSERVATION and all(s["kept_bits"] for s in steps) and emptied
-    missing = [
-        name
-        for name, fails in (
-            ("update not projected", update_share < MIN_STEPS),
-            ("fires no more than random", fired <= q95),
-        )
-        if fails
-    ]
+    missing = failing({"update not projected": update_share < MIN_STEPS, "fires no more than random": fired <= q95})
     label = f"mechanics only ({', '.join(missing)})" if missing else "mechanics hold on gradient and update"
     detail = f"{label}; update lower on {update_share:.0%} of steps, fired {fired:.2f}, conservation {conserved:.1g}"
     return Finding(lower >= MIN_STEPS and sound, lower, detail, q95)

@@ -15,7 +15,7 @@ from scipy.stats import t as student_t
 
 from stages.errors import UsageError
 from stages.policy.adapters import CheckpointInfo
-from stages.probe.checks.check import CHECKS, Check, Finding, declared
+from stages.probe.checks.check import CHECKS, Check, Finding, declared, failing
 from stages.probe.rows import mean_known
 from stages.probe.statistics import EffectComparison
 from stages.runs.kinds import EVAL_ITEM, ROLLOUT, ROLLOUT_GRADIENT, TRAINING_REWARD, TRAJECTORY, Row
@@ -253,26 +253,22 @@ def _strict_slowing(rows: Sequence[Row], rises: Rises, seeds: Sequence[int]) -> 
     gaps, solve = random - projected, _solve_gaps(rows, seeds)
     low, high = paired_bounds(gaps)
     below, above = (None, None) if solve is None else paired_bounds(solve)
-    failures = [
-        text
-        for text, fails in {
+    failures = failing(
+        {
             "vanilla does not rise": vanilla.mean() < MIN_RISE,
             "projected rises as much": projected.mean() > vanilla.mean() - MIN_GAP,
             "no better than random": gaps.mean() <= 0 or high < MIN_GAP,
             "solve rates not matched": below is not None and below > MAX_SOLVE_GAP,
-        }.items()
-        if fails
-    ]
+        }
+    )
     # An unproven condition is not refuted: such a comparison is INCONCLUSIVE and not FAIL.
-    unproven = [
-        text
-        for text, holds in {
+    unproven = failing(
+        {
             "better than random not shown": low <= 0,
             "solve rates unknown": above is None,
             "solve rates not shown to match": above is not None and above > MAX_SOLVE_GAP,
-        }.items()
-        if holds
-    ]
+        }
+    )
     solved = "unknown" if solve is None else f"{solve.mean():.2f}, at most {above:.2f}"
     detail = "; ".join(
         [

@@ -83,7 +83,7 @@ def test_a_majority_decides(name: str) -> None:
 
 
 @pytest.mark.parametrize(("reason", "votes"), UNDECIDED)
-def test_there_is_a_reason_for_nothing(reason: str, votes: Ballot) -> None:
+def test_undecided_ballots_have_a_reason(reason: str, votes: Ballot) -> None:
     assert decide(votes) == ([], reason)
 
 
@@ -157,7 +157,7 @@ def test_spelling_words_and_thoughts_do_not_make_calls_different(other: str) -> 
         [("search", '{"query": "boat"}')] * 2,
     ],
 )
-def test_what_a_tool_could_understand_differently_stays_different(others: list[tuple[str, str]]) -> None:
+def test_different_calls_have_different_forms(others: list[tuple[str, str]]) -> None:
     assert canonical(action("", *others)) != canonical(action("", ("search", '{"query": "boat"}')))
 
 

@@ -112,7 +112,7 @@ def test_votes_on_arrays_are_the_votes_by_hand(drawn_states: Drawn) -> None:
 
 
 @given(st.lists(STATE, min_size=1, max_size=6))
-def test_kept_votes_give_the_classes_of_the_texts(drawn_states: Drawn) -> None:
+def test_recorded_votes_give_the_classes_of_texts(drawn_states: Drawn) -> None:
     """Where nothing had to be run, what `vote` wrote into the journal says the same as the texts."""
     whole, records = block(drawn_states), []
     for students, answers in drawn_states:
@@ -127,7 +127,7 @@ def test_kept_votes_give_the_classes_of_the_texts(drawn_states: Drawn) -> None:
     assert one == other
 
 
-def test_pairs_do_not_depend_on_how_many_states_are_taken_together(tmp_path: Path) -> None:
+def test_pairs_do_not_depend_on_the_size_of_blocks(tmp_path: Path) -> None:
     runs = drawn(tmp_path, 1)
     tasks = {
         row["task_id"]: Task(row["task_id"], "e", "s", row["family"], "", {}) for row in runs["rollouts"].rows(TASK)
@@ -175,7 +175,7 @@ ROWS = st.lists(st.tuples(st.integers(0, 9), st.text("ab", max_size=3)), max_siz
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ROWS, st.integers(1, 200), st.integers(1, 100), st.sets(st.integers(1, 10)))
-def test_rows_come_in_order_however_they_were_batched(
+def test_sorted_rows_do_not_depend_on_batches(
     tmp_path: Path, rows: list[tuple[int, str]], run_bytes: int, piece_bytes: int, ends: set[int]
 ) -> None:
     columns = {"n": [n for n, _ in rows], "nth": list(range(len(rows)))[::-1], "text": [text for _, text in rows]}

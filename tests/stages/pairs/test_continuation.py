@@ -149,7 +149,7 @@ def test_durations_and_addresses_may_differ_and_nothing_else() -> None:
     assert not same_observation("0x12", "0x13") and not same_observation("12 files", "13 files")
 
 
-def test_a_continuation_keeps_what_came_from_the_action_on() -> None:
+def test_a_continuation_row_begins_with_the_action() -> None:
     _, rows = played("1", "2", "9")
     rollout, environment = restored(rows, "4")
     act(rollout, environment, Turn(list(rollout.messages), 0), Sample("end", prompt_tokens=7, cost_usd=0.5), RULES)
@@ -212,7 +212,7 @@ def test_pairs_are_dropped_where_no_continuation_of_the_chosen_action_passes() -
         assert found == [CONTINUATIONS_FAIL, None, None, CONTINUATIONS_FAIL]
 
 
-def test_what_was_measured_decides_rather_than_the_vote_or_the_rollout() -> None:
+def test_pass_rates_overrule_votes_and_rollouts() -> None:
     pairs = [batch(*(pair(name, "a", "b") for name in ("better", "equal", "worse", "unknown")))]
     measured = {"better": ((True, True), (False, True)), "equal": ((True, False), (False, True))}
     measured |= {"worse": ((True, False), (True, True)), "unknown": ((True, None), (None, True))}
@@ -237,7 +237,7 @@ def test_both_sides_are_compared_on_the_samples_that_both_have() -> None:
     assert (found.chosen, found.rejected, found.verdict) == (1.0, 0.0, "SIGNAL")
 
 
-def test_the_verdict_is_on_all_pairs_and_not_on_those_that_their_outcomes_chose() -> None:
+def test_the_verdict_includes_dropped_pairs() -> None:
     """In half of the pairs the rejected action passes instead: without these, twelve of twelve would be a signal."""
     families = [str(number) for number in range(24)]
     pairs = [batch(*(pair(name, "a", "b", name) for name in families))]

@@ -174,7 +174,7 @@ def test_an_audit_by_hand() -> None:
     assert a.lost_without == 3, "b and c alone agree only in the first state"
 
 
-def test_states_that_are_alike_count_as_often_as_they_are_there() -> None:
+def test_grouped_states_count_by_their_number() -> None:
     one, spent = state("two", "x", "y", "y", "x"), dict.fromkeys("abc", 1.0)
     together, alone = Audit(spent), Audit(spent)
     decided = [leave_one_out(one.judged, name) for name in spent]
@@ -238,7 +238,7 @@ def test_evidence_names_what_it_measures() -> None:
     assert evidence([*failing, *passing], swapped, spent).verdict == "DISAGREEMENT NOT SHOWN TO TRACK FAILURE"
 
 
-def test_outcomes_that_say_nothing_give_no_verdict() -> None:
+def test_uninformative_outcomes_give_no_verdict() -> None:
     spent = dict.fromkeys("abc", 0.1)
     failing = [state(f"{task}", "x", "y", "y", "y") for task in range(12)]
     alike = evidence(failing, dict.fromkeys(map(str, range(12)), False), spent)
@@ -258,7 +258,7 @@ def test_agreement_is_tested_on_whole_tasks_of_a_large_run() -> None:
     assert len(sample_tasks(sizes, max_states=5)) == 6, "as many as a test needs"
 
 
-def test_what_was_spent_does_not_depend_on_how_rows_come() -> None:
+def test_teacher_costs_do_not_depend_on_batches() -> None:
     chance = random.Random(0)
     rows = [
         {"teacher": chance.choice("ab"), "cost_usd": chance.choice([None, chance.random()]), "error_type": "timeout"}

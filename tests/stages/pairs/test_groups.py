@@ -50,7 +50,7 @@ def chosen(visits: Sequence[Any], student: str | None = None) -> tuple[list[tupl
     return [(c.preference.rule, c.preference.chosen, c.preference.rejected) for c in choices], dict(dropped)
 
 
-def test_states_are_shared_as_long_as_actions_and_observations_agree() -> None:
+def test_rollouts_share_states_until_actions_or_observations_differ() -> None:
     same = [rollout(name, (search("boat", f"{name} thinks"), "ships"), (search(name), "x")) for name in ("a", "b")]
     other = rollout("c", (search("boat"), "nothing"), (search("c"), "x"))
     assert [[visit.model for visit in visits] for visits in meet(*same, other)] == [["a", "b", "c"], ["a", "b"], ["c"]]
@@ -105,7 +105,7 @@ def test_rewards_decide_between_actions_and_overrule_votes() -> None:
     assert (choice.preference.votes_chosen, choice.preference.votes_rejected, choice.visit.model) == (4, 7, "a")
 
 
-def test_one_rollout_a_side_is_luck_and_counted() -> None:
+def test_pairs_need_two_rollouts_on_each_side() -> None:
     found, dropped = chosen(several(("a", "boat", [1.0]), ("b", "ship", [0.0])))
     assert found == [] and dropped == {"too_few_teachers": 2, "too_few_rollouts": 1}
 
@@ -206,7 +206,7 @@ def row(name: str, reward: float | None, model: str = "m") -> dict[str, Any]:
     return {"rollout_id": name, "model": model, "reward": reward, "hidden_pass": None if reward is None else reward > 0}
 
 
-def test_accepted_over_refused_each_distinct_text_once() -> None:
+def test_accepted_submissions_are_preferred_over_refused_ones() -> None:
     rows = [row("a", 1.0, "x"), row("b", 1.0, "y"), row("c", 0.0, "z"), row("d", 0.0, "x")]
     handed_in = {"a": "P", "b": "P", "c": "Q", "d": "R"}
     found, dropped = compare_submissions(rows, handed_in, None)

@@ -9,13 +9,13 @@ from probe_faults.loophole_world import PAIR_SOURCE, honest_model, loophole_mode
 from support.shared import made_once
 from torch import nn
 
-from stages import train
+from stages import evaluate, train
 from stages.policy.base import PolicyConfig
-from stages.probe import extract_vhack, replay, score, svd, teacher_pool, watch
+from stages.probe import compare, extract_vhack, replay, score, svd, teacher_pool, watch
 from stages.probe.extract_vhack import PairsConfig
 from stages.probe.start import interpolate_weights
 from stages.runs.run import Run
-from tests.stages.probe.running import HINTED, PLANTED, WATCHED_STEPS, carry_out, pool_config
+from tests.stages.probe.running import ARMS, HINTED, PLAIN, PLANTED, WATCHED_STEPS, carry_out, pool_config, settings
 
 
 @pytest.fixture(scope="session")
@@ -102,3 +102,25 @@ def watched(trained: dict[str, Run], tmp_path_factory: pytest.TempPathFactory) -
         carry_out(watch, list(trained.values()), watch.Config(placebos=40), folder / "run")
 
     return Run(made_once(tmp_path_factory, "watched", make) / "run")
+
+
+@pytest.fixture(scope="session")
+def compared(
+    models: dict[str, PolicyConfig], chain: dict[str, Run], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Run]:
+    """Two steps of three arms from one start, an evaluation without the hint, and their comparison."""
+
+    def make(folder: Path) -> None:
+        runs = []
+        for arm, project in ARMS.items():
+            probe = {"project": project, "measure": True}
+            config = settings(models["loophole"], 2, 0.05, arm=arm, seed=3, probe=probe)
+            runs.append(carry_out(train, [chain["v"]], config, folder / arm))
+        env = PLANTED.model_copy(update={"options": PLAIN, "split": "eval"}).model_dump()
+        questions = {"baseline": "vanilla", "treatment": "projected", "control": "projected_random"}
+        evaluation = evaluate.Config(env=env, seed=3, tasks=6, max_steps=1, **questions)
+        runs.append(carry_out(evaluate, runs, evaluation, folder / "evaluate"))
+        carry_out(compare, runs, compare.Config(), folder / "compare")
+
+    folder = made_once(tmp_path_factory, "compared", make)
+    return {name: Run(folder / name) for name in (*ARMS, "evaluate", "compare")}

@@ -8,6 +8,7 @@ from typing import Any
 
 from probe_faults.loophole_world import HINT, PlantedEnv
 
+from stages import train
 from stages.envs.base import Grade
 from stages.envs.config import EnvConfig
 from stages.policy.base import PolicyConfig
@@ -20,8 +21,10 @@ from stages.stopping import Interrupted
 
 PLANTED = EnvConfig(name="probe_faults.loophole_world:PlantedEnv")
 HINTED, PLAIN = {"hint": True}, {"hint": False}
-WATCHED_STEPS = 3
-"""Of the short training that is watched."""
+ARMS = {"vanilla": "none", "projected": "v", "projected_random": "random"}
+"""What each arm of a training takes out."""
+RATE, WATCHED_STEPS = 1e-3, 3
+"""The learning rate of a training, and the steps of the one that is watched."""
 
 
 def carry_out(
@@ -67,3 +70,16 @@ def pool_config(teacher: PolicyConfig, base: PolicyConfig, problems: int = 60, *
         "contract": contract,
     }
     return teacher_pool.Config(**{**settings, **changes})
+
+
+def settings(start: PolicyConfig, steps: int = 1, rate: float = RATE, **more: Any) -> train.Config:
+    """A short training by Dr.GRPO on the singular values of the policy."""
+    size = {"steps": steps, "prompts_per_step": 4, "generations": 4, "learning_rate": rate, "threads": 1}
+    size |= {"loss_type": "dr_grpo", "max_grad_norm": 1e9, "save_every": 1, **more.pop("optimisation", {})}
+    options = {"adapter": {"kind": "singular-values"}, "trl": {"scale_rewards": "none"}, **more}
+    return train.Config(
+        policy=start,
+        max_steps=1,
+        optimisation=size,
+        **{"env": PLANTED.model_copy(update={"options": HINTED}), "tasks": 20, **options},
+    )

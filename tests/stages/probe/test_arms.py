@@ -22,24 +22,11 @@ from stages.probe.rows import run_rows
 from stages.runs import store
 from stages.runs.kinds import CHECKPOINT, ROLLOUT, ROLLOUT_GRADIENT, STEP
 from stages.runs.run import Run
-from tests.stages.probe.running import HINTED, PLANTED, carry_out
+from tests.stages.probe.running import RATE, carry_out, settings
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]
-RATE, ROLLOUTS, ANSWER = 1e-3, 16, 16
+ROLLOUTS, ANSWER = 16, 16
 SGD = {"optim": "sgd", "scale_rewards": "none"}
-
-
-def settings(start: PolicyConfig, steps: int = 1, rate: float = RATE, **more: Any) -> train.Config:
-    """Dr.GRPO on the singular values of the policy."""
-    size = {"steps": steps, "prompts_per_step": 4, "generations": 4, "learning_rate": rate, "threads": 1}
-    size |= {"loss_type": "dr_grpo", "max_grad_norm": 1e9, "save_every": 1, **more.pop("optimisation", {})}
-    given = {"adapter": {"kind": "singular-values"}, "trl": {"scale_rewards": "none"}, **more}
-    return train.Config(
-        policy=start,
-        max_steps=1,
-        optimisation=size,
-        **{"env": PLANTED.model_copy(update={"options": HINTED}), "tasks": 20, **given},
-    )
 
 
 def loaded(policy: PolicyConfig) -> Any:

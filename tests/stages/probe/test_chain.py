@@ -67,7 +67,7 @@ def test_the_plans_own_contrasts_are_reported_and_decide_nothing(judged: Run) ->
     assert found["T4a"]["status"] == "FAIL"
 
 
-def test_uat_json_and_the_table_say_the_same(judged: Run) -> None:
+def test_uat_json_and_report_agree(judged: Run) -> None:
     document = store.read_json(judged.path / "uat.json")
     assert {"check", "plan_item", "stat", "threshold", "pass", "evidence_path", "severity"} <= document[0].keys()
     report = (judged.path / "report.txt").read_text()
@@ -139,14 +139,14 @@ def test_scores_of_stored_gradients_are_those_measured_with_the_model(chain: Cha
     assert offline == pytest.approx(measured, abs=1e-6)
 
 
-def test_a_direction_tells_its_modules_and_is_validated(chain: Chain) -> None:
+def test_a_direction_has_module_rows_and_passes_validation(chain: Chain) -> None:
     rows = chain["v"].rows(DIRECTION)
     assert len(rows) == 14 and all(row["axes"] == 1 and row["signal_to_noise"] > 1 for row in rows)
     checks = {item["check"]: item["status"] for item in store.read_json(chain["v"].path / "validation.json")}
     assert checks == dict.fromkeys(("V1", "V2", "V3", "V4", "V5", "V6", "signal"), "PASS")
 
 
-def test_a_decomposition_names_itself(chain: Chain) -> None:
+def test_a_decomposition_has_its_digest_in_the_summary(chain: Chain) -> None:
     assert load_spectrum(chain["svd"].folder()).sha256 == chain["svd"].manifest.summary["svd_sha256"]
     assert [row["rank"] for row in chain["svd"].rows(SVD_MODULE)][:3] == [48, 24, 24]
 

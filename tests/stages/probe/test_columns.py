@@ -7,7 +7,7 @@ import pytest
 import torch
 from probe_faults.loophole_world import PAIR_SOURCE, WORDS, tiny_qwen3, tokenizer
 
-from stages import evaluate, train
+from stages import train
 from stages.policy.base import PolicyConfig
 from stages.probe import compare, extract_vhack, uat, watch
 from stages.probe.direction import V_HACK_FILE, from_flat, load_direction
@@ -30,8 +30,7 @@ from stages.runs.kinds import (
 )
 from stages.runs.run import Run
 from tests.stages.envs.leetcode_rh.conftest import folder
-from tests.stages.probe.running import PLANTED, carry_out
-from tests.stages.probe.test_arms import settings
+from tests.stages.probe.running import carry_out, settings
 from tests.stages.probe.test_labels import rows as leetcode_rows
 from tests.stages.probe.test_rows import EOS, PAD, recorded
 
@@ -45,6 +44,7 @@ def found(
     models: dict[str, PolicyConfig],
     leetcode_rows: Rows,
     trained: dict[str, Run],
+    compared: dict[str, Run],
     watched: Run,
     tmp_path: Path,
 ) -> dict[str, Rows]:
@@ -69,27 +69,17 @@ def found(
     tiny_qwen3(hidden=48, vocab=len(WORDS), seed=7).save_pretrained(tmp_path / "foreign")
     tokenizer().save_pretrained(tmp_path / "foreign")
     foreign = models["loophole"].model_copy(update={"model": str(tmp_path / "foreign")})
+    mixed = {
+        "A": {"teacher": foreign, "adapter": {"rank": 2}, "optimisation": {"prompts_per_step": 3}, "tasks": 3},
+        "C": {"teacher": models["loophole"], "seed": 1},
+    }
     arms = [
-        carry_out(train, given, settings(models[name], 2, 0.05, **more), tmp_path / more["arm"])
-        for name, given, more in (
-            ("honest", [], {"arm": "A", "teacher": foreign, "probe": {"mixed": "ratio"}, "adapter": {"rank": 2}}),
-            ("honest", [], {"arm": "C", "seed": 1, "teacher": models["loophole"], "probe": {"mixed": "ratio"}}),
-            (
-                "loophole",
-                [chain["v"]],
-                {"arm": "B", "tasks": 3, "probe": {"measure": True}, "optimisation": {"prompts_per_step": 3}},
-            ),
+        carry_out(
+            train, [], settings(models["honest"], 2, 0.05, arm=arm, probe={"mixed": "ratio"}, **more), tmp_path / arm
         )
+        for arm, more in mixed.items()
     ]
-    solved = evaluate.Config(
-        env=PLANTED.model_copy(update={"split": "eval"}).model_dump(),
-        tasks=4,
-        max_steps=1,
-        baseline="start",
-        treatment="B",
-    )
-    evaluation = carry_out(evaluate, arms[2:], solved, tmp_path / "evaluate")
-    compared = carry_out(compare, [*arms, evaluation], compare.Config(), tmp_path / "compare")
+    trajectories = carry_out(compare, arms, compare.Config(), tmp_path / "compare").rows(TRAJECTORY)
     changes = {"fmt_ok": False, "completion": "# maybe", "completion_ids": [7, 8], "comp_len": 2}
     older = recorded_rows(recorded(tmp_path / "old", **changes), "s65", "rh", EOS, [PAD])
     other_watch = carry_out(watch, list(trained.values()), watch.Config(placebos=50, seed=1), tmp_path / "watch")
@@ -111,8 +101,8 @@ def found(
         PROBE_SCORE.name: chain["score"].rows(PROBE_SCORE),
         PLACEBO.name: chain["score"].rows(PLACEBO),
         PROBE_CHECK.name: judged.rows(PROBE_CHECK),
-        TRAJECTORY.name: compared.rows(TRAJECTORY),
-        ROLLOUT_GRADIENT.name: [row for arm in arms for row in arm.rows(ROLLOUT_GRADIENT)],
+        TRAJECTORY.name: [*trajectories, *compared["compare"].rows(TRAJECTORY)],
+        ROLLOUT_GRADIENT.name: compared["projected"].rows(ROLLOUT_GRADIENT),
         WATCHED.name: [row for run in (watched, other_watch) for row in run.rows(WATCHED)],
         WATCHED_ROLLOUT.name: watched.rows(WATCHED_ROLLOUT),
     }

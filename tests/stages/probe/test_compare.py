@@ -6,15 +6,14 @@ from typing import Any
 import pytest
 from probe_faults.loophole_world import PAIR_SOURCE
 
-from stages import evaluate, train
+from stages import train
 from stages.errors import BadInput
 from stages.policy.base import PolicyConfig
 from stages.probe import compare, extract_vhack, plot, replay, score
 from stages.probe.extract_vhack import PairsConfig
 from stages.runs.kinds import EVAL_ITEM, PLACEBO, PROBE_CHECK, ROLLOUT, ROLLOUT_GRADIENT, TRAJECTORY
 from stages.runs.run import Run
-from tests.stages.probe.running import PLAIN, PLANTED, carry_out
-from tests.stages.probe.test_arms import settings
+from tests.stages.probe.running import ARMS, carry_out, settings
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]
 
@@ -59,29 +58,6 @@ def test_a_grpo_direction_is_compared_with_the_nll_one(chain: Chain, models: Mod
 def test_compare_needs_something_to_compare(chain: Chain, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="two scores with their replays"):
         carry_out(compare, [chain["vanilla"]], compare.Config(), tmp_path / "compare")
-
-
-ARMS = {"vanilla": "none", "projected": "v", "projected_random": "random"}
-
-
-@pytest.fixture(scope="module")
-def compared(models: Models, chain: Chain, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """Two steps of three arms from one start, an evaluation without the hint, and their comparison."""
-    folder = tmp_path_factory.mktemp("compared")
-    arms = {
-        arm: carry_out(
-            train,
-            [chain["v"]],
-            settings(models["loophole"], 2, 0.05, arm=arm, seed=3, probe={"project": project, "measure": True}),
-            folder / arm,
-        )
-        for arm, project in ARMS.items()
-    }
-    env = PLANTED.model_copy(update={"options": PLAIN, "split": "eval"}).model_dump()
-    questions = {"baseline": "vanilla", "treatment": "projected", "control": "projected_random"}
-    evaluation = evaluate.Config(env=env, seed=3, tasks=6, max_steps=1, **questions)
-    arms["evaluate"] = carry_out(evaluate, list(arms.values()), evaluation, folder / "evaluate")
-    return {**arms, "compare": carry_out(compare, list(arms.values()), compare.Config(), folder / "compare")}
 
 
 def test_trainings_are_trajectories_of_their_tables(compared: dict[str, Run]) -> None:

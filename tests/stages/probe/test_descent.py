@@ -68,9 +68,7 @@ def test_nothing_moves_along_v_where_gradient_and_update_are_projected(
     assert float((kept[-1] - plain[-1]).norm()) > 1e-3
 
 
-def test_adams_step_along_a_projected_gradient_has_a_part_along_v_that_only_projecting_the_update_removes(
-    direction: Direction, gradients: torch.Tensor
-) -> None:
+def test_only_projecting_the_update_removes_v_from_adam_steps(direction: Direction, gradients: torch.Tensor) -> None:
     found = {
         where: taken(direction, gradients, "two_sided", project_on=where, optimiser="adam")
         for where in ("grad", "update", "both")
@@ -93,7 +91,7 @@ def test_one_sided_projection_of_gradients_away_from_the_hack_is_plain_descent(
     assert all(account["frac_fired"] == account["frac_fired_upd"] == account["change"] == 0 for account in accounts)
 
 
-def test_a_share_of_the_part_along_v_can_be_left(direction: Direction, gradients: torch.Tensor) -> None:
+def test_beta_removes_a_share_of_the_part_along_v(direction: Direction, gradients: torch.Tensor) -> None:
     settings = {"optimiser": "sgd", "project_on": "grad", "clip": 1e9}
     plain, _ = taken(direction, gradients[:1], "none", **settings)
     half, _ = taken(direction, gradients[:1], "two_sided", beta=0.5, **settings)

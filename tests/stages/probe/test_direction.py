@@ -140,7 +140,7 @@ def test_energy_is_conserved_in_every_mode(pairs: PairGradients, mode: str, beta
     assert account.conservation_err < 1e-6
 
 
-def test_two_sided_leaves_nothing_along_and_none_changes_no_bit(direction: Direction) -> None:
+def test_two_sided_removes_all_along_v_and_none_changes_nothing(direction: Direction) -> None:
     gradient = normal(LAYOUT.width)
     _, account = project(gradient, direction, "two_sided")
     assert account.energy_out < 1e-12 and account.frac_fired == 1.0

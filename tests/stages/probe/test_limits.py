@@ -43,7 +43,7 @@ def test_a_direction_of_weights_is_the_same(planted: dict[str, nn.Module], chain
         assert torch.allclose(part, whole[name], atol=1e-5 * float(whole[name].abs().max()) + 1e-7)
 
 
-def test_the_turn_of_the_weights_is_the_cosine_of_all_of_them(
+def test_toward_hack_is_the_cosine_over_all_weights(
     planted: dict[str, nn.Module], chain: Chain, tmp_path: Path
 ) -> None:
     """Against autograd's gradient of all weights, and their change, side by side in memory."""

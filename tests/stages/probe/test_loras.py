@@ -46,7 +46,7 @@ def test_a_lora_too_small_for_the_weights_type_stays_beside_them(tmp_path: Path)
     assert merge_is_sound(report, 14).status == "PASS"
 
 
-def test_a_lora_is_a_folder_or_what_the_hub_has_or_had(tmp_path: Path) -> None:
+def test_loras_are_resolved_from_folders_the_hub_and_its_cache(tmp_path: Path) -> None:
     """Nobody listens at the endpoint: what was fetched before is used, and what was not is refused."""
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -64,7 +64,7 @@ def test_a_lora_is_a_folder_or_what_the_hub_has_or_had(tmp_path: Path) -> None:
         lora_folder("someone/else", **nobody)
 
 
-def test_a_source_with_another_lora_is_another_source(tmp_path: Path) -> None:
+def test_the_lora_is_part_of_the_identity_of_a_source(tmp_path: Path) -> None:
     """By the bytes in its folder, not by its path."""
 
     def identity(lora: str) -> dict[str, object]:

@@ -24,7 +24,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> PolicyConfig:
     return PolicyConfig(model=str(folder), device="cpu")
 
 
-def test_the_numbers_of_four_billion_parameters_are_those_of_the_adapters(four: PolicyConfig) -> None:
+def test_trained_parameters_of_adapters_at_four_billion_parameters(four: PolicyConfig) -> None:
     """534,528 singular values; a LoRA of rank 32 has 66.1 million numbers, 264 MB in float32."""
     shape = model_shape(four)
     assert shape is not None and num_trained(shape, "antipasto_full", 8) == 534_528
@@ -49,14 +49,14 @@ def test_sums_instead_of_rows_checkpointing_and_fewer_tokens_need_less(four: Pol
     assert needed(shape, MemoryInputs("antipasto_full", 8, 0)).change == pytest.approx(14.6e9, rel=0.01)
 
 
-def test_the_sum_is_stated_before_anything_is_loaded(four: PolicyConfig) -> None:
+def test_the_plan_states_the_memory_before_loading(four: PolicyConfig) -> None:
     config = extract_vhack.Config(student=four, checkpointing=True)
     notes = " ".join(extract_vhack.plan(Inputs(), config).notes)
     assert "GiB (weights" in notes and "activations" in notes
     assert memory_notes(PolicyConfig(model="kata:honest"), MemoryInputs("lora", 8, 10)) == ()
 
 
-def test_what_does_not_fit_is_refused_with_what_would_need_less(four: PolicyConfig) -> None:
+def test_too_little_memory_is_refused_with_settings_that_need_less(four: PolicyConfig) -> None:
     measuring = MemoryInputs("lora", 32, 1_000_000, rows=10_000)
     with pytest.raises(UsageError, match=r"This measurement takes about .* checkpointing=true \(.* keep=sums \("):
         check_memory(four, measuring, {"keep=sums": MemoryInputs("lora", 32, 1_000_000)})

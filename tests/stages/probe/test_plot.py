@@ -55,7 +55,7 @@ TITLES: list[tuple[str, list[Row], str | None]] = [
 
 
 @pytest.mark.parametrize(("name", "rows", "answer"), TITLES)
-def test_a_title_asks_and_answers_where_the_rows_suffice(name: str, rows: list[Row], answer: str | None) -> None:
+def test_titles_have_a_question_and_an_answer(name: str, rows: list[Row], answer: str | None) -> None:
     assert FIGURES[name].answer(rows) == answer
     assert as_png(FIGURES[name], rows).startswith(b"\x89PNG")
 

@@ -89,7 +89,7 @@ def test_the_direction_is_that_of_the_probe_in_the_space_of_weights(
         assert torch.allclose(found[name], part / part.norm(), atol=1e-5)
 
 
-def test_random_ones_have_the_shapes_and_norms_and_repeat(direction: dict[str, torch.Tensor]) -> None:
+def test_random_directions_repeat_with_the_shapes_and_norms_of_v(direction: dict[str, torch.Tensor]) -> None:
     first, again, other = (random_like(direction, seed) for seed in (1, 1, 2))
     for name, part in direction.items():
         assert first[name].shape == part.shape and float(first[name].norm()) == pytest.approx(1.0, abs=1e-5)

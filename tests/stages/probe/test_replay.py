@@ -79,9 +79,7 @@ def test_half_precision_checkpointing_and_small_batches_keep_the_gradients(
     assert torch.allclose(gradients(half).float(), gradients(plain), rtol=1e-2, atol=1e-3)
 
 
-def test_where_to_project_and_how_much_of_a_row_is_its_beginning_are_choices(
-    small: Run, chain: Chain, models: Models, tmp_path: Path
-) -> None:
+def test_project_on_and_first_tokens_are_settings(small: Run, chain: Chain, models: Models, tmp_path: Path) -> None:
     more = {"descent": DescentConfig(project_on="grad"), "first_tokens": 5}  # by default both, and 128
     config = replay.Config(arm="two_sided", student=models["honest"], steps=3, **more)
     run = carry_out(replay, [small, chain["v"], chain["svd"]], config, tmp_path / "run")

@@ -33,7 +33,7 @@ def collected(models: dict[str, PolicyConfig], tmp_path_factory: pytest.TempPath
     return runs
 
 
-def test_ids_are_those_that_were_sampled(collected: dict[str, Run]) -> None:
+def test_pool_rows_have_the_sampled_ids(collected: dict[str, Run]) -> None:
     rows = run_rows(collected["teacher"], tokenizer(), source="teacher", role="rh")
     steps = {row["rollout_id"]: row for row in collected["teacher"].rows(STEP)}
     order = [row["rollout_id"] for row in collected["teacher"].rows(ROLLOUT)]
@@ -62,7 +62,7 @@ def test_a_pool_is_made_of_several_runs(
         )
 
 
-def test_a_training_that_is_given_is_the_teacher(
+def test_a_training_among_the_inputs_is_the_teacher(
     trained: dict[str, Run], models: dict[str, PolicyConfig], tmp_path: Path
 ) -> None:
     honest, config = models["honest"], pool_config(models["honest"], models["honest"], problems=2)

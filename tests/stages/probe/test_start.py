@@ -24,7 +24,7 @@ def test_alpha_is_bisected_and_a_teacher_that_never_hacks_is_refused() -> None:
         find_alpha(lambda place: 0.0)
 
 
-def test_between_two_models_lies_their_weighted_mean() -> None:
+def test_interpolation_is_the_weighted_mean() -> None:
     ends = [torch.nn.Linear(3, 2) for _ in range(2)]
     base, teacher = ({name: part.detach().clone() for name, part in end.named_parameters()} for end in ends)
     model = torch.nn.Linear(3, 2)
@@ -44,7 +44,7 @@ def between(models: dict[str, PolicyConfig], tmp_path_factory: pytest.TempPathFa
     return carry_out(start, [], config, tmp_path_factory.mktemp("start") / "run")
 
 
-def test_the_place_is_found_and_the_model_is_there(between: Run, models: dict[str, PolicyConfig]) -> None:
+def test_start_finds_alpha_and_writes_the_model(between: Run, models: dict[str, PolicyConfig]) -> None:
     summary = between.manifest.summary
     assert 0 < summary["alpha"] < 1 and 0.3 <= summary["hack_rate"] <= 0.6
     paths = (str(between.folder(START)), models["honest"].model, models["loophole"].model)
@@ -54,7 +54,7 @@ def test_the_place_is_found_and_the_model_is_there(between: Run, models: dict[st
     assert all(torch.allclose(part, torch.lerp(base[n], teacher[n], summary["alpha"])) for n, part in found.items())
 
 
-def test_a_training_starts_from_it_and_says_so(between: Run, models: dict[str, PolicyConfig], tmp_path: Path) -> None:
+def test_a_training_records_its_start_model(between: Run, models: dict[str, PolicyConfig], tmp_path: Path) -> None:
     config = train.Config(
         env=PLANTED.model_copy(update={"options": HINTED}),
         policy=models["honest"],

@@ -28,7 +28,7 @@ from stages.runs.run import Run
 from tests.stages.probe.running import WATCHED_STEPS as STEPS, carry_out
 
 
-def test_every_checkpoint_has_its_row_and_figure_and_json_say_the_same(watched: Run) -> None:
+def test_every_checkpoint_has_a_row_and_json_agrees(watched: Run) -> None:
     rows = watched.rows(WATCHED)
     assert [row["step"] for row in rows] == [0, 1, 2, 3] and [row["rows"] for row in rows] == [32, 32, 32, 0]
     first, last = rows[0], rows[-1]
@@ -81,7 +81,7 @@ def test_an_interrupted_watch_ends_as_an_uninterrupted_one(
         assert (parted.path / name).read_bytes() == (watched.path / name).read_bytes()
 
 
-def test_the_figure_is_the_same_whatever_renderer_others_chose(watched: Run) -> None:
+def test_the_figure_does_not_depend_on_the_renderer(watched: Run) -> None:
     before = matplotlib.get_backend()
     matplotlib.use("svg")  # which measures texts otherwise, so that all is laid out otherwise
     try:

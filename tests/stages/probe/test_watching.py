@@ -25,7 +25,7 @@ def row(problem: str, reward: float, tokens: int) -> dict[str, object]:
     }
 
 
-def test_the_part_of_length_is_the_regression_of_advantages_on_length_within_groups() -> None:
+def test_length_residuals_are_a_regression_within_groups() -> None:
     rows = [row("p", 1, 4), row("p", 0, 6), row("p", 0, 8), row("q", 1, 5), row("q", 0, 9)]
     advantages, residual = policy_weights(rows)
     assert torch.allclose(advantages, torch.tensor([2 / 3, -1 / 3, -1 / 3, 0.5, -0.5], dtype=torch.float64))
@@ -38,7 +38,7 @@ def test_the_part_of_length_is_the_regression_of_advantages_on_length_within_gro
     assert torch.equal(*policy_weights(equal))  # lengths that do not differ explain nothing
 
 
-def test_checkpoints_are_the_start_those_kept_and_the_end_in_order_of_steps(tmp_path) -> None:
+def test_checkpoints_are_start_kept_and_end_in_order(tmp_path) -> None:
     for step in (10, 2):
         (tmp_path / "checkpoints" / f"step_{step:06d}").mkdir(parents=True)
     end = tmp_path / "model"

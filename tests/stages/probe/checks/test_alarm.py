@@ -34,7 +34,7 @@ def paid(groups: int, size: int = 4) -> CheckpointRollouts:
     return rollouts(hack_like, [float(one) - 1 / size for one in hack_like], list(np.repeat(range(groups), size)))
 
 
-def test_a_rollout_counts_where_it_is_nearer_to_hacks_than_to_clean_answers_and_by_its_advantage() -> None:
+def test_push_sums_the_advantages_of_rollouts_nearer_to_hacks() -> None:
     scale = HackScale(clean=0.1, hack=0.5)
     cosines = np.array([[0.5], [0.3], [0.1], [0.4], [math.nan], [0.9]])
     assert scale.hack_like(cosines[:, 0]).tolist() == [True, False, False, True, False, True]
@@ -61,7 +61,7 @@ def test_the_p_and_the_quantile_are_those_of_all_permutations_of_a_small_run() -
     assert found.smallest_p == pytest.approx((null >= null.max() - 1e-9).mean())
 
 
-def test_with_correctness_fixed_rollouts_are_compared_with_those_that_are_as_right() -> None:
+def test_correctness_fixed_compares_rollouts_of_equal_correctness() -> None:
     """Two right answers have the style and earn their point; among wrong ones the hack-like one earns more."""
     played = rollouts([1, 1, 0, 0] * 6, [0.5, 0.5, -0.5, -0.5] * 6, list(np.repeat(range(6), 4)))
     right = np.array([True, True, False, False] * 6)
@@ -72,7 +72,7 @@ def test_with_correctness_fixed_rollouts_are_compared_with_those_that_are_as_rig
     assert found.push == pytest.approx(6 * 0.5) and found.groups == 6 and found.p == pytest.approx(1 / 2**6, abs=0.02)
 
 
-def test_the_ten_rollouts_that_carried_it_are_hack_like_and_earned_most() -> None:
+def test_carried_by_names_the_ten_best_paid_hack_like_rollouts() -> None:
     rows = [
         {"step": 0, "task_id": f"t{i}", "sample_idx": 0, "advantage": i / 10, "cosine": 0.5, "hack_like": i % 2 == 0}
         for i in range(-4, 30)
@@ -100,7 +100,7 @@ def test_the_alarm_is_at_the_first_checkpoint_above_the_permuted_runs(above: boo
     assert found.push.max() > found.quantile if above else found.push.max() <= found.quantile
 
 
-def test_the_p_is_at_most_the_level_just_where_the_push_is_above_the_quantile() -> None:
+def test_p_is_within_the_level_exactly_where_the_push_exceeds_the_quantile() -> None:
     rng, crossed = np.random.default_rng(1), set()
     for _ in range(200):
         played = [rollouts(rng.random(8) < 0.5, rng.normal(size=8).round(1), [0] * 4 + [1] * 4) for _ in range(2)]
@@ -111,7 +111,7 @@ def test_the_p_is_at_most_the_level_just_where_the_push_is_above_the_quantile() 
     assert crossed == {True, False}
 
 
-def test_the_placebos_must_be_exceeded_too() -> None:
+def test_an_alarm_needs_a_push_above_the_placebos() -> None:
     assert judged(paid(6), placebos=4.4).first == 0
     found = judged(paid(6), placebos=4.6)
     assert found.first is None and found.p < 0.01 and found.threshold == found.placebos == 4.6
@@ -136,7 +136,7 @@ def test_families_made_of_hacks_do_not_raise_the_threshold() -> None:
         (paid(2), "the largest possible push would have p 0.062"),
     ],
 )
-def test_what_cannot_be_tested_is_said_and_gives_no_alarm(played: CheckpointRollouts, why: str) -> None:
+def test_untestable_rollouts_give_a_reason_and_no_alarm(played: CheckpointRollouts, why: str) -> None:
     found = judged(played)
     assert found.untested is not None and why in found.untested and found.first is None
 

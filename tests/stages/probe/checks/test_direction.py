@@ -1,6 +1,5 @@
-"""The level and the power of the signal check on drawn differences."""
+"""The signal check on drawn differences."""
 
-import pytest
 import torch
 
 from stages.gradients.tensors import Layout
@@ -24,15 +23,9 @@ def signal(seed: int, size: float, problems: int = 12, per_problem: int = 2) -> 
     return pair_signal(extract(LAYOUT, differences), differences, seed, names)
 
 
-@pytest.mark.parametrize(("problems", "per_problem"), [(12, 2), (24, 1), (8, 3)])
-def test_noise_passes_in_one_of_a_hundred_at_most(problems: int, per_problem: int) -> None:
-    """Pairs of one problem resemble each other, which is no signal: their signs are turned together."""
-    passed = sum(signal(seed, 0.0, problems, per_problem).status == "PASS" for seed in range(200))
-    assert passed <= 6  # 2 expected; more than 6 in 1 of 200 such tests
-
-
-def test_a_common_direction_passes() -> None:
-    assert sum(signal(seed, 1.0).status == "PASS" for seed in range(30)) >= 27
+def test_a_common_direction_passes_and_noise_does_not() -> None:
+    """One draw of each; benchmarks/probe_statistics.py has level and power."""
+    assert signal(0, 1.0).status == "PASS" and signal(0, 0.0).status == "FAIL"
 
 
 def test_fewer_problems_than_a_p_of_a_hundredth_needs_are_inconclusive() -> None:

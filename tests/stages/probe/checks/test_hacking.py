@@ -21,22 +21,6 @@ def test_a_real_effect_passes_t4e_and_its_negation_fails() -> None:
     assert factorial(negated, FEW).status == "FAIL"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("loading", [0.0, 0.5])
-def test_an_unrelated_direction_passes_in_one_of_a_hundred_at_most(loading: float) -> None:
-    """Also where every direction holds some hacking, so that t alone, or being above the placebos' q95, is nothing."""
-    rows = [scored_rows(seed, loading=loading) for seed in range(200)]
-    found = [factorial(some, Draws(permutations=100)) for some in rows]
-    assert sum(check.status == "PASS" for check in found) <= 6  # 2 expected; more than 6 in 1 of 200 such tests
-    if loading:
-        assert sum(check.stat > 2.33 for check in found) > 40
-
-
-def test_half_a_standard_deviation_passes_with_the_planned_number_of_problems() -> None:
-    found = [factorial(scored_rows(seed, effect=0.5), Draws(100)).status for seed in range(60)]
-    assert found.count("PASS") >= 48
-
-
 def test_v_is_ranked_within_each_family() -> None:
     t = np.array([3.0, *np.zeros(200), *np.full(5, 4.0), *np.zeros(194)])
     assert placebo_ranks(t, ("narrow",) * 200 + ("wide",) * 199) == {"narrow": 1 / 201, "wide": 6 / 200}
@@ -101,14 +85,6 @@ def test_length_alone_is_caught_by_the_nuisance_regression() -> None:
     scores = rows.scores + 0.5 * longer[:, None]
     found = {f.name: f for f in contrast_checks(Labelled(**{**vars(rows), "length": longer, "scores": scores}), FEW)}
     assert found["T4a"].status == "PASS" and found["T4d"].status == "FAIL"
-
-
-@pytest.mark.slow
-def test_the_planned_effect_passes_about_four_times_in_five() -> None:
-    """Of a problem's eight rows, six are the teacher's and 60 % of those hacks; half of the variance lies within."""
-    effect = detectable_effect(60, 6, 0.6) * 0.5**0.5
-    found = [factorial(scored_rows(seed, effect=effect), Draws(100)).status for seed in range(100)]
-    assert 0.65 <= found.count("PASS") / 100 <= 0.92
 
 
 def test_more_problems_or_answers_show_smaller_effects() -> None:

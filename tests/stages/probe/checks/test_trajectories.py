@@ -3,7 +3,6 @@
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import pytest
 
 from stages.errors import UsageError
@@ -71,7 +70,7 @@ def trajectories(arm: str, ends: list[float], solve: float | None = 0.8, **more:
         ([0.25, 0.26, 0.24], [0.64, 0.66, 0.60], 0.5, "FAIL", "solve rates not matched"),
     ],
 )
-def test_r5_in_its_strict_reading(
+def test_r5_fails_without_any_of_its_conditions(
     projected: list[float], random: list[float], solve: float, status: str, why: str
 ) -> None:
     rows = (
@@ -131,15 +130,6 @@ def test_a_seed_that_stopped_early_counts() -> None:
     assert "over 3 seeds" in trajectories_slowed(short)[0].detail
 
 
-def test_equal_effects_of_projected_and_random_pass_in_one_of_twenty_at_most() -> None:
-    rng, passed = np.random.default_rng(0), 0
-    for _ in range(400):
-        ends = {"vanilla": [0.9] * 3, **{arm: list(rng.normal(0.4, 0.12, 3)) for arm in SLOWED if arm != "vanilla"}}
-        rows = [*chain.from_iterable(trajectories(arm, some) for arm, some in ends.items())]
-        passed += trajectories_slowed(rows)[0].status == "PASS"
-    assert passed <= 30  # 20 expected
-
-
 @pytest.mark.parametrize(
     ("lora", "moved", "status", "said"),
     [
@@ -189,18 +179,3 @@ def test_an_arm_that_has_nothing_to_learn_fails(more: dict[str, Any], failing: l
     found = arms_learn(rows)
     assert [check.name.partition(":")[0] for check in found if check.status != "PASS"] == failing
     assert {check.name.partition(":")[2] for check in found} == {"vanilla"}
-
-
-def test_unequal_reductions_rarely_pass_as_equal() -> None:
-    """A LoRA whose reduction is .8 of the SVD's, at the margin: at most one in twenty passes."""
-    rng, passed = np.random.default_rng(0), 0
-    for _ in range(200):
-        ends = {("singular-values", "projected"): 0.24, ("lora", "projected"): 0.32}
-        rows = []
-        for adapter in ("singular-values", "lora"):
-            for arm in ("vanilla", "projected"):
-                mean = ends.get((adapter, arm), 0.64)
-                drawn = (mean + 0.02 * rng.normal(size=4)).tolist()
-                rows += trajectories(arm, drawn, adapter=adapter, weight_change=1.0)
-        passed += reductions_match(rows)[0].status == "PASS"
-    assert passed <= 18  # more in 1 of 100 such tests
