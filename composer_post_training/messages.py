@@ -57,7 +57,7 @@ class Python:
     words: Mapping[str, str] = {
         "call": "call",
         "again": "A second interrupt",
-        "table": "a dictionary",
+        "a_table": "a dictionary",
         "true_or_false": "True or False",
     }
 

@@ -15,19 +15,13 @@ from stages import words
 # What pydantic calls a value that has the wrong form, by its types of errors; all others are bounds and choices, which
 # it puts into words of its own ("Input should be greater than 0").
 FORMS = {
-    "a whole number": ("int_type", "int_parsing", "int_parsing_size", "int_from_float"),
-    "a number": ("float_type", "float_parsing"),
-    "true or false": ("bool_type", "bool_parsing"),
+    "integer": ("int_type", "int_parsing", "int_parsing_size", "int_from_float"),
+    "number": ("float_type", "float_parsing"),
+    "boolean": ("bool_type", "bool_parsing"),
     "text": ("string_type", "string_sub_type", "string_unicode"),
-    "a path": ("path_type",),
-    "a list": ("list_type", "tuple_type", "set_type", "frozen_set_type"),
-    "a table of keys and values": (
-        "dict_type",
-        "mapping_type",
-        "model_type",
-        "model_attributes_type",
-        "dataclass_type",
-    ),
+    "path": ("path_type",),
+    "list": ("list_type", "tuple_type", "set_type", "frozen_set_type"),
+    "table": ("dict_type", "mapping_type", "model_type", "model_attributes_type", "dataclass_type"),
 }
 FORM_OF = {kind: form for form, kinds in FORMS.items() for kind in kinds}
 
@@ -86,19 +80,17 @@ def refusal(problem: Mapping[str, Any]) -> str:
     """
     kind, bounds = str(problem["type"]), problem.get("ctx", {})
     if form := FORM_OF.get(kind):
-        return f"it should be {form}"
+        return words.Sentence("value-of-other-form", form=form)
     if kind == "missing":
-        return "it is missing"
+        return words.Sentence("value-missing")
     if kind == "extra_forbidden":
-        return "there is no such key"
+        return words.Sentence("key-unknown")
     if kind in ("string_too_short", "too_short"):
-        return (
-            "it should not be empty" if bounds["min_length"] == 1 else f"it should have {bounds['min_length']} or more"
-        )
+        return words.Sentence("value-too-short", least=bounds["min_length"])
     if kind in ("string_too_long", "too_long"):
-        return f"it should have {bounds['max_length']} or fewer"
+        return words.Sentence("value-too-long", most=bounds["max_length"])
     if kind == "string_pattern_mismatch":
-        return f"it should match the pattern {bounds['pattern']}"
+        return words.Sentence("value-without-pattern", pattern=bounds["pattern"])
     return str(problem["msg"]).removeprefix("Value error, ").replace("Input should", "it should")
 
 

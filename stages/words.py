@@ -65,7 +65,7 @@ class Interface(Protocol):
     """How a call of this project is written: on the command line, or in Python."""
 
     words: Mapping[str, str]
-    """Words that differ: `call` is what runs a stage, `again` what interrupts it, `table` keys with their values."""
+    """Words that differ: `call` is what runs a stage, `again` what interrupts it, `a_table` keys with their values."""
 
     def remedy(self, remedy: Remedy) -> str:
         """Return how a remedy is written."""
@@ -78,7 +78,7 @@ class CommandLine:
     words: Mapping[str, str] = {
         "call": "command",
         "again": "Ctrl-C again",
-        "table": "a table of keys and values",
+        "a_table": "a table of keys and values",
         "true_or_false": "true or false",
     }
 
@@ -174,12 +174,12 @@ def _plain(value: Any, interface: Interface) -> Any:
     return [_plain(each, interface) for each in value] if isinstance(value, (list, tuple)) else value
 
 
-def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+def did_you_mean(word: str, words: Iterable[str], cutoff: float = 0.6) -> str:
     """Return " Did you mean 'kata'?" with the known word that is most similar, in any case; "" where none is.
 
     cutoff: the least similarity, of 1.
     """
-    spelt = {name.lower(): name for name in known}
+    spelt = {name.lower(): name for name in words}
     return "".join(f" Did you mean {spelt[near]!r}?" for near in get_close_matches(word.lower(), spelt, 1, cutoff))
 
 
@@ -232,6 +232,6 @@ def entries(room: str) -> Mapping[str, tuple[str, str]]:
 
 def rooms() -> Sequence[str]:
     """Return all rooms that have sentences."""
-    found = [str(path.parent.relative_to(STAGES)).replace("/", ".") for path in STAGES.rglob(FILE)]
-    named = ["" if room == "." else room for room in found]
+    paths = [str(path.parent.relative_to(STAGES)).replace("/", ".") for path in STAGES.rglob(FILE)]
+    named = ["" if room == "." else room for room in paths]
     return sorted([*named, *(room for room, root in ROOTS.items() if (root / FILE).is_file())])

@@ -220,7 +220,7 @@ class EndpointPolicy:
         self.client = Client(config)
         self._host, self._slots = host_limit(config.base_url), asyncio.Semaphore(config.concurrency)
         # With a price all answers are of the first; without one it is not known which until they are read.
-        folders = [cache.shared] if config.has_price else [cache.own, cache.shared]
+        folders = [cache.shared] if config.has_price else [cache.run, cache.shared]
         self._caches = [
             AnswerCache(folder / "answers.sqlite", lambda report: listener(report, 0, 0) if listener else None)
             for folder in folders

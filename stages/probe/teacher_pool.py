@@ -233,7 +233,7 @@ def _answers(
     places = {task.task_id: index for index, task in enumerate(tasks)}
     policy = policies.by_name[source.name]
     do = partial(_play, source, make, policy, places, config, out)
-    work_through(rollouts, partial(_key, source), do, policy=policy, out=out, what=f"answers of {source.name}")
+    work_through(rollouts, partial(_key, source), do, policy=policy, out=out, noun=f"answers of {source.name}")
     records = (out.journal.get(_key(source, rollout)) for rollout in rollouts)
     return [record["row"] for record in records if record is not None and not record["failed"]]
 

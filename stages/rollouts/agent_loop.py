@@ -668,4 +668,4 @@ def play_missing(
         out.spread([[key(rollout)] for rollout in rollouts], noun, shared_value)
         background.run(independently())
     else:
-        work_through(rollouts, key, in_batch, policy=policy, out=out, what=noun, shared_value=shared_value)
+        work_through(rollouts, key, in_batch, policy=policy, out=out, noun=noun, shared_value=shared_value)

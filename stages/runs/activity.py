@@ -54,16 +54,16 @@ def on_activity(listener: ActivityListener) -> Iterator[None]:
 
 
 @contextmanager
-def activity(what: str) -> Iterator[None]:
+def activity(text: str) -> Iterator[None]:
     """Name what this process does, such as "installing pytest", until the block ends."""
     listeners = list(_listeners)
-    _begun.append(what)
+    _begun.append(text)
     for listener in listeners:
-        _tell(listener, what)
+        _tell(listener, text)
     try:
         yield
     finally:
-        _begun.remove(what)
+        _begun.remove(text)
         for listener in listeners:
             _tell(listener, _begun[-1] if _begun else "")
 
@@ -76,11 +76,11 @@ def detail(words: str) -> None:
             _tell(listener, Detailed(f"{_begun[-1]}: {words}"))
 
 
-def _tell(listener: ActivityListener, what: str) -> None:
+def _tell(listener: ActivityListener, text: str) -> None:
     # A listener raises where the stage is to stop. The stage gets the same at its next report between two units; here
     # it would end an installation in its middle.
     with suppress(Exception):
-        listener(what)
+        listener(text)
 
 
 @contextmanager

@@ -116,18 +116,18 @@ class Bucket:
                     obstore.delete(self.store, key)
 
     @contextmanager
-    def _failing(self, what: str) -> Iterator[None]:
+    def _failing(self, action: str) -> Iterator[None]:
         from obstore.exceptions import BaseError
 
         try:
             yield
         except BaseError as error:
-            raise failed(self.url, what, _first_line(error)) from None
+            raise failed(self.url, action, _first_line(error)) from None
 
 
-def failed(url: str, what: str, message: str) -> InfrastructureError:
+def failed(url: str, action: str, message: str) -> InfrastructureError:
     """Return the error to raise when a store fails at an operation with this message."""
-    return InfrastructureError("runs.bucket-failed", url=url, what=what, message=message)
+    return InfrastructureError("runs.bucket-failed", url=url, what=action, message=message)
 
 
 def open_bucket(url: str) -> Bucket:
@@ -139,11 +139,11 @@ def open_bucket(url: str) -> Bucket:
         from obstore.store import LocalStore, from_url
     except ModuleNotFoundError:
         raise UsageError("runs.obstore-missing", url=url) from None
-    scheme, _, rest = url.partition("://")
-    if scheme not in SCHEMES or (scheme == "file" and not rest.startswith("/")):
+    scheme, _, address = url.partition("://")
+    if scheme not in SCHEMES or (scheme == "file" and not address.startswith("/")):
         raise UsageError("runs.address-not-understood", url=url)
     try:
-        return Bucket(LocalStore(rest, mkdir=True) if scheme == "file" else from_url(url), url)
+        return Bucket(LocalStore(address, mkdir=True) if scheme == "file" else from_url(url), url)
     except BaseError as error:
         raise UsageError("runs.address-cannot-be-opened", url=url, first_line=_first_line(error)) from None
 
@@ -208,8 +208,8 @@ class HubBucket:
     def keys(self, prefix: str) -> list[str]:
         """Return the keys below the folder that begin with a prefix, sorted."""
         with self._failing("listing"):
-            found = self._files.find(self._prefix.rstrip("/"), refresh=True)  # else from a cache of this process
-        return sorted(key for name in found if (key := name.removeprefix(self._prefix)).startswith(prefix))
+            entries = self._files.find(self._prefix.rstrip("/"), refresh=True)  # else from a cache of this process
+        return sorted(key for name in entries if (key := name.removeprefix(self._prefix)).startswith(prefix))
 
     def write(self, key: str, data: bytes) -> None:
         """Write a file, replacing any of that key."""
@@ -235,12 +235,12 @@ class HubBucket:
 
     def delete(self, keys: list[str]) -> None:
         """Delete files; missing ones count as deleted."""
-        there = sorted(set(keys) & set(self.keys(""))) if keys else []
+        remaining = sorted(set(keys) & set(self.keys(""))) if keys else []
         with self._failing("deleting"):
-            self._api.batch_bucket_files(self._repository, delete=[self._folder + key for key in there])
+            self._api.batch_bucket_files(self._repository, delete=[self._folder + key for key in remaining])
 
     @contextmanager
-    def _failing(self, what: str) -> Iterator[None]:
+    def _failing(self, action: str) -> Iterator[None]:
         from huggingface_hub.errors import (  # type: ignore[attr-defined]  # Unreachable is of its HTTP client
             EntryNotFoundError,
             HfHubHTTPError,
@@ -254,7 +254,7 @@ class HubBucket:
             if isinstance(error, HfHubHTTPError):
                 message = f"{error.response.status_code}: {error.server_message or error}"
             # redacted(): a proxy or the hub may repeat the request's token in its message.
-            raise failed(self.url, what, redacted(message.strip().split("\n")[0])) from None
+            raise failed(self.url, action, redacted(message.strip().split("\n")[0])) from None
 
 
 RunStore = Bucket | HubBucket
@@ -265,10 +265,10 @@ def open_store(url: str) -> RunStore:
     """Open the bucket or the repository at an address; `UsageError` when it is not understood or not found."""
     if not url.startswith(f"{SCHEME}://"):
         return open_bucket(url)
-    found = ADDRESS.fullmatch(url)
-    if found is None:
+    match = ADDRESS.fullmatch(url)
+    if match is None:
         raise UsageError("runs.no-hub-address", url=url)
-    return HubBucket(url, found[1], found[2].lstrip("/"))
+    return HubBucket(url, match[1], match[2].lstrip("/"))
 
 
 def is_address(text: str) -> bool:
@@ -288,16 +288,16 @@ NOT_PUBLISHED = ("scratch", "ledger.jsonl")
 def fetch(url: str, cache: Path) -> Path:
     """Return the folder below `cache` with the run at an address; `BadInput` when it is missing or unfinished."""
     bucket = open_store(url.rstrip("/"))
-    found = bucket.read(MANIFEST)
-    if found is None:
+    data = bucket.read(MANIFEST)
+    if data is None:
         raise BadInput("runs.no-run-in-bucket", url=url, manifest=MANIFEST)
-    about = _manifest(found, url)
+    about = _manifest(data, url)
     if about.status != "complete":
         raise BadInput("runs.bucket-run-incomplete", url=url, status=about.status)
     folder = local_folder(url, about.stage, cache)
-    if store.read_bytes(folder / MANIFEST) == found and not Run(folder).damage("bytes"):
+    if store.read_bytes(folder / MANIFEST) == data and not Run(folder).damage("bytes"):
         return folder
-    download(bucket, folder, found)
+    download(bucket, folder, data)
     if damage := Run(folder).damage("bytes"):
         (folder / MANIFEST).unlink()  # so that the folder is not a run, and the next fetch downloads it again
         raise BadInput("runs.bucket-run-damaged", url=url, damage=damage)
@@ -346,8 +346,8 @@ def publish(run: Run, url: str) -> int:
     if damage := run.damage("bytes"):
         raise BadInput("runs.run-damaged", run_path=run.path, damage=damage)
     bucket = open_store(url.rstrip("/"))
-    if (there := bucket.read(MANIFEST)) is not None:
-        if _manifest(there, url).outputs == run.manifest.outputs:
+    if (published := bucket.read(MANIFEST)) is not None:
+        if _manifest(published, url).outputs == run.manifest.outputs:
             return 0
         raise UsageError("runs.address-holds-another-run", url=url)
     files = []
@@ -415,8 +415,8 @@ class Mirror:
             if units:
                 try:
                     self._end(sender, out)
-                except ComposerError as other:
-                    error.add_note(str(other))  # the error of the run is the one to report
+                except ComposerError as failure:
+                    error.add_note(str(failure))  # the error of the run is the one to report
             raise
         self._end(sender, out)
 
@@ -463,7 +463,7 @@ class Mirror:
 
     def _files(self) -> dict[str, Stamp]:
         """Return the durable files of the folder with their stamps; a name that begins with a dot is temporary."""
-        found: dict[str, Stamp] = {}
+        stamps: dict[str, Stamp] = {}
         for path in self.folder.rglob("*"):
             name = path.relative_to(self.folder).as_posix()
             if name == OWNER or name.startswith(LOCAL) or "/." in f"/{name}":
@@ -471,8 +471,8 @@ class Mirror:
             with suppress(FileNotFoundError):
                 if path.is_file() and not path.is_symlink():
                     status = path.stat()
-                    found[name] = status.st_mtime_ns, status.st_size
-        return found
+                    stamps[name] = status.st_mtime_ns, status.st_size
+        return stamps
 
 
 def _rank(name: str) -> int:

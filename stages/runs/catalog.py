@@ -17,6 +17,7 @@ from stages.runs import bucket
 from stages.runs.kinds import NOOP, REFERENCE, Kind
 from stages.runs.run import InputRef, Inputs, Manifest, Run, RunFacts, read_manifest
 from stages.runs.stage import Stage, load_stage
+from stages.words import Sentence
 
 TRAINING = "train"
 """The stage whose runs hold rollouts beside what they were made for."""
@@ -24,18 +25,18 @@ TRAINING = "train"
 
 def manifests(root: Path) -> list[tuple[str, os.stat_result]]:
     """Return `stage/folder` and the status of the manifest of all runs, in the order of the stages, oldest first."""
-    found = []
+    listing = []
     for stage in _folders(root):
         for run in _folders(stage.path):
             with suppress(OSError):  # of a folder without a manifest, or one that may not be read
                 if not run.is_symlink() and S_ISREG((status := os.stat(f"{run.path}/manifest.json")).st_mode):
-                    found.append(((stage_order(stage.name), run.name), f"{stage.name}/{run.name}", status))
-    return [(name, status) for _, name, status in sorted(found, key=itemgetter(0))]
+                    listing.append(((stage_order(stage.name), run.name), f"{stage.name}/{run.name}", status))
+    return [(name, status) for _, name, status in sorted(listing, key=itemgetter(0))]
 
 
 def _folders(folder: Path | str) -> list[os.DirEntry[str]]:
-    with suppress(OSError), os.scandir(folder) as every:
-        return [one for one in every if one.is_dir()]
+    with suppress(OSError), os.scandir(folder) as entries:
+        return [entry for entry in entries if entry.is_dir()]
     return []
 
 
@@ -62,12 +63,12 @@ def find(root: Path, text: str) -> Path:
         raise BadInput("runs.file-instead-of-run", text=text)
     if folder.is_dir():
         return folder / "latest" if (folder / "latest" / "manifest.json").is_file() else folder
-    every = folders(root)
+    paths = folders(root)
     if text in STAGES and (newest := latest(root, text)) is not None:
         return newest
-    fitting = [run for run in every if text in (run.name, name(run))] or [run for run in every if text in name(run)]
+    fitting = [run for run in paths if text in (run.name, name(run))] or [run for run in paths if text in name(run)]
     if not fitting:
-        words = [*dict.fromkeys(run.parent.name for run in every), *map(name, every)]
+        words = [*dict.fromkeys(run.parent.name for run in paths), *map(name, paths)]
         if text in STAGES and text not in words:
             raise BadInput("runs.no-run-of-stage", stage=text, root=root)
         raise BadInput("runs.no-run", text=text, root=root, words=words)
@@ -103,8 +104,8 @@ def unfinished_since(run: Path) -> Run | None:
     for path in sorted(folders(run.parent.parent), reverse=True):
         if path.parent.name == run.parent.name and path.name > run.name:
             with suppress(BadInput):
-                if (found := Run(path)).manifest.status != "complete":
-                    return found
+                if (newest := Run(path)).manifest.status != "complete":
+                    return newest
     return None
 
 
@@ -112,7 +113,7 @@ def unfinished_since(run: Path) -> Run | None:
 
 
 def choose(
-    stage: str, given: Sequence[str], root: Path, notify: Callable[[str], None], *, unasked: bool = True
+    stage: str, names: Sequence[str], root: Path, notify: Callable[[str], None], *, unasked: bool = True
 ) -> Inputs:
     """Return the inputs of a stage: the runs that were named, or else the latest of the stages that write its inputs.
 
@@ -122,43 +123,43 @@ def choose(
     many runs are never chosen unasked; none is without `unasked`.
     """
     loaded = load_stage(stage)
-    if given and not loaded.inputs:
-        raise UsageError("runs.stage-reads-no-runs", stage=stage, given=given[0])
-    if given:
-        named = [Run(find(root, text)) for text in given]
+    if names and not loaded.inputs:
+        raise UsageError("runs.stage-reads-no-runs", stage=stage, given=names[0])
+    if names:
+        named = [Run(find(root, text)) for text in names]
         return assign_inputs(loaded, [*named, *_read_by_named(loaded, named, root, notify)])
     if not unasked:
         return Inputs()
-    wanted = {name: slot.kind for name, slot in loaded.inputs.items() if not (slot.many or slot.optional)}
-    first = sorted(wanted, key=lambda name: min(map(stage_order, writers(wanted[name]))))
-    newest = {name: _newest(root, wanted[name]) for name in first}
-    for name in (name for name in wanted if not newest[name]):
+    needed = {name: slot.kind for name, slot in loaded.inputs.items() if not (slot.many or slot.optional)}
+    first = sorted(needed, key=lambda name: min(map(stage_order, writers(needed[name]))))
+    newest = {name: _newest(root, needed[name]) for name in first}
+    for name in (name for name in needed if not newest[name]):
         training = latest(root, TRAINING)
         raise BadInput(
             "runs.no-finished-input",
             stage=stage,
-            plural=wanted[name].plural,
+            plural=needed[name].plural,
             root=root,
-            writers=writers(wanted[name]),
-            training=training if training and Run(training).holds(wanted[name]) else None,
+            writers=writers(needed[name]),
+            training=training if training and Run(training).holds(needed[name]) else None,
         )
     chosen: dict[str, tuple[Run, str]] = {}  # by slot, with the reason
     for name in reversed(first):  # runs of later stages say what they were made from
-        read = _read_by([run for run, _ in chosen.values()], wanted[name], root)
+        read = _read_by([run for run, _ in chosen.values()], needed[name], root)
         # Names begin with the time.
         chosen[name] = read or (Run(max(newest[name], key=lambda path: path.name)), "the latest")
-    in_order = {chosen[name][0].path: chosen[name] for name in wanted}
+    in_order = {chosen[name][0].path: chosen[name] for name in needed}
     for path, (_, reason) in in_order.items():
-        notify(f"{stage}: reads {path} ({reason}; --from chooses another)")
+        notify(Sentence("runs.input-chosen", stage=stage, path=path, reason=reason))
     return assign_inputs(loaded, [run for run, _ in in_order.values()])
 
 
 def assign_inputs(stage: Stage[Any], runs: Sequence[Run]) -> Inputs:
     """Assign each run to the slots whose kind it holds; `BadInput` when a slot stays empty or a run fits none."""
     filled: dict[str, list[Run]] = {}
-    wanted = {slot.kind.name for slot in stage.inputs.values()}
+    needed = {slot.kind.name for slot in stage.inputs.values()}
     for run in runs:
-        if wanted.intersection(kind.name for kind in _written(run)):
+        if needed.intersection(kind.name for kind in _written(run)):
             require_complete(run)
     for name, slot in stage.inputs.items():
         fitting = [run for run in runs if run.holds(slot.kind)]
@@ -179,12 +180,12 @@ def assign_inputs(stage: Stage[Any], runs: Sequence[Run]) -> Inputs:
     used = [run for fitting in filled.values() for run in fitting]
     for run in runs:
         if run not in used:
-            held = ", ".join(run.manifest.outputs or [kind.plural for kind in _written(run)])
+            tables = ", ".join(run.manifest.outputs or [kind.plural for kind in _written(run)])
             raise BadInput(
                 "runs.input-of-no-use",
                 run_path=run.path,
                 stage=run.manifest.stage,
-                held=held,
+                held=tables,
                 stage_name=stage.name,
                 inputs=[(slot.kind.plural, writers(slot.kind)) for slot in stage.inputs.values()],
             )
@@ -255,9 +256,11 @@ def writers(kind: Kind) -> list[str]:
     Training only where no other of the pipeline does: its rollouts were played to learn. Those of the probe only where
     no other does: their checkpoints are no models.
     """
-    found = [stage for stage in STAGES if any(one.name == kind.name for one in load_stage(stage).outputs.values())]
-    others = [stage for stage in found if STAGES[stage].group != "probe"]
-    return [stage for stage in others if stage != TRAINING] or others or found
+    makers = [
+        stage for stage in STAGES if any(output.name == kind.name for output in load_stage(stage).outputs.values())
+    ]
+    core = [stage for stage in makers if STAGES[stage].group != "probe"]
+    return [stage for stage in core if stage != TRAINING] or core or makers
 
 
 def _newest(root: Path, kind: Kind) -> list[Path]:
@@ -271,14 +274,14 @@ def _newest(root: Path, kind: Kind) -> list[Path]:
 
 def _read_by_named(stage: Stage[Any], named: Sequence[Run], root: Path, notify: Callable[[str], None]) -> list[Run]:
     """Return the runs that these were made from, for the required slots that none of these fills."""
-    found: list[Run] = []
+    inputs: list[Run] = []
     named = [run for run in named if any(run.holds(slot.kind) for slot in stage.inputs.values())]
     for slot in stage.inputs.values():
         filled = any(run.holds(kind) for run in named for kind in (slot.kind, *slot.unless))
         if not (slot.optional or filled) and (read := _read_by(named, slot.kind, root)):
-            notify(f"{stage.name}: reads {read[0].path} ({read[1]}; --from chooses another)")
-            found.append(read[0])
-    return found
+            notify(Sentence("runs.input-chosen", stage=stage.name, path=read[0].path, reason=read[1]))
+            inputs.append(read[0])
+    return inputs
 
 
 def _read_by(runs: Sequence[Run], kind: Kind, root: Path) -> tuple[Run, str] | None:
@@ -287,9 +290,9 @@ def _read_by(runs: Sequence[Run], kind: Kind, root: Path) -> tuple[Run, str] | N
         for ref in references(run.manifest):
             # Of a folder of artifacts that was copied, the copy is meant.
             places = (root / name(Path(ref.path)), Path(ref.path))
-            path = next((place for place in places if (place / "manifest.json").is_file()), None)
-            if path is not None and (found := Run(path)).holds(kind):
-                return found, f"which {name(run.path)} was made from"
+            path = next((folder for folder in places if (folder / "manifest.json").is_file()), None)
+            if path is not None and (input_run := Run(path)).holds(kind):
+                return input_run, f"which {name(run.path)} was made from"
     return None
 
 
@@ -303,5 +306,5 @@ def references(record: RunFacts) -> list[InputRef]:
 
 def find_input(root: Path, recorded: Path) -> Path:
     """Return the folder of an input: the recorded one, or that of its name below `root` where folders were moved."""
-    there = root / name(recorded)
-    return recorded if (recorded / "manifest.json").is_file() or not (there / "manifest.json").is_file() else there
+    folder = root / name(recorded)
+    return recorded if (recorded / "manifest.json").is_file() or not (folder / "manifest.json").is_file() else folder

@@ -40,7 +40,7 @@ def plain(value: Any) -> str:
         return "\u2013"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, (list, tuple)) and all(isinstance(one, (str, int, float)) for one in value):
+    if isinstance(value, (list, tuple)) and all(isinstance(item, (str, int, float)) for item in value):
         return ", ".join(map(plain, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
@@ -118,7 +118,7 @@ class Table(Sequence[dict[str, Any]]):
     """Rows in all, where `cells` holds only the first."""
     note: str = ""
     """A sentence below the rows."""
-    shown: int = SHOWN_ROWS
+    num_shown: int = SHOWN_ROWS
     """How many rows it shows."""
     formats: Sequence[str] = ()
     """For each column a key of FORMATS, or empty for text; none at all where every column is text."""
@@ -161,8 +161,8 @@ class Table(Sequence[dict[str, Any]]):
 
     def __repr__(self) -> str:
         sides = [RIGHT if form else LEFT for form in self.forms]
-        shown = aligned(self._shown(), list(self.columns), sides)
-        return "\n".join(filter(None, [self.title, shown, self._rest(), self.note]))
+        table = aligned(self._shown(), list(self.columns), sides)
+        return "\n".join(filter(None, [self.title, table, self._rest(), self.note]))
 
     def _repr_html_(self) -> str:
         """Return the table for a notebook, with everything that models wrote escaped."""
@@ -180,11 +180,11 @@ class Table(Sequence[dict[str, Any]]):
     def _shown(self) -> list[list[str]]:
         return [
             [cell(value, form) if form else shortened(value) for value, form in zip(row, self.forms, strict=True)]
-            for row in self.cells[: self.shown]
+            for row in self.cells[: self.num_shown]
         ]
 
     def _rest(self) -> str:
-        more = (len(self.cells) if self.total is None else self.total) - min(len(self.cells), self.shown)
+        more = (len(self.cells) if self.total is None else self.total) - min(len(self.cells), self.num_shown)
         return f"and {more:,} rows more" if more > 0 else ""
 
 
@@ -193,7 +193,9 @@ def shortened(value: Any) -> str:
     most = len(str(value)) if isinstance(value, Path) else SHOWN_CHARACTERS
     text = "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
     # Characters that steer a terminal, or the direction of writing, are spelt out: models may have written them.
-    return layout.shortened("".join(one if one.isprintable() else repr(one)[1:-1] for one in text[: most + 1]), most)
+    return layout.shortened(
+        "".join(character if character.isprintable() else repr(character)[1:-1] for character in text[: most + 1]), most
+    )
 
 
 def of_run(run: "Run") -> Table:
@@ -209,12 +211,12 @@ def of_run(run: "Run") -> Table:
 
 def of_scan(scan: "Scan") -> Table:
     """Return the first rows of a table on disk, with the columns that matter most, and how to see the others."""
-    every = scan.columns
-    main = [name for name in MAIN_COLUMNS.get(scan.kind, "").split() if name in every]
-    columns = (main or every)[:SHOWN_COLUMNS]
+    names = scan.columns
+    main = [name for name in MAIN_COLUMNS.get(scan.kind, "").split() if name in names]
+    columns = (main or names)[:SHOWN_COLUMNS]
     batch = next(scan.batches(columns, size=SHOWN_ROWS), None)
     rows = [] if batch is None else batch.to_pylist()
-    hidden = len(every) - len(columns)
+    hidden = len(names) - len(columns)
     note = f"and {hidden} columns more: .columns names them, .pandas() and .arrow() read them" if hidden else ""
     return Table(columns, [[row[name] for name in columns] for row in rows], total=len(scan), note=note)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from stages.errors import BadInput
 from stages.runs.activity import activity
+from stages.words import Sentence
 
 ANSWER_S = 3.0
 """Seconds within which the hub must answer."""
@@ -45,7 +46,7 @@ def unreachable(endpoint: str | None = None) -> str | None:
 
 def _ask(url: str) -> str | None:
     """Return why a server does not answer a request; None where it does."""
-    found: list[str | None] = []
+    answers: list[str | None] = []
 
     def ask() -> None:
         from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
@@ -53,15 +54,15 @@ def _ask(url: str) -> str | None:
         try:
             with get_session().stream("GET", url, timeout=ANSWER_S) as response:  # the page itself is not read
                 broken = response.status_code >= 500
-            found.append(f"{url} answers with status {response.status_code}" if broken else None)
+            answers.append(f"{url} answers with status {response.status_code}" if broken else None)
         except Exception as error:  # of the name's look-up, the connection or the protocol: no common base class
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            found.append(f"{url} cannot be reached: {first}")
+            answers.append(f"{url} cannot be reached: {first}")
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(LOOKUP_S)
-    return found[0] if found else f"{url} does not answer within {LOOKUP_S:g} s"
+    return answers[0] if answers else Sentence("runs.hub-too-slow", url=url, lookup_s=LOOKUP_S)
 
 
 def source(model: str, revision: str | None = None) -> str:
@@ -94,11 +95,11 @@ def offline_if_unreachable() -> Iterator[None]:
     from huggingface_hub import constants
 
     places: list[Any] = [constants, datasets.config]  # datasets copies the setting when it is imported
-    before = [place.HF_HUB_OFFLINE for place in places]
+    before = [module.HF_HUB_OFFLINE for module in places]
     try:
-        for place in places:
-            place.HF_HUB_OFFLINE = True
+        for module in places:
+            module.HF_HUB_OFFLINE = True
         yield
     finally:
-        for place, value in zip(places, before, strict=True):
-            place.HF_HUB_OFFLINE = value
+        for module, value in zip(places, before, strict=True):
+            module.HF_HUB_OFFLINE = value

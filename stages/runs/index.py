@@ -82,11 +82,11 @@ def of(runs: Iterable[Run]) -> dict[Path, Entry]:
 def readers_of(root: Path, run: Run) -> list[Run]:
     """Return the runs that read this one, oldest first."""
     # By fingerprint and name, not by path: artifacts folders are moved and copied.
-    wanted = (run.manifest.fingerprint, run.path.name)
+    identity = (run.manifest.fingerprint, run.path.name)
     return [
         Run(folder)
         for folder, entry in entries(root).items()
-        if wanted in {(ref.fingerprint, Path(ref.path).name) for ref in references(entry.facts)}
+        if identity in {(ref.fingerprint, Path(ref.path).name) for ref in references(entry.facts)}
     ]
 
 
@@ -99,20 +99,20 @@ class _Index:
 
     def read(self, check: bool) -> dict[str, Entry | BadInput]:
         with self._lock:
-            found, kept = dict[str, Entry | BadInput](), dict[str, Entry]()
+            current, cached = dict[str, Entry | BadInput](), dict[str, Entry]()
             for name, status in manifests(self._root):
                 try:
                     entry = self._entry(name, store.stamp(status), check)
                 except BadInput as error:
-                    found[name] = error
+                    current[name] = error
                     continue
-                found[name] = entry
+                current[name] = entry
                 if entry.stamp:
-                    kept[name] = entry.model_copy(update={"damage": ""}) if entry.damage else entry
-            if kept != self._kept:
-                self._kept = kept
-                _save(self._root / NAME, kept)
-            return found
+                    cached[name] = entry.model_copy(update={"damage": ""}) if entry.damage else entry
+            if cached != self._kept:
+                self._kept = cached
+                _save(self._root / NAME, cached)
+            return current
 
     def _entry(self, name: str, stamp: tuple[int, ...] | None, check: bool) -> Entry:
         record, entry = None, self._kept.get(name)
@@ -142,8 +142,8 @@ def _load(path: Path) -> dict[str, Entry]:
     return {}
 
 
-def _save(path: Path, kept: dict[str, Entry]) -> None:
-    body = ENTRIES.dump_json(kept)
+def _save(path: Path, entries: dict[str, Entry]) -> None:
+    body = ENTRIES.dump_json(entries)
     with suppress(OSError):  # a read-only folder, or a full disk: only time is lost
         store.write_sealed(path, _head(body) + b"\n" + body)
 

@@ -32,6 +32,7 @@ import orjson
 from stages.errors import BadInput, Incomplete, UsageError
 from stages.runs import store
 from stages.runs.store import GroupCommit
+from stages.words import Sentence
 
 NAME = "ledger.jsonl"
 ROUNDING = 1e-9
@@ -120,8 +121,8 @@ class Budget:
             # Under a limit, calls of unknown price run one at a time, so that at most one bill exceeds the limit.
             if self.limit is not None and usd is None and self._open.unpriced:
                 return None
-            taken = self.spent + self.possibly + self.reserved
-            if self.limit is not None and (taken >= self.limit if usd is None else taken + usd > self.limit):
+            committed = self.spent + self.possibly + self.reserved
+            if self.limit is not None and (committed >= self.limit if usd is None else committed + usd > self.limit):
                 if self._open:
                     return None  # a bill is usually below its upper bound, so that this call may fit later
                 raise Incomplete(
@@ -198,11 +199,11 @@ class Budget:
             return None
         return Incomplete("runs.bill-above-reservation", usd=usd, bound=bound)
 
-    def add(self, other: "Budget") -> None:
+    def add(self, budget: "Budget") -> None:
         """Add the sums of another ledger."""
-        self.spent, self.possibly = self.spent + other.spent, self.possibly + other.possibly
-        self.understated += other.understated
-        self.understated_usd += other.understated_usd
+        self.spent, self.possibly = self.spent + budget.spent, self.possibly + budget.possibly
+        self.understated += budget.understated
+        self.understated_usd += budget.understated_usd
 
     def _count(self, line: dict[str, Any]) -> None:
         """Add a line to the sums; a reservation of an earlier attempt is opened by its line."""
@@ -221,11 +222,11 @@ class Budget:
 
     def _read(self, path: Path) -> None:
         """Count an earlier attempt's lines; reservations that it left open are possibly paid."""
-        lines, whole, data = _lines(path)
-        if whole > len(data):
+        lines, length, data = _lines(path)
+        if length > len(data):
             store.append_lines(path, [b""])  # a kill came between a line and its line break
         else:
-            os.truncate(path, whole)
+            os.truncate(path, length)
         for line in lines:
             self._count(line)
             if "reserved" in line:
@@ -251,8 +252,8 @@ def read(folder: Path) -> Budget | None:
 
 def totals(folder: Path) -> tuple[float, float] | None:
     """Return USD spent and possibly paid by the ledger of a run folder; None without a ledger."""
-    found = read(folder)
-    return None if found is None else (found.spent, found.possibly)
+    budget = read(folder)
+    return None if budget is None else (budget.spent, budget.possibly)
 
 
 def damage(folder: Path) -> str | None:
@@ -270,14 +271,14 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], int, bytes]:
     `BadInput` with the number of a line that is no line of a ledger. What a kill left of a last line is not counted.
     """
     data = path.read_bytes()
-    *texts, rest = data.split(b"\n")
-    whole = len(data) - len(rest)
+    *texts, tail = data.split(b"\n")
+    length = len(data) - len(tail)
     # Without its line break a last line may be complete, or its line break was changed into another byte.
-    if _is_object(rest):
-        texts, whole = [*texts, rest], len(data) + 1
-    elif _is_object(rest[:-1]):
-        raise _damaged(path, len(texts) + 1, "does not end with a line break")
-    found = []
+    if _is_object(tail):
+        texts, length = [*texts, tail], len(data) + 1
+    elif _is_object(tail[:-1]):
+        raise _damaged(path, len(texts) + 1, Sentence("runs.no-line-break"))
+    entries = []
     for number, text in enumerate(texts, 1):
         if not text:
             continue
@@ -288,8 +289,8 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], int, bytes]:
         if fault := _check_fault(text) or _fault(line):
             raise _damaged(path, number, fault)
         del line["crc32"]
-        found.append(line)
-    return found, whole, data
+        entries.append(line)
+    return entries, length, data
 
 
 def _is_object(text: bytes) -> bool:
@@ -320,7 +321,7 @@ def _fault(line: dict[str, Any]) -> str | None:
     allowed = {"call", "crc32", *kinds, *(ABOUT if kinds == ["reserved"] else ())}
     allowed |= {"claimed", "understated"} if "settled" in kinds else set()
     if unknown := sorted(line.keys() - allowed):
-        return f"has the unknown key {unknown[0]!r}"
+        return Sentence("runs.unknown-key", unknown=unknown[0])
     if not _is_count(line.get("call")):
         return f"has the call {line.get('call')!r}"
     if "understated" in line and not _is_count(line["understated"]):
@@ -328,7 +329,7 @@ def _fault(line: dict[str, Any]) -> str | None:
     for name in (*kinds, "claimed"):
         unknown_price = line.get(name) is None and name in ("reserved", "possibly")
         if name in line and not unknown_price and not _is_amount(line[name]):
-            return f"has {name} {line[name]!r}, which is no amount of money"
+            return Sentence("runs.no-amount", name=name, line=line[name])
     return None
 
 

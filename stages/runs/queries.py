@@ -36,6 +36,7 @@ from stages.runs.kinds import (
 from stages.runs.run import Run
 from stages.runs.sql import RUNS, SqlQuery
 from stages.runs.tables import Scan
+from stages.words import Sentence
 
 UNREADABLE = (duckdb.Error, pa.ArrowException, orjson.JSONDecodeError, OSError)  # pyarrow's for a damaged footer
 """Errors of torn files: a run that has not ended has no digests by which they would be found."""
@@ -100,7 +101,7 @@ class RolloutPage:
     passes: dict[str, int]
 
 
-def page(run: Run, wanted: RolloutFilter, offset: int = 0, size: int = 50) -> RolloutPage | None:
+def page(run: Run, filters: RolloutFilter, offset: int = 0, size: int = 50) -> RolloutPage | None:
     """Return one page of the matching rollouts, in the order of the run or of the filter.
 
     None for a run that holds neither rollouts nor items, and has not finished any.
@@ -110,13 +111,13 @@ def page(run: Run, wanted: RolloutFilter, offset: int = 0, size: int = 50) -> Ro
     with _views(run) as (connection, views, name):
         if name is None:
             return None
-        where, values = _conditions(wanted, name, views)
+        where, values = _conditions(filters, name, views)
         listed = f"(SELECT * FROM ({LISTED[name]}) WHERE {where})"
-        if wanted.text:  # search once, for the count and for the page: the search is most of the work
+        if filters.text:  # search once, for the count and for the page: the search is most of the work
             connection.execute(f"CREATE TEMP TABLE fitting AS FROM {listed}", values)
             listed, values = "fitting", []
         ((total,),) = connection.execute(f"SELECT count(*) FROM {listed}", values).fetchall()
-        order = ORDERS.get(wanted.order, ORDERS[""])
+        order = ORDERS.get(filters.order, ORDERS[""])
         rows = _rows(
             connection, f"SELECT * FROM {listed} ORDER BY {order} LIMIT {int(size)} OFFSET {int(offset)}", values
         )
@@ -150,11 +151,11 @@ def matrix(run: Run, offset: int = 0, size: int = 50) -> TaskMatrix:
         ((total,),) = connection.execute(f"SELECT count(DISTINCT task_id) FROM {name}").fetchall()
         some = f"SELECT DISTINCT task_id FROM {name} ORDER BY task_id LIMIT {int(size)} OFFSET {int(offset)}"
         question = f"SELECT id, task_id, arm, reward, outcome FROM ({LISTED[name]}) WHERE task_id IN ({some})"
-        found = _rows(connection, f"{question} ORDER BY task_id, arm, seed, sample_idx, file_row", [])
+        items = _rows(connection, f"{question} ORDER BY task_id, arm, seed, sample_idx, file_row", [])
     rows: dict[str, dict[str | None, list[Row]]] = {}
-    for row in found:
+    for row in items:
         rows.setdefault(row["task_id"], {}).setdefault(row["arm"], []).append(row)
-    return TaskMatrix(total, offset, sorted({row["arm"] for row in found}, key=str), rows)
+    return TaskMatrix(total, offset, sorted({row["arm"] for row in items}, key=str), rows)
 
 
 def short_ids(run: Run, ids: Sequence[str]) -> list[str]:
@@ -177,7 +178,7 @@ def _differing(connection: duckdb.DuckDBPyConnection, name: str) -> Callable[[st
     starts = [start for start in _shared_words(first, last) if shortest - start - end >= SHORTEST]
     start = max(starts, default=0)
     if end:
-        return lambda one: one[start : len(one) - end]
+        return lambda name: name[start : len(name) - end]
     # Of ids with the same beginning, those are most alike whose seeds are next to each other in alphabetical order.
     alike = f"list_sum([CAST(left(seed, n) = left(before, n) AS INT) FOR n IN range({SHORTEST}, {LONGEST} + 1)])"
     seeds = f"SELECT DISTINCT {key}, split_part({key}, '@', -1) AS seed FROM {name}"
@@ -189,18 +190,18 @@ def _differing(connection: duckdb.DuckDBPyConnection, name: str) -> Callable[[st
     ((shared,),) = connection.execute(question).fetchall()
     digits = SHORTEST + (shared or 0)
 
-    def short(one: str) -> str:
-        before, at, seed = one.rpartition("@")
+    def short(name: str) -> str:
+        before, at, seed = name.rpartition("@")
         cut = at and digits <= LONGEST and seed.isascii() and seed.isdigit()
         return f"{before}{at}{seed[:digits] if cut else seed}"[start:]
 
     return short
 
 
-def _shared_words(one: str, other: str) -> list[int]:
+def _shared_words(name: str, second: str) -> list[int]:
     """Return where words begin in the beginning that two texts share, which is shared by all texts between them."""
-    alike = commonprefix([one, other])  # noqa: RUF071 - these are no paths
-    return [0, *(found.end() for found in re.finditer(r"[\W_]+", alike))]
+    alike = commonprefix([name, second])  # noqa: RUF071 - these are no paths
+    return [0, *(match.end() for match in re.finditer(r"[\W_]+", alike))]
 
 
 def _prompts(
@@ -216,15 +217,15 @@ def _prompts(
             "SELECT item_id, transcript_json, steps_json FROM eval_item "
             "WHERE file_row BETWEEN ? AND ? AND item_id IN (SELECT unnest(?))"
         )
-        found = connection.execute(question, [min(places), max(places), ids]).fetchall()
+        states = connection.execute(question, [min(places), max(places), ids]).fetchall()
     elif STEP.name in views:
         question = (
             "SELECT rollout_id, new_messages_json, '[]' FROM step WHERE step = 0 AND rollout_id IN (SELECT unnest(?))"
         )
-        found = connection.execute(question, [ids]).fetchall()
+        states = connection.execute(question, [ids]).fetchall()
     else:
         return {}
-    return {key: _prompt(*texts) for key, *texts in found}
+    return {key: _prompt(*texts) for key, *texts in states}
 
 
 def _prompt(messages_json: str | None, steps_json: str | None) -> str | None:
@@ -235,13 +236,13 @@ def _prompt(messages_json: str | None, steps_json: str | None) -> str | None:
     """
     messages: list[Message] = orjson.loads(messages_json) if messages_json else []
     if steps_json is None:
-        answers = (place for place, message in enumerate(messages) if message["role"] == "assistant")
+        answers = (index for index, message in enumerate(messages) if message["role"] == "assistant")
         first = next(answers, len(messages))
     else:
         steps: list[Row] = orjson.loads(steps_json)
         first = steps[0]["message"] if steps else len(messages)
-    asked = (one["content"][:PREVIEW] for one in reversed(messages[:first]) if one["role"] == "user")
-    return next(asked, None)
+    questions = (message["content"][:PREVIEW] for message in reversed(messages[:first]) if message["role"] == "user")
+    return next(questions, None)
 
 
 def rollout(run: Run, rollout_id: str) -> tuple[Row | None, list[Row]]:
@@ -255,23 +256,23 @@ def rollout(run: Run, rollout_id: str) -> tuple[Row | None, list[Row]]:
             return None, steps
         key, reward = ID_AND_REWARD[name]
         question = f"SELECT *, {OUTCOME.format(reward)} AS outcome FROM {name} WHERE {key} = ? LIMIT 1"
-        found = _rows(connection, question, [rollout_id])
-        if found and name == ROLLOUT.name and STEP.name in views:
+        step_rows = _rows(connection, question, [rollout_id])
+        if step_rows and name == ROLLOUT.name and STEP.name in views:
             # Row numbers first, from the one narrow column: the wide ones (observations) are then read only there.
             question = "SELECT min(file_row), max(file_row) FROM step WHERE rollout_id = ?"
             ((first, last),) = connection.execute(question, [rollout_id]).fetchall()
             if first is not None:
                 question = "SELECT * FROM step WHERE file_row BETWEEN ? AND ? AND rollout_id = ? ORDER BY step"
                 steps = _rows(connection, question, [first, last, rollout_id])
-        if found and {ORIGIN.name, TASK.name} <= views:
+        if step_rows and {ORIGIN.name, TASK.name} <= views:
             question = (
                 "SELECT file, line, extra_json, json_extract_string(data_json, '$.target') AS target "
                 "FROM origin LEFT JOIN task ON task_id = ? WHERE rollout_id = ? LIMIT 1"
             )
-            found = [
-                found[0] | more for more in _rows(connection, question, [found[0]["task_id"], rollout_id])
-            ] or found
-    return (found[0] if found else None), steps
+            step_rows = [
+                step_rows[0] | more for more in _rows(connection, question, [step_rows[0]["task_id"], rollout_id])
+            ] or step_rows
+    return (step_rows[0] if step_rows else None), steps
 
 
 def outcome(row: Row) -> str:
@@ -294,11 +295,11 @@ def rollout_ids(run: Run, part: str = "") -> list[str]:
         key, _ = ID_AND_REWARD[name]
         fits = f"contains({key}, $1) OR task_id = $1 OR ends_with(task_id, '/' || $1)"
         question = f"SELECT {key} FROM {name} WHERE {fits} ORDER BY file_row"
-        found = [rollout_id for (rollout_id,) in connection.execute(question, [part]).fetchall()]
-        if part in found or len(found) < 2:
-            return [part] if part in found else found
+        ids = [rollout_id for (rollout_id,) in connection.execute(question, [part]).fetchall()]
+        if part in ids or len(ids) < 2:
+            return [part] if part in ids else ids
         short = _differing(connection, name)
-        return [one for one in found if short(one) == part] or found
+        return [rollout_id for rollout_id in ids if short(rollout_id) == part] or ids
 
 
 @dataclass(frozen=True)
@@ -311,20 +312,20 @@ class RolloutPlace:
     after: str | None
 
 
-def place(run: Run, wanted: RolloutFilter, rollout_id: str) -> RolloutPlace | None:
+def place(run: Run, filters: RolloutFilter, rollout_id: str) -> RolloutPlace | None:
     """Return the place of a rollout or item in the list that `page` returns; None where it does not fit the filter."""
     with _views(run) as (connection, views, name):
         if name is None:
             return None
-        where, values = _conditions(wanted, name, views)
-        order = f"ORDER BY {ORDERS.get(wanted.order, ORDERS[''])}"
+        where, values = _conditions(filters, name, views)
+        order = f"ORDER BY {ORDERS.get(filters.order, ORDERS[''])}"
         question = (
             f"SELECT number, total, before, after FROM (SELECT id, row_number() OVER ({order}) AS number, "
             f"count(*) OVER () AS total, lag(id) OVER ({order}) AS before, lead(id) OVER ({order}) AS after "
             f"FROM ({LISTED[name]}) WHERE {where}) WHERE id = ?"
         )
-        found = connection.execute(question, [*values, rollout_id]).fetchone()
-    return None if found is None else RolloutPlace(*found)
+        row = connection.execute(question, [*values, rollout_id]).fetchone()
+    return None if row is None else RolloutPlace(*row)
 
 
 # Two arms of an evaluation, task by task.
@@ -362,7 +363,7 @@ def tasks(
     run: Run,
     first: str,
     second: str,
-    wanted: TaskFilter = TaskFilter(),
+    filters: TaskFilter = TaskFilter(),
     offset: int = 0,
     size: int = 50,
 ) -> TaskPage:
@@ -383,13 +384,13 @@ def tasks(
         connection.execute(
             f"CREATE TEMP TABLE sides AS SELECT * FROM ({sides}) WHERE $family IN ('', family) AND "
             "contains(lower(task_id || ' ' || coalesce(family, '')), $text)",
-            {"first": first, "second": second, "family": wanted.family, "text": wanted.text.lower()},
+            {"first": first, "second": second, "family": filters.family, "text": filters.text.lower()},
         )
-        counted = ", ".join(f"count(*) FILTER ({SIDES[side]})" for side in ("first", "second", "equal", wanted.side))
+        counted = ", ".join(f"count(*) FILTER ({SIDES[side]})" for side in ("first", "second", "equal", filters.side))
         ((firsts, seconds, equal, total),) = connection.execute(f"SELECT {counted} FROM sides").fetchall()
         rows = _rows(
             connection,
-            f"SELECT * FROM sides WHERE {SIDES[wanted.side]} ORDER BY abs(difference) DESC NULLS LAST, difference, "
+            f"SELECT * FROM sides WHERE {SIDES[filters.side]} ORDER BY abs(difference) DESC NULLS LAST, difference, "
             f"task_id LIMIT {int(size)} OFFSET {int(offset)}",
             [],
         )
@@ -397,8 +398,8 @@ def tasks(
             "SELECT DISTINCT ON (task_id) task_id, transcript_json, steps_json FROM eval_item "
             "WHERE transcript_json IS NOT NULL AND task_id IN (SELECT unnest(?))"
         )
-        found = connection.execute(question, [[row["task_id"] for row in rows]]).fetchall()
-    prompts = {task: _prompt(*texts) for task, *texts in found}
+        stored = connection.execute(question, [[row["task_id"] for row in rows]]).fetchall()
+    prompts = {task: _prompt(*texts) for task, *texts in stored}
     return TaskPage(
         firsts, seconds, equal, total, offset, [{**row, "prompt": prompts.get(row["task_id"])} for row in rows]
     )
@@ -414,12 +415,12 @@ def families(run: Run) -> list[Row]:
             "SELECT family, arm, avg(rate) AS rate, count(*) AS num_tasks FROM tasks WHERE family IS NOT NULL "
             "GROUP BY family, arm ORDER BY family, arm"
         )
-        found: dict[str, Row] = {}
+        totals: dict[str, Row] = {}
         for row in _rows(connection, question, []):
-            family = found.setdefault(row["family"], {"family": row["family"], "num_tasks": 0, "rates": {}})
+            family = totals.setdefault(row["family"], {"family": row["family"], "num_tasks": 0, "rates": {}})
             family["num_tasks"] = max(family["num_tasks"], row["num_tasks"])
             family["rates"][row["arm"]] = row["rate"]
-    return list(found.values())
+    return list(totals.values())
 
 
 def of_task(run: Run, task: str, arm: str) -> list[Row]:
@@ -475,7 +476,7 @@ class PairPage:
 
 def pairs(
     run: Run,
-    wanted: PairFilter = PairFilter(),
+    filters: PairFilter = PairFilter(),
     offset: int = 0,
     size: int = 20,
 ) -> PairPage | None:
@@ -488,21 +489,21 @@ def pairs(
             f"{ACTION.format('chosen')} AS chosen_action, {ACTION.format('rejected')} AS rejected_action FROM pair"
         )
         where, values = ["true"], list[Any]()
-        for name, value in (("rule", wanted.rule), ("family", wanted.family)):
+        for name, value in (("rule", filters.rule), ("family", filters.family)):
             where += [f"{name} = ?"] if value else []
             values += [value] if value else []
-        if wanted.teacher:
+        if filters.teacher:
             where.append("(rejected_by = ? OR list_contains(chosen_by, ?))")
-            values += [wanted.teacher] * 2
-        if wanted.action:
+            values += [filters.teacher] * 2
+        if filters.action:
             where.append("(chosen_action = ? OR rejected_action = ?)")
-            values += [wanted.action] * 2
-        if wanted.text:
+            values += [filters.action] * 2
+        if filters.text:
             where.append(
                 "file_row IN (SELECT file_row FROM pair WHERE contains(lower(concat_ws(' ', pair_id, rollout_id, "
                 "task_id, chosen, rejected)), ?))"
             )
-            values.append(wanted.text.lower())
+            values.append(filters.text.lower())
         connection.execute(f"CREATE TEMP TABLE fitting AS FROM listed WHERE {' AND '.join(where)}", values)
         ((total,),) = connection.execute("SELECT count(*) FROM fitting").fetchall()
         on_page = f"SELECT * FROM fitting ORDER BY file_row LIMIT {int(size)} OFFSET {int(offset)}"
@@ -531,15 +532,15 @@ def state_messages(run: Run, pairs: Sequence[Row]) -> dict[str, list[Message]]:
         chains = {pair["pair_id"]: _chain(pair["state_id"], before) for pair in pairs}
         needed = list({name for chain in chains.values() for name in chain})
         question = "SELECT state_id, kept_messages, new_messages_json FROM state WHERE state_id IN (SELECT unnest(?))"
-        rows = {name: (kept, text) for name, kept, text in connection.execute(question, [needed]).fetchall()}
-    found = {}
+        rows = {name: (index, text) for name, index, text in connection.execute(question, [needed]).fetchall()}
+    conversations = {}
     for pair_id, chain in chains.items():
         messages = list[Message]()
         for name in chain:
-            kept, text = rows[name]
-            messages = [*messages[:kept], *orjson.loads(text)]
-        found[pair_id] = messages
-    return {pair_id: messages for pair_id, messages in found.items() if messages}
+            index, text = rows[name]
+            messages = [*messages[:index], *orjson.loads(text)]
+        conversations[pair_id] = messages
+    return {pair_id: messages for pair_id, messages in conversations.items() if messages}
 
 
 def _chain(state: str | None, before: Mapping[str, str | None]) -> list[str]:
@@ -560,8 +561,8 @@ def continuations(run: Run, states: Sequence[str]) -> dict[tuple[str, str], tupl
             "SELECT state_sha256, action, count(*) FILTER (passed), count(passed) FROM continuation "
             "WHERE state_sha256 IN (SELECT unnest(?)) GROUP BY ALL"
         )
-        found = connection.execute(question, [list(states)]).fetchall()
-    return {(state, action): (passed, graded) for state, action, passed, graded in found}
+        rows = connection.execute(question, [list(states)]).fetchall()
+    return {(state, action): (passed, graded) for state, action, passed, graded in rows}
 
 
 def at_states(run: Run, kind: Kind, states: Sequence[str]) -> list[Row]:
@@ -584,10 +585,10 @@ def first_rows(run: Run, number: int) -> dict[str, list[Row]]:
         }
 
 
-def _conditions(wanted: RolloutFilter, name: str, views: set[str]) -> tuple[str, list[Any]]:
+def _conditions(filters: RolloutFilter, name: str, views: set[str]) -> tuple[str, list[Any]]:
     where, values = ["true"], list[Any]()
-    if wanted.text:
-        text = wanted.text.lower()
+    if filters.text:
+        text = filters.text.lower()
         places = ["contains(lower(id), ?)", "contains(lower(coalesce(error, '')), ?)"]
         values += [text, text]
         if name == EVAL_ITEM.name:
@@ -599,16 +600,16 @@ def _conditions(wanted: RolloutFilter, name: str, views: set[str]) -> tuple[str,
             places.append(f"id IN ({inside})")
             values += [text, text]
         where.append(f"({' OR '.join(places)})")
-    for column, value in (("task_id", wanted.task), ("family", wanted.family), ("arm", wanted.arm)):
+    for column, value in (("task_id", filters.task), ("family", filters.family), ("arm", filters.arm)):
         if value:
             where.append(f"{column} = ?")
             values.append(value)
-    where += [REWARDS[wanted.reward]] if wanted.reward in REWARDS else []
-    where += ["hacked"] if wanted.hacked else []
-    where += ["error_type IS NOT NULL"] if wanted.error else []
-    if wanted.ids is not None:
+    where += [REWARDS[filters.reward]] if filters.reward in REWARDS else []
+    where += ["hacked"] if filters.hacked else []
+    where += ["error_type IS NOT NULL"] if filters.error else []
+    if filters.ids is not None:
         where.append("id IN (SELECT unnest(?))")
-        values.append(list(wanted.ids))
+        values.append(list(filters.ids))
     return " AND ".join(where), values
 
 
@@ -635,8 +636,8 @@ def _views(run: Run) -> Iterator[tuple[duckdb.DuckDBPyConnection, set[str], str 
         for kind in TABLES:
             if name := run.holds(kind):
                 # A run that an earlier version wrote may lack a column.
-                own = set(Scan(tables[name]).columns)
-                parts = (f'"{name}"' if name in own else f'NULL AS "{name}"' for name in kind.columns)
+                present = set(Scan(tables[name]).columns)
+                parts = (f'"{name}"' if name in present else f'NULL AS "{name}"' for name in kind.columns)
                 columns = ", ".join([*parts, "file_row_number AS file_row"])
                 connection.execute(f"CREATE TEMP VIEW {kind.name} AS SELECT {columns} FROM {_parquet(tables[name])}")
                 views.add(kind.name)
@@ -697,8 +698,7 @@ def pooled(runs: Mapping[Path, Entry], sql: str) -> list[str]:
         for table in entry.tables:
             stages.setdefault(Path(table).stem, set()).add(entry.facts.stage)
     return [
-        f"This is about rows of {' and '.join(sorted(of))} together: {table} holds them all. Group by run, or choose "
-        f"some with: where run like '{min(of)}/%', or --from RUN."
-        for table, of in stages.items()
-        if len(of) > 1 and table.lower() in read
+        Sentence("runs.rows-of-several-stages", stages=sorted(makers), table=table)
+        for table, makers in stages.items()
+        if len(makers) > 1 and table.lower() in read
     ]

@@ -23,7 +23,7 @@ PROJECT = "composer"
 Log = Callable[[Mapping[str, float], int], None]
 Backends = Annotated[
     tuple[Literal["tensorboard", "trackio", "wandb"], ...],
-    BeforeValidator(lambda given: (given,) if isinstance(given, str) else given),
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
 ]
 """A setting: one name or several, as TRL writes them."""
 
@@ -42,13 +42,13 @@ def backend_folders(backends: Sequence[str], folder: Path) -> Iterator[None]:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = {
+    folders = {
         "TENSORBOARD_LOGGING_DIR": str(folder / "tensorboard"),
         "WANDB_DIR": str(folder),
         "WANDB_PROJECT": PROJECT,
         "WANDB_SILENT": "true",
     }
-    added = {name: value for name, value in wanted.items() if name not in os.environ}  # the user's own values win
+    added = {name: value for name, value in folders.items() if name not in os.environ}  # the user's own values win
     os.environ.update(added)
     try:
         with redirect_stdout(sys.stderr):  # stdout is the command's result, which --json lets programs parse

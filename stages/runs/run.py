@@ -34,13 +34,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from stages.errors import BadInput, ComposerError, UsageError, not_a_folder, refusal
-from stages.layout import Sparkline, counted, escape_control_characters
+from stages.layout import Sparkline, escape_control_characters
 from stages.redaction import redacted_value
 from stages.runs import display, ledger, store
 from stages.runs.activity import Figures, Notice
 from stages.runs.kinds import CHECKPOINT, Kind, Row
 from stages.runs.store import Journal
 from stages.stopping import Interrupted
+from stages.words import Sentence
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -96,10 +97,10 @@ class RunOutcome(BaseModel):
         """Return the exit code that the stage chose, else 1 when the stage judged itself not ok."""
         return int(self.ok is False) if self.code is None else self.code
 
-    def judged(self, found: Judgement) -> "RunOutcome":
+    def judged(self, judgement: Judgement) -> "RunOutcome":
         """Return the outcome by another verdict; the line of the report is kept with it."""
-        summary = {**self.summary, **found.summary, "judgement": found.line}
-        return RunOutcome(ok=found.ok, code=found.exit_code, summary=summary)
+        summary = {**self.summary, **judgement.summary, "judgement": judgement.line}
+        return RunOutcome(ok=judgement.ok, code=judgement.exit_code, summary=summary)
 
 
 class SealedFile(BaseModel):
@@ -159,7 +160,7 @@ class Manifest(RunFacts):
         # A run may come from anyone, and these names are joined to its folder.
         for name in [*self.files, *self.outputs, *(str(out.get("file")) for out in self.outputs.values())]:
             if not name or name.startswith("/") or ".." in name.split("/") or "\0" in name:
-                raise ValueError(f"{name!r} is not a file inside the run's folder")
+                raise ValueError(Sentence("runs.file-outside-run", name=name))
         return self
 
     @property
@@ -202,15 +203,15 @@ def read_manifest(folder: Path) -> Manifest:
     if isinstance(fields, dict) and fields.get("seal") != manifest_seal(fields):
         raise BadInput("runs.manifest-changed", folder=folder)
     try:
-        found = Manifest.model_validate(fields)
+        manifest = Manifest.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
         raise BadInput("runs.manifest-unreadable", folder=folder, field=field, refusal=refusal(first)) from None
     # The manifest gets the cost when an attempt ends. A killed process never wrote it; only the ledger has the money.
-    if found.status == "running" and (spent := ledger.totals(folder)) is not None:
-        found.cost_usd, found.possibly_usd = spent
-    return found
+    if manifest.status == "running" and (spent := ledger.totals(folder)) is not None:
+        manifest.cost_usd, manifest.possibly_usd = spent
+    return manifest
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -301,8 +302,8 @@ class Run:
         """Return the folder output of this kind (a checkpoint); `BadInput` when there is none."""
         name = self.holds(kind)
         if name is None:
-            held = ", ".join(self.manifest.outputs) or "nothing"
-            raise BadInput("runs.table-of-other-kind", path=self.path, held=held, plural=kind.plural)
+            tables = ", ".join(self.manifest.outputs) or "nothing"
+            raise BadInput("runs.table-of-other-kind", path=self.path, held=tables, plural=kind.plural)
         return self.path / name
 
     def read_file(self, name: str) -> bytes | None:
@@ -332,11 +333,11 @@ class Run:
             if not os.path.isfile(path):
                 return f"{name} is missing"
             if (size := os.path.getsize(path)) != sealed.bytes:
-                return f"{name} has {size:,} bytes and had {sealed.bytes:,} when it was written"
+                return Sentence("runs.file-size-changed", name=name, size=size, bytes=sealed.bytes)
             is_small = sealed.bytes <= SMALL_BYTES and "/" not in name
             is_read = is_small or check == "bytes" or (check == "tables" and not name.startswith(("steps/", *large)))
             if is_read and store.file_sha256(path) != sealed.sha256:
-                return f"{name} has changed since it was written"
+                return Sentence("runs.file-changed", name=name)
         return None
 
 
@@ -356,8 +357,10 @@ class Slot:
 class Inputs(dict[str, list[Run]]):
     """The runs of a stage by the name of the slot that they fill. A slot that stays empty is absent."""
 
-    def __init__(self, given: Mapping[str, Run | Sequence[Run]] | None = None) -> None:
-        super().__init__({name: [one] if isinstance(one, Run) else list(one) for name, one in (given or {}).items()})
+    def __init__(self, runs: Mapping[str, Run | Sequence[Run]] | None = None) -> None:
+        super().__init__(
+            {name: [value] if isinstance(value, Run) else list(value) for name, value in (runs or {}).items()}
+        )
 
     def one(self, slot: str) -> Run:
         """Return the only run of a slot; `KeyError` when it is empty."""
@@ -398,13 +401,13 @@ ANSWERS = "answers"
 
 @dataclass(frozen=True)
 class AnswerFolders:
-    """Where answers of servers are kept: `shared` by all runs those that cost money, in `own` those of one run.
+    """Where answers of servers are kept: `shared` by all runs those that cost money, in `run` those of one run.
 
     What costs nothing is asked again by every other run: behind the same address and name may be another model by then.
     """
 
     shared: Path
-    own: Path
+    run: Path
 
 
 class RunWriter:
@@ -431,7 +434,7 @@ class RunWriter:
         """Units that workers did in this attempt. One that failed there is tried again by the next attempt only."""
         self.follow: Callable[[Mapping[str, float], int], None] | None = None
         """Called with the running totals and the number of units after each write."""
-        self._listen, self._spread = listener or (lambda what, done, total: None), spread
+        self._listen, self._spread = listener or (lambda text, done, total: None), spread
         self._lock = threading.Lock()
         self._exported: set[str] = set()
         self._digests: dict[str, str] = {}
@@ -449,28 +452,25 @@ class RunWriter:
         """Say so where the ledger lacks calls that were made before the newest unit; `BadInput` under a limit."""
         if (missing := self._calls - self.budget.recorded) <= 0:
             return
-        sentence = (
-            f"{self.budget.path} lacks {counted(missing, 'call')} that were made before the newest finished unit, so "
-            "what they cost is not known"
-        )
+        sentence = Sentence("runs.ledger-missing-lines", path=self.budget.path, missing=missing)
         if self.budget.limit is not None:
             raise BadInput("runs.ledger-incomplete", sentence=sentence)
         self.budget.calls = self._calls  # numbers are not given twice
         self.set_summary(calls_missing_in_ledger=missing)
-        self.progress(Notice(f"warning: {sentence}: this run has cost more than it says."), 0, 0)
+        self.progress(Notice(Sentence("runs.understated-bills", sentence=sentence)), 0, 0)
 
     def finished(self, unit: str) -> bool:
         """Return whether a unit is finished, in any attempt, or was tried by a worker in this attempt."""
         return unit in self.attempted or self.journal.finished(unit)
 
-    def spread(self, blocks: Sequence[Sequence[str]], what: str, shared_value: Any = None) -> None:
+    def spread(self, blocks: Sequence[Sequence[str]], noun: str, shared_value: Any = None) -> None:
         """Let workers do the missing units with the stage's `work`; without workers do nothing.
 
         Units of one block depend on each other, so one worker does all missing units of a block. shared_value: a
         picklable value that saves the workers a computation.
         """
         if self._spread:
-            self._spread(self, blocks, what, shared_value)
+            self._spread(self, blocks, noun, shared_value)
 
     def write(self, unit: str, payload: Mapping[str, Any], *, failed: bool = False) -> None:
         """Write a unit durably; safe to call from several threads."""
@@ -545,15 +545,15 @@ class RunWriter:
     def sealed_files(self) -> dict[str, SealedFile]:
         """Return the size and the digest of every file that is to stay as it is."""
         outputs = self.manifest.outputs.values()
-        known = {out["file"]: out["sha256"] for out in outputs} | self._digests
-        found = {}
+        digests = {out["file"]: out["sha256"] for out in outputs} | self._digests
+        files = {}
         for path in sorted(self.path.rglob("*")):
             name = path.relative_to(self.path)
             hidden = any(part.startswith(".") for part in name.parts)
             if path.is_file() and not path.is_symlink() and not hidden and name.parts[0] not in UNSEALED:
-                digest = known.get(str(name)) or store.file_sha256(path)
-                found[str(name)] = SealedFile(bytes=path.stat().st_size, sha256=digest)
-        return found
+                digest = digests.get(str(name)) or store.file_sha256(path)
+                files[str(name)] = SealedFile(bytes=path.stat().st_size, sha256=digest)
+        return files
 
     def scratch(self, name: str) -> Path:
         """Return a folder for data that only a resumed attempt needs; it is removed when the run completes."""
@@ -586,10 +586,10 @@ class RunWriter:
         """Record a model of the run: its name, digests of weights, tokenizer and chat template."""
         self.manifest.models[role] = facts
 
-    def progress(self, what: str, done: int, total: int) -> None:
+    def progress(self, noun: str, done: int, total: int) -> None:
         """Report progress to the listener; may be called often."""
         self._so_far.begin()
-        self._listen(what, done, total)
+        self._listen(noun, done, total)
         if figures := self._so_far.text(self.budget.spent):
             self._listen(Figures(figures), 0, 0)
 
@@ -643,9 +643,9 @@ class RunningTotals:
         elif isinstance(item := payload.get("item"), Mapping):
             self._name = "passed"
             self._unit(item, f"passed/{item.get('arm', '')}", "passed", "sampled_tokens")
-        elif isinstance(played := payload.get("continuation"), Mapping):
+        elif isinstance(continuation := payload.get("continuation"), Mapping):
             self._name = "passed"
-            self._unit(played, "passed", "passed", "completion_tokens")
+            self._unit(continuation, "passed", "passed", "completion_tokens")
         elif isinstance(answer := payload.get("answer"), Mapping):
             self.tokens += answer.get("completion_tokens") or 0
 

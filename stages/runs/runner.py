@@ -34,7 +34,7 @@ from filelock import FileLock, Timeout
 from stages.backends import devices, ranks
 from stages.backends.engine import Engine, find_engine
 from stages.errors import BadInput, ComposerError, Incomplete, UsageError, not_a_folder
-from stages.layout import counted, shortened
+from stages.layout import shortened
 from stages.runs import ledger, store
 from stages.runs.activity import on_activity
 from stages.runs.bucket import Mirror
@@ -58,6 +58,7 @@ from stages.runs.settings import StageConfig
 from stages.runs.spread import ShardScheduler
 from stages.runs.stage import Stage, load_stage
 from stages.stopping import Interrupted, on_signals, stopped_by
+from stages.words import Sentence
 
 DISTRIBUTION = "composer-post-training"
 MODELS = "models"
@@ -92,7 +93,7 @@ class Result:
 
 def execute(
     stage: str,
-    given: Mapping[str, Run | Sequence[Run]],
+    runs: Mapping[str, Run | Sequence[Run]],
     config: StageConfig,
     *,
     root: Path,
@@ -115,14 +116,14 @@ def execute(
     where there are any, or each of its workers; None for one if its settings load a model. mirror: the run's place in
     a bucket; `out` is its local folder then.
     """
-    inputs = Inputs(given)
+    inputs = Inputs(runs)
     gpus = int(config.uses_gpu()) if gpus is None else gpus
     resolved, loaded = resolve_run(stage, inputs, config, root=root, out=out), load_stage(stage)
     # Peers wait in `execute_as_peer` from here until `_attempt` lets them begin, or until this block ends without.
     with ranks.join().leading(), disk_failures_as_such(resolved.folder), locked(resolved.folder):
         # Again, as another process may have done the work, in a folder with another time in its name.
-        found = find_folder(root / stage, config.label(), resolved.fingerprint, out)
-        resolved = replace(resolved, folder=found[0], existing=found[1])
+        folder_of_run = find_folder(root / stage, config.label(), resolved.fingerprint, out)
+        resolved = replace(resolved, folder=folder_of_run[0], existing=folder_of_run[1])
         folder = resolved.folder
         if resolved.existing and not clean:
             if done := resolved.completed():
@@ -151,7 +152,7 @@ def execute(
                 spread=ShardScheduler(engine, stage, inputs, config),
             )
             following = mirror.following(writer, units=loaded.work is not None) if mirror else nullcontext()
-            telling = on_activity(lambda what: listener(what, 0, 0) if listener else None)
+            telling = on_activity(lambda text: listener(text, 0, 0) if listener else None)
             with following, telling, on_signals(), stopped_by(writer.stop):
                 try:
                     with _attempt(writer):
@@ -185,17 +186,17 @@ def judge_again(stage: str, config: StageConfig, done: Result) -> Result:
     size, digest = (done.path / REPORT).stat().st_size, store.file_sha256(done.path / REPORT)
     record.files[REPORT] = SealedFile(bytes=size, sha256=digest)
     write_manifest(done.path, record)
-    return replace(done, reason=f"{done.reason}, judged again by these limits")
+    return replace(done, reason=Sentence("runs.judged-again", reason=done.reason))
 
 
-def execute_as_peer(stage: str, given: Mapping[str, Run | Sequence[Run]], config: StageConfig, *, root: Path) -> None:
+def execute_as_peer(stage: str, runs: Mapping[str, Run | Sequence[Run]], config: StageConfig, *, root: Path) -> None:
     """Run the stage in a torchrun process other than rank 0, once rank 0 begins; return at once if it does not.
 
     Nothing is kept: the tables, metrics and checkpoints of rank 0 are those of all processes.
     """
     if not ranks.join().broadcast_from_rank0(lambda: True):
         return
-    inputs = Inputs(given)
+    inputs = Inputs(runs)
     with TemporaryDirectory() as folder:
         record = _new_manifest(stage, config, config.identity(), "", inputs)
         writer = RunWriter(Path(folder), record, cache=root / MODELS)
@@ -205,7 +206,7 @@ def execute_as_peer(stage: str, given: Mapping[str, Run | Sequence[Run]], config
 
 def preflight(
     stage: str,
-    given: Mapping[str, Run | Sequence[Run]],
+    runs: Mapping[str, Run | Sequence[Run]],
     config: StageConfig,
     *,
     root: Path,
@@ -219,15 +220,15 @@ def preflight(
     paid for. Inputs are compared with their digests; models and environments are checked by the `check` of their
     settings.
     """
-    inputs = Inputs(given)
+    inputs = Inputs(runs)
     resolved, unfinished = resolve_run(stage, inputs, config, root=root, out=out), list[str]()
     if resolved.existing and not clean:
         with locked(resolved.folder):  # refuses a run in progress, as `execute` would
             if resolved.completed():
-                return [f"{resolved.folder} is complete and up to date: there is nothing to do"]
+                return [Sentence("runs.nothing-to-do", folder=resolved.folder)]
             unfinished = _left_undone(resolved, resume=resume)
     count = sum(1 for _ in inputs.runs())
-    read = [f"{counted(count, 'input run')}: complete, and as they were written"] if count else []
+    read = [Sentence("runs.inputs-unchanged", count=count)] if count else []
     checked = config.check()
     _import_ahead(load_stage(stage))
     return [*unfinished, *read, *checked, check_disk_space(resolved.folder)]
@@ -247,10 +248,10 @@ def check_disk_space(folder: Path) -> str:
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     usage = shutil.disk_usage(existing)
     if usage.total and usage.free < MIN_FREE_BYTES:  # a file system such as /proc has no room to speak of
-        left = usage.free / 2**20
-        raise UsageError("runs.no-disk-space", existing=existing, left=left)
+        free_mib = usage.free / 2**20
+        raise UsageError("runs.no-disk-space", existing=existing, left=free_mib)
     _check_writable(existing)
-    return f"{existing} can be written to, {usage.free / 2**30:,.1f} GiB free"
+    return Sentence("runs.folder-writable", existing=existing, free=usage.free / 2**30)
 
 
 @dataclass(frozen=True)
@@ -270,11 +271,11 @@ class ResolvedRun:
         if not self.existing:
             return None
         try:
-            found = Run(self.folder)
+            run = Run(self.folder)
         except BadInput:
             return None
-        same = found.manifest.fingerprint == self.fingerprint and found.manifest.status == "complete"
-        return Result(self.folder, "complete", False, "up to date") if same and not found.damage() else None
+        same = run.manifest.fingerprint == self.fingerprint and run.manifest.status == "complete"
+        return Result(self.folder, "complete", False, "up to date") if same and not run.damage() else None
 
 
 def resolve_run(
@@ -304,22 +305,18 @@ def nothing_to_resume(
     resolved = resolve_run(stage, inputs, config, root=root, out=out, check=False)
     if resolved.existing or out is not None:
         return None
-    wanted = _new_manifest(stage, config, resolved.identity, resolved.fingerprint, inputs)
+    planned = _new_manifest(stage, config, resolved.identity, resolved.fingerprint, inputs)
     for path in sorted((root / stage).glob("*/manifest.json"), reverse=True):  # names begin with the time
         if path.parent.is_symlink():
             continue
         with suppress(BadInput):
-            found = read_manifest(path.parent)
-            if found.label == wanted.label and _read(found) == _read(wanted):
-                changed = differences(found.identity, wanted.identity)
+            recorded = read_manifest(path.parent)
+            if recorded.label == planned.label and _read(recorded) == _read(planned):
+                changed = differences(recorded.identity, planned.identity)
                 if not changed:
                     return None
-                where = [f"the newest run {stage}/{path.parent.name} has", "it has", "it has"]
-                said = [
-                    f"{key} is {ours}, {it} {theirs}" for it, (key, theirs, ours) in zip(where, changed, strict=False)
-                ]
-                more = f"; and {counted(len(changed) - len(said), 'setting')} more" if len(changed) > len(said) else ""
-                return f"Nothing to resume with these settings: {'; '.join(said)}{more}. A new run starts."
+                newest, further = f"{stage}/{path.parent.name}", max(len(changed) - 3, 0)
+                return Sentence("runs.nothing-to-resume", newest=newest, changes=changed[:3], further=further)
     return None
 
 
@@ -328,15 +325,15 @@ def _read(manifest: Manifest) -> dict[str, list[str]]:
     return {name: [ref.content for ref in refs] for name, refs in manifest.inputs.items()}
 
 
-def differences(found: Mapping[str, Any], asked: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str, str]]:
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str, str]]:
     """Return the settings that differ: the key, what was found and what is asked, as text."""
     changed = list[tuple[str, str, str]]()
-    for key in dict.fromkeys([*asked, *found]):
-        theirs, ours = found.get(key), asked.get(key)
-        if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
-            changed += differences(theirs, ours, f"{prefix}{key}.")
-        elif theirs != ours:
-            changed.append((f"{prefix}{key}", shortened(repr(theirs)), shortened(repr(ours))))
+    for key in dict.fromkeys([*now, *before]):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            changed += differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            changed.append((f"{prefix}{key}", shortened(repr(old)), shortened(repr(new))))
     return changed
 
 
@@ -353,16 +350,12 @@ def _settle_existing(resolved: ResolvedRun, *, resume: bool) -> bool:
         if resume and resolved.folder.name.endswith(f"-{resolved.fingerprint[:6]}"):
             return False
         raise
-    found = run.manifest
-    if found.fingerprint != resolved.fingerprint:
+    manifest = run.manifest
+    if manifest.fingerprint != resolved.fingerprint:
         if not holds_work(run):
             return True
-        changed = [
-            f"{key}: {theirs} there, {ours} asked"
-            for key, theirs, ours in differences(found.identity, resolved.identity)
-        ]
-        difference = "; ".join(changed[:3]) or "its inputs or the stage's version differ"
-        raise UsageError("runs.folder-holds-other-run", folder=resolved.folder, difference=difference)
+        changes = differences(manifest.identity, resolved.identity)[:3]
+        raise UsageError("runs.folder-holds-other-run", folder=resolved.folder, changes=changes)
     # What the attempt before paid for stays in the ledger, so that --max-cost holds for both.
     if not resume and holds_work(run, paid=False):
         raise UsageError("runs.folder-holds-this-run", folder=resolved.folder, state=_state(run))
@@ -374,9 +367,8 @@ def _left_undone(resolved: ResolvedRun, *, resume: bool) -> list[str]:
     with suppress(BadInput):
         run = Run(resolved.folder)
         if run.manifest.fingerprint == resolved.fingerprint and holds_work(run, paid=False):
-            rest = "" if resume else "; --clean starts again"
             done = progress(run) or _state(run)
-            return [f"{run.path} holds this run ({done}): --resume does and pays for the rest alone{rest}"]
+            return [Sentence("runs.run-unfinished", run_path=run.path, done=done, resume=resume)]
     _settle_existing(resolved, resume=resume)
     return []
 
@@ -480,13 +472,13 @@ def finished_to_the_end(run: Path, stage_folder: Path) -> bool:
 def _finished(run: Path) -> tuple[str, int]:
     """Return when a run was completed, for comparison; the least value for a folder without a complete run."""
     try:
-        found = read_manifest(run)
+        manifest = read_manifest(run)
     except BadInput:
         return "", 0
-    if found.status != "complete":
+    if manifest.status != "complete":
         return "", 0
     # The manifest has whole seconds, which runs may share; the file's own time changes when a folder is copied.
-    return found.finished_at or "", (run / "manifest.json").stat().st_mtime_ns
+    return manifest.finished_at or "", (run / "manifest.json").stat().st_mtime_ns
 
 
 def _begin(stage: str, config: StageConfig, resolved: ResolvedRun, inputs: Inputs, device: str) -> Manifest:
@@ -564,11 +556,11 @@ def _attempt(out: RunWriter) -> Iterator[None]:
         error.signal_number = caught[-1] if caught else signal.SIGINT
         by = "the user" if error.signal_number == signal.SIGINT else signal.Signals(error.signal_number).name
         status, reason = "interrupted", f"stopped by {by}"
-        kept = any(
+        has_units = any(
             path.parent.name not in ("live", ANSWERS) for path in (out.path / "scratch").glob("*/*")
         )  # such as checkpoints
-        if not (kept or len(out.journal) or out.manifest.outputs or out.budget.calls):
-            error.notice = "Nothing was finished yet; the same command starts again."
+        if not (has_units or len(out.journal) or out.manifest.outputs or out.budget.calls):
+            error.notice = Sentence("runs.nothing-finished")
         raise
     except Incomplete as error:
         status, reason = "incomplete", str(error)
@@ -651,10 +643,10 @@ def _disk_full(error: BaseException, folder: Path) -> ComposerError | None:
     cause: BaseException | None = error
     while cause is not None:
         code = getattr(cause, "sqlite_errorcode", None)  # extended: the primary code is in the low byte
-        known = (isinstance(cause, OSError) and cause.errno in FULL) or (
+        is_full = (isinstance(cause, OSError) and cause.errno in FULL) or (
             code is not None and code & 0xFF in SQLITE_FULL
         )
-        if known or (not isinstance(cause, ComposerError) and any(words in str(cause) for words in FULL_WORDS)):
+        if is_full or (not isinstance(cause, ComposerError) and any(words in str(cause) for words in FULL_WORDS)):
             first = (str(cause).splitlines() or [""])[0].rstrip(".")  # torch adds a trace of its C++ functions
             return ComposerError("runs.disk-full", first=first, folder=folder)
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)

@@ -24,10 +24,11 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_before_validator_function
 
-from stages import STAGES, command_words
+from stages import STAGES
 from stages.errors import UsageError, refusal
 from stages.json_text import changed_numbers
 from stages.runs.store import nearest
+from stages.words import Sentence, words_of_stage
 
 Tree = dict[str, Any]
 Read = TypeVar("Read", covariant=True)
@@ -117,41 +118,41 @@ class Settings(BaseModel):
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Expand a text to its table, before any validator of a subclass reads the group."""
 
-        def table(given: Any) -> Any:
-            return {cls.text_sets: str(given)} if cls.text_sets and isinstance(given, (str, Path)) else given
+        def table(value: Any) -> Any:
+            return {cls.text_sets: str(value)} if cls.text_sets and isinstance(value, (str, Path)) else value
 
         return no_info_before_validator_function(table, handler(source))
 
     @model_validator(mode="before")
     @classmethod
-    def _check_numbers(cls, given: Any) -> Any:
+    def _check_numbers(cls, values: Any) -> Any:
         # pydantic turns `true` and "1" into 1 without an error; orjson, which writes digests and manifests, takes
         # integers of 64 bits only, and would fail after the work has begun.
-        for name, field in cls.model_fields.items() if isinstance(given, dict) else ():
+        for name, field in cls.model_fields.items() if isinstance(values, dict) else ():
             numbers = {field.annotation, *get_args(field.annotation)}
-            if isinstance(given.get(name), bool) and numbers & {int, float} and bool not in numbers:
-                raise ValueError(f"{name} is a number, but {str(given[name]).lower()} was given")
-            text = given.get(name)
+            if isinstance(values.get(name), bool) and numbers & {int, float} and bool not in numbers:
+                raise ValueError(Sentence("runs.number-is-boolean", name=name, values=str(values[name]).lower()))
+            text = values.get(name)
             if isinstance(text, str) and numbers & {int, float} and str not in numbers and _is_number(text):
-                raise ValueError(f"{name} is a number, but the text {text!r} was given; leave out the quotation marks")
-            if isinstance(given.get(name), int) and not -(2**63) <= given[name] < 2**63:
-                raise ValueError(f"{name} is {given[name]}, more than 64 bits hold")
+                raise ValueError(Sentence("runs.number-is-text", name=name, text=text))
+            if isinstance(values.get(name), int) and not -(2**63) <= values[name] < 2**63:
+                raise ValueError(Sentence("runs.number-too-large", name=name, values=values[name]))
             # What a table of any keys holds is of no type that pydantic could check.
-            if Any in get_args(field.annotation) and (lost := next(changed_numbers(given.get(name)), None)):
-                raise ValueError(f"{name} holds {lost}; numbers should be finite, and integers have 64 bits")
-        return given
+            if Any in get_args(field.annotation) and (lost := next(changed_numbers(values.get(name)), None)):
+                raise ValueError(Sentence("runs.number-not-finite", name=name, lost=lost))
+        return values
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that affect results, as JSON.
 
         A field declared with `json_schema_extra={"affects_results": False}` is left out.
         """
-        found = {}
+        values = {}
         for name, field in type(self).model_fields.items():
             extra = field.json_schema_extra
             if not (isinstance(extra, dict) and extra.get("affects_results") is False):
-                found[name] = _identity(getattr(self, name))
-        return found
+                values[name] = _identity(getattr(self, name))
+        return values
 
     def check(self) -> list[str]:
         """Return what was checked outside of this program (models, servers), a line each; raise for what is missing.
@@ -230,8 +231,8 @@ def build(stage: str, config: type[Config], layers: Iterable[Tree]) -> Config:
     """Return a stage's configuration from layers of settings, later ones over earlier ones."""
     merged, read = Tree(), list[Tree]()
     lists = [name for name, field in config.model_fields.items() if InFile() in field.metadata]
-    for given in layers:
-        layer = FileTree.like(given, expanded(config, given))
+    for values in layers:
+        layer = FileTree.like(values, expanded(config, values))
         read.append(layer)
         for key in lists:
             if isinstance(value := layer.get(key), (str, Path)):
@@ -241,7 +242,7 @@ def build(stage: str, config: type[Config], layers: Iterable[Tree]) -> Config:
     try:
         return config.model_validate(merged)
     except ValidationError as error:
-        raise UsageError(_explain(stage, config, error, merged, read)) from None
+        raise _refused(stage, config, error, merged, read) from None
 
 
 def expanded(config: type[BaseModel], layer: Tree) -> Tree:
@@ -275,9 +276,9 @@ class FileTree(dict[str, Any]):
         self.path = path
 
     @classmethod
-    def like(cls, whole: Tree, part: Tree) -> Tree:
+    def like(cls, origin: Tree, part: Tree) -> Tree:
         """Return a part of a layer as of the same file; unchanged where the layer is of none."""
-        return cls(part, whole.path) if isinstance(whole, FileTree) else part
+        return cls(part, origin.path) if isinstance(origin, FileTree) else part
 
 
 def read_file(path: Path) -> FileTree:
@@ -285,7 +286,7 @@ def read_file(path: Path) -> FileTree:
     try:
         return FileTree(tomllib.loads(read_toml_text(path)), path)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        remedy = "Write KEY = VALUE, as UTF-8, and [GROUP] above the keys of a group."
+        remedy = Sentence("runs.how-to-write-toml")
         raise UsageError("runs.invalid-toml", path=path, error=error, remedy=remedy) from None
     except RecursionError:
         raise UsageError("runs.toml-nested-too-deeply", path=path) from None
@@ -303,11 +304,11 @@ def read_toml_text(path: Path) -> str:
 
 def read_table(path: Path, key: str) -> Tree:
     """Return a TOML file that holds the tables `key` and nothing else."""
-    found = read_file(path)
-    if found.keys() != {key}:
-        held = ", ".join(found) or "nothing"
-        raise UsageError("runs.tables-needed", path=path, held=held, key=key)
-    return found
+    tree = read_file(path)
+    if tree.keys() != {key}:
+        keys = ", ".join(tree) or "nothing"
+        raise UsageError("runs.tables-needed", path=path, held=keys, key=key)
+    return tree
 
 
 def assignment(text: str) -> Tree:
@@ -328,10 +329,10 @@ def assignment_text(key: str, value: Any) -> str:
     if value is None:
         raise UsageError("runs.none-as-text", key=key)
     if isinstance(value, Mapping):
-        held = (assignment_text(json.dumps(name), one) for name, one in value.items())
-        return f"{key}={{{', '.join(held)}}}"
+        texts = (assignment_text(json.dumps(name), item) for name, item in value.items())
+        return f"{key}={{{', '.join(texts)}}}"
     if isinstance(value, (list, tuple)):
-        return f"{key}=[{', '.join(assignment_text('', one)[1:] for one in value)}]"
+        return f"{key}=[{', '.join(assignment_text('', item)[1:] for item in value)}]"
     # A text of JSON is one of TOML without its pairs of surrogates, and so are its numbers and truth values.
     text = json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
     return f"{key}={text}".replace("\x7f", "\\u007f")
@@ -365,14 +366,14 @@ def known(config: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fiel
 def basic_settings(config: type[BaseModel]) -> set[str]:
     """Return the keys of the settings that most runs need, which are marked at their fields (`Basic`)."""
     marks = {
-        name: one for name, field in config.model_fields.items() for one in field.metadata if isinstance(one, Basic)
+        name: mark for name, field in config.model_fields.items() for mark in field.metadata if isinstance(mark, Basic)
     }
-    found = set[str]()
+    names = set[str]()
     for key, _ in known(config):
         name, _, inner = key.partition(".")
         if name in marks and marks[name].covers(inner.removeprefix("N.")):
-            found.add(key)
-    return found
+            names.add(key)
+    return names
 
 
 def options(config: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo, Option]]:
@@ -414,11 +415,13 @@ def describe(config: type[BaseModel]) -> None:
     pydantic could do so when a class is made (`use_attribute_docstrings`), but reading the sources of all settings is
     a fifth of the time that the refusal of a command then takes.
     """
-    told: dict[str, str] = {}
+    help_texts: dict[str, str] = {}
     for base in reversed(config.__mro__):
-        told |= _docstrings(base.__module__).get(base.__name__, {}) if base.__module__ != BaseModel.__module__ else {}
+        help_texts |= (
+            _docstrings(base.__module__).get(base.__name__, {}) if base.__module__ != BaseModel.__module__ else {}
+        )
     for name, field in config.model_fields.items():
-        field.description = field.description or told.get(name)
+        field.description = field.description or help_texts.get(name)
         if (group := _group(field.annotation)[0]) is not None:
             describe(group)
 
@@ -430,14 +433,14 @@ def _docstrings(module: str) -> dict[str, dict[str, str]]:
     source = getattr(sys.modules.get(module), "__file__", None)
     if source is None:  # a class that was typed in, or a builtin
         return {}
-    found: dict[str, dict[str, str]] = {}
+    docstrings: dict[str, dict[str, str]] = {}
     for node in (node for node in ast.parse(Path(source).read_bytes()).body if isinstance(node, ast.ClassDef)):
         for field, text in pairwise(node.body):
             if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
                 continue
             if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                found.setdefault(node.name, {})[field.target.id] = inspect.cleandoc(str(text.value.value))
-    return found
+                docstrings.setdefault(node.name, {})[field.target.id] = inspect.cleandoc(str(text.value.value))
+    return docstrings
 
 
 def default_of(field: FieldInfo) -> Any:
@@ -447,39 +450,38 @@ def default_of(field: FieldInfo) -> Any:
 
 MOST_PROBLEMS = 50
 """Problems of settings that are told one by one."""
-CANNOT = "cannot take "
 
 
-def _explain(stage: str, config: type[BaseModel], error: ValidationError, given: Tree, layers: Sequence[Tree]) -> str:
-    """Return what a configuration was refused for: one sentence, or a line for each of several problems.
+def _refused(
+    stage: str, config: type[BaseModel], error: ValidationError, tree: Tree, layers: Sequence[Tree]
+) -> UsageError:
+    """Return the refusal of a configuration: one sentence, or a line for each of several problems.
 
     Unknown keys come first: a setting that is missing is often one that was misspelt.
     """
     order = {"extra_forbidden": 0, "missing": 2}
-    problems = sorted(error.errors(include_url=False), key=lambda problem: order.get(problem["type"], 1))
+    errors = sorted(error.errors(include_url=False), key=lambda problem: order.get(problem["type"], 1))
     # The nearest setting of each unknown key is looked for, which takes a minute for a million of them.
-    sentences = list(dict.fromkeys(_problem(stage, config, one, given, layers) for one in problems[:MOST_PROBLEMS]))
-    more = [f"- and {len(problems) - MOST_PROBLEMS:,} more"] if len(problems) > MOST_PROBLEMS else []
-    if len(sentences) == 1 and not more:
-        return f"{stage} {sentences[0]}"
-    each = [one.removeprefix(CANNOT) if one.startswith(CANNOT) else f"it {one}" for one in sentences]
-    return "\n".join([f"{stage} {CANNOT}these settings:", *(f"- {one}" for one in each), *more])
+    problems = list(dict.fromkeys(_problem(stage, config, problem, tree, layers) for problem in errors[:MOST_PROBLEMS]))
+    return UsageError(
+        "runs.settings-refused", stage=stage, problems=problems, further=max(len(errors) - MOST_PROBLEMS, 0)
+    )
 
 
-def _along(tree: Any, place: Iterable[str | int]) -> Iterator[tuple[str | int, Any]]:
+def _along(tree: Any, keys: Iterable[str | int]) -> Iterator[tuple[str | int, Any]]:
     """Yield each part of a setting's place in a tree with the value there, as far as the tree holds it."""
-    for part in place:
-        held = tree if isinstance(tree, dict) else range(len(tree) if isinstance(tree, list) else 0)
-        if part not in held:
+    for part in keys:
+        members = tree if isinstance(tree, dict) else range(len(tree) if isinstance(tree, list) else 0)
+        if part not in members:
             return
         tree = tree[part]
         yield part, tree
 
 
-def origin(place: Sequence[str | int], layers: Sequence[Tree]) -> str:
-    """Return " in FILE" where the highest layer that holds a setting, or most of its key, is of a file."""
-    best = max(reversed(layers), key=lambda layer: len(list(_along(layer, place))), default=Tree())
-    return f" in {best.path}" if isinstance(best, FileTree) and place and place[0] in best else ""
+def origin(keys: Sequence[str | int], layers: Sequence[Tree]) -> Path | None:
+    """Return the file where the highest layer that holds a setting, or most of its key, is of a file."""
+    best = max(reversed(layers), key=lambda layer: len(list(_along(layer, keys))), default=Tree())
+    return best.path if isinstance(best, FileTree) and keys and keys[0] in best else None
 
 
 def nearest_keys(config: type[BaseModel], key: str, cutoff: float = 0.5) -> list[str]:
@@ -494,18 +496,18 @@ def nearest_keys(config: type[BaseModel], key: str, cutoff: float = 0.5) -> list
     names = sorted(declared, key=lambda name: (name in basic, -name.count(".")))
     leaves = {name.rpartition(".")[2]: name for name in names}
     short = {initials(leaf): name for leaf, name in leaves.items()}
-    whole = {one: one for name in names for one in (name.partition(".")[0], name)}
+    candidates = {word: word for name in names for word in (name.partition(".")[0], name)}
     generic = ".".join("N" if part.isdigit() else part for part in key.split("."))
     leaf = generic.rpartition(".")[2]
     if exact := leaves.get(leaf) or short.get(leaf):
         return [exact]
     # The last part alone says less than a whole key: it has to be more similar.
-    near = {one: whole[one] for one in get_close_matches(generic, whole, 3, cutoff)}
-    near |= {one: leaves[one] for one in get_close_matches(generic, leaves, 3, max(cutoff, 0.8))}
-    similar = {one: SequenceMatcher(None, one, generic).ratio() for one in near}  # in the order of get_close_matches
-    best = [one for one in near if similar[one] == max(similar.values())]
-    best.sort(key=lambda one: -len(commonprefix([one, generic])))  # noqa: RUF071 - these are no paths
-    return list(dict.fromkeys(near[one] for one in best))
+    near = {word: candidates[word] for word in get_close_matches(generic, candidates, 3, cutoff)}
+    near |= {word: leaves[word] for word in get_close_matches(generic, leaves, 3, max(cutoff, 0.8))}
+    similar = {word: SequenceMatcher(None, word, generic).ratio() for word in near}  # in the order of get_close_matches
+    best = [word for word in near if similar[word] == max(similar.values())]
+    best.sort(key=lambda word: -len(commonprefix([word, generic])))  # noqa: RUF071 - these are no paths
+    return list(dict.fromkeys(near[word] for word in best))
 
 
 def initials(name: str) -> str:
@@ -514,30 +516,28 @@ def initials(name: str) -> str:
 
 
 def _problem(
-    stage: str, config: type[BaseModel], problem: Mapping[str, Any], given: Tree, layers: Sequence[Tree]
-) -> str:
-    """Return one problem in a sentence without the stage, which begins it.
+    stage: str, config: type[BaseModel], problem: Mapping[str, Any], tree: Tree, layers: Sequence[Tree]
+) -> tuple[bool, Sentence]:
+    """Return one problem in a sentence without its beginning: the stage, and whether it "cannot take" what follows.
 
     Of an entry of a list, such as a teacher, it has the entry's name; and it has the file of the setting.
     """
     key = ".".join(map(str, problem["loc"]))
-    entries = [one for part, one in _along(given, problem["loc"]) if isinstance(part, int) and isinstance(one, dict)]
-    names = [name for one in entries if (name := one.get("name") or one.get("model"))]
-    of = f" (of {names[-1]})" if names else ""
-    of += origin(problem["loc"], layers)
+    entries = [
+        entry for part, entry in _along(tree, problem["loc"]) if isinstance(part, int) and isinstance(entry, dict)
+    ]
+    names = [name for entry in entries if (name := entry.get("name") or entry.get("model"))]
+    where = {"key": key, "entry": names[-1] if names else None, "file": origin(problem["loc"], layers)}
     if problem["type"] == "extra_forbidden":
-        if not (near := nearest_keys(config, key)):
-            groups = dict.fromkeys(name.partition(".")[0] for name, _ in known(config))
-            return f"has no setting {key}{of}. It has: {', '.join(groups)}."
-        meant = " or ".join(near)
-        return f"has no setting {key}{of}. Did you mean {meant}? `{command_words(stage)} --help --all` lists all."
+        groups = list(dict.fromkeys(name.partition(".")[0] for name, _ in known(config)))
+        near = nearest_keys(config, key)
+        return False, Sentence("runs.no-setting", **where, near=near, groups=groups, words=words_of_stage(stage))
     if problem["type"] == "missing":
-        if stage in STAGES and key in STAGES[stage].positionals:
-            return f"needs {key}. Write `{command_words(stage)} {STAGES[stage].usage}`."
-        return f"needs the setting {key}{of}, which is not given."
+        usage = STAGES[stage].usage if stage in STAGES and key in STAGES[stage].positionals else None
+        return False, Sentence("runs.setting-missing", **where, usage=usage, words=words_of_stage(stage))
     # The text of a whole object, such as a run, is cut.
     first, *more = repr(problem["input"]).splitlines() or [""]
     # Of a table with several settings the reason names those that are meant.
-    value = "" if isinstance(problem["input"], dict) and problem["type"] == "value_error" else f" = {first}"
-    where = f"{key}{value}{'…' if more else ''}{of}" if key else "these settings"
-    return f"{CANNOT}{where}: {refusal(problem)}."
+    named = isinstance(problem["input"], dict) and problem["type"] == "value_error"
+    value = None if named else f"{first}{'…' if more else ''}"
+    return True, Sentence("runs.setting-invalid", **where, value=value, reason=refusal(problem))

@@ -91,7 +91,7 @@ class ShardScheduler:
     _held: dict[str, Reservation] = field(default_factory=dict)
     """The money of each shard that is under way, by the name of its folder."""
 
-    def __call__(self, out: RunWriter, blocks: Sequence[Sequence[str]], what: str, shared_value: Any = None) -> None:
+    def __call__(self, out: RunWriter, blocks: Sequence[Sequence[str]], noun: str, shared_value: Any = None) -> None:
         """Let workers do the blocks of units of which any is missing, each block by one worker.
 
         Raises what a worker raised, once the others have stopped; no further shard is begun then. Where the money for a
@@ -99,11 +99,11 @@ class ShardScheduler:
         does what is missing then.
         """
         folder = out.path / "scratch" / "shards"
-        for left in folder.iterdir() if folder.exists() else ():  # of an attempt that was killed
-            if left.is_dir():
-                _merge(left, out, out.budget.take_up(shard=left.name))
+        for path in folder.iterdir() if folder.exists() else ():  # of an attempt that was killed
+            if path.is_dir():
+                _merge(path, out, out.budget.take_up(shard=path.name))
             else:
-                left.unlink()
+                path.unlink()
         if self.engine is None:
             return
         folder, total = out.scratch("shards"), sum(map(len, blocks))
@@ -118,7 +118,7 @@ class ShardScheduler:
                     told_at = time.monotonic()
                     done = sum(out.finished(unit) for block in blocks for unit in block)
                     done += sum(len(store.read_bytes(folder / name / DONE) or b"") for name in self._held)
-                    out.progress(what, min(done, total), total)
+                    out.progress(noun, min(done, total), total)
 
             shards = self._shards(self.engine, missing, folder, errors, out, shared_value)
             try:
@@ -155,12 +155,12 @@ class ShardScheduler:
             # Named by content, so that a resumed attempt finds the reservation and the units of the same shard.
             name, lent = store.digest(sorted(units))[:16], None
             if out.budget.limit is not None:
-                others = min(engine.workers, len(self._held) + len(shards) - number) - len(self._held)
-                lent = out.budget.left / max(others, 1) * (1 - ledger.ROUNDING)
-            if errors or out.stop.is_set() or lent == 0 or (held := out.budget.hold(lent, shard=name)) is None:
+                lenders = min(engine.workers, len(self._held) + len(shards) - number) - len(self._held)
+                lent = out.budget.left / max(lenders, 1) * (1 - ledger.ROUNDING)
+            if errors or out.stop.is_set() or lent == 0 or (reservation := out.budget.hold(lent, shard=name)) is None:
                 return
-            out.budget.write([held.line])  # before the worker can spend it
-            self._held[name] = held
+            out.budget.write([reservation.line])  # before the worker can spend it
+            self._held[name] = reservation
             yield Shard(self.stage, inputs, self.config, units, folder / name, out.cache, lent, shared_value)
 
 
@@ -190,13 +190,13 @@ def work(shard: Shard) -> BaseException | None:
     return None
 
 
-def _merge(folder: Path, out: RunWriter, held: Reservation | None) -> None:
+def _merge(folder: Path, out: RunWriter, reservation: Reservation | None) -> None:
     """Make durable what the workers of a shard finished and spent, then delete the shard's folder."""
     done, paid = _shard_results(folder)
     out.write_all([(row.pop("unit"), row, row.pop("failed")) for row in done.values()])
     out.attempted.update(done)
-    if held is not None:  # None: an attempt settled it, and was killed before it deleted the folder
-        line: Row = {"call": held.call, "settled": paid.spent, "possibly": paid.possibly}
+    if reservation is not None:  # None: an attempt settled it, and was killed before it deleted the folder
+        line: Row = {"call": reservation.call, "settled": paid.spent, "possibly": paid.possibly}
         if paid.understated:
             claimed = max(paid.spent - paid.understated_usd, 0.0)
             line |= {"claimed": claimed, "understated": paid.understated}
@@ -212,6 +212,6 @@ def _shard_results(folder: Path) -> tuple[dict[str, Row], Budget]:
         if row["unit"] not in units or units[row["unit"]]["failed"]:  # a success counts, whichever came last
             units[row["unit"]] = row
     paid = Budget()
-    for one in filter(None, map(ledger.read, attempts)):
-        paid.add(one)
+    for budget in filter(None, map(ledger.read, attempts)):
+        paid.add(budget)
     return units, paid

@@ -20,7 +20,7 @@ import duckdb
 
 from stages.backends import resources
 from stages.errors import BadInput, UsageError
-from stages.words import did_you_mean
+from stages.words import Sentence, did_you_mean
 
 LIMIT_S = 60.0
 """Seconds that a question may take."""
@@ -63,7 +63,7 @@ class SqlQuery:
 def run_sql(query: SqlQuery, limit_s: float = LIMIT_S) -> Answer:
     """Return column names and rows; `UsageError` where the query has no answer, or none within the bounds."""
     # What DuckDB leaves is for the rows and for printing them: orjson crashes where it gets no memory.
-    quarters = [left // PARTS for left in resources.within_limits().values()]
+    quarters = [free // PARTS for free in resources.within_limits().values()]
     limits = ""
     if quarters and min(quarters) < query.memory:
         query = replace(query, memory=min(quarters))
@@ -102,23 +102,25 @@ def _fulfil(done: "Future[Answer]", connection: duckdb.DuckDBPyConnection, query
         done.set_exception(error)
 
 
-def too_large(what: str) -> UsageError:
+def too_large(limit: str) -> UsageError:
     """Return the error of a question that needs more than this."""
-    return UsageError("runs.query-needs-more-memory", what=what, less=LESS)
+    return UsageError("runs.query-needs-more-memory", what=limit, less=LESS)
 
 
 def _ask(connection: duckdb.DuckDBPyConnection, query: SqlQuery) -> Answer:
     _require_one_select(connection, query.sql)
     connection.execute(f"SET memory_limit = '{query.memory}B'")
     # A question about runs alone opens none of their tables; one about the tables themselves opens all.
-    every = ABOUT_TABLES.search(query.sql)
-    asked = {name: paths for name, paths in query.files.items() if every or name.lower() in query.sql.lower()}
-    existing = {name: [path.resolve() for path in paths if path.is_file()] for name, paths in asked.items()}
+    lists_tables = ABOUT_TABLES.search(query.sql)
+    named_files = {
+        name: paths for name, paths in query.files.items() if lists_tables or name.lower() in query.sql.lower()
+    }
+    existing = {name: [path.resolve() for path in paths if path.is_file()] for name, paths in named_files.items()}
     files = {name: paths for name, paths in existing.items() if paths}
     for name, paths in files.items():
         _create_view(connection, name, paths)
     # As a parameter: Arrow and DataFrames would load pandas, which takes longer than the question.
-    columns = ", ".join(f"{name} {of}" for name, of in RUNS.items())
+    columns = ", ".join(f"{name} {meaning}" for name, meaning in RUNS.items())
     connection.execute(
         f"CREATE TABLE runs AS SELECT unnest($1::STRUCT({columns})[], recursive := true)",
         [[{name: run.get(name) for name in RUNS} for run in query.runs]],
@@ -137,7 +139,7 @@ def _ask(connection: duckdb.DuckDBPyConnection, query: SqlQuery) -> Answer:
             rows += block
             if len(rows) > ROWS:
                 raise too_large(f"{ROWS:,} rows for its answer")
-            if any(left < 2 * query.memory for left in resources.within_limits().values()):
+            if any(free < 2 * query.memory for free in resources.within_limits().values()):
                 raise MemoryError
         return [column[0] for column in answered.description or ()], rows
     except duckdb.OutOfMemoryException:
@@ -145,7 +147,7 @@ def _ask(connection: duckdb.DuckDBPyConnection, query: SqlQuery) -> Answer:
     except duckdb.Error as error:
         tables = f"There are the tables {', '.join(sorted([*query.files, 'runs']))}."
         if not query.runs:
-            tables = "There are no runs yet: `composer collect` makes one."
+            tables = Sentence("runs.no-runs")
         first, *more = str(error).splitlines()
         # A second line that proposes a table may name one of DuckDB's own, which nobody means.
         columns = "".join(f" {line}." for line in more[:1] if line.startswith("Candidate bindings"))

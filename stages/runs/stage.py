@@ -18,6 +18,7 @@ from stages.runs import display
 from stages.runs.kinds import Kind, Row
 from stages.runs.run import Inputs, Judgement, Run, RunWriter, Slot
 from stages.runs.settings import FileTree, StageConfig, Tree, merge, read_file
+from stages.words import Sentence
 
 ConfigT = TypeVar("ConfigT", bound=StageConfig)
 Unit = TypeVar("Unit")
@@ -140,22 +141,22 @@ def read_for_stage(stage: str, paths: Iterable[Path], notify: Callable[[str], No
     ]
 
 
-def read_files(paths: Iterable[Path], own: Container[str], whose: str, notify: Callable[[str], None]) -> list[Tree]:
+def read_files(paths: Iterable[Path], known: Container[str], whose: str, notify: Callable[[str], None]) -> list[Tree]:
     """Return TOML files as trees, without settings that belong to other stages only; reports what is left out.
 
-    One file can so serve all stages. own: the names that mean something here; what no stage knows stays, and is refused
-    as unknown. whose: who lacks the others, for people. Raises `UsageError` where the files set nothing here.
+    One file can so serve all stages. known: the names that mean something here; what no stage knows stays and is
+    refused as unknown. whose: who lacks the others, for people. Raises `UsageError` where the files set nothing here.
     """
     trees, notes = list[Tree](), list[str]()
     for path in paths:
         tree = read_file(path)
-        strange = {key: value for key, value in tree.items() if key not in own}
+        strange = {key: value for key, value in tree.items() if key not in known}
         # Other stages are imported for such keys alone.
         settings = {field for stage in STAGES for field in load_stage(stage).config.model_fields} if strange else set()
         tables = {key for key, value in strange.items() if key in STAGES and isinstance(value, dict)}
-        if others := [key for key in strange if key in settings or key in tables]:
-            notes.append(f"{path}: {', '.join(others)} left out, which other stages have and {whose} does not.")
-        trees.append(FileTree({key: value for key, value in tree.items() if key not in others}, path))
+        if foreign := [key for key in strange if key in settings or key in tables]:
+            notes.append(Sentence("runs.settings-left-out", path=path, foreign=foreign, whose=whose))
+        trees.append(FileTree({key: value for key, value in tree.items() if key not in foreign}, path))
     if notes and not any(trees):
         raise UsageError("runs.no-settings-left", notes=notes, whose=whose)
     for note in notes:
@@ -197,7 +198,7 @@ def work_through(
     *,
     policy: Batched,
     out: RunWriter,
-    what: str,
+    noun: str,
     shared_value: Any = None,
 ) -> None:
     """Do every unit that is not finished and write (key, payload, failed) of each.
@@ -209,16 +210,16 @@ def work_through(
     # A fixed size for a local model: its arithmetic depends on the shape of a batch, and so would the results.
     size = policy.config.lockstep if local else policy.batch_size
     keys = [key(unit) for unit in units]
-    out.spread(blocks(keys, size), what, shared_value)
+    out.spread(blocks(keys, size), noun, shared_value)
     total, waiting = len(keys), iter(units)
     for start in range(0, total, size):
         batch = list(islice(waiting, size))
         missing = [unit for unit in batch if not out.finished(key(unit))]
-        out.progress(what, start, total)
+        out.progress(noun, start, total)
         if missing:
             out.raise_if_stopped()
             # For the same reason a local batch that is partly finished is repeated, and only its missing units are
             # written. Answers of a server cost money: only the missing ones are requested.
             done = list(do(batch if local else missing))
             out.write_all([unit for unit in done if not out.finished(unit[0])])
-    out.progress(what, total, total)
+    out.progress(noun, total, total)

@@ -38,6 +38,7 @@ from stages import json_text
 from stages.errors import BadInput, UsageError
 from stages.redaction import redacted_bytes
 from stages.runs.kinds import Row
+from stages.words import Sentence
 
 CTIME_MARGIN_S = 2.0
 """Age from which ctime proves that a file is unchanged: ctime has the resolution of the file system's clock tick."""
@@ -56,8 +57,8 @@ def folder_name(text: str) -> str:
     apart.
     """
     # NFC: file systems of macOS compare names in normal form, so that two spellings of one letter would be one file.
-    kept = re.sub(r"[^\w.-]+", "-", unicodedata.normalize("NFC", text)).strip("-.")
-    return kept.encode()[:NAME_BYTES].decode(errors="ignore").rstrip("-.") or "unnamed"
+    name = re.sub(r"[^\w.-]+", "-", unicodedata.normalize("NFC", text)).strip("-.")
+    return name.encode()[:NAME_BYTES].decode(errors="ignore").rstrip("-.") or "unnamed"
 
 
 class FolderNames:
@@ -92,11 +93,11 @@ def digest(value: Any) -> str:
 
 def file_sha256(path: Path | str) -> str:
     """Return the SHA-256 of a file's bytes, in hex."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
         while block := file.read(2**16):  # `hashlib.file_digest` fills a buffer of 256 KiB first; most files are small
-            found.update(block)
-    return found.hexdigest()
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def folder_digests(folder: Path) -> dict[str, str]:
@@ -112,8 +113,8 @@ def folder_digests(folder: Path) -> dict[str, str]:
 
 def known_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hex; an unchanged file is read once in a process."""
-    known = stamp(path.stat())
-    return file_sha256(path) if known is None else _cached_sha256(path.absolute(), known)
+    identity = stamp(path.stat())
+    return file_sha256(path) if identity is None else _cached_sha256(path.absolute(), identity)
 
 
 def stamp(status: os.stat_result) -> tuple[int, ...] | None:
@@ -135,8 +136,8 @@ def digest_of_files(digests: Mapping[str, str]) -> str:
 
 
 @cache
-def _cached_sha256(path: Path, known: tuple[int, ...]) -> str:
-    del known  # only a part of the cache key
+def _cached_sha256(path: Path, identity: tuple[int, ...]) -> str:
+    del identity  # only a part of the cache key
     return file_sha256(path)
 
 
@@ -209,7 +210,7 @@ def folder_damage(folder: Path) -> str | None:
         if not path.is_file():
             return f"{name} is missing"
         if _size_and_check(path) != expected:
-            return f"{name} has changed since it was written"
+            return Sentence("runs.file-changed", name=name)
     return None
 
 
@@ -285,7 +286,7 @@ def _once(pairs: list[tuple[str, Any]]) -> None:
     seen = set[str]()
     for key, _ in pairs:
         if key in seen:
-            raise ValueError(f"the key {key!r} occurs twice")
+            raise ValueError(Sentence("runs.key-twice", key=key))
         seen.add(key)
 
 
@@ -294,8 +295,8 @@ def require_text(path: Path) -> Path:
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        shown = os.fsencode(path).decode(errors="backslashreplace")
-        raise UsageError("runs.path-not-utf8", shown=shown) from None
+        readable = os.fsencode(path).decode(errors="backslashreplace")
+        raise UsageError("runs.path-not-utf8", shown=readable) from None
     return path
 
 
@@ -306,10 +307,10 @@ def nearest(path: Path) -> str:
     except OSError:
         return ""
     # By the stems: equal endings would make all short names similar. A file of another kind has to be more similar.
-    same = {one.stem: one.name for one in beside if one.suffix == path.suffix}
-    others = {one.stem: one.name for one in beside if one.suffix != path.suffix}
+    same = {sibling.stem: sibling.name for sibling in beside if sibling.suffix == path.suffix}
+    similar = {sibling.stem: sibling.name for sibling in beside if sibling.suffix != path.suffix}
     near = [same[stem] for stem in get_close_matches(path.stem, same, 1)]
-    near += [others[stem] for stem in get_close_matches(path.stem, others, 1, 0.8)]
+    near += [similar[stem] for stem in get_close_matches(path.stem, similar, 1, 0.8)]
     return "".join(f" Did you mean {str(path.with_name(name))!r}?" for name in near[:1])
 
 
@@ -368,12 +369,12 @@ def checked(line: bytes) -> bytes:
 
 def unchecked(line: bytes) -> bytes:
     """Return a line without its check value; `ValueError` where the line has none, or that of other bytes."""
-    kept, found, check = line.rpartition(CHECK)
-    if not found:
-        raise ValueError("has no check value")
-    if check != str(zlib.crc32(kept + b"}")).encode() + b"}":
-        raise ValueError("has changed since it was written: its check value is another")
-    return kept + b"}"
+    content, separator, check = line.rpartition(CHECK)
+    if not separator:
+        raise ValueError(Sentence("runs.no-check-value"))
+    if check != str(zlib.crc32(content + b"}")).encode() + b"}":
+        raise ValueError(Sentence("runs.check-value-differs"))
+    return content + b"}"
 
 
 def open_lines(path: Path) -> list[bytes]:
@@ -383,13 +384,13 @@ def open_lines(path: Path) -> list[bytes]:
     number of a line that has changed since it was written, or is no unit.
     """
     lines = (read_bytes(path) or b"").split(b"\n")[:-1]
-    found = list[bytes]()
+    complete = list[bytes]()
     for number, text in enumerate(lines, 1):
         try:
-            found.append(unchecked(text))
+            complete.append(unchecked(text))
         except ValueError as error:
             raise BadInput("runs.journal-line-invalid", path=path, number=number, error=error) from None
-    return found
+    return complete
 
 
 def read_units(folder: Path) -> Iterator[Row]:
@@ -422,10 +423,10 @@ def append_lines(path: Path, lines: Sequence[bytes]) -> None:
     """Append lines durably; on failure (a full disk) the file is cut back, so that no torn line stays in its middle."""
     with path.open("ab", buffering=0) as file:  # unbuffered: close() has nothing left to write after a truncation
         size = file.tell()
-        rest = memoryview(b"".join(line + b"\n" for line in lines))
+        buffer = memoryview(b"".join(line + b"\n" for line in lines))
         try:
-            while rest:
-                rest = rest[file.write(rest) :]  # a raw write may be partial, on a disk that is almost full
+            while buffer:
+                buffer = buffer[file.write(buffer) :]  # a raw write may be partial, on a disk that is almost full
             os.fsync(file.fileno())
             if not size:
                 sync(path.parent)
@@ -448,14 +449,14 @@ class Spool:
 
     def add(self, line: bytes) -> int:
         """Append a line and return its offset; all lines are added before any is read."""
-        place = self._end
+        position = self._end
         self._end += self._file.write(line + b"\n")
-        return place
+        return position
 
-    def line(self, place: int) -> bytes:
+    def line(self, position: int) -> bytes:
         """Return the line at an offset; safe to call from several threads."""
         with self._lock:
-            self._file.seek(place)
+            self._file.seek(position)
             return self._file.readline().removesuffix(b"\n")
 
     def close(self) -> None:
@@ -585,8 +586,8 @@ class Journal:
                 if self._kept[0] != shard:
                     self._kept = shard, list(sealed_lines(self._sealed[shard]))
                 lines = self._kept[1]
-            found: Row = orjson.loads(lines[number - self._starts[shard]])
-        return found
+            row: Row = orjson.loads(lines[number - self._starts[shard]])
+        return row
 
     def records(self) -> Iterator[Row]:
         """Yield the last record of every unit, in the order in which units were first written."""
@@ -606,11 +607,11 @@ class Journal:
         """Yield records in an order that the files do not have."""
         # Sealed files are gzip, so that reading a line in the middle decompresses all before it: one pass copies the
         # wanted lines to a temporary file, from which they are read in any order.
-        wanted = array("q", sorted(set(numbers)))
+        ordered = array("q", sorted(set(numbers)))
         with closing(Spool(self.folder)) as spool:
-            places = array("q", map(spool.add, _picked(lines, wanted)))
+            places = array("q", map(spool.add, _picked(lines, ordered)))
             for number in numbers:
-                yield orjson.loads(spool.line(places[bisect_left(wanted, number)]))
+                yield orjson.loads(spool.line(places[bisect_left(ordered, number)]))
 
     def append(self, units: Sequence[tuple[str, Mapping[str, Any], bool]]) -> None:
         """Make units durable, each (name, payload, failed). Payloads have no keys `unit`, `failed` and `crc32`."""
@@ -642,11 +643,11 @@ class Journal:
 
 def _picked(lines: Iterator[bytes], numbers: Sequence[int]) -> Iterator[bytes]:
     """Yield the lines with these numbers, which are in ascending order."""
-    wanted = iter(numbers)
-    following = next(wanted, None)
+    targets = iter(numbers)
+    following = next(targets, None)
     for number, line in enumerate(lines):
         if following is None:
             return
         if number == following:
             yield line
-            following = next(wanted, None)
+            following = next(targets, None)

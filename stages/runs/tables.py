@@ -93,11 +93,11 @@ class Scan:
 
     def _checked(self, columns: Columns, file: pq.ParquetFile) -> list[str] | None:
         """Return these columns as a list, one name as a list of one; `UsageError` for one that there is not."""
-        wanted = [columns] if isinstance(columns, str) else columns
-        known = file.schema_arrow.names
-        if absent := [name for name in wanted or () if name not in known]:
-            raise UsageError("runs.no-column", stem=self.path.stem, absent=absent[0], known=known)
-        return None if wanted is None else list(wanted)
+        names = [columns] if isinstance(columns, str) else columns
+        present = file.schema_arrow.names
+        if absent := [name for name in names or () if name not in present]:
+            raise UsageError("runs.no-column", stem=self.path.stem, absent=absent[0], known=present)
+        return None if names is None else list(names)
 
     def duckdb(self, connection: "duckdb.DuckDBPyConnection | None" = None) -> "duckdb.DuckDBPyRelation":
         """Return a DuckDB relation to filter and join before reading: `scan.duckdb().filter("reward > 0")`."""
@@ -146,31 +146,33 @@ def _batches(
 ) -> Iterator[tuple[pa.RecordBatch, list[Row]]]:
     """Yield rows in small batches, as Arrow and as Python objects, both with API keys redacted."""
     for part in _parts(rows):
-        given = part.to_pylist() if isinstance(part, pa.RecordBatch) else part
-        for row in given:
+        rows_of_part = part.to_pylist() if isinstance(part, pa.RecordBatch) else part
+        for row in rows_of_part:
             check(row)
-        clean = redacted_value(given)  # the same object where nothing was redacted: the batch is then written as it is
-        as_given = isinstance(part, pa.RecordBatch) and clean is given
+        clean = redacted_value(
+            rows_of_part
+        )  # the same object where nothing was redacted: the batch is then written as it is
+        as_given = isinstance(part, pa.RecordBatch) and clean is rows_of_part
         yield part if as_given else pa.RecordBatch.from_pylist(clean, schema=schema), clean
 
 
 def _parts(rows: Iterable[Row | pa.RecordBatch]) -> Iterator[list[Row] | pa.RecordBatch]:
     """Yield record batches in slices and rows in lists, of at most `BATCH_ROWS`; fewer where rows are long."""
-    held, size = list[Row](), 0
-    for one in rows:
-        if isinstance(one, pa.RecordBatch):
-            if held:
-                yield held
-            held, size = [], 0
-            yield from (one.slice(at, BATCH_ROWS) for at in range(0, len(one), BATCH_ROWS))
+    batch, size = list[Row](), 0
+    for row in rows:
+        if isinstance(row, pa.RecordBatch):
+            if batch:
+                yield batch
+            batch, size = [], 0
+            yield from (row.slice(at, BATCH_ROWS) for at in range(0, len(row), BATCH_ROWS))
             continue
-        held.append(one)
-        size += _size(one)
-        if len(held) == BATCH_ROWS or size > GROUP_BYTES // 8:
-            yield held
-            held, size = [], 0
-    if held:
-        yield held
+        batch.append(row)
+        size += _size(row)
+        if len(batch) == BATCH_ROWS or size > GROUP_BYTES // 8:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _write(file: BinaryIO, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
@@ -208,8 +210,8 @@ def _sizes(batch: pa.RecordBatch) -> list[int]:
         else:
             sizes = pa.array([_size(value) for value in column.to_pylist()], pa.int64())
         total = pc.add(total, sizes.cast(pa.int64()))
-    found: list[int] = total.to_pylist()
-    return found
+    lengths: list[int] = total.to_pylist()
+    return lengths
 
 
 def _size(value: Any) -> int:
@@ -239,9 +241,9 @@ def scan_table(path: Path, kind: Kind) -> Scan:
         raise BadInput("runs.parquet-damaged", path=path, error=error) from None
     if b"composer.kind" not in metadata:
         raise BadInput("runs.not-by-composer", path=path)
-    found = parse_kind(metadata[b"composer.kind"].decode(), str(path))
-    if found.name != kind.name:
-        raise BadInput("runs.records-of-other-kind", path=path, found=found, kind=kind)
+    record_kind = parse_kind(metadata[b"composer.kind"].decode(), str(path))
+    if record_kind.name != kind.name:
+        raise BadInput("runs.records-of-other-kind", path=path, found=record_kind, kind=kind)
     return Scan(path)
 
 

@@ -53,7 +53,7 @@ def ask_teachers(by_teacher: QuestionsByTeacher, policies: Policies, out: RunWri
         for name, questions in by_teacher.items():
             if name not in remote and questions:
                 policy = policies[name]
-                work_through(questions, lambda q: q.key, answer, policy=policy, out=out, what=f"answers of {name}")
+                work_through(questions, lambda q: q.key, answer, policy=policy, out=out, noun=f"answers of {name}")
         requests.result()
     except Exception:
         halted.set()
