@@ -48,7 +48,7 @@ def test_every_sentence_is_used_and_gets_the_values_that_it_shows() -> None:
         used.add(code)
         table, template = words._entry(code) or ("", "")
         needed = meta.find_undeclared_variables(environment.parse(template)) - CONTEXT
-        if keys and keys & CONTEXT:
+        if keys and keys & CONTEXT and (hasattr(errors, name) or name == "Sentence"):
             wrong.append(f"{path}:{line}: {code} gets {keys & CONTEXT}, which templates have from the interface")
         if keys is not None and needed - keys:
             wrong.append(f"{path}:{line}: {code} shows {needed - keys}, which it does not get")
