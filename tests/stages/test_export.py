@@ -18,6 +18,7 @@ from peft import PeftModel
 from pydantic import ConfigDict, TypeAdapter, with_config
 from support.command_line import call_process
 from support.hub import OID, Hub, hub
+from support.refusals import refused
 from support.trainings import LORA, trained
 from support.transcripts import (
     INSTANCE,
@@ -116,7 +117,7 @@ def talked(artifacts: Path) -> Run:
 # Round trips
 
 
-def test_verifiers_gives_back_everything_but_what_it_declares(artifacts: Path, talked: Run) -> None:
+def test_verifiers_round_trip_keeps_all_but_declared_losses(artifacts: Path, talked: Run) -> None:
     written = exported(artifacts, talked, "verifiers")
     after = imported(artifacts, written.path / "traces.jsonl")
     columns = (*SAID, *TOKENS, *CALLED)
@@ -127,7 +128,7 @@ def test_verifiers_gives_back_everything_but_what_it_declares(artifacts: Path, t
     assert written.manifest.summary["lost"] and written.manifest.counts == {"rollouts": 5, "files": 1}
 
 
-def test_trl_gives_back_what_was_said_and_scored(artifacts: Path, talked: Run) -> None:
+def test_trl_round_trip_keeps_messages_and_scores(artifacts: Path, talked: Run) -> None:
     written = exported(artifacts, talked, "trl")
     after = imported(artifacts, written.path / "completions")
     assert of_steps(after, *SAID) == of_steps(talked, *SAID)
@@ -138,7 +139,7 @@ def test_trl_gives_back_what_was_said_and_scored(artifacts: Path, talked: Run) -
     assert function == {"name": "f", "arguments": '{"a":  1}'}
 
 
-def test_openenv_gives_back_rollouts_and_captured_tokens(artifacts: Path, talked: Run) -> None:
+def test_openenv_round_trip_keeps_rollouts_and_tokens(artifacts: Path, talked: Run) -> None:
     written = exported(artifacts, talked, "openenv")
     acted = [row for row in who(talked) if row[-1]]
     plain = imported(artifacts, written.path / "results.jsonl")
@@ -166,7 +167,7 @@ def submissions(folder: Path, *handed_in: tuple[str, str]) -> Path:
     return folder
 
 
-def test_predictions_come_back_with_their_verdicts_one_folder_a_model_and_sample(tmp_path: Path) -> None:
+def test_predictions_round_trip_by_model_and_sample(tmp_path: Path) -> None:
     folder = submissions(tmp_path / "in", ("a/m", PATCH), ("a/m", "other"))
     for number in range(2):
         document(folder / f"{number}.report.json", {"patch_exists": True, "resolved": number == 1})
@@ -183,7 +184,7 @@ def test_predictions_come_back_with_their_verdicts_one_folder_a_model_and_sample
     assert one == other
 
 
-def test_models_whose_names_are_alike_get_files_of_their_own(tmp_path: Path) -> None:
+def test_similar_model_names_get_separate_files(tmp_path: Path) -> None:
     """`a/m` and `a m` are one name for a folder, `A/M` where case is ignored; `a/m.2` is the second sample of `a/m`."""
     models = [(name, f"patch {i}") for i, name in enumerate(("a/m", "a m", "A/M", "a/m", "a/m.2", "../m"))]
     before = imported(tmp_path, submissions(tmp_path / "in", *models))
@@ -205,13 +206,13 @@ def test_no_file_of_an_export_is_written_twice(tmp_path: Path) -> None:
     assert (tmp_path / "M" / "a.jsonl").read_bytes() == b"first"
 
 
-def test_rollouts_that_handed_nothing_in_cannot_be_predictions(tmp_path: Path, talked: Run) -> None:
-    with pytest.raises(BadInput, match="5 no_submission"):
-        exported(tmp_path, talked, "swebench-preds")
+def test_rollouts_without_submission_are_no_predictions(tmp_path: Path, talked: Run) -> None:
+    code, reasons = "nothing-to-export", ["5 no_submission"]
+    refused(lambda: exported(tmp_path, talked, "swebench-preds"), BadInput, code=code, reasons=reasons)
 
 
 @pytest.mark.parametrize("wanted", ["trl", "verifiers", "inspect"])
-def test_collected_rollouts_come_back_word_by_word(artifacts: Path, collected: Collected, wanted: str) -> None:
+def test_collected_rollouts_round_trip(artifacts: Path, collected: Collected, wanted: str) -> None:
     before = collected()
     after = imported(artifacts, exported(artifacts, before, wanted).path)
     same = ("step", "new_messages_json", "state_sha256", "action", "reward", "done")
@@ -253,7 +254,7 @@ def test_every_target_of_the_table_can_be_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["trl", "openenv", "verifiers"])
-def test_the_log_of_hidden_tests_is_in_the_table_of_rollouts_alone(artifacts: Path, wanted: str) -> None:
+def test_hidden_test_log_is_not_exported(artifacts: Path, wanted: str) -> None:
     config = collect.Config(env={"name": "kata"}, policy={"model": "noop"}, tasks=1)
     rollouts = Run(runner.execute("collect", {}, config, root=artifacts).path)
     assert all(row["test_log"].endswith(" of 8 hidden cases pass") for row in rollouts.rows(ROLLOUT))
@@ -263,19 +264,19 @@ def test_the_log_of_hidden_tests_is_in_the_table_of_rollouts_alone(artifacts: Pa
     assert any("solution.py" in text for text in written) and not any("hidden cases" in text for text in written)
 
 
-def test_a_format_refuses_what_it_does_not_write(tmp_path: Path, artifacts: Path, tiny: Path) -> None:
+def test_formats_refuse_other_sources(tmp_path: Path, artifacts: Path, tiny: Path) -> None:
     """`model` takes an adapter, formats of rollouts take no model; test_train.py merges one."""
-    with pytest.raises(UsageError, match="none was given"):
-        runner.execute("export", {}, export.Config(format="model"), root=tmp_path)
+    no_model = export.Config(format="model")
+    refused(
+        lambda: runner.execute("export", {}, no_model, root=tmp_path), UsageError, code="no-single-model", both=False
+    )
     whole = trained(artifacts, tiny, **ONE_STEP)
-    with pytest.raises(BadInput, match="whole model, not an adapter"):
-        exported(tmp_path, whole, "model")
-    with pytest.raises(UsageError, match="both were given"):
-        exported(tmp_path, whole, "model", policy="smollm2")
-    with pytest.raises(UsageError, match="goes with the format model"):
-        export.Config(format="trl", policy={"model": "smollm2"}).reads_runs()
-    with pytest.raises(UsageError, match="trl writes rollouts"):
-        exported(tmp_path, whole, "trl")
+    refused(lambda: exported(tmp_path, whole, "model"), BadInput, code="model-is-whole")
+    both = {"code": "no-single-model", "both": True}
+    refused(lambda: exported(tmp_path, whole, "model", policy="smollm2"), UsageError, **both)  # type: ignore[arg-type]
+    with_model = export.Config(format="trl", policy={"model": "smollm2"})
+    refused(with_model.reads_runs, UsageError, code="policy-without-model-format")
+    refused(lambda: exported(tmp_path, whole, "trl"), UsageError, code="no-run-of-rollouts")
 
 
 # inspect: archives of the documented shape, which our importer and inspect_ai itself read
@@ -336,7 +337,7 @@ def samples(path: Path) -> list[Row]:
         return [json.loads(archive.read(name)) for name in archive.namelist() if name.startswith("samples/")]
 
 
-def test_every_sample_of_inspect_has_the_documented_shape(archives: list[Path]) -> None:
+def test_inspect_samples_match_the_schema(archives: list[Path]) -> None:
     assert [path.name for path in archives] == ["e_lab-m.eval", "e_other.eval"]
     for path in archives:
         for sample in samples(path):
@@ -359,7 +360,7 @@ def test_messages_are_stored_once_and_events_refer_to_them(archives: list[Path])
     assert good["arguments"] == {"a": 1} and bad["arguments"] == {} and "not json" in bad["parse_error"]
 
 
-def test_inspect_gives_back_all_but_what_is_declared_lost(artifacts: Path, talked: Run) -> None:
+def test_inspect_round_trip_keeps_all_but_declared_losses(artifacts: Path, talked: Run) -> None:
     written = exported(artifacts, talked, "inspect")
     after = imported(artifacts, written.path)
     columns = (*(name for name in WHO if name != "group_id"), "hidden_pass", "terminated_by")
@@ -462,8 +463,8 @@ def test_a_run_of_pairs_is_a_dataset_and_nothing_for_other_formats(tmp_path: Pat
     assert list(given) == ["pairs"]
     done = runner.execute("export", given, export.Config(format="hub"), root=tmp_path)
     assert "pairs" in [one["config_name"] for one in front_matter(done.path / "hub")["configs"]]
-    with pytest.raises(UsageError, match="trl writes rollouts"):
-        runner.execute("export", given, export.Config(format="trl"), root=tmp_path)
+    trl = export.Config(format="trl")
+    refused(lambda: runner.execute("export", given, trl, root=tmp_path), UsageError, code="no-run-of-rollouts")
 
 
 @pytest.mark.slow
@@ -495,7 +496,7 @@ def sent(run: Run, root: Path, server: Hub, *settings: str) -> Run:
     return Run((root / "export" / "latest").resolve())
 
 
-def test_a_named_repository_holds_the_folder_afterwards(tmp_path: Path, collected: Collected, server: Hub) -> None:
+def test_export_pushes_the_folder_to_a_repository(tmp_path: Path, collected: Collected, server: Hub) -> None:
     run = sent(collected(), tmp_path, server, "repo=someone/rollouts")
     written = {str(p.relative_to(run.path / "hub")): p.read_bytes() for p in (run.path / "hub").rglob("*.*")}
     assert server.files == written and server.stored
@@ -507,7 +508,7 @@ def test_a_named_repository_holds_the_folder_afterwards(tmp_path: Path, collecte
         assert path.is_dir() or TOKEN.encode() not in path.read_bytes()
 
 
-def test_a_model_goes_to_a_model_repository_that_may_be_there(
+def test_model_is_pushed_to_an_existing_model_repository(
     tmp_path: Path, artifacts: Path, tiny: Path, server: Hub
 ) -> None:
     server.existing.add("model")
@@ -523,7 +524,7 @@ def test_without_a_repository_nothing_is_sent(tmp_path: Path, collected: Collect
     assert server.asked == []
 
 
-def test_a_refused_token_and_a_failing_hub_are_errors_without_the_token(
+def test_errors_of_the_hub_hide_the_token(
     tmp_path: Path, collected: Collected, server: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = collected()
@@ -539,7 +540,7 @@ def test_a_refused_token_and_a_failing_hub_are_errors_without_the_token(
         exported(tmp_path, run, "hub", repo="a/b/c", endpoint=server.endpoint)
 
 
-def test_what_cannot_be_sent_is_refused_before_anything_is_written(
+def test_missing_token_is_refused_before_writing(
     tmp_path: Path, collected: Collected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = collected()

@@ -33,7 +33,7 @@ def test_levels_are_counted_outside_of_strings(text: str, levels: int) -> None:
         assert depth(text.encode("utf-16")) == depth(text.encode("utf-32")) == levels
 
 
-def test_what_is_nested_too_deeply_is_refused_with_its_depth() -> None:
+def test_loads_refuses_deep_nesting() -> None:
     assert loads(nested(MOST_LEVELS)) == json.loads(nested(MOST_LEVELS))
     with pytest.raises(TooDeep, match=r"20,000 levels deep, and at most 200 are read"):
         loads(nested(20_000))
@@ -44,12 +44,12 @@ LIKE_NUMBERS = [{"$number": "nan"}, {"$number": 1, "$$number": {"$number": math.
 
 
 @pytest.mark.parametrize("value", [*CHANGED, *LIKE_NUMBERS, {"a": [1, 10**30, {"b": -math.inf}]}])
-def test_numbers_that_orjson_changes_are_kept_through_it(value: object) -> None:
+def test_exact_keeps_large_numbers(value: object) -> None:
     kept = orjson.loads(store.encode(exact(value)))
     assert restored(kept) == value and not [*changed_numbers(kept)]
 
 
-def test_nan_is_kept_and_numbers_that_orjson_holds_are_as_they_were() -> None:
+def test_exact_keeps_nan_and_leaves_plain_values() -> None:
     (found,) = restored(orjson.loads(store.encode(exact([math.nan]))))
     assert found != found
     plain = {"a": [None, True, -(2**63), 2**64 - 1, 1.5, "nan", {"$set": {"$number_of": 1}}]}

@@ -26,7 +26,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_report_is_folded_anew_for_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_is_refolded_for_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     sentence = " ".join(["words"] * 30)
     folds = {  # of each part, in a terminal of 60 columns
@@ -58,20 +58,20 @@ def test_a_command_stays_on_one_line_and_wide_characters_count_twice() -> None:
     assert max(map(width, folded(rows, 20).split("\n"))) <= 20
 
 
-def test_names_are_shortened_where_they_are_alike() -> None:
+def test_shared_starts_of_names_are_elided() -> None:
     assert [without_middle("abcdefgh", most) for most in (8, 5)] == ["abcdefgh", "ab\u2026gh"]
     ids = [f"a/benchmark-of-a-long-name/{end}" for end in ("10x", "11x", "")]
     assert without_shared_start([*ids, ""]) == ["\u202610x", "\u202611x", "\u2026", ""]
     assert without_shared_start(ids[:1]) == ids[:1] and without_shared_start(["ab-1", "ab-2"]) == ["ab-1", "ab-2"]
 
 
-def test_columns_of_numbers_stand_to_the_right_or_as_asked_and_wide_characters_take_two_columns() -> None:
+def test_aligned_places_numbers_right_and_counts_wide_characters() -> None:
     assert aligned([("修复", 5), ("ae\u0301", 10)], ("task", "n")) == "task   n\n修复   5\nae\u0301    10"
     assert aligned([("1", "a"), ("10", "b")], ("x", "y"), (RIGHT, LEFT)) == " x  y\n 1  a\n10  b"
     assert aligned([], ("a", "b")) == "a  b" and aligned([]) == "", "without rows the head alone is left"
 
 
-def test_a_number_and_its_noun_agree() -> None:
+def test_counted_uses_the_plural() -> None:
     assert [counted(number, "family") for number in (0, 1, 1200)] == ["0 families", "1 family", "1,200 families"]
     nouns = {"rollouts": "rollout", "runs of rollouts": "run of rollouts", "table": "table"}
     assert {noun: singular(noun) for noun in nouns} == nouns

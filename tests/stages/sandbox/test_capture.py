@@ -11,7 +11,7 @@ LIMIT = 256
 
 
 @given(st.lists(st.integers(0, 300), max_size=8), st.randoms())
-def test_short_streams_are_whole_and_long_ones_keep_both_ends(sizes: list[int], source: random.Random) -> None:
+def test_long_streams_keep_both_ends(sizes: list[int], source: random.Random) -> None:
     capture, chunks = Capture(LIMIT), [source.randbytes(size) for size in sizes]
     for chunk in chunks:
         capture.add(chunk)
@@ -23,7 +23,7 @@ def test_short_streams_are_whole_and_long_ones_keep_both_ends(sizes: list[int], 
         assert kept[:64] == stream[:64] and kept[-128:] == stream[-128:] and b"bytes left out" in kept
 
 
-def test_the_notice_counts_what_is_missing() -> None:
+def test_notice_counts_missing_bytes() -> None:
     capture = Capture(LIMIT)
     capture.add(b"x" * 1000)
     kept = capture.kept()

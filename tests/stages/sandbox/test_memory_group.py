@@ -51,7 +51,7 @@ def peak(group: MemoryGroup) -> int:
     return int((group.folder / name).read_text())
 
 
-def test_the_kernel_ends_what_takes_more_than_the_group_may(group: MemoryGroup) -> None:
+def test_kernel_kills_processes_beyond_the_limit(group: MemoryGroup) -> None:
     assert python(group, HELD, "60") == 0 and group.killed() == 0
     assert python(group, HELD, "300") == -9 and group.killed() == 1
     # Hardly any resident memory, and no watchdog that could see it.
@@ -59,7 +59,7 @@ def test_the_kernel_ends_what_takes_more_than_the_group_may(group: MemoryGroup) 
     assert peak(group) <= 128 * MB
 
 
-def test_a_group_goes_with_its_sandbox_and_holds_all_of_it(place: GroupParent, work: Path) -> None:
+def test_group_is_removed_with_its_sandbox(place: GroupParent, work: Path) -> None:
     before = set(place.folder.glob(f"composer-{os.getpid()}-*"))  # sandboxes of fixtures in the same process
     box = open_sandbox("bubblewrap", work, limits=LOW)
     (mine,) = set(place.folder.glob(f"composer-{os.getpid()}-*")) - before
@@ -83,7 +83,7 @@ def session_of(work: Path, limits: Limits, group: MemoryGroup | None) -> Iterato
         session.close()
 
 
-def test_what_the_kernel_ended_is_said_and_the_sandbox_goes_on(place: GroupParent, work: Path) -> None:
+def test_kill_by_the_kernel_is_reported_as_memory(place: GroupParent, work: Path) -> None:
     """A limit of the kernel's below the watchdog's, so that it is certainly the first."""
     group = MemoryGroup(place, 128)
     with session_of(work, Limits(memory_mb=512), group) as session:
@@ -105,13 +105,13 @@ FILLED = (
     [f"for i in 1 2 3 4; do {SLEEPING} & done; wait", f"({FILLED}) 2> /dev/null; {SLEEPING}"],
     ids=["several processes", "private folders and a process"],
 )
-def test_without_a_group_the_supervisor_counts_processes_and_private_folders(work: Path, command: str) -> None:
+def test_supervisor_limits_memory_without_a_group(work: Path, command: str) -> None:
     with session_of(work, LOW, None) as session:
         reply = session.ask({"kind": "command", "command": command.encode()}, 8.0)
         assert (reply.returncode, reply.killed_for) == (137, "memory"), reply
 
 
-def test_a_group_of_a_host_that_was_killed_is_swept_away(place: GroupParent) -> None:
+def test_groups_of_dead_hosts_are_removed(place: GroupParent) -> None:
     dead = subprocess.Popen(["true"])
     dead.wait()
     left = place.folder / f"composer-{dead.pid}-0"
@@ -154,7 +154,7 @@ MACHINES = {
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_where_a_group_can_be_made(tmp_path: Path, name: str) -> None:
+def test_group_parents_by_version(tmp_path: Path, name: str) -> None:
     own, files, expected = MACHINES[name]
     assert list(group_parents(tmp_path)) == [], "without control groups there is no place"
     groups = tmp_path / "sys/fs/cgroup"
@@ -164,7 +164,7 @@ def test_where_a_group_can_be_made(tmp_path: Path, name: str) -> None:
     assert [(str(one.folder.relative_to(groups)), one.version) for one in group_parents(tmp_path)] == expected
 
 
-def test_version_2_is_told_by_its_own_files(tmp_path: Path) -> None:
+def test_group_writes_the_files_of_version_2(tmp_path: Path) -> None:
     made = MemoryGroup(GroupParent(tmp_path, 2), 256)
     assert (made.folder / "memory.max").read_text() == str(256 * MB)
     assert (made.folder / "memory.swap.max").read_text() == "0"

@@ -55,7 +55,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_supervisor_is_out_of_reach(box: Sandbox, work: Path, attack: str) -> None:
+def test_attack_does_not_reach_the_supervisor(box: Sandbox, work: Path, attack: str) -> None:
     before = supervisor_of(work)
     result = box.run(ATTACKS[attack] + "\necho; echo over; exit 9")
     assert (result.returncode, result.killed_for) == (9, None) and result.output.endswith("\nover\n")
@@ -64,13 +64,13 @@ def test_a_supervisor_is_out_of_reach(box: Sandbox, work: Path, attack: str) -> 
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may give the supervisor precedence, and only root needs it")
-def test_goes_before_its_jobs(box: Sandbox, work: Path) -> None:
+def test_supervisor_has_realtime_priority(box: Sandbox, work: Path) -> None:
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
     assert os.sched_getscheduler(supervisor_of(work)) == os.SCHED_RR | os.SCHED_RESET_ON_FORK
     assert box.run("python3 -c 'import os; print(os.sched_getscheduler(0))'").output == f"{os.SCHED_OTHER}\n"
 
 
-def test_cannot_be_traced(box: Sandbox) -> None:
+def test_supervisor_cannot_be_traced(box: Sandbox) -> None:
     assert box.run(python(TRACE)).output == "-1 1\n" * 4
 
 
@@ -104,7 +104,7 @@ def test_a_stopped_supervisor_does_not_hang_the_host(work: Path) -> None:
     "answer",
     ["HEAD.pack(0, 0, 0, 9, 2**30)", "HEAD.pack(0, 0, 9, 0, 0)", "b'short'", "HEAD.pack(0, 0, 0, 9, 9) + b'x'", "b''"],
 )
-def test_a_supervisor_that_answers_nonsense_is_gone(answer: str) -> None:
+def test_malformed_reply_loses_the_supervisor(answer: str) -> None:
     """A stand-in for a supervisor that was taken over, in spite of everything."""
     script = f"""
 import sys; sys.path.insert(0, {str(ROOT)!r})
@@ -125,7 +125,7 @@ def test_without_isolation_a_killed_supervisor_is_replaced(work: Path) -> None:
         assert sandbox.run("echo back").output == "back\n"
 
 
-def test_a_dead_host_leaves_nothing(work: Path, mark: str) -> None:
+def test_dead_host_leaves_no_process(work: Path, mark: str) -> None:
     script = (
         "import os, threading; from pathlib import Path; from stages.sandbox import open_sandbox\n"
         f"box = open_sandbox('bubblewrap', Path({str(work)!r}))\n"

@@ -55,7 +55,7 @@ def removed(name: str, keep: Keep, text: str = MODULE) -> str:
     return apply_edits(text, named(text, name).edits(keep))
 
 
-def test_finds_functions_methods_and_classes() -> None:
+def test_definitions_of_functions_methods_and_classes() -> None:
     found = [one.qualname for one in definitions("m.py", MODULE)]
     assert found == ["area", "later", "Box", "Box.__init__", "Box.empty", "Box.nothing"]
     assert named(MODULE, "Box.nothing").edits(EVERYTHING) == [] and named(MODULE, "Box.nothing").code == []
@@ -63,7 +63,7 @@ def test_finds_functions_methods_and_classes() -> None:
     assert definitions("m.py", "def f(:\n") == []
 
 
-def test_a_body_goes_and_the_rest_stays_to_the_letter() -> None:
+def test_edits_replace_the_body_alone() -> None:
     before, after = MODULE.split("    # why\n    return width * height\n")
     assert removed("area", EVERYTHING) == f"{before}    {STUB}\n{after}"
     left = removed("area", ONLY_SIGNATURE)
@@ -75,7 +75,7 @@ def test_a_body_goes_and_the_rest_stays_to_the_letter() -> None:
     assert removed("f", EVERYTHING, 'def f(): "ä"; return "ö"\n') == f'def f():\n    "ä"\n    {STUB}\n'
 
 
-def test_a_class_loses_the_code_of_every_method_or_everything() -> None:
+def test_edits_of_a_class() -> None:
     easy, hard = removed("Box", EVERYTHING), removed("Box", NOTHING)
     assert "sides = 6" in easy and easy.count(STUB) == 2 and '"Is nothing in it?"' in easy and "        ...\n" in easy
     assert "sides" not in hard and "class Box(dict):\n    def __init__(self, *args, **kwargs):\n        raise" in hard

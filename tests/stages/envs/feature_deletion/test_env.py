@@ -87,13 +87,11 @@ def played(shelf: Path, row: Row) -> Iterator[Callable[[str], Play]]:
 
 
 @pytest.mark.parametrize("name", VERDICTS)
-def test_the_verdicts_and_the_protocol_of_a_rollout(played: Callable[[str], Play], name: str) -> None:
+def test_verdict_of_a_rollout(played: Callable[[str], Play], name: str) -> None:
     assert verdict(played(name).grade) == VERDICTS[name]
 
 
-def test_the_agent_sees_tests_fail_and_a_search_for_the_code_is_recorded(
-    played: Callable[[str], Play], row: Row
-) -> None:
+def test_search_for_the_removed_code_is_recorded(played: Callable[[str], Play], row: Row) -> None:
     play = played("nothing but the tests")
     assert row["problem_statement"] in play.opening[1]["content"]
     assert "3 failed, 6 passed" in play.seen[0].content
@@ -102,13 +100,13 @@ def test_the_agent_sees_tests_fail_and_a_search_for_the_code_is_recorded(
     assert not played("the solution").grade.work.canary
 
 
-def test_the_twin_has_the_prompt_of_its_task_and_the_contradiction_that_is_played(row: Row) -> None:
+def test_twin_has_the_prompt_of_its_task(row: Row) -> None:
     twin = rows.make_twin(row)
     assert task(twin).prompt == task(row).prompt and task(twin).family != task(row).family
     assert any("L.T.~" in line for line in row["twin"]["lines"])
 
 
-def test_there_is_no_history_and_the_code_can_neither_be_found_nor_fetched(env: FeatureDeletionEnv, row: Row) -> None:
+def test_removed_code_is_neither_in_history_nor_on_the_machine(env: FeatureDeletionEnv, row: Row) -> None:
     env.reset(task(row))
     history = env.step(fenced("git log --oneline | wc -l; git remote -v; git tag; git status --short"))
     assert history.content == "1\n[exit 0]"
@@ -128,7 +126,7 @@ def test_there_is_no_history_and_the_code_can_neither_be_found_nor_fetched(env: 
         ({}, 1, False),
     ],
 )
-def test_a_kept_test_that_fails_by_chance_is_run_once_more(first: dict[str, str], runs: int, passes: bool) -> None:
+def test_kept_test_that_fails_by_chance_is_rerun(first: dict[str, str], runs: int, passes: bool) -> None:
     lists = TestLists(("fixed",), ("kept",))
     left = [TestOutcomes(first, False, ""), TestOutcomes({"fixed": "failed", "kept": "passed"}, False, "")]
     found = rerun_flaky(lambda: left.pop(0), lists, most=3)
@@ -146,19 +144,21 @@ def test_tasks_are_made_on_demand_and_so_are_twins(shelf: Path) -> None:
     assert task_.env == "feature-deletion" and twin.task_id == task_.task_id + TWIN and twin.prompt == task_.prompt
 
 
-def test_it_is_loaded_by_its_name(shelf: Path) -> None:
+def test_environment_is_loaded_by_its_name(shelf: Path) -> None:
     assert load("feature-deletion", {"package": str(shelf)}).name == "feature-deletion"
-    with pytest.raises(UsageError, match="needs a package"):
-        load("feature-deletion", {}).tasks("train", 1, seed=0)
-    with pytest.raises(UsageError, match="easy, medium, hard or mixed"):
-        load("feature-deletion", {"package": str(shelf), "difficulty": "brutal"})
-    with pytest.raises(UsageError, match="true \\(only them\\)"):
-        load("feature-deletion", {"package": str(shelf), "twins": "both"})
+    for code, options in (
+        ("no-source-named", {}),
+        ("unknown-difficulty", {"package": str(shelf), "difficulty": "brutal"}),
+        ("unknown-twins", {"package": str(shelf), "twins": "both"}),
+    ):
+        with pytest.raises(UsageError) as error:
+            load("feature-deletion", options).tasks("train", 1, seed=0)
+        assert error.value.code == f"envs.feature_deletion.{code}"
 
 
 def test_a_changed_package_is_refused(row: Row, tmp_path: Path) -> None:
     (tmp_path / "calc.py").write_text("x = 1\n")
-    with pytest.raises(BadInput, match="make new tasks"):
-        FeatureDeletionEnv(package=str(tmp_path)).reset(task(row))
-    with pytest.raises(BadInput, match="no package at"):
-        FeatureDeletionEnv(package=str(tmp_path / "missing")).reset(task(row))
+    for code, path in (("package-changed", tmp_path), ("no-package", tmp_path / "missing")):
+        with pytest.raises(BadInput) as error:
+            FeatureDeletionEnv(package=str(path)).reset(task(row))
+        assert error.value.code == f"envs.feature_deletion.{code}"

@@ -85,7 +85,7 @@ def test_links_in_an_archive_become_copies_and_lead_nowhere(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("name", "version"), [("a", "1/../../x"), ("../../x", "1"), ("a", "1\n x"), ("/a/b", "..")])
-def test_a_stated_name_is_no_path(name: str, version: str, tmp_path: Path) -> None:
+def test_declared_name_is_never_a_path(name: str, version: str, tmp_path: Path) -> None:
     root = tmp_path / "deep" / "root"
     root.mkdir(parents=True)
     stated = f"Name: {name}\nVersion: {version}\n".encode()
@@ -97,7 +97,7 @@ def test_a_stated_name_is_no_path(name: str, version: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["missing", "notes.txt"])
-def test_anything_else_is_refused(name: str, tmp_path: Path) -> None:
+def test_unpack_refuses_other_files(name: str, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no package")
     with pytest.raises(BadInput, match="neither a folder nor an archive"):
         unpack(tmp_path / name, tmp_path)
@@ -120,13 +120,13 @@ def package(tmp_path: Path) -> Path:
     return write(tmp_path, {"pyproject.toml": PYPROJECT, "PKG-INFO": INFO, "setup.cfg": CFG})
 
 
-def test_what_a_package_declares_is_read_from_all_its_metadata(package: Path) -> None:
+def test_dependencies_are_read_from_all_metadata(package: Path) -> None:
     assert declared_dependencies(package) == {
         *("Typing_Extensions", "attrs", "pytest-mock", "freezegun", "hypothesis", "six", "mock", "nose2")
     }
 
 
-def test_a_module_is_found_in_the_distribution_that_holds_it_and_a_name_is_never_guessed(package: Path) -> None:
+def test_distribution_of_a_module_is_never_guessed(package: Path) -> None:
     known, unknown = resolve_modules(["yaml.loader", "pytest_mock", "freezegun.api", "nowhere"], package)
     assert known == {"yaml": "PyYAML", "pytest_mock": "pytest-mock", "freezegun": "freezegun"}
     assert unknown == ["nowhere"]

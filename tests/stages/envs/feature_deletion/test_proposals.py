@@ -39,7 +39,7 @@ def of_half(half: str) -> list[str]:
     return [f"{d.path}:{d.qualname}" for d in found[half] if d.code]
 
 
-def test_a_question_shows_the_names_of_one_half_and_no_code() -> None:
+def test_question_lists_names_of_one_split_and_no_code() -> None:
     for half, other in (("train", "eval"), ("eval", "train")):
         text = proposals(half).question()[0]["content"]
         assert all(f"{name} (" in text for name in of_half(half)) and of_half(half)
@@ -47,7 +47,7 @@ def test_a_question_shows_the_names_of_one_half_and_no_code() -> None:
         assert "letters_of_names" not in text and "1 tests)" in text
 
 
-def test_both_halves_are_asked_about_in_turns() -> None:
+def test_questions_alternate_between_splits() -> None:
     asked = proposals(None)
     first = asked.question()
     asked.take("{}")
@@ -56,7 +56,7 @@ def test_both_halves_are_asked_about_in_turns() -> None:
     assert asked.question() == first
 
 
-def test_a_large_package_is_shown_in_pages() -> None:
+def test_large_package_is_outlined_in_pages() -> None:
     body = "\n".join(f"def name_of_function_{i}(a):\n    b = a\n    c = b\n    return c" for i in range(900))
     text = {"big/one.py": body}
     lines = {"big/one.py": dict.fromkeys(range(1, 3601), frozenset({"t.py::t"}))}
@@ -71,7 +71,7 @@ def test_a_large_package_is_shown_in_pages() -> None:
     assert seen == {f"big/one.py:{d.qualname}" for d in halves["train"]}
 
 
-def test_good_answers_become_removals_and_are_remembered() -> None:
+def test_valid_proposals_become_removals() -> None:
     one, two, *_ = [name for name in of_half("train") if not name.startswith(f"{BOOKS}:Shelf")]
     asked = proposals()
     said = asked.take(
@@ -91,7 +91,7 @@ def test_methods_go_with_their_class() -> None:
     assert made.removal is not None and made.removal.names == [f"{BOOKS}:Shelf"] and made.removal.kind == "class"
 
 
-def test_equal_answers_give_equal_removals_and_difficulty_is_drawn_by_the_seed() -> None:
+def test_equal_answers_give_equal_removals() -> None:
     names = of_half("train")
     said = answer(*[(name, [name]) for name in names[:A_QUESTION]])
     made = [
@@ -136,14 +136,14 @@ REFUSED: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_tried_is_refused_with_its_reason(case: str) -> None:
+def test_invalid_proposal_is_refused_with_its_reason(case: str) -> None:
     said, reason = REFUSED[case]
     asked = proposals()
     (made,) = asked.take(said)
     assert (made.removal, made.reason) == (None, reason) and not asked.removals
 
 
-def test_the_other_half_and_what_is_too_small_are_refused() -> None:
+def test_symbols_of_the_other_split_and_small_ones_are_refused() -> None:
     (made,) = proposals("train").take(answer(("x", [of_half("eval")[0]])))
     assert made.reason == f"a symbol of the other split: {of_half('eval')[0]}"
     small = f"{BOOKS}:Shelf.__init__"
@@ -157,6 +157,6 @@ def test_more_features_than_asked_for_are_not_read() -> None:
     assert len(said) == A_QUESTION + 1 and said[-1].reason == "an answer names more features than were asked for: 500"
 
 
-def test_names_are_made_fit_to_be_shown() -> None:
+def test_printable_removes_control_characters() -> None:
     assert printable("a\x1b]0;title\x07b\nc\u2028" + "x" * 1000) == "a]0;titlebc" + "x" * 109
     assert printable(7) == "" and printable(None) == ""

@@ -37,12 +37,12 @@ def test_tests_documentation_and_other_encodings_are_no_source(tmp_path: Path) -
     assert list(selection.read_sources(tmp_path)) == ["shelf/a.py"]
 
 
-def test_the_same_seed_gives_the_same_order_and_another_another(texts: dict[str, str], lines: Lines) -> None:
+def test_order_of_removals_depends_on_the_seed(texts: dict[str, str], lines: Lines) -> None:
     one, again, other = (drawn(texts, lines, seed) for seed in (0, 0, 1))
     assert [r.identity for r in one] == [r.identity for r in again] != [r.identity for r in other]
 
 
-def test_there_are_functions_classes_and_clusters(texts: dict[str, str], lines: Lines) -> None:
+def test_removals_are_functions_classes_and_clusters(texts: dict[str, str], lines: Lines) -> None:
     found = drawn(texts, lines)
     assert {removal.kind for removal in found} == {"function", "class", "cluster"}
     assert any("shelf/books.py:spine_label" in r.names and "shelf/words.py:shorten" in r.names for r in found)
@@ -62,7 +62,7 @@ def test_the_splits_share_no_definition(texts: dict[str, str], lines: Lines) -> 
     assert train and evaluation and not train & evaluation
 
 
-def test_functions_of_the_same_name_are_told_apart() -> None:
+def test_call_graph_resolves_methods_by_class() -> None:
     text = "class A:\n def f(self): return self.g()\n def g(self): return 1\nclass B:\n def g(self): return 2\n"
     functions = [d for d in definitions("m.py", text) if d.kind == "function"]
     called = [[functions[i].qualname for i in callees] for callees in selection.call_graph(functions)]

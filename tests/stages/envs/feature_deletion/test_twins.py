@@ -21,13 +21,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("statement", CASES)
-def test_one_expectation_changes(statement: str) -> None:
+def test_contradiction_changes_one_expectation(statement: str) -> None:
     text = f"def test_it():\n    {statement}\n"
     found = quoted_test("t.py", text, ["test_it"])
     assert found and found.edit and apply_edits(text, [found.edit]).splitlines()[1].strip() == CASES[statement]
 
 
-def test_a_test_is_quoted_with_its_decorators_and_without_its_margin() -> None:
+def test_quote_has_decorators_and_no_margin() -> None:
     text = textwrap.dedent(
         """\
         class TestA:
@@ -43,5 +43,5 @@ def test_a_test_is_quoted_with_its_decorators_and_without_its_margin() -> None:
 @pytest.mark.parametrize(
     "text", ["def test_other(): pass\n", "def test_it(:\n", "def test_it():\n" + "    f()\n" * LONGEST_QUOTE]
 )
-def test_what_cannot_be_quoted_gives_none(text: str) -> None:
+def test_unquotable_test_gives_none(text: str) -> None:
     assert quoted_test("t.py", text, ["test_it"]) is None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from needs import REAL, needs
+from support.refusals import refused
 from support.transcripts import jsonl
 
 from stages.envs.base import Split, Task
@@ -52,24 +53,24 @@ def test_two_files_are_two_splits_and_a_question_counts_once(tmp_path: Path) -> 
     assert (len(drawn(env, "train")), len(drawn(env, "eval"))) == (5, 3)
     with pytest.raises(UsageError, match="holds 3 questions for eval, not 4"):
         env.tasks("eval", 4, seed=0)
-    with pytest.raises(BadInput, match="2 questions are in "):
-        Gsm8kEnv(str(train), write(tmp_path / "both.jsonl", range(3, 8))).tasks("train", 1, seed=0)
+    both = Gsm8kEnv(str(train), write(tmp_path / "both.jsonl", range(3, 8)))
+    code = "envs.gsm8k.questions-in-both-files"
+    refused(lambda: both.tasks("train", 1, seed=0), BadInput, code=code, num_questions=2)
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("answer", "code"),
     [
-        ({"question": "Why?"}, "row 2, has no question and answer, but question"),
-        ({"question": "Why?", "answer": 3}, "row 2, has no question and answer"),
-        ({"question": "Why?", "answer": "it is 3"}, "row 2: the answer does not end with '#### <number>'"),
-        ({"question": "Why?", "answer": "#### ?"}, "row 2: the answer does not end with"),
+        (None, "row-without-fields"),
+        (3, "row-without-fields"),
+        ("3", "row-without-number"),
+        ("#### ?", "row-without-number"),
     ],
 )
-def test_a_row_without_an_answer_is_named(tmp_path: Path, row: dict, said: str) -> None:
+def test_row_without_an_answer_is_refused(tmp_path: Path, answer: object, code: str) -> None:
     path = Path(write(tmp_path / "rows.jsonl", range(1)))
-    path.write_text(path.read_text() + json.dumps(row) + "\n")
-    with pytest.raises(BadInput, match=said):
-        Gsm8kEnv(str(path)).tasks("train", 1, seed=0)
+    path.write_text(path.read_text() + json.dumps({"question": "Why?", "answer": answer}) + "\n")
+    refused(lambda: Gsm8kEnv(str(path)).tasks("train", 1, 0), BadInput, code=f"envs.gsm8k.{code}", number=2)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,9 @@ def test_a_row_without_an_answer_is_named(tmp_path: Path, row: dict, said: str) 
         ("I give up", 0.0, "There is no number; the answer is 3.", False),
     ],
 )
-def test_an_answer(tmp_path: Path, text: str | None, reward: float, said: str, protocol_ok: bool) -> None:
+def test_grade_and_correction_of_an_answer(
+    tmp_path: Path, text: str | None, reward: float, said: str, protocol_ok: bool
+) -> None:
     options = {"path": write(tmp_path / "rows.jsonl", range(2, 3)), "eval_path": write(tmp_path / "o.jsonl", range(1))}
     # An unknown sandbox would be refused by an environment that takes one.
     env = EnvStageConfig(env={"name": "gsm8k", "options": options}, sandbox="nowhere").opener()()
@@ -97,7 +100,7 @@ def test_an_answer(tmp_path: Path, text: str | None, reward: float, said: str, p
 
 
 @needs("real")
-def test_the_rows_of_gsm8k() -> None:
+def test_rows_of_gsm8k() -> None:
     env = Gsm8kEnv(str(ROWS / "train-200.jsonl"), str(ROWS / "test-200.jsonl"))
     tasks = env.tasks("train", 200, seed=0)
     by_question = {task.prompt: task.data["answer"] for task in tasks}
@@ -118,7 +121,7 @@ print(len(env.tasks('train', 5, 0)), sorted(task.data['answer'] for task in env.
 """
 
 
-def test_without_a_path_the_rows_are_those_of_the_hub_and_without_it_a_sentence_says_what_to_do(tmp_path: Path) -> None:
+def test_rows_come_from_the_hub_without_a_path(tmp_path: Path) -> None:
     """Away from the network: `datasets` takes a folder of that name for the hub's repository, and really loads it."""
     place = tmp_path / "hub/openai/gsm8k/main"
     place.mkdir(parents=True)
@@ -172,7 +175,7 @@ def test_the_number_of_an_answer(text: str, number: str | None) -> None:
 @pytest.mark.parametrize(
     ("text", "marked"), [("#### 7", True), ("\\boxed{7}", True), ("####", False), ("it is 7", False), ("", False)]
 )
-def test_marked(text: str, marked: bool) -> None:
+def test_is_marked(text: str, marked: bool) -> None:
     assert is_marked(text) is marked
 
 

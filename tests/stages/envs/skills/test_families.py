@@ -46,12 +46,12 @@ def drawn(family: str, number: int = 30) -> list[Exercise]:
 
 
 @pytest.mark.parametrize("family", WAYS)
-def test_answers_computed_in_another_way_are_equal(family: str) -> None:
+def test_answers_equal_an_independent_computation(family: str) -> None:
     for one in drawn(family):
         assert WAYS[family](one.question.partition(": ")[2]) == one.answer
 
 
-def test_there_are_forty_families_and_a_dozen_templates_and_each_template_holds_one_out() -> None:
+def test_each_template_holds_out_one_family() -> None:
     assert len(FAMILIES) >= 40 and len(TEMPLATES) >= 12 and len(HELD_OUT) == len(TEMPLATES)
     assert all(len(variants) > 1 and "-" not in name for name, variants in TEMPLATES.items())
     assert {name.partition("-")[0] for name in HELD_OUT} == set(TEMPLATES)
@@ -71,6 +71,6 @@ def test_numbers_in_words() -> None:
     assert len({in_words(number) for number in range(1000)}) == 1000
 
 
-def test_a_run_on_edited_families_is_another_run() -> None:
+def test_identity_depends_on_the_families() -> None:
     digests = [store.file_sha256(Path(families.__file__).with_suffix(ending)) for ending in (".py", ".toml")]
     assert EnvConfig(name="skills").identity()["content_sha256"] == store.digest(digests)

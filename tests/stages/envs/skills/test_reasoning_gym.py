@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from needs import needs
+from support.refusals import refused
 
 from stages import envs
 from stages.envs.config import EnvConfig, EnvStageConfig
@@ -60,7 +61,7 @@ def test_questions_are_distinct_and_the_splits_and_examples_disjoint() -> None:
 
 
 @needs("reasoning-gym")
-def test_another_question_at_a_tasks_place_is_no_score() -> None:
+def test_changed_question_is_an_infrastructure_error() -> None:
     (task,) = ReasoningGymEnv("letter_counting", LETTERS).tasks("train", 1, seed=0)
     with pytest.raises(InfrastructureError, match="draws another question"):
         ReasoningGymEnv("letter_counting", {"min_words": 4, "max_words": 9}).reset(task)
@@ -68,22 +69,31 @@ def test_another_question_at_a_tasks_place_is_no_score() -> None:
 
 @needs("reasoning-gym")
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "options", "code"),
     [
-        ("reasoning-gym", {}, "--env reasoning-gym:letter_counting"),
-        ("reasoning-gym:letter_count", {}, r"Did you mean 'letter_counting'\? It has ab, acre"),
-        ("reasoning-gym:lcm", {"task": "gcd"}, "has the option task='gcd', too"),
-        ("reasoning-gym:countdown", {}, "its scorer executes the answer"),
-        ("reasoning-gym:letter_counting", {"config": {"words": 3}}, "no setting 'words'; config has min_words, max_wo"),
-        ("reasoning-gym:letter_counting", {"config": {"max_words": 1}}, "max_words must be >= min_words"),
-        ("reasoning-gym:letter_counting", {"size": 3}, "has no option 'size'; it has task, config, shots"),
-        ("reasoning-gym:rubiks_cube", {}, "'rubiks_cube' of reasoning-gym states no right answers"),
-        ("reasoning-gym:lcm", {"config": FEW}, r"reasoning-gym:lcm holds \d questions? for train, not 90"),
+        ("reasoning-gym", {}, "task-not-named"),
+        ("reasoning-gym:letter_count", {}, "unknown-task"),
+        ("reasoning-gym:countdown", {}, "scorer-executes-answers"),
+        ("reasoning-gym:letter_counting", {"config": {"words": 3}}, "unknown-setting"),
+        ("reasoning-gym:letter_counting", {"config": {"max_words": 1}}, "settings-refused"),
+        ("reasoning-gym:rubiks_cube", {}, "no-right-answers"),
     ],
 )
-def test_a_mistake_gets_a_sentence(name: str, options: dict, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        envs.load(name, options).tasks("train", 90, seed=0)
+def test_wrong_options_are_refused(name: str, options: dict, code: str) -> None:
+    refused(lambda: envs.load(name, options).tasks("train", 90, seed=0), UsageError, code=f"envs.skills.{code}")
+
+
+@needs("reasoning-gym")
+@pytest.mark.parametrize(
+    ("name", "options", "text"),
+    [
+        ("reasoning-gym:lcm", {"task": "gcd"}, "has the option task='gcd', too"),
+        ("reasoning-gym:letter_counting", {"size": 3}, "has no option 'size'; it has task, config, shots"),
+        ("reasoning-gym:lcm", {"config": FEW}, "for train, not 90"),
+    ],
+)
+def test_options_that_the_task_lacks_are_refused(name: str, options: dict, text: str) -> None:
+    refused(lambda: envs.load(name, options).tasks("train", 90, seed=0), UsageError, text)
 
 
 @needs("reasoning-gym")
@@ -124,7 +134,7 @@ except Exception as error:
     ], done.stderr
 
 
-def test_a_word_behind_the_name_is_an_option_everywhere() -> None:
+def test_name_with_colon_sets_the_task_option() -> None:
     short, long = EnvConfig(name="reasoning-gym:lcm"), EnvConfig(name="reasoning-gym", options={"task": "lcm"})
     assert short == long and short.identity() == long.identity()
     assert short.label() == "reasoning-gym-lcm" and EnvConfig(name="kata").label() == "kata"
