@@ -19,7 +19,7 @@ import records
 from experiment import Experiment, comparison_lines, difference_of, put
 from scipy.special import ndtri, stdtrit
 
-from stages.envs import SamplingUnit, sampling_unit
+from stages.envs import sampling_unit
 from stages.evaluation.arm_comparison import EvalQuestion, compare
 from stages.evaluation.arm_settings import ArmDifference, settings_differences
 from stages.evaluation.inference import top_error
@@ -27,6 +27,7 @@ from stages.evaluation.outcomes import KEPT
 from stages.evaluation.report import arms_chart
 from stages.evaluation.verdict import EvalVerdict, decide
 from stages.evaluation.words import describe_claim, describe_verdict, points
+from stages.terms import SamplingUnit
 
 EXPERIMENT = Experiment.named("teacher-pairs")
 SECONDARY = (("D", "A"), ("E", "A"), ("E", "D"), ("F", "A"), ("C", "A"), ("F", "C"))

@@ -60,7 +60,7 @@ def check(
     with console.watching() as watch:
         notify = watch.listener("tasks check")
         notify("reading tasks", 0, 0)
-        tasks = task_checks.drawn(configuration)
+        tasks = task_checks.draw_tasks(configuration)
         try:
             workers = configuration.workers or os.cpu_count() or 1
             for checked in task_checks.check(configuration, tasks, workers, notify):
@@ -117,7 +117,7 @@ def convert(
     if to is None or to[0] != harbor.FORMAT:
         raise UsageError("cli.convert-without-folder")
     configuration = configured("tasks convert", path, env, config, set_, limit, seed)
-    tasks, names = task_checks.drawn(configuration), list[str]()
+    tasks, names = task_checks.draw_tasks(configuration), list[str]()
     console = Console(quiet)
     with console.watching() as watch:
         listen = watch.listener("tasks convert")

@@ -160,7 +160,7 @@ def _find_tasks(inputs: Inputs, config: Config) -> Run:
 
 def _write_tasks(tasks: Run, config: Config, out: RunWriter) -> None:
     """Write `harbor/`, one folder a task."""
-    loaded = [task_table.task(row) for row in tasks.scan(TASK).rows()]
+    loaded = [task_table.read_task(row) for row in tasks.scan(TASK).rows()]
     names = {task.env for task in loaded}
     if len(names) != 1:
         raise BadInput("tasks-of-several-environments", run=tasks.path, envs=sorted(names))

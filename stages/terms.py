@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from stages.registry import Registry
+
 Ground = Literal["values", "report"]
 """What a pass follows from. `values`: from values that left the sandbox of the agent's code and were compared outside
 of it, which is harder to forge and no proof (docs/rewards.md). `report`: from what a process that ran the agent's code
@@ -52,17 +54,23 @@ class SamplingUnit:
 SWE_BENCH = "swe-bench"
 """The environment name that importers write for benchmarks of SWE-bench's family."""
 REPOSITORY = SamplingUnit("repository", fixed=True)
-SAMPLING_UNITS: dict[str, SamplingUnit | Callable[[], SamplingUnit]] = {
-    "code": SamplingUnit("problem"),
-    "kata": SamplingUnit("operation", lambda family: family.partition("/")[0]),
-    SWE_BENCH: REPOSITORY,
-    "swe-lite": REPOSITORY,
-    "swe-mini": REPOSITORY,
-}
-"""Those of environments by name, where they are not families; `stages.envs.register` adds how to find a new one's."""
+FAMILY = SamplingUnit()
+Declaration = SamplingUnit | Callable[[], SamplingUnit]
+SAMPLING_UNITS = Registry[Declaration](
+    "composer.environments",
+    {
+        **dict.fromkeys(("feature-deletion", "gsm8k", "harbor", "leetcode-rh"), FAMILY),
+        **dict.fromkeys(("reasoning-gym", "skills", "tasks"), FAMILY),
+        **dict.fromkeys((SWE_BENCH, "swe-lite", "swe-mini"), REPOSITORY),
+        "code": SamplingUnit("problem"),
+        "kata": SamplingUnit("operation", lambda family: family.partition("/")[0]),
+    },
+    lambda point: getattr(point.load(), "sampling_unit", FAMILY),
+)
+"""The sampling unit of each environment's tasks; `stages.envs.register` adds how to find that of a new one."""
 
 
 def sampling_unit_of(env: str) -> SamplingUnit:
     """Return the sampling unit of an environment's tasks; of an environment that is not known, families."""
-    declared = SAMPLING_UNITS.get(env, SamplingUnit())
+    declared = SAMPLING_UNITS.get(env, FAMILY)
     return declared if isinstance(declared, SamplingUnit) else declared()

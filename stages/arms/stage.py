@@ -228,7 +228,7 @@ def planned(runs: Sequence[Run], config: Config) -> planner.PlannedEvaluation:
     items, evaluated = list[Row](), dict[tuple[str, int], None]()
     for pilot in pilots_of(runs):
         played_in = (pilot.manifest.config.get("env") or {}).get("name")  # None for imported rollouts
-        if played_in is not None and not envs.same(played_in, config.env.name):
+        if played_in is not None and not envs.is_same_environment(played_in, config.env.name):
             raise UsageError(
                 f"The pilot {pilot.path} was played in the environment {played_in!r}, and the evaluation is planned in "
                 f"{config.env.name!r}, of which it gives no rates. Give --env {played_in}, or a pilot in "

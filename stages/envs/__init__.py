@@ -31,25 +31,10 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Literal
 
-from stages.envs.base import Environment, Grade, Observation, Split, Task
+from stages.envs.base import Environment
 from stages.errors import UsageError
-from stages.messages import Message
 from stages.registry import Registry
 from stages.terms import SAMPLING_UNITS, SamplingUnit
-
-__all__ = [
-    "ENVIRONMENTS",
-    "Environment",
-    "Grade",
-    "Message",
-    "Observation",
-    "Registered",
-    "SamplingUnit",
-]
-__all__ += ["Split", "Task"]
-__all__ += ["attached", "code_sha256", "content_sha256", "foreign_file", "has_solutions", "is_shipped", "is_task_file"]
-__all__ += ["lists_tasks"]
-__all__ += ["load", "register", "resolved", "same", "sampling_unit", "takes", "text_actions"]
 
 PUBLIC = "composer_post_training.environments"
 """The module from which users import what environments are made of, and the classes of those that ship."""
@@ -118,7 +103,7 @@ def register(name: str, entry: Registered) -> None:
     SAMPLING_UNITS.setdefault(name, lambda: sampling_unit(name))
 
 
-def resolved(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def resolve_name(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return a name and its options with a word behind the name as the option that it sets.
 
     `reasoning-gym:letter_counting` is `reasoning-gym` with the option task. UsageError where the option is given, too.
@@ -134,8 +119,8 @@ def resolved(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]
 
 def load(name: str, options: Mapping[str, Any]) -> Environment:
     """Construct an environment, given by its registered name or as "package.module:Class", with `options`."""
-    name, options = resolved(name, options)
-    factory = _factory(name)
+    name, options = resolve_name(name, options)
+    factory = _load_class(name)
     parameters = list(inspect.signature(factory).parameters)
     if unknown := sorted(set(options) - set(parameters)):
         raise UsageError("envs.no-such-option", name=name, option_=unknown[0], options=parameters)
@@ -147,22 +132,22 @@ def is_task_file(name: str) -> bool:
     return name.endswith((".jsonl", ".parquet"))
 
 
-def takes(name: str, option: str) -> bool:
+def has_option(name: str, option: str) -> bool:
     """Return whether the constructor of an environment has an option; one that executes nothing has no sandbox."""
-    return option in inspect.signature(_factory(name)).parameters
+    return option in inspect.signature(_load_class(name)).parameters
 
 
 def has_solutions(name: str) -> bool:
     """Return whether an environment implements `base.HasSolutions`."""
-    return callable(getattr(_factory(name), "solution", None))
+    return callable(getattr(_load_class(name), "solution", None))
 
 
-def same(first: str, second: str) -> bool:
+def is_same_environment(first: str, second: str) -> bool:
     """Return whether two names, registered or import paths, denote one environment."""
-    return _target(first) == _target(second)
+    return _import_path(first) == _import_path(second)
 
 
-def _target(name: str) -> str:
+def _import_path(name: str) -> str:
     """Return the import path of an environment's class; for the public name of one that ships, that in its own module.
 
     Nothing is imported.
@@ -176,24 +161,24 @@ def _target(name: str) -> str:
     return next((target for target in shipped if target.partition(":")[2] == word), path)
 
 
-def attached(name: str, attachment: Attachment) -> Any:
+def load_attachment(name: str, attachment: Attachment) -> Any:
     """Import an attachment of a registered environment; raise UsageError where it has none of that kind."""
     entry = ENVIRONMENTS.get(name)
     target = entry and getattr(entry, attachment)
-    if entry and not target and not ENVIRONMENTS.ships(name) and hasattr(_factory(name), attachment):
-        return getattr(_factory(name), attachment)
+    if entry and not target and not ENVIRONMENTS.ships(name) and hasattr(_load_class(name), attachment):
+        return getattr(_load_class(name), attachment)
     if not target:
         having = (
             ", ".join(sorted(registered for registered, parts in ENVIRONMENTS.items() if getattr(parts, attachment)))
             or "none"
         )
         raise UsageError("envs.no-attachment", name=name, attachment=attachment, having=having)
-    return _imported(name, target)
+    return _import_attribute(name, target)
 
 
 def sampling_unit(name: str) -> SamplingUnit:
     """Return what is drawn independently of an environment's tasks; families, as a sample, where it does not say."""
-    unit = getattr(_factory(name), "sampling_unit", SamplingUnit())
+    unit = getattr(_load_class(name), "sampling_unit", SamplingUnit())
     if not isinstance(unit, SamplingUnit):
         raise UsageError("envs.not-a-sampling-unit", name=name, unit=unit, public=PUBLIC)
     return unit
@@ -201,7 +186,7 @@ def sampling_unit(name: str) -> SamplingUnit:
 
 def text_actions(name: str) -> bool:
     """Return whether any text is an action of an environment, and not only commands and tool calls."""
-    return bool(getattr(_factory(name), "text_actions", False))
+    return bool(getattr(_load_class(name), "text_actions", False))
 
 
 def code_sha256(name: str) -> str | None:
@@ -219,13 +204,13 @@ def content_sha256(name: str, options: Mapping[str, Any]) -> str | None:
     """
     if not is_shipped(name):
         return None  # nothing foreign is called for a fingerprint
-    content = getattr(_factory(name), "content", None)
+    content = getattr(_load_class(name), "content", None)
     return None if content is None else content(**options)
 
 
 def is_shipped(name: str) -> bool:
     """Return whether a name or import path denotes an environment that ships with Composer."""
-    return name in ENVIRONMENTS and _target(name).startswith(f"{__name__}.")
+    return name in ENVIRONMENTS and _import_path(name).startswith(f"{__name__}.")
 
 
 def lists_tasks(name: str) -> bool:
@@ -238,7 +223,7 @@ def foreign_file(name: str) -> Path | None:
 
     Nothing is imported: `importlib.util.find_spec` would execute the packages around the module.
     """
-    module, colon, _ = _target(name).partition(":")
+    module, colon, _ = _import_path(name).partition(":")
     if not colon or is_shipped(name):
         return None
     _refuse_standard_library(name, module)  # a dry run, which imports nothing, refuses it as the run would
@@ -259,7 +244,7 @@ def foreign_file(name: str) -> Path | None:
     return Path(spec.origin) if spec and spec.origin and Path(spec.origin).is_file() else None
 
 
-def _factory(name: str) -> Callable[..., Environment]:
+def _load_class(name: str) -> Callable[..., Environment]:
     entry = ENVIRONMENTS.get(name)
     registered, colon, word = name.partition(":")
     if entry is None and (not colon or registered in ENVIRONMENTS):
@@ -267,7 +252,7 @@ def _factory(name: str) -> Callable[..., Environment]:
             raise UsageError("envs.env-is-a-file", name=name, file=file)
         if foreign_file(name) is None:  # a module of the user's may have the name of an environment
             raise UsageError("envs.no-environment", name=name, environments=sorted(ENVIRONMENTS))
-    factory: Any = _imported(name, entry.environment if entry else name)
+    factory: Any = _import_attribute(name, entry.environment if entry else name)
     missing = [method for method in METHODS if not callable(getattr(factory, method, None))]
     is_class = inspect.isclass(factory)
     if missing or not is_class:
@@ -277,7 +262,7 @@ def _factory(name: str) -> Callable[..., Environment]:
     return constructor
 
 
-def _imported(name: str, target: str) -> Any:
+def _import_attribute(name: str, target: str) -> Any:
     """Import the module "package.module", or the attribute "package.module:attribute"."""
     module, colon, attribute = target.partition(":")
     _refuse_standard_library(name, module)

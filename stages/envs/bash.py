@@ -65,9 +65,9 @@ def fenced(command: str) -> str:
     return BLOCK.format(command=command)
 
 
-def observation(command: str, result: CommandResult, max_chars: int) -> Observation:
+def make_observation(command: str, result: CommandResult, max_chars: int) -> Observation:
     """Return the observation of a command: its output, elided beyond `max_chars`, and a line with its exit code."""
-    content, left_out = elided(result.output, max_chars)
+    content, left_out = elide(result.output, max_chars)
     reason = "time" if result.timed_out else result.killed_for
     newline = "\n" if content and not content.endswith("\n") else ""
     return Observation(
@@ -81,7 +81,7 @@ def observation(command: str, result: CommandResult, max_chars: int) -> Observat
     )
 
 
-def elided(output: str, max_chars: int) -> tuple[str, int]:
+def elide(output: str, max_chars: int) -> tuple[str, int]:
     """Return head and tail of an output longer than `max_chars`, and the number of characters elided between them."""
     if len(output) <= max_chars:
         return output, 0
@@ -94,14 +94,14 @@ MASKED = re.compile(r"\b\d+(?:\.\d+)?\s?(?:s|ms|seconds?)\b|\b0x[0-9a-f]{6,}\b")
 """Parts of an observation that differ between equal runs: durations and memory addresses, as test reports have."""
 
 
-def masked(text: str) -> str:
+def mask_durations(text: str) -> str:
     """Return the text of an observation without durations and memory addresses."""
     return MASKED.sub("", text)
 
 
 def same_observation(first: str, second: str) -> bool:
     """Return whether two observations differ in nothing but durations and memory addresses."""
-    return first == second or masked(first) == masked(second)
+    return first == second or mask_durations(first) == mask_durations(second)
 
 
 NO_FILE = re.compile(
@@ -136,9 +136,9 @@ TESTS = re.compile(
 )
 
 
-def edits(command: str) -> bool:
+def edits_files(command: str) -> bool:
     """Return whether a command changes files, judged by its text."""
-    shell, programs = _parts(command)
+    shell, programs = _split_heredocs(command)
     # Quoted text is a program only where Python is called; elsewhere it is data, such as the message of a commit.
     if PYTHON.search(shell) and any(WRITES.search(program) for program in programs):
         return True
@@ -152,22 +152,22 @@ def edits(command: str) -> bool:
 
 def runs_tests(command: str) -> bool:
     """Return whether a command builds or tests the project, judged by its text."""
-    return bool(TESTS.search(_parts(command)[0]))
+    return bool(TESTS.search(_split_heredocs(command)[0]))
 
 
-def _parts(command: str) -> tuple[str, list[str]]:
+def _split_heredocs(command: str) -> tuple[str, list[str]]:
     """Return the command without data, and its data: here-documents and quoted strings."""
     bodies = [match["body"] for match in HEREDOC.finditer(command)]
     shell = HEREDOC.sub(lambda match: match["line"], command)
     return QUOTED.sub("''", shell), bodies + QUOTED.findall(shell)
 
 
-def faults(observations: Sequence[Observation]) -> list[TurnFault]:
+def find_faults(observations: Sequence[Observation]) -> list[TurnFault]:
     """Return every faulty turn of a rollout, once."""
     by_turn: dict[int, TurnFault] = {}
     last_edit: int | None = None
     for index, observation in enumerate(observations):
-        if any(map(edits, observation.commands)):
+        if any(map(edits_files, observation.commands)):
             last_edit = index  # before the check: one command may edit and test, and the edit is then its own
         error = observation.content
         fault: TurnFault | None = None
@@ -225,4 +225,4 @@ class ShellEnvironment(ABC):
 
     def faults(self, observations: Sequence[Observation]) -> list[TurnFault]:
         """Return at most one fault a turn."""
-        return faults(observations)
+        return find_faults(observations)

@@ -37,7 +37,7 @@ class WrongValue(Exception):
     """An environment returned a value that the protocol does not allow."""
 
 
-def blamed(error: BaseException, environment: Environment, task_id: str) -> str:
+def describe_error(error: BaseException, environment: Environment, task_id: str) -> str:
     """Describe an error: its message, line, task, and whether the environment's code or Composer's raised it."""
     name = f"{type(environment).__module__}:{type(environment).__qualname__}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -55,7 +55,7 @@ def blamed(error: BaseException, environment: Environment, task_id: str) -> str:
     return f"{first_line} ({frame.filename}, line {frame.lineno}, in {frame.name}, task {task_id}; {owner})"
 
 
-def opening(value: Any) -> list[Message]:
+def check_opening(value: Any) -> list[Message]:
     """Check the value of `reset`: at least one message with role and content."""
     valid = isinstance(value, (list, tuple)) and all(
         isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
@@ -65,7 +65,7 @@ def opening(value: Any) -> list[Message]:
     return list(value)
 
 
-def observation(value: Any) -> Observation:
+def check_observation(value: Any) -> Observation:
     """Check the value of `step`."""
     if not isinstance(value, Observation):
         raise WrongValue(Sentence("envs.step-value", returned=_short(value)))
@@ -82,7 +82,7 @@ def observation(value: Any) -> Observation:
     return value
 
 
-def grade(value: Any, environment: Environment) -> Grade:
+def check_grade(value: Any, environment: Environment) -> Grade:
     """Check the value of `grade`: the reward a finite number or None, every flag a bool or None.
 
     A pass without a ground gets that of the environment. A reward on another ground than the environment is set to
@@ -111,7 +111,7 @@ def grade(value: Any, environment: Environment) -> Grade:
     return replace(value, ground=ground if value.passed or float(reward) >= 1 else None)
 
 
-def grades_together(environments: list[Environment]) -> list[Any] | None:
+def grade_together(environments: list[Environment]) -> list[Any] | None:
     """Return the grades of GradesTogether; None for another environment, or if grading together failed."""
     first = environments[0]
     if not isinstance(first, GradesTogether):
@@ -124,7 +124,7 @@ def grades_together(environments: list[Environment]) -> list[Any] | None:
     return None
 
 
-def tools(environment: Environment) -> tuple[Mapping[str, Any], ...]:
+def declared_tools(environment: Environment) -> tuple[Mapping[str, Any], ...]:
     """Switch the environment to tool calls and return its tools; raise UsageError where it declares none."""
     if not isinstance(environment, TakesCalls):
         raise UsageError("envs.no-tools", environment=environment.name)
@@ -132,7 +132,7 @@ def tools(environment: Environment) -> tuple[Mapping[str, Any], ...]:
     return tuple(environment.tools)
 
 
-def tasks(value: Any, name: str) -> list[Task]:
+def check_tasks(value: Any, name: str) -> list[Task]:
     """Check the value of `tasks`; raise UsageError for other types, data that is not JSON, and a repeated id."""
     if not isinstance(value, Sequence) or not all(isinstance(task, Task) for task in value):
         raise UsageError("envs.not-a-task-list", name=name, tasks=_short(value))
@@ -165,7 +165,7 @@ KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-def carry_out(environment: Any, text: str) -> Observation:
+def run_calls(environment: Any, text: str) -> Observation:
     """Execute the calls of an answer in order in an environment that TakesCalls; `results` has one text for each.
 
     Texts and commands are joined in order; the exit code is the last one, the mistake the first one.
@@ -182,7 +182,7 @@ def carry_out(environment: Any, text: str) -> Observation:
         if seen and seen[-1].stop is not None:
             seen.append(Observation(OVER, stop=seen[-1].stop))
             continue
-        error, arguments = checked(call, environment.tools)
+        error, arguments = check_call(call, environment.tools)
         seen.append(environment.malformed(error) if error else environment.call(call.name, arguments))
     codes = [step.returncode for step in seen if step.returncode is not None]
     return Observation(
@@ -199,7 +199,7 @@ def carry_out(environment: Any, text: str) -> Observation:
     )
 
 
-def checked(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
+def check_call(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
     """Return the mistake in a call as a sentence, or an empty text, and its arguments.
 
     Checked are these parts of JSON schema: required and unknown properties, types of the top level, `enum`.

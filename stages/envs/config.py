@@ -44,7 +44,7 @@ class EnvConfig(Settings):
         fields = {key: value for key, value in settings.items() if key in cls.model_fields}
         further = {key: value for key, value in settings.items() if key not in cls.model_fields}
         if isinstance(name := settings.get("name"), str):
-            name, further = envs.resolved(name, {**options, **further})
+            name, further = envs.resolve_name(name, {**options, **further})
             return {**fields, "name": name, "options": further}
         return {**fields, "options": {**options, **further}} if further else settings
 
@@ -98,7 +98,7 @@ class EnvStageConfig(StageConfig):
         except (ComposerError, OSError):
             raise
         except Exception as error:
-            raise UsageError("envs.env-not-constructed", name=self.env.name, reason=_place(error)) from error
+            raise UsageError("envs.env-not-constructed", name=self.env.name, reason=_describe_error(error)) from error
         # One instance is made here, so that a mistake in its options ends the stage before anything is paid for.
         first.close()
         if getattr(first, "sandbox", None) == self.sandbox:
@@ -113,7 +113,7 @@ class EnvStageConfig(StageConfig):
 
     def env_options(self) -> dict[str, Any]:
         """Return the arguments of the environment's constructor, with the sandbox where it takes one."""
-        return {**self.env.options, **({"sandbox": self.sandbox} if envs.takes(self.env.name, "sandbox") else {})}
+        return {**self.env.options, **({"sandbox": self.sandbox} if envs.has_option(self.env.name, "sandbox") else {})}
 
     def check(self) -> list[str]:
         """Make the environment, run a real command in its sandbox, draw its tasks, and report all three.
@@ -127,7 +127,7 @@ class EnvStageConfig(StageConfig):
             return [unseen, *super().check()]
         drawn = self.draw(self.opener(), getattr(self, "tasks", 1))
         sentence = Sentence("envs.tasks-drawn", name=self.env.name, num_tasks=len(drawn), split=self.env.split)
-        sandbox = f", a command run under {self.sandbox}" if envs.takes(self.env.name, "sandbox") else ""
+        sandbox = f", a command run under {self.sandbox}" if envs.has_option(self.env.name, "sandbox") else ""
         return [sentence + sandbox, *self.remarks(drawn), *super().check()]
 
     def remarks(self, tasks: Sequence[Task]) -> list[str]:
@@ -157,7 +157,7 @@ class EnvStageConfig(StageConfig):
         except (ComposerError, OSError):
             raise
         except Exception as error:
-            raise UsageError("envs.tasks-failed", name=self.env.name, reason=_place(error)) from error
+            raise UsageError("envs.tasks-failed", name=self.env.name, reason=_describe_error(error)) from error
         finally:
             environment.close()
         return tasks
@@ -172,8 +172,8 @@ class EnvStageConfig(StageConfig):
 
     def _tasks(self, environment: Environment, count: int) -> list[Task]:
         if self.env.curriculum:
-            return task_table.tasks(self.env.curriculum, environment.name, self.env.split, count)
-        if tasks := boundary.tasks(environment.tasks(self.env.split, count, self.seed), self.env.name):
+            return task_table.read_tasks(self.env.curriculum, environment.name, self.env.split, count)
+        if tasks := boundary.check_tasks(environment.tasks(self.env.split, count, self.seed), self.env.name):
             return tasks
         raise UsageError("envs.no-task-of-split", name=self.env.name, split=self.env.split)
 
@@ -205,6 +205,6 @@ class EnvStageConfig(StageConfig):
         return "tasks" in type(self).model_fields and "tasks" not in self.model_fields_set
 
 
-def _place(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno}, in {frame.name})"

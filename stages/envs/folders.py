@@ -75,7 +75,7 @@ def entries(root: Path, enter: Callable[[str], bool] = lambda path: True) -> Ite
             level = levels[-1]
             if level.folders is None:
                 level.folders = []
-                for entry in _listed(level):
+                for entry in _list_folder(level):
                     count += 1
                     if count > MOST_ENTRIES:
                         raise UnwieldyTree(Sentence("envs.too-many-files", most_files=MOST_ENTRIES))
@@ -97,7 +97,7 @@ def entries(root: Path, enter: Callable[[str], bool] = lambda path: True) -> Ite
             os.close(level.descriptor)
 
 
-def _listed(level: _Level) -> Iterator[TreeEntry]:
+def _list_folder(level: _Level) -> Iterator[TreeEntry]:
     try:
         names = sorted(os.listdir(level.descriptor))
     except OSError:
@@ -118,7 +118,7 @@ def open_up(root: Path) -> None:
             os.chmod(root, stat.S_IRWXU)
 
 
-def content(name: str, folder: int | None = None, most_bytes: int = -1) -> tuple[bytes, os.stat_result] | None:
+def read_open_file(name: str, folder: int | None = None, most_bytes: int = -1) -> tuple[bytes, os.stat_result] | None:
     """Return the bytes of a regular file, or the first of them, and its status; None where none can be read."""
     try:
         descriptor = os.open(name, FILE, dir_fd=folder)
@@ -205,7 +205,7 @@ def read(root: Path, path: str) -> tuple[bytes, os.stat_result] | None:
     except OSError:
         return None
     try:
-        return content(PurePosixPath(path).name, folder)
+        return read_open_file(PurePosixPath(path).name, folder)
     finally:
         os.close(folder)
 
@@ -347,11 +347,11 @@ def home() -> Path:
     with _lock:
         if parent not in _homes or not _homes[parent].is_dir():
             sweep(Path(parent))
-            _homes[parent] = _locked(parent)
+            _homes[parent] = _make_home(parent)
         return _homes[parent]
 
 
-def _locked(parent: str) -> Path:
+def _make_home(parent: str) -> Path:
     while True:
         path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         with suppress(FileNotFoundError):

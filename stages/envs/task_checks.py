@@ -132,7 +132,11 @@ class TaskCheck:
     @property
     def reason(self) -> str:
         """Return the verdict's reason, in one line; empty where all is well."""
-        rewards = {"solution": _shown(self.solution), "nothing": _shown(self.nothing), "why": self.why}
+        rewards = {
+            "solution": _format_rewards(self.solution),
+            "nothing": _format_rewards(self.nothing),
+            "why": self.why,
+        }
         return {
             "ok": "",
             "fails": Sentence("envs.solution-fails", **rewards),
@@ -148,13 +152,13 @@ def _number(reward: float | None) -> float:
     return 0.0 if reward is None else reward
 
 
-def _shown(rewards: Sequence[float | None]) -> str:
+def _format_rewards(rewards: Sequence[float | None]) -> str:
     """Return rewards in words: 1, or 1, 0, 1 where they differ."""
     texts = ["none" if reward is None else f"{reward:g}" for reward in rewards]
     return texts[0] if len({*texts}) == 1 else ", ".join(texts) or "none"
 
 
-def drawn(config: TaskChecksConfig) -> list[Task]:
+def draw_tasks(config: TaskChecksConfig) -> list[Task]:
     """Return the tasks to check, of both splits, each once; UsageError where the environment has no solutions."""
     if not envs.has_solutions(config.env.name):
         raise UsageError("envs.no-solutions", name=config.env.name, public=envs.PUBLIC)
@@ -176,7 +180,7 @@ def drawn(config: TaskChecksConfig) -> list[Task]:
     return list(tasks.values())
 
 
-def plays_of(config: TaskChecksConfig) -> list[Play]:
+def list_plays(config: TaskChecksConfig) -> list[Play]:
     """Return what is played of each task. Without a sandbox nothing forged: it would work on this machine."""
     repeats = [str(number) for number in range(1, config.repeats + 1)]
     plays: list[Play] = [*(("solution", number) for number in repeats), *(("nothing", number) for number in repeats)]
@@ -193,7 +197,7 @@ def check(config: TaskChecksConfig, tasks: Sequence[Task], workers: int, tell: L
             opened.append(worker.environment)
         return play_once(worker.environment, task, play)
 
-    plays, done = plays_of(config), 0
+    plays, done = list_plays(config), 0
     results: defaultdict[str, dict[Play, PlayResult]] = defaultdict(dict)
     with ThreadPoolExecutor(workers) as pool:
         try:
@@ -225,20 +229,20 @@ def play_once(environment: Environment, task: Task, play: Play) -> PlayResult:
                 solution = list(cast(HasSolutions, environment).solution())  # `drawn` has made sure of it
             except InfrastructureError:
                 return PlayResult(None, has_solution=False)
-            for text in solution if kind == "solution" else forged(name, solution):
-                seen = boundary.observation(environment.step(text))
+            for text in solution if kind == "solution" else forge(name, solution):
+                seen = boundary.check_observation(environment.step(text))
                 if FORGED["idle"] in seen.content and kind == "forgery":
                     return PlayResult(None, idle=True)
                 if seen.stop is not None:
                     break
-        grade = boundary.grade(environment.grade(), environment)
+        grade = boundary.check_grade(environment.grade(), environment)
     except ComposerError as error:
         return PlayResult(None, error=str(error))
     except Exception as error:  # the environment may be the user's own
-        return PlayResult(None, error=boundary.blamed(error, environment, task.task_id))
+        return PlayResult(None, error=boundary.describe_error(error, environment, task.task_id))
     if grade.reward is None:
         return PlayResult(None, error=grade.error or Sentence("envs.not-graded"))
-    return PlayResult(grade.reward, bool(grade.hacked), why=telling_line(grade.work.test_log or ""))
+    return PlayResult(grade.reward, bool(grade.hacked), why=find_failure_line(grade.work.test_log or ""))
 
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -247,7 +251,7 @@ TELLING = (re.compile(r"(FAILED|ERROR) "), re.compile(r"[\w.]*(Error|Exception|E
 LONGEST_LINE = 200
 
 
-def telling_line(log: str) -> str:
+def find_failure_line(log: str) -> str:
     """Return the last line of a test log with a reason of failure, shortened and without control characters.
 
     A line that names what grading left out stands before it.
@@ -259,7 +263,7 @@ def telling_line(log: str) -> str:
     return "; ".join(shortened(line, LONGEST_LINE) for line in (left_out, next(telling, "")) if line)
 
 
-def forged(name: str, solution: Sequence[str]) -> Iterator[str]:
+def forge(name: str, solution: Sequence[str]) -> Iterator[str]:
     """Yield the messages of a forgery: the solution up to its last message, what forges it, and that last message."""
     if name in FORGED["scripts"]:
         yield fenced(FORGED["scripts"][name])

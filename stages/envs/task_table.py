@@ -24,15 +24,15 @@ from stages.words import Sentence
 COLUMNS = ("task_id", "env", "split", "family", "prompt")
 
 
-def task(row: Mapping[str, Any]) -> Task:
+def read_task(row: Mapping[str, Any]) -> Task:
     """Return the task of a `task/1` row."""
     return Task(**{name: row[name] for name in COLUMNS}, data=orjson.loads(row["data_json"]))
 
 
-def tasks(folder: str, env: str, split: Split, count: int) -> list[Task]:
+def read_tasks(folder: str, env: str, split: Split, count: int) -> list[Task]:
     """Return at most `count` tasks of a split from a run, in its order; raise UsageError for another environment's."""
     run = Run(Path(folder).expanduser())
-    chosen = [task(row) for row in run.scan(TASK).rows() if row["split"] == split][:count]
+    chosen = [read_task(row) for row in run.scan(TASK).rows() if row["split"] == split][:count]
     if not chosen:
         raise UsageError("envs.no-task-of-split-in-run", folder=folder, split=split)
     if environments := sorted({task.env for task in chosen} - {env}):
@@ -135,14 +135,14 @@ class TooManyTasks(UsageError):
         self.most = most
 
 
-def drawn(path: str, splits: Mapping[Split, Sequence[Row]], split: Split, count: int, seed: int) -> list[Row]:
+def draw_rows(path: str, splits: Mapping[Split, Sequence[Row]], split: Split, count: int, seed: int) -> list[Row]:
     """Return the first `count` rows of a split in an order drawn from the seed.
 
     `TooManyTasks`, with how many may be asked for, where there are not as many.
     """
     most = len(splits[split])
     if count <= most:
-        return ordered(splits[split], seed)[:count]
+        return order_rows(splits[split], seed)[:count]
     sizes = [f"{len(rows)} for {name}" for name, rows in splits.items() if name != split]
     divisions = (row[DIVIDED_BY]["eval_share"] for rows in splits.values() for row in rows if DIVIDED_BY in row)
     raise TooManyTasks(
@@ -156,7 +156,7 @@ def drawn(path: str, splits: Mapping[Split, Sequence[Row]], split: Split, count:
     )
 
 
-def ordered(rows: Sequence[Row], seed: int, key: str = "id") -> list[Row]:
+def order_rows(rows: Sequence[Row], seed: int, key: str = "id") -> list[Row]:
     """Return the rows in an order drawn from the seed. key: the column that identifies a row."""
     # By digest, so that a longer list starts with the shorter one and another order of rows changes nothing.
     return sorted(rows, key=lambda row: store.digest([seed, row[key]]))

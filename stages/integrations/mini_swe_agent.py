@@ -87,7 +87,7 @@ class MiniSweEnvironment:
 
     def grade(self) -> Grade:
         """Return the verdict on the rollout, which mini-swe-agent itself has no place for."""
-        return boundary.grade(self._environment.grade(), self._environment)
+        return boundary.check_grade(self._environment.grade(), self._environment)
 
     def cleanup(self) -> None:
         """Free the workspace."""

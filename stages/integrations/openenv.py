@@ -111,7 +111,7 @@ class Session(Served[TextAction, TurnObservation, EpisodeState]):
     def _graded(self, result: TurnObservation) -> TurnObservation:
         # An episode that cannot be graded has no reward and names the error; an exception would end the session.
         try:
-            grade = boundary.grade(self._environment.grade(), self._environment)
+            grade = boundary.check_grade(self._environment.grade(), self._environment)
         except InfrastructureError as error:
             grade = Grade(reward=None, error_type=type(error).__name__, error=str(error))
         result.done, result.reward, result.metadata = True, grade.reward, {**result.metadata, **asdict(grade)}

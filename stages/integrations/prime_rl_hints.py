@@ -74,7 +74,7 @@ def hints(trace: Any) -> dict[int, str]:
             content = node.message.content or ""
             text = content if isinstance(content, str) else "\n".join(getattr(part, "text", "") for part in content)
             # A trace has no exit code. Any but 0 will do: `faults` recognises these errors by their words.
-            for fault in bash.faults([Observation(text, returncode=1)]):
+            for fault in bash.find_faults([Observation(text, returncode=1)]):
                 hints_by_node.setdefault(node.parent, f"Hint: {fault.advice}")
     return hints_by_node
 

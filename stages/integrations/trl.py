@@ -140,7 +140,7 @@ class ToolEnvironment:
         """Return the reward of the rollout so far; None, never 0, when it cannot be graded."""
         with suppress(InfrastructureError):
             broken = self._stopped == self._BROKEN
-            return None if broken else boundary.grade(self._environment.grade(), self._environment).reward
+            return None if broken else boundary.check_grade(self._environment.grade(), self._environment).reward
         return None
 
 

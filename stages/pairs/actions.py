@@ -237,7 +237,7 @@ def ends_in_failure(make: Callable[[], Environment], path: StatePath, candidate:
     """Return whether the environment grades an action that ends the rollout in a state as failed."""
     with closing(make()) as environment:
         _act_in_state(environment, path, candidate)
-        return boundary.grade(environment.grade(), environment).passed is False
+        return boundary.check_grade(environment.grade(), environment).passed is False
 
 
 def _act_in_state(environment: Environment, path: StatePath, candidate: str) -> Observation:

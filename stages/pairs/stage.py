@@ -284,7 +284,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     answers = inputs.one("teacher_actions")
     if config.signal.rollouts:
         _collection_settings(rollouts, config)  # raises before the first vote
-    tasks = {row["task_id"]: task_table.task(row) for row in rollouts.scan(TASK).rows()}
+    tasks = {row["task_id"]: task_table.read_task(row) for row in rollouts.scan(TASK).rows()}
     with AnsweredStates(rollouts, answers, out.scratch("states")) as states:
         make = _environment_factory(rollouts, config)
         if make is not None:
@@ -307,7 +307,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Run actions to vote, or play continuations; `run` does the rest."""
     rollouts = inputs.one("rollouts")
-    tasks = {row["task_id"]: task_table.task(row) for row in rollouts.scan(TASK).rows()}
+    tasks = {row["task_id"]: task_table.read_task(row) for row in rollouts.scan(TASK).rows()}
     if out.shared_value is not None:
         branches, samples = out.shared_value
         _play(branches, samples, rollouts, tasks, config, out)
@@ -446,7 +446,7 @@ def _compare_groups(imported: Run, config: Config, out: RunWriter) -> None:
         names = ", ".join(sorted({row["model"] or "unknown" for row in rollouts}))
         raise UsageError("pairs.no-such-student", student=config.student, models=names)
     submitted = {row["rollout_id"]: row["submission"] for row in imported.scan(ORIGIN).rows(SUBMISSION_COLUMNS)}
-    tasks = {row["task_id"]: task_table.task(row) for row in imported.scan(TASK).rows()}
+    tasks = {row["task_id"]: task_table.read_task(row) for row in imported.scan(TASK).rows()}
     grouped: dict[str, list[Row]] = {task_id: [] for task_id in tasks}
     for row in rollouts:
         grouped[row["task_id"]].append(row)

@@ -139,7 +139,7 @@ def refuse_trained(infos: Iterable[CheckpointInfo], env: str, task_ids: Sequence
     """Raise `UsageError` when an arm was trained on one of these tasks of this environment, in any split."""
     for info in infos:
         # One environment may have several names, and ids of different environments may be equal by chance.
-        seen = set(info.task_ids) if envs.same(info.env, env) else set()
+        seen = set(info.task_ids) if envs.is_same_environment(info.env, env) else set()
         if trained := [task_id for task_id in task_ids if task_id in seen]:
             raise UsageError(
                 "policy.tasks-trained-on",

@@ -79,7 +79,7 @@ def maker_of(model: str) -> tuple[ModelMaker, str] | None:
     """
     if is_built_in(model):
         environment, _, name = model.partition(":")
-        return envs.attached(environment, "models"), name
+        return envs.load_attachment(environment, "models"), name
     real = real_models(model)
     return (real, model) if real else None
 

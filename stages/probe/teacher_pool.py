@@ -80,7 +80,9 @@ class Config(EnvStageConfig):
     """Problems are added up to this number while the buckets are too small."""
     max_steps: Annotated[int, BASIC] = Field(default=8, gt=0)
     """Actions after which a rollout ends."""
-    contract: Contract = Contract(hint=envs.attached("kata", "hint"), system=envs.attached("kata", "system"))
+    contract: Contract = Contract(
+        hint=envs.load_attachment("kata", "hint"), system=envs.load_attachment("kata", "system")
+    )
     """The required content of the prompts, by default that of kata. For another environment, set hint and system."""
     recorded: Annotated[Given[RecordedConfig | None, RecordedConfig | Mapping[str, Any] | None], basic_of("folder")] = (
         with_default(None)

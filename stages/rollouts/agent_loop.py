@@ -199,8 +199,8 @@ def begin(rules: Rules, rollout: LiveRollout, environment: Environment) -> None:
     """Set up the environment and fill in the opening messages of the rollout."""
     rollout.started, rollout.history = time.monotonic(), rules.history
     if rules.calls:
-        rollout.tools = boundary.tools(environment)
-    opening = _guarded(rollout, environment, lambda: boundary.opening(environment.reset(rollout.task)))
+        rollout.tools = boundary.declared_tools(environment)
+    opening = _guarded(rollout, environment, lambda: boundary.check_opening(environment.reset(rollout.task)))
     rollout.messages = opening or []
     if rules.solutions and opening is not None and isinstance(environment, HasSolutions):
         rollout.solution = _guarded(rollout, environment, environment.solution) or ()
@@ -290,8 +290,8 @@ def act(rollout: LiveRollout, environment: Environment, turn: Turn, sample: Samp
     elif rollout.summarising:
         observation = Observation(PROMPTS["after_summary"])
     else:
-        step = partial(boundary.carry_out, environment) if rollout.tools else environment.step
-        observation = _guarded(rollout, environment, lambda: boundary.observation(step(sample.text)))
+        step = partial(boundary.run_calls, environment) if rollout.tools else environment.step
+        observation = _guarded(rollout, environment, lambda: boundary.check_observation(step(sample.text)))
     if observation is None:
         return
     transcript, recorded = rollout.messages, rollout.steps[-1].num_messages if rollout.steps else 0
@@ -315,7 +315,7 @@ def grade(pairs: Sequence[RolloutPair], pool: ThreadPoolExecutor | None = None) 
     gradable = [pair for pair in pairs if pair[0].error is None and pair[0].terminated_by not in UNGRADED]
     if not gradable:
         return
-    together = boundary.grades_together([environment for _, environment in gradable])
+    together = boundary.grade_together([environment for _, environment in gradable])
     calls = (
         [environment.grade for _, environment in gradable]
         if together is None
@@ -324,7 +324,7 @@ def grade(pairs: Sequence[RolloutPair], pool: ThreadPoolExecutor | None = None) 
 
     def grade_one(pair: RolloutPair, call: Callable[[], Grade]) -> None:
         rollout, environment = pair
-        verdict = _guarded(rollout, environment, lambda: boundary.grade(call(), environment))
+        verdict = _guarded(rollout, environment, lambda: boundary.check_grade(call(), environment))
         rollout.grade = verdict or Grade(reward=None)
         if verdict is not None and verdict.error_type is not None:
             rollout.error = (verdict.error_type, verdict.error or "")
@@ -345,7 +345,7 @@ def _guarded(rollout: LiveRollout, environment: Environment, call: Callable[[], 
         # A full disk is no fault of one rollout: all later ones would end the same way.
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
-        text = boundary.blamed(error, environment, rollout.task.task_id)
+        text = boundary.describe_error(error, environment, rollout.task.task_id)
         rollout.terminated_by, rollout.error = "env_error", (type(error).__name__, text)
     return None
 

@@ -114,7 +114,7 @@ class RecordedStates(AbstractContextManager["RecordedStates"]):
 
     @cached_property
     def _tasks(self) -> dict[str, Task]:
-        return {row["task_id"]: task_table.task(row) for row in self._rollouts.scan(TASK).rows()}
+        return {row["task_id"]: task_table.read_task(row) for row in self._rollouts.scan(TASK).rows()}
 
     def _opener(self, teacher: TeacherConfig) -> Environment:
         """Return the environment of the rollouts with a teacher's options; `UsageError` where they have none."""

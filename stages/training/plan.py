@@ -70,9 +70,9 @@ def measure_prompts(environment: Environment, tasks: Sequence[Task], tokenizer: 
     answers = getattr(environment, "answers", None)
     most = QUESTIONS if answers else SESSIONS * (environment.sandbox != "container")
     try:
-        tools = boundary.tools(environment) if tool_calls != "none" else ()
+        tools = boundary.declared_tools(environment) if tool_calls != "none" else ()
         longest = sorted(tasks, key=lambda task: len(task.prompt), reverse=True)[:most]
-        turns = [Turn(boundary.opening(environment.reset(task)), 0, tools=tools) for task in longest]
+        turns = [Turn(boundary.check_opening(environment.reset(task)), 0, tools=tools) for task in longest]
     finally:
         environment.close()
     lengths = [len(prompt_ids(tokenizer, turn)) for turn in turns]

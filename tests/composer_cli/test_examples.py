@@ -20,7 +20,7 @@ from stages.envs import task_table
 from stages.envs.bash import fenced
 from stages.envs.repo.session import write_script
 from stages.envs.tasks import rows
-from stages.envs.tasks.env import texts
+from stages.envs.tasks.env import file_changes
 from stages.replay_teachers import Config
 from stages.runs import settings
 from stages.runs.kinds import EVAL_ITEM, PAIR, POOL_ROW, PROBE_CHECK, PROBE_ROW, ROLLOUT, TASK
@@ -156,7 +156,7 @@ def solving(asked: dict[str, Any], earlier: int) -> Reply:
     first = next(message["content"] for message in asked["messages"] if message["role"] == "user")
     row = next(row for row in rows.load(str(ROWS)) if row["prompt"] == first)
     turn = sum(message["role"] == "assistant" for message in asked["messages"])
-    script = "ls" if asked["model"] == "wrong" else write_script(texts(row["solution"]))
+    script = "ls" if asked["model"] == "wrong" else write_script(file_changes(row["solution"]))
     return Reply(body=answer(fenced("submit" if turn else script)))
 
 

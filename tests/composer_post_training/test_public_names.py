@@ -93,12 +93,20 @@ def test_every_environment_that_ships_has_a_public_class() -> None:
 def test_an_environment_by_its_public_name_is_the_one_that_ships() -> None:
     public = f"{envs.PUBLIC}:KataEnv"
     assert environments.__name__ == envs.PUBLIC
-    assert envs.same("kata", public) and envs.same(public, ENVIRONMENTS["kata"].environment)
-    assert not envs.same("skills", public) and not envs.same("kata", f"{envs.PUBLIC}:NoEnv")
+    assert envs.is_same_environment("kata", public) and envs.is_same_environment(
+        public, ENVIRONMENTS["kata"].environment
+    )
+    assert not envs.is_same_environment("skills", public) and not envs.is_same_environment(
+        "kata", f"{envs.PUBLIC}:NoEnv"
+    )
     assert envs.foreign_file(public) == Path(import_module("stages.envs.kata.env").__file__ or "")
     assert type(envs.load(public, {})) is environments.KataEnv
     ENVIRONMENTS["repairs"] = Registered(public)
     try:
-        assert envs.is_shipped("repairs") and envs.same("repairs", "kata") and envs.code_sha256("repairs") is None
+        assert (
+            envs.is_shipped("repairs")
+            and envs.is_same_environment("repairs", "kata")
+            and envs.code_sha256("repairs") is None
+        )
     finally:
         del ENVIRONMENTS["repairs"]

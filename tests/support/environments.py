@@ -43,7 +43,7 @@ class GuessEnv:
 
     def faults(self, observations: Sequence[Observation]) -> list[TurnFault]:
         """Those of a shell."""
-        return bash.faults(observations)
+        return bash.find_faults(observations)
 
     def grade(self) -> Grade:
         """The share of the letter among the characters, as a foreseeable reward that differs between samples."""

@@ -53,7 +53,7 @@ class CallAssertion:
         if any(answer.error is not None for answer in answers):
             return False
         try:
-            returned = {id(call): plain(answer.value) for call, answer in zip(self.calls, answers, strict=True)}
+            returned = {id(call): restore_value(answer.value) for call, answer in zip(self.calls, answers, strict=True)}
             return bool(_value(self.test, self.names, returned))
         # Any exception: the candidate chose the values, and what the expression raises fails the assertion.
         except Exception:
@@ -74,7 +74,7 @@ def _elements(values: Any) -> list[Any]:
     return elements
 
 
-def _rounded(number: Any, digits: int = 0) -> Any:
+def _round(number: Any, digits: int = 0) -> Any:
     if abs(digits) > MOST_DIGITS:
         raise ValueError("too many digits")
     return round(number, digits) if digits else round(number)
@@ -110,7 +110,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{function.__name__: function for function in PLAIN_FUNCTIONS},
     "set": lambda values=(): set(_elements(values)),
     "frozenset": lambda values=(): frozenset(_elements(values)),
-    "round": _rounded,
+    "round": _round,
     "isclose": math.isclose,
 }
 """May be applied to what a candidate returned."""
@@ -231,17 +231,17 @@ def _value(node: ast.expr, names: Mapping[str, Any], returned: Mapping[int, Any]
         case ast.Subscript(value=container, slice=index) if not isinstance(index, ast.Slice):
             return value(container)[value(index)]
         case ast.Call(func=function, args=arguments, keywords=named):
-            return _function(function, names, FUNCTIONS | OF_KNOWN)(*values(arguments), **_named(named, names))
+            return _function(function, names, FUNCTIONS | OF_KNOWN)(*values(arguments), **_keyword_values(named, names))
     raise CannotAsk(Sentence("envs.code.no-plain-value", expression=_short(node)))
 
 
-def _named(keywords: Sequence[ast.keyword], names: Mapping[str, Any]) -> dict[str, Any]:
+def _keyword_values(keywords: Sequence[ast.keyword], names: Mapping[str, Any]) -> dict[str, Any]:
     if any(keyword.arg is None for keyword in keywords):
         raise CannotAsk(Sentence("envs.code.unpacks-keywords"))
     return {keyword.arg or "": _value(keyword.value, names, {}) for keyword in keywords}
 
 
-def _known(node: ast.expr, names: Mapping[str, Any]) -> Any:
+def _constant_value(node: ast.expr, names: Mapping[str, Any]) -> Any:
     """Return the value of an expression without a call of the function; CannotAsk where it has none."""
     try:
         return _value(node, names, {})
@@ -258,7 +258,7 @@ def _short(node: ast.AST) -> str:
 # Reading.
 
 
-def read(test: str, functions: Collection[str]) -> list[CallAssertion]:
+def read_assertions(test: str, functions: Collection[str]) -> list[CallAssertion]:
     """Return the assertions of a test that call one of `functions`, in order.
 
     Followed are assertions, assignments of known values, loops over them, and the body of `def check(candidate)`. An
@@ -304,7 +304,7 @@ class _Reader:
                 pass
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 try:
-                    self.names[name] = _known(value, self.names)
+                    self.names[name] = _constant_value(value, self.names)
                 except CannotAsk:
                     self.names[name] = _Unknown
             case ast.FunctionDef(name="check", args=ast.arguments(args=[ast.arg(arg=candidate)]), body=body):
@@ -318,7 +318,7 @@ class _Reader:
             case ast.ImportFrom(names=aliases):
                 self.names |= dict.fromkeys((alias.asname or alias.name for alias in aliases), _Unknown)
             case ast.For(target=target, iter=over, body=body, orelse=[]):
-                for value in _known(ast.List([ast.Starred(over, ast.Load())], ast.Load()), self.names):
+                for value in _constant_value(ast.List([ast.Starred(over, ast.Load())], ast.Load()), self.names):
                     self.bind(target, value)
                     self.block(body)
             case _:
@@ -339,15 +339,15 @@ class _Reader:
         calls = tuple(call for call in called if isinstance(call.func, ast.Name) and call.func.id in self.functions)
         self.check(test, {id(call) for call in calls})
         if not calls:
-            if not _known(test, self.names):
+            if not _constant_value(test, self.names):
                 raise CannotAsk(Sentence("envs.code.false-assertion", expression=_short(test)))
             return
         read_names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
         names = {name: value for name, value in self.names.items() if name in read_names}
         arguments = []
         for call in calls:
-            positional = _known(ast.Tuple(call.args, ast.Load()), names)
-            arguments.append((positional, _named(call.keywords, names)))
+            positional = _constant_value(ast.Tuple(call.args, ast.Load()), names)
+            arguments.append((positional, _keyword_values(call.keywords, names)))
         self.assertions.append(CallAssertion(test, names, calls, tuple(arguments)))
 
     def check(self, node: ast.expr, calls: Collection[int]) -> None:
@@ -355,12 +355,12 @@ class _Reader:
         if id(node) in calls:
             return
         if not any(id(inner) in calls for inner in ast.walk(node)):
-            _known(node, self.names)
+            _constant_value(node, self.names)
             return
         match node:
             case ast.Call(func=function, keywords=keywords):
                 _function(function, self.names, FUNCTIONS)
-                _named(keywords, self.names)
+                _keyword_values(keywords, self.names)
             case ast.Compare(ops=kinds, comparators=operands):
                 for kind, operand in zip(kinds, operands, strict=True):
                     if isinstance(kind, ast.Is | ast.IsNot) and getattr(operand, "value", 0) not in (None, True, False):
@@ -376,7 +376,7 @@ class _Reader:
                 self.check(child, calls)
 
 
-def compared(
+def make_comparisons(
     function: str, inputs: Sequence[tuple[Any, ...]], expected: Sequence[Any], tolerance: float
 ) -> list[CallAssertion]:
     """Return an assertion for each tuple of arguments: the function returns what is expected, as EvalPlus compares."""
@@ -441,28 +441,30 @@ class Foreign:
         return f"<{self.type}>"
 
 
-def plain(value: Any) -> Any:
+def restore_value(value: Any) -> Any:
     """Return a value as the function returned it, of what `RETURNS` made of it."""
     if isinstance(value, list | tuple):
-        return type(value)(map(plain, value))
+        return type(value)(map(restore_value, value))
     if isinstance(value, dict):
         if len(value) == 1 and (tag := next(iter(value))) in TAGS:
             try:
-                return TAGS[tag](plain(value[tag]))
+                return TAGS[tag](restore_value(value[tag]))
             except (TypeError, ValueError, ArithmeticError):  # a candidate may write such tags itself
                 return Foreign(str(tag))
-        return {plain(key): plain(item) for key, item in value.items()}
+        return {restore_value(key): restore_value(item) for key, item in value.items()}
     return value
 
 
-def spelled(value: Any) -> str:
+def canonical_text(value: Any) -> str:
     """Return the text of a plain value, equal for equal ones: the order of sets and dictionaries does not count."""
     if isinstance(value, list):
-        return f"[{', '.join(map(spelled, value))}]"
+        return f"[{', '.join(map(canonical_text, value))}]"
     if isinstance(value, tuple):
-        return f"({', '.join(map(spelled, value))}{',' if len(value) == 1 else ''})"
+        return f"({', '.join(map(canonical_text, value))}{',' if len(value) == 1 else ''})"
     if isinstance(value, dict):
-        return f"{{{', '.join(sorted(f'{spelled(key)}: {spelled(item)}' for key, item in value.items()))}}}"
+        return (
+            f"{{{', '.join(sorted(f'{canonical_text(key)}: {canonical_text(item)}' for key, item in value.items()))}}}"
+        )
     if isinstance(value, set | frozenset) and value:
-        return f"{{{', '.join(sorted(map(spelled, value)))}}}"
+        return f"{{{', '.join(sorted(map(canonical_text, value)))}}}"
     return repr(value)

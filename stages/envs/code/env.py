@@ -18,8 +18,15 @@ from typing import Any
 import orjson
 
 from stages.envs.base import Grade, Observation, Split, Task, Work
-from stages.envs.bash import elided
-from stages.envs.code.assertions import RETURNED, RETURNS, CallAssertion, compared, plain, spelled
+from stages.envs.bash import elide
+from stages.envs.code.assertions import (
+    RETURNED,
+    RETURNS,
+    CallAssertion,
+    canonical_text,
+    make_comparisons,
+    restore_value,
+)
 from stages.envs.code.rows import INSTRUCTION, CodeProblem, CodeProblems, assertions, load
 from stages.envs.task_table import TooManyTasks
 from stages.errors import InfrastructureError, UsageError
@@ -42,7 +49,7 @@ BLOCK = re.compile(r"```[ \t]*(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL 
 FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
 
 
-def code_of(text: str, function: str) -> str | None:
+def find_code(text: str, function: str) -> str | None:
     """Return the first code block of an answer that defines a function, else the text where it is such a program.
 
     The last block may lack its end. None where there is none.
@@ -61,7 +68,7 @@ def _defines(code: str, function: str) -> bool:
     return False
 
 
-def program(before: str, code: str, function: str) -> str:
+def build_program(before: str, code: str, function: str) -> str:
     """Return the program that is executed: what the task gives, the code, and what makes values plain."""
     futures = "\n".join(FUTURE.findall(code))  # have to stand first
     return "\n".join([futures, before, FUTURE.sub("", code), RETURNS.format(function=function)])
@@ -93,13 +100,13 @@ class ProgramVerdict:
 
 
 @lru_cache(maxsize=4096)
-def answers(kind: str, source: str, tests: Tests) -> Answers:
+def run_calls(kind: str, source: str, tests: Tests) -> Answers:
     """Return what the program answers to every call of the tests; InfrastructureError where the sandbox fails."""
     return judge(kind, [Call(source.encode(errors="replace"), RETURNED, tests.arguments)], LIMITS)[0]
 
 
 @lru_cache(maxsize=1024)
-def tests_of(kind: str, data: bytes) -> Tests:
+def load_tests(kind: str, data: bytes) -> Tests:
     """Return the tests of a problem, given as the JSON of its task's data.
 
     Where a solution gives the expected values, it runs here, in a sandbox of its own. Raises InfrastructureError where
@@ -108,9 +115,9 @@ def tests_of(kind: str, data: bytes) -> Tests:
     problem = _problem_of(orjson.loads(data))
     deciding: Sequence[CallAssertion] = assertions(problem.test, problem.function)
     if problem.inputs:
-        questions = compared(problem.function, problem.inputs, [None] * len(problem.inputs), problem.tolerance)
-        source = program(problem.before, problem.solution, problem.function)
-        results = answers(kind, source, Tests((), questions))
+        questions = make_comparisons(problem.function, problem.inputs, [None] * len(problem.inputs), problem.tolerance)
+        source = build_program(problem.before, problem.solution, problem.function)
+        results = run_calls(kind, source, Tests((), questions))
         for values, answer in zip(problem.inputs, results, strict=True):
             if answer.error is not None:
                 raise InfrastructureError(
@@ -119,8 +126,8 @@ def tests_of(kind: str, data: bytes) -> Tests:
                     error=answer.error,
                     arguments=values,
                 )
-        expected = [plain(answer.value) for answer in results]
-        deciding = compared(problem.function, problem.inputs, expected, problem.tolerance)
+        expected = [restore_value(answer.value) for answer in results]
+        deciding = make_comparisons(problem.function, problem.inputs, expected, problem.tolerance)
     return Tests(assertions(problem.shown, problem.function), deciding)
 
 
@@ -128,21 +135,21 @@ def _problem_of(data: Mapping[str, Any]) -> CodeProblem:
     return CodeProblem(**{**data, "inputs": tuple(map(tuple, restored(data["inputs"])))}, task="")
 
 
-def verdict(tests: Tests, answers: Sequence[Answer]) -> ProgramVerdict:
+def judge_answers(tests: Tests, answers: Sequence[Answer]) -> ProgramVerdict:
     """Return what follows from the answers to the calls of the tests."""
     following, results, failure = iter(answers), [], None
     for number, assertion in enumerate((*tests.visible, *tests.deciding)):
         call_answers = [next(following) for _ in assertion.calls]
         results.append(assertion.holds(call_answers))
         if number < len(tests.visible) and failure is None and not results[-1]:
-            failure = f"{assertion} fails: {'; '.join(map(_came, assertion.calls, call_answers))}."
+            failure = f"{assertion} fails: {'; '.join(map(_describe_answer, assertion.calls, call_answers))}."
     return ProgramVerdict(results[: len(tests.visible)], results[len(tests.visible) :], failure)
 
 
-def _came(call: ast.Call, answer: Answer) -> str:
+def _describe_answer(call: ast.Call, answer: Answer) -> str:
     """Return in words how a call ended."""
     ends = {None: "returns", "timeout": "takes too long", "crash": "ends the process"}
-    value = elided(spelled(plain(answer.value)), LONGEST_VALUE)[0] if answer.error is None else ""
+    value = elide(canonical_text(restore_value(answer.value)), LONGEST_VALUE)[0] if answer.error is None else ""
     return f"{ast.unparse(call)} {ends.get(answer.error, f'raises {answer.error}')} {value}".rstrip()
 
 
@@ -224,18 +231,18 @@ class CodeEnv:
         """Execute an answer; the observation names the shown assertion that fails, and nothing of the others."""
         self._given += 1
         last = "answered" if self._given == self.answers else None
-        code = code_of(text, self._problem.function)
+        code = find_code(text, self._problem.function)
         if code is None:
             self._source, self._well_formed = None, False
             error = Sentence("envs.code.no-function-in-answer", function=self._problem.function)
             return Observation(error, parse_error=error, stop=last)
-        self._source = program(self._problem.before, code, self._problem.function)
+        self._source = build_program(self._problem.before, code, self._problem.function)
         failure = self._verdict(self._source).failure
         return Observation(failure or "", stop="answered" if failure is None else last)
 
     def _verdict(self, source: str) -> ProgramVerdict:
-        tests = tests_of(self.sandbox, self._data)
-        return verdict(tests, answers(self.sandbox, source, tests))
+        tests = load_tests(self.sandbox, self._data)
+        return judge_answers(tests, run_calls(self.sandbox, source, tests))
 
     def grade(self) -> Grade:
         """Grade the last answer: 1 where all deciding assertions hold; null where the sandbox fails."""
@@ -253,9 +260,9 @@ class CodeEnv:
 
     def outcome(self, observation: Observation) -> str:
         """Digest what the last answer returns to every call: differently worded functions can be one action."""
-        tests = tests_of(self.sandbox, self._data)
-        results = answers(self.sandbox, self._source, tests) if self._source is not None else ()
-        facts = [observation.stop, *(answer.error or spelled(plain(answer.value)) for answer in results)]
+        tests = load_tests(self.sandbox, self._data)
+        results = run_calls(self.sandbox, self._source, tests) if self._source is not None else ()
+        facts = [observation.stop, *(answer.error or canonical_text(restore_value(answer.value)) for answer in results)]
         return hashlib.sha256(orjson.dumps(facts)).hexdigest()
 
     def solution(self) -> list[str]:

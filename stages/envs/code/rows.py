@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.envs.base import Split
-from stages.envs.code.assertions import FUNCTIONS, CallAssertion, CannotAsk, read
+from stages.envs.code.assertions import FUNCTIONS, CallAssertion, CannotAsk, read_assertions
 from stages.envs.task_table import hub_rows, is_held_out, read_rows
 from stages.errors import BadInput
 from stages.runs import store
@@ -107,7 +107,7 @@ def _check(problem: CodeProblem) -> None:
 @lru_cache(maxsize=4096)
 def assertions(test: str, function: str) -> tuple[CallAssertion, ...]:
     """Return the assertions of a test, or none of an empty one; CannotAsk where one cannot be asked."""
-    return tuple(read(test, {function})) if test else ()
+    return tuple(read_assertions(test, {function})) if test else ()
 
 
 def _is_in(problem: CodeProblem, split: Split) -> bool:

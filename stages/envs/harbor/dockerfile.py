@@ -56,11 +56,11 @@ class DockerRecipe:
     """Absolute folders that are made or copied into."""
 
 
-def follow(text: str, context: Path) -> DockerRecipe:
+def follow_dockerfile(text: str, context: Path) -> DockerRecipe:
     """Return what a Dockerfile asks for of the files of its folder; `NotFollowed` where it needs an engine."""
     recipe = DockerRecipe()
-    for line, word, arguments in instructions(text):
-        arguments = _substituted(arguments, recipe.env) if word in ("COPY", "ADD", "WORKDIR", "ENV") else arguments
+    for line, word, arguments in read_instructions(text):
+        arguments = _substitute(arguments, recipe.env) if word in ("COPY", "ADD", "WORKDIR", "ENV") else arguments
         if word == "FROM":
             if recipe.image:
                 raise NotFollowed(Sentence("envs.harbor.several-stages", line=line))
@@ -68,17 +68,17 @@ def follow(text: str, context: Path) -> DockerRecipe:
             if not IMAGES.match(recipe.image.rpartition("/")[2]):
                 raise NotFollowed(Sentence("envs.harbor.foreign-image", line=line, image=recipe.image))
         elif word == "WORKDIR":
-            recipe.workdir = absolute(arguments.strip("\"'"), recipe.workdir)
+            recipe.workdir = absolute_path(arguments.strip("\"'"), recipe.workdir)
             recipe.folders.append(recipe.workdir)
         elif word == "ENV":
-            recipe.env |= _variables(arguments, line)
+            recipe.env |= _parse_variables(arguments, line)
         elif word in ("COPY", "ADD"):
-            copied = _copied(word, arguments, line, recipe.workdir, context)
+            copied = _parse_copy(word, arguments, line, recipe.workdir, context)
             recipe.steps.append(copied)
             into = copied.into_folder or copied.target in recipe.folders
             recipe.folders.append(copied.target if into else str(PurePosixPath(copied.target).parent))
         elif word == "RUN":
-            if commands := _commands(arguments, line):
+            if commands := _parse_run(arguments, line):
                 recipe.steps.append((commands, recipe.workdir))
                 mkdirs = [command.split() for command in commands.split(" && ") if command.startswith("mkdir ")]
                 recipe.folders += [word for words in mkdirs for word in words if word.startswith("/")]
@@ -89,7 +89,7 @@ def follow(text: str, context: Path) -> DockerRecipe:
     return recipe
 
 
-def instructions(text: str) -> Iterator[tuple[int, str, str]]:
+def read_instructions(text: str) -> Iterator[tuple[int, str, str]]:
     """Yield the instructions of a Dockerfile: line, word in capitals, and the rest with its continuations."""
     pending, start = "", 0
     for number, line in enumerate(text.splitlines(), 1):
@@ -108,10 +108,10 @@ def instructions(text: str) -> Iterator[tuple[int, str, str]]:
         yield start, word.upper(), arguments.strip()
 
 
-def images(text: str) -> list[str]:
+def base_images(text: str) -> list[str]:
     """Return the images that a Dockerfile begins its stages with, without earlier stages and those named by an ARG."""
     named, images = {"scratch"}, []
-    for _, word, arguments in instructions(text):
+    for _, word, arguments in read_instructions(text):
         if word == "FROM":
             words = [argument for argument in arguments.split() if not argument.startswith("--")]
             if words and words[0] not in named and "$" not in words[0]:
@@ -121,7 +121,7 @@ def images(text: str) -> list[str]:
     return list(dict.fromkeys(images))
 
 
-def absolute(path: str, workdir: str) -> str:
+def absolute_path(path: str, workdir: str) -> str:
     """Return a path of a Dockerfile below the working folder, or from the top; `..` is resolved by its text."""
     parts: list[str] = []
     for part in PurePosixPath(workdir, path).parts[1:]:
@@ -129,11 +129,11 @@ def absolute(path: str, workdir: str) -> str:
     return "/" + "/".join(parts)
 
 
-def _substituted(text: str, env: Mapping[str, str]) -> str:
+def _substitute(text: str, env: Mapping[str, str]) -> str:
     return re.sub(r"\$\{?(\w+)\}?", lambda match: env.get(match[1], match[0]), text)
 
 
-def _variables(arguments: str, line: int) -> dict[str, str]:
+def _parse_variables(arguments: str, line: int) -> dict[str, str]:
     """Return the variables of one ENV, in either of its forms."""
     try:
         words = shlex.split(arguments)
@@ -144,7 +144,7 @@ def _variables(arguments: str, line: int) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
-def _copied(word: str, arguments: str, line: int, workdir: str, context: Path) -> CopiedFiles:
+def _parse_copy(word: str, arguments: str, line: int, workdir: str, context: Path) -> CopiedFiles:
     """Return what one COPY or ADD asks for."""
     mode = None
     while flag := re.match(r"--(\w+)(?:=(\S+))?\s+", arguments):
@@ -160,20 +160,20 @@ def _copied(word: str, arguments: str, line: int, workdir: str, context: Path) -
     if len(paths) < 2 or "<<" in arguments or any("://" in path or path.startswith("git@") for path in paths):
         raise NotFollowed(Sentence("envs.harbor.copies-more-than-files", line=line, word=word))
     *sources, target = paths
-    patterns = tuple(absolute(path, "/").lstrip("/") for path in sources)
+    patterns = tuple(absolute_path(path, "/").lstrip("/") for path in sources)
     into = len(sources) > 1 or target.endswith(("/", "/.")) or target in (".", "..")
     into = into or (context / patterns[0]).is_dir()  # the content of a folder goes into one, however it is written
-    return CopiedFiles(patterns, absolute(target, workdir), into, word == "ADD", mode)
+    return CopiedFiles(patterns, absolute_path(target, workdir), into, word == "ADD", mode)
 
 
-def _commands(arguments: str, line: int) -> str:
+def _parse_run(arguments: str, line: int) -> str:
     """Return the commands of one RUN that are carried out in the sandbox; none for packages that it shows."""
     if arguments.startswith(("[", "--")) or "<<" in arguments or re.search(r"[`$]|(?<!\|)\|(?!\|)", arguments):
         raise NotFollowed(Sentence("envs.harbor.run-not-followed", line=line, command_=arguments[:60]))
     carried_out = []
     for alternatives in re.split(r"\s*(?:&&|;)\s*", arguments):
         commands = re.split(r"\s*\|\|\s*", alternatives)
-        if _is_shown(commands[0], line):
+        if _is_available(commands[0], line):
             continue  # it succeeds, so that no alternative is run
         for command in commands:
             if not FILES_ONLY.match(command):
@@ -183,7 +183,7 @@ def _commands(arguments: str, line: int) -> str:
     return " && ".join(carried_out)
 
 
-def _is_shown(command: str, line: int) -> bool:
+def _is_available(command: str, line: int) -> bool:
     """Return whether a command installs or imports what the sandbox shows; `NotFollowed` for another major version."""
     for pattern, available in ((PIP, PIP_NAMES), (IMPORT, PIP_NAMES), (APT, APT_NAMES)):
         if (match := pattern.match(command)) is None:

@@ -19,13 +19,13 @@ from typing import Any, Literal
 
 from stages.envs import bash, folders
 from stages.envs.base import Grade, Observation, Split, Task, Work
-from stages.envs.bash import SUBMIT, ShellEnvironment, fenced, observation
+from stages.envs.bash import SUBMIT, ShellEnvironment, fenced, make_observation
 from stages.envs.folders import UnwieldyTree
 from stages.envs.harbor import machines, task_folder, verifying
 from stages.envs.harbor.machines import COMMAND_S, Machine, PlayedIn
 from stages.envs.harbor.task_folder import HarborStep, HarborTask
 from stages.envs.harbor.verifying import VerifierVerdict
-from stages.envs.task_table import DIVIDED_BY, MOST_REPORTED, drawn, split_rows
+from stages.envs.task_table import DIVIDED_BY, MOST_REPORTED, draw_rows, split_rows
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.messages import Message
 from stages.runs import store
@@ -95,7 +95,7 @@ class HarborEnv(ShellEnvironment):
                 raise UsageError("envs.harbor.unknown-choice", key=key, value=value, allowed=allowed)
         if sandbox == "none":
             raise UsageError("envs.harbor.needs-sandbox")
-        self._place = PlayedIn(_engine(runs_in), network == "task")
+        self._place = PlayedIn(_find_engine(runs_in), network == "task")
         self._path, self._own_limits, self._skips = path, limits == "task", skip_refused
         self._family, self._split_seed, self._eval_share = family, split_seed, eval_share
         self.sandbox, self.max_chars, self._system = self._place.kind, max_chars, SYSTEM_PROMPT
@@ -113,7 +113,7 @@ class HarborEnv(ShellEnvironment):
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """Return the first `count` tasks of a split in an order drawn from the seed, all of which can be played."""
-        rows = drawn(self._path, self._rows(), split, count, seed)
+        rows = draw_rows(self._path, self._rows(), split, count, seed)
         divisions = [{DIVIDED_BY: row[DIVIDED_BY]} if DIVIDED_BY in row else {} for row in rows]
         return [
             Task(row["id"], self.name, split, row["family"], row["prompt"], row["data"] | divided)
@@ -126,9 +126,9 @@ class HarborEnv(ShellEnvironment):
 
     def _rows(self) -> dict[Split, list[Row]]:
         """Return the rows of each split; BadInput names every task that cannot be used or played here."""
-        playable, problems = task_folder.load(self._path, lambda task: machines.unplayable(task, self._place))
+        playable, problems = task_folder.load(self._path, lambda task: machines.list_obstacles(task, self._place))
         if self._place.engine:
-            missing = machines.missing_images(playable, self._place.engine)
+            missing = machines.find_missing_images(playable, self._place.engine)
             problems = [*problems, *missing]
             gone = {problem.partition(": ")[0] for problem in missing}
             playable = [task for task in playable if task.name not in gone]
@@ -136,10 +136,10 @@ class HarborEnv(ShellEnvironment):
             raise BadInput(
                 "envs.harbor.unusable-tasks",
                 path=self._path,
-                refusals=_refusals(problems, len(playable)),
+                refusals=_summarise_problems(problems, len(playable)),
             )
         if problems:
-            log.warning("%s: %s", self._path, _refusals(problems, len(playable)))
+            log.warning("%s: %s", self._path, _summarise_problems(problems, len(playable)))
         if not playable:
             raise BadInput("envs.harbor.no-tasks", path=self._path)
         return split_rows([self._row(task) for task in playable], self._split_seed, self._eval_share)
@@ -202,7 +202,7 @@ class HarborEnv(ShellEnvironment):
             wall_s = self._started + self._step.agent_timeout_s - time.monotonic()
             if wall_s <= 0:
                 return Observation(Sentence("envs.harbor.time-is-over"), commands=(command,), stop="wall_time")
-        return observation(command, machine.run(command, wall_s, user=self._step.agent_user), self.max_chars)
+        return make_observation(command, machine.run(command, wall_s, user=self._step.agent_user), self.max_chars)
 
     def _submit(self, command: str) -> Observation:
         """Verify a step that another one follows, and show the agent the next instruction."""
@@ -211,7 +211,7 @@ class HarborEnv(ShellEnvironment):
         if following < len(task.steps):
             try:
                 self._verdicts.append(self._verified())
-                self._over = _misses(self._step, self._verdicts[-1].rewards)
+                self._over = _misses_min_reward(self._step, self._verdicts[-1].rewards)
             except (InfrastructureError, OSError) as error:
                 self._failure = error if isinstance(error, InfrastructureError) else InfrastructureError(str(error))
             if not self._over and self._failure is None:
@@ -242,13 +242,13 @@ class HarborEnv(ShellEnvironment):
             verdicts = self._verdicts if self._over else [*self._verdicts, self._verified()]
         except (InfrastructureError, OSError) as error:
             return Grade(None, protocol_ok=protocol_ok, error_type=type(error).__name__, error=str(error), work=work)
-        reached = len(verdicts) == len(task.steps) or self._over or _misses(self._step, verdicts[-1].rewards)
+        reached = len(verdicts) == len(task.steps) or self._over or _misses_min_reward(self._step, verdicts[-1].rewards)
         rewards = [verdict.rewards["reward"] for verdict in verdicts]
         if task.config.multi_step_reward_strategy == "final":
             reward = rewards[-1] if reached else 0.0
         else:
             reward = sum(rewards) / (len(rewards) if reached else len(task.steps))
-        text, _ = bash.elided("".join(verdict.log for verdict in verdicts), LONGEST_LOG)
+        text, _ = bash.elide("".join(verdict.log for verdict in verdicts), LONGEST_LOG)
         planted = any(verdict.planted for verdict in verdicts)
         work = replace(work, test_log=text, metrics=_metrics(task, verdicts))
         return Grade(reward, reward >= 1, None, planted, protocol_ok, work=work)
@@ -260,7 +260,7 @@ class HarborEnv(ShellEnvironment):
         for step in task.steps:
             if step.solution is None:
                 raise InfrastructureError("envs.harbor.no-solution", task_id=self._label)
-            actions += [fenced(script) for script in _written(task.folder / step.solution)]
+            actions += [fenced(script) for script in _write_commands(task.folder / step.solution)]
             env = {"DEBIAN_FRONTEND": "noninteractive", **task.config.solution.env}
             variables = " ".join(f"{key}={shlex.quote(value)}" for key, value in env.items())
             actions += [fenced(f"env {variables} /solution/{task_folder.SOLVE_SCRIPT}"), fenced(SUBMIT)]
@@ -273,7 +273,7 @@ class HarborEnv(ShellEnvironment):
             machine.close()
 
 
-def _refusals(problems: Sequence[str], num_playable: int) -> str:
+def _summarise_problems(problems: Sequence[str], num_playable: int) -> str:
     """Return how many tasks can be played, how often each reason keeps one from it, and the first problems."""
     reasons = Counter(NAMED.sub("...", problem.partition(": ")[2]) for problem in problems)
     counts = [f"{count:5} x {reason}" for reason, count in reasons.most_common(MOST_REPORTED)]
@@ -283,7 +283,7 @@ def _refusals(problems: Sequence[str], num_playable: int) -> str:
     return "\n".join([f"{head}, by reason:", *counts, "one by one:", *lines, *more])
 
 
-def _engine(runs_in: RunsIn) -> str | None:
+def _find_engine(runs_in: RunsIn) -> str | None:
     """Return the program of the engine that a setting asks for; None for bubblewrap."""
     if runs_in == "bubblewrap":
         return None
@@ -308,13 +308,13 @@ def _metrics(task: HarborTask, verdicts: Sequence[VerifierVerdict]) -> dict[str,
     return metrics or None
 
 
-def _misses(step: HarborStep, rewards: Mapping[str, float]) -> bool:
+def _misses_min_reward(step: HarborStep, rewards: Mapping[str, float]) -> bool:
     """Return whether a step's rewards are below its min_reward, which ends the task."""
     least = step.min_reward if isinstance(step.min_reward, Mapping) else {"reward": step.min_reward}
     return any(value is not None and rewards.get(key, float("-inf")) < value for key, value in least.items())
 
 
-def _written(folder: Path) -> list[str]:
+def _write_commands(folder: Path) -> list[str]:
     """Return commands that write a folder's files to /solution, each short enough for a command line."""
     commands, script = list[str](), "mkdir -p /solution && rm -rf /solution/*"
     for entry in folders.entries(folder):

@@ -114,7 +114,7 @@ class Machine(Protocol):
         ...
 
 
-def unplayable(task: HarborTask, host: PlayedIn) -> list[str]:
+def list_obstacles(task: HarborTask, host: PlayedIn) -> list[str]:
     """Return why a task cannot be played here; the images that an engine must have are checked by `missing_images`."""
     sources = [(task.container, "environment")]
     sources += [(step.separate, "its verifier") for step in task.steps if step.separate]
@@ -133,7 +133,7 @@ def unplayable(task: HarborTask, host: PlayedIn) -> list[str]:
                 )
             )
         if host.engine is None:
-            reasons += [f"{name}: {reason}" for reason in _not_followed(task, source)]
+            reasons += [f"{name}: {reason}" for reason in _bubblewrap_obstacles(task, source)]
     if host.engine is None:
         if task.config.environment.healthcheck or any(step.healthcheck for step in task.steps):
             reasons.append(Sentence("envs.harbor.health-check-in-bubblewrap"))
@@ -143,19 +143,19 @@ def unplayable(task: HarborTask, host: PlayedIn) -> list[str]:
     return list(dict.fromkeys(reasons))
 
 
-def _not_followed(task: HarborTask, source: ContainerSource) -> list[str]:
+def _bubblewrap_obstacles(task: HarborTask, source: ContainerSource) -> list[str]:
     """Return why a container cannot be replaced by bubblewrap."""
     if not source.settings.docker_image and not (task.folder / source.context / "Dockerfile").is_file():
         return []  # a problem of its own
     try:
-        recipe = recipe_of(task, source)
-        places(recipe, task)
+        recipe = read_recipe(task, source)
+        mounted_folders(recipe, task)
     except NotFollowed as error:
         return [Sentence("envs.harbor.dockerfile-not-followed", context=source.context, error=error)]
     return []
 
 
-def missing_images(tasks: Iterable[HarborTask], engine: str) -> list[str]:
+def find_missing_images(tasks: Iterable[HarborTask], engine: str) -> list[str]:
     """Return a problem for every task whose images are neither here nor in a registry that answers."""
     needed: dict[str, list[HarborTask]] = {}
     for task in tasks:
@@ -163,7 +163,7 @@ def missing_images(tasks: Iterable[HarborTask], engine: str) -> list[str]:
         for image in dict.fromkeys(image for source in sources for image in _images(task, source)):
             needed.setdefault(image, []).append(task)
     with ThreadPoolExecutor(8) as pool:
-        failures = dict(zip(needed, pool.map(lambda image: _unavailable(engine, image), needed), strict=True))
+        failures = dict(zip(needed, pool.map(lambda image: _image_failure(engine, image), needed), strict=True))
     return [
         Sentence("envs.harbor.image-missing", task=task.name, image=image, reason=reason)
         for image, reason in failures.items()
@@ -175,10 +175,10 @@ def missing_images(tasks: Iterable[HarborTask], engine: str) -> list[str]:
 def _images(task: HarborTask, source: ContainerSource) -> list[str]:
     if source.settings.docker_image:
         return [source.settings.docker_image]
-    return dockerfile.images((task.folder / source.context / "Dockerfile").read_text(errors="replace"))
+    return dockerfile.base_images((task.folder / source.context / "Dockerfile").read_text(errors="replace"))
 
 
-def _unavailable(engine: str, image: str) -> str | None:
+def _image_failure(engine: str, image: str) -> str | None:
     """Return why an image cannot be had; None where it can."""
     if subprocess.run([engine, "image", "inspect", image], capture_output=True, timeout=START_S).returncode == 0:
         return None
@@ -195,7 +195,7 @@ def open_machine(task: HarborTask, source: ContainerSource, host: PlayedIn) -> M
     """Start the machine of a task or of its verifier; `InfrastructureError` where that fails."""
     if host.engine is None:
         return BubblewrapMachine(task, source)
-    machine = ContainerMachine(host.engine, image_of(task, source, host.engine), source, host)
+    machine = ContainerMachine(host.engine, build_image(task, source, host.engine), source, host)
     try:
         # As Harbor does for an image that is not built from the folder.
         if source.settings.docker_image and not (task.folder / source.context / "Dockerfile").exists():
@@ -226,7 +226,7 @@ _building = threading.Lock()
 _locks: dict[str, threading.Lock] = {}
 
 
-def image_of(task: HarborTask, source: ContainerSource, engine: str) -> str:
+def build_image(task: HarborTask, source: ContainerSource, engine: str) -> str:
     """Return the image of a container, which is built where it is not here; a tag is a digest of the files."""
     if source.settings.docker_image:
         return source.settings.docker_image
@@ -309,7 +309,7 @@ class ContainerMachine(Container):
         target.parent.mkdir(parents=True, exist_ok=True)
         for name, info, data in self._members(source):
             path = "" if "/" not in name else name.partition("/")[2]
-            if _excluded(path or PurePosixPath(source).name, exclude) or not info.isreg():
+            if _is_excluded(path or PurePosixPath(source).name, exclude) or not info.isreg():
                 continue
             written += info.size + 1
             if written > most_bytes:
@@ -361,24 +361,26 @@ class ContainerMachine(Container):
 # Bubblewrap.
 
 
-def recipe_of(task: HarborTask, source: ContainerSource) -> DockerRecipe:
+def read_recipe(task: HarborTask, source: ContainerSource) -> DockerRecipe:
     """Return what the container of a task is made of; `NotFollowed` where that needs an engine."""
     file = task.folder / source.context / "Dockerfile"
     settings = source.settings
     if settings.docker_image and not file.exists():
-        recipe = dockerfile.follow(f"FROM {settings.docker_image}\nWORKDIR {settings.workdir or '/app'}\n", file.parent)
+        recipe = dockerfile.follow_dockerfile(
+            f"FROM {settings.docker_image}\nWORKDIR {settings.workdir or '/app'}\n", file.parent
+        )
         if (task.folder / source.context).is_dir() and not source.own_tests:
             recipe.steps.append(CopiedFiles(("",), recipe.workdir, True, False))
     else:
         if (file.parent / ".dockerignore").exists():
             raise NotFollowed(Sentence("envs.harbor.dockerignore"))
-        recipe = dockerfile.follow(file.read_text(errors="replace"), file.parent)
+        recipe = dockerfile.follow_dockerfile(file.read_text(errors="replace"), file.parent)
     recipe.workdir = settings.workdir or recipe.workdir
     recipe.env |= settings.env
     return recipe
 
 
-def places(recipe: DockerRecipe, task: HarborTask) -> list[str]:
+def mounted_folders(recipe: DockerRecipe, task: HarborTask) -> list[str]:
     """Return the folders that a machine in bubblewrap has of its own; `NotFollowed` for one that it cannot have."""
     artifacts = [PurePosixPath(artifact.source) for step in task.steps for artifact in step.artifacts]
     folders_inside = [recipe.workdir, *recipe.folders, *FIXED]
@@ -411,10 +413,10 @@ class BubblewrapMachine:
     """
 
     def __init__(self, task: HarborTask, source: ContainerSource) -> None:
-        recipe, settings = recipe_of(task, source), source.settings
+        recipe, settings = read_recipe(task, source), source.settings
         self.description = f"{recipe.image} (not built: bubblewrap)"
         self.workdir = recipe.workdir
-        self._places = places(recipe, task)
+        self._places = mounted_folders(recipe, task)
         self._limits = Limits(
             wall_s=COMMAND_S,
             cpu_s=86_400,
@@ -550,9 +552,9 @@ class BubblewrapMachine:
         if stat.S_ISREG(status.st_mode):
             entries = [("", status)]
         else:
-            listed = folders.entries(self._host(source), lambda path: not _excluded(path, exclude))
+            listed = folders.entries(self._host(source), lambda path: not _is_excluded(path, exclude))
             entries = [(entry.path, entry.status) for entry in listed if entry.is_file]
-        entries = [(path, status) for path, status in entries if not _excluded(path or Path(source).name, exclude)]
+        entries = [(path, status) for path, status in entries if not _is_excluded(path or Path(source).name, exclude)]
         # Before anything is read: a sparse file is small on the disk and large in memory.
         if (size := sum(status.st_size + 1 for _, status in entries)) > most_bytes:
             raise UnwieldyTree(Sentence("envs.harbor.too-many-bytes", source=source, most_bytes=most_bytes))
@@ -594,7 +596,7 @@ class BubblewrapMachine:
         folders.remove(self.root)
 
 
-def _excluded(path: str, patterns: Sequence[str]) -> bool:
+def _is_excluded(path: str, patterns: Sequence[str]) -> bool:
     """Return whether tar's --exclude would leave a path out: a pattern matches it, or a folder or name in it."""
     parts = PurePosixPath(path).parts
     ends = ["/".join(parts[:length]) for length in range(1, len(parts) + 1)]

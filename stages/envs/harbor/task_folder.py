@@ -44,21 +44,21 @@ ARTIFACTS = "/logs/artifacts"
 """The folder in which an agent may publish files; it always travels to a separate verifier."""
 
 
-def _portable(name: str) -> str:
+def _check_step_name(name: str) -> str:
     """Return the name of a step, which is one folder below steps/; ValueError for anything else."""
     if not name.strip() or name in (".", "..") or re.search(r'[<>:"/\\|?*\x00-\x1f\x7f]|[. ]$', name):
         raise ValueError(Sentence("envs.harbor.not-a-folder-name", name=name[:80]))
     return name
 
 
-def _inside_container(path: str) -> str:
+def _check_container_path(path: str) -> str:
     """Return an absolute path in a container; ValueError where it has `..` in it."""
     if not path or "\0" in path or ".." in PurePosixPath(path).parts:
         raise ValueError(Sentence("envs.harbor.not-a-container-path", path=path[:80]))
     return str(PurePosixPath("/", path))
 
 
-def _without_host_variables(env: Mapping[str, str]) -> dict[str, str]:
+def _fill_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Return variables with the defaults of templates; ValueError for a variable that this machine would give."""
     variables = {}
     for name, value in env.items():
@@ -80,7 +80,7 @@ def _megabytes(size: Any) -> Any:
 
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400, allow_inf_nan=False)]
-Variables = Annotated[dict[str, str], AfterValidator(_without_host_variables)]
+Variables = Annotated[dict[str, str], AfterValidator(_fill_variables)]
 Keys = Sequence[str | int]
 """Where a value is in task.toml."""
 Network = Literal["public", "no-network", "allowlist"]
@@ -118,7 +118,7 @@ class EnvironmentSection(TaskTable):
     env: Variables = {}
     skills_dir: str | None = None
     healthcheck: Healthcheck | None = None
-    workdir: Annotated[str, AfterValidator(_inside_container)] | None = None
+    workdir: Annotated[str, AfterValidator(_check_container_path)] | None = None
     network_mode: Network | None = None
     """None where the file does not say; Harbor's default is then "public"."""
     allowed_hosts: list[str] | None = None
@@ -194,7 +194,7 @@ class SolutionSection(TaskTable):
 class Artifact(TaskTable):
     """A file or folder of the agent's container that a separate verifier gets, at the same path."""
 
-    source: Annotated[str, AfterValidator(_inside_container)]
+    source: Annotated[str, AfterValidator(_check_container_path)]
     exclude: list[str] = []
     service: str | None = None
 
@@ -207,7 +207,7 @@ class Artifact(TaskTable):
 class StepSection(TaskTable):
     """One step of a task of several."""
 
-    name: Annotated[str, AfterValidator(_portable)]
+    name: Annotated[str, AfterValidator(_check_step_name)]
     agent: AgentSection = AgentSection()
     verifier: VerifierSection = VerifierSection()
     min_reward: float | dict[str, float] | None = None
@@ -335,7 +335,7 @@ def load(
     tasks: list[HarborTask] = []
     problems: list[str] = []
     seen: dict[str, Path] = {}
-    for folder in find(root):
+    for folder in find_folders(root):
         reasons: Sequence[str] = ()
         try:
             task: HarborTask | None = read(folder, root)
@@ -347,16 +347,16 @@ def load(
             problems += reasons
             continue
         if (first := seen.setdefault(task.name, folder)) != folder:
-            where = _shown(folder / CONFIG, root)
+            where = _relative_path(folder / CONFIG, root)
             problems.append(
-                Sentence("envs.harbor.repeated-name", where=where, name=task.name, first=_shown(first, root))
+                Sentence("envs.harbor.repeated-name", where=where, name=task.name, first=_relative_path(first, root))
             )
             continue
         tasks.append(task)
     return tasks, problems
 
 
-def find(root: Path) -> Iterator[Path]:
+def find_folders(root: Path) -> Iterator[Path]:
     """Yield the folders of tasks below a folder, or the folder itself; folders that resemble a task are among them."""
     waiting = [(root, 0)]
     while waiting:
@@ -379,8 +379,8 @@ def read(folder: Path, root: Path | None = None) -> HarborTask:
     """Read and validate one task folder; BadTask names all of its problems, with paths below `root`."""
     root = root or folder.parent
     problems: list[str] = []
-    digest, paths = _tree(folder, root, problems)
-    text = _text(folder, CONFIG, root, problems)
+    digest, paths = _digest_tree(folder, root, problems)
+    text = _read_text(folder, CONFIG, root, problems)
     if problems or text is None:
         raise BadTask(*problems)
     try:
@@ -393,15 +393,15 @@ def read(folder: Path, root: Path | None = None) -> HarborTask:
             problems.append(_problem(folder, root, keys, refusal(detail)))
         raise BadTask(*problems) from None
     name = config.task.name if config.task else str(PurePosixPath(folder.relative_to(root)))
-    task = _assembled(folder, name if name != "." else folder.name, digest, config, paths, root, problems)
-    problems += [_problem(folder, root, keys, reason) for keys, reason in _refused(config, paths)]
+    task = _make_step(folder, name if name != "." else folder.name, digest, config, paths, root, problems)
+    problems += [_problem(folder, root, keys, reason) for keys, reason in _find_refusals(config, paths)]
     _check_compose(folder, root, paths, problems)
     if problems:
         raise BadTask(*problems, task=task)
     return task
 
 
-def _assembled(
+def _make_step(
     folder: Path,
     name: str,
     digest: str,
@@ -418,13 +418,13 @@ def _assembled(
     sections: Sequence[StepSection | None] = config.steps or [None]
     for section in sections:
         above = "" if section is None else f"steps/{section.name}/"
-        instruction = _text(folder, f"{above}{INSTRUCTION}", root, problems)
-        if instruction is not None and not without_canary(instruction).strip():
-            problems.append(f"{_shown(folder / above / INSTRUCTION, root)}: it is empty")
+        instruction = _read_text(folder, f"{above}{INSTRUCTION}", root, problems)
+        if instruction is not None and not remove_canary(instruction).strip():
+            problems.append(f"{_relative_path(folder / above / INSTRUCTION, root)}: it is empty")
         tests = tuple(path for path in dict.fromkeys((TESTS, f"{above}{TESTS}")) if _has_folder(paths, path))
-        separate = _separate(config, section, paths)
+        separate = _separate_verifier(config, section, paths)
         if not (separate and separate.own_tests) and not any(f"{path}/{TEST_SCRIPT}" in paths for path in tests):
-            problems.append(f"{_shown(folder / above / TESTS, root)}: there is no {TEST_SCRIPT}")
+            problems.append(f"{_relative_path(folder / above / TESTS, root)}: there is no {TEST_SCRIPT}")
         solution = next((path for path in (f"{above}{SOLUTION}", SOLUTION) if f"{path}/{SOLVE_SCRIPT}" in paths), None)
         agent, verifier = config.agent, config.verifier
         step_verifier = section.verifier if section else VerifierSection()
@@ -432,7 +432,7 @@ def _assembled(
         steps.append(
             HarborStep(
                 name=section.name if section else "",
-                instruction=without_canary(instruction or ""),
+                instruction=remove_canary(instruction or ""),
                 tests=tests,
                 solution=solution,
                 workdir=f"{above}workdir" if section and _has_folder(paths, f"{above}workdir") else None,
@@ -451,7 +451,7 @@ def _assembled(
     return HarborTask(folder, name, digest, config, container, tuple(steps))
 
 
-def _separate(config: TaskConfig, step: StepSection | None, paths: frozenset[str]) -> ContainerSource | None:
+def _separate_verifier(config: TaskConfig, step: StepSection | None, paths: frozenset[str]) -> ContainerSource | None:
     """Return what a separate verifier runs in; None where it shares the agent's container.
 
     A step's own choice comes before the task's. The image: that of the verifier's environment, else a Dockerfile beside
@@ -473,7 +473,7 @@ def _separate(config: TaskConfig, step: StepSection | None, paths: frozenset[str
     return ContainerSource(settings.model_copy(update={"docker_image": image}), ENVIRONMENT)
 
 
-def _refused(config: TaskConfig, paths: frozenset[str]) -> Iterator[tuple[Keys, str]]:
+def _find_refusals(config: TaskConfig, paths: frozenset[str]) -> Iterator[tuple[Keys, str]]:
     """Yield what Harbor can do and no machine of ours does: the keys in task.toml, and the reason."""
     verifiers: list[tuple[Keys, VerifierSection]] = [(["verifier"], config.verifier)]
     verifiers += [(["steps", number, "verifier"], step.verifier) for number, step in enumerate(config.steps)]
@@ -522,9 +522,9 @@ def _check_compose(folder: Path, root: Path, paths: frozenset[str], problems: li
         above, _, name = path.rpartition("/")
         if name != COMPOSE or not (above == ENVIRONMENT or PurePosixPath(above).name == TESTS):
             continue
-        if (text := _text(folder, path, root, problems)) is None:
+        if (text := _read_text(folder, path, root, problems)) is None:
             continue
-        where = _shown(folder / path, root)
+        where = _relative_path(folder / path, root)
         try:
             services = (yaml.safe_load(text) or {}).get("services") or {}
             further = sorted(map(str, set(services) - {MAIN}))
@@ -538,10 +538,10 @@ def _check_compose(folder: Path, root: Path, paths: frozenset[str], problems: li
             problems.append(Sentence("envs.harbor.compose-setting", where=where, key=keys[0]))
 
 
-def _tree(folder: Path, root: Path, problems: list[str]) -> tuple[str, frozenset[str]]:
+def _digest_tree(folder: Path, root: Path, problems: list[str]) -> tuple[str, frozenset[str]]:
     """Return a digest of a folder's files, and the paths of files; what no task may hold is added to the problems."""
     digest, paths = hashlib.sha256(), set()
-    above, top = _shown(folder, root), os.path.realpath(folder)
+    above, top = _relative_path(folder, root), os.path.realpath(folder)
     size, count = 0, 0
     try:
         for entry in folders.entries(folder):
@@ -578,9 +578,9 @@ def _tree(folder: Path, root: Path, problems: list[str]) -> tuple[str, frozenset
     return digest.hexdigest(), frozenset(paths)
 
 
-def _text(folder: Path, path: str, root: Path, problems: list[str]) -> str | None:
+def _read_text(folder: Path, path: str, root: Path, problems: list[str]) -> str | None:
     """Return the text of a file of a task; None, with a problem added, where there is none or it is too long."""
-    where = _shown(folder / path, root)
+    where = _relative_path(folder / path, root)
     file = folders.read(folder, path)
     if file is None:
         problems.append(Sentence("envs.harbor.no-file", where=where))
@@ -599,17 +599,17 @@ def _has_folder(paths: frozenset[str], folder: str) -> bool:
     return any(path.startswith(f"{folder}/") for path in paths)
 
 
-def _shown(path: Path, root: Path) -> str:
+def _relative_path(path: Path, root: Path) -> str:
     """Return a path as the user can find it: below the folder that was given, with that folder's name."""
     return str(Path(root.name) / path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 
 def _problem(folder: Path, root: Path, keys: Keys, reason: str) -> str:
     """Return a problem of task.toml: its path, the key where there is one, and the reason."""
-    return ": ".join([_shown(folder / CONFIG, root), *([".".join(map(str, keys))] if keys else []), reason])
+    return ": ".join([_relative_path(folder / CONFIG, root), *([".".join(map(str, keys))] if keys else []), reason])
 
 
-def without_canary(text: str) -> str:
+def remove_canary(text: str) -> str:
     """Return an instruction without leading lines of a canary, which mark a file for filters of training data."""
     lines = text.split("\n")
     start = 0

@@ -103,7 +103,7 @@ def run_shared(
         try:
             data = machine.read(f"{VERIFIER}/{name}", LONGEST_REWARD)
             if data is not None:
-                rewards = reward_of(data, name)
+                rewards = parse_reward(data, name)
                 return rewards, f"{result.output}\n[{name}] {json.dumps(rewards)}\n"
         except (ValueError, RecursionError) as error:
             raise NoReward("envs.harbor.invalid-reward", name=name, error=error) from None
@@ -146,13 +146,13 @@ def run_separate(
         fresh = start(source)
         try:
             for path, folder in carried:
-                _carry(fresh, path, folder)
+                _upload_artifact(fresh, path, folder)
             return run_shared(fresh, task, step, timeout_s, has_tests=source.own_tests)
         finally:
             fresh.close()
 
 
-def _carry(machine: Machine, path: str, folder: Path) -> None:
+def _upload_artifact(machine: Machine, path: str, folder: Path) -> None:
     """Write an artifact to its own path in a fresh machine, where there is one."""
     fetched = folder / "artifact"
     if fetched.is_dir():
@@ -164,7 +164,7 @@ def _carry(machine: Machine, path: str, folder: Path) -> None:
         machine.upload(folder, above or "/")
 
 
-def reward_of(data: bytes, name: str) -> dict[str, float]:
+def parse_reward(data: bytes, name: str) -> dict[str, float]:
     """Return the numbers of a reward file: `reward` and further metrics; ValueError where it holds anything else.
 
     reward.json holds a number, or an object of numbers: the reward is the one under `reward`, or the only one, as

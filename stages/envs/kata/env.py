@@ -21,7 +21,7 @@ import orjson
 
 from stages.envs import bash, folders
 from stages.envs.base import Grade, Observation, Task, Work
-from stages.envs.bash import SUBMIT, ActionError, elided, observation, parse_bash
+from stages.envs.bash import SUBMIT, ActionError, elide, make_observation, parse_bash
 from stages.envs.folders import UnwieldyTree, remove
 from stages.envs.kata import tasks, transcripts
 from stages.envs.kata.tasks import SOLUTION, WORKSPACE_TESTS
@@ -61,7 +61,8 @@ def take_snapshot(folder: Path) -> Snapshot:
     other_names = frozenset(os.listdir(folder)) - {SOLUTION, WORKSPACE_TESTS}
     # One byte more than the limit tells a longer file from one at the limit.
     contents = (
-        folders.content(str(folder / name), most_bytes=MAX_FILE_BYTES + 1) for name in (SOLUTION, WORKSPACE_TESTS)
+        folders.read_open_file(str(folder / name), most_bytes=MAX_FILE_BYTES + 1)
+        for name in (SOLUTION, WORKSPACE_TESTS)
     )
     solution, tests = (content[0] if content and len(content[0]) <= MAX_FILE_BYTES else None for content in contents)
     return Snapshot(solution, tests, other_names)
@@ -105,7 +106,7 @@ def _hidden_log(task: Task, answers: Answers) -> str:
     hidden, lines = task.data["hidden"], []
     for (arguments, want), answer in zip(hidden, answers, strict=False):
         if not match((answer,), [want]):
-            got = answer.error or elided(repr(answer.value), LONGEST_VALUE)[0]
+            got = answer.error or elide(repr(answer.value), LONGEST_VALUE)[0]
             lines.append(f"FAIL {task.data['function']}{tuple(arguments)}: {got}, not {want!r}")
     return "\n".join([*lines, f"{len(hidden) - len(lines)} of {len(hidden)} hidden cases pass"])
 
@@ -182,7 +183,7 @@ class KataEnv:
     """A model that knows an operation solves it with most modifiers: in the demo pass rates differ with a standard
     deviation of 39.8 points between operations and 5.3 between the two evaluated families of one operation."""
     tasks = staticmethod(tasks.generate)
-    faults = staticmethod(bash.faults)
+    faults = staticmethod(bash.find_faults)
 
     def __init__(
         self, sandbox: str = "bubblewrap", max_chars: int = 600, hint: bool = False, reward: str = "hidden"
@@ -245,7 +246,7 @@ class KataEnv:
         self._edited = self._now != before
         if RUNS_TESTS.search(command):
             self._tested = self._now
-        return observation(command, result, self.max_chars)
+        return make_observation(command, result, self.max_chars)
 
     def _workspace(self) -> Path:
         if self._folder is None:

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from stages.envs import folders
 from stages.envs.base import Work
-from stages.envs.bash import elided
+from stages.envs.bash import elide
 from stages.envs.repo import trees
 from stages.envs.repo.guest.composer_rules import (
     EXCUSES,
@@ -142,7 +142,7 @@ class GradingVerdict:
             f2p_total=len(self.lists.fail_to_pass),
             p2p_passed=len(lists["PASS_TO_PASS"]["success"]),
             p2p_total=len(self.lists.pass_to_pass),
-            test_log=elided(test_log, LONGEST_LOG)[0],
+            test_log=elide(test_log, LONGEST_LOG)[0],
             image=image,
         )
 

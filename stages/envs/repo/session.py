@@ -23,7 +23,7 @@ from types import MappingProxyType
 
 from stages.envs import bash, folders
 from stages.envs.base import Grade, Observation, Split, Task, Work
-from stages.envs.bash import SUBMIT, ShellEnvironment, elided, fenced, observation
+from stages.envs.bash import SUBMIT, ShellEnvironment, elide, fenced, make_observation
 from stages.envs.folders import UnwieldyTree, open_up, remove
 from stages.envs.repo import answer_sheets, trees
 from stages.envs.repo.answer_sheets import RerunTree, TaskQuestions
@@ -118,7 +118,7 @@ class RepoSession:
             except UnwieldyTree as error:
                 log.warning("%s: the agent's tree cannot be read: %s", self.label, error)
                 patch = f"[{Sentence('envs.repo.tree-unreadable', error=error)}]"
-            content, cut = elided(patch, LONGEST_PATCH)
+            content, cut = elide(patch, LONGEST_PATCH)
             return Observation(content, (command,), stop="submitted", raw_chars=len(patch), elided_chars=cut)
         if self._sandbox is None:
             # An earlier command may have removed our permissions on the folder.
@@ -127,7 +127,7 @@ class RepoSession:
         result = self._sandbox.run(command)
         if reason := self.search.check(command, result.output):
             log.warning("%s: the agent searched for the solution (%s): %s", self.label, reason, command)
-        return observation(command, result, self.max_chars)
+        return make_observation(command, result, self.max_chars)
 
     def _patch(self) -> str:
         return trees.patch(self.task.delivered, trees.changes(self.task.delivered, self.folder))
@@ -139,7 +139,7 @@ class RepoSession:
             with suppress(UnwieldyTree):
                 patch = self._patch()
         submission, patch = (
-            None if text is None else elided(text, LONGEST_PATCH)[0] for text in (self.submission, patch)
+            None if text is None else elide(text, LONGEST_PATCH)[0] for text in (self.submission, patch)
         )
         return replace(graded, submission=submission, patch=patch, canary=tuple(dict.fromkeys(self.search.triggered)))
 
@@ -337,7 +337,7 @@ class RepoEnvironment(ShellEnvironment):
         Durations and memory addresses in the output are masked, since they differ in every run.
         """
         session = self._open_session()
-        read = [observation.stop, observation.returncode, bash.masked(observation.content)]
+        read = [observation.stop, observation.returncode, bash.mask_durations(observation.content)]
         try:
             changed = trees.changes(session.task.delivered, session.folder)
         except UnwieldyTree as error:

@@ -107,7 +107,7 @@ def changes(before: Path, after: Path) -> Changes:
     new_files: dict[str, TreeFile] = {}
     for entry in _sources(after):
         # By the descriptor of its folder, not by path: no part of the path can become a link meanwhile.
-        if (content := folders.content(entry.name, entry.folder)) is None:
+        if (content := folders.read_open_file(entry.name, entry.folder)) is None:
             continue
         file = TreeFile(content[0], bool(content[1].st_mode & stat.S_IXUSR))
         if entry.path not in old or read(before, entry.path) != file:

@@ -30,7 +30,7 @@ def require_engine() -> str:
     return program
 
 
-def image_of(row: Mapping[str, Any]) -> str:
+def image_name(row: Mapping[str, Any]) -> str:
     """Return the row's own image, else the official one of its instance."""
     return str(row.get("image") or f"{REGISTRY}.{str(row['instance_id']).lower().replace('__', '_1776_')}:latest")
 

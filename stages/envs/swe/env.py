@@ -20,7 +20,7 @@ from stages.envs.swe import engine, instance_tasks, instances, venvs
 from stages.envs.swe.instance_tasks import TEST_LIMITS, task_of
 from stages.envs.swe.instances import find_mirror, has_commit, require_mirror
 from stages.envs.swe.specs import GUESSED, EnvironmentSpec, spec_of
-from stages.envs.task_table import ordered
+from stages.envs.task_table import order_rows
 from stages.errors import ComposerError, InfrastructureError, UsageError
 from stages.runs.kinds import Row
 from stages.sandbox import containers, probe
@@ -92,7 +92,7 @@ def container_requirements(rows: Sequence[Row], program: str | None) -> WayToRun
     info = containers.engine_info(program)
     parts = [Requirement("engine", "ok", f"{program}, {'rootless' if info.rootless else 'as root'}")]
     parts += [_architecture(), _memory()]
-    images = {engine.image_of(row) for row in rows}
+    images = {engine.image_name(row) for row in rows}
     command = [program, "images", "--format", "{{.Repository}}:{{.Tag}}"]
     listed = subprocess.run(command, capture_output=True, text=True, timeout=containers.START_S).stdout.split()
     # docker's names omit the registry.
@@ -138,7 +138,7 @@ def local_requirements(
     spec: Callable[[Mapping[str, object]], EnvironmentSpec] = spec_of,
 ) -> WayToRun:
     """Check what clones need. repos: a folder of mirrors, or an empty string; folder: that of the environments."""
-    versions = {venvs.name_of(row): row for row in rows}
+    versions = {venvs.version_name(row): row for row in rows}
     specs = {name: spec(row) for name, row in versions.items()}
     to_build = {name: specs[name] for name in versions if not venvs.exists(folder / name)}
     try:
@@ -185,7 +185,7 @@ def _environments(to_build: Mapping[str, EnvironmentSpec], total: int) -> list[R
     absent = defaultdict(list)
     for name, spec in to_build.items():
         try:
-            venvs.interpreter(spec.python, name)
+            venvs.find_interpreter(spec.python, name)
         except InfrastructureError:
             absent[spec.python].append(name)
     for version, names in sorted(absent.items()):
@@ -235,7 +235,7 @@ class SweEnv(RepoEnvironment):
         chosen = self._chosen(split) if self._path else []
         if not self._local:
             engine.require_engine()
-        rows = ordered(self._possible(chosen or self._chosen(split)), seed, "instance_id")
+        rows = order_rows(self._possible(chosen or self._chosen(split)), seed, "instance_id")
         return [task_of(row, self.name, split) for row in rows[:count]]
 
     def _chosen(self, split: Split) -> list[Row]:
@@ -243,7 +243,7 @@ class SweEnv(RepoEnvironment):
         rows = (
             instances.load(Path(self._path)) if self._path else instances.load_from_hub(self._dataset, HUB_SPLIT[split])
         )
-        return instances.named(rows, self._only, self._path or self._dataset)
+        return instances.select_instances(rows, self._only, self._path or self._dataset)
 
     def requirements(self, split: Split) -> RequirementsReport:
         """Return what this machine has and lacks for the rows of a split, in containers and on local checkouts."""

@@ -98,7 +98,7 @@ def local_task(row: Mapping[str, Any], sandbox: str, repos: str, folder: str) ->
     copy of the repository, or where the mirror lacks the commit.
     """
     mirror, spec = require_mirror(Path(repos), row["repo"]), spec_of(row)
-    venv = venvs.ready(row, spec, mirror, Path(folder).absolute() if folder else DEFAULT_VENVS)
+    venv = venvs.prepare_venv(row, spec, mirror, Path(folder).absolute() if folder else DEFAULT_VENVS)
 
     def deliver(target: Path) -> None:
         check_out(mirror.resolve(), row["base_commit"], target)
@@ -109,7 +109,7 @@ def local_task(row: Mapping[str, Any], sandbox: str, repos: str, folder: str) ->
             )
 
     def opener(delivered: Path) -> OpenLimited:
-        venvs.refuse_copies(venv, delivered, venvs.name_of(row))
+        venvs.refuse_copies(venv, delivered, venvs.version_name(row))
         copies = runner.copies_on_host(runner.packages_of(delivered))
 
         def opened(target: Path, limits: Limits) -> Sandbox:
@@ -181,7 +181,7 @@ def container_task(row: Mapping[str, Any], program: str) -> RepoTask:
 
     `InfrastructureError` where the image cannot be fetched or holds no tree.
     """
-    image = engine.image_of(row)
+    image = engine.image_name(row)
 
     def opened(target: Path, limits: Limits) -> Sandbox:
         env = {"PYTHONPATH": str(grading.GUEST), "PYTHONDONTWRITEBYTECODE": "1", "PAGER": "cat"}

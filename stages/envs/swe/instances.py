@@ -31,23 +31,23 @@ def load(path: Path) -> list[Row]:
     """Load the instances of a file; `BadInput` names a row that fits neither shape with its missing columns."""
     if not path.is_file():
         raise BadInput("envs.swe.no-instances-file", path=str(path), readable=READABLE)
-    return validated_rows(list(read_records(path)), str(path))
+    return check_rows(list(read_records(path)), str(path))
 
 
 def load_from_hub(name: str, split: str) -> list[Row]:
     """Load the rows of a data set on the hub; errors name what works without a connection."""
     remedy = Sentence("envs.swe.without-connection")
-    return validated_rows(hub_rows(name, remedy, part=split)[split], name)
+    return check_rows(hub_rows(name, remedy, part=split)[split], name)
 
 
-def named(rows: list[Row], ids: Sequence[str], source: str) -> list[Row]:
+def select_instances(rows: list[Row], ids: Sequence[str], source: str) -> list[Row]:
     """Return the rows with these ids, all where there are no ids; `UsageError` for an id that `source` lacks."""
     if unknown := sorted(set(ids) - {row["instance_id"] for row in rows}):
         raise UsageError("envs.swe.no-instance", instance=unknown[0], source=source)
     return [row for row in rows if not ids or row["instance_id"] in ids]
 
 
-def validated_rows(rows: Sequence[Any], where: str) -> list[Row]:
+def check_rows(rows: Sequence[Any], where: str) -> list[Row]:
     """Return the rows; `BadInput` names the first that fits neither shape."""
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):

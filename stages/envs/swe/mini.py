@@ -26,7 +26,7 @@ from stages.envs.repo.trees import extract_archive
 from stages.envs.swe import instances
 from stages.envs.swe.instance_tasks import OpenLimited, instance_task, task_of
 from stages.envs.swe.specs import HERE, EnvironmentSpec, instance_tests
-from stages.envs.task_table import ordered
+from stages.envs.task_table import order_rows
 from stages.errors import BadInput, UsageError
 from stages.runs import store
 from stages.runs.activity import activity
@@ -46,7 +46,7 @@ OWN_OPTIONS = ("-o", "addopts=")
 """Leave out a package's own options of pytest, which may ask for plugins."""
 
 
-def fetched_sdist(row: Mapping[str, Any], cache: Path) -> Path:
+def fetch_sdist(row: Mapping[str, Any], cache: Path) -> Path:
     """Return the row's source distribution, fetched where it is missing; `BadInput` where its digest differs."""
     path, package = cache / "sdists" / row["sdist"], row["repo"].partition("/")[2]
 
@@ -56,9 +56,7 @@ def fetched_sdist(row: Mapping[str, Any], cache: Path) -> Path:
             options = ["--no-deps", "--no-binary", package, "--require-hashes", "-r", str(folder / "wanted.txt")]
             return _pip("download", *options, "--dest", str(target.parent))
 
-    _fetched(
-        path, fetch, f"The source distribution {path.name}", Sentence("envs.swe.put-file-into", folder=path.parent)
-    )
+    _fetch(path, fetch, f"The source distribution {path.name}", Sentence("envs.swe.put-file-into", folder=path.parent))
     if (digest := store.file_sha256(path)) != row["sdist_sha256"]:
         raise BadInput("envs.swe.wrong-sdist", path=path, digest=digest, row_digest=row["sdist_sha256"])
     return path
@@ -69,15 +67,15 @@ def pytest_folder(cache: Path) -> Path:
     return cache / f"pytest-python-{HERE}-{store.digest([sys.version, PYTEST])[:8]}"
 
 
-def fetched_pytest(cache: Path) -> Path:
+def fetch_pytest(cache: Path) -> Path:
     """Return a folder with the pytest that the lists of the rows were made with, fetched where it is missing."""
     path = pytest_folder(cache)
     way_out = Sentence("envs.swe.let-pip-find-it")
-    _fetched(path, lambda target: _pip("install", "--target", str(target), PYTEST), PYTEST, way_out)
+    _fetch(path, lambda target: _pip("install", "--target", str(target), PYTEST), PYTEST, way_out)
     return path
 
 
-def _fetched(path: Path, fetch: Callable[[Path], str], package: str, way_out: str) -> None:
+def _fetch(path: Path, fetch: Callable[[Path], str], package: str, way_out: str) -> None:
     """Fetch a file or folder where it is missing; `fetch` writes its target, or returns why it cannot."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Runs in several processes share the cache.
@@ -157,10 +155,10 @@ class SweMiniEnv(RepoEnvironment):
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """Return the first `count` instances under a seed, and fetch what they need where it is missing."""
-        rows = ordered(self._rows(split), seed, "instance_id")[:count]
-        fetched_pytest(self._cache)
+        rows = order_rows(self._rows(split), seed, "instance_id")[:count]
+        fetch_pytest(self._cache)
         for row in rows:
-            fetched_sdist(row, self._cache)
+            fetch_sdist(row, self._cache)
         return [task_of(row, self.name, split) for row in rows]
 
     def _rows(self, split: Split) -> list[Row]:
@@ -171,12 +169,12 @@ class SweMiniEnv(RepoEnvironment):
                 raise BadInput(
                     "envs.swe.row-without-sdist", path=self._path, instance=row["instance_id"], columns=lacking
                 )
-        return instances.named([row for row in rows if row["split"] == split], self._only, self._path)
+        return instances.select_instances([row for row in rows if row["split"] == split], self._only, self._path)
 
     def repo_task(self, task: Task) -> RepoTask:
         """Set up the distribution with its bug, and pytest; both are fetched where they are missing."""
-        row, pytest = task.data, fetched_pytest(self._cache)
-        sdist = fetched_sdist(row, self._cache)
+        row, pytest = task.data, fetch_pytest(self._cache)
+        sdist = fetch_sdist(row, self._cache)
 
         def opener(delivered: Path) -> OpenLimited:
             copies = runner.copies_on_host(runner.packages_of(delivered))

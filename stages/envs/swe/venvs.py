@@ -64,17 +64,17 @@ class Venv:
         return tuple(paths)
 
 
-def name_of(row: Mapping[str, Any]) -> str:
+def version_name(row: Mapping[str, Any]) -> str:
     """Return the folder name of the environment of a row's repository version."""
     return f"{row['repo'].replace('/', '__')}-{row.get('version', '0')}"
 
 
-def ready(row: Mapping[str, Any], spec: EnvironmentSpec, mirror: Path, folder: Path) -> Venv:
+def prepare_venv(row: Mapping[str, Any], spec: EnvironmentSpec, mirror: Path, folder: Path) -> Venv:
     """Return the environment of a repository version below `folder`, and build it first where it is missing.
 
     `InfrastructureError` where it cannot be built; the reason is kept for this process.
     """
-    path = folder / name_of(row)
+    path = folder / version_name(row)
     folder.mkdir(parents=True, exist_ok=True)
     with _lock, FileLock(f"{path}.lock"):
         if path in _failed:
@@ -85,7 +85,7 @@ def ready(row: Mapping[str, Any], spec: EnvironmentSpec, mirror: Path, folder: P
             except InfrastructureError as error:
                 _failed[path] = str(error)
                 raise
-    return existing(path)
+    return open_venv(path)
 
 
 def exists(path: Path) -> bool:
@@ -93,7 +93,7 @@ def exists(path: Path) -> bool:
     return (path / "bin" / "python").exists() or (path / DONE).exists()
 
 
-def existing(path: Path) -> Venv:
+def open_venv(path: Path) -> Venv:
     """Return the environment at `path`: one that was built here, or a plain virtual environment of the user."""
     folder, overlay = path / "venv", path / OVERLAY
     return Venv((folder if folder.is_dir() else path).absolute(), overlay if overlay.is_dir() else None)
@@ -105,10 +105,10 @@ def build(row: Mapping[str, Any], spec: EnvironmentSpec, mirror: Path, target: P
     It keeps as overlay the files that the installation adds to the source, such as metadata, and none that it changes.
     """
     if spec.needs_conda:
-        raise InfrastructureError("envs.swe.conda-environment", version=name_of(row), target=target)
+        raise InfrastructureError("envs.swe.conda-environment", version=version_name(row), target=target)
     if spec.source == GUESSED:
-        log.warning(GUESS, name_of(row))
-    python = interpreter(spec.python, name_of(row))
+        log.warning(GUESS, version_name(row))
+    python = find_interpreter(spec.python, version_name(row))
     shutil.rmtree(target, ignore_errors=True)
     build_log = target.with_name(f"{target.name}.log")
     try:
@@ -138,7 +138,7 @@ def build(row: Mapping[str, Any], spec: EnvironmentSpec, mirror: Path, target: P
     (target / DONE).write_text(json.dumps({"spec": vars(spec), "python": python}))
 
 
-def interpreter(version: str, requester: str) -> str:
+def find_interpreter(version: str, requester: str) -> str:
     """Return the path of a Python of this version: of pyenv, in /opt/python, or on PATH."""
     # The versions of pyenv first: `python3.9` on PATH may be pyenv's shim, which fails unless that version is active.
     roots = [Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions", Path("/opt/python")]
@@ -173,7 +173,7 @@ def _install(spec: EnvironmentSpec, source: Path, venv: Path, version: str, out:
         (folder / "SOURCES.txt").unlink(missing_ok=True)
         for path in (folder / "METADATA", folder / "PKG-INFO"):
             if path.is_file():
-                path.write_text(without_description(path.read_text(errors="replace")))
+                path.write_text(remove_description(path.read_text(errors="replace")))
     # pip vendors packages that are repositories here, such as requests.
     _run([str(venv / "bin/python"), "-m", "pip", "uninstall", "--quiet", "--yes", "pip"], source, env, out)
 
@@ -199,7 +199,7 @@ def _run(command: list[str], source: Path, env: Mapping[str, str], out: Any) -> 
     )
 
 
-def without_description(metadata: str) -> str:
+def remove_description(metadata: str) -> str:
     """Return core metadata without description: a header with indented lines in old versions, the body in newer."""
     headers = metadata.partition("\n\n")[0].rstrip() + "\n"
     return re.sub(r"^Description: .*\n(?:[ \t|].*\n)*", "", headers, flags=re.MULTILINE)

@@ -27,7 +27,7 @@ from stages.envs.repo.guest.composer_rules import COMMAND, is_test, shadowed_mod
 from stages.envs.repo.session import RepoEnvironment
 from stages.envs.repo.task import Export, RepoTask, command_runner, filled_tree, pytest_runner
 from stages.envs.repo.trees import TreeFile
-from stages.envs.task_table import drawn, family_of, split_rows
+from stages.envs.task_table import draw_rows, family_of, split_rows
 from stages.envs.tasks import rows, values
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.runs import store
@@ -84,34 +84,34 @@ class TasksEnv(RepoEnvironment):
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """Return the first `count` tasks of a split in an order drawn from the seed."""
-        chosen = drawn(self._path, self._splits(), split, count, seed)
+        chosen = draw_rows(self._path, self._splits(), split, count, seed)
         return [Task(row["id"], self.name, split, family_of(row), row["prompt"], row) for row in chosen]
 
     def repo_task(self, task: Task) -> RepoTask:
         """Set up the task's files in a folder, and its test in a fresh sandbox with the limit of its row."""
         row = task.data
-        hidden, solution = texts(row["hidden"]), row["solution"]
+        hidden, solution = file_changes(row["hidden"]), row["solution"]
         ids = tuple(test.split()[0] for test in row["tests"])
         paths = tuple(dict.fromkeys(test_id.partition("::")[0] for test_id in ids))
         limits = replace(grading.LIMITS, wall_s=row["timeout_s"])
         runtime = TestRuntime(lambda tree: runner.open_package_sandbox(self.sandbox, tree, limits, None))
-        delivered = filled_tree(lambda folder: fill(folder, row))
-        compared = values.names(row)
+        delivered = filled_tree(lambda folder: write_files(folder, row))
+        compared = values.test_names(row)
         originals = {path: trees.read(delivered, path) for path in paths if path not in hidden}
         return RepoTask(
             delivered,
             TestLists(compared or ids or (COMMAND,), (), skip_fails=True),
             lambda folder: runner.open_package_sandbox(self.sandbox, folder, session.LIMITS, None),
-            values.by_values(self.sandbox, row)
+            values.compare_values(self.sandbox, row)
             if compared
             else pytest_runner(runtime, *row["tests"], options=["-q"])
             if ids
             else command_runner(runtime, row["test"]),
             hidden=hidden,
-            solution=None if solution is None else lambda: texts(solution),
+            solution=None if solution is None else lambda: file_changes(solution),
             tests={*hidden, *paths},
             source=row["editable"],
-            modules=standard_names(row, delivered),
+            modules=find_standard_names(row, delivered),
             commands="\n".join([row["test"], *(script["command"] for script in row["script"])]),
             ids=ids,
             question_files={**originals, **hidden} if ids else {},
@@ -120,7 +120,7 @@ class TasksEnv(RepoEnvironment):
             else Sentence("envs.tasks.expects-argument-of-another-call")
             if compared
             else "is a command",
-            ground="values" if compared and not values.are_told(row) else "report",
+            ground="values" if compared and not values.gives_away_results(row) else "report",
             # A verifier elsewhere would import the code that it judges, and pay by its report.
             export=None
             if compared
@@ -139,7 +139,7 @@ CODE_OF_A_COMMAND = re.compile(r"\s-(\w*[cm])?(\s|$)|<<")
 """Python code or a module in a command itself: python3 -c, python3 -m, python3 -, a here document."""
 
 
-def standard_names(row: Mapping[str, Any], delivered: Path) -> frozenset[str]:
+def find_standard_names(row: Mapping[str, Any], delivered: Path) -> frozenset[str]:
     """Return the names of standard modules that modules of the agent may have: those that the row itself names.
 
     All where values decide, and no code runs that the agent cannot change: nothing can be gained then.
@@ -154,14 +154,14 @@ def standard_names(row: Mapping[str, Any], delivered: Path) -> frozenset[str]:
     return frozenset(map(shadowed_module, files)) & sys.stdlib_module_names
 
 
-def texts(files: Mapping[str, str | None]) -> trees.Changes:
+def file_changes(files: Mapping[str, str | None]) -> trees.Changes:
     """Return files of a row as changes of a tree; a script with a first line `#!` is executable."""
     return {
         path: None if text is None else TreeFile(text.encode(), text.startswith("#!")) for path, text in files.items()
     }
 
 
-def fill(folder: Path, row: Row | Mapping[str, Any]) -> None:
+def write_files(folder: Path, row: Row | Mapping[str, Any]) -> None:
     """Write what a task is delivered with into a private folder: archive or commit, then the files of the row."""
     if row["archive"]:
         with trees.scratch() as scratch:
@@ -170,7 +170,7 @@ def fill(folder: Path, row: Row | Mapping[str, Any]) -> None:
     elif row["git"]:
         with trees.scratch() as scratch:
             archive, empty = scratch / "tree.tar", scratch / "empty.git"
-            repository = mirror(row["git"]) if rows.is_address(row["git"]) else rows.source_path(row, "git")
+            repository = clone_repository(row["git"]) if rows.is_address(row["git"]) else rows.source_path(row, "git")
             objects = next(path for path in (repository / ".git/objects", repository / "objects") if path.is_dir())
             try:
                 # Only the objects of the repository are read: its configuration may name programs to run as filters.
@@ -183,10 +183,10 @@ def fill(folder: Path, row: Row | Mapping[str, Any]) -> None:
                 ) from None
             (scratch / "files").mkdir()
             folders.copy(trees.extract_archive(archive, scratch / "files"), folder)
-    trees.apply(texts(row["files"]), folder)
+    trees.apply(file_changes(row["files"]), folder)
 
 
-def mirror(address: str) -> Path:
+def clone_repository(address: str) -> Path:
     """Return a clone of a repository, made once on this machine."""
     clone = CLONES / hashlib.sha256(address.encode()).hexdigest()[:16]
     with _cloning:

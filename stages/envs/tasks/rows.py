@@ -34,7 +34,7 @@ LABELS = frozenset({"id", "family", "split"})
 RESERVED = frozenset({".git", ".hg", ".svn"})
 
 
-def checked_path(path: str) -> str:
+def check_path(path: str) -> str:
     """Return a path below the task's folder; ValueError where it leads out of it, or into version control."""
     pure = PurePosixPath(path)
     if not path or "\0" in path or pure.is_absolute() or ".." in pure.parts or not pure.parts:
@@ -46,14 +46,14 @@ def checked_path(path: str) -> str:
     return str(pure)
 
 
-def checked_function(name: str) -> str:
+def check_function(name: str) -> str:
     """Return the name of a function of a module; `ValueError` for anything else."""
     if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", name):
         raise ValueError(Sentence("envs.tasks.not-a-function"))
     return name
 
 
-SafePath = Annotated[str, AfterValidator(checked_path)]
+SafePath = Annotated[str, AfterValidator(check_path)]
 
 
 class CallRow(BaseModel):
@@ -61,7 +61,7 @@ class CallRow(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    function: Annotated[str, AfterValidator(checked_function)]
+    function: Annotated[str, AfterValidator(check_function)]
     """Its module and its name: package.module:function."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -202,7 +202,7 @@ def load(path: str) -> list[Row]:
             problems.append(Sentence("envs.tasks.repeated-task", where=where, first=first))
         elif (first := seen.setdefault(row["id"], where)) != where:
             problems.append(Sentence("envs.tasks.repeated-id", where=where, row_id=row["id"], first=first))
-        if missing := _missing_source(row):
+        if missing := _find_missing_source(row):
             problems.append(f"{where}: {missing}")
         rows.append(row)
     if problems:
@@ -235,7 +235,7 @@ def _read(path: str) -> Iterator[tuple[str, Row | BadInput]]:
         except OSError as error:
             raise BadInput("envs.tasks.parquet-not-readable", path=path, error=error) from None
         # Structs of Parquet have the fields of all rows, so that mappings may travel as JSON text.
-        yield from ((f"row {number}", _parsed(row)) for number, row in enumerate(table.to_pylist(), 1))
+        yield from ((f"row {number}", _parse_table_row(row)) for number, row in enumerate(table.to_pylist(), 1))
     elif file.exists() or file.suffix or path.count("/") != 1:
         kind = "a folder" if file.is_dir() else "no .jsonl or .parquet file"
         raise BadInput("envs.tasks.not-a-row-file", path=path, kind=kind)
@@ -243,13 +243,13 @@ def _read(path: str) -> Iterator[tuple[str, Row | BadInput]]:
         for name, part in hub_rows(path, Sentence("envs.tasks.name-a-file")).items():
             for number, row in enumerate(part, 1):
                 split = row.get("split") or {"train": "train", "test": "eval", "validation": "eval"}.get(name)
-                yield f"{name}, row {number}", _parsed({**row, "split": split})
+                yield f"{name}, row {number}", _parse_table_row({**row, "split": split})
 
 
 MAPPINGS = ("files", "hidden", "solution")
 
 
-def _parsed(row: Row) -> Row:
+def _parse_table_row(row: Row) -> Row:
     """Return a row of a table: mappings that are JSON text, or lists of pairs, as mappings."""
     parsed = dict(row)
     for name in MAPPINGS:
@@ -262,7 +262,7 @@ def _parsed(row: Row) -> Row:
     return parsed
 
 
-def _missing_source(row: Mapping[str, Any]) -> str:
+def _find_missing_source(row: Mapping[str, Any]) -> str:
     """Return why the archive or repository of a row cannot be read here; an empty string where it can."""
     if row["archive"] and not (archive := source_path(row, "archive")).is_file():
         return Sentence("envs.tasks.no-archive", archive=archive)

@@ -50,9 +50,9 @@ RELATIVE = 1e-9
 """Distance of floats that count as equal, relative to the larger one."""
 
 
-def names(row: Mapping[str, Any]) -> tuple[str, ...]:
+def test_names(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of a row's tests that are decided by values, in order."""
-    calls = (f"call {number}: {written(call)}" for number, call in enumerate(calls_of(row), 1))
+    calls = (f"call {number}: {format_call(call)}" for number, call in enumerate(calls_of(row), 1))
     scripts = (f"script {number}: {script['command']}" for number, script in enumerate(row["script"], 1))
     return (*calls, *scripts)
 
@@ -62,13 +62,13 @@ def calls_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [call | {name: restored(call[name]) for name in EXACT} for call in row["calls"]]
 
 
-def written(call: Mapping[str, Any]) -> str:
+def format_call(call: Mapping[str, Any]) -> str:
     """Return a call as one writes it in Python."""
     arguments = [*map(repr, call["args"]), *(f"{name}={value!r}" for name, value in call["kwargs"].items())]
     return f"{call['function']}({_short(', '.join(arguments))})"
 
 
-def are_told(row: Mapping[str, Any]) -> bool:
+def gives_away_results(row: Mapping[str, Any]) -> bool:
     """Return whether a call or script expects what one of another function or command is given, for code to look up."""
     calls = calls_of(row)
     inputs = [(call["function"], [*call["args"], *call["kwargs"].values()]) for call in calls]
@@ -78,7 +78,7 @@ def are_told(row: Mapping[str, Any]) -> bool:
         (script["command"], text) for script in row["script"] for text in (script["stdout"], *script["files"].values())
     ]
     return any(
-        str(value).strip() not in EASY and name != input_name and any(_holds(argument, value) for argument in values)
+        str(value).strip() not in EASY and name != input_name and any(_contains(argument, value) for argument in values)
         for name, value in expected
         for input_name, values in inputs
     )
@@ -88,12 +88,14 @@ EASY = frozenset(map(str, (*GUESSED, True, False)))
 """Texts of values that need no look: code that guesses them needs none either."""
 
 
-def _holds(value: Any, expected: Any) -> bool:
+def _contains(value: Any, expected: Any) -> bool:
     """Return whether a value, a part of it, or of its text, is what is expected; 3 is no part of 31, nor of python3."""
     if agrees(value, expected):
         return True
     if isinstance(value, dict | list):
-        return any(_holds(part, expected) for part in ([*value, *value.values()] if isinstance(value, dict) else value))
+        return any(
+            _contains(part, expected) for part in ([*value, *value.values()] if isinstance(value, dict) else value)
+        )
     text = str(expected).strip()
     if not isinstance(expected, int | float) and not re.fullmatch(r"-?[\d.]+", text):
         return isinstance(value, str) and isinstance(expected, str) and text in value
@@ -102,7 +104,7 @@ def _holds(value: Any, expected: Any) -> bool:
     return re.search(rf"(?<![\d.]){number}(?!\d|\.\d)", re.sub(r"python[\d.]+", "", str(value))) is not None
 
 
-def by_values(kind: str, row: Mapping[str, Any]) -> RunTask:
+def compare_values(kind: str, row: Mapping[str, Any]) -> RunTask:
     """Return a runner of the calls and scripts of a row, in sandboxes of this kind."""
 
     def run(folder: Path, selected: Sequence[str]) -> TestOutcomes:
@@ -110,7 +112,7 @@ def by_values(kind: str, row: Mapping[str, Any]) -> RunTask:
         failures = [*_calls(kind, row, folder), *(_script(kind, row, script, folder) for script in row["script"])]
         statuses: Statuses = {}
         lines = []
-        for name, failure in zip(names(row), failures, strict=True):
+        for name, failure in zip(test_names(row), failures, strict=True):
             statuses[name] = "failed" if failure else "passed"
             lines.append(f"FAIL {name}: {failure}" if failure else f"ok   {name}")
         return TestOutcomes(statuses, tampered=False, log="".join(f"{line}\n" for line in lines))

@@ -3,7 +3,7 @@
 import pytest
 
 from stages.envs.base import Observation
-from stages.envs.bash import ActionError, edits, faults, fenced, parse_bash, runs_tests
+from stages.envs.bash import ActionError, edits_files, fenced, find_faults, parse_bash, runs_tests
 
 
 @pytest.mark.parametrize("command", ["ls", "a\nb", "cat <<'X'\n`one`\nX", "  indented", 'echo "```bash"'])
@@ -71,7 +71,7 @@ NO_TESTS = [
 
 @pytest.mark.parametrize("command", [*EDITS, *NO_EDITS])
 def test_what_edits_is_told_from_what_only_looks_like_it(command: str) -> None:
-    assert edits(command) == (command in EDITS)
+    assert edits_files(command) == (command in EDITS)
 
 
 @pytest.mark.parametrize("command", [*TESTS, *NO_TESTS])
@@ -86,10 +86,10 @@ def ran(command: str, output: str = "", code: int = 0) -> Observation:
 @pytest.mark.parametrize("between", ["git diff", "python3 a.py 2>&1"])
 @pytest.mark.parametrize("tests", [*TESTS[:4], "pytest 2>&1", "pytest 2>&1 | tee out.txt"])
 def test_a_failing_test_is_the_fault_of_the_edit_before_it(between: str, tests: str) -> None:
-    (fault,) = faults([ran("ls"), ran(EDITS[0]), ran(between), ran(tests, "FAIL: 3, not 2\n", 1)])
+    (fault,) = find_faults([ran("ls"), ran(EDITS[0]), ran(between), ran(tests, "FAIL: 3, not 2\n", 1)])
     assert (fault.turn, fault.kind) == (1, "failing_test") and "FAIL: 3, not 2" in fault.advice
 
 
 def test_without_an_edit_nothing_is_at_fault() -> None:
-    assert faults([ran("pytest", "FAIL\n", 1)]) == []
-    assert faults([ran("sed -i s/a/b/ a.py"), ran("pytest", "ok\n")]) == []
+    assert find_faults([ran("pytest", "FAIL\n", 1)]) == []
+    assert find_faults([ran("sed -i s/a/b/ a.py"), ran("pytest", "ok\n")]) == []

@@ -18,13 +18,13 @@ PASSED = Grade(1.0, hidden_pass=True)
 
 def graded(grade: Grade, **attributes: Any) -> Grade:
     environment: Any = SimpleNamespace(**attributes)
-    return boundary.grade(grade, environment)
+    return boundary.check_grade(grade, environment)
 
 
 @pytest.mark.parametrize(("number", "said"), [(math.nan, "nan"), (-math.inf, "-inf"), (10**30, "64-bit")])
 def test_data_that_a_table_would_change_is_refused(number: float, said: str) -> None:
     tasks = [Task("t1", "own", "train", "f", "p", {"limits": {"of": [1, number]}})]
-    refused(lambda: boundary.tasks(tasks, "own"), UsageError, "'t1'", said)
+    refused(lambda: boundary.check_tasks(tasks, "own"), UsageError, "'t1'", said)
 
 
 @pytest.mark.parametrize(

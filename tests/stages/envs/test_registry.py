@@ -6,12 +6,12 @@ import pytest
 from support.environments import GuessEnv
 
 from stages import envs
-from stages.envs import ENVIRONMENTS, Registered, attached, code_sha256, foreign_file, load, register
+from stages.envs import ENVIRONMENTS, Registered, code_sha256, foreign_file, load, load_attachment, register
 from stages.envs.config import EnvStageConfig
 from stages.errors import UsageError
 from stages.policy import base
 from stages.probe.extract_vhack import PairsConfig, load_pairs
-from stages.terms import SamplingUnit, sampling_unit_of
+from stages.terms import SAMPLING_UNITS, SamplingUnit, sampling_unit_of
 
 
 class OutsideEnv(GuessEnv):
@@ -50,17 +50,17 @@ def test_every_environment_loads_and_knows_its_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(ENVIRONMENTS))
 def test_recorded_rollouts_have_the_sampling_unit_of_their_environment(name: str) -> None:
-    assert sampling_unit_of(name) == envs.sampling_unit(name)
+    assert name in SAMPLING_UNITS and sampling_unit_of(name) == envs.sampling_unit(name)
 
 
 @pytest.mark.parametrize("name", sorted(ENVIRONMENTS))
 @pytest.mark.parametrize("what", ["models", "hack_pairs", "hint", "system"])
 def test_what_an_environment_brings_along_can_be_imported(name: str, what: envs.Attachment) -> None:
     if getattr(ENVIRONMENTS[name], what):
-        assert attached(name, what)
+        assert load_attachment(name, what)
         return
     with pytest.raises(UsageError, match=f"'{name}' brings no {what} along. Environments that do: .*kata"):
-        attached(name, what)
+        load_attachment(name, what)
 
 
 def test_a_users_module_may_have_the_name_of_an_environment(tmp_path: Path, monkeypatch) -> None:

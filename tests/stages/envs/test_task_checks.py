@@ -18,10 +18,10 @@ from stages.envs.task_checks import (
     TaskCheck,
     TaskChecksConfig,
     check,
-    drawn,
+    draw_tasks,
+    find_failure_line,
+    list_plays,
     play_once,
-    plays_of,
-    telling_line,
 )
 from stages.errors import InfrastructureError, UsageError
 
@@ -44,8 +44,8 @@ def config_of(name: str, **more: Any) -> TaskChecksConfig:
 def found(config: TaskChecksConfig, workers: int = 2) -> dict[str, TaskCheck]:
     """The checks by task."""
     told: list[tuple[int, int]] = []
-    checks = list(check(config, drawn(config), workers, lambda what, done, total: told.append((done, total))))
-    assert told[-1][0] == told[-1][1] == len(checks) * len(plays_of(config)) == len(told)
+    checks = list(check(config, draw_tasks(config), workers, lambda what, done, total: told.append((done, total))))
+    assert told[-1][0] == told[-1][1] == len(checks) * len(list_plays(config)) == len(told)
     return {one.task_id: one for one in checks}
 
 
@@ -60,7 +60,7 @@ def rows(tmp_path: Path) -> str:
 def task_of(rows: str, name: str) -> Iterator[tuple[Any, Task]]:
     """The environment of rows, and the task of a name."""
     config = config_of("tasks", env={"path": rows})
-    (task,) = (one for one in drawn(config) if one.task_id == name)
+    (task,) = (one for one in draw_tasks(config) if one.task_id == name)
     with closing(config.opener()()) as environment:
         yield environment, task
 
@@ -106,7 +106,7 @@ def test_a_failing_solution_is_shown_with_the_line_that_tells_why(rows: str) -> 
         ("left out of grading: 'a.py' (why)\ntext\n", "left out of grading: 'a.py' (why); text"),
         ("", ""),
     ):
-        assert telling_line(log) == line
+        assert find_failure_line(log) == line
 
 
 @pytest.mark.slow
@@ -184,9 +184,9 @@ def test_chance_and_errors_are_told_from_verdicts(chance: str) -> None:
 
 
 def test_without_a_word_five_repeats_and_every_forgery_are_played_and_without_a_sandbox_none() -> None:
-    kinds = [kind for kind, _ in plays_of(config_of("kata"))]
+    kinds = [kind for kind, _ in list_plays(config_of("kata"))]
     assert kinds == ["solution"] * 5 + ["nothing"] * 5 + ["forgery"] * len(FORGERIES)
-    kinds = [kind for kind, _ in plays_of(config_of("kata", sandbox="none", repeats=3))]
+    kinds = [kind for kind, _ in list_plays(config_of("kata", sandbox="none", repeats=3))]
     assert kinds == ["solution"] * 3 + ["nothing"] * 3
 
 
@@ -199,6 +199,6 @@ def test_a_flagged_forgery_is_no_pass() -> None:
 
 def test_what_cannot_be_checked_is_refused() -> None:
     with pytest.raises(UsageError, match="has no solutions to check its tasks with"):
-        drawn(config_of("leetcode-rh"))
+        draw_tasks(config_of("leetcode-rh"))
     with pytest.raises(UsageError, match="There is no environment 'nothing'"):
-        drawn(config_of("nothing"))
+        draw_tasks(config_of("nothing"))

@@ -18,7 +18,7 @@ from support.transcripts import action, assistant, call, system, user
 
 from stages import collect, replay_teachers
 from stages.envs.base import Grade, Observation, Task
-from stages.envs.boundary import carry_out
+from stages.envs.boundary import run_calls
 from stages.errors import UsageError
 from stages.formats.transcripts import Transcripts
 from stages.policy import background
@@ -447,7 +447,7 @@ class CallsEnv(GuessEnv):
 def carried_out(*made: tuple[str, str]) -> tuple[CallsEnv, Observation]:
     env = CallsEnv()
     env.reset(env.tasks("train", 1, 0)[0])
-    return env, carry_out(env, action("", *made))
+    return env, run_calls(env, action("", *made))
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
 import pytest
 
-from stages.envs.code.assertions import CannotAsk, plain, read, spelled
+from stages.envs.code.assertions import CannotAsk, canonical_text, read_assertions, restore_value
 from stages.sandbox import Answer
 
 
 def holds(text: str, *returned: object) -> bool:
     """Whether the one assertion of a test holds for what its calls returned."""
-    [assertion] = read(text, {"f"})
+    [assertion] = read_assertions(text, {"f"})
     return assertion.holds([Answer(value=value) for value in returned])
 
 
@@ -48,15 +48,17 @@ def test_equality_is_that_of_python() -> None:
 def test_an_object_of_another_type_is_true_and_equals_nothing() -> None:
     foreign = {"__type__": "Evil"}
     assert holds("assert f()", foreign)
-    [assertion] = read("assert not f(1)", {"f"})
+    [assertion] = read_assertions("assert not f(1)", {"f"})
     assert not assertion.holds([Answer(error="ValueError")]), "a call that raised fails its assertion"
     for text in ("assert f() == 1", "assert len(f()) == 1", "assert f() == {'__type__': 'Evil'}", "assert f() < 1"):
         assert not holds(text, foreign)
-    assert spelled(plain({"__bytes__": 10**12})) == "<__bytes__>"
+    assert canonical_text(restore_value({"__bytes__": 10**12})) == "<__bytes__>"
 
 
 def test_loops_over_known_values_are_followed() -> None:
-    found = read("for i, (given, out) in enumerate(zip([[1], [2]], [3, 4])):\n    assert f(*given) == out", {"f"})
+    found = read_assertions(
+        "for i, (given, out) in enumerate(zip([[1], [2]], [3, 4])):\n    assert f(*given) == out", {"f"}
+    )
     assert [one.arguments for one in found] == [(((1,), {}),), (((2,), {}),)]
     assert [one.holds([Answer(value=4)]) for one in found] == [False, True]
 
@@ -102,4 +104,4 @@ def test_evalplus_compares_floats_with_a_tolerance() -> None:
 )
 def test_what_cannot_be_asked_is_refused(text: str) -> None:
     with pytest.raises(CannotAsk):
-        read(text, {"f"})
+        read_assertions(text, {"f"})

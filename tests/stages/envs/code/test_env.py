@@ -9,7 +9,7 @@ from support.refusals import refused
 from support.transcripts import jsonl
 
 from stages.envs.base import ComparesOutcomes, Grade, HasSize, HasSolutions, LeavesOut
-from stages.envs.code.env import CodeEnv, code_of
+from stages.envs.code.env import CodeEnv, find_code
 from stages.errors import BadInput, UsageError
 
 ADD = "def add(a, b):\n    return a + b"
@@ -153,7 +153,7 @@ def test_equal_behaviour_is_one_outcome(tmp_path: Path) -> None:
     ],
 )
 def test_the_code_of_an_answer(text: str, code: str | None) -> None:
-    assert code_of(text, "f") == code
+    assert find_code(text, "f") == code
 
 
 def test_published_ids_are_the_splits_of_mbpp(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from support.scripted_runs import nothing_done, played
 from stages.envs.base import HasSize, HasSolutions
 from stages.envs.bash import fenced
 from stages.envs.harbor.env import HarborEnv
-from stages.envs.harbor.verifying import reward_of
+from stages.envs.harbor.verifying import parse_reward
 from stages.envs.task_table import TooManyTasks
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.runs.kinds import ROLLOUT, TASK
@@ -368,10 +368,10 @@ def test_families_come_from_a_key_or_the_names_prefix(tmp_path: Path) -> None:
 
 
 def test_rewards_of_a_file() -> None:
-    assert reward_of(b"1\n", "reward.txt") == {"reward": 1.0}
-    assert reward_of(b"0.5", "reward.json") == {"reward": 0.5}
-    assert reward_of(b'{"reward": true, "time": 3}', "reward.json") == {"reward": 1.0, "time": 3.0}
-    assert reward_of(b'{"score": 0.5}', "reward.json") == {"reward": 0.5, "score": 0.5}
+    assert parse_reward(b"1\n", "reward.txt") == {"reward": 1.0}
+    assert parse_reward(b"0.5", "reward.json") == {"reward": 0.5}
+    assert parse_reward(b'{"reward": true, "time": 3}', "reward.json") == {"reward": 1.0, "time": 3.0}
+    assert parse_reward(b'{"score": 0.5}', "reward.json") == {"reward": 0.5, "score": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ def test_rewards_of_a_file() -> None:
 )
 def test_what_is_no_reward_is_refused_with_the_reason(name: str, data: bytes, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        reward_of(data, name)
+        parse_reward(data, name)
 
 
 def test_a_run_records_solutions_metrics_and_that_nothing_was_built(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from support.harbor import KINDS, Files, python_task, separate_task, steps_task
 from support.sample_package import write
 
 from stages.envs.harbor import task_folder
-from stages.envs.harbor.task_folder import HarborTask, load, without_canary
+from stages.envs.harbor.task_folder import HarborTask, load, remove_canary
 from stages.errors import BadInput
 
 
@@ -149,8 +149,8 @@ def test_all_bad_tasks_are_named_and_no_good_one_is_lost(tmp_path: Path) -> None
 def test_a_path_that_is_none_is_refused_and_an_instruction_is_told_without_its_canary(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="there is no such folder"):
         load(str(tmp_path / "none"))
-    assert without_canary("<!-- a canary -->\n# CANARY GUID\n\n# Title\nx") == "# Title\nx"
-    assert without_canary("# Title\n# canary\n") == "# Title\n# canary\n"
+    assert remove_canary("<!-- a canary -->\n# CANARY GUID\n\n# Title\nx") == "# Title\nx"
+    assert remove_canary("# Title\n# canary\n") == "# Title\n# canary\n"
 
 
 def test_nothing_is_read_through_links_or_pipes(tmp_path: Path) -> None:

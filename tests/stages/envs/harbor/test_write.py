@@ -161,7 +161,7 @@ def test_twenty_features_of_a_package_and_all_of_swe_mini_are_read_again_as_they
     assert_equal_again("swe-mini", {"cache": str(cache)}, bugs, folder / "mini")
     config = make_tasks.Config(package=str(package), tasks=20, scope="covering")
     run = Run(runner.execute("tasks", {}, config, root=folder / "runs").path)
-    features = [task_table.task(row) for row in run.rows(TASK)]
+    features = [task_table.read_task(row) for row in run.rows(TASK)]
     assert len(features) == 20
     exported = runner.execute("export", {"tasks": run}, export.Config(format="harbor"), root=folder / "runs").path
     assert_equal_again("feature-deletion", {"tasks": str(run.path)}, features, exported / "harbor")

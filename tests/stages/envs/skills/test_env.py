@@ -10,7 +10,7 @@ import pytest
 from support.grades import verdict
 from support.refusals import refused
 
-from stages.envs import attached, load
+from stages.envs import load, load_attachment
 from stages.envs.base import Task
 from stages.envs.skills.drawing import SYSTEM
 from stages.envs.skills.env import HINT, LONGEST_EXPRESSION, WORD, SkillsEnv, hack_clean_pairs, matches
@@ -190,7 +190,7 @@ def test_the_hint_stands_once_in_the_question_and_nowhere_else(task: Task) -> No
     opening = SkillsEnv("date-dotted", hint=True).reset(task)
     assert " ".join(str(one["content"]) for one in opening).count(HINT) == 1
     assert opening[-1]["content"] == f"{task.prompt} {HINT}"
-    assert (attached("skills", "hint"), attached("skills", "system")) == (HINT, SYSTEM)
+    assert (load_attachment("skills", "hint"), load_attachment("skills", "system")) == (HINT, SYSTEM)
 
 
 def test_the_sides_of_a_pair_differ_in_the_word_alone() -> None:

@@ -142,4 +142,4 @@ def test_name_with_colon_sets_the_task_option() -> None:
     assert further.options == {"config": {"max_value": 9}, "task": "lcm"}
     assert EnvStageConfig(env={"name": "a.b:C"}).env.name == "a.b:C"
     assert envs.is_shipped(short.name) and envs.foreign_file(short.name) is None
-    assert envs.resolved("kata:student", {}) == ("kata:student", {})
+    assert envs.resolve_name("kata:student", {}) == ("kata:student", {})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stages.envs.swe import engine
-from stages.envs.swe.engine import CondaContainer, image_of
+from stages.envs.swe.engine import CondaContainer, image_name
 from stages.errors import InfrastructureError
 from stages.sandbox import Limits, containers
 from stages.sandbox.containers import Container
@@ -70,10 +70,10 @@ def test_a_command_ends_in_time_inside_the_container(tmp_path: Path) -> None:
 
 def test_the_official_image_or_the_rows_own() -> None:
     assert (
-        image_of({"instance_id": "Django__django-11099"})
+        image_name({"instance_id": "Django__django-11099"})
         == "docker.io/swebench/sweb.eval.x86_64.django_1776_django-11099:latest"
     )
-    assert image_of({"instance_id": "a__b-1", "image": "mine:1"}) == "mine:1"
+    assert image_name({"instance_id": "a__b-1", "image": "mine:1"}) == "mine:1"
 
 
 def test_an_engine_that_does_not_answer_is_none(tmp_path: Path) -> None:

@@ -79,4 +79,4 @@ def test_what_is_no_file_of_rows_is_refused(tmp_path: Path) -> None:
 def test_all_real_rows_load(name: str, count: int) -> None:
     rows = load(SHARED / f"swe-bench-{name}.jsonl.gz")
     assert len(rows) == count and len({row["instance_id"] for row in rows}) == count
-    assert not any(is_newer(row) for row in rows) and instances.validated_rows(rows, name) == rows
+    assert not any(is_newer(row) for row in rows) and instances.check_rows(rows, name) == rows

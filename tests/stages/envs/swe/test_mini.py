@@ -18,7 +18,7 @@ from stages.envs.repo import runner, trees
 from stages.envs.repo.trees import extract_archive
 from stages.envs.swe import instances, mini
 from stages.envs.swe.instances import touched_paths
-from stages.envs.swe.mini import COLUMNS, SweMiniEnv, fetched_pytest, fetched_sdist, plant, pytest_folder
+from stages.envs.swe.mini import COLUMNS, SweMiniEnv, fetch_pytest, fetch_sdist, plant, pytest_folder
 from stages.errors import BadInput, UsageError
 from stages.runs import store
 from stages.swebench.lists import LISTS
@@ -128,7 +128,7 @@ def test_a_row_that_does_not_fit_its_distribution_is_refused(
     (tmp_path / "sdists").mkdir()
     (tmp_path / "sdists" / mini_row["sdist"]).write_bytes(b"something else")
     with pytest.raises(BadInput, match=r"abacus-1.0.tar.gz has the SHA-256 .*Delete it"):
-        fetched_sdist(mini_row, tmp_path)
+        fetch_sdist(mini_row, tmp_path)
 
 
 @pytest.mark.parametrize("column", COLUMNS)
@@ -150,9 +150,9 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_without_a_connection_one_sentence_says_what_is_needed(mini_row: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"abacus-1.0.tar.gz cannot be fetched \(.+\)\. It is needed once"):
-        fetched_sdist(mini_row, tmp_path)
+        fetch_sdist(mini_row, tmp_path)
     with pytest.raises(UsageError, match=r"pytest==.* cannot be fetched \(.+\)\. It is needed once"):
-        fetched_pytest(tmp_path)
+        fetch_pytest(tmp_path)
     assert not pytest_folder(tmp_path).exists()
 
 

@@ -37,7 +37,7 @@ def test_their_runners_are_those_of_the_benchmark() -> None:
 def test_a_source_distribution_is_built_run_and_graded(repo: str, tmp_path: Path) -> None:
     row = ROWS[repo]
     try:
-        sdist = mini.fetched_sdist(row, tmp_path)
+        sdist = mini.fetch_sdist(row, tmp_path)
     except UsageError as error:
         pytest.skip(f"{repo} was NOT built, run or graded: {error}")
     mirror = tmp_path / "repos" / repo.replace("/", "__")

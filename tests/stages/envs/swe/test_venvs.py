@@ -12,7 +12,7 @@ from stages.envs.swe import venvs
 from stages.envs.swe.env import SweEnv
 from stages.envs.swe.instances import require_mirror
 from stages.envs.swe.specs import HERE, EnvironmentSpec, spec_from_table
-from stages.envs.swe.venvs import Venv, without_description
+from stages.envs.swe.venvs import Venv, remove_description
 from stages.errors import InfrastructureError
 
 LOCAL = EnvironmentSpec(
@@ -26,13 +26,13 @@ def test_an_environment_is_built_once_and_keeps_only_what_was_made(
 ) -> None:
     mirror = require_mirror(repos, row["repo"])
     with caplog.at_level(logging.WARNING):
-        built = venvs.ready(row, LOCAL, mirror, tmp_path)
+        built = venvs.prepare_venv(row, LOCAL, mirror, tmp_path)
     assert "acme__abacus-1.0 is not in a table of swebench here" in caplog.text
     assert built.overlay is not None and list(trees.walk(built.overlay)) == ["abacus/made.py"]
     assert not list(built.folder.glob("lib/python3*/site-packages/pip*")), "pip brings copies of packages along"
     log = tmp_path / "acme__abacus-1.0.log"
     log.unlink()
-    assert venvs.ready(row, LOCAL, mirror, tmp_path) == built and not log.exists()
+    assert venvs.prepare_venv(row, LOCAL, mirror, tmp_path) == built and not log.exists()
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_what_cannot_be_built_is_no_score_and_is_not_tried_again(
     mirror = require_mirror(repos, row["repo"])
     for attempt in (spec, LOCAL):
         with pytest.raises(InfrastructureError, match=reason):
-            venvs.ready(row, attempt, mirror, tmp_path)
+            venvs.prepare_venv(row, attempt, mirror, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_given_environment_that_holds_the_repository_is_not_used(path: Path, r
 
 def test_a_package_named_as_the_repositorys_tests_is_no_copy(row: dict[str, Any], repos: Path, tmp_path: Path) -> None:
     def venv(name: str) -> Venv:
-        return venvs.existing(given(tmp_path / name, name) / "acme__abacus-1.0")
+        return venvs.open_venv(given(tmp_path / name, name) / "acme__abacus-1.0")
 
     delivered = tmp_path / "delivered"
     for package in ("tests", "src/abacus"):
@@ -96,6 +96,6 @@ def test_a_package_named_as_the_repositorys_tests_is_no_copy(row: dict[str, Any]
 
 def test_metadata_loses_the_changelog_in_its_description() -> None:
     old = "Name: a\nDescription: Text\n        1.1 (2030)\n        \n        * Fixed it.\n        \nRequires-Dist: b\n"
-    assert without_description(old) == "Name: a\nRequires-Dist: b\n"
+    assert remove_description(old) == "Name: a\nRequires-Dist: b\n"
     new = "Name: a\nRequires-Dist: b\n\n# Text\n\n1.1: Fixed it.\n"
-    assert without_description(new) == "Name: a\nRequires-Dist: b\n"
+    assert remove_description(new) == "Name: a\nRequires-Dist: b\n"

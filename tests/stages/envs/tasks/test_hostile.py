@@ -13,14 +13,14 @@ from support.own_tasks import RowGrader
 from support.sample_package import write
 
 from stages.envs.repo import trees
-from stages.envs.tasks.env import fill
+from stages.envs.tasks.env import write_files
 from stages.errors import BadInput
 
 
 def unpacked(folder: Path, archive: Path | None = None, **source: str) -> dict[str, bytes]:
     """The files of a task that starts from an archive or a repository of a folder."""
     (target := folder / "target").mkdir(exist_ok=True)
-    fill(
+    write_files(
         target,
         {
             "files": {},

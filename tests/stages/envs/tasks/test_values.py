@@ -10,8 +10,8 @@ from support.attacks import ATTACKS, RIGHT, WRONG
 from support.own_tasks import RowGrader
 
 from stages.collect import task_row
-from stages.envs.task_table import task
-from stages.envs.tasks.values import agrees, are_told
+from stages.envs.task_table import read_task
+from stages.envs.tasks.values import agrees, gives_away_results
 from stages.errors import InfrastructureError
 
 COUNT = """\
@@ -125,7 +125,7 @@ def test_numbers_that_json_and_tables_lack_are_those_of_the_row(tmp_path: Path) 
         for name, (argument, returns, _, _) in NUMBERS.items()
     }
     grader = RowGrader(tmp_path, rows)
-    played = {name: task(task_row(one)) for name, one in grader.tasks.items()}
+    played = {name: read_task(task_row(one)) for name, one in grader.tasks.items()}
     assert played == grader.tasks, "read from the table of a run, the tasks are the same"
     grades = [
         grader(name, {"m.py": f"def f(x):\n    {body}\n"})
@@ -206,8 +206,8 @@ def test_what_another_function_is_given_is_told(given: object, returns: object, 
     """As of a function and its inverse: all sandboxes share what the kernel has read of /usr."""
     call = {"kwargs": {}, "raises": "", "function": "m:decode", "args": ["x"], "returns": returns}
     other = {**call, "function": "m:encode", "args": ["abc" if given == "cba" else given], "returns": given}
-    assert are_told({"calls": [call, other], "script": []}) == told
-    assert not are_told({"calls": [call, {**other, "function": "m:decode"}], "script": []})
+    assert gives_away_results({"calls": [call, other], "script": []}) == told
+    assert not gives_away_results({"calls": [call, {**other, "function": "m:decode"}], "script": []})
 
 
 @pytest.mark.parametrize(
@@ -223,5 +223,5 @@ def test_what_another_function_is_given_is_told(given: object, returns: object, 
 def test_what_words_or_input_of_another_script_hold_is_told(command: str, stdin: str, stdout: str, told: bool) -> None:
     one = {"command": "python3 n.py", "stdin": stdin, "stdout": stdout, "files": {}}
     other = {"command": command + " ", "stdin": stdin, "stdout": None, "files": {}}
-    assert are_told({"calls": [], "script": [one, other]}) == told
-    assert not are_told({"calls": [], "script": [one]}), "its own words are its input"
+    assert gives_away_results({"calls": [], "script": [one, other]}) == told
+    assert not gives_away_results({"calls": [], "script": [one]}), "its own words are its input"
