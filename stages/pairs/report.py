@@ -216,5 +216,4 @@ def report(
     lines += [note] if note else []
     lines += [aligned(sorted(rules.items()))] if rules else []
     lines += ["", "dropped", *([aligned(sorted(dropped.items()))] if dropped else []), ""]
-    lines += [*evidence.lines(), judgement.line]
-    out.write_file("report.txt", "\n".join(lines) + "\n")
+    out.write_report([*lines, *evidence.lines()], judgement.line)

@@ -59,6 +59,8 @@ CALLS = "paid_calls"
 """Key of a unit in the journal: how many calls the run's ledger held when the unit was written."""
 Check = Literal["sizes", "tables", "bytes"]
 SOURCE = Path(__file__).resolve().parents[2]
+REPORT, REPORT_LINES = "report.txt", "report-lines"
+"""The report of a run; and the document with its lines but that of the judgement, of stages that judge their runs."""
 
 
 class InputRef(BaseModel):
@@ -82,6 +84,11 @@ class Judgement:
     exit_code: int
     line: str
     summary: Mapping[str, Any]
+
+
+def render_report(lines: Mapping[str, Sequence[str]], judgement: str) -> str:
+    """Return the text of a report from its lines (`RunWriter.write_report`) and the line of the judgement."""
+    return "\n".join([*lines["before"], judgement, *lines["after"]]) + "\n"
 
 
 class RunOutcome(BaseModel):
@@ -528,6 +535,15 @@ class RunWriter:
     def document(self, name: str, value: Any) -> None:
         """Write a JSON document of the run (a report, a verdict)."""
         store.write_json(self.path / f"{name}.json", value)
+
+    def write_report(self, before: Sequence[str], judgement: str, after: Sequence[str] = ()) -> None:
+        """Write the report of a stage that judges its run: lines, the line of the judgement, further lines.
+
+        The other lines are kept as JSON, so that judging again renders the report anew (`render_report`).
+        """
+        lines = {"before": list(before), "after": list(after)}
+        self.document(REPORT_LINES, lines)
+        self.write_file(REPORT, render_report(lines, judgement))
 
     def write_file(self, name: str, content: str | bytes) -> None:
         """Write a file of the run, for `Run.read_file`; it is no output, so its digest is not recorded.

@@ -34,13 +34,15 @@ from filelock import FileLock, Timeout
 from stages.backends import devices, ranks
 from stages.backends.engine import Engine, find_engine
 from stages.errors import BadInput, ComposerError, Incomplete, UsageError, not_a_folder
-from stages.layout import shortened
+from stages.layout import escape_control_characters, shortened
 from stages.runs import ledger, store
 from stages.runs.activity import on_activity
 from stages.runs.bucket import Mirror
 from stages.runs.catalog import check_inputs, progress
 from stages.runs.run import (
     ANSWERS,
+    REPORT,
+    REPORT_LINES,
     Inputs,
     Listener,
     Manifest,
@@ -51,6 +53,7 @@ from stages.runs.run import (
     find_folder,
     program_versions,
     read_manifest,
+    render_report,
     without_time,
     write_manifest,
 )
@@ -63,7 +66,6 @@ from stages.words import Sentence
 DISTRIBUTION = "composer-post-training"
 MODELS = "models"
 """Folder beside the runs for what they share: paid answers."""
-REPORT = "report.txt"
 RESERVE, RESERVED_BYTES = ".reserve", 32 * 1024
 """A file of random bytes that is deleted before the manifest is written for the last time: a run that fills the disk
 still has the space to record so. Random, since a file system that compresses would store zeros in no space."""
@@ -177,7 +179,8 @@ def judge_again(stage: str, config: StageConfig, done: Result) -> Result:
     before, now = record.outcome, loaded.judge(done.path, record.summary, config)
     if (outcome := before.judged(now)) == before:
         return done
-    report = (done.path / REPORT).read_text().replace(before.summary["judgement"], now.line)
+    lines = _report_lines(Run(done.path), before.summary["judgement"])
+    report = escape_control_characters(render_report(lines, now.line))
     record.outcome = outcome
     # Without its digest while the report is replaced: a kill between two writes then leaves no damaged run.
     record.files.pop(REPORT, None)
@@ -187,6 +190,16 @@ def judge_again(stage: str, config: StageConfig, done: Result) -> Result:
     record.files[REPORT] = SealedFile(bytes=size, sha256=digest)
     write_manifest(done.path, record)
     return replace(done, reason=Sentence("runs.judged-again", reason=done.reason))
+
+
+def _report_lines(run: Run, judgement: str) -> Mapping[str, Sequence[str]]:
+    """Return the lines of a report before and after that of the judgement."""
+    if document := run.read_file(f"{REPORT_LINES}.json"):
+        lines: Mapping[str, Sequence[str]] = store.parse_json(document)
+        return lines
+    # Runs of earlier versions have the text alone.
+    before, _, after = (run.read_file(REPORT) or b"").decode().partition(judgement)
+    return {"before": [before.removesuffix("\n")], "after": [*filter(None, [after.strip("\n")])]}
 
 
 def execute_as_peer(stage: str, runs: Mapping[str, Run | Sequence[Run]], config: StageConfig, *, root: Path) -> None:

@@ -163,8 +163,8 @@ def _report(
         prompt=total.prompt_tokens, cached=total.cached_tokens, completion=total.completion_tokens
     )
     notes = _notes(answers, spent, omitting, spared, out)
-    notes += "".join(f"Note: {note}.\n" for note in [*(t.prompt_in_words() for t in config.teachers), *same] if note)
-    out.write_file("report.txt", f"{table(spent)}\n\n{judgement.line}\n{notes}")
+    notes += [f"Note: {note}." for note in [*(t.prompt_in_words() for t in config.teachers), *same] if note]
+    out.write_report([table(spent), ""], judgement.line, notes)
     if answers.first is not None:
         name = answers.first["teacher"]
         entry = next(teacher for teacher in config.teachers if teacher.name == name)
@@ -180,7 +180,9 @@ def _report(
         )
 
 
-def _notes(answers: AnswerSummary, spent: list[Spending], omitting: int, spared: Counter[str], out: RunWriter) -> str:
+def _notes(
+    answers: AnswerSummary, spent: list[Spending], omitting: int, spared: Counter[str], out: RunWriter
+) -> list[str]:
     """Return the notes below the table: what its numbers leave out or bound."""
     unpriced, budget = [line.teacher for line in spent[:-1] if line.unpriced], out.budget
     notes: list[tuple[object, str]] = [
@@ -211,4 +213,4 @@ def _notes(answers: AnswerSummary, spent: list[Spending], omitting: int, spared:
         for name, accepts in accepted.items()
         if accepts["error"]
     ]
-    return "".join(f"{line}\n" for line in lines)
+    return lines

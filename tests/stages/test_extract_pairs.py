@@ -151,6 +151,11 @@ def test_a_finished_run_is_judged_again_by_the_limits_of_each_call(tmp_path: Pat
     assert report.count("\ncriterion: ") == 1 and "pairs a rollout (5 needed" in report and "(0 needed" not in report
     again = extracted(tmp_path, given)
     assert again.manifest.outcome == run.manifest.outcome and again.manifest.files == run.manifest.files
+    manifest = read_manifest(run.path)
+    del manifest.files["report-lines.json"]
+    write_manifest(run.path, manifest)
+    (run.path / "report-lines.json").unlink()  # as runs of earlier versions
+    assert (extracted(tmp_path, given, min_pairs_per_rollout=5.0).path / "report.txt").read_text() == report
 
 
 # Votes of teachers
