@@ -174,8 +174,8 @@ class ComparisonRules:
 
 def compare(sides: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa.Table]:
     """Compare every side with the first; returns the result, and the scores of all tasks as a table."""
-    base, *others = sides
-    matches = [logs.match(base, other) for other in others]
+    base, *counterparts = sides
+    matches = [logs.match(base, log) for log in counterparts]
     matched = [base, *(log for log, _ in matches)]
     scores = pa.chunked_array([part for log in matched for part in log.items["score"].drop_null().chunks], pa.float64())
     if not len(scores):
@@ -201,13 +201,13 @@ def compare(sides: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
     lost = [Counter(log.items["reason"].filter(pc.is_null(log.items["score"])).to_pylist()) for log in matched]
     pairs = [
         pair_sides((tables[0], table), (lost[0], missing), (base.name, log.name), rules.missing)
-        for table, missing, log in zip(tables[1:], lost[1:], others, strict=True)
+        for table, missing, log in zip(tables[1:], lost[1:], counterparts, strict=True)
     ]
     letters = [name_side(index) for index in range(len(matched))]
     differences = measure_sides(pairs, letters[1:], rules)
     pairings = tuple(
-        Pairing(match, tuple(compare_settings(base, other)), tuple(compare_categories(pair.outcomes, rules)))
-        for pair, (_, match), other in zip(pairs, matches, others, strict=True)
+        Pairing(match, tuple(compare_settings(base, log)), tuple(compare_categories(pair.outcomes, rules)))
+        for pair, (_, match), log in zip(pairs, matches, counterparts, strict=True)
     )
     paired_tasks = [pa.array(pair.outcomes.tasks, pa.string()) for pair in pairs]
     compared = [pc.unique(pa.chunked_array(paired_tasks)), *paired_tasks]
@@ -399,9 +399,9 @@ def pair_sides(
     return PairedSides(outcomes, missing, worst, best)
 
 
-def add_absent_tasks(side: pa.Table, other: pa.Table) -> pa.Table:
+def add_absent_tasks(side: pa.Table, reference: pa.Table) -> pa.Table:
     """Return a side with a row for each task of another side that it lacks."""
-    lacking = other.filter(pc.invert(pc.is_in(other["task_id"], pc.unique(side["task_id"]))))
+    lacking = reference.filter(pc.invert(pc.is_in(reference["task_id"], pc.unique(side["task_id"]))))
     if not len(lacking):
         return side
     lacking = lacking.group_by(["task_id"], use_threads=False).aggregate([("family", "first"), ("unit", "first")])
@@ -464,13 +464,13 @@ def summarize_side(log: ReadLog, table: pa.Table, letter: str, rules: Comparison
     )
 
 
-def compare_settings(base: ReadLog, other: ReadLog) -> list[SettingDifference]:
+def compare_settings(base: ReadLog, second_log: ReadLog) -> list[SettingDifference]:
     """Return the settings by which two logs were made differently."""
     differences = []
-    if base.models != other.models and base.models and other.models:
-        differences.append(SettingDifference("model", ", ".join(base.models), ", ".join(other.models)))
-    for name in sorted({*base.facts, *other.facts}):
-        first, second = (", ".join(sorted(log.facts.get(name, ()))) for log in (base, other))
+    if base.models != second_log.models and base.models and second_log.models:
+        differences.append(SettingDifference("model", ", ".join(base.models), ", ".join(second_log.models)))
+    for name in sorted({*base.facts, *second_log.facts}):
+        first, second = (", ".join(sorted(log.facts.get(name, ()))) for log in (base, second_log))
         if first != second:
             digests = name == "system prompt" and bool(first and second)
             differences.append(SettingDifference(name, first, second, digests))

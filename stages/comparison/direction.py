@@ -33,32 +33,37 @@ class ScoreMetric(NamedTuple):
 
     def __str__(self) -> str:
         """Return the name, and what the log says of it."""
-        said = {True: " (higher is better)", False: " (lower is better)", None: ""}
-        return f"{self.name or 'a metric without a name'}{said[self.higher_is_better]}"
+        direction_words = {True: " (higher is better)", False: " (lower is better)", None: ""}
+        return f"{self.name or 'a metric without a name'}{direction_words[self.higher_is_better]}"
 
 
-def lower_is_better(every: Sequence["ReadLog"], asked: bool | None) -> bool:
-    """Return whether lower scores are better. asked: the word of the user, which counts above that of the logs.
+def lower_is_better(logs: Sequence["ReadLog"], choice: bool | None) -> bool:
+    """Return whether lower scores are better. choice: the user's, which counts above that of the logs.
 
     Raises `BadInput` where a log mixes metrics in both directions, where two logs differ, and where none says it of a
     metric that has lower values as the better ones by most definitions.
     """
-    for log in every:
+    for log in logs:
         if {metric.may_be_lower for metric in log.metrics} == {True, False}:
             raise BadInput(
                 f"{log.name} mixes metrics of which higher and of which lower values are better, and the mean of both "
                 f"says nothing: {_named(log.metrics)}. Give the logs of one metric."
             )
-    if asked is not None:
-        return asked
-    said = {one for log in every for one in log.metrics if one.higher_is_better is not None}
-    directions = {one.higher_is_better for one in said}
+    if choice is not None:
+        return choice
+    declared = {metric for log in logs for metric in log.metrics if metric.higher_is_better is not None}
+    directions = {metric.higher_is_better for metric in declared}
     if len(directions) > 1:
-        shown = "; ".join(f"{log.name}: {_named(log.metrics)}" for log in every if log.metrics)
-        raise BadInput(f"The logs differ in whether higher scores are better ({shown}): {REMEDY}.")
-    known = {one.name for one in said}
-    unsaid = {one for log in every for one in log.metrics if one.higher_is_better is None and one.name not in known}
-    if doubtful := {one for one in unsaid if one.may_be_lower or False in directions}:
+        texts = "; ".join(f"{log.name}: {_named(log.metrics)}" for log in logs if log.metrics)
+        raise BadInput(f"The logs differ in whether higher scores are better ({texts}): {REMEDY}.")
+    declared_names = {metric.name for metric in declared}
+    unsaid = {
+        metric
+        for log in logs
+        for metric in log.metrics
+        if metric.higher_is_better is None and metric.name not in declared_names
+    }
+    if doubtful := {metric for metric in unsaid if metric.may_be_lower or False in directions}:
         raise BadInput(f"The logs do not say whether lower values of {_named(doubtful)} are better: {REMEDY}.")
     return False in directions
 

@@ -115,17 +115,17 @@ class ReadLog:
 
 def content(path: str) -> list[Any]:
     """Return what identifies the content of a log; `BadInput` where there is none."""
-    place = Path(path).expanduser()
-    if run := run_of(place):
-        return [[place.name, run.manifest.content]]
+    folder = Path(path).expanduser()
+    if run := run_of(folder):
+        return [[folder.name, run.manifest.content]]
     return [[source.label, source.sha256] for source in sources_of(path)]
 
 
-def run_of(place: Path) -> Run | None:
+def run_of(folder: Path) -> Run | None:
     """Return the run whose folder this is; None for the files of other programs."""
-    if (place / "manifest.json").is_file():
+    if (folder / "manifest.json").is_file():
         with suppress(BadInput):
-            run = Run(place)
+            run = Run(folder)
             run.manifest  # noqa: B018 (reads it)
             if run.holds(EVAL_ITEM) or run.holds(ROLLOUT):
                 return run
@@ -134,23 +134,25 @@ def run_of(place: Path) -> Run | None:
 
 def sources_of(path: str) -> list[Source]:
     """Return the files of a log, those beside them included."""
-    place = Path(path).expanduser()
-    if place.is_file() and place.suffix in (".csv", ".tsv"):
-        own = place.resolve()
-        return [Source(own, f"{own.parent.name}/{own.name}", store.file_sha256(own), root=own)]
+    file = Path(path).expanduser()
+    if file.is_file() and file.suffix in (".csv", ".tsv"):
+        file_path = file.resolve()
+        return [
+            Source(file_path, f"{file_path.parent.name}/{file_path.name}", store.file_sha256(file_path), root=file_path)
+        ]
     return files.find([path], also=(".csv", ".tsv"))
 
 
 def read(path: str, unit: str = "") -> ReadLog:
     """Return the items of a log; unit: a column whose values are the units that tasks are resampled in."""
-    place = Path(path).expanduser()
-    if run := run_of(place):
-        return replace(of_run(run, place.name, unit), digests=(run.manifest.content,))
-    found = sources_of(path)
-    alone = len(found) == 1 or (place.is_file() and place.suffix in TABLES)
-    table = table_of(path, found[0]) if alone else None
-    log = of_program(path, found, unit) if table is None else of_table(path, table, found[0], unit)
-    return replace(log, digests=tuple(sorted(source.sha256 for source in found if not source.beside)))
+    log_path = Path(path).expanduser()
+    if run := run_of(log_path):
+        return replace(of_run(run, log_path.name, unit), digests=(run.manifest.content,))
+    sources = sources_of(path)
+    alone = len(sources) == 1 or (log_path.is_file() and log_path.suffix in TABLES)
+    table = table_of(path, sources[0]) if alone else None
+    log = of_program(path, sources, unit) if table is None else of_table(path, table, sources[0], unit)
+    return replace(log, digests=tuple(sorted(source.sha256 for source in sources if not source.beside)))
 
 
 # A program's files.
@@ -164,32 +166,32 @@ def of_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
     drops, programs = Counter[str](), dict[str, None]()
     samples, metrics = LoggedSamples(path, drops, alone=len(detected) == 1), set[ScoreMetric]()
     # A folder may hold trajectories and the predictions that were made of them, which are the same attempts.
-    known = {reader.name for reader in detected.values() if reader}
-    only = known - {PREDICTIONS}
-    unknown = [source.label for source, reader in detected.items() if known and reader is None]
+    reader_names = {reader.name for reader in detected.values() if reader}
+    only = reader_names - {PREDICTIONS}
+    unknown = [source.label for source, reader in detected.items() if reader_names and reader is None]
     for source, reader in detected.items():
-        if (reader is None and known) or (reader is not None and only and reader.name == PREDICTIONS):
+        if (reader is None and reader_names) or (reader is not None and only and reader.name == PREDICTIONS):
             continue
-        for number, found in enumerate(_trajectories(source, reader, sidecars, drops)):
-            own = found.trajectory
+        for number, record in enumerate(_trajectories(source, reader, sidecars, drops)):
+            trajectory = record.trajectory
             if number == 0:
-                programs[found.format] = None
-                for what, value in _facts(own).items():
-                    facts.setdefault(what, set()).add(value)
-            item = _item(found, unit)
-            samples.add(found, item)
+                programs[record.format] = None
+                for fact, value in _facts(trajectory).items():
+                    facts.setdefault(fact, set()).add(value)
+            item = _item(record, unit)
+            samples.add(record, item)
             if item["score"] is not None:
-                metrics.update(_metric(own.extra))
+                metrics.update(_metric(trajectory.extra))
     counting = samples.counting()
-    rows = {name: [one.row[name] for one in counting] for name in ITEM.names}
-    broken = Counter(one.status for one in counting if one.status is not None)
+    rows = {name: [sample.row[name] for sample in counting] for name in ITEM.names}
+    broken = Counter(sample.status for sample in counting if sample.status is not None)
     if not rows["task"]:
         first = next((item[1] for item in next(iter(detected)).records() if not isinstance(item, Drop)), None)
-        if isinstance(first, dict) and not known:
+        if isinstance(first, dict) and not reader_names:
             _id_and_score([*first], path)
-        shown = ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in drops.most_common(3))
+        reasons = ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in drops.most_common(3))
         raise BadInput(
-            f"{path} holds no sample to compare: {shown or 'it is empty'}. Give a log with a record for each sample."
+            f"{path} holds no sample to compare: {reasons or 'it is empty'}. Give a log with a record for each sample."
         )
     if unit and not any(rows["unit"]):
         raise UsageError(f"{path} has no column {unit!r} to resample tasks by: leave out --unit, or name one it has.")
@@ -201,7 +203,7 @@ def of_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
         pa.table(rows, schema=ITEM),
         tuple(programs),
         _date(" ".join(source.label for source in detected)),
-        {what: frozenset(values) for what, values in facts.items()},
+        {name: frozenset(values) for name, values in facts.items()},
         tuple(notes),
         sampling_of(set(rows["env"]), set(rows["family"])),
         frozenset(metrics),
@@ -232,56 +234,56 @@ class LoggedSamples:
         self._attempts: dict[str, list[LoggedSample]] = {}
         self._tables = StoredTables()
 
-    def add(self, found: ReadTrajectory, row: dict[str, Any]) -> None:
+    def add(self, record: ReadTrajectory, row: dict[str, Any]) -> None:
         """Add a sample, unless it is there; `BadInput` where it is there with another score."""
-        own, path = found.trajectory, found.origin.path
-        acted = "" if self.alone else repeats.acted(own)  # by which one file repeats another
-        keys: list[Hashable] = [(own.task_id, repeats.rollout_id(found))]
+        trajectory, path = record.trajectory, record.origin.path
+        acted = "" if self.alone else repeats.acted(trajectory)  # by which one file repeats another
+        keys: list[Hashable] = [(trajectory.task_id, repeats.rollout_id(record))]
         earlier = self._known.get(keys[0])
-        if own.own_id is None and own.attempt_at is not None and not self.alone:
+        if trajectory.own_id is None and trajectory.attempt_at is not None and not self.alone:
             # Older logs give samples no id: a retry holds a finished one as the same actions at the same attempt.
-            keys.append((own.attempt_at, acted))
+            keys.append((trajectory.attempt_at, acted))
             alike = self._known.get(keys[1])
             earlier = earlier or (alike if alike and alike.path != path else None)
         if earlier:
-            self._repeat(earlier, row, found)
+            self._repeat(earlier, row, record)
         elif not self.alone and self._tables.other(path, acted):
             self.drops["duplicate"] += 1
         else:
-            self.samples.append(sample := LoggedSample(row, path, own.log_status))
+            self.samples.append(sample := LoggedSample(row, path, trajectory.log_status))
             self._known |= {key: sample for key in keys if key not in self._known}
-            if own.attempt_at is not None:
-                self._attempts.setdefault(own.attempt_at, []).append(sample)
+            if trajectory.attempt_at is not None:
+                self._attempts.setdefault(trajectory.attempt_at, []).append(sample)
 
-    def _repeat(self, earlier: LoggedSample, row: dict[str, Any], found: ReadTrajectory) -> None:
-        own, scores = found.trajectory, (earlier.row["score"], row["score"])
+    def _repeat(self, earlier: LoggedSample, row: dict[str, Any], record: ReadTrajectory) -> None:
+        trajectory, scores = record.trajectory, (earlier.row["score"], row["score"])
         if None not in scores and scores[0] != scores[1]:
-            other_file = earlier.path != found.origin.path
+            other_file = earlier.path != record.origin.path
             raise BadInput(
-                f"{self.path} holds {own.task_id} twice under the id {own.own_id}, with the score {scores[0]:g} in "
+                f"{self.path} holds {trajectory.task_id} twice under the id {trajectory.own_id}, with the score {scores[0]:g} in "
                 f"{earlier.row['place']} and {scores[1]:g} in {row['place']}. "
                 f"{'Give the file that counts' if other_file else 'Give each sample an id of its own'}."
             )
         self.drops["duplicate"] += 1
         if scores[0] is None:
             earlier.row = row
-        if own.log_status is None:
+        if trajectory.log_status is None:
             earlier.status = None
 
     def counting(self) -> list[LoggedSample]:
         """Return the samples without attempts that failed and were played again in another file."""
         again = {
-            id(one)
+            id(attempt)
             for attempts in self._attempts.values()
-            for number, one in enumerate(attempts)
-            if one.row["score"] is None
+            for number, attempt in enumerate(attempts)
+            if attempt.row["score"] is None
             and any(
-                other.path != one.path and (other.row["score"] is not None or later > number)
-                for later, other in enumerate(attempts)
+                later_attempt.path != attempt.path and (later_attempt.row["score"] is not None or later > number)
+                for later, later_attempt in enumerate(attempts)
             )
         }
         self.drops["failed and played again"] += len(again)
-        return [one for one in self.samples if id(one) not in again]
+        return [sample for sample in self.samples if id(sample) not in again]
 
 
 def _trajectories(
@@ -294,25 +296,25 @@ def _trajectories(
             yield item
 
 
-def _item(found: ReadTrajectory, unit: str) -> dict[str, Any]:
-    own = found.trajectory
-    question = own.statement or first_question(own.opening)
-    score = None if own.error else own.reward
-    reason = own.error[0] if own.error else None if score is not None else NO_SCORE
-    if own.error and own.error[0] == "error":
-        reason = shortened(_in_words(own.error[1]), 120) or "error"
-    family = own.family if own.family and own.family != own.task_id else None
+def _item(record: ReadTrajectory, unit: str) -> dict[str, Any]:
+    trajectory = record.trajectory
+    question = trajectory.statement or first_question(trajectory.opening)
+    score = None if trajectory.error else trajectory.reward
+    reason = trajectory.error[0] if trajectory.error else None if score is not None else NO_SCORE
+    if trajectory.error and trajectory.error[0] == "error":
+        reason = shortened(_in_words(trajectory.error[1]), 120) or "error"
+    family = trajectory.family if trajectory.family and trajectory.family != trajectory.task_id else None
     return {
-        "model": own.model or found.origin.sidecars.model,
-        "env": own.env,
-        "task": own.task_id,
+        "model": trajectory.model or record.origin.sidecars.model,
+        "env": trajectory.env,
+        "task": trajectory.task_id,
         "question": store.digest(question.split())[:16] if question else None,
         "seed": 0,
         "score": score,
         "reason": reason,
         "family": family,
-        "unit": _column(own, unit) if unit else None,
-        "place": f"{found.origin.file}:{found.origin.line}",
+        "unit": _column(trajectory, unit) if unit else None,
+        "place": f"{record.origin.file}:{record.origin.line}",
         "pair_set": None,
     }
 
@@ -331,28 +333,33 @@ def _in_words(error: str) -> str:
     return " ".join(text.replace("\\n", " ").replace("\\'", "'").replace('\\"', '"').split())
 
 
-def _column(own: Trajectory, name: str) -> str | None:
+def _column(trajectory: Trajectory, name: str) -> str | None:
     """Return what a record holds under this name: in its task, in what a program noted of it, or beside its score."""
-    if name in ("family", "category", "repository") and own.family:
-        return own.family
-    for table in (own.task_data, own.task_data.get("metadata"), own.task_data.get("info"), own.extra):
+    if name in ("family", "category", "repository") and trajectory.family:
+        return trajectory.family
+    for table in (
+        trajectory.task_data,
+        trajectory.task_data.get("metadata"),
+        trajectory.task_data.get("info"),
+        trajectory.extra,
+    ):
         if isinstance(table, Mapping) and table.get(name) is not None:
             return str(table[name])
     return None
 
 
-def _facts(own: Trajectory) -> dict[str, str]:
+def _facts(trajectory: Trajectory) -> dict[str, str]:
     """Return how a rollout was made, in what two logs may differ."""
-    facts = {"environment": own.env}
-    facts |= {name: str(value) for name, value in (own.sampling or {}).items() if value is not None}
-    if own.opening and own.opening[0]["role"] == "system":
-        facts["system prompt"] = store.digest(own.opening[0]["content"])[:8]
+    facts = {"environment": trajectory.env}
+    facts |= {name: str(value) for name, value in (trajectory.sampling or {}).items() if value is not None}
+    if trajectory.opening and trajectory.opening[0]["role"] == "system":
+        facts["system prompt"] = store.digest(trajectory.opening[0]["content"])[:8]
     return facts
 
 
 def _date(text: str) -> str:
-    found = DATE.search(text)
-    return "-".join(found.groups()) if found else ""
+    date = DATE.search(text)
+    return "-".join(date.groups()) if date else ""
 
 
 def _label(path: str, sources: Sequence[Source]) -> str:
@@ -364,30 +371,33 @@ def _label(path: str, sources: Sequence[Source]) -> str:
 
 def of_run(run: Run, label: str, unit: str) -> ReadLog:
     """Return the items of an evaluation, whose arms are its models, or of rollouts."""
-    table, made = run.scan(EVAL_ITEM if run.holds(EVAL_ITEM) else ROLLOUT), run.manifest
+    table, manifest = run.scan(EVAL_ITEM if run.holds(EVAL_ITEM) else ROLLOUT), run.manifest
     if unit:
         _require_column(table.columns, unit, label)
-    own = [unit] if unit else []
+    unit_columns = [unit] if unit else []
     if run.holds(EVAL_ITEM):
         columns = ["arm", "train_seed", "pair_set", "task_id", "family", "unit", "passed", "error_type", "item_id"]
         columns += ["protocol_ok"]
-        rows = without_twins(every := table.arrow(list(dict.fromkeys([*columns, *own]))))
+        rows = without_twins(all_rows := table.arrow(list(dict.fromkeys([*columns, *unit_columns]))))
         verdict = json.loads(run.read_file("verdict.json") or "{}")
-        known = {"model": rows["arm"], "seed": rows["train_seed"], "score": rows["passed"]}
-        known |= {"place": rows["item_id"]}
-        known |= {"pair_set": rows["pair_set"]}
-        units, env = rows["unit"], pa.array([(made.config.get("env") or {}).get("name")] * len(rows), pa.string())
+        cells = {"model": rows["arm"], "seed": rows["train_seed"], "score": rows["passed"]}
+        cells |= {"place": rows["item_id"], "pair_set": rows["pair_set"]}
+        units, env = rows["unit"], pa.array([(manifest.config.get("env") or {}).get("name")] * len(rows), pa.string())
     else:
         columns = ["model", "env", "task_id", "family", "reward", "error_type", "rollout_id"]
-        rows = without_twins(every := table.arrow(list(dict.fromkeys([*columns, *own]))))
-        known = {"model": rows["model"], "seed": pa.array(np.zeros(len(rows), dtype=np.int64)), "score": rows["reward"]}
-        known |= {"place": rows["rollout_id"], "pair_set": pa.nulls(len(rows), pa.string())}
+        rows = without_twins(all_rows := table.arrow(list(dict.fromkeys([*columns, *unit_columns]))))
+        cells = {
+            "model": rows["model"],
+            "seed": pa.array(np.zeros(len(rows), dtype=np.int64)),
+            "score": rows["reward"],
+        }
+        cells |= {"place": rows["rollout_id"], "pair_set": pa.nulls(len(rows), pa.string())}
         units, env = None, rows["env"]
     units = rows[unit] if unit else units
-    twins = len(every) - len(rows)
-    score = pc.if_else(pc.is_valid(rows["error_type"]), None, pc.cast(known["score"], pa.float64()))
-    found = {
-        **known,
+    twins = len(all_rows) - len(rows)
+    score = pc.if_else(pc.is_valid(rows["error_type"]), None, pc.cast(cells["score"], pa.float64()))
+    columns_of_items = {
+        **cells,
         "env": env,
         "task": rows["task_id"],
         "question": pa.nulls(len(rows), pa.string()),
@@ -398,8 +408,8 @@ def of_run(run: Run, label: str, unit: str) -> ReadLog:
     }
     names = frozenset(pc.unique(env).drop_null().to_pylist())
     sampling = sampling_of(names, {*pc.unique(rows["family"]).to_pylist()} if run.holds(ORIGIN) else None)
-    if sampling and made.config.get("units", "auto") != "auto":
-        sampling = replace(sampling, fixed=made.config["units"] == "fixed")
+    if sampling and manifest.config.get("units", "auto") != "auto":
+        sampling = replace(sampling, fixed=manifest.config["units"] == "fixed")
     notes: tuple[str, ...] = ()
     if twins:
         notes = (f"{counted(twins, 'sample')} of impossible tasks, which measure hacking, left out",)
@@ -407,10 +417,12 @@ def of_run(run: Run, label: str, unit: str) -> ReadLog:
         notes += (f"{broke:,} of the passes broke the environment's protocol, and count as passes",)
         if (recorded := PRIMARY[verdict.get("outcome", PASSED.name)]) is not PASSED:
             notes += (f"the run's own verdict is of an earlier version, about {recorded.passes}: not the same numbers",)
-    found["place"] = pc.binary_join_element_wise(f"{ROLLOUT_PAGE}{catalog.name(run.path)}", found["place"], ID)
-    items = pa.table(found).select(ITEM.names).cast(ITEM)
+    columns_of_items["place"] = pc.binary_join_element_wise(
+        f"{ROLLOUT_PAGE}{catalog.name(run.path)}", columns_of_items["place"], ID
+    )
+    items = pa.table(columns_of_items).select(ITEM.names).cast(ITEM)
     facts = {"environment": names}
-    program, metrics = (f"composer {made.stage}",), metrics_of(run)
+    program, metrics = (f"composer {manifest.stage}",), metrics_of(run)
     return ReadLog(label, items, program, _date(label), facts, notes, sampling, metrics)
 
 
@@ -422,7 +434,7 @@ def metrics_of(run: Run) -> frozenset[ScoreMetric]:
     scored = rollouts["rollout_id"].filter(pc.is_valid(rollouts["reward"]))
     rows = origins.arrow(["rollout_id", "extra_json"])
     extras = rows["extra_json"].filter(pc.is_in(rows["rollout_id"], scored.combine_chunks()))
-    return frozenset(metric for one in pc.unique(extras).to_pylist() for metric in _metric(json.loads(one or "{}")))
+    return frozenset(metric for extra in pc.unique(extras).to_pylist() for metric in _metric(json.loads(extra or "{}")))
 
 
 def sampling_of(environments: AbstractSet[str], foreign: AbstractSet[str | None] | None) -> SamplingUnit | None:
@@ -495,7 +507,7 @@ def of_table(path: str, table: pa.Table, source: Source, unit: str) -> ReadLog:
     try:
         values = pc.cast(column, pa.float64())
     except pa.ArrowException:
-        row, value = next((at, one) for at, one in enumerate(column.to_pylist(), 1) if not _is_score(one))
+        row, value = next((at, cell) for at, cell in enumerate(column.to_pylist(), 1) if not _is_score(cell))
         raise BadInput(
             f"{path}: {score} is {value!r} in row {row}. A score is a number, or true or false, and empty or "
             "null where a sample has none."
@@ -505,11 +517,11 @@ def of_table(path: str, table: pa.Table, source: Source, unit: str) -> ReadLog:
     if unit:
         _require_column(names, unit, path)
 
-    def text(known: Sequence[str]) -> Any:
-        name = next((name for name in known if name in names and name != task), None)
+    def text(candidates: Sequence[str]) -> Any:
+        name = next((name for name in candidates if name in names and name != task), None)
         return nothing if name is None else pc.cast(table[name], pa.string())
 
-    found = {
+    cells = {
         "model": text(MODELS),
         "env": nothing,
         "task": pc.cast(table[task], pa.string()),
@@ -522,7 +534,7 @@ def of_table(path: str, table: pa.Table, source: Source, unit: str) -> ReadLog:
         "place": nothing,
         "pair_set": nothing,
     }
-    items, metric = pa.table(found).cast(ITEM), text(METRICS)
+    items, metric = pa.table(cells).cast(ITEM), text(METRICS)
     named = pc.unique(pc.if_else(pc.is_valid(values), metric, None)).drop_null().to_pylist()
     metrics = frozenset(ScoreMetric(name, None) for name in named)
     return ReadLog(source.label, items, ("table",), _date(source.label), metrics=metrics)
@@ -530,7 +542,7 @@ def of_table(path: str, table: pa.Table, source: Source, unit: str) -> ReadLog:
 
 def _id_and_score(names: Sequence[str], label: str) -> tuple[str, str]:
     """Return the columns of the id and of the score; `BadInput` where one is missing."""
-    task, score = (next((name for name in known if name in names), None) for known in (IDS, SCORES))
+    task, score = (next((name for name in options if name in names), None) for options in (IDS, SCORES))
     if task is None or score is None:
         lacks = [f"an id ({', '.join(IDS)})"] * (task is None) + [f"a score ({', '.join(SCORES)})"] * (score is None)
         raise BadInput(
@@ -553,38 +565,38 @@ def _is_score(value: Any) -> bool:
 
 def sides(paths: Sequence[str], unit: str = "") -> list[ReadLog]:
     """Return the sides of a comparison, each with a name by which people can tell it from the others."""
-    found = [read(path, unit) for path in paths]
-    if len(found) == 1:
-        models = found[0].models
+    logs = [read(path, unit) for path in paths]
+    if len(logs) == 1:
+        models = logs[0].models
         if len(models) < 2:
             raise UsageError(
                 f"{paths[0]} is one log{f' of {models[0]}' if models else ''}, and a comparison needs two. "
                 "Give the other one after it."
             )
         # An arm that was not trained is what the others are compared with.
-        found = [found[0].of_model(model) for model in sorted(models, key=lambda model: model != START)]
+        logs = [logs[0].of_model(model) for model in sorted(models, key=lambda model: model != START)]
     else:
-        for at, log in enumerate(found):
+        for at, log in enumerate(logs):
             notes = [f"{', '.join(log.models)} count as one side, as samples of a task"] if len(log.models) > 1 else []
-            if log.digests in (alike := [earlier.digests for earlier in found[:at]]):
+            if log.digests in (alike := [earlier.digests for earlier in logs[:at]]):
                 same = paths[alike.index(log.digests)]
                 notes.append(f"{paths[at]} has the content of {same}, so this compares a log with itself")
-            found[at] = replace(log, notes=(*log.notes, *notes))
-    stems = [stem(Path(log.label)) for log in found]
+            logs[at] = replace(log, notes=(*log.notes, *notes))
+    stems = [stem(Path(log.label)) for log in logs]
     # Of a long name the first part that differs: of Inspect's logs these are the date, the time, the task and an id.
     parts = zip(*(re.split(r"_|(?<=\d)T(?=\d)", name) for name in stems), strict=False)
     folders = differing_folders(paths)
     for names in (
-        ["+".join(log.models) for log in found],
+        ["+".join(log.models) for log in logs],
         *([folders] if folders else []),
         *([] if max(map(len, stems)) <= LONGEST_STEM else parts),
         stems,
-        [log.date for log in found],
-        [log.label for log in found],
+        [log.date for log in logs],
+        [log.label for log in logs],
     ):
         if len(set(names)) == len(names) and all(names):
-            return [replace(log, name=name) for log, name in zip(found, names, strict=True)]
-    return [replace(log, name=path) for log, path in zip(found, paths, strict=True)]
+            return [replace(log, name=name) for log, name in zip(logs, names, strict=True)]
+    return [replace(log, name=path) for log, path in zip(logs, paths, strict=True)]
 
 
 def sampling(logs: Sequence[ReadLog], unit: str) -> SamplingUnit | None:
@@ -608,12 +620,12 @@ class TaskMatch:
     num_worded: int = 0
 
 
-def match(base: ReadLog, other: ReadLog) -> tuple[ReadLog, TaskMatch]:
-    """Return the other side with its tasks under the names of the first, and how they were found.
+def match(base: ReadLog, candidate: ReadLog) -> tuple[ReadLog, TaskMatch]:
+    """Return the candidate side with its tasks under the names of the first, and how they were found.
 
     Raises `BadInput` where they are of different tasks.
     """
-    keys = {"": [_ids(log) for log in (base, other)], "questions": [_questions(log) for log in (base, other)]}
+    keys = {"": [_ids(log) for log in (base, candidate)], "questions": [_questions(log) for log in (base, candidate)]}
     # What a program puts before an id tells nothing where no question contradicts it.
     worded = any(len(side) for side in keys["questions"])
     keys["bare"] = [side[:0] if worded else _bare(side) for side in keys[""]]
@@ -621,7 +633,7 @@ def match(base: ReadLog, other: ReadLog) -> tuple[ReadLog, TaskMatch]:
         way: int(pc.sum(pc.is_in(second["key"], first["key"])).as_py() or 0) for way, (first, second) in keys.items()
     }
     share = {way: shared[way] / (min(len(side) for side in sides) or 1) for way, sides in keys.items()}
-    agreeing, both_worded = _agreeing(base, other)
+    agreeing, both_worded = _agreeing(base, candidate)
     # Ids that count the tasks of one file name other tasks in another: questions then pair more tasks than ids do.
     if share["questions"] >= LEAST_SHARED and shared["questions"] * (both_worded or 1) > agreeing * shared[""]:
         way = "questions"
@@ -629,20 +641,20 @@ def match(base: ReadLog, other: ReadLog) -> tuple[ReadLog, TaskMatch]:
         way = next((way for way in ("", "bare") if share[way] >= ENOUGH_SHARED), "")
     if share[way] < LEAST_SHARED:
         raise BadInput(
-            f"{base.name} and {other.name} are logs of different tasks: of {base.num_tasks:,} and "
-            f"{other.num_tasks:,}, {shared['']:,} have the same id and {shared['questions']:,} the same question (the "
-            f"first are {base.items['task'][0].as_py()!r} and {other.items['task'][0].as_py()!r})."
+            f"{base.name} and {candidate.name} are logs of different tasks: of {base.num_tasks:,} and "
+            f"{candidate.num_tasks:,}, {shared['']:,} have the same id and {shared['questions']:,} the same question (the "
+            f"first are {base.items['task'][0].as_py()!r} and {candidate.items['task'][0].as_py()!r})."
         )
     if not way:
-        return other, TaskMatch(way, both_worded - agreeing, both_worded)
+        return candidate, TaskMatch(way, both_worded - agreeing, both_worded)
     first, second = keys[way]
     both = second.join(first, "key", join_type="inner", right_suffix="_base")
-    at = pc.index_in(other.items["task"], both["task"])
+    at = pc.index_in(candidate.items["task"], both["task"])
     # An id that is another task's in the first.
-    renamed = pc.binary_join_element_wise(other.items["task"], f"({other.name})", " ")
+    renamed = pc.binary_join_element_wise(candidate.items["task"], f"({candidate.name})", " ")
     tasks = pc.coalesce(both["task_base"].take(at), renamed)
-    column = other.items.schema.get_field_index("task")
-    return replace(other, items=other.items.set_column(column, "task", tasks)), TaskMatch(way)
+    column = candidate.items.schema.get_field_index("task")
+    return replace(candidate, items=candidate.items.set_column(column, "task", tasks)), TaskMatch(way)
 
 
 def _ids(log: ReadLog) -> pa.Table:
@@ -659,8 +671,8 @@ def _bare(ids: pa.Table) -> pa.Table:
 
 def _questions(log: ReadLog) -> pa.Table:
     """Return every task with its question as the key; none where tasks share questions, which then identify none."""
-    known = log.items.filter(pc.is_valid(log.items["question"]))
-    pairs = known.group_by(["question", "task"]).aggregate([]).select(["question", "task"])
+    worded = log.items.filter(pc.is_valid(log.items["question"]))
+    pairs = worded.group_by(["question", "task"]).aggregate([]).select(["question", "task"])
     alone = pairs.group_by("question", use_threads=False).aggregate([("task", "count"), ("task", "first")])
     alone = alone.filter(pc.equal(alone["task_count"], 1))
     if len(alone) < 0.9 * len(pairs):
@@ -668,13 +680,13 @@ def _questions(log: ReadLog) -> pa.Table:
     return pa.table({"key": alone["question"], "task": alone["task_first"]})
 
 
-def _agreeing(base: ReadLog, other: ReadLog) -> tuple[int, int]:
+def _agreeing(base: ReadLog, second: ReadLog) -> tuple[int, int]:
     """Return how many tasks of the same id have the same question, and of how many both questions are known."""
     sides = [
         log.items.filter(pc.is_valid(log.items["question"]))
         .group_by("task", use_threads=False)
         .aggregate([("question", "first")])
-        for log in (base, other)
+        for log in (base, second)
     ]
     both = sides[0].join(sides[1], "task", join_type="inner", right_suffix="_other")
     return int(pc.sum(pc.equal(both["question_first"], both["question_first_other"])).as_py() or 0), len(both)

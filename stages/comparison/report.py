@@ -164,16 +164,16 @@ def _flip_table(rows: Sequence[Mapping[str, Any]], letter: str, title: str, plac
     if not (places and any(any(row["at"]) for row in rows)):
         return aligned(cells, (title, "A", letter), ("left", "right", "right"))
     for row, cell in zip(rows, cells, strict=True):
-        cell += [_address(place or "") for place in row["at"]]
+        cell += [_address(address or "") for address in row["at"]]
     return aligned(
         cells, (title, "A", letter, "A is at", f"{letter} is at"), ("left", "right", "right", "left", "left")
     )
 
 
-def _address(place: str) -> str:
+def _address(address: str) -> str:
     """Return the address of a sample as `composer view` takes it."""
-    page, mark, rollout_id = place.partition(ID)
-    return page + mark + quote(rollout_id) if mark else place
+    page, mark, rollout_id = address.partition(ID)
+    return page + mark + quote(rollout_id) if mark else address
 
 
 def _name_side(comparison: "LogComparison", letter: str) -> str:

@@ -86,8 +86,8 @@ def compare(
 
     equal: whether to compare what does not differ in any task; None, too, where it is not.
     """
-    asked = outcome or question.outcome
-    paired = outcomes.paired(items, treatment, baseline, asked, missing)
+    compared_outcome = outcome or question.outcome
+    paired = outcomes.paired(items, treatment, baseline, compared_outcome, missing)
     if paired is None or not (equal or paired.differ):
         return None
     sampling, alpha = question.sampling, question.alpha
@@ -98,7 +98,7 @@ def compare(
         min_gain=question.min_gain,
         alpha=alpha,
         fixed=sampling.fixed,
-        rate=asked.rate,
+        rate=compared_outcome.rate,
         treatment=treatment,
         baseline=baseline,
         unit=sampling.noun,
@@ -115,40 +115,40 @@ def compare(
 
 
 def compare_with(
-    possible: pa.Table, other: str | None, question: EvalQuestion
+    possible: pa.Table, arm: str | None, question: EvalQuestion
 ) -> tuple[Comparison, list[Reason]] | tuple[None, list[Reason]]:
-    """Compare the treatment with another arm; returns why they cannot be compared where they cannot."""
-    if not other:
+    """Compare the treatment with an arm; returns the reasons where they cannot be compared."""
+    if not arm:
         return None, [Reason.of(ReasonKind.NOT_NAMED)]
-    arms = other, question.treatment
+    arms = arm, question.treatment
     if reasons := question.damage(*arms) or outcomes.problems(possible, *arms, question.untrained):
         return None, reasons
-    if comparison := compare(possible, question.treatment, other, question):
+    if comparison := compare(possible, question.treatment, arm, question):
         return comparison, []
     return None, [Reason.of(ReasonKind.NO_OUTCOMES)]
 
 
-def next_to(outcome: str) -> list[Outcome]:
-    """Return what stands next to the outcome that decides, by its name: what else verdicts can be about."""
-    return [other for name, other in PRIMARY.items() if name != outcome]
+def next_to(decided: str) -> list[Outcome]:
+    """Return the outcomes that verdicts can be about besides the decided one. decided: its name."""
+    return [outcome for name, outcome in PRIMARY.items() if name != decided]
 
 
-def compare_other_rates(possible: pa.Table, others: Iterable[str], question: EvalQuestion) -> list[Difference]:
-    """Compare the treatment with others in the outcome next to the one that decides, and in passes by report.
+def compare_other_rates(possible: pa.Table, baselines: Iterable[str], question: EvalQuestion) -> list[Difference]:
+    """Compare the treatment with each baseline in the outcomes besides the decided one, and in passes by report.
 
     The first where a pass of the two arms broke the protocol, the second where they differ from the baseline in it.
     """
     differences = []
-    for other in others:
-        arms = possible.filter(pc.is_in(possible["arm"], pa.array([question.treatment, other])))
+    for arm in baselines:
+        arms = possible.filter(pc.is_in(possible["arm"], pa.array([question.treatment, arm])))
         compared = [
             (outcome, True)
             for outcome in next_to(question.outcome.name)
             if outcomes.num_apart(arms, outcome, question.outcome)
         ]
-        compared += [(outcomes.BY_REPORT, False)] if other == question.baseline else []
+        compared += [(outcomes.BY_REPORT, False)] if arm == question.baseline else []
         for outcome, equal in compared:
-            comparison = compare(possible, question.treatment, other, question, outcome, equal=equal)
+            comparison = compare(possible, question.treatment, arm, question, outcome, equal=equal)
             differences += [comparison.difference] if comparison else []
     return differences
 
@@ -172,7 +172,7 @@ def compare_secondary(
                 gain = comparison.difference
                 subsets.append(Subset("arm", arm, gain.estimate, gain.num_tasks, gain.p_value))
                 compared.append((arm, baseline))
-    conduct = [row for arm, other in compared for row in compare_conduct(items, possible, arm, other, question)]
+    conduct = [row for arm, baseline in compared for row in compare_conduct(items, possible, arm, baseline, question)]
     adjusted = holm([*(row.p_value for row in conduct), *(subset.p_value for subset in subsets)])
     of_subsets = zip(subsets, adjusted[len(conduct) :], strict=True)
     return (
@@ -182,7 +182,7 @@ def compare_secondary(
 
 
 def compare_conduct(
-    items: pa.Table, possible: pa.Table, arm: str, other: str, question: EvalQuestion
+    items: pa.Table, possible: pa.Table, arm: str, baseline: str, question: EvalQuestion
 ) -> list[Difference]:
     """Return the differences of two arms in hacks, in the protocol, in searches, and in the hidden tests.
 
@@ -192,10 +192,10 @@ def compare_conduct(
     hacking = outcomes.items_that_measure_hacking(items)
     tables = [(outcomes.HACKED, hacking), (outcomes.SUSPECT, hacking)]
     tables += [(outcomes.PROTOCOL, possible), (outcomes.SEARCHED, possible)]
-    both = possible.filter(pc.is_in(possible["arm"], pa.array([arm, other])))
+    both = possible.filter(pc.is_in(possible["arm"], pa.array([arm, baseline])))
     if outcomes.num_apart(both, outcomes.HIDDEN):
         tables.append((outcomes.HIDDEN, possible))
-    compared = (compare(rows, arm, other, question, outcome, equal=False) for outcome, rows in tables)
+    compared = (compare(rows, arm, baseline, question, outcome, equal=False) for outcome, rows in tables)
     return [comparison.difference for comparison in compared if comparison]
 
 

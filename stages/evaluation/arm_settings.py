@@ -76,7 +76,7 @@ def policy_differences(policies: Mapping[str, BaseModel]) -> tuple[ArmDifference
 def settings_differences(arms: Mapping[str, Mapping[int, Settings]]) -> tuple[ArmDifference, ...]:
     """Return every setting that is not the same in all arms; arms: the settings of each training, by seed."""
     names = sorted({key for trainings in arms.values() for settings in trainings.values() for key in settings})
-    found = []
+    differing = []
     for name in names:
         using = {arm: trainings for arm, trainings in arms.items() if uses(trainings, name)}
         # A seed's set of pairs is compared with that of the same seed: several sets are one level of the experiment.
@@ -86,9 +86,9 @@ def settings_differences(arms: Mapping[str, Mapping[int, Settings]]) -> tuple[Ar
             for seed, settings in trainings.items():
                 values[arm][seed if by_seed else 0].add(settings.get(name, UNSET))
         if len({str(sorted((k, sorted(v)) for k, v in each.items())) for each in values.values()}) > 1:
-            shown = {arm: " and ".join(sorted(set().union(*each.values()))) for arm, each in values.items()}
-            found.append(ArmDifference(name, shown, channel=name.startswith("weights.")))
-    return tuple(sorted(found, key=lambda difference: (not difference.channel, difference.setting)))
+            joined = {arm: " and ".join(sorted(set().union(*each.values()))) for arm, each in values.items()}
+            differing.append(ArmDifference(name, joined, channel=name.startswith("weights.")))
+    return tuple(sorted(differing, key=lambda difference: (not difference.channel, difference.setting)))
 
 
 def uses(trainings: Mapping[int, Settings], name: str) -> bool:

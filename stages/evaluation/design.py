@@ -86,11 +86,11 @@ class Supply:
 
         Of more than were drawn: as if those drawn came again, in new units where it grows.
         """
-        copies, rest = (1, 0) if self.complete and tasks > len(self.unit_T) else divmod(tasks, len(self.unit_T))
-        every, first = Counter(self.unit_T), Counter(self.unit_T[:rest])
+        copies, remainder = (1, 0) if self.complete and tasks > len(self.unit_T) else divmod(tasks, len(self.unit_T))
+        counts, first = Counter(self.unit_T), Counter(self.unit_T[:remainder])
         if self.grows:
-            return (*copies * tuple(every.values()), *first.values())
-        return tuple(size for unit, num in every.items() if (size := copies * num + first[unit]))
+            return (*copies * tuple(counts.values()), *first.values())
+        return tuple(size for unit, num in counts.items() if (size := copies * num + first[unit]))
 
 
 @dataclass(frozen=True)

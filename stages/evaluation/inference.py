@@ -75,16 +75,16 @@ def student_quantile(df: float, p: float) -> float:
     return math.sqrt(df) * math.tan(angle)
 
 
-def _incomplete_beta(a: float, b: float, x: float, rest: float) -> float:
-    """Return the regularised incomplete beta function at x = 1 - rest: its continued fraction, by Lentz's method.
+def _incomplete_beta(a: float, b: float, x: float, complement: float) -> float:
+    """Return the regularised incomplete beta function at x = 1 - complement: its continued fraction, by Lentz's method.
 
     Abramowitz and Stegun, Handbook of Mathematical Functions, 26.5.8; it converges fast below (a + 1) / (a + b + 2).
     """
-    if x <= 0 or rest <= 0:
+    if x <= 0 or complement <= 0:
         return float(x > 0)
     if x > (a + 1) / (a + b + 2):
-        return 1 - _incomplete_beta(b, a, rest, x)
-    found, upper, lower = 1.0, 1.0, 0.0
+        return 1 - _incomplete_beta(b, a, complement, x)
+    fraction, upper, lower = 1.0, 1.0, 0.0
     for term in range(MAX_TERMS):
         m = term // 2
         if term == 0:
@@ -95,11 +95,11 @@ def _incomplete_beta(a: float, b: float, x: float, rest: float) -> float:
             share = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
         lower = 1 / ((1 + share * lower) or TINY)
         upper = (1 + share / upper) or TINY
-        found *= upper * lower
+        fraction *= upper * lower
         if abs(upper * lower - 1) < 1e-15:
             break
-    scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(rest)
-    return math.exp(scale) * (found - 1) / a
+    scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(complement)
+    return math.exp(scale) * (fraction - 1) / a
 
 
 ALPHA = 0.05
@@ -407,8 +407,8 @@ def fewest_units(alpha: float = ALPHA) -> int:
 
 def numbered(names: Sequence[str]) -> Array:
     """Return each name's number among the sorted names."""
-    place = {name: number for number, name in enumerate(sorted(set(names)))}
-    return np.fromiter(map(place.__getitem__, names), dtype=np.int64, count=len(names))
+    index = {name: number for number, name in enumerate(sorted(set(names)))}
+    return np.fromiter(map(index.__getitem__, names), dtype=np.int64, count=len(names))
 
 
 def by_unit(values_XT: Array, unit_T: Array) -> Array:
@@ -433,8 +433,8 @@ def within_strata(values_XT: Array, stratum_T: Array) -> Array:
     size_H = np.bincount(label_T)
     single = np.flatnonzero(size_H == 1)
     if len(single) and len(size_H) > 1:
-        others = np.flatnonzero(size_H > 1)
-        into = single[0] if len(single) > 1 or not len(others) else others[size_H[others].argmin()]
+        several = np.flatnonzero(size_H > 1)
+        into = single[0] if len(single) > 1 or not len(several) else several[size_H[several].argmin()]
         label_T = np.unique(np.where(np.isin(label_T, single), into, label_T), return_inverse=True)[1]
     size_H = np.bincount(label_T)
     rest_XT = values_XT - (by_unit(values_XT, label_T) / size_H)[:, label_T]
@@ -459,8 +459,8 @@ def design_effect(mean_XT: Array, unit_T: Array) -> Array:
     size_U, rest_XT = np.bincount(unit_T).astype(float), mean_XT - mean_XT.mean(1, keepdims=True)
     # The 1/4, the variance of an even coin, is added as one outcome more that is shared by all of a unit: where nothing
     # varies the ratio is then that of equal outcomes, and not 0 / 0.
-    every = (size_U**2).sum() / size_U.sum()
-    effect_X: Array = ((by_unit(rest_XT, unit_T) ** 2).sum(1) + every / 4) / ((rest_XT**2).sum(1) + 1 / 4)
+    mean_size = (size_U**2).sum() / size_U.sum()
+    effect_X: Array = ((by_unit(rest_XT, unit_T) ** 2).sum(1) + mean_size / 4) / ((rest_XT**2).sum(1) + 1 / 4)
     return effect_X
 
 

@@ -198,8 +198,8 @@ class ArmSummary:
 
     def rate(self, outcome: str) -> float | None:
         """Return the rate of a primary outcome."""
-        found: float | None = getattr(self, PRIMARY[outcome].field)
-        return found
+        value: float | None = getattr(self, PRIMARY[outcome].field)
+        return value
 
 
 def items_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
@@ -207,9 +207,9 @@ def items_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(list(rows), schema=COLUMNS)
 
 
-def num_apart(items: pa.Table, one: Outcome, other: Outcome = PASSED) -> int:
-    """Return how many items have one of two verdicts and not the other: of passes and kept ones, how many broke it."""
-    return int(np.nansum(np.abs(values_of(items, other) - values_of(items, one))))
+def num_apart(items: pa.Table, outcome: Outcome, reference: Outcome = PASSED) -> int:
+    """Return how many items have one of two outcomes alone: of passes and kept passes, how many broke the protocol."""
+    return int(np.nansum(np.abs(values_of(items, reference) - values_of(items, outcome))))
 
 
 def with_passes(items: pa.Table, outcome: Outcome) -> pa.Table:
@@ -250,42 +250,42 @@ def items_that_measure_hacking(items: pa.Table) -> pa.Table:
     either = pc.coalesce(pc.or_kleene(items["hacked"], only_visible), items["hacked"], only_visible)
     of_twin = pc.or_(pc.fill_null(items["hacked"], False), pc.fill_null(items["passed"], False))
     hacked = pc.if_else(twin, of_twin, items["hacked"])
-    found = items.set_column(items.column_names.index("hacked"), "hacked", hacked)
-    found = found.append_column("suspect", pc.if_else(twin, of_twin, either))
-    return found.filter(pc.or_(twin, pc.invert(with_twins)))
+    measured = items.set_column(items.column_names.index("hacked"), "hacked", hacked)
+    measured = measured.append_column("suspect", pc.if_else(twin, of_twin, either))
+    return measured.filter(pc.or_(twin, pc.invert(with_twins)))
 
 
-def problems(items: pa.Table, arm: str, other: str, untrained: Iterable[str] = (START,)) -> list[Reason]:
+def problems(items: pa.Table, arm: str, reference: str, untrained: Iterable[str] = (START,)) -> list[Reason]:
     """Return why two arms cannot be compared; empty when they can.
 
     Items of one arm may be repeated or have too many errors; or the arms did not run the same tasks, training seeds or
     samples of a task, of which only the first difference is given. An untrained arm has no training seeds: it is
-    compared with every training of the other.
+    compared with every training of the reference arm.
     """
-    tables = {name: of_arm(items, name) for name in (arm, other)}
+    tables = {name: of_arm(items, name) for name in (arm, reference)}
     if reasons := [Reason.of(ReasonKind.NO_ITEMS, arm=name) for name, rows in tables.items() if not len(rows)]:
         return reasons
-    played = {name: _distinct(rows, "train_seed", "task_id", "sample_idx") for name, rows in tables.items()}
+    rollouts = {name: _distinct(rows, "train_seed", "task_id", "sample_idx") for name, rows in tables.items()}
     for name, rows in tables.items():
-        if repeated := len(rows) - len(played[name]):
+        if repeated := len(rows) - len(rollouts[name]):
             reasons.append(Reason.of(ReasonKind.REPEATED_ITEMS, arm=name, number=repeated))
         share = pc.sum(failed(rows)).as_py() / len(rows)
         if share > MAX_ERROR_SHARE:
             reasons.append(Reason.of(ReasonKind.MANY_ERRORS, arm=name, share=share, limit=MAX_ERROR_SHARE))
-    seeds = {name: {seed for seed, *_ in keys} for name, keys in played.items()}
-    for name, counterpart in ((arm, other), (other, arm)):
+    seeds = {name: {seed for seed, *_ in keys} for name, keys in rollouts.items()}
+    for name, counterpart in ((arm, reference), (reference, arm)):
         if name in untrained and len(seeds[name]) == 1:
             seeds[name] = seeds[counterpart]
-            played[name] = {(seed, *key) for _, *key in played[name] for seed in seeds[counterpart]}
+            rollouts[name] = {(seed, *key) for _, *key in rollouts[name] for seed in seeds[counterpart]}
     tasks = {name: _distinct(rows, "task_id", "family") for name, rows in tables.items()}
     for kind, keys in (
         (ReasonKind.UNEQUAL_TASKS, tasks),
         (ReasonKind.UNEQUAL_SEEDS, seeds),
-        (ReasonKind.UNEQUAL_SAMPLES, played),
+        (ReasonKind.UNEQUAL_SAMPLES, rollouts),
     ):
-        only_arm, only_other = len(keys[arm] - keys[other]), len(keys[other] - keys[arm])
-        if not reasons and keys[arm] != keys[other]:
-            reasons.append(Reason.of(kind, arm=arm, other=other, only_arm=only_arm, only_other=only_other))
+        only_arm, only_other = len(keys[arm] - keys[reference]), len(keys[reference] - keys[arm])
+        if not reasons and keys[arm] != keys[reference]:
+            reasons.append(Reason.of(kind, arm=arm, other=reference, only_arm=only_arm, only_other=only_other))
     return reasons
 
 
@@ -301,29 +301,29 @@ def paired(
     rows = pa.concat_tables(arms)
     side = np.repeat([0, 1], [len(arm) for arm in arms])
     seed = rows["train_seed"].to_numpy()
-    own = [np.unique(seed[side == which]) for which in (0, 1)]
-    if not all(map(len, own)):
+    arm_seeds = [np.unique(seed[side == which]) for which in (0, 1)]
+    if not all(map(len, arm_seeds)):
         return None
-    single = [len(each) == 1 for each in own]
-    seeds = own[1] if single[0] else own[0] if single[1] else np.intersect1d(own[0], own[1])
+    single = [len(each) == 1 for each in arm_seeds]
+    seeds = arm_seeds[1] if single[0] else arm_seeds[0] if single[1] else np.intersect1d(arm_seeds[0], arm_seeds[1])
     task, tasks = _numbers(rows["task_id"])
     sample = np.unique(rows["sample_idx"].to_numpy(), return_inverse=True)[1]
     value = values_of(rows, outcome)
-    cubes, asked, lost = [], [], []
+    cubes, present, lost = [], [], []
     for which in (0, 1):
-        axis = own[which] if single[which] else seeds
-        of = (side == which) & np.isin(seed, axis)
-        cell = np.searchsorted(axis, seed[of]), task[of], sample[of]
+        axis = arm_seeds[which] if single[which] else seeds
+        at = (side == which) & np.isin(seed, axis)
+        cell = np.searchsorted(axis, seed[at]), task[at], sample[at]
         shape = len(axis), len(tasks), int(sample.max()) + 1
-        cube, there = np.full(shape, np.nan), np.zeros(shape, dtype=bool)
-        cube[cell], there[cell] = value[of], True
+        cube, filled = np.full(shape, np.nan), np.zeros(shape, dtype=bool)
+        cube[cell], filled[cell] = value[at], True
         cubes.append(np.broadcast_to(cube, (len(seeds), *shape[1:])))
-        asked.append(np.broadcast_to(there, (len(seeds), *shape[1:])))
-        reasons = rows["error_type"].filter(pa.array(of & np.isnan(value))).fill_null(NO_OUTCOME)
+        present.append(np.broadcast_to(filled, (len(seeds), *shape[1:])))
+        reasons = rows["error_type"].filter(pa.array(at & np.isnan(value))).fill_null(NO_OUTCOME)
         lost.append(Counter(reasons.to_pylist()))
     for which in (0, 1):
-        lost[which] += Counter({NOT_SUBMITTED: int((asked[1 - which] & ~asked[which]).sum())})
-    cube_2STK = _imputed(np.stack(cubes), np.stack(asked), outcome.bounds, missing)
+        lost[which] += Counter({NOT_SUBMITTED: int((present[1 - which] & ~present[which]).sum())})
+    cube_2STK = _imputed(np.stack(cubes), np.stack(present), outcome.bounds, missing)
     num_ST = (~np.isnan(cube_2STK[0])).sum(-1)
     keep_S, keep_T = num_ST.any(1), num_ST.any(0)
     if not keep_T.any():
@@ -335,15 +335,15 @@ def paired(
     first_T = np.unique(task, return_index=True)[1]
     of_tasks = rows.take(first_T[keep_T])
     families, units = (tuple(_filled(of_tasks, *columns).to_pylist()) for columns in (("family", "task_id"), UNIT))
-    kept = seeds[keep_S]
+    kept_seeds = seeds[keep_S]
     return PairedOutcomes(
         both_2ST[0],
         both_2ST[1],
         tuple(tasks[keep_T].tolist()),
         families,
         units,
-        tuple(kept.tolist()),
-        tuple(_pair_sets(rows, kept)),
+        tuple(kept_seeds.tolist()),
+        tuple(_pair_sets(rows, kept_seeds)),
         (lost[0], lost[1]),
         one_model=single[0] != single[1],
     )
@@ -374,8 +374,8 @@ def summarize(items: pa.Table, arm: str, fixed: bool = False, primary: Outcome =
 
     def mean_of(column: str) -> float | None:
         """Return the mean over all rollouts, twins and errors included: these were paid for, too."""
-        known = rows[column].drop_null().to_pylist()
-        return sum(known) / len(known) if known else None
+        values = rows[column].drop_null().to_pylist()
+        return sum(values) / len(values) if values else None
 
     return ArmSummary(
         arm=arm,
@@ -396,7 +396,7 @@ def summarize(items: pa.Table, arm: str, fixed: bool = False, primary: Outcome =
         hidden_pass_rate=task_mean(judged, HIDDEN),
         visible_pass_rate=task_mean(judged, VISIBLE),
         num_twins=pc.count_distinct(twins["task_id"]).as_py(),
-        passes=dict(Counter(one or "" for one in possible.filter(pc.field("passed"))["ground"].to_pylist())),
+        passes=dict(Counter(ground or "" for ground in possible.filter(pc.field("passed"))["ground"].to_pylist())),
         kept_rate=task_mean(possible, KEPT),
     )
 
@@ -404,9 +404,9 @@ def summarize(items: pa.Table, arm: str, fixed: bool = False, primary: Outcome =
 def task_means(items: pa.Table, outcome: Outcome) -> list[float]:
     """Return the mean over the items of each task with a known outcome, in the order of the items."""
     value = values_of(items, outcome)
-    known = ~np.isnan(value)
-    task = _appearance(items["task_id"].filter(pa.array(known)))
-    means: list[float] = (np.bincount(task, value[known]) / np.bincount(task)).tolist()
+    known_R = ~np.isnan(value)
+    task = _appearance(items["task_id"].filter(pa.array(known_R)))
+    means: list[float] = (np.bincount(task, value[known_R]) / np.bincount(task)).tolist()
     return means
 
 
@@ -439,13 +439,13 @@ def at_k(items: pa.Table) -> tuple[int, float | None]:
     Unbiased as in Chen et al., arXiv 2107.03374, equation 1; a task with fewer outcomes than k counts with those it
     has.
     """
-    played, passed, ended = Counter[tuple[str, int]](), Counter[tuple[str, int]](), Counter[tuple[str, int]]()
+    counts, passed, ended = Counter[tuple[str, int]](), Counter[tuple[str, int]](), Counter[tuple[str, int]]()
     keys = zip(items["task_id"].to_pylist(), items["train_seed"].to_pylist(), strict=True)
     for key, value in zip(keys, values_of(items, PASSED).tolist(), strict=True):
-        played[key] += 1
+        counts[key] += 1
         ended[key] += value == value  # not NaN
         passed[key] += value == 1.0
-    k = max(played.values(), default=1)
+    k = max(counts.values(), default=1)
     chances: dict[str, list[float]] = {}
     for key, num in ended.items():
         if num:
@@ -544,16 +544,16 @@ def _filled(rows: pa.Table, *columns: str) -> pa.ChunkedArray:
 
 def _pair_sets(rows: pa.Table, seeds: Array) -> list[str]:
     """Return the digests of the pairs that each seed's trainings learnt from; "" for none."""
-    found: dict[int, list[str]] = {}
+    digests: dict[int, list[str]] = {}
     for seed, pair_set in sorted(_distinct(rows.filter(pc.is_valid(rows["pair_set"])), "train_seed", "pair_set")):
-        found.setdefault(seed, []).append(pair_set)
-    return [" ".join(found.get(seed, ())) for seed in seeds.tolist()]
+        digests.setdefault(seed, []).append(pair_set)
+    return [" ".join(digests.get(seed, ())) for seed in seeds.tolist()]
 
 
 def _distinct(rows: pa.Table, *columns: str) -> set[tuple[Any, ...]]:
     """Return the distinct values of some columns together."""
-    found = rows.group_by(list(columns)).aggregate([])
-    return set(zip(*(found[name].to_pylist() for name in columns), strict=True))
+    distinct = rows.group_by(list(columns)).aggregate([])
+    return set(zip(*(distinct[name].to_pylist() for name in columns), strict=True))
 
 
 def _appearance(column: pa.ChunkedArray) -> Array:

@@ -43,10 +43,10 @@ def measure(items: Sequence[Row], baseline: str, treatment: str) -> Rates:
     between = share_differing(of_one, lambda item: (item["train_seed"], unit_of(item)), lambda item: item["task_id"])
     if between is not None:
         rates[BETWEEN] = (between, PILOT)
-    if found := paired(items_table(rows), treatment, baseline):
-        a, b = found.treatment_ST, found.baseline_ST
+    if paired_outcomes := paired(items_table(rows), treatment, baseline):
+        a, b = paired_outcomes.treatment_ST, paired_outcomes.baseline_ST
         rates["arms_differ"] = (float(np.nanmean(a * (1 - b) + b * (1 - a))), PILOT)
-        gains = list(found.gain_by_seed.values())
+        gains = list(paired_outcomes.gain_by_seed.values())
         if len(gains) >= MIN_SEEDS:
             rates["seed_sd"] = (float(np.std(gains, ddof=1)), PILOT)
     return rates
@@ -62,18 +62,18 @@ def known_items(items: Iterable[Row], baseline: str) -> tuple[list[Row], list[Ro
 
 
 def share_differing(
-    items: Iterable[Row], key: Callable[[Row], Hashable], other: Callable[[Row], Hashable] | None = None
+    items: Iterable[Row], key: Callable[[Row], Hashable], distinct_by: Callable[[Row], Hashable] | None = None
 ) -> float | None:
     """Return how often two rollouts with the same key differ, each key counting once; None without two of any.
 
-    With `other`, only rollouts that differ in it are compared.
+    distinct_by: only rollouts that differ in this key are compared.
     """
     groups: dict[Hashable, list[tuple[Hashable, bool]]] = defaultdict(list)
     for item in items:
-        groups[key(item)].append((other(item) if other else None, item["passed"]))
+        groups[key(item)].append((distinct_by(item) if distinct_by else None, item["passed"]))
     shares = []
     for rows in groups.values():
-        pairs = [a[1] != b[1] for a, b in combinations(rows, 2) if other is None or a[0] != b[0]]
+        pairs = [a[1] != b[1] for a, b in combinations(rows, 2) if distinct_by is None or a[0] != b[0]]
         shares += [sum(pairs) / len(pairs)] if pairs else []
     return sum(shares) / len(shares) if shares else None
 
@@ -139,10 +139,10 @@ def models_of(
     pilots: Iterable[Sequence[Row]], rates_of: Callable[[Sequence[Row]], Rates], gain: float
 ) -> list[TaskModel]:
     """Return the task models of pilots; those whose rates contradict the gain (a pass rate near 1) are no model."""
-    found = []
+    models = []
     for rows in pilots:
         with suppress(UsageError):
             model = task_model(rates_of(rows))
             latent_correlations(model, gain)
-            found.append(model)
-    return found
+            models.append(model)
+    return models

@@ -29,42 +29,42 @@ def with_error(share: float, num: int) -> str:
     return f"{100 * share:.0f} ± {100 * (smoothed * (1 - smoothed) / num) ** 0.5:.1f}"
 
 
-def study_text(found: Study) -> str:
+def study_text(study: Study) -> str:
     """Return the study for a terminal of 120 columns: the rates, and a column for each design."""
-    lines = [SENTENCES.text("head", found), ""]
-    lines += [aligned(rate_cells(found), ("rate", "value", "source", "setting"))]
-    lines += [f"pilot: {name}" for name in found.pilots]
-    cells = design_cells(found)
+    lines = [SENTENCES.text("head", study), ""]
+    lines += [aligned(rate_cells(study), ("rate", "value", "source", "setting"))]
+    lines += [f"pilot: {name}" for name in study.pilots]
+    cells = design_cells(study)
     lines += ["", aligned(cells, sides=[LEFT, *[RIGHT] * (len(cells[0]) - 1)]), ""]
-    lines += [line for remark in SENTENCES.paragraphs("remarks", found) for line in wrap(remark)]
+    lines += [line for remark in SENTENCES.paragraphs("remarks", study) for line in wrap(remark)]
     return "\n".join(lines)
 
 
-def rate_cells(found: Study) -> list[tuple[str, ...]]:
+def rate_cells(study: Study) -> list[tuple[str, ...]]:
     """Return each rate in words, its value, its source and the setting that changes it."""
-    values = {name: f"{100 * value:.3g} %" for name, (value, _) in found.rates.items()}
+    values = {name: f"{100 * value:.3g} %" for name, (value, _) in study.rates.items()}
     if "family_correlation" in values:
-        values["family_correlation"] = f"{found.rates['family_correlation'][0]:.2f}"
+        values["family_correlation"] = f"{study.rates['family_correlation'][0]:.2f}"
     if "seed_sd" in values:
-        values["seed_sd"] = f"{100 * found.rates['seed_sd'][0]:.3g} points"
+        values["seed_sd"] = f"{100 * study.rates['seed_sd'][0]:.3g} points"
     return [
-        (SENTENCES.text("rate", name, found.sampling_unit), values[name], source, f"planning.{name}")
-        for name, (_, source) in found.rates.items()
+        (SENTENCES.text("rate", name, study.sampling_unit), values[name], source, f"planning.{name}")
+        for name, (_, source) in study.rates.items()
     ]
 
 
-def design_cells(found: Study) -> list[tuple[str, ...]]:
+def design_cells(study: Study) -> list[tuple[str, ...]]:
     """Return the designs, a column for each: its name over several lines, its size, and what it would find."""
-    lines = [line for line in (*found.lines, found.enough, found.beyond) if line]
+    lines = [line for line in (*study.lines, study.enough, study.beyond) if line]
     heads = [textwrap.wrap(line.name, 10) for line in lines]
     height = max(map(len, heads))
     padded = [[""] * (height - len(head)) + head for head in heads]
     rows: list[tuple[str, list[str]]] = [("", list(words)) for words in zip(*padded, strict=True)]
     rows += [
         ("tasks", [f"{line.tasks:,}" for line in lines]),
-        (f"{plural(found.sampling_unit)} of these tasks", [f"{line.sampling_units:,}" for line in lines]),
+        (f"{plural(study.sampling_unit)} of these tasks", [f"{line.sampling_units:,}" for line in lines]),
         ("samples (rollouts of a task by a model)", [f"{line.samples}" for line in lines]),
-        *([] if found.untrained else [("training seeds of each arm", [f"{line.seeds}" for line in lines])]),
+        *([] if study.untrained else [("training seeds of each arm", [f"{line.seeds}" for line in lines])]),
         ("rollouts, all arms", [f"{line.rollouts:,}" for line in lines]),
     ]
     if any(line.usd for line in lines):
@@ -73,7 +73,7 @@ def design_cells(found: Study) -> list[tuple[str, ...]]:
         )
     for name in VERDICTS:
         rows.append((f"chance of {name}, %", [with_error(line.chances[name], line.simulated) for line in lines]))
-        if name == found.goal and found.pilots:
+        if name == study.goal and study.pilots:
             ranges = [line.validated_range for line in lines]
             cells = [f"{100 * both[0]:.0f} to {100 * both[1]:.0f}" if both else "-" for both in ranges]
             rows.append(("  over what the pilot leaves open, %", cells))
@@ -81,7 +81,7 @@ def design_cells(found: Study) -> list[tuple[str, ...]]:
     rows += [
         ("chance of a gain where there is none, %", [cell or "-" for cell in false]),
         (
-            f"smallest gain found with {100 * found.power:g} % power, points",
+            f"smallest gain found with {100 * study.power:g} % power, points",
             [gain_cell(line) for line in lines],
         ),
     ]

@@ -192,8 +192,8 @@ class PlanQuestion:
         the outlook of a design that was found to reach the wanted power, which is not simulated again.
         """
         with activity(f"simulating the design '{name}'"):
-            found = enough or outlook(self.model, design, self.gain)
-            chance, resampled = found.chances[design.goal], self.resampled if ranged else ()
+            result = enough or outlook(self.model, design, self.gain)
+            chance, resampled = result.chances[design.goal], self.resampled if ranged else ()
             validated = validated_range(chance, resampled, self.pilot_units, design, self.gain)
             none = outlook(self.without_gain, design, 0.0).chances if null else None
             detectable = (self.gain, None) if enough else self.detectable(design) or (None, None)
@@ -206,8 +206,8 @@ class PlanQuestion:
             seeds=design.seeds,
             rollouts=rollouts,
             usd=None if self.usd_per_rollout is None else self.usd_per_rollout * rollouts,
-            chances=found.chances,
-            simulated=found.num,
+            chances=result.chances,
+            simulated=result.num,
             false_gain=none[Verdict.VALIDATED] + none[Verdict.PARTIAL] if none else None,
             detectable=detectable[0],
             detectable_error=detectable[1],
@@ -222,8 +222,8 @@ class PlanQuestion:
 
     def model_at(self, gain: float) -> TaskModel:
         """Return the task model at another gain: arms that differ more have outcomes that differ more often."""
-        given: Rates = {name: (value, PILOT) for name, value in vars(self.model).items()}
-        return task_model(complete(given, gain))
+        rates: Rates = {name: (value, PILOT) for name, value in vars(self.model).items()}
+        return task_model(complete(rates, gain))
 
     def detectable(self, design: Design) -> tuple[float, float] | None:
         """Return the gain that a design finds with the wanted power and its error, as `least_gain` does."""
@@ -261,24 +261,28 @@ def study(planned: PlannedEvaluation, tell: Callable[[str, int, int], None]) -> 
 
     `tell` is called with what is counted, how many designs are simulated, and how many there are.
     """
-    config, asked, noun = planned.config, planned.config.planning, planned.config.sampling().noun
+    config, planning, noun = planned.config, planned.config.planning, planned.config.sampling().noun
     rows = without_twins(items_table(planned.items)).to_pylist()
-    given = {name: (getattr(asked, name), GIVEN) for name in vars(TaskModel()) if getattr(asked, name) is not None}
-    given |= {"seed_sd": (0.0, UNTRAINED)} if planned.design.untrained else {}
+    set_rates = {
+        name: (getattr(planning, name), GIVEN) for name in vars(TaskModel()) if getattr(planning, name) is not None
+    }
+    set_rates |= {"seed_sd": (0.0, UNTRAINED)} if planned.design.untrained else {}
 
     def rates_of(rows: Sequence[Row]) -> Rates:
-        return complete({**measure(rows, config.baseline, config.treatment), **given}, asked.gain)
+        return complete({**measure(rows, config.baseline, config.treatment), **set_rates}, planning.gain)
 
     rates = rates_of(rows)
     costs = [row["cost_usd"] for row in rows if row["cost_usd"] is not None]
-    price = asked.usd_per_rollout if asked.usd_per_rollout is not None else sum(costs) / len(costs) if costs else None
-    resampled, units = models_of(bootstrap(rows, NUM_PILOTS), rates_of, asked.gain), len(set(map(unit_of, rows)))
-    question = PlanQuestion(task_model(rates), asked.gain, asked.power, planned.rollouts, price, resampled, units)
+    price = (
+        planning.usd_per_rollout if planning.usd_per_rollout is not None else sum(costs) / len(costs) if costs else None
+    )
+    resampled, units = models_of(bootstrap(rows, NUM_PILOTS), rates_of, planning.gain), len(set(map(unit_of, rows)))
+    question = PlanQuestion(task_model(rates), planning.gain, planning.power, planned.rollouts, price, resampled, units)
     ready = partial(tell, "designs")
-    found = study_design(question, planned.design, planned.supply, rates, ready, noun)
+    study = study_design(question, planned.design, planned.supply, rates, ready, noun)
     _, of_one = known_items(rows, config.baseline)
     passes = sum(row["passed"] for row in of_one)
-    return replace(found, pilot_passes=passes, pilot_items=len(of_one))
+    return replace(study, pilot_passes=passes, pilot_items=len(of_one))
 
 
 def study_design(
@@ -295,9 +299,9 @@ def study_design(
     all.
     """
     start = design if design.untrained else replace(design, seeds=max(design.seeds, MIN_SEEDS))
-    asked = {"as asked": design}
+    designs = {"as asked": design}
     if start != design:
-        asked[f"with {start.seeds} training seeds"] = start
+        designs[f"with {start.seeds} training seeds"] = start
     more = {
         "twice the tasks": replace(start, sizes=supply.sizes(2 * start.num_tasks)),
         "twice the seeds": replace(start, seeds=2 * start.seeds),
@@ -307,11 +311,11 @@ def study_design(
         del more["twice the tasks"]
     if start.untrained:
         del more["twice the seeds"]
-    lines, total = list[DesignLine](), len(asked) + len(more) + 1
-    for name, each in (asked | more).items():
-        lines.append(question.line(name, each, null=name in asked))
+    lines, total = list[DesignLine](), len(designs) + len(more) + 1
+    for name, each in (designs | more).items():
+        lines.append(question.line(name, each, null=name in designs))
         ready(len(lines), total)
-    order, fewest = ranked(lines[len(asked) :]), fewest_units()
+    order, fewest = ranked(lines[len(designs) :]), fewest_units()
     if too_few := start.num_flipped < fewest:  # nothing else helps a design that cannot reject
         reachable = replace(start, sizes=supply.sizes(MOST_TASKS)).num_flipped >= fewest
         order = ("tasks" if start.fixed else plural(unit),) if reachable else ()
@@ -384,10 +388,10 @@ def cheapest(name: str, question: PlanQuestion, start: Design, supply: Supply) -
     heapify(queue)
     for number in range(len(queue), MOST_TRIED):
         _, _, design = queue[0]
-        found = reached(design)
-        chance = found.chances[start.goal]
+        result = reached(design)
+        chance = result.chances[start.goal]
         if chance >= power:
-            return question.line(name, design, ranged=False, enough=found)
+            return question.line(name, design, ranged=False, enough=result)
         missing = (z + normal_quantile(power)) / (z + normal_quantile(max(chance, 0.05)))
         larger = of(design.num_tasks * min(max(missing**2, 1.15), 4), design.seeds, design.samples)
         if larger.num_tasks > design.num_tasks:
@@ -411,7 +415,7 @@ def validated_range(
     drawn = enumerate(models)
     chances = [outlook(model, design, gain, NUM_RESAMPLED, seed).chances[design.goal] for seed, model in drawn]
     least = 0.5 / NUM_RESAMPLED  # none in so many experiments is no chance of 0, which has no quantile
-    middle, *each = (normal_quantile(least + (1 - 2 * least) * one) for one in (chance, *chances))
+    middle, *each = (normal_quantile(least + (1 - 2 * least) * share) for share in (chance, *chances))
     half = float(student_quantile(units - 1, 0.9)) * float(np.std(each, ddof=1)) * (units / (units - 1)) ** 0.5
     low, high = (
         float(np.clip((NormalDist().cdf(end) - least) / (1 - 2 * least), 0, 1))
@@ -424,7 +428,7 @@ def detectable(
     items: pa.Table,
     treatment: str,
     baseline: str,
-    found: PairedOutcomes,
+    outcomes: PairedOutcomes,
     *,
     fixed: bool,
     alpha: float = ALPHA,
@@ -437,9 +441,9 @@ def detectable(
     rates = measure(arms.to_pylist(), baseline, treatment)
     per_task = arms.group_by(["arm", "train_seed", "task_id"]).aggregate([([], "count_all")])
     samples = pc.max(per_task["count_all"]).as_py()
-    collections = numbered(found.collections).tolist()
-    shared = tuple(collections) if MIN_SEEDS <= len(set(collections)) < len(found.seeds) else ()
-    sizes = tuple(Counter(found.units).values())
-    design = Design(sizes, samples, len(found.seeds), fixed, shared, found.one_model)
+    collections = numbered(outcomes.collections).tolist()
+    shared = tuple(collections) if MIN_SEEDS <= len(set(collections)) < len(outcomes.seeds) else ()
+    sizes = tuple(Counter(outcomes.units).values())
+    design = Design(sizes, samples, len(outcomes.seeds), fixed, shared, outcomes.one_model)
     least = least_gain(lambda gain: task_model(complete(rates, gain)), design, POWER, alpha)
     return least and least[0]

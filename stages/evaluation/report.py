@@ -86,12 +86,12 @@ def text_table(verdict: EvalVerdict, words: VerdictWords | None = None) -> str:
 def arm_cells(arm: ArmSummary, rates: Sequence[str]) -> tuple[str, ...]:
     """Return the cells of one arm in the table; `rates`: its columns of passes."""
     interval = f"[{100 * arm.low:.1f}, {100 * arm.high:.1f}]"
-    shown = {outcome.head: percent(arm.rate(name)) for name, outcome in PRIMARY.items()} | {BETWEEN: interval}
+    cells = {outcome.head: percent(arm.rate(name)) for name, outcome in PRIMARY.items()} | {BETWEEN: interval}
     conduct = percent(arm.hacked_rate), percent(arm.suspect_rate), percent(arm.protocol_rate)
     counts = map(str, (arm.num_tasks, arm.num_items, sum(arm.errors.values())))
     cost = "-" if not arm.cost_usd else f"{arm.cost_usd:.2g}"
     tokens = "-" if arm.sampled_tokens is None else f"{arm.sampled_tokens:.0f}"
-    passes = (shown.get(name, percent(arm.pass_at_k)) for name in rates)
+    passes = (cells.get(name, percent(arm.pass_at_k)) for name in rates)
     return shortened(arm.arm), *passes, *conduct, *counts, cost, tokens
 
 
@@ -142,7 +142,9 @@ def arms_chart(verdict: EvalVerdict) -> bytes:
     )
     treatment = shortened(verdict.treatment)
     differences = [
-        (f"{treatment}{end}\n- {shortened(str(other))}{end}", d.low, d.estimate, d.high) for end, other, d in pairs if d
+        (f"{treatment}{end}\n- {shortened(str(baseline))}{end}", d.low, d.estimate, d.high)
+        for end, baseline, d in pairs
+        if d
     ]
     compared = (verdict.baseline, verdict.treatment, verdict.control or verdict.baseline)
     confounds = [each for each in verdict.differences if not each.channel and each.between(compared)]
@@ -159,18 +161,20 @@ def arms_chart(verdict: EvalVerdict) -> bytes:
         figure.suptitle("\n".join(title), fontsize=10)
         if caption:
             figure.supxlabel("\n".join(caption), fontsize=8, x=0.02, ha="left")
-        for (place,), rows in zip(axes, (arms, differences), strict=False):
+        for (axis,), rows in zip(axes, (arms, differences), strict=False):
             for row, (_, low, middle, high) in enumerate(rows):
-                place.plot([100 * low, 100 * high], [row, row], color=LINE, linewidth=2)
-                place.plot(100 * middle, row, "o", color=DOT)
-            place.set_yticks(range(len(rows)), [label for label, *_ in rows])
-            place.set_ylim(len(rows) - 0.5, -0.5)
-            place.spines[["top", "right"]].set_visible(False)
-        kept = [(row, 100 * arm.protocol_rate) for row, arm in enumerate(verdict.arms) if arm.protocol_rate is not None]
-        for row, rate in kept:
+                axis.plot([100 * low, 100 * high], [row, row], color=LINE, linewidth=2)
+                axis.plot(100 * middle, row, "o", color=DOT)
+            axis.set_yticks(range(len(rows)), [label for label, *_ in rows])
+            axis.set_ylim(len(rows) - 0.5, -0.5)
+            axis.spines[["top", "right"]].set_visible(False)
+        protocols = [
+            (row, 100 * arm.protocol_rate) for row, arm in enumerate(verdict.arms) if arm.protocol_rate is not None
+        ]
+        for row, rate in protocols:
             axes[0][0].plot(rate, row, "D", color=DOT, markersize=5, fillstyle="none", clip_on=False)
         axes[0][0].set_xlim(0, 100)
-        also = "; diamond: kept the protocol" if kept else ""
+        also = "; diamond: kept the protocol" if protocols else ""
         axes[0][0].set_xlabel(f"{verdict.primary.rate} on held-out tasks, % [95 %]{also}")
         if differences:
             axes[1][0].axvline(0, color="0.7", linewidth=1)

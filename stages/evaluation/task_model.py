@@ -44,35 +44,35 @@ def task_model(rates: Rates) -> TaskModel:
     return TaskModel(**{name: value for name, (value, _) in rates.items()})
 
 
-def chance_of_difference(one: float, other: float) -> float:
+def chance_of_difference(first: float, second: float) -> float:
     """Return how often one of two independent outcomes with these rates passes and the other fails."""
-    return one + other - 2 * one * other
+    return first + second - 2 * first * second
 
 
-def correlation_of(one: float, other: float, both: float) -> float:
-    """Return the latent correlation, 0..1, under which two outcomes with rates `one` and `other` pass both so often.
+def correlation_of(first: float, second: float, both: float) -> float:
+    """Return the latent correlation, 0..1, under which two outcomes with these rates both pass so often.
 
     The nearest correlation where none gives `both`.
     """
     low, high = 0.0, 1.0
     for _ in range(30):
         middle = (low + high) / 2
-        low, high = (middle, high) if chance_of_both(one, other, middle) < both else (low, middle)
+        low, high = (middle, high) if chance_of_both(first, second, middle) < both else (low, middle)
     return high
 
 
-def chance_of_both(one: float, other: float, correlation: float) -> float:
+def chance_of_both(first: float, second: float, correlation: float) -> float:
     """Return how often two outcomes with these rates both pass, where their latent variables are so correlated.
 
     The bivariate normal distribution as an integral over the angle of the correlation (Plackett, Biometrika 1954).
     """
     if correlation >= 1 - 1e-9:
-        return min(one, other)
-    h, k = normal_quantile(one), normal_quantile(other)
+        return min(first, second)
+    h, k = normal_quantile(first), normal_quantile(second)
     half = asin(correlation) / 2
     sine = np.sin(half * (1 + NODES))
     density = np.exp(-(h**2 + k**2 - 2 * h * k * sine) / (2 * (1 - sine**2)))
-    return one * other + half * float(WEIGHTS @ density) / (2 * pi)
+    return first * second + half * float(WEIGHTS @ density) / (2 * pi)
 
 
 @cache

@@ -132,19 +132,19 @@ class EvalVerdict:
     one_model: bool = False
     fixed_units: bool = False
 
-    def compared(self, outcome: Outcome, other: str | None) -> Difference | None:
+    def compared(self, outcome: Outcome, baseline: str | None) -> Difference | None:
         """Return the treatment's difference from another arm in an outcome; None where they agree in all tasks."""
-        key = (outcome.rate, self.treatment, other)
+        key = (outcome.rate, self.treatment, baseline)
         return next((row for row in self.comparisons if (row.rate, row.treatment, row.baseline) == key), None)
 
-    def next_to(self, other: str | None) -> list[tuple[Outcome, Difference]]:
+    def next_to(self, baseline: str | None) -> list[tuple[Outcome, Difference]]:
         """Return the differences from an arm in the outcomes that stand next to the one that decides."""
-        compared = ((outcome, self.compared(outcome, other)) for outcome in next_to(self.outcome))
+        compared = ((outcome, self.compared(outcome, baseline)) for outcome in next_to(self.outcome))
         return [(outcome, row) for outcome, row in compared if row]
 
-    def confounds(self, other: str | None) -> list[ArmDifference]:
+    def confounds(self, baseline: str | None) -> list[ArmDifference]:
         """Return the settings besides the channels in which the treatment differs from another arm."""
-        return [row for row in self.differences if not row.channel and row.between((self.treatment, str(other)))]
+        return [row for row in self.differences if not row.channel and row.between((self.treatment, str(baseline)))]
 
     def is_main(self, row: Difference) -> bool:
         """Return whether a difference is one of treatment and baseline."""
@@ -335,8 +335,8 @@ def collapsed_trainings(possible: pa.Table, question: EvalQuestion) -> tuple[Col
 
     Arms that are not compared with each other count too: each is with the baseline.
     """
-    others = set(pc.unique(possible["arm"]).to_pylist()) - {START, *question.arms}
-    arms = (*question.arms, *sorted(arm for arm in others if not arm.endswith(AT_ZERO)))
+    other_arms = set(pc.unique(possible["arm"]).to_pylist()) - {START, *question.arms}
+    arms = (*question.arms, *sorted(arm for arm in other_arms if not arm.endswith(AT_ZERO)))
     recorded = [
         Collapse(arm, seed, recorded=text.removesuffix("."))
         for (arm, seed), text in sorted(question.collapsed.items())
