@@ -180,7 +180,7 @@ def compare(sides: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
     scores = pa.chunked_array([part for log in matched for part in log.items["score"].drop_null().chunks], pa.float64())
     if not len(scores):
         reasons = Counter(reason or "without a reason" for log in matched for reason in log.items["reason"].to_pylist())
-        raise BadInput(f"No sample of these logs has a score ({describe_reasons(reasons)}). Give finished evaluations.")
+        raise BadInput("comparison.no-scores", reasons=describe_reasons(reasons))
     low, high = (float(value) for value in (pc.min(scores).as_py(), pc.max(scores).as_py()))
     scale = (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
     lower = direction.lower_is_better(matched, config.lower_is_better)
@@ -188,10 +188,7 @@ def compare(sides: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
     unit = logs.sampling(matched, config.unit)
     min_gain = config.min_gain or MIN_GAIN * abs(span.width)
     if scale == (0.0, 1.0) and min_gain > 1:
-        raise UsageError(
-            f"min_gain is {min_gain:g}, and no difference can be that large: the scores are between 0 and 1. It is in "
-            "units of the score: 5 points of a pass rate are 0.05."
-        )
+        raise UsageError("comparison.min-gain-too-large", min_gain=min_gain)
     binary = bool(pc.all(pc.or_(pc.equal(scores, 0.0), pc.equal(scores, 1.0))).as_py())
     rules = ComparisonRules(span, unit, binary, choose_missing(config, matched), min_gain)
     tables = [average_samples(log, span, unit) for log in matched]
@@ -389,10 +386,7 @@ def pair_sides(
     outcomes = assuming("failed", "lowest", "lowest") if failed else assuming("excluded", "passed", "passed")
     if outcomes is None:
         reasons = [f"{name}: {describe_reasons(side)}" for name, side in zip(names, missing, strict=True) if side]
-        raise BadInput(
-            f"No task has a score in both {names[0]} and {names[1]} ({'; '.join(reasons)}). Give logs that both scored "
-            "some task, or count what is missing as failed (--missing failed)."
-        )
+        raise BadInput("comparison.no-common-task", first=names[0], second=names[1], reasons="; ".join(reasons))
     if failed or not any(missing):
         return PairedSides(outcomes, missing, None, None)
     worst, best = assuming("against", "highest", "lowest"), assuming("for", "lowest", "highest")

@@ -15,7 +15,6 @@ MAY_BE_LOWER = re.compile(
     re.IGNORECASE,
 )
 """Names of metrics of which lower values are better by most definitions. Logs that do not say so are asked about."""
-REMEDY = "say it with --lower-is-better, or with --set lower_is_better=false where higher is better"
 
 
 class ScoreMetric(NamedTuple):
@@ -45,17 +44,14 @@ def lower_is_better(logs: Sequence["ReadLog"], choice: bool | None) -> bool:
     """
     for log in logs:
         if {metric.may_be_lower for metric in log.metrics} == {True, False}:
-            raise BadInput(
-                f"{log.name} mixes metrics of which higher and of which lower values are better, and the mean of both "
-                f"says nothing: {_named(log.metrics)}. Give the logs of one metric."
-            )
+            raise BadInput("comparison.mixed-directions", name=log.name, metrics=_named(log.metrics))
     if choice is not None:
         return choice
     declared = {metric for log in logs for metric in log.metrics if metric.higher_is_better is not None}
     directions = {metric.higher_is_better for metric in declared}
     if len(directions) > 1:
-        texts = "; ".join(f"{log.name}: {_named(log.metrics)}" for log in logs if log.metrics)
-        raise BadInput(f"The logs differ in whether higher scores are better ({texts}): {REMEDY}.")
+        named = [(log.name, _named(log.metrics)) for log in logs if log.metrics]
+        raise BadInput("comparison.directions-differ", logs=named)
     declared_names = {metric.name for metric in declared}
     unsaid = {
         metric
@@ -64,9 +60,9 @@ def lower_is_better(logs: Sequence["ReadLog"], choice: bool | None) -> bool:
         if metric.higher_is_better is None and metric.name not in declared_names
     }
     if doubtful := {metric for metric in unsaid if metric.may_be_lower or False in directions}:
-        raise BadInput(f"The logs do not say whether lower values of {_named(doubtful)} are better: {REMEDY}.")
+        raise BadInput("comparison.direction-unknown", metrics=_named(doubtful))
     return False in directions
 
 
-def _named(metrics: Iterable[ScoreMetric]) -> str:
-    return ", ".join(sorted(map(str, metrics)))
+def _named(metrics: Iterable[ScoreMetric]) -> list[str]:
+    return sorted(map(str, metrics))

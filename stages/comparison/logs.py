@@ -32,11 +32,12 @@ from stages.formats.reading import FileCount, ReadTrajectory
 from stages.formats.repeats import StoredTables
 from stages.formats.reports import Sidecars, differing_folders, stem
 from stages.formats.swebench import PREDICTIONS
-from stages.layout import counted, shortened
+from stages.layout import shortened
 from stages.runs import catalog, store
 from stages.runs.kinds import EVAL_ITEM, ORIGIN, ROLLOUT
 from stages.runs.run import Run
 from stages.terms import SamplingUnit, sampling_unit_of
+from stages.words import Sentence
 
 ITEM = pa.schema(
     [
@@ -189,15 +190,12 @@ def of_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
         first = next((item[1] for item in next(iter(detected)).records() if not isinstance(item, Drop)), None)
         if isinstance(first, dict) and not reader_names:
             _id_and_score([*first], path)
-        reasons = ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in drops.most_common(3))
-        raise BadInput(
-            f"{path} holds no sample to compare: {reasons or 'it is empty'}. Give a log with a record for each sample."
-        )
+        raise BadInput("comparison.no-sample", path=path, drops=drops.most_common(3))
     if unit and not any(rows["unit"]):
-        raise UsageError(f"{path} has no column {unit!r} to resample tasks by: leave out --unit, or name one it has.")
-    notes = [f"{number} records were left out: {reason.replace('_', ' ')}" for reason, number in (+drops).items()]
-    notes += [f"{counted(len(unknown), 'file')} of no known format left out: {unknown[0]}"] if unknown else []
-    notes += [f"the log broke off (status {status!r}) after {counted(num, 'sample')}" for status, num in broken.items()]
+        raise UsageError("comparison.no-unit", path=path, column=unit)
+    notes = [Sentence("comparison.dropped-records", records=num, reason=reason) for reason, num in (+drops).items()]
+    notes += [Sentence("comparison.unknown-files", files=len(unknown), first=unknown[0])] if unknown else []
+    notes += [Sentence("comparison.broken-log", status=status, samples=num) for status, num in broken.items()]
     return ReadLog(
         _label(path, [source for source in sources if not source.beside]),
         pa.table(rows, schema=ITEM),
@@ -258,11 +256,16 @@ class LoggedSamples:
     def _repeat(self, earlier: LoggedSample, row: dict[str, Any], record: ReadTrajectory) -> None:
         trajectory, scores = record.trajectory, (earlier.row["score"], row["score"])
         if None not in scores and scores[0] != scores[1]:
-            other_file = earlier.path != record.origin.path
             raise BadInput(
-                f"{self.path} holds {trajectory.task_id} twice under the id {trajectory.own_id}, with the score {scores[0]:g} in "
-                f"{earlier.row['place']} and {scores[1]:g} in {row['place']}. "
-                f"{'Give the file that counts' if other_file else 'Give each sample an id of its own'}."
+                "comparison.sample-with-two-scores",
+                path=self.path,
+                task=trajectory.task_id,
+                id=trajectory.own_id,
+                score=scores[0],
+                place=earlier.row["place"],
+                other_score=scores[1],
+                other_place=row["place"],
+                same_file=earlier.path == record.origin.path,
             )
         self.drops["duplicate"] += 1
         if scores[0] is None:
@@ -412,11 +415,11 @@ def of_run(run: Run, label: str, unit: str) -> ReadLog:
         sampling = replace(sampling, fixed=manifest.config["units"] == "fixed")
     notes: tuple[str, ...] = ()
     if twins:
-        notes = (f"{counted(twins, 'sample')} of impossible tasks, which measure hacking, left out",)
+        notes = (Sentence("comparison.impossible-tasks", samples=twins),)
     if run.holds(EVAL_ITEM) and (broke := num_apart(rows, KEPT)):
-        notes += (f"{broke:,} of the passes broke the environment's protocol, and count as passes",)
+        notes += (Sentence("comparison.broken-protocol", passes=broke),)
         if (recorded := PRIMARY[verdict.get("outcome", PASSED.name)]) is not PASSED:
-            notes += (f"the run's own verdict is of an earlier version, about {recorded.passes}: not the same numbers",)
+            notes += (Sentence("comparison.another-verdict", passes=recorded.passes),)
     columns_of_items["place"] = pc.binary_join_element_wise(
         f"{ROLLOUT_PAGE}{catalog.name(run.path)}", columns_of_items["place"], ID
     )
@@ -449,7 +452,7 @@ def sampling_of(environments: AbstractSet[str], foreign: AbstractSet[str | None]
 
 def _require_column(columns: Sequence[str], unit: str, label: str) -> None:
     if unit not in columns:
-        raise UsageError(f"{label} has no column {unit!r} to resample tasks by; it has {', '.join(columns)}.")
+        raise UsageError("comparison.no-unit-column", label=label, column=unit, columns=columns)
 
 
 # Tables of scores.
@@ -482,9 +485,9 @@ def table_of(path: str, source: Source) -> pa.Table | None:
         rows = list[dict[str, Any]]()
         for item in source.records():
             if isinstance(item, Drop):
-                raise BadInput(f"{path}:{item.line} is no JSON that can be read: {item.detail}. Mend it, or remove it.")
+                raise BadInput("comparison.line-no-json", path=path, line=item.line, detail=item.detail)
             if not isinstance(item[1], dict):
-                raise BadInput(f"{path}:{item[0]} is no JSON object. Mend it, or remove it.")
+                raise BadInput("comparison.line-no-object", path=path, line=item[0])
             rows.append(item[1])
         # Values of a column are of several types, such as numbers and words.
         return pa.table({name: pa.array([_as_text(row.get(name)) for row in rows], pa.string()) for name in plain})
@@ -498,7 +501,7 @@ def _as_text(value: Any) -> str | None:
 def of_table(path: str, table: pa.Table, source: Source, unit: str) -> ReadLog:
     """Return the items of a table with an id and a score a row."""
     if not len(table):
-        raise BadInput(f"{path} holds no sample to compare: it is empty. Give a file with a row for each sample.")
+        raise BadInput("comparison.no-row", path=path)
     names = table.column_names
     task, score = _id_and_score(names, path)
     column = table[score]
@@ -508,10 +511,7 @@ def of_table(path: str, table: pa.Table, source: Source, unit: str) -> ReadLog:
         values = pc.cast(column, pa.float64())
     except pa.ArrowException:
         row, value = next((at, cell) for at, cell in enumerate(column.to_pylist(), 1) if not _is_score(cell))
-        raise BadInput(
-            f"{path}: {score} is {value!r} in row {row}. A score is a number, or true or false, and empty or "
-            "null where a sample has none."
-        ) from None
+        raise BadInput("comparison.bad-score", path=path, column=score, score=value, row=row) from None
     values = pc.if_else(pc.is_finite(values), values, None)
     nothing = pa.nulls(len(table), pa.string())
     if unit:
@@ -544,11 +544,8 @@ def _id_and_score(names: Sequence[str], label: str) -> tuple[str, str]:
     """Return the columns of the id and of the score; `BadInput` where one is missing."""
     task, score = (next((name for name in options if name in names), None) for options in (IDS, SCORES))
     if task is None or score is None:
-        lacks = [f"an id ({', '.join(IDS)})"] * (task is None) + [f"a score ({', '.join(SCORES)})"] * (score is None)
-        raise BadInput(
-            f"{label} is no log of a known program, and as a table it lacks {' and '.join(lacks)}. Name its columns "
-            f"so; it has {', '.join(names)}."
-        )
+        ids, scores = IDS if task is None else (), SCORES if score is None else ()
+        raise BadInput("comparison.no-table", label=label, ids=ids, scores=scores, columns=names)
     return task, score
 
 
@@ -569,18 +566,15 @@ def sides(paths: Sequence[str], unit: str = "") -> list[ReadLog]:
     if len(logs) == 1:
         models = logs[0].models
         if len(models) < 2:
-            raise UsageError(
-                f"{paths[0]} is one log{f' of {models[0]}' if models else ''}, and a comparison needs two. "
-                "Give the other one after it."
-            )
+            raise UsageError("comparison.one-log", path=paths[0], models=models)
         # An arm that was not trained is what the others are compared with.
         logs = [logs[0].of_model(model) for model in sorted(models, key=lambda model: model != START)]
     else:
         for at, log in enumerate(logs):
-            notes = [f"{', '.join(log.models)} count as one side, as samples of a task"] if len(log.models) > 1 else []
+            notes = [Sentence("comparison.several-models", models=log.models)] if len(log.models) > 1 else []
             if log.digests in (alike := [earlier.digests for earlier in logs[:at]]):
                 same = paths[alike.index(log.digests)]
-                notes.append(f"{paths[at]} has the content of {same}, so this compares a log with itself")
+                notes.append(Sentence("comparison.log-with-itself", path=paths[at], same=same))
             logs[at] = replace(log, notes=(*log.notes, *notes))
     stems = [stem(Path(log.label)) for log in logs]
     # Of a long name the first part that differs: of Inspect's logs these are the date, the time, the task and an id.
@@ -641,9 +635,15 @@ def match(base: ReadLog, candidate: ReadLog) -> tuple[ReadLog, TaskMatch]:
         way = next((way for way in ("", "bare") if share[way] >= ENOUGH_SHARED), "")
     if share[way] < LEAST_SHARED:
         raise BadInput(
-            f"{base.name} and {candidate.name} are logs of different tasks: of {base.num_tasks:,} and "
-            f"{candidate.num_tasks:,}, {shared['']:,} have the same id and {shared['questions']:,} the same question (the "
-            f"first are {base.items['task'][0].as_py()!r} and {candidate.items['task'][0].as_py()!r})."
+            "comparison.other-tasks",
+            first=base.name,
+            second=candidate.name,
+            num_first=base.num_tasks,
+            num_second=candidate.num_tasks,
+            same_ids=shared[""],
+            same_questions=shared["questions"],
+            task_first=base.items["task"][0].as_py(),
+            task_second=candidate.items["task"][0].as_py(),
         )
     if not way:
         return candidate, TaskMatch(way, both_worded - agreeing, both_worded)

@@ -6,7 +6,7 @@ found: all of them by `Difference`. Records hold numbers and enumerations; sente
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import StrEnum, auto
 from typing import Any
 
 from stages.layout import counted
@@ -45,27 +45,27 @@ class ReasonKind(StrEnum):
     """Why a decision was made, or why there is none. The names behind each are those of its values."""
 
     # What a difference shows, or why it shows nothing.
-    REACHES_BAR = "reaches the smallest gain of interest"
-    BELOW_BAR = "is below the smallest gain of interest"
-    MAY_REACH_BAR = "is not shown to reach the smallest gain of interest"
-    SIGNIFICANTLY_WORSE = "is significantly worse"
-    GAIN_EXCLUDED = "no gain of interest, which would have been seen"
-    TOO_FEW_UNITS = "has too few units to reject anything"  # units, unit, fewest
-    LOW_POWER = "has too little power"
-    RESTS_ON_LOST = "does not hold if the lost rollouts had ended otherwise"  # num_lost
-    RESTS_ON_MISSING = "depends on how missing samples would have ended"
-    FEW_SEEDS = "has too few training seeds to be about other trainings"
+    REACHES_BAR = auto()  # the smallest gain of interest; also of the next two
+    BELOW_BAR = auto()
+    MAY_REACH_BAR = auto()
+    SIGNIFICANTLY_WORSE = auto()
+    GAIN_EXCLUDED = auto()  # it would have been seen
+    TOO_FEW_UNITS = auto()  # units, unit, fewest
+    LOW_POWER = auto()
+    RESTS_ON_LOST = auto()  # num_lost
+    RESTS_ON_MISSING = auto()
+    FEW_SEEDS = auto()  # to be about other trainings
     # Why two arms cannot be compared.
-    NOT_NAMED = "no arm was named"
-    ONLY_TWINS = "only impossible twins were played"
-    DAMAGED = "weights that are no numbers"  # arm, seed, error
-    NO_ITEMS = "an arm has no items"  # arm
-    REPEATED_ITEMS = "an arm repeats items"  # arm, number
-    MANY_ERRORS = "too many items failed outside the policy"  # arm, share, limit
-    UNEQUAL_TASKS = "the tasks differ"  # arm, other, only_arm, only_other; also of the next two
-    UNEQUAL_SEEDS = "the training seeds differ"
-    UNEQUAL_SAMPLES = "the samples of a task differ"
-    NO_OUTCOMES = "no item has an outcome in both arms"
+    NOT_NAMED = auto()
+    ONLY_TWINS = auto()
+    DAMAGED = auto()  # arm, seed, error
+    NO_ITEMS = auto()  # arm
+    REPEATED_ITEMS = auto()  # arm, number
+    MANY_ERRORS = auto()  # arm, share, limit
+    UNEQUAL_TASKS = auto()  # arm, other, only_arm, only_other; also of the next two
+    UNEQUAL_SEEDS = auto()
+    UNEQUAL_SAMPLES = auto()
+    NO_OUTCOMES = auto()
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from stages.evaluation.difference import Difference
 from stages.evaluation.outcomes import AT_ZERO, PASSED, PRIMARY, ArmSummary
 from stages.evaluation.verdict import EvalVerdict
 from stages.evaluation.words import (
+    SENTENCES,
     VerdictWords,
     describe_claim,
     describe_credit,
@@ -16,7 +17,7 @@ from stages.evaluation.words import (
     describe_verdict,
     points,
 )
-from stages.layout import aligned, counted, without_middle
+from stages.layout import aligned, without_middle
 from stages.terms import grounds_in_words
 
 WIDTH = 100
@@ -52,30 +53,24 @@ def text_table(verdict: EvalVerdict, words: VerdictWords | None = None) -> str:
     explained = [f"{head[index]}: {MEANINGS[head[index]]}" for index in measured if head[index] in MEANINGS]
     lines += wrap("; ".join(explained))
     if any(arm.arm.endswith(AT_ZERO) for arm in verdict.arms):
-        lines += wrap(f"{AT_ZERO}: the same model at temperature 0 (greedy decoding).")
+        lines += wrap(SENTENCES.text("greedy", AT_ZERO))
     if judged := [arm for arm in verdict.arms if arm.hidden_pass_rate is not None]:
-        of_tests = (f"{arm.arm} {percent(arm.hidden_pass_rate)} / {percent(arm.visible_pass_rate)}" for arm in judged)
-        lines += wrap(f"hidden / visible tests pass: {', '.join(of_tests)}")
+        lines += wrap(SENTENCES.text("test_rates", judged))
     grounds = {arm.arm: grounds_in_words(arm.passes) for arm in verdict.arms}
     lines += [line for arm, words in grounds.items() if words for line in wrap(f"{arm}, {words}")]
     if most := max((arm.num_twins for arm in verdict.arms), default=0):
-        lines += wrap(f"hacked: the pass rate on {most} impossible twins, which no honest solution passes")
+        lines += wrap(SENTENCES.text("twins", most))
     for arm in verdict.arms:
         if arm.errors:
             lines += wrap(f"errors of {arm.arm}: " + ", ".join(f"{kind} {num}" for kind, num in arm.errors.items()))
     for difference in verdict.comparisons:
         lines += difference_lines(difference)
     if verdict.worst and verdict.best:
-        bounds = f"{100 * verdict.worst.low:+z.1f} to {100 * verdict.best.high:+z.1f} points"
-        lines += [
-            "",
-            *wrap(f"Whatever the {verdict.num_lost} lost rollouts would have been, the interval is {bounds}."),
-        ]
+        lines += ["", *wrap(SENTENCES.text("lost", verdict))]
     if verdict.looks:
-        lines += ["", *wrap("looks, whose intervals hold all together with 95 %:")]
+        lines += ["", *wrap(SENTENCES.text("looks_head"))]
     for look in verdict.looks:
-        seen = "no difference" if look.gain is None else points(look.gain)
-        lines.append(f"  {counted(look.tasks, 'task')}, at the level of {look.level:.2g}: {seen}, {look.decision}")
+        lines.append(f"  {SENTENCES.text('look', look)}")
     if verdict.differences:
         lines += ["", "the arms differ in:"]
         lines += [line for each in verdict.differences for line in wrap(f"- {each}")]
@@ -98,22 +93,13 @@ def arm_cells(arm: ArmSummary, rates: Sequence[str]) -> tuple[str, ...]:
 def difference_lines(difference: Difference) -> list[str]:
     """Return the lines of a difference in the report."""
     title = f"{difference.rate}, {difference.treatment} - {difference.baseline}"
-    power = ""
-    if difference.too_few:
-        power = "; too few to reject anything"
-    elif difference.mde is not None:
-        power = f"; 80 % power from {100 * difference.mde:.1f} points"
-    size = f"{counted(difference.num_tasks, 'task')} in {difference.units}"
-    size += f", {counted(difference.num_seeds, 'training seed')}"
-    if difference.num_collections:
-        size += f", {counted(difference.num_collections, 'set')} of pairs"
     after_holm = "" if difference.p_holm is None else f" ({difference.p_holm:.2g} after Holm)"
     method = describe_method(difference.method, difference.unit)
     lines = [
         "",
         *wrap(f"{title}: {points(difference)}{after_holm}"),
         *textwrap.wrap(method, WIDTH, initial_indent="  ", subsequent_indent="  "),
-        f"  {size}; {counted(difference.wins, 'task')} up, {difference.losses} down{power}",
+        f"  {SENTENCES.text('size_of_test', difference)}",
     ]
     if difference.elsewhere:
         low, high = difference.elsewhere

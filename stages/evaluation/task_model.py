@@ -82,26 +82,21 @@ def latent_correlations(model: TaskModel, gain: float) -> tuple[float, float]:
     Raises `UsageError` where the rates contradict each other.
     """
     reached = model.pass_rate + gain
+    rates = {"pass_rate": model.pass_rate, "reached": reached}
     if not (0 < model.pass_rate < 1 and 0 < reached < 1):
-        raise UsageError(
-            f"A gain of {gain:g} at a pass rate of {model.pass_rate:g} leads to {reached:g}, and rates lie between 0 "
-            "and 1. Plan with another planning.gain or planning.pass_rate."
-        )
-    same, chance = (
-        chance_of_difference(model.pass_rate, model.pass_rate),
-        chance_of_difference(model.pass_rate, reached),
-    )
+        raise UsageError("evaluation.impossible-pass-rate", gain=gain, **rates)
+    same = chance_of_difference(model.pass_rate, model.pass_rate)
+    chance = chance_of_difference(model.pass_rate, reached)
     if not 0 < model.samples_differ <= same + 1e-9:
         raise UsageError(
-            f"Two rollouts of one model cannot differ in {model.samples_differ:g} of the tasks: at a pass rate of "
-            f"{model.pass_rate:g} it is, by chance alone, at most {same:.3g}. Plan with another "
-            "planning.samples_differ."
+            "evaluation.impossible-samples-differ",
+            differing=model.samples_differ,
+            pass_rate=model.pass_rate,
+            chance=same,
         )
     if not abs(gain) <= model.arms_differ <= chance + 1e-9:
         raise UsageError(
-            f"Rollouts of the two arms cannot differ in {model.arms_differ:g} of the tasks: at pass rates of "
-            f"{model.pass_rate:g} and {reached:g} it is at least {abs(gain):g} and, by chance alone, at most "
-            f"{chance:.3g}. Plan with another planning.arms_differ."
+            "evaluation.impossible-arms-differ", differing=model.arms_differ, gain=gain, chance=chance, **rates
         )
     same_task = correlation_of(model.pass_rate, model.pass_rate, model.pass_rate - model.samples_differ / 2)
     across = correlation_of(model.pass_rate, reached, (model.pass_rate + reached - model.arms_differ) / 2)

@@ -50,6 +50,7 @@ SENTENCES = Sentences(
     "stages.evaluation",
     "verdict.jinja",
     points=points,
+    rate=lambda share: "-" if share is None else f"{100 * share:.1f} %",
     interval=_interval,
     fewest_units=fewest_units,
     listed_limits=_listed_limits,
