@@ -536,8 +536,9 @@ def predicted(
     from shapes import shape
 
     from stages import train as stage
-    from stages.training import plan
-    from stages.training.plan import Prompts
+    from stages.training.memory import estimate_memory
+    from stages.training.model_facts import Prompts
+    from stages.training.plan import resolve
 
     with tempfile.TemporaryDirectory() as folder:
         shape(size, asked.layers).save_pretrained(folder)
@@ -552,9 +553,9 @@ def predicted(
             distribution={"sharding": "fsdp2" if shares else "none"},
         )
         rows = {"prompts": Prompts(asked.prompt), "rollout_tokens": asked.answer}
-        resolved = replace(plan.resolve(size_of, processes, direction=direction), **rows)
+        resolved = replace(resolve(size_of, processes, direction=direction), **rows)
         held = resolved.shape.parameters * resolved.shape.bytes if teacher and resolved.shape else 0
-        return plan.estimate_memory(replace(resolved, teacher_bytes=held))
+        return estimate_memory(replace(resolved, teacher_bytes=held))
 
 
 def _predicted(what: str, sum_: float, most: int) -> list[Any]:

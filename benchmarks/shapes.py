@@ -218,11 +218,11 @@ def channels(names: tuple[str, ...], rows: Any, model: Any, teacher: Any, num_st
 def model_shape(size: str, layers: int | None) -> Any:
     """The shape of a model as the estimators of memory see it."""
     from stages.policy.base import PolicyConfig
-    from stages.training import plan
+    from stages.training import model_facts
 
     with tempfile.TemporaryDirectory() as folder:
         shape(size, layers).save_pretrained(folder)
-        return plan.model_shape(PolicyConfig(model=folder))
+        return model_facts.model_shape(PolicyConfig(model=folder))
 
 
 def trainer(

@@ -42,17 +42,9 @@ from stages.runs.stage import Plan, Stage
 from stages.stopping import Interrupted
 from stages.training.channels import row_sources
 from stages.training.config import Config
-from stages.training.plan import (
-    ASSUMED,
-    Prompts,
-    check_memory,
-    estimate_memory,
-    fitted,
-    measure_prompts,
-    resolve,
-    room,
-    unused,
-)
+from stages.training.memory import check_memory, choose_passes, describe_plan, estimate_memory, room, unused
+from stages.training.model_facts import ASSUMED, Prompts, measure_prompts
+from stages.training.plan import resolve
 
 if TYPE_CHECKING:
     from stages.rollouts.agent_loop import LiveRollout
@@ -71,7 +63,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     config = _with_runs(inputs, config)
     resolved = resolve(config, world_size(), inputs, _longest_row(inputs))
     if resolved.shape is not None and not resolved.small:
-        resolved = fitted(resolved, config.optimisation, _foreseen(config), unused(resolved))
+        resolved = choose_passes(resolved, _foreseen(config), unused(resolved))
     if config.trl:
         from stages.training.trl_arguments import trl_arguments
 
@@ -85,7 +77,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         units=size.steps,
         what="steps",
         max_completion_tokens=rollouts * resolved.rollout_tokens,
-        notes=(*resolved.notes(), *config.diloco.warnings(size.steps)),
+        notes=(*describe_plan(resolved), *config.diloco.warnings(size.steps)),
     )
 
 
@@ -147,7 +139,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         tokenizer = open_tokenizer(sampled, listener=out.progress)
         with activity(Checking("measuring the prompts")):
             measured = measure_prompts(make(), tasks, tokenizer, sampled.tool_calls)
-        resolved = _fitted(resolved, config, measured, out, ranks)
+        resolved = _agree_on_passes(resolved, measured, out, ranks)
     config = resolved.config
     trl_arguments.trl_arguments(resolved, out.path)
     check_memory(resolved, room(resolved))
@@ -216,15 +208,15 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             outer.report()
 
 
-def _fitted(resolved: "TrainPlan", config: Config, prompts: Prompts, out: RunWriter, ranks: Ranks) -> "TrainPlan":
-    """Return the plan with passes that fit into the memory of every process, the same in all; config: as given.
+def _agree_on_passes(resolved: "TrainPlan", prompts: Prompts, out: RunWriter, ranks: Ranks) -> "TrainPlan":
+    """Return the plan with passes that fit into the memory of every process, the same in all.
 
     Where they still fit they are those of the attempt before: a resumed run then rounds as it did.
     """
     free = min(
         (unused_bytes for unused_bytes in ranks.gather(unused(resolved)) if unused_bytes is not None), default=None
     )
-    chosen = fitted(resolved, config.optimisation, prompts, free)
+    chosen = choose_passes(resolved, prompts, free)
 
     def agreed() -> dict[str, Any]:
         path = out.scratch("passes") / "chosen.json"

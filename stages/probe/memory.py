@@ -1,7 +1,7 @@
 """The memory of a stage of the probe, estimated from the model's shape and the settings before anything is loaded.
 
 Weights, basis and gradients are counted; the activations of a token follow Korthikanti et al. 2022 (arXiv 2205.05198)
-in counting the activations that each layer stores for its backward pass, with the constant of `stages.training.plan`,
+in counting the activations that each layer stores for its backward pass, with the constant of `stages.training.memory`,
 measured on Qwen3. The sum is compared with the peak on a rehearsed GPU (`./dev gpu rehearsed`).
 """
 
@@ -16,7 +16,8 @@ from stages.gradients.per_row import LOGITS
 from stages.policy.base import PolicyConfig
 from stages.policy.local import device
 from stages.probe.settings import AdapterName
-from stages.training.plan import GIB, KEPT, ModelShape, model_shape
+from stages.training.memory import GIB, KEPT
+from stages.training.model_facts import ModelShape, model_shape
 
 VECTORS = 14
 """Vectors as long as theta: theta, its start, v four ways, a gradient, Adam's two, and copies while a step is taken."""

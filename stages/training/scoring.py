@@ -17,8 +17,8 @@ from trl.kernels import ChunkedLogProbFunction
 
 from stages.errors import UsageError
 from stages.losses.tokens import Head
+from stages.training.memory import SCORED_TOKENS, VOCABULARY_CHUNK
 from stages.training.packing import by_length, on_device, predicting
-from stages.training.plan import SCORED_TOKENS, VOCABULARY_CHUNK
 
 CPU_VOCABULARY_CHUNK = 8192
 """Columns of logits at once on a CPU, where TRL's 32,768, meant for Triton, make temporaries of gigabytes."""

@@ -405,7 +405,7 @@ class ComposedTrainer(ComposedStep, GRPOTrainer):
         if protocol := [rollout.grade.protocol_ok for rollout in self._played if rollout.grade.protocol_ok is not None]:
             self._metrics["train"]["protocol"].append(sum(protocol) / len(protocol))
         self._columns = trl_columns(process_rollouts, self.processing_class)
-        self._last_loaded_step = step  # else TRL would load the weights into a server of its process_rollouts
+        self._last_loaded_step = step  # else TRL would load the weights into a server of its own
         # Lists of messages, so that TRL sees conversations.
         rows: list[dict[str, Any]] = [
             {"prompt": [{"role": "user", "content": rollout.task.prompt}]} for rollout in process_rollouts

@@ -134,11 +134,11 @@ def test_the_mean_does_not_depend_on_who_came_first():
 def test_fragments_hold_every_name_once_and_are_of_about_equal_size(parts: int):
     sizes = {"a": (100,), "b": (1,), "c": (10, 5), "d": (49,), "e": (2, 2)}
     found = Fragments(sizes, parts)
-    names = [name for round_ in range(len(found)) for name in found.of(round_)]
+    names = [name for round_ in range(len(found)) for name in found.round_shapes(round_)]
     assert names == list(sizes) and len(found) <= parts
-    assert found.of(0) == found.of(len(found))
+    assert found.round_shapes(0) == found.round_shapes(len(found))
     halves = Fragments({f"layer{i}": (10, 10) for i in range(8)}, 2)
-    assert [len(halves.of(i)) for i in range(2)] == [4, 4]
+    assert [len(halves.round_shapes(i)) for i in range(2)] == [4, 4]
 
 
 @pytest.mark.parametrize(

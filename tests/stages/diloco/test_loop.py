@@ -35,10 +35,10 @@ def test_a_other_fragments_are_not_moved_by_anothers_round():
     parts = replicas[0].fragments(chosen)
     loops = together(chosen, 1, replicas, of=2)
     start = arrays.copied(Replica(0).parameters)
-    for name in parts.of(1):
+    for name in parts.round_shapes(1):
         assert np.array_equal(loops[0].state.weights[name], start[name])
         assert not np.array_equal(replicas[0].parameters[name].detach(), replicas[1].parameters[name].detach())
-    for name in parts.of(0):
+    for name in parts.round_shapes(0):
         assert not np.array_equal(loops[0].state.weights[name], start[name])
 
 

@@ -20,8 +20,10 @@ from stages.errors import UsageError
 from stages.policy.base import PolicyConfig
 from stages.runs import runner, settings
 from stages.runs.run import Inputs, Run
-from stages.training import plan
-from stages.training.plan import GIB, KEPT, ModelShape, Prompts, Room, TrainPlan, model_shape, resolve
+from stages.training import memory
+from stages.training.memory import GIB, KEPT, Room
+from stages.training.model_facts import ModelShape, Prompts, model_shape
+from stages.training.plan import TrainPlan, resolve
 
 EIGHT = shape("8B")
 
@@ -84,20 +86,20 @@ def test_what_a_layer_keeps_is_what_autograd_saves() -> None:
 
 
 def test_defaults_fit_eight_billion_on_one_accelerator_and_full_training_does_not(eight: Path) -> None:
-    plan.check_memory(planned(eight), Room(80 * GIB))
+    memory.check_memory(planned(eight), Room(80 * GIB))
 
     size = {"gradient_checkpointing": False, "micro_batch": 64}
     full = planned(eight, optimisation=size, adapter={"rank": 0})
-    total = plan.estimate_memory(full)
+    total = memory.estimate_memory(full)
     assert total.gradients == 4 * 8_190_735_360 and total.optimiser == 8 * 8_190_735_360
     words = (
         r"about .* GiB \(weights 45\.8, gradients 30\.5, optimiser 61\.0, activations .*\), and there are 30\.0 GiB\. "
         r".*optimisation\.gradient_checkpointing=true .*optimisation\.micro_batch=1 .*adapter\.rank=16 .* that fits"
     )
     with pytest.raises(UsageError, match=words):
-        plan.check_memory(full, Room(30 * GIB))
+        memory.check_memory(full, Room(30 * GIB))
     with pytest.raises(UsageError, match="still does not fit"):
-        plan.check_memory(full, Room(8 * GIB))
+        memory.check_memory(full, Room(8 * GIB))
 
 
 @pytest.mark.parametrize(("generations", "max_tokens", "rows"), [(8, 64, 8), (8, 752, 4), (6, 752, 3), (8, 4096, 1)])
@@ -112,7 +114,7 @@ def test_long_rollouts_share_a_pass_with_fewer_others(
 def test_a_model_without_a_limit_of_answers_is_trained_on_its_whole_context_in_80_gb(eight: Path) -> None:
     found = resolve(train.Config(policy={"model": str(eight), "device": "cuda"}), 1)
     assert found.rollout_tokens == 40_960, "the context of EIGHT"
-    plan.check_memory(found, Room(int(SMALLEST * GIB)))
+    memory.check_memory(found, Room(int(SMALLEST * GIB)))
 
 
 def test_a_training_that_cannot_fit_is_refused_before_loading(tmp_path: Path) -> None:
@@ -157,10 +159,10 @@ def test_a_teacher_that_is_held_here_counts_and_one_behind_a_server_does_not(eig
     assert unused.teacher_bytes == beside.teacher_bytes == both.teacher_bytes, "one model in two ways is loaded once"
     assert wide.teacher_bytes == 3 * beside.teacher_bytes
     assert beside.teacher_bytes == 2 * 8_190_735_360 and alone.teacher_bytes == served.teacher_bytes == 0
-    room = plan.estimate_memory(alone).total + GIB
-    plan.check_memory(alone, Room(int(room)))
+    room = memory.estimate_memory(alone).total + GIB
+    memory.check_memory(alone, Room(int(room)))
     with pytest.raises(UsageError, match=r"activations [\d.]+, teacher 15\.3, program 0\.7\), and there are"):
-        plan.check_memory(beside, Room(int(room)))
+        memory.check_memory(beside, Room(int(room)))
 
 
 def groups(root: Path, cgroup: str, **limits: str) -> Path:
@@ -253,28 +255,28 @@ def test_a_server_s_rollouts_take_no_cache_in_this_process(eight: Path) -> None:
     here = planned(eight, rollout_tokens=4096, optimisation={"micro_batch": 1}, policy={"kv_cache_gib": 60})
     fitted = planned(eight, rollout_tokens=4096, optimisation={"micro_batch": 1})
     there = replace(served(eight, optimisation={"micro_batch": 1}), rollout_tokens=4096)
-    assert plan.estimate_memory(here).activations > 40 * GIB
-    assert plan.estimate_memory(fitted).activations < 5 * GIB, "as many rows at once as fit, and one at least"
-    assert plan.estimate_memory(there).activations < 5 * GIB
-    assert plan.estimate_memory(here).weights == plan.estimate_memory(there).weights
+    assert memory.estimate_memory(here).activations > 40 * GIB
+    assert memory.estimate_memory(fitted).activations < 5 * GIB, "as many rows at once as fit, and one at least"
+    assert memory.estimate_memory(there).activations < 5 * GIB
+    assert memory.estimate_memory(here).weights == memory.estimate_memory(there).weights
 
 
 def test_the_share_of_a_server_is_taken_off_until_it_has_it(eight: Path) -> None:
     own = served(eight, policy={"server": {"args": {"gpu-memory-utilization": 0.25}}})
-    assert plan.room(own, gpu_memory=gpu(78)).bytes == 58 * GIB
-    assert plan.room(own, started=True, gpu_memory=gpu(57)).bytes == 57 * GIB, "the driver has taken it off"
-    assert plan.room(served(eight), gpu_memory=gpu(80)).bytes == pytest.approx(0.08 * 80 * GIB, rel=1e-6)
-    assert plan.room(served(eight, address=True), gpu_memory=gpu(40)).bytes == 40 * GIB, "it runs already"
-    assert plan.room(served(eight, policy={"device": "cuda:1"}), gpu_memory=gpu(10)).bytes == 0
+    assert memory.room(own, gpu_memory=gpu(78)).bytes == 58 * GIB
+    assert memory.room(own, started=True, gpu_memory=gpu(57)).bytes == 57 * GIB, "the driver has taken it off"
+    assert memory.room(served(eight), gpu_memory=gpu(80)).bytes == pytest.approx(0.08 * 80 * GIB, rel=1e-6)
+    assert memory.room(served(eight, address=True), gpu_memory=gpu(40)).bytes == 40 * GIB, "it runs already"
+    assert memory.room(served(eight, policy={"device": "cuda:1"}), gpu_memory=gpu(10)).bytes == 0
 
 
 def test_a_server_on_a_cpu_takes_its_weights_and_its_cache(eight: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = plan.room(planned(eight))
+    alone = memory.room(planned(eight))
     for space, gib in ((None, 1), ("4", 4)):
         if space:
             monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", space)
         for started in (False, True):
-            beside = plan.room(served(eight, policy={"device": "cpu"}), started=started)
+            beside = memory.room(served(eight, policy={"device": "cpu"}), started=started)
             assert beside == Room(alone.free, 2 * 8_190_735_360 + gib * GIB)
 
 
@@ -282,9 +284,9 @@ def test_a_training_that_does_not_fit_beside_its_server_names_the_server_s_setti
     args = {"max-model-len": 8192, "gpu-memory-utilization": 0.35}
     size = {"micro_batch": 8, "max_staleness": 1}
     own = served(eight, policy={"server": {"args": args}, "max_tokens": 752}, optimisation=size)
-    found = plan.room(own, gpu_memory=gpu(80))
+    found = memory.room(own, gpu_memory=gpu(80))
     with pytest.raises(UsageError) as refused:
-        plan.check_memory(own, found)
+        memory.check_memory(own, found)
     words = (
         r"there are 52\.0 GiB beside its vLLM server, which takes 28\.0\. "
         r"policy\.server\.args\.gpu-memory-utilization=(\S+) alone makes it fit\. "
@@ -297,15 +299,15 @@ def test_a_training_that_does_not_fit_beside_its_server_names_the_server_s_setti
         policy={"server": {"args": {**args, "gpu-memory-utilization": float(said[1])}}, "max_tokens": 752},
         optimisation=size,
     )
-    plan.check_memory(mended, plan.room(mended, gpu_memory=gpu(80)))
+    memory.check_memory(mended, memory.room(mended, gpu_memory=gpu(80)))
     # Started, and larger than was assumed: the same setting, by what is free now.
     with pytest.raises(
         UsageError, match=r"there are 50\.0 GiB\. policy\.server\.args\.gpu-memory-utilization=0\.3[0-9]* "
     ):
-        plan.check_memory(own, plan.room(own, started=True, gpu_memory=gpu(50)))
+        memory.check_memory(own, memory.room(own, started=True, gpu_memory=gpu(50)))
     # A server that could not even hold the model is no way out.
     with pytest.raises(UsageError, match="One after the other") as refused:
-        plan.check_memory(own, plan.room(own, gpu_memory=gpu(60, 60)))
+        memory.check_memory(own, memory.room(own, gpu_memory=gpu(60, 60)))
     assert "alone" not in str(refused.value)
 
 
@@ -317,13 +319,13 @@ def test_a_server_that_sleeps_leaves_its_memory_to_a_step_and_takes_it_between_s
         )
 
     for started, free in ((False, 80), (True, 32)):
-        found = plan.room(sleeping(0.6), started=started, gpu_memory=gpu(free))
+        found = memory.room(sleeping(0.6), started=started, gpu_memory=gpu(free))
         assert found.bytes == 78 * GIB and "takes 2.0 asleep" in str(found)
-        plan.check_memory(sleeping(0.6), found)
+        memory.check_memory(sleeping(0.6), found)
     with pytest.raises(UsageError, match=r"Between its steps .* leaves 8\.0\. Take .*utilization=0\.8") as said:
-        plan.check_memory(sleeping(0.9), plan.room(sleeping(0.9), gpu_memory=gpu(80)))
+        memory.check_memory(sleeping(0.9), memory.room(sleeping(0.9), gpu_memory=gpu(80)))
     part = float(re.search(r"utilization=(0\.\d+)", str(said.value))[1])
-    plan.check_memory(sleeping(part), plan.room(sleeping(part), gpu_memory=gpu(80)))
+    memory.check_memory(sleeping(part), memory.room(sleeping(part), gpu_memory=gpu(80)))
     with pytest.raises(UsageError, match="while a step trains, when it would play the next rollouts"):
         sleeping(0.6, max_staleness=1)
 
@@ -347,10 +349,10 @@ def test_an_example_for_80_gb_fits_with_room_to_spare(eight: Path, tmp_path: Pat
     config = configure_preset(preset, [*layers, {entry: here}])[entry]
     resolved = resolve(config, 1, ["pairs"] if entry == "grpo-pairs-4" else [])
     whole = int(SMALLEST * GIB)
-    found = plan.room(resolved, gpu_memory=lambda device: (whole, whole))
-    plan.check_memory(resolved, found)
-    taken = plan.estimate_memory(resolved).total + found.server
-    assert found.server > 2 * 8_190_735_360 + plan.SERVER_RESERVE, "the server holds its model"
+    found = memory.room(resolved, gpu_memory=lambda device: (whole, whole))
+    memory.check_memory(resolved, found)
+    taken = memory.estimate_memory(resolved).total + found.server
+    assert found.server > 2 * 8_190_735_360 + memory.SERVER_RESERVE, "the server holds its model"
     assert taken <= 0.95 * whole, f"{taken / GIB:.1f} of {SMALLEST} GiB"
 
 
@@ -360,7 +362,7 @@ def test_on_a_gpu_the_estimate_is_near_the_peak_that_was_tracked(
 ) -> None:
     size = {"generations": 8, "prompts_per_step": 1, "micro_batch": 8, "shared_prompts": False}
     of_gpu = planned(eight, rollout_tokens=answer, optimisation=size, policy={"device": "cuda"})
-    found = plan.estimate_memory(replace(of_gpu, prompts=Prompts(prompt))).total / GIB
+    found = memory.estimate_memory(replace(of_gpu, prompts=Prompts(prompt))).total / GIB
     assert 1.0 <= found / tracked <= 1.15  # on fake tensors: GRPO, LoRA of rank 16, activations recomputed
 
 
@@ -375,7 +377,7 @@ def test_eager_attention_holds_the_scores_of_all_pairs(
     config.save_pretrained(tmp_path)
     size = {"generations": 2, "prompts_per_step": 1, "micro_batch": 2, "gradient_checkpointing": recomputed}
     of_gpu = planned(tmp_path, rollout_tokens=answer, optimisation=size, policy={"device": "cuda"})
-    found = plan.estimate_memory(replace(of_gpu, prompts=Prompts(prompt))).total / GIB
+    found = memory.estimate_memory(replace(of_gpu, prompts=Prompts(prompt))).total / GIB
     assert 1.0 <= found / tracked <= 1.15  # on fake tensors: GRPO, LoRA of rank 16
 
 
@@ -385,18 +387,18 @@ def test_a_direction_of_eight_billion_weights_fits_an_adapters_training(eight: P
     areas = [width * height for width, height in shape_of(eight).linears]
     area = sum(areas)
 
-    def estimate(project: str, rank: int, tokens: int) -> plan.MemoryEstimate:
+    def estimate(project: str, rank: int, tokens: int) -> memory.MemoryEstimate:
         found = planned(eight, rollout_tokens=tokens, adapter={"rank": rank}, probe={"project": project}, **settings)
-        return plan.estimate_memory(replace(found, direction=1536))
+        return memory.estimate_memory(replace(found, direction=1536))
 
     # Finding v takes most in a short training: float32 sums, and what one row keeps, before there is anything to train.
     short = estimate("v", 16, 512)
     finding = 2 * shape_of(eight).parameters + 4 * area + 2 * max(areas) + estimate("v", 16, 512).activations
-    assert short.total == pytest.approx(finding + plan.PROGRAM) and short.total < 0.6 * 79.1 * GIB
+    assert short.total == pytest.approx(finding + memory.PROGRAM) and short.total < 0.6 * 79.1 * GIB
     v, random, whole = estimate("v", 16, 60_000), estimate("random", 16, 60_000), estimate("v", 0, 60_000)
     assert v.direction == 2 * area + v.gradients and random.direction == 4 * area + random.gradients
     assert whole.direction == (2 + 4) * area
-    assert plan.estimate_memory(planned(eight)).direction == 0
+    assert memory.estimate_memory(planned(eight)).direction == 0
 
 
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
@@ -412,7 +414,7 @@ def test_the_table_of_several_processes_is_the_estimate(tmp_path: Path) -> None:
             policy |= {"model": f"vllm:{tmp_path}", "base_url": "http://127.0.0.1:8000/v1"}
         config = train.Config(policy=policy, optimisation=size, adapter={"rank": rank}, **settings)
         found = replace(resolve(config, processes), rollout_tokens=tokens)
-        return round(plan.estimate_memory(found).total / GIB)
+        return round(memory.estimate_memory(found).total / GIB)
 
     rows = []
     fixed = {"vocab_size": 152_064, "tie_word_embeddings": False, "architectures": ["Qwen2ForCausalLM"]}
@@ -447,7 +449,7 @@ def test_the_example_for_eight_gpus_fits_in_every_process(
     policy = {**table["policy"], "model": f"vllm:{tmp_path}", "device": "cuda"}
     given = {name: {**table.get(name, {}), **change} for name, change in changes.items()}
     resolved = resolve(train.Config(**{**table, **given, "policy": policy}), processes, inputs)
-    taken = plan.estimate_memory(resolved).total / GIB
+    taken = memory.estimate_memory(resolved).total / GIB
     assert round(taken) == expected and taken <= 0.95 * SMALLEST
     page = (Path(__file__).parents[3] / "docs" / "recipes" / "processes.md").read_text()
     assert f"{expected} GiB" in page
@@ -457,7 +459,7 @@ def test_a_shared_prompt_counts_once_for_its_rollouts(eight: Path) -> None:
     sizes = {"prompts_per_step": 2, "generations": 8, "micro_batch": 16, "gradient_checkpointing": False}
 
     def activations(**more: object) -> float:
-        return plan.estimate_memory(planned(eight, rollout_tokens=32, optimisation=sizes | more)).activations
+        return memory.estimate_memory(planned(eight, rollout_tokens=32, optimisation=sizes | more)).activations
 
     # 2 x 1,024 + 16 x 32 tokens of 16 x 1,056; what does not grow with them is a tile of logits.
     assert activations(shared_prompts=True) / activations(shared_prompts=False) == pytest.approx(2560 / 16896, abs=0.02)
@@ -468,8 +470,8 @@ def test_a_shared_prompt_counts_once_for_its_rollouts(eight: Path) -> None:
 def test_a_limit_takes_the_place_of_what_is_free(eight: Path) -> None:
     small, enough = (planned(eight, optimisation={"memory_limit": limit}) for limit in (0.5, 400.0))
     with pytest.raises(UsageError, match=r"there are 0\.5 GiB\..* optimisation\.memory_limit=GIB says"):
-        plan.check_memory(small, plan.room(small))
-    plan.check_memory(enough, plan.room(enough))
+        memory.check_memory(small, memory.room(small))
+    memory.check_memory(enough, memory.room(enough))
 
 
 def test_a_training_takes_the_passes_that_fit_and_records_them(tmp_path: Path) -> None:

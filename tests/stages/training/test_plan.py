@@ -16,21 +16,10 @@ from stages.messages import opening_ids
 from stages.policy.base import PolicyConfig
 from stages.runs.run import Inputs
 from stages.train import Config
-from stages.training.plan import (
-    ASSUMED,
-    GIB,
-    PROMPT_TOKENS,
-    QUESTIONS,
-    SESSIONS,
-    TAKEN,
-    Prompts,
-    TrainPlan,
-    estimate_memory,
-    fitted,
-    measure_prompts,
-    refusals,
-    resolve,
-)
+from stages.training.memory import GIB, TAKEN, choose_passes, estimate_memory
+from stages.training.model_facts import ASSUMED, PROMPT_TOKENS, QUESTIONS, SESSIONS, Prompts, measure_prompts
+from stages.training.plan import TrainPlan, resolve
+from stages.training.refusals import refusals
 
 
 @pytest.fixture
@@ -88,13 +77,13 @@ def test_passes_that_nobody_set_are_the_fastest_that_fit(larger: PolicyConfig) -
     before, prompts = resolve(config, 1), Prompts(500, measured=1, tasks=9, answers=1)
     found = {}
     for free in (2.2, 3.3, 4.4, 8.1):
-        plan = fitted(before, config.optimisation, prompts, int(free * GIB))
+        plan = choose_passes(before, prompts, int(free * GIB))
         found[free] = passes(plan)
         assert (estimate_memory(plan).total <= TAKEN * free * GIB) == (free > 2.2)
     assert found == {2.2: (1, True), 3.3: (4, True), 4.4: (16, True), 8.1: (16, False)}
-    assert passes(fitted(before, config.optimisation, prompts, None)) == (8, True), "memory that is not known"
+    assert passes(choose_passes(before, prompts, None)) == (8, True), "memory that is not known"
     small = Config(optimisation=GROUPS)
-    assert passes(fitted(resolve(small, 1), small.optimisation, prompts, 2**40)) == (16, False), "as ever"
+    assert passes(choose_passes(resolve(small, 1), prompts, 2**40)) == (16, False), "as ever"
 
 
 @pytest.mark.parametrize(
@@ -107,12 +96,12 @@ def test_passes_that_nobody_set_are_the_fastest_that_fit(larger: PolicyConfig) -
 )
 def test_passes_that_were_set_stay(larger: PolicyConfig, given: dict[str, Any], chosen: tuple[int, bool]) -> None:
     config = Config(policy=larger, optimisation={"prompts_per_step": 2, **given})
-    assert passes(fitted(resolve(config, 1), config.optimisation, Prompts(50), 2**40)) == chosen
+    assert passes(choose_passes(resolve(config, 1), Prompts(50), 2**40)) == chosen
 
 
 def test_one_answer_is_all_that_an_environment_of_questions_takes(larger: PolicyConfig) -> None:
     config = Config(policy=larger, optimisation={"loss_type": "dr_grpo"})
-    plan = fitted(resolve(config, 1), config.optimisation, Prompts(50, answers=1), None)
+    plan = choose_passes(resolve(config, 1), Prompts(50, answers=1), None)
     assert plan.rollout_tokens == 64 and plan.max_completion == 8 * 64, "a loss divides by the settings' length"
 
 

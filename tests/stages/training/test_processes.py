@@ -21,7 +21,9 @@ from stages.runs.kinds import CHECKPOINT, HINT, ROLLOUT, ROLLOUT_GRADIENT
 from stages.runs.run import Run
 from stages.train import Config
 from stages.training.channels import CHANNELS
-from stages.training.plan import ModelShape, Room, TrainPlan, check_memory, estimate_memory
+from stages.training.memory import Room, check_memory, describe_plan, estimate_memory
+from stages.training.model_facts import ModelShape
+from stages.training.plan import TrainPlan
 
 TOLERANCE = 1e-5
 STEP = {"steps": 2, "prompts_per_step": 4, "generations": 2, "learning_rate": 0.05, "threads": 1}
@@ -276,8 +278,8 @@ def test_shares_take_less_memory() -> None:
     whole, shared = estimate_memory(training), estimate_memory(sharded)
     assert (whole.weights, whole.gradients, whole.optimiser) == (42e9, 28e9, 56e9)
     assert (shared.weights, shared.gradients, shared.optimiser) == (3.5e9, 3.5e9, 7e9)
-    assert "52.2 GiB of the first process' main memory" in sharded.notes()[-1]
-    assert "main memory" not in "".join(training.notes())
+    assert "52.2 GiB of the first process' main memory" in describe_plan(sharded)[-1]
+    assert "main memory" not in "".join(describe_plan(training))
     layer, rest, head = 2e8, 7e9 - 28 * 2e8, 3584 * 152_064
     passing = 2 * (rest + 2 * layer)
     assert shared.gathered + shared.activations == 6 * rest > passing + 2 * (head + layer) + 4 * layer

@@ -84,7 +84,7 @@ def test_the_divergence_is_to_each_rollouts_teachers_and_their_mean(options: dic
 def test_a_teacher_may_be_shown_another_opening_than_the_student(form: str) -> None:
     """Its distributions are those behind its own prompt; the student's stay those behind its own."""
     own, to_teacher = ROWS[0], Tree([7, 3, 5, 6], ROWS[0].tree.branches)
-    row = replace(own, shown={0: to_teacher})
+    row = replace(own, teacher_trees={0: to_teacher})
     mask, student, old = (
         torch.tensor(own.mask, dtype=torch.float64),
         log_probs(STUDENT, own),

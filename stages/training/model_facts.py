@@ -1,0 +1,145 @@
+"""Facts of a training that are read before a model is loaded: the model's shape, and the lengths of the prompts."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stages.envs import boundary
+from stages.envs.base import Environment, Task
+from stages.errors import BadInput
+from stages.policy import adapters, base, gguf, require_source
+from stages.policy.base import PolicyConfig, Turn
+from stages.runs import hub
+
+PROMPT_TOKENS = 1024
+"""Assumed length of a prompt where none is measured."""
+QUESTIONS, SESSIONS = 32, 2
+"""Tasks that are measured, those with the longest texts: of an environment of questions, and of one that sets up files
+or a shell for each task."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What is known of the rollouts of a training before it.
+
+    tokens: of the longest prompt. measured, tasks: how many prompts were measured, of how many tasks; 0 where the
+    length is assumed. answers: after which a rollout ends at the latest; None where max_steps alone ends it.
+    """
+
+    tokens: int = PROMPT_TOKENS
+    measured: int = 0
+    tasks: int = 0
+    answers: int | None = None
+
+    def __str__(self) -> str:
+        if not self.measured:
+            return f"prompts of {self.tokens:,} tokens, which are assumed"
+        return f"prompts of at most {self.tokens:,} tokens, measured on {self.measured} of {self.tasks} tasks"
+
+
+ASSUMED = Prompts()
+
+
+def measure_prompts(environment: Environment, tasks: Sequence[Task], tokenizer: Any, tool_calls: str) -> Prompts:
+    """Return the lengths of the openings of some tasks, and close the environment; tool_calls: as in `PolicyConfig`.
+
+    Tasks in containers are not measured: an image may have to be fetched first.
+    """
+    from stages.policy.model_facts import prompt_ids
+
+    answers = getattr(environment, "answers", None)
+    most = QUESTIONS if answers else SESSIONS * (environment.sandbox != "container")
+    try:
+        tools = boundary.declared_tools(environment) if tool_calls != "none" else ()
+        longest = sorted(tasks, key=lambda task: len(task.prompt), reverse=True)[:most]
+        turns = [Turn(boundary.check_opening(environment.reset(task)), 0, tools=tools) for task in longest]
+    finally:
+        environment.close()
+    lengths = [len(prompt_ids(tokenizer, turn)) for turn in turns]
+    return Prompts(max(lengths, default=PROMPT_TOKENS), len(lengths), len(tasks), answers)
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a causal LM. parameters: tied weights counted once. linears: (inputs, outputs) of those in its layers.
+
+    kv: width of the keys of one layer. bytes: of one weight as it is loaded, 2 or 4. packs: whether packing.py can have
+    each prompt computed once for its samples. eager_heads: of queries, where attention is eager and holds the scores of
+    all pairs of tokens; else 0.
+    """
+
+    parameters: int
+    linears: tuple[tuple[int, int], ...]
+    layers: int
+    hidden: int
+    kv: int
+    vocabulary: int
+    bytes: int
+    packs: bool = False
+    eager_heads: int = 0
+
+
+def model_shape(policy: PolicyConfig) -> ModelShape | None:
+    """Return the shape of a local model or of an adapter's base; None where nothing that tells it is available.
+
+    Read from the config.json, or from the header of a GGUF file. None, too, for models that environments bring along,
+    which are small.
+    """
+    if base.is_built_in(policy.model):
+        return None
+    require_source(policy)
+    real = base.real_models(policy.model)
+    if real and (header := real.header(policy.model)):
+        return _shape_of_file(header, policy)
+    import torch
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    from stages.policy import model_checks, sampling
+
+    source = str(Path(policy.model).expanduser())
+    if adapters.is_adapter(source):
+        return model_shape(adapters.base_of(Path(source), policy)[0])
+    try:
+        repo, commit = base.hub_id(policy.model)
+        path = source if Path(source).is_dir() else hub.source(repo, commit)
+        config = model_checks.read_shape(path, policy, commit)
+        # Drawing weights that have no memory takes most of the time.
+        with init_empty_weights(), no_init_weights(), model_checks.reading(policy):
+            model: Any = AutoModelForCausalLM.from_config(config)
+    except (OSError, BadInput):
+        return None  # opening the model will name what is wrong with it
+    model.tie_weights()  # which a model without weights does not do by itself
+    head, text = model.get_output_embeddings(), config.get_text_config()
+    linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    loaded = getattr(config, "dtype", None) if policy.dtype == "auto" else getattr(torch, policy.dtype)
+    return ModelShape(
+        parameters=sum(p.numel() for p in model.parameters()),
+        linears=tuple((m.in_features, m.out_features) for m in linears),
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        kv=sampling.kv_width(text),
+        vocabulary=text.vocab_size,
+        bytes=2 if loaded in (torch.bfloat16, torch.float16) else 4,
+        packs=text._attn_implementation in sampling.SCALED_DOT_PRODUCT and sampling.sees_all(model, PROMPT_TOKENS),
+        eager_heads=text.num_attention_heads if text._attn_implementation == "eager" else 0,
+    )
+
+
+def _shape_of_file(header: gguf.Header, policy: PolicyConfig) -> ModelShape:
+    """Return the shape of a GGUF file's model, which is loaded in float32 where nothing else is set."""
+    tensors = {tensor.name: tensor.shape for tensor in header.tensors}
+    linears = [shape for name, shape in tensors.items() if name.startswith("blk.") and len(shape) == 2]
+    return ModelShape(
+        parameters=sum(map(math.prod, tensors.values())),
+        linears=tuple((inputs, outputs) for outputs, inputs in linears),
+        layers=header.number("block_count"),
+        hidden=header.number("embedding_length"),
+        kv=next((shape[0] for name, shape in tensors.items() if name.endswith(".attn_k.weight")), 0),
+        vocabulary=tensors.get("token_embd.weight", (0,))[0],
+        bytes=2 if policy.dtype in ("bfloat16", "float16") else 4,
+        packs=header.architecture in gguf.WHOLE_ROWS,
+    )
