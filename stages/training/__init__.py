@@ -9,6 +9,7 @@ memory.py - the estimate of memory, the passes that fit, and the refusal where n
 trl_arguments.py - the arguments of TRL's trainer, checked before a model is loaded, and the adapter's configuration
 
 One step:
+assembly.py - the parts of a training, made in the order in which they need each other
 step.py - the step from its rows to its report: one forward pass, the channels' losses, their sum with GRPO's
 channels/ - the channels besides GRPO: the registry, and each source of rows in a file with its channels
 rollouts.py - which rollouts a step is made of, how they are played, and TRL's columns of them
@@ -26,7 +27,7 @@ trained.py - what is trained of a Linear: its weight, a LoRA, or a change of its
 rollout_gradients.py - the gradient of each rollout, its cosine with the hack direction, its importance ratio
 report.py - what a training records of its steps, what a finished one writes, the table in report.txt
 
-docs/architecture.md follows one step through five of these files. After a kill `_fit` in stages/train.py resumes from
-what checkpoints.py marked as complete. CONTRIBUTING.md tells what a new channel takes: a class, and an entry in
+docs/architecture.md follows one step through five of these files. After a kill `Training.fit` in assembly.py resumes
+from the newest checkpoint that checkpoints.py has sealed. CONTRIBUTING.md tells what a new channel takes: a class, and an entry in
 `CHANNELS`.
 """

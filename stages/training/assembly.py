@@ -1,0 +1,292 @@
+"""The parts of one training in this process, in the order in which each needs the ones before.
+
+`fit_plan` completes the plan, `Training.open` loads the student and starts the sampler, `trainer` adds rollouts,
+channels and callbacks, and `fit` trains from the newest complete checkpoint.
+"""
+
+from collections.abc import Sequence
+from contextlib import closing, nullcontext, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from stages.backends import resources
+from stages.backends.ranks import Ranks
+from stages.envs.base import Task
+from stages.errors import ComposerError, UsageError
+from stages.gradients.per_row import MAX_TOKENS
+from stages.messages import Message
+from stages.policy.base import NotFinite
+from stages.policy.local import checkpointed, load_model, open_tokenizer
+from stages.policy.serving import Serving
+from stages.policy.vllm import VllmPolicy
+from stages.rollouts.agent_loop import LiveRollout, Rules
+from stages.rollouts.history import FULL
+from stages.runs import store
+from stages.runs.activity import Checking, activity
+from stages.runs.run import Inputs, RunWriter
+from stages.stopping import Interrupted
+from stages.training import checkpoints, scoring, step, weights
+from stages.training.channels import row_sources
+from stages.training.channels.base import SourceInputs
+from stages.training.channels.rollouts import open_teacher
+from stages.training.collapse import Watch
+from stages.training.distributed import ShardedTrainer, Student, TrainerInStep
+from stages.training.memory import check_memory, choose_passes, estimate_memory, room, unused
+from stages.training.model_facts import Prompts, measure_prompts
+from stages.training.plan import TrainPlan
+from stages.training.projection import PAIRS, Direction, ProjectionCallback, weight_direction
+from stages.training.replicas import AllRoundsDone, OuterSteps, Replica
+from stages.training.report import TrainingJournal
+from stages.training.rollout_gradients import RolloutGradients
+from stages.training.rollouts import LockStep, RolloutQueue, Rollouts, Schedule, prompt_order
+from stages.training.trl_arguments import lora, trl_arguments
+
+
+def fit_plan(plan: TrainPlan, tasks: Sequence[Task], out: RunWriter, ranks: Ranks) -> TrainPlan:
+    """Return the plan with passes that fit into memory; `UsageError` for a plan that TRL or the memory refuses."""
+    if plan.shape is not None and not plan.small:
+        policy = plan.config.policy.in_process()
+        tokenizer = open_tokenizer(policy, listener=out.progress)
+        with activity(Checking("measuring the prompts")):
+            prompts = measure_prompts(plan.config.opener()(), tasks, tokenizer, policy.tool_calls)
+        plan = _agree_on_passes(plan, prompts, out, ranks)
+    trl_arguments(plan, out.path)
+    check_memory(plan, room(plan))
+    if plan.device == "cpu" and not plan.small:
+        resources.choose_allocation(keep=resources.SPARE * estimate_memory(plan).total <= (unused(plan) or 0))
+    return plan
+
+
+def _agree_on_passes(plan: TrainPlan, prompts: Prompts, out: RunWriter, ranks: Ranks) -> TrainPlan:
+    """Return the plan with the same passes in every process, which fit into the memory of each.
+
+    A resumed run keeps the passes of its earlier attempt while they fit, so that it rounds as that one did.
+    """
+    free = min((size for size in ranks.gather(unused(plan)) if size is not None), default=None)
+    chosen = choose_passes(plan, prompts, free)
+
+    def agree() -> dict[str, Any]:
+        path = out.scratch("passes") / "chosen.json"
+        if path.is_file():
+            earlier = chosen.changed(optimisation=store.read_json(path))
+            if free is None or estimate_memory(earlier).total <= free:
+                return earlier.passes()
+        store.write_json(path, chosen.passes())
+        return chosen.passes()
+
+    return chosen.changed(optimisation=ranks.broadcast_from_rank0(agree))
+
+
+@dataclass
+class Training:
+    """The parts of a training in this process.
+
+    prompts: tasks of all prompts, in order. server: how this process shares the server of `sampler`, which is None
+    where the student samples itself. direction: what is taken out of gradients and updates. folder: of checkpoints.
+    outer: DiLoCo's rounds. watch: notices a collapse.
+    """
+
+    plan: TrainPlan
+    inputs: Inputs
+    out: RunWriter
+    student: Student
+    prompts: list[Task]
+    sampler: VllmPolicy | None
+    server: weights.SharedServer
+    direction: Direction | None
+    folder: Path
+    outer: OuterSteps | None
+    watch: Watch
+
+    @classmethod
+    def open(
+        cls,
+        plan: TrainPlan,
+        inputs: Inputs,
+        out: RunWriter,
+        ranks: Ranks,
+        tasks: list[Task],
+        serving: Serving,
+        replica: Replica | None,
+    ) -> Self:
+        """Start the server that is sampled from, if any, and load the student; records both."""
+        config, size, policy = plan.config, plan.config.optimisation, plan.sampled_by(ranks.rank)
+        server = weights.shared_server(policy, ranks)
+        sampler: Any = server.in_turn(lambda: serving.open(policy)) if policy.served else None
+        if policy.served and policy.base_url is None:
+            check_memory(plan, room(plan, started=True))  # the server's share was an estimate until it started
+        run, local = inputs.optional("direction"), config.policy.in_process()
+        # With a direction all weights are loaded in every process, to find it from them.
+        spread = plan.sharded and run is None
+        model, tokenizer = load_model(
+            local.model_copy(update={"device": "cpu"}) if spread else local,
+            listener=out.progress,
+            empty=spread and not ranks.first,
+        )
+        direction = None
+        if run is not None:
+            model.eval()
+            with checkpointed(model) if size.gradient_checkpointing else nullcontext():
+                direction = weight_direction(model, store.read_json(run.folder() / PAIRS))
+        student = Student.prepare(model, tokenizer, plan, ranks)
+        if config.weights.active() or size.shared_prompts:  # before the model gets an adapter
+            student.score(lambda: scoring.require_head(model, config.policy.model))
+        out.model("policy", **(sampler or student.policy).facts(), training={**plan.facts(), "processes": ranks.count})
+        folder = ranks.broadcast_from_rank0(lambda: out.scratch("trainer"))
+        outer = None if replica is None else OuterSteps(replica, out, folder)
+        ordered = bool(config.env.curriculum)
+        order = prompt_order(len(tasks), size, config.seed, as_given=ordered)
+        rollouts = size.prompts_per_step * size.generations
+        watch = Watch(out, rollouts, ranks, stop=size.stop_on_collapse, ordered=ordered)
+        prompts = [tasks[index] for index in order]
+        return cls(plan, inputs, out, student, prompts, sampler, server, direction, folder, outer, watch)
+
+    @cached_property
+    def rollouts(self) -> Rollouts:
+        """The rollouts of the steps, by the student or by a server that follows it; `UsageError` where none can."""
+        config, size = self.plan.config, self.plan.config.optimisation
+        make, student = config.opener(), self.student
+        reuse = trl_arguments(self.plan, self.out.path).num_iterations
+        schedule = Schedule(
+            self.prompts, size.prompts_per_step, size.generations, config.seed, self.server.ranks, reuse
+        )
+        if self.sampler is None:
+            return LockStep(
+                make, student.policy, schedule, config.max_steps, config.limits, config.in_flight, self.teacher
+            )
+        _, opening = self._environment_start
+        sync = weights.weight_sync(self.sampler, student, opening, config, self.out, self.server)
+        alone = self.server.ranks.count == 1
+        return RolloutQueue(
+            make,
+            self.sampler,
+            schedule,
+            sync,
+            rules=Rules.of(self.sampler, config.max_steps, config.limits, FULL),
+            in_flight=config.in_flight,
+            max_staleness=size.max_staleness,
+            journal=self.journal if alone else None,
+            # A signal reaches the processes at different times: several agree on a stop at the end of a step.
+            check=self.out.raise_if_stopped if alone else lambda: None,
+        )
+
+    @cached_property
+    def _environment_start(self) -> tuple[str, list[Message]]:
+        """The environment's sandbox, and the opening of the first prompt where a server samples."""
+        with closing(self.plan.config.opener()()) as environment:
+            return environment.sandbox, [] if self.sampler is None else environment.reset(self.prompts[0])
+
+    @cached_property
+    def teacher(self) -> Any:
+        """The model that plays half of each mixed group; None without mixed groups."""
+        config = self.plan.config
+        if not config.probe.mixed or config.teacher is None:  # mixed groups without a teacher are refused
+            return None
+        return open_teacher(config.teacher, "teacher", self.student, self.out)
+
+    @cached_property
+    def journal(self) -> TrainingJournal:
+        """The records of rollouts and hints."""
+        sandbox, _ = self._environment_start
+        policy: Any = self.sampler or self.student.policy
+        return TrainingJournal(self.out, policy, sandbox, self.teacher, self.plan.config.optimisation.generations)
+
+    def trainer(self) -> step.ComposedTrainer:
+        """Return a trainer before its first step; `BadInput` and `UsageError` where pairs or teacher do not fit."""
+        plan, config, student, out = self.plan, self.plan.config, self.student, self.out
+        size, rollouts, measured = config.optimisation, self.rollouts, None
+        if config.probe.mixed or (self.direction is not None and config.probe.measure):
+            toward = self.direction if self.direction is not None and config.probe.measure else {}
+            max_tokens = size.max_tokens_per_micro_batch or MAX_TOKENS
+            measured = RolloutGradients(student, toward, size.generations, max_tokens, out)
+
+        def record(number: int, played: list[LiveRollout]) -> None:
+            self.journal.rollouts(number, played)
+            if measured is not None:
+                measured.record(number, played)
+
+        # Reads the model that training starts from, without an adapter.
+        environment = config.opener()()
+        source_inputs = SourceInputs(config, self.inputs, student, environment, self.prompts, out, self.journal.hints)
+        active = config.weights.active()
+        channels = step.Channels(config, [kind.open(source_inputs) for kind in row_sources(active)])
+        # DiLoCo's callback precedes Supervision, which seals a checkpoint once all other callbacks have written.
+        callbacks: list[Any] = [self.watch] if self.outer is None else [self.watch, self.outer]
+        callbacks.append(checkpoints.Supervision(out, channels, rollouts, self.folder, student.ranks))
+        if size.keep_every:
+            callbacks.append(checkpoints.KeptCheckpoints(out, student, size.keep_every))
+        if self.direction is not None:
+            callbacks.append(ProjectionCallback(self.direction, config.probe, config.seed, out))
+        parts: dict[str, Any] = {
+            "policy": student.policy,
+            "rollouts": rollouts,
+            "record": record,
+            "true_ratios": config.probe.mixed == "ratio",
+            "channels": channels,
+            "rows": channels.rows,
+            "gradient_cosine_every": size.gradient_cosine_every,
+            "shared_prompts": bool(size.shared_prompts),
+            "max_tokens": size.max_tokens_per_micro_batch,
+            "ranks": student.ranks,
+            "args": trl_arguments(plan, self.folder, student.mixed),
+            "callbacks": callbacks,
+            "peft_config": lora(config.adapter, student.policy.model),
+        }
+        if student.sharded is None:
+            return step.ComposedTrainer(**parts)
+        in_shares = TrainerInStep if config.adapter.rank else ShardedTrainer
+        return in_shares(sharded=student.sharded, **parts)
+
+    def fit(self) -> tuple[step.ComposedTrainer, int]:
+        """Train from the newest complete checkpoint; return the trainer, and the steps that the model was trained by.
+
+        `Interrupted` when a stop was requested before the last step. A training that `watch` stopped has the model of
+        the newest checkpoint before its departure. `ComposerError` where loss, gradient or weights stop being finite.
+        """
+        rollouts = self.rollouts
+        with activity("preparing the trainer"):
+            trainer = self.trainer()
+            self.student.model = trainer.model
+            self.student.distribute()
+        try:
+            return trainer, self._fit(trainer)
+        finally:
+            rollouts.close()
+
+    def _fit(self, trainer: step.ComposedTrainer) -> int:
+        ranks, watch = self.student.ranks, self.watch
+        start = ranks.broadcast_from_rank0(lambda: checkpoints.newest(self.folder, self.out))
+        if start is not None:
+            self._restore(trainer, start)
+        try:
+            with suppress(AllRoundsDone):
+                trainer.train(resume_from_checkpoint=str(start) if start else None)
+        except NotFinite as error:
+            good = checkpoints.newest(self.folder, self.out) if ranks.first else None
+            last_checkpoint = f"The last good checkpoint is {good}" if good else "No checkpoint was made before"
+            raise ComposerError(
+                f"The training ended in step {watch.step}: {error} {last_checkpoint}. "
+                "Lower optimisation.learning_rate, or train another model; with the same settings --resume ends alike."
+            ) from error
+        if watch.stopped:
+            good = ranks.broadcast_from_rank0(lambda: checkpoints.newest(self.folder, self.out, watch.good))
+            if good is None:
+                raise RuntimeError("a checkpoint was made after the first steps, and there is none")
+            trainer._load_from_checkpoint(str(good))
+            return checkpoints.steps_of(good)
+        if not (self.outer.finished if self.outer else trainer.state.global_step >= trainer.args.max_steps):
+            raise Interrupted
+        return trainer.state.global_step
+
+    def _restore(self, trainer: step.ComposedTrainer, start: Path) -> None:
+        """Restore channels and rollouts from a checkpoint; the model and the optimiser are the trainer's to load."""
+        ranks, seal = self.student.ranks, store.read_json(start / store.SEAL)
+        trainer.channels.load(seal["channels"], start)
+        if (count := len(seal["rollouts"])) != ranks.count and any(seal["rollouts"]):
+            raise UsageError(
+                f"{start.name} was made with {count} processes, each of which had rollouts under way "
+                f"(optimisation.max_staleness), and {ranks.count} would go on. Resume with {count}."
+            )
+        self.rollouts.load(seal["rollouts"][ranks.rank] if count == ranks.count else None)
