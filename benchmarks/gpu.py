@@ -537,7 +537,7 @@ def predicted(
 
     from stages import train as stage
     from stages.training.memory import estimate_memory
-    from stages.training.model_facts import Prompts
+    from stages.training.model_shape import Prompts
     from stages.training.plan import resolve
 
     with tempfile.TemporaryDirectory() as folder:

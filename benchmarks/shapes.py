@@ -218,11 +218,11 @@ def channels(names: tuple[str, ...], rows: Any, model: Any, teacher: Any, num_st
 def model_shape(size: str, layers: int | None) -> Any:
     """The shape of a model as the estimators of memory see it."""
     from stages.policy.base import PolicyConfig
-    from stages.training import model_facts
+    from stages.training import model_shape as shapes
 
     with tempfile.TemporaryDirectory() as folder:
         shape(size, layers).save_pretrained(folder)
-        return model_facts.model_shape(PolicyConfig(model=folder))
+        return shapes.model_shape(PolicyConfig(model=folder))
 
 
 def trainer(

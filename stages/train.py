@@ -39,7 +39,7 @@ from stages.runs.run import Inputs, RunWriter, Slot
 from stages.runs.stage import Plan, Stage
 from stages.training.config import Config
 from stages.training.memory import choose_passes, describe_plan, unused
-from stages.training.model_facts import ASSUMED, Prompts, measure_prompts
+from stages.training.model_shape import ASSUMED, Prompts, measure_prompts
 from stages.training.plan import resolve
 
 

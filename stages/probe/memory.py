@@ -17,7 +17,7 @@ from stages.policy.base import PolicyConfig
 from stages.policy.local import device
 from stages.probe.settings import AdapterName
 from stages.training.memory import GIB, KEPT
-from stages.training.model_facts import ModelShape, model_shape
+from stages.training.model_shape import ModelShape, model_shape
 
 VECTORS = 14
 """Vectors as long as theta: theta, its start, v four ways, a gradient, Adam's two, and copies while a step is taken."""

@@ -3,7 +3,7 @@
 What is trained:
 config.py - the configuration of one arm: its tables, and the setting `weights` with one field a channel
 plan.py - the configuration resolved once, with choices by the model's size
-model_facts.py - the model's shape and the lengths of the prompts, read before a model is loaded
+model_shape.py - the model's shape and the lengths of the prompts, read before a model is loaded
 refusals.py - plans that cannot be trained
 memory.py - the estimate of memory, the passes that fit, and the refusal where none fit
 trl_arguments.py - the arguments of TRL's trainer, checked before a model is loaded, and the adapter's configuration

@@ -34,7 +34,7 @@ from stages.training.channels.rollouts import open_teacher
 from stages.training.collapse import Watch
 from stages.training.distributed import ShardedTrainer, Student, TrainerInStep
 from stages.training.memory import check_memory, choose_passes, estimate_memory, room, unused
-from stages.training.model_facts import Prompts, measure_prompts
+from stages.training.model_shape import Prompts, measure_prompts
 from stages.training.plan import TrainPlan
 from stages.training.projection import PAIRS, Direction, ProjectionCallback, weight_direction
 from stages.training.replicas import AllRoundsDone, OuterSteps, Replica

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from stages.backends import resources
 from stages.errors import UsageError
 from stages.policy.server import cpu_cache_bytes, memory_utilisation
-from stages.training.model_facts import ModelShape, Prompts
+from stages.training.model_shape import ModelShape, Prompts
 from stages.training.plan import PASS_TOKENS, RANK, TrainPlan, divisors, longest_rollout, rows_per_pass
 
 SCORED_TOKENS = 16_384

@@ -17,7 +17,7 @@ from stages.policy import available, base
 from stages.policy.base import PolicyConfig
 from stages.runs import reporting
 from stages.training.config import Config, Optimisation
-from stages.training.model_facts import ASSUMED, PROMPT_TOKENS, ModelShape, Prompts, model_shape
+from stages.training.model_shape import ASSUMED, PROMPT_TOKENS, ModelShape, Prompts, model_shape
 from stages.training.refusals import refusals
 
 SMALL = 10_000_000

@@ -18,7 +18,7 @@ from stages.messages import following_ids, opening_ids
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.local import LocalPolicy, load_model, load_tokenizer
 from stages.probe.rows import token_row
-from stages.training.model_facts import model_shape
+from stages.training.model_shape import model_shape
 
 THINKING = TEMPLATE + "{% if enable_thinking is defined and enable_thinking is false %}so {% endif %}"
 ASKED = [{"role": "user", "content": "task d1 d2"}]

@@ -16,7 +16,7 @@ from stages.policy import PolicyConfig, available
 from stages.policy.base import NotFinite, Turn
 from stages.policy.local import LocalPolicy, load_model, load_tokenizer
 from stages.runs.activity import Notice, on_activity
-from stages.training.model_facts import model_shape
+from stages.training.model_shape import model_shape
 
 OPENS = {"weights that overflow", "template refuses system"}
 """What shows only when it is sampled from, and what is mended."""

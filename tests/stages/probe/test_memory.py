@@ -14,7 +14,7 @@ from stages.probe import extract_vhack
 from stages.probe.memory import MemoryInputs, check_memory, memory_notes, needed, num_trained
 from stages.runs.run import Inputs
 from stages.training.memory import GIB
-from stages.training.model_facts import model_shape
+from stages.training.model_shape import model_shape
 
 
 @pytest.fixture(scope="module")

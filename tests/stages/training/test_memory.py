@@ -22,7 +22,7 @@ from stages.runs import runner, settings
 from stages.runs.run import Inputs, Run
 from stages.training import memory
 from stages.training.memory import GIB, KEPT, Room
-from stages.training.model_facts import ModelShape, Prompts, model_shape
+from stages.training.model_shape import ModelShape, Prompts, model_shape
 from stages.training.plan import TrainPlan, resolve
 
 EIGHT = shape("8B")

@@ -17,7 +17,7 @@ from stages.policy.base import PolicyConfig
 from stages.runs.run import Inputs
 from stages.train import Config
 from stages.training.memory import GIB, TAKEN, choose_passes, estimate_memory
-from stages.training.model_facts import ASSUMED, PROMPT_TOKENS, QUESTIONS, SESSIONS, Prompts, measure_prompts
+from stages.training.model_shape import ASSUMED, PROMPT_TOKENS, QUESTIONS, SESSIONS, Prompts, measure_prompts
 from stages.training.plan import TrainPlan, resolve
 from stages.training.refusals import refusals
 

@@ -22,7 +22,7 @@ from stages.runs.run import Run
 from stages.train import Config
 from stages.training.channels import CHANNELS
 from stages.training.memory import Room, check_memory, describe_plan, estimate_memory
-from stages.training.model_facts import ModelShape
+from stages.training.model_shape import ModelShape
 from stages.training.plan import TrainPlan
 
 TOLERANCE = 1e-5
