@@ -124,7 +124,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         ranks.naming_lost_peers(),
         _seeded(resolved.config.seed, config.optimisation.threads),
     ):
-        training = assembly.Training.open(resolved, inputs, out, ranks, tasks, serving, replica)
+        training = assembly.TrainingSession.open(resolved, inputs, out, ranks, tasks, serving, replica)
         hints = check_hints(resolved.config, training.student, tasks, out)
         with reporting.backend_folders(config.report_to, out.path / "logs"):
             trainer, steps = training.fit()

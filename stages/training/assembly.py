@@ -1,6 +1,6 @@
 """The parts of one training in this process, in the order in which each needs the ones before.
 
-`fit_plan` completes the plan, `Training.open` loads the student and starts the sampler, `trainer` adds rollouts,
+`fit_plan` completes the plan, `TrainingSession.open` loads the student and starts the sampler, `trainer` adds rollouts,
 channels and callbacks, and `fit` trains from the newest complete checkpoint.
 """
 
@@ -80,7 +80,7 @@ def _agree_on_passes(plan: TrainPlan, prompts: Prompts, out: RunWriter, ranks: R
 
 
 @dataclass
-class Training:
+class TrainingSession:
     """The parts of a training in this process.
 
     prompts: tasks of all prompts, in order. server: how this process shares the server of `sampler`, which is None
