@@ -1,8 +1,8 @@
 """Checkpoints of a training: those that a killed run resumes from, and those that are kept with the result.
 
 A checkpoint to resume from counts only once `Supervision` has sealed it: its files are durable then, and the seal,
-which comes last, holds their check values and the channels' state. `TrainingSession.fit` (assembly.py) resumes from the newest
-one whose files have these values; `newest` deletes unfinished and damaged ones.
+which comes last, holds their check values and the channels' state. `TrainingSession.fit` (assembly.py) resumes from the
+newest one whose files have these values; `newest` deletes unfinished and damaged ones.
 """
 
 import math
