@@ -86,12 +86,10 @@ def _with_runs(inputs: Inputs, config: Config) -> Config:
     if (start := inputs.optional("start")) is not None:
         model = f"{VLLM if config.policy.served else ''}{start.folder(START)}"
         config = config.model_copy(update={"policy": config.policy.model_copy(update={"model": model})})
-    if (start := inputs.optional("curriculum")) is not None:
+    if (curriculum := inputs.optional("curriculum")) is not None:
         if config.env.curriculum:
-            raise UsageError(
-                f"env.curriculum is {config.env.curriculum}, and --from gives {start.path}. Give one of them."
-            )
-        config = config.model_copy(update={"env": config.env.model_copy(update={"curriculum": str(start.path)})})
+            raise UsageError("two-curricula", curriculum=config.env.curriculum, path=curriculum.path)
+        config = config.model_copy(update={"env": config.env.model_copy(update={"curriculum": str(curriculum.path)})})
     return config
 
 

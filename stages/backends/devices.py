@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stages.errors import ComposerError, UsageError
+from stages.words import Sentence
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 COUNT = "COMPOSER_GPUS"
@@ -51,7 +52,7 @@ def _names(setting: str) -> tuple[str, ...]:
 def _count(environment: Mapping[str, str]) -> int:
     if assumed := environment.get(COUNT, "").strip():
         if not assumed.isdigit():
-            raise UsageError(f"{COUNT} is {assumed!r}, but it is a number of GPUs. Correct it, or unset it.")
+            raise UsageError("backends.gpu-count-invalid", variable=COUNT, assumed=assumed)
         return int(assumed)
     if not any(path.exists() for path in DRIVERS):
         return 0  # importing torch takes seconds
@@ -73,15 +74,10 @@ def check_cuda_driver(environment: Mapping[str, str] = os.environ) -> str:
     answer = subprocess.run(command, capture_output=True, text=True).stdout if smi else ""
     version = next(iter(answer.split()), "")
     if not version[:1].isdigit():  # also what nvidia-smi writes where no driver answers
-        return (
-            f"No driver of NVIDIA's answers here, so its version is not checked: CUDA 13 needs {CUDA_DRIVER} or newer."
-        )
+        return Sentence("backends.driver-unknown", cuda_driver=CUDA_DRIVER)
     if int(version.partition(".")[0]) < CUDA_DRIVER:
-        raise UsageError(
-            f"NVIDIA's driver here is {version}, and vLLM's build for CUDA 13 needs {CUDA_DRIVER} or newer. Update the "
-            "driver, or name an interpreter with an older vLLM in COMPOSER_VLLM. Nothing was installed."
-        )
-    return f"NVIDIA's driver {version} runs builds for CUDA 13."
+        raise UsageError("backends.driver-too-old", version=version, cuda_driver=CUDA_DRIVER)
+    return Sentence("backends.driver-fits", version=version)
 
 
 def used(gpus: int, names: Sequence[str] | None = None) -> str:
@@ -126,8 +122,7 @@ class Pool:
         """`UsageError` for a process that would wait for ever for more GPUs than there are."""
         if self.needs(gpus) > len(self.names):
             raise UsageError(
-                f"{process} asks for {gpus} GPUs, and this machine lets it use {len(self.names)}: "
-                f"{', '.join(self.names)}. Lower `gpus`, or extend {VISIBLE}."
+                "backends.too-few-gpus", process=process, gpus=gpus, names=list(self.names), variable=VISIBLE
             )
 
 

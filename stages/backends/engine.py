@@ -67,7 +67,7 @@ def check_engine(word: str) -> None:
     kind, _, argument = word.partition(":")
     processes = kind == "processes" and argument.isdigit() and int(argument) > 0
     if not (processes or word == "ray" or (kind == "ray" and len(argument) > len("//"))):
-        raise UsageError(f"There is no engine {word!r}. Give one of: {WORDS}.")
+        raise UsageError("backends.no-engine", word=word, words=WORDS)
 
 
 @dataclass(eq=False)
@@ -131,9 +131,7 @@ class ProcessEngine:
                         deaths[worker.number] += 1
                         if deaths[worker.number] >= TRIES:
                             raise InfrastructureError(
-                                f"{TRIES} workers died while they ran the same job, the last with exit code "
-                                f"{worker.process.exitcode}. What was finished is saved; go on with --resume, and "
-                                "fewer workers where they ran out of memory."
+                                "backends.workers-died", tries=TRIES, exitcode=worker.process.exitcode
                             ) from None
                         again.append((worker.number, worker.job))
                     else:
@@ -191,9 +189,7 @@ class RayEngine:
         try:
             import ray
         except ImportError:
-            raise UsageError(
-                "Ray is not installed here. `pip install 'composer-post-training[ray]'`, or use --on processes:N."
-            ) from None
+            raise UsageError("backends.ray-missing") from None
         self._ray: Any = ray
         if not ray.is_initialized():
             try:
@@ -202,7 +198,7 @@ class RayEngine:
             except (ConnectionError, RuntimeError, ValueError) as error:
                 where = address or os.environ.get("RAY_ADDRESS", "of this machine")
                 raise InfrastructureError(
-                    f"The Ray cluster {where} cannot be reached: {str(error).splitlines()[0]}"
+                    "backends.ray-unreachable", where=where, error=str(error).splitlines()[0]
                 ) from None
         cluster = ray.cluster_resources()
         self._gpus = gpus if cluster.get("GPU", 0) else 0
@@ -214,10 +210,7 @@ class RayEngine:
             self.workers = sum(int(min(node.get("GPU", 0) // gpus, node.get("CPU", 0))) for node in nodes)
             self.device = f"{self.workers * gpus} of Ray's GPUs"
             if not self.workers:
-                raise UsageError(
-                    f"A worker needs {gpus} GPUs, and no node of the Ray cluster has as many beside a core. "
-                    "Lower `gpus`, or add a node."
-                )
+                raise UsageError("backends.no-node-for-worker", gpus=gpus)
 
     def close(self) -> None:
         """Do nothing: the connection to the cluster stays open for further stages of this process."""
@@ -239,10 +232,7 @@ class RayEngine:
                     result = self._ray.get(ready)  # raises for a job whose worker died `TRIES` times
                     yield working.pop(ready), result
         except self._ray.exceptions.RayError as error:
-            raise InfrastructureError(
-                f"The Ray cluster lost a job for good: {str(error).splitlines()[0]} "
-                "What was finished is saved; go on with --resume."
-            ) from error
+            raise InfrastructureError("backends.ray-job-lost", error=str(error).splitlines()[0]) from error
         finally:
             for reference in working:
                 self._ray.cancel(reference, force=True)

@@ -86,10 +86,7 @@ class Ranks:
             if self.count == 1 or not any(word in str(error).lower() for word in ("gloo", "nccl")):
                 raise
             raise InfrastructureError(
-                f"One of the other {self.count - 1} processes of this training is gone, or has not answered for "
-                f"{PATIENCE.total_seconds() / 3600:g} hours. "
-                "The same command with --resume goes on from the newest checkpoint, with any number of processes "
-                "(with optimisation.max_staleness, with as many)."
+                "backends.process-lost", others=self.count - 1, hours=PATIENCE.total_seconds() / 3600
             ) from error
 
     @contextmanager

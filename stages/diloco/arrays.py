@@ -137,10 +137,7 @@ def encode(arrays: Arrays, codec: Codec) -> bytes:
     for name, array in arrays.items():
         # Checked here, before the numbers are sent: one NaN in a mean would spread to all replicas.
         if not np.isfinite(array).all():
-            raise InfrastructureError(
-                f"{name} is not finite after the inner steps: this replica has diverged. "
-                "Lower optimisation.learning_rate or diloco.outer_learning_rate."
-            )
+            raise InfrastructureError("diloco.replica-diverged", name=name)
     return b"".join(_encoded(array.ravel(), codec) for array in arrays.values())
 
 

@@ -146,10 +146,7 @@ class OuterLoop:
             result = Round(before.round, (), False, 0.0, ())
         else:
             if reduced.base != before.digest:
-                raise InfrastructureError(
-                    f"The weights before round {before.round} are not those of the other replicas: this machine "
-                    "computes otherwise, or its memory is damaged. Leave it out."
-                )
+                raise InfrastructureError("diloco.weights-differ", round=before.round)
             # Every replica takes the outer step itself, from the same mean: no weights have to be sent.
             mean = decode(reduced.mean, self._fragments.round_shapes(before.round), OF_MEAN[settings.codec])
             weights, momentum = arrays.nesterov(
@@ -176,8 +173,10 @@ class OuterLoop:
                 raise Stopped
             if time.monotonic() > deadline:
                 raise InfrastructureError(
-                    f"Fewer than {self._settings.least} replicas took part in round {self.state.round} within "
-                    f"{self._settings.timeout_s:g} s. Start more and go on with --resume, or set diloco.quorum."
+                    "diloco.too-few-replicas",
+                    least=self._settings.least,
+                    round=self.state.round,
+                    timeout_s=self._settings.timeout_s,
                 )
             time.sleep(pause)
             pause = min(1.5 * pause, longest)

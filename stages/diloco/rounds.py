@@ -160,10 +160,7 @@ class ObjectStore:
                 state = GlobalState.decoded(*sealed, self._fragments.all)
                 break
         if state is None and mine.round == 0:
-            raise InfrastructureError(
-                f"{self.bucket.url}: no complete state is left in s/. Restore one, or start again in another folder "
-                "of the bucket."
-            )
+            raise InfrastructureError("diloco.no-state-left", url=self.bucket.url)
         self._announce((state or mine).round)
         return state or mine
 
@@ -176,10 +173,7 @@ class ObjectStore:
             try:
                 self._commits[round_] = list(orjson.loads(data)["keys"])
             except (orjson.JSONDecodeError, KeyError, TypeError):
-                raise InfrastructureError(
-                    f"{self.bucket.url}/r/{round_:06d}/commit.json is damaged, so which offers count is unknown. "
-                    "Delete it while no replica runs, then go on with --resume."
-                ) from None
+                raise InfrastructureError("diloco.commit-damaged", url=self.bucket.url, round=round_) from None
         return self._commits[round_]
 
     def _settle(self, round_: int) -> list[str] | None:
@@ -226,10 +220,7 @@ class ObjectStore:
         if not parts:
             if self.bucket.keys("s/")[-1:] > [f"s/{round_:06d}"]:  # keys are sorted: a newer state exists
                 raise RoundDeleted
-            raise InfrastructureError(
-                f"{self.bucket.url}: none of the {len(keys)} offers of round {round_} can be read. "
-                "Restore them, or start again in another folder of the bucket."
-            )
+            raise InfrastructureError("diloco.no-offers-left", url=self.bucket.url, offers=len(keys), round=round_)
         encoded = encode(mean(list(parts.values())), OF_MEAN[self._settings.codec])
         header = {"round": round_, "base": base, "replicas": sorted(parts), "unreadable": unreadable}
         sealed = seal(header, encoded)
@@ -293,8 +284,7 @@ def agree(bucket: Bucket, shared: Mapping[str, Any]) -> None:
     if differing:
         key = differing[0]
         raise UsageError(
-            f"{bucket.url} holds a run with other settings: {key} is {stored.get(key)!r} there and {local.get(key)!r} "
-            "here. Give the same settings to all replicas, or another folder of the bucket."
+            "diloco.settings-differ", url=bucket.url, key=key, stored=stored.get(key), local=local.get(key)
         )
 
 
@@ -305,4 +295,4 @@ def claim(bucket: Bucket, owner: str) -> int:
         # create() lets one of several replicas that start together have the number.
         if bucket.create(key, owner.encode()) or bucket.read(key) == owner.encode():
             return replica
-    raise UsageError(f"{bucket.url} has had {MOST} replicas. Set diloco.replica, or take another folder of the bucket.")
+    raise UsageError("diloco.no-number-left", url=bucket.url, most=MOST)

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from stages.runs.settings import Option, Settings
+from stages.words import Sentence
 
 Codec = Literal["float32", "bf16", "int8", "int4"]
 MEMORY = 10
@@ -44,18 +45,13 @@ class Diloco(Settings):
     def _check_values(self) -> "Diloco":
         if self.store is not None and "@" in self.store.partition("://")[2].partition("/")[0]:
             # The address is part of the run's settings, which are written to disk and shown.
-            raise ValueError(
-                "diloco.store holds a user name or key; put keys into the environment, as AWS_ACCESS_KEY_ID and such"
-            )
+            raise ValueError(Sentence("diloco.store-holds-key"))
         if self.inner_steps % self.fragments:
             raise ValueError(
-                f"diloco.inner_steps is {self.inner_steps}, which {self.fragments} fragments do not divide; "
-                "take a multiple"
+                Sentence("diloco.inner-steps-not-divided", inner_steps=self.inner_steps, fragments=self.fragments)
             )
         if self.quorum is not None and self.quorum > self.replicas:
-            raise ValueError(
-                f"diloco.quorum is {self.quorum}, more than the {self.replicas} replicas; take at most as many"
-            )
+            raise ValueError(Sentence("diloco.quorum-too-large", quorum=self.quorum, replicas=self.replicas))
         return self
 
     @property
@@ -76,6 +72,11 @@ class Diloco(Settings):
             return ()
         best = max(0.0, 1 - MEMORY / max(each, 1))
         return (
-            f"WARNING: {each} outer steps are few for an outer momentum of {self.outer_momentum:g}, which overshoots "
-            f"below {rounds_needed:.0f}: lower diloco.outer_momentum to {best:.2g} or diloco.inner_steps",
+            Sentence(
+                "diloco.few-outer-steps",
+                outer_steps=each,
+                outer_momentum=self.outer_momentum,
+                needed=rounds_needed,
+                best_momentum=best,
+            ),
         )

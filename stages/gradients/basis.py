@@ -69,13 +69,11 @@ def target_linears(model: "PreTrainedModel") -> dict[str, nn.Linear]:
     inside = list(layer_linears(model))
     extra = sorted({name.rpartition(".")[2] for name, _ in inside} - set(SUFFIXES))
     if extra:
-        raise UsageError(
-            f"The model's layers hold Linears that the probe does not know: {', '.join(extra)}. It knows {SUFFIXES}."
-        )
+        raise UsageError("gradients.unknown-linears", unknown=extra, known=str(SUFFIXES))
     layers = model.config.num_hidden_layers
     expected = layers * len(SUFFIXES)
     if len(inside) != expected:
-        raise UsageError(f"The model has {len(inside)} of the {expected} Linears that {layers} layers should have.")
+        raise UsageError("gradients.missing-linears", linears=len(inside), expected=expected, layers=layers)
     return dict(inside)
 
 
@@ -180,10 +178,7 @@ def load_spectrum(folder: Path) -> Spectrum:
         tensors, metadata = read_tensors(path)
         factors = Factors(tensors["U"], tensors["S"], tensors["Vh"])
         if factors.sha256 != metadata["sha256"]:
-            raise BadInput(
-                f"{path} does not hold the decomposition it names. "
-                "Delete its run folder and rerun `composer probe svd`."
-            )
+            raise BadInput("gradients.decomposition-damaged", path=path)
         loaded[metadata["module"]] = factors
     return Spectrum(loaded)
 
@@ -199,10 +194,7 @@ def check_spectrum(model: "PreTrainedModel", spectrum: Spectrum) -> None:
         factors = spectrum.factors[name].to(linear.weight.device, torch.float32)
         error = reconstruction_error(linear.weight, factors)
         if error > TOLERANCE:
-            raise BadInput(
-                f"The decomposition is not of this model's weights: {name} is off by {error:.2g} of its norm. "
-                "Run `composer probe svd` on this model."
-            )
+            raise BadInput("gradients.decomposition-of-other-weights", name=name, error=error)
 
 
 class SingularValues:
@@ -367,17 +359,13 @@ def open_adapter(name: str, model: "PreTrainedModel", spectrum: Spectrum | None,
     if name not in SPECTRAL:
         return Lora(target_linears(model), rank, seed=seed, freeze_a=name == "lora_frozenA").to(*where)
     if spectrum is None:
-        raise UsageError(
-            f"The adapter {name} works in singular coordinates. Give a run of `composer probe svd` with --from."
-        )
+        raise UsageError("gradients.no-decomposition", name=name)
     # Shapes alone are compared here, which needs no product; `check_spectrum` compares the weights.
     expected = {name: tuple(linear.weight.shape) for name, linear in target_linears(model).items()}
     decomposed = {name: (f.U.shape[0], f.Vh.shape[1]) for name, f in spectrum.factors.items()}
     differ = sorted(n for n in expected.keys() | decomposed.keys() if expected.get(n) != decomposed.get(n))
     if differ:
-        raise BadInput(
-            f"The decomposition is of another model: {len(differ)} Linears differ, the first is {differ[0]}."
-        )
+        raise BadInput("gradients.decomposition-of-other-model", linears=len(differ), first=differ[0])
     return SingularValues(spectrum, None if name == "antipasto_full" else rank).to(*where)
 
 

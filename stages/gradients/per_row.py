@@ -64,9 +64,10 @@ class TokenRow:
     def __post_init__(self) -> None:
         if len(self.own) != len(self.completion_ids) or not any(self.own) or not self.prompt_ids:
             raise BadInput(
-                f"A row has {len(self.prompt_ids)} prompt tokens, {len(self.completion_ids)} completion tokens and "
-                f"{sum(self.own)} of its own among them; it needs a prompt, a mark for every completion token, and an "
-                "own token."
+                "gradients.row-incomplete",
+                prompt_tokens=len(self.prompt_ids),
+                completion_tokens=len(self.completion_ids),
+                own_tokens=sum(self.own),
             )
 
     @property

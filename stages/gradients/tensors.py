@@ -92,9 +92,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in sorted(file.keys())}, file.metadata() or {}
     except (OSError, SafetensorError) as error:
-        raise BadInput(
-            f"{path} cannot be read as safetensors ({error}). Delete its run folder and rerun the stage."
-        ) from None
+        raise BadInput("gradients.tensors-unreadable", path=path, error=str(error)) from None
 
 
 class RowFile:
@@ -111,7 +109,13 @@ class RowFile:
                 file.truncate(size)  # sparse: rows that are not reserved are zeros and take no space on disk
         if path.stat().st_size != size:
             raise BadInput(
-                f"{path} holds {path.stat().st_size} bytes, not the {size} of {rows} rows of {width} {dtype}."
+                "gradients.row-file-size",
+                path=path,
+                size=path.stat().st_size,
+                expected=size,
+                rows=rows,
+                width=width,
+                dtype=str(dtype),
             )
         # An empty file cannot be mapped into memory.
         self.rows: Float[Tensor, "rows width"] = (
@@ -171,7 +175,7 @@ class GradientStore:
         """
         index = {"layout": list(layout.sizes.items()), "rows": rows, "dtype": dtype, "facts": dict(facts)}
         if (folder / INDEX).exists() and store.digest(store.read_json(folder / INDEX)) != store.digest(index):
-            raise BadInput(f"{folder} holds gradients of other rows, directions or settings. Start again with --clean.")
+            raise BadInput("gradients.store-of-other-rows", folder=folder)
         # The index is written before the file exists: an attempt killed in between leaves a store that opens empty.
         store.write_json(folder / INDEX, index)
         return cls(folder)
@@ -180,9 +184,7 @@ class GradientStore:
     def rows(self) -> Float[Tensor, "rows N"]:
         """All rows, in the type on disk; slices are read when they are used. `BadInput` where none was kept."""
         if not self.kept:
-            raise BadInput(
-                f"{self.folder} holds no gradients, because its replay kept sums alone. Replay with --set keep=rows."
-            )
+            raise BadInput("gradients.store-without-rows", folder=self.folder)
         return self.file.rows
 
     def put(self, start: int, gradients: Float[Tensor, "B N"]) -> None:

@@ -232,7 +232,7 @@ class TaidSchedule:
 
     def __post_init__(self) -> None:
         if not (0.0 <= self.t_start < 1.0 and 0.0 < self.t_end <= 1.0 and 0.0 <= self.alpha <= 1.0):
-            raise UsageError(f"{self}: t_start must lie in [0, 1), t_end in (0, 1] and alpha in [0, 1]")
+            raise UsageError("losses.taid-schedule-invalid", schedule=str(self))
 
     def start(self, device: torch.device | str = "cpu") -> "TaidState":
         """Return the state before the first step."""

@@ -57,9 +57,7 @@ class DpoTerms:
     def mean_difference(self) -> PerPair:
         """Return the difference of the log-ratios divided by the completions' lengths (at least 1)."""
         if self.chosen_tokens is None or self.rejected_tokens is None:
-            raise UsageError(
-                "ipo and sigmoid_norm need the token counts of both completions: give chosen_tokens and rejected_tokens"
-            )
+            raise UsageError("losses.no-token-counts")
         # TRL counts completion tokens before the shift, which is one more than were scored only where a completion
         # starts at position 0. An empty completion divides by 1.
         chosen = self.chosen_ratio / self.chosen_tokens.clamp(min=1.0)
@@ -104,7 +102,7 @@ def dpo_losses(pairs: PairLogProbs, loss_type: str = "sigmoid", beta: float = 0.
     Source: TRL 1.16 trainer/dpo_trainer.py:1338-1505.
     """
     if loss_type not in FORMS:
-        raise UsageError(f"DPO's loss_type is {loss_type!r}; choose one of {', '.join(FORMS)}")
+        raise UsageError("losses.no-dpo-form", loss_type=loss_type, forms=list(FORMS))
     chosen = pairs.chosen - pairs.ref_chosen.detach()
     rejected = pairs.rejected - pairs.ref_rejected.detach()
     return FORMS[loss_type](DpoTerms(beta, chosen, rejected, pairs.chosen_tokens, pairs.rejected_tokens))

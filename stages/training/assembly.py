@@ -265,10 +265,8 @@ class TrainingSession:
                 trainer.train(resume_from_checkpoint=str(start) if start else None)
         except NotFinite as error:
             good = checkpoints.newest(self.folder, self.out) if ranks.first else None
-            last_checkpoint = f"The last good checkpoint is {good}" if good else "No checkpoint was made before"
             raise ComposerError(
-                f"The training ended in step {watch.step}: {error} {last_checkpoint}. "
-                "Lower optimisation.learning_rate, or train another model; with the same settings --resume ends alike."
+                "training.training-not-finite", step=watch.step, error=str(error), checkpoint=good
             ) from error
         if watch.stopped:
             good = ranks.broadcast_from_rank0(lambda: checkpoints.newest(self.folder, self.out, watch.good))
@@ -286,7 +284,6 @@ class TrainingSession:
         trainer.channels.load(seal["channels"], start)
         if (count := len(seal["rollouts"])) != ranks.count and any(seal["rollouts"]):
             raise UsageError(
-                f"{start.name} was made with {count} processes, each of which had rollouts under way "
-                f"(optimisation.max_staleness), and {ranks.count} would go on. Resume with {count}."
+                "training.other-number-of-processes", checkpoint=start.name, count=count, present=ranks.count
             )
         self.rollouts.load(seal["rollouts"][ranks.rank] if count == ranks.count else None)

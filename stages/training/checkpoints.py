@@ -21,6 +21,7 @@ from stages.runs.run import RunWriter
 from stages.training.distributed import Student
 from stages.training.rollouts import Rollouts
 from stages.training.step import Channels
+from stages.words import Sentence
 
 
 def newest(folder: Path, out: RunWriter, most: float = math.inf) -> Path | None:
@@ -28,19 +29,19 @@ def newest(folder: Path, out: RunWriter, most: float = math.inf) -> Path | None:
 
     most: steps that it may have taken.
     """
-    checkpoint, damaged = None, list[str]()
+    checkpoint, damaged = None, list[tuple[str, str]]()
     for path in sorted(folder.glob("checkpoint-*"), key=steps_of, reverse=True):
         if not (path / store.SEAL).exists():  # its process was killed before it was complete
             rmtree(path)
         elif checkpoint is None and steps_of(path) <= most:
             if damage := store.folder_damage(path):
-                damaged.append(f"{path.name} is damaged ({damage})")
+                damaged.append((path.name, damage))
                 rmtree(path)
             else:
                 checkpoint = path
     if damaged:
-        since = f"from {checkpoint.name}" if checkpoint else "from its start, as there is no other checkpoint"
-        out.progress(Notice(f"{' and '.join(damaged)}: the training goes on {since}."), 0, 0)
+        name = checkpoint and checkpoint.name
+        out.progress(Notice(Sentence("training.checkpoints-damaged", damaged=damaged, checkpoint=name)), 0, 0)
     return checkpoint
 
 
@@ -152,8 +153,5 @@ def link_kept(source: Path, target: Path) -> None:
     # may have left .tmp, a model that was written in part.
     for folder in sorted(source.glob("step_*")):
         if damage := store.folder_damage(folder):
-            raise BadInput(
-                f"{folder} is damaged ({damage}). Delete that folder and rerun with --resume, which goes on without "
-                "it, or start again with --clean."
-            )
+            raise BadInput("training.kept-checkpoint-damaged", folder=folder, damage=damage)
         store.link_folder(folder, target / folder.name)

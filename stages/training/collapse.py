@@ -27,6 +27,7 @@ from stages.policy.model_checks import not_finite
 from stages.runs.activity import Notice
 from stages.runs.kinds import Row
 from stages.runs.run import RunWriter
+from stages.words import Sentence
 
 FIRST = 5
 """Steps whose mean is the course of entropy and length."""
@@ -90,16 +91,19 @@ def _fall(course: Course, name: str, values: Sequence[float]) -> Departure | Non
         of_rollouts = math.sqrt(max(level * (1 - level), 0) / course.rollouts)
         error = max(spread, of_rollouts) * math.sqrt(1 / window + 1 / before)
         if level - now > NOISE * error:
-            words = {REWARD: "rewards", PROTOCOL: "share of well-formed answers"}[name]
-            return Departure(name, before, f"{words} {now:.2g} over the last {window} steps, and {level:.2g} before")
+            values_of = {"now": now, "window": window, "before": level}
+            fall = Sentence("training.rewards-fell", **values_of)
+            return Departure(name, before, fall if name == REWARD else Sentence("training.answers-fell", **values_of))
     return None
 
 
 def _entropy(course: Course, name: str, values: Sequence[float]) -> Departure | None:
     """Judge whether entropy has doubled."""
     del course
-    departure = _times(name, values, least=0.0, most=2.0, words="entropy {now:.2g}")
-    return departure if median(values[-RECENT:]) > UNSURE else None
+    change = _change(values, least=0.0, most=2.0)
+    if change is None or change["now"] <= UNSURE:
+        return None
+    return Departure(name, len(values) - RECENT, Sentence("training.entropy-rose", **change))
 
 
 def _length(course: Course, name: str, values: Sequence[float]) -> Departure | None:
@@ -107,17 +111,19 @@ def _length(course: Course, name: str, values: Sequence[float]) -> Departure | N
     rewards = course._values[REWARD]
     if len(rewards) < FIRST or fmean(rewards[-WINDOWS[0] :]) > fmean(rewards[:FIRST]):
         return None
-    return _times(name, values, least=0.25, most=4.0, words="answers of {now:.0f} tokens")
+    change = _change(values, least=0.25, most=4.0)
+    return Departure(name, len(values) - RECENT, Sentence("training.length-changed", **change)) if change else None
 
 
-def _times(name: str, values: Sequence[float], least: float, most: float, words: str) -> Departure | None:
+def _change(values: Sequence[float], least: float, most: float) -> dict[str, float] | None:
+    """Return the median of the recent steps, and its multiple of the first steps' mean, where that is out of range."""
     before = len(values) - RECENT
     if before < FIRST or (level := fmean(values[:FIRST])) <= 0:
         return None
     now = median(values[before:])
     if least <= now / level <= most:
         return None
-    return Departure(name, before, f"{words.format(now=now)}, {now / level:.2g} times that of the first steps")
+    return {"now": now, "times": now / level}
 
 
 Judge = Callable[[Course, str, Sequence[float]], Departure | None]
@@ -191,8 +197,8 @@ class Watch(TrainerCallback):
 
     def collapsed(self, steps: int) -> str | None:
         """Return what has left its course, and by how many steps the model was trained; None where nothing has."""
-        words = "; ".join(departure.words for departure in self.course.departures.values())
-        return f"{words}; the model is that of step {steps}" if words else None
+        words = [departure.words for departure in self.course.departures.values()]
+        return Sentence("training.model-of-step", departures=words, step=steps) if words else None
 
 
 def kept_checkpoints(save_every: int) -> int:

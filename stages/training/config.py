@@ -20,6 +20,7 @@ from stages.rollouts.agent_loop import InFlight, RolloutLimits
 from stages.runs.reporting import Backends
 from stages.runs.settings import BASIC, Given, Option, Settings, basic_of, with_default
 from stages.training.channels import CHANNELS
+from stages.words import Sentence
 
 DpoForm = Literal[
     "sigmoid",
@@ -393,59 +394,41 @@ class Config(EnvStageConfig):
         for prefix, keys in (("trl.", trl_fields), ("", settings.keys() - cls.model_fields.keys())):
             for key in keys:
                 if key in OURS:
-                    raise UsageError(f"{prefix}{key}, a field of TRL's, is set through {OURS[key]}. Set {OURS[key]}.")
+                    raise UsageError("training.trl-field-is-setting", prefix=prefix, key=key, setting_key=OURS[key])
                 if key in FIXED:
-                    why = "rollouts, the journal and --resume depend on its value"
-                    raise UsageError(f"{prefix}{key}, a field of TRL's, cannot be set: {why}. Remove it.")
+                    raise UsageError("training.trl-field-fixed", prefix=prefix, key=key)
         return settings
 
     @model_validator(mode="after")
     def _check(self) -> "Config":
         if self.weights.grpo == 0 and not self.weights.active():
-            raise ValueError(
-                "weights.grpo is 0 and no channel has a weight, so nothing would be trained; "
-                "give a channel a weight, such as weights.sft=1 with pairs, or leave weights.grpo at 1"
-            )
+            raise ValueError(Sentence("training.nothing-trained"))
         active = self.weights.active()
         untaught = active.keys() - ({"opd"} if self.opd.teachers else set())
         if self.teacher is None and any("teacher" in CHANNELS[name].needs for name in untaught):
             needing = [f"weights.{name}" for name, channel in CHANNELS.items() if "teacher" in channel.needs]
-            raise ValueError(f"{' and '.join(needing)} need a teacher: set teacher.model, or for opd opd.teachers")
+            raise ValueError(Sentence("training.no-teacher", needing=needing))
         if self.opd.form == "sampled" and (self.opd.beta, self.opd.top_k) != (1.0, None):
-            raise ValueError(
-                "opd.beta and opd.top_k are those of opd.form=divergence, and opd.form=sampled is the reverse KL of "
-                "sampled tokens; leave them out, or take divergence"
-            )
+            raise ValueError(Sentence("training.sampled-form-settings"))
         if self.adapter.kind == "singular-values" and self.adapter.rank:
-            raise ValueError("adapter.rank is LoRA's, and adapter.kind=singular-values trains all singular values")
+            raise ValueError(Sentence("training.rank-of-singular-values"))
         if self.probe.mixed and (self.teacher is None or self.teacher.served or self.policy.served):
-            raise ValueError(
-                "probe.mixed plays half of each group with a teacher, and both models are in this process: "
-                "set teacher.model to a folder or a hub id, and leave out vllm:"
-            )
+            raise ValueError(Sentence("training.mixed-needs-local-models"))
         if self.hints.source == "llm" and self.hints.llm is None:
-            raise ValueError('hints.source = "llm" needs hints.llm: set hints.llm.model and its base_url')
+            raise ValueError(Sentence("training.no-hint-model"))
         if self.policy.base_url is not None and not self.policy.served:
-            raise ValueError(
-                "policy.base_url: a model behind a server cannot be trained; give the folder or hub id of its weights "
-                'as policy.model, and base_url = "" where a file gives an address: in the file, below [train.policy]'
-            )
+            raise ValueError(Sentence("training.trained-behind-server"))
         if self.distribution.servers and not (self.policy.served and self.policy.base_url):
-            raise ValueError(
-                "distribution.servers are further ones beside policy.base_url, of a policy vllm:MODEL; set both"
-            )
+            raise ValueError(Sentence("training.servers-without-address"))
         if self.optimisation.max_staleness and not self.policy.served:
-            raise ValueError(
-                "optimisation.max_staleness needs rollouts from a server; write vllm: before policy.model, or take 0"
-            )
+            raise ValueError(Sentence("training.staleness-without-server"))
         if self.policy.temperature == 0:
-            raise ValueError(
-                "policy.temperature is 0: a group of equal rollouts has no advantage to learn from; take 1"
-            )
+            raise ValueError(Sentence("training.temperature-zero"))
         if self.diloco.store is not None and self.optimisation.steps % self.diloco.inner_steps:
             raise ValueError(
-                f"optimisation.steps is {self.optimisation.steps}, no multiple of diloco.inner_steps, which is "
-                f"{self.diloco.inner_steps}: the last steps would be no part of the result"
+                Sentence(
+                    "training.steps-no-multiple", steps=self.optimisation.steps, inner_steps=self.diloco.inner_steps
+                )
             )
         for teacher in self.teachers():
             self._check_server(teacher)
@@ -454,30 +437,19 @@ class Config(EnvStageConfig):
     def _check_server(self, teacher: PolicyConfig) -> None:
         """Check a teacher behind a server: it returns the log-probs of given tokens, or of a few, at temperature 1."""
         if teacher.base_url is not None and not teacher.served:
-            raise ValueError(
-                f"the teacher {teacher.model!r} has a base_url: a text server returns no log-probs of the student's "
-                "tokens; write vllm: before the model, or leave base_url out for a folder or a hub id"
-            )
+            raise ValueError(Sentence("training.teacher-text-server", model=teacher.model))
         if not teacher.served:
             return
         if teacher.base_url is None:
-            raise ValueError(
-                f"the teacher is {teacher.model!r}, and training starts no server for a teacher; "
-                f"start one with `composer serve {teacher.source}` and give its address as the teacher's base_url"
-            )
+            raise ValueError(Sentence("training.teacher-without-address", model=teacher.model, source=teacher.source))
         full_distribution = {"taid", "eopd"} if teacher is self.teacher else set[str]()
         full_distribution |= {"opd"} if self.opd.form == "divergence" and self.opd.top_k is None else set()
         needing = [name for name in self.weights.active() if name in full_distribution]
         if needing:
-            raise ValueError(
-                f"the teacher {teacher.model!r} tells the log-probs of a few tokens, and "
-                f"weights.{' and weights.'.join(needing)} would need its distributions; "
-                "take weights.opd with opd.top_k or with opd.form=sampled, or a teacher in this process"
-            )
+            raise ValueError(Sentence("training.teacher-tells-few", model=teacher.model, needing=needing))
         if self.opd.form == "sampled" and self.policy.temperature != 1:
             raise ValueError(
-                f"the teacher {teacher.model!r} is scored at temperature 1, and policy.temperature is "
-                f"{self.policy.temperature:g}; take 1"
+                Sentence("training.teacher-temperature", model=teacher.model, temperature=self.policy.temperature)
             )
 
     def answers_to_check_hints(self) -> int:

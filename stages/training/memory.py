@@ -15,6 +15,7 @@ from stages.errors import UsageError
 from stages.policy.server import cpu_cache_bytes, memory_utilisation
 from stages.training.model_shape import ModelShape, Prompts
 from stages.training.plan import PASS_TOKENS, RANK, TrainPlan, divisors, longest_rollout, rows_per_pass
+from stages.words import Sentence
 
 SCORED_TOKENS = 16_384
 """Of one pass through the layers in scoring.py, which takes several for more."""
@@ -76,9 +77,9 @@ def choose_passes(plan: TrainPlan, prompts: Prompts, free: int | None) -> TrainP
     fitting = [way for way in ways if estimate_memory(way).total <= room]
     if not fitting:
         least = min(ways, key=lambda way: estimate_memory(way).total)
-        return replace(least, because=f" and {room / GIB:.1f} GiB of memory, with the smallest passes")
+        return replace(least, memory_gib=room / GIB, smallest=True)
     chosen = min(fitting, key=lambda way: (_computed(way), -(way.config.optimisation.micro_batch or 1)))
-    return replace(chosen, because=f" and {room / GIB:.1f} GiB of memory")
+    return replace(chosen, memory_gib=room / GIB)
 
 
 def _computed(plan: TrainPlan) -> float:
@@ -354,8 +355,7 @@ def check_memory(plan: TrainPlan, room: Room) -> None:
     if room.awake and total.held > between:
         smaller = room.smaller_server(total.held - between, model)
         raise UsageError(
-            f"Between its steps this training holds about {total.held / GIB:.1f} GiB, and its vLLM server, which is "
-            f"awake then, leaves {max(between, 0) / GIB:.1f}. Take {smaller or 'a smaller model or more memory'}."
+            "training.server-leaves-too-little", held=total.held / GIB, between=max(between, 0) / GIB, smaller=smaller
         )
     if total.total <= room.bytes:
         return
@@ -368,12 +368,9 @@ def check_memory(plan: TrainPlan, room: Room) -> None:
         if less.total < 0.99 * reduced.total and len(ways) < 3 and reduced.total > room.bytes:
             ways.append(f"{words} ({less.total / GIB:.1f} GiB)")
             reduced, plan = less, changed
-    fits = "fits" if reduced.total <= room.bytes else "still does not fit: take a smaller model or more memory"
+    fits = reduced.total <= room.bytes
     raise UsageError(
-        f"This training takes about {total}, and there are {room}. "
-        f"{f'{server} alone makes it fit. ' if server else ''}"
-        f"One after the other: {', '.join(ways) or 'nothing helps'}; that {fits}. "
-        "The estimate is one of the longest rollouts: optimisation.memory_limit=GIB says how much it may be."
+        "training.too-little-memory", total=str(total), room=str(room), server=server, savings=ways, fits=fits
     )
 
 
@@ -381,22 +378,25 @@ def describe_plan(plan: TrainPlan) -> tuple[str, ...]:
     """Return the choices and their reason, and the memory that training takes, for people; none if small."""
     if plan.small:
         return ()
-    size, rank = plan.config.optimisation, plan.config.adapter.rank
-    trained = f"LoRA of rank {rank}" if rank else "singular values" if plan.spectral else "all weights"
-    size_words = f"of {plan.shape.parameters / 1e9:.2g} B parameters" if plan.shape else "whose size is not known yet"
-    again = "activations recomputed" if size.gradient_checkpointing else "activations kept"
-    rows = f"{size.micro_batch} rollout{'s' * (size.micro_batch != 1)} a pass"
-    shared = ", prompts computed once for their rollouts" * bool(size.shared_prompts)
-    choices = (
-        f"{trained} at learning rate {size.learning_rate:g}, {rows}, {again}{shared} "
-        f"(what you did not set was chosen for a model {size_words}{plan.because})"
+    size, rank, shape = plan.config.optimisation, plan.config.adapter.rank, plan.shape
+    choices = Sentence(
+        "training.plan-choices",
+        rank=rank,
+        spectral=plan.spectral,
+        learning_rate=size.learning_rate,
+        rows=size.micro_batch,
+        recomputed=size.gradient_checkpointing,
+        shared_prompts=size.shared_prompts,
+        parameters=shape and shape.parameters,
+        memory_gib=plan.memory_gib,
+        smallest=plan.smallest,
     )
-    if plan.shape is None:
+    if shape is None:
         return (choices,)
-    unpacked = "each prompt computed again for each rollout, since not all layers attend by sdpa to all tokens"
-    needed = f"about {estimate_memory(plan)} of memory for {plan.prompts}"
-    if plan.sharded and not rank:
-        # First the masters whole, then the optimiser's two moments (`ShardedTrainer`).
-        gathered = 8 * plan.shape.parameters / GIB
-        needed += f", and up to {gathered:.1f} GiB of the first process' main memory for a checkpoint"
-    return (choices, needed) if plan.shape.packs else (choices, unpacked, needed)
+    unpacked = Sentence("training.prompts-not-packed")
+    # Of shares, first the whole masters, then the optimiser's two moments (`ShardedTrainer`).
+    gathered = 8 * shape.parameters / GIB if plan.sharded and not rank else 0
+    needed = Sentence(
+        "training.plan-memory", estimate=str(estimate_memory(plan)), prompts=str(plan.prompts), gathered_gib=gathered
+    )
+    return (choices, needed) if shape.packs else (choices, unpacked, needed)

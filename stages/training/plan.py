@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from stages.errors import UsageError
 from stages.policy import available, base
 from stages.policy.base import PolicyConfig
 from stages.runs import reporting
@@ -48,8 +47,9 @@ class TrainPlan:
     longest rollout after the prompt. processes: each holds the whole model, and its share of a step's rollouts.
     teacher_bytes: of the models to distil from in this process, without those whose size is not known yet.
     direction: tokens of the longest row that a direction is found from, which is taken out of the training; 0 without
-    one. pairs: whether a run of them is given. prompts: their lengths. because: for people, the memory that
-    `choose_passes` chose by. requested: the optimisation as the user set it.
+    one. pairs: whether a run of them is given. prompts: their lengths. memory_gib, smallest: the memory
+    that `choose_passes` chose by, and whether it took the smallest passes. requested: the optimisation as the user set
+    it.
     """
 
     config: Config
@@ -61,7 +61,8 @@ class TrainPlan:
     direction: int = 0
     pairs: bool = False
     prompts: Prompts = ASSUMED
-    because: str = ""
+    memory_gib: float | None = None
+    smallest: bool = False
     requested: Optimisation = NOTHING_SET
 
     @cached_property
@@ -162,7 +163,7 @@ def resolve(config: Config, processes: int, inputs: Container[str] = (), directi
         packs = shape is not None and shape.packs and not small and not (plan.sharded and not rank)
         plan = plan.changed(optimisation={"shared_prompts": packs})
     if (refusal := next(refusals(plan), None)) is not None:
-        raise UsageError(refusal)
+        raise refusal
     return plan
 
 

@@ -73,10 +73,7 @@ def trained(model: Any) -> dict[str, Tensor]:
     saved = model.state_dict().keys()
     saved_buffers = [name for name, _ in model.named_buffers() if name in saved]
     if saved_buffers:
-        raise UsageError(
-            f"The model keeps {saved_buffers[0]} beside its parameters, which replicas would not share. "
-            "Train it without diloco."
-        )
+        raise UsageError("training.replica-with-buffers", buffer=saved_buffers[0])
     return parameters
 
 

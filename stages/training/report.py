@@ -25,20 +25,7 @@ from stages.training.projection import accounts
 from stages.training.rollout_gradients import write_measured
 from stages.training.rollouts import played_by_teacher
 from stages.training.step import ComposedTrainer
-
-TAKEN_OUT = {
-    "none": "Nothing was taken out: the hack direction was measured alone, in projection.json.",
-    "v": "Taken out of gradients and updates: v, the hack direction. Train once with probe.project=random and once "
-    "without a direction, as arms of other names, and `composer evaluate` shows all three.",
-    "random": "Taken out of gradients and updates: a random direction, the control of v.",
-}
-NO_GRPO = "weights.grpo is 0: rollouts were played and recorded, and nothing was learned from their rewards."
-TOO_OLD = (
-    "{} groups were given up and not trained on, because weights of their first turns were more than {} steps old "
-    "(optimisation.max_staleness): tasks that take long count less. limits.wall_s ends rollouts that take too long."
-)
-NOTHING_LEARNED = "No group had two different rewards: nothing was learned from rewards."
-
+from stages.words import Sentence
 
 # Tables of a training: rollouts, their steps, rewards, and hints. Each rollout is a unit of the run's journal, and each
 # training step another one that names those which it was trained on; a killed run keeps both. Units that are written
@@ -209,16 +196,22 @@ def save(
     given_up = int(sum(row.get("sampling/groups_given_up", 0) for row in logged))
     if given_up:
         out.set_summary(groups_given_up=given_up)
-    remarks = [
-        *([f"The training left its course at {collapsed}."] if collapsed else []),
+    max_staleness = config.optimisation.max_staleness
+    remarks: list[str] = [
+        *([Sentence("training.left-course", collapsed=collapsed)] if collapsed else []),
         *([f"Before training: {hints}."] if hints else []),
-        *([NOTHING_LEARNED] if nothing_learned else []),
-        *([NO_GRPO] if not config.weights.grpo else []),
-        *([TOO_OLD.format(given_up, config.optimisation.max_staleness)] if given_up else []),
+        *([Sentence("training.nothing-learned")] if nothing_learned else []),
+        *([Sentence("training.grpo-off")] if not config.weights.grpo else []),
+        *([Sentence("training.groups-too-old", groups=given_up, max_staleness=max_staleness)] if given_up else []),
         *config.diloco.warnings(config.optimisation.steps),
     ]
     if projected:
-        remarks.append(TAKEN_OUT[config.probe.project])
+        taken_out = {
+            "none": Sentence("training.direction-measured"),
+            "v": Sentence("training.direction-taken-out"),
+            "random": Sentence("training.random-taken-out"),
+        }
+        remarks.append(taken_out[config.probe.project])
     lines = "".join(f"\n{line}\n" for line in remarks)
     out.write_file("report.txt", training_table(config.arm, logged) + course_text + lines)
 
@@ -249,5 +242,5 @@ def training_table(arm: str, history: Sequence[Row], rows: int = 12) -> str:
             line += f"{value:>{width}.4f}" if isinstance(value, (int, float)) else f"{'-':>{width}}"
         lines.append(line)
     if len(picked) < len(history):
-        lines.append(f"{len(picked)} of {len(history):,} steps, evenly spaced; metrics.jsonl holds all")
+        lines.append(Sentence("training.steps-left-out", shown=len(picked), steps=len(history)))
     return "\n".join(lines) + "\n"

@@ -31,6 +31,7 @@ from stages.training.channels.rollouts import own_rollout
 from stages.training.distributed import Student
 from stages.training.projection import Direction
 from stages.training.trained import Trained, linear_modules, trained_linears
+from stages.words import Sentence
 
 EPSILON = 0.2
 """The clip range of ratios, PPO's and TRL's default."""
@@ -64,8 +65,8 @@ class RatioReport:
         """Return why the ratios carry no signal, as a clause; None while they do."""
         lost = self.clip_low + self.clip_high + self.vanish
         if lost > MAX_LOST:
-            return f"{lost:.0%} of the tokens are clipped or vanish"
-        return f"the effective sample size is {self.ess:.0%} of the rollouts" if self.ess < MIN_ESS else None
+            return Sentence("training.tokens-clipped", lost=lost)
+        return Sentence("training.few-effective-rollouts", ess=self.ess) if self.ess < MIN_ESS else None
 
 
 def ratio_report(

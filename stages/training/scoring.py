@@ -19,6 +19,7 @@ from stages.errors import UsageError
 from stages.losses.tokens import Head
 from stages.training.memory import SCORED_TOKENS, VOCABULARY_CHUNK
 from stages.training.packing import by_length, on_device, predicting
+from stages.words import Sentence
 
 CPU_VOCABULARY_CHUNK = 8192
 """Columns of logits at once on a CPU, where TRL's 32,768, meant for Triton, make temporaries of gigabytes."""
@@ -153,11 +154,8 @@ def after_head(model: Any) -> tuple[float | None, float]:
     return getattr(config, "final_logit_softcapping", None), scale
 
 
-TRAIN_WITHOUT = "Train by GRPO alone, with optimisation.shared_prompts=false."
-
-
 @torch.no_grad()
-def require_head(model: Any, name: str, remedy: str = TRAIN_WITHOUT) -> None:
+def require_head(model: Any, name: str, remedy: str | None = None) -> None:
     """Raise `UsageError` unless a model's logits are those of its output head with what `after_head` knows of.
 
     What architectures do after the head has no common name in transformers, so it is tried on a few tokens.
@@ -170,8 +168,10 @@ def require_head(model: Any, name: str, remedy: str = TRAIN_WITHOUT) -> None:
     if (model_logits - head_logits).abs().max() > roundings * model_logits.abs().max():
         kind = type(model).__name__
         raise UsageError(
-            f"{name} is a {kind}, which changes its logits after the output head in a way that is unknown here: "
-            f"channels and shared prompts would be wrong. {remedy}"
+            "training.unknown-output-head",
+            name=name,
+            kind=kind,
+            remedy=remedy or Sentence("training.train-without-channels"),
         )
 
 

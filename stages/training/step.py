@@ -104,18 +104,13 @@ def collate(groups: Mapping[str, Any], batch: Batch, needed: Iterable[str]) -> d
     needed: the row sources that active channels use.
     """
     if missing := [name for name in GROUP_COLUMNS if name not in groups]:
-        raise BadInput(
-            f"The batch lacks the column {missing[0]!r}, which GRPO needs; it has {', '.join(sorted(groups))}."
-        )
+        raise BadInput("training.batch-lacks-column", column=missing[0], columns=sorted(groups))
     rows = {name: len(groups[name]) for name in GROUP_COLUMNS[:5]}
     if len(set(rows.values())) > 1:
         odd = next(name for name, count in rows.items() if count != rows["prompt_ids"])
-        raise BadInput(f"The column {odd!r} has {rows[odd]} rows, but prompt_ids has {rows['prompt_ids']}.")
+        raise BadInput("training.column-length-differs", column=odd, rows=rows[odd], expected=rows["prompt_ids"])
     if absent := [name for name in needed if name not in batch.step.rows]:
-        raise BadInput(
-            f"A channel with a weight learns from {absent[0]}, and the batch holds no such rows. "
-            "Give a list of them, which may be empty, or set its weight to 0."
-        )
+        raise BadInput("training.no-rows-for-channel", source=absent[0])
     return {**groups, "channels": batch}
 
 

@@ -16,7 +16,6 @@ from stages.runs.reporting import PROJECT
 from stages.training.collapse import kept_checkpoints
 from stages.training.config import OURS, AdapterSettings, Optimisation
 from stages.training.plan import SMALL_RATE, TrainPlan
-from stages.words import did_you_mean
 
 # TRL's own fields are given as `trl.KEY=VALUE` and checked before a model is loaded, by TRL and against its types.
 
@@ -37,16 +36,11 @@ TRUNCATED = {"vllm_importance_sampling_mode": "token_truncate"}
 def checked_config(defaults: Mapping[str, Any], user_fields: Mapping[str, Any]) -> GRPOConfig:
     """Return TRL's configuration of our fields and the user's; `UsageError` for a user's field that TRL cannot use."""
     if "parallelism_config" in user_fields or os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "").lower() == "true":
-        raise UsageError(
-            "The ParallelismConfig of accelerate (cp_size, tp_size) is refused: rows are packed and scored outside of "
-            "the forward pass that it would cut. Leave it out: distribution.sharding=fsdp2 spreads weights over "
-            "processes, and optimisation.micro_batch=1 or fewer max_steps make passes shorter."
-        )
+        raise UsageError("training.parallelism-config")
     names = [field.name for field in fields(GRPOConfig) if field.init]
     for key in user_fields:
         if key not in names:
-            meant = did_you_mean(f"trl.{key}", [f"trl.{name}" for name in names], 0.7)
-            raise UsageError(f"TRL's GRPOConfig has no field {key}.{meant or ' Leave it out.'}")
+            raise UsageError("training.no-trl-field", key=key, fields=[f"trl.{name}" for name in names])
     try:
         config = GRPOConfig(**{**defaults, **user_fields})
     except REFUSALS as error:
@@ -60,7 +54,7 @@ def checked_config(defaults: Mapping[str, Any], user_fields: Mapping[str, Any]) 
             except REFUSALS:
                 alone.append(key)
         refused = ", ".join(f"trl.{key} = {user_fields[key]!r}" for key in alone or user_fields)
-        raise UsageError(f"TRL refuses {refused}: {str(error).strip().splitlines()[0]}") from None
+        raise UsageError("training.trl-refuses", refused=refused, error=str(error).strip().splitlines()[0]) from None
     # A dataclass checks no types: "0.1" for a number would fail in the first step, or silently mean something else.
     hints = get_type_hints(GRPOConfig)
     for key in user_fields:
@@ -68,11 +62,11 @@ def checked_config(defaults: Mapping[str, Any], user_fields: Mapping[str, Any]) 
             TypeAdapter(hints[key]).validate_python(getattr(config, key), strict=True)
         except ValidationError as error:
             reason = refusal(error.errors(include_url=False)[0])
-            raise UsageError(f"TRL cannot take trl.{key} = {user_fields[key]!r}: {reason}.") from None
+            raise UsageError("training.trl-field-type", key=key, field_value=user_fields[key], reason=reason) from None
     for key, words in CHOICES.items():
         if getattr(config, key) not in words:
             name = OURS.get(key, f"trl.{key}")
-            raise UsageError(f"{name} is {getattr(config, key)!r}, which TRL does not know. Take {', '.join(words)}.")
+            raise UsageError("training.trl-choice-unknown", name=name, choice=getattr(config, key), choices=words)
     return config
 
 
@@ -132,7 +126,7 @@ def trl_config(
     }
     config = checked_config(defaults, more or {})
     if config.num_iterations < 1:
-        raise UsageError(f"trl.num_iterations is {config.num_iterations}. Take 1 or more.")
+        raise UsageError("training.num-iterations-too-low", num_iterations=config.num_iterations)
     # A training that is resumed begins with new rollouts, so checkpoints come where the next step plays anyway.
     config.save_steps = -(-settings.save_every // config.num_iterations) * config.num_iterations
     return config
@@ -169,7 +163,7 @@ def lora(settings: AdapterSettings, model: Any) -> LoraConfig | None:
     for target in settings.targets:
         if not any(name == target or name.endswith(f".{target}") for name in linears):
             available = ", ".join(sorted({name.rpartition(".")[2] for name in linears}))
-            raise UsageError(f"adapter.targets: the model has no Linear {target}. It has: {available}.")
+            raise UsageError("training.no-target-linear", target=target, available=available)
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=settings.rank,

@@ -44,6 +44,7 @@ from stages.training.channels.rollouts import own_rollout
 from stages.training.config import Config
 from stages.training.distributed import Student
 from stages.training.scoring import Tree, score, token_log_probs
+from stages.words import Sentence
 
 Value = TypeVar("Value")
 
@@ -202,14 +203,12 @@ class WeightSync(ABC):
         folder = self._folder / f"version-{step:06d}"
         self._send(step, folder)
         # That a server confirms a load proves nothing.
-        agreement = self._compare(f"After step {step}", "Restart the server on the model that is trained.")
+        agreement = self._compare(step)
         self._forget(folder)
         if not agreement.conclusive and not self._noticed:
             self._noticed = True
             self._notice(
-                f"step {step} moved the log-probs that are compared by {agreement.moved:.2g} nats, and here and on the "
-                f"server they differ by {agreement.difference:.2g}: while steps are so small, a server that is a step "
-                "behind is not noticed"
+                Sentence("training.steps-too-small", step=step, moved=agreement.moved, difference=agreement.difference)
             )
         moved = {} if agreement.moved is None else {"sampling/sync_moved": agreement.moved}
         return {"sampling/sync_difference": agreement.difference, **moved}
@@ -243,22 +242,31 @@ class WeightSync(ABC):
     def _check_unchanged(self, step: int) -> None:
         """`ComposerError` where the server's weights have changed since `follow`, in the rollouts of a step."""
 
-    def _compare(self, when: str, remedy: str) -> Agreement:
-        """Compare log-probs, each process with its server; return the least move, and the largest difference."""
+    def _compare(self, step: int, *, playing: bool = False) -> Agreement:
+        """Compare log-probs, each process with its server; return the least move, and the largest difference.
+
+        `ComposerError` where a server has other weights. playing: the rollouts of the step are being played.
+        """
         # All processes learn all comparisons, so that all of them stop.
         agreements = self.server.ranks.gather(self._comparison())
         for agreement in agreements:
             if not agreement.difference <= self._tolerance:  # so that NaN is refused, too
                 raise ComposerError(
-                    f"{when} the server at {agreement.url} samples from other weights than those under training: the "
-                    f"log-probs of a text differ by {agreement.difference:.3g} nats on average, and "
-                    f"{self._tolerance:g} is allowed (optimisation.sync_tolerance). {remedy}"
+                    "training.server-has-other-weights",
+                    step=step,
+                    playing=playing,
+                    url=agreement.url,
+                    difference=agreement.difference,
+                    tolerance=self._tolerance,
                 )
             if agreement.moved and agreement.conclusive and agreement.followed < FOLLOWED:
                 raise ComposerError(
-                    f"{when} the server at {agreement.url} still samples from the weights before that step: it moved "
-                    f"the log-probs of its rollouts by {agreement.moved:.3g} nats on average, and the server has "
-                    f"followed by at most {100 * agreement.followed:.3g} %. {remedy}"
+                    "training.server-has-old-weights",
+                    step=step,
+                    playing=playing,
+                    url=agreement.url,
+                    moved=agreement.moved,
+                    followed=agreement.followed,
                 )
         return replace(
             min(agreements, key=lambda agreement: (agreement.conclusive, agreement.moved or 0.0)),
@@ -411,7 +419,7 @@ class WholeSync(WeightSync):
             if not self._in_memory or self._before is not None:
                 raise
             self._in_memory = False
-            self._notice(f"weights travel by files, as the server does not read them in memory: {error}")
+            self._notice(Sentence("training.weights-by-files", error=str(error)))
             super()._send(version, folder)
 
     def _write(self, folder: Path) -> None:
@@ -452,7 +460,7 @@ class WholeSync(WeightSync):
 
     def _check_unchanged(self, step: int) -> None:
         """`ComposerError` where another run has replaced the weights while the rollouts of a step were played."""
-        self._compare(f"While step {step} was played,", "Give each training of all weights servers of its own.")
+        self._compare(step, playing=True)
 
     def _forget(self, folder: Path) -> None:
         # The newest stays: a server that is started again after its death gets it back.
@@ -477,10 +485,7 @@ def weight_sync(
     `UsageError` where the server's log-probs are not those of the sampling distribution, or where it cannot follow.
     """
     if sampler.server_facts.logprob_kind == "raw" and sampler.config.temperature != 1:
-        raise UsageError(
-            f"The server gives log-probs before temperature, and policy.temperature is {sampler.config.temperature:g}. "
-            "Start it with --logprobs-mode processed_logprobs, or take temperature 1."
-        )
+        raise UsageError("training.server-logprobs-raw", temperature=sampler.config.temperature)
     settings = config.optimisation
     folder = server.ranks.broadcast_from_rank0(lambda: out.scratch("versions"))
     policy = student.policy
@@ -493,9 +498,6 @@ def weight_sync(
     if config.adapter.rank:
         return AdapterSync(sampler, folder, text, student, **shared)
     if policy.model.config.tie_word_embeddings and needs_exclusive_server(sampler.config):
-        raise UsageError(
-            f"{policy.config.model!r} has one table for embeddings and output head, and vLLM on a CPU keeps the "
-            "head that it was started with when all weights are replaced. Set adapter.rank, or leave out vllm:."
-        )
+        raise UsageError("training.tied-head-on-cpu", model=policy.config.model)
     start = resolve(policy.config, listener=out.progress)
     return WholeSync(sampler, folder, text, student, start=str(start), **shared)

@@ -328,10 +328,7 @@ class HintedRows(ScoredRows):
     def sampled_logps(self) -> Float[Tensor, " N"]:
         """Log-probs (nats) that the tokens were sampled with; `UsageError` where the policy gave none."""
         if any(turn.logprobs is None for turn in self.rows):
-            raise UsageError(
-                "hints.importance_clip needs the log-probs of sampling, and the policy gave none for a hinted turn. "
-                "Leave importance_clip out."
-            )
+            raise UsageError("training.channels.clip-without-logprobs")
         return self.tensor(x for turn in self.rows for x in turn.logprobs or ())
 
     @cached_property

@@ -142,9 +142,11 @@ class TaughtSource(RowSource[TaughtRollout]):
             if not any(map(settings.teaches, inputs.tasks)):
                 families = sorted({task.family for task in inputs.tasks})
                 raise UsageError(
-                    f"The teacher {settings.model!r} teaches {', '.join(settings.tasks)}, and none of the "
-                    f"{len(inputs.tasks)} training tasks matches. opd.teachers.tasks are patterns of task ids or "
-                    f"families; the families are {', '.join(families[:8])}{', ...' * (len(families) > 8)}."
+                    "training.channels.teacher-without-tasks",
+                    model=settings.model,
+                    patterns=settings.tasks,
+                    tasks=len(inputs.tasks),
+                    families=families,
                 )
             role, opening = f"teacher {number}", cls._opening(inputs, settings)
             if settings.served:

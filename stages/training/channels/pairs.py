@@ -50,10 +50,7 @@ def tokenise(rows: Iterable[Row], tokenizer: Any, max_tokens: int) -> tuple[list
     dropped = Counter[str]()
     for row in rows:
         if missing := [name for name in COLUMNS if name not in row]:
-            raise BadInput(
-                f"A preference pair lacks the column {missing[0]!r}. "
-                f"Pairs need {', '.join(COLUMNS)}; rerun extract-pairs."
-            )
+            raise BadInput("training.channels.pair-lacks-column", column=missing[0], columns=COLUMNS)
         prompt = row["prompt_token_ids"] or opening_ids(tokenizer, orjson.loads(row["messages_json"]))
         chosen, rejected = (
             [*tokenizer(row[side], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
@@ -118,10 +115,7 @@ class PairSource(RowSource[TokenPair]):
         )
         if not token_pairs:
             lost = ", ".join(f"{number} {reason}" for reason, number in dropped.items())
-            raise UsageError(
-                f"{run.path} holds no pairs{f' that are left after tokenisation ({lost})' if lost else ''}. "
-                "Extract more pairs, or raise pairs.max_tokens."
-            )
+            raise UsageError("training.channels.no-pairs-left", run=run.path, lost=lost)
         source = cls(token_pairs, settings.per_step, inputs.config.seed)
         if any("reference" in CHANNELS[name].needs for name in inputs.config.weights.active()):
             # The reference is the model that training starts from.

@@ -26,6 +26,7 @@ from stages.runs.run import RunWriter
 from stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, ScoredRows, SourceInputs, State
 from stages.training.config import Config
 from stages.training.scoring import Tree, head, require_head, score
+from stages.words import Sentence
 
 if TYPE_CHECKING:
     from stages.training.distributed import Student
@@ -78,7 +79,7 @@ class RolloutRows(ScoredRows):
         """The teacher's hidden states for the same tokens, without gradient; `UsageError` when there is no teacher."""
         teacher = self.source.teacher
         if teacher is None:
-            raise UsageError("A channel distils from a teacher model, but there is none. Set teacher.model.")
+            raise UsageError("training.channels.no-teacher-model")
         with torch.no_grad():
             return Predictors(score(teacher, [e.tree for e in self.rows]).hidden, head(teacher))
 
@@ -112,7 +113,7 @@ def open_teacher(config: PolicyConfig, role: str, student: "Student", out: RunWr
     if config.loaded not in student.frozen:
         model, tokenizer = load_model(config, listener=out.progress)
         check_vocabulary(student.policy.tokenizer, tokenizer, config.model)
-        require_head(model, config.model, "Name another teacher.")
+        require_head(model, config.model, Sentence("training.other-teacher"))
         student.frozen[config.loaded] = model.eval().requires_grad_(False), tokenizer
     teacher = LocalPolicy(*student.frozen[config.loaded], config)
     out.model(role, **teacher.facts())
@@ -131,9 +132,12 @@ def check_vocabulary(student: Any, teacher: Any, name: str) -> None:
     if differing:
         first = differing[0]
         raise UsageError(
-            f"The teacher {name!r} has another vocabulary than the student: token {first} is "
-            f"{teacher_tokens.get(first)!r} there and {student_tokens.get(first)!r} here, and "
-            f"{len(differing)} tokens differ in all. Distil from a model with the student's tokenizer."
+            "training.channels.teacher-vocabulary-differs",
+            name=name,
+            token_id=first,
+            teacher_token=teacher_tokens.get(first),
+            student_token=student_tokens.get(first),
+            differing=len(differing),
         )
 
 

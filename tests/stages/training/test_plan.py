@@ -160,14 +160,14 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
 @pytest.mark.parametrize("branch", REFUSED)
 def test_what_cannot_be_trained_is_refused_with_the_setting_and_the_remedy(branch: str) -> None:
     settings, more, names = REFUSED[branch]
-    (refusal,) = refusals(TrainPlan(Config(**settings), None, small=False, rollout_tokens=1, **more))
+    (refusal,) = map(str, refusals(TrainPlan(Config(**settings), None, small=False, rollout_tokens=1, **more)))
     assert all(name in refusal for name in names), refusal
 
 
 @pytest.mark.parametrize("branch", [name for name, (_, more, _) in REFUSED.items() if more.get("processes")])
 def test_several_processes_are_what_is_refused_there(branch: str) -> None:
     settings, _, names = REFUSED[branch]
-    found = refusals(TrainPlan(Config(**settings), None, small=False, rollout_tokens=1))
+    found = map(str, refusals(TrainPlan(Config(**settings), None, small=False, rollout_tokens=1)))
     assert not any(all(name in refusal for name in names) for refusal in found)
 
 
@@ -177,7 +177,7 @@ def test_an_adapter_is_refused_as_reference_and_behind_a_server(tmp_path: Path) 
         ({"policy": {"model": str(tmp_path)}, "optimisation": {"beta": 0.1}}, "adapter.rank"),
         ({"policy": {"model": f"vllm:{tmp_path}"}, "adapter": {"rank": 4}}, "export model"),
     ):
-        (refusal,) = refusals(TrainPlan(Config(**settings), None, small=False, rollout_tokens=1))
+        (refusal,) = map(str, refusals(TrainPlan(Config(**settings), None, small=False, rollout_tokens=1)))
         assert name in refusal and str(tmp_path) in refusal
 
 
