@@ -2,7 +2,7 @@
 
 base.py - the question (`Turn`), the answer (`Sample`), the protocol `Policy`, and its settings `PolicyConfig`
 local.py - a Hugging Face model in this process: loading, and turns as prompts and samples
-model_shape.py - what tokenizer, chat template and configuration of a model say: prompts of turns, ids as samples
+model_facts.py - what tokenizer, chat template and configuration of a model say: prompts of turns, ids as samples
 model_checks.py - whether such a model can be used: tensors, numbers, tokenizer, chat template
 sampling.py - tokens drawn from such a model: batches that fit into memory, keys and values written in place
 scripted.py - policies without a model, which check an environment: its own solutions, and nothing
