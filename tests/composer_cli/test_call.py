@@ -68,7 +68,7 @@ def chain(folder: Path, *verdicts: str, to_the_end: bool) -> Path:
     return folder / "preset.toml"
 
 
-def test_a_chain_to_the_end_shows_all_that_did_not_pass_and_leaves_with_the_worst(tmp_path: Path) -> None:
+def test_a_chain_to_the_end_lists_failed_entries_and_exits_with_the_worst_code(tmp_path: Path) -> None:
     preset = chain(tmp_path, "FAIL", "PASS", "INCONCLUSIVE", to_the_end=True)
     done = call(tmp_path / "artifacts", "run", "--preset", preset)
     assert done.returncode == 1, done.stderr
@@ -77,12 +77,12 @@ def test_a_chain_to_the_end_shows_all_that_did_not_pass_and_leaves_with_the_wors
     assert "Verdict: INCONCLUSIVE" in done.stdout
 
 
-def test_what_is_inconclusive_alone_has_its_own_code(tmp_path: Path) -> None:
+def test_an_inconclusive_chain_exits_3(tmp_path: Path) -> None:
     preset = chain(tmp_path, "PASS", "INCONCLUSIVE", to_the_end=True)
     assert call(tmp_path / "artifacts", "run", "--preset", preset, "--json").returncode == 3
 
 
-def test_other_chains_stop_where_something_did_not_pass(tmp_path: Path) -> None:
+def test_a_chain_stops_at_an_entry_that_failed_its_checks(tmp_path: Path) -> None:
     done = call(tmp_path / "artifacts", "run", "--preset", chain(tmp_path, "FAIL", "PASS", to_the_end=False))
     assert done.returncode == 1 and "nothing that builds on it was run" in done.stderr and "PASS" not in done.stdout
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -51,7 +52,7 @@ def outputs(summary):
     return json.loads(Path(summary["path"], "manifest.json").read_text())["outputs"]
 
 
-def test_a_chain_runs_in_order_ends_with_the_last_result_and_is_then_up_to_date(composer, write, tmp_path):
+def test_a_chain_runs_in_order_and_is_then_up_to_date_but_for_a_deleted_run(composer, write, tmp_path):
     done = composer("run", "--preset", write(CHAIN), "--dry-run")
     assert done.returncode == 0 and "after collect, ask" in done.stdout and "4 rollouts" in done.stdout
     assert "  checked: model scripted: " in done.stdout and "GiB free" in done.stdout
@@ -63,8 +64,9 @@ def test_a_chain_runs_in_order_ends_with_the_last_result_and_is_then_up_to_date(
     page = Path(re.search(r"^The report: (.*)$", done.stdout, re.M)[1])
     assert page.exists() and page.with_suffix(".json").exists()
     assert "pairs from" in done.stdout and done.stdout.endswith("Type something.\n")
-    again = composer("run", "--preset", write(CHAIN))
+    again = composer("run", "--preset", write(CHAIN), "--json")
     assert re.findall(r"^(\w+): up to date", again.stderr, re.M) == ["collect", "ask", "pairs"]
+    answers = json.loads(again.stdout)["entries"]["ask"]
     planned = composer("run", "--preset", write(CHAIN), "--dry-run").stdout.splitlines()
     assert [line.endswith(", up to date") for line in planned[:3]] == [True] * 3 and len(planned) == 4, planned
     entries = json.loads(composer("run", "--preset", write(CHAIN), "--dry-run", "--json", "--clean").stdout)["entries"]
@@ -74,17 +76,11 @@ def test_a_chain_runs_in_order_ends_with_the_last_result_and_is_then_up_to_date(
     other = composer("run", "--preset", write(CHAIN), "--dry-run", "--resume", "--set", "pairs.seed=3").stderr
     newest = r"seed is 3, the newest run extract-pairs/\S+ has 0"
     assert re.fullmatch(rf"pairs: Nothing to resume with these settings: {newest}\. A new run starts\.\n", other)
-
-
-def test_a_deleted_run_alone_is_done_again_with_the_same_content(composer, write, tmp_path):
-    preset = write(CHAIN)
-    first = json.loads(composer("run", "--preset", preset, "--json").stdout)["entries"]
-    before = outputs(first["ask"])
-    subprocess.run(["rm", "-r", first["ask"]["path"]], check=True)
-    second = json.loads(composer("run", "--preset", preset, "--json").stdout)["entries"]
-    assert [second[name]["fresh"] for name in ("collect", "ask", "pairs")] == [False, True, False]
-    after = outputs(second["ask"])
-    assert before["teacher_actions"]["content_sha256"] == after["teacher_actions"]["content_sha256"]
+    before = outputs(answers)["teacher_actions"]["content_sha256"]
+    shutil.rmtree(answers["path"])
+    entries = json.loads(composer("run", "--preset", write(CHAIN), "--json").stdout)["entries"]
+    assert [entries[name]["fresh"] for name in ("collect", "ask", "pairs")] == [False, True, False]
+    assert outputs(entries["ask"])["teacher_actions"]["content_sha256"] == before
 
 
 def test_the_columns_of_a_dry_run_are_apart_however_long_the_names_are(composer, write):
@@ -139,7 +135,7 @@ PAIR_OF_COLLECTIONS = entry("collect", "one", *SMALL, parallel="both") + entry(
         ({"model": "vllm:kata:student-served", "base_url": "http://gpu.example:8000/v1"}, True),
     ],
 )
-def test_neighbours_that_need_a_server_to_themselves_take_turns(policy, together, tmp_path):
+def test_parallel_entries_that_need_an_exclusive_server_run_in_turn(policy, together, tmp_path):
     configs = [collect.Config(policy=policy) for _ in range(2)]
     assert chain.at_once(configs, Arguments(artifacts=tmp_path)) is together
 
@@ -151,13 +147,13 @@ def test_trainings_of_all_weights_on_one_server_take_turns(rank, tmp_path):
     assert chain.at_once(configs, Arguments(artifacts=tmp_path)) is (rank > 0)
 
 
-def test_what_neighbours_import_beforehand_exists():
+def test_preloaded_modules_exist():
     """A name that is not there would be passed over without a word, and every process would import for itself."""
     named = [name for stage in STAGES for name in load_stage(stage).preload]
     assert named and all(find_spec(name) for name in named)
 
 
-def test_a_neighbour_waits_for_what_it_reads_and_for_nothing_else(composer, write):
+def test_a_parallel_entry_waits_for_its_inputs_alone(composer, write):
     slow = [entry("collect", "one", *SMALL, parallel="all").replace("SCRIPTED", "SLOW")]
     slow += [entry("replay-teachers", "ask", "TEACHERS", reads=("one",), parallel="all")]
     slow += [entry("collect", "two", *SMALL, "seed = 1", parallel="all")]
@@ -173,7 +169,7 @@ def test_a_neighbour_waits_for_what_it_reads_and_for_nothing_else(composer, writ
     assert re.findall(r"^(\w+): up to date", again.stderr, re.M) == ["one", "ask", "two"]
 
 
-def test_of_a_failed_neighbour_others_are_finished_and_what_reads_it_is_not_begun(composer, write):
+def test_a_failed_parallel_entry_lets_others_finish_but_not_its_readers_start(composer, write):
     broken = entry("collect", "one", "SCRIPTED", 'env = { name = "no-such-env" }', parallel="all")
     rest = entry("replay-teachers", "ask", "TEACHERS", reads=("one",), parallel="all")
     done = composer("run", "--preset", write(broken + rest + entry("collect", "two", *SMALL, parallel="all")))
@@ -181,7 +177,7 @@ def test_of_a_failed_neighbour_others_are_finished_and_what_reads_it_is_not_begu
     assert "two: done in" in done.stderr and "ask: " not in done.stderr
 
 
-def test_a_neighbour_that_is_not_ok_stops_the_others_from_beginning(composer, write, tmp_path):
+def test_a_failed_check_starts_no_further_parallel_entries(composer, write, tmp_path):
     (tmp_path / "silent_env.py").write_text(SILENT)
     silent = [*SMALL, 'env = { name = "silent_env:Silent" }']
     text = entry("collect", "one", *silent, parallel="all")
@@ -197,11 +193,10 @@ SLOW_PAIR = PAIR_OF_COLLECTIONS.replace("SCRIPTED", "SLOW").replace(
 )
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_reaches_every_neighbour_and_resume_goes_on(composer, write, tmp_path, sent, code):
+def test_a_signal_reaches_every_parallel_entry_and_resume_continues(composer, write, tmp_path):
     root = tmp_path / "artifacts"
-    found, errors = disturbed(write(SLOW_PAIR), tmp_path, lambda pid: os.kill(pid, sent))
-    assert found == code, errors
+    code, errors = disturbed(write(SLOW_PAIR), tmp_path, lambda pid: os.kill(pid, signal.SIGTERM))
+    assert code == 143, errors
     assert "one: interrupted" in errors and "two: interrupted" in errors and "Traceback" not in errors
     states = [json.loads(path.read_text())["status"] for path in root.glob("collect/2*/manifest.json")]
     assert states == ["interrupted"] * 2
@@ -233,7 +228,7 @@ class Late(KataEnv):
 
 
 @pytest.mark.slow
-def test_a_neighbour_that_takes_long_to_exit_keeps_no_signal_from_the_other(write, tmp_path):
+def test_a_parallel_entry_that_exits_slowly_does_not_delay_signals(write, tmp_path):
     (tmp_path / "odd_ends.py").write_text(ENDS_SLOWLY)
     one, two = SLOW_PAIR.split("[[stage]]")[1:]
     text = "".join(
@@ -244,13 +239,13 @@ def test_a_neighbour_that_takes_long_to_exit_keeps_no_signal_from_the_other(writ
     assert found == 130 and "one: interrupted" in errors and "two: interrupted" in errors, errors
 
 
-def test_a_neighbour_that_is_killed_is_reported(write, tmp_path):
+def test_a_killed_parallel_entry_is_reported(write, tmp_path):
     found, errors = disturbed(write(SLOW_PAIR), tmp_path, lambda pid: os.kill(_child_of(pid), signal.SIGKILL))
     assert found == 1 and "died (exit code -9)" in errors and "--resume" in errors
 
 
 @pytest.mark.slow
-def test_neighbours_whose_chain_is_killed_stop_by_themselves(write, tmp_path):
+def test_parallel_entries_stop_when_their_chain_is_killed(write, tmp_path):
     root = tmp_path / "artifacts"
     with subprocess.Popen(
         command("run", "--preset", write(SLOW_PAIR)), env=environment(root), stderr=subprocess.DEVNULL
@@ -261,7 +256,7 @@ def test_neighbours_whose_chain_is_killed_stop_by_themselves(write, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_failure_that_cannot_travel_is_still_told(composer, write, tmp_path):
+def test_an_exception_that_cannot_be_pickled_is_reported(composer, write, tmp_path):
     (tmp_path / "odd_env.py").write_text(
         "class Odd(Exception):\n"
         "    def __init__(self, one, two):\n"
@@ -359,7 +354,7 @@ def placed(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> lis
     return [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  placed:")]
 
 
-TRAININGS = "".join(entry("train", f"seed-{n}", f"seed = {n}", parallel="train") for n in range(12))
+TRAININGS = "".join(entry("train", f"seed-{n}", f"seed = {n}", parallel="train") for n in range(3))
 
 
 @pytest.mark.parametrize(
@@ -369,17 +364,16 @@ TRAININGS = "".join(entry("train", f"seed-{n}", f"seed = {n}", parallel="train")
         ("0,3", None, f"at most {min(CORES, 2)} at the same time, one GPU each, of GPU 0, 3"),
         ("0,1,2,3,4", 3, "at most 1 at the same time, 3 GPUs each, of GPU 0, 1, 2, 3, 4"),
         ("", None, f"at most {CORES} at the same time, one a core"),
-        ("", 3, f"at most {CORES} at the same time, one a core"),
     ],
 )
 def test_a_dry_run_says_how_many_trainings_run_at_the_same_time(visible, gpus, words, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COMPOSER_GPUS", "8")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     text = TRAININGS if gpus is None else on_gpus(TRAININGS, gpus)
-    assert placed(text, tmp_path, capsys) == [f"placed: seed-0 to seed-11: {words}"]
+    assert placed(text, tmp_path, capsys) == [f"placed: seed-0 to seed-2: {words}"]
 
 
-def test_what_needs_no_gpu_does_not_count(tmp_path, monkeypatch, capsys):
+def test_entries_without_gpus_do_not_count_toward_placement(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COMPOSER_GPUS", "1")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     both = entry("train", "here", parallel="all") + on_gpus(entry("collect", "none", parallel="all"), 0)
@@ -401,7 +395,7 @@ def test_a_run_without_a_device_has_none_in_the_table():
     assert "GPU 3" in table
 
 
-def test_a_chain_stops_where_what_others_build_on_is_left_open(composer, tmp_path):
+def test_a_chain_stops_at_an_inconclusive_entry_that_later_entries_read(composer, tmp_path):
     """Trainings used to learn from pairs whose check had ended with exit code 3."""
     with serving(lambda body, earlier: Reply(body=answer(ACTORS[body["model"]](body["messages"])))) as server:
         policy = f'base_url = "{server.url}", max_tokens = 99'

@@ -110,7 +110,7 @@ def test_long_names_leave_the_report_100_columns_and_all_its_numbers(
     assert "\u2026010/part-part" in out and ids[10] in ran(capsys, *map(str, sides), "--flips")[1]
 
 
-def test_it_is_a_function_too(pair: list[str], tmp_path: Path) -> None:
+def test_compare_is_a_python_function(pair: list[str], tmp_path: Path) -> None:
     found = composer.compare(*pair, artifacts=tmp_path / "runs", quiet=True)
     assert (found.decision, round(found.difference, 3)) == ("better", 0.417)
     assert found.interval[0] < found.difference < found.interval[1] and found.p < 0.001

@@ -146,7 +146,7 @@ def test_without_a_seed_answers_differ(random_server: Running) -> None:
     assert len({random_server.ask().choices[0].message.content for _ in range(6)}) > 1
 
 
-def test_limits(random_server: Running, rambling: LocalPolicy) -> None:
+def test_token_limits_of_requests_and_policy_apply(random_server: Running, rambling: LocalPolicy) -> None:
     whole = random_server.ids(seed=3, max_tokens=40)
     assert random_server.ids(seed=3) == whole[:12], "the policy's own limit where a request has none"
     assert random_server.ids(seed=3, max_completion_tokens=5) == whole[:5]
@@ -195,7 +195,7 @@ def test_an_answer_ends_before_a_stop(random_server: Running) -> None:
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages"),
     ],
 )
-def test_what_would_change_an_answer_is_refused_by_name(served: Running, fields: dict[str, Any], param: str) -> None:
+def test_unsupported_request_fields_are_refused_by_name(served: Running, fields: dict[str, Any], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         served.ask(**fields)
     assert refused.value.type == "invalid_request_error" and param in str(refused.value)
@@ -363,7 +363,7 @@ def test_requests_under_way_are_told_that_the_server_ends() -> None:
     assert isinstance(late.exception(0), InfrastructureError), "what comes once all were told would wait for ever"
 
 
-def test_a_port_that_is_taken_is_said(served: Running) -> None:
+def test_a_taken_port_is_reported(served: Running) -> None:
     with pytest.raises(UsageError, match="cannot be used"):
         bound(int(served.url.rpartition(":")[2].removesuffix("/v1")))
     with pytest.raises(UsageError, match="65535"):

@@ -34,7 +34,7 @@ def test_a_heartbeat_comes_also_when_nothing_finished(capfd):
     assert lines[0].startswith(f"collect: {BEFORE} for ")
 
 
-def test_what_is_made_on_first_use_is_told_of_more_often_than_the_work(capfd):
+def test_preparation_prints_more_heartbeats_than_the_work(capfd):
     beaten = []
     lines = HeartbeatLines()
     listen = lines.listener("collect")
@@ -88,7 +88,7 @@ def test_a_notice_is_printed_at_once_unless_quiet(capfd):
             assert capfd.readouterr().err == ("" if quiet else "collect: the server is away\n")
 
 
-def test_the_rest_takes_as_long_as_the_pace_says():
+def test_the_remaining_time_follows_the_pace():
     pace = Pace(clock=iter((0.0, 9.0, 60.0, 90.0)).__next__)
     assert pace.left("rollouts", 0, 12) == ""
     assert pace.left("rollouts", 1, 12) == "", "one quick unit is no pace"
@@ -102,7 +102,7 @@ def test_the_estimate_falls_as_the_clock_runs_and_is_withheld_once_a_unit_takes_
     assert said == ["", ", about 1 min 0 s left", of_two, ", about 25 s left", "", of_two, "", ""]
 
 
-def test_quiet_is_quiet_and_what_libraries_print_is_no_result(capfd):
+def test_quiet_prints_no_progress_and_library_output_goes_to_stderr(capfd):
     with Console(quiet=True, heartbeat_s=0.01).watching() as watch:
         watch.listener("collect")("rollouts", 1, 2)
         print("a library is talkative")
@@ -123,7 +123,7 @@ def test_quiet_is_quiet_and_what_libraries_print_is_no_result(capfd):
         (7500, "2 h 5 min"),
     ],
 )
-def test_durations_are_for_people(seconds, text):
+def test_durations_are_readable(seconds, text):
     assert duration(seconds) == text
 
 
@@ -237,7 +237,6 @@ def stop(root, process, sent):
     ("sent", "code", "said", "stopped"),
     [
         (signal.SIGINT, 130, "Interrupted.", stopped_process),
-        (signal.SIGTERM, 143, "Stopped by SIGTERM.", stopped_here),
         (signal.SIGHUP, 129, "Stopped by SIGHUP.", stopped_here),
     ],
 )
@@ -267,7 +266,7 @@ def test_nohup_outlives_its_terminal(server, tmp_path):
     assert process.returncode == 0 and list(tmp_path.glob("collect/latest/rollouts.parquet"))
 
 
-def test_a_closed_pipe_is_no_failure_to_talk_about(made):
+def test_a_closed_pipe_prints_no_error(made):
     done = subprocess.run(
         f"{' '.join(command('show', 'collect', '-n', '4'))} | head -n 1",
         shell=True,

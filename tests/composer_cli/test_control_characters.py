@@ -101,7 +101,7 @@ def test_no_report_on_logs_of_others_passes_control_characters_on(composer, tmp_
         ("\ud800", "\\ud800"),
     ],
 )
-def test_what_steers_is_spelled_and_the_rest_stays(text, shown):
+def test_control_characters_are_escaped_and_other_text_is_kept(text, shown):
     assert escape_control_characters(text) == shown
     assert escape_line(text) == shown.replace("\n", "\\n")
 

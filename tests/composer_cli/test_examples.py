@@ -178,7 +178,7 @@ def test_the_rows_are_fifty_in_ten_families() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(5400 if ALL else 600)
-def test_from_rows_to_a_verdict(composer, tmp_path):
+def test_rows_are_collected_trained_and_evaluated(composer, tmp_path):
     def run(*words: object, codes: tuple[int, ...] = (0,)) -> str:
         started, used = time.monotonic(), sum(os.times()[:4])
         done = composer(*words)

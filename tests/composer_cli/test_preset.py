@@ -42,7 +42,7 @@ def test_the_arms_of_the_demo_differ_in_their_channels_alone():
         assert arms["A"] == arms["B"]
 
 
-def test_the_probes_presets_differ_in_sizes_and_teacher_alone():
+def test_probe_presets_differ_in_sizes_and_teacher_alone():
     """The null has the directions and the rule of the chain that finds the hack; the smoke has its stages."""
     full, smoke, null = (load_preset(f"probe-{name}") for name in ("uat", "smoke", "null"))
     assert [(e.title, e.stage, e.reads) for e in smoke.stage] == [(e.title, e.stage, e.reads) for e in full.stage]
@@ -58,7 +58,7 @@ def test_the_probes_presets_differ_in_sizes_and_teacher_alone():
     assert changed == theirs.sources and ours.contract == theirs.contract and ours.problems == theirs.problems
 
 
-def test_the_probes_replays_differ_in_the_arm_alone():
+def test_probe_replays_differ_in_the_arm_alone():
     configs = configure_preset(load_preset("probe-uat"), [])
     arms = [configs[name].model_dump(exclude={"arm"}) for name in ("vanilla", "projected", "projected-random")]
     assert arms[0] == arms[1] == arms[2]
@@ -113,7 +113,6 @@ def test_a_stage_that_is_an_entry_stands_for_that_entry_alone():
         ("[[stage]]\nstage = 'collect'\non = 'processes'", "no engine 'processes'"),
         ("[[stage]]\nstage = 'train'\non = 'processes:2'", "its stage deals no units"),
         ("[[stage]]\nstage = 'collect'\non = 'ray'\nparallel = 'x'", "beside others"),
-        ("[[stage]]\nstage = 'train'\nseeds = 0", "seeds = 0: it should be greater than 0"),
         ("[[stage]]\nstage = 'train'\nseeds = 'five'", "seeds = 'five': it should be a whole number"),
         ("[[stage]]\nstage = 'train'\nseeds = 2\nname = 'mine'", "mine has a name"),
         ("[[stage]]\nstage = 'train'\nseeds = 2\nconfig = { seed = 3 }", "leave config.seed out"),
@@ -123,15 +122,13 @@ def test_a_stage_that_is_an_entry_stands_for_that_entry_alone():
         ("[[stage]]\nstage = 'extract-pairs'\nfrom = ['collect']\n[[stage]]\nstage = 'collect'", "no earlier entry"),
         ("[[stage]]\nstage = 'colect'", "colect"),
         ("", "it has no [[stage]] tables"),
-        ("[[stage]]\nstage = 'collect'\ngpus = -1", "gpus"),
         ("stage = 'collect'", "is not a preset"),
         ("[[stage]]\nstage = 'collect'\nconfig = 3", "config"),
         ("[[stage]]\nstage = 'collect'\nconfg = {}", "confg"),
         ("[[stage]]\nstage = 'collect'\nconfig.tasks = 'many'", "tasks = 'many'"),
-        ("[[stage]]\nstage = 'collect'\nconfig.tasks = 2026-01-01", "tasks = "),
     ],
 )
-def test_what_is_no_preset_is_said(tmp_path, text, part):
+def test_invalid_presets_are_refused(tmp_path, text, part):
     path = tmp_path / "mine.toml"
     path.write_text(text)
     refused(lambda: configure_preset(load_preset(str(path)), []), UsageError, part)
@@ -189,7 +186,7 @@ def test_a_setting_alone_stands_for_all_entries_that_have_it(tmp_path):
     assert demo["collect"].max_steps == demo["B-2"].max_steps == 2 and not hasattr(demo["replay-teachers"], "max_steps")
 
 
-def test_what_a_chain_cannot_fit_together_is_refused_before_it_begins(tmp_path):
+def test_entries_that_do_not_fit_together_are_refused_before_the_chain_starts(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(f"{ARMS}config.treatment = 'C'\n")
     refused(lambda: configure_preset(load_preset(str(path)), []), UsageError, "no arm 'C'", "start, A, B")
@@ -199,7 +196,7 @@ def test_what_a_chain_cannot_fit_together_is_refused_before_it_begins(tmp_path):
     assert configure_preset(demo, [elsewhere, own])["replay-teachers"].teachers[0].name == "one"
 
 
-def test_neighbours_with_the_same_word_are_one_group():
+def test_adjacent_entries_with_one_parallel_word_form_a_group():
     groups = [[entry.title for entry in group] for group in load_preset("demo-kata").groups()]
     trainings = [f"{arm}-{seed}" for seed in range(3) for arm in "ABC"]
     assert groups == [["collect", "replay-teachers", "extract-pairs", *trainings], ["evaluate"]]

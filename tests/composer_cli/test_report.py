@@ -135,7 +135,7 @@ def test_no_two_of_37_arms_are_drawn_alike():
     assert len({hue(number).split()[0] for number in colours(map(str, range(9))).values()}) == 10
 
 
-def test_what_models_wrote_is_escaped_and_the_same_runs_give_the_same_text(tmp_path):
+def test_model_output_is_escaped_and_reports_are_deterministic(tmp_path):
     run = evaluated(tmp_path, {"A": 12, "B": 30})
     text, document = saved(tmp_path, run)
     assert EVIL not in text and "&lt;script&gt;" in text and "script" not in assets(text)
@@ -264,7 +264,7 @@ def test_a_verdict_on_arms_comes_before_that_of_the_probe(tmp_path):
     assert titles[0].startswith(Verdict.PARTIAL) and titles[1] == "Gradient probe: PASS"
 
 
-def test_what_was_compared_comes_before_the_checks_of_what_it_was_made_from(tmp_path):
+def test_verdict_sections_precede_checks_of_their_inputs(tmp_path):
     direction = run_of(tmp_path, "probe-extract-vhack", outcome=RunOutcome(summary={"verdict": "PASS"}))
     compared = run_of(tmp_path, "probe-compare", direction, outcome=RunOutcome(summary={"verdict": "FAIL"}))
     store.write_json(direction.path / "validation.json", [{**CHECK, "check": "V1", "status": "PASS"}])

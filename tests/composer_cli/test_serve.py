@@ -80,7 +80,7 @@ def starts(log: str) -> list[str]:
     return re.findall(r"^started .*", Path(log).read_text(), re.M)
 
 
-def test_it_serves_until_sigterm_and_restarts_what_dies(tmp_path: Path, program: Path, model: Path) -> None:
+def test_serve_restarts_a_dead_server_and_ends_at_sigterm(tmp_path: Path, program: Path, model: Path) -> None:
     words = (model, "--json", "--set", "server.args.max-model-len=512")
     with serving(tmp_path, *words, vllm=program) as (process, printed):
         told = json.loads(printed)
@@ -125,7 +125,7 @@ def test_the_command_printed_without_vllm_works(tmp_path: Path) -> None:
 
 
 @without_vllm
-def test_a_signal_ends_it_while_it_samples(tmp_path: Path, model: Path) -> None:
+def test_a_signal_ends_the_server_while_it_samples(tmp_path: Path, model: Path) -> None:
     """Requests of different temperatures are sampled one after the other: the last ones are not reached."""
     with serving(tmp_path, model, "--json") as (process, printed), ThreadPoolExecutor(16) as threads:
         told = json.loads(printed)
@@ -153,7 +153,7 @@ def test_a_signal_ends_it_while_it_samples(tmp_path: Path, model: Path) -> None:
         client.close()
 
 
-def test_a_start_that_fails_says_so_at_once(tmp_path: Path, program: Path, model: Path) -> None:
+def test_a_server_that_fails_to_start_is_reported_at_once(tmp_path: Path, program: Path, model: Path) -> None:
     """The program ends, the port is taken, the model is missing or damaged: each in seconds, with its exit code."""
     began, artifacts = time.monotonic(), tmp_path / "artifacts"
     # What an earlier start has written is not why this one ended.
@@ -183,7 +183,7 @@ def test_a_start_that_fails_says_so_at_once(tmp_path: Path, program: Path, model
 
 
 @without_vllm
-def test_options_of_vllm_are_not_ignored_without_it(tmp_path: Path, model: Path) -> None:
+def test_vllm_options_without_vllm_are_refused(tmp_path: Path, model: Path) -> None:
     done = call(tmp_path, "serve", model, "--set", "server.args.max-model-len=512", COMPOSER_VLLM="")
     assert done.returncode == 2 and "max-model-len" in done.stderr
 
@@ -193,7 +193,7 @@ def test_an_interpreter_that_does_not_exist_is_named(tmp_path: Path, model: Path
     assert done.returncode == 2 and "The interpreter /nowhere/python" in done.stderr
 
 
-def test_what_is_served(tmp_path: Path, model: Path) -> None:
+def test_served_models_are_found_by_folder_name_or_run(tmp_path: Path, model: Path) -> None:
     assert serve.find_model(str(model), tmp_path).model == str(model)
     assert serve.find_model("kata:student-served", tmp_path).logs == tmp_path / "serve" / "kata-student-served"
     assert serve.find_model("Qwen/Qwen3-8B", tmp_path).model == "Qwen/Qwen3-8B"
@@ -201,7 +201,7 @@ def test_what_is_served(tmp_path: Path, model: Path) -> None:
         serve.find_model("nothing", tmp_path)
 
 
-def test_words_of_a_client(tmp_path: Path) -> None:
+def test_printed_client_settings_reproduce_the_served_policy(tmp_path: Path) -> None:
     url = "http://127.0.0.1:8000/v1"
     words = serve.client_words(url, PolicyConfig(model="kata:student", tool_calls="qwen3", temperature=0.0))
     assert words[1::2] == [

@@ -48,7 +48,7 @@ def test_an_assignment_without_key_or_value_is_refused(text):
     refused(lambda: settings.assignment(text), UsageError, "KEY=VALUE")
 
 
-def test_defaults_are_underneath_then_files_then_what_was_typed():
+def test_defaults_yield_to_files_and_files_to_typed_settings():
     found = build("policy.temperature=0.1", files=[{"tasks": 7, "policy": {"temperature": 0.9, "max_tokens": 5}}])
     assert (found.tasks, found.policy.temperature, found.policy.max_tokens) == (7, 0.1, 5)
     assert found.policy.model == collect.Config().policy.model  # one override drops no default
@@ -66,7 +66,7 @@ def test_a_stage_s_own_table_takes_back_the_address_of_a_server(tmp_path):
     refused(lambda: settings.build("train", train.Config, served), UsageError, "cannot be trained", "[train.policy]")
 
 
-def test_a_number_is_not_taken_from_text():
+def test_a_quoted_number_is_refused():
     quoted = [{"tasks": "8"}]
     refused(lambda: settings.build("collect", collect.Config, quoted), UsageError, "tasks", "'8'", "leave out")
 
@@ -82,11 +82,6 @@ def test_a_number_is_not_taken_from_text():
 )
 def test_an_unknown_key_is_one_sentence_that_helps(typed, meant):
     assert "\n" not in refused(lambda: build(typed), UsageError, meant, typed.partition("=")[0])
-
-
-def test_a_bad_value_names_key_value_and_what_is_allowed():
-    refused(lambda: build("tasks=0"), UsageError, "tasks = 0", "greater than 0")
-    refused(lambda: build("env.split=test"), UsageError, "env.split = 'test'", "'train' or 'eval'")
 
 
 def test_a_table_of_a_list_is_checked_like_everything_else():
@@ -115,7 +110,7 @@ def test_of_very_many_problems_some_are_told(tmp_path):
     assert str(caught.value).count("\n") == 51
 
 
-def test_a_file_of_more_than_settings_is_refused_unread(tmp_path):
+def test_a_settings_file_that_is_too_large_is_refused_unread(tmp_path):
     path = tmp_path / "large.toml"
     with path.open("wb") as file:
         file.truncate(settings.MOST_BYTES + 1)

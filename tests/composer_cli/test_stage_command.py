@@ -24,7 +24,7 @@ def test_results_are_on_stdout_and_the_rest_on_stderr(composer, server, tmp_path
     assert "collect: starts, 4 rollouts" in done.stderr and "done in" in done.stderr
 
 
-def test_json_is_one_object_quiet_is_quiet_and_what_a_kill_left_is_done_by_asking_again(composer, server, tmp_path):
+def test_json_and_quiet_output_and_cleanup_after_a_late_kill(composer, server, tmp_path):
     """After the manifest said complete: gigabytes of checkpoints stayed in `scratch`, and `latest` was an older run."""
     done = composer(*collect(server, "--json", "--quiet"))
     first, run = json.loads(done.stdout), latest(tmp_path, "collect")
@@ -64,7 +64,7 @@ def test_a_dry_run_counts_the_tasks_that_there_are(composer, tmp_path):
     assert "up to 50 rollouts" in starts and tasks.startswith("collect: 6 rollouts of 3 tasks: the split train has no")
 
 
-def test_dry_run_says_what_it_would_do_and_does_nothing(composer, server, tmp_path):
+def test_dry_run_prints_the_plan_and_does_nothing(composer, server, tmp_path):
     done = composer(*collect(server, "--dry-run", "-s", "policy.usd_per_mtok_out=1000"))
     assert done.returncode == 0 and done.stdout.startswith("4 rollouts, at most") and "USD" in done.stdout
     plan = json.loads(composer(*collect(server, "--dry-run", "--json")).stdout)

@@ -50,7 +50,7 @@ def policy(address: str, variable: str = "OPENAI_API_KEY") -> str:
         ("AZURE_OPENAI_API_KEY", "https://theirs.westeurope.cloudapp.azure.com/v1", False),
     ],
 )
-def test_neither_a_name_like_a_providers_nor_anybodys_server_in_its_cloud_is_the_provider(variable, address, trusted):
+def test_lookalike_domains_and_servers_in_a_cloud_are_not_the_provider(variable, address, trusted):
     config = load_stage("collect").config(policy={"model": "m", "base_url": address, "api_key_env": variable})
     refusal = rf"{variable} holds the key .*policy\.base_url would send it to .*--trust"
     with nullcontext() if trusted else pytest.raises(UsageError, match=refusal):
@@ -58,7 +58,7 @@ def test_neither_a_name_like_a_providers_nor_anybodys_server_in_its_cloud_is_the
 
 
 @pytest.mark.parametrize("variable", ["ANTHROPIC_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "OPENROUTER_API_KEY"])
-def test_every_way_into_a_stage_is_looked_at(run_command, tmp_path, monkeypatch, variable):
+def test_every_stage_is_called_in_this_test(run_command, tmp_path, monkeypatch, variable):
     monkeypatch.setenv(variable, "a-key-of-the-user")
     settings = tmp_path / "settings.toml"
     settings.write_text(f"tasks = 2\n{policy(EVIL, variable)}\n")
@@ -75,7 +75,7 @@ def test_every_way_into_a_stage_is_looked_at(run_command, tmp_path, monkeypatch,
         assert code == 2 and "endpoint would send it to" in err
 
 
-def test_what_the_user_typed_trusts_or_has_at_home_is_not_refused(run_command, tmp_path, monkeypatch):
+def test_typed_trusted_and_local_addresses_are_accepted(run_command, tmp_path, monkeypatch):
     """Refused later, since nothing answers at these addresses; none of them is asked in this test."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     places = {"evil": EVIL, "home": HOME, "local": "http://127.0.0.1:4000/v1"}

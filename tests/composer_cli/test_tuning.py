@@ -98,7 +98,7 @@ def test_trials_are_compared_by_passes() -> None:
     assert "pass@1" in str(found)
 
 
-def test_lost_rollouts_are_no_rate_of_zero() -> None:
+def test_lost_rollouts_give_no_rate() -> None:
     lost = [("A.2", "t1", None, None)]
     assert choice_of(("A.1", "t1", False, True), *lost).chosen == {"A": 0.1}
     with pytest.raises(InfrastructureError, match=r"any trial of arm A .* in e, so no value of rate"):
@@ -129,6 +129,6 @@ def test_tuning_tasks_that_are_evaluated_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asked", ["optimisation.learning_rate", "a=1", "a=1,1", "=1,2", "a=,", "a=[1,2"])
-def test_what_is_no_setting_with_values_is_refused(asked: str) -> None:
+def test_tune_arguments_without_values_are_refused(asked: str) -> None:
     with pytest.raises(UsageError, match="two or more different values"):
         tuning.parse(asked)

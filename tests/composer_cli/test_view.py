@@ -128,7 +128,7 @@ def test_a_step_shows_the_action_the_teachers_and_the_pairs(site: Site, artifact
     assert pair["rule"].replace("_", " ") in text
 
 
-def test_tests_that_failed_diffs_and_log_probs_are_shown(site: Site) -> None:
+def test_failed_tests_diffs_and_log_probs_are_shown(site: Site) -> None:
     page = site.get(rollout_path(HOSTILE_RUN, HOSTILE.replace("\x00", ""))).text
     assert "failed: tests/test_a.py::" in shown(page)
     assert 'class="add"' in page and 'class="del"' in page and 'class="hunk"' in page
@@ -424,7 +424,7 @@ def test_figures_of_the_probe_are_served_and_nothing_else_is(site: Site) -> None
         assert answer.status == 404 and b"import" not in answer.body, path
 
 
-def test_nobody_without_the_token_or_from_another_name_is_answered(site: Site) -> None:
+def test_requests_without_the_token_or_with_another_host_are_refused(site: Site) -> None:
     token = site.url.split("/")[3]
     assert len(token) >= 20
     for path in ("/", "/run/x/y", f"/{token[:-1]}/", f"/{token}x/", "/static/view.js", f"/{token}"):
@@ -455,7 +455,7 @@ def test_every_answer_forbids_scripts_from_elsewhere_and_framing(site: Site) -> 
         rollout_path(HOSTILE_RUN, HOSTILE.replace("\x00", "")),
     ],
 )
-def test_a_hostile_transcript_is_shown_and_obeyed_by_nobody(site: Site, path: str) -> None:
+def test_a_hostile_transcript_is_shown_escaped(site: Site, path: str) -> None:
     answer = site.get(path)
     assert answer.status == 200
     assert not re.search(rb"[\x00-\x08\x0b-\x1f\x7f]", answer.body) and "\u202e" not in answer.text
@@ -469,7 +469,7 @@ def test_a_hostile_transcript_is_shown_and_obeyed_by_nobody(site: Site, path: st
         assert "{{ 7 * 7 }}" in shown(answer.text) and "\\x1b]0;owned\\x07\\u202e" in shown(answer.text)
 
 
-def test_what_was_asked_and_answered_at_a_step_is_plain_text(site: Site) -> None:
+def test_the_raw_request_and_response_of_a_step_are_plain_text(site: Site) -> None:
     """The raw request and response, which a browser must not take for a page."""
     path = rollout_path(HOSTILE_RUN, HOSTILE.replace("\x00", "")).replace("rollout/", "step/", 1)
     answer = site.get(f"{path}&step=0")

@@ -51,7 +51,7 @@ def tab(tmp_path: Path) -> Iterator[Tab]:
         assert tab.errors == []
 
 
-def test_a_page_of_100_000_rollouts_holds_a_screenful(site: Site, tab: Tab, large: str) -> None:
+def test_a_page_of_100_000_rollouts_lists_one_screen(site: Site, tab: Tab, large: str) -> None:
     """What a page costs follows from what it holds."""
     last = rollout_path(large, "kata-train-0-00000#0@0-24999")
     for path in ("", f"run/{large}", f"run/{large}?text=copy-24999", f"run/{large}?offset=99950", last):
@@ -82,7 +82,7 @@ def test_a_text_is_found_within_a_rollout_also_where_it_is_folded(site: Site, ta
     assert tab.value("document.querySelector('.find output').textContent") == "0 found"
 
 
-def test_everything_can_be_done_by_keys(site: Site, tab: Tab, large: str) -> None:
+def test_all_actions_have_keyboard_shortcuts(site: Site, tab: Tab, large: str) -> None:
     tab.open(f"{site.url}run/{large}")
     tab.press("/")
     assert tab.value("document.activeElement.name") == "text"

@@ -26,7 +26,7 @@ def test_every_stage_of_the_pipeline_has_its_function() -> None:
         assert function.name == stage and function.__doc__ and stage.replace("-", "_") in repr(function)
 
 
-def test_a_text_means_one_thing_wherever_it_is_given(tmp_path: Path) -> None:
+def test_a_group_given_as_text_or_table_is_one_configuration(tmp_path: Path) -> None:
     """A group's text, its table, a TOML file and --set are one plan, and one identity of the work."""
     file = tmp_path / "study.toml"
     file.write_text('policy = "reference"\nenv = "kata"\n')
@@ -97,14 +97,9 @@ def test_no_error_of_a_call_names_an_option(made: Path, tmp_path: Path) -> None:
         (lambda: composer.collect(max_cost="five"), "max_cost = 'five': it should be a number"),
         (lambda: composer.collect(artifacts=3), "artifacts = 3: it should be a path."),
         (lambda: composer.query(3), "3 is no text"),
-        (lambda: composer.run("demo", max_cost="five"), "max_cost = 'five'"),
-        (lambda: composer.collect(max_cost=float("inf")), "max_cost = inf: it should be a finite number"),
-        (lambda: composer.collect(env={"name": "kata", "max_chars": float("nan")}), "options holds nan"),
         (lambda: composer.collect(config={"tasks": 2}), "config: it takes the path of a TOML file"),
         (lambda: composer.collect(policy=3), "policy = 3: it should be a dictionary"),
         (lambda: composer.collect.plan(task=3), "Did you mean tasks? `collect.settings"),
-        (lambda: composer.collect(taks=3), "has no setting taks"),
-        (lambda: composer.collect(on="nowhere", tasks=1), "no engine 'nowhere'"),
         (lambda: composer.export(format="trl", on="processes:2"), "export deals no work"),
         (lambda: composer.run("demo", {"collct.tasks": 3}), "Did you mean 'collect'"),
     ],
@@ -119,12 +114,12 @@ def test_a_mistake_is_answered_with_what_to_pass(
 def test_every_function_has_the_settings_of_its_stage_as_its_words() -> None:
     for name in composer.__all__:
         if isinstance(function := getattr(composer, name), composer.StageFunction):
-            words = inspect.signature(function).parameters
-            assert set(words) >= {key.partition(".")[0] for key in function.settings()} | {
+            words = {key.partition(".")[0] for key in function.settings()} | {
                 function.positionals(),
                 "artifacts",
                 "out",
             }
+            assert set(inspect.signature(function).parameters) >= words
     words = inspect.signature(composer.collect)
     assert words == inspect.signature(composer.collect.__call__)  # which a notebook shows of an object
     assert repr(composer.compare).startswith("<stage function compare(*paths, seed=0, min_gain=None, missing=")
@@ -135,12 +130,8 @@ def test_every_function_has_the_settings_of_its_stage_as_its_words() -> None:
 
 def test_runs_tables_and_plans_show_themselves_in_a_terminal_and_a_notebook(made: Path) -> None:
     run = composer.find("collect", made)
-    assert (
-        f" {run.path}\n" in repr(run)
-        and "mean_reward" in repr(run)
-        and "rollouts (4)" in repr(run)
-        and len(repr(run).splitlines()) < 25
-    )
+    assert f" {run.path}\n" in repr(run) and "mean_reward" in repr(run) and "rollouts (4)" in repr(run)
+    assert len(repr(run).splitlines()) < 25
     assert "<table>" in run._repr_html_() and run.path.name in run._repr_html_()
     steps = run.scan("steps")
     assert f"and {len(steps) - 10:,} rows more" in repr(steps) and "\x1b" not in repr(steps)
@@ -148,7 +139,7 @@ def test_runs_tables_and_plans_show_themselves_in_a_terminal_and_a_notebook(made
     assert "at most" in repr(composer.collect.plan(tasks=2))
 
 
-def test_what_models_wrote_cannot_steer_a_terminal_or_a_notebook() -> None:
+def test_model_output_is_escaped_in_terminal_and_notebook() -> None:
     table = Table(("text",), [("\x1b[2J\u202e<script>alert(1)</script>\nnext",), (None,), (0.123456,)])
     assert "\x1b" not in repr(table) and "\u202e" not in repr(table) and "0.1235" in repr(table)
     assert "<script>" not in table._repr_html_()
@@ -160,9 +151,8 @@ def test_questions_reports_and_presets_are_functions(
 ) -> None:
     found = composer.query("select run, count(*) as n from rollouts group by run", artifacts=own_runs)
     assert found[0]["n"] == 4 and "n" in repr(found)
-    assert composer.query("select count(*) as n from steps", composer.find("collect", own_runs))[0]["n"] == len(
-        composer.find("collect", own_runs).scan("steps")
-    )
+    run = composer.find("collect", own_runs)
+    assert composer.query("select count(*) as n from steps", run)[0]["n"] == len(run.scan("steps"))
     monkeypatch.chdir(tmp_path)
     page = composer.report(composer.find("collect", "artifacts"), artifacts="artifacts")
     assert page.is_file() and page.suffix == ".html" and page.is_absolute()
@@ -202,11 +192,8 @@ def test_completion_shows_the_interface_alone() -> None:
     assert dir(composer) == sorted(composer.__all__)
     help_text = pydoc.render_doc(composer.collect, renderer=pydoc.plaintext)
     assert help_text.count("Play a policy in an environment") == 1
-    assert (
-        "\n        tasks=25  - Number of tasks of the split." in help_text
-        and "collect.settings() returns all 41 settings" in help_text
-        and "resume=False  - Go on" in help_text
-    )
+    assert "\n        tasks=25  - Number of tasks of the split." in help_text and "resume=False  - Go on" in help_text
+    assert "collect.settings() returns all 41 settings" in help_text
     assert "svd" in dir(composer.probe) == sorted(dir(composer.probe)) and "svd" in repr(composer.probe)
     assert "probe.teacher_pool.settings()" in str(composer.probe.teacher_pool.__doc__)
     assert pydoc.render_doc(composer, renderer=pydoc.plaintext).index("composer.find(") < 400
@@ -225,9 +212,8 @@ def test_a_run_holds_rollouts_with_messages_and_pairs(made: Path) -> None:
     rollouts, table = run.rollouts(), run.scan("rollouts").pandas()
     assert [one.rollout_id for one in rollouts] == list(table["rollout_id"])
     assert [one.reward for one in rollouts] == list(table["reward"])
-    assert {m["role"] for m in rollouts[0].messages} >= {"user", "assistant"} and rollouts[0].task_id == table[
-        "task_id"
-    ][0]
+    assert {m["role"] for m in rollouts[0].messages} >= {"user", "assistant"}
+    assert rollouts[0].task_id == table["task_id"][0]
     assert rollouts[0].row["terminated_by"] == table["terminated_by"][0] and "messages>" in repr(rollouts[0])
     pairs = composer.find("extract-pairs", made).pairs()
     assert pairs and pairs[0]["messages"][-1]["role"] == "user" and pairs[0]["chosen"] != pairs[0]["rejected"]
@@ -272,8 +258,7 @@ def test_a_wide_table_shows_the_columns_that_matter_and_names_the_way_to_the_oth
     head = repr(rollouts).splitlines()[0].split()
     assert len(head) == SHOWN_COLUMNS < len(rollouts.columns) and {"task_id", "reward", "error_type"} <= set(head)
     assert f"and {len(rollouts.columns) - SHOWN_COLUMNS} columns more: .columns" in repr(rollouts)
-    assert "columns more" in rollouts._repr_html_() and "columns more" not in repr(
-        composer.find("collect", made).scan("task")
-    )
+    assert "columns more" in rollouts._repr_html_()
+    assert "columns more" not in repr(composer.find("collect", made).scan("task"))
     for kind, names in MAIN_COLUMNS.items():
         assert set(names.split()) <= set(KINDS[kind].columns) and len(names.split()) == SHOWN_COLUMNS

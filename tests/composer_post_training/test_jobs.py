@@ -90,6 +90,6 @@ def test_a_submitted_chain_is_a_job_among_the_runs(tmp_path: Path, monkeypatch: 
         ("collect.tasks=3", {}, "chosen = 'collect.tasks=3': it should be a dictionary"),
     ],
 )
-def test_what_cannot_be_submitted_is_refused(chosen: object, words: dict, message: str, tmp_path: Path) -> None:
+def test_chains_that_cannot_be_submitted_are_refused(chosen: object, words: dict, message: str, tmp_path: Path) -> None:
     refused(lambda: composer.run("demo", chosen, artifacts=tmp_path, **words), composer.UsageError, message)
     assert not list(tmp_path.iterdir())

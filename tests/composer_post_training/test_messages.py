@@ -106,7 +106,7 @@ def test_the_functions_that_messages_name_exist() -> None:
         assert callable(getattr(composer, command))
 
 
-def test_an_interrupt_of_what_is_no_run_promises_nothing() -> None:
+def test_an_interrupt_of_a_command_without_run_promises_no_resume() -> None:
     with (
         pytest.raises(KeyboardInterrupt, match=r"^Interrupted\. Nothing was kept; start it again\.$"),
         errors_in_python(),

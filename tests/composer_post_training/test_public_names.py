@@ -66,7 +66,7 @@ def test_all_modules_are_named_for_users() -> None:
     assert [name for name in MODULES if text.count(name) < 2] == []
 
 
-def test_what_an_environment_is_made_of_is_imported_alone(tmp_path: Path) -> None:
+def test_environment_modules_import_nothing_heavy(tmp_path: Path) -> None:
     """The package, its modules and an environment that ships, without what reads runs, trains, or serves."""
     script = f"""
 import sys

@@ -49,7 +49,7 @@ def test_an_evaluation_returns_its_differences(evaluation):
     assert [one.rate for one in composer.find("evaluate", root).differences] == [one.rate for one in run.differences]
 
 
-def test_they_show_themselves_as_a_table_in_points(evaluation):
+def test_differences_are_shown_as_a_table_in_points(evaluation):
     run, _ = evaluation
     lines = repr(run.differences).splitlines()
     assert lines[0].split()[:2] == ["rate", "difference"] and "+100.0" in lines[1] and "PARTIAL" in lines[1]

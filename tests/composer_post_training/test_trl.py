@@ -81,7 +81,7 @@ def trained(one: Any) -> tuple[list[dict[str, Any]], list[torch.Tensor]]:
 
 
 @pytest.mark.parametrize("kind", [GRPOTrainer, Own])
-def test_at_weight_0_it_is_the_trainer_bit_for_bit(tmp_path: Path, kind: type[GRPOTrainer]) -> None:
+def test_with_channels_at_weight_0_equals_the_trainer_bit_for_bit(tmp_path: Path, kind: type[GRPOTrainer]) -> None:
     theirs = trained(trainer(tmp_path / "a", kind))
     ours = trained(trainer(tmp_path / "b", with_channels(kind), weights={"dpo": 0.0, "sdpo": 0.0}, pairs=PAIRS))
     assert [row["loss"] for row in ours[0]] == [row["loss"] for row in theirs[0]] and any(r["loss"] for r in ours[0])
@@ -92,7 +92,7 @@ def test_at_weight_0_it_is_the_trainer_bit_for_bit(tmp_path: Path, kind: type[GR
     )
 
 
-def test_it_learns_from_pairs_and_from_hints(tmp_path: Path) -> None:
+def test_with_channels_learns_from_pairs_and_hints(tmp_path: Path) -> None:
     shown: list[tuple[str, str]] = []
 
     def hints(prompts: Any, completions: Any, word: list[str], **columns: Any) -> list[str | None]:
@@ -227,7 +227,7 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_learnt_from_is_refused(
+def test_unusable_pairs_hints_and_weights_are_refused(
     tmp_path: Path, given: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):

@@ -141,7 +141,7 @@ def test_evaluate_with_looks(clock: Clock, tmp_path: Path) -> None:
         compare(clock, tmp_path, "evaluate", ["--env", ENV, *arms, *sizes], codes=(0, 1, 3))
 
 
-def test_training_and_what_is_said_of_it(clock: Clock, tmp_path: Path) -> None:
+def test_training_sections_show_curves_losses_and_status(clock: Clock, tmp_path: Path) -> None:
     model = save_tiny(tmp_path / "tiny")
     size = {"steps": 6, "prompts_per_step": 2, "generations": 4, "save_every": 2, "threads": 1}
     sizes = [*settings("policy.max_tokens=20", "tasks=4"), *words_of(size, "optimisation.")]

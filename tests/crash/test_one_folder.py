@@ -29,7 +29,7 @@ def test_a_file_system_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert f"Nothing can be written to {kept}" in done.stderr and not list(kept.iterdir())
 
 
-def test_two_at_once_do_the_work_once(tmp_path: Path) -> None:
+def test_two_concurrent_processes_do_the_work_once(tmp_path: Path) -> None:
     """Both are started together: one does it, the other is refused or finds it done."""
     words, env = collect(save_tiny(tmp_path / "model")), environment(tmp_path / "artifacts", PYTHONPATH=PATHS)
     both = [subprocess.Popen(words, env=env, stderr=subprocess.PIPE, text=True) for _ in range(2)]

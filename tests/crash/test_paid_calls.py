@@ -110,7 +110,7 @@ def work_for(bill: Bill) -> Work:
     return Work("collect", config, (), IN_FLIGHT, max_cost=10 * USD * CALLS)
 
 
-def test_a_thousand_calls(tmp_path: Path) -> None:
+def test_a_thousand_paid_calls_are_paid_once(tmp_path: Path) -> None:
     preload("stages.collect", "pyarrow.parquet", "openai")
     with billing() as bill:
         bill.faulty = False

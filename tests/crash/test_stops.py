@@ -194,7 +194,7 @@ def pairing(server: Server) -> list[str]:
 @pytest.mark.parametrize(
     ("stage", "on"), [(collecting, ""), (collecting, "processes:2"), (asking, ""), (evaluating, ""), (pairing, "")]
 )
-def test_calls_in_flight_come_home_and_none_is_added(
+def test_calls_in_flight_finish_and_no_further_call_starts(
     tmp_path: Path, server: Server, sent: int, stage: Callable[[Server], list[str]], on: str
 ) -> None:
     words, where = stage(server), {"PYTHONPATH": paths(tmp_path)}
@@ -292,7 +292,7 @@ def test_a_submitted_job_that_is_cancelled_ends_as_the_command_does(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signals", [(INTERRUPT,), (TERMINATE, TERMINATE)])
-def test_neighbours_stop_together(tmp_path: Path, server: Server, signals: tuple[int, ...]) -> None:
+def test_parallel_entries_stop_together(tmp_path: Path, server: Server, signals: tuple[int, ...]) -> None:
     words, first = chain(tmp_path, server, 1, parallel=True), len(signals) == 1
     code, after, seconds, errors = stop(tmp_path, words, lambda: len(server.requests) >= 6, *signals, server=server)
     assert code == 128 + signals[0] and after <= 2 and seconds < 6, errors

@@ -197,7 +197,7 @@ def test_ray(part: str, server: Server, outcome: Outcome, tmp_path: Path) -> Non
     check(work, server, outcome, undisturbed)
 
 
-def test_two_processes_at_one_run(server: Server, outcome: Outcome, tmp_path: Path) -> None:
+def test_two_processes_share_one_run_folder(server: Server, outcome: Outcome, tmp_path: Path) -> None:
     outcome.part, work = "two processes at one run", collecting(server)
     undisturbed = whole(work, server, tmp_path)
     two_at_once(outcome, work, tmp_path / "killed", SHARES[outcome.part], undisturbed[0], 4)

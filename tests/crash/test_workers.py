@@ -75,7 +75,7 @@ def test_two_nodes_of_three_are_killed(tmp_path: Path) -> None:
         assert asked_again(server) <= 2 * 2 * AT_ONCE  # what two workers on each of two nodes had in flight
 
 
-def test_whoever_started_the_workers_is_killed(tmp_path: Path) -> None:
+def test_workers_stop_when_their_driver_is_killed(tmp_path: Path) -> None:
     with serving(patient) as server:
         sizes = (f"tasks={TASKS}", "samples=1", f"in_flight.rollouts={AT_ONCE}")
         policy = (f"policy.base_url={server.url}", "policy.max_tokens=8", "policy.temperature=0.0")

@@ -162,7 +162,7 @@ def skills_table(folder: Path, rates: dict[str, float]) -> Path:
     return folder / "items.parquet"
 
 
-def test_without_a_gain_what_is_gated_is_a_description(tmp_path: Path) -> None:
+def test_without_a_gain_gated_comparisons_are_descriptions(tmp_path: Path) -> None:
     """The second experiment found a gain; here the arms with and without the teacher are alike."""
     items = SKILLS.read_items(skills_table(tmp_path, {"A": 0.5, "B": 0.62, "C": 0.5, "D": 0.5}))
     found = skills_teachers.primary(items)
@@ -214,7 +214,7 @@ def test_trainings_collapse_by_the_registered_rule_alone() -> None:
     assert found({}, entropy_last=0.9) == ["A with seed 2 has entropy 0.90 at its end and 0.40 before"]
 
 
-def test_a_program_of_its_own_computes_the_same_comparisons(tmp_path: Path) -> None:
+def test_an_independent_program_computes_the_same_comparisons(tmp_path: Path) -> None:
     made = skills_table(tmp_path, {"A": 0.5, "B": 0.6, "C": 0.58, "D": 0.55})
     rows = pq.read_table(made).to_pylist()
     for name, (found, _) in skills_teachers.primary(SKILLS.read_items(made)).items():

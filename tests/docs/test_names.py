@@ -211,7 +211,7 @@ def test_a_document_uses_public_names_alone(path: Path) -> None:
     assert TREE.findall(text) == []
 
 
-def test_a_name_of_the_tree_is_found() -> None:
+def test_internal_module_names_are_detected() -> None:
     wrong = (
         "from stages.envs import load",
         "import stages",
@@ -223,7 +223,7 @@ def test_a_name_of_the_tree_is_found() -> None:
     assert not any(TREE.search(text) for text in right)
 
 
-def test_what_settings_explain_and_messages_say_names_no_module_of_the_tree() -> None:
+def test_help_texts_and_messages_name_no_internal_module() -> None:
     rows = [row for stage in STAGES for row in described(load_stage(stage).config)]
     assert rows and [row for row in rows if TREE.search(row[-1])] == []
     assert [

@@ -256,7 +256,7 @@ def until_seventh(service: Jobs, model: Server) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_killed_job_is_tried_again_and_ends_in_the_same_content_without_keys(
+def test_a_killed_job_is_retried_with_equal_content_and_no_keys_on_disk(
     composer, words, service, model, held, tmp_path
 ):
     held.first = 6
@@ -289,7 +289,7 @@ def test_a_job_whose_units_are_dealt_to_workers_ends_in_the_same_content(compose
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_cancelled_job_stays_so_and_the_same_command_goes_on(composer, words, service, model, held, tmp_path):
+def test_a_cancelled_job_stays_cancelled_and_the_same_command_resumes(composer, words, service, model, held, tmp_path):
     held.first = 6
     name = name_of(composer(*words, "--json"))
     until_seventh(service, model)
@@ -345,13 +345,13 @@ def test_a_launch_is_ended_at_its_time(composer, words, service):
         (["--set", "on.bucket=mine"], {}, "on.bucket", call),
     ],
 )
-def test_what_is_refused_leaves_no_record(composer, words, tmp_path, more, variables, part, run):
+def test_a_refused_submission_leaves_no_record(composer, words, tmp_path, more, variables, part, run):
     done = composer(*words, *more, run=run, **variables)
     assert done.returncode == 2 and part in done.stderr, done.stderr
     assert "hf_wrong" not in done.stderr and not list(tmp_path.glob("artifacts/submitted/*"))
 
 
-def test_a_dry_run_asks_nobody(composer, words, service):
+def test_a_dry_run_sends_no_request(composer, words, service):
     done = composer(*words, "--dry-run", "--json", HF_TOKEN="", TEACHING_KEY="")
     spec = json.loads(done.stdout)["spec"]
     assert service.asked == [] and spec["keys"] == ["TEACHING_KEY"] and "secrets" not in spec

@@ -99,7 +99,7 @@ def test_a_shipped_preset_goes_along_by_its_name_and_deals_its_units_to_workers_
         (["--on", "slurm"], "The chain needs TEACHER_KEY, which is not set here"),
     ],
 )
-def test_what_cannot_be_submitted_is_refused_in_a_sentence(composer, preset, tmp_path, words, said):
+def test_chains_that_cannot_be_submitted_are_refused(composer, preset, tmp_path, words, said):
     done = composer("run", "--preset", preset, *words, STUDENT_KEY=KEY)
     assert done.returncode == 2 and said in done.stderr and KEY not in done.stderr, done.stderr
     assert not list(tmp_path.glob("artifacts/submitted/*"))
@@ -116,7 +116,7 @@ def test_what_cannot_be_submitted_is_refused_in_a_sentence(composer, preset, tmp
         ("collect.policy.model=OWNER/student", "hf-jobs", False),
     ],
 )
-def test_a_file_of_this_machine_is_not_named_to_another(composer, tmp_path, setting, executor, refused):
+def test_a_local_path_is_refused_for_a_remote_executor(composer, tmp_path, setting, executor, refused):
     (tmp_path / "student").mkdir()
     words = ["--set", "on.image=i", "--set", "on.bucket=a/b"] if executor == "hf-jobs" else []
     setting = setting.replace("FOLDER", str(tmp_path / "student"))
@@ -125,7 +125,7 @@ def test_a_file_of_this_machine_is_not_named_to_another(composer, tmp_path, sett
     assert ("lies on this machine, which hf-jobs does not see" in done.stderr) == refused, done.stderr
 
 
-def test_without_sbatch_the_way_out_is_named(composer, tmp_path):
+def test_a_missing_sbatch_is_reported_with_a_remedy(composer, tmp_path):
     done = composer("run", "--preset", "demo", "--on", "slurm", PATH=str(tmp_path))
     assert done.returncode == 2 and "There is no sbatch here" in done.stderr
     assert not list(tmp_path.glob("artifacts/submitted/*"))

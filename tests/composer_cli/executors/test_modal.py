@@ -103,13 +103,13 @@ def test_a_sandbox_that_outlives_its_time_has_failed(composer, words, service):
         (["--set", "on.secret="], {}, "The chain needs TEACHING_KEY. Keep them in a secret"),
     ],
 )
-def test_what_is_refused_is_said_in_a_sentence_and_leaves_no_record(composer, words, tmp_path, more, variables, said):
+def test_a_refused_submission_leaves_no_record(composer, words, tmp_path, more, variables, said):
     done = composer(*words, *more, **variables)
     assert done.returncode == 2 and said in done.stderr, done.stderr
     assert not list(tmp_path.glob("artifacts/submitted/*"))
 
 
-def test_without_the_sdk_the_way_out_is_named(tmp_path):
+def test_a_missing_sdk_is_reported_with_a_remedy(tmp_path):
     if find_spec("modal") is not None:
         pytest.skip("Modal's SDK is installed")
     sets = ["--set", "on.image=python:3.11", "--set", "on.volume=runs"]

@@ -27,7 +27,7 @@ FORGOTTEN = "slurm_load_jobs error: Invalid job id specified"
         (FORGOTTEN, None, "lost", "Slurm has forgotten it"),
     ],
 )
-def test_a_state_is_what_scontrol_says_and_else_what_the_script_left(tmp_path, monkeypatch, says, left, status, detail):
+def test_the_state_comes_from_scontrol_or_from_the_exit_code_file(tmp_path, monkeypatch, says, left, status, detail):
     stand_in(tmp_path, monkeypatch, says)
     if left is not None:
         (tmp_path / "exit-code").write_text(f"{left}\n")
@@ -35,7 +35,7 @@ def test_a_state_is_what_scontrol_says_and_else_what_the_script_left(tmp_path, m
     assert state.status == status and detail in state.detail and bool(state.detail) == bool(detail)
 
 
-def test_a_controller_that_does_not_answer_is_no_state(tmp_path, monkeypatch):
+def test_a_controller_that_does_not_answer_raises(tmp_path, monkeypatch):
     stand_in(tmp_path, monkeypatch, "Unable to contact slurm controller error")
     with pytest.raises(InfrastructureError, match="Unable to contact slurm controller"):
         Slurm().state({"id": "7", "folder": str(tmp_path)})

@@ -25,7 +25,7 @@ def test_a_run_is_found_by_folder_name_part_and_stage(made: Path):
         assert catalog.find(made, text).resolve() == run, text
 
 
-def test_what_is_no_run_or_several_is_said(made: Path, tmp_path: Path):
+def test_unknown_and_ambiguous_runs_are_refused(made: Path, tmp_path: Path):
     with pytest.raises(BadInput, match="no run 'zebra'"):
         catalog.find(made, "zebra")
     with pytest.raises(BadInput, match="3 runs fit"):
@@ -33,7 +33,7 @@ def test_what_is_no_run_or_several_is_said(made: Path, tmp_path: Path):
     assert "no manifest.json" in call(made, "show", tmp_path).stderr
 
 
-def test_without_from_the_latest_runs_that_fit_are_taken_and_told(made: Path):
+def test_without_from_the_latest_fitting_runs_are_read_and_named(made: Path):
     told: list[str] = []
     found = catalog.choose("extract-pairs", [], made, told.append)
     assert {name: found.one(name).manifest.stage for name in found} == {
@@ -43,7 +43,7 @@ def test_without_from_the_latest_runs_that_fit_are_taken_and_told(made: Path):
     assert "which replay-teachers/" in told[0] and "(the latest;" in told[1] and len(told) == 2
 
 
-def test_answers_that_are_named_bring_the_rollouts_they_are_about(made: Path):
+def test_a_run_of_answers_adds_the_rollouts_that_it_reads(made: Path):
     told: list[str] = []
     found = catalog.choose("extract-pairs", ["replay-teachers"], made, told.append)
     assert found.one("rollouts").manifest.stage == "collect" and len(told) == 1
@@ -77,7 +77,7 @@ def test_rollouts_of_a_training_are_read_only_where_it_is_named(own_runs: Path):
 
 
 @pytest.mark.parametrize("policy", ["reference", "noop"])
-def test_rollouts_that_no_model_played_are_passed_over(own_runs: Path, policy: str):
+def test_scripted_rollouts_are_skipped(own_runs: Path, policy: str):
     first = (own_runs / "collect" / "latest").resolve()
     config = Run(first).manifest.config
     facts = {"config": {**config, "policy": {**config["policy"], "model": policy}}}
@@ -107,5 +107,5 @@ def test_pairs_come_from_the_rollouts_that_were_answered(own_runs: Path):
     assert len(words) == 4 and call(own_runs, "extract-pairs", "--dry-run", *words).returncode == 0
 
 
-def test_optional_inputs_are_not_taken_unasked(made: Path):
+def test_optional_inputs_are_not_chosen_by_default(made: Path):
     assert catalog.choose("train", [], made, print) == {}

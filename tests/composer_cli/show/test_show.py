@@ -30,7 +30,7 @@ def test_a_run_begins_with_a_few_facts_and_lists_its_rollouts(made):
     assert max(map(len, lines)) <= 100 and how.startswith("`composer show collect '00000#0'` prints the first")
 
 
-def test_a_rollout_is_its_conversation_between_outcome_and_grading(made):
+def test_a_rollout_prints_outcome_conversation_and_grading(made):
     text = call(made, "show", "collect", "00001#1").stdout
     assert text.startswith("kata-train-0-00001#1@0: failed, reward 0\n") and "status" not in text
     assert "  task      kata-train-0-00001, sample 1" in text and "  ended by  submitted" in text
@@ -50,7 +50,7 @@ def test_a_rollout_is_its_conversation_between_outcome_and_grading(made):
     ]
 
 
-def test_what_was_cut_and_what_was_submitted_is_said_where_it_happened(tmp_path):
+def test_cuts_and_submissions_are_noted_at_their_step(tmp_path):
     opening = [{"role": "user", "content": "Fix it."}]
     first = {"step": 0, "action": "cat big", "observation": "head\n...\ntail", "elided_chars": 900, "raw_chars": 1000}
     second = {"step": 1, "action": "submit", "observation": "diff --git a/x b/x", "truncated": True}

@@ -28,7 +28,7 @@ def test_the_table_is_aligned_and_json_says_the_same(made):
     assert [run["status"] for run in json.loads(call(made, "status", "--json").stdout)["runs"]] == ["complete"] * 3
 
 
-def test_no_runs_is_said(tmp_path):
+def test_an_empty_artifacts_folder_is_reported(tmp_path):
     done = call(tmp_path / "artifacts", "status")
     assert done.returncode == 0 and "no runs" in done.stderr and not done.stdout
 
