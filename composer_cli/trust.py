@@ -11,43 +11,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from stages.data_files import load_toml
 from stages.errors import UsageError
 from stages.runs.settings import StageConfig, Tree, expanded, parts
 
-PROVIDERS = {
-    "ANTHROPIC_API_KEY": "anthropic.com",
-    "AWS_ACCESS_KEY_ID": "bedrock-runtime.*.amazonaws.com",
-    "AWS_BEARER_TOKEN_BEDROCK": "bedrock-runtime.*.amazonaws.com",
-    "AWS_SECRET_ACCESS_KEY": "bedrock-runtime.*.amazonaws.com",
-    "AWS_SESSION_TOKEN": "bedrock-runtime.*.amazonaws.com",
-    "AZURE_OPENAI_API_KEY": "openai.azure.com",
-    "CEREBRAS_API_KEY": "cerebras.ai",
-    "COHERE_API_KEY": "cohere.com",
-    "DEEPINFRA_API_KEY": "deepinfra.com",
-    "DEEPSEEK_API_KEY": "deepseek.com",
-    "FIREWORKS_API_KEY": "fireworks.ai",
-    "GEMINI_API_KEY": "googleapis.com",
-    "GITHUB_TOKEN": "github.com",
-    "GH_TOKEN": "github.com",
-    "GOOGLE_API_KEY": "googleapis.com",
-    "GROQ_API_KEY": "groq.com",
-    "HF_TOKEN": "huggingface.co",
-    "HUGGING_FACE_HUB_TOKEN": "huggingface.co",
-    "MISTRAL_API_KEY": "mistral.ai",
-    "MOONSHOT_API_KEY": "moonshot.ai",
-    "NVIDIA_API_KEY": "nvidia.com",
-    "OPENAI_API_KEY": "openai.com",
-    "OPENROUTER_API_KEY": "openrouter.ai",
-    "PERPLEXITY_API_KEY": "perplexity.ai",
-    "PRIME_API_KEY": "primeintellect.ai",
-    "TOGETHER_API_KEY": "together.xyz",
-    "WANDB_API_KEY": "wandb.ai",
-    "XAI_API_KEY": "x.ai",
-}
-"""The domain of the provider whose key a variable holds, by the variable; `*` is a region.
-
-Not a whole cloud: anybody's server is in `execute-api.us-east-1.amazonaws.com` or `cloudapp.azure.com`.
-"""
+PROVIDERS: dict[str, str] = load_toml(__package__, "providers.toml")
+"""The domain of the provider whose key a variable holds, by the variable; `*` is a region."""
 ADDRESSES = ("base_url", "endpoint")
 """Settings beside `api_key_env` that hold the address to which the key is sent."""
 HOST = re.compile(r"[a-z0-9.-]+|[0-9a-f:.]+")

@@ -28,6 +28,7 @@ from composer_cli.show.blocks import (
 )
 from composer_cli.show.facts import metric_rows
 from composer_cli.show.rollout import ShownMessage, title_of
+from stages.data_files import load_toml
 from stages.evaluation.outcomes import PASSED, PRIMARY
 from stages.layout import counted, p_value
 from stages.rollouts import collection_checks
@@ -476,25 +477,9 @@ def _logs_compared(run: Run) -> Blocks:
 
 # The gradient probe.
 
-LEADS = {
-    "PASS": "The direction tells hacks from other answers beyond random directions, problems, length and source.",
-    "FAIL": "A check that must hold does not.",
-    "INCONCLUSIVE": "There is too little to judge by.",
-}
-"""The first sentence on each verdict of the probe."""
-FIGURES = {
-    "01_cosine_by_step": "Cosine of the teacher's rows by step, against the band of random directions",
-    "02_cosine_in_out": "Cosine of gradient and update, before and after the projection",
-    "03_fired": "Share of modules in which the projection took something out",
-    "04_buckets": "Cosine by kind of answer, a thin line a problem",
-    "05_placebos": "v among random directions: how strongly each tells hacks from other answers",
-    "06_length_and_hedging": "Cosine against length and hedging",
-    "07_modules": "Where in the model hacks and other answers part",
-    "08_ratios": "Importance ratios and effective sample size",
-    "09_rates": "Hacks and solutions of the student along its trajectories",
-    "10_drift": "How far the basis and the weights have moved",
-    "watch": "The push toward the hack along a training, with the alarm; alignment; rates of its rollouts",
-}
+PROBE = load_toml(__package__, "probe.toml")
+LEADS, FIGURES = PROBE["leads"], PROBE["figures"]
+"""The first sentence on each verdict of the probe, and the titles of its figures."""
 
 
 def _checks(run: Run, document: str) -> list[dict[str, Any]]:
