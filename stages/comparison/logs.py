@@ -153,7 +153,7 @@ def read(path: str, unit: str = "") -> ReadLog:
     alone = len(sources) == 1 or (log_path.is_file() and log_path.suffix in TABLES)
     table = table_of(path, sources[0]) if alone else None
     log = of_program(path, sources, unit) if table is None else of_table(path, table, sources[0], unit)
-    return replace(log, digests=tuple(sorted(source.sha256 for source in sources if not source.beside)))
+    return replace(log, digests=tuple(sorted(source.sha256 for source in sources if not source.is_sidecar)))
 
 
 # A program's files.
@@ -197,7 +197,7 @@ def of_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
     notes += [Sentence("comparison.unknown-files", files=len(unknown), first=unknown[0])] if unknown else []
     notes += [Sentence("comparison.broken-log", status=status, samples=num) for status, num in broken.items()]
     return ReadLog(
-        _label(path, [source for source in sources if not source.beside]),
+        _label(path, [source for source in sources if not source.is_sidecar]),
         pa.table(rows, schema=ITEM),
         tuple(programs),
         _date(" ".join(source.label for source in detected)),
@@ -245,7 +245,7 @@ class LoggedSamples:
             earlier = earlier or (alike if alike and alike.path != path else None)
         if earlier:
             self._repeat(earlier, row, record)
-        elif not self.alone and self._tables.other(path, acted):
+        elif not self.alone and self._tables.find_copy(path, acted):
             self.drops["duplicate"] += 1
         else:
             self.samples.append(sample := LoggedSample(row, path, trajectory.log_status))

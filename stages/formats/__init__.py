@@ -99,7 +99,7 @@ else:
 
 def readers(name: str) -> list[Reader]:
     """Return the readers of a format in the order of their detection; of all detected formats for `auto`."""
-    names = [format_name for format_name, one in FORMATS.items() if one.detected] if name == "auto" else [name]
+    names = [format_name for format_name, spec in FORMATS.items() if spec.detected] if name == "auto" else [name]
     return [
         reader
         for format_name in names
@@ -110,5 +110,5 @@ def readers(name: str) -> list[Reader]:
 
 def writer(name: str) -> Writer:
     """Return the writer of a format that is written."""
-    found: Writer = import_module(FORMATS[name].module).WRITER
-    return found
+    format_writer: Writer = import_module(FORMATS[name].module).WRITER
+    return format_writer

@@ -105,8 +105,10 @@ def _exception(trial: Record) -> Record | None:
     A trial of several steps records those that it went on after at the steps.
     """
     tried = (trial, *(trial.get("step_results") or []))
-    recorded = [one["exception_info"] for one in tried if one.get("exception_info")]
-    invalidating = (one for one in recorded if (one.get("policy") or {}).get("has_valid_reward") is False)
+    recorded = [part["exception_info"] for part in tried if part.get("exception_info")]
+    invalidating = (
+        exception for exception in recorded if (exception.get("policy") or {}).get("has_valid_reward") is False
+    )
     return next(invalidating, next(iter(recorded), None))
 
 
@@ -162,9 +164,9 @@ def is_trial(record: Any) -> bool:
 def trial_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """Yield the item of a trial whose agent left no trajectory."""
     del origin
-    found = _rollout({"steps": []}, record, is_subagent=False)
-    found.unscored = True
-    yield found
+    trajectory = _rollout({"steps": []}, record, is_subagent=False)
+    trajectory.unscored = True
+    yield trajectory
 
 
 READERS = (

@@ -70,8 +70,8 @@ def join(
                 about = {
                     name: line[name] for name in ("cwd", "gitBranch", "version") if isinstance(line.get(name), str)
                 }
-                kept = {name: line[name] for name in KEPT if name in line}
-                lines.append({**kept, "message": line["message"], "about": about})
+                fields = {name: line[name] for name in KEPT if name in line}
+                lines.append({**fields, "message": line["message"], "about": about})
             else:
                 lines.append({**{name: line[name] for name in LINKS if name in line}, "type": "link"})
     yield first, {SESSION: lines}
@@ -85,8 +85,8 @@ def _problem(line: Any) -> str | None:
         return None
     if not isinstance(line.get("uuid"), str):
         return "its uuid is not text"
-    said = line.get("message")
-    content = said.get("content") if isinstance(said, dict) else None
+    message = line.get("message")
+    content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, str) and not (isinstance(content, list) and all(isinstance(p, dict) for p in content)):
         return "it holds no message with content"
     return None
@@ -148,8 +148,8 @@ class ClaudeSession:
             # A line is written while the answer streams: its stop reason may be null and its usage too low until the
             # last line.
             for line in answer.lines:
-                given = {name: value for name, value in line["message"].items() if value is not None}
-                answer.message = {**answer.message, **given}
+                values = {name: value for name, value in line["message"].items() if value is not None}
+                answer.message = {**answer.message, **values}
             answer.is_side = bool(answer.lines[-1].get("isSidechain"))
         inner = {answer.parent.key for answer in self._answers.values() if answer.parent}
         ends = [answer for answer in self._answers.values() if answer.key not in inner]
@@ -165,20 +165,20 @@ class ClaudeSession:
 
     def _nearest_answers(self) -> dict[str, SessionAnswer | None]:
         """Return for every line the answer that it belongs to or comes after."""
-        found: dict[str, SessionAnswer | None] = {}
+        nearest: dict[str, SessionAnswer | None] = {}
         for start in self._lines:
             walked: dict[str, None] = {}
             at: str | None = start
-            while at is not None and at not in found and at not in self._answer_of:
+            while at is not None and at not in nearest and at not in self._answer_of:
                 if at in walked:
                     raise ValueError(f"the line {at} is its own ancestor")
                 walked[at] = None
                 at = self._parents[at]
-            near = None if at is None else self._answer_of.get(at) or found.get(at)
-            found.update(dict.fromkeys(walked, near))
+            near = None if at is None else self._answer_of.get(at) or nearest.get(at)
+            nearest.update(dict.fromkeys(walked, near))
             if start in self._answer_of:
-                found[start] = self._answer_of[start]
-        return found
+                nearest[start] = self._answer_of[start]
+        return nearest
 
     def path(self, leaf: SessionAnswer) -> list[SessionAnswer]:
         """Return the answers from the beginning to a leaf."""
@@ -192,13 +192,13 @@ class ClaudeSession:
 
     def lines_before(self, answer: SessionAnswer) -> list[Record]:
         """Return the lines between the answer before and this one, the oldest first."""
-        found: dict[str, Record] = {}
+        between: dict[str, Record] = {}
         for line in answer.lines:
             at = self._parents[line["uuid"]]
-            while at is not None and at not in self._answer_of and at not in found:
-                found[at] = self._lines[at]
+            while at is not None and at not in self._answer_of and at not in between:
+                between[at] = self._lines[at]
                 at = self._parents[at]
-        return sorted(found.values(), key=lambda line: self._order[line["uuid"]])
+        return sorted(between.values(), key=lambda line: self._order[line["uuid"]])
 
     def inputs_after(self, answer: SessionAnswer, following: SessionAnswer | None) -> list[Record]:
         """Return the user's lines between an answer and the next one of its branch, in their order.
@@ -213,7 +213,7 @@ class ClaudeSession:
         contents = [line["message"]["content"] for line in answer.lines]
         parts = [part for content in contents if isinstance(content, list) for part in content]
         calls = {str(part.get("id")) for part in parts if part.get("type") == "tool_use"}
-        kept = []
+        selected = []
         for line in inputs:
             content = line["message"]["content"]
             answered = {
@@ -222,8 +222,8 @@ class ClaudeSession:
                 if isinstance(part, dict) and part.get("type") == "tool_result"
             }
             if line["uuid"] in on_branch or (answered and answered <= calls):
-                kept.append(line)
-        return kept
+                selected.append(line)
+        return selected
 
 
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
@@ -233,7 +233,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
     if not leaves:
         yield origin.make_drop("no_actions", "the session holds no answer of a model")
     main = next((leaf.key for leaf in leaves if not leaf.is_side), None)
-    taken: set[str] = set()
+    yielded: set[str] = set()
     walked = 0
     for leaf in leaves:
         if walked > LONGEST:
@@ -241,23 +241,23 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
             continue
         path = session.path(leaf)
         walked += len(path)
-        yield _rollout(session, path, taken, is_main=leaf.key == main)
-        taken |= {answer.key for answer in path}
+        yield _rollout(session, path, yielded, is_main=leaf.key == main)
+        yielded |= {answer.key for answer in path}
 
 
-def _rollout(session: ClaudeSession, path: list[SessionAnswer], taken: set[str], *, is_main: bool) -> Trajectory:
+def _rollout(session: ClaudeSession, path: list[SessionAnswer], yielded: set[str], *, is_main: bool) -> Trajectory:
     lines = [line for line in session.lines_before(path[0]) if line["type"] == "user"]
     opening: list[Message] = [item for line in lines for item in _input(line["message"]["content"])]
     turns: list[ImportedTurn] = []
     for answer, following in zip(path, [*path[1:], None], strict=True):
         inputs = session.inputs_after(answer, following)
-        turn = _turn(answer, [one for line in inputs for one in _input(line["message"]["content"])])
-        if answer.key in taken:
+        turn = _turn(answer, [message for line in inputs for message in _input(line["message"]["content"])])
+        if answer.key in yielded:
             context = [{"role": "assistant", "content": turn.action}, *turn.observed]
             (turns[-1].observed if turns else opening).extend(context)
         else:
             turns.append(turn)
-    last, new = path[-1], [answer for answer in path if answer.key not in taken]
+    last, new = path[-1], [answer for answer in path if answer.key not in yielded]
     last_line = last.lines[-1]
     name = str(last_line.get("sessionId") or "session")
     name = f"{name}/{last_line['agentId']}" if last_line.get("agentId") else name
@@ -287,8 +287,8 @@ def _input(content: Any) -> Iterator[Message]:
     results = [isinstance(part, dict) and part.get("type") == "tool_result" for part in parts]
     for part in compress(parts, results):
         yield {"role": "tool", "content": text(part.get("content"))}
-    if rest := list(compress(parts, map(not_, results))):
-        yield message({"role": "user", "content": rest})
+    if other_parts := list(compress(parts, map(not_, results))):
+        yield message({"role": "user", "content": other_parts})
 
 
 def _turn(answer: SessionAnswer, observed: list[Message]) -> ImportedTurn:
@@ -305,7 +305,7 @@ def _turn(answer: SessionAnswer, observed: list[Message]) -> ImportedTurn:
     return ImportedTurn(
         write(spoken({"role": "assistant", "content": parts})),
         observed,
-        commands=[given["command"] for given in inputs if "command" in given] or None,
+        commands=[entry["command"] for entry in inputs if "command" in entry] or None,
         finish_reason=STOPS.get(stop, stop) if stop else None,
         prompt_tokens=None if sent[0] is None else sum(part or 0 for part in sent),
         completion_tokens=usage.get("output_tokens"),

@@ -28,12 +28,12 @@ class Config(StageConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def _first_word(cls, given: Any) -> Any:
+    def _first_word(cls, values: Any) -> Any:
         """`composer import FORMAT PATH...`: a first path that is a format's name, and no file, is the format."""
-        paths = given.get("paths") if isinstance(given, dict) else None
-        if isinstance(paths, list) and paths and paths[0] in ("auto", *FORMATS) and "format" not in given:
-            return given if Path(paths[0]).exists() else {**given, "format": paths[0], "paths": paths[1:]}
-        return given
+        paths = values.get("paths") if isinstance(values, dict) else None
+        if isinstance(paths, list) and paths and paths[0] in ("auto", *FORMATS) and "format" not in values:
+            return values if Path(paths[0]).exists() else {**values, "format": paths[0], "paths": paths[1:]}
+        return values
 
     def identity(self) -> dict[str, Any]:
         """Replace the paths by the content of the files: the same files elsewhere are the same work."""

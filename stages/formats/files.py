@@ -71,7 +71,7 @@ class Source:
     label: str
     sha256: str
     root: Path = field(default=Path("/"), kw_only=True, compare=False)
-    beside: bool = field(default=False, kw_only=True, compare=False)
+    is_sidecar: bool = field(default=False, kw_only=True, compare=False)
 
     def records(self) -> Iterator[NumberedRecord | Drop]:
         """Yield every record with its line number (from 1), or the reason why it cannot be read."""
@@ -114,8 +114,8 @@ class Source:
                 except UnicodeDecodeError as error:
                     yield self.make_drop(before + at + 1, "not_utf8", str(error))
 
-    def _too_large(self, line: int, what: str) -> Drop:
-        return self.make_drop(line, "too_large", f"{what}; a record may have {MOST_BYTES >> 20} MiB. Split the file")
+    def _too_large(self, line: int, problem: str) -> Drop:
+        return self.make_drop(line, "too_large", f"{problem}; a record may have {MOST_BYTES >> 20} MiB. Split the file")
 
     def make_drop(self, line: int, reason: str, detail: str) -> Drop:
         """Return the drop of the record at a line of this file, with the name of the reason and the reason in words."""
@@ -163,24 +163,24 @@ class Source:
         if len(head) == 2 and isinstance(_parse(head[0][1])[0], dict | list):
             json_lines = chain(head, lines)
         else:
-            rest, size = head, sum(len(line) for _, line in head)
+            collected, size = head, sum(len(line) for _, line in head)
             for numbered in lines if size <= MOST_BYTES else ():
-                rest.append(numbered)
+                collected.append(numbered)
                 if (size := size + len(numbered[1])) > MOST_BYTES:
                     break
-            whole = size <= MOST_BYTES
-            value, number, why = _parse(b"".join(line for _, line in rest)) if whole else (None, 1, why)
+            is_complete = size <= MOST_BYTES
+            value, number, why = _parse(b"".join(line for _, line in collected)) if is_complete else (None, 1, why)
             # An array is a table of records unless it is one record: a list of messages or of captured calls.
             is_table = isinstance(value, list) and all(
                 isinstance(item, dict) and not PARTS & item.keys() for item in value
             )
             if value is not None:
                 yield from enumerate(value, 1) if is_table else [(1, value)]
-            elif any(isinstance(_parse(line)[0], dict) for _, line in rest[:LOOK_LINES]):
-                json_lines = chain(rest, lines)
-            elif not whole:
+            elif any(isinstance(_parse(line)[0], dict) for _, line in collected[:LOOK_LINES]):
+                json_lines = chain(collected, lines)
+            elif not is_complete:
                 yield self._too_large(1, "it is one JSON document, which is larger")
-            elif rest and not damage:
+            elif collected and not damage:
                 yield self.make_drop(number, *why)
         for number, line in json_lines:
             value, _, why = _parse(line)
@@ -235,10 +235,10 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
         header = file.read(30)
         file.seek(int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little"), 1)
         stream = pa.input_stream(pa.py_buffer(file.read(info.compress_size)), compression="zstd")
-        found: bytes = stream.read(MOST_BYTES + 1)  # the directory may state another size than the stream has
-        if len(found) > MOST_BYTES:
+        content: bytes = stream.read(MOST_BYTES + 1)  # the directory may state another size than the stream has
+        if len(content) > MOST_BYTES:
             raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB, which is what a record may have")
-        return found
+        return content
 
 
 def _value(text: bytes) -> Any:
@@ -256,8 +256,8 @@ def _parse(text: bytes) -> tuple[Any, int, tuple[str, str]]:
     try:
         return _value(text), 1, ("not_json", "null is no record")
     except json.JSONDecodeError as error:
-        shown = error.doc.split("\n")[error.lineno - 1][:40].strip()
-        return None, error.lineno, ("not_json", f"{error.msg} at column {error.colno}; the line begins {shown!r}")
+        excerpt = error.doc.split("\n")[error.lineno - 1][:40].strip()
+        return None, error.lineno, ("not_json", f"{error.msg} at column {error.colno}; the line begins {excerpt!r}")
     except json_text.TooDeep as error:
         return None, 1, ("too_deep", str(error))
     except (ValueError, RecursionError) as error:
@@ -269,7 +269,7 @@ def find(patterns: list[str], also: Sequence[str] = ()) -> list[Source]:
 
     Raises `BadInput` that names what is missing. also: other endings of files that the caller reads itself.
     """
-    asked: dict[Path, Source] = {}
+    named: dict[Path, Source] = {}
     beside: dict[Path, Source] = {}
     for pattern in patterns:
         matches = _matching(Path(pattern).expanduser())
@@ -280,27 +280,27 @@ def find(patterns: list[str], also: Sequence[str] = ()) -> list[Source]:
             names = f" The formats are {', '.join(FORMATS)}." if is_word and len(patterns) > 1 else ""
             some = ", ".join((*READABLE, *also))
             raise BadInput(f"{pattern} is neither a file nor a folder with files of these kinds: {some}.{meant}{names}")
-        for found in matches:
-            (beside if found.beside else asked).setdefault(found.path, found)
-    every = [*asked.values(), *(found for path, found in beside.items() if path not in asked)]
-    return [replace(found, sha256=store.file_sha256(found.path)) for found in every]
+        for source in matches:
+            (beside if source.is_sidecar else named).setdefault(source.path, source)
+    sources = [*named.values(), *(source for path, source in beside.items() if path not in named)]
+    return [replace(source, sha256=store.file_sha256(source.path)) for source in sources]
 
 
 def _matching(path: Path) -> list[Source]:
     """Return the files that one path, folder or pattern names, and the files beside them, without their digests."""
     if path.is_file():
-        own, folder = path.resolve(), path.resolve().parent
-        names = [name.format(stem=stem(own)) for name in BESIDE]
-        asked = [Source(own, f"{folder.name}/{own.name}", "", root=own)]
-        return asked + _beside(folder, names) + _beside(folder.parent, OF_A_RUN)
+        file, folder = path.resolve(), path.resolve().parent
+        names = [name.format(stem=stem(file)) for name in BESIDE]
+        sources = [Source(file, f"{folder.name}/{file.name}", "", root=file)]
+        return sources + _sidecars(folder, names) + _sidecars(folder.parent, OF_A_RUN)
     if path.is_dir():
         folder = path.resolve()
         inside = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in READABLE)
         inside = _without_own(inside)
-        asked = [Source(p.resolve(), f"{folder.name}/{p.relative_to(path)}", "", root=folder) for p in inside]
-        return asked + _beside(folder.parent, OF_A_RUN) if asked else []
+        sources = [Source(p.resolve(), f"{folder.name}/{p.relative_to(path)}", "", root=folder) for p in inside]
+        return sources + _sidecars(folder.parent, OF_A_RUN) if sources else []
     if any(character in path.name for character in "*?["):
-        return [found for match in sorted(path.parent.glob(path.name)) for found in _matching(match)]
+        return [source for match in sorted(path.parent.glob(path.name)) for source in _matching(match)]
     return []
 
 
@@ -318,7 +318,9 @@ def _without_own(files: Sequence[Path]) -> list[Path]:
     return [path for path, run in runs.items() if run is None or path in exported[run]]
 
 
-def _beside(folder: Path, names: Sequence[str]) -> list[Source]:
+def _sidecars(folder: Path, names: Sequence[str]) -> list[Source]:
     """Return the files of a folder under these names or patterns."""
-    there = [path for name in names for path in sorted(folder.glob(name)) if path.is_file()]
-    return [Source(path, f"{folder.name}/{path.relative_to(folder)}", "", root=folder, beside=True) for path in there]
+    paths = [path for name in names for path in sorted(folder.glob(name)) if path.is_file()]
+    return [
+        Source(path, f"{folder.name}/{path.relative_to(folder)}", "", root=folder, is_sidecar=True) for path in paths
+    ]

@@ -39,9 +39,9 @@ def of_main_split(
     records: Iterator[NumberedRecord | Drop], make_drop: Callable[[int, str, str], Drop]
 ) -> Iterator[NumberedRecord | Drop]:
     """Yield the instances of the test split, and drops of the others; all of them where none is of the test split."""
-    every = [(record, None if isinstance(record, Drop) else _split(record[1])) for record in records]
-    has_test = any(split == "test" for _, split in every)
-    for record, split in every:
+    split_records = [(record, None if isinstance(record, Drop) else _split(record[1])) for record in records]
+    has_test = any(split == "test" for _, split in split_records)
+    for record, split in split_records:
         if has_test and split not in (None, "test"):
             yield make_drop(record[0], "other_split", f"of the {split} split, and the run has a test split")  # type: ignore[index]
         else:
@@ -63,8 +63,10 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
     means = {stat["name"]["name"]: stat.get("mean") for stat in record["stats"]}
     about = origin.sidecars.description(origin.path)
     env, _, arguments = str(about.get("env") or origin.path.parent.name).partition(":")
-    own = ",".join(argument for argument in arguments.split(",") if argument and not argument.startswith("model="))
-    family = f"{env}:{own}" if own else env
+    scenario_arguments = ",".join(
+        argument for argument in arguments.split(",") if argument and not argument.startswith("model=")
+    )
+    family = f"{env}:{scenario_arguments}" if scenario_arguments else env
     metric = next((name for name in (MAIN.get(env), *METRICS) if name and means.get(name) is not None), None)
     yield Trajectory(
         task_id=f"{family}/{record['instance_id']}",

@@ -68,11 +68,11 @@ def _write_model(run: Run, info: "CheckpointInfo", folder: Path) -> None:
     named = info.start.model if HUB_ID.fullmatch(info.start.model) and not Path(info.start.model).exists() else None
     # The JSON files of the weights may name the base by a path of this machine.
     for path in folder.glob("*config.json"):
-        held = store.read_json(path)
-        paths = (name for name in held if name.endswith("name_or_path"))
-        names = [name for name in paths if isinstance(held[name], str) and Path(held[name]).is_absolute()]
+        fields = store.read_json(path)
+        paths = (name for name in fields if name.endswith("name_or_path"))
+        names = [name for name in paths if isinstance(fields[name], str) and Path(fields[name]).is_absolute()]
         if names:
-            store.write_json(path, {**held, **dict.fromkeys(names)})
+            store.write_json(path, {**fields, **dict.fromkeys(names)})
     base = folder / "composer_base.json"
     if base.is_file():
         store.write_json(base, _without_folders(store.read_json(base)))
@@ -97,7 +97,7 @@ def _write_about(run: Run, folder: Path) -> Mapping[str, Any]:
     """Write `composer/`; return the published fields of the run."""
     manifest = run.manifest.model_dump(mode="json")
     read = {
-        slot: [{name: one[name] for name in ("stage", "fingerprint", "content")} for one in ones]
+        slot: [{name: input_run[name] for name in ("stage", "fingerprint", "content")} for input_run in ones]
         for slot, ones in manifest["inputs"].items()
     }
     published: dict[str, Any] = _without_folders(
@@ -126,9 +126,9 @@ def _without_folders(value: Any) -> Any:
 def _relative(text: str) -> str:
     """Return a text in which the working folder is `.` and the user's home folder `~`."""
     # The working folder first: it is usually below the home folder. In containers either may be `/`, in every path.
-    for place, sign in ((Path.cwd(), "."), (Path.home(), "~")):
-        if place != Path("/"):
-            text = re.sub(re.escape(str(place)) + r"(?![\w.-])", sign, text)
+    for folder, sign in ((Path.cwd(), "."), (Path.home(), "~")):
+        if folder != Path("/"):
+            text = re.sub(re.escape(str(folder)) + r"(?![\w.-])", sign, text)
     return text
 
 
@@ -173,8 +173,8 @@ def dataset_card(published: Mapping[str, Any], tables: Mapping[str, Mapping[str,
 def _card(matter: list[str], title: str, body: list[str], published: Mapping[str, Any]) -> str:
     parts = ["\n".join(["---", *matter, LICENCE, "---"]), f"# {title}", *body, "## Figures"]
     figures = {**published["outcome"]["summary"], **published["counts"]}
-    shown = sorted((name, value) for name, value in figures.items() if isinstance(value, str | int | float))
-    parts.append(_table(shown) or "None.")
+    figures_shown = sorted((name, value) for name, value in figures.items() if isinstance(value, str | int | float))
+    parts.append(_table(figures_shown) or "None.")
     settings = json.dumps(published["config"], indent=2, sort_keys=True, ensure_ascii=False)
     # A fence in a setting (a prompt, for example) would end this block.
     parts += ["## Settings", f"```json\n{settings.replace('```', '` ` `')}\n```"]
@@ -190,8 +190,8 @@ def _table(rows: Sequence[tuple[str, Any]]) -> str:
     cells = []
     # Values come from settings and reports: `|` would begin a cell of Markdown, `<` a tag on the hub's page.
     for name, value in rows:
-        shown = f"{value:.6g}" if isinstance(value, float) else str(value)
-        cells.append((name, " ".join(shown.split()).replace("|", "\\|").replace("<", "&lt;")))
+        text = f"{value:.6g}" if isinstance(value, float) else str(value)
+        cells.append((name, " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")))
     return markdown_table(cells, ("", "")) if cells else ""
 
 
@@ -227,11 +227,11 @@ def push(folder: Path, repo: str, repo_type: str, *, endpoint: str, secret: str,
     except HFValidationError as error:
         raise UsageError(f"repo={repo} is not a name for a repository: {error}") from None
     except HfHubHTTPError as error:
-        said = redacted(str(error.server_message or error).strip().split("\n")[0])
+        reason = redacted(str(error.server_message or error).strip().split("\n")[0])
         if error.response.status_code in REFUSED:
-            raise UsageError(f"{endpoint} refuses the token for {repo}: {said}") from None
-        raise InfrastructureError(f"{endpoint} answered {error.response.status_code} for {repo}: {said}") from None
+            raise UsageError(f"{endpoint} refuses the token for {repo}: {reason}") from None
+        raise InfrastructureError(f"{endpoint} answered {error.response.status_code} for {repo}: {reason}") from None
     except (Unreachable, OSError, RuntimeError, ValueError) as error:
-        said = redacted(str(error).strip().split("\n")[0])
-        raise InfrastructureError(f"{repo} could not be sent to {endpoint}: {said}") from None
+        reason = redacted(str(error).strip().split("\n")[0])
+        raise InfrastructureError(f"{repo} could not be sent to {endpoint}: {reason}") from None
     return {"commit": str(done.commit_url), "oid": done.oid}

@@ -104,20 +104,20 @@ class RolloutIdentity:
     @classmethod
     def of(cls, item: ReadTrajectory) -> "RolloutIdentity":
         """Return the fields of a rollout that was read."""
-        own = item.trajectory
+        trajectory = item.trajectory
         return cls(
             repeats.rollout_id(item),
             item.origin.path,
             item.origin.file,
             item.origin.line,
             item.format,
-            own.task_id,
-            own.model,
-            (own.submission or "").strip(),
-            repeats.acted(own),
-            store.digest({**asdict(own), "missing": sorted(own.missing), "attempt_at": None}),
-            sum(len(turn.action) for turn in own.turns),
-            bool(own.effective),
+            trajectory.task_id,
+            trajectory.model,
+            (trajectory.submission or "").strip(),
+            repeats.acted(trajectory),
+            store.digest({**asdict(trajectory), "missing": sorted(trajectory.missing), "attempt_at": None}),
+            sum(len(turn.action) for turn in trajectory.turns),
+            bool(trajectory.effective),
         )
 
 
@@ -237,24 +237,24 @@ class ImportSession:
             if isinstance(item, Drop):
                 self.drops.append(item)
                 continue
-            own, payload, unit = item.identity, item.payload, item.identity.rollout_id
+            identity, payload, unit = item.identity, item.payload, item.identity.rollout_id
             # PRIME-RL writes the rollouts of a training batch a second time, to `effective/`, with the ids of `all/`.
             if unit in self.effective:
-                self.effective[unit] |= own.effective
+                self.effective[unit] |= identity.effective
                 repeats: str | None = f"{unit} was there before"
             else:
-                repeats = self._copy_of(own, source) or self._duplicate_of(own)
+                repeats = self._copy_of(identity, source) or self._duplicate_of(identity)
             if repeats:
                 count.dropped["duplicate"] += 1
-                self.drops.append(Drop(own.file, own.line, "duplicate", repeats))
+                self.drops.append(Drop(identity.file, identity.line, "duplicate", repeats))
                 continue
-            self.effective[unit] = own.effective
+            self.effective[unit] = identity.effective
             self.rollouts.append(unit)
             if not payload["steps"] and missing.STEPS not in payload["origin"]["missing"]:
-                self.failures.append(f"{own.file}, line {own.line}: {payload['rollout']['error']}")
+                self.failures.append(f"{identity.file}, line {identity.line}: {payload['rollout']['error']}")
             count.rollouts += 1
             count.missing |= set(payload["origin"]["missing"])
-            key = own.task_id, own.model
+            key = identity.task_id, identity.model
             for row in (payload["rollout"], *payload["steps"]):
                 row["sample_idx"] = self._samples[key]
             self._samples[key] += 1
@@ -282,15 +282,15 @@ class ImportSession:
         Predictions are to be read last.
         """
         path, predicted = item.path, item.importer == swebench.PREDICTIONS
-        if other := self._tables.other(path, item.acted, predicted=predicted):
-            return f"{item.task_id} is also in {other.name}"
+        if earlier := self._tables.find_copy(path, item.acted, predicted=predicted):
+            return f"{item.task_id} is also in {earlier.name}"
         if not predicted:
             self._by_task[item.task_id].append(item)
             return None
         # A prediction was made at the end of a trajectory in its folder or below, with the same patch. Where there is
         # only one of the task and the models do not differ, the patch may.
-        near = [one for one in self._by_task[item.task_id] if one.path.is_relative_to(path.parent)]
-        same = [one for one in near if one.patch == item.patch != ""]
+        near = [rollout for rollout in self._by_task[item.task_id] if rollout.path.is_relative_to(path.parent)]
+        same = [rollout for rollout in near if rollout.patch == item.patch != ""]
         if not same and len(near) == 1 and near[0].model in (None, item.model):
             same = near
         return f"{item.task_id} is the submission of {same[0].file}" if same else None
@@ -344,8 +344,8 @@ def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: lis
         # Whether a rollout entered a batch is known where any file of batches was read.
         any_batch = any(session.effective.values())
         for origin in (unit["origin"] for unit in session.units()):
-            known = origin["effective"] is not None and any_batch
-            yield {**origin, "effective": session.effective[origin["rollout_id"]] if known else None}
+            is_known = origin["effective"] is not None and any_batch
+            yield {**origin, "effective": session.effective[origin["rollout_id"]] if is_known else None}
 
     out.table(ROLLOUT, rollouts())
     out.table(TASK, tasks.values())
@@ -353,10 +353,10 @@ def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: lis
     out.table(ORIGIN, origins())
     about = f"{counted(len(tasks), 'task')}, {counted(len(models), 'model')}"
     if withheld:
-        shown = ", ".join(f"{number} of {reward}" for reward, number in sorted(withheld.items()))
+        rewards = ", ".join(f"{number} of {reward}" for reward, number in sorted(withheld.items()))
         remarks = [
             *remarks,
-            f"{withheld.total()} rollouts have a reward and no completion ({shown}): the reward is null, since it says",
+            f"{withheld.total()} rollouts have a reward and no completion ({rewards}): the reward is null, since it says",
             f"nothing about the model; `extra_json` of the origins keeps it as {RECORDED_REWARD}",
         ]
     if session.repeated:
@@ -457,8 +457,8 @@ def _drop_lines(drops: list[Drop], dropped: Counter[str]) -> list[str]:
     for drop in drops:
         alike[drop.file, drop.reason].append(drop)
     lines = ["", "dropped", aligned(sorted(dropped.items()))]
-    for first, *others in list(alike.values())[:SHOWN]:
-        more = f" (and {len(others)} more)" if others else ""
+    for first, *similar in list(alike.values())[:SHOWN]:
+        more = f" (and {len(similar)} more)" if similar else ""
         detail = shortened(first.detail, 160)
         lines.append(escape_line(f"  {first.file}, line {first.line}{more}: {first.reason}: {detail}"))
     return lines + ([f"  ... and more of {len(alike) - SHOWN} files in drops.json"] if len(alike) > SHOWN else [])

@@ -71,14 +71,16 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
         yield origin.make_drop("log_without_samples", f"status {record.get('status')}, no samples in the log")
     for sample in samples:
         if isinstance(sample.get("messages"), list):
-            found = _rollout(record["eval"], record.get("plan") or {}, sample)
+            trajectory = _rollout(record["eval"], record.get("plan") or {}, sample)
             if (task := record["eval"].get("task_id")) and sample.get("epoch") is not None:
                 # The number 1 and the text "1" are two ids.
-                found.attempt_at = f"{origin.path.parent}/{task}/{found.model}/{sample['id']!r}/{sample['epoch']}"
+                trajectory.attempt_at = (
+                    f"{origin.path.parent}/{task}/{trajectory.model}/{sample['id']!r}/{sample['epoch']}"
+                )
             # An archive without a header, of an evaluation that runs or was killed, has no status.
             status = record.get("status", "started")
-            found.log_status = None if status == "success" else status
-            yield found
+            trajectory.log_status = None if status == "success" else status
+            yield trajectory
         else:
             yield origin.make_drop("sample_without_messages", f"sample {sample.get('id')} is a summary")
 
@@ -155,8 +157,8 @@ def _conversation(sample: Record) -> tuple[list[Message], list[ImportedTurn]]:
             item = {**item, "content": error["message"] if isinstance(error, dict) else str(error)}
         raw.append(item)
     # Few-shot examples of the input are messages of the assistant too; `source` tells them from answers.
-    given = [i for i, item in enumerate(raw) if item["role"] == "assistant" and item.get("source") == "input"]
-    start = given[-1] + 1 if given else 0
+    examples = [i for i, item in enumerate(raw) if item["role"] == "assistant" and item.get("source") == "input"]
+    start = examples[-1] + 1 if examples else 0
     opening, turns = split_turns([message(item) for item in raw[start:]])
     answers = [item for item in raw[start:] if item["role"] == "assistant"]
     for turn, item in zip(turns, answers, strict=True):
@@ -254,16 +256,16 @@ def _archive(env: str, model: str, group: list[ExportedTranscript]) -> bytes:
 
 
 def _sampling(sampling_json: str | None) -> Row:
-    known = orjson.loads(sampling_json or "{}")
-    return {name: known[name] for name in SAMPLING if known.get(name) is not None}
+    sampling = orjson.loads(sampling_json or "{}")
+    return {name: sampling[name] for name in SAMPLING if sampling.get(name) is not None}
 
 
 def _sample(transcript: ExportedTranscript, model: str, epoch: int) -> Row:
     rollout, task = transcript.rollout, transcript.task
-    opening, rest = transcript.chat()
+    opening, conversation = transcript.chat()
     pool = [
-        _pool_message(one, f"{index}", "input" if index < len(opening) else None)
-        for index, one in enumerate(opening + rest)
+        _pool_message(chat_message, f"{index}", "input" if index < len(opening) else None)
+        for index, chat_message in enumerate(opening + conversation)
     ]
     events = _events(transcript, model, len(opening), pool)
     marked = {**transcript.mark, "hidden_pass": rollout["hidden_pass"], "terminated_by": rollout["terminated_by"]}
@@ -303,17 +305,17 @@ def _sample(transcript: ExportedTranscript, model: str, epoch: int) -> Row:
     return sample
 
 
-def _pool_message(one: Row, number: str, source: str | None) -> Row:
+def _pool_message(chat_message: Row, number: str, source: str | None) -> Row:
     """Return a message in Inspect's form from one in OpenAI's."""
-    shown: Row = {"id": number, "role": one["role"], "content": one["content"]}
-    if one["role"] != "assistant":
-        kept = {"tool_call_id": one["tool_call_id"]} if "tool_call_id" in one else {}
-        return {**shown, **kept, **({"source": source} if source else {})}
-    if one.get("reasoning_content"):
-        thought = {"type": "reasoning", "reasoning": one["reasoning_content"]}
-        shown["content"] = [thought, {"type": "text", "text": one["content"]}]
+    pool_message: Row = {"id": number, "role": chat_message["role"], "content": chat_message["content"]}
+    if chat_message["role"] != "assistant":
+        call_id = {"tool_call_id": chat_message["tool_call_id"]} if "tool_call_id" in chat_message else {}
+        return {**pool_message, **call_id, **({"source": source} if source else {})}
+    if chat_message.get("reasoning_content"):
+        thought = {"type": "reasoning", "reasoning": chat_message["reasoning_content"]}
+        pool_message["content"] = [thought, {"type": "text", "text": chat_message["content"]}]
     calls = []
-    for call in one.get("tool_calls", ()):
+    for call in chat_message.get("tool_calls", ()):
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         # Inspect keeps arguments as an object; what the model wrote and cannot be parsed goes into `parse_error`.
         about = {"id": call["id"], "function": name, "type": "function"}
@@ -321,21 +323,21 @@ def _pool_message(one: Row, number: str, source: str | None) -> Row:
             calls.append({**about, "arguments": orjson.loads(arguments)})
         else:
             calls.append({**about, "arguments": {}, "parse_error": f"not the JSON of an object: {arguments}"})
-    return {**shown, "source": source or "generate", **({"tool_calls": calls} if calls else {})}
+    return {**pool_message, "source": source or "generate", **({"tool_calls": calls} if calls else {})}
 
 
 def _events(transcript: ExportedTranscript, model: str, opening: int, pool: list[Row]) -> list[Row]:
     """Return one model event a step: its input, as a range of the pool, and its answer."""
-    found, at = [], opening
+    events, at = [], opening
     for index, turn in enumerate(transcript.turns):
         stop = STOP_REASONS.get(turn.step["finish_reason"], "unknown")
         usage = {"usage": _usage([turn.step])} if turn.step["completion_tokens"] is not None else {}
         output = {"model": model, "choices": [{"message": pool[at], "stop_reason": stop}], **usage}
         about = {"event": "model", "uuid": str(index), "timestamp": EPOCH, "working_start": 0, "model": model}
-        asked = {"input": [], "input_refs": [[0, at]], "tools": [], "tool_choice": "auto"}
-        found.append({**about, **asked, "config": _sampling(turn.step["sampling_json"]), "output": output})
+        request = {"input": [], "input_refs": [[0, at]], "tools": [], "tool_choice": "auto"}
+        events.append({**about, **request, "config": _sampling(turn.step["sampling_json"]), "output": output})
         at += 1 + len(turn.observed)
-    return found
+    return events
 
 
 def _usage(steps: list[Row]) -> Row:

@@ -65,8 +65,8 @@ def _higher_is_better(about: Record, task: str, metric: str | None) -> bool | No
     by_task = about.get(HIGHER_IS_BETTER, {})
     # Files of before 2024-08 are named after model and task.
     of_task = [by_task[task]] if task in by_task else by_task.values()
-    said = {metrics[metric] for metrics in of_task if metrics.get(metric) is not None}
-    return said.pop() if len(said) == 1 else None
+    directions = {metrics[metric] for metrics in of_task if metrics.get(metric) is not None}
+    return directions.pop() if len(directions) == 1 else None
 
 
 READERS = (Reader(NAME, recognises, trajectories, frozenset({missing.STEPS, missing.OPENING}), join=of_first_filter),)

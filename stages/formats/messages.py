@@ -41,13 +41,13 @@ def spoken(raw: Mapping[str, Any]) -> MessageParts:
         for kind, part in typed
         if kind in ("reasoning", "thinking")
     ]
-    shown = [part for kind, part in typed if kind not in ("reasoning", "thinking", "redacted_thinking", "tool_use")]
+    visible = [part for kind, part in typed if kind not in ("reasoning", "thinking", "redacted_thinking", "tool_use")]
     calls = [call(part) for kind, part in typed if kind == "tool_use" and "input" in part]
     calls += [call(item) for item in raw.get("tool_calls") or []]
     # OpenAI's form before tools: one call a message.
     calls += [call(raw["function_call"])] if raw.get("function_call") else []
     thoughts = [thought for thought in reasoning if isinstance(thought, str) and thought]
-    return MessageParts(text(shown) if parts else text(raw.get("content")), tuple(calls), "\n".join(thoughts) or None)
+    return MessageParts(text(visible) if parts else text(raw.get("content")), tuple(calls), "\n".join(thoughts) or None)
 
 
 def text(content: Any) -> str:
@@ -122,7 +122,7 @@ class Exchange:
     content: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     items: list[Mapping[str, Any]] = field(default_factory=list)
-    other: Message | None = None
+    input_message: Message | None = None
 
     def add(self, kind: str, item: Mapping[str, Any]) -> None:
         """Add an item of the model."""
@@ -137,13 +137,13 @@ class Exchange:
             self.calls.append(ToolCall(item["name"], arguments_text(arguments)))
         else:
             # One of the provider's own tools (web search, local shell), named by the item's type.
-            given = {key: value for key, value in item.items() if key not in BOOKKEEPING and value is not None}
-            self.calls.append(ToolCall(kind.removesuffix("_call"), arguments_text(given)))
+            fields = {key: value for key, value in item.items() if key not in BOOKKEEPING and value is not None}
+            self.calls.append(ToolCall(kind.removesuffix("_call"), arguments_text(fields)))
 
     def message(self) -> Message:
         """Return role and text."""
-        if self.other is not None:
-            return self.other
+        if self.input_message is not None:
+            return self.input_message
         parts = MessageParts("\n".join(self.content), tuple(self.calls), "\n".join(self.reasoning) or None)
         return {"role": "assistant", "content": write(parts)}
 
@@ -159,14 +159,14 @@ def exchanges(items: Iterable[Mapping[str, Any]]) -> list[Exchange]:
         if kind in RESULTS:
             # The output of a function may be text, a list of parts or, from programs that skip the schema, an object.
             output = item.get("output")
-            shown = text(output) if isinstance(output, str | list) else json.dumps(output)
-            grouped.append(Exchange(other={"role": "tool", "content": shown}))
+            result = text(output) if isinstance(output, str | list) else json.dumps(output)
+            grouped.append(Exchange(input_message={"role": "tool", "content": result}))
         elif kind == "message" and item.get("role") != "assistant":
-            grouped.append(Exchange(other=message(item)))
+            grouped.append(Exchange(input_message=message(item)))
         else:
             last = grouped[-1] if grouped else None
             speaks = kind in ("message", "reasoning")
-            if last is None or last.other or (speaks and (last.calls or last.content)):
+            if last is None or last.input_message or (speaks and (last.calls or last.content)):
                 grouped.append(Exchange())
             grouped[-1].add(kind, item)
     return grouped

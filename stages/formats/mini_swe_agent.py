@@ -114,10 +114,10 @@ def _turn(item: Record, extra: Record) -> ImportedTurn:
     if isinstance(response, dict):
         choice, usage = (response.get("choices") or [{}])[0], response.get("usage") or {}
         # LiteLLM moves fields that OpenAI's schema lacks, such as vLLM's token ids, to `provider_specific_fields`.
-        held = choice.get("provider_specific_fields") or {}
+        provider_fields = choice.get("provider_specific_fields") or {}
         turn.finish_reason = choice.get("finish_reason") or response.get("status")
         turn.prompt_ids = response.get("prompt_token_ids") or None
-        turn.completion_ids = choice.get("token_ids") or held.get("token_ids") or None
+        turn.completion_ids = choice.get("token_ids") or provider_fields.get("token_ids") or None
         content = (choice.get("logprobs") or {}).get("content") or []
         turn.logprobs = [token["logprob"] for token in content] or None
         turn.prompt_tokens = usage.get("prompt_tokens", usage.get("input_tokens"))

@@ -20,15 +20,15 @@ GENERIC = ("example_rollouts", "rollouts", "data")
 
 def recognises(record: Any) -> bool:
     """Whether a record is a request in the form of the Responses API, with a response to it or a reward for it."""
-    asked = isinstance(record, dict) and isinstance(record.get("responses_create_params"), dict)
-    return asked and ("response" in record or "reward" in record)
+    request = isinstance(record, dict) and isinstance(record.get("responses_create_params"), dict)
+    return request and ("response" in record or "reward" in record)
 
 
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """Yield the one rollout of a line."""
-    asked, response = record["responses_create_params"], record.get("response") or {}
-    about, metadata = asked.get("metadata") or {}, record.get("metadata") or {}
-    ids = [place.get("instance_id") for place in (record, about, metadata) if isinstance(place, dict)]
+    request, response = record["responses_create_params"], record.get("response") or {}
+    about, metadata = request.get("metadata") or {}, record.get("metadata") or {}
+    ids = [fields.get("instance_id") for fields in (record, about, metadata) if isinstance(fields, dict)]
     instance = next((name for name in ids if isinstance(name, str) and INSTANCE.fullmatch(name)), None)
     opening, turns = _conversation(record)
     lacks = set[missing.Fact]()
@@ -60,8 +60,12 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     usage = response.get("usage") or {}
     # A task is identified by the user's messages, pictures included; without any by its number, `_ng_task_index`, which
     # the rollouts of one task share (`_ng_rollout_index` tells them apart).
-    given = asked.get("input")
-    items = given if isinstance(given, str) else [item for item in given or [] if item.get("role") == "user"]
+    input_items = request.get("input")
+    items = (
+        input_items
+        if isinstance(input_items, str)
+        else [item for item in input_items or [] if item.get("role") == "user"]
+    )
     number = record.get("_ng_task_index", record.get("task_idx"))
     key = f"line-{origin.line}" if number is None else f"task-{number}"
     yield Trajectory(
@@ -70,7 +74,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         opening=opening,
         turns=turns,
         missing=lacks,
-        model=response.get("model") or asked.get("model"),
+        model=response.get("model") or request.get("model"),
         statement=about.get("problem_statement"),
         reward=record.get("reward"),
         resolved=resolved if isinstance(resolved, bool) else None,
@@ -78,31 +82,33 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         submission=record.get("model_patch") or metadata.get("model_patch"),
         terminated_by=reason,
         error=error,
-        sampling={name: asked.get(name) for name in ("temperature", "top_p", "max_output_tokens")},
+        sampling={name: request.get(name) for name in ("temperature", "top_p", "max_output_tokens")},
         prompt_tokens=usage.get("input_tokens") or None,
         completion_tokens=usage.get("output_tokens") or None,
         wall_s=record.get("agent_run_time"),
-        tools=asked.get("tools") or [],
+        tools=request.get("tools") or [],
         extra={name: value for name, value in record.items() if name not in OWN_FIELDS} | {"agent": env},
     )
 
 
 def _conversation(record: Record) -> tuple[list[Message], list[ImportedTurn]]:
     """Return opening messages and turns."""
-    asked = record["responses_create_params"]
-    given = asked.get("input") or []
-    opening: list[Message] = [{"role": "system", "content": asked["instructions"]}] if asked.get("instructions") else []
-    if isinstance(given, str):
-        opening.append({"role": "user", "content": given})
+    request = record["responses_create_params"]
+    input_items = request.get("input") or []
+    opening: list[Message] = (
+        [{"role": "system", "content": request["instructions"]}] if request.get("instructions") else []
+    )
+    if isinstance(input_items, str):
+        opening.append({"role": "user", "content": input_items})
     else:
-        opening += [item.message() for item in exchanges(given)]
+        opening += [item.message() for item in exchanges(input_items)]
     output = (record.get("response") or {}).get("output") or []
     if output and isinstance(output[0], list):
         output = output[-1]  # some agents write transitions, each of which is the conversation so far
     turns: list[ImportedTurn] = []
     for exchange in exchanges(output):
-        if exchange.other is not None:
-            (turns[-1].observed if turns else opening).append(exchange.other)
+        if exchange.input_message is not None:
+            (turns[-1].observed if turns else opening).append(exchange.input_message)
             continue
         turn = ImportedTurn(exchange.message()["content"])
         for item in exchange.items:

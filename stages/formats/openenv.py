@@ -102,14 +102,14 @@ def _read_marks(marks: Record) -> Record:
 
 def _task_id(env: str, task: Any, opening: list[Message]) -> str:
     """Return the task's own id, else a digest of the task, else one of the opening."""
-    own = [task.get(name) for name in ("task_id", "instance_id", "id")] if isinstance(task, dict) else []
-    named = next((name for name in own if isinstance(name, str | int)), None)
+    ids = [task.get(name) for name in ("task_id", "instance_id", "id")] if isinstance(task, dict) else []
+    named = next((name for name in ids if isinstance(name, str | int)), None)
     return f"{env}/{named if named is not None else store.digest(task if task is not None else opening)[:12]}"
 
 
 def _captured(part: list[SentCall], about: Record) -> Trajectory:
-    (first, asked), turns = part[0], list[ImportedTurn]()
-    opening = [*asked]
+    (first, request_messages), turns = part[0], list[ImportedTurn]()
+    opening = [*request_messages]
     for (call, sent), (_, following) in zip(part, [*part[1:], ({}, [])], strict=True):
         choices = (call.get("response") or {}).get("choices") or []
         reply = message({"role": "assistant", **choices[0]["message"]})["content"] if choices else ""
@@ -132,7 +132,7 @@ def _captured(part: list[SentCall], about: Record) -> Trajectory:
         (turns[-1].observed if turns else opening).extend(following[len(sent) + 1 :])
     env, metadata = about.get("env") or NAME, first.get("metadata") or {}
     return Trajectory(
-        task_id=about.get("task_id") or _task_id(env, about.get("task"), asked),
+        task_id=about.get("task_id") or _task_id(env, about.get("task"), request_messages),
         env=env,
         opening=opening,
         turns=turns,
@@ -169,18 +169,20 @@ def _written_episodes(transcripts: Iterable[ExportedTranscript], dropped: Counte
         if not transcript.turns:
             continue
         dropped["no_tokens_for_a_training_trace"] += not transcript.has_tokens
-        opening, rest = transcript.chat()
+        opening, conversation = transcript.chat()
         traced = []  # every call that got an answer of its own, with that answer
         for turn in transcript.turns:
-            answers = [one["content"] for one in turn.observed if one["role"] == "tool"]
+            answers = [result["content"] for result in turn.observed if result["role"] == "tool"]
             for call, data in zip(messages.read(turn.step["action"]).calls, answers, strict=False):
                 # A tool's arguments have to be an object here; text that is none goes under "_".
-                given = orjson.loads(call.arguments) if messages.is_object(call.arguments) else {"_": call.arguments}
+                call_arguments = (
+                    orjson.loads(call.arguments) if messages.is_object(call.arguments) else {"_": call.arguments}
+                )
                 result = {"data": data, "done": False, "metadata": {}, "error": None}
-                traced.append({"tool_name": call.name, "arguments": given, "result": result})
+                traced.append({"tool_name": call.name, "arguments": call_arguments, "result": result})
         yield {
             "episode_id": transcript.rollout["rollout_id"],
-            "messages": [*opening, *rest],
+            "messages": [*opening, *conversation],
             "reward": transcript.rollout["reward"],
             "done": True,
             "tool_trace": traced,
@@ -193,12 +195,12 @@ def _written_episodes(transcripts: Iterable[ExportedTranscript], dropped: Counte
 
 
 def _written_trace(transcript: ExportedTranscript) -> Row:
-    opening, rest = transcript.chat()
+    opening, conversation = transcript.chat()
     rollout_id, tools = transcript.rollout["rollout_id"], transcript.tools or None
-    starts = [index for index, one in enumerate(rest) if one["role"] == "assistant"]
+    starts = [index for index, chat_message in enumerate(conversation) if chat_message["role"] == "assistant"]
     calls = []
     for index, (start, turn) in enumerate(zip(starts, transcript.turns, strict=False)):
-        step, prompt, reply = turn.step, turn.prompt or [], rest[start]
+        step, prompt, reply = turn.step, turn.prompt or [], conversation[start]
         sampled = step["completion_token_ids"]
         calls.append(
             {
@@ -207,7 +209,7 @@ def _written_trace(transcript: ExportedTranscript) -> Row:
                 "completion_token_ids": sampled,
                 "per_token_logps": step["logprobs"],
                 "loss_mask": [0] * len(prompt) + [1] * len(sampled),
-                "request": {"messages": [*opening, *rest[:start]], "tools": tools},
+                "request": {"messages": [*opening, *conversation[:start]], "tools": tools},
                 "response": {"choices": [{"message": reply, "finish_reason": step["finish_reason"]}]},
                 "metadata": {
                     "model": step["model"],

@@ -68,7 +68,9 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     # OpenHands writes `output.jsonl`; a file of another name is taken to be named after its data set.
     file_env = stem(origin.path) if stem(origin.path) != "output" else NAME
     tested = {k: v for k, v in result.items() if k != "git_patch"}
-    told: Record = {name: record[name] for name in ("success", "result_explanation", "final_message") if name in record}
+    summary: Record = {
+        name: record[name] for name in ("success", "result_explanation", "final_message") if name in record
+    }
     yield Trajectory(
         task_id=instance or f"{NAME}/{store.digest(record.get('instruction'))[:12]}",
         env="" if is_instance else str(about.get("dataset") or file_env),
@@ -84,7 +86,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         prompt_tokens=usage.get("prompt_tokens"),
         completion_tokens=usage.get("completion_tokens"),
         cost_usd=metrics.get("accumulated_cost"),
-        extra={"agent": about.get("agent_class") or NAME, "test_result": tested, **told},
+        extra={"agent": about.get("agent_class") or NAME, "test_result": tested, **summary},
     )
 
 
@@ -124,9 +126,11 @@ def _conversation(history: Iterable[Any], instruction: str | None) -> tuple[list
             # The exit code is on the observation (version 1), on the event (resolver), or in its extras (version 0,
             # later versions of which have it in the metadata there). -1 stands for a command that has not ended.
             if turns:
-                shown = event["observation"] if isinstance(event.get("observation"), dict) else event
-                extras = shown.get("extras") or {}
-                code = shown.get("exit_code", extras.get("exit_code", (extras.get("metadata") or {}).get("exit_code")))
+                details = event["observation"] if isinstance(event.get("observation"), dict) else event
+                extras = details.get("extras") or {}
+                code = details.get(
+                    "exit_code", extras.get("exit_code", (extras.get("metadata") or {}).get("exit_code"))
+                )
                 turns[-1].returncode = code if isinstance(code, int) and code != -1 else turns[-1].returncode
     if instruction and not any(item["role"] == "user" for item in opening):
         opening.append({"role": "user", "content": instruction})
@@ -151,9 +155,9 @@ def _answer(event: Record, response: Record) -> MessageParts | None:
     if name == "message":
         return MessageParts(str(arguments.get("content") or ""))
     thought = arguments.get("thought") or ""
-    kept = {key: value for key, value in arguments.items() if key not in OF_THE_EVENT}
+    fields = {key: value for key, value in arguments.items() if key not in OF_THE_EVENT}
     content = thought if isinstance(thought, str) else json.dumps(thought)
-    return MessageParts(content, (ToolCall(name, arguments_text(kept)),))
+    return MessageParts(content, (ToolCall(name, arguments_text(fields)),))
 
 
 def _observed(event: Record) -> Message | None:

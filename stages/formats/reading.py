@@ -19,7 +19,7 @@ from stages.formats import FORMATS, readers
 from stages.formats.base import INSTANCE, Drop, Origin, Reader, Trajectory, family_of
 from stages.formats.files import Source
 from stages.formats.messages import first_question
-from stages.formats.reports import Place, Sidecars
+from stages.formats.reports import FileLocation, Sidecars
 from stages.formats.secrets import Redactions, clean
 from stages.json_text import TooDeep
 from stages.rollouts import missing
@@ -63,37 +63,37 @@ class ReadTrajectory:
     redacted: bool
 
 
-def detect_formats(sources: list[Source], wanted: str, sidecars: Sidecars) -> dict[Source, Reader | None]:
+def detect_formats(sources: list[Source], format_name: str, sidecars: Sidecars) -> dict[Source, Reader | None]:
     """Return the reader of every file of trajectories, None where no format fits; add all other files to the sidecars.
 
     Raises `BadInput` where no file holds trajectories.
     """
-    candidates = readers(wanted)
+    candidates = readers(format_name)
     chosen: dict[Source, Reader | None] = {}
     descriptions: dict[Source, Reader] = {}
     for source in sources:
         # One after the other, since a record may be large.
         records = islice((r[1] for r in source.records() if not isinstance(r, Drop)), LOOK)
         # Record by record, since the first lines of a file may be no rollouts (a header, a summary, a broken line).
-        fitting = next((i for record in records for i in candidates if not source.beside and fits(i, record)), None)
+        fitting = next((i for record in records for i in candidates if not source.is_sidecar and fits(i, record)), None)
         is_useful = False
         if fitting is None or fitting.describes:
-            place = Place(source.path, source.label, source.root)
+            location = FileLocation(source.path, source.label, source.root)
             for item in source.records():
                 if not isinstance(item, Drop):
                     with suppress(*MALFORMED):
-                        is_useful |= sidecars.add(place, item[1])
+                        is_useful |= sidecars.add(location, item[1])
         if fitting is not None and fitting.describes:
             descriptions[source] = fitting
-        elif fitting is not None or not (is_useful or source.beside):
+        elif fitting is not None or not (is_useful or source.is_sidecar):
             chosen[source] = fitting
-    found = [(source.path, reader.name) for source, reader in chosen.items() if reader]
-    above = {folder for path, _ in found for folder in path.parents}
-    beside = {(path.parent, name) for path, name in found}
+    detected = [(source.path, reader.name) for source, reader in chosen.items() if reader]
+    above = {folder for path, _ in detected for folder in path.parents}
+    beside = {(path.parent, name) for path, name in detected}
     chosen |= {
-        source: one
-        for source, one in descriptions.items()
-        if source.path.parent not in above and not beside & {(folder, one.name) for folder in source.path.parents}
+        source: reader
+        for source, reader in descriptions.items()
+        if source.path.parent not in above and not beside & {(folder, reader.name) for folder in source.path.parents}
     }
 
     def instances(folder: Path | None) -> Iterator[str]:
@@ -124,7 +124,7 @@ def read(
 ) -> Iterator[ReadTrajectory | Drop]:
     """Yield all trajectories and drops of a file, and count them. Without a reader every record is dropped."""
     records = source.records()
-    found: Iterator[Trajectory | Drop]
+    items: Iterator[Trajectory | Drop]
     if reader is not None and reader.join is not None:
         records = reader.join(records, source.make_drop)
     for record in records:
@@ -132,13 +132,13 @@ def read(
         line, value = (record.line, None) if isinstance(record, Drop) else record
         origin, secrets = Origin(source.path, source.label, source.sha256, line, sidecars), Redactions()
         if isinstance(record, Drop):
-            found = iter([record])
+            items = iter([record])
         elif reader is None:
-            known = ", ".join(name for name, one in FORMATS.items() if one.detected)
-            found = iter([origin.make_drop("unknown_format", f"{_describe(value)}; that is none of {known}")])
+            names = ", ".join(name for name, spec in FORMATS.items() if spec.detected)
+            items = iter([origin.make_drop("unknown_format", f"{_describe(value)}; that is none of {names}")])
         else:
-            found = _trajectories(reader, value, origin, secrets)
-        for index, item in enumerate(found):
+            items = _trajectories(reader, value, origin, secrets)
+        for index, item in enumerate(items):
             count.traces += 1
             if isinstance(item, Drop):
                 count.dropped[item.reason] += 1
@@ -146,8 +146,8 @@ def read(
             else:
                 yield ReadTrajectory(item, origin, reader.name if reader else "", index, bool(secrets))
         count.redacted.update(secrets)
-        shown = [f"line {origin.line}: {preview}" for _, preview in secrets.previews]
-        count.previews += shown[: max(0, PREVIEWS - len(count.previews))]
+        previews = [f"line {origin.line}: {preview}" for _, preview in secrets.previews]
+        count.previews += previews[: max(0, PREVIEWS - len(count.previews))]
 
 
 def _describe(record: Any) -> str:
@@ -176,23 +176,23 @@ def _trajectories(reader: Reader, record: Any, origin: Origin, secrets: Redactio
         yield origin.make_drop("malformed_record", f"{type(error).__name__}: {error}")
 
 
-def completed(found: Trajectory, origin: Origin, reader: Reader) -> Trajectory:
+def completed(trajectory: Trajectory, origin: Origin, reader: Reader) -> Trajectory:
     """Fill in what follows from the other fields: environment, family, the verdict of a report, task, and error."""
-    found.env = found.env or ("swe-bench" if INSTANCE.fullmatch(found.task_id) else reader.name)
-    if found.judged and not found.unscored and found.reward is None and found.resolved is None:
+    trajectory.env = trajectory.env or ("swe-bench" if INSTANCE.fullmatch(trajectory.task_id) else reader.name)
+    if trajectory.judged and not trajectory.unscored and trajectory.reward is None and trajectory.resolved is None:
         # No report knows a task by a name that its reader made of the environment's.
-        named = "" if found.task_id.startswith(f"{found.env}/") else found.task_id
-        verdict = origin.sidecars.verdict(origin.path, named or None, found.model)
+        named = "" if trajectory.task_id.startswith(f"{trajectory.env}/") else trajectory.task_id
+        verdict = origin.sidecars.verdict(origin.path, named or None, trajectory.model)
         if verdict is not None:
-            found.resolved, found.model = verdict.resolved, found.model or verdict.model
-    if found.reward is None and found.resolved is not None:
-        found.reward = float(found.resolved)
-    found.task_id = found.task_id or f"{reader.name}/{store.digest(first_question(found.opening))[:12]}"
-    found.family = found.family or family_of(found.task_id)
-    if not (found.turns or found.error or missing.STEPS in reader.missing):
-        found.error = "no_actions", found.terminated_by or "the record holds no action of a model"
-    found.missing |= reader.missing
-    return found
+            trajectory.resolved, trajectory.model = verdict.resolved, trajectory.model or verdict.model
+    if trajectory.reward is None and trajectory.resolved is not None:
+        trajectory.reward = float(trajectory.resolved)
+    trajectory.task_id = trajectory.task_id or f"{reader.name}/{store.digest(first_question(trajectory.opening))[:12]}"
+    trajectory.family = trajectory.family or family_of(trajectory.task_id)
+    if not (trajectory.turns or trajectory.error or missing.STEPS in reader.missing):
+        trajectory.error = "no_actions", trajectory.terminated_by or "the record holds no action of a model"
+    trajectory.missing |= reader.missing
+    return trajectory
 
 
 def check(trajectory: Trajectory) -> Trajectory:

@@ -17,13 +17,15 @@ from stages.runs import store
 def rollout_id(item: ReadTrajectory) -> str:
     """Return the source's own id, else a digest of the file's content and model, and the record's line and index."""
     model = item.trajectory.model or item.origin.sidecars.model
-    place = f"{store.digest([item.origin.sha256, model])[:12]}:{item.origin.line}"
-    return item.trajectory.own_id or (f"{place}.{item.index}" if item.index else place)
+    location = f"{store.digest([item.origin.sha256, model])[:12]}:{item.origin.line}"
+    return item.trajectory.own_id or (f"{location}.{item.index}" if item.index else location)
 
 
-def acted(own: Trajectory) -> str:
+def acted(trajectory: Trajectory) -> str:
     """Return a digest of task, model, submission and actions."""
-    return store.digest([own.task_id, own.model, own.submission, [turn.action for turn in own.turns]])
+    return store.digest(
+        [trajectory.task_id, trajectory.model, trajectory.submission, [turn.action for turn in trajectory.turns]]
+    )
 
 
 @dataclass
@@ -32,10 +34,10 @@ class StoredTables:
 
     first: dict[tuple[Path, str, str], Path] = field(default_factory=dict)
 
-    def other(self, path: Path, acted: str, *, predicted: bool = False) -> Path | None:
+    def find_copy(self, path: Path, acted: str, *, predicted: bool = False) -> Path | None:
         """Return the earlier file of the same table that holds this rollout; None where it is new.
 
         predicted: it is a prediction, which all files of a folder may hold under any name.
         """
-        other = self.first.setdefault((path.parent, "" if predicted else stem(path), acted), path)
-        return other if other != path and (other.suffixes != path.suffixes or predicted) else None
+        first = self.first.setdefault((path.parent, "" if predicted else stem(path), acted), path)
+        return first if first != path and (first.suffixes != path.suffixes or predicted) else None

@@ -35,7 +35,7 @@ IdsBelow = Callable[[Path | None], Iterable[str]]
 
 
 @dataclass(frozen=True)
-class Place:
+class FileLocation:
     """A file, its name in reports, and the folder that the user gave, from which it was found."""
 
     path: Path
@@ -47,7 +47,7 @@ class Place:
 class Report:
     """The verdicts of one file. `whole_run`: it lists the resolved instances of a run and leaves out the others."""
 
-    place: Place
+    location: FileLocation
     verdicts: dict[str, bool]
     whole_run: bool
     scope: Path | None = None
@@ -56,19 +56,19 @@ class Report:
     unlisted: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        folder, root = self.place.path.parent, self.place.root
+        folder, root = self.location.path.parent, self.location.root
         # The folders between the root and the file; none for a file that the user named itself.
         within = folder.relative_to(root).parts if folder.is_relative_to(root) else ()
-        made = (depth for depth, name in enumerate(within) if name in HARNESS_FOLDERS or name in self.verdicts)
-        depth = next(made, None)
+        depths = (depth for depth, name in enumerate(within) if name in HARNESS_FOLDERS or name in self.verdicts)
+        depth = next(depths, None)
         self.scope = folder if depth is None else root.joinpath(*within[:depth])
         # What may name its run: folders, and the beginnings of its own name (`MODEL.RUN.json`).
-        name = self.place.path.name
+        name = self.location.path.name
         named = {*within, *(name[:end] for end, character in enumerate(name) if character == ".")}
         self.names = named - HARNESS_FOLDERS - self.verdicts.keys() - {"report", "results"}
 
 
-def parse_report(place: Place, record: Mapping[str, Any]) -> Report | None:
+def parse_report(location: FileLocation, record: Mapping[str, Any]) -> Report | None:
     """Return the report that a JSON object is; None where it is none. `TypeError` where its ids are not text."""
     # `resolved_ids` is SWE-bench's report of a run since 2.0; leaderboard submissions have a list under `resolved`.
     ids = record.get("resolved_ids", record.get("resolved"))
@@ -76,16 +76,16 @@ def parse_report(place: Place, record: Mapping[str, Any]) -> Report | None:
         listed = {i for key, value in record.items() if isinstance(value, list) and key != NOT_PREDICTED for i in value}
         if not all(isinstance(instance, str) for instance in listed):
             raise TypeError("a list of ids holds something else")
-        return Report(place, {instance: instance in ids for instance in listed}, whole_run=True)
+        return Report(location, {instance: instance in ids for instance in listed}, whole_run=True)
     # The verdict without the instance around it: then the folder names the instance.
-    if isinstance(ids, bool) and "patch_exists" in record and place.path.stem == "report":
-        return Report(place, {place.path.parent.name: ids}, whole_run=False)
+    if isinstance(ids, bool) and "patch_exists" in record and location.path.stem == "report":
+        return Report(location, {location.path.parent.name: ids}, whole_run=False)
     single = {
         str(name): value["resolved"]
         for name, value in record.items()
         if isinstance(value, Mapping) and isinstance(value.get("resolved"), bool)
     }
-    return Report(place, single, whole_run=False) if single else None
+    return Report(location, single, whole_run=False) if single else None
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Reports:
     def settle(self, ids_below: IdsBelow) -> None:
         """Index the reports once all files were found; set aside runs' reports none of whose instances is here."""
         for report in self.all:
-            if report.place.path == report.place.root and not any(True for _ in ids_below(report.scope)):
+            if report.location.path == report.location.root and not any(True for _ in ids_below(report.scope)):
                 report.scope = None
             if report.whole_run and report.verdicts:
                 report.used = any(instance in report.verdicts for instance in ids_below(report.scope))
@@ -156,7 +156,7 @@ class Reports:
         runs, single = [r for r in self.all if r.whole_run], [r for r in self.all if not r.whole_run]
         lines = ["", "verdicts were read from"]
         for report in runs[:SHOWN]:
-            named, resolved = f"  {report.place.label}: a run's report", sum(report.verdicts.values())
+            named, resolved = f"  {report.location.label}: a run's report", sum(report.verdicts.values())
             if report.used:
                 judged = f"{len(report.judged)} instances judged, {len(report.unlisted)} of them not listed"
                 lines.append(f"{named}, {resolved} resolved; {judged} and so not resolved")
@@ -165,7 +165,7 @@ class Reports:
         lines += [f"  ... and {len(runs) - SHOWN} more runs' reports"] if len(runs) > SHOWN else []
         if single:
             number = len({(report.scope, instance) for report in single for instance in report.judged})
-            first = f"{len(single)} reports of single instances, the first {single[0].place.label}"
+            first = f"{len(single)} reports of single instances, the first {single[0].location.label}"
             lines.append(f"  {first}: {number} instances judged")
         if self.contradicted:
             ids = ", ".join(sorted(self.contradicted)[:SHOWN])
@@ -181,7 +181,7 @@ class Reports:
             "judged": len({(report.scope, instance) for report in self.all for instance in report.judged}),
             "not_listed": len({(report.scope, instance) for report in self.all for instance in report.unlisted}),
             "contradicted": len(self.contradicted),
-            "unused": [report.place.label for report in self.all if not report.judged],
+            "unused": [report.location.label for report in self.all if not report.judged],
         }
 
 
@@ -223,15 +223,15 @@ class Sidecars:
     def verdict(self, path: Path, instance: str | None, model: str | None = None) -> ReportedOutcome | None:
         """Return the verdict on a file, or on its instance; the model distinguishes several reports in one place."""
         places = [(path, instance or ""), (path, ""), (path.parent, stem(path))]
-        of_file = next((self.verdicts[place] for place in places if place in self.verdicts), None)
+        of_file = next((self.verdicts[key] for key in places if key in self.verdicts), None)
         if of_file is not None or instance is None:
             return of_file
         resolved = self.reports.resolved(path, instance, model)
         return None if resolved is None else ReportedOutcome(resolved)
 
-    def add(self, place: Place, record: Any) -> bool:
+    def add(self, location: FileLocation, record: Any) -> bool:
         """Add a record that is no trajectory; return False when it is of no known kind."""
-        path = place.path
+        path = location.path
         if not isinstance(record, Mapping):
             return False
         if "model" in record and ("env" in record or "env_id" in record) and "prompt" not in record:
@@ -241,9 +241,9 @@ class Sidecars:
         elif {"results", "configs", "config"} <= record.keys():
             # The results of lm-evaluation-harness, which describe the samples of their folder, first those of their
             # time: several runs of a model lie in one folder.
-            made = record["config"]
-            model = record.get("model_name") or made.get("model_args") or made.get("model")
-            sampling = {name: made.get(name) for name in ("gen_kwargs", "limit") if made.get(name) is not None}
+            config = record["config"]
+            model = record.get("model_name") or config.get("model_args") or config.get("model")
+            sampling = {name: config.get(name) for name in ("gen_kwargs", "limit") if config.get(name) is not None}
             shots = record.get("n-shot") or {}
             about = {"model": model, "sampling": {**sampling, "num_fewshot": str(shots)}}
             about["higher_is_better"] = _directions(record)
@@ -268,7 +268,7 @@ class Sidecars:
             target = (path.parent / record["file"]).resolve()
             outcome = ReportedOutcome(record["resolved"], record.get("model"), record.get("agent"))
             self.verdicts[target, record["instance_id"]] = outcome
-        elif report := parse_report(place, record):
+        elif report := parse_report(location, record):
             self.reports.all.append(report)
         elif isinstance(record.get("resolved"), bool) and "patch_exists" in record:
             self.verdicts[path.parent, stem(path)] = ReportedOutcome(record["resolved"])
@@ -282,21 +282,21 @@ def _directions(results: Mapping[str, Any]) -> dict[str, dict[str, bool]]:
 
     Those of before 2024-07 say it in the tasks' configurations alone.
     """
-    found = dict[str, dict[str, bool]]()
-    for task, made in results["configs"].items():
-        for one in made.get("metric_list") or [] if isinstance(made, Mapping) else []:
-            if isinstance(one.get("higher_is_better"), bool):
-                found.setdefault(task, {})[str(one.get("metric"))] = one["higher_is_better"]
-    for task, said in (results.get("higher_is_better") or {}).items():
+    directions = dict[str, dict[str, bool]]()
+    for task, config in results["configs"].items():
+        for metric in config.get("metric_list") or [] if isinstance(config, Mapping) else []:
+            if isinstance(metric.get("higher_is_better"), bool):
+                directions.setdefault(task, {})[str(metric.get("metric"))] = metric["higher_is_better"]
+    for task, flags in (results.get("higher_is_better") or {}).items():
         # None where the tasks of a group differ.
-        found.setdefault(task, {}).update({name: one for name, one in said.items() if isinstance(one, bool)})
-    return found
+        directions.setdefault(task, {}).update({name: flag for name, flag in flags.items() if isinstance(flag, bool)})
+    return directions
 
 
 def _time_of(path: Path) -> str:
     """Return the time at the end of a file's name; empty where it has none."""
-    found = TIME_OF_FILE.search(stem(path))
-    return found[0] if found else ""
+    match = TIME_OF_FILE.search(stem(path))
+    return match[0] if match else ""
 
 
 def task_of(path: Path) -> str:
@@ -310,8 +310,8 @@ def differing_folders(paths: Iterable[str]) -> list[str]:
     Two logs of one task differ in their time stamps alone, by which nobody knows them.
     """
     places = [Path(path).expanduser().resolve() for path in paths]
-    names = [place.parent.name for place in places]
-    return names if all(TIMED.match(place.name) for place in places) and len(set(names)) == len(names) else []
+    names = [path.parent.name for path in places]
+    return names if all(TIMED.match(path.name) for path in places) and len(set(names)) == len(names) else []
 
 
 def stem(path: Path) -> str:

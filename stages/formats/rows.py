@@ -45,14 +45,14 @@ def payload(item: ReadTrajectory, sample_idx: int) -> ImportedPayload:
     for column in ("prompt_tokens", "completion_tokens", "cost_usd"):
         stated, parts = getattr(trajectory, column), [getattr(turn, column) for turn in trajectory.turns]
         totals[column] = stated if stated is not None else sum(parts) if parts and None not in parts else None
-    asked = [message["content"] for message in trajectory.opening if message["role"] == "user"]
+    questions = [message["content"] for message in trajectory.opening if message["role"] == "user"]
     error_type, error = trajectory.error or (None, None)
     tools = store.encode(trajectory.tools).decode()
     return {
         "task": {
             **task,
             **attributes(trajectory, "split family"),
-            "prompt": trajectory.statement or (asked[-1] if asked else None),
+            "prompt": trajectory.statement or (questions[-1] if questions else None),
             "data_json": store.encode(trajectory.task_data).decode(),
         },
         "rollout": {
@@ -141,7 +141,7 @@ def absent(trajectory: Trajectory, steps: list[Row], model: str | None) -> set[m
     """Return the facts that the rows of a rollout lack: those whose columns are null in all of them."""
     levels = {row["capture_level"] for row in steps}
     columns = ("commands", "parse_error", "finish_reason", "elided_chars")
-    known = {name for name in columns if any(row[name] is not None for row in steps)}
+    recorded = {name for name in columns if any(row[name] is not None for row in steps)}
     facts = {
         missing.REWARD: trajectory.reward is None and not trajectory.unscored,
         missing.CALL_IDS: True,
@@ -150,8 +150,8 @@ def absent(trajectory: Trajectory, steps: list[Row], model: str | None) -> set[m
         missing.MODEL: model is None,
         missing.USAGE: any(row["completion_tokens"] is None for row in steps) or not steps,
         missing.MEDIA: any(OMITTED in row["new_messages_json"] for row in steps),
-        missing.FINISH: "finish_reason" not in known,
-        missing.PARSE: not {"commands", "parse_error"} & known,
-        missing.ELISION: "elided_chars" not in known,
+        missing.FINISH: "finish_reason" not in recorded,
+        missing.PARSE: not {"commands", "parse_error"} & recorded,
+        missing.ELISION: "elided_chars" not in recorded,
     }
     return {fact for fact, is_absent in facts.items() if is_absent}

@@ -80,9 +80,9 @@ class GradedLog:
     @property
     def agrees(self) -> bool | None:
         """Whether our verdict is the harness's; None where one of the two is missing or ours is taken from it."""
-        theirs = self.eval_log.harness_resolved
-        compared = self.resolved is not None and theirs is not None and self.grader != HARNESS
-        return self.resolved == theirs if compared else None
+        harness_verdict = self.eval_log.harness_resolved
+        compared = self.resolved is not None and harness_verdict is not None and self.grader != HARNESS
+        return self.resolved == harness_verdict if compared else None
 
     def record(self) -> Row:
         """Return all fields without the log. `said` is the harness's verdict."""
@@ -94,17 +94,17 @@ class GradedLog:
         }
 
 
-def find_logs(folder: Path, given: Sequence[Path] = ()) -> list[EvalLog]:
+def find_logs(folder: Path, instance_paths: Sequence[Path] = ()) -> list[EvalLog]:
     """Return every log below a folder, in order of their paths. `given` are further files of instance rows.
 
     `BadInput` where it is not a folder or holds no logs.
     """
     if not folder.is_dir():
         raise BadInput(f"{str(folder)!r} is not a folder. Give the folder that holds the logs.")
-    index = InstanceIndex(folder, given)
+    index = InstanceIndex(folder, instance_paths)
     marks = (OUTPUT, f"{OUTPUT}.gz", *UNFINISHED)  # the last of runs that did not get as far as a test output
     places = sorted({path.parent for mark in marks for path in folder.rglob(mark)})
-    logs = [_container_log(place, folder, index) for place in places]
+    logs = [_container_log(path, folder, index) for path in places]
     for path in sorted(folder.rglob("*.eval.log*")):
         if match := EARLY_LOG.match(path.name):
             instance, resolved = match["instance"], _read_json(path.parent / "report.json").get("resolved")
@@ -126,35 +126,35 @@ def find_logs(folder: Path, given: Sequence[Path] = ()) -> list[EvalLog]:
     return logs
 
 
-def _container_log(place: Path, folder: Path, index: "InstanceIndex") -> EvalLog:
+def _container_log(log_folder: Path, folder: Path, index: "InstanceIndex") -> EvalLog:
     """Read one instance's folder."""
-    document = _read_json(place / "report.json")
+    document = _read_json(log_folder / "report.json")
     # SWE-bench's report is {instance: report}; in others it is the document itself, and the folder names the instance.
     by_instance = len(document) == 1 and isinstance(next(iter(document.values())), dict)
-    instance, report = next(iter(document.items())) if by_instance else (place.resolve().name, document)
-    log, flaw = _read_text(place / OUTPUT)
-    row = index.near(instance, place.resolve()) or _reported_lists(report) or index.elsewhere(instance)
+    instance, report = next(iter(document.items())) if by_instance else (log_folder.resolve().name, document)
+    log, flaw = _read_text(log_folder / OUTPUT)
+    row = index.near(instance, log_folder.resolve()) or _reported_lists(report) or index.elsewhere(instance)
     if log is None and not flaw:
-        run = _read_text(place / RUN_LOG)[0] or ""
+        run = _read_text(log_folder / RUN_LOG)[0] or ""
         ends = [mark for mark in (*VOID, "Error building image", "Timeout error") if mark in run]
         flaw = f"no test output is stored{f', and {RUN_LOG} says {ends[0]!r}' if ends else ''}"
     # The model by the folders: `run_evaluation/RUN/MODEL/INSTANCE`, or `MODEL/logs/INSTANCE`.
-    above = [parent.name for parent in place.resolve().parents]
+    above = [parent.name for parent in log_folder.resolve().parents]
     if above[2:3] == ["run_evaluation"]:
         model: str | None = above[0].replace("__", "/")
     else:
         model = above[1] if above[0] == "logs" and above[1] else None
     return EvalLog(
         instance=instance,
-        file=str(place.relative_to(folder) / OUTPUT),
+        file=str(log_folder.relative_to(folder) / OUTPUT),
         early=False,
         log=log,
         row=row and {**row, "instance_id": instance},
         model=report.get("model_name_or_path") or model,
-        patch=_read_text(place / "patch.diff")[0],
+        patch=_read_text(log_folder / "patch.diff")[0],
         harness_resolved=report["resolved"] if isinstance(report.get("resolved"), bool) else None,
         harness_tests=report.get("tests_status") or None,
-        before_gold=_read_text(place / BEFORE_GOLD)[0],
+        before_gold=_read_text(log_folder / BEFORE_GOLD)[0],
         flaw=flaw or None,
     )
 
@@ -206,8 +206,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 class InstanceIndex:
     """Instance rows by id. `folder` is the top of the logs, `given` are further files of rows."""
 
-    def __init__(self, folder: Path, given: Sequence[Path]) -> None:
-        self._folder, self._given = folder.resolve(), given
+    def __init__(self, folder: Path, instance_paths: Sequence[Path]) -> None:
+        self._folder, self._given = folder.resolve(), instance_paths
         self._by_folder: dict[Path, dict[str, Row]] = {}
         self._further: dict[str, Row] | None = None
 
@@ -278,8 +278,8 @@ def grade_log(eval_log: EvalLog) -> GradedLog:
     if eval_log.row is None:
         return harness_verdict(NO_ROW)
     # A row without `repo`: the ids of SWE-bench are owner__name-number.
-    owner, double, rest = eval_log.instance.partition("__")
-    by_id = f"{owner}/{rest.rpartition('-')[0]}" if double and "-" in rest else eval_log.instance
+    owner, double, number = eval_log.instance.partition("__")
+    by_id = f"{owner}/{number.rpartition('-')[0]}" if double and "-" in number else eval_log.instance
     lists, repo = lists_of(eval_log.row), str(eval_log.row.get("repo") or by_id)
     if eval_log.before_gold is not None:
         valid = _is_valid_instance(eval_log.log, eval_log.before_gold, lists, repo)

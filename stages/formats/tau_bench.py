@@ -39,18 +39,18 @@ def run_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     agent = info.get("agent_info") or {}
     for simulation in record["simulations"]:
         judged = simulation.get("reward_info") or {}
-        found = _rollout(domain, simulation, simulation["messages"], judged.get("reward"), simulation.get("trial"))
-        found.model, found.sampling, found.own_id = agent.get("llm"), agent.get("llm_args"), simulation.get("id")
-        found.seed, found.wall_s = simulation.get("seed"), simulation.get("duration")
-        found.cost_usd = simulation.get("agent_cost")
-        yield found
+        trajectory = _rollout(domain, simulation, simulation["messages"], judged.get("reward"), simulation.get("trial"))
+        trajectory.model, trajectory.sampling = agent.get("llm"), agent.get("llm_args")
+        trajectory.own_id, trajectory.seed = simulation.get("id"), simulation.get("seed")
+        trajectory.wall_s, trajectory.cost_usd = simulation.get("duration"), simulation.get("agent_cost")
+        yield trajectory
 
 
 def _rollout(
     domain: str, record: Record, messages: list[Record], reward: Any, trial: Any, statement: str | None = None
 ) -> Trajectory:
     # The messages of a tool call have no text.
-    opening, turns = split_turns([message({**one, "content": one.get("content") or ""}) for one in messages])
+    opening, turns = split_turns([message({**item, "content": item.get("content") or ""}) for item in messages])
     return Trajectory(
         task_id=f"{domain}/{record['task_id']}",
         env=domain,

@@ -85,10 +85,10 @@ class ExportedTranscript:
         """Return the opening and the rest as OpenAI chat messages, with numbered calls and results in their order."""
         numbers = iter(range(10**9))
         opening = messages.number_calls(self.opening, numbers)
-        rest: list[Message] = []
+        conversation: list[Message] = []
         for turn in self.turns:
-            rest += [{"role": "assistant", "content": turn.step["action"]}, *turn.observed]
-        return opening, messages.number_calls(rest, numbers)
+            conversation += [{"role": "assistant", "content": turn.step["action"]}, *turn.observed]
+        return opening, messages.number_calls(conversation, numbers)
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ def transcripts_of_rows(
     rollouts: Sequence[Row], steps: Sequence[Row], tasks: Sequence[Row]
 ) -> list[ExportedTranscript]:
     """Return the transcripts of rows in memory, in the order of the rollouts, without origins."""
-    grouped, known = by_rollout(list(steps)), {row["task_id"]: row for row in tasks}
-    return [_transcript(row, grouped.get(row["rollout_id"], []), known[row["task_id"]], {}) for row in rollouts]
+    grouped, tasks_by_id = by_rollout(list(steps)), {row["task_id"]: row for row in tasks}
+    return [_transcript(row, grouped.get(row["rollout_id"], []), tasks_by_id[row["task_id"]], {}) for row in rollouts]
 
 
 def _transcript(rollout: Row, steps: list[Row], task: Row, origin: Row) -> ExportedTranscript:
@@ -139,8 +139,8 @@ def _transcript(rollout: Row, steps: list[Row], task: Row, origin: Row) -> Expor
         after.append(last)
     turns = [ExportedTurn(*parts) for parts in zip(steps, after, prompt_ids(steps), strict=True)]
     # After a breakdown of the environment or the model, the workspace may be in the middle of a change.
-    left = None if rollout["terminated_by"] in BROKEN else rollout.get("patch")
-    submissions = (origin.get("submission"), rollout.get("submission"), left)
+    workspace_patch = None if rollout["terminated_by"] in BROKEN else rollout.get("patch")
+    submissions = (origin.get("submission"), rollout.get("submission"), workspace_patch)
     return ExportedTranscript(
         rollout=rollout,
         task=task,

@@ -66,8 +66,8 @@ def result_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     # Runs are kept in `ENV--MODEL/ID` or `ENV--MODEL__ID`, where `--` in MODEL stands for the slash of a hub id. The
     # metadata has `env` in older runs and `env_id` in newer ones.
     folders = (origin.path.parent.name, origin.path.parent.parent.name)
-    env_of_folder, dashes, rest = next((name.partition("--") for name in folders if "--" in name), ("", "", ""))
-    model_of_folder = rest.split("__")[0].replace("--", "/") if dashes else None
+    env_of_folder, dashes, suffix = next((name.partition("--") for name in folders if "--" in name), ("", "", ""))
+    model_of_folder = suffix.split("__")[0].replace("--", "/") if dashes else None
     env = about.get("env_id") or about.get("env") or env_of_folder or NAME
     opening = _result_messages(record["prompt"], "user")
     lead, turns = split_turns(_result_messages(record["completion"], "assistant"))
@@ -83,9 +83,11 @@ def result_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     # `example_id` (`id` in older runs) is no identity: in recorded math-python runs one id covers three problems, and
     # in wordle five secret words share one prompt.
     prompt, info, timing = record["prompt"], record.get("info"), record.get("timing") or {}
-    asked = prompt if isinstance(prompt, str) else [item["content"] for item in prompt or [] if item["role"] == "user"]
+    question = (
+        prompt if isinstance(prompt, str) else [item["content"] for item in prompt or [] if item["role"] == "user"]
+    )
     described = {k: v for k, v in info.items() if k != "oai_tools"} if isinstance(info, dict) else info
-    task = store.digest([env, asked, record.get("answer") or described])[:12]
+    task = store.digest([env, question, record.get("answer") or described])[:12]
     # A failed run may record a reward of 0 with an empty completion, and a failed request an object or a text.
     failure = record.get("error")
     error = None if turns else ("empty_completion", "the run recorded no completion; its reward says nothing")
@@ -166,7 +168,7 @@ def _branches(trace: Record, run: TraceRun, origin: Origin) -> Iterator[Trajecto
     parents = {node.get("parent") for node in nodes}
     leaves = [index for index in range(len(nodes)) if index not in parents]
     calls = {call["node"]: call for call in trace.get("calls") or [] if call.get("node") is not None}
-    taken: set[int] = set()
+    yielded: set[int] = set()
     if not leaves:
         yield _trace_rollout(trace, run, [], [], own_id=trace["id"])
     # The last leaf is the end of the rollout; others are what compaction or a sub-agent left behind.
@@ -180,24 +182,24 @@ def _branches(trace: Record, run: TraceRun, origin: Origin) -> Iterator[Trajecto
             at = nodes[at].get("parent")
         opening: list[Message] = []
         turns: list[ImportedTurn] = []
-        held: list[int] = []
+        token_ids: list[int] = []
         for index in reversed(path):
             node = nodes[index]
-            if node.get("sampled") and index not in taken:
-                turns.append(_trace_turn(node, held, calls.get(index) or {}))
+            if node.get("sampled") and index not in yielded:
+                turns.append(_trace_turn(node, token_ids, calls.get(index) or {}))
             else:
                 (turns[-1].observed if turns else opening).append(message(node["message"]))
-            held = held + (node.get("token_ids") or [])
+            token_ids = token_ids + (node.get("token_ids") or [])
         own_id = trace["id"] if number == 0 else f"{trace['id']}/{leaf}"
         if turns or number == 0:
             yield _trace_rollout(trace, run, opening, turns, own_id=own_id)
         else:
             detail = f"trace {trace['id']}, leaf {leaf}: all its actions are on other branches"
             yield origin.make_drop("branch_without_actions", detail)
-        taken |= {index for index in path if nodes[index].get("sampled")}
+        yielded |= {index for index in path if nodes[index].get("sampled")}
 
 
-def _trace_turn(node: Record, held: list[int], call: Record) -> ImportedTurn:
+def _trace_turn(node: Record, token_ids: list[int], call: Record) -> ImportedTurn:
     """Return the turn of a sampled node, after the token ids `held` by the nodes before it."""
     usage, time = call.get("usage") or {}, call.get("time") or {}
     read = usage.get("prompt_tokens")
@@ -215,7 +217,7 @@ def _trace_turn(node: Record, held: list[int], call: Record) -> ImportedTurn:
     if True in mask and len(ids) == len(mask):
         first, after = mask.index(True), len(mask) - mask[::-1].index(True)
         if all(mask[first:after]):
-            turn.prompt_ids, turn.completion_ids = held + ids[:first], ids[first:after]
+            turn.prompt_ids, turn.completion_ids = token_ids + ids[:first], ids[first:after]
             turn.logprobs = node.get("logprobs") or None
     return turn
 
@@ -237,7 +239,7 @@ def _trace_rollout(
     # The reward is the weighted sum of what was scored; a bare number counts with weight 1.
     scored = [reward for reward in rewards.values() if reward is not None]
     values = [r["score"] * r.get("weight", 1.0) if isinstance(r, dict) else float(r) for r in scored]
-    asked = next((call["model"] for call in calls if call.get("model")), None)
+    model = next((call["model"] for call in calls if call.get("model")), None)
     configured = ((trace.get("agent") or {}).get("config") or {}).get("model")
     return Trajectory(
         task_id=marked.get("task_id") or data.get("instance_id") or f"{run.env}/{key}",
@@ -246,7 +248,7 @@ def _trace_rollout(
         turns=turns,
         missing={missing.EXACT_LOGPROBS} if any(turn.logprobs for turn in turns) else set(),
         own_id=own_id,
-        model=asked or (configured if isinstance(configured, str) else None),
+        model=model or (configured if isinstance(configured, str) else None),
         statement=data["prompt"] if isinstance(data.get("prompt"), str) else None,
         family=marked.get("family"),
         split=marked.get("split"),
@@ -339,18 +341,23 @@ def _nodes(transcript: ExportedTranscript) -> list[Row]:
     return [node if index == 0 else {"parent": index - 1, **node} for index, node in enumerate(nodes)]
 
 
-def _node(one: Message) -> Row:
+def _node(chat_message: Message) -> Row:
     """Return a message as a node without tokens."""
-    role, content = one["role"], one["content"]
-    shown: Row = {"role": role if role == "system" else "user", "content": content}
+    role, content = chat_message["role"], chat_message["content"]
+    content_fields: Row = {"role": role if role == "system" else "user", "content": content}
     if role == "tool":
-        shown = {"role": "tool", "tool_call_id": "", "content": content}
+        content_fields = {"role": "tool", "tool_call_id": "", "content": content}
     elif role == "assistant":
         spoken = messages.read(content)
         calls = [{"id": f"call_{i}", "name": c.name, "arguments": c.arguments} for i, c in enumerate(spoken.calls)]
         thought = {} if spoken.reasoning is None else {"reasoning_content": spoken.reasoning}
-        shown = {"role": role, "content": spoken.content, **thought, **({"tool_calls": calls} if calls else {})}
-    return {"message": shown, "sampled": False, "token_ids": [], "mask": [], "logprobs": []}
+        content_fields = {
+            "role": role,
+            "content": spoken.content,
+            **thought,
+            **({"tool_calls": calls} if calls else {}),
+        }
+    return {"message": content_fields, "sampled": False, "token_ids": [], "mask": [], "logprobs": []}
 
 
 def _call(step: Row, node: int) -> Row:
