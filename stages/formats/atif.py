@@ -14,11 +14,21 @@ NeMo Agent Toolkit 1.7 (`nat.atif`), from programs that write it, and from `harb
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import Drop, ImportedTurn, Origin, Reader, Record, Trajectory, seconds
-from stages.formats.messages import arguments_text, text
+from stages.formats.base import (
+    WITHOUT_TRANSCRIPT,
+    Drop,
+    ImportedTurn,
+    Origin,
+    Reader,
+    Record,
+    Trajectory,
+    has_keys,
+    seconds,
+)
+from stages.formats.messages import arguments_text, context, text
 from stages.messages import Message, MessageParts, ToolCall, write
-from stages.rollouts import missing
 from stages.runs import store
+from stages.words import Sentence
 
 NAME = "atif"
 SCHEMA = "ATIF-v1."
@@ -61,7 +71,7 @@ def _rollout(document: Record, trial: Record, is_subagent: bool) -> Trajectory:
     # An exception that was followed by a verdict is only how the rollout ended.
     problem = _exception(trial) or {}
     if is_void and not problem:
-        problem = {"exception_type": INVALID_REWARD, "exception_message": "Harbor marks the reward as invalid"}
+        problem = {"exception_type": INVALID_REWARD, "exception_message": Sentence("formats.invalid-reward")}
     failed = bool(problem) and reward is None
     task = trial.get("task_name")
     times = [step["timestamp"] for step in steps if step.get("timestamp")]
@@ -152,13 +162,13 @@ def _conversation(steps: list[Record]) -> tuple[list[Message], list[ImportedTurn
                 )
             )
         else:
-            (turns[-1].observed if turns else opening).extend([{"role": role, "content": content}, *observed])
+            context(opening, turns).extend([{"role": role, "content": content}, *observed])
     return opening, turns
 
 
 def is_trial(record: Any) -> bool:
     """Whether a record is Harbor's result of one trial."""
-    return isinstance(record, dict) and {"task_name", "verifier_result", "trial_name"} <= record.keys()
+    return has_keys(record, "task_name verifier_result trial_name")
 
 
 def trial_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
@@ -171,5 +181,5 @@ def trial_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
 
 READERS = (
     Reader(NAME, recognises, trajectories),
-    Reader(NAME, is_trial, trial_trajectories, frozenset({missing.STEPS, missing.OPENING}), describes=True),
+    Reader(NAME, is_trial, trial_trajectories, WITHOUT_TRANSCRIPT, describes=True),
 )

@@ -1,19 +1,22 @@
-"""The types that readers of formats return and are declared with: trajectories, dropped records, `Reader`."""
+"""Types of readers, trajectories and dropped records, and functions that several readers share."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ConfigDict, SkipValidation, with_config
 
 from stages.formats.reports import Sidecars
 from stages.messages import Message
+from stages.rollouts import missing
 from stages.rollouts.missing import Fact
+from stages.words import Sentence
 
 Record = dict[str, Any]
+Node = TypeVar("Node", bound=Hashable)
 NumberedRecord = tuple[int, Any]
 """A record and the line where it begins."""
 STRICT = ConfigDict(strict=True, revalidate_instances="always")
@@ -23,6 +26,8 @@ INSTANCE = re.compile(r"(?P<owner>[\w.-]{1,100}?)__(?P<name>[\w.-]{1,100}?)(?:-\
 """An instance id: SWE-bench's `owner__name-NUMBER`, or SWE-smith's `owner__name.COMMIT.WHAT` and its environment's."""
 
 
+WITHOUT_TRANSCRIPT = frozenset({missing.STEPS, missing.OPENING})
+"""Facts that files of results lack, which hold no transcript."""
 RECORDED_REWARD = "recorded_reward"
 """Key of `Trajectory.extra` for a reward that a source records for a rollout in which the model did nothing."""
 METRIC, HIGHER_IS_BETTER = "metric", "higher_is_better"
@@ -32,7 +37,7 @@ the source does not say."""
 
 @dataclass(frozen=True)
 class Drop:
-    """A record that was not imported: its file and line, the name of the reason, and the reason in words."""
+    """A record that was not imported: its file and line, the name of the reason, and the details."""
 
     file: str
     line: int
@@ -43,7 +48,7 @@ class Drop:
 @with_config(STRICT)
 @dataclass
 class ImportedTurn:
-    """One action of the policy and the messages before the next one. None: the source does not record the field."""
+    """One action of the policy and the messages before the next one; None: the source does not record the field."""
 
     action: str
     observed: list[Message] = field(default_factory=list)
@@ -78,7 +83,7 @@ class Trajectory:
     """Facts that this record lacks, beyond those that its format lacks and those that rows show (`rows.absent`)."""
     own_id: str | None = None
     attempt_at: str | None = None
-    """What the rollout is an attempt at, where the source plays again what failed: an evaluation's sample and epoch."""
+    """Key of the evaluation's sample and epoch, if the source repeats failed samples."""
     model: str | None = None
     statement: str | None = None
     """The problem statement, without a harness's instructions around it."""
@@ -87,11 +92,11 @@ class Trajectory:
     reward: float | None = None
     resolved: bool | None = None
     unscored: bool = False
-    """The source records that nothing was scored: the reward is None, and no report is asked for it."""
+    """The source records whether it scored the rollout: a reward of None stays None whatever reports say."""
     log_status: str | None = None
-    """The status of the log where it is no success: it broke off, and lacks samples."""
+    """The status of a log that is not a success: it is incomplete."""
     judged: bool = True
-    """Whether a verdict on the file or its instance, from a report, is one on this rollout."""
+    """Whether a report's verdict on the file or its instance applies to this rollout."""
     submission: str | None = None
     """What was submitted for judging, a patch for example."""
     terminated_by: str | None = None
@@ -120,7 +125,7 @@ class Origin:
     sidecars: Sidecars
 
     def make_drop(self, reason: str, detail: str) -> Drop:
-        """Return the drop of this record, with the name of the reason and the reason in words."""
+        """Return the drop of this record with the name of the reason and the details."""
         return Drop(self.file, self.line, reason, detail)
 
 
@@ -140,21 +145,42 @@ class Reader:
         Callable[[Iterator[NumberedRecord | Drop], Callable[[int, str, str], Drop]], Iterator[NumberedRecord | Drop]]
         | None
     ) = None
-    """Put the records of a file together where several make one rollout; the second argument makes a drop from line,
-    reason and detail."""
+    """Joins the records of a file of which several make one rollout; the second argument makes a drop from line, reason
+    and detail."""
     describes: bool = False
-    """Whether such a record describes a rollout of its folder or of a file above, and is one itself only where there is
-    none."""
+    """Whether a record describes a rollout of its folder or of a file above, and is a rollout only without one."""
 
 
 def family_of(task_id: str) -> str:
-    """Return the unit of a split by task: the repository of a SWE-bench instance, else the task itself."""
+    """Return the family of a task: the repository of a SWE-bench instance, else the task itself."""
     match = INSTANCE.fullmatch(task_id)
     return f"{match['owner']}/{match['name']}" if match else task_id
 
 
+def has_keys(record: Any, keys: str) -> bool:
+    """Return whether a record is an object with all of these keys."""
+    return isinstance(record, dict) and record.keys() >= set(keys.split())
+
+
+def find_instance(names: Iterable[Any]) -> str | None:
+    """Return the first of several names that is an instance id, None without one."""
+    return next((name for name in names if isinstance(name, str) and INSTANCE.fullmatch(name)), None)
+
+
+def path_to_root(node: Node, parent_of: Callable[[Node], Node | None], name: str) -> list[Node]:
+    """Return a node of a tree and its ancestors, the root last; `ValueError` for a node that is its own ancestor."""
+    path: dict[Node, None] = {}
+    ancestor: Node | None = node
+    while ancestor is not None:
+        if ancestor in path:
+            raise ValueError(Sentence("formats.own-ancestor", node=f"{name} {ancestor}"))
+        path[ancestor] = None
+        ancestor = parent_of(ancestor)
+    return list(path)
+
+
 def seconds(begin: Any, end: Any) -> float | None:
-    """Return the seconds between two ISO 8601 timestamps; None where one is invalid, or `end` is before `begin`."""
+    """Return the seconds between two ISO 8601 timestamps; None if one is invalid, or `end` is before `begin`."""
     try:
         passed = (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()
     except (TypeError, ValueError):

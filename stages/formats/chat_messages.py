@@ -12,6 +12,7 @@ from typing import Any
 from stages import json_text
 from stages.formats.base import Origin, Reader, Record, Trajectory
 from stages.formats.messages import message, split_turns
+from stages.words import Sentence
 
 NAME = "messages"
 
@@ -76,7 +77,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     if resolved in (0, 1) and not isinstance(resolved, str):
         resolved = bool(resolved)
     elif resolved is not None:
-        raise TypeError(f"resolved is {resolved!r:.40}, neither true nor false")
+        raise TypeError(Sentence("formats.resolved-not-boolean", resolved=f"{resolved!r:.40}"))
     yield Trajectory(
         task_id="" if task is None else str(task),
         opening=opening,

@@ -18,10 +18,21 @@ from itertools import compress
 from operator import not_
 from typing import Any
 
-from stages.formats.base import Drop, ImportedTurn, NumberedRecord, Origin, Reader, Record, Trajectory, seconds
-from stages.formats.messages import message, spoken, text
+from stages.formats.base import (
+    Drop,
+    ImportedTurn,
+    NumberedRecord,
+    Origin,
+    Reader,
+    Record,
+    Trajectory,
+    path_to_root,
+    seconds,
+)
+from stages.formats.messages import context, message, spoken, text
 from stages.messages import Message, write
 from stages.rollouts import missing
+from stages.words import Sentence
 
 NAME = "claude-code"
 MISSING = frozenset({missing.OPENING, missing.PARSE})
@@ -62,7 +73,7 @@ def join(
         if problem := _problem(line):
             yield make_drop(number, "malformed_line", problem)
         elif len(lines) == LONGEST:
-            yield make_drop(number, "session_too_long", f"a session of more than {LONGEST} lines; the rest is left out")
+            yield make_drop(number, "session_too_long", Sentence("formats.session-too-long", limit=LONGEST))
             break
         elif isinstance(line.get("uuid"), str):
             # The tree needs links alone of bookkeeping, and of a message no second copy of its results.
@@ -80,19 +91,19 @@ def join(
 def _problem(line: Any) -> str | None:
     """Return why a line cannot be part of a session, else None. Bookkeeping of any shape can."""
     if not isinstance(line, dict) or not isinstance(line.get("type"), str):
-        return "not an object with a type"
+        return Sentence("formats.line-without-type")
     if line["type"] not in SPOKEN:
         return None
     if not isinstance(line.get("uuid"), str):
-        return "its uuid is not text"
+        return Sentence("formats.line-uuid-not-text")
     message = line.get("message")
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, str) and not (isinstance(content, list) and all(isinstance(p, dict) for p in content)):
-        return "it holds no message with content"
+        return Sentence("formats.line-without-message")
     return None
 
 
-@dataclass
+@dataclass(eq=False)
 class SessionAnswer:
     """One answer of the model: its lines in the order of the file, which share a message id.
 
@@ -107,6 +118,9 @@ class SessionAnswer:
     """The last message, with the last value of each key that any line has: usage and stop reason are final."""
     is_side: bool = False
     """Whether a sub-agent gave the answer."""
+
+    def __str__(self) -> str:
+        return self.key
 
 
 class ClaudeSession:
@@ -171,7 +185,7 @@ class ClaudeSession:
             at: str | None = start
             while at is not None and at not in nearest and at not in self._answer_of:
                 if at in walked:
-                    raise ValueError(f"the line {at} is its own ancestor")
+                    raise ValueError(Sentence("formats.own-ancestor", node=f"the line {at}"))
                 walked[at] = None
                 at = self._parents[at]
             near = None if at is None else self._answer_of.get(at) or nearest.get(at)
@@ -181,14 +195,8 @@ class ClaudeSession:
         return nearest
 
     def path(self, leaf: SessionAnswer) -> list[SessionAnswer]:
-        """Return the answers from the beginning to a leaf."""
-        steps: dict[str, SessionAnswer] = {}
-        at: SessionAnswer | None = leaf
-        while at is not None:
-            if at.key in steps:
-                raise ValueError(f"the answer {at.key} is its own ancestor")
-            steps[at.key], at = at, at.parent
-        return list(steps.values())[::-1]
+        """Return the answers from the root to a leaf."""
+        return path_to_root(leaf, lambda answer: answer.parent, "the answer")[::-1]
 
     def lines_before(self, answer: SessionAnswer) -> list[Record]:
         """Return the lines between the answer before and this one, the oldest first."""
@@ -231,13 +239,13 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
     session = ClaudeSession(record[SESSION])
     leaves = session.leaves
     if not leaves:
-        yield origin.make_drop("no_actions", "the session holds no answer of a model")
+        yield origin.make_drop("no_actions", Sentence("formats.session-without-answer"))
     main = next((leaf.key for leaf in leaves if not leaf.is_side), None)
     yielded: set[str] = set()
     walked = 0
     for leaf in leaves:
         if walked > LONGEST:
-            yield origin.make_drop("too_many_branches", f"the branches together have more than {LONGEST} answers")
+            yield origin.make_drop("too_many_branches", Sentence("formats.too-many-branches", limit=LONGEST))
             continue
         path = session.path(leaf)
         walked += len(path)
@@ -253,8 +261,8 @@ def _rollout(session: ClaudeSession, path: list[SessionAnswer], yielded: set[str
         inputs = session.inputs_after(answer, following)
         turn = _turn(answer, [message for line in inputs for message in _input(line["message"]["content"])])
         if answer.key in yielded:
-            context = [{"role": "assistant", "content": turn.action}, *turn.observed]
-            (turns[-1].observed if turns else opening).extend(context)
+            messages: list[Message] = [{"role": "assistant", "content": turn.action}, *turn.observed]
+            context(opening, turns).extend(messages)
         else:
             turns.append(turn)
     last, new = path[-1], [answer for answer in path if answer.key not in yielded]

@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import Origin, Reader, Record, Trajectory
-from stages.rollouts import missing
+from stages.formats.base import WITHOUT_TRANSCRIPT, Origin, Reader, Record, Trajectory
 
 NAME = "evalplus"
 BACKENDS = "vllm|hf|openai|mistral|anthropic|google|bedrock|ollama|gptqmodel"
@@ -42,4 +41,4 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
             )
 
 
-READERS = (Reader(NAME, recognises, trajectories, frozenset({missing.STEPS, missing.OPENING})),)
+READERS = (Reader(NAME, recognises, trajectories, WITHOUT_TRANSCRIPT),)

@@ -26,7 +26,7 @@ from stages.formats.base import Drop, NumberedRecord
 from stages.formats.reports import SB_CLI, stem
 from stages.runs import store
 from stages.runs.run import Run
-from stages.words import did_you_mean
+from stages.words import Sentence, did_you_mean
 
 READABLE = (".json", ".jsonl", ".ndjson", ".traj", ".eval", ".parquet", ".gz")
 OF_A_RUN = (
@@ -79,7 +79,7 @@ class Source:
             head = file.read(64)
         # By content, not by name: data sets store JSON Lines as `.json` and gzip without `.gz`.
         if head.startswith(LFS):
-            yield self.make_drop(1, "git_lfs_pointer", "a Git LFS pointer, not the file: fetch it with `git lfs pull`")
+            yield self.make_drop(1, "git_lfs_pointer", Sentence("formats.lfs-pointer"))
         elif head.startswith(b"PAR1"):
             number = 0
             try:
@@ -87,7 +87,8 @@ class Source:
                 file = pq.ParquetFile(self.path, pre_buffer=False)
                 for group in range(file.num_row_groups):
                     if (size := _longest_chunk(file, group)) > MOST_BYTES * 16:
-                        yield self._too_large(number + 1, f"its row group {group} has a column of {size >> 20} MiB")
+                        problem = Sentence("formats.row-group-too-large", group=group, size=size >> 20)
+                        yield self._too_large(number + 1, problem)
                         return
                     # No value is longer than its column. A dictionary may hold one long value for all rows, so that
                     # few bytes become many in a batch.
@@ -115,7 +116,8 @@ class Source:
                     yield self.make_drop(before + at + 1, "not_utf8", str(error))
 
     def _too_large(self, line: int, problem: str) -> Drop:
-        return self.make_drop(line, "too_large", f"{problem}; a record may have {MOST_BYTES >> 20} MiB. Split the file")
+        sentence = Sentence("formats.too-large", problem=problem, limit=MOST_BYTES >> 20)
+        return self.make_drop(line, "too_large", sentence)
 
     def make_drop(self, line: int, reason: str, detail: str) -> Drop:
         """Return the drop of the record at a line of this file, with the name of the reason and the reason in words."""
@@ -134,7 +136,10 @@ class Source:
                 header: Any = next((_value(_member(archive, name)) for name in HEADERS if name in names), {})
                 unpacked = sum(info.file_size for info in archive.infolist())
                 if unpacked > MOST_UNPACKED:
-                    yield self._too_large(1, f"it unpacks to {unpacked >> 30} GiB, and {MOST_UNPACKED >> 30} may be")
+                    limit = MOST_UNPACKED >> 30
+                    yield self._too_large(
+                        1, Sentence("formats.archive-too-large", unpacked=unpacked >> 30, limit=limit)
+                    )
                     return
                 for name in sorted(name for name in names if name.startswith("samples/")):
                     number += 1
@@ -179,7 +184,7 @@ class Source:
             elif any(isinstance(_parse(line)[0], dict) for _, line in collected[:LOOK_LINES]):
                 json_lines = chain(collected, lines)
             elif not is_complete:
-                yield self._too_large(1, "it is one JSON document, which is larger")
+                yield self._too_large(1, Sentence("formats.document-too-large"))
             elif collected and not damage:
                 yield self.make_drop(number, *why)
         for number, line in json_lines:
@@ -199,7 +204,7 @@ class Source:
                 while line := file.readline(MOST_BYTES + 1):
                     number, unpacked = number + 1, unpacked + len(line)
                     if len(line) > MOST_BYTES:
-                        damage.append(self._too_large(number, "this line is longer"))
+                        damage.append(self._too_large(number, Sentence("formats.line-too-long")))
                         # The rest of the line is read and left out; the lines after it are read.
                         while (more := file.readline(1 << 20)) and not more.endswith(b"\n"):
                             unpacked += len(more)
@@ -208,9 +213,8 @@ class Source:
                     elif line.strip():
                         yield number, line
                     if unpacked > MOST_UNPACKED:
-                        damage.append(
-                            self._too_large(number, f"the file unpacks to more than {MOST_UNPACKED >> 30} GiB")
-                        )
+                        problem = Sentence("formats.file-unpacks-too-large", limit=MOST_UNPACKED >> 30)
+                        damage.append(self._too_large(number, problem))
                         return
         except (EOFError, gzip.BadGzipFile, zlib.error, OSError) as error:
             damage.append(self.make_drop(number + 1, "damaged_file", str(error)))
@@ -226,7 +230,7 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
     """Return the bytes of a member of an archive; `ValueError` for one that is too large."""
     info = archive.getinfo(name)
     if info.file_size > MOST_BYTES:
-        raise ValueError(f"it has {info.file_size >> 20} MiB, and a record may have {MOST_BYTES >> 20}")
+        raise ValueError(Sentence("formats.member-too-large", mib=info.file_size >> 20, limit=MOST_BYTES >> 20))
     if info.compress_type != ZSTD:
         return archive.read(name)
     with open(str(archive.filename), "rb") as file:
@@ -237,7 +241,7 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
         stream = pa.input_stream(pa.py_buffer(file.read(info.compress_size)), compression="zstd")
         content: bytes = stream.read(MOST_BYTES + 1)  # the directory may state another size than the stream has
         if len(content) > MOST_BYTES:
-            raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB, which is what a record may have")
+            raise ValueError(Sentence("formats.member-unpacks-too-large", limit=MOST_BYTES >> 20))
         return content
 
 
@@ -254,10 +258,11 @@ def _value(text: bytes) -> Any:
 def _parse(text: bytes) -> tuple[Any, int, tuple[str, str]]:
     """Return the value of a JSON text; for what is none and null None, the line of the error, and reason and detail."""
     try:
-        return _value(text), 1, ("not_json", "null is no record")
+        return _value(text), 1, ("not_json", Sentence("formats.null-record"))
     except json.JSONDecodeError as error:
         excerpt = error.doc.split("\n")[error.lineno - 1][:40].strip()
-        return None, error.lineno, ("not_json", f"{error.msg} at column {error.colno}; the line begins {excerpt!r}")
+        problem = Sentence("formats.invalid-json", message=error.msg, column=error.colno, excerpt=excerpt)
+        return None, error.lineno, ("not_json", problem)
     except json_text.TooDeep as error:
         return None, 1, ("too_deep", str(error))
     except (ValueError, RecursionError) as error:
@@ -276,10 +281,12 @@ def find(patterns: list[str], also: Sequence[str] = ()) -> list[Source]:
         if not matches:
             path = Path(pattern).expanduser()
             is_word = not path.suffix and path.parent == Path() and not path.exists()
-            meant = (did_you_mean(pattern, FORMATS) if is_word else "") or store.nearest(path)
-            names = f" The formats are {', '.join(FORMATS)}." if is_word and len(patterns) > 1 else ""
-            some = ", ".join((*READABLE, *also))
-            raise BadInput(f"{pattern} is neither a file nor a folder with files of these kinds: {some}.{meant}{names}")
+            nearest = (did_you_mean(pattern, FORMATS) if is_word else "") or store.nearest(path)
+            formats = [*FORMATS] if is_word and len(patterns) > 1 else []
+            endings = [*READABLE, *also]
+            raise BadInput(
+                "formats.folder-without-files", pattern=pattern, endings=endings, nearest=nearest, formats=formats
+            )
         for source in matches:
             (beside if source.is_sidecar else named).setdefault(source.path, source)
     sources = [*named.values(), *(source for path, source in beside.items() if path not in named)]

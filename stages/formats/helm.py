@@ -12,8 +12,18 @@ runs of it in evaleval/every_eval_ever, `tests/data/helm/`.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from stages.formats.base import METRIC, Drop, NumberedRecord, Origin, Reader, Record, Trajectory
-from stages.rollouts import missing
+from stages.formats.base import (
+    METRIC,
+    WITHOUT_TRANSCRIPT,
+    Drop,
+    NumberedRecord,
+    Origin,
+    Reader,
+    Record,
+    Trajectory,
+    has_keys,
+)
+from stages.words import Sentence
 
 NAME = "helm"
 METRICS = (
@@ -32,7 +42,7 @@ MAIN = {"wmt_14": "bleu_4"} | dict.fromkeys(QUASI.split(), "quasi_exact_match")
 
 def recognises(record: Any) -> bool:
     """Whether a record is an instance with its statistics."""
-    return isinstance(record, dict) and {"instance_id", "train_trial_index", "stats"} <= record.keys()
+    return has_keys(record, "instance_id train_trial_index stats")
 
 
 def of_main_split(
@@ -43,7 +53,7 @@ def of_main_split(
     has_test = any(split == "test" for _, split in split_records)
     for record, split in split_records:
         if has_test and split not in (None, "test"):
-            yield make_drop(record[0], "other_split", f"of the {split} split, and the run has a test split")  # type: ignore[index]
+            yield make_drop(record[0], "other_split", Sentence("formats.other-split", split=split))  # type: ignore[index]
         else:
             yield record
 
@@ -80,4 +90,4 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
     )
 
 
-READERS = (Reader(NAME, recognises, trajectories, frozenset({missing.STEPS, missing.OPENING}), join=of_main_split),)
+READERS = (Reader(NAME, recognises, trajectories, WITHOUT_TRANSCRIPT, join=of_main_split),)

@@ -46,7 +46,7 @@ def one_run(inputs: Inputs) -> Run:
     """Return the run to publish; raise `UsageError` where there are several."""
     runs = {run.path: run for run in inputs.runs()}
     if len(runs) != 1:
-        raise UsageError(f"hub publishes one run, and {len(runs)} were given. Export each by itself.")
+        raise UsageError("formats.several-runs", num_runs=len(runs))
     return next(iter(runs.values()))
 
 
@@ -199,10 +199,7 @@ def token(variable: str) -> str:
     """Return the token from the environment, redacted from now on; raise `UsageError` where the variable is not set."""
     value = secret_in(variable)
     if not value:
-        raise UsageError(
-            f"The environment variable {variable}, which holds the hub's token, is not set. Export it, name another "
-            "with api_key_env, or leave repo out: then the folder is written and nothing is sent."
-        )
+        raise UsageError("formats.hub-token-missing", variable=variable)
     return value
 
 
@@ -225,13 +222,15 @@ def push(folder: Path, repo: str, repo_type: str, *, endpoint: str, secret: str,
             repo_id=repo, repo_type=repo_type, folder_path=folder, commit_message="Publish a run of Composer"
         )
     except HFValidationError as error:
-        raise UsageError(f"repo={repo} is not a name for a repository: {error}") from None
+        raise UsageError("formats.repo-name-invalid", repo=repo, error=str(error)) from None
     except HfHubHTTPError as error:
         reason = redacted(str(error.server_message or error).strip().split("\n")[0])
         if error.response.status_code in REFUSED:
-            raise UsageError(f"{endpoint} refuses the token for {repo}: {reason}") from None
-        raise InfrastructureError(f"{endpoint} answered {error.response.status_code} for {repo}: {reason}") from None
+            raise UsageError("formats.hub-refuses-token", endpoint=endpoint, repo=repo, reason=reason) from None
+        raise InfrastructureError(
+            "formats.hub-error", endpoint=endpoint, status_code=error.response.status_code, repo=repo, reason=reason
+        ) from None
     except (Unreachable, OSError, RuntimeError, ValueError) as error:
         reason = redacted(str(error).strip().split("\n")[0])
-        raise InfrastructureError(f"{repo} could not be sent to {endpoint}: {reason}") from None
+        raise InfrastructureError("formats.hub-unreachable", repo=repo, endpoint=endpoint, reason=reason) from None
     return {"commit": str(done.commit_url), "oid": done.oid}

@@ -1,4 +1,4 @@
-"""What `import` does: its plan, its run, and the files that a worker reads ahead."""
+"""The stage `import`: its plan, its run, and the work of its workers, which read files ahead."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -23,13 +23,14 @@ from stages.runs import store
 from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK, Row
 from stages.runs.run import Inputs, RunWriter
 from stages.runs.stage import Plan
+from stages.words import Sentence
 
 BATCH_CHARACTERS = 16 * 2**20
-"""Characters after which a batch is written, however few its units."""
+"""Characters after which a batch is written even if it has fewer units than BATCH."""
 LONG = 120
-"""Characters from which what two rollouts say is not alike by chance."""
+"""Characters from which the equal actions of two rollouts are no coincidence."""
 BATCH = 64
-"""Units that are made durable in one step."""
+"""Units that are written in one step."""
 SHOWN = 20
 """Files, and reasons for dropping, that the report lists; `sources.json` and `drops.json` have all."""
 
@@ -84,8 +85,8 @@ def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
 class RolloutIdentity:
     """The fields that identify a rollout.
 
-    acted: digest of task, model, submission, actions; content: of all that its record holds; length: characters that
-    the policy wrote; file: its name in rows.
+    acted: digest of task, model, submission, actions; content: digest of the whole record; length: characters of the
+    actions; file: its name in rows.
     """
 
     rollout_id: str
@@ -145,7 +146,7 @@ def unit_of(source: Source) -> str:
 def read_rollouts(
     source: Source, reader: Reader | None, sidecars: Sidecars, count: FileCount, out: RunWriter
 ) -> Iterator[ReadRollout | Drop]:
-    """Yield all rollouts and drops of a file, and count them; from the units of a worker that has read the file."""
+    """Yield and count all rollouts and drops of a file, from the units of a worker if one has read the file."""
     name = unit_of(source)
     # The unit of the file is written last: without it the worker was stopped, and its other units are ignored.
     file_unit = out.journal.get(name) if out.journal.finished(name) else None
@@ -189,10 +190,9 @@ def read_into_journal(source: Source, reader: Reader | None, sidecars: Sidecars,
 
 
 class ImportSession:
-    """One import: reads file after file into the journal, and counts what was kept and what was dropped.
+    """One import: reads file after file into the journal, and counts imported and dropped rollouts.
 
-    `rollouts` lists the units in the order of the files; `effective` holds, by unit, whether the rollout entered a
-    training batch.
+    `rollouts`: the units in the order of the files. `effective`: whether a rollout entered a training batch, by unit.
     """
 
     def __init__(self, out: RunWriter, sidecars: Sidecars) -> None:
@@ -208,7 +208,7 @@ class ImportSession:
         self._contents: dict[str, tuple[RolloutIdentity, str]] = {}
         """The first rollout of each content, and the digest of its file."""
         self.repeated = 0
-        """Rollouts that are kept although an earlier one is alike in every word."""
+        """Number of rollouts that are imported although an earlier one has the same content."""
         self._samples: Counter[tuple[str, str | None]] = Counter()
 
     def read(self, source: Source, reader: Reader | None) -> None:
@@ -232,7 +232,7 @@ class ImportSession:
             self.out.write_all([(unit, payload, False) for unit, payload in batch if not self.out.finished(unit)])
 
     def _units(self, source: Source, reader: Reader | None, count: FileCount) -> Iterator[tuple[str, ImportedPayload]]:
-        """Yield the units of a file's rollouts that are new, each with its number among those of its task and model."""
+        """Yield the units of a file's new rollouts, numbered among those of the same task and model."""
         for item in read_rollouts(source, reader, self.sidecars, count, self.out):
             if isinstance(item, Drop):
                 self.drops.append(item)
@@ -241,7 +241,7 @@ class ImportSession:
             # PRIME-RL writes the rollouts of a training batch a second time, to `effective/`, with the ids of `all/`.
             if unit in self.effective:
                 self.effective[unit] |= identity.effective
-                repeats: str | None = f"{unit} was there before"
+                repeats: str | None = Sentence("formats.repeated-id", rollout_id=unit)
             else:
                 repeats = self._copy_of(identity, source) or self._duplicate_of(identity)
             if repeats:
@@ -261,42 +261,39 @@ class ImportSession:
             yield unit, payload
 
     def _copy_of(self, item: RolloutIdentity, source: Source) -> str | None:
-        """Return which record this one copies, in words; None where it is new, or may be alike by chance."""
+        """Return which record this one copies; None if it is new, or may be equal by coincidence."""
         first, file = self._contents.setdefault(item.content, (item, source.sha256))
         if (first.file, first.line) == (item.file, item.line):  # several rollouts of one record, or the first one
             return None
-        # Two samples of a task may be one short answer. They are not alike in a long text, in its times and token
-        # counts, except at temperature 0, where the second tells nothing new. Patches are often equal: only one line
-        # repeating another, or a file that is a copy, counts as a copy there.
+        # Two samples of a task may be the same short answer. Long texts, times and token counts are equal only at
+        # temperature 0, where the second sample adds no information. Patches are often equal: of those only a repeated
+        # line or a copied file is a copy.
         is_patch = item.importer in (swebench.PREDICTIONS, swebench.LOGS)
         is_same_file = first.path == item.path
         is_copied_file = file == source.sha256 and not is_same_file and not is_patch
         if is_copied_file or (is_same_file if is_patch else item.length >= LONG):
-            return f"it copies {first.file}, line {first.line}"
+            return Sentence("formats.copied-record", file=first.file, line=first.line)
         self.repeated += item.length > 0
         return None
 
     def _duplicate_of(self, item: RolloutIdentity) -> str | None:
-        """Return which rollout this one repeats, in words; remember it and return None where it is new.
-
-        Predictions are to be read last.
-        """
+        """Return which rollout this one repeats; record it and return None if it is new. Predictions are read last."""
         path, predicted = item.path, item.importer == swebench.PREDICTIONS
         if earlier := self._tables.find_copy(path, item.acted, predicted=predicted):
-            return f"{item.task_id} is also in {earlier.name}"
+            return Sentence("formats.duplicate-task", task_id=item.task_id, file=earlier.name)
         if not predicted:
             self._by_task[item.task_id].append(item)
             return None
-        # A prediction was made at the end of a trajectory in its folder or below, with the same patch. Where there is
-        # only one of the task and the models do not differ, the patch may.
+        # A prediction comes from a trajectory in its folder or below, with the same patch. If there is only one of the
+        # task and the models do not differ, the patch may.
         near = [rollout for rollout in self._by_task[item.task_id] if rollout.path.is_relative_to(path.parent)]
         same = [rollout for rollout in near if rollout.patch == item.patch != ""]
         if not same and len(near) == 1 and near[0].model in (None, item.model):
             same = near
-        return f"{item.task_id} is the submission of {same[0].file}" if same else None
+        return Sentence("formats.copied-submission", task_id=item.task_id, file=same[0].file) if same else None
 
     def units(self) -> Iterator[ImportedPayload]:
-        """Yield the journal's records of all rollouts in the order of the files; a caller may keep each."""
+        """Yield the journal's records of all rollouts in the order of the files."""
         for unit in self.out.journal.read(self.rollouts):
             yield ImportedPayload(
                 task=unit["task"], rollout=unit["rollout"], steps=unit["steps"], origin=unit["origin"]
@@ -309,20 +306,16 @@ class ImportSession:
 def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: list[str]) -> None:
     """Write the tables in the order of the files, and the report with every file's counts and the collection checks."""
     if not session.rollouts:
-        first = session.drops[0] if session.drops else None
-        why = f"{config.paths[0]} holds no rollout."
-        if first is not None:
-            why = f"{first.file}, line {first.line}: {first.reason} ({first.detail})."
-        remedy = (
-            "" if config.format == "auto" else f" Without the word {config.format}, each file's format is recognised."
-        )
-        raise BadInput(f"Nothing could be imported from {counted(len(session.counts), 'file')}. {why}{remedy}")
-    if len(session.failures) == len(session.rollouts):
-        failed = counted(len(session.rollouts), "rollout")
+        first = vars(session.drops[0]) if session.drops else None
         raise BadInput(
-            f"Nothing is to be imported: {failed} failed before a model's first answer, the first with "
-            f"{session.failures[0]}. Import what was played again."
+            "formats.nothing-imported",
+            num_files=len(session.counts),
+            first=first,
+            path=config.paths[0],
+            format=config.format,
         )
+    if len(session.failures) == len(session.rollouts):
+        raise BadInput("formats.all-failed", num_rollouts=len(session.rollouts), failure=session.failures[0])
     tasks: dict[str, Row] = {}
     checks, account, models = collection_checks.CollectionChecks(), Account(), set[str | None]()
     withheld = Counter[str]()
@@ -354,14 +347,14 @@ def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: lis
     about = f"{counted(len(tasks), 'task')}, {counted(len(models), 'model')}"
     if withheld:
         rewards = ", ".join(f"{number} of {reward}" for reward, number in sorted(withheld.items()))
+        number = withheld.total()
         remarks = [
             *remarks,
-            f"{withheld.total()} rollouts have a reward and no completion ({rewards}): the reward is null, since it says",
-            f"nothing about the model; `extra_json` of the origins keeps it as {RECORDED_REWARD}",
+            Sentence("formats.rewards-without-completion", num_rollouts=number, rewards=rewards),
+            Sentence("formats.reward-kept-in-origins", key=RECORDED_REWARD),
         ]
     if session.repeated:
-        alike = f"{counted(session.repeated, 'rollout')}, short and alike in every word with another"
-        remarks = [*remarks, f"kept as samples of their own: {alike}"]
+        remarks = [*remarks, Sentence("formats.alike-rollouts-kept", num_rollouts=session.repeated)]
     report(session.counts, session.drops, account, about, checks.checks(account.rollouts), remarks, out)
 
 
@@ -403,11 +396,8 @@ def report(
         collection_checks={check.name: [check.total - check.failed, check.total, check.unrecorded] for check in checks},
     )
     lines = [
-        f"{counted(account.rollouts, 'rollout')} ({counted(account.failed, 'error')}), "
-        f"{counted(account.steps, 'step')}, {about}, "
-        f"from {counted(len(counts), 'file')}",
-        f"{counted(traces, 'trace')} in = {counted(account.rollouts, 'rollout')} out + {dropped.total():,} dropped; "
-        f"{counted(account.rewards.number, 'rollout')} scored",
+        Sentence("formats.imported", account=account, about=about, num_files=len(counts)),
+        Sentence("formats.balance", account=account, num_traces=traces, num_dropped=dropped.total()),
         *remarks,
         *_file_lines(counts, drops, dropped, redacted),
         "",
@@ -437,15 +427,15 @@ def _file_lines(counts: list[FileCount], drops: list[Drop], dropped: Counter[str
     if redacted:
         kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(redacted.items()))
         previews = [escape_line(f"  {count.file}, {preview}") for count in counts for preview in count.previews]
-        lines += ["", f"redacted: {kinds} (`--set redact=false` leaves all texts as they are)", *previews[:SHOWN]]
+        lines += ["", Sentence("formats.redacted", kinds=kinds), *previews[:SHOWN]]
         if len(previews) > SHOWN:
-            lines.append(f"  ... and more in sources.json, of {redacted.total()} in all")
+            lines.append("  " + Sentence("formats.more-redacted", number=redacted.total()))
     else:
         lines += ["", "redacted: nothing"]
     # What files of a format do not record, at least in some of their rollouts.
     missing = {name: set[str]().union(*(count.missing for count in group)) for name, group in by_format.items()}
     cells_missing = [(name, ", ".join(sorted(facts))) for name, facts in missing.items() if facts]
-    lines += ["", "not recorded (null in the tables)"]
+    lines += ["", Sentence("formats.not-recorded")]
     return [*lines, aligned(cells_missing)] if cells_missing else lines
 
 
@@ -461,4 +451,6 @@ def _drop_lines(drops: list[Drop], dropped: Counter[str]) -> list[str]:
         more = f" (and {len(similar)} more)" if similar else ""
         detail = shortened(first.detail, 160)
         lines.append(escape_line(f"  {first.file}, line {first.line}{more}: {first.reason}: {detail}"))
-    return lines + ([f"  ... and more of {len(alike) - SHOWN} files in drops.json"] if len(alike) > SHOWN else [])
+    if len(alike) > SHOWN:
+        lines.append("  " + Sentence("formats.more-drops", num_files=len(alike) - SHOWN))
+    return lines

@@ -34,6 +34,7 @@ from stages.redaction import redacted_bytes
 from stages.rollouts import missing
 from stages.runs import store
 from stages.runs.kinds import Row
+from stages.words import Sentence
 
 NAME = "inspect"
 ATTACHED = "attachment://"
@@ -68,7 +69,9 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
     samples = record.get("samples") or []
     if not samples:
         # Logs written with `log_samples=False`, and runs that failed before the first sample, have none.
-        yield origin.make_drop("log_without_samples", f"status {record.get('status')}, no samples in the log")
+        yield origin.make_drop(
+            "log_without_samples", Sentence("formats.log-without-samples", status=record.get("status"))
+        )
     for sample in samples:
         if isinstance(sample.get("messages"), list):
             trajectory = _rollout(record["eval"], record.get("plan") or {}, sample)

@@ -9,9 +9,8 @@ Format read from huggingface/lighteval, `src/lighteval/logging/info_loggers.py` 
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import METRIC, Origin, Reader, Record, Trajectory
+from stages.formats.base import METRIC, WITHOUT_TRANSCRIPT, Origin, Reader, Record, Trajectory
 from stages.formats.reports import task_of
-from stages.rollouts import missing
 from stages.runs import store
 
 NAME = "lighteval"
@@ -47,4 +46,4 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     )
 
 
-READERS = (Reader(NAME, recognises, trajectories, frozenset({missing.STEPS, missing.OPENING})),)
+READERS = (Reader(NAME, recognises, trajectories, WITHOUT_TRANSCRIPT),)

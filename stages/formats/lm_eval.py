@@ -11,9 +11,20 @@ that it wrote.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from stages.formats.base import HIGHER_IS_BETTER, METRIC, Drop, NumberedRecord, Origin, Reader, Record, Trajectory
+from stages.formats.base import (
+    HIGHER_IS_BETTER,
+    METRIC,
+    WITHOUT_TRANSCRIPT,
+    Drop,
+    NumberedRecord,
+    Origin,
+    Reader,
+    Record,
+    Trajectory,
+    has_keys,
+)
 from stages.formats.reports import task_of
-from stages.rollouts import missing
+from stages.words import Sentence
 
 NAME = "lm-eval"
 METRICS = ("exact_match", "acc", "pass@1", "pass_at_1", "f1")
@@ -22,7 +33,7 @@ METRICS = ("exact_match", "acc", "pass@1", "pass_at_1", "f1")
 
 def recognises(record: Any) -> bool:
     """Whether a record is a logged sample: a document, its target and the model's filtered responses."""
-    return isinstance(record, dict) and {"doc_id", "doc", "target", "filtered_resps"} <= record.keys()
+    return has_keys(record, "doc_id doc target filtered_resps")
 
 
 def of_first_filter(
@@ -34,7 +45,7 @@ def of_first_filter(
         used = record[1].get("filter") if not isinstance(record, Drop) and isinstance(record[1], dict) else None
         first = first or ([used] if used else [])
         if used and used != first[0]:
-            yield make_drop(record[0], "other_filter", f"{used} scored the same answers as {first[0]}, which is read")  # type: ignore[index]
+            yield make_drop(record[0], "other_filter", Sentence("formats.other-filter", used=used, first=first[0]))  # type: ignore[index]
         else:
             yield record
 
@@ -69,4 +80,4 @@ def _higher_is_better(about: Record, task: str, metric: str | None) -> bool | No
     return directions.pop() if len(directions) == 1 else None
 
 
-READERS = (Reader(NAME, recognises, trajectories, frozenset({missing.STEPS, missing.OPENING}), join=of_first_filter),)
+READERS = (Reader(NAME, recognises, trajectories, WITHOUT_TRANSCRIPT, join=of_first_filter),)

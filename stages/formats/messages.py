@@ -106,6 +106,11 @@ def split_turns(messages: Sequence[Message]) -> tuple[list[Message], list[Import
     return list(messages[:first]), turns
 
 
+def context(opening: list[Message], turns: Sequence[ImportedTurn]) -> list[Message]:
+    """Return the list to which the next message without an action belongs: of the last turn, else the opening."""
+    return turns[-1].observed if turns else opening
+
+
 def first_question(opening: Sequence[Message]) -> str:
     """Return the text of the first user message, empty without one; it identifies a task that has no name."""
     return next((item["content"] for item in opening if item["role"] == "user"), "")

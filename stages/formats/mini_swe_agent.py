@@ -15,6 +15,7 @@ from stages.formats.base import INSTANCE, ImportedTurn, Origin, Reader, Record, 
 from stages.formats.messages import exchanges, first_question, message, response_message
 from stages.formats.reports import stem
 from stages.messages import Message
+from stages.words import Sentence
 
 NAME = "mini-swe-agent"
 BLOCK = re.compile(r"```(?:bash|mswea_bash_command)\s*\n(.*?)\n```", re.DOTALL)
@@ -110,7 +111,7 @@ def _turn(item: Record, extra: Record) -> ImportedTurn:
     commands = [a["command"] for a in actions] if actions is not None else BLOCK.findall(answer["content"])
     turn = ImportedTurn(answer["content"], commands=commands, cost_usd=extra.get("cost"))
     if len(commands) != 1 and not (commands and (item.get("tool_calls") or is_response)):
-        turn.parse_error = f"expected one action, found {len(commands)}"
+        turn.parse_error = Sentence("formats.not-one-action", num_commands=len(commands))
     if isinstance(response, dict):
         choice, usage = (response.get("choices") or [{}])[0], response.get("usage") or {}
         # LiteLLM moves fields that OpenAI's schema lacks, such as vLLM's token ids, to `provider_specific_fields`.

@@ -6,12 +6,13 @@ Format read from NVIDIA-NeMo/Gym at its state of 2026-08-22, `**/data/example_ro
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory
-from stages.formats.messages import exchanges
+from stages.formats.base import ImportedTurn, Origin, Reader, Record, Trajectory, find_instance
+from stages.formats.messages import context, exchanges
 from stages.formats.reports import stem
 from stages.messages import Message
 from stages.rollouts import missing
 from stages.runs import store
+from stages.words import Sentence
 
 NAME = "nemo-gym"
 OWN_FIELDS = {"responses_create_params", "response", "reward", "model_patch", "instance_config"}
@@ -29,7 +30,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     request, response = record["responses_create_params"], record.get("response") or {}
     about, metadata = request.get("metadata") or {}, record.get("metadata") or {}
     ids = [fields.get("instance_id") for fields in (record, about, metadata) if isinstance(fields, dict)]
-    instance = next((name for name in ids if isinstance(name, str) and INSTANCE.fullmatch(name)), None)
+    instance = find_instance(ids)
     opening, turns = _conversation(record)
     lacks = set[missing.Fact]()
     if not opening:
@@ -46,9 +47,9 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     elif turns and response.get("status") == "completed":
         turns[-1].finish_reason = "stop"
     # A run that masks a rollout keeps it out of training, whatever its reward.
-    error = None
+    error: tuple[str, str] | None = None
     if record.get("mask_sample"):
-        error = str(record.get("error_kind") or "masked"), "the run masked this rollout"
+        error = str(record.get("error_kind") or "masked"), Sentence("formats.rollout-masked")
     elif response.get("error"):
         error = "error", str(response["error"])
     names = [stem(origin.path), *(parent.name for parent in origin.path.parents)]
@@ -108,7 +109,7 @@ def _conversation(record: Record) -> tuple[list[Message], list[ImportedTurn]]:
     turns: list[ImportedTurn] = []
     for exchange in exchanges(output):
         if exchange.input_message is not None:
-            (turns[-1].observed if turns else opening).append(exchange.input_message)
+            context(opening, turns).append(exchange.input_message)
             continue
         turn = ImportedTurn(exchange.message()["content"])
         for item in exchange.items:

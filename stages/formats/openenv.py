@@ -18,7 +18,7 @@ import orjson
 
 from stages import messages
 from stages.formats.base import ImportedTurn, Origin, Reader, Record, Trajectory
-from stages.formats.messages import message, split_turns
+from stages.formats.messages import context, message, split_turns
 from stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines
 from stages.messages import Message
 from stages.runs import store
@@ -127,9 +127,9 @@ def _captured(part: list[SentCall], about: Record) -> Trajectory:
                 )
             )
         else:
-            (turns[-1].observed if turns else opening).append({"role": "assistant", "content": reply})
+            context(opening, turns).append({"role": "assistant", "content": reply})
         # The next request repeats this one and its reply; the rest of it was observed in between.
-        (turns[-1].observed if turns else opening).extend(following[len(sent) + 1 :])
+        context(opening, turns).extend(following[len(sent) + 1 :])
     env, metadata = about.get("env") or NAME, first.get("metadata") or {}
     return Trajectory(
         task_id=about.get("task_id") or _task_id(env, about.get("task"), request_messages),

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from stages.formats.base import INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory
-from stages.formats.messages import arguments_text, call, message, spoken, text
+from stages.formats.messages import arguments_text, call, context, message, spoken, text
 from stages.formats.reports import stem
 from stages.messages import Message, MessageParts, ToolCall, write
 from stages.rollouts import missing
@@ -122,7 +122,7 @@ def _conversation(history: Iterable[Any], instruction: str | None) -> tuple[list
             )
             replies.append(reply_id)
         elif (observed := _observed(event)) is not None:
-            (turns[-1].observed if turns else opening).append(observed)
+            context(opening, turns).append(observed)
             # The exit code is on the observation (version 1), on the event (resolver), or in its extras (version 0,
             # later versions of which have it in the metadata there). -1 stands for a command that has not ended.
             if turns:
@@ -170,13 +170,13 @@ def _observed(event: Record) -> Message | None:
         parts = content if isinstance(content, list) else [content]
         return message({**event["llm_message"], "content": [*parts, *(event.get("extended_content") or [])]})
     if kind in ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation"):
-        shown = event.get("observation") or event.get("error") or event.get("rejection_reason")
-        if not isinstance(shown, dict):
-            return {"role": "tool", "content": str(shown)}
+        result = event.get("observation") or event.get("error") or event.get("rejection_reason")
+        if not isinstance(result, dict):
+            return {"role": "tool", "content": str(result)}
         # The content of an observation is parts or plain text, under a name that differs by tool.
-        content = next((shown[name] for name in ("content", "output", "error", "message") if shown.get(name)), None)
+        content = next((result[name] for name in ("content", "output", "error", "message") if result.get(name)), None)
         if content is None:
-            content = json.dumps({key: value for key, value in shown.items() if key != "kind"})
+            content = json.dumps({key: value for key, value in result.items() if key != "kind"})
         return {"role": "tool", "content": text(content)}
     if kind or event.get("action") in UNSEEN or event.get("observation") in UNSEEN:
         return None

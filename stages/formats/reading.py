@@ -1,7 +1,7 @@
-"""Which format a file has, and all its trajectories, completed and with their types checked; dropped records by reason.
+"""Detect the format of files and read their trajectories, completed and type-checked, and their dropped records.
 
-`detect_formats` chooses a reader for every file, `read` yields what one file holds. Every record is cleaned first
-(`secrets.py`).
+`detect_formats` chooses a reader for every file, `read` yields the trajectories of one file. Every record is cleaned
+first (`secrets.py`).
 """
 
 from collections import Counter
@@ -24,6 +24,7 @@ from stages.formats.secrets import Redactions, clean
 from stages.json_text import TooDeep
 from stages.rollouts import missing
 from stages.runs import store
+from stages.words import Sentence
 
 LOOK = 20
 """Records of a file that are examined to detect its format."""
@@ -64,9 +65,9 @@ class ReadTrajectory:
 
 
 def detect_formats(sources: list[Source], format_name: str, sidecars: Sidecars) -> dict[Source, Reader | None]:
-    """Return the reader of every file of trajectories, None where no format fits; add all other files to the sidecars.
+    """Return the reader of every file of trajectories, None if no format fits; add all other files to the sidecars.
 
-    Raises `BadInput` where no file holds trajectories.
+    `BadInput` if no file holds trajectories.
     """
     candidates = readers(format_name)
     chosen: dict[Source, Reader | None] = {}
@@ -107,7 +108,7 @@ def detect_formats(sources: list[Source], format_name: str, sidecars: Sidecars) 
 
     sidecars.reports.settle(instances)
     if not chosen:
-        raise BadInput("There is nothing to import: the files only describe or judge trajectories that are not here.")
+        raise BadInput("formats.only-descriptions")
     return chosen
 
 
@@ -134,8 +135,9 @@ def read(
         if isinstance(record, Drop):
             items = iter([record])
         elif reader is None:
-            names = ", ".join(name for name, spec in FORMATS.items() if spec.detected)
-            items = iter([origin.make_drop("unknown_format", f"{_describe(value)}; that is none of {names}")])
+            names = [name for name, spec in FORMATS.items() if spec.detected]
+            problem = Sentence("formats.unknown-format", record=_describe(value), formats=names)
+            items = iter([origin.make_drop("unknown_format", problem)])
         else:
             items = _trajectories(reader, value, origin, secrets)
         for index, item in enumerate(items):
@@ -150,23 +152,24 @@ def read(
         count.previews += previews[: max(0, PREVIEWS - len(count.previews))]
 
 
-def _describe(record: Any) -> str:
+def _describe(record: Any) -> Sentence:
     """Describe a record of no known format by its type or keys."""
     if not isinstance(record, dict):
-        return f"it is of the type {type(record).__name__}"
-    more = f" and {len(record) - SHOWN} more" if len(record) > SHOWN else ""
+        return Sentence("formats.record-type", type=type(record).__name__)
     if "prompt" in record and ("test" in record or "tests" in record):
-        return "it is a task and no rollout: `composer tasks check FILE` reads tasks"
-    return f"its keys are {', '.join(sorted(map(str, record))[:SHOWN])}{more}"
+        return Sentence("formats.record-is-task")
+    keys = sorted(map(str, record))
+    return Sentence("formats.record-keys", keys=keys[:SHOWN], num_more=len(keys) - SHOWN)
 
 
 def _trajectories(reader: Reader, record: Any, origin: Origin, secrets: Redactions) -> Iterator[Trajectory | Drop]:
     """Clean a record and yield its trajectories, checked."""
     try:
-        # Before the reader sees it, so that no field of a trajectory can hold a secret or what JSON cannot store.
+        # Before the reader runs, so that no field of a trajectory can hold a secret or a value that JSON cannot store.
         record = clean(record, secrets if origin.sidecars.redact else None)
         if not fits(reader, record):
-            yield origin.make_drop("foreign_record", f"not of the format {reader.name}; {_describe(record)}")
+            problem = Sentence("formats.foreign-record", format=reader.name, record=_describe(record))
+            yield origin.make_drop("foreign_record", problem)
             return
         for trajectory in reader.trajectories(record, origin):
             yield trajectory if isinstance(trajectory, Drop) else check(completed(trajectory, origin, reader))
@@ -190,7 +193,7 @@ def completed(trajectory: Trajectory, origin: Origin, reader: Reader) -> Traject
     trajectory.task_id = trajectory.task_id or f"{reader.name}/{store.digest(first_question(trajectory.opening))[:12]}"
     trajectory.family = trajectory.family or family_of(trajectory.task_id)
     if not (trajectory.turns or trajectory.error or missing.STEPS in reader.missing):
-        trajectory.error = "no_actions", trajectory.terminated_by or "the record holds no action of a model"
+        trajectory.error = "no_actions", trajectory.terminated_by or Sentence("formats.no-action")
     trajectory.missing |= reader.missing
     return trajectory
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.runs.kinds import Row
+from stages.words import Sentence
 
 SB_CLI = "sb-cli-reports"
 """Where sb-cli leaves the reports of SWE-bench's hosted evaluation, in the folder it was started from."""
@@ -75,7 +76,7 @@ def parse_report(location: FileLocation, record: Mapping[str, Any]) -> Report | 
     if isinstance(ids, list):
         listed = {i for key, value in record.items() if isinstance(value, list) and key != NOT_PREDICTED for i in value}
         if not all(isinstance(instance, str) for instance in listed):
-            raise TypeError("a list of ids holds something else")
+            raise TypeError(Sentence("formats.report-id-not-text"))
         return Report(location, {instance: instance in ids for instance in listed}, whole_run=True)
     # The verdict without the instance around it: then the folder names the instance.
     if isinstance(ids, bool) and "patch_exists" in record and location.path.stem == "report":
@@ -154,24 +155,17 @@ class Reports:
         if not self.all:
             return []
         runs, single = [r for r in self.all if r.whole_run], [r for r in self.all if not r.whole_run]
-        lines = ["", "verdicts were read from"]
-        for report in runs[:SHOWN]:
-            named, resolved = f"  {report.location.label}: a run's report", sum(report.verdicts.values())
-            if report.used:
-                judged = f"{len(report.judged)} instances judged, {len(report.unlisted)} of them not listed"
-                lines.append(f"{named}, {resolved} resolved; {judged} and so not resolved")
-            else:
-                lines.append(f"{named} of {len(report.verdicts)} instances, none of which is here: not used")
-        lines += [f"  ... and {len(runs) - SHOWN} more runs' reports"] if len(runs) > SHOWN else []
+        lines = ["", Sentence("formats.verdicts-read")]
+        lines += ["  " + Sentence("formats.run-report", label=r.location.label, report=r) for r in runs[:SHOWN]]
+        lines += ["  " + Sentence("formats.more-reports", number=len(runs) - SHOWN)] if len(runs) > SHOWN else []
         if single:
-            number = len({(report.scope, instance) for report in single for instance in report.judged})
-            first = f"{len(single)} reports of single instances, the first {single[0].location.label}"
-            lines.append(f"  {first}: {number} instances judged")
+            judged = len({(report.scope, instance) for report in single for instance in report.judged})
+            first = single[0].location.label
+            sentence = Sentence("formats.single-reports", num_reports=len(single), first=first, num_judged=judged)
+            lines.append("  " + sentence)
         if self.contradicted:
-            ids = ", ".join(sorted(self.contradicted)[:SHOWN])
-            lines.append(
-                f"  reports contradict each other on {len(self.contradicted)} instances, which have no verdict: {ids}"
-            )
+            ids = sorted(self.contradicted)
+            lines.append("  " + Sentence("formats.reports-contradict", number=len(ids), ids=ids[:SHOWN]))
         return lines
 
     def summary(self) -> dict[str, Any]:

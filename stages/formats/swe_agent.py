@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stages import json_text
-from stages.formats.base import INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory
+from stages.formats.base import ImportedTurn, Origin, Reader, Record, Trajectory, find_instance
 from stages.formats.messages import message, split_turns
 from stages.formats.reports import stem
 from stages.messages import Message
@@ -53,7 +53,7 @@ def _rollout(attempt: Record, origin: Origin, *, judged: bool) -> Trajectory:
     issue = ISSUE.search(question)
     statement = problem.get("text") or (issue.group(1) if issue else None)
     names = (problem.get("id"), (config.get("agent") or {}).get("name"), stem(origin.path))
-    instance = next((name for name in names if name and INSTANCE.fullmatch(str(name))), None)
+    instance = find_instance(names)
     # Counters begin at 0 and stay there for models that report no usage: unknown, not free.
     stats = {name: value for name, value in (info.get("model_stats") or {}).items() if value}
     return Trajectory(

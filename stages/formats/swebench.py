@@ -21,15 +21,13 @@ import orjson
 
 from stages.errors import BadInput
 from stages.formats import swebench_logs
-from stages.formats.base import Drop, NumberedRecord, Origin, Reader, Record, Trajectory
+from stages.formats.base import WITHOUT_TRANSCRIPT, Drop, NumberedRecord, Origin, Reader, Record, Trajectory
 from stages.formats.files import Source
 from stages.formats.swebench_logs import EvalLog, GradedLog
 from stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines, small_file
-from stages.rollouts import missing
 from stages.runs.store import FolderNames
 
 PREDICTIONS, LOGS = "swebench-preds", "swe-logs"
-MISSING = frozenset({missing.STEPS, missing.OPENING})
 LOST = ("everything but submissions and the verdicts on them",)
 VERDICTS = {"resolved_ids": True, "unresolved_ids": False}
 """Keys of a written report."""
@@ -112,12 +110,10 @@ class Log(Source):
 
 def find_logs(paths: Sequence[str]) -> list[Log]:
     """Return the logs below folders; files among the paths are rows of instances."""
-    given = [Path(path).expanduser() for path in paths]
-    rows, folders = [path for path in given if path.is_file()], [path for path in given if not path.is_file()]
+    expanded = [Path(path).expanduser() for path in paths]
+    rows, folders = [path for path in expanded if path.is_file()], [path for path in expanded if not path.is_file()]
     if not folders:
-        raise BadInput(
-            f"{paths[0]} is a file. Name the folder that holds the logs; files beside it are rows of instances."
-        )
+        raise BadInput("formats.logs-path-is-file", path=paths[0])
     return [
         Log((folder / log.file).resolve(), f"{folder.resolve().name}/{log.file}", log.digest, log)
         for folder in folders
@@ -143,12 +139,12 @@ def log_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Dr
 
 
 READERS = (
-    Reader(PREDICTIONS, is_prediction, predicted_trajectories, MISSING),
+    Reader(PREDICTIONS, is_prediction, predicted_trajectories, WITHOUT_TRANSCRIPT),
     Reader(
         LOGS,
         lambda record: {"instance_id", "resolved", "grader", "tests_status"} <= record.keys(),
         log_trajectories,
-        MISSING,
+        WITHOUT_TRANSCRIPT,
     ),
 )
 WRITER = Writer(LOST, prediction_files)

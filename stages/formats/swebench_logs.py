@@ -24,6 +24,7 @@ from stages.runs.kinds import Row, attributes
 from stages.swebench.lists import LISTS, TestLists, TestsStatus, is_name_list, lists_of
 from stages.swebench.logs import VOID, grade_container_log, grade_early_log
 from stages.swebench.rows import READABLE, read_records
+from stages.words import Sentence
 
 OUTPUT = "test_output.txt"
 BEFORE_GOLD = "test_output_pre_gold.txt"
@@ -95,12 +96,12 @@ class GradedLog:
 
 
 def find_logs(folder: Path, instance_paths: Sequence[Path] = ()) -> list[EvalLog]:
-    """Return every log below a folder, in order of their paths. `given` are further files of instance rows.
+    """Return every log below a folder, in order of their paths. `instance_paths` are further files of instance rows.
 
     `BadInput` where it is not a folder or holds no logs.
     """
     if not folder.is_dir():
-        raise BadInput(f"{str(folder)!r} is not a folder. Give the folder that holds the logs.")
+        raise BadInput("formats.logs-folder-missing", folder=str(folder))
     index = InstanceIndex(folder, instance_paths)
     marks = (OUTPUT, f"{OUTPUT}.gz", *UNFINISHED)  # the last of runs that did not get as far as a test output
     places = sorted({path.parent for mark in marks for path in folder.rglob(mark)})
@@ -122,7 +123,7 @@ def find_logs(folder: Path, instance_paths: Sequence[Path] = ()) -> list[EvalLog
                 )
             )
     if not logs:
-        raise BadInput(f"{folder} holds no logs: neither <instance>/{OUTPUT} nor <instance>.<model>.eval.log.")
+        raise BadInput("formats.no-logs", folder=str(folder), output=OUTPUT)
     return logs
 
 
@@ -185,7 +186,7 @@ def _read_text(path: Path) -> tuple[str | None, str | None]:
                 try:
                     data = gzip.decompress(data)
                 except (OSError, EOFError, zlib.error) as error:
-                    flaw = f"the archive is damaged ({error})"
+                    flaw = Sentence("formats.archive-damaged", error=str(error))
                     try:
                         data = zlib.decompressobj(wbits=31).decompress(data)
                     except zlib.error:
@@ -204,10 +205,10 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 class InstanceIndex:
-    """Instance rows by id. `folder` is the top of the logs, `given` are further files of rows."""
+    """Instance rows by id. `folder` is the top of the logs, `instance_paths` are further files of rows."""
 
     def __init__(self, folder: Path, instance_paths: Sequence[Path]) -> None:
-        self._folder, self._given = folder.resolve(), instance_paths
+        self._folder, self._instance_paths = folder.resolve(), instance_paths
         self._by_folder: dict[Path, dict[str, Row]] = {}
         self._further: dict[str, Row] | None = None
 
@@ -223,9 +224,9 @@ class InstanceIndex:
         return None
 
     def elsewhere(self, instance: str) -> Row | None:
-        """Return the row in given files, or in files named after SWE-bench in or just below the two folders above.
+        """Return the row in `instance_paths`, or in files named after SWE-bench in or just below the two folders above.
 
-        `BadInput`, `OSError` or zlib.error where a given file cannot be read.
+        `BadInput`, `OSError` or zlib.error if one of `instance_paths` cannot be read.
         """
         if self._further is None:
             tables: list[Path] = []
@@ -235,10 +236,10 @@ class InstanceIndex:
                     continue
                 with suppress(OSError):
                     folders = [above, *sorted(path for path in above.iterdir() if path.is_dir())]
-                    found = (path for folder in folders for path in _tables(folder))
+                    paths = (path for folder in folders for path in _tables(folder))
                     # By name, since any table in a neighbouring folder would be read in full.
-                    tables += (path for path in found if "swe" in path.name or "instances" in path.name)
-            self._further = {**_rows_by_id(tables), **_rows_by_id(self._given, required=True)}
+                    tables += (path for path in paths if "swe" in path.name or "instances" in path.name)
+            self._further = {**_rows_by_id(tables), **_rows_by_id(self._instance_paths, required=True)}
         return self._further.get(instance)
 
 
@@ -312,14 +313,16 @@ def _is_valid_instance(broken: str, original: str, lists: TestLists, repo: str) 
 
 def agreement_report(logs: Sequence[GradedLog]) -> list[str]:
     """Return the agreement in lines: counts, then every log that disagrees or could not be graded."""
-    counts = Counter({True: "agree", False: "disagree", None: "not compared"}[log.agrees] for log in logs)
+    agreement = Counter({True: "agree", False: "disagree", None: "not compared"}[log.agrees] for log in logs)
     verdicts, tests = Counter(log.resolved for log in logs), Counter(log.tests_agree for log in logs)
     graders = Counter(log.grader or "none" for log in logs)
-    lines = [
-        f"{len(logs)} logs: {verdicts[True]} resolved, {verdicts[False]} not, {verdicts[None]} without a verdict",
+    resolved, unresolved, unknown = (verdicts[verdict] for verdict in (True, False, None))
+    agree, differ, uncompared = (tests[verdict] for verdict in (True, False, None))
+    lines: list[str] = [
+        Sentence("formats.graded-logs", num_logs=len(logs), resolved=resolved, unresolved=unresolved, unknown=unknown),
         f"graded by {', '.join(f'{name} ({number})' for name, number in sorted(graders.items()))}",
-        f"verdicts beside the harness's: {', '.join(f'{number} {word}' for word, number in sorted(counts.items()))}",
-        f"every single test: {tests[True]} logs agree, {tests[False]} do not, {tests[None]} were not compared",
+        Sentence("formats.verdict-agreement", counts=[f"{n} {word}" for word, n in sorted(agreement.items())]),
+        Sentence("formats.test-agreement", agree=agree, differ=differ, uncompared=uncompared),
     ]
     lines += [
         f"  disagrees: {log.eval_log.file}: {log.resolved} here, {log.eval_log.harness_resolved} there"

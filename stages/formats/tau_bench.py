@@ -7,7 +7,7 @@ Format read from sierra-research/tau-bench, `historical_trajectories/`, and sier
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import Origin, Reader, Record, Trajectory
+from stages.formats.base import Origin, Reader, Record, Trajectory, has_keys
 from stages.formats.messages import message, split_turns
 from stages.formats.reports import stem
 
@@ -16,7 +16,7 @@ NAME = "tau-bench"
 
 def is_result(record: Any) -> bool:
     """Whether a record is a simulation of version 1."""
-    return isinstance(record, dict) and {"task_id", "reward", "traj", "trial"} <= record.keys()
+    return has_keys(record, "task_id reward traj trial")
 
 
 def result_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
@@ -28,7 +28,7 @@ def result_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
 
 def is_run(record: Any) -> bool:
     """Whether a record is a run of tau2: its settings, tasks and simulations."""
-    return isinstance(record, dict) and {"info", "tasks", "simulations"} <= record.keys()
+    return has_keys(record, "info tasks simulations")
 
 
 def run_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:

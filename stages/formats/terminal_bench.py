@@ -10,8 +10,7 @@ Format read from logs of eleven agents in laude-institute/terminal-bench-leaderb
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import Origin, Reader, Record, Trajectory, seconds
-from stages.rollouts import missing
+from stages.formats.base import WITHOUT_TRANSCRIPT, Origin, Reader, Record, Trajectory, has_keys, seconds
 
 NAME = "terminal-bench"
 UNSET = "unset"
@@ -20,7 +19,7 @@ UNSET = "unset"
 
 def is_trial(record: Any) -> bool:
     """Whether a record is the result of one trial."""
-    return isinstance(record, dict) and {"task_id", "trial_name", "is_resolved", "failure_mode"} <= record.keys()
+    return has_keys(record, "task_id trial_name is_resolved failure_mode")
 
 
 def is_run(record: Any) -> bool:
@@ -56,8 +55,7 @@ def run_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         yield from trial_trajectories(trial, origin)
 
 
-MISSING = frozenset({missing.STEPS, missing.OPENING})
 READERS = (
-    Reader(NAME, is_trial, trial_trajectories, MISSING, describes=True),
-    Reader(NAME, is_run, run_trajectories, MISSING),
+    Reader(NAME, is_trial, trial_trajectories, WITHOUT_TRANSCRIPT, describes=True),
+    Reader(NAME, is_run, run_trajectories, WITHOUT_TRANSCRIPT),
 )

@@ -25,6 +25,7 @@ from stages.messages import Message
 from stages.rollouts import missing
 from stages.runs import store, tables
 from stages.runs.kinds import Row
+from stages.words import Sentence
 
 NAME = "trl"
 COLUMNS = {"step", "prompt", "completion", "advantage", "reward", "images", "tools"}
@@ -89,7 +90,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         split=record.get("split"),
         reward=reward,
         unscored="reward" in record,
-        error=None if turns else ("empty_completion", "the completion holds no message of the model"),
+        error=None if turns else ("empty_completion", Sentence("formats.no-model-message")),
         tools=clean(json_text.loads(record.get("tools") or "[]"), None),
         extra={name: record[name] for name in ("step", "advantage") if name in record} | {"rewards": rewards},
     )

@@ -25,13 +25,14 @@ from typing import Any
 import orjson
 
 from stages import messages
-from stages.formats.base import RECORDED_REWARD, Drop, ImportedTurn, Origin, Reader, Record, Trajectory
-from stages.formats.messages import message, split_turns
+from stages.formats.base import RECORDED_REWARD, Drop, ImportedTurn, Origin, Reader, Record, Trajectory, path_to_root
+from stages.formats.messages import context, message, split_turns
 from stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines
 from stages.messages import Message
 from stages.rollouts import missing
 from stages.runs import store
 from stages.runs.kinds import Row
+from stages.words import Sentence
 
 NAME = "verifiers"
 RESULT_COLUMNS = {
@@ -90,7 +91,7 @@ def result_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     task = store.digest([env, question, record.get("answer") or described])[:12]
     # A failed run may record a reward of 0 with an empty completion, and a failed request an object or a text.
     failure = record.get("error")
-    error = None if turns else ("empty_completion", "the run recorded no completion; its reward says nothing")
+    error: tuple[str, str] | None = None if turns else ("empty_completion", Sentence("formats.completion-missing"))
     if isinstance(failure, dict):
         error = str(failure.get("error") or "error"), str(failure.get("message") or failure)
     elif failure:
@@ -173,13 +174,7 @@ def _branches(trace: Record, run: TraceRun, origin: Origin) -> Iterator[Trajecto
         yield _trace_rollout(trace, run, [], [], own_id=trace["id"])
     # The last leaf is the end of the rollout; others are what compaction or a sub-agent left behind.
     for number, leaf in enumerate([*leaves[-1:], *leaves[:-1]]):
-        path: list[int] = []
-        at: int | None = leaf
-        while at is not None:
-            if at in path:
-                raise ValueError(f"node {at} is its own ancestor")
-            path.append(at)
-            at = nodes[at].get("parent")
+        path = path_to_root(leaf, lambda index: nodes[index].get("parent"), "node")
         opening: list[Message] = []
         turns: list[ImportedTurn] = []
         token_ids: list[int] = []
@@ -188,19 +183,19 @@ def _branches(trace: Record, run: TraceRun, origin: Origin) -> Iterator[Trajecto
             if node.get("sampled") and index not in yielded:
                 turns.append(_trace_turn(node, token_ids, calls.get(index) or {}))
             else:
-                (turns[-1].observed if turns else opening).append(message(node["message"]))
+                context(opening, turns).append(message(node["message"]))
             token_ids = token_ids + (node.get("token_ids") or [])
         own_id = trace["id"] if number == 0 else f"{trace['id']}/{leaf}"
         if turns or number == 0:
             yield _trace_rollout(trace, run, opening, turns, own_id=own_id)
         else:
-            detail = f"trace {trace['id']}, leaf {leaf}: all its actions are on other branches"
+            detail = Sentence("formats.branch-without-actions", trace=trace["id"], leaf=leaf)
             yield origin.make_drop("branch_without_actions", detail)
         yielded |= {index for index in path if nodes[index].get("sampled")}
 
 
 def _trace_turn(node: Record, token_ids: list[int], call: Record) -> ImportedTurn:
-    """Return the turn of a sampled node, after the token ids `held` by the nodes before it."""
+    """Return the turn of a sampled node, after the `token_ids` of the nodes before it."""
     usage, time = call.get("usage") or {}, call.get("time") or {}
     read = usage.get("prompt_tokens")
     turn = ImportedTurn(
@@ -235,7 +230,7 @@ def _trace_rollout(
     if trace.get("ok") is False and errors:
         error = str(errors[-1].get("type")), str(errors[-1].get("message"))
     elif trace.get("ok") is False and trace.get("is_completed") is not True:
-        error = "not_ok", str(trace.get("stop_condition") or "the trace did not complete")
+        error = "not_ok", str(trace.get("stop_condition") or Sentence("formats.trace-incomplete"))
     # The reward is the weighted sum of what was scored; a bare number counts with weight 1.
     scored = [reward for reward in rewards.values() if reward is not None]
     values = [r["score"] * r.get("weight", 1.0) if isinstance(r, dict) else float(r) for r in scored]
