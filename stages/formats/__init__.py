@@ -88,7 +88,7 @@ FORMATS = Registry[Format](
 )
 """Every format by its name, in the order in which `auto` tries them.
 
-An entry point of `composer.formats` is a module with READERS, or a `Format` where it has a WRITER, too.
+An entry point of `composer.formats` is a module with READERS, or a `Format` if it has a WRITER, too.
 """
 if TYPE_CHECKING:
     FormatName = str

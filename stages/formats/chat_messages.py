@@ -59,7 +59,7 @@ def _first(record: Record, names: tuple[str, ...]) -> Any:
 
 
 def _list(record: Record, names: tuple[str, ...]) -> list[Any] | None:
-    """Return a list, which Parquet files often hold as JSON text; None where the row has none."""
+    """Return a list, which Parquet files often hold as JSON text; None if the row has none."""
     value = _first(record, names)
     value = json_text.loads(value) if isinstance(value, str) and value.startswith("[") else value
     return value if isinstance(value, list) else None

@@ -130,14 +130,14 @@ class ClaudeSession:
     uuid the first counts. All walks are loops, not recursion, since sessions are long. `failures` are
     the program's notes of failed requests by the answer before; after the last answer, the note ended the branch.
 
-    Raises `ValueError` where a line is its own ancestor.
+    Raises `ValueError` if a line is its own ancestor.
     """
 
     def __init__(self, lines: list[Record]) -> None:
         self._lines: dict[str, Record] = {}
         for line in lines:
             self._lines.setdefault(line["uuid"], line)
-        # The line before; None where there is none, or where a sub-agent's conversation begins.
+        # The line before; None if there is none, or where a sub-agent's conversation begins.
         self._parents: dict[str, str | None] = {}
         for uuid, line in self._lines.items():
             parent = line.get("parentUuid")

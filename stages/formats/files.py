@@ -246,7 +246,7 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
 
 
 def _value(text: bytes) -> Any:
-    """Return the value of a JSON text; `ValueError` where it is none, or too deep for the parser."""
+    """Return the value of a JSON text; `ValueError` if it is none, or too deep for the parser."""
     try:
         # Not measured beforehand, which would take as long again: what the parser can take, `clean` measures.
         return json.loads(text)

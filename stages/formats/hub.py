@@ -43,7 +43,7 @@ REFUSED = (401, 403)
 
 
 def one_run(inputs: Inputs) -> Run:
-    """Return the run to publish; raise `UsageError` where there are several."""
+    """Return the run to publish; raise `UsageError` if there are several."""
     runs = {run.path: run for run in inputs.runs()}
     if len(runs) != 1:
         raise UsageError("formats.several-runs", num_runs=len(runs))
@@ -196,7 +196,7 @@ def _table(rows: Sequence[tuple[str, Any]]) -> str:
 
 
 def token(variable: str) -> str:
-    """Return the token from the environment, redacted from now on; raise `UsageError` where the variable is not set."""
+    """Return the token from the environment, redacted from now on; raise `UsageError` if the variable is not set."""
     value = secret_in(variable)
     if not value:
         raise UsageError("formats.hub-token-missing", variable=variable)
@@ -206,7 +206,7 @@ def token(variable: str) -> str:
 def push(folder: Path, repo: str, repo_type: str, *, endpoint: str, secret: str, private: bool) -> dict[str, Any]:
     """Commit a folder to a repository, created if needed, in one commit; return the commit's address and digest.
 
-    Raises `UsageError` where the hub refuses the token or the name, `InfrastructureError` where it cannot be reached.
+    Raises `UsageError` if the hub refuses the token or the name, `InfrastructureError` if it cannot be reached.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import (  # type: ignore[attr-defined]  # Unreachable is of its HTTP client

@@ -72,7 +72,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
 
 
 def _higher_is_better(about: Record, task: str, metric: str | None) -> bool | None:
-    """Return what the results say of a metric of this task, or of all tasks that have it; None where they do not."""
+    """Return what the results say of a metric of this task, or of all tasks that have it; None if they do not."""
     by_task = about.get(HIGHER_IS_BETTER, {})
     # Files of before 2024-08 are named after model and task.
     of_task = [by_task[task]] if task in by_task else by_task.values()

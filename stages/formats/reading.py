@@ -113,7 +113,7 @@ def detect_formats(sources: list[Source], format_name: str, sidecars: Sidecars) 
 
 
 def fits(reader: Reader, record: Any) -> bool:
-    """Whether a record has the layout of a reader; False where examining it fails."""
+    """Whether a record has the layout of a reader; False if examining it fails."""
     try:
         return reader.recognises(record)
     except MALFORMED:

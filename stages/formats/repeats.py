@@ -35,7 +35,7 @@ class StoredTables:
     first: dict[tuple[Path, str, str], Path] = field(default_factory=dict)
 
     def find_copy(self, path: Path, acted: str, *, predicted: bool = False) -> Path | None:
-        """Return the earlier file of the same table that holds this rollout; None where it is new.
+        """Return the earlier file of the same table that holds this rollout; None if it is new.
 
         predicted: it is a prediction, which all files of a folder may hold under any name.
         """

@@ -70,7 +70,7 @@ class Report:
 
 
 def parse_report(location: FileLocation, record: Mapping[str, Any]) -> Report | None:
-    """Return the report that a JSON object is; None where it is none. `TypeError` where its ids are not text."""
+    """Return the report that a JSON object is; None if it is none. `TypeError` if its ids are not text."""
     # `resolved_ids` is SWE-bench's report of a run since 2.0; leaderboard submissions have a list under `resolved`.
     ids = record.get("resolved_ids", record.get("resolved"))
     if isinstance(ids, list):
@@ -288,7 +288,7 @@ def _directions(results: Mapping[str, Any]) -> dict[str, dict[str, bool]]:
 
 
 def _time_of(path: Path) -> str:
-    """Return the time at the end of a file's name; empty where it has none."""
+    """Return the time at the end of a file's name; empty if it has none."""
     match = TIME_OF_FILE.search(stem(path))
     return match[0] if match else ""
 

@@ -118,7 +118,7 @@ def clean(value: Any, counts: Counter[str] | None, depth: int = 0) -> Any:
 
     NaN and infinities become null, integers beyond 64 bits text, and lone surrogates U+FFFD.
 
-    Raises `TooDeep` where it is nested deeper than can be written again.
+    Raises `TooDeep` if it is nested deeper than can be written again.
     """
     if depth > MOST_LEVELS:
         raise TooDeep(f"it is nested deeper than {MOST_LEVELS} levels, and no more are read")

@@ -61,7 +61,7 @@ def predicted_trajectories(record: Record, origin: Origin) -> Iterator[Trajector
 
 
 class Prediction(NamedTuple):
-    """The submission of one rollout, and whether the hidden tests pass on it (None where unknown)."""
+    """The submission of one rollout, and whether the hidden tests pass on it (None if unknown)."""
 
     task_id: str
     patch: str

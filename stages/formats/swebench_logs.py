@@ -80,7 +80,7 @@ class GradedLog:
 
     @property
     def agrees(self) -> bool | None:
-        """Whether our verdict is the harness's; None where one of the two is missing or ours is taken from it."""
+        """Whether our verdict is the harness's; None if one of the two is missing or ours is taken from it."""
         harness_verdict = self.eval_log.harness_resolved
         compared = self.resolved is not None and harness_verdict is not None and self.grader != HARNESS
         return self.resolved == harness_verdict if compared else None
@@ -98,7 +98,7 @@ class GradedLog:
 def find_logs(folder: Path, instance_paths: Sequence[Path] = ()) -> list[EvalLog]:
     """Return every log below a folder, in order of their paths. `instance_paths` are further files of instance rows.
 
-    `BadInput` where it is not a folder or holds no logs.
+    `BadInput` if it is not a folder or holds no logs.
     """
     if not folder.is_dir():
         raise BadInput("formats.logs-folder-missing", folder=str(folder))

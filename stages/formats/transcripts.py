@@ -56,7 +56,7 @@ def small_file(name: str, data: bytes, records: int) -> File:
 
 @dataclass(frozen=True)
 class ExportedTurn:
-    """One step row, the messages observed after it, and the token ids before it (None where not recorded)."""
+    """One step row, the messages observed after it, and the token ids before it (None if not recorded)."""
 
     step: Row
     observed: list[Message]

@@ -272,7 +272,7 @@ def files(transcripts: Iterable[ExportedTranscript], dropped: Counter[str]) -> I
 
 
 def _episode(transcript: ExportedTranscript, dropped: Counter[str]) -> Row:
-    """Return an Episode with one Trace; count in `dropped` where its token ids had to be left out."""
+    """Return an Episode with one Trace; count in `dropped` if its token ids had to be left out."""
     is_known = any(turn.prompt is not None for turn in transcript.turns)
     dropped["token_ids_left_out"] += not transcript.has_tokens and is_known
     rollout, task_row = transcript.rollout, transcript.task

@@ -183,7 +183,7 @@ def grade_tree(
     `tests` are paths that count as tests in addition to those that look like tests, `source` paths that never do.
     `is_requested` returns whether the task asks for a module with this name of a standard one. `commands` is the text
     of the task's shell commands: a new file that they name is part of the solution. Exceptions of `run` pass through;
-    `UnwieldyTree` where the agent's tree cannot be read.
+    `UnwieldyTree` if the agent's tree cannot be read.
     """
     changed = trees.changes(delivered, agent_tree)
     existing = set(trees.walk(delivered))

@@ -214,7 +214,7 @@ def asserting_names(module: ast.Module) -> frozenset[str]:
 
 
 class _Assertions:
-    """The questions of a test by the asserting statement; `NotAskable` where a statement cannot become a question."""
+    """The questions of a test by the asserting statement; `NotAskable` if a statement cannot become a question."""
 
     def __init__(self, values: KnownValues, asserting: frozenset[str]) -> None:
         self._values, self._asserting = values, asserting

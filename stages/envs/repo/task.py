@@ -43,7 +43,7 @@ class RepoTask:
 
     delivered: the tree of which the agent gets a copy, read-only. lists: the tests that must pass. open: opens a
     sandbox on a copy, for the agent. hidden: files that are written for grading alone. solution: returns the changes of
-    the reference solution, None where there is none; a call, since a patch that does not apply must not end a rollout
+    the reference solution, None if there is none; a call, since a patch that does not apply must not end a rollout
     that needs no solution. tests: paths that count as tests whatever their names; source: paths that never do.
     modules: names of standard modules that the solution may shadow. commands: text of the shell commands that test.
     ids: names in `lists` that select several tests (a file, a class). question_files: test files whose assertions may

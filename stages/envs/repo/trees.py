@@ -51,7 +51,7 @@ class TreeFile:
 
 
 Changes = dict[str, TreeFile | None]
-"""Path below the root -> the new file, None where it was deleted."""
+"""Path below the root -> the new file, None if it was deleted."""
 
 
 @contextmanager
