@@ -31,8 +31,6 @@ HIDDEN = {"test_sums.py": "from sums import add\n\ndef test_add():\n    assert a
 ROWS: dict[str, dict[str, Any]] = {
     "ok": {"files": WRONG, "tests": ["test_sums.py::test_add"], "hidden": HIDDEN, "solution": RIGHT},
     "forgeable": {"files": WRONG, "test": "python3 -c 'import sums; assert sums.add(1, 1) == 2'", "solution": RIGHT},
-    "no solution": {"test": "test -s a"},
-    "empty passes": {"test": "true", "solution": {"a": "1"}},
     "fails": {"test": "false", "solution": {"a": "1"}},
 }
 
@@ -77,7 +75,6 @@ def test_own_tasks_get_the_verdicts_that_they_deserve(rows: str) -> None:
     assert "tests that test nothing" not in checks["forgeable"].passing
     # Nothing of these solutions is Python, so that nothing is forged in their functions.
     assert "functions that exit with 0" not in checks["fails"].forgeries
-    assert checks["no-solution"].nothing == [0.0] and checks["no-solution"].solution == []
 
 
 @pytest.mark.parametrize(("name", "passes"), [("ok", False), ("forgeable", True)])

@@ -20,57 +20,6 @@ PASSED
 """
 
 
-def test_a_summary_of_pytest() -> None:
-    assert logs.parse_log_pytest(SUMMARY) == {
-        "tests/test_a.py::test_one": PASSED,
-        "tests/test_a.py::test_two[/a/b/c-1]": PASSED,
-        "tests/test_a.py::test_blank[some": PASSED,
-        "tests/test_a.py::test_three": FAILED,
-        "tests/test_b.py": ERROR,
-        "[1]": SKIPPED,
-        "tests/test_a.py::test_four": XFAIL,
-    }
-
-
-def test_parameters_that_are_paths_are_shortened() -> None:
-    found = log_parser("psf/requests")(SUMMARY + "PASSED t.py::u[//host/a]\nPASSED t.py::v[/a/*]\n")
-    assert {"tests/test_a.py::test_two[/c-1]", "t.py::u[//host/a]", "t.py::v[/a/*]"} <= found.keys()
-
-
-def test_colours_are_taken_out_where_the_repository_prints_them() -> None:
-    line = "\x1b[32mPASSED\x1b[0m t.py::\x1b[1mtest_it\x1b[0m\n"
-    assert log_parser("astropy/astropy")(line) == {"t.py::test_it": PASSED}
-    assert log_parser("pallets/flask")(line) == {}
-
-
-def test_old_pytest_writes_the_status_last() -> None:
-    assert log_parser("scikit-learn/scikit-learn")("sklearn/t.py::test_it PASSED\n") == {
-        "sklearn/t.py::test_it": PASSED
-    }
-
-
-def test_progress_lines_count_for_seaborn() -> None:
-    text = "tests/t.py::test_a PASSED [ 50%]\nFAILED tests/t.py::test_b - x\n"
-    assert log_parser("mwaskom/seaborn")(text) == {"tests/t.py::test_a": PASSED, "tests/t.py::test_b": FAILED}
-
-
-def test_a_line_with_two_verdicts_is_read_as_swebench_reads_it() -> None:
-    seaborn = log_parser("mwaskom/seaborn")
-    assert seaborn("PASSED t.py::a PASSED\nt.py::b PASSED x\nPASSED PASSED t.py::c\nFAILED\n") == {
-        "t.py::a": PASSED,
-        "t.py::b": PASSED,
-        "PASSED": PASSED,
-    }
-    assert log_parser("django/django")("test_a (T) ... FAIL ... FAIL\n") == {"test_a (T)": FAILED}
-    glued = "Applying sites.0002_alter_domain_unique...test_no_migrations (T) ... ok\n"
-    assert log_parser("django/django")(glued) == {"test_no_migrations (T)": PASSED}
-
-
-def test_matplotlib_prints_buttons_in_two_ways() -> None:
-    text = "PASSED t.py::test_it[MouseButton.LEFT-MouseButton.RIGHT]\n"
-    assert log_parser("matplotlib/matplotlib")(text) == {"t.py::test_it[1-3]": PASSED}
-
-
 DJANGO = """\
 test_a (app.tests.T) ... ok
 test_b (app.tests.T) ... FAIL
@@ -85,22 +34,6 @@ test_f (app.tests.T) ... some output
 ok
 FAIL: test_g (app.tests.T)
 """
-
-
-def test_django_prints_between_a_test_and_its_verdict() -> None:
-    assert log_parser("django/django")(DJANGO) == {
-        "test_a (app.tests.T)": PASSED,
-        "test_b (app.tests.T)": FAILED,
-        "test_c (app.tests.T)": ERROR,
-        "test_d (app.tests.T)": SKIPPED,
-        "A docstring stands for its test.": PASSED,
-        "test_e (app.tests.T)": PASSED,
-        "Importing application app": PASSED,
-        "test_f (app.tests.T)": PASSED,
-        "test_g": FAILED,
-    }
-
-
 SYMPY = """\
 sympy/core/tests/test_a.py[4] 
 test_one ok
@@ -111,15 +44,74 @@ test_four ok                                          [FAIL]
 _____________ sympy/core/tests/test_a.py:test_two _____________
 AssertionError
 """
+COLOURED = "\x1b[32mPASSED\x1b[0m t.py::\x1b[1mtest_it\x1b[0m\n"
+LOGS = [
+    (
+        "pallets/flask",
+        SUMMARY,
+        {
+            "tests/test_a.py::test_one": PASSED,
+            "tests/test_a.py::test_two[/a/b/c-1]": PASSED,
+            "tests/test_a.py::test_blank[some": PASSED,
+            "tests/test_a.py::test_three": FAILED,
+            "tests/test_b.py": ERROR,
+            "[1]": SKIPPED,
+            "tests/test_a.py::test_four": XFAIL,
+        },
+    ),
+    # Of parameters that are paths only the last part is kept.
+    ("psf/requests", "PASSED t.py::a[/b/c-1]\n", {"t.py::a[/c-1]": PASSED}),
+    ("psf/requests", "PASSED t.py::u[//host/a]\n", {"t.py::u[//host/a]": PASSED}),
+    ("psf/requests", "PASSED t.py::v[/a/*]\n", {"t.py::v[/a/*]": PASSED}),
+    ("astropy/astropy", COLOURED, {"t.py::test_it": PASSED}),
+    ("pallets/flask", COLOURED, {}),
+    ("scikit-learn/scikit-learn", "sklearn/t.py::test_it PASSED\n", {"sklearn/t.py::test_it": PASSED}),
+    ("mwaskom/seaborn", "t.py::a PASSED [ 50%]\nFAILED t.py::b - x\n", {"t.py::a": PASSED, "t.py::b": FAILED}),
+    # Lines with two verdicts are read as swebench reads them.
+    ("mwaskom/seaborn", "PASSED t.py::a PASSED\nt.py::b PASSED x\n", {"t.py::a": PASSED, "t.py::b": PASSED}),
+    ("mwaskom/seaborn", "PASSED PASSED t.py::c\nFAILED\n", {"PASSED": PASSED}),
+    ("django/django", "test_a (T) ... FAIL ... FAIL\n", {"test_a (T)": FAILED}),
+    (
+        "django/django",
+        "Applying sites.0002_alter_domain_unique...test_no_migrations (T) ... ok\n",
+        {"test_no_migrations (T)": PASSED},
+    ),
+    (
+        "matplotlib/matplotlib",
+        "PASSED t.py::test_it[MouseButton.LEFT-MouseButton.RIGHT]\n",
+        {"t.py::test_it[1-3]": PASSED},
+    ),
+    (
+        "django/django",
+        DJANGO,
+        {
+            "test_a (app.tests.T)": PASSED,
+            "test_b (app.tests.T)": FAILED,
+            "test_c (app.tests.T)": ERROR,
+            "test_d (app.tests.T)": SKIPPED,
+            "A docstring stands for its test.": PASSED,
+            "test_e (app.tests.T)": PASSED,
+            "Importing application app": PASSED,
+            "test_f (app.tests.T)": PASSED,
+            "test_g": FAILED,
+        },
+    ),
+    (
+        "sympy/sympy",
+        SYMPY,
+        {
+            "sympy/core/tests/test_a.py:test_two": FAILED,
+            "test_one": PASSED,
+            "test_two": FAILED,
+            "test_three": ERROR,
+        },
+    ),
+]
 
 
-def test_sympy_names_no_file_but_over_a_failure() -> None:
-    assert log_parser("sympy/sympy")(SYMPY) == {
-        "sympy/core/tests/test_a.py:test_two": FAILED,
-        "test_one": PASSED,
-        "test_two": FAILED,
-        "test_three": ERROR,
-    }
+@pytest.mark.parametrize(("repo", "text", "statuses"), LOGS)
+def test_the_log_of_a_repository_is_parsed_to_statuses(repo: str, text: str, statuses: dict[str, str]) -> None:
+    assert log_parser(repo)(text) == statuses
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from stages.envs.harbor import task_folder
 from stages.envs.harbor.env import HarborEnv
 from stages.envs.harbor.write import BASE_IMAGE, folder_name, write_task, write_tasks
 from stages.envs.repo.task import Packs
-from stages.envs.task_checks import SPLITS
 from stages.envs.tasks.env import TasksEnv
 from stages.errors import BadInput, UsageError
 from stages.runs import runner
@@ -145,24 +144,22 @@ def test_a_change_of_any_part_is_a_difference(folders: Path, tasks: tuple[str, l
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_twenty_features_of_a_package_and_all_of_swe_mini_are_read_again_as_they_were(
+def test_features_of_a_package_and_bugs_of_swe_mini_are_read_again_as_they_were(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("many")
     cache = folder / "cache"
     try:
-        bugs = [task for split in SPLITS for task in load("swe-mini", {"cache": str(cache)}).tasks(split, 12, 0)]
+        bugs = load("swe-mini", {"cache": str(cache)}).tasks("eval", 6, 0)
         package = next((cache / "sdists").glob("toolz-*.tar.gz"))
     except UsageError as error:
         pytest.skip(f"nothing can be fetched on this machine: {error}")
-    assert len(bugs) == 12
     write_tasks("swe-mini", {"cache": str(cache)}, bugs, folder / "mini", BASE_IMAGE, lambda name: None)
     assert_equal_again("swe-mini", {"cache": str(cache)}, bugs, folder / "mini")
-    config = make_tasks.Config(package=str(package), tasks=20, scope="covering")
+    config = make_tasks.Config(package=str(package), tasks=4, scope="covering")
     run = Run(runner.execute("tasks", {}, config, root=folder / "runs").path)
     features = [task_table.read_task(row) for row in run.rows(TASK)]
-    assert len(features) == 20
+    assert len(features) == 4
     exported = runner.execute("export", {"tasks": run}, export.Config(format="harbor"), root=folder / "runs").path
     assert_equal_again("feature-deletion", {"tasks": str(run.path)}, features, exported / "harbor")
 

@@ -43,7 +43,7 @@ RESOLVED = dict.fromkeys(LOGS, False) | {"all pass": True, "the fix is skipped":
 
 
 @pytest.mark.parametrize("kind", LOGS)
-def test_ours_needs_nothing(kind: str) -> None:
+def test_a_log_is_graded_by_its_lists(kind: str) -> None:
     row = {**ROW, "FAIL_TO_PASS": json.loads(ROW["FAIL_TO_PASS"])}
     assert lists_of(row) == lists_of(ROW), "the lists may be lists"
     ours = grade_container_log(LOGS[kind], lists_of(ROW), ROW["repo"])
@@ -108,7 +108,7 @@ REST = [
 def test_every_dialect_reads_random_logs_as_swebench_does() -> None:
     from swebench.harness.log_parsers import MAP_REPO_TO_PARSER
 
-    for seed in range(400):
+    for seed in range(100):
         draw = random.Random(seed)
         text = "".join(draw.choice(draw.choice([TESTS, VERDICTS, REST])) for _ in range(60))
         for repo, ours in logs.LOG_PARSERS.items():
