@@ -31,6 +31,7 @@ from stages.runs.run import RunWriter
 from stages.training.channels.hints import spread, with_hint
 from stages.training.config import Config
 from stages.training.rollouts import planned
+from stages.words import Sentence
 
 if TYPE_CHECKING:
     from stages.training.distributed import Student
@@ -83,23 +84,19 @@ class HintCheck:
             for rate in (self.hinted, self.plain)
             for low, high in [wilson(rate, self.graded)]
         ]
-        left_out = f", {self.ungraded} more could not be graded" if self.ungraded else ""
-        return (
-            f"behind hints {rates[0]} of the student's answers pass, without hints {rates[1]} "
-            f"({counted(self.graded, 'answer')} each way{left_out})"
-        )
+        return Sentence("arms.hint-check", hinted=rates[0], plain=rates[1], answers=self.graded, ungraded=self.ungraded)
 
 
 def obstacle(config: Config, environment: Environment) -> str | None:
     """Return why hints cannot be checked before the training, as a clause; None where they can."""
     if config.hints.source == "rollout":
-        return "hints.source=rollout shows a rollout that passed, and none was played yet"
+        return Sentence("arms.hints-from-passes")
     if config.hints.source == "llm":
-        return "hints.source=llm writes a hint from what went wrong, and nothing was played yet"
+        return Sentence("arms.hints-from-mistakes")
     if not isinstance(environment, HintsAnswers):
-        return f"a hint of {environment.name} stands after what went wrong in a rollout, and nothing was played yet"
+        return Sentence("arms.hints-of-environment", environment=environment.name)
     if config.diloco.store is not None:
-        return "each of several replicas would decide by itself"
+        return Sentence("arms.hints-decided-by-replicas")
     return None
 
 
@@ -123,8 +120,8 @@ def measure(
         play(make, policy, rollouts, max_steps=max_steps, before_turn=before_turn)
     # An answer that the machinery could not grade is no failure, and its pair tells nothing.
     passed = Counter(
-        pair if None not in (pair := (_passed(one), _passed(other))) else None
-        for one, other in zip(plain, hinted, strict=True)
+        pair if None not in (pair := (_passed(plain_answer), _passed(hinted_answer))) else None
+        for plain_answer, hinted_answer in zip(plain, hinted, strict=True)
     )
     sampled = sum(step.sample.completion_tokens for rollout in (*plain, *hinted) for step in rollout.steps)
     return HintCheck(
@@ -158,43 +155,41 @@ def check_hints(config: Config, student: "Student", tasks: Sequence[Task], out: 
     if not number:
         return None
     if reason := obstacle(config, make()):
-        return _told(f"hints were not checked: {reason}", student, out)
+        return _tell(Sentence("arms.hints-not-checked", reason=reason), student, out)
     unit = f"hint-check-{number}"  # another number of answers is another measurement
 
     def measured() -> HintCheck:
         if out.finished(unit):
             return HintCheck(**next(out.journal.read([unit]))["hint_check"])
         # From all tasks, since a short training has fewer prompts than answers are needed to tell.
-        asked = list(islice(cycle(spread(tasks, number)), number))
+        questions = list(islice(cycle(spread(tasks, number)), number))
         with activity(f"answering {counted(number, 'task')} without and with hints"), student.autocast():
-            found = measure(
+            result = measure(
                 make,
                 student.policy,
-                asked,
+                questions,
                 seed=config.seed,
                 max_steps=config.max_steps,
                 before_turn=out.raise_if_stopped,
             )
-        if found.graded:  # otherwise a resumed run tries again
-            out.write(unit, {"hint_check": asdict(found), "task_ids": [task.task_id for task in asked]})
-        return found
+        if result.graded:  # otherwise a resumed run tries again
+            out.write(unit, {"hint_check": asdict(result), "task_ids": [task.task_id for task in questions]})
+        return result
 
     student.gather()
-    found = ranks.broadcast_from_rank0(measured)
-    if not found.graded:
-        return _told(f"hints were not checked: none of {number} pairs of answers could be graded", student, out)
-    out.set_summary(hint_check={"hinted": found.hinted, "plain": found.plain, "answers": found.graded})
-    if found.harmful:
-        raise Incomplete(
-            f"Hints make the student a worse teacher: {found}. Nothing was trained; change the hints, or train on them "
-            "all the same with --resume --set hints.check_answers=0."
-        )
-    if found.hinted > found.plain:
-        return _told(str(found), student, out)
-    return _told(f"hints do not help: {found}", student, out, warning=True)
+    result = ranks.broadcast_from_rank0(measured)
+    if not result.graded:
+        reason = Sentence("arms.ungraded-pairs", pairs=number)
+        return _tell(Sentence("arms.hints-not-checked", reason=reason), student, out)
+    out.set_summary(hint_check={"hinted": result.hinted, "plain": result.plain, "answers": result.graded})
+    if result.harmful:
+        raise Incomplete("arms.hints-do-harm", result=str(result))
+    if result.hinted > result.plain:
+        return _tell(str(result), student, out)
+    return _tell(Sentence("arms.hints-do-not-help", result=str(result)), student, out, warning=True)
 
 
-def _told(clause: str, student: "Student", out: RunWriter, *, warning: bool = False) -> str:
+def _tell(clause: str, student: "Student", out: RunWriter, *, warning: bool = False) -> str:
     if student.ranks.first:
         out.progress(Notice(f"warning: {clause}" if warning else clause), 0, 0)
     return clause

@@ -38,6 +38,7 @@ from stages.runs.run import Inputs, Run, RunWriter
 from stages.runs.settings import StageConfig, Tree, build
 from stages.runs.stage import Plan, blocks
 from stages.terms import SamplingUnit, sampling_unit_of
+from stages.words import Sentence
 
 PAIR_SET = 12
 """Hexadecimal digits of the digest that names a set of pairs."""
@@ -72,71 +73,61 @@ def arms(inputs: Inputs, config: Config, to_train: Sequence[tuple[str, int]] = (
     """
     trained = inputs.many("arms")
     if not (trained or config.policies or to_train):
-        raise BadInput(
-            "There is nothing to compare. Train arms with `composer train` and give each training with --from RUN; "
-            "or give models with --set policies.NAME.model=MODEL. Rollouts that are there already are compared by "
-            "`composer compare A B`."
-        )
+        raise BadInput("arms.nothing-to-compare")
     infos = [CheckpointInfo.of(run) for run in trained]
-    played = []
+    played_arms = []
     for info, run in zip(infos, trained, strict=True):
         folder = str(run.folder(CHECKPOINT))
         model = f"{VLLM}{folder}" if info.start.served else folder
         pairs = run.manifest.inputs.get("pairs")
         pair_set = pairs[0].content[:PAIR_SET] if pairs else None
-        played.append(
+        played_arms.append(
             Arm(info.arm, info.train_seed, info.start.model_copy(update={"model": model}), pair_set, trained=True)
         )
     # A model of the settings has no training seed; like the start it counts as seed 0.
-    played += [Arm(name, 0, policy) for name, policy in config.policies.items()]
-    names = [(arm.name, arm.seed) for arm in played]
+    played_arms += [Arm(name, 0, policy) for name, policy in config.policies.items()]
+    names = [(arm.name, arm.seed) for arm in played_arms]
     if repeated := next((name for name in names if names.count(name) > 1), None):
-        raise BadInput(f"Arm {repeated[0]!r} with seed {repeated[1]} was given twice. Give every arm and seed once.")
+        raise BadInput("arms.arm-twice", arm=repeated[0], seed=repeated[1])
     # Compared by the identity of the policy and not by its path, as a folder may have been moved.
     starts = {info.start_identity: run for info, run in zip(infos, trained, strict=True)}
     if len(starts) > 1:
-        raise BadInput(
-            "The arms did not start from the same model, so they cannot be compared: "
-            + ", ".join(str(run.path) for run in starts.values())
-        )
+        raise BadInput("arms.several-starts", paths=[run.path for run in starts.values()])
     if infos and config.with_start:
-        played.insert(0, Arm(START, 0, infos[0].start))
-    if not {config.baseline, config.treatment} <= (there := {arm.name for arm in played}):
-        played += [Arm(*key, PolicyConfig(), trained=key[0] != START) for key in to_train if key[0] not in there]
-    played = [arm.at(config.temperature) for arm in played]
-    played += [replace(arm.at(0.0), name=arm.name + AT_ZERO, once=True) for arm in played] if config.greedy else []
-    _require_compared([arm.name for arm in played], config, "give its training with --from RUN")
-    return played
+        played_arms.insert(0, Arm(START, 0, infos[0].start))
+    if not {config.baseline, config.treatment} <= (arm_names := {arm.name for arm in played_arms}):
+        played_arms += [
+            Arm(*key, PolicyConfig(), trained=key[0] != START) for key in to_train if key[0] not in arm_names
+        ]
+    played_arms = [arm.at(config.temperature) for arm in played_arms]
+    played_arms += (
+        [replace(arm.at(0.0), name=arm.name + AT_ZERO, once=True) for arm in played_arms] if config.greedy else []
+    )
+    _require_compared([arm.name for arm in played_arms], config, Sentence("arms.give-training"))
+    return played_arms
 
 
-def _require_compared(names: Sequence[str], config: Config, remedy: str) -> None:
+def _require_compared(names: Sequence[str], config: Config, remedy: Sentence) -> None:
     """Raise `UsageError` where two of baseline, treatment and control are one arm, or one is none of these arms.
 
     Inherited settings are not validated again, and are checked here.
     """
-    there = sorted(dict.fromkeys(names), key=lambda name: name != START)  # else as given: the first is what was before
+    # Else as given: the first is what was before.
+    known_arms = sorted(dict.fromkeys(names), key=lambda name: name != START)
     roles = {"baseline": config.baseline, "treatment": config.treatment, "control": config.control}
-    for setting in ("baseline", "treatment"):
-        if (name := roles[setting]) not in names:
-            two = (
-                f"Compare two of these: --set baseline={there[0]} --set treatment={there[1]}; or " if there[1:] else ""
-            )
-            sentence = f"{two}{remedy}"
-            raise UsageError(
-                f"There is no arm {name!r}, which is to be the {setting}; there are: {', '.join(there)}. "
-                f"{sentence[0].upper()}{sentence[1:]}."
-            )
-    for one, other in combinations(roles, 2):
-        if roles[one] == roles[other]:
-            wanted = "another control, or none with --set control=null" if other == "control" else "two arms"
-            raise UsageError(
-                f"{one} and {other} are both {roles[one]!r}. Name {wanted}; there are: {', '.join(there)}."
-            )
+    for role in ("baseline", "treatment"):
+        if (name := roles[role]) not in names:
+            raise UsageError("arms.no-arm", arm=name, role=role, arms=known_arms, remedy=remedy)
+    for first, second in combinations(roles, 2):
+        if roles[first] == roles[second]:
+            raise UsageError("arms.arms-are-the-same", first=first, second=second, arm=roles[first], arms=known_arms)
 
 
-def is_one_model(played: Sequence[Arm], config: Config) -> bool:
+def is_one_model(played_arms: Sequence[Arm], config: Config) -> bool:
     """Return whether baseline and treatment are one model with equal settings."""
-    first, second = ([arm.policy for arm in played if arm.name == name] for name in (config.baseline, config.treatment))
+    first, second = (
+        [arm.policy for arm in played_arms if arm.name == name] for name in (config.baseline, config.treatment)
+    )
     return first == second
 
 
@@ -157,30 +148,35 @@ def inherit(config: Config, reads: Sequence[tuple[str, Tree]]) -> Config:
     def shared(setting: str, value_of: Callable[[Tree], Any], remedy: str) -> Any:
         values = {name: value_of(tree) for name, tree in sources.items()}
         first = next(iter(values.values()))
-        if other := next((name for name, value in values.items() if value != first), None):
+        if second := next((name for name, value in values.items() if value != first), None):
             raise UsageError(
-                f"The {setting} of these runs cannot be taken, as they differ: {first} for {next(iter(values))}, "
-                f"{values[other]} for {other}. Give {remedy}."
+                "arms.runs-differ",
+                key=setting,
+                first=next(iter(values)),
+                value_first=first,
+                second=second,
+                value_second=values[second],
+                remedy=remedy,
             )
         return first
 
-    taken: dict[str, Any] = {}
-    own, env = config.env.model_fields_set, next(iter(sources.values()))["env"]
-    remedy = "--env NAME, and its options as --set env.KEY=VALUE"
-    if not {"name", "options"} & own:
+    inherited: dict[str, Any] = {}
+    fields, env = config.env.model_fields_set, next(iter(sources.values()))["env"]
+    remedy = Sentence("arms.environment-and-options")
+    if not {"name", "options"} & fields:
         shared("environment", lambda tree: env_in_words(tree["env"]["name"], tree["env"]["options"]), remedy)
-        taken["env"] = config.env.model_copy(update={"name": env["name"], "options": env["options"]})
-    elif "name" not in own:
+        inherited["env"] = config.env.model_copy(update={"name": env["name"], "options": env["options"]})
+    elif "name" not in fields:
         shared("environment", lambda tree: tree["env"]["name"], remedy)
-        taken["env"] = config.env.model_copy(update={"name": env["name"]})
+        inherited["env"] = config.env.model_copy(update={"name": env["name"]})
     if trainings and "max_steps" not in config.model_fields_set:
-        taken["max_steps"] = shared("max_steps", lambda tree: tree["max_steps"], "--set max_steps=N")
+        inherited["max_steps"] = shared("max_steps", lambda tree: tree["max_steps"], Sentence("arms.number-of-steps"))
     arms = {tree["arm"] for tree in trainings.values()}
     alone = len(arms) == 1 and all(stage == "train" for stage, _ in reads) and not config.policies
     if config.with_start and alone:
         natural = {"baseline": START, "treatment": arms.pop(), "control": None}
-        taken |= {key: value for key, value in natural.items() if key not in config.model_fields_set}
-    return config.model_copy(update=taken)
+        inherited |= {key: value for key, value in natural.items() if key not in config.model_fields_set}
+    return config.model_copy(update=inherited)
 
 
 def env_in_words(name: str, options: Mapping[str, Any]) -> str:
@@ -193,7 +189,7 @@ def check_reads(config: Config, reads: Sequence[tuple[str, StageConfig]]) -> Non
     trained = {str(getattr(read, "arm", "")) for stage, read in reads if stage == "train"}
     if trained:
         start = [START] if config.with_start else []
-        _require_compared([*start, *sorted(trained), *config.policies], config, "add its training to the preset")
+        _require_compared([*start, *sorted(trained), *config.policies], config, Sentence("arms.add-to-preset"))
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
@@ -201,18 +197,18 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     reporting.check(config.report_to)
     for policy in config.policies.values():
         scripted.check(policy, config.env.name)
-    played = arms(inputs, config)
-    units = config.tasks * rollouts_of_task(played, config.samples)
+    played_arms = arms(inputs, config)
+    units = config.tasks * rollouts_of_task(played_arms, config.samples)
     control = f", control {config.control}" if config.control else ""
     compared = [f"{config.treatment} against {config.baseline}{control}"]
     of_trainings = [env for run in inputs.many("arms") if (env := run.manifest.config.get("env"))]
     if trained := {env_in_words(env["name"], env["options"]) for env in of_trainings}:
-        here = env_in_words(config.env.name, config.env.options)
-        also = "as trained" if trained == {here} else f"trained in {' and '.join(sorted(trained))}"
-        compared.append(f"environment {here}, {also}")
-    looked = (f"in {config.looks} looks, the later ones only while nothing is decided",) if config.looks > 1 else ()
-    same = [describe_one_model(config.baseline, config.treatment)] if is_one_model(played, config) else []
-    notes = (*compared, *same, *config.limits.notes(config.max_steps), *looked)
+        environment = env_in_words(config.env.name, config.env.options)
+        also = "as trained" if trained == {environment} else f"trained in {' and '.join(sorted(trained))}"
+        compared.append(f"environment {environment}, {also}")
+    looks = [Sentence("arms.planned-looks", looks=config.looks)] if config.looks > 1 else []
+    same = [describe_one_model(config.baseline, config.treatment)] if is_one_model(played_arms, config) else []
+    notes = (*compared, *same, *config.limits.notes(config.max_steps), *looks)
     return Plan(units=units, what="rollouts", notes=notes, up_to=config.counts_by_default())
 
 
@@ -230,35 +226,32 @@ def planned(runs: Sequence[Run], config: Config) -> planner.PlannedEvaluation:
         played_in = (pilot.manifest.config.get("env") or {}).get("name")  # None for imported rollouts
         if played_in is not None and not envs.is_same_environment(played_in, config.env.name):
             raise UsageError(
-                f"The pilot {pilot.path} was played in the environment {played_in!r}, and the evaluation is planned in "
-                f"{config.env.name!r}, of which it gives no rates. Give --env {played_in}, or a pilot in "
-                f"{config.env.name!r}."
+                "arms.pilot-of-other-environment", path=pilot.path, played=played_in, planned=config.env.name
             )
         if not pilot.holds(EVAL_ITEM):
             items += rollout_items(pilot)
             continue
-        items += (own := pilot.rows(EVAL_ITEM))
-        config = as_evaluated(config, pilot.manifest.config, own)
-        evaluated |= dict.fromkeys((one["arm"], one["train_seed"]) for one in own if not one["arm"].endswith(AT_ZERO))
-    if (items or len(trainings) < len(runs)) and not known_items(items, config.baseline)[0]:
-        failed = next((f" ({one['error_type']}: {one['error']})" for one in items if one["error_type"]), "")
-        raise BadInput(
-            f"None of the pilot's {len(items)} rollouts has a known outcome{failed}, so it gives no rates. Retry what "
-            "failed in it with --resume, give another pilot, or plan without one."
+        items += (pilot_items := pilot.rows(EVAL_ITEM))
+        config = as_evaluated(config, pilot.manifest.config, pilot_items)
+        evaluated |= dict.fromkeys(
+            (item["arm"], item["train_seed"]) for item in pilot_items if not item["arm"].endswith(AT_ZERO)
         )
+    if (items or len(trainings) < len(runs)) and not known_items(items, config.baseline)[0]:
+        failed = next(((item["error_type"], item["error"]) for item in items if item["error_type"]), None)
+        raise BadInput("arms.pilot-without-outcomes", rollouts=len(items), failed=failed)
     names = [*([START] if config.with_start else []), config.baseline, config.treatment, config.control]
     to_train = list(evaluated) or [(name, 0) for name in names if name]
-    played = arms(Inputs({"arms": trainings} if trainings else {}), config, to_train)
-    compared = [arm.name for arm in played if arm.trained and arm.name in (config.baseline, config.treatment)]
-    seeds = given = max(Counter(compared).values(), default=1)
+    played_arms = arms(Inputs({"arms": trainings} if trainings else {}), config, to_train)
+    compared = [arm.name for arm in played_arms if arm.trained and arm.name in (config.baseline, config.treatment)]
+    seeds = num_seeds = max(Counter(compared).values(), default=1)
     if compared and "seeds" in config.planning.model_fields_set:
-        given = config.planning.seeds
+        num_seeds = config.planning.seeds
 
     def rollouts(design: Design) -> int:
         """Return how many rollouts the arms play on a design, which may have other training seeds."""
-        named = {arm.name: arm for arm in played}.values()
+        named = {arm.name: arm for arm in played_arms}.values()
         arms = [arm for arm in named for _ in range(design.seeds if arm.trained else 1)]
-        return design.num_tasks * rollouts_of_task(played if design.seeds == seeds else arms, design.samples)
+        return design.num_tasks * rollouts_of_task(played_arms if design.seeds == seeds else arms, design.samples)
 
     sampling, make, most = config.sampling(), config.opener(), config.tasks
     drawn = config.draw(make, most)
@@ -267,15 +260,15 @@ def planned(runs: Sequence[Run], config: Config) -> planner.PlannedEvaluation:
         drawn = config.draw(make, most, at_most=True)
     units = [sampling.of(task.task_id, task.family) for task in drawn]
     supply = Supply.of(units, complete=len(units) < most, fixed=sampling.fixed)
-    design = Design(supply.sizes(config.tasks), config.samples, given, sampling.fixed)
+    design = Design(supply.sizes(config.tasks), config.samples, num_seeds, sampling.fixed)
     design = replace(design, one_baseline=len(set(compared)) == 1, untrained=not compared)
     return planner.PlannedEvaluation(config, items, supply, design, rollouts)
 
 
 def pilots_of(runs: Sequence[Run]) -> list[Run]:
     """Return the runs that give rates: those that are no trainings, or else the rollouts of trainings."""
-    others = [run for run in runs if not run.holds(CHECKPOINT)]
-    return others or [run for run in runs if run.holds(ROLLOUT)]
+    pilots = [run for run in runs if not run.holds(CHECKPOINT)]
+    return pilots or [run for run in runs if run.holds(ROLLOUT)]
 
 
 def study(runs: Sequence[Run], config: Config, tell: Callable[[str, int, int], None]) -> tuple[Row, str]:
@@ -284,76 +277,78 @@ def study(runs: Sequence[Run], config: Config, tell: Callable[[str, int, int], N
     runs: trainings, which are arms as in the evaluation itself, and pilots. `tell` is called with what is counted, how
     many designs are simulated, and how many there are.
     """
-    found = planner.study(planned(runs, config), tell)
-    found = replace(found, pilots=tuple(run_name(run.path) for run in pilots_of(runs)))
-    return asdict(found), study_text(found)
+    result = planner.study(planned(runs, config), tell)
+    result = replace(result, pilots=tuple(run_name(run.path) for run in pilots_of(runs)))
+    return asdict(result), study_text(result)
 
 
 def as_evaluated(config: Config, tree: Tree, items: Iterable[Row]) -> Config:
     """Return the settings, where nobody gave any those of an earlier evaluation: its settings and its items' tasks."""
     names = ("samples", "baseline", "treatment", "control", "greedy", "policies", "looks", "units")
-    theirs = build("evaluate", Config, [{name: tree[name] for name in names if name in tree}])
-    taken = {name: getattr(theirs, name) for name in theirs.model_fields_set - config.model_fields_set}
-    taken["policies"] = {**theirs.policies, **config.policies}
+    settings = build("evaluate", Config, [{name: tree[name] for name in names if name in tree}])
+    inherited = {name: getattr(settings, name) for name in settings.model_fields_set - config.model_fields_set}
+    inherited["policies"] = {**settings.policies, **config.policies}
     if "tasks" not in config.model_fields_set:
-        taken["tasks"] = len({item["task_id"] for item in items})
-    return config.model_copy(update=taken)
+        inherited["tasks"] = len({item["task_id"] for item in items})
+    return config.model_copy(update=inherited)
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Play every arm on every task, look by look, until all is decided or played."""
-    played, make = arms(inputs, config), cache(config.opener)
+    played_arms, make = arms(inputs, config), cache(config.opener)
     sampling, tasks = config.sampling(), config.draw(make(), config.tasks, out)
-    config.tell_of_fewer(tasks, len(tasks) * rollouts_of_task(played, config.samples), out)
+    config.tell_of_fewer(tasks, len(tasks) * rollouts_of_task(played_arms, config.samples), out)
     trained = inputs.many("arms")
     infos = [CheckpointInfo.of(run) for run in trained]
     by_training = [(info.arm, info.train_seed, run) for info, run in zip(infos, trained, strict=True)]
     differing = (*trained_differences(by_training), *policy_differences(config.policies))
     refuse_trained(infos, config.env.name, [task.task_id for task in tasks])
     looks = parts(len(tasks), config.looks)
-    taken: list[Look] = []
+    looks_taken: list[Look] = []
     damaged: dict[tuple[str, int], str] = {}
     question = EvalQuestion(
         *(config.baseline, config.treatment, config.control, sampling),
         untrained=frozenset(name + end for name in (START, *config.policies) for end in ("", AT_ZERO)),
         collapsed={(info.arm, info.train_seed): info.collapsed for info in infos if info.collapsed},
     )
-    for arm in played:
+    for arm in played_arms:
         if kind_of(arm.policy) == "local":
             available.check(arm.policy)  # before another arm has played for hours
     following = reporting.log_units(config.report_to, out, out.manifest.label)
-    with following, Serving(out, [arm.policy for arm in played]) as serving:
+    with following, Serving(out, [arm.policy for arm in played_arms]) as serving:
         # Each look has its share of alpha, so that looking several times does not raise the rate of false verdicts.
         for part, level in zip(looks, levels(len(looks)), strict=True):
-            theirs = [tasks[index] for index in part]
-            out.spread(worker_blocks((arm, _rollouts(arm, theirs, config)) for arm in played), "rollouts of all arms")
-            for arm in played:
-                if why := _play(arm, make(), theirs, serving, config, out):
+            part_tasks = [tasks[index] for index in part]
+            out.spread(
+                worker_blocks((arm, _rollouts(arm, part_tasks, config)) for arm in played_arms), "rollouts of all arms"
+            )
+            for arm in played_arms:
+                if why := _play(arm, make(), part_tasks, serving, config, out):
                     damaged[arm.name, arm.seed] = why
-            sound = [arm for arm in played if (arm.name, arm.seed) not in damaged]
-            names = [item_id(arm, one) for arm in sound for one in _rollouts(arm, tasks[: part.stop], config)]
+            sound = [arm for arm in played_arms if (arm.name, arm.seed) not in damaged]
+            names = [item_id(arm, rollout) for arm in sound for rollout in _rollouts(arm, tasks[: part.stop], config)]
             # Transcripts, patches and logs stay on disk: the other columns of an item are small.
             items = [record["item"] | dict.fromkeys(LONG) for record in out.journal.read(names)]
             verdict = decide(items_table(items), replace(question, alpha=level, damaged=damaged), differing)
-            taken.append(Look(part.stop, level, verdict.decision, verdict.gain))
+            looks_taken.append(Look(part.stop, level, verdict.decision, verdict.gain))
             if verdict.settled or damaged:
                 break
     if len(looks) > 1:
-        verdict = replace(verdict, looks=tuple(taken), planned_looks=len(looks), planned_tasks=len(tasks))
-    _finish(replace(verdict, one_model=is_one_model(played, config)), items, out)
+        verdict = replace(verdict, looks=tuple(looks_taken), planned_looks=len(looks), planned_tasks=len(tasks))
+    _finish(replace(verdict, one_model=is_one_model(played_arms, config)), items, out)
 
 
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Play every arm on every task, without deciding anything."""
     make = config.opener()
     tasks = config.draw(make, config.tasks)
-    played = arms(inputs, config)
-    with Serving(out, [arm.policy for arm in played]) as serving:
+    played_arms = arms(inputs, config)
+    with Serving(out, [arm.policy for arm in played_arms]) as serving:
         for part in parts(len(tasks), config.looks):
-            for arm in played:
-                theirs = [tasks[index] for index in part]
-                if not all(out.finished(item_id(arm, rollout)) for rollout in _rollouts(arm, theirs, config)):
-                    _play(arm, make, theirs, serving, config, out)
+            for arm in played_arms:
+                part_tasks = [tasks[index] for index in part]
+                if not all(out.finished(item_id(arm, rollout)) for rollout in _rollouts(arm, part_tasks, config)):
+                    _play(arm, make, part_tasks, serving, config, out)
 
 
 def item_id(arm: Arm, rollout: LiveRollout) -> str:
@@ -419,9 +414,9 @@ def _rollouts(arm: Arm, tasks: list[Task], config: Config) -> list[LiveRollout]:
     return [LiveRollout(task, index, config.seed) for task in tasks for index in range(samples)]
 
 
-def rollouts_of_task(played: Iterable[Arm], samples: int) -> int:
+def rollouts_of_task(played_arms: Iterable[Arm], samples: int) -> int:
     """Return how many rollouts of one task these arms play."""
-    return sum(1 if arm.once else samples for arm in played)
+    return sum(1 if arm.once else samples for arm in played_arms)
 
 
 def _play(
@@ -468,6 +463,9 @@ def _finish(verdict: EvalVerdict, items: list[Row], out: RunWriter) -> None:
     if failed:
         first = next(item for item in items if item["error_type"])
         raise Incomplete(
-            f"{failed} of {len(items)} rollouts failed, the first with {first['error_type']}: {first['error']}. "
-            "Retry them with --resume."
+            "arms.rollouts-failed",
+            failed=failed,
+            rollouts=len(items),
+            kind=first["error_type"],
+            error=first["error"],
         )
