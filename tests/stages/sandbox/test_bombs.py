@@ -6,47 +6,8 @@ from pathlib import Path
 import pytest
 
 from stages.sandbox import Limits, Sandbox, open_sandbox
-from tests.stages.sandbox.conftest import count_processes, python
+from tests.stages.sandbox.conftest import PROGRAMS, count_processes, python
 
-ORPHANS = {
-    "nohup": "nohup sleep MARK >/dev/null 2>&1 & sleep 60",
-    "setsid": "setsid sleep MARK & sleep 60",
-    "double fork": "(setsid bash -c 'sleep MARK & disown; exec sleep MARK' &) ; sleep 60",
-    "trap": "trap '' TERM HUP INT; sleep MARK & while true; do sleep MARK; done",
-    "stopped": "sleep MARK & kill -STOP $! ; kill -STOP $$",
-}
-THREADS = """
-import threading, time
-threading.stack_size(1 << 16)
-for _ in range(99): threading.Thread(target=time.sleep, args=(60,)).start()
-"""
-SHARED_MEMORY = """
-import mmap
-memory = mmap.mmap(-1, 1 << 30)
-for at in range(0, 1 << 30, 4096): memory[at] = 1
-"""
-COPY_ON_WRITE = """
-import os, time
-kept = os.urandom(60 << 20)
-for _ in range(6): os.fork() or time.sleep(9)
-time.sleep(0.3)
-"""
-PAGE_TABLES = """
-import mmap
-size = 1 << 39
-memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, prot=mmap.PROT_READ)
-for at in range(0, size, 2 << 20): memory[at]
-import time; time.sleep(9)
-"""
-DELETED_FILES = """
-import os, time
-kept = []
-for _ in range(99):
-    kept.append(open("u", "wb"))
-    kept[-1].write(bytes(7 << 20))
-    os.unlink("u")
-time.sleep(60)
-"""
 WRITE = "head -c 7M /dev/zero"
 
 
@@ -56,7 +17,7 @@ WRITE = "head -c 7M /dev/zero"
         ":(){ :|:& };:; sleep 60",
         "bomb(){ bomb|bomb& }; bomb; sleep 60",
         python("import os\nwhile True: os.fork()"),
-        python(THREADS),
+        python(PROGRAMS["threads"]),
     ],
     ids=["a nameless function", "a function", "forks of Python", "threads"],
 )
@@ -75,10 +36,10 @@ ONE_OF_SIX = "python3 -c 'x = b\"x\" * (90 << 20); import time; time.sleep(9)'"
     [
         ("python3 -c 'x = bytearray(1 << 30)'", (1, None)),  # by a MemoryError
         # A table of 4 KiB for every 2 MiB that are looked into: a GiB in all, and hardly any resident memory.
-        (python(PAGE_TABLES), (137, "memory")),
+        (python(PROGRAMS["page_tables"]), (137, "memory")),
         (f"for i in 1 2 3 4 5 6; do {ONE_OF_SIX} & done; wait", (137, "memory")),
-        (python(SHARED_MEMORY), (137, "memory")),
-        (python(COPY_ON_WRITE), (0, None)),  # what forks share counts once
+        (python(PROGRAMS["shared_memory"]), (137, "memory")),
+        (python(PROGRAMS["copy_on_write"]), (0, None)),  # what forks share counts once
     ],
     ids=["one process", "page tables", "several processes", "a shared mapping", "forks"],
 )
@@ -113,7 +74,7 @@ def test_one_file_and_the_cpu_seconds_of_a_process_have_a_limit(work: Path) -> N
         f"for i in $(seq 99); do {WRITE} > f$i; done; sleep 60",
         f"mkdir -p a/b; cd a/b; for i in $(seq 99); do {WRITE} > .f$i; done",
         f"mkdir -m 300 dark; for i in $(seq 99); do {WRITE} > dark/$i; done; sleep 60",
-        f"python3 -c '{DELETED_FILES}'",
+        f"python3 -c '{PROGRAMS['deleted_files']}'",
     ],
     ids=["large files", "hidden files", "a folder that cannot be listed", "deleted files"],
 )
@@ -136,8 +97,8 @@ def test_endless_output_is_counted_not_kept(box: Sandbox) -> None:
     assert result.timed_out and result.output_bytes > 1 << 20 and len(result.output) <= 8192
 
 
-@pytest.mark.parametrize("name", ORPHANS)
+@pytest.mark.parametrize("name", PROGRAMS["orphans"])
 def test_orphans_end_with_the_time_out(either: Sandbox, name: str, mark: str) -> None:
-    result = either.run(ORPHANS[name].replace("MARK", mark), wall_s=0.3)
+    result = either.run(PROGRAMS["orphans"][name].replace("MARK", mark), wall_s=0.3)
     assert (result.returncode, result.timed_out) == (124, True)
     assert count_processes(mark) == 0

@@ -16,7 +16,7 @@ from stages.errors import UsageError
 from stages.sandbox import KINDS, Answer, Answers, Call, Limits, judge, match
 from stages.sandbox.guest.protocol import HEAD
 from stages.sandbox.judge import _parsed
-from tests.stages.sandbox.conftest import count_processes
+from tests.stages.sandbox.conftest import PROGRAMS, count_processes
 
 LIMITS = Limits(wall_s=1.0, cpu_s=2, memory_mb=256, processes=16, output_bytes=4096)
 RIGHT = "def add(a, b):\n    return a + b\n"
@@ -33,50 +33,7 @@ def alone(source: str, function: str, *arguments: tuple[Any, ...]) -> list[Call]
     return [Call(source.encode(), function, arguments or [()])]
 
 
-FORGERIES = {
-    "exit": "import os\nos._exit(0)",
-    "exit in the call": "import os\ndef add(a, b): os._exit(0)",
-    "sys.exit": "import sys\ndef add(a, b): sys.exit(0)",
-    "printing": 'def add(a, b):\n    print(\'["v",3]\\n["v",7]\', flush=True)\n    raise ValueError',
-    "printing to every descriptor but its own": (
-        "import os\ndef add(a, b):\n    for n in (0, 1, 2, *range(4, 64)):\n"
-        '        try: os.write(n, b\'["v",3]\\n["v",7]\\n\')\n        except OSError: pass\n    os._exit(0)'
-    ),
-    "closing descriptors": "import os\ndef add(a, b):\n    os.closerange(0, 256)\n    return a + b",
-    "infinite loop": "def add(a, b):\n    while True: pass",
-    "sleeping on import": "import time\ntime.sleep(60)",
-    "sleeping": "import time\ndef add(a, b): time.sleep(60)",
-    "equal to everything": "class Same:\n    __eq__ = lambda *_: True\ndef add(a, b): return Same()",
-    "subclass of int": "class Int(int): pass\ndef add(a, b): return Int(a + b)",
-    "nested subclass": "class List(list): pass\ndef add(a, b): return List([a + b])",
-    "bool for int": "def add(a, b): return True",
-    "float for int": "def add(a, b): return float(a + b)",
-    "text for int": "def add(a, b): return str(a + b)",
-    "patched builtins": (
-        "import builtins\nbuiltins.type = lambda *_: int\n"
-        "class Same: __eq__ = lambda *_: True\ndef add(a, b): return Same()"
-    ),
-    "patched os": "import os\nos.write = lambda *_: 0\ndef add(a, b): return a + b + 1",
-    "atexit": "import atexit, os\natexit.register(os._exit, 0)\ndef add(a, b): raise SystemExit(0)",
-    "no function": "",
-    "not callable": "add = 3",
-    "syntax error": "def add(a, b: return",
-    "own exception": "class Odd(BaseException): pass\ndef add(a, b): raise Odd",
-    "metaclass that lies": (
-        "class Meta(type):\n    __name__ = property(lambda s: 3)\n"
-        "class Odd(metaclass=Meta): pass\ndef add(a, b): return Odd()"
-    ),
-    "endless output": "import os\ndef add(a, b):\n    while True: os.write(3, b'[\"v\",3]\\n' * 1000)",
-    "recursive value": "def add(a, b):\n    x = []\n    x.append(x)\n    return x",
-    "deep answer": "import os\ndef add(a, b): os.write(3, b'[' * 3000 + b'\\n'); os._exit(0)",
-    "no answer but bytes": "import os\ndef add(a, b): os.write(3, bytes(range(256)) + b'\\n{}\\n'); os._exit(0)",
-    "stack overflow": "import sys\nsys.setrecursionlimit(10**9)\ndef add(a, b): return add(a, b)",
-    "memory": "def add(a, b): return len(bytearray(1 << 30))",
-    "fork bomb": "import os\nwhile True: os.fork()",
-    "killing the supervisor": "import os\ndef add(a, b):\n    for n in range(1, 32): os.kill(os.getppid(), n)",
-    "killing all": "import os\ndef add(a, b): os.kill(-1, 9); os.kill(os.getpid(), 9)",
-    "one right, one exit": "import os\ndef add(a, b): return a + b if a == 1 else os._exit(0)",
-}
+FORGERIES: dict[str, str] = PROGRAMS["forgeries"]
 
 
 LINES = {
@@ -233,65 +190,18 @@ for n in range(1024):
     assert [match(outcome, EXPECTED) for outcome in outcomes] == [False, True, True]
 
 
-TELL = {
-    "a folder": "os.mkdir('/tmp/x'); os.rmdir('/tmp/x')",
-    "a time": "os.utime('/dev/shm', ns=(1, 123456789))",
-    "a mode": "os.chmod('/home/agent', 0o711)",
-    "a terminal": "os.utime('/dev/pts/ptmx', ns=(1, 123456789))",
-    "a device": "os.utime('/dev/zero', ns=(1, 123456789))",
-    "process numbers": "[os.waitpid(os.fork() or os._exit(0), 0) for _ in range(7)]",
-    "packets": "s = socket.socket(type=socket.SOCK_DGRAM); [s.sendto(b'x', ('127.0.0.1', 9)) for _ in range(7)]",
-    "flags of an open file": "fcntl.fcntl(0, fcntl.F_SETFL, os.O_NONBLOCK | os.O_APPEND)",
-    "a message queue": "ctypes.CDLL(None).mq_open(b'/plan', os.O_CREAT | os.O_RDWR, 0o600, None)",
-    "shared memory": "ctypes.CDLL(None).shm_open(b'/plan', os.O_CREAT | os.O_RDWR, 0o600)",
-    "System V": "ctypes.CDLL(None).shmget(77, 4096, 0o1600)",
-}
-
-
-HEAR = """
-import ctypes, fcntl, os, socket
-PLACES = ("/tmp", "/dev/shm", "/home/agent", "/dev/pts", "/dev/pts/ptmx", "/dev/zero", "/testbed")
-def hear():
-    libc = ctypes.CDLL(None)
-    return [
-        [[os.stat(path).st_mode, os.stat(path).st_mtime_ns == 123456789] for path in PLACES],
-        [os.listdir(path) for path in PLACES if os.path.isdir(path)],
-        os.stat("/tmp").st_mtime_ns > os.stat("/etc/hosts").st_mtime_ns,
-        os.getpid() > 3,
-        [line for line in open("/proc/self/net/snmp") if line.startswith("Udp:")],
-        fcntl.fcntl(0, fcntl.F_GETFL),
-        [libc.mq_open(b"/plan", os.O_RDWR), libc.shm_open(b"/plan", os.O_RDWR, 0), libc.shmget(77, 4096, 0o600)],
-    ]
-"""
-
-
 def heard(tell: str) -> Answer:
     """What a candidate hears after another one that does something."""
     telling = f"import ctypes, fcntl, os, socket\ndef tell():\n    {tell}\n    return 1\n"
     patient = replace(LIMITS, wall_s=20.0)  # a busy machine is no news
-    return judge("bubblewrap", [*alone(telling, "tell"), *alone(HEAR, "hear")], patient)[1][0]
+    return judge("bubblewrap", [*alone(telling, "tell"), *alone(PROGRAMS["hear"], "hear")], patient)[1][0]
 
 
 def test_no_candidate_hears_another() -> None:
     """What the second hears is the same whether the first tells it something or not."""
     silence = heard("pass")
     assert silence.error is None
-    assert {way: heard(tell) for way, tell in TELL.items()} == dict.fromkeys(TELL, silence)
-
-
-SEARCH = """
-def hear():
-    found = 0
-    for line in open("/proc/self/maps"):
-        place, mode = line.split()[:2]
-        if mode[0] == "r" and "[v" not in line:
-            low, high = (int(one, 16) for one in place.split("-"))
-            with open("/proc/self/mem", "rb", 0) as memory:
-                memory.seek(low)
-                data = memory.read(high - low)
-            found += sum(data.translate(FLIPPED).count(word) for word in WORDS)
-    return found
-"""
+    assert {way: heard(tell) for way, tell in PROGRAMS["tell"].items()} == dict.fromkeys(PROGRAMS["tell"], silence)
 
 
 def test_supervisor_memory_holds_nothing_of_a_candidate() -> None:
@@ -300,7 +210,9 @@ def test_supervisor_memory_holds_nothing_of_a_candidate() -> None:
     flipped = bytes(range(255, -1, -1))  # so that whoever searches does not hold what it searches for
     words = [b"told-by-source", b"questioned", b"told-by-questioned".hex().encode()]
     known = f"FLIPPED = {flipped}\nWORDS = {[word.translate(flipped) for word in words]}\n"
-    told, heard = judge("bubblewrap", [*alone(tell, "tell", ("questioned",)), *alone(known + SEARCH, "hear")], LIMITS)
+    told, heard = judge(
+        "bubblewrap", [*alone(tell, "tell", ("questioned",)), *alone(known + PROGRAMS["search_memory"], "hear")], LIMITS
+    )
     assert told[0].value == "told-by-questioned" and heard[0] == Answer(0)
 
 

@@ -14,8 +14,7 @@ from stages.sandbox.bubblewrap import LINKS, bwrap_command
 from stages.sandbox.memory_group import HEADROOM_MB, MB, GroupParent, MemoryGroup, group_parents
 from stages.sandbox.session import SupervisorSession
 from stages.sandbox.supervised import FIXED_ENV, GUEST, TESTBED
-from tests.stages.sandbox.conftest import LOW
-from tests.stages.sandbox.test_bombs import PAGE_TABLES
+from tests.stages.sandbox.conftest import LOW, PROGRAMS
 
 HELD = "import sys; held = bytearray(int(sys.argv[1]) << 20); print('held')"
 
@@ -55,7 +54,7 @@ def test_kernel_kills_processes_beyond_the_limit(group: MemoryGroup) -> None:
     assert python(group, HELD, "60") == 0 and group.killed() == 0
     assert python(group, HELD, "300") == -9 and group.killed() == 1
     # Hardly any resident memory, and no watchdog that could see it.
-    assert python(group, PAGE_TABLES) == -9 and group.killed() == 2
+    assert python(group, PROGRAMS["page_tables"]) == -9 and group.killed() == 2
     assert peak(group) <= 128 * MB
 
 

@@ -11,46 +11,13 @@ import pytest
 
 from stages.sandbox import Limits, Sandbox, open_sandbox
 from stages.sandbox.session import SupervisorLost, SupervisorSession
-from tests.stages.sandbox.conftest import count_processes, python
+from tests.stages.sandbox.conftest import PROGRAMS, count_processes, python
 
 ROOT = Path(__file__).parents[3]
-STARVE = """
-import resource
-for kind in range(16):
-    try: print("DONE", resource.prlimit(1, kind, (0, 0)))
-    except (OSError, ValueError): pass
-"""
-SLOW = """
-import os
-for call, *arguments in (
-    (os.sched_setaffinity, 1, {0}),
-    (os.setpriority, os.PRIO_PROCESS, 1, 19),
-    (os.setpriority, os.PRIO_USER, 0, 19),
-    (os.sched_setscheduler, 1, os.SCHED_IDLE, os.sched_param(0)),
-):
-    try: print("DONE", call(*arguments))
-    except PermissionError: pass
-"""
-TRACE = """
-import ctypes
-libc = ctypes.CDLL(None, use_errno=True)
-for request in (16, 0x4206):  # PTRACE_ATTACH, PTRACE_SEIZE
-    print(libc.ptrace(request, 1, 0, 0), ctypes.get_errno())
-class Part(ctypes.Structure): _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]
-buffer = ctypes.create_string_buffer(8)
-local, remote = Part(ctypes.addressof(buffer), 8), Part(id(libc), 8)
-print(libc.process_vm_readv(1, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0), ctypes.get_errno())
-print(libc.syscall(438, libc.syscall(434, 1, 0), 3, 0), ctypes.get_errno())  # pidfd_getfd(pidfd_open(1), 3)
-"""
-ATTACKS = {
-    "signals": "for s in KILL STOP INT TERM HUP SEGV CHLD TSTP ALRM USR1; do kill -$s 1; done",
-    "its descriptors": "for n in 0 1 2 3 4 5 6; do echo forged > /proc/1/fd/$n && echo DONE; cat /proc/1/fd/$n; done",
-    "its memory": "head -c 1 /proc/1/mem && echo DONE; cat /proc/1/maps /proc/1/environ && echo DONE",
-    "inherited descriptors": "for n in 3 4 5 6 7 8 9; do echo forged >&$n && echo DONE; done",
-    "its settings": "for f in oom_score_adj autogroup timerslack_ns; do echo 1 > /proc/1/$f && echo DONE; done",
-    "all processes": "sleep 60 & kill -KILL -1",
-    "its limits": python(STARVE),
-    "its precedence": python(SLOW),
+ATTACKS: dict[str, str] = {
+    **PROGRAMS["supervisor_attacks"],
+    "its limits": python(PROGRAMS["limits"]),
+    "its precedence": python(PROGRAMS["priorities"]),
 }
 
 
@@ -71,7 +38,7 @@ def test_supervisor_has_realtime_priority(box: Sandbox, work: Path) -> None:
 
 
 def test_supervisor_cannot_be_traced(box: Sandbox) -> None:
-    assert box.run(python(TRACE)).output == "-1 1\n" * 4
+    assert box.run(python(PROGRAMS["trace"])).output == "-1 1\n" * 4
 
 
 def test_output_cannot_forge_a_frame(box: Sandbox) -> None:

@@ -9,16 +9,7 @@ from support.refusals import refused
 from stages.errors import UsageError
 from stages.sandbox import Sandbox, bubblewrap
 from stages.sandbox.bubblewrap import ARCHITECTURES, SYSCALLS, syscall_filter
-from tests.stages.sandbox.conftest import python
-
-CALLS = """
-import ctypes, os
-libc = ctypes.CDLL(None, use_errno=True)
-for number, arguments in {calls}:
-    ctypes.set_errno(0)
-    libc.syscall(number, *arguments)
-    print(ctypes.get_errno(), end=" ")
-"""
+from tests.stages.sandbox.conftest import PROGRAMS, python
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
@@ -38,47 +29,25 @@ def test_refused_calls_are_refused(box: Sandbox) -> None:
     calls = [(numbers[0], (0, 0, 0, 0, 0, 0)) for numbers in SYSCALLS["refused"].values()]
     for number, _, position, _, operand in SYSCALLS["refused_with"].values():
         calls.append((number, tuple(operand if at == position else 0 for at in range(6))))
-    assert box.run(f"python3 -c '{CALLS.format(calls=calls)}'").output.split() == ["1"] * len(calls)
+    assert box.run(f"python3 -c '{PROGRAMS['system_calls'].format(calls=calls)}'").output.split() == ["1"] * len(calls)
     own = [(302, (0, 7, 0, 0)), (203, (0, 0, 0, 0)), (90, (0, 0o755)), (437, (0, 0))]
     own.append((0x40000000 + 39, ()))  # getpid, as of x32
-    assert box.run(f"python3 -c '{CALLS.format(calls=own)}'").output.split() == ["0", "22", "14", "38", "38"]
-
-
-CACHE = """
-import mmap, os, sys
-file = os.open(sys.executable, os.O_RDONLY)
-held = mmap.mmap(file, 8192, prot=mmap.PROT_READ)
-for look in (
-    lambda: os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED),
-    lambda: os.preadv(file, [bytearray(1)], 0, os.RWF_NOWAIT),
-    lambda: held.madvise(21),
-    lambda: os.preadv(file, [bytearray(1)], 0),
-    lambda: held.madvise(mmap.MADV_RANDOM),
-):
-    try: print(look(), end=" ")
-    except PermissionError: print("refused", end=" ")
-"""
+    assert box.run(f"python3 -c '{PROGRAMS['system_calls'].format(calls=own)}'").output.split() == [
+        "0",
+        "22",
+        "14",
+        "38",
+        "38",
+    ]
 
 
 def test_no_call_clears_the_shared_page_cache_or_says_what_it_holds(box: Sandbox) -> None:
-    assert box.run(python(CACHE)).output.split() == ["refused"] * 3 + ["1", "None"]
-
-
-FAMILIES = """
-import socket
-for family in range(64):
-    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW, socket.SOCK_SEQPACKET):
-        for protocol in (0, 9):
-            try: socket.socket(family, kind, protocol).close()
-            except PermissionError: continue
-            except OSError: pass
-            print(family, "netlink" if family == 16 and protocol else "", end=";")
-"""
+    assert box.run(python(PROGRAMS["page_cache"])).output.split() == ["refused"] * 3 + ["1", "None"]
 
 
 def test_only_the_families_that_programs_need_are_open(box: Sandbox) -> None:
     """A family that the kernel lacks is refused as well, before it looks: what another kernel has is refused there."""
-    output = box.run(python(FAMILIES)).output
+    output = box.run(python(PROGRAMS["socket_families"])).output
     assert {int(one.split()[0]) for one in output.strip(";\n").split(";")} == {1, 2, 10, 16}
     assert "netlink" not in output
     pairs = "import socket\nfor n in (1, 30):\n    try: socket.socketpair(n)\n    except OSError as e: print(e.errno)"
