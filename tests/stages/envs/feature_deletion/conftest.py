@@ -1,8 +1,10 @@
 """A generator on a small package, and tasks made from it, for all tests of feature deletion."""
 
 import pickle
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.sample_package import SHELF, removal, write
@@ -14,6 +16,8 @@ from stages.envs.feature_deletion.selection import Kind
 from stages.envs.feature_deletion.task_generator import TaskGenerator, with_source
 from stages.envs.repo import trees
 from stages.runs.kinds import Row
+
+PACKAGES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("packages.toml").read_text())
 
 
 @pytest.fixture(scope="session")

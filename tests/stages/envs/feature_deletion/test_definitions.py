@@ -1,50 +1,16 @@
 """What is left of a function or class when its code is removed."""
 
 import ast
-import textwrap
 from pathlib import Path
 
 import pytest
 
 from stages.envs.feature_deletion.definitions import STUB, Definition, Keep, apply_edits, definitions
+from tests.stages.envs.feature_deletion.conftest import PACKAGES
 
 EVERYTHING, ONLY_SIGNATURE, NOTHING = Keep(True, True), Keep(False, True), Keep(False, False)
 
-MODULE = textwrap.dedent('''\
-    import functools
-
-    @functools.cache
-    def area(
-        width: int,  # in metres
-        height: int = 2,
-    ) -> int:
-        """Width by height.
-
-        In square metres."""
-        # why
-        return width * height
-
-
-    async def later(): return 1
-
-
-    class Box(dict):
-        """A box."""
-
-        sides = 6
-
-        def __init__(self, a, b):
-            self.a = a
-            self.b = b
-
-        @property
-        def empty(self):
-            "Is nothing in it?"
-            return not self
-
-        def nothing(self):
-            ...
-    ''')
+MODULE: str = PACKAGES["definitions"]
 
 
 def named(text: str, name: str) -> Definition:

@@ -18,6 +18,7 @@ from stages.envs.feature_deletion.worker import TestRunJob, TestWorker, measure_
 from stages.envs.repo import trees
 from stages.errors import BadInput
 from stages.runs.kinds import Row
+from tests.stages.envs.feature_deletion.conftest import PACKAGES
 
 CLASSIC = {
     *("repo", "instance_id", "base_commit", "patch", "test_patch", "problem_statement", "hints_text", "created_at"),
@@ -78,107 +79,37 @@ def test_both_scopes_agree_where_coverage_alone_decides(accepted: dict[str, Row]
     assert made.row == accepted["shorten"]
 
 
-SOURCE = '''\
-def {name}(x):
-    """Twice."""
-    {name}_as_much = x + x
-    {name}_as_a_whole_number = int({name}_as_much)
-    return {name}_as_a_whole_number
-
-
-'''
+SOURCE: str = PACKAGES["module"]
 """Different code in every module: a copy in another one would be a leak."""
-UNNOTICED = """\
-def test_it():
-    try:
-        m.unnoticed(2)
-    except NotImplementedError:
-        pass
-"""
-HANGS = """\
-def test_it():
-    try:
-        assert m.hangs(2) == 4
-    except NotImplementedError:
-        time.sleep(600)
-"""
-REJECTED = {
-    "imported": ("FOUR = imported(2)\n", "def test_it():\n    assert m.FOUR == m.imported(2)\n"),
-    "unnoticed": ("", UNNOTICED),
-    "hangs": ("", HANGS),
-    "constant": ("", "def test_it():\n    assert m.constant(2)\n    assert m.constant(3) is not None\n"),
-    "copied": (
-        SOURCE.format(name="copied").replace("def copied", "def again"),
-        "def test_it():\n    assert m.copied(2) == 4\n",
-    ),
+APPENDED = {
+    "imported": "FOUR = imported(2)\n",
+    "copied": SOURCE.format(name="copied").replace("def copied", "def again"),
 }
-REASONS = {
-    "imported": "without the code the tests cannot be collected",
-    "unnoticed": "no test notices",
-    "hangs": "without the code the tests hang: test_hangs.py::test_it",
-    "constant": "a trivial body solves it: return True",
-    "copied": "leak: copied.py holds the removed code",
-}
-FLAKY = """\
-import os
-
-def test_flaky():
-    assert not os.path.exists('/tmp/marker')
-    open('/tmp/marker', 'w').close()
-
-def test_sandboxed():
-    assert os.getcwd() == '/testbed' and not os.path.exists({host!r})
-"""
+"""What modules hold besides the removed function."""
 
 
 @pytest.fixture(scope="module")
 def doubtful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TaskGenerator]:
     """A generator on modules that give no task, each for a reason of its own."""
     top, root = tmp_path_factory.mktemp("doubtful"), tmp_path_factory.mktemp("root")
-    for name, (more, test) in REJECTED.items():
-        (top / f"{name}.py").write_text(SOURCE.format(name=name) + more)
+    for name, test in PACKAGES["rejected"].items():
+        (top / f"{name}.py").write_text(SOURCE.format(name=name) + APPENDED.get(name, ""))
         (top / f"test_{name}.py").write_text(f"import time, {name} as m\n\n{test}")
-    (top / "test_flaky.py").write_text(FLAKY.format(host=str(top)))
+    (top / "test_flaky.py").write_text(PACKAGES["flaky"].format(host=str(top)))
     with TaskGenerator(unpack(top, root), "bubblewrap") as generator:
         yield generator
 
 
 def test_rejected_removals_name_the_reason(doubtful: TaskGenerator) -> None:
-    made = doubtful.make([removal(doubtful, name) for name in REJECTED])
-    assert {one.removal.parts[0].qualname: one.reason for one in made} == REASONS
-
-
-PARTLY = """\
-import time, partly as m
-
-def test_waits():
-    while True:
-        try:
-            assert m.partly(2) == 4
-            return
-        except NotImplementedError:
-            time.sleep(0.1)
-
-def test_fails():
-    assert m.partly(3) == 6
-
-def test_for_ever_in_c():
-    import itertools
-    try:
-        m.partly(2)
-    except NotImplementedError:
-        any(itertools.repeat(0))
-
-def test_other():
-    assert m.FOUR == 4
-"""
+    made = doubtful.make([removal(doubtful, name) for name in PACKAGES["rejected"]])
+    assert {one.removal.parts[0].qualname: one.reason for one in made} == PACKAGES["reasons"]
 
 
 @pytest.mark.slow
 def test_hanging_tests_are_set_aside(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/partly.py").write_text(SOURCE.format(name="partly") + "FOUR = 4\n")
-    (tmp_path / "in/test_partly.py").write_text(PARTLY)
+    (tmp_path / "in/test_partly.py").write_text(PACKAGES["partly"])
     with TaskGenerator(unpack(tmp_path / "in", tmp_path / "root"), "bubblewrap") as generator:
         (made,) = generator.make([removal(generator, "partly")])
     row = made.row
