@@ -1,22 +1,18 @@
 """curriculum: pass rates with their intervals from runs of collect, and the tasks of a band of them in order."""
 
-import json
-import threading
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scipy.stats import binomtest
-from support.command_line import call, model
+from support.environments import JudgedGuessEnv
 from support.refusals import refused
 from support.runs import written
 from support.server import Reply, answer, serving
+from support.trainings import settings
 
 from stages import collect, curriculum, train
 from stages.envs.config import EnvConfig
-from stages.envs.kata.env import KataEnv
 from stages.errors import BadInput, Incomplete, UsageError
 from stages.runs import runner
 from stages.runs.kinds import DIFFICULTY, ROLLOUT, TASK, TRAINING_REWARD
@@ -187,32 +183,6 @@ def test_training_keeps_the_order_of_a_curriculum() -> None:
     assert prompt_order(4, size, seed=0) != prompt_order(4, size, seed=0, as_given=True)
 
 
-SOLVED = {"kata-train-0-00000": 1, "kata-train-0-00001": 4, "kata-train-0-00002": 3, "kata-train-0-00003": 2}
-"""How many of four rollouts the scripted model solves."""
-
-
-def solver() -> Callable[[dict[str, Any], int], Reply]:
-    """A model that knows the answers to four tasks of kata, and gives them as often as `SOLVED` says."""
-    tasks = {task.prompt: task for task in KataEnv().tasks("train", 4, 0)}
-    asked, lock = Counter[str](), threading.Lock()
-
-    def says(body: dict[str, Any], earlier: int) -> Reply:
-        del earlier
-        said = [message["content"] for message in body["messages"]]
-        task = next(task for prompt, task in tasks.items() if prompt in "\n".join(said))
-        if len([message for message in body["messages"] if message["role"] == "assistant"]):
-            return Reply(body=answer("```bash\nsubmit\n```"))
-        with lock:
-            asked[task.task_id] += 1
-            solves = asked[task.task_id] <= SOLVED[task.task_id]
-        known = {tuple(given): wanted for given, wanted in [*task.data["visible"], *task.data["hidden"]]}
-        source = f"def {task.data['function']}(*given):\n    return {known!r}[given]\n"
-        command = f"cat > solution.py <<'END'\n{source}END" if solves else "ls"
-        return Reply(body=answer(f"```bash\n{command}\n```"))
-
-    return says
-
-
 def test_a_training_takes_its_tasks_from_one_curriculum(tmp_path: Path) -> None:
     given = make(tmp_path, measured(tmp_path, {"half": [True, False] * 2}))
     taken = train._with_runs(Inputs({"curriculum": given}), train.Config())
@@ -222,28 +192,32 @@ def test_a_training_takes_its_tasks_from_one_curriculum(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_train_command_follows_a_curriculum(tmp_path: Path, tiny: Path) -> None:
-    """Rollouts of kata, their difficulty, and two steps of two tasks each that are the curriculum's, in its order."""
-
-    def composer(stage: str, *words: object) -> Run:
-        done = call(tmp_path, stage, *words)
-        assert done.returncode == 0, done.stderr
-        return Run((tmp_path / stage / "latest").resolve())
-
-    with serving(solver()) as server:
-        sizes = ("-s", "tasks=4", "-s", "samples=4", "-s", "policy.max_tokens=64")
-        played = composer("collect", *model(server.url), *sizes)
-    rates = composer("curriculum", played.path, "--set", "max_rate=0.9")
-    ordered = ["kata-train-0-00002", "kata-train-0-00003", "kata-train-0-00000"]
-    assert ids(rates) == ordered, "the one that is always solved is left out, the others come easiest first"
-    assert [row["num_solved"] for row in rates.rows(DIFFICULTY)] == list(SOLVED.values())
-    size = ("steps=2", "prompts_per_step=2", "generations=2")
-    words = [*(f"optimisation.{part}" for part in size), "policy.max_tokens=8", "max_steps=2"]
-    given = ("--from", rates.path, "--policy", tiny)
-    trained = composer("train", *given, *(part for word in words for part in ("--set", word)))
+def test_training_follows_a_curriculum(tmp_path: Path, tiny: Path) -> None:
+    """Two steps of two tasks each, which are the curriculum's in its order."""
+    tasks = {task.task_id: task for task in JudgedGuessEnv().tasks("train", 3, 0)}
+    solved = dict(zip(tasks, (1, 3, 2), strict=True))
+    rows = [
+        {
+            "task_id": t.task_id,
+            "env": t.env,
+            "split": t.split,
+            "family": t.family,
+            "prompt": t.prompt,
+            "data_json": "{}",
+        }
+        for t in tasks.values()
+    ]
+    rollouts = [
+        {"rollout_id": f"{name}#{number}", "task_id": name, "hidden_pass": number < count, "model": "m"}
+        for name, count in solved.items()
+        for number in range(4)
+    ]
+    rates = make(tmp_path, Run(written(tmp_path, "collect/guesses", [(TASK, rows), (ROLLOUT, rollouts)])))
+    config = settings(tiny, env={"name": ENV}, optimisation={"steps": 2, "prompts_per_step": 2, "generations": 2})
+    done = Run(runner.execute("train", {"curriculum": rates}, config, root=tmp_path / "artifacts").path)
     steps: dict[int, list[str]] = {}
-    for row in trained.rows(TRAINING_REWARD):
+    for row in done.rows(TRAINING_REWARD):
         steps.setdefault(row["training_step"], []).append(row["task_id"])
-    first, second, third = ordered
+    first, second, third = ids(rates)
+    assert [solved[name] for name in (first, second, third)] == [3, 2, 1]
     assert [sorted(names) for names in steps.values()] == [sorted([first, second] * 2), sorted([third, first] * 2)]
-    assert json.loads(trained.read_file("checkpoint.json"))["task_ids"] == ordered
