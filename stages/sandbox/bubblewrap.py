@@ -9,13 +9,13 @@ import shutil
 import struct
 import sys
 import sysconfig
-import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from importlib import metadata, resources
+from importlib import metadata
 from pathlib import Path
 
+from stages.data_files import load_toml
 from stages.errors import UsageError
 from stages.sandbox.contract import Limits, View
 
@@ -28,7 +28,7 @@ NUMBER_AT, ARCHITECTURE_AT, ARGUMENTS_AT = 0, 4, 16
 X32_BIT = 0x40000000
 ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 """The kernel's audit number, and the column in `SYSCALLS`."""
-SYSCALLS = tomllib.loads(resources.files(__package__).joinpath("syscalls.toml").read_text("utf-8"))
+SYSCALLS = load_toml(__package__, "syscalls.toml")
 COMPARISONS = {"equal": EQUAL, "any bit": ANY_BIT}
 
 

@@ -12,15 +12,14 @@ import ast
 import json
 import random
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from stages.data_files import load_toml
 from stages.envs.base import Split
 from stages.envs.feature_deletion.definitions import STUB, Definition, Keep, apply_edits, definitions
 from stages.envs.repo import trees
@@ -63,7 +62,7 @@ BEGINNINGS = 5
 """Objects of an answer that are parsed."""
 BEGINNING = re.compile(r'\{\s*"features"\s*:')
 
-PROMPTS = tomllib.loads(resources.files(__package__).joinpath("prompts.toml").read_text("utf-8"))
+PROMPTS = load_toml(__package__, "prompts.toml")
 
 CoveredLines = Mapping[str, Mapping[int, frozenset[str]]]
 """File -> line -> node ids of the tests that execute it."""

@@ -10,12 +10,11 @@ draws is part of every task: a changed order changes all of them, and the small 
 
 import random
 import re
-import tomllib
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any
 
+from stages.data_files import load_toml
 from stages.envs.base import Split, Task
 from stages.messages import Message
 
@@ -46,7 +45,7 @@ class Modifier:
     wordings: tuple[str, ...]
 
 
-DATA = tomllib.loads(resources.files(__package__).joinpath("tasks.toml").read_text("utf-8"))
+DATA = load_toml(__package__, "tasks.toml")
 SYSTEM: str = DATA["system"]
 OPERATIONS = tuple(
     Operation(name, code, misconception, tuple(wordings))

@@ -11,15 +11,14 @@ import ast
 import importlib
 import math
 import re
-import tomllib
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from importlib import resources
 from typing import Any
 
+from stages.data_files import load_toml
 from stages.sandbox import Answers, Call, Limits, judge
 
 BLOCK = re.compile(r"```(?:python)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
@@ -194,7 +193,7 @@ def _value(node: ast.expr) -> Value:
 MODULES = ("collections", "datetime", "functools", "math", "random", "string")
 STAR_MODULES = ("typing", "functools", "collections", "itertools", "heapq", "bisect", "string", "operator", "math")
 """Modules whose exports are there by name; of equal names the last one counts."""
-PROGRAMS: dict[str, str] = tomllib.loads(resources.files(__package__).joinpath("programs.toml").read_text("utf-8"))
+PROGRAMS: dict[str, str] = load_toml(__package__, "programs.toml")
 RETURNED, PASSED = "returned", "passed"
 """Functions of the programs."""
 

@@ -6,17 +6,17 @@ template is held out, so that an evaluation asks for skills that are related to 
 
 import json
 import operator
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from functools import partial
-from importlib import resources
 from itertools import count as count_up
 from random import Random
 from typing import Any
 
-DATA = tomllib.loads(resources.files(__package__).joinpath("families.toml").read_text("utf-8"))
+from stages.data_files import load_toml
+
+DATA = load_toml(__package__, "families.toml")
 WORDS, NAMES, CITIES = (DATA[key].split() for key in ("words", "names", "cities"))
 BELOW_TWENTY, TENS = DATA["below_twenty"].split(), DATA["tens"].split()
 FIRST_DAY, DAYS = date(1950, 1, 1), 36_500
