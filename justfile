@@ -15,7 +15,7 @@ default:
 demo *ARGS:
     @composer run --preset demo{{ if ARGS =~ "^(kata|coder)" { "-" } else { " " } }}{{ ARGS }} {{ if ARGS =~ "--clean" { "" } else { "--resume" } }}
 
-# Run lint and the tests, without those marked slow, or only the tests that are named: ./dev test tests/stages -k gate
+# Run lint and the tests, without those marked slow, or only the tests that are named: ./dev test tests/stages -k gate, or those of changed files: ./dev test --changed
 test *ARGS:
     @{{ if ARGS == "" { "just _lint-and-test \"-m 'not slow'\"" } else { pytest + " " + ARGS } }}
 

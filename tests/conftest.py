@@ -10,14 +10,14 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import hypothesis
 import pytest
 from jaxtyping import install_import_hook
 from needs import NEEDS, skip_without
-from support import checker, fork_server
+from support import changed, checker, fork_server
 from support.command_line import call, collect, repair, teachers
 from support.runs import rewritten
 from support.server import serving
@@ -51,8 +51,29 @@ SECONDS = "composer/seconds"
 """Where pytest's cache keeps the seconds of each file's tests in the last run."""
 LAST_S = 60
 seconds: dict[str, float] = defaultdict(float)
+cpu_seconds: dict[str, float] = defaultdict(float)
 ended: dict[str, float] = {}
 untested: list[str] = []
+CPU = pytest.StashKey[Callable[[], float]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--changed`."""
+    parser.addoption("--changed", action="store_true", help="only tests of files that differ from the last commit")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out other test files than those of changed files, with --changed."""
+    if not config.getoption("--changed") or collection_path.suffix != ".py":
+        return None
+    return str(collection_path.relative_to(changed.ROOT)) not in tests_of_changes()
+
+
+@cache
+def tests_of_changes() -> set[str]:
+    """The test files of what differs from the last commit."""
+    files = (str(path.relative_to(changed.ROOT)) for path in (changed.ROOT / "tests").rglob("test_*.py"))
+    return changed.own_tests(changed.changed_files(), files)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,6 +86,23 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark a test by the name of each thing that it needs."""
     for name in (name for mark in item.iter_markers("needs") for name in mark.args):
         item.add_marker(name)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[bool]:
+    """Measure the processor time of a test, its fixtures and the processes that ended within it."""
+    begun = sum(os.times()[:4])
+    item.stash[CPU] = lambda: sum(os.times()[:4]) - begun
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[pytest.TestReport]:
+    """Add the processor time to the last report of a test, which xdist sends to the process that sums up."""
+    report = yield
+    if call.when == "teardown":
+        report.user_properties.append(("cpu", item.stash[CPU]()))
+    return report
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -84,6 +122,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Add up what each file takes, when it ended, and why tests were skipped."""
     seconds[report.location[0]] += report.duration
     ended[report.location[0]] = time.monotonic()
+    if report.when == "teardown":
+        folder = "/".join(report.location[0].split("/")[1:-1][:2])
+        cpu_seconds[folder] += dict(report.user_properties).get("cpu", 0.0)
     if report.skipped and isinstance(report.longrepr, tuple) and "NOT TESTED" in report.longrepr[2]:
         untested.append(report.longrepr[2].removeprefix("Skipped: "))
 
@@ -122,6 +163,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if hasattr(config, "cache"):
         config.cache.set(SECONDS, {**config.cache.get(SECONDS, {}), **seconds})
     last = [file for file in seconds if ended[file] > time.monotonic() - LAST_S]
+    folders = sorted(cpu_seconds, key=lambda folder: -cpu_seconds[folder])
+    table = ", ".join(f"{folder or 'tests'} {cpu_seconds[folder]:.0f}" for folder in folders)
+    terminalreporter.write_line(f"processor seconds: {sum(cpu_seconds.values()):.0f}: {table}")
     rows = (f"{file} {seconds[file]:.0f} s" for file in sorted(last, key=lambda file: -seconds[file])[:5])
     terminalreporter.write_line(f"running in the last {LAST_S} s: {', '.join(rows)}")
 
