@@ -158,21 +158,21 @@ def query(
     _require_memory()
     from composer_cli.show.text import query_table
     from stages.backends import resources
-    from stages.runs import catalog, index, queries
+    from stages.runs import catalog, index
     from stages.runs.run import Run
-    from stages.runs.sql import PARTS, run_sql, too_large
+    from stages.runs.sql import PARTS, pooled, run_sql, sql_query, too_large
 
     entries = index.of(Run(catalog.find(artifacts, name)) for name in from_ or []) or index.entries(artifacts)
     # DuckDB does not count what a function returns, such as repeat(), and takes the machine's memory for it.
     most = min(QUESTION_BYTES, resources.available("cpu") // 2)
     try:
         with resources.limited_memory(most + SPARE_BYTES):
-            columns, rows = run_sql(replace(queries.sql_query(entries, sql), memory=most // PARTS))
+            columns, rows = run_sql(replace(sql_query(entries, sql), memory=most // PARTS))
             document = {"rows": [dict(zip(columns, row, strict=True)) for row in rows]}
             print_result(json, document, query_table(columns, rows))
     except MemoryError:
         raise too_large(f"{most / 2**30:.3g} GB of memory for its answer") from None
-    for sentence in queries.pooled(entries, sql):
+    for sentence in pooled(entries, sql):
         say(sentence)
 
 

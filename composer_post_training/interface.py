@@ -336,16 +336,16 @@ def query(sql: str, *runs: Run, artifacts: Path | str = "artifacts") -> Table:
     >>> answer[0]
     {'n': 2, 'mean': 1.0}
     """
-    from stages.runs import index, queries
-    from stages.runs.sql import run_sql
+    from stages.runs import index
+    from stages.runs.sql import pooled, run_sql, sql_query
 
     with errors_in_python():
         paths_of_runs(runs)
         if not isinstance(sql, str):
             raise UsageError("python.sql-not-text", sql=sql)
         entries = index.of(runs) or index.entries(Path(artifacts))
-        columns, rows = run_sql(queries.sql_query(entries, sql))
-        for sentence in queries.pooled(entries, sql):
+        columns, rows = run_sql(sql_query(entries, sql))
+        for sentence in pooled(entries, sql):
             warnings.warn(translate_message(sentence), stacklevel=2)
         return Table(columns, rows)
 

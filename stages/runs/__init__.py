@@ -1,7 +1,7 @@
 """A run on disk: what a stage reads and writes, and what executes a stage. Nothing else opens the files of a run.
 
 activity.py - what a stage does between two units, for its progress
-sql.py - a question in SQL, answered in a thread with a time limit
+sql.py      - a question in SQL about tables of many runs, in a thread of its own with bounds
 bucket.py   - runs in a bucket or on the Hugging Face hub: fetched, published, uploaded while they run
 catalog.py  - the runs below an artifacts folder: found by name, chosen as inputs, followed to what they read
 index.py    - the facts of all these runs for lists, kept in a file as long as their manifests do not change
@@ -9,7 +9,7 @@ display.py  - short tables of runs, plans and tables, in terminals and notebooks
 hub.py      - whether the Hugging Face hub answers
 kinds.py    - the record kinds of all stages
 ledger.py   - the money of a run: reserved, settled, possibly paid
-queries.py  - rollouts by text and outcome, and the files that a question in SQL reads
+queries/    - pages of rollouts, of arms task by task, and of pairs of one run
 reporting.py - the backends that a run is logged to besides its own files
 run.py      - the folder of a run: its manifest, and the files that `Run` reads and `RunWriter` writes
 runner.py   - executes one stage: the run that its work resolves to, one attempt, and its end

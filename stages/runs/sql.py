@@ -20,6 +20,8 @@ import duckdb
 
 from stages.backends import resources
 from stages.errors import BadInput, UsageError
+from stages.runs.index import Entry
+from stages.runs.kinds import Row
 from stages.words import Sentence, did_you_mean
 
 LIMIT_S = 60.0
@@ -58,6 +60,42 @@ class SqlQuery:
     files: Mapping[str, Sequence[Path]]
     runs: Sequence[Mapping[str, Any]]
     memory: int = 4 * 2**30
+
+
+def sql_query(runs: Mapping[Path, Entry], sql: str) -> SqlQuery:
+    """Return a question in SQL with the tables of these runs that it may read.
+
+    Every table is a view under the name of its file (`rollouts`, `steps`, `pairs`, ...), with the rows of all runs
+    and a column `run`; `runs` holds one row per run. DuckDB reads the Parquet files, nothing is copied.
+    """
+    files: dict[str, list[Path]] = {}
+    lines = list[Row]()
+    for folder, entry in runs.items():
+        facts = {name: getattr(entry.facts, name) for name in RUNS if hasattr(entry.facts, name)}
+        lines.append(facts | {"run": f"{folder.parent.name}/{folder.name}", "path": str(folder)})
+        for table in entry.tables:
+            files.setdefault(Path(table).stem, []).append(folder / table)
+    return SqlQuery(sql, files, lines)
+
+
+def pooled(runs: Mapping[Path, Entry], sql: str) -> list[str]:
+    """Return a sentence for each table with rows of several stages that a question reads without telling runs apart."""
+    with duckdb.connect() as connection:
+        ((parsed,),) = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
+    # In JSON, which nests too deeply for Python's readers; quotes in a text of the question are escaped there.
+    read = {name.lower() for name in re.findall(r'"table_name":"([^"]+)"', parsed)}
+    columns = {name.lower() for name in re.findall(r'"column_names":\[(?:"[^"]*",)*"([^"]*)"\]', parsed)}
+    if "runs" in read or columns & {"run", "source"}:
+        return []
+    stages: dict[str, set[str]] = {}
+    for entry in runs.values():
+        for table in entry.tables:
+            stages.setdefault(Path(table).stem, set()).add(entry.facts.stage)
+    return [
+        Sentence("runs.rows-of-several-stages", stages=sorted(makers), table=table)
+        for table, makers in stages.items()
+        if len(makers) > 1 and table.lower() in read
+    ]
 
 
 def run_sql(query: SqlQuery, limit_s: float = LIMIT_S) -> Answer:

@@ -4,6 +4,7 @@ import re
 import shutil
 from pathlib import Path
 
+import duckdb
 import orjson
 import pytest
 from support.elements import Elements
@@ -107,7 +108,7 @@ def test_the_outcome_of_a_row_is_that_of_the_list(made: Path) -> None:
     assert found == ["passed", "failed, hacked", "not graded", "error", "passed, hacked, error"]
     question = f"SELECT {queries.OUTCOME.format('reward')} FROM (SELECT unnest(?, recursive := true))"
     columns = ("reward", "hacked", "error_type")
-    with queries.duckdb.connect() as connection:
+    with duckdb.connect() as connection:
         asked = connection.execute(question, [[{name: row[name] for name in columns} for row in rows]]).fetchall()
     assert [words for (words,) in asked] == found
 

@@ -22,7 +22,7 @@ def changed_files() -> list[str]:
 
 
 def own_tests(changed: Iterable[str], tests: Iterable[str]) -> set[str]:
-    """The changed tests, and of each changed `x.py` the `test_x*.py` of its mirrored folder, or else those that name it.
+    """The changed tests, and of a changed `x.py` the `test_x*.py` of its mirrored folder, or else those that name it.
 
     tests: all test files. A file of a package without tests of its name has those in which its import path stands.
     """

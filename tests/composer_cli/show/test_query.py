@@ -15,10 +15,10 @@ from support.runs import written
 
 import composer_post_training as composer
 from stages.errors import BadInput, UsageError
-from stages.runs import index, queries
+from stages.runs import index
 from stages.runs.kinds import ROLLOUT
 from stages.runs.run import Run
-from stages.runs.sql import SqlQuery, run_sql
+from stages.runs.sql import SqlQuery, pooled, run_sql, sql_query
 
 
 def test_tables_of_all_runs_are_there_with_a_column_run(made):
@@ -63,7 +63,7 @@ def test_rows_of_several_stages_are_not_pooled_silently(tmp_path):
         f"{pooling} /* run */ where rollout_id not like '%run%'",
         "select max(Reward) run from ROLLOUTS",
     ):
-        assert queries.pooled(asked, pools), pools
+        assert pooled(asked, pools), pools
     assert not call(tmp_path, "query", pooling, "--from", "collect").stderr
     for apart in (
         f"{pooling} where run like 'collect/%'",
@@ -73,7 +73,7 @@ def test_rows_of_several_stages_are_not_pooled_silently(tmp_path):
         "select 1 as num_rollouts",
         f"select {'+'.join(['1'] * 900)}",
     ):
-        assert not queries.pooled(asked, apart), apart
+        assert not pooled(asked, apart), apart
 
 
 def test_values_of_every_kind_can_be_printed(made):
@@ -147,15 +147,15 @@ def test_a_query_reads_the_tables_of_runs_and_nothing_else(tables, sql):
     run = index.of([Run(tables["table"].parent)])
     before = {path: path.read_bytes() for path in tables["folder"].rglob("*") if path.is_file()}
     with pytest.raises(UsageError, match=r"^(?!.*(oneself|\n)).*$"):
-        run_sql(queries.sql_query(run, sql.format(**tables)))
+        run_sql(sql_query(run, sql.format(**tables)))
     assert {path: path.read_bytes() for path in tables["folder"].rglob("*") if path.is_file()} == before
-    assert run_sql(queries.sql_query(run, "from rollouts select count(*)"))[1] == [(4,)]
+    assert run_sql(sql_query(run, "from rollouts select count(*)"))[1] == [(4,)]
 
 
 def test_all_reading_statements_are_answered(made):
     forms = "describe rollouts", "show tables", "summarize rollouts", "values (1)", "with x as (select 1) from x"
     for sql in forms:
-        assert run_sql(queries.sql_query(index.of([Run(made / "collect" / "latest")]), sql))[1]
+        assert run_sql(sql_query(index.of([Run(made / "collect" / "latest")]), sql))[1]
 
 
 def test_a_damaged_table_is_named_and_other_runs_are_answered(made, tmp_path):
@@ -182,19 +182,19 @@ def test_a_damaged_table_is_named_and_other_runs_are_answered(made, tmp_path):
 )
 def test_an_endless_query_is_stopped(asked):
     with pytest.raises(UsageError, match=r"no answer after 1 seconds and was stopped\. Ask for less: [^\n]*$"):
-        run_sql(queries.sql_query({}, asked), limit_s=1)
+        run_sql(sql_query({}, asked), limit_s=1)
 
 
 def test_a_query_stopped_at_once_leaves_no_thread():
     before = {*threading.enumerate()}
     with pytest.raises(UsageError, match="had no answer"):
-        run_sql(queries.sql_query({}, "select count(*) from range(10000000) a, range(100000000) b"), limit_s=0)
+        run_sql(sql_query({}, "select count(*) from range(10000000) a, range(100000000) b"), limit_s=0)
     assert {*threading.enumerate()} <= before, "threads of earlier tests may end meanwhile"
 
 
 def test_an_answer_with_too_many_rows_is_refused():
     with pytest.raises(UsageError, match="needs more than 1,000,000 rows for its answer"):
-        run_sql(queries.sql_query({}, "select * from range(2000000)"))
+        run_sql(sql_query({}, "select * from range(2000000)"))
 
 
 def test_a_sort_that_needs_much_memory_is_not_kept_in_the_working_folder():

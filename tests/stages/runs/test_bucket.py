@@ -10,11 +10,11 @@ from support.runs import written
 from support.s3 import s3 as s3
 
 from stages.errors import BadInput, UsageError
-from stages.runs import bucket, catalog, index, queries, store
+from stages.runs import bucket, catalog, index, store
 from stages.runs.catalog import check_inputs
 from stages.runs.kinds import ROLLOUT, STEP
 from stages.runs.run import Inputs, Run
-from stages.runs.sql import run_sql
+from stages.runs.sql import run_sql, sql_query
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_published_run_is_read_as_it_was(tmp_path: Path, run: Run) -> None:
     assert held_alike(run, fetched) and fetched.read_file("report.txt") == b"one rollout"
     assert fetched.path.is_relative_to(tmp_path / "artifacts" / "remote")
     check_inputs(Inputs({"rollouts": fetched}))
-    assert run_sql(queries.sql_query(index.of([fetched]), "select run, count(*) from steps group by run"))[1] == [
+    assert run_sql(sql_query(index.of([fetched]), "select run, count(*) from steps group by run"))[1] == [
         ("collect/first", 3)
     ]
 
