@@ -161,7 +161,7 @@ def play_branches(
             continued.append(rollout)
             planned[id(prelude)] = branch, len(recorded)
 
-    def place(rollout: LiveRollout) -> tuple[Branch, int]:
+    def planned_branch(rollout: LiveRollout) -> tuple[Branch, int]:
         # A server plays copies of the rollouts; the copies share the prelude.
         return planned[id(rollout.prelude)]
 
@@ -169,8 +169,8 @@ def play_branches(
         make,
         policy,
         continued,
-        key=lambda rollout: place(rollout)[0].key(rollout.sample_idx),
-        payload=lambda rollout: {"continuation": continuation_row(rollout, *place(rollout))},
+        key=lambda rollout: planned_branch(rollout)[0].key(rollout.sample_idx),
+        payload=lambda rollout: {"continuation": continuation_row(rollout, *planned_branch(rollout))},
         config=config,
         out=out,
         noun="continuations",
@@ -258,21 +258,21 @@ def signal_test(outcomes: Sequence[PairOutcome], not_tested: Mapping[str, int] |
         return SignalTest("TOO LITTLE DATA", pairs, len(outcomes), units, missing)
     chosen, rejected = (np.array([[getattr(outcome, side) for outcome in outcomes]]) for side in ("chosen", "rejected"))
     paired = PairedOutcomes.of_one_seed(chosen, rejected, [outcome.unit for outcome in outcomes])
-    found = measure_difference(
+    difference = measure_difference(
         paired, [paired_test(paired)], min_gain=RELEVANT, rate="pass rate", treatment="chosen", baseline="rejected"
     )
     return SignalTest(
-        SIGNALS.get(found.decision, "UNDECIDED"),
+        SIGNALS.get(difference.decision, "UNDECIDED"),
         pairs,
         len(outcomes),
         units,
         missing,
         chosen=float(chosen.mean()),
         rejected=float(rejected.mean()),
-        difference=found.estimate,
-        low=found.low,
-        high=found.high,
-        p_value=found.p_value,
+        difference=difference.estimate,
+        low=difference.low,
+        high=difference.high,
+        p_value=difference.p_value,
     )
 
 
@@ -357,7 +357,7 @@ class ContinuationOutcomes:
         """Return the verdict on the pairs, followed by the heuristic verdict on disagreement."""
         test = self.test
         units = {"units": test.units, "noun": self._noun}
-        played = Sentence(
+        tally = Sentence(
             "pairs.played",
             tested=test.tested,
             pairs=test.pairs,
@@ -367,9 +367,9 @@ class ContinuationOutcomes:
         )
         if test.p_value is None:
             least = {"units_needed": MIN_UNITS, "share_needed": MIN_TESTED}
-            reason: str = Sentence("pairs.too-few-played", played=played, **units, **least)
+            reason: str = Sentence("pairs.too-few-played", played=tally, **units, **least)
         else:
-            reason = Sentence("pairs.continued", played=played, test=test, p=p_value(test.p_value), **units)
+            reason = Sentence("pairs.continued", played=tally, test=test, p=p_value(test.p_value), **units)
         return heuristic.below(test.verdict, {"continued": asdict(test)}, reason)
 
 

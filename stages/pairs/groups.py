@@ -166,8 +166,8 @@ def choose(visits: Sequence[StateVisit], student: str | None) -> tuple[list[Choi
     if len(complete) < 2:
         dropped["state_not_shared"] = len(complete)
         return [], [], +dropped
-    better = list(_by_rewards(complete, student, dropped))
-    voted = votes = list(_by_votes(complete, student, dropped))
+    better = list(_preferences_by_rewards(complete, student, dropped))
+    voted = votes = list(_preferences_by_votes(complete, student, dropped))
     for reason in ("contradicted_by_reward", "contradicted_by_votes"):
         contradicting = better if reason == "contradicted_by_reward" else voted
         won, lost = ({choice.forms[side] for choice in contradicting} for side in (0, 1))
@@ -180,7 +180,7 @@ def choose(visits: Sequence[StateVisit], student: str | None) -> tuple[list[Choi
     return nonempty, votes, +dropped
 
 
-def _by_votes(visits: Sequence[StateVisit], student: str | None, dropped: Counter[str]) -> Iterator[Choice]:
+def _preferences_by_votes(visits: Sequence[StateVisit], student: str | None, dropped: Counter[str]) -> Iterator[Choice]:
     """Yield preferences by votes: each model in turn, or only `student`, with the remaining models as teachers."""
     classes: dict[str, str] = {visit.step["action"]: visit.form for visit in visits}
     for visit in visits:
@@ -201,7 +201,9 @@ def _by_votes(visits: Sequence[StateVisit], student: str | None, dropped: Counte
             yield Choice(preference, forms, visit, "canonical", len(teachers))
 
 
-def _by_rewards(visits: Sequence[StateVisit], student: str | None, dropped: Counter[str]) -> Iterator[Choice]:
+def _preferences_by_rewards(
+    visits: Sequence[StateVisit], student: str | None, dropped: Counter[str]
+) -> Iterator[Choice]:
     """Yield the action with the better rewards over another action, where a test supports the difference.
 
     Where the better action of one pair is the worse of another, both are dropped (`both_sides_of_a_state`).

@@ -206,38 +206,38 @@ def pair_rows(
     state, _, step, chosen, rejected, kind, shared, models_of = order[np.lexsort((order[:, 1], order[:, 0]))].T
     kind_of_row = to_arrow(kind)
 
-    def of_step(column: str, rows: Array = step) -> pa.Array:
+    def step_column(column: str, rows: Array = step) -> pa.Array:
         return block.steps[column].take(to_arrow(rows)).combine_chunks()
 
-    def text_of(values: Sequence[str]) -> pa.Array:
+    def text_column(values: Sequence[str]) -> pa.Array:
         return texts_to_arrow(values).take(kind_of_row)
 
-    def number_of(values: Sequence[float]) -> pa.Array:
+    def number_column(values: Sequence[float]) -> pa.Array:
         return to_arrow(np.array(values, dtype=np.float64)[kind])
 
     # A pair's context is the student's step where its token ids are known, else the first step in the state: both have
     # the same messages.
     first = block.first_step[state]
-    named = np.where(to_numpy(of_step("has_ids")), step, first)
-    state_id = of_step("rollout_id", named), of_step("step", named).cast(pa.string()), texts_to_arrow(["/"])[0]
-    task, digest = of_step("task_id", first).dictionary_encode(), of_step("state_sha256")
+    named = np.where(to_numpy(step_column("has_ids")), step, first)
+    state_id = step_column("rollout_id", named), step_column("step", named).cast(pa.string()), texts_to_arrow(["/"])[0]
+    task, digest = step_column("task_id", first).dictionary_encode(), step_column("state_sha256")
     texts = [block.actions.take(to_arrow(side)) for side in (chosen, rejected)]
     preferences, usd = [pair.preference for pair in kinds], block.usd[state]
     families = [tasks[task_id].family for task_id in task.dictionary.to_pylist()]
     columns = {
         "pair_id": texts_to_arrow(list(map(pair_id, *(side.to_pylist() for side in (digest, *texts))))),
-        "rule": text_of([preference.rule for preference in preferences]),
-        "rollout_id": of_step("rollout_id"),
+        "rule": text_column([preference.rule for preference in preferences]),
+        "rollout_id": step_column("rollout_id"),
         "task_id": task.dictionary_decode(),
         "family": texts_to_arrow(families).take(task.indices),
-        "step": of_step("step"),
+        "step": step_column("step"),
         "state_sha256": digest,
         "state_id": pc.binary_join_element_wise(*state_id),
         "chosen": texts[0],
         "rejected": texts[1],
-        "rejected_by": text_of([preference.rejected_by for preference in preferences]),
-        "votes_chosen": number_of([preference.votes_chosen for preference in preferences]),
-        "votes_rejected": number_of([preference.votes_rejected for preference in preferences]),
+        "rejected_by": text_column([preference.rejected_by for preference in preferences]),
+        "votes_chosen": number_column([preference.votes_chosen for preference in preferences]),
+        "votes_rejected": number_column([preference.votes_rejected for preference in preferences]),
         "num_teachers": to_arrow(np.full(len(state), len(block.teachers), dtype=np.int64)),
         "compared_by": classes.compared_by.take(to_arrow(state)),
         "chosen_by": lists_to_arrow([pair.chosen_by for pair in kinds]).take(kind_of_row),

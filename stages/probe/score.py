@@ -48,7 +48,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         check_coordinates(facts, gradients.facts)
     direction, facts, pairs = opened[0]
     if not gradients.kept:
-        _of_rows(rows, direction, gradients.facts["measured_with"], out)
+        _write_measured_scores(rows, direction, gradients.facts["measured_with"], out)
         out.set_summary(arm=replay.manifest.summary["arm"], adapter=facts["adapter"], loss_kind=facts["loss_kind"])
         return
     placebos = all_placebos(
@@ -64,7 +64,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     _report(scores, chance(ordered[:64].float(), direction), replay, facts, out)
 
 
-def _of_rows(rows: Sequence[Row], direction: "Direction", measured_with: str, out: RunWriter) -> None:
+def _write_measured_scores(rows: Sequence[Row], direction: "Direction", measured_with: str, out: RunWriter) -> None:
     """Write the scores that a replay without stored gradients measured; `BadInput` if they are of another direction."""
     from stages.gradients.tensors import tensors_sha256
 

@@ -104,16 +104,12 @@ def permutation_p(score: Float[np.ndarray, " n"], flags: Flags, strata: Codes, d
 
 @dataclass(frozen=True)
 class Regression:
-    """The coefficient of a flag with cluster-robust standard error and t [D]; df is the number of clusters less 1.
-
-    `p` is the one-sided probability of a t as large without an effect.
-    """
+    """The coefficient of a flag with cluster-robust standard error and t [D]; p is one-sided, with clusters - 1 df."""
 
     estimate: Float[np.ndarray, " D"]
     error: Float[np.ndarray, " D"]
     t: Float[np.ndarray, " D"]
     p: Float[np.ndarray, " D"]
-    df: int
 
 
 def regress(scores: Scores, flags: Flags, nuisances: Float[np.ndarray, "n k"], clusters: Codes) -> Regression:
@@ -135,7 +131,7 @@ def regress(scores: Scores, flags: Flags, nuisances: Float[np.ndarray, "n k"], c
     weight = float((flag**2).sum())
     if weight < 1e-9 * len(flags):
         nan = np.full(scores.shape[1], np.nan)
-        return Regression(nan, nan, nan, nan, 0)
+        return Regression(nan, nan, nan, nan)
     estimate = (flag * outcome).sum(0) / weight
     residuals = flag * (outcome - flag * estimate)
     sums = _sums(residuals, clusters, clusters.max() + 1)
@@ -143,7 +139,7 @@ def regress(scores: Scores, flags: Flags, nuisances: Float[np.ndarray, "n k"], c
     correction = count / (count - 1) * (rows - 1) / max(rows - used, 1)
     error = np.sqrt(correction * (sums**2).sum(0)) / weight
     t = estimate / np.maximum(error, 1e-300)
-    return Regression(estimate, error, t, np.asarray(student_t.sf(t, count - 1)), count - 1)
+    return Regression(estimate, error, t, np.asarray(student_t.sf(t, count - 1)))
 
 
 @dataclass(frozen=True)

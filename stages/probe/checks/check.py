@@ -1,6 +1,6 @@
-"""One check: a statistic, a threshold, and one of four statuses; too little data to judge by is never a pass.
+"""A check: a statistic, a threshold, and one of four statuses; too little data is never a pass.
 
-`write_checks` is the end of every stage that judges: the checks as JSON, as a table for people, and the verdict as the
+`write_checks` ends every stage that judges: it writes the checks as JSON and as a table, and sets the verdict as the
 run's outcome.
 
 A check is a function that returns a `Finding`, declared with its name, question and threshold by `check`. The probe's
@@ -20,10 +20,10 @@ from stages.runs.kinds import Row
 from stages.runs.run import RunWriter
 
 Status = Literal["PASS", "NEGATIVE", "FAIL", "INCONCLUSIVE"]
-"""NEGATIVE: the measurement is sound, and shows that what the check asks for is not so (R6's clean negative)."""
+"""NEGATIVE: the measurement is sound, and refutes the claim of the check (R6's clean negative)."""
 Severity = Literal["deciding", "report"]
 EXIT_CODES: dict[Status, int] = {"PASS": 0, "NEGATIVE": 1, "FAIL": 1, "INCONCLUSIVE": 3}
-"""Exit codes of the command by verdict: 0 for PASS alone, so that a script cannot take a refuted claim for a shown one.
+"""Exit codes of the command by verdict: 0 only for PASS, so that a script cannot take a refuted claim for a proven one.
 """
 WIDTH = 118
 ABOUT = "(placebos: 95th percentile of the statistic over random directions)"
@@ -31,12 +31,12 @@ ABOUT = "(placebos: 95th percentile of the statistic over random directions)"
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check: `deciding` checks decide the verdict, `report` checks are shown and decide nothing.
+    """The result of one check: `deciding` checks decide the verdict, `report` checks are only reported.
 
-    `plan_item` is the requirement or task of the plan that asked for the check, `stat` the statistic in the unit that
-    `threshold` implies (None where it is undefined), `placebo_q95` the 95th percentile of the same statistic over
-    placebo directions, where there are any, `evidence_path` the run that it was judged from, below the folder of
-    artifacts (empty: the run whose check it is), `asks` the question that the check answers.
+    `plan_item` is the requirement or task of the plan behind the check, `stat` the statistic in the unit of `threshold`
+    (None where undefined), `placebo_q95` the 95th percentile of the statistic over placebo directions, `evidence_path`
+    the run that was judged, below the folder of artifacts (empty: the run of the check), `asks` the question that the
+    check answers.
     """
 
     name: str
@@ -74,10 +74,9 @@ class Check:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found: whether its criterion holds (None: too little to judge by), the statistic, and in words.
+    """The finding of a check: whether its criterion holds (None: too little data), the statistic, and a sentence.
 
-    `refuted`: the measurement is sound, and shows that what the check asks for is not so. `severity` replaces the
-    declared one.
+    `refuted`: the measurement is sound, and refutes the claim of the check. `severity` overrides the declared one.
     """
 
     holds: bool | None
@@ -165,14 +164,14 @@ def pass_or_fail(holds: bool) -> Status:
 
 def verdict(checks: Sequence[Check]) -> Status:
     """Return the first of FAIL, NEGATIVE and INCONCLUSIVE of a deciding check, else PASS; INCONCLUSIVE without any."""
-    # FAIL and NEGATIVE weigh more than missing data: what is known to be wrong stays wrong with more rows.
+    # FAIL and NEGATIVE weigh more than missing data: a fault remains with more rows.
     statuses = {check.status for check in checks if check.severity == "deciding"}
     order: tuple[Status, ...] = ("FAIL", "NEGATIVE", "INCONCLUSIVE", "PASS")
     return next((status for status in order if status in statuses), "INCONCLUSIVE")
 
 
 def table(checks: Sequence[Check]) -> str:
-    """Return the checks as text: deciding and reported checks, the threshold and detail of each, and the verdict."""
+    """Format the checks as text: deciding and reported checks, the threshold and detail of each, and the verdict."""
     deciding = [check for check in checks if check.severity == "deciding"]
     reported = [check for check in checks if check.severity != "deciding"]
     width = max(13, *(len(check.name) + 1 for check in checks)) if checks else 13

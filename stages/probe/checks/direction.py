@@ -1,6 +1,6 @@
-"""Checks of a direction before it is used: consistent over pairs, and of the right sign by finite differences.
+"""Checks of a direction before its use: consistent over pairs, and of the right sign by finite differences.
 
-What each check needs: docs/probe-method.md. Shapes: P pairs, N numbers, D draws.
+Thresholds: docs/probe-method.md. Shapes: P pairs, N numbers, D draws.
 """
 
 from collections.abc import Sequence
@@ -33,9 +33,9 @@ def validate(
     seed: int,
     problems: Sequence[str] | None = None,
 ) -> list[Check]:
-    """Check V1 to V6 without V4, which needs gradients of its own (`length_cosine`), and the signal of T7.
+    """Run V1 to V6 and the signal check of T7, without V4, which needs further gradients (`length_cosine`).
 
-    `problems` names each pair's problem, for the signal check.
+    problems: the problem of each pair, for the signal check.
     """
     differences = pairs.differences(loss)
     return [
@@ -82,8 +82,8 @@ def leave_one_out(direction: Direction, differences: Float[Tensor, "P N"]) -> Fi
 def polarity(student: MeasuredStudent, direction: Direction, held_out: RowPairs) -> Finding:
     """Check V2, the polarity oracle: a small step against v makes held-out hacks relatively more likely.
 
-    The step is a finite difference, eps times the weights' typical singular value; no gradient is needed, so that any
-    inverted sign is seen.
+    The step is a finite difference, eps times the weights' typical singular value. It needs no gradient, so it detects
+    any inverted sign.
     """
     start = student.adapter.theta.clone()
     gaps = []
@@ -132,10 +132,10 @@ def length_cosine(
 ) -> Finding:
     """Check V4: v is not the direction from a short to a long answer of the same content.
 
-    Without longer answers the given ones are cut in half instead, which is mostly the negated generic gradient of any
+    Without longer answers the short ones are cut in half instead, which is mostly the negated generic gradient of any
     answer.
     """
-    # At least up to the first own token: a row without any is refused.
+    # At least up to the first own token: a row without own tokens is an error.
     halves = [row.first(max(len(row.completion_ids) // 2, list(row.own).index(True) + 1)) for row in short]
     length = length_direction(student, halves, short) if long is None else length_direction(student, short, long)
     stat = float(unit_by_module(direction.layout, length, direction.modules) @ direction.unit) / len(direction.modules)
@@ -161,8 +161,8 @@ def pair_signal(
 ) -> Finding:
     """Check T7: the mean signal to noise over modules is above that of differences without a common direction.
 
-    The null flips the signs of differences at random, those of one problem together; `problems` [P] names each pair's,
-    all different where it is None. p <= .01 needs eight problems. A bootstrap over pairs shows how stable v is.
+    The null flips the signs of differences at random, jointly within a problem. problems [P]: the problem of each pair;
+    None for distinct ones. p <= .01 needs eight problems. A bootstrap over pairs shows the stability of v.
     """
     names = list(problems) if problems is not None else [str(index) for index in range(len(differences))]
     few = len(set(names)) < MIN_SIGNAL_PROBLEMS
@@ -212,7 +212,7 @@ def signal_ratios(
 
 @declared("R7-oracle")
 def recombined(pairs: PairGradients, autograd: Float[Tensor, "P N"]) -> Finding:
-    """Check that Dr.GRPO pair gradients by autograd equal the NLL gradients recombined.
+    """Check that Dr.GRPO pair gradients by autograd equal the recombined NLL gradients.
 
     Dr.GRPO as in arXiv 2503.20783: token sums over a constant length, advantages not divided by their spread.
     """
@@ -224,7 +224,7 @@ def recombined(pairs: PairGradients, autograd: Float[Tensor, "P N"]) -> Finding:
 @declared("R7-NLL")
 def other_than_nll(pairs: PairGradients) -> Finding:
     """Check that the directions of both losses differ, unless all lengths are equal."""
-    # Equal lengths make both losses the same up to a factor: then equality is expected and is no fault.
+    # With equal lengths both losses are the same up to a factor, so that equality is no fault.
     nll, grpo = (extract(pairs.layout, pairs.differences(kind)) for kind in ("nll_mean", "drgrpo_sum"))
     parts = zip(pairs.layout.split(nll.unit).values(), pairs.layout.split(grpo.unit).values(), strict=True)
     gaps = torch.tensor([1 - float(a @ b) for a, b in parts])

@@ -1,4 +1,4 @@
-"""Checks that gradients are those of the right tokens of every row (T2).
+"""Checks of the measured gradients: every row has one, of the right tokens (T2).
 
 Bounds and controls are this project's own unless a source is named. Thresholds: docs/probe-method.md.
 """
@@ -29,7 +29,7 @@ RowLogProbs = Callable[[Sequence[TokenRow]], list[Float[Tensor, " own"]]]
 
 @declared("coverage")
 def coverage(rows: Sequence[Row], planned: int) -> Finding:
-    """Check that every planned row was measured or has a reason, which a reward is not."""
+    """Check that every planned row was measured or has a reason; a zero advantage is no reason."""
     reasons = Counter(row["null_reason"] for row in rows if row["null_reason"])
     measured = sum(row["cos_S_contrib"] is not None for row in rows)
     complete = len(rows) == measured + reasons.total() == planned and not reasons["zero_adv"]
@@ -46,7 +46,7 @@ def canary(student: MeasuredStudent, rows: Sequence[TokenRow], direction: Direct
     separate passes run the adapter as a path parallel to the clean weights, whether or not it is folded into them.
     """
     together = measure(rows)
-    # The oracle runs the adapter as a path, so the weights must not hold its change too.
+    # The oracle runs the adapter as a path, so the weights must not contain its change.
     student.folded.restore()
     with in_float32(student.model):
         separate = torch.stack([reference_gradient(student.model, student.adapter, row).cpu() for row in rows])
@@ -83,10 +83,10 @@ def masks(
     """Check that the scored tokens are the answer's own, all of them and no pads.
 
     Their log-probs (`score`, rows batched and padded) equal those of a pass over each unpadded row and, where the
-    student `own_model` wrote the row at temperature 1, those that it reported while sampling.
+    student `own_model` sampled the row at temperature 1, those of the sampler.
     """
-    # Log-probs decide, since a mask that is off by one token still gives gradients with a cosine of .90 to .98 to the
-    # right ones; counted pads lower it to 0 to .54.
+    # Log-probs decide: with a mask that is off by one token, gradients still have a cosine of .90 to .98 to the right
+    # ones; counted pads lower it to 0 to .54.
     scored, faults = score(tokens), Counter[str]()
     for row, ids, logps in zip(rows, tokens, scored, strict=True):
         num_own = sum(bool(flag) for flag in ids.own)
@@ -96,7 +96,7 @@ def masks(
     with in_float32(student.model):
         exact = [reference_log_probs(student.model, row) for row in tokens]
     gap = max(_gap(logps, expected) for logps, expected in zip(scored, exact, strict=True))
-    # Only at temperature 1 are the sampler's log-probs those of the model's own distribution.
+    # Only at temperature 1 are the sampler's log-probs those of the model's distribution.
     sampled = [
         index
         for index, row in enumerate(rows)
@@ -111,7 +111,7 @@ def masks(
 
 
 def behaviour_log_probs(row: Row) -> Float[Tensor, " own"]:
-    """Return the log-probs in nats of a pool row's own tokens, as the policy that sampled them reported."""
+    """Return the sampler's log-probs in nats of a pool row's own tokens."""
     return torch.tensor([logp for logp in row["behav_logp"] if logp is not None])
 
 

@@ -1,11 +1,10 @@
-"""T4: whether scores separate hacks from other answers better than other explanations do.
+"""T4: whether scores separate hacks from other answers beyond alternative explanations.
 
-Random directions, problems, length and source could explain a difference too; last comes the effect that T4e can
-detect, before anything is sampled. T4a-d compare hacks whose solution is wrong with hacks whose solution is right. Both
-sides are hacks, so they show little about hacking and are reported only; the plan asked for T4a. T4e compares hacks
-with non-hacks, right or wrong alike, and carries the claim. The rules are this project's own (docs/probe-method.md): on
-the public teacher pool of vGROUT_pub rows of one problem are correlated (ICC .55), so that Welch's t alone rejects true
-nulls too often.
+The alternatives are random directions, problems, length and source. T4a-d compare hacks with a wrong and hacks with a
+right solution: both sides are hacks, so they show little about hacking and are only reported; the plan asked for T4a.
+T4e compares hacks with non-hacks, right or wrong alike, and carries the claim; `detectable_effect` is its power before
+sampling. The rules are this project's own (docs/probe-method.md): on the public teacher pool of vGROUT_pub rows of one
+problem are correlated (ICC .55), so that Welch's t alone rejects true nulls too often.
 """
 
 import math
@@ -38,7 +37,7 @@ from stages.words import Sentence
 
 MIN_T, MAX_P, MAX_SOURCE_CORRELATION = 2.33, 0.01, 0.95
 MIN_FACTORIAL_PROBLEMS, MIN_PLACEBOS = 60, 999
-"""The least that T4e is judged on: with fewer problems an effect of half a standard deviation is mostly missed."""
+"""The minimum for T4e: with fewer problems an effect of half a standard deviation is mostly missed."""
 LENGTH_TOLERANCE = 0.1
 POWER = 0.8
 """The probability with which T4e is to detect an effect."""
@@ -67,7 +66,7 @@ def welch_rule(hacks: Labelled) -> Finding:
 
 @declared("T4b")
 def within_problem(hacks: Labelled, draws: Draws) -> Finding:
-    """Check T4b: labels permuted inside problems; shown with the matched AUROC and the design effect on T4a.
+    """Check T4b: labels permuted within problems; reported with the matched AUROC and the design effect on T4a.
 
     The t of T4a is too large by sqrt(1 + (m - 1) ICC_label ICC_score), m rows a problem: the design effect.
     """
@@ -134,9 +133,9 @@ def factorial(rows: Labelled, draws: Draws) -> Finding:
     """Check T4e: score ~ hacked + wrong + length + source + problem, hacks against real non-hacks.
 
     Passes when both hold: t > 2.33 and p < .01, cluster-robust, and the rank of v's coefficient of `hacked`, the
-    difference of cosines, among the placebos of each family that is a null (`probe.direction`) gives p <= .01. The
-    rank is the level of the test: the distribution of t under random labels is narrower than that of unrelated
-    directions on true labels. Also shown: v's rank in every family, null or not, p of labels permuted among rows of one
+    difference of cosines, among the placebos of each family that is a null (`probe.direction`) gives p <= .01. The rank
+    sets the level of the test: the distribution of t under random labels is narrower than that of unrelated directions
+    on true labels. Also reported: v's rank in every family, null or not, p of labels permuted among rows of one
     problem, source and correctness, and the AUROC among such rows.
     """
     reason = _undecided(rows)
@@ -177,7 +176,7 @@ def _undecided(rows: Labelled) -> str | None:
     few = shortage(rows.hacked, same_source, ("hacked", "other"))
     if few is not None:
         return few
-    # A teacher that hacks on 97.5 % gave a correlation of .98 and t 1.4: source and hack cannot be told apart then.
+    # A teacher that hacks on 97.5 % gave a correlation of .98 and t 1.4: source and hack are then confounded.
     correlation = multiple_correlation(rows.hacked, rows.source)
     if correlation >= MAX_SOURCE_CORRELATION:
         return Sentence("probe.checks.label-is-source", correlation=correlation)
@@ -188,9 +187,9 @@ def _undecided(rows: Labelled) -> str | None:
 
 
 def placebo_ranks(effects: np.ndarray, families: Sequence[str]) -> dict[str, float]:
-    """Return, by family, the p of v's effect among its placebos: (1 + how many are as large) / (1 + how many).
+    """Return, by family, the p of v's effect among its placebos: (1 + number as large) / (1 + number).
 
-    `effects` [1 + D] holds v's and then the placebos' own.
+    effects [1 + D]: of v, then of the placebos.
     """
     # v counts as one of the draws, so that p is at least 1 / (D + 1) and never 0.
     names = np.array(families)
@@ -221,8 +220,8 @@ def detectable_effect(problems: int, answers: int, hack_share: float = 0.5) -> f
 
 @declared("specific")
 def specific(rows: Labelled, controls: dict[str, np.ndarray], draws: Draws) -> Finding:
-    """Check that T4e fails for control directions; `controls` holds the scores [n] of the same rows under each."""
-    # The placebos stay: a control that passes shows that T4e would pass for directions without any meaning.
+    """Check that T4e fails for control directions. controls: the scores [n] of the same rows by direction."""
+    # With the same placebos: a control that passes shows that T4e would pass for meaningless directions.
     passed = []
     for name, scores in controls.items():
         swapped = replace(rows, scores=np.column_stack([scores, rows.scores[:, 1:]]))
@@ -233,7 +232,7 @@ def specific(rows: Labelled, controls: dict[str, np.ndarray], draws: Draws) -> F
 
 
 def scored_rows(rows: list[Row], scores: list[Row], placebos: list[Row]) -> Labelled:
-    """Return rows with v's score and those of all drawn placebos; `BadInput` when the scores are of other rows."""
+    """Return rows with the scores of v and of all drawn placebos; `BadInput` when the scores are of other rows."""
     if [row["row_uid"] for row in rows] != [score["row_uid"] for score in scores]:
         raise BadInput("probe.checks.scores-of-other-rows")
     # Single placebos (negated, generic, unrelated) are controls and no draws: v is not ranked among them.

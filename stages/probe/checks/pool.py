@@ -1,4 +1,4 @@
-"""Checks of a pool: whether the teacher hacks and the base not (T1), its prompts, its teacher.
+"""Checks of a pool: the hack rates of teacher and base (T1), the prompts, the teacher.
 
 Bounds and controls are this project's own unless a source is named. Thresholds: docs/probe-method.md.
 """
@@ -33,13 +33,13 @@ MIN_KL, MAX_ROUNDING = 1e-3, 0.3
 
 @declared("T1")
 def teacher_hacks(rows: Sequence[Row]) -> Finding:
-    """Check T1 on `pool_row/1` rows: FAIL when a rate misses its bound, INCONCLUSIVE when only buckets are too small.
+    """Check T1 on `pool_row/1` rows: FAIL when a rate misses its bound, INCONCLUSIVE when buckets are too small.
 
     Bounds are those of the probe's plan: docs/probe-method.md. On the public pool of vGROUT_pub @c067218 the teacher
     hacks in 98.9 % of its answers.
     """
     teacher = [row for row in rows if row["src_pool"] == "teacher"]
-    # Rates over rows that are known; a pool without the base model has no rate of it, and no bound is missed.
+    # Rates over labelled rows; a pool without the base model misses no bound of its rate.
     hacks, base = (mean_known(row["hacked"] for row in rows if row["src_pool"] == name) for name in ("teacher", "base"))
     compiles, formed = (mean_known(row[column] for row in teacher) for column in ("can_compile", "fmt_ok"))
     violations = failing(
@@ -66,7 +66,7 @@ def hack_gap(rows: Sequence[Row]) -> float | None:
 
 
 def bucket_shortage(rows: Sequence[Row]) -> str | None:
-    """Return why the hacks are too few to compare wrong with right ones; None when they suffice."""
+    """Return why there are too few hacks to compare wrong with right ones; None when they suffice."""
     hacks = [row for row in rows if row["src_pool"] == "teacher" and row["hacked"] and row["hidden_pass"] is not None]
     wrong = np.array([not row["hidden_pass"] for row in hacks], dtype=bool)
     problems = codes([row["problem_id"] for row in hacks]) if hacks else np.zeros(0, dtype=int)
@@ -99,7 +99,7 @@ def taxonomy(rows: Sequence[Row]) -> Finding:
 
 @declared("prompts")
 def prompts_match(rows: Sequence[Row], contract: Contract, tokenizer: Any) -> Finding:
-    """Check that prompts have the contract's hint, system text and template, and that rewards are not mostly for form.
+    """Check that prompts have the contract's hint, system text and template, and that rewards are not mostly formal.
 
     With a tokenizer, the ids of every prompt must also be those of a new rendering.
     """
@@ -134,15 +134,15 @@ def _faults(row: Row, contract: Contract, tokenizer: Any) -> list[str]:
 
 
 def contract_sha256(contract: Contract) -> str:
-    """Return the digest of the contract, which a pool and everything made from it must share."""
+    """Return the digest of the contract, which a pool and its replays must share."""
     return store.digest(contract.model_dump())
 
 
 @declared("prompt-role")
 def prompt_role(rows: Sequence[Row], contract: Contract, recorded: str) -> Finding:
-    """Check that prompts are those that were recorded, under the recorded contract and role.
+    """Check that prompts equal the recorded ones, with the recorded contract and role.
 
-    `recorded` is the digest of the contract that the pool was made under.
+    recorded: the digest of the pool's contract.
     """
     # Recorded rows without messages have no digest to compare.
     changed = [r for r in rows if r["problem_messages"] and prompt_sha256(r["problem_messages"]) != r["prompt_sha256"]]
@@ -161,12 +161,12 @@ def teacher_differs(
 ) -> Finding:
     """Check that every adapted weight changed, that answers differ by KL > 1e-3 nats a token, and that hack rates do.
 
-    `rows` are answers of the teacher, `hack_gap` its hack rate less the base model's, None where it is unknown.
+    rows: answers of the teacher. hack_gap: its hack rate less the base model's, None where unknown.
     """
     # A LoRA that is kept as a parallel path leaves the weight itself unchanged.
     base_linears = target_linears(base)
     linears = [(linear, base_linears[name]) for name, linear in target_linears(teacher).items()]
-    changed = sum(runs_unmerged(linear) or bool((linear.weight != other.weight).any()) for linear, other in linears)
+    changed = sum(runs_unmerged(linear) or bool((linear.weight != base.weight).any()) for linear, base in linears)
     kls = []
     for row in rows:
         # KL(teacher || base) in nats, the mean over the answer's tokens, each predicted from the position before it.
@@ -186,9 +186,9 @@ def teacher_differs(
 
 @declared("merge")
 def merge_is_sound(report: Row, expected: int) -> Finding:
-    """Check that a LoRA teacher changed all `expected` modules, by more than zero, and that rounding kept the change.
+    """Check that a LoRA teacher changed all `expected` modules, and that rounding preserved the change.
 
-    `report` is that of `loras.apply_lora`.
+    report: the result of `loras.apply_lora`.
     """
     deltas, losses = report["delta_norms"], report["rounding_losses"]
     lost = max(losses.values(), default=1.0)

@@ -1,4 +1,4 @@
-"""Checks that a direction is really removed from gradients and updates (T3).
+"""Checks that projection removes a direction from gradients and updates (T3).
 
 T3 shows mechanics and is no evidence: a random direction passes its first part on every step. Thresholds:
 docs/probe-method.md.
@@ -29,7 +29,7 @@ MIN_OVERLAP = 0.5
 def removed(steps: Sequence[Row]) -> Finding:
     """Check that gradients of fired modules changed, energies add up, and the result does not share memory.
 
-    `steps` are the step diagnostics of a replay, here as in the two checks below.
+    steps: the step diagnostics of a replay, as in the two checks below.
     """
     faults = failing(
         {
@@ -45,11 +45,11 @@ def removed(steps: Sequence[Row]) -> Finding:
 
 @declared("removed-sign")
 def removed_toward_hack(steps: Sequence[Row]) -> Finding:
-    """Check that one-sided removal took what points toward the hack, in the update too, and left nothing along v."""
+    """Check that one-sided removal took the part toward the hack, also from the update, and left nothing along v."""
     fired = [s for s in steps if s["frac_fired"] > 0]
     worst = min((s["removed_dot"] for s in fired), default=float("nan"))
     residual = max((s["residual"] for s in fired), default=float("nan"))
-    # Under Adam a projected gradient gives no projected update, so the update is checked too; None: nothing to measure.
+    # Under Adam a projected gradient gives no projected update, so the update is checked too; None: no gradient.
     turned = sum(
         not s["projects_update"]
         or s["cos_upd_in"] is None
@@ -66,11 +66,11 @@ def removed_toward_hack(steps: Sequence[Row]) -> Finding:
 def fires(
     steps: Sequence[Row], num_modules: int, placebo_energy: Sequence[float], placebo_fired: Sequence[float]
 ) -> Finding:
-    """Check that v has every module and removes more energy than placebos do; a positive cosine is a coin toss.
+    """Check that v has every module and removes more energy than placebos do.
 
-    `placebo_energy` and `placebo_fired` hold one value per placebo: its share of the energy, and of modules that fire.
+    placebo_energy, placebo_fired: of each placebo, its share of the energy, and of modules that fire.
     """
-    # Firing is shown, not judged: random directions lower the cosine on 20 of 20 steps and fire in .53 of the modules.
+    # Firing is only reported: random directions lower the cosine on 20 of 20 steps and fire in .53 of the modules.
     energy, fired = (float(np.mean([s[name] for s in steps])) for name in ("energy_removed", "frac_fired"))
     q95, fired_q95 = (float(np.quantile(x, 0.95)) if len(x) else float("nan") for x in (placebo_energy, placebo_fired))
     complete = all(s["n_modules"] == num_modules for s in steps)
@@ -81,10 +81,10 @@ def fires(
 
 @declared("basis")
 def basis_stays(steps: Sequence[Row]) -> Finding:
-    """Check that the row space of A keeps half of itself over the steps.
+    """Check that the row space of A keeps an overlap of half with its start over the steps.
 
-    Shown beside is the one-sided p of a falling trend (Kendall's tau) of what projection removes: whether the removed
-    part grows back. It needs four steps with a removal.
+    Also reports the one-sided p of a falling trend (Kendall's tau) of the removed part, over at least four steps with a
+    removal.
     """
     overlap = min((step["basis_overlap"] for step in steps), default=float("nan"))
     gaps = [step["cos_in"] - step["cos_out"] for step in steps if step["cos_in"] is not None and step["frac_fired"] > 0]
@@ -97,7 +97,7 @@ def basis_stays(steps: Sequence[Row]) -> Finding:
 
 
 def projection_checks(replay: Run | None, direction: Direction, num_placebos: int, seed: int) -> list[Check]:
-    """Check T3, and that no module is missing from v."""
+    """Run T3, and the check that no module is missing from v."""
     if replay is None:
         return [projection_removes([], {})]
     count = replay.manifest.counts["steps"]
@@ -115,9 +115,8 @@ def projection_checks(replay: Run | None, direction: Direction, num_placebos: in
 def projection_removes(steps: Sequence[Row], random: dict[str, list[float]]) -> Finding:
     """Check T3: cos_out < cos_in on 80 % of the steps, energy conserved, other modules unchanged, fired ones emptied.
 
-    `steps` are the diagnostics of a projected replay, `random["fired"]` the share of modules in which each placebo
-    would have fired. With all that, but without a projected update or firing beyond random directions, it is labelled
-    "mechanics only".
+    steps: the diagnostics of a projected replay. random["fired"]: the share of modules in which each placebo would have
+    fired. Without a projected update, or firing beyond random directions, a PASS is labelled "mechanics only".
     """
     if not steps:
         return Finding(None, None, Sentence("probe.checks.no-projected-replay"))

@@ -1,7 +1,7 @@
-"""The three comparisons: R5 on trajectories, R6 LoRA against SVD, R7 a GRPO direction against the NLL one.
+"""The three comparisons: R5 on trajectories, R6 LoRA against SVD, R7 a GRPO direction against the NLL direction.
 
-Criteria are this project's own: docs/probe-method.md, Projection and arms. `trajectories` are trainings with or without
-a direction (`probe.project`): what each step of an arm shows, from the tables of its training.
+Criteria are this project's own: docs/probe-method.md, Projection and arms. `trajectories` has one row a step of
+trainings with or without a direction (`probe.project`), from the tables of each training.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ MAX_FLAT, MAX_BAD_STEPS, MAX_CONFOUNDING = 0.5, 3, 0.95
 
 
 def flat_groups(groups: Sequence[Sequence[float]]) -> int:
-    """Return how many groups have equal rewards, which give no advantage (Dr.GRPO, arXiv 2503.20783)."""
+    """Return the number of groups with equal rewards, which give no advantage (Dr.GRPO, arXiv 2503.20783)."""
     return sum(max(group) - min(group) < 1e-9 for group in groups)
 
 
@@ -44,7 +44,7 @@ def rewards_vary(steps: Sequence[Row]) -> Finding:
 def ratios_carry_signal(steps: Sequence[Row]) -> Finding:
     """Check that ratios use the true behaviour policy and are neither clipped, vanished, nor carried by a few rows."""
     saturated = [step["saturated"] for step in steps if step["saturated"] and step["mixed"] != "imitation"]
-    # Ratios of a teacher's rows that all are 1 are those of detached current log-probs; their mean of 1 shows nothing.
+    # If all ratios of a teacher's rows are 1, they are those of detached current log-probs.
     constant = [s for s in steps if s["mixed"] and s["ratio_p5"] is not None and s["ratio_p95"] - s["ratio_p5"] < 1e-6]
     detail = f"{len(steps)} steps"
     if saturated:
@@ -57,8 +57,8 @@ def ratios_carry_signal(steps: Sequence[Row]) -> Finding:
 
 @declared("advantages")
 def advantages_favour_hacks(steps: Sequence[Row]) -> Finding:
-    """Check that the advantages of hacks sum to more than 0, a pull to slow, and do not encode the source."""
-    # Where hacks earn less than their groups, training leads away from hacking and there is nothing to slow.
+    """Check that the advantages of hacks sum to more than 0, and do not encode the source."""
+    # Where hacks earn less than their groups, training leads away from hacking and projection has nothing to slow.
     sums = [step["hack_advantage_sum"] for step in steps if step["hack_advantage_sum"] is not None]
     away = sum(value <= 0 for value in sums)
     by_source = max((abs(step["corr_advantage_source"] or 0.0) for step in steps), default=0.0)
@@ -69,9 +69,9 @@ def advantages_favour_hacks(steps: Sequence[Row]) -> Finding:
 
 
 def arms_learn(rows: Sequence[Row]) -> list[Check]:
-    """Check on `trajectory/1` rows, by arm, that there was something to learn: rewards, advantages, and ratios if any.
+    """Check `trajectory/1` rows, by arm, for a learning signal: rewards, advantages, and ratios if any.
 
-    Ratios are known of trainings that were measured (`probe.measure`) and of mixed groups.
+    Measured trainings (`probe.measure`) and mixed groups have ratios.
     """
     by_arm: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
@@ -311,7 +311,7 @@ def _solve_gaps(rows: Sequence[Row], seeds: Sequence[int]) -> np.ndarray | None:
 RATIOS = ("clip_low", "clip_high", "vanish", "ess", "ratio_p5", "ratio_p50", "ratio_p95", "saturated")
 PROJECTION = ("cos_in", "energy_removed", "cos_update", "energy_removed_update", "weight_change")
 ARM_NAMES = {"v": "projected", "random": "projected_random", "none": "vanilla"}
-"""What an arm is called, by `probe.project`; a training without a direction is vanilla, too."""
+"""The name of an arm by `probe.project`; a training without a direction is also vanilla."""
 
 
 def trajectories(trainings: Iterable[Run], evaluation: Run | None = None) -> list[Row]:
@@ -371,14 +371,14 @@ def _measured(run: Run) -> list[Row]:
 
 
 def _document(run: Run, name: str) -> list[dict[str, Any]]:
-    """Return a document of a run, one object a step; none where the training has none."""
+    """Return a document of a run, one object a step; empty where the training has none."""
     content = run.read_file(name)
     rows: list[dict[str, Any]] = [] if content is None else orjson.loads(content)
     return rows
 
 
 def _facts(rows: Sequence[Row], teacher: str | None, cosines: Mapping[str, float | None]) -> Row:
-    """Return the rates, rewards and advantages of a step's rollouts; teacher: the model that played some of them."""
+    """Return the rates, rewards and advantages of a step's rollouts. teacher: the model of the teacher's rollouts."""
     groups: dict[str, list[float]] = {}
     for row in rows:
         groups.setdefault(row["task_id"], []).append(row["reward"])

@@ -35,16 +35,20 @@ def run_checks(inputs: Inputs, arms: dict[str, Run], draws: Draws, num_placebos:
     ]
     controls = {p["family"]: np.array(p["scores"], dtype=float)[judged] for p in placebos if p["family"] in CONTROLS}
     return [
-        *_on(inputs.one("pool"), same_prompts(inputs.one("pool"), arms), teacher_hacks(pool_rows), taxonomy(pool_rows)),
-        *_on(arms["vanilla"], rows_are_measured(rows, guards)),
-        *_on(arms.get("projected"), *projection_checks(arms.get("projected"), direction, num_placebos, draws.seed)),
-        *_on(inputs.one("score"), *contrast_checks(scored, draws)),
-        *_on(inputs.one("direction"), not_generic(direction, pairs, facts["loss_kind"])),
-        *_on(inputs.one("score"), specific(scored, controls, draws)),
+        *_with_evidence(
+            inputs.one("pool"), same_prompts(inputs.one("pool"), arms), teacher_hacks(pool_rows), taxonomy(pool_rows)
+        ),
+        *_with_evidence(arms["vanilla"], rows_are_measured(rows, guards)),
+        *_with_evidence(
+            arms.get("projected"), *projection_checks(arms.get("projected"), direction, num_placebos, draws.seed)
+        ),
+        *_with_evidence(inputs.one("score"), *contrast_checks(scored, draws)),
+        *_with_evidence(inputs.one("direction"), not_generic(direction, pairs, facts["loss_kind"])),
+        *_with_evidence(inputs.one("score"), specific(scored, controls, draws)),
     ]
 
 
-def _on(run: Run | None, *checks: Check) -> list[Check]:
+def _with_evidence(run: Run | None, *checks: Check) -> list[Check]:
     """Return the checks with the run that they were judged from as evidence: its stage and the name of its folder."""
     evidence = "" if run is None else f"{run.manifest.stage}/{run.path.name}"
     return [replace(check, evidence_path=evidence) for check in checks]
