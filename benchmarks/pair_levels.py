@@ -1,6 +1,6 @@
 """Measure level and power of the tests of `extract-pairs` in simulated runs.
 
-    python benchmarks/pair_levels.py [signal|power|failure|agreement] [--runs 800]
+    python benchmarks/pair_levels.py [signal|power|failure|rewards|agreement] [--runs 800]
 
 A run has twelve units with eight tasks, of which some are hard; every task has a state in which one of six actions is
 right. Students and teachers vote as in a real run, and an action's quality is the share of continuations that pass
@@ -19,6 +19,7 @@ from records import Claim, share
 from stages.pairs.actions import STUDENT
 from stages.pairs.continuation import PairOutcome, signal_test
 from stages.pairs.evidence import LEVEL, FailureAlignment, Labels, agreement_tests, failure_verdict
+from stages.pairs.groups import StateVisit, choose
 from stages.pairs.states import JudgedState
 
 UNITS, TASKS, CHOICES, SAMPLES = 12, 8, 6, 4
@@ -156,6 +157,21 @@ def failure(runs: int = 400) -> Iterator[Claim]:
         yield share(f"failure tracked, {name} teachers", given["DISAGREEMENT TRACKS FAILURE"], runs, "<= 2.5")
 
 
+def rewards(runs: int = 200) -> Iterator[Claim]:
+    """How often random rewards of six rollouts of each of three actions give a pair in a state."""
+    random, states = np.random.default_rng(3), 0
+    for _ in range(runs):
+        visits = [
+            StateVisit(
+                {"action": action, "truncated": False, "rollout_id": "r"}, "a", float(random.random() < 0.5), action
+            )
+            for action in "xyz"
+            for _ in range(6)
+        ]
+        states += any(choice.preference.rule == "better_outcome" for choice in choose(visits, None)[0])
+    yield share("states with a pair by random rewards", states, runs, "<= 8")
+
+
 # Agreement
 
 STEPS, POPULAR = 4, np.array([0.5, 0.2, 0.1, 0.1, 0.05, 0.05])
@@ -214,4 +230,6 @@ def agreement(runs: int = 200) -> Iterator[Claim]:
 
 
 if __name__ == "__main__":
-    cases.main(__file__, {"signal": signal, "power": power, "failure": failure, "agreement": agreement})
+    cases.main(
+        __file__, {"signal": signal, "power": power, "failure": failure, "rewards": rewards, "agreement": agreement}
+    )

@@ -16,20 +16,11 @@ Trap: swapping hack and clean *within* pairs, upstream's `shuffled_V`, turns dif
 singular axes where they were, so for singular bases that shuffle is no placebo; here labels are permuted *across*
 pairs.
 
-Which families are a null for "v separates hacked from honest gradients"? The rank of v's effect among placebos is a p
-only if an unrelated v is exchangeable with the draws, so the draws must be unrelated to hacking whether or not v is.
-`haar` and `randsign` use no gradient, `clean_clean` only those of honest answers: they are nulls. `hack_hack` and
-`perm_pairs` are contrasts of hacks' gradients. Let r be the part orthogonal to v that separates the pool's hacks from
-honest rows. r is never 0, as the pool's hacks differ from the pairs' hacks, and it lies in the few dimensions that the
-gradients of hacks span. Contrasts drawn in those dimensions contain much of r, with either sign; draws from the whole
-space, or from honest answers, contain it only by chance. So placebos made of hacks separate hacks exactly where there
-are hacks, and ranking v among them tests whether v is the best direction of hacking, not whether it is one. They are
-reported and decide nothing.
-
-The draws keep their part along v. Without it, an unrelated v that contains much of r by chance has no comparable draws:
-in one module of 30 numbers it ranked among the highest 1 % in 2 to 5 % of runs, and in 1 % with whole draws. Draws with
-a part of a true v have a part of its effect, so effects are ranked and not their t: the t of a direction with little
-variance is as large with a tenth of the effect. benchmarks/probe_statistics.py simulates all of this.
+Families without a gradient of a hack (`haar`, `randsign`, `clean_clean`) are nulls: an unrelated v is exchangeable with
+their draws, which therefore keep their part along v. `hack_hack` and `perm_pairs` are contrasts of gradients of hacks
+and are only reported: they lie in the few dimensions that separate hacks from honest rows, so that ranking v among them
+tests whether v is the best direction of hacking, not whether it is one (docs/probe-method.md, Placebo directions;
+simulated by benchmarks/probe_statistics.py).
 
 Metrics are those of `metrics`, with their sources there; the directions of `probe watch` (`watch_directions`,
 `HackScale`) are this project's own.

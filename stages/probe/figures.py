@@ -1,7 +1,7 @@
-"""The probe's figures: the rows of numbers of each, written as CSV and drawn as PNG.
+"""The figures of the probe: the rows of each, as CSV and PNG.
 
-The ten `FIGURES` of `probe plot` are those of the probe's plan, by its numbers. t and d are as in `statistics` and
-`metrics`. `watch_png` is the figure of `probe watch`. Equal rows give equal bytes.
+The ten `FIGURES` of `probe plot` have the numbers of the probe's plan. t and d are as in `statistics` and `metrics`.
+`watch_png` is the figure of `probe watch`. Equal rows give equal bytes.
 """
 
 import csv
@@ -46,7 +46,7 @@ OTHERS = ("#7b3294", "#1b7837", "#8c510a", "#35978f")
 
 @dataclass
 class Evidence:
-    """What is drawn: rows and step diagnostics of replays by arm, a scored vanilla replay, trajectories."""
+    """The data of the figures: rows and step diagnostics of replays by arm, a scored vanilla replay, trajectories."""
 
     rows: dict[str, list[Row]] = field(default_factory=dict)
     steps: dict[str, list[Row]] = field(default_factory=dict)
@@ -125,7 +125,7 @@ def heat_map(e: Evidence) -> list[Row]:
 
 
 def ratios(e: Evidence) -> list[Row]:
-    """(8) Importance ratios and effective sample size, the mean over seeds, of the steps that they were measured at."""
+    """(8) Importance ratios and effective sample size, the mean over seeds, of the measured steps."""
     names = ("ratio_p5", "ratio_p50", "ratio_p95", "ess")
     steps: dict[tuple[str, int], list[Row]] = {}
     for row in e.trajectories:
@@ -175,20 +175,20 @@ def set_title(axes: Axes, question: str, answer: str | None) -> None:
 
 
 def png(figure: Figure) -> bytes:
-    """Return a figure as PNG, always by the Agg renderer, whichever other code in this process has chosen."""
-    # A canvas of its own instead of pyplot, whose backend another part of the process may have set.
+    """Render a figure as PNG with the Agg renderer, whatever backend the process has set."""
+    # Its own canvas instead of pyplot, whose backend another part of the process may have set.
     FigureCanvasAgg(figure)
     figure.tight_layout()
     out = io.BytesIO()
-    # matplotlib writes its version as "Software" otherwise, and equal rows would give other bytes after an update.
+    # Without matplotlib's version as "Software", so that equal rows give equal bytes after an update.
     figure.savefig(out, format="png", metadata={"Software": None})
     return out.getvalue()
 
 
 def _lines(axes: Axes, rows: list[Row], *, columns: tuple[str, ...], label: str, level: float | None = None) -> None:
-    """Draw one line for every arm and column, thinner ones on thicker ones, so that equal lines are all visible.
+    """Draw one line for every arm and column, thinner ones over thicker ones, so that equal lines are all visible.
 
-    `level` is a value to compare with, drawn as a dotted line.
+    level: a reference value, drawn as a dotted line.
     """
     color = colors([row["arm"] for row in rows])
     for index, arm in enumerate(dict.fromkeys(row["arm"] for row in rows)):
@@ -479,7 +479,7 @@ WATCH_RATES = {
 def watch_png(rows: list[Row], threshold: float | None) -> bytes:
     """Draw a watched training: push toward the hack and threshold, cosines in sd of random directions, rollout rates.
 
-    `rows` are `watched/1` rows in order of steps.
+    rows: `watched/1`, in order of steps.
     """
     with rc_context({**STYLE, "figure.figsize": (8.6, 7.4)}):
         figure = Figure()

@@ -1,9 +1,9 @@
-"""Statistics of labelled rows that are not independent: rows of one problem resemble each other.
+"""Statistics of labelled rows that are not independent: rows of one problem are correlated.
 
-First tests of a flag (Welch, permutation, regression, concordance), then `Labelled`, the scored rows that the T4 checks
-take, then effect sizes that can be compared across adapters. Cosines cannot be: adapters differ in their number of
-parameters. Scores are [n, D], one column for each direction, so that v and all its placebos go through the same
-arithmetic at once. Bounds of too little data are those of the probe's plan.
+First tests of a flag (Welch, permutation, regression, concordance), then `Labelled`, the scored rows of the T4 checks,
+then effect sizes that are comparable across adapters. Cosines are not: adapters differ in their number of parameters.
+Scores are [n, D], one column for each direction, so that v and all its placebos share one computation. The bounds of
+too little data are those of the probe's plan.
 
 Shapes: n rows, D directions, S strata, C clusters (problems), R draws.
 """
@@ -34,16 +34,16 @@ Scores = Float[np.ndarray, "n D"]
 Flags = Bool[np.ndarray, " n"]
 Codes = Int[np.ndarray, " n"]
 MIN_ROWS, MIN_PROBLEMS = 15, 8
-"""With fewer rows in a bucket, or fewer problems that hold both kinds, nothing can be concluded."""
+"""The minimum of rows in a bucket, and of problems with both kinds of rows."""
 EDGE = 1e-9
 """The distance from an observed share at which the search for its bounds begins."""
 FROM_HACKS = ("perm_pairs", "hack_hack")
-"""Families of placebos made of hacks' own gradients: shown, but no null (`probe.direction` explains why)."""
+"""Families of placebos made of the gradients of hacks: reported, but no null (see `probe.direction`)."""
 
 
 def codes(*labels: Sequence[object] | np.ndarray) -> Codes:
     """Return one integer for every combination of labels."""
-    # By a separator that no label holds, so that ("a", "bc") and ("ab", "c") differ.
+    # With a separator that no label contains, so that ("a", "bc") and ("ab", "c") differ.
     joined = ["\x1f".join(str(part) for part in row) for row in zip(*labels, strict=True)]
     return np.unique(np.asarray(joined, dtype=str), return_inverse=True)[1]
 
@@ -65,7 +65,7 @@ def within(scores: Scores, strata: Codes) -> Scores:
 
 
 def _sums(values: Scores, groups: Codes, count: int) -> Float[np.ndarray, "G D"]:
-    """Return the sum of rows for each of `count` groups: that of `np.add.at` bit for bit, in a tenth of its time."""
+    """Return the sum of rows for each of `count` groups: equal to `np.add.at` bit for bit, in a tenth of its time."""
     # A sparse product adds a group's rows in their order, each times 1.
     rows = np.arange(len(groups))
     members = csr_array((np.ones(len(groups)), (groups, rows)), shape=(count, len(groups)))
@@ -81,7 +81,7 @@ def mixed(flags: Flags, strata: Codes) -> int:
 def permuted(
     values: Float[np.ndarray, " n"], strata: Codes, draws: int, rng: np.random.Generator
 ) -> Float[np.ndarray, "B n"]:
-    """Return so many random permutations of the values within strata, one a line."""
+    """Return random permutations of the values within strata, one a line."""
     order = np.argsort(strata, kind="stable")
     # Sorting these keys permutes rows within strata: the integer part keeps each row in its stratum.
     keys = strata[order] + rng.random((draws, len(values)))
@@ -96,7 +96,7 @@ def permutation_p(score: Float[np.ndarray, " n"], flags: Flags, strata: Codes, d
     That statistic is the sum of flagged rows' scores, less their stratum's mean.
     """
     centred = within(score[:, None], strata)[:, 0]
-    # Less a rounding error, since a permutation that changes nothing sums in another order.
+    # Less a rounding error: the identity permutation sums in another order.
     observed = centred[flags].sum() - 1e-12
     dealt = permuted(centred, strata, draws, np.random.default_rng(seed))
     return float((1 + (dealt[:, flags].sum(1) >= observed).sum()) / (draws + 1))
@@ -115,9 +115,9 @@ class Regression:
 def regress(scores: Scores, flags: Flags, nuisances: Float[np.ndarray, "n k"], clusters: Codes) -> Regression:
     """Regress scores on the flag, nuisances and a fixed effect of each cluster by least squares.
 
-    By Frisch-Waugh: the flag's residual on the others. Standard errors are robust to clusters (Liang and
-    Zeger, Biometrika 73, 1986) with the correction C / (C - 1) (n - 1) / (n - p), which clubSandwich calls CR1S. t is
-    NaN where the others explain the flag completely.
+    By Frisch-Waugh: the flag's residual on the nuisances. Standard errors are robust to clusters (Liang and Zeger,
+    Biometrika 73, 1986) with the correction C / (C - 1) (n - 1) / (n - p), which clubSandwich calls CR1S. t is NaN
+    where the nuisances explain the flag completely.
     """
     nuisance_columns = within(nuisances.astype(float), clusters)
     nuisance_columns = nuisance_columns / np.maximum(np.linalg.norm(nuisance_columns, axis=0), 1e-12)
@@ -161,10 +161,10 @@ class Concordance:
         """Return the 95 % interval of the first column: all values that the observed share does not refute.
 
         Newcombe's method 5 (Stat. Med. 25:559, 2006): the variance of Hanley and McNeil (Radiology 143:29, 1982) is
-        taken at the value in question and not at the observed one, where it is 0 for perfect separation, as is that of
+        taken at the tested value and not at the observed one, where it is 0 for perfect separation, as is that of
         resampled clusters. It is multiplied by the design effect, the variance between clusters (Obuchowski,
-        Biometrics 53:567, 1997) over that of independent rows, where that is above 1; the quantile is Student's of
-        clusters less one. NaN without pairs.
+        Biometrics 53:567, 1997) over that of independent rows, if above 1; the quantile is Student's with clusters - 1
+        degrees of freedom. NaN without pairs.
         """
         share, total = float(self.auroc()[0]), float(self.pairs.sum())
         if not total:
@@ -173,13 +173,13 @@ class Concordance:
         count, rough = int(filled.sum()), self._variance(share)
         between = float(((self.wins[:, 0] - share * self.pairs)[filled] ** 2).sum()) / total**2
         design = max(1.0, between * count / (count - 1) / rough) if count > 1 and rough > 0 else 1.0
-        # One cluster says nothing about the variance between clusters: rows are taken as independent.
+        # One cluster has no variance between clusters: rows are taken as independent.
         width = float(student_t.ppf(0.975, count - 1) if count > 1 else norm.ppf(0.975))
 
         def refuted(value: float) -> float:
             return (share - value) ** 2 - width**2 * design * self._variance(value)
 
-        # At the observed share itself the difference is 0 and not refuted, so the bounds are sought beside it.
+        # At the observed share the difference is 0 and not refuted, so the search for bounds begins beside it.
         low, high = share - EDGE, share + EDGE
         return (
             float(brentq(refuted, 0, low)) if low > 0 and refuted(low) < 0 else max(share, 0.0),
@@ -197,7 +197,7 @@ class Concordance:
 def concordance(scores: Scores, flags: Flags, strata: Codes, clusters: Codes) -> Concordance:
     """Count the pairs of the matched AUROC: flagged against other rows of the same stratum, gathered by cluster.
 
-    The share of pairs that are ordered rightly, ties half; gathering it by stratum and cluster is this project's own.
+    The share of concordant pairs, ties half; summing it by stratum and cluster is this project's own.
     """
     wins, pairs = np.zeros((clusters.max() + 1, scores.shape[1])), np.zeros(clusters.max() + 1)
     sizes = []
@@ -213,7 +213,7 @@ def concordance(scores: Scores, flags: Flags, strata: Codes, clusters: Codes) ->
 
 
 def multiple_correlation(flags: Flags, groups: Codes) -> float:
-    """Return how well groups predict a flag: the root of the share of its variance between groups, 0..1."""
+    """Return the correlation of a flag with groups: the root of the share of its variance between groups, 0..1."""
     flag = flags.astype(float)
     total = ((flag - flag.mean()) ** 2).sum()
     residual = (within(flag[:, None], groups) ** 2).sum()
@@ -223,9 +223,9 @@ def multiple_correlation(flags: Flags, groups: Codes) -> float:
 def intraclass_correlation(values: Float[np.ndarray, " n"], clusters: Codes) -> float:
     """Return ICC(1) of values by cluster, from one-way analysis of variance with unequal sizes; NaN without variance.
 
-    Shrout and Fleiss, Psychological Bulletin 86 (1979), with the mean size that unequal clusters ask for.
+    Shrout and Fleiss, Psychological Bulletin 86 (1979), with the mean size for unequal clusters.
     """
-    # Numbered anew: of the problems some may have no row left after a selection, and would count as empty clusters.
+    # Renumbered: problems without a row after a selection would count as empty clusters.
     _, clusters = np.unique(clusters, return_inverse=True)
     counts = np.bincount(clusters)
     count, rows = len(counts), len(values)
@@ -240,9 +240,9 @@ def intraclass_correlation(values: Float[np.ndarray, " n"], clusters: Codes) -> 
 class Labelled:
     """n rows with their labels and scores, as arrays.
 
-    `scores` [n, 1 + D] holds v's score and then those of its placebos, `first` [n, 1] v's score on the first 128
-    tokens, `style` [n, 2] the numbers of hedges and comments, `length` own tokens, `logp` nats a token. `families`
-    names the family of each of the D placebos.
+    `scores` [n, 1 + D] has the scores of v and of its placebos, `first` [n, 1] the score of v on the first 128 tokens,
+    `style` [n, 2] the numbers of hedges and comments, `length` own tokens, `logp` nats a token. `families` has the
+    family of each of the D placebos.
     """
 
     hacked: Flags
@@ -260,20 +260,20 @@ class Labelled:
         return len(self.hacked)
 
     def where(self, keep: Flags) -> "Labelled":
-        """Return only the rows to keep."""
+        """Return the rows where `keep` is true."""
         by_row = [name for name in self.__dataclass_fields__ if name != "families"]
         return replace(self, **{name: getattr(self, name)[keep] for name in by_row})
 
     @property
     def null(self) -> Flags:
-        """Which of the D placebos v is ranked among: those that hold no hack's gradient."""
+        """The mask of the D placebos that are a null for v: those without gradients of hacks."""
         return np.array([family not in FROM_HACKS for family in self.families], dtype=bool)
 
 
 def labelled(rows: Sequence[Row], scores: Scores, families: Sequence[str] = ()) -> Labelled:
     """Return `probe_row/1` rows with their scores as arrays, without rows of unknown label or undefined score.
 
-    `families` are those of the placebos, in the order of their columns; one family where none is given.
+    families: of the placebos, in the order of their columns; one family for all by default.
     """
     keep = [
         index
@@ -298,7 +298,7 @@ def labelled(rows: Sequence[Row], scores: Scores, families: Sequence[str] = ()) 
 
 def shortage(flags: Flags, strata: Codes, names: tuple[str, str]) -> str | None:
     """Return why these rows are too few (under 15 rows in a bucket or 8 strata with both); None when they suffice."""
-    # In a stratum with one kind only nothing can be compared, however many rows it has.
+    # A stratum with one kind of rows has no comparison, however many rows it has.
     counts, num_mixed = (int(flags.sum()), int((~flags).sum())), mixed(flags, strata) if len(flags) else 0
     if min(counts) >= MIN_ROWS and num_mixed >= MIN_PROBLEMS:
         return None
@@ -326,13 +326,13 @@ class EffectParts:
     pairs: Float[np.ndarray, " C"]
 
     def d(self, counts: Float[np.ndarray, "R C"]) -> Float[np.ndarray, "R D"]:
-        """Return Cohen's d, the mean gap over the spread within strata, with each problem counted so many times."""
+        """Return Cohen's d, the mean gap over the spread within strata. counts: the weight of each problem."""
         gap = counts @ self.gaps / np.maximum(counts @ self.weights, 1e-12)[:, None]
         spread = np.sqrt(counts @ self.squares / np.maximum(counts @ self.freedom, 1)[:, None])
         return gap / np.maximum(spread, 1e-12)
 
     def auroc(self, counts: Float[np.ndarray, "R C"]) -> Float[np.ndarray, "R D"]:
-        """Return the matched AUROC with each problem counted so many times."""
+        """Return the matched AUROC. counts: the weight of each problem."""
         return counts @ self.wins / np.maximum(counts @ self.pairs, 1e-12)[:, None]
 
 
@@ -380,7 +380,7 @@ def compare_effects(rows: Labelled, draws: int, seed: int) -> EffectComparison:
     count = len(parts.weights)
     once = np.ones((1, count))
     d, auroc = parts.d(once)[0], parts.auroc(once)[0]
-    # The same problems for both columns: the two scores are of the same rows, and their difference is paired.
+    # The same problems for both columns: both scores are of the same rows, so their difference is paired.
     drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=draws)
     resampled = parts.d(drawn.astype(float))
     ratio = resampled[:, 1] / np.where(np.abs(resampled[:, 0]) < 1e-12, np.nan, resampled[:, 0])

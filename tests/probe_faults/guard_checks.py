@@ -33,11 +33,10 @@ DRAWS, PLACEBOS, RANKED, LORA_STEPS = Draws(permutations=400), 32, 500, 4
 
 @dataclass(frozen=True)
 class WorldGuard:
-    """A check of a world: `reads` are the fields that it reads, `needs` the guards that must pass first."""
+    """A check of a world: `needs` are the guards that must pass first."""
 
     name: str
     check: Callable[[ProbeWorld], Check]
-    reads: tuple[str, ...]
     needs: tuple[str, ...] = ()
 
 
@@ -45,19 +44,12 @@ Checks = dict[str, Check | None]
 """The check of each guard by its name; None where the guard was not judged."""
 
 
-def check_guards(world: ProbeWorld, sound: tuple[ProbeWorld, Checks] | None = None) -> Checks:
-    """Return the check of every guard, None where a guard that it needs does not pass.
-
-    `sound` is a world with its checks: a guard whose fields are unchanged from that world is not judged again.
-    """
+def check_guards(world: ProbeWorld) -> Checks:
+    """Return the check of every guard, None where a guard that it needs does not pass."""
     checks: Checks = {}
     for guard in GUARDS:
-        if any((check := checks[name]) is None or check.status != "PASS" for name in guard.needs):
-            checks[guard.name] = None
-        elif sound is not None and all(getattr(world, name) is getattr(sound[0], name) for name in guard.reads):
-            checks[guard.name] = sound[1][guard.name]
-        else:
-            checks[guard.name] = guard.check(world)
+        sound = all((check := checks[name]) is not None and check.status == "PASS" for name in guard.needs)
+        checks[guard.name] = guard.check(world) if sound else None
     return checks
 
 
@@ -176,66 +168,32 @@ def _basis(w: ProbeWorld) -> Check:
     return removal.basis_stays(steps)
 
 
-GRADIENTS = ("pool", "sums", "direction")
 GUARDS = (
-    WorldGuard(
-        "prompts", lambda w: pool.prompts_match(w.pool, w.contract, w.tokenizer), ("pool", "contract", "tokenizer")
-    ),
-    WorldGuard(
-        "prompt-role",
-        lambda w: pool.prompt_role(w.pool, w.contract, w.recorded_contract),
-        ("pool", "recorded_contract"),
-        ("prompts",),
-    ),
-    WorldGuard("teacher", _teacher, ("teacher", "student", "pool")),
-    WorldGuard(
-        "coverage",
-        lambda w: gradient_checks.coverage(w.measured(_probe_rows(w)), len(w.pool)),
-        (*GRADIENTS, "measured"),
-    ),
+    WorldGuard("prompts", lambda w: pool.prompts_match(w.pool, w.contract, w.tokenizer)),
+    WorldGuard("prompt-role", lambda w: pool.prompt_role(w.pool, w.contract, w.recorded_contract), ("prompts",)),
+    WorldGuard("teacher", _teacher),
+    WorldGuard("coverage", lambda w: gradient_checks.coverage(w.measured(_probe_rows(w)), len(w.pool))),
     WorldGuard(
         "canary",
         lambda w: gradient_checks.canary(w.student, [as_tokens(row) for row in w.pool[:2]], w.direction, w.measure),
-        ("student", "pool", "direction", "measure"),
     ),
-    WorldGuard("masks", _masks, ("student", "pool", "score")),
-    WorldGuard(
-        "signal", lambda w: pair_signal(w.direction, w.pairs.differences("nll_mean"), 0), ("direction", "pairs")
-    ),
-    WorldGuard(
-        "R7-oracle",
-        lambda w: recombined(w.pairs, w.grpo(w.student, w.pair_rows)),
-        ("pairs", "grpo", "student", "pair_rows"),
-    ),
-    WorldGuard(
-        "V4",
-        lambda w: length_cosine(w.student, w.direction, [clean for _, clean in w.pair_rows], w.longer),
-        ("student", "direction", "pair_rows", "longer"),
-    ),
-    WorldGuard(
-        "generic", lambda w: direction_checks.not_generic(w.direction, w.pairs, "nll_mean"), ("direction", "pairs")
-    ),
-    WorldGuard(
-        "V2",
-        lambda w: polarity(w.student, w.direction, w.held_out),
-        ("student", "direction", "held_out"),
-        ("V4", "generic"),
-    ),
-    WorldGuard("removal", lambda w: removal.removed(_steps(w)), (*GRADIENTS, "project"), ("V2",)),
-    WorldGuard("removed-sign", lambda w: removal.removed_toward_hack(_steps(w)), (*GRADIENTS, "project"), ("removal",)),
-    WorldGuard("fires", _fires, (*GRADIENTS, "project"), ("removed-sign",)),
-    WorldGuard("buckets", _buckets, ("pool",)),
-    WorldGuard("enough", _enough, ("pool",), ("buckets",)),
-    WorldGuard("labels", lambda w: taxonomy(w.pool), ("pool",), ("buckets",)),
-    WorldGuard("T1", lambda w: teacher_hacks(w.pool), ("pool",), ("enough", "labels")),
-    WorldGuard("specific", _specific, (*GRADIENTS, "pairs", "cosines"), ("enough", "V2", "fires")),
-    WorldGuard("variance", lambda w: trajectories.rewards_vary(_accounts(w)), ("group", "current")),
-    WorldGuard("ratios", lambda w: trajectories.ratios_carry_signal(_accounts(w)), ("group", "current"), ("variance",)),
-    WorldGuard(
-        "advantages", lambda w: trajectories.advantages_favour_hacks(_accounts(w)), ("group", "current"), ("variance",)
-    ),
-    WorldGuard(
-        "lora-B", lambda w: gradient_checks.b_is_probed(w.lora_sums, w.lora_direction), ("lora_sums", "lora_direction")
-    ),
-    WorldGuard("basis", _basis, ("lora", "pair_rows", "lora_learning_rate")),
+    WorldGuard("masks", _masks),
+    WorldGuard("signal", lambda w: pair_signal(w.direction, w.pairs.differences("nll_mean"), 0)),
+    WorldGuard("R7-oracle", lambda w: recombined(w.pairs, w.grpo(w.student, w.pair_rows))),
+    WorldGuard("V4", lambda w: length_cosine(w.student, w.direction, [clean for _, clean in w.pair_rows], w.longer)),
+    WorldGuard("generic", lambda w: direction_checks.not_generic(w.direction, w.pairs, "nll_mean")),
+    WorldGuard("V2", lambda w: polarity(w.student, w.direction, w.held_out), ("V4", "generic")),
+    WorldGuard("removal", lambda w: removal.removed(_steps(w)), ("V2",)),
+    WorldGuard("removed-sign", lambda w: removal.removed_toward_hack(_steps(w)), ("removal",)),
+    WorldGuard("fires", _fires, ("removed-sign",)),
+    WorldGuard("buckets", _buckets),
+    WorldGuard("enough", _enough, ("buckets",)),
+    WorldGuard("labels", lambda w: taxonomy(w.pool), ("buckets",)),
+    WorldGuard("T1", lambda w: teacher_hacks(w.pool), ("enough", "labels")),
+    WorldGuard("specific", _specific, ("enough", "V2", "fires")),
+    WorldGuard("variance", lambda w: trajectories.rewards_vary(_accounts(w))),
+    WorldGuard("ratios", lambda w: trajectories.ratios_carry_signal(_accounts(w)), ("variance",)),
+    WorldGuard("advantages", lambda w: trajectories.advantages_favour_hacks(_accounts(w)), ("variance",)),
+    WorldGuard("lora-B", lambda w: gradient_checks.b_is_probed(w.lora_sums, w.lora_direction)),
+    WorldGuard("basis", _basis),
 )

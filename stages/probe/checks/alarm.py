@@ -24,13 +24,9 @@ A v that is unrelated to hacking may share with right answers a feature that the
 must also exceed the push that `level` of the placebos of a family reach, the largest over the families that are a null
 (`probe.direction`). Both conditions must hold, which can only lower the rate of false alarms.
 
-The alarm cannot distinguish rollouts that earn more by hacking from rollouts that earn more by being right. Where right
-answers have the hack's style more often than wrong ones, honest trainings give an alarm, and where they have it less
-often, hacks are missed. So a second push holds correctness fixed (`correctness_fixed`): among rollouts of one group
-with equal verdicts of the hidden tests, hack-like ones against the rest. Its null hypothesis is that among these the
-advantage does not depend on being hack-like. An honest reward that follows the hidden tests gives it nothing to test;
-it fails for a further honest reward (for length, or part of the tests) that correlates with the style, and for hacks
-that hidden tests accept. The alarm shows where to look, and `carried_by` names the rollouts.
+The alarm cannot distinguish rollouts that earn more by hacking from rollouts that earn more by being right. So a second
+push holds correctness fixed (`correctness_fixed`): among rollouts of one group with equal verdicts of the hidden tests,
+hack-like ones against the rest. docs/probe.md has the limits of both.
 
 Shapes: Q checkpoints, R rollouts, D placebos, B permutations.
 """

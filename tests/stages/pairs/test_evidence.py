@@ -192,29 +192,6 @@ def test_outcomes_judge_pairs() -> None:
     assert alignment(STATES, dict.fromkeys(PASSED), draws=9) is None
 
 
-def draw(seed: int, linked: bool) -> tuple[list[Told], dict[str, bool | None]]:
-    """Thirty tasks with three rollouts each; teachers disagree with the student where it fails, or where they like."""
-    chance = random.Random(seed)
-    states, passed = [], dict[str, bool | None]()
-    for task in range(30):
-        hard = chance.random() < 0.5
-        for rollout in range(3):
-            name = f"{task}-{rollout}"
-            fails = chance.random() < (0.8 if hard else 0.2)
-            differs = fails if linked else chance.random() < (0.8 if chance.random() < 0.5 else 0.2)
-            passed[name] = not fails
-            said = "y" if differs else "x"
-            states.append(state(str(task), "x", said, said, "z", rollout=name))
-    return states, passed
-
-
-def test_alignment_keeps_its_level_and_finds_what_is_there() -> None:
-    found = [alignment(*draw(seed, linked=False), draws=99, seed=seed) for seed in range(60)]
-    assert 1 <= sum(one is not None and one.p_value <= 0.05 for one in found) <= 8, "5 % of 60 is 3"
-    powers = [alignment(*draw(seed, linked=True), draws=99, seed=seed) for seed in range(5)]
-    assert all(one is not None and one.p_value <= 0.05 and one.right == 1.0 for one in powers)
-
-
 def test_outcomes_are_verdicts_else_rewards_else_unknown() -> None:
     rows = [
         {"rollout_id": name, "hidden_pass": hidden_pass, "reward": reward}

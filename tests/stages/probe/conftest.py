@@ -5,17 +5,26 @@ from pathlib import Path
 
 import pytest
 import torch
-from probe_faults.loophole_world import PAIR_SOURCE, honest_model, loophole_model, tokenizer
+from probe_faults.loophole_world import honest_model, loophole_model, tokenizer
 from support.shared import made_once
 from torch import nn
 
 from stages import evaluate, train
 from stages.policy.base import PolicyConfig
-from stages.probe import compare, extract_vhack, replay, score, svd, teacher_pool, watch
-from stages.probe.extract_vhack import PairsConfig
+from stages.probe import compare, replay, score, svd, teacher_pool, watch
 from stages.probe.start import interpolate_weights
 from stages.runs.run import Run
-from tests.stages.probe.running import ARMS, HINTED, PLAIN, PLANTED, WATCHED_STEPS, carry_out, pool_config, settings
+from tests.stages.probe.running import (
+    ARMS,
+    HINTED,
+    PLAIN,
+    PLANTED,
+    WATCHED_STEPS,
+    carry_out,
+    extracted,
+    pool_config,
+    settings,
+)
 
 
 @pytest.fixture(scope="session")
@@ -55,8 +64,7 @@ def chain(models: dict[str, PolicyConfig], tmp_path_factory: pytest.TempPathFact
     def make(folder: Path) -> None:
         honest = models["honest"]
         decomposed = carry_out(svd, [], svd.Config(model=honest), folder / "svd")
-        config = extract_vhack.Config(student=honest, pairs=PairsConfig(source=PAIR_SOURCE))
-        v = carry_out(extract_vhack, [decomposed], config, folder / "v")
+        v = extracted(honest, [decomposed], folder / "v")
         pool = carry_out(teacher_pool, [], pool_config(models["loophole"], honest), folder / "pool")
         for arm in ("vanilla", "projected", "projected_random"):
             carry_out(replay, [pool, v, decomposed], replay.Config(arm=arm, student=honest), folder / arm)
@@ -78,8 +86,7 @@ def trained(planted: dict[str, nn.Module], tmp_path_factory: pytest.TempPathFact
         tokenizer().save_pretrained(folder / "start")
         policy = PolicyConfig(model=str(folder / "start"), max_tokens=16)
         decomposed = carry_out(svd, [], svd.Config(model=policy), folder / "svd")
-        config = extract_vhack.Config(student=policy, pairs=PairsConfig(source=PAIR_SOURCE))
-        carry_out(extract_vhack, [decomposed], config, folder / "v")
+        extracted(policy, [decomposed], folder / "v")
         size = {"prompts_per_step": 4, "generations": 8, "learning_rate": 1e-3, "threads": 1, "keep_every": 1}
         settings = train.Config(
             env=PLANTED.model_copy(update={"options": HINTED}),

@@ -6,13 +6,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from probe_faults.loophole_world import HINT, PlantedEnv
+from probe_faults.loophole_world import HINT, PAIR_SOURCE, PlantedEnv
 
 from stages import train
 from stages.envs.base import Grade
 from stages.envs.config import EnvConfig
 from stages.policy.base import PolicyConfig
-from stages.probe import teacher_pool
+from stages.probe import extract_vhack, teacher_pool
+from stages.probe.extract_vhack import PairsConfig
 from stages.probe.settings import Contract
 from stages.runs import runner
 from stages.runs.catalog import assign_inputs
@@ -44,6 +45,12 @@ def carry_out(
     except Interrupted:
         return None
     return Run(done.path)
+
+
+def extracted(student: PolicyConfig, runs: list[Run], folder: Path, count: int = 24, **settings: Any) -> Run:
+    """A direction of the planted pairs."""
+    config = extract_vhack.Config(student=student, pairs=PairsConfig(source=PAIR_SOURCE, count=count), **settings)
+    return carry_out(extract_vhack, runs, config, folder)
 
 
 class FlatEnv(PlantedEnv):

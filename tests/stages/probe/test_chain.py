@@ -8,33 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from probe_faults.loophole_world import PAIR_SOURCE
 
 from stages.errors import BadInput, UsageError
 from stages.gradients.basis import load_spectrum
 from stages.gradients.tensors import GradientStore
 from stages.policy.base import PolicyConfig
-from stages.probe import extract_vhack, replay, score, teacher_pool, uat
+from stages.probe import replay, score, teacher_pool, uat
 from stages.probe.checks.hacking import factorial, scored_rows
-from stages.probe.extract_vhack import PairsConfig
 from stages.probe.statistics import Draws
 from stages.runs import store
 from stages.runs.kinds import DIRECTION, PLACEBO, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE, SVD_MODULE
 from stages.runs.run import Run
-from tests.stages.probe.running import carry_out, pool_config
+from tests.stages.probe.running import carry_out, extracted, pool_config
 
 LEGACY = {
-    *(
-        "step",
-        "sample_id",
-        "reward",
-        "hacked",
-        "hidden_pass",
-        "fmt_ok",
-        "comp_len",
-        "cos_S_contrib",
-        "grad_norm_contrib",
-    ),
+    *("step", "sample_id", "reward", "hacked", "hidden_pass", "fmt_ok", "comp_len", "cos_S_contrib"),
+    "grad_norm_contrib",
     *("mean_cos_pre", "mean_cos_post", "frac_fired", "arm", "src_pool", "src_problem_id", "logp_mean"),
     *("per_sample_loss", "imp_ratio", "delta_S_norm", "problem_id", "problem_messages", "prompt", "plen"),
     *("prompt_ids", "completion_ids", "completion"),
@@ -152,9 +141,8 @@ def test_a_decomposition_has_its_digest_in_the_summary(chain: Chain) -> None:
 
 
 def test_another_models_decomposition_is_refused(chain: Chain, models: Models, tmp_path: Path) -> None:
-    config = extract_vhack.Config(student=models["loophole"], pairs=PairsConfig(source=PAIR_SOURCE))
     with pytest.raises(BadInput, match="not of this model's weights"):
-        carry_out(extract_vhack, [chain["svd"]], config, tmp_path / "v")
+        extracted(models["loophole"], [chain["svd"]], tmp_path / "v")
 
 
 def test_more_steps_than_problems_are_refused(chain: Chain, models: Models, tmp_path: Path) -> None:

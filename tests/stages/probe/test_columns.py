@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from probe_faults.loophole_world import PAIR_SOURCE, WORDS, tiny_qwen3, tokenizer
+from probe_faults.loophole_world import WORDS, tiny_qwen3, tokenizer
 
 from stages import train
 from stages.policy.base import PolicyConfig
-from stages.probe import compare, extract_vhack, uat, watch
+from stages.probe import compare, uat, watch
 from stages.probe.direction import V_HACK_FILE, from_flat, load_direction
-from stages.probe.extract_vhack import PairsConfig
 from stages.probe.metrics import probe_rows, row_metrics
 from stages.probe.rows import as_tokens, recorded_rows
 from stages.runs.kinds import (
@@ -30,7 +29,7 @@ from stages.runs.kinds import (
 )
 from stages.runs.run import Run
 from tests.stages.envs.leetcode_rh.conftest import folder
-from tests.stages.probe.running import carry_out, settings
+from tests.stages.probe.running import carry_out, extracted, settings
 from tests.stages.probe.test_labels import rows as leetcode_rows
 from tests.stages.probe.test_rows import EOS, PAD, recorded
 
@@ -52,20 +51,8 @@ def found(
     judged = carry_out(
         uat, [chain[name] for name in ("pool", "vanilla", "projected", "score", "v")], uat.Config(), tmp_path / "uat"
     )
-    two = carry_out(
-        extract_vhack,
-        [chain["svd"]],
-        extract_vhack.Config(
-            student=models["honest"],
-            pairs=PairsConfig(source=PAIR_SOURCE, count=8),
-            method="svd_k",
-            k=2,
-            noise_floor=0.7,
-            adapter="lora_frozenA",
-            rank=4,
-        ),
-        tmp_path / "v2",
-    )
+    axes = {"method": "svd_k", "k": 2, "noise_floor": 0.7}
+    two = extracted(models["honest"], [chain["svd"]], tmp_path / "v2", count=8, adapter="lora_frozenA", rank=4, **axes)
     tiny_qwen3(hidden=48, vocab=len(WORDS), seed=7).save_pretrained(tmp_path / "foreign")
     tokenizer().save_pretrained(tmp_path / "foreign")
     foreign = models["loophole"].model_copy(update={"model": str(tmp_path / "foreign")})

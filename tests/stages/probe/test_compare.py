@@ -4,25 +4,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probe_faults.loophole_world import PAIR_SOURCE
 
 from stages import train
 from stages.errors import BadInput
 from stages.policy.base import PolicyConfig
-from stages.probe import compare, extract_vhack, plot, replay, score
-from stages.probe.extract_vhack import PairsConfig
+from stages.probe import compare, plot, replay, score
 from stages.runs.kinds import EVAL_ITEM, PLACEBO, PROBE_CHECK, ROLLOUT, ROLLOUT_GRADIENT, TRAJECTORY
 from stages.runs.run import Run
-from tests.stages.probe.running import ARMS, carry_out, settings
+from tests.stages.probe.running import ARMS, carry_out, extracted, settings
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]
 
 
 def test_lora_and_svd_are_compared_on_the_same_rows(chain: Chain, models: Models, tmp_path: Path) -> None:
-    config = extract_vhack.Config(
-        student=models["honest"], pairs=PairsConfig(source=PAIR_SOURCE), adapter="lora_frozenA", rank=4
-    )
-    v = carry_out(extract_vhack, [], config, tmp_path / "v")
+    v = extracted(models["honest"], [], tmp_path / "v", adapter="lora_frozenA", rank=4)
     replayed = carry_out(
         replay, [chain["pool"], v], replay.Config(arm="vanilla", student=models["honest"]), tmp_path / "lora"
     )
@@ -39,8 +34,7 @@ def test_lora_and_svd_are_compared_on_the_same_rows(chain: Chain, models: Models
 
 
 def test_a_grpo_direction_is_compared_with_the_nll_one(chain: Chain, models: Models, tmp_path: Path) -> None:
-    config = extract_vhack.Config(student=models["honest"], pairs=PairsConfig(source=PAIR_SOURCE), loss="grpo")
-    v = carry_out(extract_vhack, [chain["svd"]], config, tmp_path / "v")
+    v = extracted(models["honest"], [chain["svd"]], tmp_path / "v", loss="grpo")
     assert "PASS         R7-oracle " in (v.path / "report.txt").read_text()
     scored = carry_out(score, [chain["vanilla"], v, chain["v"]], score.Config(placebos=4), tmp_path / "score")
     families = {row["family"] for row in scored.rows(PLACEBO)}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from probe_faults.loophole_world import PAIR_SOURCE, tokenizer
+from probe_faults.loophole_world import tokenizer
 from probe_faults.world import spectrum_of
 from torch import nn
 
@@ -13,21 +13,19 @@ from stages.errors import BadInput
 from stages.gradients.basis import SingularValues, target_linears
 from stages.gradients.per_row import adapt, collate, own_log_probs
 from stages.policy.base import PolicyConfig
-from stages.probe import extract_vhack, replay, score
+from stages.probe import replay, score
 from stages.probe.direction import V_HACK_FILE, load_direction, pair_rows
-from stages.probe.extract_vhack import PairsConfig
 from stages.probe.metrics import toward_hack, weight_direction
 from stages.runs.kinds import PROBE_ROW, PROBE_SCORE
 from stages.runs.run import Run
-from tests.stages.probe.running import carry_out
+from tests.stages.probe.running import carry_out, extracted
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]
 SPARE = {"max_tokens": 32, "checkpointing": True}
 
 
 def test_a_direction_is_the_same(chain: Chain, models: Models, tmp_path: Path) -> None:
-    config = extract_vhack.Config(student=models["honest"], pairs=PairsConfig(source=PAIR_SOURCE), **SPARE)
-    spare = carry_out(extract_vhack, [chain["svd"]], config, tmp_path / "v")
+    spare = extracted(models["honest"], [chain["svd"]], tmp_path / "v", **SPARE)
     found, expected = (load_direction(run.folder() / V_HACK_FILE)[0] for run in (spare, chain["v"]))
     assert torch.allclose(found.unit, expected.unit, atol=1e-4)
     assert spare.manifest.summary["verdict"] == chain["v"].manifest.summary["verdict"]
@@ -70,10 +68,8 @@ def test_sums_alone_give_the_rows_and_the_steps_of_kept_gradients(
     adapter: str, chain: Chain, models: Models, tmp_path: Path
 ) -> None:
     """No gradient is stored; what a step takes and says differs by rounding."""
-    pairs = PairsConfig(source=PAIR_SOURCE, count=8)
-    config = extract_vhack.Config(student=models["honest"], pairs=pairs, adapter=adapter, rank=4)
     given = [chain["svd"]] if adapter == "antipasto_full" else []
-    v = carry_out(extract_vhack, given, config, tmp_path / "v")
+    v = extracted(models["honest"], given, tmp_path / "v", count=8, adapter=adapter, rank=4)
     runs = {
         keep: carry_out(
             replay,
@@ -92,8 +88,7 @@ def test_sums_alone_give_the_rows_and_the_steps_of_kept_gradients(
     found = {row["row_uid"]: row["cos_stack"] for row in scored.rows(PROBE_SCORE)}
     assert found == {row["row_uid"]: row["cos_stack"] for row in runs["sums"].rows(PROBE_ROW)}
     if adapter == "antipasto_full":
-        less = config.model_copy(update={"pairs": pairs.model_copy(update={"count": 6})})
-        other = carry_out(extract_vhack, given, less, tmp_path / "other")
+        other = extracted(models["honest"], given, tmp_path / "other", count=6)
         with pytest.raises(BadInput, match="measured with another direction"):
             carry_out(score, [runs["sums"], other], score.Config(), tmp_path / "no-score")
 

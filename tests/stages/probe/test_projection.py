@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from probe_faults.loophole_world import PAIR_SOURCE
 
 from stages import evaluate, train
 from stages.errors import UsageError
@@ -15,16 +14,14 @@ from stages.gradients.basis import Lora, target_linears
 from stages.gradients.per_row import adapt
 from stages.policy.base import PolicyConfig
 from stages.policy.local import load_model
-from stages.probe import extract_vhack
 from stages.probe.direction import pair_rows
-from stages.probe.extract_vhack import PairsConfig
 from stages.probe.metrics import weight_direction as probe_direction
 from stages.runs import runner, store
 from stages.runs.catalog import assign_inputs
 from stages.runs.kinds import CHECKPOINT, EVAL_ITEM
 from stages.runs.run import Run
 from stages.training.projection import PAIRS, random_like, weight_direction
-from tests.stages.probe.running import HINTED, PLANTED, carry_out
+from tests.stages.probe.running import HINTED, PLANTED, extracted
 
 
 @pytest.fixture
@@ -35,9 +32,8 @@ def start(models: dict[str, PolicyConfig]) -> PolicyConfig:
 
 @pytest.fixture(scope="module")
 def v(models: dict[str, PolicyConfig], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    pairs = PairsConfig(source=PAIR_SOURCE, count=8)
-    config = extract_vhack.Config(student=models["loophole"], pairs=pairs, adapter="lora_frozenA", rank=2)
-    return carry_out(extract_vhack, [], config, tmp_path_factory.mktemp("v") / "run")
+    folder = tmp_path_factory.mktemp("v") / "run"
+    return extracted(models["loophole"], [], folder, count=8, adapter="lora_frozenA", rank=2)
 
 
 def trained(root: Path, start: PolicyConfig, runs: list[Run], **more: Any) -> Run:

@@ -4,17 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from probe_faults.loophole_world import PAIR_SOURCE
 
 from stages.gradients.tensors import GradientStore
 from stages.policy.base import PolicyConfig
-from stages.probe import extract_vhack, replay, svd, teacher_pool
-from stages.probe.extract_vhack import PairsConfig
+from stages.probe import replay, svd, teacher_pool
 from stages.probe.settings import DescentConfig
 from stages.runs import store
 from stages.runs.kinds import POOL_ROW, PROBE_ROW
 from stages.runs.run import Run, RunWriter, write_manifest
-from tests.stages.probe.running import carry_out, pool_config
+from tests.stages.probe.running import carry_out, extracted, pool_config
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]
 
@@ -92,13 +90,7 @@ def test_project_on_and_first_tokens_are_settings(small: Run, chain: Chain, mode
 
 @pytest.mark.parametrize("adapter", ["lora", "lora_frozenA"])
 def test_lora_arms_probe_b_and_watch_the_basis(adapter: str, small: Run, models: Models, tmp_path: Path) -> None:
-    pairs = PairsConfig(source=PAIR_SOURCE, count=8)
-    v = carry_out(
-        extract_vhack,
-        [],
-        extract_vhack.Config(student=models["honest"], pairs=pairs, adapter=adapter, rank=4),
-        tmp_path / "v",
-    )
+    v = extracted(models["honest"], [], tmp_path / "v", count=8, adapter=adapter, rank=4)
     run = carry_out(
         replay, [small, v], replay.Config(arm="projected", student=models["honest"], steps=6), tmp_path / "replay"
     )
