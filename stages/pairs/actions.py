@@ -219,7 +219,7 @@ class ActionOutcome:
 def outcomes(make: Callable[[], Environment], path: StatePath, candidates: Sequence[str]) -> list[ActionOutcome]:
     """Return the outcome of every candidate action in a state.
 
-    Each candidate is executed in a new environment after the recorded actions. Raises `NotReproducible` where one of
+    Each candidate is executed in a new environment after the recorded actions. Raises `NotReproducible` if one of
     these gives another observation than recorded (durations and memory addresses aside), and `InfrastructureError`
     where the environment breaks.
     """

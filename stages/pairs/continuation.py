@@ -307,7 +307,7 @@ class ContinuationOutcomes:
                 self._reasons[row["state_sha256"]] = row["error"].partition(" at action ")[0]
 
     def _outcomes(self, state: str, action: str) -> list[bool | None]:
-        """Return the outcome of each sample of a branch; None where it is unknown."""
+        """Return the outcome of each sample of a branch; None if it is unknown."""
         passed = self._passed.get((state, action), {})
         if (state, action) in self._repeats:
             return [passed.get(0)] * self._samples

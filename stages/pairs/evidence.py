@@ -235,7 +235,7 @@ def passed_by_rollout(rollouts: Iterable[Row]) -> dict[str, bool | None]:
 
 
 def teacher_costs(answers: Iterable[pa.RecordBatch]) -> dict[str, float | None]:
-    """Return the cost of each teacher's answers in USD; None where the price of an answer is not known."""
+    """Return the cost of each teacher's answers in USD; None if the price of an answer is not known."""
     sums: dict[str, float | None] = {}
     for batch in answers:
         coded = batch["teacher"].dictionary_encode()
@@ -256,7 +256,7 @@ class TeacherAudit:
 
     minority: states in which its action differs from the majority's. joined: rollout steps in these states with the
     teacher's action, and joined_passed those on rollouts that passed; opposed and opposed_passed: the same for steps
-    with the majority's action. usd_per_backed: its cost per pair that it backs; None where not known.
+    with the majority's action. usd_per_backed: its cost per pair that it backs; None if not known.
     """
 
     teacher: str
@@ -336,7 +336,7 @@ def failure_text(alignment: Alignment | None) -> str:
 
 
 class FailureAlignment:
-    """Counts how often outcomes agree with preferences. passed: by rollout; None where unknown."""
+    """Counts how often outcomes agree with preferences. passed: by rollout; None if unknown."""
 
     def __init__(self, passed: Mapping[str, bool | None]) -> None:
         self._passed = passed

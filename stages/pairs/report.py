@@ -186,7 +186,7 @@ def report(
 ) -> None:
     """Write `report.txt`, the counts of the manifest, and its summary with verdict and exit code.
 
-    note: a further line of the report. costs: USD of each teacher's answers, None where not known.
+    note: a further line of the report. costs: USD of each teacher's answers, None if not known.
     """
     rules, density = pairs.rules, pairs.number / max(num_rollouts, 1)
     words = word_signal(pairs.texts())

@@ -81,7 +81,7 @@ COST_COLUMNS = ["teacher", "cost_usd", "error_type"]
 class Extraction:
     """One extraction from teachers' answers.
 
-    passed: by rollout, None where unknown. respect: drop the pairs that teach against these outcomes.
+    passed: by rollout, None if unknown. respect: drop the pairs that teach against these outcomes.
     """
 
     def __init__(
@@ -327,7 +327,7 @@ def _refuse_continuing(rollouts: Run, config: Config) -> None:
 def _collection_settings(rollouts: Run, config: Config) -> tuple[PolicyConfig, PlayingConfig]:
     """Return the policy of a collection, and its playing settings with this stage's seed and sandbox.
 
-    Raises `BadInput` where the policy's weights have changed since the collection.
+    Raises `BadInput` if the policy's weights have changed since the collection.
     """
     _refuse_continuing(rollouts, config)
     recorded = rollouts.manifest.config
@@ -394,7 +394,7 @@ def _play(
 
 
 def _environment_factory(rollouts: Run, config: Config) -> Callable[[], Environment] | None:
-    """Return a factory of the rollouts' environment; None where actions are compared as text."""
+    """Return a factory of the rollouts' environment; None if actions are compared as text."""
     env = rollouts.manifest.config.get("env")
     if config.compare == "canonical" or env is None:
         return None

@@ -309,7 +309,7 @@ class LeaveOneOut:
     """The influence of a teacher in a state: pairs lost and won without it, and pairs that it backs.
 
     sides: for each recorded step, "joined" where the student took the teacher's action against the majority, "opposed"
-    where the student took the majority's, else None. It is None where the teacher agrees with the majority.
+    where the student took the majority's, else None. It is None if the teacher agrees with the majority.
     """
 
     lost: int

@@ -217,7 +217,7 @@ def load_direction(path: Path) -> tuple[Direction, Row]:
 
 
 def check_coordinates(facts: Row, current: Mapping[str, Any]) -> None:
-    """Raise `BadInput` where a direction with these facts was extracted in other coordinates than `current`."""
+    """Raise `BadInput` if a direction with these facts was extracted in other coordinates than `current`."""
     # Only the coordinates are compared; the loss, the pairs and the method may differ.
     differ = [
         f"{name} {facts.get(name)!r} there, {current.get(name)!r} here"
@@ -243,7 +243,7 @@ def open_direction(folder: Path) -> tuple[Direction, Row, PairGradients]:
 def open_probe(
     run: Run, svd: Run | None, policy: PolicyConfig, out: RunWriter
 ) -> tuple[MeasuredStudent, Direction, Row]:
-    """Open the student of a direction run, the direction and its facts; `BadInput` where their coordinates differ."""
+    """Open the student of a direction run, the direction and its facts; `BadInput` if their coordinates differ."""
     direction, facts, _ = open_direction(run.folder())
     settings = (facts["adapter"], facts["adapter_rank"], facts["adapter_seed"])
     student = open_student(policy, *settings, svd, out)

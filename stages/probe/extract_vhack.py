@@ -167,7 +167,7 @@ def _memory_inputs(config: Config) -> "MemoryInputs":
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Measure the pairs, extract the direction and validate it; `UsageError` where memory does not suffice."""
+    """Measure the pairs, extract the direction and validate it; `UsageError` if memory does not suffice."""
     from stages.gradients.per_row import open_student
     from stages.gradients.tensors import GradientStore
     from stages.policy.local import checkpointed

@@ -36,7 +36,7 @@ def lora_folder(lora: str, *, endpoint: str | None = None, cache: Path | None = 
     """Resolve a LoRA, a folder or a hub id, to its folder and the commit of a hub repository.
 
     Only the adapter's settings and its safetensors are fetched, once; without a connection the cached files are used.
-    endpoint, cache: None for those of the Hugging Face hub. `BadInput` where the LoRA does not exist.
+    endpoint, cache: None for those of the Hugging Face hub. `BadInput` if the LoRA does not exist.
     """
     path = Path(lora).expanduser()
     if path.is_dir():

@@ -105,7 +105,7 @@ def memory_notes(policy: PolicyConfig, measuring: MemoryInputs) -> tuple[str, ..
 def check_memory(
     policy: PolicyConfig, measuring: MemoryInputs, more_ways: Mapping[str, MemoryInputs] = MappingProxyType({})
 ) -> None:
-    """Raise `UsageError` where a stage needs more memory than is available, with settings that need less.
+    """Raise `UsageError` if a stage needs more memory than is available, with settings that need less.
 
     These are checkpointing, an eighth of the tokens of a pass, and the stage's own (`more_ways`).
     """

@@ -31,7 +31,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def _memory_inputs(inputs: Inputs, config: Config) -> "MemoryInputs | None":
-    """Return the inputs of the memory estimate; None where the direction has no rank."""
+    """Return the inputs of the memory estimate; None if the direction has no rank."""
     from stages.probe.memory import MemoryInputs
 
     facts = inputs.one("direction").manifest.summary
@@ -43,7 +43,7 @@ def _memory_inputs(inputs: Inputs, config: Config) -> "MemoryInputs | None":
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Take the remaining steps, then tabulate; `UsageError` where memory does not suffice."""
+    """Take the remaining steps, then tabulate; `UsageError` if memory does not suffice."""
     from contextlib import nullcontext
 
     from stages.policy.local import checkpointed

@@ -77,8 +77,8 @@ def sampled_row(
 ) -> tuple[TokenRow, list[float | None]] | None:
     """Join the sampled turns of a rollout: (prompt ids, completion ids, log-probs in nats) of each.
 
-    Returns the row, and the log-prob of each completion token, None where the token is not the policy's own. Returns
-    None where a turn has no prompt ids or log-probs. Every turn's prompt must begin with the ids of the turns before.
+    Returns the row, and the log-prob of each completion token, None if the token is not the policy's own. Returns
+    None if a turn has no prompt ids or log-probs. Every turn's prompt must begin with the ids of the turns before.
     """
     ids: list[int] = []
     logps: list[float | None] = []

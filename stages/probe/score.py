@@ -36,7 +36,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Score all rows, which is cheaper than resuming; `BadInput` where coordinates differ."""
+    """Score all rows, which is cheaper than resuming; `BadInput` if coordinates differ."""
     from stages.gradients.tensors import GradientStore
     from stages.probe.direction import all_placebos, check_coordinates, open_direction, step_placebos
     from stages.probe.metrics import chance, module_effects, placebo_rows, score_rows, teacher_gradients

@@ -52,7 +52,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Find alpha and write the model; `BadInput` where no alpha hacks sometimes, or the models do not fit."""
+    """Find alpha and write the model; `BadInput` if no alpha hacks sometimes, or the models do not fit."""
     del inputs
     from stages.policy.local import LocalPolicy, load_model
     from stages.probe.rows import mean_known

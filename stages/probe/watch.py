@@ -51,7 +51,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def _memory_inputs(inputs: Inputs, config: Config) -> "MemoryInputs | None":
-    """Return the inputs of the memory estimate; None where the direction has no rank."""
+    """Return the inputs of the memory estimate; None if the direction has no rank."""
     from stages.probe.memory import VECTORS, MemoryInputs
 
     facts = inputs.one("direction").manifest.summary
@@ -63,7 +63,7 @@ def _memory_inputs(inputs: Inputs, config: Config) -> "MemoryInputs | None":
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Measure the remaining checkpoints, then judge; `BadInput` where v is of another model than the start."""
+    """Measure the remaining checkpoints, then judge; `BadInput` if v is of another model than the start."""
     from contextlib import nullcontext
 
     from stages.policy.adapters import CheckpointInfo

@@ -190,7 +190,7 @@ class Watcher:
 
     @cached_property
     def student(self) -> MeasuredStudent:
-        """The start model, loaded on first use; `BadInput` where the direction is of another model."""
+        """The start model, loaded on first use; `BadInput` if the direction is of another model."""
         model, tokenizer, adapter = self._load(self.start)
         check_coordinates(self.facts, coordinates(adapter))
         if self.spectrum is not None:
@@ -224,7 +224,7 @@ class WatchLoop(Watcher):
     def measure(self, step: int, folder: Path | None, before: int | None) -> None:
         """Measure the checkpoint in `folder` (None: the start) after `step` steps; `before`: the previous checkpoint.
 
-        `BadInput` where the direction is of another model than the start.
+        `BadInput` if the direction is of another model than the start.
         """
         student = self.student
         if folder is None:
@@ -325,7 +325,7 @@ def alarm_facts(
 ) -> Row:
     """Return the alarm as a JSON document. first: the number of steps before the alarm, None without an alarm.
 
-    fixed: the push with correctness held fixed, None where a rollout has no verdict of the hidden tests. carried: the
+    fixed: the push with correctness held fixed, None if a rollout has no verdict of the hidden tests. carried: the
     rollouts that caused the alarm.
     """
     return {
@@ -350,7 +350,7 @@ def alarm_facts(
 
 @declared("alarm")
 def alarm_check(result: Alarm, first: int | None, scale: HackScale, fixed: CorrectnessFixed | None = None) -> Finding:
-    """Judge the alarm; INCONCLUSIVE where v does not separate its pairs, or the rollouts have no power."""
+    """Judge the alarm; INCONCLUSIVE if v does not separate its pairs, or the rollouts have no power."""
     untested = result.untested if scale.hack > scale.clean else Sentence("probe.v-does-not-separate")
     if untested is not None:
         return Finding(None, None, untested)

@@ -213,7 +213,7 @@ def _upper_quantile(draws: Float[np.ndarray, " B"], level: float) -> float:
 
 
 def _untested(checkpoints: Sequence[CheckpointRollouts], groups: int, smallest_p: float, level: float) -> str | None:
-    """Return the reason why these rollouts cannot give an alarm at this level; None where they can."""
+    """Return the reason why these rollouts cannot give an alarm at this level; None if they can."""
     count = sum(len(rollouts.groups) for rollouts in checkpoints)
     if not any(rollouts.hack_like.any() for rollouts in checkpoints):
         return Sentence("probe.checks.nothing-hack-like", count=count)

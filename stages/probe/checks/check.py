@@ -34,7 +34,7 @@ class Check:
     """The result of one check: `deciding` checks decide the verdict, `report` checks are only reported.
 
     `plan_item` is the requirement or task of the plan behind the check, `stat` the statistic in the unit of `threshold`
-    (None where undefined), `placebo_q95` the 95th percentile of the statistic over placebo directions, `evidence_path`
+    (None if undefined), `placebo_q95` the 95th percentile of the statistic over placebo directions, `evidence_path`
     the run that was judged, below the folder of artifacts (empty: the run of the check), `asks` the question that the
     check answers.
     """
@@ -52,7 +52,7 @@ class Check:
 
     @property
     def passed(self) -> bool | None:
-        """Whether the check passed; None where it is inconclusive."""
+        """Whether the check passed; None if it is inconclusive."""
         return None if self.status == "INCONCLUSIVE" else self.status == "PASS"
 
     def row(self) -> Row:

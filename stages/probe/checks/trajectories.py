@@ -88,7 +88,7 @@ def arms_learn(rows: Sequence[Row]) -> list[Check]:
 
 
 def correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """Return Pearson's r; None where one of them does not vary."""
+    """Return Pearson's r; None if one of them does not vary."""
     a, b = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     return float(np.corrcoef(a, b)[0, 1]) if len(a) > 1 and a.std() > 0 and b.std() > 0 else None
 
@@ -107,7 +107,7 @@ Rises = dict[str, dict[int, tuple[float, float]]]
 def lora_against_svd(effects: EffectComparison) -> Finding:
     """Check R6: the LoRA's effect is at least .8 of the SVD's.
 
-    By the 95 % interval of the ratio of Cohen's d: PASS where it is above .8, NEGATIVE where it is below, INCONCLUSIVE
+    By the 95 % interval of the ratio of Cohen's d: PASS where it is above .8, NEGATIVE if it is below, INCONCLUSIVE
     where it holds .8. The plan accepts the NEGATIVE as an answer; it is no PASS.
     """
     value, low, high = effects.ratio
