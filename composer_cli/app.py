@@ -35,7 +35,7 @@ DISTRIBUTION = "composer-post-training"
 
 
 class ComposerGroup(CommandGroup):
-    """The commands by their names, of which some are two words: `tasks` is a stage, and `tasks check` a command."""
+    """A group whose commands may have names of two words: `tasks` is a stage, and `tasks check` a command."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that the first two words name, else that of the first."""
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         say(sentence)
         sys.exit(code)
     except typer.TyperException as error:
-        message = explained(error, words)
+        message = explain_mistake(error, words)
         if "--json" in words:
             print_error_json(message, USAGE)
         say(message)
@@ -99,8 +99,8 @@ def require_working_folder() -> None:
         raise UsageError("cli.working-folder-deleted") from None
 
 
-def explained(error: typer.TyperException, words: Sequence[str]) -> str:
-    """Return what is wrong with the words of a command, and which help lists what there is.
+def explain_mistake(error: typer.TyperException, words: Sequence[str]) -> str:
+    """Return a message about a mistake in the words of a command, with the help that lists the right ones.
 
     A setting that was typed like an option is shown as it is written: `--samples 2` is `--set samples=2`.
     """
@@ -137,7 +137,7 @@ def explained(error: typer.TyperException, words: Sequence[str]) -> str:
 
 
 def _instead_of_option(command: StageCommand, option: str, value: str, cutoff: float) -> str:
-    """Return what is meant by an option that a stage lacks: a run to read, or a similar setting; "" for neither."""
+    """Return the input or setting that an unknown option may mean; "" where none is similar."""
     from stages.runs.catalog import writers
     from stages.runs.settings import nearest_keys
 
@@ -155,7 +155,7 @@ TOO_MANY = "Got unexpected extra argument"
 
 
 def _too_many_words(context: Any, extra: str, words: Sequence[str]) -> str:
-    """Return what is wrong with words that no argument takes, given as Click lists them, and what may be meant."""
+    """Return a message about surplus words, given as Click lists them, with the likely meaning."""
     from stages import envs
 
     extra = extra.removeprefix("s) (")

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from composer_cli import options
 from composer_cli.console import Console, Listener
-from composer_cli.printing import fitted, print_result
+from composer_cli.printing import fit_to_terminal, print_result
 from composer_cli.trust import require_trusted_servers
 from stages import command_words
 from stages.backends import ranks
@@ -130,7 +130,7 @@ class StageJob:
     """The copy of the run in a bucket."""
 
     def plan(self) -> Plan:
-        """Return what would be done."""
+        """Return the plan of the stage."""
         return load_stage(self.stage).plan(self.inputs, self.config)
 
     def resolved(self, arguments: Arguments, check: bool = True) -> runner.ResolvedRun:
@@ -145,7 +145,7 @@ class StageJob:
         return self.resolved(arguments).completed()
 
     def up_to_date(self, arguments: Arguments) -> Result | None:
-        """Return what `completed` does, judged by the limits of these settings; None where its end is left to do."""
+        """Return the completed result, judged again by the limits of these settings; None where finishing is left to do."""
         done = self.completed(arguments)
         if done is None or not runner.finished_to_the_end(done.path, arguments.artifacts / self.stage):
             return None
@@ -158,10 +158,10 @@ class StageJob:
         root, out = arguments.artifacts, arguments.folder()
         return runner.nothing_to_resume(self.stage, self.inputs, self.config, root=root, out=out)
 
-    def first_lines(self, arguments: Arguments, gpus: str = "") -> list[str]:
-        """Return what is printed when the work begins. gpus: the GPUs, as " on GPU 0"."""
+    def start_lines(self, arguments: Arguments, gpus: str = "") -> list[str]:
+        """Return the lines that are printed when the work begins. gpus: the GPUs, as " on GPU 0"."""
         note = self.nothing_to_resume(arguments)
-        starts = f"starts{self.position}{gpus}, {plan_in_words(self.plan())}"
+        starts = f"starts{self.position}{gpus}, {describe_plan(self.plan())}"
         return [f"{self.title}: {line}" for line in (note, starts) if line]
 
     def folder(self, arguments: Arguments) -> Path | None:
@@ -169,13 +169,13 @@ class StageJob:
         resolved = self.resolved(arguments, check=False)
         return resolved.folder if resolved.existing else None
 
-    def carried_out(self, arguments: Arguments) -> dict[str, Any]:
-        """Return how `runner.execute` carries it out."""
+    def execution_arguments(self, arguments: Arguments) -> dict[str, Any]:
+        """Return the keywords with which `runner.execute` runs the job."""
         on = arguments.on if load_stage(self.stage).work else None
         return {**arguments.where(), "max_cost": arguments.max_cost, "on": on, "gpus": self.gpus, "mirror": self.mirror}
 
 
-def mirrored(job: StageJob, arguments: Arguments) -> tuple[StageJob, Arguments]:
+def add_mirror(job: StageJob, arguments: Arguments) -> tuple[StageJob, Arguments]:
     """Return the job and its arguments with its copy in a bucket, fetched, where `out` is an address of one."""
     if arguments.out is None or not bucket.is_address(arguments.out):
         return job, arguments
@@ -208,11 +208,13 @@ def execute(job: StageJob, arguments: Arguments, console: Console) -> Result:
         started = time.monotonic()
         with console.watching() as watch:
             listener = arguments.listener or watch.listener(job.title, partial(job.folder, arguments))
-            lines = job.first_lines(arguments)  # which takes a training half a minute
+            lines = job.start_lines(arguments)  # which takes a training half a minute
             if sys.stderr.isatty() and load_stage(job.stage).shows_progress:
                 lines.append(Sentence("cli.view-shows-live", title=job.title))
-            listener = telling_of_the_start(listener, console, lines)
-            result = runner.execute(job.stage, job.inputs, job.config, listener=listener, **job.carried_out(arguments))
+            listener = announce_start(listener, console, lines)
+            result = runner.execute(
+                job.stage, job.inputs, job.config, listener=listener, **job.execution_arguments(arguments)
+            )
         console.notify(f"{job.title}: {ending(result, time.monotonic() - started)}")
         if caught:
             complete = Sentence("cli.complete-after-signal", title=job.title)
@@ -221,8 +223,8 @@ def execute(job: StageJob, arguments: Arguments, console: Console) -> Result:
         return result
 
 
-def telling_of_the_start(listener: Listener, console: Console, lines: Sequence[str]) -> Listener:
-    """Return a listener that prints these lines when the work begins: before its first report that is no `Checking`.
+def announce_start(listener: Listener, console: Console, lines: Sequence[str]) -> Listener:
+    """Return a listener that prints these lines before the first report that is not a `Checking`.
 
     A run that its checks refuse has then printed nothing that looks like a start.
     """
@@ -237,12 +239,12 @@ def telling_of_the_start(listener: Listener, console: Console, lines: Sequence[s
 
 
 def ending(result: Result, seconds: float) -> str:
-    """Return how a stage ended, in a few words."""
+    """Describe how a stage ended, in a few words."""
     again = "resumed, " if result.reason == "resumed" else ""
     return f"{again}done in {duration(seconds)}" if result.fresh else result.reason
 
 
-def plan_in_words(plan: Plan) -> str:
+def describe_plan(plan: Plan) -> str:
     """Return a plan in a few words."""
     units = f"1 {singular(plan.what)}" if plan.units == 1 else f"{plan.units:,} {plan.what}"
     parts = [f"up to {units}" if plan.up_to else units]
@@ -286,7 +288,7 @@ def planned(
                             key=key,
                             value=tree[key],
                             title=job.title,
-                            bill=plan_in_words(bill),
+                            bill=describe_plan(bill),
                         )
                     )
     return plan, lines
@@ -295,22 +297,22 @@ def planned(
 def show_plan(
     job: StageJob, arguments: Arguments, console: Console, as_json: bool, files: Sequence[Tree], configured: Configured
 ) -> None:
-    """Print what would be done and what was checked for it; raises what running it would raise before its work."""
+    """Print the plan and the checks that passed; raise what the run would raise before its work."""
     if note := job.nothing_to_resume(arguments):
         console.notify(note)
     plan, checked = job.plan(), preflight(job.stage, job.inputs, job.config, **arguments.where())
     plan, bills = planned(job, plan, arguments.config, files, configured)
-    text = "\n".join([plan_in_words(plan), *indented(bills, checked)])
+    text = "\n".join([describe_plan(plan), *indented(bills, checked)])
     print_result(as_json, {**asdict(plan), "files": bills, "checked": checked}, text)
 
 
 def indented(bills: Sequence[str], checked: Sequence[str]) -> list[str]:
-    """Return the lines below a plan: what settings files change in it, and what was checked."""
+    """Return the lines below a plan: the changes by settings files, and the checks that passed."""
     return [*(f"  {line}" for line in bills), *(f"  checked: {line}" for line in checked)]
 
 
 def summary(result: Result) -> dict[str, Any]:
-    """Return what `--json` prints about a run."""
+    """Return the document that `--json` prints about a run."""
     manifest = Run(result.path).manifest
     return {
         "path": str(result.path),
@@ -325,5 +327,5 @@ def show(result: Result, as_json: bool) -> int:
     """Print a run's result on stdout; returns the exit code."""
     run = Run(result.path)
     text = (run.read_file("report.txt") or b"").decode()
-    print_result(as_json, summary(result), f"{fitted(text)}\n{result.path}".strip())
+    print_result(as_json, summary(result), f"{fit_to_terminal(text)}\n{result.path}".strip())
     return run.manifest.outcome.exit_code

@@ -53,7 +53,7 @@ def run(
     results: dict[str, Result] = {}
     with on_signals(console.announce_stop):
         for group in preset.groups():
-            if at_once([configs[entry.title] for entry in group], arguments):
+            if can_run_in_parallel([configs[entry.title] for entry in group], arguments):
                 waiting = [
                     WaitingEntry(
                         entry.title, entry.stage, entry.reads, entry.gpus_for(configs[entry.title]), partial(job, entry)
@@ -76,8 +76,8 @@ def job_of(preset: Preset, entry: PresetEntry, config: StageConfig, results: Map
     return StageJob(entry.title, entry.stage, inputs, config, position, entry.gpus_for(config))
 
 
-def at_once(configs: Sequence[StageConfig], arguments: Arguments) -> bool:
-    """Whether entries can run at the same time: workers do one entry at a time, and so do some servers.
+def can_run_in_parallel(configs: Sequence[StageConfig], arguments: Arguments) -> bool:
+    """Return whether entries can run at the same time: workers and some servers serve one entry at a time.
 
     A server of which all weights are replaced follows one training.
     """
@@ -102,7 +102,7 @@ def show_plan(
     files: Sequence[Tree],
     configured: call.Configured,
 ) -> None:
-    """Print which entries each entry reads, whether it is up to date or its plan, its place, and what was checked.
+    """Print the inputs, plan and GPUs of each entry, and the checks that passed.
 
     An entry has a plan once what it reads is there. Checked is what the entries that are to run need of servers and the
     machine; raises for the first lack.
@@ -125,7 +125,7 @@ def show_plan(
                 plan, lines = call.planned(job, job.plan(), arguments.config, files, configured)
                 bills += lines
         reads = f"after {', '.join(entry.reads)}" if entry.reads else "reads nothing"
-        planned = f", {call.plan_in_words(plan)}" if plan else ""
+        planned = f", {call.describe_plan(plan)}" if plan else ""
         if entry.title in done:
             failed = Run(done[entry.title].path).manifest.outcome.ok is False
             planned = f", {done[entry.title].reason}{', did not pass its own checks' if failed else ''}"
@@ -161,7 +161,7 @@ def placement(group: Sequence[PresetEntry], configs: Mapping[str, StageConfig], 
     if len(group) == 1:
         return ""
     named = f"{group[0].title} to {group[-1].title}"
-    if not at_once([configs[entry.title] for entry in group], Arguments()):
+    if not can_run_in_parallel([configs[entry.title] for entry in group], Arguments()):
         return Sentence("cli.one-after-another", named=named)
     cores = resources.cores()
     needs = [gpus for entry in group if (gpus := pool.needs(entry.gpus_for(configs[entry.title])))]

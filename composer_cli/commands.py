@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from composer_cli import options
-from composer_cli.printing import fitted, interrupt_leaves, print_result, reports_errors, say
+from composer_cli.printing import fit_to_terminal, interrupt_leaves, print_result, reports_errors, say
 from stages.words import Sentence
 
 
@@ -31,7 +31,9 @@ def status(
 
     listed, submitted = runs.lines(artifacts, check="bytes" if check else "sizes"), jobs.lines(artifacts)
     if json or listed or submitted:
-        print_result(json, {"runs": listed, "jobs": submitted}, fitted(status_tables(listed, submitted)), COLOURS)
+        print_result(
+            json, {"runs": listed, "jobs": submitted}, fit_to_terminal(status_tables(listed, submitted)), COLOURS
+        )
     else:
         say(Sentence("cli.no-runs-yet", artifacts=artifacts))
     damaged = [line for line in listed if line.status in (runs.DAMAGED, "unreadable")]

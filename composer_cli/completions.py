@@ -103,7 +103,7 @@ class ChatMessage(BaseModel):
 
 
 class ChatRequest(BaseModel):
-    """What a request for a chat completion may ask, beside `NEUTRAL` and `WITHOUT_EFFECT`.
+    """The supported fields of a chat completion request, besides `NEUTRAL` and `WITHOUT_EFFECT`.
 
     return_token_ids: as vLLM has it, for the token ids of prompt and answer.
     """
@@ -140,7 +140,7 @@ class Waiting:
 
 
 class Sampler:
-    """Requests that wait for one model, which is asked in one thread: those with equal settings at once.
+    """A queue of requests for one model, sampled in one thread; requests with equal settings form a batch.
 
     An answer depends on its own request alone, up to rounding.
     """
@@ -152,7 +152,7 @@ class Sampler:
         self._closing, self._closed = threading.Lock(), False
 
     def ask(self, turn: Turn, temperature: float, max_tokens: int | None) -> Future[Sample]:
-        """Return the answer to come, of any thread; cancelling it before it is sampled takes the request back."""
+        """Return a future of the answer, from any thread; cancelling it before it is sampled withdraws the request."""
         request = Waiting(turn, temperature, max_tokens)
         with self._closing:  # none may be put after `close` has answered all: the server would wait for it for ever
             if self._closed:
@@ -233,7 +233,7 @@ class ChatCompletions:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def health(self, request: Request) -> Response:
-        """Say that the server answers."""
+        """Report that the server answers."""
         del request
         return JSONResponse({"status": "ok"})
 
@@ -264,7 +264,7 @@ class ChatCompletions:
         return JSONResponse(self._completion(chat, self._stopped(sample, chat.stops())))
 
     def _checked(self, body: Any) -> ChatRequest:
-        """Return a request; `RefusedRequest`, with the field's name, for one that cannot be answered as it asks."""
+        """Validate a request and return it; raise `RefusedRequest` with the field's name for an unsupported one."""
         if not isinstance(body, dict):
             raise RefusedRequest(Sentence("cli.request-not-object"))
         fields = {name: value for name, value in body.items() if value is not None and name not in WITHOUT_EFFECT}
@@ -307,7 +307,7 @@ class ChatCompletions:
         return chat
 
     def _stopped(self, sample: Sample, stops: list[str]) -> Sample:
-        """Return an answer up to where the first of these texts begins, with the tokens that it took to see that."""
+        """Cut an answer before the first stop text; keep the tokens up to the one that completed it."""
         ids, decode = sample.completion_ids or [], self._policy.tokenizer.decode
 
         def holds(num: int) -> bool:

@@ -54,7 +54,7 @@ class Console:
             say(text)
 
     def announce_stop(self, number: int) -> None:
-        """Print what the first signal does, while what it stops drains."""
+        """Print what the first signal does while running units finish."""
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         self.notify(Sentence("cli.stopping", name=name))
 
@@ -107,7 +107,7 @@ class Views:
 
 @dataclass
 class HeartbeatLines:
-    """Keeps how far each work is, and prints all in one line when asked to, also when nothing finished since."""
+    """Progress of several works, printed in one line at each beat."""
 
     views: Views = field(default_factory=Views)
     started: float = field(default_factory=time.monotonic)
@@ -123,7 +123,7 @@ class HeartbeatLines:
     """Print nothing."""
 
     def listener(self, title: str, folder: FindFolder = lambda: None) -> Listener:
-        """Return a function that keeps how far the work is, for the next line."""
+        """Return a listener that records the progress of a work for the next line."""
         pace = Pace()
         self.views.folders[title] = folder
 
@@ -146,7 +146,7 @@ class HeartbeatLines:
         return listen
 
     def ended(self, title: str) -> None:
-        """Print no more lines about this work."""
+        """Remove a work from the lines."""
         self.views.remove(title)
         for by_title in (self.counts, self.figures, self.activities):
             by_title.pop(title, None)

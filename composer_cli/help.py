@@ -57,7 +57,7 @@ class HelpCommand(TyperCommand):
 
         hidden = 0
         for title, config, prefix in self.settings(ctx):
-            rows, basic = described(config, prefix), basic_settings(config)
+            rows, basic = describe_settings(config, prefix), basic_settings(config)
             complete = ctx.meta.get(ALL) or len(rows) <= FEW
             entries = [(name, text) for key, name, text in rows if complete or key in basic]
             hidden += len(rows) - len(entries)
@@ -98,7 +98,7 @@ def first_sentence(text: str) -> str:
     return f"{first}." if more else first
 
 
-def described(config: Any, prefix: str = "") -> list[tuple[str, str, str]]:
+def describe_settings(config: Any, prefix: str = "") -> list[tuple[str, str, str]]:
     """Return key, `KEY=DEFAULT` and description of every setting, with the allowed words where there are few."""
     from stages.runs.settings import default_of, describe, known
 

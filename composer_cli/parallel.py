@@ -26,7 +26,7 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from composer_cli.call import Arguments, StageJob, ending, telling_of_the_start
+from composer_cli.call import Arguments, StageJob, announce_start, ending
 from composer_cli.console import Console, Listener, Watch
 from stages.backends import devices, resources
 from stages.errors import ComposerError
@@ -99,7 +99,7 @@ class ParallelEntries:
         require: Callable[[str, Result], None],
     ) -> None:
         self.results, self.errors = dict(results), list[BaseException]()
-        self._asked, self._console, self._require = arguments, console, require
+        self._arguments, self._console, self._require = arguments, console, require
         self._waiting, self._working = list(waiting), dict[Connection, StageProcess]()
         self._ending, self._leaving, self._refused = list[StageProcess](), list[StageProcess](), False
         self._cores = resources.cores()
@@ -166,14 +166,14 @@ class ParallelEntries:
             entry, gpus = chosen
             try:
                 job = entry.job(self.results)
-                if (done := job.up_to_date(self._asked)) is not None:
+                if (done := job.up_to_date(self._arguments)) is not None:
                     self._pool.give_back(gpus)
                     self._console.notify(f"{job.title}: {done.reason}")
                     self._ended(job.title, done)
                     continue
-                lines = job.first_lines(self._asked, f" on {devices.used(len(gpus), gpus)}" if gpus else "")
-                listener = watch.listener(job.title, partial(job.folder, self._asked))
-                worker = self._start(job, telling_of_the_start(listener, self._console, lines), gpus)
+                lines = job.start_lines(self._arguments, f" on {devices.used(len(gpus), gpus)}" if gpus else "")
+                listener = watch.listener(job.title, partial(job.folder, self._arguments))
+                worker = self._start(job, announce_start(listener, self._console, lines), gpus)
                 self._working[worker.pipe] = worker
             except ComposerError as error:
                 self._pool.give_back(gpus)
@@ -201,7 +201,7 @@ class ParallelEntries:
         forking = multiprocessing.get_context("forkserver")
         forking.set_forkserver_preload([*self._preload])
         environment = {**os.environ, **(devices.restricted(gpus) if gpus else {})}
-        arguments = (child_pipe, job, self._asked, self._threads, environment)
+        arguments = (child_pipe, job, self._arguments, self._threads, environment)
         process = forking.Process(target=_work, args=arguments, daemon=True)
         with handling([signal.SIGINT], signal.SIG_IGN):
             process.start()
@@ -258,7 +258,7 @@ def _work(pipe: Connection, job: StageJob, arguments: Arguments, threads: int, e
     try:
         with redirect_stdout(sys.stderr):
             end: Result | BaseException = runner.execute(
-                job.stage, job.inputs, job.config, listener=listener, **job.carried_out(arguments)
+                job.stage, job.inputs, job.config, listener=listener, **job.execution_arguments(arguments)
             )
     except BaseException as error:
         end = error

@@ -103,7 +103,7 @@ class Preset(Settings):
             expanded.append(entry.model_copy(update={"reads": read}))
         return expanded
 
-    def going_on(self, to_the_end: bool) -> "Preset":
+    def to_run(self, to_the_end: bool) -> "Preset":
         """Return the chain, which goes on to the end if it does so by itself or is asked to."""
         return self.model_copy(update={"to_the_end": self.to_the_end or to_the_end})
 
@@ -167,7 +167,7 @@ def read_for_preset(preset: Preset, paths: Iterable[Path], notify: Callable[[str
     return read_files(paths, {*stages, *fields, *titles, "on"}, "this preset", notify)
 
 
-def unlike_presets(config: StageConfig) -> str | None:
+def describe_unlike_presets(config: StageConfig) -> str | None:
     """Return which channels a training has that the shipped presets' arm of its name lacks, in words; else None.
 
     The name is a label alone: what an arm learns from are its weights.

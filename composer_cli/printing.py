@@ -63,7 +63,7 @@ def print_text(text: str, colours: Mapping[str, int] | None = None, *, bold_titl
     print(printed)
 
 
-def fitted(text: str) -> str:
+def fit_to_terminal(text: str) -> str:
     """Return a report, whose sentences are wrapped, without lines wider than the terminal, if stdout is one."""
     lines, before = list[str](), ""
     for line in text.split("\n"):

@@ -91,7 +91,7 @@ class StageCommand(HelpCommand):
         """Execute the stage, or show its plan, as its words and options ask."""
         from composer_cli import call
         from composer_cli.console import Console
-        from composer_cli.preset import unlike_presets
+        from composer_cli.preset import describe_unlike_presets
         from stages.runs import catalog
         from stages.runs.activity import on_activity
         from stages.runs.run import Run
@@ -108,7 +108,7 @@ class StageCommand(HelpCommand):
             files = read_for_stage(stage, arguments.config, console.notify)
             configured = partial(call.configure, stage, typed=typed, trust=arguments.trust)
             configuration = configured(files)
-            if stage == "train" and (note := unlike_presets(configuration)):
+            if stage == "train" and (note := describe_unlike_presets(configuration)):
                 console.notify(f"train: {note}")
             study, runs = self.loaded.study, list(values["from_"] or ())
             if values.get("plan") and study is not None:
@@ -122,7 +122,7 @@ class StageCommand(HelpCommand):
             unasked = configuration.reads_runs()
             inputs = catalog.choose(stage, [*named, *runs], arguments.artifacts, console.notify, unasked=unasked)
             configuration = with_inherited(stage, inputs, configuration)
-            job, arguments = call.mirrored(call.StageJob(stage, stage, inputs, configuration), arguments)
+            job, arguments = call.add_mirror(call.StageJob(stage, stage, inputs, configuration), arguments)
             if values["dry_run"]:
                 call.show_plan(
                     *(job, arguments, console, values["json"], files),
@@ -266,7 +266,7 @@ class ChainCommand(HelpCommand):
             call.require_one_process("composer run")
             arguments: call.ChainArguments = read_arguments(call.ChainArguments, values)
             where = arguments.on or base.LOCAL
-            preset = load_preset(values["preset"]).going_on(arguments.to_the_end)
+            preset = load_preset(values["preset"]).to_run(arguments.to_the_end)
             console, typed = Console(arguments.quiet, watch=values["watch"]), list(values["set_"] or ())
             files = read_for_preset(preset, arguments.config, console.notify)
             layers, on_settings = jobs.split_on([*files, *map(assignment, typed)])

@@ -29,8 +29,8 @@ from composer_post_training.stage_functions import (
     PythonConsole,
     R,
     StageFunction,
-    checked_settings,
-    paths_of_runs,
+    check_settings,
+    folders_of_runs,
 )
 from stages import STAGES
 from stages.errors import (
@@ -236,9 +236,9 @@ def run(
         requested = settings.build("run", ChainArguments, [options])
         requested = requested.model_copy(update={"artifacts": requested.artifacts.resolve()})
         console = PythonConsole(quiet)
-        chain_preset = load_preset(str(preset)).going_on(to_the_end)
+        chain_preset = load_preset(str(preset)).to_run(to_the_end)
         files = read_for_preset(chain_preset, requested.config, console.notify)
-        typed = checked_settings(chosen)
+        typed = check_settings(chosen)
         layers, on_settings = jobs.split_on([*files, *(settings.nested(*setting) for setting in typed.items())])
         configs = configure_preset(chain_preset, layers[: len(files)], layers[len(files) :], policy=policy, trust=trust)
         local = requested.model_copy(update={"on": None if on == base.LOCAL else on})
@@ -340,7 +340,7 @@ def query(sql: str, *runs: Run, artifacts: Path | str = "artifacts") -> Table:
     from stages.runs.sql import pooled, run_sql, sql_query
 
     with errors_in_python():
-        paths_of_runs(runs)
+        folders_of_runs(runs)
         if not isinstance(sql, str):
             raise UsageError("python.sql-not-text", sql=sql)
         entries = index.of(runs) or index.entries(Path(artifacts))
@@ -364,7 +364,7 @@ def report(*runs: Run, artifacts: Path | str = "artifacts") -> Path:
 
     with errors_in_python():
         root = Path(artifacts).resolve()
-        return page.save(root, page.chain(root, paths_of_runs(runs)))
+        return page.save(root, page.chain(root, folders_of_runs(runs)))
 
 
 def view(artifacts: Path | str = "artifacts", port: int = 0, notify: Callable[[str], None] = print) -> None:

@@ -18,7 +18,7 @@ import orjson
 from composer_cli.executors import jobs
 from composer_cli.show import rollout as shown_rollouts, text
 from composer_cli.show.rollout import of_row, read_rows
-from composer_cli.show.sections import earlier_verdict
+from composer_cli.show.sections import describe_earlier_verdict
 from composer_post_training.messages import errors_in_python, translate_message
 from stages.errors import BadInput, UsageError
 from stages.evaluation.difference import Difference as Difference
@@ -241,7 +241,7 @@ class Evaluation(ReadableRun):
         (INVALID-RUN), or the evaluation has not ended; `BadInput` where an earlier version wrote the verdict.
         """
         if self.document and "comparisons" not in self.document:
-            raise BadInput("python.no-differences", run=self.path, reason=earlier_verdict(self))
+            raise BadInput("python.no-differences", run=self.path, reason=describe_earlier_verdict(self))
         return Differences(read_differences(self.document))
 
     def __repr__(self) -> str:
@@ -367,7 +367,7 @@ class Job:
         Raises `InfrastructureError` where the service does not answer.
         """
         with errors_in_python():
-            self._record = jobs.refreshed(self._record)
+            self._record = jobs.refresh_job(self._record)
         return self._record.state.status
 
     def log(self) -> str:

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from composer_cli import call
 from composer_cli.call import Arguments
 from composer_cli.console import Console
-from composer_cli.help import FEW, described
+from composer_cli.help import FEW, describe_settings
 from composer_post_training.messages import errors_in_python, function_name, translate_message
 from composer_post_training.results import OF_STAGE, ReadableRun, opened
 from stages import STAGES
@@ -73,7 +73,7 @@ class StageFunction(Generic[P, R]):
                 f"{name}.plan(...) returns what a call would do and cost at most.",
                 "\nArguments of every stage:",
                 _entry(f"*{self.positionals()}", self.reads()),
-                *(_entry(entry, text) for _, entry, text in described(Arguments)),
+                *(_entry(entry, text) for _, entry, text in describe_settings(Arguments)),
                 "\nRaises UsageError for a request that cannot be executed, BadInput for a run or a file that it",
                 "cannot read, Incomplete if part of the work failed and the rest is saved.",
             ]
@@ -94,7 +94,7 @@ class StageFunction(Generic[P, R]):
     def main_settings(self) -> list[tuple[str, str]]:
         """Return the settings that most runs need, as `KEY=DEFAULT` and what each means."""
         config = load_stage(self.name).config
-        rows, basic = described(config), basic_settings(config)
+        rows, basic = describe_settings(config), basic_settings(config)
         return [(entry, translate_message(text)) for key, entry, text in rows if len(rows) <= FEW or key in basic]
 
     if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class StageFunction(Generic[P, R]):
             if keywords.get("on") is not None and load_stage(self.name).work is None:
                 raise UsageError("python.no-work-to-deal", stage=self.name, on=keywords["on"])
             arguments, configuration, inputs = self._configure(runs, keywords, console)
-            job, arguments = call.mirrored(call.StageJob(self.name, self.name, inputs, configuration), arguments)
+            job, arguments = call.add_mirror(call.StageJob(self.name, self.name, inputs, configuration), arguments)
             return opened(call.execute(job, arguments, console).path)
 
     def settings(self) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class StageFunction(Generic[P, R]):
         """Return the arguments of every stage, the settings, and the runs to read."""
         if self.positionals() == "paths" and "paths" not in keywords:
             keywords, runs = {"paths": [str(getattr(run, "path", run)) for run in runs], **keywords}, ()
-        named = paths_of_runs(runs)
+        named = folders_of_runs(runs)
         of_arguments = {key: value for key, value in keywords.items() if key in Arguments.model_fields}
         arguments = settings.build(self.name, Arguments, [of_arguments])
         typed = [settings.nested(key, value) for key, value in keywords.items() if key not in of_arguments]
@@ -224,7 +224,7 @@ def plain_type(annotation: Any) -> Any:
     return Any
 
 
-def paths_of_runs(runs: Sequence[object]) -> list[str]:
+def folders_of_runs(runs: Sequence[object]) -> list[str]:
     """Return the folders of runs that were passed; `UsageError` where one is something else."""
     paths = []
     for run in runs:
@@ -235,7 +235,7 @@ def paths_of_runs(runs: Sequence[object]) -> list[str]:
     return paths
 
 
-def checked_settings(chosen: object) -> dict[str, Any]:
+def check_settings(chosen: object) -> dict[str, Any]:
     """Return the settings of a chain by their keys; `UsageError` for something else."""
     if not isinstance(chosen, (Mapping, type(None))) or not all(isinstance(key, str) for key in chosen or ()):
         raise UsageError("python.chosen-not-dictionary", chosen=chosen)

@@ -25,7 +25,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from composer_post_training.messages import errors_in_python
-from composer_post_training.stage_functions import paths_of_runs
+from composer_post_training.stage_functions import folders_of_runs
 from stages.backends.ranks import join
 from stages.errors import BadInput, UsageError
 from stages.gradients.per_row import MAX_TOKENS
@@ -64,7 +64,7 @@ def preference_dataset(run: Run) -> Dataset:
     Raises `UsageError` for what is no run, `BadInput` for a run without pairs.
     """
     with errors_in_python():
-        paths_of_runs([run])
+        folders_of_runs([run])
         pairs = list(pairs_with_states(run))
     answers = [{side: [{"role": "assistant", "content": pair[side]}] for side in SIDES} for pair in pairs]
     prompts = [{"prompt": orjson.loads(pair["messages_json"])} for pair in pairs]
@@ -262,7 +262,7 @@ class ProbeCallback(TrainerCallback):
     def __init__(
         self, trainer: Any, direction: Run, *, every: int = 10, placebos: int = 334, permutations: int = 2000
     ) -> None:
-        paths_of_runs([direction])
+        folders_of_runs([direction])
         self._trainer, self._every, self._permutations = trainer, every, permutations
         self._looks, self._pushes, self._ranks = list[CheckpointRollouts](), list[Float[np.ndarray, " D"]](), join()
         if not self._ranks.first:

@@ -60,7 +60,7 @@ class JobSettings(Settings):
 
 @dataclass(frozen=True)
 class JobState:
-    """The status of a job, one of the words above, and details in a few words."""
+    """The state of a job: one of the statuses above, and details."""
 
     status: str
     detail: str = ""
@@ -73,7 +73,7 @@ class JobState:
 
 @dataclass(frozen=True)
 class SubmittedChain:
-    """What is submitted to any executor."""
+    """A chain as it is submitted to an executor."""
 
     name: str
     """The name of the job and of its folder: the time, the preset, six digits of a digest."""
@@ -88,7 +88,7 @@ class SubmittedChain:
 
 
 class Executor(Protocol):
-    """Somewhere a chain can run. Raises `UsageError` where something is missing here, before anything is submitted."""
+    """A service that runs chains. Raises `UsageError` where something is missing here, before anything is submitted."""
 
     settings: type[Any]
     """The model of its settings, a `JobSettings`."""

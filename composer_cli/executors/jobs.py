@@ -89,7 +89,7 @@ def submitted_jobs(root: Path) -> list[SubmittedJob]:
 
 
 def find(root: Path, text: str, *, part: bool = True) -> SubmittedJob | None:
-    """Return the job of this name or folder, or with `part` the only one whose name holds the text; else None."""
+    """Return the job of this name or folder, or with `part` the only job whose name contains the text; else None."""
     jobs = submitted_jobs(root)
     fitting = [job for job in jobs if text in (job.name, f"{FOLDER}/{job.name}", job.folder)]
     if part and not fitting:
@@ -212,7 +212,7 @@ def submit(request: Request) -> SubmittedJob:
     for job in submitted_jobs(chain.folder.parents[1]):
         # Names end with "-" and six digits of a digest of words, files and keys, after time and preset.
         same = job.executor == request.on and job.name[-7:] == chain.name[-7:]
-        if same and not refreshed(job).state.over:
+        if same and not refresh_job(job).state.over:
             raise UsageError("cli.chain-submitted-already", status=job.state.status, job=job.name)
     job = SubmittedJob(
         name=chain.name,
@@ -237,7 +237,7 @@ def submit(request: Request) -> SubmittedJob:
         raise
 
 
-def refreshed(job: SubmittedJob) -> SubmittedJob:
+def refresh_job(job: SubmittedJob) -> SubmittedJob:
     """Return the job with the state that its executor reports now, kept in its record; ended jobs are not queried."""
     if job.state.over or job.handle is None:
         return job
@@ -249,7 +249,7 @@ def cancel(root: Path, text: str) -> SubmittedJob:
     job = find(root, text)
     if job is None:
         raise BadInput("cli.no-job", text=text, root=root)
-    job = refreshed(job)
+    job = refresh_job(job)
     if job.state.over or job.handle is None:
         raise UsageError("cli.job-is-over", job=job.name, status=job.state.status)
     job.at_executor().cancel(job.handle)
@@ -268,7 +268,7 @@ def lines(root: Path) -> list[dict[str, Any]]:
     rows = []
     for job in submitted_jobs(root):
         try:
-            state = refreshed(job).state
+            state = refresh_job(job).state
         except ComposerError as error:
             state = JobState(job.state.status, Sentence("cli.state-unknown-now", error=error))
         age_s = (datetime.now(UTC) - datetime.fromisoformat(job.submitted_at)).total_seconds()

@@ -46,7 +46,7 @@ def watch(target: Path | SubmittedJob) -> None:
 
 def print_job(job: SubmittedJob, *, json: bool) -> None:
     """Print a job with its log."""
-    job = jobs.refreshed(job)
+    job = jobs.refresh_job(job)
     print_json({"job": job, "log": list(jobs.log(job, follow=False))}) if json else print_text(jobs.page(job))
 
 

@@ -30,7 +30,7 @@ LONGEST_CELL = 200
 def manifest_labels(run: Run) -> dict[str, str]:
     """Return the fields of the manifest as text, by label; empty ones are left out."""
     m = run.manifest
-    inputs = inputs_in_words(run)
+    inputs = describe_inputs(run)
     # The checkpoint of a training is named as that training, and the training is not named a second time.
     models = {
         role: next((words for path, words in inputs.items() if model == f"{path}/checkpoint"), model)
@@ -55,7 +55,7 @@ def manifest_labels(run: Run) -> dict[str, str]:
         "reads": ", ".join(words for words in inputs.values() if words not in models.values()),
         "holds": holdings(run),
         "counts": ", ".join(f"{name} {number}" for name, number in m.counts.items()),
-        "log": str(shown_path(log)) if log.exists() else "",
+        "log": str(display_path(log)) if log.exists() else "",
         "code": f"{(m.code.get('commit') or 'no commit')[:12]}{' with changes' if m.code.get('dirty_sha256') else ''}",
     }
     return {label: words for label, words in labelled.items() if words}
@@ -72,16 +72,17 @@ def _since(started_at: str) -> str:
     return duration(round(max((datetime.now(UTC) - datetime.fromisoformat(started_at)).total_seconds(), 0.0)))
 
 
-def inputs_in_words(run: Run) -> dict[str, str]:
+def describe_inputs(run: Run) -> dict[str, str]:
     """Return each run that was read, by its recorded path: its name where it is beside this run, else that path."""
     root = run.path.resolve().parents[1]
     paths = [Path(ref.path) for ref in references(run.manifest)]
     return {
-        str(path): name(path) if find_input(root, path).parents[1] == root else str(shown_path(path)) for path in paths
+        str(path): name(path) if find_input(root, path).parents[1] == root else str(display_path(path))
+        for path in paths
     }
 
 
-def shown_path(path: Path) -> Path:
+def display_path(path: Path) -> Path:
     """Return a path as it is printed: relative where it is below the current folder."""
     folder = Path.cwd()
     return path.relative_to(folder) if path.is_relative_to(folder) else path
@@ -180,7 +181,7 @@ def summary(run: Run, page: RolloutPage | None) -> dict[str, str]:
     return {label: value for label, value in words.items() if value}
 
 
-def outcomes_of_pairs(root: Path, run: Run, rows: Sequence[Row]) -> dict[str, tuple[Row, str]]:
+def find_rollouts_of_pairs(root: Path, run: Run, rows: Sequence[Row]) -> dict[str, tuple[Row, str]]:
     """Return the rollouts that these pairs were made from, each with its run, as far as they are still there."""
     ids = tuple({row["rollout_id"] for row in rows if row["rollout_id"]})
     rollouts: dict[str, tuple[Row, str]] = {}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from composer_cli.show.facts import shown_path
+from composer_cli.show.facts import display_path
 from stages.errors import BadInput, UsageError
 from stages.messages import Message
 from stages.policy import base
@@ -208,7 +208,7 @@ class ShownRollout:
         tokens = row.get("completion_tokens") if row.get("arm") is None else row.get("sampled_tokens")
         sampled = f", {tokens:,} sampled tokens" if tokens else ""
         facts = {
-            "run": str(shown_path(folder)),
+            "run": str(display_path(folder)),
             "arm": "" if row.get("arm") is None else f"{row['arm']}, training seed {row['train_seed']}",
             "task": f"{row['task_id']}{sample}{family}",
             "model": row.get("model"),

@@ -227,7 +227,7 @@ def evaluated(run: Run) -> Findings | None:
     """Return the decision of an evaluation, with what it shows and does not show; None where it has none."""
     if not (verdict := read_verdict(run)):
         return None
-    lacking = [] if "comparisons" in verdict else [f"Differences: {earlier_verdict(run)}"]
+    lacking = [] if "comparisons" in verdict else [f"Differences: {describe_earlier_verdict(run)}"]
     return Findings(
         ": ".join(filter(None, (verdict["decision"], verdict.get("claim")))),
         shown=verdict["shown"],
@@ -237,7 +237,7 @@ def evaluated(run: Run) -> Findings | None:
     )
 
 
-def earlier_verdict(run: Run) -> str:
+def describe_earlier_verdict(run: Run) -> str:
     """Return, in sentences, where the differences of a verdict without `comparisons` are, and what judges again."""
     return Sentence("cli.earlier-verdict", run=name(run.path))
 
@@ -568,13 +568,13 @@ def _compared_examples(run: Run, verdict: Mapping[str, Any]) -> Blocks:
     for side, winner, loser in sides:
         for task in queries.tasks(run, baseline, treatment, TaskFilter(side), size=1).rows:
             passed, failed = (queries.of_task(run, task["task_id"], arm) for arm in (winner, loser))
-            if rows := contrasting(passed, failed):
+            if rows := find_contrasting(passed, failed):
                 yield from _example(run, rows[0]["item_id"], f"{winner} passed where {loser} failed")
                 yield from _example(run, rows[1]["item_id"], f"{loser} failed where {winner} passed")
     yield from _examples(run, [TAMPERED])
 
 
-def contrasting(passed: Sequence[Row], failed: Sequence[Row]) -> tuple[Row, Row] | None:
+def find_contrasting(passed: Sequence[Row], failed: Sequence[Row]) -> tuple[Row, Row] | None:
     """Return one of the first rollouts that passed and one of the second that failed; None without both.
 
     They are of one training seed and one sample where there are such.

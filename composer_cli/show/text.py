@@ -9,14 +9,14 @@ from typing import Any
 import orjson
 from rich.cells import cell_len, set_cell_size
 
-from composer_cli.printing import fitted
+from composer_cli.printing import fit_to_terminal
 from composer_cli.show.blocks import as_text
 from composer_cli.show.facts import (
+    display_path,
+    find_rollouts_of_pairs,
     first_rows,
     manifest_labels,
-    outcomes_of_pairs,
     readable_first,
-    shown_path,
 )
 from composer_cli.show.rollout import ShownRollout
 from composer_cli.show.runs import RunLine
@@ -90,8 +90,8 @@ def facts_page(run: Run, labels: Collection[str] | None = None, done: int | None
     if "in progress" in facts["status"]:
         facts["status"] += "; --follow watches it"
     if labels is not None and (run.path / "report.txt").exists():
-        facts["report"] = str(shown_path(run.path / "report.txt"))
-    return "\n".join([str(shown_path(run.path)), *(f"  {label:<8}{words}" for label, words in facts.items())])
+        facts["report"] = str(display_path(run.path / "report.txt"))
+    return "\n".join([str(display_path(run.path)), *(f"  {label:<8}{words}" for label, words in facts.items())])
 
 
 def run_page(run: Run, listed: str, page: RolloutPage | None = None) -> str:
@@ -109,7 +109,7 @@ def run_page(run: Run, listed: str, page: RolloutPage | None = None) -> str:
     if decision is not None:
         path, _, facts = facts.partition("\n")
         facts = f"{path}\n{as_text(decision)}\n\n{facts}"
-    return "\n\n".join(filter(None, [facts, fitted(report), listed]))
+    return "\n\n".join(filter(None, [facts, fit_to_terminal(report), listed]))
 
 
 def rows_text(run: Run, number: int) -> str:
@@ -133,7 +133,7 @@ def pairs_text(run: Run, number: int) -> list[str]:
     if page is None:
         return []
     states = queries.state_messages(run, page.rows) if page.rows else {}
-    outcomes = outcomes_of_pairs(run.path.resolve().parent.parent, run, page.rows)
+    outcomes = find_rollouts_of_pairs(run.path.resolve().parent.parent, run, page.rows)
     texts = []
     for row_number, row in enumerate(page.rows, start=1):
         outcome, _ = outcomes.get(row["rollout_id"], ({"reward": None, "outcome": ""}, ""))
@@ -217,7 +217,7 @@ def index_text(page: RolloutPage, rollout_filter: RolloutFilter, called: str) ->
         words = [shlex.quote(escape_line(word)) for word in (called, page.rows[0]["short"])]
         lines += [
             "",
-            fitted(Sentence("cli.rollout-shown-by", run=words[0], rollout=words[1])),
+            fit_to_terminal(Sentence("cli.rollout-shown-by", run=words[0], rollout=words[1])),
         ]
     return "\n".join(lines)
 

@@ -24,7 +24,7 @@ from starlette.staticfiles import StaticFiles
 
 from composer_cli.loopback import HOST, HOSTS, bound
 from composer_cli.show import facts, rollout as rollouts, runs as run_folders, sections
-from composer_cli.show.facts import outcomes_of_pairs
+from composer_cli.show.facts import find_rollouts_of_pairs
 from composer_cli.show.rollout import OUTCOME, RolloutColumn
 from composer_cli.show.runs import lines_and_summaries
 from composer_cli.view import page
@@ -177,7 +177,7 @@ class Pages:
             made=[catalog.name(reader.path) for reader in index.readers_of(self._root, run)],
             alike=_same_experiment(self._trainings(), name) if run.manifest.stage == "train" else [],
             found=rollout_page,
-            filters={**_asked(request, rollout_filter), "col": chosen_columns},
+            filters={**_address_fields(request, rollout_filter), "col": chosen_columns},
             size=SIZE,
             columns=columns,
             listed=[column for column in OUTCOME if column.listed],
@@ -207,7 +207,7 @@ class Pages:
             rollout=rollout,
             note=notes.of([rollout_id]).get(rollout_id, Note()),
             position=queries.place(run, chosen, rollout_id),
-            filters=_asked(request, chosen),
+            filters=_address_fields(request, chosen),
         )
 
     def step(self, request: Request) -> Response:
@@ -404,7 +404,7 @@ def _filter(request: Request, notes: Notes) -> tuple[RolloutFilter, int]:
     return rollout_filter, _number(request, "offset")
 
 
-def _asked(request: Request, rollout_filter: RolloutFilter) -> dict[str, Any]:
+def _address_fields(request: Request, rollout_filter: RolloutFilter) -> dict[str, Any]:
     """Return the filters as an address holds them."""
     fields = {key: value for key, value in rollout_filter.__dict__.items() if key != "ids"}
     return fields | {key: request.query_params.get(key, "") for key in ("noted", "tag")}
@@ -464,7 +464,11 @@ def _two_arms(run: Run, arms: Sequence[str], parameters: Mapping[str, str]) -> t
 
 def _opened(first: Sequence[Row], second: Sequence[Row]) -> set[str]:
     """Return the ids of the rollouts to open: one that passed beside one that failed, or else the first of each arm."""
-    rows = sections.contrasting(first, second) or sections.contrasting(second, first) or (*first[:1], *second[:1])
+    rows = (
+        sections.find_contrasting(first, second)
+        or sections.find_contrasting(second, first)
+        or (*first[:1], *second[:1])
+    )
     return {row["item_id"] for row in rows}
 
 
@@ -526,7 +530,7 @@ class PairCard:
 def cards(root: Path, run: Run, page: PairPage) -> list[PairCard]:
     """Return the cards of the pairs on a page."""
     states = queries.state_messages(run, page.rows) if page.rows else {}
-    outcomes = outcomes_of_pairs(root, run, page.rows)
+    outcomes = find_rollouts_of_pairs(root, run, page.rows)
     continuations = queries.continuations(run, [row["state_sha256"] for row in page.rows])
     pair_cards = []
     for row in page.rows:

@@ -257,11 +257,15 @@ def markdown(text: str) -> Markup:
 
 @cache
 def _renderer() -> MarkdownIt:
-    options = {"html": False, "breaks": True, "highlight": lambda code, language, _: str(highlighted(code, language))}
+    options = {
+        "html": False,
+        "breaks": True,
+        "highlight": lambda code, language, _: str(highlight_code(code, language)),
+    }
     return MarkdownIt("commonmark", options).enable("table").disable(NO_MARKDOWN)
 
 
-def highlighted(code: str, language: str) -> Markup:
+def highlight_code(code: str, language: str) -> Markup:
     """Return code as HTML with classes for its tokens; escaped alone where the language is unknown or it is long."""
     if _is_long(code):
         return escape(code)

@@ -137,14 +137,14 @@ PAIR_OF_COLLECTIONS = entry("collect", "one", *SMALL, parallel="both") + entry(
 )
 def test_parallel_entries_that_need_an_exclusive_server_run_in_turn(policy, together, tmp_path):
     configs = [collect.Config(policy=policy) for _ in range(2)]
-    assert chain.at_once(configs, Arguments(artifacts=tmp_path)) is together
+    assert chain.can_run_in_parallel(configs, Arguments(artifacts=tmp_path)) is together
 
 
 @pytest.mark.parametrize("rank", [0, 16])
 def test_trainings_of_all_weights_on_one_server_take_turns(rank, tmp_path):
     policy = {"model": "vllm:kata:student-served", "base_url": "http://gpu.example:8000/v1"}
     configs = [train.Config(policy=policy, adapter={"rank": rank}) for _ in range(2)]
-    assert chain.at_once(configs, Arguments(artifacts=tmp_path)) is (rank > 0)
+    assert chain.can_run_in_parallel(configs, Arguments(artifacts=tmp_path)) is (rank > 0)
 
 
 def test_preloaded_modules_exist():

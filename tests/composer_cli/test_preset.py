@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from support.refusals import refused
 
-from composer_cli.preset import Preset, configure_preset, load_preset, preset_names, unlike_presets
+from composer_cli.preset import Preset, configure_preset, describe_unlike_presets, load_preset, preset_names
 from stages.errors import UsageError
 from stages.runs.stage import load_stage
 
@@ -74,7 +74,7 @@ def test_probe_replays_differ_in_the_arm_alone():
     ],
 )
 def test_an_arm_that_learns_from_more_than_the_presets_arm_of_its_name_is_noted(arm, weights, said):
-    found = unlike_presets(load_stage("train").config(arm=arm, weights=weights)) or ""
+    found = describe_unlike_presets(load_stage("train").config(arm=arm, weights=weights)) or ""
     assert found.startswith(said) and bool(found) == bool(said)
 
 

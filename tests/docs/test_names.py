@@ -13,7 +13,7 @@ import typer
 
 from composer_cli.app import click_command
 from composer_cli.executors.base import EXECUTORS, load
-from composer_cli.help import described
+from composer_cli.help import describe_settings
 from stages import STAGES, envs
 from stages.runs.settings import known
 from stages.runs.stage import load_stage
@@ -224,7 +224,7 @@ def test_internal_module_names_are_detected() -> None:
 
 
 def test_help_texts_and_messages_name_no_internal_module() -> None:
-    rows = [row for stage in STAGES for row in described(load_stage(stage).config)]
+    rows = [row for stage in STAGES for row in describe_settings(load_stage(stage).config)]
     assert rows and [row for row in rows if TREE.search(row[-1])] == []
     assert [
         f"{path.relative_to(ROOT)}: {text}"

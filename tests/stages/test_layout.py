@@ -5,7 +5,7 @@ from contextlib import redirect_stdout
 
 import pytest
 
-from composer_cli.printing import fitted
+from composer_cli.printing import fit_to_terminal
 from stages.layout import (
     LEFT,
     RIGHT,
@@ -40,8 +40,8 @@ def test_report_is_refolded_for_a_narrow_terminal(monkeypatch: pytest.MonkeyPatc
     }
     report = "\n".join(folds)
     with redirect_stdout(Terminal()):
-        assert fitted(report) == "\n".join(folds.values())
-    assert fitted(report) == report, "no terminal"
+        assert fit_to_terminal(report) == "\n".join(folds.values())
+    assert fit_to_terminal(report) == report, "no terminal"
 
 
 def test_a_command_stays_on_one_line_and_wide_characters_count_twice() -> None:
@@ -54,7 +54,7 @@ def test_a_command_stays_on_one_line_and_wide_characters_count_twice() -> None:
     assert folded("修复这个错误 now，全部", 9).split("\n") == ["修复这个", "错误 now", "，全部"]
     rows = "  ".join(["修复", *("cell" for _ in range(5))])
     with redirect_stdout(Terminal()):
-        assert fitted(folded(told, 100)) == folded(told, 80), "a report is folded at 100 first"
+        assert fit_to_terminal(folded(told, 100)) == folded(told, 80), "a report is folded at 100 first"
     assert max(map(width, folded(rows, 20).split("\n"))) <= 20
 
 
