@@ -145,7 +145,7 @@ class StageJob:
         return self.resolved(arguments).completed()
 
     def up_to_date(self, arguments: Arguments) -> Result | None:
-        """Return the completed result, judged again by the limits of these settings; None where finishing is left to do."""
+        """Return the completed result, judged by the limits of these settings; None where finishing is left to do."""
         done = self.completed(arguments)
         if done is None or not runner.finished_to_the_end(done.path, arguments.artifacts / self.stage):
             return None
