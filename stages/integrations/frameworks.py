@@ -174,7 +174,7 @@ def cleaner(first: Side, second: Side) -> str | None:
 
 
 def table(first: Side, second: Side, notes: Sequence[str] = ()) -> str:
-    """Return the verdict as plain text. own: notes that the other side is the first one's own export, not judged."""
+    """Return the verdict as plain text. notes: why the sides are not judged; empty if they are."""
     sides = (first, second)
     lines = [
         "Frameworks: whose rollouts are cleaner?",

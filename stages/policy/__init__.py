@@ -1,27 +1,27 @@
 """Policies: models that answer turns, in this process or behind a server. Teachers are policies, too.
 
-base.py - the question (`Turn`), the answer (`Sample`), the protocol `Policy`, and its settings `PolicyConfig`
+base.py - the request (`Turn`), the answer (`Sample`), the protocol `Policy`, and its settings `PolicyConfig`
 local.py - a Hugging Face model in this process: loading, and turns as prompts and samples
-model_facts.py - what tokenizer, chat template and configuration of a model say: prompts of turns, ids as samples
+model_facts.py - a model's tokenizer, chat template and context: prompts of turns, samples of token ids
 model_checks.py - whether such a model can be used: tensors, numbers, tokenizer, chat template
-sampling.py - tokens drawn from such a model: batches that fit into memory, keys and values written in place
-scripted.py - policies without a model, which check an environment: its own solutions, and nothing
+sampling.py - token sampling with a local model: batches that fit into memory, a KV cache written in place
+scripted.py - policies without a model, which check an environment: `reference` and `noop`
 endpoint.py - an OpenAI-compatible server: a budget, retries, a probe, an adaptive limit
 request_fields.py - which fields a user may add to a request without making a call unbounded
-requests.py - the bodies of requests to a server, and the most that their answers can cost
-client.py - HTTP requests, each sent once, and their typed errors with what they cost; the loop that repeats them
+requests.py - the bodies of requests to a server, and upper bounds of their cost
+client.py - HTTP requests, each sent once, their typed errors with costs, and the retry loop
 reading.py - responses read as samples with their bills, which are checked against request and answer
-token_counts.py - the fewest tokens that a text can have, by its words or by a model's own tokenizer
+token_counts.py - lower bounds of the tokens of a text, by its words or by a model's own tokenizer
 answer_cache.py - the cache of answers, each with a digest
-named.py - models with a name of their own, such as `smollm2`, and where they are had
-brought.py - the file of such a model, fetched in parts by pip
+named.py - models with short names, such as `smollm2`, and their sources
+brought.py - the download of a named model's GGUF file in parts by pip
 gguf.py - a GGUF file as a Hugging Face folder: its header, and its weights dequantised once
 available.py - whether a model is available, and its context, before it is opened
 vllm.py - a model behind a vLLM server: token ids in, token ids and log-probs out
-server.py - a model server as a child process: how it is started, kept alive and ended
+server.py - a model server as a child process: start, restart and end
 serving.py - the policies of a stage with the servers that they need
 background.py - the event loop of all server requests
-tool_calls.py - conversations and tool calls as chat completions and model families write them
+tool_calls.py - tool calls in the formats of chat completions and of model families
 adapters.py - folders of LoRA adapters, and `checkpoint.json`, the description of a trained checkpoint
 
 A new kind of policy is one class and one line. The class has what `BatchPolicy` or `AsyncPolicy` lists, and the
@@ -110,10 +110,9 @@ def require_source(config: PolicyConfig) -> None:
 
 
 def open_policy(config: PolicyConfig, *, cache: AnswerFolders, budget: Budget, listener: Listener) -> Policy:
-    """Open the policy that a configuration describes, ready to sample; `kind_of(config)` chooses its class.
+    """Open the configured policy, ready to sample; `kind_of(config)` chooses its class.
 
-    cache: where answers of servers are kept. budget: from which money is reserved. listener: called with the progress
-    of anything slow.
+    cache: folders of the answer caches. budget: the budget for paid requests. listener: gets the progress of slow work.
     """
     require_source(config)
     kind = KINDS[kind_of(config)]
@@ -128,7 +127,7 @@ def open_policy(config: PolicyConfig, *, cache: AnswerFolders, budget: Budget, l
 
 
 def ask_all(policy: Policy, turns: Sequence[Turn]) -> list[Sample]:
-    """Return one answer per turn, in order: in one batch, or of a server each on its own.
+    """Return one answer per turn, in order: from one batch of a local model, or from concurrent requests to a server.
 
     After an error of a server, requests in flight are awaited, because they are paid for.
     """

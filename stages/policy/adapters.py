@@ -73,13 +73,13 @@ def base_of(folder: Path, config: PolicyConfig) -> tuple[PolicyConfig, str | Non
     return start, base.revision
 
 
-def added(model: Any, folder: str, config: PolicyConfig) -> Any:
+def add_adapter(model: Any, folder: str, config: PolicyConfig) -> Any:
     """Return a model with the adapter of a folder; `BadInput` if its tensors do not fit its configuration."""
     from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
 
     from stages.policy import model_checks
 
-    with model_checks.reading(config):
+    with model_checks.translate_errors(config):
         adapted = PeftModel.from_pretrained(model, folder)
         stored = {*load_peft_weights(folder, device="cpu")}
         expected = {*get_peft_model_state_dict(adapted, save_embedding_layers=False)}

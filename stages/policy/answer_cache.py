@@ -78,14 +78,14 @@ class AnswerCache:
                 row = file.get(key)
             except FAILURES as error:
                 if not _is_damage(error, file.path):
-                    raise _of_machine(error, file.path) from None
-                self._tell(key, Sentence("policy.cached-answer-unreadable", path=file.path, error=str(error)))
+                    raise _machine_error(error, file.path) from None
+                self._report_damage(key, Sentence("policy.cached-answer-unreadable", path=file.path, error=str(error)))
                 continue
             if row is None:
                 continue
             if _is_whole(key, *row):
                 return bytes(row[0])
-            self._tell(key, Sentence("policy.cached-answer-changed", path=file.path, key=key[:12]))
+            self._report_damage(key, Sentence("policy.cached-answer-changed", path=file.path, key=key[:12]))
         return None
 
     def replace(self, key: str) -> None:
@@ -103,7 +103,7 @@ class AnswerCache:
                 return
         except FAILURES as error:
             if not _is_damage(error, file.path):
-                raise _of_machine(error, file.path) from None
+                raise _machine_error(error, file.path) from None
             why = str(error)
         self._report(Sentence("policy.cache-file-replaced", path=file.path, why=why))
         self._begin_another()
@@ -119,14 +119,14 @@ class AnswerCache:
             self._files.append(_File(path, number))
         except FAILURES as error:
             if not _is_damage(error, path):
-                raise _of_machine(error, path) from None
+                raise _machine_error(error, path) from None
             self._report(Sentence("policy.cache-file-damaged", path=path, error=str(error)))
 
     def _begin_another(self) -> None:
         self._last += 1
         self._open(self._last)
 
-    def _tell(self, key: str, report: Sentence) -> None:
+    def _report_damage(self, key: str, report: Sentence) -> None:
         if key not in self._bad_keys:
             self._bad_keys.add(key)
             self.damaged += 1
@@ -197,7 +197,7 @@ def _is_whole(key: str, answer: Any, sha256: Any) -> bool:
     return isinstance(answer, bytes) and sha256 == _digest(key, answer)
 
 
-def _of_machine(error: Exception, path: Path) -> Exception:
+def _machine_error(error: Exception, path: Path) -> Exception:
     """Return SQLite's error, or EMFILE if too many files are open, which SQLite does not report."""
     try:
         opened = len(os.listdir("/proc/self/fd"))

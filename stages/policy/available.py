@@ -61,7 +61,7 @@ def context_tokens(config: PolicyConfig) -> int | None:
     if time.monotonic() - _unanswered.get(key, -AGAIN_S) < AGAIN_S:
         return None
     if key not in _stated:
-        context = _of_server(config) if at_server else _of_model(config.in_process())
+        context = _read_server_context(config) if at_server else _read_model_context(config.in_process())
         if context is _UNKNOWN:
             _unanswered[key] = time.monotonic()
             return None
@@ -73,7 +73,7 @@ _UNKNOWN: Any = object()
 """What a server states that does not answer; it may answer later."""
 
 
-def _of_model(config: PolicyConfig) -> int | None:
+def _read_model_context(config: PolicyConfig) -> int | None:
     """Return the context by a model's config.json; that of its base for an adapter."""
     if base.is_built_in(config.model) or kind_of(config) != "local":
         return None
@@ -82,7 +82,7 @@ def _of_model(config: PolicyConfig) -> int | None:
         return header.number("context_length") or None
     folder = config.folder
     if adapters.is_adapter(str(folder)):
-        return _of_model(adapters.base_of(folder, config)[0])
+        return _read_model_context(adapters.base_of(folder, config)[0])
     if not folder.is_dir():
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -101,7 +101,7 @@ def _of_model(config: PolicyConfig) -> int | None:
     return context if isinstance(context, int) and context > 0 else None
 
 
-def _of_server(config: PolicyConfig) -> Any:
+def _read_server_context(config: PolicyConfig) -> Any:
     """Return the context by a server's list of models, or the shorter answer that it allows."""
     from stages.policy.client import CallError, Client, RetryableError  # HTTP's libraries are slow to import
 
@@ -123,11 +123,11 @@ def check(config: PolicyConfig) -> str:
     weights_identity(config)
     kind = kind_of(config)
     if kind == "endpoint":
-        return _lists(config)
+        return _describe_listed(config)
     if config.served:
         line = check(config.in_process())  # the tokenizer is read in this process in any case
         if config.base_url is not None:
-            _listed(config)
+            _fetch_models(config)
             return Sentence("policy.model-behind-server", model=line, base_url=config.base_url)
         from stages.policy.server import require_interpreter
 
@@ -139,12 +139,12 @@ def check(config: PolicyConfig) -> str:
         return Sentence("policy.model-of-own-kind", model=config.model, kind=kind)
     if maker := base.maker_of(config.model):
         return Sentence("policy.model-built-in", model=config.model, missing=maker[0].to_make(maker[1]))
-    return _weights(config)
+    return _describe_weights(config)
 
 
-def _lists(config: PolicyConfig) -> str:
+def _describe_listed(config: PolicyConfig) -> str:
     """Return a line about a model of a server; `BadInput` when the server lists models, and not this one."""
-    names = [row["id"] for row in _listed(config) or []]
+    names = [row["id"] for row in _fetch_models(config) or []]
     if config.has_price:
         tokenizer(config.model)  # imports what its bills will be checked with
     if names and config.model not in names:
@@ -158,7 +158,7 @@ def _lists(config: PolicyConfig) -> str:
     return Sentence("policy.model-at-server", model=config.model, base_url=config.base_url, listed=bool(names))
 
 
-def _listed(config: PolicyConfig) -> list[dict[str, Any]] | None:
+def _fetch_models(config: PolicyConfig) -> list[dict[str, Any]] | None:
     """Return a server's list of models, None without a list; `InfrastructureError` if the server does not answer."""
     from stages.policy.client import NO_ANSWER, Client, RetryableError
 
@@ -170,7 +170,7 @@ def _listed(config: PolicyConfig) -> list[dict[str, Any]] | None:
         raise InfrastructureError("policy.server-not-available", error=str(error)) from None
 
 
-def _weights(config: PolicyConfig) -> str:
+def _describe_weights(config: PolicyConfig) -> str:
     """Return a line about a folder or hub id: its weights are not read, and of a hub id not fetched."""
     require_source(config)
     from stages.policy.local import check_folder, load_tokenizer, resolve

@@ -1,4 +1,4 @@
-"""The interface of policies: the question (`Turn`), the answer (`Sample`), the protocol, and the settings.
+"""The interface of policies: the request (`Turn`), the answer (`Sample`), the protocol, and the settings.
 
 A model is a Hugging Face folder, a hub id, a name such as `smollm2`, a GGUF file, a built-in model of an environment
 such as `kata:student`, or a server's model. `PolicyConfig.identity` is what a run's fingerprint contains of it.
@@ -86,7 +86,7 @@ def maker_of(model: str) -> tuple[ModelMaker, str] | None:
 
 def hub_id(model: str) -> tuple[str, str | None]:
     """Return a hub model's repository, and the commit if its name fixes one."""
-    return (named.from_hub(model) if model in named.NAMED else None) or (model, None)
+    return (named.hub_revision(model) if model in named.NAMED else None) or (model, None)
 
 
 EMBEDDED_TOKENS = 64
@@ -213,11 +213,11 @@ class PolicyConfig(Settings):
 
     @property
     def priced(self) -> bool:
-        """Return whether a call's price is known in advance: both prices are given, or the model is our own."""
+        """Return whether a call's price is known in advance: both prices are given, or no server is paid."""
         return self.base_url is None or None not in (self.usd_per_mtok_in, self.usd_per_mtok_out)
 
     def limits(self) -> list[int]:
-        """Return the limits of an answer that were given, in tokens; none where only the context limits it."""
+        """Return the configured limits of an answer in tokens; empty where only the context limits it."""
         sent = self.request | self.extra_body
         limits = (self.max_tokens, *(sent.get(name) for name in LIMITS))
         return [n for n in limits if isinstance(n, int) and not isinstance(n, bool)]
@@ -234,7 +234,7 @@ class PolicyConfig(Settings):
 
     @property
     def loaded(self) -> str:
-        """Return what decides the model and tokenizer that this process loads; models of one text can be shared."""
+        """Return a key of the model and tokenizer that this process loads; policies with equal keys can share them."""
         return repr((self.source, self.dtype, self.device, self.chat_template_kwargs))
 
     @property
@@ -297,9 +297,9 @@ BasicPolicy = Annotated[
 
 
 def weights_identity(config: PolicyConfig) -> str:
-    """Return what distinguishes two models of one name: what one is made of, a folder's digest, else a constant.
+    """Return the identity of a model's weights: digest of a recipe or of a folder; a constant for hub and server.
 
-    A folder may have the word of a registered kind before it: `vllm:./model`. Raises `BadInput` for a path without
+    A folder may have the prefix of a registered kind: `vllm:./model`. Raises `BadInput` for a path without
     folder, a file, an unknown built-in model, and a misspelt policy without a model.
     """
     if config.base_url is not None and not config.served:
@@ -326,12 +326,12 @@ IDLE = "idle"
 
 @dataclass(frozen=True)
 class Turn:
-    """One question: the conversation and, where this policy sampled its answers, the token ids so far.
+    """A request for one answer: the conversation and, where this policy sampled its answers, the token ids so far.
 
     held_ids: prompt and completions up to the last assistant message, as sampled, or None to render from the messages.
-    seed: of this one answer. tools: what the model may call, as the source or the environment declared it (see
-    `stages.envs.base.TakesCalls`); servers get them. solution: the next action of the task's own solution, for the
-    policy `reference` alone.
+    seed: for this answer only. tools: declarations of the tools that the model may call, by the source or the
+    environment (see `stages.envs.base.TakesCalls`); servers get them. solution: the next action of the task's own
+    solution, only for the policy `reference`.
     """
 
     messages: list[Message]
@@ -343,7 +343,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Sample:
-    """One answer. Token fields are None where the server does not return them.
+    """One answer of a policy. Token fields are None where the server does not return them.
 
     prompt_ids, completion_ids: token ids in the model's vocabulary, the end token included. logprobs: natural log, one
     a completion token, under `logprob_kind` ("processed": after temperature; "raw": before). A failed call has

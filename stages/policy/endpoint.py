@@ -42,11 +42,11 @@ from stages.policy.client import (
     RejectedError,
     RetryableError,
     WebPage,
-    most_bytes,
+    max_response_bytes,
     retrying,
 )
-from stages.policy.reading import OverlongAnswer, UnreadableAnswer, charged, read_record, record
-from stages.policy.requests import CallBounds, Request, max_tokens_field, probing, request_body
+from stages.policy.reading import OverlongAnswer, UnreadableAnswer, make_record, read_charge, read_record
+from stages.policy.requests import CallBounds, Request, max_tokens_field, probe_request, request_body
 from stages.policy.token_counts import tokenizer
 from stages.policy.tool_calls import PROBED_FIELDS
 from stages.runs import store
@@ -68,9 +68,9 @@ PUSH_BACK_WINDOW_S = 1.0
 class HostLimit:
     """The limit of concurrent requests to one server, shared by all policies on that server.
 
-    The limit grows with every answer until the server pushes back (429, 503, a time-out). From then on it falls by 30 %
-    at most once a second and grows by one per round: additive increase, multiplicative decrease. A wait that the server
-    asks for holds for all its requests. Every `enter` ends in one `leave`.
+    The limit grows by one with every answer until the server pushes back (429, 503, a time-out). From then on it falls
+    by 30 % at most once a second and grows by one per round: additive increase, multiplicative decrease. A Retry-After
+    holds for all requests to the server. Every `enter` ends in one `leave`.
     """
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ QUIET_S = 10.0
 
 @dataclass
 class WaitReport:
-    """The requests of one policy in flight, with the time of each, reported while a server is silent.
+    """The requests in flight of one policy, reported while a server is silent.
 
     A progress listener counts finished units, and a silent server finishes none. While the oldest request is older than
     `QUIET_S`, the listener gets a line about it as progress of 0 in 0 units.
@@ -263,7 +263,7 @@ class EndpointPolicy:
         """
         if self._accepted is not None:
             return self._accepted
-        plain, fields = probing(self.config, self._max_tokens)
+        plain, fields = probe_request(self.config, self._max_tokens)
         answered = (None, "no_text")  # error types of requests whose fields were accepted
         sample = await self.send(plain | fields, 0)
         accepted: dict[str, bool | None] = dict.fromkeys(fields, True if sample.error_type in answered else None)
@@ -474,12 +474,12 @@ class EndpointPolicy:
         pushed_back, wait_s = False, None
         try:
             await self.budget.record(reservation)
-            most, started = most_bytes(bounds.completion_tokens), time.monotonic()
+            most, started = max_response_bytes(bounds.completion_tokens), time.monotonic()
             with self._waits.waiting():
-                charge = partial(charged, bounds=bounds, config=self.config)
+                charge = partial(read_charge, bounds=bounds, config=self.config)
                 body = await self.client.ask("/chat/completions", request, most_bytes=most, charged=charge)
             self._host.has_answered = True
-            entry = record(body, latency_s=time.monotonic() - started, attempts=attempt)
+            entry = make_record(body, latency_s=time.monotonic() - started, attempts=attempt)
             await self._store((key, entry))
         except RetryableError as error:
             self._host.has_answered |= error.kind not in NO_ANSWER

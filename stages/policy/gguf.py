@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def users_cache() -> Path:
+def user_cache() -> Path:
     """Return the folder of models that are made or downloaded once per user."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "composer"
 
@@ -225,12 +225,12 @@ def _tensors(cursor: _Cursor, number: int, alignment: int) -> Iterator[Stored]:
 
 
 def recipe_fingerprint(name: str) -> str:
-    """Return the digest of a file and of the way in which it is read."""
-    return fingerprint(store.known_sha256(_file(name)))
+    """Return the digest of a file and of the version of the conversion."""
+    return digest_conversion(store.known_sha256(_file(name)))
 
 
-def fingerprint(sha256: str) -> str:
-    """Return the same of a file's SHA-256."""
+def digest_conversion(sha256: str) -> str:
+    """Return the digest of a file's SHA-256 and the version of the conversion."""
     return store.digest({"gguf": sha256, "conversion": CONVERSION})
 
 
@@ -247,7 +247,7 @@ def header(name: str) -> Header:
 def folder(name: str, sha256: str) -> Path:
     """Return the folder of a file: the one with this digest, half a gigabyte once for a user, else a new name."""
     ending = f"-{sha256[:12]}-{CONVERSION}"
-    return next(users_cache().glob(f"*{ending}"), users_cache() / f"{name[:50]}{ending}")
+    return next(user_cache().glob(f"*{ending}"), user_cache() / f"{name[:50]}{ending}")
 
 
 def to_make(name: str) -> str:
@@ -255,10 +255,10 @@ def to_make(name: str) -> str:
     path = _file(name)
     if folder(path.stem, store.known_sha256(path)).is_dir():
         return ""
-    return plan(readable(path))
+    return describe_conversion(require_convertible(path))
 
 
-def plan(header: Header) -> str:
+def describe_conversion(header: Header) -> str:
     """Return what a conversion will make, in words."""
     size = 4 * sum(prod(tensor.shape) for tensor in header.tensors)
     return Sentence("policy.gguf-to-convert", name=header.path.name, size=size / 1e9)
@@ -267,22 +267,22 @@ def plan(header: Header) -> str:
 def ensure(name: str, progress: Listener) -> Path:
     """Return the folder of a GGUF file; make it if the cache lacks it. `BadInput` for a file that cannot be read."""
     path = _file(name)
-    return converted(path, store.known_sha256(path), progress)
+    return convert(path, store.known_sha256(path), progress)
 
 
-def converted(path: Path, sha256: str, progress: Listener) -> Path:
+def convert(path: Path, sha256: str, progress: Listener) -> Path:
     """Return the converted folder of a file with this SHA-256; convert the file if the cache lacks it."""
     target = folder(path.stem, sha256)
 
     def build() -> BuiltModel:
-        header = readable(path)
+        header = require_convertible(path)
         progress(Notice(Sentence("policy.dequantising", path_name=path.name, target=target)), 0, 0)
         return _dequantised(header, sha256, progress)
 
     return ensure_folder(target, build)
 
 
-def readable(path: Path) -> Header:
+def require_convertible(path: Path) -> Header:
     """Return the header of a file that can be converted; `BadInput` for an architecture that transformers lacks."""
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 

@@ -35,7 +35,7 @@ def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = Non
 
     `BadInput` for an unknown model and for a tokenizer without a template that renders conversations.
     """
-    with model_checks.reading(config):
+    with model_checks.translate_errors(config):
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
     if model_checks.fit_template(config, tokenizer):
         text = Sentence("policy.no-system-messages", model=config.model)
@@ -92,17 +92,17 @@ class LocalPolicy:
         return cls(model.eval(), tokenizer, config)
 
     def sampling_at(self, temperature: float, max_tokens: int | None) -> "LocalPolicy":
-        """Return a policy with these settings on the same model; inside of `reusing_prefixes` both keep the same."""
+        """Return a policy with these settings on the same model and the same KV cache."""
         policy = copy.copy(self)
         policy.config = self.config.model_copy(update={"temperature": temperature, "max_tokens": max_tokens})
         return policy
 
     @contextmanager
     def reusing_prefixes(self) -> Iterator[None]:
-        """Keep the keys and values of a call for the next: turns continue conversations, and weights are fixed."""
+        """Keep the KV cache of a call for the next one inside the block, in which the weights must not change."""
         with adapter_merged(self.model):
             # Measured once: what is kept is not free, but it is given up for the next call.
-            self._reused = sampling.PrefixCache(), sampling.budget(self.model, self.config)
+            self._reused = sampling.PrefixCache(), sampling.row_budget(self.model, self.config)
             try:
                 yield
             finally:
@@ -129,9 +129,9 @@ class LocalPolicy:
                 seeds.append(turn.seed)
         if not prompts:
             return [refused for refused in prepared if isinstance(refused, Sample)]
-        prefixes, most = self._reused or (None, sampling.budget(self.model, self.config))
+        prefixes, most = self._reused or (None, sampling.row_budget(self.model, self.config))
         max_tokens = self.config.max_tokens or self._room(prompts)
-        batches = sampling.cut(self.model, prompts, max_tokens, most)
+        batches = sampling.split_batches(self.model, prompts, max_tokens, most)
         if prefixes is not None and len(batches) > 1:
             prefixes.clear()  # what one batch leaves would take the memory of the next
             prefixes = None
@@ -161,7 +161,7 @@ class LocalPolicy:
         return [next(answers) if isinstance(ids, list) else ids for ids in prepared]
 
     def _room(self, prompts: list[list[int]]) -> int:
-        """Return the tokens that the context leaves behind the longest prompt, at least one."""
+        """Return the tokens that the context leaves for an answer after the longest prompt, at least one."""
         context = UNSTATED if self.context == math.inf else int(self.context)
         return max(context - max(map(len, prompts)), 1)
 
@@ -194,7 +194,7 @@ def load_model(
         base_model, tokenizer = load_model(below, listener=listener, empty=empty, revision=commit)
         if empty:
             return base_model, tokenizer
-        adapted = adapters.added(base_model, source, config)
+        adapted = adapters.add_adapter(base_model, source, config)
         model_checks.require_finite(config, adapted)
         # peft freezes the base's weights; training from a merged model trains them all. get_base_model keeps the
         # adapter's layers in place.
@@ -221,7 +221,7 @@ def check_folder(source: str, config: PolicyConfig, revision: str | None = None)
 
 def _opened(source: str, config: PolicyConfig, revision: str | None, **options: Any) -> tuple[Any, dict[str, Any]]:
     """Return a causal LM and transformers' loading info about its tensors."""
-    with model_checks.reading(config):
+    with model_checks.translate_errors(config):
         opened: Any = AutoModelForCausalLM.from_pretrained(
             source,
             revision=revision,
@@ -235,10 +235,10 @@ def _opened(source: str, config: PolicyConfig, revision: str | None, **options: 
 
 @contextmanager
 def adapter_merged(model: Any) -> Iterator[None]:
-    """Add LoRA to its base's float32 weights for a time; afterwards the weights are the very tensors they were.
+    """Merge LoRA into its base's float32 weights inside the block; afterwards restore the original tensors.
 
-    Then a Linear takes one product a token, in place of three. Memory: a second copy of the adapted weights. What has
-    weights of another type, in which sums would be rounded, several adapters or a bias of its own stays as it is.
+    A merged Linear takes one product per token instead of three. Memory: a second copy of the adapted weights. Layers
+    with other types, in which sums would be rounded, with several adapters or a bias of the adapter are not merged.
     """
     originals: list[tuple[Any, torch.Tensor]] = []
     try:

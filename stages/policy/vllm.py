@@ -26,7 +26,15 @@ from transformers import GenerationConfig
 from stages.errors import ComposerError, InfrastructureError, UsageError
 from stages.policy import adapters, background, model_checks
 from stages.policy.base import PolicyConfig, Sample, Turn
-from stages.policy.client import BODY_BYTES, Client, FatalError, RejectedError, RetryableError, most_bytes, retrying
+from stages.policy.client import (
+    BODY_BYTES,
+    Client,
+    FatalError,
+    RejectedError,
+    RetryableError,
+    max_response_bytes,
+    retrying,
+)
 from stages.policy.local import device, load_tokenizer, resolve
 from stages.policy.model_facts import ModelFacts
 from stages.policy.server import ModelServer, scoring_lock
@@ -175,7 +183,7 @@ class Completions:
             "prompt_logprobs": num,
             **UNSHAPED,
         }
-        most = max(BODY_BYTES, most_bytes(len(ids) * (1 + num // 20)))
+        most = max(BODY_BYTES, max_response_bytes(len(ids) * (1 + num // 20)))
         async with self._lock_scoring.scoring() if self._lock_scoring else nullcontext():
             body, _ = await self._ask("/completions", request, most_bytes=most)
         try:
@@ -387,7 +395,7 @@ class VllmPolicy:
         below, revision = adapters.base_of(folder, config.in_process()) if folder else (config.in_process(), None)
         model = resolve(below, listener=listener)
         tokenizer = load_tokenizer(model, config, revision)
-        with model_checks.reading(config):
+        with model_checks.translate_errors(config):
             generation_config = GenerationConfig.from_pretrained(model, revision=revision or "main")
         policy = cls(config, tokenizer, generation_config, url, server)
         if folder is not None:

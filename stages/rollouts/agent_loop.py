@@ -69,7 +69,7 @@ FinishedUnit = tuple[str, Mapping[str, Any], bool]
 
 
 class RolloutLimits(Settings):
-    """What one rollout may use besides its steps. The work left behind when a limit is reached is graded as it is."""
+    """Limits of one rollout besides its steps. A rollout that reaches a limit is graded as it is."""
 
     wall_s: float | None = Field(default=None, gt=0)
     """Wall time of a rollout; a request in flight is then abandoned, a running command is awaited."""
@@ -177,7 +177,7 @@ class LiveRollout:
     clock: asyncio.Timeout | None = None
 
     async def break_off(self) -> None:
-        """Let no answer be awaited any longer, on the event loop that awaits it."""
+        """Stop waiting for an answer; call it on the event loop that waits."""
         if self.clock is not None and not self.clock.expired():
             self.clock.reschedule(0.0)
 

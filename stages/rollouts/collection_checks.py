@@ -73,10 +73,10 @@ class _Tally:
 
 @dataclass
 class CollectionChecks:
-    """All checks over a collection, rollout after rollout.
+    """All checks over a collection, one rollout at a time.
 
-    The facts that a source cannot tell come with each rollout; a check that needs one of them skips the rollout and
-    counts it as unrecorded.
+    A check that needs a fact which the source of a rollout does not record skips the rollout and counts it as
+    unrecorded.
     """
 
     _tallies: dict[str, _Tally] = field(default_factory=lambda: {name: _Tally() for name in CHECKS})

@@ -1,4 +1,4 @@
-"""Asking all teachers: servers concurrently on the event loop, meanwhile local models batch by batch in this thread.
+"""Ask all teachers: servers concurrently on the event loop, local models batch by batch in this thread meanwhile.
 
 An answer is written to the run as soon as it arrives, so that a resumed run asks only for what is missing.
 

@@ -47,7 +47,7 @@ class SelectionState:
     costs: dict[str, list[float]] = field(default_factory=dict)
 
     def ballots(self, names: Sequence[str]) -> Iterator[Ballot]:
-        """Yield one ballot per recorded step, with the answers of only the teachers in `asked`."""
+        """Yield one ballot per recorded step, with the answers of the teachers in `names` only."""
         teachers = {name: self.answers.get(name, []) if name in names else [] for name in self.questions}
         steps = [step for step in self.steps if not step["truncated"]]
         texts = {text for texts in teachers.values() for text in texts if text is not None}

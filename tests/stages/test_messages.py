@@ -11,7 +11,7 @@ from stages.pairs.actions import canonical_call
 TEXT = st.text(alphabet='ab \n<>/{}"\\tool_calhink:,é', max_size=40)
 
 
-def test_a_message_is_written_as_the_module_says() -> None:
+def test_a_message_is_written_in_the_documented_form() -> None:
     call = ToolCall("search_pages", '{"query": "Utsuro-bune"}')
     text = write(MessageParts("Let me search.", (call,), "I should look the term up."))
     assert text == (
@@ -25,13 +25,13 @@ ARGUMENTS = ['{"a": 1,   "b":[ 2 ]}', "{}", "", "not json", "[1, 2]", '{"a": 1',
 
 
 @pytest.mark.parametrize("arguments", [*ARGUMENTS, '{"c": "</tool_call>"}'])
-def test_arguments_come_back_as_they_were(arguments: str) -> None:
+def test_arguments_round_trip(arguments: str) -> None:
     calls = (ToolCall("one", arguments), ToolCall("two", '{"x": "<tool_call>"}'))
     assert read(write(MessageParts("said", calls))).calls == calls
     assert read(write(MessageParts("", calls))).calls == calls
 
 
-def test_a_text_about_tool_calls_and_a_call_followed_by_words_are_content() -> None:
+def test_calls_inside_text_are_content() -> None:
     for text in (
         "Use <tool_call>\n{broken}\n</tool_call> like this.",
         'x <tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>',
@@ -45,7 +45,7 @@ def test_a_text_about_tool_calls_and_a_call_followed_by_words_are_content() -> N
 
 @settings(max_examples=60)
 @given(TEXT)
-def test_reading_and_writing_any_text_gives_it_back(text: str) -> None:
+def test_any_text_round_trips(text: str) -> None:
     assert write(read(text)) == text
 
 
@@ -55,14 +55,12 @@ def test_reading_and_writing_any_text_gives_it_back(text: str) -> None:
     st.lists(st.tuples(TEXT, st.one_of(TEXT, st.dictionaries(TEXT, TEXT).map(json.dumps))), max_size=3),
     st.none() | TEXT,
 )
-def test_whatever_is_written_reads_back_to_the_same_text(
-    content: str, calls: list[tuple[str, str]], reasoning: str | None
-) -> None:
+def test_written_messages_round_trip(content: str, calls: list[tuple[str, str]], reasoning: str | None) -> None:
     text = write(MessageParts(content, tuple(ToolCall(*call) for call in calls), reasoning))
     assert write(read(text)) == text
 
 
-def test_an_object_that_nothing_could_walk_is_text() -> None:
+def test_a_deeply_nested_object_is_text() -> None:
     """A model wrote it: as an object it would be walked and written again, beyond what Python and orjson take."""
     deep = '{"a":' + "[" * 900 + "]" * 900 + "}"
     text = write(MessageParts("", (ToolCall("f", deep),)))
@@ -70,5 +68,5 @@ def test_an_object_that_nothing_could_walk_is_text() -> None:
     assert canonical_call(ToolCall("f", deep)) == f"f({json.dumps(deep)})"
 
 
-def test_an_object_is_the_whole_text() -> None:
+def test_is_object_accepts_only_a_single_object() -> None:
     assert is_object('{"a": {"b": []}}') and not is_object('{"a": 1} ') and not is_object("{") and not is_object("3")

@@ -237,7 +237,7 @@ def test_a_killed_engine_is_survived_with_its_adapter(
     torch.testing.assert_close(given, forward(trained, prompt, ids, 1.0), atol=1e-4, rtol=0)
 
 
-def test_a_server_that_a_killed_training_left_paused_is_named(tmp_path: Path, model: Path) -> None:
+def test_a_server_left_paused_is_refused(tmp_path: Path, model: Path) -> None:
     given = PolicyConfig(model=f"vllm:{model}", max_tokens=4, timeout_s=60.0)
     here = {"rank": 8, "replaceable": True, "listener": quiet, "check": lambda: None}
     made = model_server.start(given, tmp_path / "vllm.log", **here)

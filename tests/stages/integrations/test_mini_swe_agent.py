@@ -62,7 +62,7 @@ def test_commands_run_in_the_workspace_until_the_marker():
     environment.cleanup()
 
 
-def test_what_cannot_run_says_so():
+def test_a_failing_command_returns_its_error():
     environment = kata()
     cut = environment.execute({"command": "cat <<X\n```\nX"})
     assert cut["exception_info"].startswith("The command holds a line ```")
@@ -72,7 +72,7 @@ def test_what_cannot_run_says_so():
     environment.cleanup()
 
 
-def test_the_environment_ends_rollouts_itself_and_breaks_loudly():
+def test_the_environment_ends_rollouts_and_raises_its_errors():
     one = MiniSweEnvironment(GuessEnv(turns=1), GuessEnv().tasks("train", 1, 0)[0])
     with pytest.raises(Submitted) as ended:
         one.execute({"command": "ls"})
@@ -81,7 +81,7 @@ def test_the_environment_ends_rollouts_itself_and_breaks_loudly():
         MiniSweEnvironment(BreakingEnv(), GuessEnv().tasks("train", 1, 0)[0]).execute({"command": "ls"})
 
 
-def test_nothing_of_this_process_reaches_templates_or_trajectories(monkeypatch):
+def test_no_environment_variable_reaches_templates_or_trajectories(monkeypatch):
     monkeypatch.setenv("MY_SECRET", "hunter2")
     environment = kata()
     assert "hunter2" not in str([environment.get_template_vars(task="t"), environment.serialize()])
@@ -91,7 +91,7 @@ def test_nothing_of_this_process_reaches_templates_or_trajectories(monkeypatch):
 
 
 @needs("mini-swe-agent")
-def test_its_own_agent_drives_ours_without_litellm():
+def test_mini_swe_agents_loop_plays_an_environment():
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr

@@ -24,7 +24,7 @@ except UsageError as refusal:
 """
 
 
-def test_what_is_missing_is_named():
+def test_a_missing_framework_is_named():
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr

@@ -80,7 +80,7 @@ def test_steps_run_out():
 
 
 @pytest.mark.parametrize(("environment", "error"), [(NeverGradedEnv, "no grader"), (RequiringEnv, boundary.NOT_PAID)])
-def test_what_cannot_be_graded_and_what_is_not_paid_has_no_reward(environment: type, error: str):
+def test_ungraded_episodes_have_no_reward(environment: type, error: str):
     one = session(environment(turns=1))
     one.reset()
     last = one.step(TextAction(text="a"))
@@ -153,7 +153,7 @@ def test_kata_in_its_sandbox_over_loopback(serve):
     until(lambda: not folder.exists())
 
 
-def test_the_server_is_asked_for_sessions_only():
+def test_only_session_routes_are_requested():
     if GenericEnvClient is not None:
         pytest.skip("the real server is asked in the tests above")
     asked = app(GuessEnv, TASKS, max_steps=5, sessions=3)

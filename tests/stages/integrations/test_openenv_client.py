@@ -28,7 +28,7 @@ def played(env: Environment, task: Task, *texts: str) -> list[object]:
 
 @needs("openenv")
 @pytest.mark.slow
-def test_an_episode_is_what_it_is_in_this_process(tmp_path: Path) -> None:
+def test_a_served_episode_equals_one_in_process(tmp_path: Path) -> None:
     tasks = KataEnv().tasks("train", 2, 0)
     commands = ["```bash\ncat solution.py\n```", "no command", "```bash\npython3 test_solution.py\n```"]
     here = KataEnv()
@@ -46,7 +46,7 @@ def test_an_episode_is_what_it_is_in_this_process(tmp_path: Path) -> None:
 
 @needs("openenv")
 @pytest.mark.slow
-def test_what_breaks_at_the_server_is_said_here(tmp_path: Path) -> None:
+def test_server_errors_reach_the_client(tmp_path: Path) -> None:
     tasks = GuessEnv().tasks("train", 1, 0)
     name = "support.environments:NeverGradedEnv"
     with running(name, {"turns": 1}, tasks, max_steps=5, sessions=1, folder=tmp_path, python=where("openenv")) as url:
@@ -69,7 +69,7 @@ def silent(tmp_path: Path) -> str:
     return str(program)
 
 
-def test_a_server_that_does_not_start_is_a_sentence(tmp_path: Path, silent: str) -> None:
+def test_a_server_that_does_not_start_is_refused(tmp_path: Path, silent: str) -> None:
     tasks, how = NeverGradedEnv().tasks("train", 1, 0), {"max_steps": 5, "sessions": 1, "folder": tmp_path}
     words = r"did not start under .* \(No module named openenv\).*COMPOSER_OPENENV"
     nowhere = str(tmp_path / "nowhere" / "python")

@@ -129,13 +129,13 @@ def test_prime_rl_itself_takes_configuration_and_algorithm(monkeypatch: pytest.M
 COMMAND = "bash: pyest: command not found"
 
 
-def test_hints_are_where_a_shell_could_not_do_what_was_asked() -> None:
+def test_hints_follow_shell_errors() -> None:
     wrong, right = prime_rl.group()
     assert hints(wrong) == {1: "Hint: there is no command pyest here."}
     assert hints(right) == {}
 
 
-def test_an_environment_s_own_hints_win_and_count_what_was_sampled() -> None:
+def test_an_environments_hints_replace_derived_hints() -> None:
     trace = prime_rl.conversation(100, observed=COMMAND, reward=0.0)
     trace.info = {"hints": [{"turn": 1, "hint": "read the file first"}, {"turn": 7, "hint": "never"}]}
     assert hints(trace) == {3: "read the file first"}
@@ -155,7 +155,7 @@ def test_the_faulty_turn_is_scored_behind_the_hint_and_no_other() -> None:
     assert faulty.advantages == [0.5] * 3, "GRPO's own credit goes to the same tokens"
 
 
-def test_other_weights_of_a_node_stay() -> None:
+def test_stamping_keeps_other_weights_of_a_node() -> None:
     trace = prime_rl.group()[0]
     trace.nodes[1].loss_weights = {"ce": [0.1, 0.0, 0.0, 0.0]}
     prime_rl.scored([trace])
@@ -170,14 +170,14 @@ def test_a_turn_that_two_branches_share_is_scored_once() -> None:
 
 
 @pytest.mark.parametrize("change", [{"has_error": True}, {"agent": SimpleNamespace(trainable=False)}])
-def test_what_is_not_trained_on_is_not_scored(change: dict[str, Any]) -> None:
+def test_untrained_traces_are_not_scored(change: dict[str, Any]) -> None:
     trace = prime_rl.group()[0]
     for name, value in change.items():
         setattr(trace, name, value)
     assert prime_rl.scored([trace]).asked == []
 
 
-def test_a_renderer_that_rewrites_what_was_before_is_refused() -> None:
+def test_a_renderer_that_rewrites_messages_is_refused() -> None:
     class Rewriting(prime_rl.Renderer):
         def render_ids(self, messages: list[dict[str, str]], add_generation_prompt: bool = False) -> list[int]:
             return [len(messages), *super().render_ids(messages)]
@@ -186,7 +186,7 @@ def test_a_renderer_that_rewrites_what_was_before_is_refused() -> None:
         hint_ids(Rewriting(), "Hint")
 
 
-def test_a_server_that_cuts_what_it_scores_is_refused() -> None:
+def test_a_truncated_score_is_refused() -> None:
     class Short(prime_rl.Pool):
         async def score(self, ids: list[int]) -> list[float]:
             return (await super().score(ids))[:-1]
@@ -260,14 +260,14 @@ def group(case: str) -> list[prime_rl.Trace]:
 
 
 @pytest.mark.parametrize("case", ["hinted", "beside opsd", "equal rewards"])
-def test_our_loss_gives_upstream_s_step(case: str) -> None:
+def test_the_loss_reproduces_upstreams_step(case: str) -> None:
     recorded = RECORDED[case]
     loss, gradient = packed_step(filled(recorded["streams"]))
     assert loss == pytest.approx(recorded["loss"], rel=1e-10)
     assert gradient == pytest.approx(recorded["gradient"], rel=1e-10, abs=1e-12)
 
 
-def test_what_we_stamp_is_what_upstream_packs() -> None:
+def test_stamped_nodes_are_packed_by_upstream() -> None:
     assert flattened(group("hinted")) == filled(RECORDED["hinted"]["streams"])
 
 
@@ -298,7 +298,7 @@ def by_upstream(clone: Clone) -> dict[str, Any]:
 
 
 @needs("prime-rl-clone")
-def test_the_originals_give_the_recorded_step() -> None:
+def test_upstreams_loss_gives_the_recorded_step() -> None:
     folder, _, commit = where("prime-rl-clone").partition("@")
     found = by_upstream(Clone(Path(folder), commit or None))
     for case, recorded in RECORDED.items():
@@ -355,13 +355,13 @@ def test_the_custom_loss_is_the_default_loss_exactly(inputs: Any) -> None:
     assert found.metrics and all(value.ndim == 0 for value in found.metrics.values()), "they are stacked by prime-rl"
 
 
-def test_the_hint_channel_is_refused_as_no_token_of_it_comes_here() -> None:
+def test_hint_weight_is_refused_in_a_custom_loss() -> None:
     with pytest.raises(UsageError, match=r"hint_weight is 0\.5, but prime-rl keeps the tokens of its reference KL"):
         load(loss_table(hint_weight=0.5))(random_inputs())
 
 
 @needs("prime-rl")
-def test_through_prime_rl_itself() -> None:
+def test_the_custom_loss_runs_in_prime_rl() -> None:
     from prime_rl.trainer.rl import loss as theirs
 
     read = {"trainer_logprobs", "inference_logprobs", "advantages", "loss_mask"}

@@ -61,7 +61,7 @@ def chosen(ids: torch.Tensor, mask: torch.Tensor) -> list[list[int]]:
     return [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
 
 
-def test_what_is_recorded_is_what_trl_would_train_on(tmp_path: Path):
+def test_records_equal_trls_training_batch(tmp_path: Path):
     play = function()
     (held,) = rollouts(policy(), play, samples=3, folder=str(tmp_path), seed=0, skip=lambda batch: False)
     records = play.records()
@@ -76,13 +76,13 @@ def test_what_is_recorded_is_what_trl_would_train_on(tmp_path: Path):
     assert torch.equal(held["advantages"].view(2, 3).sign(), (rewards - rewards.mean(1, keepdim=True)).sign())
 
 
-def test_a_batch_that_is_done_is_not_played(tmp_path: Path):
+def test_finished_batches_are_skipped(tmp_path: Path):
     play = function()
     assert not [*rollouts(policy(), play, samples=3, folder=str(tmp_path), seed=0, skip=lambda batch: True)]
     assert play.latest == []
 
 
-def test_the_batches_leave_no_task_out():
+def test_batches_cover_all_tasks():
     assert [prompts_per_batch(n) for n in (25, 24, 7, 23, 1)] == [5, 8, 7, 1, 1]
 
 
@@ -138,7 +138,7 @@ def test_a_tool_environment_of_commands_cleans_up_after_itself():
 @pytest.mark.parametrize(
     ("environment", "task"), [(NeverGradedEnv, "guess-1"), (BreakingEnv, "guess-0"), (RequiringEnv, "guess-0")]
 )
-def test_no_verdict_is_no_reward(environment: type, task: str):
+def test_an_ungraded_rollout_has_no_reward(environment: type, task: str):
     one = tool_environments(environment, TASKS)()
     one.reset(task_id=task)
     with suppress(InfrastructureError):
@@ -146,7 +146,7 @@ def test_no_verdict_is_no_reward(environment: type, task: str):
     assert one.get_reward() is None
 
 
-def test_a_command_that_cannot_be_sent_whole_ends_nothing():
+def test_a_command_with_a_fence_is_refused_without_ending_the_rollout():
     one = tool_environments(GuessEnv, TASKS, message)()
     one.reset(task_id="guess-1")
     with pytest.raises(ActionError):

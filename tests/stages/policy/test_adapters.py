@@ -35,7 +35,7 @@ def test_a_missing_or_damaged_document_is_refused(run: Run, text: str | None) ->
         CheckpointInfo.of(run)
 
 
-def test_tasks_of_the_training_are_refused_under_any_name_of_their_environment() -> None:
+def test_training_tasks_are_refused_under_any_name_of_their_environment() -> None:
     for env in ("kata", "stages.envs.kata.env:KataEnv"):
         with pytest.raises(UsageError, match="1 of 2 tasks, for example t1"):
             refuse_trained([INFO], env, ["t7", "t1"])

@@ -101,7 +101,7 @@ def test_damage_to_the_file_is_survived(tmp_path: Path, name: str) -> None:
     asked_again(path)
 
 
-def test_what_is_no_database_is_replaced_by_another_file(tmp_path: Path) -> None:
+def test_a_file_that_is_no_database_is_replaced(tmp_path: Path) -> None:
     path = filled(tmp_path)
     path.write_bytes(b"no database " * 1000)
     assert len(asked_again(path)) == len(ANSWERS)
@@ -109,7 +109,7 @@ def test_what_is_no_database_is_replaced_by_another_file(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("columns", ["answer", "answer, sha256"])
-def test_records_that_changed_places_are_damaged(tmp_path: Path, columns: str) -> None:
+def test_swapped_records_count_as_damaged(tmp_path: Path, columns: str) -> None:
     path, (one, two, *_) = filled(tmp_path), ANSWERS
     with sqlite3.connect(path) as file:
         rows = {k: file.execute(f"SELECT {columns} FROM answers WHERE key = ?", (k,)).fetchone() for k in (one, two)}
@@ -126,7 +126,7 @@ def test_records_that_changed_places_are_damaged(tmp_path: Path, columns: str) -
 
 
 @pytest.mark.parametrize("value", ["text", 5, 1.5, b"", b"{}", b"null", b"[1]", b'{"text":"x"}', b"\xff"])
-def test_an_answer_of_another_type_is_damaged(tmp_path: Path, value: Any) -> None:
+def test_an_answer_of_another_sqlite_type_counts_as_damaged(tmp_path: Path, value: Any) -> None:
     path, key = filled(tmp_path), next(iter(ANSWERS))
     with sqlite3.connect(path) as file:
         file.execute("UPDATE answers SET answer = ? WHERE key = ?", (value, key))
@@ -144,7 +144,7 @@ def test_two_processes_share_a_cache(tmp_path: Path) -> None:
     close(two)
 
 
-def test_a_full_disk_is_no_damage(tmp_path: Path) -> None:
+def test_a_full_disk_does_not_count_as_damage(tmp_path: Path) -> None:
     cache = AnswerCache(tmp_path / "answers.sqlite")
     pages = cache._files[0]._writer.execute("PRAGMA page_count").fetchone()[0]
     cache._files[0]._writer.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own way to run out of room

@@ -45,14 +45,14 @@ def sampled(config: PolicyConfig, cache: Path, limit: float | None = None) -> An
 
 
 @pytest.mark.parametrize("model", ["kata:student", "vllm:kata:student-served", "reference", "noop"])
-def test_a_model_that_an_environment_brings_along_answers_with_64_tokens(model: str) -> None:
+def test_a_built_in_model_answers_with_64_tokens_by_default(model: str) -> None:
     config = PolicyConfig(model=model)
     assert (config.max_tokens, available.notes(config)) == (64, ())
     assert PolicyConfig(model=model, max_tokens=9).max_tokens == 9
     assert config.identity()["max_tokens"] == 64, "runs of before are found again"
 
 
-def test_a_model_of_a_server_may_have_the_name_of_a_built_in_one() -> None:
+def test_a_served_model_may_have_the_name_of_a_built_in_model() -> None:
     assert PolicyConfig(model="kata:student", base_url="http://127.0.0.1:1/v1").max_tokens is None
 
 
@@ -67,7 +67,7 @@ def test_a_server_that_states_its_context_gets_no_limit_and_the_money_is_bounded
     assert 4096 * 2e-6 < reserved < 4096 * 2e-6 + 2000e-6
 
 
-def test_a_server_that_states_none_gets_a_limit(tmp_path: Path) -> None:
+def test_a_server_without_a_stated_context_gets_a_limit(tmp_path: Path) -> None:
     with serving(lambda body, n: Reply(body=answer("a"))) as server:
         config = TeacherConfig(name="t", model="m", base_url=server.url, **PRICES)
         assert available.longest_answer(config) == UNSTATED
@@ -117,7 +117,7 @@ def test_a_plan_names_the_context_as_the_bound(stating: Server) -> None:
     assert any("4,096" in note for note in plan.notes)
 
 
-def test_limits_of_context_and_thoughts_need_one_of_the_answer(tmp_path: Path) -> None:
+def test_context_limits_need_a_limit_of_the_answer(tmp_path: Path) -> None:
     config = PolicyConfig(model="m", base_url="http://127.0.0.1:9/v1")
     policy = open_policy(config, cache=kept_in(tmp_path), budget=Budget(None, None), listener=lambda *_: None)
     with pytest.raises(UsageError, match="max_tokens"):
@@ -126,7 +126,7 @@ def test_limits_of_context_and_thoughts_need_one_of_the_answer(tmp_path: Path) -
         PolicyConfig(model="m", base_url="http://127.0.0.1:9/v1", extra_body={"thinking": {"budget_tokens": 9}})
 
 
-def test_a_model_of_ones_own_passes_its_collection_checks_without_a_setting(tmp_path: Path) -> None:
+def test_a_local_folder_passes_collection_checks_without_settings(tmp_path: Path) -> None:
     """It was cut off after 64 tokens and failed the collection checks."""
     folder = save_tiny(tmp_path / "model")
     words = ["collect", "--env", "support.environments:GuessEnv", "--policy", folder, "-n", "2", "-s", "samples=2"]
@@ -156,7 +156,7 @@ def test_a_server_that_lists_the_model_passes_and_one_that_does_not_is_refused()
         assert "lists no models" in check(PolicyConfig(model="big", base_url=silent.url))
 
 
-def test_a_refused_key_and_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_key_and_an_unreachable_server_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_KEY", "k-123456789")
     with (
         serving(never, Reply(401, {"error": {"message": "bad key"}})) as server,
@@ -167,9 +167,7 @@ def test_a_refused_key_and_a_server_that_is_not_there(monkeypatch: pytest.Monkey
         check(PolicyConfig(model="big", base_url="http://127.0.0.1:9/v1"))
 
 
-def test_a_model_for_vllm_has_a_server_that_answers_or_a_vllm_to_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_vllm_model_needs_a_server_or_an_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dry run says both, of the tokenizer that is read here and of the server, before anything is loaded."""
     model = f"vllm:{save_tiny(tmp_path / 'tiny')}"
     with serving(never, named("base")) as server:
@@ -187,7 +185,7 @@ def test_a_model_for_vllm_has_a_server_that_answers_or_a_vllm_to_start(
         check(PolicyConfig(model=model, server={"python": sys.executable}))
 
 
-def test_models_of_an_environment_are_there_and_a_folder_may_not_be(tmp_path: Path) -> None:
+def test_built_in_models_are_available_and_folders_must_be_complete(tmp_path: Path) -> None:
     assert check(PolicyConfig(model="kata:student")) == "model kata:student: is there"
     with pytest.raises(BadInput, match=r"\./nowhere"):
         check(PolicyConfig(model="./nowhere"))

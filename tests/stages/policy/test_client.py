@@ -83,7 +83,7 @@ def test_a_connection_that_breaks_after_the_request_may_be_billed(sent: bytes) -
         post(url)
 
 
-def test_silence_is_a_time_out() -> None:
+def test_a_silent_server_times_out() -> None:
     with served(lambda connection: None) as url, failing("timeout", billed_usd=None) as caught:
         post(url, 0.3)
     assert caught.value.pushes_back
@@ -116,7 +116,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return str(request.param)
 
 
-def test_a_request_has_openais_address_and_headers_and_its_own_body_in_one_part(library: str) -> None:
+def test_a_request_has_openais_url_and_headers_and_is_sent_in_one_part(library: str) -> None:
     seen = list[bytes]()
 
     def serve(connection: socket.socket) -> None:
@@ -183,7 +183,7 @@ def memory_below(more_mib: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("what", ["chunks", "a header", "headers", "provisional answers"])
-def test_what_never_ends_is_not_read_for_ever(library: str, what: str) -> None:
+def test_an_endless_response_is_cut_off(library: str, what: str) -> None:
     first, again = DRIPS[what]
     with served(drip(first, again * 5_000)) as url, memory_below(200), pytest.raises(CallError):
         post(url, 1.0, 2**20)
@@ -202,7 +202,7 @@ def bomb(coding: str) -> bytes:
 
 
 @pytest.mark.parametrize(("coding", "status"), [*((name, b"200 OK") for name in CODINGS), ("gzip", b"500 No")])
-def test_a_bomb_is_not_unpacked(library: str, coding: str, status: bytes) -> None:
+def test_a_decompression_bomb_is_refused(library: str, coding: str, status: bytes) -> None:
     """One of 2.4 MB used 2.4 GB at commit 46e634e."""
     data = bomb(coding)
     head = b"HTTP/1.1 %b\r\nContent-Encoding: %b\r\nContent-Length: %d\r\n\r\n" % (status, coding.encode(), len(data))
@@ -219,7 +219,7 @@ def test_a_bomb_is_not_unpacked(library: str, coding: str, status: bytes) -> Non
     assert "1,048,576 bytes" in str(caught.value)
 
 
-def test_what_is_compressed_is_read(library: str) -> None:
+def test_a_compressed_response_is_read(library: str) -> None:
     data = gzip.compress(b'{"a": 1}')
     head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(data)
     with served(sends(head + data)) as url:
@@ -227,7 +227,7 @@ def test_what_is_compressed_is_read(library: str) -> None:
 
 
 @pytest.mark.parametrize("coding", [b"gzip", b"br", b"zstd", b"gzip, br"])
-def test_a_body_that_cannot_be_unpacked_is_no_crash(library: str, coding: bytes) -> None:
+def test_a_corrupt_compressed_body_is_a_typed_error(library: str, coding: bytes) -> None:
     said = b"HTTP/1.1 200 OK\r\nContent-Encoding: %b\r\nContent-Length: 5\r\n\r\nabcde" % coding
     # A coding that is not known is left as it is; all others cannot be unpacked.
     outcome = nullcontext() if coding in (b"br", b"zstd") else failing("connection", billed_usd=None)
@@ -236,7 +236,7 @@ def test_a_body_that_cannot_be_unpacked_is_no_crash(library: str, coding: bytes)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/v1", "http://no-such-host.invalid/v1"])
-def test_a_connection_that_is_not_made_costs_nothing(url: str) -> None:
+def test_a_failed_connection_costs_nothing(url: str) -> None:
     with failing("connection", billed_usd=0.0):
         post(url)
 
@@ -266,7 +266,7 @@ def test_a_server_that_accepts_no_connection_is_given_up_soon() -> None:
         (b"200 OK\r\nContent-Length: 12\r\n\r\n{'data': []}", None),
     ],
 )
-def test_a_list_of_models_is_read_where_the_server_has_one(sent: bytes, rows: list[dict[str, str]] | None) -> None:
+def test_the_list_of_models_is_read(sent: bytes, rows: list[dict[str, str]] | None) -> None:
     with served(sends(b"HTTP/1.1 " + sent)) as url:
         assert background.run(client_of(url).models()) == rows
 
@@ -285,7 +285,7 @@ def test_a_server_that_cannot_be_asked_for_its_models_is_an_error(sent: bytes, e
         background.run(client_of(url).models())
 
 
-def test_nothing_is_said_of_open_connections_at_the_end() -> None:
+def test_no_warning_about_open_connections_at_exit() -> None:
     code = (
         "import sys\nfrom stages.policy import PolicyConfig, background\nfrom stages.policy.client import Client\n"
         "client = Client(PolicyConfig(model='m', base_url=sys.argv[1]))\n"
@@ -304,7 +304,7 @@ PAGE = b"<!DOCTYPE html><html><body>Welcome to the console</body></html>"
 @pytest.mark.parametrize(
     ("path", "asks"), [("", "is /v1 missing from the URL?"), ("/v1", "is the URL that of an API?")]
 )
-def test_a_web_page_is_named_as_one(path: str, asks: str) -> None:
+def test_a_web_page_is_reported_as_such(path: str, asks: str) -> None:
     """An address without /v1 often leads to a page for people, with status 200, 404 or 405."""
     url = f"http://127.0.0.1:1{path}"
     config = PolicyConfig(model="m", base_url=url)

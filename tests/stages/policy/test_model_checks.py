@@ -69,13 +69,13 @@ def test_a_broken_folder_is_refused_by_name(what: str, tmp_path: Path, monkeypat
             model_shape(PolicyConfig(model=str(folder)))  # the estimate of memory, made before, knows no other error
 
 
-def test_a_complete_folder_is_opened_by_the_same_way(tmp_path: Path) -> None:
+def test_a_complete_folder_is_opened(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "model", characters=None)
     assert opened(folder).sample([Turn([{"role": "user", "content": "a"}], 0)])[0].completion_tokens
     assert "complete" in available.check(PolicyConfig(model=str(folder)))
 
 
-def test_weights_that_give_no_numbers_end_the_sampling(tmp_path: Path) -> None:
+def test_nan_log_probs_end_the_sampling(tmp_path: Path) -> None:
     policy = opened(broken("weights that overflow", tmp_path / "model"))
     with pytest.raises(NotFinite):
         policy.sample([Turn([{"role": "user", "content": "a"}], 0)])
@@ -173,7 +173,7 @@ class _Counting:
 @pytest.mark.parametrize(
     "text", ["a", "word " * 9, " " * 400, "\u1f82" * 30, "\u03b1\u0313\u0300\u0345" * 30, "<|pad|>" * 9]
 )
-def test_no_text_has_fewer_tokens_than_its_characters_show(edit: Any, bounded: bool, text: str) -> None:
+def test_least_tokens_is_a_lower_bound(edit: Any, bounded: bool, text: str) -> None:
     words = tiny_tokenizer()
     edit(words.backend_tokenizer)
     least = least_tokens(words, text)

@@ -27,7 +27,7 @@ from stages.policy.client import (
     error_of,
 )
 from stages.policy.endpoint import EndpointPolicy
-from stages.policy.reading import OverlongAnswer, charged, cost, least_tokens, most_words, read
+from stages.policy.reading import OverlongAnswer, cost, least_tokens, most_words, read, read_charge
 from stages.policy.requests import CallBounds
 from stages.runs.ledger import NAME, Budget, totals
 
@@ -108,7 +108,7 @@ BILLS: dict[str, tuple[Any, tuple[int, int, float] | None, float | None]] = {
 
 
 @pytest.mark.parametrize("name", BILLS)
-def test_a_possible_bill_counts_and_any_other_costs_the_bound(name: str) -> None:
+def test_a_possible_bill_counts_and_an_impossible_one_costs_the_bound(name: str) -> None:
     bill, counted, claimed = BILLS[name]
     found = cost({"usage": bill}, [TEXT], ASKED, config())
     got = (found["prompt_tokens"], found["completion_tokens"], found["cost_usd"])
@@ -141,13 +141,13 @@ NO_NUMBERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("bill", NO_NUMBERS.values(), ids=NO_NUMBERS.keys())
-def test_a_bill_that_is_no_number_costs_the_bound(bill: Any) -> None:
+def test_a_bill_without_numbers_costs_the_bound(bill: Any) -> None:
     sample = read_as(json.dumps(body(bill)).encode())
     assert (sample.text, sample.usage_by) == (TEXT, "bound")
     assert (sample.prompt_tokens, sample.completion_tokens, sample.cost_usd) == pytest.approx(BOUND)
 
 
-def test_a_cost_beside_tokens_that_are_no_numbers_counts_where_it_is_higher() -> None:
+def test_a_higher_cost_counts_despite_malformed_token_counts() -> None:
     assert read_as(body({**TRUE, "prompt_tokens": "30", "cost": 2.0})).cost_usd == 2.0
 
 
@@ -162,7 +162,7 @@ def test_a_cost_beside_tokens_that_are_no_numbers_counts_where_it_is_higher() ->
         ('"prompt_tokens_details": {"cached_tokens": 20, "cached_tokens": 0}', LIST_PRICE),
     ],
 )
-def test_of_a_key_that_a_bill_has_twice_the_higher_amount_counts(text: str, usd: float) -> None:
+def test_the_higher_amount_of_a_duplicate_key_counts(text: str, usd: float) -> None:
     raw = json.dumps(body({**TRUE, "last": 0})).replace('"last": 0', text)
     assert read_as(raw.encode()).cost_usd == pytest.approx(usd)
 
@@ -188,7 +188,7 @@ def test_an_answer_with_too_low_a_bill_is_kept_and_its_claim_is_in_the_ledger(
         assert (one.spent, one.understated, one.understated_usd) == pytest.approx((usd, 1, usd - max(claim, 0)))
 
 
-def test_a_bill_without_a_price_is_checked_for_sense_alone() -> None:
+def test_a_bill_without_list_price_is_only_checked_for_plausibility() -> None:
     settings = PolicyConfig(model="big", base_url="http://h", price="unknown")
     assert cost({"usage": {**TRUE, "cost": 0.5}}, [TEXT], ASKED, settings)["cost_usd"] == 0.5
     void = cost({"usage": {**TRUE, "cost": -0.5}}, [TEXT], ASKED, settings)
@@ -214,7 +214,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("change", FIELDS.values(), ids=FIELDS.keys())
-def test_a_field_of_another_type_makes_an_unusable_answer_that_is_paid(change: dict[str, Any]) -> None:
+def test_a_field_of_the_wrong_type_is_a_paid_unusable_answer(change: dict[str, Any]) -> None:
     choice = {"finish_reason": "stop", "message": {"content": TEXT}, **change}
     with pytest.raises(RejectedError) as caught:
         read_as(json.dumps({"choices": [choice], "usage": TRUE}).encode())
@@ -226,7 +226,7 @@ def test_the_model_that_answered_is_recorded() -> None:
     assert (sample.served_model, sample.provider) == ("big-2026-08-01", "Somewhere")
 
 
-def test_what_is_no_answer_may_have_been_billed() -> None:
+def test_an_unusable_body_may_have_been_billed() -> None:
     broken_off = {"choices": [{"finish_reason": "error", "message": {"content": None}}]}
     for found in (b"nonsense", b"[1]", {"detail": "busy"}, broken_off):
         with pytest.raises(RetryableError) as caught:
@@ -241,7 +241,7 @@ def test_what_is_no_answer_may_have_been_billed() -> None:
 
 
 @pytest.mark.parametrize("form", ["none", "qwen3", "llama3", "mistral", "deepseek", "gpt-oss"])
-def test_deep_nesting_is_no_crash(form: str) -> None:
+def test_deep_nesting_does_not_crash_the_reader(form: str) -> None:
     marks = {"qwen3": "<tool_call>", "llama3": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
     text = marks.get(form, "") + "[" * 100_000
     with suppress(RetryableError):
@@ -280,7 +280,7 @@ NEST = "[" * 990 + "]" * 990
         '{"choices": [{"message": {"content": null}}], "usage": {"prompt_tokens": %s}}',
     ],
 )
-def test_a_body_nested_deeper_than_python_writes_is_told_as_any_other(found: str) -> None:
+def test_a_body_beyond_pythons_nesting_is_a_typed_error(found: str) -> None:
     raw = (found % NEST).encode()
     with pytest.raises(CallError):
         read_as(raw)
@@ -356,7 +356,7 @@ def test_a_status_is_an_error_and_free_only_where_it_refuses_before_any_work(sta
 @pytest.mark.parametrize("status", [400, 404, 429, 500])
 def test_a_refusal_costs_what_the_server_says_that_it_charged(status: int, more: Any, usd: Any) -> None:
     """A server that billed its refusals was owed 27.36 USD, of which the ledger knew nothing."""
-    bill = partial(charged, bounds=ASKED, config=config())
+    bill = partial(read_charge, bounds=ASKED, config=config())
     error = error_of(Response(status, {}, orjson.dumps({"error": {"message": "no"}, **more})), config(), bill)
     expected = (0.0 if status in {404, 429} else None) if usd == "by status" else usd
     assert error.billed_usd == (expected if expected is None else pytest.approx(expected))
@@ -382,7 +382,7 @@ def test_what_a_refusal_was_billed_counts_against_the_limit(tmp_path: Path) -> N
         {"error": {"message": "The input is longer than the model's context length (4096 tokens)."}},
     ],
 )
-def test_a_prompt_that_does_not_fit_has_a_kind_of_its_own(error: dict[str, Any]) -> None:
+def test_a_prompt_beyond_the_context_has_the_kind_context(error: dict[str, Any]) -> None:
     found = error_of(Response(400, {}, orjson.dumps(error)), config())
     assert isinstance(found, RejectedError) and found.kind == "context"
 
@@ -395,7 +395,7 @@ def test_a_prompt_that_does_not_fit_has_a_kind_of_its_own(error: dict[str, Any])
         (400, b'{"error": {"message": "' + b"input has 1 tokens " * 2000 + b'"}}'),
     ],
 )
-def test_no_error_takes_long_to_read(status: int, page: bytes) -> None:
+def test_error_messages_are_parsed_in_linear_time(status: int, page: bytes) -> None:
     """The first took a minute and its double for ever, the last 48 s: a regular expression tried every division."""
     began = time.process_time()
     with suppress(CallError):
@@ -418,7 +418,7 @@ def test_no_redirect_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("location", [None, "/v1/chat/completions", "http://[", "http://u:p@h/"])
-def test_odd_redirects_are_one_sentence(location: str | None) -> None:
+def test_malformed_redirects_are_refused(location: str | None) -> None:
     error = error_of(Response(302, {} if location is None else {"location": location}, b""), config())
     assert isinstance(error, RefusedError) and "a redirect to" in str(error) and "u:p" not in str(error)
 
@@ -429,7 +429,7 @@ def test_odd_redirects_are_one_sentence(location: str | None) -> None:
 @pytest.mark.parametrize(
     ("bill", "words", "tokens"), [({**TRUE, "completion_tokens": 500}, 60, 500), (TRUE, 500, 500), (None, 500, 500)]
 )
-def test_an_answer_longer_than_asked_for_is_known_by_its_bill_or_its_text(bill: Any, words: int, tokens: int) -> None:
+def test_an_overlong_answer_is_detected_by_bill_or_text(bill: Any, words: int, tokens: int) -> None:
     with pytest.raises(OverlongAnswer, match=f"{tokens} tokens"):
         read_as(body(bill, "word " * words))
     assert read_as(body({**TRUE, "completion_tokens": 66})).text == TEXT, "some servers count what ends an answer"
@@ -478,7 +478,7 @@ def test_long_answers_of_a_free_server_are_kept_with_one_notice(
 # --- what a bill is checked against
 
 
-def test_the_lower_bound_is_one() -> None:
+def test_least_tokens_of_known_texts() -> None:
     texts = {
         "": 0,
         "a": 1,
@@ -504,7 +504,7 @@ def tiny_tokenizer(folder: Path) -> str:
     return str(folder)
 
 
-def test_a_tokenizer_that_fills_up_its_texts_or_cuts_them_counts_them_as_they_are(tmp_path: Path) -> None:
+def test_padding_and_truncation_of_a_tokenizer_are_ignored(tmp_path: Path) -> None:
     """Filled up to 512, every honest bill was below its answer, and cost the upper bound."""
     model = tiny_tokenizer(tmp_path / "model")
     file = tmp_path / "model" / "tokenizer.json"
@@ -515,7 +515,7 @@ def test_a_tokenizer_that_fills_up_its_texts_or_cuts_them_counts_them_as_they_ar
     assert reading.tokenizer(model)("a" * 100) == 100 - 2 - 5
 
 
-def test_a_known_tokenizer_finds_smaller_lies(tmp_path: Path) -> None:
+def test_a_known_tokenizer_detects_smaller_understatements(tmp_path: Path) -> None:
     """The model's name is a folder of this machine, as where one is served by another program."""
     model = tiny_tokenizer(tmp_path / "model")
     assert reading.tokenizer(model)("a" * 100) == 100 - 2 - 5

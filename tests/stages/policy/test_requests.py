@@ -29,13 +29,13 @@ UNBOUNDED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", UNBOUNDED)
-def test_a_field_that_lengthens_an_answer_unseen_is_refused(name: str) -> None:
+def test_request_fields_without_a_bound_are_refused(name: str) -> None:
     where, fields = UNBOUNDED[name]
     with pytest.raises(ValueError, match=where):
         PolicyConfig(model="m", base_url="http://h", **{where: fields})
 
 
-def test_a_field_that_bounds_an_answer_is_taken() -> None:
+def test_request_fields_that_bound_an_answer_are_accepted() -> None:
     taken = {
         "extra_body": {"max_completion_tokens": 500, "reasoning": {"max_tokens": 400, "effort": "high"}},
         "request": {"max_tokens": False},
@@ -45,6 +45,6 @@ def test_a_field_that_bounds_an_answer_is_taken() -> None:
     PolicyConfig(model="m", base_url="http://h", extra_body={**schema, "provider": {"order": ["a"]}})
 
 
-def test_cached_input_that_is_dearer_is_reserved_at_its_price() -> None:
+def test_reservations_use_the_higher_price_of_cached_input() -> None:
     settings = PolicyConfig(model="m", usd_per_mtok_in=1.0, usd_per_mtok_cached_in=5.0, usd_per_mtok_out=1.0)
     assert CallBounds(10**6, 0).max_usd(settings) == 5.0 == settings.cost(10**6, 0, 10**6)

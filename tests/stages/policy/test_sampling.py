@@ -39,7 +39,7 @@ def recomputed(prompt: list[int], ids: list[int], temperature: float) -> torch.T
     return torch.log_softmax(logits / temperature, -1).gather(-1, torch.tensor(ids)[:, None])[:, 0]
 
 
-def test_captured_log_probs_are_those_of_a_recomputation() -> None:
+def test_log_probs_equal_a_recomputation() -> None:
     for temperature in (1.0, 0.7):
         for prompt, (ids, logps) in zip(PROMPTS, sampled(PROMPTS, [1, 2, 3], temperature=temperature), strict=True):
             torch.testing.assert_close(
@@ -58,7 +58,7 @@ def test_greedy_takes_the_most_likely_token() -> None:
     torch.testing.assert_close(torch.tensor(logps), recomputed(PROMPTS[0], ids, 1.0).float(), rtol=1e-5, atol=1e-5)
 
 
-def test_a_row_ends_with_its_end_token_and_nothing_after_it() -> None:
+def test_a_row_ends_with_its_end_token() -> None:
     logits = torch.full((1, 8), -30.0)
     logits[0, 3] = 30.0
     token, logp = draw(logits, torch.tensor([0.5], dtype=torch.float64), 1.0)
@@ -74,7 +74,7 @@ def test_draws_follow_the_distribution() -> None:
     assert torch.allclose(shares, torch.tensor([0.1, 0.2, 0.7]), atol=0.03)
 
 
-def test_prompts_extend_what_was_sampled() -> None:
+def test_prompts_extend_sampled_ids() -> None:
     tokenizer = tiny_tokenizer()
     policy = LocalPolicy(tiny_model(vocabulary=len(tokenizer)), tokenizer, PolicyConfig(model="tiny", max_tokens=5))
     messages = [{"role": "user", "content": "hello"}]
@@ -127,14 +127,14 @@ def assert_equal_rows(one: Sequence[Drawn], other: Sequence[Drawn]) -> None:
 
 @pytest.mark.parametrize("look", [1, 16])
 @pytest.mark.parametrize(("prefill_tokens", "fixed"), [(1, False), (8192, False), (8192, True)])
-def test_rows_are_as_alone_while_others_end(look: int, prefill_tokens: int, fixed: bool) -> None:
+def test_rows_are_independent_of_ended_rows(look: int, prefill_tokens: int, fixed: bool) -> None:
     given = {"prefill_tokens": prefill_tokens, "look_every": look, "fixed": fixed}
     together, alone = together_and_alone(tiny_model().double(), **given)
     assert len({len(ids) for ids, _ in alone}) > 3
     assert_equal_rows(together, alone)
 
 
-def test_rows_are_as_alone_where_others_end_at_their_first_token() -> None:
+def test_rows_are_independent_of_rows_that_end_at_once() -> None:
     """Rows are dropped before anything but prompts was read, and the prompts left are padded differently."""
     prompts, seeds = [[13], *PROMPTS], [4, 14, 2, 3]
     firsts = [ids[0] for ids, _ in sampled(prompts, seeds, max_tokens=1)]
@@ -152,7 +152,7 @@ def test_rows_are_as_alone_where_others_end_at_their_first_token() -> None:
 
 
 @pytest.mark.parametrize("number", range(8))
-def test_any_batch_of_any_turns_gives_the_rows_of_each_alone(number: int) -> None:
+def test_random_batches_equal_rows_sampled_alone(number: int) -> None:
     """Any lengths, numbers of end tokens, passes over prompts, and rows that continue or are left out."""
     chosen, model = random.Random(number), tiny_model().double()
     size = model.config.vocab_size
@@ -177,7 +177,7 @@ def test_any_batch_of_any_turns_gives_the_rows_of_each_alone(number: int) -> Non
         prompts = [prompt for prompt in goes_on if chosen.random() < 0.8] or goes_on
 
 
-def test_a_model_without_attention_in_place_gives_the_same_rows() -> None:
+def test_eager_and_windowed_attention_give_the_same_rows() -> None:
     eager = tiny_model()  # in float32, where transformers' mask of eager attention is finite
     eager.set_attn_implementation("eager")
     given = {**tiny_model().config.to_dict(), "use_sliding_window": True, "sliding_window": 20}
@@ -200,7 +200,7 @@ def test_a_fixed_step_attends_to_more_columns_as_rows_grow() -> None:
     assert_equal_rows(fixed, sample_batch(model, MANY, fixed=False, **given))
 
 
-def test_ended_rows_are_no_longer_computed_and_equal_prompts_once() -> None:
+def test_ended_rows_are_dropped_and_equal_prompts_prefilled_once() -> None:
     model = tiny_model().double()
     fed = lengths_fed(model)
     found, _ = together_and_alone(model)[0], fed.clear()
@@ -213,7 +213,7 @@ def test_ended_rows_are_no_longer_computed_and_equal_prompts_once() -> None:
     assert len(fed) == max(len(ids) for ids, _ in found), "nothing is computed behind the last end"
 
 
-def test_prompts_are_read_in_passes_of_so_many_tokens() -> None:
+def test_prefill_is_split_by_prefill_tokens() -> None:
     model = tiny_model().double()
     fed = lengths_fed(model)
     given = {"max_tokens": 1, "temperature": 1.0, "end_ids": {3}, "pad_id": 0}
@@ -233,7 +233,7 @@ def test_half_precision_rows_are_sampled_in_place() -> None:
 MORE = [[20 + i] * (1 + i % 3) for i in range(8)]
 
 
-def test_a_turn_feeds_only_what_is_new_and_gives_the_same_rows() -> None:
+def test_a_turn_feeds_only_new_tokens() -> None:
     model = tiny_model().double()
     fed, given = lengths_fed(model), {"max_tokens": 30, "temperature": 1.0, "end_ids": OFTEN, "pad_id": 0}
     prefixes = sampling.PrefixCache()
@@ -255,7 +255,7 @@ def test_a_turn_feeds_only_what_is_new_and_gives_the_same_rows() -> None:
     )
 
 
-def test_what_all_prompts_begin_with_is_computed_once() -> None:
+def test_a_shared_beginning_is_computed_once() -> None:
     model = tiny_model().double()
     opening = [5 + i % 200 for i in range(40)]
     prompts = [[*opening, *own] for own in ([7, 8, 9], [10], [7, 8, 9], [7, 12])]
@@ -280,7 +280,7 @@ def test_what_all_prompts_begin_with_is_computed_once() -> None:
     assert fed[0] == (2, 21), "too short to pay for a pass"
 
 
-def test_beginnings_that_groups_of_prompts_share_are_computed_once_each() -> None:
+def test_beginnings_shared_by_groups_are_computed_once_each() -> None:
     model = tiny_model().double()
     openings = [[base + i % 50 for i in range(60)] for base in (5, 60, 120)]
     prompts = [[*openings[i % 3], 200, 201 + i] for i in range(9)] + [[*openings[0][:30], *openings[1][:20]]]
@@ -298,7 +298,7 @@ def small_policy(characters: str | None = None, **settings: Any) -> LocalPolicy:
     return LocalPolicy(model, tokenizer, PolicyConfig(**{"model": "tiny", "max_tokens": 6, **settings}))
 
 
-def test_a_rollout_s_prompt_is_read_once_and_nothing_is_kept_behind_it() -> None:
+def test_a_rollouts_prompt_is_prefilled_once() -> None:
     policy = small_policy("abcdefgh", max_tokens=200)  # of few characters, so that answers end by themselves
     fed = lengths_fed(policy.model)
     rollouts = [LiveRollout(task, 0, seed) for seed, task in enumerate(GuessEnv().tasks("train", 3, 0))]
@@ -348,14 +348,14 @@ def test_answers_are_sampled_in_batches_that_fit() -> None:
     assert [sample.completion_ids for sample in again] == [sample.completion_ids for sample in whole]
 
 
-def test_bytes_of_a_row_are_those_of_its_tables() -> None:
+def test_row_bytes_equal_the_cache_tables() -> None:
     model = tiny_model().to(torch.bfloat16)
     rows, _ = sampling._prefilled(model, [[5, 6, 7]], 13, 0, 99, None)
     tables = sum(t.nbytes for layer in rows._cache.layers for t in (layer.keys, layer.values))
     assert sampling.row_bytes(model, 16) == tables + 32 * 260
 
 
-def test_a_model_without_room_for_an_answer_is_refused_as_it_is_opened(tmp_path: Path) -> None:
+def test_a_model_without_memory_for_an_answer_is_refused(tmp_path: Path) -> None:
     folder = str(save_tiny(tmp_path))
     for settings, words in (
         ({"max_tokens": 10**12}, "and there are"),
@@ -367,6 +367,6 @@ def test_a_model_without_room_for_an_answer_is_refused_as_it_is_opened(tmp_path:
     LocalPolicy.open(PolicyConfig(model=folder), cache=tmp_path, listener=lambda *told: None)
 
 
-def test_memory_for_sampling_does_not_affect_results_and_the_batch_does() -> None:
+def test_lockstep_is_part_of_the_identity_and_memory_is_not() -> None:
     usual = PolicyConfig().identity()
     assert PolicyConfig(kv_cache_gib=1, prefill_tokens=9).identity() == usual != PolicyConfig(lockstep=8).identity()

@@ -25,14 +25,14 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("env", ENVIRONMENTS)
-def test_solutions_pass_and_nothing_does_not(tmp_path: Path, env: str) -> None:
+def test_reference_passes_and_noop_fails(tmp_path: Path, env: str) -> None:
     passed = played(tmp_path, "reference", ENVIRONMENTS[env]).rows(ROLLOUT)
     assert [row["reward"] for row in passed] == [1.0] * 6 and all(row["protocol_ok"] for row in passed)
     assert {row["model"] for row in passed} == {"reference"}
     assert len(nothing_done(tmp_path, ENVIRONMENTS[env]).rows(ROLLOUT)) == 6
 
 
-def test_a_rollout_ends_where_the_solution_does(tmp_path: Path) -> None:
+def test_a_rollout_ends_with_its_solution(tmp_path: Path) -> None:
     """Its one message of two that the environment waits for; the answer is graded as it is."""
     run = played(tmp_path, "reference", {"name": "support.environments:ShortSolutionEnv"})
     rows = run.rows(ROLLOUT)
@@ -54,7 +54,7 @@ def test_names_of_other_tools_are_refused(name: str, meant: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "at_server"), [("noop", "scripted", "scripted"), ("gold", "local", "endpoint")]
 )
-def test_the_address_of_a_server_is_not_for_policies_that_need_none_and_a_folder_may_have_any_name(
+def test_base_url_is_ignored_by_scripted_policies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, at_server: str
 ) -> None:
     """A settings file gives one address for all stages, and `noop` was then asked of that server."""
@@ -69,7 +69,7 @@ def test_the_address_of_a_server_is_not_for_policies_that_need_none_and_a_folder
 
 
 @pytest.mark.slow
-def test_they_are_refused_in_one_sentence_without_a_request_to_the_hub(tmp_path: Path) -> None:
+def test_other_tools_names_are_refused_without_a_request_to_the_hub(tmp_path: Path) -> None:
     requests: list[str] = []
 
     class Counting(Handler):
@@ -88,7 +88,7 @@ def test_they_are_refused_in_one_sentence_without_a_request_to_the_hub(tmp_path:
         assert requests, "a model of any other name is looked for at this hub"
 
 
-def test_they_are_arms_of_an_evaluation(tmp_path: Path) -> None:
+def test_scripted_policies_are_arms_of_an_evaluation(tmp_path: Path) -> None:
     policies = {"A": {"model": "noop"}, "B": {"model": "reference"}}
     config = evaluate.Config(env={"name": "kata"}, policies=policies, control=None, tasks=16)
     run = Run(runner.execute("evaluate", {}, config, root=tmp_path).path)
@@ -113,7 +113,7 @@ def test_a_task_without_a_solution_has_no_reward_and_a_reason(tmp_path: Path) ->
     assert sorted(str(row["reward"]) for row in rows) == ["1.0"] * 4 + ["None"] * 2
 
 
-def test_calls_are_refused() -> None:
+def test_tool_calls_are_refused_for_scripted_policies() -> None:
     config = PolicyConfig(model="reference", tool_calls="qwen3")
     with pytest.raises(UsageError, match="plays actions as text"):
         open_policy(config, cache=Path(), budget=Budget(None), listener=lambda what, done, total: None)

@@ -62,7 +62,7 @@ def soon(true: Callable[[], bool], seconds: float = 20.0) -> bool:
     return False
 
 
-def test_it_answers_once_it_is_started_and_ends_with_its_workers(tmp_path: Path) -> None:
+def test_a_server_answers_after_start_and_ends_with_its_workers(tmp_path: Path) -> None:
     heard: list[str] = []
     one = server(tmp_path, "import time; time.sleep(1)\n" + SCRIPT, listener=lambda what, *n: heard.append(what))
     one.start()
@@ -78,7 +78,7 @@ def test_a_server_that_ends_at_once_shows_its_log(tmp_path: Path) -> None:
         one.start()
 
 
-def test_waiting_ends_where_nobody_wants_it_any_more(tmp_path: Path) -> None:
+def test_a_stop_ends_the_wait_for_a_server(tmp_path: Path) -> None:
     def check() -> None:
         raise KeyboardInterrupt
 
@@ -88,7 +88,7 @@ def test_waiting_ends_where_nobody_wants_it_any_more(tmp_path: Path) -> None:
     assert not one.alive()
 
 
-def test_a_killed_server_comes_back_but_not_for_ever(started: ModelServer) -> None:
+def test_a_killed_server_is_restarted_a_limited_number_of_times(started: ModelServer) -> None:
     url, workers = started.url, set()
     for _ in range(MAX_RESTARTS):
         workers.add(worker(started.log))
@@ -103,7 +103,7 @@ def test_a_killed_server_comes_back_but_not_for_ever(started: ModelServer) -> No
         started.revive()
 
 
-def test_it_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+def test_a_server_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     program = f"""
 import os, sys, time
 from pathlib import Path

@@ -49,7 +49,7 @@ def rendered(family: str, messages: list[dict[str, str]]) -> str:
 @pytest.mark.parametrize("calls", [(ONE,), (ONE, TWO), ()])
 @pytest.mark.parametrize("content", ["", "Let me look {here}."])
 @pytest.mark.parametrize("family", sorted(FORMATS))
-def test_what_a_template_writes_is_read_back(family: str, content: str, calls: tuple[ToolCall, ...]) -> None:
+def test_calls_written_by_a_template_are_parsed(family: str, content: str, calls: tuple[ToolCall, ...]) -> None:
     if family == "llama3" and calls:
         content = ""  # it writes calls alone
     if not calls:
@@ -99,18 +99,18 @@ def test_a_template_that_ends_answers_with_several_tokens_is_refused_for_several
         ("gpt-oss", "<|channel|>final<|message|>Done.<|return|>", []),
     ],
 )  # fmt: skip
-def test_calls_of_other_versions_and_broken_ones(family: str, text: str, calls: list[tuple[str, str]]) -> None:
+def test_other_versions_and_malformed_calls_are_parsed(family: str, text: str, calls: list[tuple[str, str]]) -> None:
     found = read(normalise_calls(family, text)).calls
     assert [call.name for call in found] == [name for name, _ in calls]
     assert all(call.arguments.startswith(start) for call, (_, start) in zip(found, calls, strict=True))
 
 
-def test_reasoning_of_harmony_is_reasoning() -> None:
+def test_harmonys_analysis_is_reasoning() -> None:
     text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Done.<|return|>"
     assert read(normalise_calls("gpt-oss", text)) == MessageParts("Done.", (), "Hm.")
 
 
-def test_text_is_left_alone_without_a_format() -> None:
+def test_text_is_unchanged_without_a_format() -> None:
     text = '<|python_tag|>{"name": "bash"}<|eom_id|>'
     assert normalise_calls("none", text) == normalise_calls("native", text) == text
 
@@ -121,7 +121,7 @@ def test_a_model_in_this_process_needs_a_format(tmp_path: Path) -> None:
         LocalPolicy.open(config, cache=tmp_path, budget=Budget(), listener=lambda *told: None)
 
 
-def test_blanks_without_end_are_read_in_time() -> None:
+def test_long_whitespace_is_parsed_in_linear_time() -> None:
     """A degenerate model writes them up to `max_tokens`; a regular expression took 15 s for the first."""
     call = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"
     began = time.process_time()
@@ -156,7 +156,7 @@ def test_calls_and_results_are_native() -> None:
     assert len(set(ids)) == 2 and all(len(name) == 9 and name.isalnum() for name in ids)
 
 
-def test_what_cannot_be_said_natively_stays_text() -> None:
+def test_calls_outside_the_protocol_stay_text() -> None:
     for state, with_tools in (
         ([assistant("", CALL), told("a")], False),
         ([assistant("", CALL, CALL), told("a")], True),
@@ -174,7 +174,7 @@ def test_reasoning_of_the_student_is_not_sent() -> None:
         assert sent == {"role": "assistant", "content": "Done."}
 
 
-def test_tools_of_other_spellings_are_declared_alike() -> None:
+def test_tool_declarations_of_other_apis_are_converted() -> None:
     nested = {"type": "function", "function": {**SEARCH, "strict": True}}
     anthropic = {"name": "search", "description": "Search.", "input_schema": SEARCH["parameters"]}
     expected = {"type": "function", "function": SEARCH}
@@ -189,7 +189,7 @@ OTHERS = st.builds(told, TEXTS, st.sampled_from(["tool", "user", "system", "envi
 
 
 @given(st.lists(SPOKEN | OTHERS), st.sampled_from([[], [SEARCH]]))
-def test_every_conversation_is_to_the_letter_of_the_protocol(state: list[dict[str, str]], tools: list[Any]) -> None:
+def test_every_conversation_follows_the_protocol(state: list[dict[str, str]], tools: list[Any]) -> None:
     sent = chat_messages(state, with_tools=bool(tools))
     body = {"messages": sent, **({"tools": declare_tools(tools)} if tools else {})}
     assert fault(json.loads(json.dumps(body))) is None

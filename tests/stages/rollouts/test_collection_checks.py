@@ -44,7 +44,7 @@ def test_several_observed_messages_are_one_observation() -> None:
         ({"reward": None}, "tuples complete"),
     ],
 )
-def test_what_breaks_the_chain_is_found(change: dict[str, Any], check: str) -> None:
+def test_a_broken_hash_chain_is_found(change: dict[str, Any], check: str) -> None:
     assert verdicts(rollout(**change), {})[check] == "FAIL"
 
 
@@ -59,12 +59,12 @@ def test_what_breaks_the_chain_is_found(change: dict[str, Any], check: str) -> N
         (missing.TOKENS, {"prefix_ok": False}, ["prompt extends the last"]),
     ],
 )
-def test_a_check_needs_what_the_source_tells(fact: Fact, change: dict[str, Any], checks: list[str]) -> None:
+def test_a_check_without_its_facts_is_not_recorded(fact: Fact, change: dict[str, Any], checks: list[str]) -> None:
     told, not_recorded = verdicts(rollout(**change), {}), verdicts(rollout(**change), {"r": {fact}})
     assert all(told[name] == "FAIL" and not_recorded[name] == "not recorded" for name in checks)
 
 
-def test_rewards_that_the_source_has_none_of_and_rewards_that_are_missing() -> None:
+def test_unrecorded_rewards_differ_from_missing_rewards() -> None:
     assert verdicts(rollout(reward=None), {}, None)["rollouts scored"] == "FAIL"
     unrecorded = verdicts(rollout(reward=None), {"r": {missing.REWARD}}, None)
     assert unrecorded["rollouts scored"] == unrecorded["reward in [0, 1]"] == "not recorded"
@@ -89,7 +89,7 @@ def test_a_table_lists_only_checks_that_some_row_failed() -> None:
     assert [line.split(maxsplit=2) for line in lines] == [["ok", "a", "8 of 10"], ["FAIL", "b", "9 of 10"]]
 
 
-def test_a_check_over_nothing_is_failed_and_not_unrecorded() -> None:
+def test_a_check_over_nothing_fails() -> None:
     assert collection_checks.CollectionCheck("x", 0, 0).verdict == "FAIL"
     assert collection_checks.CollectionCheck("x", 0, 0, unrecorded=3).verdict == "not recorded"
 
@@ -108,7 +108,7 @@ def test_rollouts_without_steps_are_not_recorded_only_where_the_source_declares_
     ("change", "check"),
     [({"truncated": True}, "answers not truncated"), ({"parse_error": "bad"}, "actions well-formed")],
 )
-def test_a_fifth_of_the_answers_may_be_cut_or_unread(change: dict[str, Any], check: str) -> None:
+def test_a_fifth_of_the_answers_may_be_truncated_or_malformed(change: dict[str, Any], check: str) -> None:
     def of(failed: int) -> str:
         steps = [row for i in range(5) for row in rollout(f"r{i}", **(change if i < failed else {}))]
         return verdicts(steps, {})[check]

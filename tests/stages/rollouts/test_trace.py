@@ -55,13 +55,13 @@ def test_states_are_read_back_as_they_were_shown(made: dict[str, Any], last: int
     assert list(read_states(list(state_rows(rollout, last)))) == list(shown)[: last + 1]
 
 
-def test_a_long_rollout_takes_room_for_what_is_said_and_no_more() -> None:
+def test_state_rows_of_a_long_rollout_are_linear_in_size() -> None:
     rollout = steps(200)
     stored = sum(len(one["new_messages_json"]) + 4 * len(one["new_token_ids"]) for one in state_rows(rollout, 199))
     assert stored < 1.05 * sum(len(one["new_messages_json"]) + 12 for one in rollout)
 
 
-def test_pairs_come_with_the_states_that_they_name(tmp_path: Path) -> None:
+def test_pairs_are_joined_with_their_states(tmp_path: Path) -> None:
     rollout = steps(3)
     pairs = [{"pair_id": str(i), "state_id": f"r/{i % 3}", "state_sha256": "x"} for i in (2, 0, 2)]
     run = Run(written(tmp_path, "extract-pairs/run", [(PAIR, pairs), (STATE, list(state_rows(rollout, 2)))]))
@@ -76,7 +76,7 @@ def run(folder: Path, rollouts: list[str], steps: list[tuple[str, int]]) -> Run:
     return Run(written(folder, "collect/run", list(zip((ROLLOUT, STEP), rows, strict=True))))
 
 
-def test_each_rollout_comes_with_its_steps_in_order(tmp_path: Path) -> None:
+def test_rollouts_are_joined_with_their_steps(tmp_path: Path) -> None:
     found = rollout_rows(run(tmp_path, ["b", "none", "a", "last"], [("b", 1), ("b", 0), ("a", 0)]))
     told = [(rollout["rollout_id"], [step["step"] for step in steps]) for rollout, steps in found]
     assert told == [("b", [0, 1]), ("none", []), ("a", [0]), ("last", [])]
@@ -109,7 +109,7 @@ def played() -> LiveRollout:
     return rollout
 
 
-def test_an_item_of_an_evaluation_gives_back_its_steps_with_what_was_cut() -> None:
+def test_evaluation_items_give_back_their_steps() -> None:
     rollout = played()
     item: dict[str, Any] = {**action_facts(rollout), "num_steps": len(rollout.steps)}
     found = item_steps(item)
@@ -126,7 +126,7 @@ def test_an_item_of_an_evaluation_gives_back_its_steps_with_what_was_cut() -> No
     assert item_steps({"transcript_json": None, "num_steps": 0}) == []
 
 
-def test_a_recorded_rollout_is_restored_to_be_trained_on() -> None:
+def test_a_recorded_rollout_is_restored() -> None:
     rollout, policy = played(), ScriptedPolicy(PolicyConfig(model="noop"))
     ids = [1, 2]
     for version, step in enumerate(rollout.steps):

@@ -65,7 +65,7 @@ def test_a_teacher_is_shown_its_own_prompt_before_the_conversation(
     assert [[m.content for m in one.messages] for one in dialogues] == shown
 
 
-def test_another_prompt_is_another_question_and_is_paid_for(tmp_path: Path, rollouts: Run) -> None:
+def test_another_teacher_prompt_is_another_question(tmp_path: Path, rollouts: Run) -> None:
     plan = load_stage("replay-teachers").plan
     inputs = Inputs({"rollouts": [rollouts]})
     with serving(lambda body, earlier: Reply(body=answer("ls", cost=1e-6))) as server:
@@ -94,7 +94,7 @@ def test_examples_are_read_from_a_file_of_tables(tmp_path: Path) -> None:
         config("http://localhost/v1", examples=str(path))
 
 
-def test_the_student_with_examples_is_named_as_the_students_model(tmp_path: Path, rollouts: Run) -> None:
+def test_the_student_with_examples_is_reported_as_a_dependent_vote(tmp_path: Path, rollouts: Run) -> None:
     rollouts.manifest.stage = "collect"
     rollouts.manifest.config["policy"] = {"model": "m", "base_url": "http://localhost/v1"}
     few = TeacherConfig(name="few", model="m", base_url="http://localhost/v1", examples=EXAMPLES)

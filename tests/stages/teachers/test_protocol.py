@@ -60,7 +60,7 @@ def searching(body: dict[str, Any], earlier: int) -> Reply:
     return Reply(body=said)
 
 
-def test_a_strict_server_takes_every_rollout_and_is_asked_once(tmp_path: Path, rollouts: Run) -> None:
+def test_a_strict_server_accepts_every_rollout(tmp_path: Path, rollouts: Run) -> None:
     with serving(strict(searching), probed=strict(searching)) as server:
         run = replay(tmp_path, rollouts, server.url)
     rows = run.rows(TEACHER_ACTION)
@@ -89,7 +89,7 @@ def without(*fields: str) -> Callable[[dict[str, Any], int], Reply]:
     return reply
 
 
-def test_what_a_server_does_not_take_is_found_out_and_left_out(tmp_path: Path, rollouts: Run) -> None:
+def test_refused_request_fields_are_omitted(tmp_path: Path, rollouts: Run) -> None:
     odd = without("seed", "tools")
     with serving(odd, probed=odd) as server:
         run = replay(tmp_path, rollouts, server.url)

@@ -62,7 +62,7 @@ def recorded_run(folder: Path, rollouts: list[list[Row]]) -> Run:
     return Run(written(folder, "collect/run", [(ROLLOUT, ids), (STEP, rows)]))
 
 
-def test_states_are_those_that_memory_would_hold(tmp_path: Path) -> None:
+def test_states_equal_states_computed_in_memory(tmp_path: Path) -> None:
     """In the order of rollouts, which is not that of the table; with what was shown and done in each."""
     names = [("t2#10", "t2"), ("t2#2", "t2"), ("t10#0", "t10"), ("t1#0", "t1")]
     run = recorded_run(tmp_path, [rollout(name, task, 4, 30) for name, task in names])
@@ -78,7 +78,7 @@ def test_states_are_those_that_memory_would_hold(tmp_path: Path) -> None:
             assert [(s["rollout_id"], s["step"]) for s in taken] == [(s["rollout_id"], s["step"]) for s in state.steps]
 
 
-def test_conversations_are_read_when_they_are_needed_and_pictures_counted_once(tmp_path: Path) -> None:
+def test_conversations_are_read_on_demand_and_media_counted(tmp_path: Path) -> None:
     rows = [rollout(name, name, 3, 30) for name in ("b", "a")]
     seen = [{"role": "assistant", "content": "ls"}, {"role": "user", "content": f"{OMITTED}image_url]"}]
     rows[1][1]["new_messages_json"] = store.encode(seen).decode()
@@ -88,7 +88,7 @@ def test_conversations_are_read_when_they_are_needed_and_pictures_counted_once(t
         assert [len(recorded.messages(state)) for state in recorded.distinct] == [1, 3, 5] * 2
 
 
-def test_a_teacher_is_shown_the_opening_of_its_own_options(tmp_path: Path) -> None:
+def test_a_teachers_options_change_the_opening(tmp_path: Path) -> None:
     """With the same question, and what followed the student's opening unchanged."""
     played = {"name": "skills", "options": {"families": "decide", "held_out": "questions", "shots": 1}}
     config = collect.Config(env=played, policy={"model": "noop"}, tasks=2, samples=1, max_steps=1, sandbox="none")
@@ -112,7 +112,7 @@ def replayed(root: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 @pytest.mark.slow
-def test_a_run_is_asked_about_in_less_memory_than_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaying_needs_less_memory_than_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """24 MB of text; what is asked about each of its 6,000 states is in memory for one rollout at a time."""
     run = recorded_run(tmp_path, [rollout(f"r{i:03d}", f"t{i:03d}", 50, 4000) for i in range(120)])
     replayed(tmp_path / "first", recorded_run(tmp_path / "small", [rollout("r", "t", 2, 10)]), monkeypatch)

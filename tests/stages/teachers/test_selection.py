@@ -87,7 +87,7 @@ def test_nearly_all_pairs_for_less_than_half_the_cost(world: Any) -> None:
     assert {digest for digest in everywhere if in_random_share(digest, 0.1)} <= dear < everywhere
 
 
-def test_a_pair_of_little_worth_buys_no_dear_answers(world: Any) -> None:
+def test_a_low_pair_value_buys_no_expensive_answers(world: Any) -> None:
     answers, _ = selected(world, "cheap", rule="value", usd_per_pair=1e-6)
     rows = answers.rows(TEACHER_ACTION)
     assert all(in_random_share(row["state_sha256"], 0.1) for row in rows if row["teacher"] == "dear")
@@ -125,7 +125,7 @@ def state_of(number: int, student: str, **said: str) -> SelectionState:
     return SelectionState(questions, [step], spelled, {name: [1.0] for name in said})
 
 
-def test_what_a_dear_answer_brings_depends_on_whom_the_student_is_with() -> None:
+def test_expected_gains_depend_on_the_agreeing_teachers() -> None:
     """Where all three differ it mostly brings nothing; where the student is with one of two, often a majority."""
     alone = [state_of(n, "s", plain="p", simple="q", dear="p" if n < 2 else "d") for n in range(10)]
     joined = [state_of(n, "p", plain="p", simple="q", dear="p" if n < 28 else "d") for n in range(20, 30)]
@@ -138,7 +138,7 @@ def test_what_a_dear_answer_brings_depends_on_whom_the_student_is_with() -> None
 
 
 @pytest.mark.slow
-def test_a_run_with_a_selection_is_the_same_again(world: Any) -> None:
+def test_a_selection_is_reproducible(world: Any) -> None:
     first, second = (selected(world, name, rule="value", usd_per_pair=50.0)[0] for name in ("value", "again"))
     keys = [[row["unit_id"] for row in run.rows(TEACHER_ACTION)] for run in (first, second)]
     assert keys[0] == keys[1] and store.digest(keys[0]) == store.digest(keys[1])
