@@ -31,7 +31,8 @@ from stages.envs.base import Grade, Observation, Task
 from stages.policy import open_policy, server
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.policy.vllm import VllmPolicy
-from stages.rollouts.agent_loop import InFlight, Rules, play
+from stages.rollouts.agent_loop import Rules, play
+from stages.rollouts.config import InFlight
 from stages.runs.ledger import Budget
 from stages.runs.run import AnswerFolders
 from stages.training.rollouts import RolloutQueue, Schedule

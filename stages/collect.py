@@ -17,8 +17,9 @@ from stages.policy import PolicyConfig, available, kind_of, scripted
 from stages.policy.base import BasicPolicy
 from stages.policy.serving import Serving
 from stages.rollouts import collection_checks, recording
-from stages.rollouts.agent_loop import LiveRollout, PlayingConfig, play_missing
+from stages.rollouts.agent_loop import LiveRollout, play_missing
 from stages.rollouts.collection_checks import Account
+from stages.rollouts.config import PlayingConfig
 from stages.runs import reporting, store
 from stages.runs.kinds import ROLLOUT, STEP, TASK, Row, attributes
 from stages.runs.run import Inputs, RunWriter

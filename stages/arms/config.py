@@ -11,7 +11,7 @@ from stages.envs.base import Task
 from stages.envs.config import HeldOutEnvConfig
 from stages.evaluation.config import Planning
 from stages.policy import PolicyConfig
-from stages.rollouts.agent_loop import PlayingConfig
+from stages.rollouts.config import PlayingConfig
 from stages.runs.settings import BASIC, Given, Option, basic_of, with_default
 from stages.terms import SamplingUnit
 

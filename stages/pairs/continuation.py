@@ -36,11 +36,11 @@ from stages.policy.base import Sample, Turn
 from stages.rollouts.agent_loop import (
     NOT_RESTORED,
     LiveRollout,
-    PlayingConfig,
     Rules,
     act,
     play_missing,
 )
+from stages.rollouts.config import PlayingConfig
 from stages.rollouts.history import SUMMARY_REQUEST
 from stages.rollouts.trace import step_groups, transcripts
 from stages.runs import store

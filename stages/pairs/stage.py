@@ -68,7 +68,7 @@ from stages.pairs.states import (
 )
 from stages.policy import PolicyConfig, available
 from stages.policy.serving import Serving
-from stages.rollouts.agent_loop import PlayingConfig
+from stages.rollouts.config import PlayingConfig
 from stages.runs.kinds import CONTINUATION, ORIGIN, PAIR, ROLLOUT, STATE, STEP, TASK, TEACHER_ACTION, Row
 from stages.runs.run import Inputs, Run, RunWriter
 from stages.runs.stage import Plan

@@ -4,7 +4,8 @@ base.py - the request (`Turn`), the answer (`Sample`), the protocol `Policy`, an
 local.py - a Hugging Face model in this process: loading, and turns as prompts and samples
 model_facts.py - a model's tokenizer, chat template and context: prompts of turns, samples of token ids
 model_checks.py - whether such a model can be used: tensors, numbers, tokenizer, chat template
-sampling.py - token sampling with a local model: batches that fit into memory, a KV cache written in place
+sampling.py - token sampling with a local model: the loop over tokens, prefill, batches that fit into memory
+kv_cache.py - rows of a batch in a KV cache that is written in place; the decoding step as a CUDA graph
 scripted.py - policies without a model, which check an environment: `reference` and `noop`
 endpoint.py - an OpenAI-compatible server: a budget, retries, a probe, an adaptive limit
 request_fields.py - which fields a user may add to a request without making a call unbounded

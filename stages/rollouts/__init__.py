@@ -1,5 +1,6 @@
 """Rollouts: the agent loop, the rows that it writes, and the checks of them.
 
+config.py - the settings of playing: limits of a rollout, concurrency
 agent_loop.py - play and grade rollouts, in lock step or each at its own pace
 history.py - how much of a conversation the policy is shown
 recording.py - rollouts written as rows, and restored from them

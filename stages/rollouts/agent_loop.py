@@ -18,21 +18,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, TypeVar
-
-from pydantic import Field, model_validator
+from typing import Any, TypeVar
 
 from stages.envs import boundary
 from stages.envs.base import Environment, Grade, GradesTogether, HasSolutions, Observation, Task
-from stages.envs.config import EnvStageConfig
 from stages.errors import ComposerError, InfrastructureError, UsageError
 from stages.layout import counted
 from stages.messages import Message
 from stages.policy import ask_all, background
 from stages.policy.base import IDLE, AsyncPolicy, CountsTokens, PlaysSolutions, Policy, ReusesPrefixes, Sample, Turn
+from stages.rollouts.config import IN_FLIGHT, NO_LIMITS, InFlight, PlayingConfig, RolloutLimits
 from stages.rollouts.history import (
     FULL,
-    HISTORY_PATTERN,
     PROMPTS,
     SUMMARISE,
     SUMMARY_PROMPT,
@@ -43,12 +40,9 @@ from stages.rollouts.trace import OUT_OF_STEPS
 from stages.runs import store
 from stages.runs.activity import activity
 from stages.runs.kinds import Row
-from stages.runs.reporting import Backends
 from stages.runs.run import RunWriter
-from stages.runs.settings import BASIC, Settings
 from stages.runs.stage import work_through
 from stages.runs.store import GroupCommit
-from stages.words import Sentence
 
 SUMMARISE_FROM = 0.75
 """Share of the context limit from which a summary is requested: one exchange may take the rest."""
@@ -66,46 +60,6 @@ UNGRADED = (NOT_RESTORED, GIVEN_UP)
 Result = TypeVar("Result")
 FinishedUnit = tuple[str, Mapping[str, Any], bool]
 """Key, payload and whether the rollout failed."""
-
-
-class RolloutLimits(Settings):
-    """Limits of one rollout besides its steps. A rollout that reaches a limit is graded as it is."""
-
-    wall_s: float | None = Field(default=None, gt=0)
-    """Wall time of a rollout; a request in flight is then abandoned, a running command is awaited."""
-    context_tokens: int | None = Field(default=None, gt=0)
-    """Longest prompt and answer together, as counted by the server or a tokenizer, else by UTF-8 bytes as a bound."""
-    cost_usd: float | None = Field(default=None, gt=0)
-    """What a rollout may cost; the answer that reaches the limit is the last."""
-
-    def notes(self, max_steps: int) -> tuple[str, ...]:
-        """Return the limits in words, for a plan."""
-        words = [counted(max_steps, "step")]
-        words += [f"{self.wall_s:g} s"] if self.wall_s is not None else []
-        words += [f"{self.context_tokens:,} tokens of context"] if self.context_tokens is not None else []
-        words += [f"{self.cost_usd:g} USD"] if self.cost_usd is not None else []
-        return (f"a rollout at most {', '.join(words)}",)
-
-
-class InFlight(Settings):
-    """Limits of concurrency."""
-
-    rollouts: int = Field(default=64, gt=0, json_schema_extra={"affects_results": False})
-    """Rollouts played at once where the policy is on a server; as many again may wait for a grader. A model in this
-    process plays batches instead."""
-    commands: int = Field(default=8, gt=0, json_schema_extra={"affects_results": False})
-    """Commands and workspace set-ups at once."""
-    gradings: int = Field(default=4, gt=0, json_schema_extra={"affects_results": False})
-    """Gradings at once."""
-
-    def notes(self) -> tuple[str, ...]:
-        """Return the concurrency in words, for a plan."""
-        return (
-            Sentence("rollouts.concurrency", rollouts=self.rollouts, commands=self.commands, gradings=self.gradings),
-        )
-
-
-NO_LIMITS, IN_FLIGHT = RolloutLimits(), InFlight()
 
 
 @dataclass(frozen=True)
@@ -575,26 +529,6 @@ async def _in_pool(pool: ThreadPoolExecutor | None, call: Callable[[], Result]) 
         if not future.cancelled():
             future.exception()  # retrieved so that asyncio does not log it: the task ends for another reason
         raise
-
-
-class PlayingConfig(EnvStageConfig):
-    """The configuration of a stage that plays rollouts."""
-
-    max_steps: Annotated[int, BASIC] = Field(default=8, gt=0)
-    """Actions after which a rollout ends."""
-    limits: RolloutLimits = RolloutLimits()
-    history: str = Field(default="full", pattern=HISTORY_PATTERN)
-    """What the policy is shown of the past: `full`; `last 5`: of all observations the last five; or `summarise`: from
-    near the context limit on, its own summary and everything since."""
-    in_flight: InFlight = Field(default=InFlight(), json_schema_extra={"affects_results": False})
-    report_to: Backends = Field(default=(), json_schema_extra={"affects_results": False})
-    """Where the run is logged besides its own files: tensorboard, trackio, wandb, one or several."""
-
-    @model_validator(mode="after")
-    def _check_history(self) -> "PlayingConfig":
-        if self.history == SUMMARISE and self.limits.context_tokens is None:
-            raise ValueError(Sentence("rollouts.no-context-limit"))
-        return self
 
 
 def play_missing(

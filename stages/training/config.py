@@ -16,7 +16,7 @@ from stages.envs.base import Task
 from stages.envs.config import EnvStageConfig
 from stages.errors import UsageError
 from stages.policy.base import BasicPolicy, PolicyConfig
-from stages.rollouts.agent_loop import InFlight, RolloutLimits
+from stages.rollouts.config import InFlight, RolloutLimits
 from stages.runs.reporting import Backends
 from stages.runs.settings import BASIC, Given, Option, Settings, basic_of, with_default
 from stages.training.channels import CHANNELS

@@ -98,7 +98,7 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
-    from stages.policy import model_checks, sampling
+    from stages.policy import kv_cache, model_checks
 
     source = str(Path(policy.model).expanduser())
     if adapters.is_adapter(source):
@@ -108,7 +108,7 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
         path = source if Path(source).is_dir() else hub.source(repo, commit)
         config = model_checks.read_shape(path, policy, commit)
         # Drawing weights that have no memory takes most of the time.
-        with init_empty_weights(), no_init_weights(), model_checks.reading(policy):
+        with init_empty_weights(), no_init_weights(), model_checks.translate_errors(policy):
             model: Any = AutoModelForCausalLM.from_config(config)
     except (OSError, BadInput):
         return None  # opening the model will name what is wrong with it
@@ -121,10 +121,10 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
         linears=tuple((m.in_features, m.out_features) for m in linears),
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
-        kv=sampling.kv_width(text),
+        kv=kv_cache.kv_width(text),
         vocabulary=text.vocab_size,
         bytes=2 if loaded in (torch.bfloat16, torch.float16) else 4,
-        packs=text._attn_implementation in sampling.SCALED_DOT_PRODUCT and sampling.sees_all(model, PROMPT_TOKENS),
+        packs=text._attn_implementation in kv_cache.SCALED_DOT_PRODUCT and kv_cache.sees_all(model, PROMPT_TOKENS),
         eager_heads=text.num_attention_heads if text._attn_implementation == "eager" else 0,
     )
 

@@ -20,16 +20,13 @@ from stages.policy import background
 from stages.policy.base import Policy
 from stages.rollouts.agent_loop import (
     GIVEN_UP,
-    IN_FLIGHT,
-    NO_LIMITS,
-    InFlight,
     LiveRollout,
-    RolloutLimits,
     RolloutsAhead,
     Rules,
     play,
     play_each,
 )
+from stages.rollouts.config import IN_FLIGHT, NO_LIMITS, InFlight, RolloutLimits
 from stages.runs import store
 from stages.training.channels.rollouts import OwnRollout, own_rollout
 from stages.training.config import Optimisation

@@ -17,7 +17,8 @@ from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.policy import PolicyConfig, ask_all, available, open_policy
 from stages.policy.available import check, context_tokens
 from stages.policy.base import UNSTATED, Turn
-from stages.rollouts.agent_loop import RolloutLimits, Rules
+from stages.rollouts.agent_loop import Rules
+from stages.rollouts.config import RolloutLimits
 from stages.runs.ledger import Budget
 from stages.runs.run import Inputs, Run
 from stages.teachers.config import TeacherConfig

@@ -10,7 +10,6 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import example, given, strategies as st
 from support.server import Reply, answer, kept_in, serving
 
 from stages.errors import ComposerError, Incomplete
@@ -527,7 +526,7 @@ def test_a_known_tokenizer_detects_smaller_understatements(tmp_path: Path) -> No
     assert reading.tokenizer(str(tmp_path / "broken")) is None and reading.tokenizer("a/b/c/d") is None
 
 
-@given(st.text(st.characters(max_codepoint=127)) | st.text())
-@example(" ".join(chr(code) + "a" for code in range(128)))
-def test_the_quick_count_of_words_is_never_too_small(text: str) -> None:
-    assert most_words(text) >= len(text.split())
+def test_the_quick_count_of_words_is_never_too_small() -> None:
+    texts = [f"a{chr(i)}b{chr(j)}{chr(i)}c" for i in range(128) for j in range(128)]
+    texts += [*map(chr, range(128)), "", "a".join(map(chr, (*range(0xD800), *range(0xE000, 0x20000))))]
+    assert all(most_words(text) >= len(text.split()) for text in texts)

@@ -25,16 +25,14 @@ from stages.policy import background
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.policy.local import LocalPolicy
 from stages.rollouts.agent_loop import (
-    NO_LIMITS,
-    InFlight,
     LiveRollout,
-    RolloutLimits,
     Rules,
     make_queue,
     play,
     play_each,
 )
 from stages.rollouts.collection_checks import check
+from stages.rollouts.config import NO_LIMITS, InFlight, RolloutLimits
 from stages.rollouts.history import PROMPTS, SUMMARY_PROMPT, visible_messages
 from stages.rollouts.recording import payload, step_rows
 from stages.rollouts.trace import state_digests, states

@@ -51,18 +51,27 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield root, server, Run(runner.execute("collect", {}, config, root=root).path)
 
 
-def selected(world: Any, name: str, **selection: Any) -> tuple[Run, Run]:
-    """Answers and pairs under a selection."""
+ANSWERS: dict[str, Run] = {}
+
+
+def selected(world: Any, name: str, **selection: Any) -> Run:
+    """Answers under a selection; asked once for each name."""
     root, server, rollouts = world
     table = [
         {"name": n, "model": n, "base_url": server.url, "max_tokens": 99, "usd_per_mtok_in": p, "usd_per_mtok_out": p}
         for n, p in PRICES.items()
     ]
     config = replay_teachers.Config(teachers=table, selection=selection, max_usd_per_rollout=1e6)
-    answers = Run(runner.execute("replay-teachers", {"rollouts": rollouts}, config, root=root / name).path)
-    inputs = {"rollouts": rollouts, "teacher_actions": answers}
-    compared = extract_pairs.Config(compare="canonical")
-    return answers, Run(runner.execute("extract-pairs", inputs, compared, root=root / name).path)
+    if name not in ANSWERS:
+        done = runner.execute("replay-teachers", {"rollouts": rollouts}, config, root=root / name)
+        ANSWERS[name] = Run(done.path)
+    return ANSWERS[name]
+
+
+def pairs_of(world: Any, answers: Run) -> Run:
+    root, _, rollouts = world
+    inputs, compared = {"rollouts": rollouts, "teacher_actions": answers}, extract_pairs.Config(compare="canonical")
+    return Run(runner.execute("extract-pairs", inputs, compared, root=root).path)
 
 
 def cost(answers: Run) -> float:
@@ -71,9 +80,9 @@ def cost(answers: Run) -> float:
 
 @pytest.mark.slow
 def test_nearly_all_pairs_for_less_than_half_the_cost(world: Any) -> None:
-    everybody, full = selected(world, "full")
+    everybody, answers = selected(world, "full"), selected(world, "value", rule="value", usd_per_pair=50.0)
+    full, found = pairs_of(world, everybody), pairs_of(world, answers)
     assert len(full.rows(PAIR)) > 15
-    answers, found = selected(world, "value", rule="value", usd_per_pair=50.0)
     assert cost(answers) <= 0.5 * cost(everybody)
     ids, all_ids = ({row["pair_id"] for row in run.rows(PAIR)} for run in (found, full))
     assert len(ids & all_ids) >= 0.95 * len(all_ids)
@@ -88,17 +97,16 @@ def test_nearly_all_pairs_for_less_than_half_the_cost(world: Any) -> None:
 
 
 def test_a_low_pair_value_buys_no_expensive_answers(world: Any) -> None:
-    answers, _ = selected(world, "cheap", rule="value", usd_per_pair=1e-6)
-    rows = answers.rows(TEACHER_ACTION)
+    rows = selected(world, "cheap", rule="value", usd_per_pair=1e-6).rows(TEACHER_ACTION)
     assert all(in_random_share(row["state_sha256"], 0.1) for row in rows if row["teacher"] == "dear")
 
 
 @pytest.mark.slow
 def test_disagreement_keeps_every_pair_over_the_student(world: Any) -> None:
-    everybody, full = selected(world, "full")
-    answers, found = selected(world, "disagreement", rule="disagreement")
+    everybody, answers = selected(world, "full"), selected(world, "disagreement", rule="disagreement")
     kept, wanted = (
-        {row["pair_id"] for row in run.rows(PAIR) if row["rule"] == "majority_over_student"} for run in (found, full)
+        {row["pair_id"] for row in pairs_of(world, run).rows(PAIR) if row["rule"] == "majority_over_student"}
+        for run in (answers, everybody)
     )
     assert kept == wanted and cost(answers) < 0.5 * cost(everybody)
 
@@ -106,7 +114,8 @@ def test_disagreement_keeps_every_pair_over_the_student(world: Any) -> None:
 def test_only_states_of_failed_rollouts_are_asked(world: Any) -> None:
     _, _, rollouts = world
     passed = passed_by_rollout(rollouts.rows(ROLLOUT))
-    answers, found = selected(world, "failed", failed_only=True)
+    answers = selected(world, "failed", failed_only=True)
+    found = pairs_of(world, answers)
     asked = {row["rollout_id"] for row in answers.rows(TEACHER_ACTION)}
     assert any(passed.values()) and asked and not any(passed[rollout] for rollout in asked)
     assert found.manifest.counts["dropped_not_asked"] > 0
@@ -139,6 +148,6 @@ def test_expected_gains_depend_on_the_agreeing_teachers() -> None:
 
 @pytest.mark.slow
 def test_a_selection_is_reproducible(world: Any) -> None:
-    first, second = (selected(world, name, rule="value", usd_per_pair=50.0)[0] for name in ("value", "again"))
+    first, second = (selected(world, name, rule="value", usd_per_pair=50.0) for name in ("value", "again"))
     keys = [[row["unit_id"] for row in run.rows(TEACHER_ACTION)] for run in (first, second)]
     assert keys[0] == keys[1] and store.digest(keys[0]) == store.digest(keys[1])

@@ -30,7 +30,8 @@ from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.policy.local import LocalPolicy, load_model
 from stages.policy.vllm import VllmPolicy
 from stages.rollouts import trace
-from stages.rollouts.agent_loop import InFlight, LiveRollout, Rules
+from stages.rollouts.agent_loop import LiveRollout, Rules
+from stages.rollouts.config import InFlight
 from stages.runs import runner
 from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, STEP, TRAINING_REWARD, Row
 from stages.runs.run import Run
