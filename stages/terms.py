@@ -36,7 +36,7 @@ TWIN = "~twin"
 
 @dataclass(frozen=True)
 class SamplingUnit:
-    """What of an environment's tasks is drawn independently, which decides what a comparison generalises to.
+    """The unit in which tasks are sampled independently; a comparison generalises to further units.
 
     noun: singular. of_family: the unit of a task's family; tasks of one unit succeed and fail together. fixed: the
     units are all there are, as a benchmark's repositories are; otherwise they are a sample of possible ones.

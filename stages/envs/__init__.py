@@ -104,7 +104,7 @@ def register(name: str, entry: Registered) -> None:
 
 
 def resolve_name(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return a name and its options with a word behind the name as the option that it sets.
+    """Split `NAME:WORD` into the registered name and the option that the word sets; return name and options.
 
     `reasoning-gym:letter_counting` is `reasoning-gym` with the option task. UsageError where the option is given, too.
     """
@@ -133,7 +133,7 @@ def is_task_file(name: str) -> bool:
 
 
 def has_option(name: str, option: str) -> bool:
-    """Return whether the constructor of an environment has an option; one that executes nothing has no sandbox."""
+    """Return whether the constructor of an environment has an option, such as `sandbox`."""
     return option in inspect.signature(_load_class(name)).parameters
 
 
@@ -148,7 +148,7 @@ def is_same_environment(first: str, second: str) -> bool:
 
 
 def _import_path(name: str) -> str:
-    """Return the import path of an environment's class; for the public name of one that ships, that in its own module.
+    """Return the import path of an environment's class; a public name of a shipped class becomes its own module's.
 
     Nothing is imported.
     """
@@ -177,7 +177,7 @@ def load_attachment(name: str, attachment: Attachment) -> Any:
 
 
 def sampling_unit(name: str) -> SamplingUnit:
-    """Return what is drawn independently of an environment's tasks; families, as a sample, where it does not say."""
+    """Return the sampling unit that an environment's class declares; families, as a sample, by default."""
     unit = getattr(_load_class(name), "sampling_unit", SamplingUnit())
     if not isinstance(unit, SamplingUnit):
         raise UsageError("envs.not-a-sampling-unit", name=name, unit=unit, public=PUBLIC)
@@ -185,12 +185,12 @@ def sampling_unit(name: str) -> SamplingUnit:
 
 
 def text_actions(name: str) -> bool:
-    """Return whether any text is an action of an environment, and not only commands and tool calls."""
+    """Return whether an environment takes any text as an action, and not only commands and tool calls."""
     return bool(getattr(_load_class(name), "text_actions", False))
 
 
 def code_sha256(name: str) -> str | None:
-    """Return the SHA-256 of an environment's file; None for one that ships with Composer, and without a file."""
+    """Return the SHA-256 of a user's environment file; None for a shipped environment or one without a file."""
     # Composer's own environments are not digested: a refactoring of them must not make every run a new one. One whose
     # questions are code declares their file by `content`.
     path = foreign_file(name)
@@ -198,7 +198,7 @@ def code_sha256(name: str) -> str | None:
 
 
 def content_sha256(name: str, options: Mapping[str, Any]) -> str | None:
-    """Return a digest of the files that the options of an environment name; None where it does not declare any.
+    """Return a digest of the files named in an environment's options; None for an environment without `content`.
 
     An environment declares them by a static method `content`, which takes its options.
     """
@@ -214,12 +214,12 @@ def is_shipped(name: str) -> bool:
 
 
 def lists_tasks(name: str) -> bool:
-    """Return whether thousands of an environment's tasks can be drawn at little cost, as far as is known."""
+    """Return whether an environment draws thousands of tasks cheaply; False for one that does not ship."""
     return is_shipped(name) and not ENVIRONMENTS[name].makes_tasks
 
 
 def foreign_file(name: str) -> Path | None:
-    """Return the file of an environment that does not ship with Composer; None for others, and without a file.
+    """Return the file of a user's environment; None for a shipped environment or one without a file.
 
     Nothing is imported: `importlib.util.find_spec` would execute the packages around the module.
     """

@@ -50,12 +50,12 @@ class AnsweredEnv(ABC):
         return float(answer.strip() == question.answer)
 
     def correction(self, answer: str, question: Question) -> str:
-        """Return what an agent is told after a wrong answer."""
+        """Return the message to the agent after a wrong answer."""
         del answer
         return f"The answer is {question.answer}."
 
     def answer_hint(self, task: Task) -> str:
-        """Return the right answer in words for the moment before an answer, for which a `correction` has none."""
+        """Return a hint with the right answer, shown before the question is answered."""
         # Measured with SmolLM2-135M-Instruct: so written it helps on dates, while a correction there does not.
         return f"(Answer: {task.data['answer']})"
 

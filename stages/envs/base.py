@@ -119,7 +119,7 @@ class Grade:
 
 
 class HackPair(TypedDict):
-    """One prompt and the continuation of each side; `longer` is the clean side with more of what has no effect."""
+    """One prompt with a hacking and a clean continuation; `longer` is the clean one with code that has no effect."""
 
     pair_id: str
     prompt: list[Message]
@@ -197,7 +197,7 @@ class HasSolutions(Protocol):
 
 @runtime_checkable
 class HasSize(Protocol):
-    """An environment with so many tasks and no more."""
+    """An environment with a finite number of tasks."""
 
     def size(self, split: Split) -> int:
         """Return the number of tasks of a split."""
@@ -224,7 +224,7 @@ class GradesTogether(Protocol):
 
 @runtime_checkable
 class ComparesOutcomes(Protocol):
-    """An environment that digests the effect of an action, so that differently worded actions compare equal."""
+    """An environment that digests the effect of an action: differently worded actions with one effect compare equal."""
 
     def outcome(self, observation: Observation) -> str:
         """Return a digest of the state after the last action, by its behaviour and not by its spelling."""
@@ -233,10 +233,10 @@ class ComparesOutcomes(Protocol):
 
 @runtime_checkable
 class HintsAnswers(Protocol):
-    """An environment that can say before an answer what it should be, in words for that moment."""
+    """An environment that can give a hint before the answer."""
 
     def answer_hint(self, task: Task) -> str:
-        """Return the hint, as it stands at the end of a task's question: nothing was answered there yet."""
+        """Return the hint to append to a task's question, before any answer."""
         ...
 
 

@@ -61,7 +61,7 @@ def parse_bash(text: str) -> str:
 
 
 def fenced(command: str) -> str:
-    """Return a message with nothing but a command."""
+    """Return a message that holds one command in a ```bash block."""
     return BLOCK.format(command=command)
 
 
@@ -95,7 +95,7 @@ MASKED = re.compile(r"\b\d+(?:\.\d+)?\s?(?:s|ms|seconds?)\b|\b0x[0-9a-f]{6,}\b")
 
 
 def mask_durations(text: str) -> str:
-    """Return the text of an observation without durations and memory addresses."""
+    """Replace durations and memory addresses in the text of an observation."""
     return MASKED.sub("", text)
 
 
@@ -156,14 +156,14 @@ def runs_tests(command: str) -> bool:
 
 
 def _split_heredocs(command: str) -> tuple[str, list[str]]:
-    """Return the command without data, and its data: here-documents and quoted strings."""
+    """Split a command into the shell code and its data (here-documents and quoted strings)."""
     bodies = [match["body"] for match in HEREDOC.finditer(command)]
     shell = HEREDOC.sub(lambda match: match["line"], command)
     return QUOTED.sub("''", shell), bodies + QUOTED.findall(shell)
 
 
 def find_faults(observations: Sequence[Observation]) -> list[TurnFault]:
-    """Return every faulty turn of a rollout, once."""
+    """Return the faulty turns of a rollout, each once."""
     by_turn: dict[int, TurnFault] = {}
     last_edit: int | None = None
     for index, observation in enumerate(observations):

@@ -112,7 +112,7 @@ def check_grade(value: Any, environment: Environment) -> Grade:
 
 
 def grade_together(environments: list[Environment]) -> list[Any] | None:
-    """Return the grades of GradesTogether; None for another environment, or if grading together failed."""
+    """Grade several rollouts by `grade_together`; None where the environment lacks it or it failed."""
     first = environments[0]
     if not isinstance(first, GradesTogether):
         return None
@@ -166,7 +166,7 @@ KINDS: dict[str, tuple[type, ...]] = {
 
 
 def run_calls(environment: Any, text: str) -> Observation:
-    """Execute the calls of an answer in order in an environment that TakesCalls; `results` has one text for each.
+    """Execute the tool calls of an answer in order; `results` of the observation has one text a call.
 
     Texts and commands are joined in order; the exit code is the last one, the mistake the first one.
 
@@ -200,7 +200,7 @@ def run_calls(environment: Any, text: str) -> Observation:
 
 
 def check_call(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
-    """Return the mistake in a call as a sentence, or an empty text, and its arguments.
+    """Check a tool call against its schema; return the mistake as a sentence ("" for none) and the arguments.
 
     Checked are these parts of JSON schema: required and unknown properties, types of the top level, `enum`.
     """

@@ -64,7 +64,7 @@ class EnvConfig(Settings):
         }
 
     def label(self) -> str:
-        """Return the name without the dots and colons of an import path, with the word that may stand behind it."""
+        """Return the name for a run's label: without the dots and colons of an import path."""
         entry = envs.ENVIRONMENTS.get(self.name)
         word = self.options.get(entry.argument) if entry and entry.argument else None
         return (f"{self.name}-{word}" if word else self.name).replace(":", "-").replace(".", "-")
@@ -131,7 +131,7 @@ class EnvStageConfig(StageConfig):
         return [sentence + sandbox, *self.remarks(drawn), *super().check()]
 
     def remarks(self, tasks: Sequence[Task]) -> list[str]:
-        """Return what is to be said of these tasks before they are played, a clause each."""
+        """Return remarks on these tasks before they are played, a clause each."""
         return []
 
     def draw(
@@ -188,7 +188,7 @@ class EnvStageConfig(StageConfig):
         return self.model_copy(update={"tasks": len(self.draw(self.opener(), getattr(self, "tasks", 1), at_most=True))})
 
     def tell_of_fewer(self, tasks: Sequence[Task], rollouts: int, out: RunWriter) -> None:
-        """Say how many rollouts there are, where a split has fewer tasks than the default by which the plan counts."""
+        """Report the number of rollouts where the split has fewer tasks than the default that the plan counts."""
         if len(tasks) < getattr(self, "tasks", 0):
             other_split = "eval" if self.env.split == "train" else "train"
             notice = Sentence(

@@ -119,7 +119,7 @@ def open_up(root: Path) -> None:
 
 
 def read_open_file(name: str, folder: int | None = None, most_bytes: int = -1) -> tuple[bytes, os.stat_result] | None:
-    """Return the bytes of a regular file, or the first of them, and its status; None where none can be read."""
+    """Return the bytes of a regular file, at most `most_bytes`, and its status; None where it cannot be read."""
     try:
         descriptor = os.open(name, FILE, dir_fd=folder)
     except OSError:
@@ -281,7 +281,7 @@ def _unlink(name: str, above: int) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Delete a folder of any depth, also without the permissions to; do nothing if it does not exist."""
+    """Delete a folder of any depth and restore permissions for it; do nothing if it does not exist."""
     open_up(folder)
     with suppress(OSError):
         top = os.open(folder, FOLDER)

@@ -61,7 +61,7 @@ FORGERIES = (*FORGED["code"], "empty files", *FORGED["scripts"])
 
 @dataclass(frozen=True)
 class PlayResult:
-    """The result of one play: reward, and whether it was called a hack; or why there is none.
+    """The result of one play: the reward and whether it is flagged as a hack, or the error.
 
     idle: a forgery found nothing to forge. why: the line of the tests' output that tells most about a failure.
     """
@@ -116,7 +116,7 @@ class TaskCheck:
 
     @property
     def verdict(self) -> Verdict:
-        """Return the worst that is known of the task."""
+        """Return the worst verdict that the plays support."""
         if len({*self.nothing}) > 1 or len({*self.solution}) > 1:
             return "flaky"
         if self.nothing and _number(self.nothing[0]) > 0 and self.nothing[0] == (self.solution or self.nothing)[0]:
@@ -131,7 +131,7 @@ class TaskCheck:
 
     @property
     def reason(self) -> str:
-        """Return the verdict's reason, in one line; empty where all is well."""
+        """Return the reason of the verdict in one line; "" for a task that is ok."""
         rewards = {
             "solution": _format_rewards(self.solution),
             "nothing": _format_rewards(self.nothing),
@@ -181,7 +181,7 @@ def draw_tasks(config: TaskChecksConfig) -> list[Task]:
 
 
 def list_plays(config: TaskChecksConfig) -> list[Play]:
-    """Return what is played of each task. Without a sandbox nothing forged: it would work on this machine."""
+    """Return the plays of each task; without a sandbox no forgeries, which would change files of this machine."""
     repeats = [str(number) for number in range(1, config.repeats + 1)]
     plays: list[Play] = [*(("solution", number) for number in repeats), *(("nothing", number) for number in repeats)]
     return plays if config.sandbox == "none" else [*plays, *(("forgery", name) for name in FORGERIES)]
@@ -264,7 +264,7 @@ def find_failure_line(log: str) -> str:
 
 
 def forge(name: str, solution: Sequence[str]) -> Iterator[str]:
-    """Yield the messages of a forgery: the solution up to its last message, what forges it, and that last message."""
+    """Yield the messages of a forgery: the solution up to its last message, the forging script, the last message."""
     if name in FORGED["scripts"]:
         yield fenced(FORGED["scripts"][name])
     else:

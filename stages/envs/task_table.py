@@ -90,7 +90,7 @@ def parse_line(line: str, prefix: str = "", *, measured: bool = False) -> Row:
 
 
 def hub_rows(dataset: str, remedy: str, config: str | None = None, part: str | None = None) -> dict[str, list[Row]]:
-    """Return the rows of a data set of the hub by its parts, of one of these or of all.
+    """Load the rows of a data set of the hub, by split; of one split where it is given.
 
     config: the configuration of the data set, its default one where it is None. Raises InfrastructureError where the
     hub does not answer, and BadInput where it has no such data set; both end with the remedy.
@@ -113,7 +113,7 @@ HELD_OUT = 5
 
 
 def is_held_out(digest: str) -> bool:
-    """Return whether a row of a file that is one source for both splits is for evaluation, by a digest of the row.
+    """Return whether the digest of a row puts it into the evaluation split, for a source without splits.
 
     Every fifth one is, on average, whatever else the file holds.
     """

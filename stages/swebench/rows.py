@@ -14,7 +14,7 @@ READABLE = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".parquet")
 
 
 def read_records(path: Path) -> Iterator[Any]:
-    """Yield a file's rows of a table, lines of JSON Lines, or elements (or values) of one JSON document."""
+    """Yield the records of a file: rows of Parquet, lines of JSON Lines, or elements (or values) of a JSON document."""
     if path.name.endswith(".parquet"):
         import pyarrow as pa
         import pyarrow.parquet as pq

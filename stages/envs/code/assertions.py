@@ -33,12 +33,12 @@ CLOSE = "assertion"
 
 
 class CannotAsk(Exception):
-    """A test holds what cannot be asked as calls with plain arguments; the text is the reason."""
+    """A test cannot be written as calls with plain arguments; the text is the reason."""
 
 
 @dataclass(frozen=True, eq=False)
 class CallAssertion:
-    """One assertion: an expression in which calls of the function stand.
+    """One assertion: an expression with calls of the function under test.
 
     names: the variables that it reads. calls: the nodes of the calls; arguments: of each, positional and by name.
     """
@@ -165,7 +165,7 @@ def _check_size(kind: ast.operator, first: Any, right: Any) -> None:
 
 
 class _Unknown:
-    """The value of a name that a test gives in a way that is not followed."""
+    """Stands for the value of a variable that is assigned in a way the reader does not evaluate."""
 
 
 def _function(node: ast.expr, names: Mapping[str, Any], table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
@@ -242,7 +242,7 @@ def _keyword_values(keywords: Sequence[ast.keyword], names: Mapping[str, Any]) -
 
 
 def _constant_value(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """Return the value of an expression without a call of the function; CannotAsk where it has none."""
+    """Evaluate an expression that does not call the function; CannotAsk where it cannot be evaluated."""
     try:
         return _value(node, names, {})
     except CannotAsk:
@@ -379,7 +379,7 @@ class _Reader:
 def make_comparisons(
     function: str, inputs: Sequence[tuple[Any, ...]], expected: Sequence[Any], tolerance: float
 ) -> list[CallAssertion]:
-    """Return an assertion for each tuple of arguments: the function returns what is expected, as EvalPlus compares."""
+    """Return an assertion for each tuple of arguments: result and expected value, compared as by EvalPlus."""
     test = ast.parse(f"{CLOSE}({function}(*given), expected, tolerance)", mode="eval").body
     call = next(node for node in ast.walk(test) if isinstance(node, ast.Call) and ast.unparse(node.func) == function)
     names = {CLOSE: _close, "tolerance": tolerance}
@@ -442,7 +442,7 @@ class Foreign:
 
 
 def restore_value(value: Any) -> Any:
-    """Return a value as the function returned it, of what `RETURNS` made of it."""
+    """Restore a returned value from the plain form that `RETURNS` gives it."""
     if isinstance(value, list | tuple):
         return type(value)(map(restore_value, value))
     if isinstance(value, dict):
@@ -456,7 +456,7 @@ def restore_value(value: Any) -> Any:
 
 
 def canonical_text(value: Any) -> str:
-    """Return the text of a plain value, equal for equal ones: the order of sets and dictionaries does not count."""
+    """Return a canonical text of a plain value: sets and dictionaries are sorted, so equal values are equal texts."""
     if isinstance(value, list):
         return f"[{', '.join(map(canonical_text, value))}]"
     if isinstance(value, tuple):

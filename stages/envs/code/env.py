@@ -69,7 +69,7 @@ def _defines(code: str, function: str) -> bool:
 
 
 def build_program(before: str, code: str, function: str) -> str:
-    """Return the program that is executed: what the task gives, the code, and what makes values plain."""
+    """Return the program to execute: the code that the task gives, the answer's code, and the conversion of results."""
     futures = "\n".join(FUTURE.findall(code))  # have to stand first
     return "\n".join([futures, before, FUTURE.sub("", code), RETURNS.format(function=function)])
 
@@ -89,9 +89,9 @@ class Tests:
 
 @dataclass(frozen=True)
 class ProgramVerdict:
-    """What a program returned: shown and deciding assertions that hold, and the first shown one that does not.
+    """The verdict on a program: which visible and deciding assertions hold, and the first visible one that fails.
 
-    failure: None where the shown ones hold.
+    failure: None where the visible ones hold.
     """
 
     visible: Sequence[bool]
@@ -101,7 +101,7 @@ class ProgramVerdict:
 
 @lru_cache(maxsize=4096)
 def run_calls(kind: str, source: str, tests: Tests) -> Answers:
-    """Return what the program answers to every call of the tests; InfrastructureError where the sandbox fails."""
+    """Run every call of the tests on the program in a sandbox; InfrastructureError where the sandbox fails."""
     return judge(kind, [Call(source.encode(errors="replace"), RETURNED, tests.arguments)], LIMITS)[0]
 
 
@@ -136,7 +136,7 @@ def _problem_of(data: Mapping[str, Any]) -> CodeProblem:
 
 
 def judge_answers(tests: Tests, answers: Sequence[Answer]) -> ProgramVerdict:
-    """Return what follows from the answers to the calls of the tests."""
+    """Decide every assertion from the results of its calls."""
     following, results, failure = iter(answers), [], None
     for number, assertion in enumerate((*tests.visible, *tests.deciding)):
         call_answers = [next(following) for _ in assertion.calls]
@@ -228,7 +228,7 @@ class CodeEnv:
         return [{"role": "user", "content": task.prompt}]
 
     def step(self, text: str) -> Observation:
-        """Execute an answer; the observation names the shown assertion that fails, and nothing of the others."""
+        """Execute an answer; the observation names the first visible assertion that fails, and no hidden one."""
         self._given += 1
         last = "answered" if self._given == self.answers else None
         code = find_code(text, self._problem.function)
@@ -259,7 +259,7 @@ class CodeEnv:
         return Grade(float(passed), passed, visible, protocol_ok=protocol_ok, work=Work(metrics=metrics))
 
     def outcome(self, observation: Observation) -> str:
-        """Digest what the last answer returns to every call: differently worded functions can be one action."""
+        """Digest the results of the last answer for every call: equal behaviour is an equal action."""
         tests = load_tests(self.sandbox, self._data)
         results = run_calls(self.sandbox, self._source, tests) if self._source is not None else ()
         facts = [observation.stop, *(answer.error or canonical_text(restore_value(answer.value)) for answer in results)]

@@ -38,7 +38,7 @@ SPECIAL = frozenset({"find_zero"})
 
 
 class UnknownFormat(Exception):
-    """A row is in none of the formats; the text is what is wrong."""
+    """A row fits none of the formats; the text is the reason."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _problems(path: str) -> list[CodeProblem]:
 
 
 def _problem(row: Row) -> CodeProblem:
-    """Return the problem of a row; UnknownFormat where it has none of the formats, with what is wrong."""
+    """Parse a row of any of the formats; UnknownFormat with the reason where it fits none."""
     if "test_list" in row:
         return _mbpp(row)
     if "base_input" in row:
@@ -186,7 +186,7 @@ def _of_assertions(
     function: str = "",
     mbpp_id: int | None = None,
 ) -> CodeProblem:
-    """Return a problem whose first assertion is shown behind its text."""
+    """Return a problem that shows its first assertion after the text of the task."""
     refused = ""
     try:
         function = function or _function(tests, solution)

@@ -30,7 +30,7 @@ FILES_ONLY = re.compile(r"(mkdir|touch|chmod|ln|cp|mv|echo|printf)\b|rm -rf? /va
 
 
 class NotFollowed(Exception):
-    """A Dockerfile needs an engine: the line, and the reason."""
+    """A Dockerfile needs an engine; the text is the line and the reason."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class CopiedFiles:
 
 @dataclass
 class DockerRecipe:
-    """What a Dockerfile asks for, in order. commands: shell commands with the folder that they are run in."""
+    """The steps of a Dockerfile, in order. commands: shell commands with the folder that they are run in."""
 
     image: str = ""
     workdir: str = "/"
@@ -57,7 +57,7 @@ class DockerRecipe:
 
 
 def follow_dockerfile(text: str, context: Path) -> DockerRecipe:
-    """Return what a Dockerfile asks for of the files of its folder; `NotFollowed` where it needs an engine."""
+    """Parse a Dockerfile into the steps that bubblewrap can follow; `NotFollowed` where it needs an engine."""
     recipe = DockerRecipe()
     for line, word, arguments in read_instructions(text):
         arguments = _substitute(arguments, recipe.env) if word in ("COPY", "ADD", "WORKDIR", "ENV") else arguments
@@ -109,7 +109,7 @@ def read_instructions(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def base_images(text: str) -> list[str]:
-    """Return the images that a Dockerfile begins its stages with, without earlier stages and those named by an ARG."""
+    """Return the base images of a Dockerfile's stages, without earlier stages and names that an ARG gives."""
     named, images = {"scratch"}, []
     for _, word, arguments in read_instructions(text):
         if word == "FROM":
@@ -122,7 +122,7 @@ def base_images(text: str) -> list[str]:
 
 
 def absolute_path(path: str, workdir: str) -> str:
-    """Return a path of a Dockerfile below the working folder, or from the top; `..` is resolved by its text."""
+    """Resolve a path of a Dockerfile from the working folder, `..` by its text."""
     parts: list[str] = []
     for part in PurePosixPath(workdir, path).parts[1:]:
         parts = parts[:-1] if part == ".." else [*parts, part]
@@ -134,7 +134,7 @@ def _substitute(text: str, env: Mapping[str, str]) -> str:
 
 
 def _parse_variables(arguments: str, line: int) -> dict[str, str]:
-    """Return the variables of one ENV, in either of its forms."""
+    """Parse the variables of one ENV, in either of its forms."""
     try:
         words = shlex.split(arguments)
     except ValueError as error:
@@ -145,7 +145,7 @@ def _parse_variables(arguments: str, line: int) -> dict[str, str]:
 
 
 def _parse_copy(word: str, arguments: str, line: int, workdir: str, context: Path) -> CopiedFiles:
-    """Return what one COPY or ADD asks for."""
+    """Parse one COPY or ADD."""
     mode = None
     while flag := re.match(r"--(\w+)(?:=(\S+))?\s+", arguments):
         if flag[1] == "chmod" and re.fullmatch(r"0?[0-7]{3}", flag[2] or ""):
@@ -167,7 +167,7 @@ def _parse_copy(word: str, arguments: str, line: int, workdir: str, context: Pat
 
 
 def _parse_run(arguments: str, line: int) -> str:
-    """Return the commands of one RUN that are carried out in the sandbox; none for packages that it shows."""
+    """Return the commands of one RUN to run in the sandbox, without installing packages that it has."""
     if arguments.startswith(("[", "--")) or "<<" in arguments or re.search(r"[`$]|(?<!\|)\|(?!\|)", arguments):
         raise NotFollowed(Sentence("envs.harbor.run-not-followed", line=line, command_=arguments[:60]))
     carried_out = []
@@ -184,7 +184,7 @@ def _parse_run(arguments: str, line: int) -> str:
 
 
 def _is_available(command: str, line: int) -> bool:
-    """Return whether a command installs or imports what the sandbox shows; `NotFollowed` for another major version."""
+    """Return whether a command installs or imports packages that the sandbox has; `NotFollowed` for another version."""
     for pattern, available in ((PIP, PIP_NAMES), (IMPORT, PIP_NAMES), (APT, APT_NAMES)):
         if (match := pattern.match(command)) is None:
             continue

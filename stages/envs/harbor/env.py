@@ -205,7 +205,7 @@ class HarborEnv(ShellEnvironment):
         return make_observation(command, machine.run(command, wall_s, user=self._step.agent_user), self.max_chars)
 
     def _submit(self, command: str) -> Observation:
-        """Verify a step that another one follows, and show the agent the next instruction."""
+        """Verify a step before the last, and return the next step's instruction."""
         _, task = self._open()
         following = task.steps.index(self._step) + 1
         if following < len(task.steps):
@@ -221,7 +221,7 @@ class HarborEnv(ShellEnvironment):
         return Observation("", commands=(command,), stop="submitted")
 
     def _verified(self) -> VerifierVerdict:
-        """Return the verdict on the present step; artifacts that are too many make it a zero, the agent caused them."""
+        """Run the verifier of the current step; too many artifacts give zero, as the agent made them."""
         machine, task = self._open()
         timeout_s = self._step.verifier_timeout_s
         try:
@@ -232,7 +232,7 @@ class HarborEnv(ShellEnvironment):
             return VerifierVerdict({"reward": 0.0}, str(error), planted=False)
 
     def grade(self) -> Grade:
-        """Run the verifier of the present step and return the task's reward; null with the reason where it has none."""
+        """Run the verifier of the current step and return the task's reward; null with the reason where it has none."""
         machine, task = self._open()
         work = Work(image=machine.description, submission="" if self._submitted else None)
         protocol_ok = self.well_formed and self._submitted
@@ -274,7 +274,7 @@ class HarborEnv(ShellEnvironment):
 
 
 def _summarise_problems(problems: Sequence[str], num_playable: int) -> str:
-    """Return how many tasks can be played, how often each reason keeps one from it, and the first problems."""
+    """Summarise problems: the number of playable tasks, the count of each reason, and the first problems."""
     reasons = Counter(NAMED.sub("...", problem.partition(": ")[2]) for problem in problems)
     counts = [f"{count:5} x {reason}" for reason, count in reasons.most_common(MOST_REPORTED)]
     lines = [f"- {problem}" for problem in problems[:MOST_REPORTED]]
@@ -297,7 +297,7 @@ def _find_engine(runs_in: RunsIn) -> str | None:
 
 
 def _metrics(task: HarborTask, verdicts: Sequence[VerifierVerdict]) -> dict[str, float] | None:
-    """Return the numbers of the reward files beside the reward, those of steps under STEP/NAME; None without any."""
+    """Return the further numbers of the reward files, those of steps as STEP/NAME; None without any."""
     several = len(task.steps) > 1
     metrics = {
         f"{step.name}/{key}" if several else key: value

@@ -64,7 +64,7 @@ BUILT = "localhost/composer-harbor"
 
 @dataclass(frozen=True)
 class PlayedIn:
-    """Where tasks are played. engine: the program of a container engine, None for bubblewrap.
+    """The host of tasks. engine: the program of a container engine, None for bubblewrap.
 
     network: containers get the engine's network where their task asks for one, else none does.
     """
@@ -91,11 +91,11 @@ class Machine(Protocol):
         ...
 
     def upload(self, folder: Path, target: str) -> None:
-        """Write the content of a folder of this machine into one inside, which is made."""
+        """Copy the content of a folder into a folder of the machine, made where it is missing."""
         ...
 
     def empty(self, folder: str) -> set[str]:
-        """Make a folder that holds nothing; return the names of what it held."""
+        """Empty a folder, made where it is missing; return the names of its former entries."""
         ...
 
     def fetch(self, source: str, target: Path, exclude: Sequence[str], most_bytes: int) -> int:
@@ -115,7 +115,7 @@ class Machine(Protocol):
 
 
 def list_obstacles(task: HarborTask, host: PlayedIn) -> list[str]:
-    """Return why a task cannot be played here; the images that an engine must have are checked by `missing_images`."""
+    """Return why a task cannot be played; images that an engine must have are checked by `find_missing_images`."""
     sources = [(task.container, "environment")]
     sources += [(step.separate, "its verifier") for step in task.steps if step.separate]
     reasons = list[str]()
@@ -179,7 +179,7 @@ def _images(task: HarborTask, source: ContainerSource) -> list[str]:
 
 
 def _image_failure(engine: str, image: str) -> str | None:
-    """Return why an image cannot be had; None where it can."""
+    """Return why an image cannot be fetched; None where it can."""
     if subprocess.run([engine, "image", "inspect", image], capture_output=True, timeout=START_S).returncode == 0:
         return None
     return containers.manifest_failure(engine, image, MANIFEST_S)
@@ -227,7 +227,7 @@ _locks: dict[str, threading.Lock] = {}
 
 
 def build_image(task: HarborTask, source: ContainerSource, engine: str) -> str:
-    """Return the image of a container, which is built where it is not here; a tag is a digest of the files."""
+    """Return the image of a container, built where it is missing; its tag is a digest of the files."""
     if source.settings.docker_image:
         return source.settings.docker_image
     context = task.folder / source.context
@@ -362,7 +362,7 @@ class ContainerMachine(Container):
 
 
 def read_recipe(task: HarborTask, source: ContainerSource) -> DockerRecipe:
-    """Return what the container of a task is made of; `NotFollowed` where that needs an engine."""
+    """Return the steps of a container's Dockerfile; `NotFollowed` where it needs an engine."""
     file = task.folder / source.context / "Dockerfile"
     settings = source.settings
     if settings.docker_image and not file.exists():
@@ -381,7 +381,7 @@ def read_recipe(task: HarborTask, source: ContainerSource) -> DockerRecipe:
 
 
 def mounted_folders(recipe: DockerRecipe, task: HarborTask) -> list[str]:
-    """Return the folders that a machine in bubblewrap has of its own; `NotFollowed` for one that it cannot have."""
+    """Return the folders that bubblewrap mounts for a task; `NotFollowed` for a folder of the system."""
     artifacts = [PurePosixPath(artifact.source) for step in task.steps for artifact in step.artifacts]
     folders_inside = [recipe.workdir, *recipe.folders, *FIXED]
     # A file's folder; a folder at the top is its own.
@@ -397,7 +397,7 @@ def mounted_folders(recipe: DockerRecipe, task: HarborTask) -> list[str]:
 
 @cache
 def programs() -> Path:
-    """Return a folder with `pytest` as a program, which images have beside the module."""
+    """Return a folder with the program `pytest`, which images install with the module."""
     folder = folders.make("programs")
     atexit.register(folders.remove, folder)
     (folder / "pytest").write_text('#!/bin/sh\nexec python3 -m pytest "$@"\n')
@@ -437,7 +437,7 @@ class BubblewrapMachine:
             raise
 
     def _make(self, context: Path, recipe: DockerRecipe) -> None:
-        """Carry out what the Dockerfile asks for, in its order."""
+        """Run the steps of the Dockerfile in order."""
         for folder in (*self._places, *recipe.folders, recipe.workdir, f"{LOGS}/agent", f"{LOGS}/verifier", ARTIFACTS):
             self._host(folder).mkdir(parents=True, exist_ok=True)
         for step in recipe.steps:
@@ -453,7 +453,7 @@ class BubblewrapMachine:
                     )
 
     def _copy(self, context: Path, step: CopiedFiles) -> None:
-        """Carry out one COPY or ADD."""
+        """Run one COPY or ADD."""
         matches = [
             path for pattern in step.patterns for path in (sorted(context.glob(pattern)) if pattern else [context])
         ]

@@ -59,7 +59,7 @@ def _check_container_path(path: str) -> str:
 
 
 def _fill_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Return variables with the defaults of templates; ValueError for a variable that this machine would give."""
+    """Fill templates of variables with their defaults; ValueError for one that reads this machine's environment."""
     variables = {}
     for name, value in env.items():
         if (template := re.fullmatch(r"\$\{([^}:]+)(?::-(.*))?\}", value, re.DOTALL)) is None:
@@ -324,7 +324,7 @@ class BadTask(Exception):
 def load(
     path: str, check: Callable[[HarborTask], Sequence[str]] = lambda task: ()
 ) -> tuple[list[HarborTask], list[str]]:
-    """Return the tasks below a path in the order of their folders, and the problems of folders that are none.
+    """Return the tasks below a path in the order of their folders, and the problems of unusable folders.
 
     check: gives further reasons against a task, which are named with the problems of its files, all in one round.
     BadInput where the path is not a folder.
@@ -410,7 +410,7 @@ def _make_step(
     root: Path,
     problems: list[str],
 ) -> HarborTask:
-    """Return the task with everything that a step inherits resolved; the problems of its files are added."""
+    """Return the task with inherited settings of its steps resolved; add the problems of its files."""
     container = ContainerSource(config.environment, ENVIRONMENT)
     if config.environment.docker_image is None and f"{ENVIRONMENT}/Dockerfile" not in paths:
         problems.append(_problem(folder, root, (), Sentence("envs.harbor.no-image")))
@@ -474,7 +474,7 @@ def _separate_verifier(config: TaskConfig, step: StepSection | None, paths: froz
 
 
 def _find_refusals(config: TaskConfig, paths: frozenset[str]) -> Iterator[tuple[Keys, str]]:
-    """Yield what Harbor can do and no machine of ours does: the keys in task.toml, and the reason."""
+    """Yield the settings that Harbor supports and Composer does not: the keys in task.toml, and the reason."""
     verifiers: list[tuple[Keys, VerifierSection]] = [(["verifier"], config.verifier)]
     verifiers += [(["steps", number, "verifier"], step.verifier) for number, step in enumerate(config.steps)]
     environments: list[tuple[Keys, EnvironmentSection]] = [(["environment"], config.environment)]
@@ -539,7 +539,7 @@ def _check_compose(folder: Path, root: Path, paths: frozenset[str], problems: li
 
 
 def _digest_tree(folder: Path, root: Path, problems: list[str]) -> tuple[str, frozenset[str]]:
-    """Return a digest of a folder's files, and the paths of files; what no task may hold is added to the problems."""
+    """Return a digest of a folder's files and their paths; add a problem for each entry that no task may hold."""
     digest, paths = hashlib.sha256(), set()
     above, top = _relative_path(folder, root), os.path.realpath(folder)
     size, count = 0, 0
@@ -600,7 +600,7 @@ def _has_folder(paths: frozenset[str], folder: str) -> bool:
 
 
 def _relative_path(path: Path, root: Path) -> str:
-    """Return a path as the user can find it: below the folder that was given, with that folder's name."""
+    """Return a path relative to the parent of the root folder."""
     return str(Path(root.name) / path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 

@@ -76,7 +76,7 @@ def write_tasks(
 
 
 def folder_name(task_id: str, names: set[str]) -> str:
-    """Return a name for a task that Harbor accepts and no other task has, in any case of letters; it is then taken."""
+    """Return a folder name that Harbor accepts and that differs from all `names`, ignoring case; add it to them."""
     name = re.sub(r"\.{2,}", ".", re.sub(r"[^A-Za-z0-9._-]+", "-", task_id)).strip("._-")
     if not name or len(name) > LONGEST_NAME or name.casefold() in names:
         name = f"{name[:LONGEST_NAME]}-{store.digest(task_id)[:8]}".lstrip("-")
@@ -166,5 +166,5 @@ def _task_toml(task: Task, export: Export, name: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Return a text, number, truth value or list of them as TOML: as JSON, but for the characters that JSON allows."""
+    """Format a text, number, truth value or list as TOML: JSON with the characters escaped that TOML forbids."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

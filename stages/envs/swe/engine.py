@@ -23,7 +23,7 @@ REGISTRY = "docker.io/swebench/sweb.eval.x86_64"
 
 
 def require_engine() -> str:
-    """Return the engine; `UsageError` names what to install, or to set instead."""
+    """Return the engine's program; `UsageError` names the alternatives where there is none."""
     program = find_engine()
     if program is None:
         raise UsageError("envs.swe.no-engine")

@@ -84,7 +84,7 @@ class RequirementsReport:
 
 
 def container_requirements(rows: Sequence[Row], program: str | None) -> WayToRun:
-    """Check what running in containers needs. program: an engine that answers, None where there is none."""
+    """Check the requirements of running in containers. program: an engine that answers, None where there is none."""
     if program is None:
         failures = "; ".join(f"{name} {containers.engine_failure(name) or 'answers'}" for name in containers.ENGINES)
         no_engine = Requirement("engine", "missing", failures, Sentence("envs.swe.install-engine"))
@@ -121,7 +121,7 @@ def _memory() -> Requirement:
 
 
 def _disk(folder: Path, needed_mb: int, noun: str) -> Requirement:
-    """Check whether what is still to be fetched or built fits below a folder, which need not exist."""
+    """Check the disk space below a folder, which need not exist, for images or environments to come."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free_mb = shutil.disk_usage(existing).free // 1_000_000
     state = Sentence(
@@ -137,7 +137,7 @@ def local_requirements(
     sandbox: str = "bubblewrap",
     spec: Callable[[Mapping[str, object]], EnvironmentSpec] = spec_of,
 ) -> WayToRun:
-    """Check what clones need. repos: a folder of mirrors, or an empty string; folder: that of the environments."""
+    """Check the requirements of running on local clones below `repos`; environments are below `folder`."""
     versions = {venvs.version_name(row): row for row in rows}
     specs = {name: spec(row) for name, row in versions.items()}
     to_build = {name: specs[name] for name in versions if not venvs.exists(folder / name)}
@@ -246,7 +246,7 @@ class SweEnv(RepoEnvironment):
         return instances.select_instances(rows, self._only, self._path or self._dataset)
 
     def requirements(self, split: Split) -> RequirementsReport:
-        """Return what this machine has and lacks for the rows of a split, in containers and on local checkouts."""
+        """Report the requirements for the rows of a split that this machine meets and lacks."""
         try:
             rows = self._chosen(split)
             read = Requirement("rows", "ok", f"{len(rows)} of {self._path or self._dataset}")

@@ -38,7 +38,7 @@ class _SharedTree:
 
 
 class SharedTrees:
-    """Trees that several rollouts read, by key: made once, kept while in use; the last `idle` unused ones are kept."""
+    """A cache of trees by key, each made once and shared by rollouts; the last `idle` unused trees are kept."""
 
     def __init__(self, idle: int) -> None:
         self._idle = idle
@@ -66,7 +66,7 @@ class SharedTrees:
         return shared.folder
 
     def give_back(self, key: Hashable) -> None:
-        """Release a key's folder by one user."""
+        """Release the folder of a key."""
         with self._lock:
             self._trees[key].users -= 1
             unused = [name for name, shared in self._trees.items() if shared.users == 0]

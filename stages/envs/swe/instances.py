@@ -35,7 +35,7 @@ def load(path: Path) -> list[Row]:
 
 
 def load_from_hub(name: str, split: str) -> list[Row]:
-    """Load the rows of a data set on the hub; errors name what works without a connection."""
+    """Load the rows of a data set on the hub; errors name the alternatives without a connection."""
     remedy = Sentence("envs.swe.without-connection")
     return check_rows(hub_rows(name, remedy, part=split)[split], name)
 

@@ -112,7 +112,7 @@ class InstanceTests:
     files: tuple[str, ...]
 
     def filtered(self, lists: TestLists) -> TestLists:
-        """Return the lists without names that are no tests: a few, such as `[100%]`, come from a test's own output.
+        """Drop names from the lists that are no tests: some, such as `[100%]`, were parsed from a test's output.
 
         Where no name of `fail_to_pass` looks like a test, all stay: with an empty list anything would be resolved.
         """
@@ -160,7 +160,7 @@ def instance_tests(row: Mapping[str, Any], spec: EnvironmentSpec) -> InstanceTes
 
 
 def statuses_by_log_name(nodes: Mapping[str, str], repo: str) -> Statuses:
-    """Return outcomes by node id under the names of the lists, as a log of `pytest -rA` would have given them.
+    """Convert outcomes by node id to the names of the lists, as parsing a log of `pytest -rA` gives them.
 
     Of several under one name the worst counts. A skipped test has no status: the summary of pytest folds skips
     (`SKIPPED [1] file:line: reason`) and names none, so that for swebench (4.1.0, harness/log_parsers/python.py) a test

@@ -44,13 +44,13 @@ _failed: dict[Path, str] = {}
 
 @dataclass(frozen=True)
 class Venv:
-    """A ready environment. `overlay` holds generated files of the repository; None where it was given without any."""
+    """A ready environment. `overlay` holds generated files of the repository, None for an environment of the user."""
 
     folder: Path
     overlay: Path | None
 
     def readonly(self) -> tuple[Path, ...]:
-        """Return what a sandbox shows: the environment, and its base interpreter without installed packages."""
+        """Return the folders that a sandbox mounts: the environment, and its base interpreter without packages."""
         # The interpreter of an environment is a link to its base.
         base = Path(os.path.realpath(self.folder / "bin" / "python")).parent.parent
         if base == Path("/usr"):

@@ -140,7 +140,7 @@ CODE_OF_A_COMMAND = re.compile(r"\s-(\w*[cm])?(\s|$)|<<")
 
 
 def find_standard_names(row: Mapping[str, Any], delivered: Path) -> frozenset[str]:
-    """Return the names of standard modules that modules of the agent may have: those that the row itself names.
+    """Return the standard-library names that the agent's modules may take: those that the row names.
 
     All where values decide, and no code runs that the agent cannot change: nothing can be gained then.
     """
@@ -155,14 +155,14 @@ def find_standard_names(row: Mapping[str, Any], delivered: Path) -> frozenset[st
 
 
 def file_changes(files: Mapping[str, str | None]) -> trees.Changes:
-    """Return files of a row as changes of a tree; a script with a first line `#!` is executable."""
+    """Convert files of a row to changes of a tree; a file with a first line `#!` is executable."""
     return {
         path: None if text is None else TreeFile(text.encode(), text.startswith("#!")) for path, text in files.items()
     }
 
 
 def write_files(folder: Path, row: Row | Mapping[str, Any]) -> None:
-    """Write what a task is delivered with into a private folder: archive or commit, then the files of the row."""
+    """Write a task's delivered files into a folder: the archive or commit, then the files of the row."""
     if row["archive"]:
         with trees.scratch() as scratch:
             inside = trees.extract_archive(rows.source_path(row, "archive"), scratch)

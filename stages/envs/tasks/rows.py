@@ -155,7 +155,7 @@ class TaskRow(BaseModel):
 
 
 def _problem(error: Mapping[str, Any]) -> str:
-    """Return why a field of a row cannot be used; of a key that is no field, with the field that may be meant."""
+    """Return why a field of a row is refused; for an unknown key with the nearest field."""
     field = ".".join(str(part) for part in error["loc"] if part != "[key]") or "the row"  # pydantic marks keys so
     if error["type"] == "extra_forbidden":
         near = " or ".join(nearest_keys(TaskRow, field))
@@ -217,7 +217,7 @@ def _is_nan(value: Any) -> bool:
 
 
 def _read(path: str) -> Iterator[tuple[str, Row | BadInput]]:
-    """Yield rows, each with its place: a line of a file, a row of a table or of a data set; or why it is none."""
+    """Yield each row, or its error, with its location: a line of a file, a row of a table or of a data set."""
     file = Path(path).expanduser()
     if "://" in path:
         raise BadInput("envs.tasks.path-is-address", path=path)

@@ -63,13 +63,13 @@ def calls_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def format_call(call: Mapping[str, Any]) -> str:
-    """Return a call as one writes it in Python."""
+    """Format a call as Python code."""
     arguments = [*map(repr, call["args"]), *(f"{name}={value!r}" for name, value in call["kwargs"].items())]
     return f"{call['function']}({_short(', '.join(arguments))})"
 
 
 def gives_away_results(row: Mapping[str, Any]) -> bool:
-    """Return whether a call or script expects what one of another function or command is given, for code to look up."""
+    """Return whether an expected result is an argument of another call or script, where code could look it up."""
     calls = calls_of(row)
     inputs = [(call["function"], [*call["args"], *call["kwargs"].values()]) for call in calls]
     inputs += [(script["command"], [script["command"], script["stdin"]]) for script in row["script"]]
@@ -89,7 +89,7 @@ EASY = frozenset(map(str, (*GUESSED, True, False)))
 
 
 def _contains(value: Any, expected: Any) -> bool:
-    """Return whether a value, a part of it, or of its text, is what is expected; 3 is no part of 31, nor of python3."""
+    """Return whether a value contains the expected one, as a part or as a word of its text: 31 does not contain 3."""
     if agrees(value, expected):
         return True
     if isinstance(value, dict | list):
@@ -121,7 +121,7 @@ def compare_values(kind: str, row: Mapping[str, Any]) -> RunTask:
 
 
 def _calls(kind: str, row: Mapping[str, Any], folder: Path) -> Iterator[str]:
-    """Yield of each call how its answer differs from what is expected, an empty text where it does not."""
+    """Run the calls; yield for each the difference from the expected result, "" for none."""
     groups = [(function, [*calls]) for function, calls in groupby(calls_of(row), lambda call: call["function"])]
     if not groups:
         return
@@ -145,7 +145,7 @@ def _wrong_answer(call: Mapping[str, Any], answer: Answer) -> str:
 
 
 def _script(kind: str, row: Mapping[str, Any], script: Mapping[str, Any], folder: Path) -> str:
-    """Return how what a script prints or writes differs from what is expected; an empty text where it does not."""
+    """Run a script; return the first difference of its output or files from the expected ones, "" for none."""
     limits = replace(grading.LIMITS, wall_s=row["timeout_s"])
     with trees.scratch() as tree, _stdin(script["stdin"]) as stdin:
         folders.copy(folder, tree)
@@ -174,7 +174,7 @@ def _stdin(text: str) -> Iterator[Path]:
 
 
 def agrees(value: Any, expected: Any) -> bool:
-    """Return whether a value is what a row expects, as far as JSON can say it: tuples are lists, 2 is 2.0, True not 1.
+    """Compare a value with the expected one as JSON represents them: tuples are lists, 2 is 2.0, True is not 1.
 
     Floats agree within RELATIVE.
     """
