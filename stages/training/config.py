@@ -19,7 +19,7 @@ from stages.policy.base import BasicPolicy, PolicyConfig
 from stages.rollouts.config import InFlight, RolloutLimits
 from stages.runs.reporting import Backends
 from stages.runs.settings import BASIC, Given, Option, Settings, basic_of, with_default
-from stages.training.channels import CHANNELS
+from stages.training.channels import CHANNELS, Need
 from stages.words import Sentence
 
 DpoForm = Literal[
@@ -379,10 +379,14 @@ class Config(EnvStageConfig):
 
     def teachers(self) -> tuple[PolicyConfig, ...]:
         """Return all models that distil or play in mixed groups; those that are `loaded` alike share their weights."""
-        active = self.weights.active()
-        shared = self.probe.mixed or any("teacher" in CHANNELS[name].needs for name in active.keys() - {"opd"})
+        several = self.channels_that_need("teachers")
+        shared = self.probe.mixed or set(self.channels_that_need("teacher")) - set(several)
         shared_teachers = (self.teacher,) if self.teacher is not None and shared else ()
-        return (*shared_teachers, *(self.opd_teachers() if "opd" in active else ()))
+        return (*shared_teachers, *(self.opd_teachers() if several else ()))
+
+    def channels_that_need(self, need: Need) -> list[str]:
+        """Return the channels with a weight that need this, in the order of the registry."""
+        return [name for name in self.weights.active() if need in CHANNELS[name].needs]
 
     @model_validator(mode="before")
     @classmethod
@@ -403,9 +407,8 @@ class Config(EnvStageConfig):
     def _check(self) -> "Config":
         if self.weights.grpo == 0 and not self.weights.active():
             raise ValueError(Sentence("training.nothing-trained"))
-        active = self.weights.active()
-        untaught = active.keys() - ({"opd"} if self.opd.teachers else set())
-        if self.teacher is None and any("teacher" in CHANNELS[name].needs for name in untaught):
+        taught = self.channels_that_need("teachers") if self.opd.teachers else []
+        if self.teacher is None and set(self.channels_that_need("teacher")) - set(taught):
             needing = [f"weights.{name}" for name, channel in CHANNELS.items() if "teacher" in channel.needs]
             raise ValueError(Sentence("training.no-teacher", needing=needing))
         if self.opd.form == "sampled" and (self.opd.beta, self.opd.top_k) != (1.0, None):
@@ -442,9 +445,9 @@ class Config(EnvStageConfig):
             return
         if teacher.base_url is None:
             raise ValueError(Sentence("training.teacher-without-address", model=teacher.model, source=teacher.source))
-        full_distribution = {"taid", "eopd"} if teacher is self.teacher else set[str]()
-        full_distribution |= {"opd"} if self.opd.form == "divergence" and self.opd.top_k is None else set()
-        needing = [name for name in self.weights.active() if name in full_distribution]
+        needing = self.channels_that_need("distributions") if teacher is self.teacher else []
+        if self.opd.form == "divergence" and self.opd.top_k is None:
+            needing += self.channels_that_need("teachers")
         if needing:
             raise ValueError(Sentence("training.teacher-tells-few", model=teacher.model, needing=needing))
         if self.opd.form == "sampled" and self.policy.temperature != 1:
@@ -454,8 +457,7 @@ class Config(EnvStageConfig):
 
     def answers_to_check_hints(self) -> int:
         """Return how many tasks are answered each way to check hints; 0 where no channel learns from hints."""
-        learning = any("hints" in CHANNELS[name].needs for name in self.weights.active())
-        return self.hints.check_answers if learning else 0
+        return self.hints.check_answers if self.channels_that_need("hints") else 0
 
     def label(self) -> str:
         """Return environment, arm and seed, and a replica's number."""

@@ -31,13 +31,12 @@ def refusals(plan: "TrainPlan") -> Iterator[UsageError]:
 
 def _input_refusals(plan: "TrainPlan") -> Iterator[UsageError]:
     """Yield what is wrong between the model, the runs that are given, and the losses that are to be learned from."""
-    config, weights = plan.config, plan.config.weights.active()
-    on_pairs = [name for name, channel in CHANNELS.items() if "pairs" in channel.needs]
-    needing = [name for name in on_pairs if name in weights]
+    config, needing = plan.config, plan.config.channels_that_need("pairs")
     if needing and not plan.pairs:
-        yield UsageError("training.no-pairs", channel=needing[0], weight=weights[needing[0]])
+        yield UsageError("training.no-pairs", channel=needing[0], weight=config.weights.active()[needing[0]])
     if plan.pairs and not needing:
-        yield UsageError("training.pairs-unused", settings=[f"weights.{name}" for name in on_pairs])
+        on_pairs = [f"weights.{name}" for name, channel in CHANNELS.items() if "pairs" in channel.needs]
+        yield UsageError("training.pairs-unused", settings=on_pairs)
     if plan.direction and config.adapter.dora:
         yield UsageError("training.direction-and-dora")
     if config.optimisation.stop_on_collapse and config.diloco.store is not None:
@@ -73,7 +72,7 @@ def _shard_refusals(plan: "TrainPlan") -> Iterator[UsageError]:
     if plan.processes == 1 or config.distribution.sharding == "none":
         return
     rank, optimiser = config.adapter.rank, config.trl.get("optim", STEPPED_BY_SHARES[0])
-    copied = not rank and "sdpo" in config.weights.active() and config.hints.teacher != "current"
+    copied = not rank and config.channels_that_need("hints") and config.hints.teacher != "current"
     if config.adapter.dora:
         yield UsageError("training.shares-of-dora")
     if plan.spectral:

@@ -20,16 +20,17 @@ from stages.registry import Registry
 if TYPE_CHECKING:
     from stages.training.channels.base import Channel, RowSource
 
-Need = Literal["pairs", "reference", "hints", "teacher"]
+Need = Literal["pairs", "reference", "hints", "teacher", "distributions", "teachers"]
 
 
 @dataclass(frozen=True)
 class ChannelSpec:
     """What settings, plans and reports need to know of a channel before its code is imported.
 
-    body: the subclass of `Channel`, or its place as `module:Class`. description: help of the setting `weights.NAME`.
-    needs: preference pairs, their log-probs under the model that training starts from, hinted turns, a teacher model.
-    columns: of the training table besides the loss, metric -> title.
+    body: the subclass of `Channel`, or its address as `module:Class`. description: help of the setting `weights.NAME`.
+    needs: preference pairs, their log-probs under the reference, which is the model that training starts from, hinted
+    turns, a teacher model, its distributions and not only log-probs of a few tokens, or the teachers of the setting
+    `opd.teachers` in place of the one teacher. columns: of the training table besides the loss, metric -> title.
     """
 
     body: "str | type[Channel[Any]]"
@@ -74,17 +75,17 @@ CHANNELS = Registry[ChannelSpec](
             "stages.training.channels.rollouts:Taid",
             "Distillation towards a target that moves from the student to a teacher model, on the student's own "
             "actions.",
-            needs=("teacher",),
+            needs=("teacher", "distributions"),
         ),
         "eopd": ChannelSpec(
             "stages.training.channels.rollouts:Eopd",
             "Entropy-aware on-policy distillation from a teacher model, on the student's own actions.",
-            needs=("teacher",),
+            needs=("teacher", "distributions"),
         ),
         "opd": ChannelSpec(
             "stages.training.channels.opd:Opd",
             "On-policy distillation from frozen teachers, routed by task or averaged, on the student's own actions.",
-            needs=("teacher",),
+            needs=("teacher", "teachers"),
         ),
     },
 )

@@ -25,7 +25,6 @@ from stages.messages import opening_ids
 from stages.rollouts.agent_loop import LiveRollout
 from stages.rollouts.trace import pairs_with_states
 from stages.runs.kinds import Row
-from stages.training.channels import CHANNELS
 from stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, ScoredRows, SourceInputs
 from stages.training.scoring import Tree, score, token_log_probs
 
@@ -117,7 +116,7 @@ class PairSource(RowSource[TokenPair]):
             lost = ", ".join(f"{number} {reason}" for reason, number in dropped.items())
             raise UsageError("training.channels.no-pairs-left", run=run.path, lost=lost)
         source = cls(token_pairs, settings.per_step, inputs.config.seed)
-        if any("reference" in CHANNELS[name].needs for name in inputs.config.weights.active()):
+        if inputs.config.channels_that_need("reference"):
             # The reference is the model that training starts from.
             student.score(lambda: source.cache_reference(student.policy.model, ranks=student.ranks))
         return source
