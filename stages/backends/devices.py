@@ -81,7 +81,7 @@ def check_cuda_driver(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def used(gpus: int, names: Sequence[str] | None = None) -> str:
-    """Return in words where a process runs that takes the first `gpus` of these GPUs, by default of all visible."""
+    """Return the device of a process on the first `gpus` of these GPUs (default: all visible), in words."""
     gpu_names = (visible() if names is None else names)[:gpus] if gpus else ()
     if not gpu_names:
         return "cpu"
@@ -95,7 +95,7 @@ def restricted(names: Sequence[str]) -> dict[str, str]:
 
 @dataclass
 class Pool:
-    """GPUs that are taken by processes and come back; without any, `take` asks for nothing and always succeeds."""
+    """A pool of GPUs for processes; without GPUs `take` returns none and always succeeds."""
 
     names: Sequence[str] = field(default_factory=visible)
 
@@ -103,11 +103,11 @@ class Pool:
         self._free = list(self.names)
 
     def needs(self, gpus: int) -> int:
-        """Return how many a process takes that asks for so many: none where there are none."""
+        """Return the number of GPUs that a process takes: 0 on a machine without GPUs."""
         return gpus if self.names else 0
 
     def take(self, gpus: int) -> tuple[str, ...] | None:
-        """Take GPUs in their order; None while too few are free."""
+        """Take GPUs in order; None while too few are free."""
         count = self.needs(gpus)
         if len(self._free) < count:
             return None

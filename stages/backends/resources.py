@@ -198,5 +198,5 @@ def unused(device: str, root: Path = Path("/")) -> int:
 
 
 def _text(path: Path) -> str:
-    """Return what a file of the kernel holds; nothing where it is absent."""
+    """Return the text of a kernel file; "" where it is absent."""
     return path.read_text() if path.is_file() else ""

@@ -91,7 +91,7 @@ class OuterLoop:
         return self.after_step(saved["steps"])
 
     def saved(self) -> tuple[dict[str, int], Arrays]:
-        """Return what `start` needs after a restart besides the parameters: position, and the codec's residual."""
+        """Return the state that `start` restores besides the parameters: the position, and the codec's residual."""
         return {"round": self.state.round, "steps": self._steps}, self._residual
 
     def after_step(self, steps: int = 1) -> Round | None:
@@ -129,7 +129,7 @@ class OuterLoop:
         return result
 
     def _catch_up(self) -> Round:
-        """Load the result of rounds that the others settled; this replica's steps since its last round are lost."""
+        """Load the result of rounds that other replicas settled; this replica's steps since its last round are lost."""
         while not self.finished and self._store.poll_round(self.state.round) is not None:
             self._advance(took_part=False)
         arrays.put(self.state.weights, self._tensors)

@@ -249,7 +249,7 @@ class ObjectStore:
         return damage
 
     def _announce(self, round_: int) -> None:
-        """Make the others wait for this replica in a round, as they do for those of the round before."""
+        """Announce this replica for a round, so that other replicas wait for it."""
         earlier = self._counted(round_ - 1) or [] if round_ else []
         if self._replica not in map(number, earlier) and round_ < self._rounds:
             self.bucket.write(f"r/{round_:06d}/a/{self._replica:04d}", b"")

@@ -36,7 +36,7 @@ class PairLogProbs:
 
 @dataclass(frozen=True)
 class DpoTerms:
-    """What the forms are computed from, each [p].
+    """The inputs of the forms, each [p].
 
     chosen_ratio, rejected_ratio: log-ratios of policy to reference. chosen_tokens, rejected_tokens: lengths of the
     completions, for the forms that average over tokens.

@@ -1,4 +1,4 @@
-"""What the losses share: log-probs of given tokens, output heads, and sums over tokens that never hold all logits.
+"""Shared parts of the losses: log-probs of tokens, output heads, and sums over tokens that never hold all logits.
 
 `over_tokens` adds up a kernel, a function of the logits of student and teacher, over the tokens of a step: a chunk at a
 time, from hidden states and output heads, or from logits where there is no head. It takes each chunk's gradient while
@@ -67,7 +67,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Predictors:
-    """What predicts n tokens: hidden states [n, h] and the head behind them, or logits [n, v] without a head."""
+    """Predictions of n tokens: hidden states [n, h] with the output head, or logits [n, v] without a head."""
 
     rows: Rows
     head: Head | None = None
@@ -90,7 +90,7 @@ class Predictors:
 
 @dataclass(frozen=True)
 class Listed:
-    """What predicts n tokens where only the k likeliest of each are told: the others have probability 0.
+    """Predictions of n tokens by the k likeliest ids of each alone: all others have probability 0.
 
     rows: [n, 2k], of each token k ids and then their log-probs; float32 holds every id below 2^24.
     """

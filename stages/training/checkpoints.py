@@ -54,7 +54,7 @@ METRICS_EVERY_S = 2.0
 
 
 class SourcesFollow(TrainerCallback):
-    """Tells what follows the model under training (`RowSource.follower`) of its steps, and saves it in checkpoints."""
+    """Calls the followers of the model under training (`RowSource.follower`) at each step, and saves them."""
 
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
@@ -68,12 +68,12 @@ class SourcesFollow(TrainerCallback):
             follower.begin(kwargs["model"])
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Tell the followers of a step; args: `GRPOConfig`."""
+        """Call the followers after a step; args: `GRPOConfig`."""
         for follower in self._channels.followers:
             follower.after_step(kwargs["model"])
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Write what the followers keep, by the first process."""
+        """Save the followers' state in the first process."""
         if state.is_world_process_zero:
             for follower in self._channels.followers:
                 follower.save(Path(args.output_dir or "", f"checkpoint-{state.global_step}"))
@@ -105,7 +105,7 @@ class Supervision(SourcesFollow):
         store.seal_folder(folder, {"step": state.global_step, **state_dict})
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Write the history, to which a step's metrics were added."""
+        """Write the log history to metrics.jsonl."""
         # The whole file is written anew, so not after every step: tiny models take thousands of steps.
         if self._ranks.first and time.monotonic() - self._written_at >= METRICS_EVERY_S:
             # Besides the steps, transformers logs one row of runtime totals at the end, which has no loss.
@@ -113,7 +113,7 @@ class Supervision(SourcesFollow):
             self._written_at = time.monotonic()
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Tell the followers, report progress and check for a request to stop; args: `GRPOConfig`."""
+        """Call the followers, report progress and check for a request to stop; args: `GRPOConfig`."""
         super().on_step_end(args, state, control, **kwargs)
         self._out.progress("training steps", state.global_step, state.max_steps)
         # A signal reaches the processes at different steps; all must save and stop after the same one.

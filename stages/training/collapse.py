@@ -1,4 +1,4 @@
-"""Collapse: notice from a training's own metrics that it has left its course.
+"""Collapse: detect from a training's metrics that rewards, entropy, length or form of the answers left their course.
 
 A step's row is what TRL logs of it. The course is that of the first steps, for rewards and well-formed answers that of
 all steps before. Four things are watched, each with the noise that it has in trainings that are well:
@@ -44,7 +44,7 @@ REWARD, PROTOCOL, ENTROPY, LENGTH = "reward", "protocol", "entropy", "completion
 
 @dataclass(frozen=True)
 class Departure:
-    """What left its course, by its metric, and in words. before: steps taken before the first one that had left it."""
+    """A metric that left its course, with a sentence. before: steps taken before its departure."""
 
     metric: str
     before: int
@@ -53,7 +53,7 @@ class Departure:
 
 @dataclass
 class Course:
-    """The course of a training. rollouts: of each step. left: what has left it, by metric, with the step in words.
+    """The course of a training. rollouts: of each step. departures: by metric, with the step in words.
 
     ordered: tasks come by their difficulty, as a curriculum's do, so that rewards fall in trainings that are well.
     """
@@ -64,7 +64,7 @@ class Course:
     _values: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, row: Row) -> list[Departure]:
-        """Take the metrics of the next step; return what has left its course with it."""
+        """Add the metrics of the next step; return the metrics that left their course in it."""
         departures = []
         for name in WATCHED:
             if isinstance(value := row.get(name), (int, float)) and math.isfinite(value):
@@ -79,7 +79,7 @@ class Course:
 
 
 def _fall(course: Course, name: str, values: Sequence[float]) -> Departure | None:
-    """Judge whether a share of the rollouts, or a mean over them, has fallen by more than noise explains."""
+    """Detect that a rate or mean over the rollouts fell by more than noise explains."""
     for window in WINDOWS:
         before = len(values) - window
         if before < FIRST:
@@ -98,7 +98,7 @@ def _fall(course: Course, name: str, values: Sequence[float]) -> Departure | Non
 
 
 def _entropy(course: Course, name: str, values: Sequence[float]) -> Departure | None:
-    """Judge whether entropy has doubled."""
+    """Detect that entropy has doubled."""
     del course
     change = _change(values, least=0.0, most=2.0)
     if change is None or change["now"] <= UNSURE:
@@ -107,7 +107,7 @@ def _entropy(course: Course, name: str, values: Sequence[float]) -> Departure | 
 
 
 def _length(course: Course, name: str, values: Sequence[float]) -> Departure | None:
-    """Judge whether answers have another length, without being better."""
+    """Detect that answers changed their length without earning more."""
     rewards = course._values[REWARD]
     if len(rewards) < FIRST or fmean(rewards[-WINDOWS[0] :]) > fmean(rewards[:FIRST]):
         return None
@@ -128,7 +128,7 @@ def _change(values: Sequence[float], least: float, most: float) -> dict[str, flo
 
 Judge = Callable[[Course, str, Sequence[float]], Departure | None]
 WATCHED: dict[str, Judge] = {REWARD: _fall, PROTOCOL: _fall, ENTROPY: _entropy, LENGTH: _length}
-"""By the metric that TRL logs, how it is judged."""
+"""The detector of each metric of TRL's log."""
 
 
 class Watch(TrainerCallback):
@@ -173,7 +173,7 @@ class Watch(TrainerCallback):
                 self.course.add(row)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Judge a step by what was logged of it."""
+        """Check the metrics that were logged for a step."""
         if "loss" not in (row := state.log_history[-1]):
             return
         # The loss first: where it is a number, the backward pass made the NaN.
@@ -192,11 +192,11 @@ class Watch(TrainerCallback):
 
     @property
     def good(self) -> int:
-        """Return how many steps a model that has not left its course has taken at most."""
+        """Return the number of steps before the first departure."""
         return min(departure.before for departure in self.course.departures.values())
 
     def collapsed(self, steps: int) -> str | None:
-        """Return what has left its course, and by how many steps the model was trained; None where nothing has."""
+        """Return a sentence on all departures and the step of the saved model; None without departures."""
         words = [departure.words for departure in self.course.departures.values()]
         return Sentence("training.model-of-step", departures=words, step=steps) if words else None
 

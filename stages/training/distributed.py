@@ -47,7 +47,7 @@ pass."""
 
 @dataclass
 class Student:
-    """The model under training: what it computes in, how it is cut into shares, and how it is saved.
+    """The model under training: its precision, its shards, and how it is saved.
 
     policy: samples from it in this process. ranks: the processes that train it. mixed: whether float32 weights compute
     under bfloat16 autocast. sharded: its shares, None where every process holds all of it. base: what an adapter's
@@ -99,21 +99,21 @@ class Student:
             return work() if self.sharded is None else self.sharded.in_step(work)
 
     def gather(self) -> None:
-        """Have the weights whole in every process until the next pass is scored; all must call it."""
+        """Gather all weights in every process until the next pass is scored; all processes must call it."""
         if self.sharded is not None:
             self.sharded.gather()
 
     def distribute(self) -> None:
-        """Give every process the first one's weights, or its share of them."""
+        """Broadcast the weights of the first process to all processes, or to each its shard."""
         if self.sharded is not None:
             self.sharded.scatter()
         if self.sharded is None or self.base is not None:
             self.ranks.broadcast_weights(self.policy.model.parameters())
 
     def trained(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the whole weights, one after the other, tied ones once; empty ones in all processes but the first.
+        """Yield the full weights by name, tied weights once; in all processes but the first they are empty tensors.
 
-        All processes must take them all.
+        All processes must iterate to the end.
         """
         if self.sharded is not None:
             self.sharded.scatter()
@@ -121,7 +121,7 @@ class Student:
             yield name, parameter.detach() if self.sharded is None else self.sharded.full_tensor(parameter)
 
     def save(self, folder: Path) -> None:
-        """Write the model and its tokenizer, of an adapter it alone. All processes must call it; the first writes."""
+        """Write the model, or its adapter alone, and the tokenizer. All processes must call it; the first writes."""
         weights = None if self.sharded is None or self.base is not None else self.sharded.weights()
         if not self.ranks.first:
             return
@@ -139,7 +139,7 @@ class Student:
 
 
 class Sharded:
-    """A model cut into shares of its layers, which is whole between `gather` and `scatter`.
+    """A model whose layers are sharded over the processes; between `gather` and `scatter` each process has all weights.
 
     mixed: whether weights that come in 16 bits get float32 masters and compute in bfloat16. device: that they compute
     on. The first process gives its weights to all, which need none of their own (`load_model`, empty).
@@ -170,7 +170,7 @@ class Sharded:
         model.get_decoder().register_forward_hook(lambda _, __, output: self._passed(output))
 
     def _from_first(self, unit: nn.Module, device: str) -> None:
-        """Put the first process' tensors of a unit onto the device of every process; tied ones stay tied."""
+        """Broadcast a unit's tensors from the first process to the device of every process; tied tensors stay tied."""
         placed: dict[int, Tensor] = {}
         tables: list[dict[str, Any]] = [t for m in unit.modules() for t in (m._parameters, m._buffers)]
         for table in tables:
@@ -186,13 +186,13 @@ class Sharded:
                 table[name] = placed[id(tensor)]
 
     def gather(self) -> None:
-        """Make the weights whole on every process, unless they are."""
+        """Gather all weights on every process."""
         for unit in (self.model, *self._layers):
             unit.set_reshard_after_forward(False, recurse=False)
             unit.unshard()
 
     def scatter(self) -> None:
-        """Keep this process' share alone, which the optimiser steps."""
+        """Keep only this process' shard, which the optimiser steps."""
         for unit in (self.model, *self._layers):
             unit.set_reshard_after_forward(unit is not self.model, recurse=False)
             unit.reshard()
@@ -272,7 +272,7 @@ class Sharded:
         return float(total_norm)
 
     def weights(self) -> dict[str, Tensor] | None:
-        """Return the whole masters, in the first process' memory; None elsewhere. All processes must call it."""
+        """Return the full float32 masters in the first process, None in the others. All processes must call it."""
         self.scatter()
         # `parameters()` has tied weights once, which are gathered once, and written under each of their names below.
         full_tensors = {id(parameter): self.full_tensor(parameter) for parameter in self.model.parameters()}
@@ -283,13 +283,13 @@ class Sharded:
         return buffers | {name: full_tensors[id(parameter)] for name, parameter in named}
 
     def full_tensor(self, share: Any) -> Tensor:
-        """Return a tensor of which each process holds a share, in the first process' memory; empty elsewhere."""
+        """Return the full tensor of a sharded one in the first process' memory, an empty tensor in the others."""
         values = share.detach().full_tensor()  # a collective: all processes must get here, and in the same order
         return values.cpu() if self._ranks.first else torch.empty(0)
 
 
 def _share(full: Any, like: Any) -> Any:
-    """Return this process' share of a tensor that all hold whole; one of another shape (a counter) stays whole."""
+    """Return this process' shard of a full tensor; a tensor of another shape than `like` (a counter) is not sharded."""
     if not isinstance(full, Tensor) or full.shape != like.shape:
         return full
     values = full.to(like.device, torch.promote_types(full.dtype, torch.float32))
@@ -333,7 +333,7 @@ class TrainerInStep(ComposedTrainer):
 
 
 class ShardedTrainer(TrainerInStep):
-    """The same with all weights trained, shares of them in the optimiser.
+    """A `TrainerInStep` that trains all weights; the optimiser steps this process' shard.
 
     Its checkpoints are those of one process, so that any number of processes resumes from them, sharded or not.
     """

@@ -57,7 +57,7 @@ class TrainingJournal:
         await self._commit(self._unit(rollout, self._policy))
 
     def kept(self, planned: LiveRollout) -> LiveRollout | None:
-        """Return a rollout as an earlier attempt recorded it; None where it did not end, or failed."""
+        """Return a rollout that an earlier attempt recorded; None where it did not end, or failed."""
         record: Any = self.out.journal.get(planned.rollout_id)
         if record is None or record["rollout"]["error_type"] is not None:
             return None
@@ -65,7 +65,7 @@ class TrainingJournal:
         return recording.restore_rollout(planned, record)
 
     def rollouts(self, step: int, rollouts: Sequence[LiveRollout]) -> None:
-        """Record the rollouts that a step is trained on."""
+        """Record the rollouts of a training step."""
         units = [
             self._unit(rollout, teacher or self._policy)
             for index, rollout in enumerate(rollouts)
@@ -151,11 +151,10 @@ def save(
     collapsed: str | None = None,
     hints: str | None = None,
 ) -> None:
-    """Write what evaluating the checkpoint needs to know, the kept checkpoints, metrics, tables and the report.
+    """Write checkpoint.json for `evaluate`, the kept checkpoints, metrics, tables and the report.
 
-    collapsed: how the training left its course. hints: what checking them before the training found. tasks: those that
-    were trained on, in their order; `evaluate` refuses them. Of all that were drawn, a short training may have played
-    only a part.
+    collapsed: the sentence on departures from the course. hints: the result of the hint check. tasks: tasks of the
+    training in order, on which `evaluate` refuses to evaluate; a short training uses only a part of all drawn tasks.
     """
     projected = accounts(out)
     if config.optimisation.keep_every:

@@ -1,4 +1,4 @@
-"""On-policy rollouts for GRPO: which ones a step is made of, and how they are played.
+"""On-policy rollouts for GRPO: the schedule of rollouts by step, and the code that samples them.
 
 `Schedule` names the rollouts of each step. `LockStep` plays them with a model of this process; `RolloutQueue` plays
 them on a server, at most `max_staleness` steps ahead of the weights. `trl_columns` gives them to TRL.
@@ -72,7 +72,7 @@ def planned(tasks: Sequence[Task], seed: int, step: int) -> list[LiveRollout]:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which rollouts each step plays: a function of the step, the same in every process and after every resume.
+    """The rollouts of each step: a function of the step, the same in every process and after every resume.
 
     prompts: the task of every prompt of the training, in order. groups: of one step, over all processes. reuse:
     optimiser steps that train on the rollouts of the first of them (TRL's num_iterations).
@@ -115,7 +115,7 @@ class Schedule:
 
 
 class Rollouts(ABC):
-    """What plays the rollouts of a training; those that a step leaves are kept by its checkpoint."""
+    """Samples the rollouts of a training; a checkpoint stores the state of unfinished rollouts."""
 
     corrected: ClassVar[bool] = False
     """Whether another program samples: its log-probs differ from the trainer's by rounding, and by the age of the
@@ -126,7 +126,7 @@ class Rollouts(ABC):
         """Return the rollouts that this process trains on in a step, group after group, and metrics of them."""
 
     def state(self) -> Any:
-        """Return what a checkpoint keeps of this process' rollouts, as JSON; None where a step leaves nothing."""
+        """Return the state of this process' unfinished rollouts as JSON; None where a step leaves none."""
         return None
 
     def load(self, state: Any) -> None:
@@ -134,13 +134,13 @@ class Rollouts(ABC):
         del state
 
     def close(self) -> None:
-        """Play nothing more."""
+        """Stop sampling."""
         return
 
 
 @dataclass(frozen=True)
 class LockStep(Rollouts):
-    """Plays with a model of this process, all rollouts of a step together; with a teacher half of each group by it."""
+    """Samples all rollouts of a step together with a model in this process; a teacher samples half of each group."""
 
     make: Callable[[], Environment]
     policy: Policy
@@ -168,7 +168,7 @@ class LockStep(Rollouts):
 
 
 def played_by_teacher(index: int, generations: int) -> bool:
-    """Return whether a rollout of a step, by its place among all of them, is the teacher's in mixed groups."""
+    """Return whether the teacher samples the rollout with this index in a step of mixed groups."""
     return index % generations < generations // 2
 
 
@@ -240,7 +240,7 @@ class RolloutQueue(Rollouts):
         self._play_all = play_all
 
     def take(self, step: int) -> tuple[list[LiveRollout], dict[str, float]]:
-        """Load the newest weights, begin what may be begun, and return the oldest complete groups."""
+        """Load the newest weights, begin the groups that staleness allows, and return the oldest complete groups."""
         metrics = self.weights.follow(step)
         size, reuse = self.schedule.process_groups, self.schedule.reuse
         ahead = 1 + min(self._max_staleness, self.schedule.steps - 1 - step) // reuse
@@ -268,11 +268,11 @@ class RolloutQueue(Rollouts):
             return {"open": sorted(self._groups), "next": self._next} if self._max_staleness else None
 
     def load(self, state: QueueState | None) -> None:
-        """Go on with the groups of a checkpoint, before anything is taken."""
+        """Continue with the groups of a checkpoint; called before the first `take`."""
         self._resumed = state
 
     def close(self) -> None:
-        """Give up what is being played, and leave the server as it was."""
+        """Abandon unfinished rollouts, and restore the server's weights."""
         if self._playing is not None:
             background.run(self._end())
         self.weights.end()
@@ -292,7 +292,7 @@ class RolloutQueue(Rollouts):
                 background.start(self._ahead.put(rollout))
 
     def _renew(self, groups: int, step: int) -> int:
-        """Give up what would be too old for a step, and begin others up to so many groups; return how many it gave up.
+        """Abandon groups too old for a step, and begin others up to `groups`; return the number abandoned.
 
         Nothing ages between two calls: what is sampled meanwhile is of the newest weights.
         """

@@ -156,7 +156,7 @@ def after_head(model: Any) -> tuple[float | None, float]:
 
 @torch.no_grad()
 def require_head(model: Any, name: str, remedy: str | None = None) -> None:
-    """Raise `UsageError` unless a model's logits are those of its output head with what `after_head` knows of.
+    """Raise `UsageError` where a model transforms its logits after the output head in a way that `after_head` lacks.
 
     What architectures do after the head has no common name in transformers, so it is tried on a few tokens.
     """

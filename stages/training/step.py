@@ -159,20 +159,20 @@ class Channels:
 
     @property
     def followers(self) -> list[Any]:
-        """Return what of the sources follows the model under training (`RowSource.follower`)."""
+        """Return the followers of the sources (`RowSource.follower`)."""
         return [source.follower for source in self.sources.values() if source.follower is not None]
 
     def end_step(self, losses: Mapping[str, ChannelLoss], step: int) -> None:
-        """Give every channel that had rows the loss of a whole step of training."""
+        """Pass the loss of the training step to every channel that had rows."""
         for name, channel in losses.items():
             self._active[name].end_step(channel.loss, step)
 
     def state(self) -> dict[str, State]:
-        """Return what a resumed run needs of the channels, as JSON, by channel; followers save their tensors."""
+        """Return the state of each channel as JSON, for a resumed run; followers save their tensors themselves."""
         return {name: channel.state() for name, channel in self._active.items()}
 
     def load(self, state: Mapping[str, State], folder: Path) -> None:
-        """Continue from `state`, and from what the sources' followers saved into the folder of a checkpoint."""
+        """Restore the channels from `state`, and the followers from the folder of a checkpoint."""
         for follower in self.followers:
             follower.load(folder)
         for name, channel in self._active.items():
@@ -335,11 +335,11 @@ class ComposedStep(AnyTrainer):
         return compose_loss(weighted(grpo, weight), losses, weights)
 
     def _passes(self, work: Callable[[], Value]) -> Value:
-        """Return the result of `work`, a part's passes through the model."""
+        """Return the result of `work`, which runs the model's passes of a part."""
         return work()
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
-        """Give TRL's loss the log-probs that were scored together with the channels' rows, else TRL's own pass."""
+        """Return the log-probs scored together with the channels' rows; without any, those of TRL's own pass."""
         if self._scored is None:  # a reference's pass, or a step without channels
             return super()._get_per_token_logps_and_entropies(*args, **kwargs)
         scored, self._scored = self._scored, None
@@ -381,7 +381,7 @@ class ComposedTrainer(ComposedStep, GRPOTrainer):
         self.use_vllm = rollouts.corrected  # in TRL's loss: it never asks a server of its own here
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Take the rollouts of a step, in place of rows that TRL's sampler dealt; TRL computes their advantages."""
+        """Replace the rows of TRL's sampler by the rollouts of the step; TRL computes their advantages."""
         step = self.state.global_step
         try:
             with activity(f"playing the rollouts of step {step + 1}"):

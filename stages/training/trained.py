@@ -1,8 +1,8 @@
-"""What is trained of a Linear, and how its weight W follows: W itself, a LoRA, or a change of its singular values.
+"""The trained parameters of a Linear, and the change of its weight W: W itself, a LoRA, or its singular values.
 
-`Trained` is the interface of all three. What is taken out of a training (`projection`), and what each rollout's
-gradient is compared with (`rollout_gradients`), is a direction in the space of W; `slopes` turns it into the
-coordinates of what is trained. Matrices of the size of W are made only where W itself is trained.
+`Trained` is the interface of all three. The direction that `projection` removes from a training, and to which
+`rollout_gradients` compares the gradient of each rollout, is in the space of W; `slopes` maps it to the trained
+parameters. Matrices of the size of W are made only where W itself is trained.
 
 Singular values are those of AntiPaSTO (arXiv 2601.07473) in the form of wassname/grpo_proj2 @25ad306: a change d, 0 at
 the start, and additive. The frozen W is never rebuilt from its factors, so that d = 0 leaves it as it is.
@@ -26,10 +26,10 @@ from stages.gradients.basis import factorise, layer_linears
 
 
 class Trained(ABC):
-    """What is trained of one Linear; by default whole on every process."""
+    """The trained parameters of one Linear. By default every process holds all of them."""
 
     _before: tuple[Tensor, ...] = ()
-    """What is trained, as it was before the optimiser's step."""
+    """Copies of the trained parameters from before the optimiser's step."""
 
     def cut(self, direction: Float[Tensor, "O I"]) -> Tensor:
         """Return this process' share of a direction that all processes hold."""
@@ -37,22 +37,22 @@ class Trained(ABC):
 
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return what is trained."""
+        """Return the trained parameters."""
 
     def gradients(self) -> list[Tensor]:
-        """Return the gradients of what is trained, which may be written to; none where it has no gradient."""
+        """Return the gradients of the trained parameters, to be modified in place, without missing ones."""
         return [_local(each.grad) for each in self.tensors() if each.grad is not None]
 
     @abstractmethod
     def slopes(self, unit: Tensor) -> list[Tensor]:
-        """Return the derivatives of <W, unit> by each tensor that is trained."""
+        """Return the derivatives of <W, unit> by each trained parameter."""
 
     @abstractmethod
     def row_gradients(self, x: Float[Tensor, "B T I"], g: Float[Tensor, "B T O"]) -> Float[Tensor, "B n"]:
         """Return each row's gradient in the order of `slopes`, from the Linear's inputs and its outputs' gradient."""
 
     def remember(self) -> None:
-        """Keep what is trained as it is before the optimiser's step: its size once more in memory."""
+        """Copy the trained parameters before the optimiser's step; the copy takes as much memory as they do."""
         self._before = tuple(_local(each).detach().clone() for each in self.tensors())
 
     @abstractmethod
@@ -61,19 +61,19 @@ class Trained(ABC):
 
     @abstractmethod
     def remove(self, unit: Tensor, along: Float[Tensor, ""]) -> Float[Tensor, ""]:
-        """Take the part `along` the direction out of the update; return the squared norm of what can be taken out."""
+        """Remove the component `along` the direction from the update; return the squared norm of what is removable."""
 
     def forget(self) -> None:
-        """Free what `remember` keeps."""
+        """Free the copies that `remember` made."""
         self._before = ()
 
     def squared_change(self) -> Float[Tensor, ""] | None:
-        """Return the squared norm of the change of W since the start; None where the start is not kept."""
+        """Return the squared norm of the change of W since the start; None where the start is not stored."""
         return None
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """Return this process' share of a tensor that FSDP2 has cut, which may be written to; any other as it is."""
+    """Return this process' shard of an FSDP2 tensor, to be modified in place; return any other tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -112,7 +112,7 @@ class TrainedWeight(Trained):
         return (moved * unit).sum(), moved.square().sum()
 
     def remove(self, unit: Tensor, along: Float[Tensor, ""]) -> Float[Tensor, ""]:
-        """Take `along` times the direction out of the update; return 1, the squared norm of what can be taken out."""
+        """Remove `along` times the direction from the update; return 1, the squared norm of the direction."""
         _local(self._weight).add_((along * unit.float()).to(self._weight.dtype))
         return torch.ones_like(along)
 
@@ -159,7 +159,7 @@ class TrainedAdapter(Trained):
         return self._scaling * along, self._scaling**2 * (square + crossed)
 
     def remove(self, unit: Float[Tensor, "O I"], along: Float[Tensor, ""]) -> Float[Tensor, ""]:
-        """Take the part `along` the direction out of the update; return the squared norm of T at the weights given."""
+        """Remove the component `along` the direction from the update; return the squared norm of T at present."""
         unit, left_over = unit.float(), along
         initial_size = torch.zeros_like(along)
         for number in range(3):  # the product of both changes is of second order: what it leaves is taken out again
@@ -245,7 +245,7 @@ class TrainedSingularValues(Trained):
         return (moved * self.slopes(unit)[0]).sum(), moved.square().sum()
 
     def remove(self, unit: Float[Tensor, "O I"], along: Float[Tensor, ""]) -> Float[Tensor, ""]:
-        """Take the part `along` the direction out of the update; return the squared norm of its slope."""
+        """Remove the component `along` the direction from the update; return the squared norm of its slope."""
         [slope] = self.slopes(unit)
         size = slope.square().sum()
         self._linear.change.add_(torch.where(size > 0, along / size, 0.0) * slope)
@@ -282,13 +282,13 @@ def save_folded(model: Any, folder: Path) -> bool:
 
 
 def linear_modules(model: nn.Module, names: Container[str]) -> dict[str, nn.Module]:
-    """Return the modules that compute the named Linears: of one with a LoRA the module around both."""
+    """Return the modules that compute the named Linears; for a Linear with a LoRA, the wrapping module."""
     named = ((path.removeprefix("base_model.model."), module) for path, module in model.named_modules())
     return {name: module for name, module in named if name in names}
 
 
 def trained_linears(model: nn.Module, names: Container[str]) -> dict[str, Trained]:
-    """Return what is trained of the named Linears, without those that are frozen."""
+    """Return the trained parameters of the named Linears; frozen Linears are left out."""
     linears: dict[str, Trained] = {}
     for name, module in linear_modules(model, names).items():
         layer: Any = module

@@ -51,7 +51,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class SharedServer:
-    """How a process shares its server with other processes of the training; without arguments it is the only one.
+    """How a process shares its server with other processes of the training; by default it is the only process.
 
     loads: whether it is the process that loads adapters there. turn: its number, of `turns`, in work that a server
     cannot do while it serves another process.
@@ -63,7 +63,7 @@ class SharedServer:
     turns: int = 1
 
     def in_turn(self, work: Callable[[], Value]) -> Value:
-        """Do work that all processes do, those of one server after each other; all raise the error of any of them."""
+        """Run `work` in every process, one process of a server after the other; an error is raised in all processes."""
         value, error = None, None
         for turn in range(self.turns):
             if turn == self.turn:
@@ -106,7 +106,7 @@ log-probs move by rounding as well.
 
 @dataclass(frozen=True)
 class Agreement:
-    """How a text's log-probs here and on a server agree.
+    """The comparison of the log-probs of a text in the trainer and on a server.
 
     difference: mean absolute difference in nats between the two. moved: the same here between before and after the last
     step, None before there was one. followed: slope of the server's moves in that step on ours, at most.
@@ -119,12 +119,12 @@ class Agreement:
 
     @property
     def conclusive(self) -> bool:
-        """Whether the step has moved enough to tell the weights after it from those before."""
+        """Whether the step changed log-probs enough to tell the new weights from the old ones."""
         return self.moved is None or self.moved > MOVED * self.difference
 
 
 def most_learned(rollouts: Sequence[LiveRollout], context_tokens: int) -> list[Tree]:
-    """Return rollouts as a text of at most `CHECKED` tokens: first those farthest from the mean reward of their task.
+    """Return at most `CHECKED` tokens of rollouts, beginning with those farthest from the mean reward of their task.
 
     context_tokens: what a server takes, with one token that it samples.
     """
@@ -181,11 +181,11 @@ class WeightSync(ABC):
 
     @abstractmethod
     def _write(self, folder: Path) -> None:
-        """Write what was trained, by the first process; called in every process."""
+        """Write the trained weights in the first process; called in every process."""
 
     @abstractmethod
     def _load(self, version: int, folder: Path) -> None:
-        """Load it on this process' server, and sample from it; called in every process, `server.loads` in one each."""
+        """Load the weights on this process' server and sample from them; one process per server loads it."""
 
     @abstractmethod
     def _forget(self, folder: Path) -> None:
@@ -193,7 +193,7 @@ class WeightSync(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """Leave the server, which others may continue to use, as it was."""
+        """Restore the server to its state before the training, for its other clients."""
 
     def follow(self, step: int) -> dict[str, float]:
         """Write the weights that a step begins with, load them and compare; `ComposerError` where a server has others.
@@ -214,7 +214,7 @@ class WeightSync(ABC):
         return {"sampling/sync_difference": agreement.difference, **moved}
 
     def played(self, step: int, rollouts: Sequence[LiveRollout]) -> None:
-        """Take the rollouts that a step learns from, which it has not yet, as the text of the next comparison.
+        """Use the rollouts that a step is about to learn from as the text of the next comparison.
 
         `ComposerError` where the server's weights have changed since `follow`, while they were played.
         """
@@ -332,7 +332,7 @@ class AdapterSync(WeightSync):
         self._unload(self.server.ranks.gather(self.sampler.in_use()))
 
     def end(self) -> None:
-        """Unload all that this training loaded."""
+        """Unload all adapters of this training."""
         if self._asleep:  # it would touch memory that it has given away, and ends with this run
             return
         with suppress(ComposerError):  # a broken server has nothing to unload, and must not hide why training ended
@@ -469,7 +469,7 @@ class WholeSync(WeightSync):
         self._before = folder
 
     def end(self) -> None:
-        """Give the server back the weights that it had."""
+        """Load the weights that the server was started with."""
         with suppress(ComposerError):  # a broken server has none, and must not hide why training ended
             if self.server.loads and self._replaced and self.sampler.server is None:
                 self.sampler.replace_weights(self._start)
@@ -480,7 +480,7 @@ class WholeSync(WeightSync):
 def weight_sync(
     sampler: VllmPolicy, student: Student, opening: list[Message], config: Config, out: RunWriter, server: SharedServer
 ) -> WeightSync:
-    """Return what keeps the server of `sampler` at the weights of `student`; they are compared on this opening.
+    """Return the `WeightSync` that loads the weights of `student` on the server of `sampler`, compared on this opening.
 
     `UsageError` where the server's log-probs are not those of the sampling distribution, or where it cannot follow.
     """

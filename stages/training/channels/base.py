@@ -1,4 +1,4 @@
-"""What a channel is: a loss on the rows of a source, with its metrics; and what a source of rows is.
+"""The interfaces of a channel, which is a loss on the rows of a source with its metrics, and of a row source.
 
 In a step a `RowSource` gives the rows, which are scored as `ScoredRows`, and each `Channel` on that source returns its
 `ChannelLoss` with `Metric`s.
@@ -125,7 +125,7 @@ class ScoredRows:
 
 @dataclass(frozen=True)
 class SourceInputs:
-    """What a training gives to its row sources when it opens them, before an adapter is added.
+    """The arguments of `RowSource.open`, which is called before an adapter is added to the model.
 
     tasks: of all prompts. record_hints: records the hints of a step, each with its rollout.
     """
@@ -140,19 +140,19 @@ class SourceInputs:
 
 
 class RowSource(ABC, Generic[Row]):
-    """Gives the rows of each step that the channels of one kind learn from, and holds what gives them their targets.
+    """Gives the rows of each step to the channels of one kind, and holds the models that give the targets.
 
     A training has one of each kind that a channel with a weight uses.
     """
 
     name: ClassVar[str]
-    """Of its rows in a batch."""
+    """The name of its rows in a batch."""
     scored_rows: ClassVar[type[ScoredRows]]
-    """How its channels read a part of the rows of a step."""
+    """The class of the scored rows that its channels read."""
     whole_rollouts: ClassVar[bool] = False
     """Whether each row is one of the step's rollouts, which is scored together with GRPO's row of the same tokens."""
     follower: Any = None
-    """What follows the model under training, such as a teacher that is its average; None for most sources. It has
+    """An object that is updated after each step, such as a teacher that averages the weights; mostly None. It has
     `begin` and `after_step`, called with the model (with its adapter if it has one) before the first step of an
     attempt and after each step, and `save` and `load`, called with the folder of a checkpoint."""
 
@@ -166,7 +166,7 @@ class RowSource(ABC, Generic[Row]):
         """Return the rows of a step from its rollouts; called once a step, in the first process."""
 
     def trees(self, row: Any) -> tuple[Tree, ...]:
-        """Return the token ids of a row: first what the student is trained on, then what its teacher is shown."""
+        """Return the token ids of a row: first those that the student is trained on, then the teacher's input."""
         return (row.tree,)
 
 
@@ -199,9 +199,9 @@ class Channel(ABC, Generic[Rows]):
         del loss, step
 
     def state(self) -> State:
-        """Return what a resumed run needs of this channel."""
+        """Return the state that a resumed run restores."""
         return {}
 
     def load(self, state: State) -> None:
-        """Continue from `state`."""
+        """Restore `state`."""
         del state

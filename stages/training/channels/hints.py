@@ -1,4 +1,4 @@
-"""Hinted turns as rows, and self-distillation on them: which turn went wrong, what the hint is, who teaches.
+"""Hinted turns as rows, and self-distillation on them: faulty turns, their hints, and the self-teacher.
 
 `HintSource` gives a step's rows. A hint is placed at the faulty turn, in the message that the agent answered, and the
 divergence is taken over that turn's tokens alone; with source = "rollout" (SDPO's main mode) the whole rollout is
@@ -35,7 +35,7 @@ from stages.training.scoring import Tree, head, score
 
 @dataclass(frozen=True)
 class Hint:
-    """What to tell the agent at a turn. source: "template", or the name of the model that wrote it."""
+    """A hint for the agent at a turn. source: "template", or the name of the model that wrote it."""
 
     turn: int
     kind: str
@@ -333,7 +333,7 @@ class HintedRows(ScoredRows):
 
     @cached_property
     def taught(self) -> Taught:
-        """What predicts the same tokens behind the hint, without gradient."""
+        """The teacher's predictions of the same tokens behind the hint, without gradient."""
         return self.source.follower.predictors(self.model, [turn.hinted for turn in self.rows])
 
 

@@ -34,8 +34,8 @@ from stages.training.config import OpdTeacher
 from stages.training.scoring import Scored, Tree, head, score_together, token_log_probs
 
 ServerAnswer = Sequence[float] | Likeliest | None
-"""What a teacher behind a server told of a rollout's n tokens: their log-probs (nats), or of each place the likeliest
-ids and then their log-probs, [n, 2k]. None of a teacher in this process."""
+"""The answer of a teacher behind a server for the n tokens of a rollout: their log-probs (nats), or at each position
+the likeliest ids and then their log-probs, [n, 2k]. None for a teacher in this process."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class FrozenTeacher:
 
 @dataclass(frozen=True)
 class TaughtRollout(OwnRollout):
-    """A rollout with its teachers by number, and what each told.
+    """A rollout with its teachers by number, and the answer of each.
 
     teacher_trees: the rollout as those teachers are shown it that open its task in another way than the student.
     """
@@ -62,7 +62,7 @@ class TaughtRollout(OwnRollout):
 
 @dataclass(frozen=True)
 class Lesson:
-    """What one teacher teaches of a part: its rollouts, the places of their tokens in the part, and its weight there.
+    """The rollouts of a part that one teacher teaches, the positions of their tokens in the part, and its weights.
 
     index: [M]. share: [M] 1 / the number of teachers of the rollout for tokens that the student wrote, else 0.
     """
@@ -81,12 +81,12 @@ class Lesson:
             )[0]
 
     def server_answers(self) -> Float[Tensor, "m ..."]:
-        """Return what a server told of the tokens: their log-probs [M], or the likeliest ids and log-probs [M, 2k]."""
+        """Return a server's answer for the tokens: their log-probs [M], or the likeliest ids and log-probs [M, 2k]."""
         answers = [of_row for row in self.rows if (of_row := row.teachers[self.number]) is not None]
         return torch.as_tensor(np.concatenate(answers), device=self.index.device)
 
     def predictors(self, vocabulary: int) -> Predictors | Listed:
-        """Return what predicts the tokens, over a student's vocabulary where a server does."""
+        """Return the predictions of the tokens; those of a server are over the student's vocabulary."""
         if self.teacher.model is None:
             return Listed(self.server_answers(), vocabulary)
         return Predictors(self.scored().hidden, head(self.teacher.model))
@@ -163,7 +163,7 @@ class TaughtSource(RowSource[TaughtRollout]):
 
     @staticmethod
     def _opening(inputs: SourceInputs, teacher: OpdTeacher) -> Callable[[Task], list[int]] | None:
-        """Return what opens tasks for a teacher; `UsageError` for an option that the environment does not have."""
+        """Return the function that renders a task's opening for a teacher; None where it is the student's opening."""
         if not teacher.opening:
             return None
         environment = envs.load(inputs.config.env.name, {**inputs.config.env_options(), **teacher.opening})
