@@ -66,7 +66,7 @@ def said_by(*words: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_what_is_missing_is_said_in_a_sentence(tmp_path: Path) -> None:
+def test_missing_parts_are_named(tmp_path: Path) -> None:
     unknown = said_by("corectness")
     assert unknown.returncode == 2 and "there is no part 'corectness'; there are correctness, speed" in unknown.stderr
     why = gpu.device_of("cuda")

@@ -98,7 +98,7 @@ def test_another_number_a_lost_function_and_other_arguments_are_drift(clone: Pat
     assert reasons(compare(f"{clone}@HEAD", golden)) == ["default_loss_fn is gone"] * 4
 
 
-def test_what_is_no_clone_of_a_known_project_is_refused(clone: Path, golden: Path, tmp_path: Path) -> None:
+def test_unknown_clones_are_refused(clone: Path, golden: Path, tmp_path: Path) -> None:
     first = commit(clone, SOURCE)
     with pytest.raises(UsageError, match="has no commit 0123abc"):
         compare(f"{clone}@0123abc", golden)
@@ -124,7 +124,7 @@ def asks(): return wanted
 """
 
 
-def test_what_cannot_be_executed_of_a_file_is_left_out() -> None:
+def test_statements_that_fail_are_left_out() -> None:
     found = functions(TORN, {"wanted": 7})
     assert found["A.f"](3) == 5 and found["g"]() == 2 and found["asks"]() == 7
     with pytest.raises(NameError):

@@ -49,7 +49,7 @@ def test_blocks_that_stay_no_longer_leave_holes_behind() -> None:
 
 
 @glibc
-def test_what_somebody_chose_for_glibc_stays() -> None:
+def test_the_users_glibc_threshold_wins() -> None:
     """Counted in blocks: how many holes a heap has depends on what was in it before."""
     chosen, _, mapped = peak("return", **{resources.VARIABLE: str(100 * MB)})
     assert chosen == "False" and mapped == 0

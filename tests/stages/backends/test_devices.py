@@ -41,13 +41,13 @@ def test_a_number_of_gpus_is_a_number():
         visible({devices.COUNT: "two"})
 
 
-def test_words():
+def test_device_names_in_words():
     assert devices.used(1, ["3", "1"]) == "GPU 3" and devices.used(2, ["3", "1"]) == "GPU 3, 1"
     assert devices.used(1, ["GPU-8f6b"]) == "GPU-8f6b"
     assert devices.used(0, ["3"]) == devices.used(2, []) == "cpu"
 
 
-def test_what_is_taken_is_taken_once_and_comes_back_in_its_place():
+def test_gpus_are_taken_once_and_return_to_their_place():
     pool = Pool(["2", "GPU-8f6b", "0"])
     assert pool.take(1) == ("2",) and pool.take(2) == ("GPU-8f6b", "0")
     assert pool.take(1) is None and pool.take(0) == ()
@@ -56,7 +56,7 @@ def test_what_is_taken_is_taken_once_and_comes_back_in_its_place():
     assert pool.take(2) == ("2", "0")
 
 
-def test_more_than_there_are_is_refused_and_without_any_nothing_is_asked():
+def test_too_many_gpus_are_refused_and_none_needed_without_gpus():
     with pytest.raises(UsageError, match=r"^large asks for 3 GPUs, and this machine lets it use 2: 0, 1\."):
         Pool(["0", "1"]).check("large", 3)
     none = Pool([])

@@ -15,7 +15,7 @@ from stages.backends.engine import TRIES, ProcessEngine, find_engine
 from stages.errors import InfrastructureError, UsageError
 
 
-def test_every_job_is_done_by_several_others(tmp_path: Path) -> None:
+def test_every_job_is_done_by_several_workers(tmp_path: Path) -> None:
     jobs = [Nap(number, tmp_path, 0.2) for number in range(6)]
     done = dict(ProcessEngine(2).map(nap, jobs))
     assert {job: number for job, (number, _) in done.items()} == {job: job.number for job in jobs}
@@ -48,7 +48,7 @@ def test_a_job_that_kills_every_worker_is_given_up(tmp_path: Path) -> None:
     assert (tmp_path / "0").read_text() == "x" * TRIES
 
 
-def test_workers_end_with_whoever_started_them(tmp_path: Path) -> None:
+def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     program = (
         "from pathlib import Path; from support.jobs import Nap, nap\n"
         "from stages.backends.engine import ProcessEngine\n"
@@ -114,6 +114,6 @@ def test_without_gpus_a_worker_sees_what_this_process_sees(
 
 
 @pytest.mark.parametrize("word", ["", "processes", "processes:0", "processes:-1", "processes:two", "ray:", "slurms"])
-def test_other_words_are_refused(word: str) -> None:
+def test_unknown_engines_are_refused(word: str) -> None:
     with pytest.raises(UsageError, match=r"^There is no engine .*processes:N, ray, ray://HOST:PORT"):
         find_engine(word)

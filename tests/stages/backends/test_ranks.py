@@ -13,7 +13,7 @@ from stages.backends import ranks
 from stages.backends.ranks import Ranks
 
 
-def test_alone_everything_is_what_it_was() -> None:
+def test_a_single_process_returns_its_arguments() -> None:
     here, weight = ranks.join(), torch.nn.Parameter(torch.ones(2))
     values = torch.tensor([1.0, 2.0])
     weight.grad = values.clone()

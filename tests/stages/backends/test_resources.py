@@ -24,7 +24,7 @@ assert bytearray({2 * SPACE}) and resource.getrlimit(resource.RLIMIT_DATA) == be
 """
 
 
-def test_more_memory_than_a_block_may_take_is_not_given() -> None:
+def test_limited_memory_refuses_larger_allocations() -> None:
     """In a process of its own: memory that one has freed and kept is given whatever the limit."""
     done = subprocess.run([sys.executable, "-c", IN_A_FRESH_PROCESS], capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("not given\n", 0), done.stderr

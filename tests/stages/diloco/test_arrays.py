@@ -63,7 +63,7 @@ def test_error_feedback_loses_nothing_in_the_end(kind: arrays.Codec):
         assert (without[1:] == 0).all()
 
 
-def test_what_is_not_finite_is_refused():
+def test_values_that_are_not_finite_are_refused():
     with pytest.raises(InfrastructureError, match="w is not finite after the inner steps"):
         arrays.encode({"w": np.array([1.0, np.nan], np.float32)}, "int8")
 
@@ -120,7 +120,7 @@ def test_steps_have_the_same_bytes_on_every_machine():
     )
 
 
-def test_the_mean_does_not_depend_on_who_came_first():
+def test_the_mean_is_independent_of_the_order_of_arrival():
     """Sums in float32 do, in most elements; sums in float64, rounded once, in none."""
     random = np.random.default_rng(0)
     parts = [{"w": random.standard_normal(10_000).astype(np.float32)} for _ in range(8)]

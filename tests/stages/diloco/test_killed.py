@@ -35,7 +35,7 @@ def ended(url: str, process: BaseProcess, number: int) -> tuple[str, list[int]]:
     return digest, took_part
 
 
-def test_one_killed_and_one_slow_end_with_the_bytes_of_the_others(url: str):
+def test_a_killed_and_a_slow_replica_end_with_the_same_bytes(url: str):
     """Replica 1 dies just after its offer of round 3 and is started again; replica 3 sleeps from round 2 to 5."""
     chosen = Diloco(replicas=4, inner_steps=5, quorum=2, grace_s=6.0, timeout_s=150)
     steady = {number: started(url, number, chosen, hold={9: "back"}) for number in (0, 2)}

@@ -28,7 +28,7 @@ def test_all_replicas_hold_the_same_bytes(codec: Codec, fragments: int):
     assert replicas[0].bytes() != start
 
 
-def test_a_other_fragments_are_not_moved_by_anothers_round():
+def test_a_round_changes_its_own_fragment_only():
     """torchft, one outer optimiser: inner gradients of the other fragments became outer steps."""
     replicas = [Replica(number) for number in range(2)]
     chosen = settings(2, fragments=2, **PLAIN)
@@ -42,7 +42,7 @@ def test_a_other_fragments_are_not_moved_by_anothers_round():
         assert not np.array_equal(loops[0].state.weights[name], start[name])
 
 
-def test_b_tensors_of_all_sizes_are_reduced():
+def test_tensors_of_all_sizes_are_reduced():
     """torchft, several buckets: replicas diverged unseen, and a tensor larger than a bucket was never reduced."""
     replicas = [Replica(number, width=60) for number in range(3)]  # 3600, 60, 180 and 3 numbers
     start = arrays.copied(replicas[0].parameters)
@@ -51,7 +51,7 @@ def test_b_tensors_of_all_sizes_are_reduced():
     assert all(not np.array_equal(array, start[name]) for name, array in loops[0].state.weights.items())
 
 
-def test_c_frozen_parameters_are_not_sent():
+def test_frozen_parameters_are_not_sent():
     """torchft reduced a frozen base with its adapters: 1,001,020 numbers for 20."""
     replicas = [Replica(number, width=60) for number in range(2)]
     for replica in replicas:
@@ -63,7 +63,7 @@ def test_c_frozen_parameters_are_not_sent():
     assert torch.equal(replicas[0].model[0].weight, frozen)
 
 
-def test_d_integers_save_bytes_without_a_gpu():
+def test_integer_codecs_save_bytes_without_a_gpu():
     """torchft's should_quantize fell through to full precision on a CPU."""
     sent = {
         codec: together(settings(codec=codec), 4, [Replica(n, 200) for n in range(3)])
@@ -74,7 +74,7 @@ def test_d_integers_save_bytes_without_a_gpu():
     assert bytes_["float32"] / bytes_["int4"] > 7.7
 
 
-def test_e_the_first_round_counts_everybodys_steps():
+def test_the_first_round_averages_the_steps_of_all_replicas():
     """torchft healed all replicas to the first one's stepped weights, and averaged it with copies of itself."""
     both = together(settings(2, **PLAIN), 1)
     alone = together(settings(1, quorum=1, **PLAIN), 1)
@@ -82,14 +82,14 @@ def test_e_the_first_round_counts_everybodys_steps():
     assert both[0].history[0].replicas == (0, 1)
 
 
-def test_f_inner_optimisers_go_on_over_rounds():
+def test_inner_optimisers_keep_their_state_over_rounds():
     replicas = [Replica(number) for number in range(2)]
     together(settings(2), 3, replicas)
     steps = {int(state["step"]) for r in replicas for state in r.optimizer.state.values()}
     assert steps == {12}
 
 
-def test_g_tied_weights_are_sent_once():
+def test_tied_weights_are_sent_once():
     replicas = [Replica(number) for number in range(2)]
     for replica in replicas:
         replica.model.append(torch.nn.Linear(8, 3))

@@ -113,7 +113,7 @@ def test_a_quorum_goes_on_after_the_grace_period_and_the_slow_one_catches_up(buc
     assert {loop.state.digest for _, loop in pairs} == {behind.state.digest}
 
 
-def test_nobody_waits_for_one_who_left(bucket: Bucket):
+def test_a_round_does_not_wait_for_a_replica_that_left(bucket: Bucket):
     """The grace period is waited once, for the round in which it is missed first."""
     now = [0.0]
     pairs = started(bucket, settings(), 5, clock=lambda: now[0])
@@ -128,7 +128,7 @@ def test_nobody_waits_for_one_who_left(bucket: Bucket):
     assert pairs[0][1].history[-1].replicas == (0, 1)
 
 
-def test_one_who_joins_is_waited_for(bucket: Bucket):
+def test_a_round_waits_for_a_replica_that_announced_itself(bucket: Bucket):
     pairs = started(bucket, settings(2), 4)
     held(pairs)
     third, new = joined(bucket, settings(2), 2, 4)
@@ -140,7 +140,7 @@ def test_one_who_joins_is_waited_for(bucket: Bucket):
         assert loop.collect().replicas == (0, 1, 2)
 
 
-def test_one_who_comes_after_the_end_takes_the_result(bucket: Bucket):
+def test_a_replica_that_joins_after_the_last_round_loads_the_result(bucket: Bucket):
     pairs = started(bucket, settings(2), 3)
     for _ in range(3):
         held(pairs)
@@ -148,7 +148,7 @@ def test_one_who_comes_after_the_end_takes_the_result(bucket: Bucket):
     assert loop.finished and late.bytes() == pairs[0][0].bytes()
 
 
-def test_a_survivor_finishes_what_the_winner_began(bucket: Bucket):
+def test_another_replica_computes_the_mean_of_a_killed_one(bucket: Bucket):
     """The winner dies between settling the round and its mean."""
     now = [0.0]
     pairs = started(bucket, settings(), 3, clock=lambda: now[0])
@@ -169,7 +169,7 @@ def test_too_few_replicas_give_up_in_time(bucket: Bucket):
         loop.collect()
 
 
-def test_waiting_can_be_stopped_and_gone_on_with(bucket: Bucket):
+def test_a_stopped_wait_is_resumed(bucket: Bucket):
     chosen, first = settings(2), Replica(0)
     place = ObjectStore(bucket, chosen, 0, fragments=first.fragments(chosen), rounds=1)
     loop = OuterLoop(first.parameters, chosen, place, 1, stop=lambda: True)
@@ -207,7 +207,7 @@ def test_old_rounds_are_deleted_and_a_joiner_needs_them_no_more(bucket: Bucket):
     }
 
 
-def test_one_far_behind_jumps_to_the_newest_state(bucket: Bucket):
+def test_a_replica_far_behind_loads_the_newest_state(bucket: Bucket):
     chosen = settings(3, quorum=1, grace_s=0.0)
     pairs = started(bucket, chosen, 80)
     for _ in range(76):
@@ -218,7 +218,7 @@ def test_one_far_behind_jumps_to_the_newest_state(bucket: Bucket):
     assert behind.state.digest == pairs[0][1].state.digest and slow.bytes() == pairs[0][0].bytes()
 
 
-def test_a_replica_looks_whether_the_others_went_on(bucket: Bucket):
+def test_a_replica_polls_for_settled_rounds_between_steps(bucket: Bucket):
     chosen = settings(3, quorum=1, grace_s=0.0)
     pairs = started(bucket, chosen, 4)
     held(pairs[:1])
@@ -244,7 +244,7 @@ def test_replicas_of_other_settings_are_refused(bucket: Bucket):
 
 
 @pytest.mark.parametrize("url", ["bucket/run", "ftp://bucket/run", "file://relative", "az://container/run"])
-def test_addresses_that_are_none_are_refused(url: str):
+def test_malformed_addresses_are_refused(url: str):
     with pytest.raises(UsageError, match=r"not understood|cannot be opened"):
         open_bucket(url)
 

@@ -41,7 +41,7 @@ print(libc.mallinfo2().hblks - before)
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="this C library does not count its blocks")
 @pytest.mark.parametrize("save", [save_tiny, save_larger])
-def test_a_training_on_a_cpu_with_memory_to_spare_does_not(tmp_path: Path, save: Callable[[Path], Path]) -> None:
+def test_freed_memory_is_kept_where_memory_abounds(tmp_path: Path, save: Callable[[Path], Path]) -> None:
     """A block of 29 MB would be mapped by itself where blocks are given back."""
     model = save(tmp_path / "model")
     clean = {name: value for name, value in os.environ.items() if name != resources.VARIABLE}

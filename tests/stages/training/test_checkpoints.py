@@ -73,7 +73,7 @@ def test_without_a_whole_checkpoint_training_starts_anew(tmp_path: Path, out: Ru
     assert "checkpoint-4" in sentence and "checkpoint-2" in sentence and "from its start" in sentence
 
 
-def test_a_checkpoint_of_more_steps_than_wanted_stays(tmp_path: Path, out: RunWriter) -> None:
+def test_newest_ignores_checkpoints_beyond_the_limit(tmp_path: Path, out: RunWriter) -> None:
     first, second = sealed(tmp_path / "checkpoint-2"), sealed(tmp_path / "checkpoint-4")
     assert newest(tmp_path, out, most=3) == first and second.exists()
 

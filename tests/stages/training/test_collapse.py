@@ -51,11 +51,13 @@ def noticed(changes: list[dict[str, float]], well: dict[str, float] = WELL) -> d
         ({"entropy": float("nan")}, {}),
     ],
 )
-def test_what_leaves_its_course_is_noticed_once(change: dict[str, float], found: dict[str, tuple[int, int]]) -> None:
+def test_each_departure_from_the_course_is_reported_once(
+    change: dict[str, float], found: dict[str, tuple[int, int]]
+) -> None:
     assert noticed([change] * 20) == found
 
 
-def test_a_single_step_and_a_model_that_is_sure_of_its_tokens_have_not_left_their_course() -> None:
+def test_single_steps_and_low_entropy_are_no_departure() -> None:
     assert noticed([{"entropy": 8.0}, *[{}] * 10]) == {}
     assert noticed([{"entropy": 0.4}] * 20, WELL | {"entropy": 0.05}) == {}
 
@@ -71,10 +73,10 @@ def test_a_low_rate_takes_more_steps_than_a_high_one() -> None:
     assert noticed([{"reward": 0.0}] * 60, WELL | {"reward": 0.0}) == {}, "rewards that were never there"
 
 
-def test_few_healthy_trainings_are_warned_of_and_rewards_of_zero_are_soon() -> None:
+def test_false_alarms_are_rare_and_zero_rewards_are_detected_early() -> None:
     """Simulated: 200 steps of groups of 8, tasks alike or nearly all-or-nothing, length and entropy with 20 % noise."""
     random, false, late, steps = np.random.default_rng(0), 0, [], 200
-    designs = [*product((0.05, 0.3, 0.9), (1, 2, 8), (4.0, 1.0))] * 4
+    designs = [*product((0.05, 0.3, 0.9), (1, 2, 8), (4.0, 1.0))]
     for rate, prompts, concentration in designs:
         tasks = random.beta(rate * concentration, (1 - rate) * concentration, (steps, prompts))
         healthy = random.binomial(8, tasks).mean(1) / 8
@@ -119,7 +121,7 @@ def spoilt(root: Path, tiny: Path, **optimisation: Any) -> tuple[Run, list[str]]
     return Run(runner.execute("train", {}, config, root=root, listener=listener).path), said
 
 
-def test_a_training_that_collapses_says_so_and_ends_with_the_model_from_before(tmp_path: Path, tiny: Path) -> None:
+def test_a_collapsed_training_warns_and_saves_the_model_from_before(tmp_path: Path, tiny: Path) -> None:
     run, said = spoilt(tmp_path, tiny, stop_on_collapse=True)
     (warning,) = said
     assert warning == "warning: step 12: rewards 0.1 over the last 5 steps, and 0.5 before"
@@ -135,7 +137,7 @@ def test_a_training_that_collapses_says_so_and_ends_with_the_model_from_before(t
     assert all((ours[name] == theirs[name]).all() for name in theirs)
 
 
-def test_by_default_it_warns_and_goes_on(tmp_path: Path, tiny: Path) -> None:
+def test_by_default_a_collapsed_training_warns_and_continues(tmp_path: Path, tiny: Path) -> None:
     run, said = spoilt(tmp_path, tiny)
     assert len(said) == 1 and run.manifest.counts["done"] == 13
     assert json.loads(run.read_file("checkpoint.json") or b"")["collapsed"].endswith("the model is that of step 13")

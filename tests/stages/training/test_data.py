@@ -32,7 +32,7 @@ def test_ids_end_with_the_end_token_and_sampled_prompts_are_kept() -> None:
     assert TOKENIZER.decode(rendered.tree.prompt).endswith("<|im_start|>assistant\n")
 
 
-def test_pairs_that_say_nothing_are_dropped_with_a_reason() -> None:
+def test_pairs_without_a_difference_are_dropped_with_a_reason() -> None:
     rows = [row("same", "same", [1]), row("abcdef-one", "abcdef-two", [1]), row("x", "y", [1] * 7), row("p", "q", [1])]
     kept, dropped = tokenise(rows, TOKENIZER, 7)
     assert dropped == Counter(equal_after_tokenisation=1, equal_after_truncation=1, no_room=1)
@@ -57,7 +57,7 @@ def test_every_pair_comes_once_before_any_comes_again() -> None:
     assert dealt[:10] != dealt[10:]
 
 
-def test_fewer_pairs_than_a_step_wants() -> None:
+def test_a_step_with_fewer_pairs_takes_each_once() -> None:
     assert len(source(3, 16).rows([], 0)) == 3
 
 

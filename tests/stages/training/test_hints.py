@@ -101,7 +101,7 @@ class Capitals(AnsweredEnv):
         return [Question("1", "Capital of Peru?", "Lima")]
 
 
-def test_before_an_answer_stands_the_right_one_and_not_what_was_said_of_a_wrong_one() -> None:
+def test_a_hint_before_an_answer_names_the_right_answer() -> None:
     """ "Hint: 'Quito' is wrong; ..." stood before anything had been answered, and made worse teachers."""
     environment = Capitals()
     (task,) = environment.tasks("train", 1, 0)
@@ -129,7 +129,7 @@ KINDS: dict[str, tuple[LiveRollout, list[str]]] = {
 
 
 @pytest.mark.parametrize("case", KINDS)
-def test_only_a_fault_is_hinted_and_once(case: str) -> None:
+def test_each_fault_gets_one_hint(case: str) -> None:
     found, kinds = KINDS[case]
     assert [hint.kind for hint in from_templates(found)] == kinds
 
@@ -164,7 +164,7 @@ def test_a_model_writes_the_hint_from_action_and_error(tmp_path: Path) -> None:
     assert "fixx it" in asked and "command not found" in asked
 
 
-def test_no_hint_where_the_model_fails(tmp_path: Path) -> None:
+def test_a_failed_call_of_the_hint_model_gives_no_hint(tmp_path: Path) -> None:
     with serving(lambda body, n: Reply(500, {"error": {"message": "x"}})) as server:
         config = PolicyConfig(model="m", base_url=server.url, max_attempts=1)
         policy = EndpointPolicy(config, budget=Budget(), cache=kept_in(tmp_path))
@@ -172,7 +172,7 @@ def test_no_hint_where_the_model_fails(tmp_path: Path) -> None:
         assert write_hints([(found, fault) for fault in faults(found)], policy) == [None]
 
 
-def test_an_environment_that_reports_nothing_has_the_faults_that_anyone_sees() -> None:
+def test_malformed_actions_and_wrong_answers_are_faults_in_any_environment() -> None:
     found = rollout(ran("fixx", "fixx: command not found\n", 127), ("no", Observation("x", parse_error="no block")))
     assert [fault.kind for fault in hints.faults(found, object())] == ["malformed"]
 

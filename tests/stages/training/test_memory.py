@@ -59,7 +59,7 @@ def test_the_shape_is_that_of_the_model(tmp_path: Path, eight: Path) -> None:
     assert shape_of(eight).bytes == 2
 
 
-def test_what_a_layer_keeps_is_what_autograd_saves() -> None:
+def test_the_activations_of_a_layer_match_autograd() -> None:
     config = Qwen3Config(
         vocab_size=50,
         hidden_size=256,
@@ -129,7 +129,7 @@ def test_a_training_that_cannot_fit_is_refused_before_loading(tmp_path: Path) ->
         runner.execute("train", {}, config, root=tmp_path)
 
 
-def test_the_plan_says_what_was_chosen_and_why(eight: Path) -> None:
+def test_the_plan_lists_chosen_settings_with_their_reason(eight: Path) -> None:
     # By a limit that nothing fits in, whatever this machine has.
     config = train.Config(policy={"model": str(eight)}, optimisation={"memory_limit": 1})
     chosen, needed = train.plan(Inputs(), config).notes
@@ -140,7 +140,7 @@ def test_the_plan_says_what_was_chosen_and_why(eight: Path) -> None:
     assert train.plan(Inputs(), train.Config()).notes == ()
 
 
-def test_a_teacher_that_is_held_here_counts_and_one_behind_a_server_does_not(eight: Path) -> None:
+def test_memory_counts_local_teachers_and_no_served_ones(eight: Path) -> None:
     held = {"model": str(eight)}
     opd = {"weights": {"opd": 1.0}, "opd": {"form": "sampled"}}
     alone, beside, served, unused = (
@@ -174,7 +174,7 @@ def groups(root: Path, cgroup: str, **limits: str) -> Path:
     return root
 
 
-def test_a_control_group_s_limit_is_the_memory_there_is(tmp_path: Path) -> None:
+def test_available_memory_heeds_control_groups(tmp_path: Path) -> None:
     two = groups(tmp_path / "2", "0::/a/job\n", **{"a__job__memory.max": "3000\n", "a__memory.max": "max\n"})
     assert resources.available("cpu", two) == 3000
     above = groups(tmp_path / "above", "0::/a/job\n", **{"a__job__memory.max": "3000\n", "a__memory.max": "2000\n"})
@@ -186,7 +186,7 @@ def test_a_control_group_s_limit_is_the_memory_there_is(tmp_path: Path) -> None:
     assert resources.available("cpu", inside) == 4000, "a container sees its own group as the root"
 
 
-def test_what_a_control_group_holds_is_in_use(tmp_path: Path) -> None:
+def test_unused_memory_subtracts_usage_of_control_groups(tmp_path: Path) -> None:
     """But files that nothing has used lately; and never less than nothing is left."""
     used = {"a__memory.current": "2500\n", "a__memory.stat": "anon 2000\ninactive_file 300\n"}
     two = groups(tmp_path / "2", "0::/a\n", **{"a__memory.max": "3000\n", **used})
@@ -204,7 +204,7 @@ def test_what_a_control_group_holds_is_in_use(tmp_path: Path) -> None:
     assert resources.unused("cpu", endless) > 2**20
 
 
-def test_a_control_group_s_quota_is_the_cores_there_are(tmp_path: Path) -> None:
+def test_cores_heed_quotas_of_control_groups(tmp_path: Path) -> None:
     all_there_are = resources.cores(tmp_path / "no such system")
     assert all_there_are == len(os.sched_getaffinity(0))
     two = groups(tmp_path / "2", "0::/a/job\n", **{"a__job__cpu.max": "max 100000\n", "a__cpu.max": "60000 50000\n"})
@@ -217,7 +217,7 @@ def test_a_control_group_s_quota_is_the_cores_there_are(tmp_path: Path) -> None:
     assert resources.cores(endless) == all_there_are
 
 
-def test_the_user_s_number_of_threads_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_omp_num_threads_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(resources.cores() + 1)
@@ -231,7 +231,7 @@ def test_the_user_s_number_of_threads_stays(monkeypatch: pytest.MonkeyPatch) -> 
         torch.set_num_threads(before)
 
 
-def test_without_a_limit_it_is_all_of_the_machine(tmp_path: Path) -> None:
+def test_without_a_limit_all_memory_is_available(tmp_path: Path) -> None:
     machine = resources.available("cpu", tmp_path / "no such system")
     endless = groups(tmp_path / "1", "4:memory:/a\n", **{"memory__a__memory.limit_in_bytes": "9223372036854771712\n"})
     free = groups(tmp_path / "2", "0::/a\n", **{"a__memory.max": "max\n"})
@@ -261,7 +261,7 @@ def test_a_server_s_rollouts_take_no_cache_in_this_process(eight: Path) -> None:
     assert memory.estimate_memory(here).weights == memory.estimate_memory(there).weights
 
 
-def test_the_share_of_a_server_is_taken_off_until_it_has_it(eight: Path) -> None:
+def test_room_subtracts_the_share_of_a_server_until_it_started(eight: Path) -> None:
     own = served(eight, policy={"server": {"args": {"gpu-memory-utilization": 0.25}}})
     assert memory.room(own, gpu_memory=gpu(78)).bytes == 58 * GIB
     assert memory.room(own, started=True, gpu_memory=gpu(57)).bytes == 57 * GIB, "the driver has taken it off"
@@ -467,7 +467,7 @@ def test_a_shared_prompt_counts_once_for_its_rollouts(eight: Path) -> None:
     assert alone[0] == alone[1], "one row has one prompt"
 
 
-def test_a_limit_takes_the_place_of_what_is_free(eight: Path) -> None:
+def test_memory_limit_replaces_free_memory(eight: Path) -> None:
     small, enough = (planned(eight, optimisation={"memory_limit": limit}) for limit in (0.5, 400.0))
     with pytest.raises(UsageError, match=r"there are 0\.5 GiB\..* optimisation\.memory_limit=GIB says"):
         memory.check_memory(small, memory.room(small))

@@ -35,7 +35,7 @@ def chosen(policy: PolicyConfig, **more: object) -> tuple[object, ...]:
     return tuple(resolve(Config(policy=policy, optimisation=more), 1).facts().values())
 
 
-def test_built_in_and_small_models_are_trained_as_ever(tiny: Path) -> None:
+def test_small_models_are_trained_whole_in_one_pass(tiny: Path) -> None:
     assert chosen(PolicyConfig()) == (0, 2e-4, 64, False, False)
     assert chosen(PolicyConfig(model=str(tiny))) == (0, 2e-4, 64, False, False)
 
@@ -71,7 +71,7 @@ def passes(plan: TrainPlan) -> tuple[int | None, bool | None]:
     return size.micro_batch, size.gradient_checkpointing
 
 
-def test_passes_that_nobody_set_are_the_fastest_that_fit(larger: PolicyConfig) -> None:
+def test_default_passes_are_the_fastest_that_fit(larger: PolicyConfig) -> None:
     """Of 2 x 8 rollouts of 64 tokens after prompts of 500, which each pass computes again."""
     config = Config(policy=larger, optimisation={"prompts_per_step": 2})
     before, prompts = resolve(config, 1), Prompts(500, measured=1, tasks=9, answers=1)
@@ -94,7 +94,7 @@ def test_passes_that_nobody_set_are_the_fastest_that_fit(larger: PolicyConfig) -
         ({"micro_batch": 4, "gradient_checkpointing": True}, (4, True)),
     ],
 )
-def test_passes_that_were_set_stay(larger: PolicyConfig, given: dict[str, Any], chosen: tuple[int, bool]) -> None:
+def test_passes_set_by_the_user_are_kept(larger: PolicyConfig, given: dict[str, Any], chosen: tuple[int, bool]) -> None:
     config = Config(policy=larger, optimisation={"prompts_per_step": 2, **given})
     assert passes(choose_passes(resolve(config, 1), Prompts(50), 2**40)) == chosen
 
@@ -105,7 +105,7 @@ def test_one_answer_is_all_that_an_environment_of_questions_takes(larger: Policy
     assert plan.rollout_tokens == 64 and plan.max_completion == 8 * 64, "a loss divides by the settings' length"
 
 
-def test_what_was_set_stays(larger: PolicyConfig) -> None:
+def test_settings_of_the_user_are_kept(larger: PolicyConfig) -> None:
     said = {"learning_rate": 3e-5, "micro_batch": 2, "gradient_checkpointing": False}
     assert chosen(larger, **said) == (16, 3e-5, 2, False, True)
 
@@ -158,14 +158,14 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("branch", REFUSED)
-def test_what_cannot_be_trained_is_refused_with_the_setting_and_the_remedy(branch: str) -> None:
+def test_refusals_name_the_setting_and_the_remedy(branch: str) -> None:
     settings, more, names = REFUSED[branch]
     (refusal,) = map(str, refusals(TrainPlan(Config(**settings), None, small=False, rollout_tokens=1, **more)))
     assert all(name in refusal for name in names), refusal
 
 
 @pytest.mark.parametrize("branch", [name for name, (_, more, _) in REFUSED.items() if more.get("processes")])
-def test_several_processes_are_what_is_refused_there(branch: str) -> None:
+def test_one_process_is_not_refused_for_several(branch: str) -> None:
     settings, _, names = REFUSED[branch]
     found = map(str, refusals(TrainPlan(Config(**settings), None, small=False, rollout_tokens=1)))
     assert not any(all(name in refusal for name in names) for refusal in found)
@@ -181,7 +181,7 @@ def test_an_adapter_is_refused_as_reference_and_behind_a_server(tmp_path: Path) 
         assert name in refusal and str(tmp_path) in refusal
 
 
-def test_a_dry_run_refuses_what_a_run_would(tiny: Path) -> None:
+def test_planning_refuses_what_training_refuses(tiny: Path) -> None:
     asleep = {"model": f"vllm:{tiny}", "server": {"args": {"enable-sleep-mode": True}}}
     with pytest.raises(UsageError, match=r"optimisation\.max_staleness"):
         train.plan(Inputs(), Config(policy=asleep, optimisation={"max_staleness": 1}))

@@ -195,7 +195,7 @@ def test_shares_take_the_step_of_one_process(folder: Path, count: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_rows_that_are_not_dealt_and_sixteen_bits(folder: Path) -> None:
+def test_processes_without_rows_and_bfloat16_take_the_same_step(folder: Path) -> None:
     """What breaks the shares' denominators is seen; bfloat16 weights are trained as float32 masters, here as there."""
     tiny = save_tiny(folder / "half")
     Qwen3ForCausalLM.from_pretrained(tiny, dtype=torch.bfloat16).save_pretrained(tiny)
@@ -256,7 +256,7 @@ def test_a_killed_training_goes_on_in_another_number_of_processes(tmp_path: Path
         assert compare(resumed, whole) == {}
 
 
-def test_how_it_is_spread_is_no_part_of_what_is_trained() -> None:
+def test_distribution_is_not_part_of_the_fingerprint() -> None:
     assert Config(**SHARDED).identity() == Config().identity()
 
 

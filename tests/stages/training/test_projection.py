@@ -77,7 +77,7 @@ def test_a_full_rank_loses_what_a_weight_loses(fresh: bool) -> None:
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("fresh", [False, True])
 @pytest.mark.parametrize("sign", [1, -1], ids=["toward", "away"])
-def test_the_part_along_the_direction_is_gone_by_the_least_change(rank: int, fresh: bool, sign: int) -> None:
+def test_projection_removes_the_direction_by_the_least_change(rank: int, fresh: bool, sign: int) -> None:
     adapted = Adapted(rank, fresh=fresh, step=0.001)
     v, a, b = sign * facing(adapted, unit()), adapted.a.double().clone(), adapted.b.double().clone()
     along, started = float(adapted.linear.moved(v)[0]), adapted.weight()
@@ -92,7 +92,7 @@ def test_the_part_along_the_direction_is_gone_by_the_least_change(rank: int, fre
     assert torch.allclose(adapted.weight() - started, expected, atol=0.05 * float(expected.norm()))
 
 
-def test_nothing_is_changed_where_the_update_points_away() -> None:
+def test_updates_away_from_the_direction_are_unchanged() -> None:
     adapted = Adapted(2)
     v = -facing(adapted, unit())
     a, b = adapted.a.clone(), adapted.b.clone()

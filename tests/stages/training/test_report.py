@@ -19,5 +19,5 @@ def test_a_value_that_one_step_lacks_is_a_dash() -> None:
     assert lines[-1].split() == ["2", "-", "2.0000"]
 
 
-def test_no_step_no_rows() -> None:
+def test_a_table_without_steps_has_no_rows() -> None:
     assert training_table("A", []) == "arm A\n  step\n"

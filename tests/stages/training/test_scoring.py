@@ -73,7 +73,7 @@ def test_gradients_are_those_of_separate_rows() -> None:
         torch.testing.assert_close(a, p.grad, rtol=1e-5, atol=1e-5)
 
 
-def test_what_parts_share_is_computed_once_and_scores_as_it_does_apart() -> None:
+def test_shared_rows_are_scored_once_with_equal_results() -> None:
     """A group of GRPO's, the same rollouts as rollouts of their own, and a turn behind the same prompt."""
     model, group = tiny_model().double(), TREES[1]
     rollouts = [Tree(list(group.prompt), (list(branch),)) for branch in (*group.branches, group.branches[1])]
@@ -229,7 +229,7 @@ class Deaf(torch.nn.Module):
         return self.layer(*args, **given)
 
 
-def test_a_model_that_does_not_pass_words_on_is_found_out() -> None:
+def test_models_that_drop_the_packed_argument_are_scored_separately() -> None:
     model = tiny_model().double()
     expected = by_rows(model)
     model.model.layers[1] = Deaf(model.model.layers[1])
@@ -239,7 +239,7 @@ def test_a_model_that_does_not_pass_words_on_is_found_out() -> None:
     assert sum(rows == 1 and width > 40 for rows, width in shapes) == 1  # tried once
 
 
-def test_in_sixteen_bits_it_is_as_near_to_the_truth_as_separate_rows() -> None:
+def test_packed_bfloat16_is_as_accurate_as_separate_rows() -> None:
     model = tiny_model()
     truth = by_rows(model)
     rough = model.to(torch.bfloat16)
@@ -248,7 +248,7 @@ def test_in_sixteen_bits_it_is_as_near_to_the_truth_as_separate_rows() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 7, 12, 40, 1000])
-def test_however_passes_are_cut_the_numbers_stay(most: int) -> None:
+def test_log_probs_are_independent_of_the_token_budget(most: int) -> None:
     model = tiny_model().double()
     expected, shapes = by_rows(model), watched(model)
     found = packing.predicting(model, [(tree.prompt, tree.branches) for tree in TREES], most)
@@ -272,7 +272,7 @@ def test_recomputed_activations_share_prompts_too() -> None:
     assert shapes == [(1, 44)]
 
 
-def test_everything_else_of_the_model_is_as_it_was(tmp_path: Any) -> None:
+def test_packing_leaves_generation_and_saving_unchanged(tmp_path: Any) -> None:
     model = tiny_model()
     ids = torch.tensor([[0, 0, 5, 6, 7], [8, 9, 10, 11, 12]])
     mask = (ids > 0).long()

@@ -57,7 +57,7 @@ def make(request: pytest.FixtureRequest) -> Any:
     return MADE[request.param]
 
 
-def test_by_default_the_student_itself_teaches(make: Any) -> None:
+def test_the_default_teacher_is_the_current_student(make: Any) -> None:
     model = make()
     teacher = started("current", model)
     assert torch.equal(taught(teacher, moved(model, 0.01)), of(model))
@@ -111,7 +111,7 @@ def test_under_an_adapter_only_the_adapter_is_copied(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists(), "its start is the model with the adapter off"
 
 
-def test_the_gradient_of_the_student_is_not_touched_by_lending(make: Any) -> None:
+def test_scoring_as_teacher_keeps_the_students_gradient(make: Any) -> None:
     """The student's graph is built before the teacher borrows the modules, and differentiated after."""
     model, alone = make(), make()
     teacher = started("ema", model)
@@ -125,14 +125,14 @@ def test_the_gradient_of_the_student_is_not_touched_by_lending(make: Any) -> Non
     assert pairs and all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_a_teacher_drops_nothing_out() -> None:
+def test_a_teacher_is_scored_without_dropout() -> None:
     model = adapted(dropout=0.5).train()
     teacher = started("ema", moved(model, 0.1))
     assert torch.equal(taught(teacher, model), taught(teacher, model))
     assert model.training
 
 
-def test_a_failure_while_lent_gives_the_weights_back() -> None:
+def test_an_error_while_scoring_as_teacher_restores_the_weights() -> None:
     model = tiny_model()
     teacher = started("ema", model)
     before = dict(model.named_parameters())

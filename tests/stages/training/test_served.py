@@ -104,9 +104,7 @@ def test_every_step_samples_from_the_newest_weights(followed: Followed) -> None:
         assert line["sampling/importance_sampling_ratio/clipped"] == 0
 
 
-def test_the_checkpoint_is_what_the_server_had_last_and_evaluates_there(
-    tmp_path: Path, tiny: Path, followed: Followed
-) -> None:
+def test_the_checkpoint_has_the_last_weights_of_the_server(tmp_path: Path, tiny: Path, followed: Followed) -> None:
     assert not [item for item in followed.items if item["error_type"]] and "adapter-" in "".join(followed.evaluated)
     folder = followed.run.folder(CHECKPOINT)
     assert adapters.is_adapter(str(folder))
@@ -201,7 +199,7 @@ def test_the_logged_ratio_is_that_of_the_weights_then_and_now(tmp_path: Path, ah
         assert (ratio - 1).abs().max() > 1e-3
 
 
-def test_all_weights_are_replaced_after_every_step_and_given_back_at_the_end(tmp_path: Path, tiny: Path) -> None:
+def test_all_weights_are_replaced_each_step_and_restored_at_the_end(tmp_path: Path, tiny: Path) -> None:
     before = AutoModelForCausalLM.from_pretrained(tiny).state_dict()
     with running(tiny, sticky=1) as engine:
         run = trained(tmp_path, engine, tiny, **WHOLE)
@@ -290,17 +288,7 @@ def test_an_answer_under_way_goes_on_with_the_new_weights(tmp_path: Path, tiny: 
         torch.testing.assert_close(torch.tensor(sample.logprobs), expected, atol=1e-5, rtol=0)
 
 
-def test_rollouts_ahead_of_all_weights_are_corrected_and_counted(tmp_path: Path, tiny: Path) -> None:
-    size = {"max_staleness": 1, "learning_rate": 3e-3}
-    with running(tiny) as engine:
-        run = trained(tmp_path, engine, tiny, adapter={"rank": 0}, optimisation=size)
-    stale = [line["sampling/stale_rollouts"] for line in metrics(run)]
-    assert stale[0] == 0 and all(stale[1:]) and set(versions(run)) == {0, 1}
-    assert all(line["sampling/sync_difference"] < 1e-5 and line["sampling/staleness"] <= 1 for line in metrics(run))
-    assert max(line["sampling/importance_sampling_ratio/max"] for line in metrics(run)) > 1.001
-
-
-def test_a_second_training_on_the_same_server_is_found_out(tmp_path: Path, tiny: Path) -> None:
+def test_a_second_training_on_the_same_server_stops_the_run(tmp_path: Path, tiny: Path) -> None:
     """Its weights would be those that the rollouts are sampled from, from then on."""
     with running(tiny) as engine:
         load, seen = engine.collective_rpc, list[str]()
@@ -531,7 +519,7 @@ def test_stragglers_hold_back_no_step_and_are_given_up_by_age() -> None:
     assert rollouts.policy.asked["guess-0"] == 2, "its second turns are not asked any more"
 
 
-def test_after_a_kill_what_ended_is_not_played_again_and_nothing_is_trained_on_twice() -> None:
+def test_resume_keeps_finished_rollouts_and_trains_on_each_once() -> None:
     journal = Kept()
     before, _ = queue(2, journal=journal)
     taken = [rollout_id for step in range(3) for rollout_id in ids(before.take(step)[0])]
@@ -548,7 +536,7 @@ def test_after_a_kill_what_ended_is_not_played_again_and_nothing_is_trained_on_t
     assert not [task for task, number in ended.items() if number == 2 and after.policy.asked[task]]
 
 
-def test_what_was_kept_over_a_kill_is_given_up_by_age_too() -> None:
+def test_recorded_rollouts_are_given_up_by_age() -> None:
     journal = Kept()
     before, _ = queue(1, journal=journal)
     [before.take(step) for step in range(2)]
@@ -561,7 +549,7 @@ def test_what_was_kept_over_a_kill_is_given_up_by_age_too() -> None:
     assert metrics["sampling/groups_given_up"] >= 1
 
 
-def test_an_error_of_the_machinery_is_raised_in_the_step_that_waits() -> None:
+def test_an_infrastructure_error_is_raised_in_the_waiting_step() -> None:
     made = [0]
 
     def make() -> GuessEnv:

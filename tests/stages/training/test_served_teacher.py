@@ -101,7 +101,7 @@ def test_a_teacher_of_another_vocabulary_is_refused(tmp_path: Path, folder: Path
         ({"likeliest": 99}, {"top_k": 18}, "asked for the 18 likeliest of 17 tokens and told 17"),
     ],
 )
-def test_a_server_that_tells_too_little_ends_the_training(
+def test_a_teacher_server_with_too_few_logprobs_ends_the_training(
     tmp_path: Path, folder: Path, faults: dict[str, int], opd: dict[str, Any], words: str
 ) -> None:
     """What it does not tell is never a difference of zero."""
@@ -121,7 +121,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("teacher", "more", "words"), REFUSED)
-def test_what_a_served_teacher_cannot_tell_is_refused(teacher: Any, more: dict[str, Any], words: str) -> None:
+def test_losses_on_distributions_refuse_a_served_teacher(teacher: Any, more: dict[str, Any], words: str) -> None:
     given = {"weights": {"opd": 1.0}, "opd": {"form": "sampled"}, "teacher": teacher}
     train.Config(**{**given, "teacher": {"model": "vllm:m", "base_url": URL}})
     with pytest.raises(ValueError, match=words):

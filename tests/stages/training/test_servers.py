@@ -105,7 +105,7 @@ def test_all_weights_of_two_processes_are_replaced_on_their_servers(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_each_plays_its_own_rollouts_ahead(tmp_path: Path, model: Path) -> None:
+def test_each_process_samples_its_own_rollouts_ahead(tmp_path: Path, model: Path) -> None:
     with ExitStack() as stack:
         engines = [stack.enter_context(running(model, lonely=1)) for _ in range(2)]
         run = train_all(tmp_path, {"run": settings(model, engines, max_staleness=1)}, 2)["run"]
@@ -125,7 +125,7 @@ def stopped(tmp_path: Path, given: dict[str, Any]) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_one_server_with_other_weights_stops_all(tmp_path: Path, model: Path) -> None:
+def test_one_server_with_other_weights_stops_all_processes(tmp_path: Path, model: Path) -> None:
     """The second process finds out; both say which server it is."""
     with running(model) as right, running(model, deaf=1) as wrong:
         said = stopped(tmp_path, settings(model, [right, wrong]))
@@ -134,7 +134,7 @@ def test_one_server_with_other_weights_stops_all(tmp_path: Path, model: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_server_that_does_not_answer_stops_all(tmp_path: Path, model: Path) -> None:
+def test_a_server_that_does_not_answer_stops_all_processes(tmp_path: Path, model: Path) -> None:
     with running(model) as right, running(model, textual=1) as wrong:
         said = stopped(tmp_path, settings(model, [right, wrong]))
     assert all("does not answer with the token ids" in text for text in said)
@@ -165,7 +165,7 @@ def test_servers_are_taken_in_turn() -> None:
     assert [(place.loads, place.turn, place.turns) for place in places] == [(True, 0, 2), (True, 0, 2), (False, 1, 2)]
 
 
-def test_away_from_a_cpu_nobody_waits() -> None:
+def test_processes_on_gpus_do_not_take_turns() -> None:
     policy = PolicyConfig(model="vllm:m", base_url="http://10.0.0.1:8000/v1")
     assert server.scoring_lock(policy.base_url or "", "cpu") is None
     place = weights.shared_server(policy, Told(1, [("", "10.0.0.1:8000")] * 2, [1, 1]))

@@ -176,7 +176,7 @@ def test_scored_together_is_scored_as_trl_does(tmp_path: Path) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_without_weights_the_base_itself_comes_back() -> None:
+def test_without_weights_the_grpo_loss_is_returned_itself() -> None:
     base = torch.tensor(1.5, requires_grad=True)
     channel = {"dpo": ChannelLoss(torch.tensor(2.0), 3, {})}
     assert compose_loss(base, channel, {}) is base
@@ -212,7 +212,7 @@ GROUPS = {
 } | {"num_items_in_batch": torch.tensor(1)}
 
 
-def test_the_collator_names_what_is_wrong() -> None:
+def test_collate_names_missing_and_uneven_columns() -> None:
     assert collate(GROUPS, Batch(), [])["channels"] == Batch()
     with pytest.raises(BadInput, match="lacks the column 'advantages'"):
         collate({k: v for k, v in GROUPS.items() if k != "advantages"}, Batch(), [])

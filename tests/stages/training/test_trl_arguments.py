@@ -36,7 +36,7 @@ def made(folder: Path, **more: Any) -> GRPOConfig:
         ("vllm_importance_sampling_correction", False),
     ],
 )
-def test_a_field_arrives(tmp_path: Path, key: str, value: Any) -> None:
+def test_trl_fields_reach_the_trainer(tmp_path: Path, key: str, value: Any) -> None:
     expected = "none" if value is False and key == "scale_rewards" else value
     assert getattr(made(tmp_path, **{key: value}), key) == expected
 
@@ -50,7 +50,7 @@ def test_a_field_arrives(tmp_path: Path, key: str, value: Any) -> None:
         ({"trl": {"use_vllm": True}}, "use_vllm, .* cannot be set"),
     ],
 )
-def test_what_our_settings_set_is_refused_by_their_names(given: dict[str, Any], words: str) -> None:
+def test_trl_fields_of_settings_are_refused_by_name(given: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         train.Config(**given)
 
@@ -67,7 +67,7 @@ def test_what_our_settings_set_is_refused_by_their_names(given: dict[str, Any], 
         ({"scale_rewards": "grop"}, r"trl\.scale_rewards is 'grop'.*Take group, batch, none"),
     ],
 )
-def test_what_cannot_be_is_refused_when_planning(more: dict[str, Any], words: str) -> None:
+def test_invalid_trl_values_are_refused_when_planning(more: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         train.plan(Inputs(), train.Config(trl=more))
 
@@ -91,7 +91,7 @@ def test_the_lists_name_fields_of_this_trl() -> None:
     assert known >= OURS.keys() | FIXED | trl_arguments.CHOICES.keys()
 
 
-def test_what_composer_sets_is_refused_or_a_default_of_ours(tmp_path: Path) -> None:
+def test_trl_fields_set_by_composer_are_refused_or_defaults(tmp_path: Path) -> None:
     """The schedule and the project are set by us and free; whatever else we set, nobody can set behind our back."""
     plain, ours = GRPOConfig(str(tmp_path), report_to=[], use_cpu=True, bf16=False), made(tmp_path)
     differ = {f.name for f in fields(GRPOConfig) if f.init and getattr(plain, f.name) != getattr(ours, f.name)}

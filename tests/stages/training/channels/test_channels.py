@@ -154,7 +154,7 @@ def test_dpo_is_the_kernel_on_sequence_sums_and_log_two_at_the_reference() -> No
     assert math.isclose(float(same), math.log(2), abs_tol=1e-6)
 
 
-def test_a_hint_that_says_nothing_gives_no_divergence() -> None:
+def test_an_empty_hint_gives_no_divergence() -> None:
     same = HintedTurn(HINTED[0].tree, HINTED[0].tree)
     assert float(losses(Batch({"hinted": [same]}), "sdpo")["sdpo"].loss) == pytest.approx(0.0, abs=1e-7)
 
