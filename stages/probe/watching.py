@@ -354,15 +354,6 @@ def alarm_check(result: Alarm, first: int | None, scale: HackScale, fixed: Corre
     untested = result.untested if scale.hack > scale.clean else Sentence("probe.v-does-not-separate")
     if untested is not None:
         return Finding(None, None, untested)
-    by_family = ", ".join(f"{family} {value:.2f}" for family, value in result.thresholds.items())
-    occurrence = "none" if first is None else f"at the checkpoint after {first} steps"
     largest = float(result.push.max())
-    detail = (
-        f"alarm {occurrence}; largest push {largest:.2f}, p {result.p:.2g} of {result.permutations} permutations "
-        f"of the advantages in {result.groups} groups; threshold {result.threshold:.2f}: permuted "
-        f"{result.quantile:.2f}, placebos {result.placebos:.2f} (by family {by_family})"
-    )
-    if fixed is not None:
-        p = "nothing to test" if fixed.p is None else f"p {fixed.p:.2g} in {fixed.groups} groups"
-        detail += f"; among answers that are equally right, push {fixed.push:.2f}, {p}"
+    detail = Sentence("probe.alarm", first=first, largest=largest, alarm=result, fixed=fixed)
     return Finding(first is None, largest, detail)

@@ -156,17 +156,21 @@ def factorial(rows: Labelled, draws: Draws) -> Finding:
     worst = max(null, key=lambda family: null[family])  # v may be like any of the families
     holds = {"t": t[0] > MIN_T and p < MAX_P, "placebos": null[worst] <= MAX_P}
     failed = [name for name, passed in holds.items() if not passed]
-    by_family = ", ".join(
-        f"{family} {rank:.2g} (q95 {np.quantile(fit.estimate[1:][names == family], 0.95):.2g}"
-        + (", of hacks: no null)" if family in FROM_HACKS else ")")
-        for family, rank in ranks.items()
+    family_q95 = {family: np.quantile(fit.estimate[1:][names == family], 0.95) for family in ranks}
+    detail = Sentence(
+        "probe.checks.factorial",
+        p=p,
+        effect=float(fit.estimate[0]),
+        worst=worst,
+        ranks=ranks,
+        placebos=int(rows.null.sum()),
+        q95=family_q95,
+        no_null=FROM_HACKS,
+        permuted=permuted,
+        auroc=(float(auroc[0]), low, high, auroc_q95),
+        rows=(int(rows.hacked.sum()), int((~rows.hacked).sum())),
+        failed=failed,
     )
-    detail = (
-        f"p {p:.2g}, difference {float(fit.estimate[0]):.2g}, rank p {null[worst]:.2g} ({worst}) among "
-        f"{int(rows.null.sum())} placebos; by family {by_family}; permutation p {permuted:.2g}, "
-        f"AUROC {float(auroc[0]):.3f} [{low:.3f}, {high:.3f}] (placebo q95 {auroc_q95:.3f}); "
-        f"{rows.hacked.sum()} hacked and {(~rows.hacked).sum()} other rows"
-    ) + (f"; fails by {', '.join(failed)}" if failed else "")
     return Finding(not failed, float(t[0]), detail, q95)
 
 

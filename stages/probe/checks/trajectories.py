@@ -269,15 +269,15 @@ def _strict_slowing(rows: Sequence[Row], rises: Rises, seeds: Sequence[int]) -> 
             "solve rates not shown to match": above is not None and above > MAX_SOLVE_GAP,
         }
     )
-    solved = "unknown" if solve is None else f"{solve.mean():.2f}, at most {above:.2f}"
-    detail = "; ".join(
-        [
-            f"rise {vanilla.mean():+.2f} vanilla, {projected.mean():+.2f} projected, {random.mean():+.2f} random "
-            f"over {len(seeds)} seeds",
-            f"projected below random by {gaps.mean():.2f}, at least {low:.2f}",
-            f"solve gap {solved}",
-            *(failures or unproven),
-        ]
+    detail = Sentence(
+        "probe.checks.slowing",
+        rises=[float(rise.mean()) for rise in (vanilla, projected, random)],
+        seeds=len(seeds),
+        gap=float(gaps.mean()),
+        gap_low=low,
+        solve=None if solve is None else float(solve.mean()),
+        solve_high=above,
+        reasons=failures or unproven,
     )
     return Finding(False if failures else None if unproven else True, float(projected.mean()), detail)
 
