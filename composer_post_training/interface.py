@@ -274,7 +274,7 @@ def runs(artifacts: Path | str = "artifacts") -> Table:
             cells.append((*about, translate_message(sent["reason"])))
         note = "" if cells else f"There are no runs in {root} yet. `run('demo')` makes some."
         names = ("run", "stage", "status", "age", "units", "cost_usd", "device", "reason")
-        return Table(names, cells, note=note, num_shown=len(cells))
+        return Table(names, cells, note=note, shown=len(cells))
 
 
 def job(name: str, artifacts: Path | str = "artifacts") -> Job:

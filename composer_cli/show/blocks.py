@@ -6,7 +6,7 @@ A new block is a class here and a macro in that template. Tables are `stages.run
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -127,6 +127,7 @@ class Folded:
 
 
 Block = Findings | Table | Folded | Intervals | Counts | Training | Figure | Dialogue
+Blocks = Iterator[Block]
 
 
 @dataclass(frozen=True)

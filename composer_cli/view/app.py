@@ -23,7 +23,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from composer_cli.loopback import HOST, HOSTS, bound
-from composer_cli.show import facts, rollout as rollouts, runs as run_folders, sections
+from composer_cli.show import facts, rollout as rollouts, runs as run_folders, sections, verdicts
 from composer_cli.show.facts import find_rollouts_of_pairs
 from composer_cli.show.rollout import OUTCOME, RolloutColumn
 from composer_cli.show.runs import lines_and_summaries
@@ -187,7 +187,7 @@ class Pages:
             pair_size=CARDS,
             cards=cards(self._root, run, shown_pairs) if shown_pairs else [],
             tables=[] if rollout_page or shown_pairs else facts.row_tables(run, TABLE_ROWS),
-            arms=sections.arms(run),
+            arms=verdicts.arms(run),
             live=run.manifest.status == "running",
         )
 
@@ -260,7 +260,7 @@ class Pages:
     def compare(self, request: Request) -> Response:
         """Show two arms side by side: the tasks on which they differ most, and the rollouts of one task."""
         run = self._intact(request)
-        arms = sections.arms(run)
+        arms = verdicts.arms(run)
         if not arms:
             raise BadInput("cli.view-no-arms", run=catalog.name(run.path))
         first, second = _two_arms(run, arms, request.query_params)
@@ -465,8 +465,8 @@ def _two_arms(run: Run, arms: Sequence[str], parameters: Mapping[str, str]) -> t
 def _opened(first: Sequence[Row], second: Sequence[Row]) -> set[str]:
     """Return the ids of the rollouts to open: one that passed beside one that failed, or else the first of each arm."""
     rows = (
-        sections.find_contrasting(first, second)
-        or sections.find_contrasting(second, first)
+        verdicts.find_contrasting(first, second)
+        or verdicts.find_contrasting(second, first)
         or (*first[:1], *second[:1])
     )
     return {row["item_id"] for row in rows}

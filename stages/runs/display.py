@@ -118,7 +118,7 @@ class Table(Sequence[dict[str, Any]]):
     """Rows in all, where `cells` holds only the first."""
     note: str = ""
     """A sentence below the rows."""
-    num_shown: int = SHOWN_ROWS
+    shown: int = SHOWN_ROWS
     """How many rows it shows."""
     formats: Sequence[str] = ()
     """For each column a key of FORMATS, or empty for text; none at all where every column is text."""
@@ -180,11 +180,11 @@ class Table(Sequence[dict[str, Any]]):
     def _shown(self) -> list[list[str]]:
         return [
             [cell(value, form) if form else shortened(value) for value, form in zip(row, self.forms, strict=True)]
-            for row in self.cells[: self.num_shown]
+            for row in self.cells[: self.shown]
         ]
 
     def _rest(self) -> str:
-        more = (len(self.cells) if self.total is None else self.total) - min(len(self.cells), self.num_shown)
+        more = (len(self.cells) if self.total is None else self.total) - min(len(self.cells), self.shown)
         return f"and {more:,} rows more" if more > 0 else ""
 
 
