@@ -100,5 +100,5 @@ def test_a_signal_at_the_end_of_a_run_does_not_promise_that_it_goes_on(
     with pytest.raises(Interrupted) as stopped:
         execute(job, Arguments(artifacts=tmp_path, listener=stop_at_the_end), Console(quiet=True))
     assert Run(tmp_path / "collect" / "latest").manifest.status == "complete"
-    assert stopped.value.signal_number == signal.SIGTERM and stopped.value.left.startswith(told)
-    assert bool(stopped.value.left) == bool(told)
+    assert stopped.value.signal_number == signal.SIGTERM and stopped.value.notice.startswith(told)
+    assert bool(stopped.value.notice) == bool(told)
