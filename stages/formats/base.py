@@ -1,9 +1,11 @@
 """Types of readers, trajectories and dropped records, and functions that several readers share."""
 
 import re
+import tomllib
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +21,8 @@ Record = dict[str, Any]
 Node = TypeVar("Node", bound=Hashable)
 NumberedRecord = tuple[int, Any]
 """A record and the line where it begins."""
+FIELDS: dict[str, Any] = tomllib.loads(resources.files(__package__).joinpath("fields.toml").read_text("utf-8"))
+"""Names in the files of other programs, by format."""
 STRICT = ConfigDict(strict=True, revalidate_instances="always")
 """`reading.check` validates filled instances and converts nothing: 1 is a float, "1" and True are not."""
 # GitHub's names have at most 100 characters. Without a bound an id takes the square of its length, or the cube.

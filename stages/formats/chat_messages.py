@@ -1,41 +1,22 @@
 """Chat data sets: rows of messages with an id and a verdict, as public sets of trajectories are laid out.
 
-The columns are declared (`Columns`): the messages under `messages`, `trajectory` or `conversations`, role and text in
+The columns are declared (fields.toml): the messages under `messages`, `trajectory` or `conversations`, role and text in
 either of two spellings, the task under `instance_id` and its like, the verdict under `resolved` or a number under
 `reward`. A column under another name is not guessed at.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from stages import json_text
-from stages.formats.base import Origin, Reader, Record, Trajectory
+from stages.formats.base import FIELDS, Origin, Reader, Record, Trajectory
 from stages.formats.messages import message, split_turns
 from stages.words import Sentence
 
 NAME = "messages"
 
 
-@dataclass(frozen=True)
-class Columns:
-    """The names of each column of a row; of several names the first that is there counts."""
-
-    messages: tuple[str, ...] = ("messages", "trajectory", "conversations")
-    role: tuple[str, ...] = ("role", "from")
-    content: tuple[str, ...] = ("content", "value")
-    task: tuple[str, ...] = ("instance_id", "task_id", "problem_id")
-    resolved: tuple[str, ...] = ("resolved", "target", "success")
-    reward: tuple[str, ...] = ("reward", "score")
-    model: tuple[str, ...] = ("model", "model_name", "model_name_or_path")
-    own_id: tuple[str, ...] = ("trajectory_id", "traj_id", "run_id")
-    submission: tuple[str, ...] = ("patch", "model_patch", "generated_patch", "submission")
-    exit_status: tuple[str, ...] = ("exit_status",)
-    statement: tuple[str, ...] = ("problem_statement",)
-    tools: tuple[str, ...] = ("tools",)
-
-
-COLUMNS = Columns()
+COLUMNS: dict[str, list[str]] = FIELDS["columns"]
 OTHERS = frozenset({"info", "history", "trajectory_format", "replay_config", "environment", "completion", "session_id"})
 """Keys of other programs' own records, which have readers of their own."""
 
@@ -44,21 +25,23 @@ def recognises(record: Any) -> bool:
     """Whether the messages of a row are a list, empty or of messages with a role, and it names a task or a verdict."""
     if not isinstance(record, dict) or OTHERS & record.keys():
         return False
-    items = _list(record, COLUMNS.messages)
+    items = _list(record, COLUMNS["messages"])
     # An id or a verdict is required: chats without either (instruction data) are no rollouts of a task.
-    named = any(_first(record, names) is not None for names in (COLUMNS.task, COLUMNS.resolved, COLUMNS.reward))
+    named = any(
+        _first(record, names) is not None for names in (COLUMNS["task"], COLUMNS["resolved"], COLUMNS["reward"])
+    )
     return (
         items is not None
         and named
-        and all(isinstance(item, dict) and isinstance(_first(item, COLUMNS.role), str) for item in items)
+        and all(isinstance(item, dict) and isinstance(_first(item, COLUMNS["role"]), str) for item in items)
     )
 
 
-def _first(record: Record, names: tuple[str, ...]) -> Any:
+def _first(record: Record, names: list[str]) -> Any:
     return next((record[name] for name in names if record.get(name) is not None), None)
 
 
-def _list(record: Record, names: tuple[str, ...]) -> list[Any] | None:
+def _list(record: Record, names: list[str]) -> list[Any] | None:
     """Return a list, which Parquet files often hold as JSON text; None if the row has none."""
     value = _first(record, names)
     value = json_text.loads(value) if isinstance(value, str) and value.startswith("[") else value
@@ -68,11 +51,13 @@ def _list(record: Record, names: tuple[str, ...]) -> list[Any] | None:
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """Yield the one rollout of a row. A row without any message of the model is a rollout that failed before it."""
     del origin
-    raw = _list(record, COLUMNS.messages) or []
+    raw = _list(record, COLUMNS["messages"]) or []
     opening, turns = split_turns(
-        [message({**m, "role": _first(m, COLUMNS.role), "content": _first(m, COLUMNS.content)}) for m in raw]
+        [message({**m, "role": _first(m, COLUMNS["role"]), "content": _first(m, COLUMNS["content"])}) for m in raw]
     )
-    task, resolved, reward = (_first(record, names) for names in (COLUMNS.task, COLUMNS.resolved, COLUMNS.reward))
+    task, resolved, reward = (
+        _first(record, names) for names in (COLUMNS["task"], COLUMNS["resolved"], COLUMNS["reward"])
+    )
     # Some sets write the verdict as 0 or 1.
     if resolved in (0, 1) and not isinstance(resolved, str):
         resolved = bool(resolved)
@@ -82,14 +67,14 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         task_id="" if task is None else str(task),
         opening=opening,
         turns=turns,
-        own_id=_first(record, COLUMNS.own_id),
-        model=_first(record, COLUMNS.model),
-        statement=_first(record, COLUMNS.statement),
+        own_id=_first(record, COLUMNS["own_id"]),
+        model=_first(record, COLUMNS["model"]),
+        statement=_first(record, COLUMNS["statement"]),
         reward=None if reward is None else float(reward),
         resolved=resolved,
-        submission=_first(record, COLUMNS.submission),
-        terminated_by=_first(record, COLUMNS.exit_status),
-        tools=_list(record, COLUMNS.tools) or [],
+        submission=_first(record, COLUMNS["submission"]),
+        terminated_by=_first(record, COLUMNS["exit_status"]),
+        tools=_list(record, COLUMNS["tools"]) or [],
     )
 
 

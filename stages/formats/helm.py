@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from stages.formats.base import (
+    FIELDS,
     METRIC,
     WITHOUT_TRANSCRIPT,
     Drop,
@@ -26,17 +27,8 @@ from stages.formats.base import (
 from stages.words import Sentence
 
 NAME = "helm"
-METRICS = (
-    # F1 is of open questions, whose exact matches are recorded beside it.
-    *("f1_score", "final_number_exact_match", "math_equiv_chain_of_thought", "math_equiv", "exact_match_indicator"),
-    *("exact_match", "quasi_exact_match", "prefix_exact_match", "quasi_prefix_exact_match"),
-    *("pass", "test_avg", "exact_match@5", "rouge_2", "rouge_l", "bleu_4"),
-)
-QUASI = (
-    "babi_qa bbq boolq civil_comments entity_data_imputation entity_matching imdb legal_support legalbench lsat_qa "
-    "med_qa raft synthetic_reasoning wikifact"
-)
-MAIN = {"wmt_14": "bleu_4"} | dict.fromkeys(QUASI.split(), "quasi_exact_match")
+METRICS: list[str] = FIELDS["helm"]["metrics"]
+MAIN = {"wmt_14": "bleu_4"} | dict.fromkeys(FIELDS["helm"]["quasi_exact_match"], "quasi_exact_match")
 """The main metric by scenario."""
 
 

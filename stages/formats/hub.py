@@ -15,10 +15,12 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
+from jinja2 import Environment, StrictUndefined
 
 from stages.errors import InfrastructureError, UsageError
 from stages.layout import escape_control_characters, markdown_table
@@ -29,7 +31,6 @@ from stages.runs.run import Inputs, Run, RunWriter
 if TYPE_CHECKING:
     from stages.policy.adapters import CheckpointInfo
 
-LICENCE = "# license: choose one, for example apache-2.0; the base model's and the data's terms may bind you"
 FORMAT = "hub"
 PUBLISHED_FILES = ("checkpoint.json", "metrics.jsonl", "report.txt")
 """Files of a run, other than its tables and weights, that are published."""
@@ -135,54 +136,28 @@ def _relative(text: str) -> str:
 def model_card(published: Mapping[str, Any], info: "CheckpointInfo", *, base: str | None, adapter: bool) -> str:
     """Return the card of a trained model. `base`: the hub id of the model that training began with, if it has one."""
     library, loader = ("peft", "AutoPeftModelForCausalLM") if adapter else ("transformers", "AutoModelForCausalLM")
-    matter = ["tags:", "- composer", "- post-training", f"library_name: {library}", "pipeline_tag: text-generation"]
-    if base:
-        matter += [f"base_model: {base}", f"base_model_relation: {'adapter' if adapter else 'finetune'}"]
-    facts = [
-        ("arm", info.arm),
-        ("started from", base or "a model that is not on the hub"),
-        ("weights", "an adapter (LoRA)" if adapter else "a whole model"),
-        ("environment", info.env),
-        ("trained on", f"{len(info.task_ids)} tasks of the split {info.split}, listed in `composer/checkpoint.json`"),
-        ("seed", info.train_seed),
-    ]
-    caution = "Nothing here says how good the model is: that is what `composer evaluate` on held-out tasks is for."
-    code = f"from {library} import {loader}\n\nmodel = {loader}.from_pretrained(FOLDER_OR_REPO)"
-    body = [_table(facts), caution, f"```python\n{code}\n```"]
-    return _card(matter, f"{info.arm}, trained with Composer", body, published)
+    return _card(published, info=info, base=base, adapter=adapter, library=library, loader=loader)
 
 
 def dataset_card(published: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the card of a run's tables, each a configuration; pairs, else rollouts, are the default one."""
     first = next((name for name in ("pairs", "rollouts") if name in tables), next(iter(tables)))
-    matter = ["tags:", "- composer", "configs:"]
-    for name in tables:
-        matter += [f"- config_name: {name}", f"  data_files: {name}/*.parquet"]
-        matter += ["  default: true"] if name == first else []
     rows = [(f"`{name}`", about["kind"], f"{about['rows']:,}") for name, about in tables.items()]
-    code = f'from datasets import load_dataset\n\nrows = load_dataset(FOLDER_OR_REPO, "{first}", split="train")'
-    note = "Composer's reference of record kinds explains the columns. A null is not a zero: the source"
-    body = [
-        markdown_table(rows, ("table", "kind of record", "rows")),
-        f"```python\n{code}\n```",
-        f"{note} did not record it.",
-    ]
-    return _card(matter, f"Records of `composer {published['stage']}`", body, published)
+    records = markdown_table(rows, ("table", "kind of record", "rows"))
+    return _card(published, info=None, tables=tables, first=first, records=records)
 
 
-def _card(matter: list[str], title: str, body: list[str], published: Mapping[str, Any]) -> str:
-    parts = ["\n".join(["---", *matter, LICENCE, "---"]), f"# {title}", *body, "## Figures"]
+def _card(published: Mapping[str, Any], **values: Any) -> str:
     figures = {**published["outcome"]["summary"], **published["counts"]}
-    figures_shown = sorted((name, value) for name, value in figures.items() if isinstance(value, str | int | float))
-    parts.append(_table(figures_shown) or "None.")
+    scalars = sorted((name, value) for name, value in figures.items() if isinstance(value, str | int | float))
     settings = json.dumps(published["config"], indent=2, sort_keys=True, ensure_ascii=False)
-    # A fence in a setting (a prompt, for example) would end this block.
-    parts += ["## Settings", f"```json\n{settings.replace('```', '` ` `')}\n```"]
-    version, fingerprint = published["composer"], published["fingerprint"]
-    parts.append(
-        f"Made with Composer {version}; `composer/run.json` tells the whole run (fingerprint `{fingerprint}`)."
+    # A fence in a setting (a prompt, for example) would end the block of settings.
+    values |= {"published": published, "figures": scalars, "settings": settings.replace("```", "` ` `")}
+    environment = Environment(  # noqa: S701 (Markdown)
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    return "\n\n".join(parts) + "\n"
+    template = resources.files(__package__).joinpath("hub_card.jinja").read_text("utf-8")
+    return environment.from_string(template).render(table=_table, **values)
 
 
 def _table(rows: Sequence[tuple[str, Any]]) -> str:

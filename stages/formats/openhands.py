@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from stages.formats.base import INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory
+from stages.formats.base import FIELDS, INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory
 from stages.formats.messages import arguments_text, call, context, message, spoken, text
 from stages.formats.reports import stem
 from stages.messages import Message, MessageParts, ToolCall, write
@@ -23,18 +23,7 @@ from stages.runs import store
 NAME = "openhands"
 MISSING = frozenset({missing.PARSE, missing.OPENING})
 OF_A_RUN = {"test_result", "git_patch", "instruction", "instance_id", "metadata", "metrics"}
-UNSEEN = {
-    *("recall", "change_agent_state", "agent_state_changed", "condensation", "condensation_request", "null"),
-    "task_tracking",
-}
-"""Actions and observations that no model was shown."""
-OF_THE_EVENT = {
-    *("thought", "keep_prompt", "is_confirmed", "confirmation_state", "action_risk", "security_risk"),
-    *("kernel_init_code", "wait_for_response", "images_urls", "image_urls", "hidden", "translated_ipython_code"),
-    *("include_extra", "blocking", "action", "id", "timestamp", "source", "message", "cause", "is_input"),
-    *("is_static", "file_urls", "impl_source"),
-}
-"""Fields of an event that are no arguments of its action."""
+NAMES: dict[str, Any] = FIELDS["openhands"]
 
 
 def recognises(record: Any) -> bool:
@@ -146,7 +135,13 @@ def _answer(event: Record, response: Record) -> MessageParts | None:
     if kind == "MessageEvent" and (event.get("llm_message") or {}).get("role") == "assistant":
         return spoken(event["llm_message"])
     name = event.get("action")
-    if kind or not isinstance(name, str) or name in UNSEEN or name == "system" or event.get("source") == "user":
+    if (
+        kind
+        or not isinstance(name, str)
+        or name in NAMES["unseen"]
+        or name == "system"
+        or event.get("source") == "user"
+    ):
         return None
     if response.get("choices"):
         return spoken({"role": "assistant", **response["choices"][0]["message"]})
@@ -155,7 +150,7 @@ def _answer(event: Record, response: Record) -> MessageParts | None:
     if name == "message":
         return MessageParts(str(arguments.get("content") or ""))
     thought = arguments.get("thought") or ""
-    fields = {key: value for key, value in arguments.items() if key not in OF_THE_EVENT}
+    fields = {key: value for key, value in arguments.items() if key not in NAMES["event_fields"]}
     content = thought if isinstance(thought, str) else json.dumps(thought)
     return MessageParts(content, (ToolCall(name, arguments_text(fields)),))
 
@@ -178,7 +173,7 @@ def _observed(event: Record) -> Message | None:
         if content is None:
             content = json.dumps({key: value for key, value in result.items() if key != "kind"})
         return {"role": "tool", "content": text(content)}
-    if kind or event.get("action") in UNSEEN or event.get("observation") in UNSEEN:
+    if kind or event.get("action") in NAMES["unseen"] or event.get("observation") in NAMES["unseen"]:
         return None
     # Version 0 and the resolver's flat events: `args` holds the fields of an action, or the event itself does.
     fields = event.get("args") or event

@@ -8,33 +8,16 @@ import base64
 import binascii
 import math
 import re
+import tomllib
 from collections import Counter
 from contextlib import suppress
+from importlib import resources
 from typing import Any
 
 from stages.json_text import MOST_LEVELS, TooDeep
 
-SHAPES = {
-    "private-key": ("", r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----.{16,8000}?-----END (?:[A-Z]+ )*PRIVATE KEY-----"),
-    "anthropic-key": (r"\b", r"sk-ant-[\w-]{20,}"),
-    "openrouter-key": (r"\b", r"sk-or-v1-[0-9a-f]{32,}"),
-    "openai-key": (r"\b", r"sk-(?:(?:proj|svcacct|admin)-[\w-]{40,}|[A-Za-z0-9]{32,})"),
-    "github-token": (r"\b", r"gh[pousr]_[A-Za-z0-9]{36,}|github_pat_\w{40,}"),
-    "gitlab-token": (r"\b", r"glpat-[\w-]{20,}"),
-    "huggingface-token": (r"\b", r"hf_[A-Za-z0-9]{30,}"),
-    "aws-key": (r"\b", r"(?:AKIA|ASIA)[A-Z2-7]{16}\b"),
-    "aws-secret": (r"(?i:aws_secret_access_key)[\"'\\]*\s*[=:]\s*[\"'\\]*", r"[A-Za-z0-9/+]{40}\b"),
-    "google-key": (r"\b", r"AIza[\w-]{35}"),
-    "slack-token": (r"\b", r"xox[abeoprs]-[A-Za-z0-9-]{20,}"),
-    "stripe-key": (r"\b", r"[rs]k_live_[A-Za-z0-9]{20,}"),
-    "npm-token": (r"\b", r"npm_[A-Za-z0-9]{36}\b"),
-    "pypi-token": (r"\b", r"pypi-AgE[\w-]{50,}"),
-    "sendgrid-key": (r"\b", r"SG\.[\w-]{20,}\.[\w-]{30,}"),
-    "jwt": (r"\b", r"eyJ[\w-]{15,}\.eyJ[\w-]{15,}\.[\w-]{20,}"),
-    "authorization": (r"(?i:authorization[\"'\\]*: *[\"'\\]*(?:bearer|token|basic) )", r"[\w.~+/=-]{20,}"),
-    "url-password": (r"://[\w.%+-]{1,64}:", r"[^\s:/@'\"{}<>$\\]{6,64}(?=@[\w.-])"),
-}
-"""By kind, the pattern before a secret, which is kept, and that of the secret. Line ends of keys may be escaped."""
+SHAPES: dict[str, list[str]] = tomllib.loads(resources.files(__package__).joinpath("secrets.toml").read_text("utf-8"))
+"""By kind, the pattern before a secret, which is kept, and the pattern of the secret."""
 SECRET = re.compile(
     "|".join(
         f"(?P<{name.replace('-', '_')}>{before}(?P<{name.replace('-', '_')}_>{it}))"

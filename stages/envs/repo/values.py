@@ -1,6 +1,6 @@
 """Compare the values of a test process with expected ones, outside of every process that ran code under test.
 
-Values arrive as tagged JSON (guest/composer_values.py: `to_tagged`) and become objects of built-in types and a few
+Values arrive as tagged JSON (guest/composer_values.py: `tagged`) and become objects of built-in types and a few
 types of the standard library: no method of an object of the code under test takes part in a comparison. Matchers of
 many values (pytest.approx, mock.ANY) are read among expected values alone.
 """

@@ -25,7 +25,7 @@ MOST_PARTS = 5000
 def encode_value(value: "Any") -> str:
     """Return a value as tagged JSON for stages/envs/repo/values.py; an object of another type by the type's name."""
     try:
-        text = json.dumps(to_tagged(value, [MOST_PARTS]))
+        text = json.dumps(tagged(value, [MOST_PARTS]))
     except NotPlain as error:
         return json.dumps(["same" if isinstance(error, AgreesWithAll) else "o", str(error)])
     except Exception:  # a subclass may fail in any way
@@ -41,7 +41,7 @@ class AgreesWithAll(NotPlain):
     """The object says that it is equal to anything, or less and greater."""
 
 
-def to_tagged(value: "Any", room: "list[int]") -> "Any":
+def tagged(value: "Any", room: "list[int]") -> "Any":
     """Return a value as JSON with tags, a subclass as its built-in type; `NotPlain` for any other type."""
     room[0] -= 1
     if room[0] < 0:
@@ -60,35 +60,33 @@ def to_tagged(value: "Any", room: "list[int]") -> "Any":
     if issubclass(kind, (list, tuple)):
         is_list = issubclass(kind, list)
         items: Any = (list if is_list else tuple).__iter__(value)
-        return ["l" if is_list else "t"] + [to_tagged(item, room) for item in items]
+        return ["l" if is_list else "t"] + [tagged(item, room) for item in items]
     if issubclass(kind, (set, frozenset)):
-        return ["e"] + [to_tagged(item, room) for item in (set if issubclass(kind, set) else frozenset).__iter__(value)]
+        return ["e"] + [tagged(item, room) for item in (set if issubclass(kind, set) else frozenset).__iter__(value)]
     if kind is type({}.keys()):
-        return ["e"] + [to_tagged(item, room) for item in value]
+        return ["e"] + [tagged(item, room) for item in value]
     if issubclass(kind, dict):
-        return ["d"] + [[to_tagged(item, room) for item in pair] for pair in dict.items(value)]
+        return ["d"] + [[tagged(item, room) for item in pair] for pair in dict.items(value)]
     if issubclass(kind, type):
         # Not by its name: a class of the code under test may be called ValueError.
         return ["k"] + [("" if id(base) in BUILT_IN else "~") + base.__name__ for base in type.mro(value)]
     name = kind.__name__
     if name in CONSTRUCTOR_ARGUMENTS:
         return ["x", name.replace("PurePosix", "").replace("Posix", "")] + [
-            to_tagged(argument, room) for argument in CONSTRUCTOR_ARGUMENTS[name](value)
+            tagged(argument, room) for argument in CONSTRUCTOR_ARGUMENTS[name](value)
         ]
     if name == "Pattern":
-        return ["t", to_tagged(value.pattern, room), value.flags]
+        return ["t", tagged(value.pattern, room), value.flags]
     if name == "_ANY":
         return ["any"]
     if name.startswith("Approx"):
         return approximate(value, room)
     fields = getattr(kind, "__dataclass_fields__", None)
     if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
-        return to_tagged(value.item(), room)
+        return tagged(value.item(), room)
     if fields:
         pairs = [
-            [to_tagged(field, room), to_tagged(getattr(value, field), room)]
-            for field in fields
-            if fields[field].compare
+            [tagged(field, room), tagged(getattr(value, field), room)] for field in fields if fields[field].compare
         ]
         return ["c", name, *pairs]
     raise (AgreesWithAll if agrees_with_all(value) else NotPlain)(name)
@@ -108,15 +106,13 @@ def approximate(value: "Any", room: "list[int]") -> "Any":
     """Return an object of pytest.approx as JSON with tags."""
     expected = value.expected
     if isinstance(expected, dict):
-        return ["d"] + [
-            [to_tagged(key, room), to_tagged(value._approx_scalar(item), room)] for key, item in expected.items()
-        ]
+        return ["d"] + [[tagged(key, room), tagged(value._approx_scalar(item), room)] for key, item in expected.items()]
     if isinstance(expected, (list, tuple)):
-        items = [to_tagged(value._approx_scalar(item), room) for item in expected]
+        items = [tagged(value._approx_scalar(item), room) for item in expected]
         return ["l" if isinstance(expected, list) else "t", *items]
     # No number is near to NaN.
     tolerance = value.tolerance if expected == expected else 0
-    return ["approx", to_tagged(expected, room), to_tagged(tolerance, room), bool(value.nan_ok)]
+    return ["approx", tagged(expected, room), tagged(tolerance, room), bool(value.nan_ok)]
 
 
 BUILT_IN = frozenset(id(builtin) for builtin in vars(builtins).values() if isinstance(builtin, type))
