@@ -38,7 +38,7 @@ NAME = "claude-code"
 MISSING = frozenset({missing.OPENING, missing.PARSE})
 SPOKEN = ("user", "assistant")
 LONGEST = 200_000
-"""Lines that one session may have, and answers of all its branches together."""
+"""Limit on lines of a session, and on answers of all its branches together."""
 STOPS = {"end_turn": "stop", "stop_sequence": "stop", "tool_use": "tool_calls", "max_tokens": "length"}
 LINKS = ("uuid", "parentUuid", "isSidechain")
 KEPT = (*LINKS, "type", "sessionId", "agentId", "isApiErrorMessage", "timestamp", "costUSD")
@@ -59,7 +59,7 @@ def recognises(record: Any) -> bool:
 
 
 def join(
-    records: Iterator[NumberedRecord | Drop], make_drop: Callable[[int, str, str], Drop]
+    records: Iterator[NumberedRecord | Drop], make_drop: Callable[[int, str, str], Drop], limit: int = LONGEST
 ) -> Iterator[NumberedRecord | Drop]:
     """Yield the lines of a file as one record, and a drop for every broken line."""
     lines: list[Record] = []
@@ -72,8 +72,8 @@ def join(
         first = first if lines else number
         if problem := _problem(line):
             yield make_drop(number, "malformed_line", problem)
-        elif len(lines) == LONGEST:
-            yield make_drop(number, "session_too_long", Sentence("formats.session-too-long", limit=LONGEST))
+        elif len(lines) == limit:
+            yield make_drop(number, "session_too_long", Sentence("formats.session-too-long", limit=limit))
             break
         elif isinstance(line.get("uuid"), str):
             # The tree needs links alone of bookkeeping, and of a message no second copy of its results.
@@ -234,8 +234,8 @@ class ClaudeSession:
         return selected
 
 
-def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
-    """Yield one rollout a branch."""
+def trajectories(record: Record, origin: Origin, limit: int = LONGEST) -> Iterator[Trajectory | Drop]:
+    """Yield one rollout a branch; a drop for each branch after so many answers."""
     session = ClaudeSession(record[SESSION])
     leaves = session.leaves
     if not leaves:
@@ -244,8 +244,8 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
     yielded: set[str] = set()
     walked = 0
     for leaf in leaves:
-        if walked > LONGEST:
-            yield origin.make_drop("too_many_branches", Sentence("formats.too-many-branches", limit=LONGEST))
+        if walked > limit:
+            yield origin.make_drop("too_many_branches", Sentence("formats.too-many-branches", limit=limit))
             continue
         path = session.path(leaf)
         walked += len(path)

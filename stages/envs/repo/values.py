@@ -169,17 +169,19 @@ SEARCH_S = 5.0
 SEARCH = "import json, re, sys; name, *args = json.load(sys.stdin); print(int(getattr(re, name)(*args) is not None))"
 
 
-def _has_match(function: str, pattern: str | bytes, text: str | bytes, flags: int) -> bool:
+def has_match(
+    function: str, pattern: str | bytes, text: str | bytes, flags: int = 0, limit_s: float = SEARCH_S
+) -> bool:
     """Return whether a pattern matches; a pattern with repetition runs in a process of its own, with a time limit."""
     if isinstance(pattern, bytes) or isinstance(text, bytes) or not set(pattern) & set("*+{"):
         return getattr(re, function)(pattern, text, flags) is not None
     command = [sys.executable, "-I", "-S", "-c", SEARCH]
     request = json.dumps([function, pattern, text, int(flags)])
     try:
-        done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=SEARCH_S, check=True)
+        completed = subprocess.run(command, input=request, capture_output=True, text=True, timeout=limit_s, check=True)
     except subprocess.TimeoutExpired:
         raise Incomparable(Sentence("envs.repo.pattern-too-slow")) from None
-    return done.stdout.strip() == "1"
+    return completed.stdout.strip() == "1"
 
 
 def _pattern_relation(function: str) -> Callable[[Any, Any], bool]:
@@ -188,7 +190,7 @@ def _pattern_relation(function: str) -> Callable[[Any, Any], bool]:
             raise Incomparable(Sentence("envs.repo.text-too-long"))
         pattern, *flags = expected
         pattern, *flags = pattern if isinstance(pattern, tuple) else (pattern, *flags)
-        return _has_match(function, pattern, value, flags[0] if flags else 0)
+        return has_match(function, pattern, value, flags[0] if flags else 0)
 
     return matches
 

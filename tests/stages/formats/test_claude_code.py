@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from support.transcripts import action, jsonl, payloads, read
 
 from stages.formats import claude_code
-from stages.formats.base import Drop
+from stages.formats.base import Drop, Origin
+from stages.formats.reports import Sidecars
 from stages.rollouts import missing
 
 
@@ -134,24 +134,24 @@ def test_a_long_chain_of_lines_takes_no_recursion(tmp_path: Path) -> None:
     assert one.opening == [{"role": "user", "content": "Go."}]
 
 
-def test_a_session_with_too_many_lines_is_cut_with_a_word() -> None:
+def test_lines_after_the_limit_of_a_session_are_dropped() -> None:
     link = {"type": "progress", "uuid": "x", "sessionId": "s"}
-    many = ((number, link) for number in range(1, claude_code.LONGEST + 3))
-    cut, session = claude_code.join(many, lambda *why: Drop("f", *why))
-    assert isinstance(cut, Drop) and (cut.reason, cut.line) == ("session_too_long", claude_code.LONGEST + 1)
-    assert isinstance(session, tuple) and len(session[1][claude_code.SESSION]) == claude_code.LONGEST
+    cut, session = claude_code.join(((n, link) for n in range(1, 9)), lambda *fields: Drop("f", *fields), limit=5)
+    assert isinstance(cut, Drop) and (cut.reason, cut.line) == ("session_too_long", 6)
+    assert isinstance(session, tuple) and len(session[1][claude_code.SESSION]) == 5
 
 
-@pytest.mark.slow
-def test_branches_that_repeat_a_long_session_are_cut_with_a_word(tmp_path: Path) -> None:
-    trunk = [says(str(n), str(n - 1), f"m{n}", text("x")) for n in range(2000)]
-    twigs = [says(f"t{n}", "1999", f"t{n}", text("y")) for n in range(110)]
-    found, drops, _ = read(jsonl(tmp_path / "a.jsonl", *trunk, *twigs))
-    assert len(found) == 100 and {drop.reason for drop in drops} == {"too_many_branches"} and len(drops) == 10
-    assert sum(len(one.turns) for one in found) == 2100
+def test_branches_after_the_limit_of_answers_are_dropped() -> None:
+    trunk = [says(str(n), str(n - 1), f"m{n}", text("x")) for n in range(20)]
+    twigs = [says(f"t{n}", "19", f"t{n}", text("y")) for n in range(11)]
+    ((_, record),) = claude_code.join(enumerate([*trunk, *twigs], 1), lambda *fields: Drop("f", *fields))  # type: ignore[misc]
+    origin = Origin(Path("s.jsonl"), "s.jsonl", "", 1, Sidecars())
+    rollouts = list(claude_code.trajectories(record, origin, limit=200))
+    assert [isinstance(rollout, Drop) for rollout in rollouts] == [False] * 10 + [True]
+    assert sum(len(rollout.turns) for rollout in rollouts if not isinstance(rollout, Drop)) == 30
 
 
-def test_the_own_words_of_a_line_reach_the_task(tmp_path: Path) -> None:
+def test_the_task_id_depends_on_the_question(tmp_path: Path) -> None:
     changed = json.loads(json.dumps(SESSION).replace("Fix it.", "Fix that."))
     (one,), (other,) = (read(jsonl(tmp_path / n, *s))[0] for n, s in (("a.jsonl", SESSION), ("b.jsonl", changed)))
     assert one.task_id != other.task_id and one.task_id.startswith("claude-code/")

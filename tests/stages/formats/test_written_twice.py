@@ -1,61 +1,65 @@
-"""Every format written and read twice, under two orders of hashes: equal files, and equal content of what is read."""
+"""Every format written and read twice, under two orders of hashes: equal files, and equal content of the import."""
 
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-from support.transcripts import PATCH, assistant, imported, jsonl, tool, user
+import pytest
 
-from stages.formats import FORMATS
-
-PROGRAM = """
-import json, sys
-from pathlib import Path
 from stages import export, import_traces
 from stages.formats import FORMATS
 from stages.runs import runner, store
 from stages.runs.run import Run
 
-root, told = Path("artifacts"), {}
-for name in (*(name for name, one in FORMATS.items() if one.written), "hub"):
-    given = {"rollouts": Run(Path(sys.argv[1]))}
-    run = Run(runner.execute("export", given, export.Config(format=name), root=root, out=root / name).path)
-    files = {str(path.relative_to(run.path)): store.file_sha256(path) for path in run.path.rglob("*") if path.is_file()}
-    told[name] = {path: sha for path, sha in files.items() if not path.startswith((".", "manifest.json", "logs"))}
-    if name == "hub":
-        continue
-    again = import_traces.Config(paths=[str(run.path)], format=name, model="m")
-    read = Run(runner.execute("import", {}, again, root=root).path)
-    told[name]["read"] = {table: out["content_sha256"] for table, out in read.manifest.outputs.items()}
-    told[name]["counts"] = read.manifest.counts["rollouts"]
-print(json.dumps([told, list({f"x{i}" for i in range(9)})]))
-"""
+
+def write_and_read(source: str) -> dict[str, dict[str, Any]]:
+    """Export a run to every format and import it again, below the working folder; return digests by format."""
+    root, digests = Path("artifacts"), dict[str, dict[str, Any]]()
+    for name in (*(name for name, spec in FORMATS.items() if spec.written), "hub"):
+        config = export.Config(format=name)
+        path = runner.execute("export", {"rollouts": Run(Path(source))}, config, root=root, out=root / name).path
+        files = {str(file.relative_to(path)): store.file_sha256(file) for file in path.rglob("*") if file.is_file()}
+        ignored = (".", "manifest.json", "logs")
+        digests[name] = {file: sha for file, sha in files.items() if not file.startswith(ignored)}
+        if name != "hub":
+            again = import_traces.Config(paths=[str(path)], format=name, model="m")
+            manifest = Run(runner.execute("import", {}, again, root=root).path).manifest
+            digests[name]["read"] = {table: out["content_sha256"] for table, out in manifest.outputs.items()}
+            digests[name]["counts"] = manifest.counts["rollouts"]
+    return digests
 
 
-def test_every_format_is_written_and_read_alike(tmp_path: Path) -> None:
+def test_every_format_is_written_and_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rollouts of SWE-bench's shape by two models, with rewards and patches."""
+    from support.transcripts import PATCH, assistant, imported, jsonl, tool, user
+
     rows = [
         {
             "instance_id": f"owner__repo-{n % 3}",
             "model": f"model-{n % 2}",
             "resolved": bool(n % 2),
             "patch": PATCH * (n + 1),
+            "messages": [user(f"Q{n % 3}"), assistant("```bash\nls\n```"), tool("a.py"), assistant("Done.")],
         }
-        | {"messages": [user(f"Q{n % 3}"), assistant("```bash\nls\n```"), tool("a.py"), assistant("Done.")]}
         for n in range(6)
     ]
-    source, told = imported(tmp_path, jsonl(tmp_path / "rows.jsonl", *rows)).path, []
-    for seed in ("1", "2"):
-        words, here = [sys.executable, "-c", PROGRAM, str(source)], tmp_path / seed
-        here.mkdir()
-        env = {**os.environ, "PYTHONHASHSEED": seed}
-        done = subprocess.run(words, capture_output=True, text=True, cwd=here, env=env)
-        assert done.returncode == 0, done.stderr
-        told.append(json.loads(done.stdout))
-    (first, one), (second, other) = told
-    assert one != other, "sets come in two orders"
-    assert first.keys() == {*(name for name, one in FORMATS.items() if one.written), "hub"}
-    assert first == second
-    assert all(told.get("counts", 6) == 6 for told in first.values())
+    source = str(imported(tmp_path, jsonl(tmp_path / "rows.jsonl", *rows)).path)
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    first = write_and_read(source)
+    # Another process orders sets by other hashes.
+    env = {**os.environ, "PYTHONHASHSEED": "1"}
+    words = [sys.executable, __file__, source]
+    second = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path / "there", env=env)
+    assert second.returncode == 0, second.stderr
+    assert first == json.loads(second.stdout.splitlines()[-1])
+    assert first.keys() == {*(name for name, spec in FORMATS.items() if spec.written), "hub"}
+    assert all(digests.get("counts", 6) == 6 for digests in first.values())
+
+
+if __name__ == "__main__":
+    print(json.dumps(write_and_read(sys.argv[1])))

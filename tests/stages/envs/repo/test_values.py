@@ -168,12 +168,16 @@ def test_no_text_is_right_by_its_form(text: str) -> None:
         ("!=", [object()], [5]),
         ("==", re.match("a", "a"), "right"),
         ("re.search", "a" * 5000, ("a",)),
-        ("re.search", "a" * 40 + "!", (r"^(\w+\s?)+$",)),
     ],
 )
 def test_what_cannot_be_compared_here_is_not_wrong(relation: str, value: Any, expected: Any) -> None:
     with pytest.raises(values.Incomparable):
         holds(relation, value, expected)
+
+
+def test_a_pattern_that_takes_too_long_is_incomparable() -> None:
+    with pytest.raises(values.Incomparable):
+        values.has_match("search", r"^(\w+\s?)+$", "a" * 40 + "!", limit_s=0.2)
 
 
 def test_values_that_hold_themselves_or_are_large_are_sent_as_such() -> None:
