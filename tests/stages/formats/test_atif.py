@@ -52,14 +52,16 @@ def atif(steps: list[dict[str, Any]] = STEPS, **more: Any) -> dict[str, Any]:
 
 
 def test_steps_are_opening_and_turns(tmp_path: Path) -> None:
-    (one,), drops, _ = read(document(tmp_path / "trajectory.json", atif()))
+    (rollout,), drops, _ = read(document(tmp_path / "trajectory.json", atif()))
     calls = (("bash", json.dumps({"command": command})) for command in ("ls", "pwd"))
-    assert [m["role"] for m in one.opening] == ["system", "user"] and not drops
-    assert one.turns[0].action == action("I look.", *calls, thought="hm")
+    assert [m["role"] for m in rollout.opening] == ["system", "user"] and not drops
+    assert rollout.turns[0].action == action("I look.", *calls, thought="hm")
     observed = [("tool", "a.py"), ("tool", "/work"), ("user", "beware")]
-    assert [(m["role"], m["content"]) for m in one.turns[0].observed] == observed
-    assert (one.model, one.prompt_tokens, one.cost_usd, one.wall_s) == ("m", 12, 0.5, 4.0)
-    assert one.tools == [{"type": "function"}] and one.reward is None and one.extra["agent"] == "terminus-2 1"
+    assert [(m["role"], m["content"]) for m in rollout.turns[0].observed] == observed
+    assert (rollout.model, rollout.prompt_tokens, rollout.cost_usd, rollout.wall_s) == ("m", 12, 0.5, 4.0)
+    assert (
+        rollout.tools == [{"type": "function"}] and rollout.reward is None and rollout.extra["agent"] == "terminus-2 1"
+    )
 
 
 def test_token_ids_reach_the_rows(tmp_path: Path) -> None:
@@ -73,10 +75,10 @@ def test_token_ids_reach_the_rows(tmp_path: Path) -> None:
 def test_copied_steps_and_steps_without_a_model_are_context(tmp_path: Path) -> None:
     copied = [{**step, "is_copied_context": True} for step in STEPS]
     steps = [*copied, {"source": "agent", "message": "Auto.", "llm_call_count": 0}, {**STEPS[3], "message": "New."}]
-    (one,), _, _ = read(document(tmp_path / "trajectory.cont-1.json", atif(steps)))
-    assert [turn.action for turn in one.turns] == ["New."]
+    (rollout,), _, _ = read(document(tmp_path / "trajectory.cont-1.json", atif(steps)))
+    assert [turn.action for turn in rollout.turns] == ["New."]
     roles = ["system", "user", "assistant", "tool", "tool", "user", "assistant", "assistant"]
-    assert [m["role"] for m in one.opening] == roles
+    assert [m["role"] for m in rollout.opening] == roles
 
 
 @pytest.mark.parametrize("place", ["agent/trajectory.json", "trajectory.json"])
@@ -89,10 +91,15 @@ def test_the_verdict_stands_in_harbors_result(
 ) -> None:
     file = document(tmp_path / "trial" / place, atif())
     document(tmp_path / "trial" / "result.json", {**RESULT, "verifier_result": {"rewards": rewards}})
-    for asked in (tmp_path, file):
-        (one,), drops, _ = read(asked)
-        assert (one.task_id, one.env, one.reward, one.resolved) == ("hello-world", "tb", reward, resolved) and not drops
-        assert missing.REWARD not in one.missing
+    for path in (tmp_path, file):
+        (rollout,), drops, _ = read(path)
+        assert (rollout.task_id, rollout.env, rollout.reward, rollout.resolved) == (
+            "hello-world",
+            "tb",
+            reward,
+            resolved,
+        ) and not drops
+        assert missing.REWARD not in rollout.missing
 
 
 def test_an_exception_is_an_error_only_without_a_verdict(tmp_path: Path) -> None:
@@ -143,9 +150,9 @@ def test_a_reward_that_harbor_marks_as_invalid_is_no_verdict(
     document(tmp_path / "report.json", {"resolved_ids": [RESULT["task_name"]], "unresolved_ids": []})
     if with_trajectory:
         document(tmp_path / "t" / "agent" / "trajectory.json", atif())
-    (one,), _, _ = read(tmp_path)
-    assert one.error is not None and one.error[0] == error
-    assert (one.reward, one.resolved, len(one.turns) > 0) == (None, None, with_trajectory)
+    (rollout,), _, _ = read(tmp_path)
+    assert rollout.error is not None and rollout.error[0] == error
+    assert (rollout.reward, rollout.resolved, len(rollout.turns) > 0) == (None, None, with_trajectory)
     document(tmp_path / "t" / "result.json", {**result, **recorded, "reward_valid": True})
     (valid,), _, _ = read(tmp_path)
     assert (valid.reward, valid.resolved, valid.error) == (1.0, True, None)
@@ -165,13 +172,13 @@ def test_sub_agents_are_rollouts_that_no_verdict_speaks_of(tmp_path: Path) -> No
     [{"steps": [5]}, {"steps": [{"message": "x"}]}, {"steps": [{**ACTION, "tool_calls": [{}]}]}, {"agent": "terminus"}],
 )
 def test_malformed_documents_are_dropped(tmp_path: Path, broken: dict[str, Any]) -> None:
-    found, drops, _ = read(document(tmp_path / "trajectory.json", {**atif(), **broken}))
-    assert not found and [drop.reason for drop in drops] == ["malformed_record"]
+    rollouts, drops, _ = read(document(tmp_path / "trajectory.json", {**atif(), **broken}))
+    assert not rollouts and [drop.reason for drop in drops] == ["malformed_record"]
 
 
 def test_sub_agents_nested_without_end_are_dropped(tmp_path: Path) -> None:
     deep = atif()
     for _ in range(300):
         deep = atif(subagent_trajectories=[deep])
-    found, drops, _ = read(document(tmp_path / "trajectory.json", deep, indent=None))
-    assert not found and drops[0].reason == "too_deep"
+    rollouts, drops, _ = read(document(tmp_path / "trajectory.json", deep, indent=None))
+    assert not rollouts and drops[0].reason == "too_deep"

@@ -32,20 +32,26 @@ def row(messages: Any = CHAT, key: str = "messages", **more: Any) -> dict[str, A
 @pytest.mark.parametrize("key", ["messages", "trajectory", "conversations"])
 @pytest.mark.parametrize("packed", [False, True])
 def test_rows_of_messages_are_rollouts(tmp_path: Path, key: str, packed: bool) -> None:
-    shown = json.dumps(CHAT) if packed else CHAT
-    rows = [row(shown, key, patch=PATCH, model="m"), row(shown, key, resolved=False, traj_id="t2")]
-    (one, two), drops, count = read(jsonl(tmp_path / "data.jsonl", *rows))
-    assert (one.task_id, one.resolved, one.reward, one.model, one.submission) == (INSTANCE, True, 1.0, "m", PATCH)
-    assert (one.family, one.env, two.reward, two.own_id) == ("owner/repo", "swe-bench", 0.0, "t2") and not drops
-    assert [turn.action for turn in one.turns] == [action("I look.", LOOK), "Done."]
-    assert [m["role"] for m in one.opening] == ["system", "user"] and count.records == 2
+    messages = json.dumps(CHAT) if packed else CHAT
+    rows = [row(messages, key, patch=PATCH, model="m"), row(messages, key, resolved=False, traj_id="t2")]
+    (rollout, two), drops, count = read(jsonl(tmp_path / "data.jsonl", *rows))
+    assert (rollout.task_id, rollout.resolved, rollout.reward, rollout.model, rollout.submission) == (
+        INSTANCE,
+        True,
+        1.0,
+        "m",
+        PATCH,
+    )
+    assert (rollout.family, rollout.env, two.reward, two.own_id) == ("owner/repo", "swe-bench", 0.0, "t2") and not drops
+    assert [turn.action for turn in rollout.turns] == [action("I look.", LOOK), "Done."]
+    assert [m["role"] for m in rollout.opening] == ["system", "user"] and count.records == 2
 
 
 def test_the_other_spelling_of_a_message_and_a_number_for_the_verdict(tmp_path: Path) -> None:
     chat = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
-    found, _, _ = read(jsonl(tmp_path / "x.jsonl", row(chat, "conversations", resolved=1), row(chat, resolved=0.0)))
-    assert [(one.resolved, one.turns[0].action) for one in found] == [(True, "a"), (False, "a")]
-    assert found[0].opening == [user("q")]
+    rollouts, _, _ = read(jsonl(tmp_path / "x.jsonl", row(chat, "conversations", resolved=1), row(chat, resolved=0.0)))
+    assert [(rollout.resolved, rollout.turns[0].action) for rollout in rollouts] == [(True, "a"), (False, "a")]
+    assert rollouts[0].opening == [user("q")]
 
 
 EMPTY: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -59,15 +65,15 @@ EMPTY: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", EMPTY)
 def test_an_empty_trajectory_is_a_rollout_that_failed_and_no_unknown_format(tmp_path: Path, name: str) -> None:
     file, record, source = EMPTY[name]
-    (one,) = payloads(document(tmp_path / file, record, indent=None))
-    told = one["rollout"]
-    assert (told["source"], told["task_id"], told["error_type"], told["reward"]) == (
+    (payload,) = payloads(document(tmp_path / file, record, indent=None))
+    fields = payload["rollout"]
+    assert (fields["source"], fields["task_id"], fields["error_type"], fields["reward"]) == (
         source,
         INSTANCE,
         "no_actions",
         None,
     )
-    assert one["steps"] == []
+    assert payload["steps"] == []
 
 
 @pytest.mark.parametrize(

@@ -54,14 +54,14 @@ SESSION = [
 
 
 def test_an_answer_on_several_lines_is_one_action_with_all_its_results(tmp_path: Path) -> None:
-    (one,), drops, count = read(jsonl(tmp_path / "s1.jsonl", *SESSION))
+    (rollout,), drops, count = read(jsonl(tmp_path / "s1.jsonl", *SESSION))
     calls = (("Bash", json.dumps({"command": command})) for command in ("ls", "pwd"))
-    assert [turn.action for turn in one.turns] == [action("", *calls, thought="I look."), "Done."]
-    assert [m["content"] for m in one.turns[0].observed] == ["a.py", "/work\n[omitted: image]"]
-    assert (one.turns[0].commands, one.turns[0].finish_reason) == (["ls", "pwd"], "tool_calls")
-    assert (one.turns[0].prompt_tokens, one.turns[0].completion_tokens) == (103, 7)
-    assert one.opening == [{"role": "user", "content": "Fix it."}] and one.turns[1].finish_reason == "stop"
-    assert (one.own_id, one.model, one.wall_s, one.error) == ("s1", "claude-x", 9.5, None)
+    assert [turn.action for turn in rollout.turns] == [action("", *calls, thought="I look."), "Done."]
+    assert [m["content"] for m in rollout.turns[0].observed] == ["a.py", "/work\n[omitted: image]"]
+    assert (rollout.turns[0].commands, rollout.turns[0].finish_reason) == (["ls", "pwd"], "tool_calls")
+    assert (rollout.turns[0].prompt_tokens, rollout.turns[0].completion_tokens) == (103, 7)
+    assert rollout.opening == [{"role": "user", "content": "Fix it."}] and rollout.turns[1].finish_reason == "stop"
+    assert (rollout.own_id, rollout.model, rollout.wall_s, rollout.error) == ("s1", "claude-x", 9.5, None)
     assert not drops and count.records == 1
 
 
@@ -74,8 +74,8 @@ def test_what_a_session_cannot_tell_is_declared(tmp_path: Path) -> None:
 
 def test_an_edited_request_is_a_branch_whose_shared_actions_are_context(tmp_path: Path) -> None:
     again = [user("u2", "a4", "And tests."), says("a5", "u2", "m3", text("Tests.")), user("u3", "a4", "No tests.")]
-    found, _, _ = read(jsonl(tmp_path / "s1.jsonl", *SESSION, *again, says("a6", "u3", "m4", text("Fine."))))
-    last, first = found
+    rollouts, _, _ = read(jsonl(tmp_path / "s1.jsonl", *SESSION, *again, says("a6", "u3", "m4", text("Fine."))))
+    last, first = rollouts
     assert [turn.action for turn in last.turns][1:] == ["Done.", "Fine."] and last.own_id == "s1"
     assert [turn.action for turn in first.turns] == ["Tests."] and first.own_id == "s1/m3"
     assert last.turns[1].observed == [{"role": "user", "content": "No tests."}]
@@ -92,46 +92,46 @@ def test_compaction_and_sub_agents_begin_rollouts_of_their_own(tmp_path: Path) -
         user("k1", "k", "So far: fixed.", isCompactSummary=True),
         says("k2", "k1", "m6", text("Going on.")),
     ]
-    found, drops, _ = read(jsonl(tmp_path / "s1.jsonl", *SESSION, *more))
-    assert [one.own_id for one in found] == ["s1", "s1/m2", "s1/w/m5"] and not drops
-    assert [one.opening[0]["content"] for one in found] == ["So far: fixed.", "Fix it.", "Search."]
-    assert [len(one.turns) for one in found] == [1, 2, 1]
-    assert [one.extra["sidechain"] for one in found] == [False, False, True]
+    rollouts, drops, _ = read(jsonl(tmp_path / "s1.jsonl", *SESSION, *more))
+    assert [rollout.own_id for rollout in rollouts] == ["s1", "s1/m2", "s1/w/m5"] and not drops
+    assert [rollout.opening[0]["content"] for rollout in rollouts] == ["So far: fixed.", "Fix it.", "Search."]
+    assert [len(rollout.turns) for rollout in rollouts] == [1, 2, 1]
+    assert [rollout.extra["sidechain"] for rollout in rollouts] == [False, False, True]
 
 
 def test_a_failed_request_at_the_end_is_an_error_and_no_action(tmp_path: Path) -> None:
-    said = {"role": "assistant", "model": "<synthetic>", "content": [text("API Error: 529")]}
-    failed = line("e", "a4", "assistant", said, isApiErrorMessage=True)
-    (one,), _, _ = read(jsonl(tmp_path / "s1.jsonl", *SESSION, failed))
-    assert one.error == ("api_error", "API Error: 529") and len(one.turns) == 2
+    record = {"role": "assistant", "model": "<synthetic>", "content": [text("API Error: 529")]}
+    failed = line("e", "a4", "assistant", record, isApiErrorMessage=True)
+    (rollout,), _, _ = read(jsonl(tmp_path / "s1.jsonl", *SESSION, failed))
+    assert rollout.error == ("api_error", "API Error: 529") and len(rollout.turns) == 2
 
 
 def test_broken_lines_are_dropped_one_by_one(tmp_path: Path) -> None:
     bad = ["{", user("u9", None, 5), says("a9", "u1", "m9", "no part"), [1], {"type": "user", "sessionId": "s1"}]  # type: ignore[arg-type]
-    found, drops, _ = read(jsonl(tmp_path / "s1.jsonl", *SESSION, *bad))
-    assert len(found) == 1 and [drop.reason for drop in drops] == ["not_json", *["malformed_line"] * 4]
+    rollouts, drops, _ = read(jsonl(tmp_path / "s1.jsonl", *SESSION, *bad))
+    assert len(rollouts) == 1 and [drop.reason for drop in drops] == ["not_json", *["malformed_line"] * 4]
     assert [drop.line for drop in drops] == [11, 12, 13, 14, 15]
 
 
 def test_lines_that_follow_themselves_and_a_session_without_answers_are_dropped(tmp_path: Path) -> None:
     circle = [user("u1", "u2", "a"), user("u2", "u1", "b"), says("a1", "u2", "m1", text("x"))]
     for name, lines, reason in (("a", circle, "malformed_record"), ("b", SESSION[:3], "no_actions")):
-        found, drops, _ = read(jsonl(tmp_path / f"{name}.jsonl", *lines), "claude-code")
-        assert not found and [drop.reason for drop in drops] == [reason]
+        rollouts, drops, _ = read(jsonl(tmp_path / f"{name}.jsonl", *lines), "claude-code")
+        assert not rollouts and [drop.reason for drop in drops] == [reason]
 
 
 def test_a_chain_of_answers_that_name_each_other_is_dropped(tmp_path: Path) -> None:
     lines = [says("a1", "b1", "m1", text("x")), says("b1", "a1", "m2", text("y")), says("c", None, "m3", text("z"))]
     lines.append(says("d", "b1", "m4", text("w")))
-    found, drops, _ = read(jsonl(tmp_path / "a.jsonl", *lines))
-    assert not found and "own ancestor" in drops[0].detail
+    rollouts, drops, _ = read(jsonl(tmp_path / "a.jsonl", *lines))
+    assert not rollouts and "own ancestor" in drops[0].detail
 
 
 def test_a_long_chain_of_lines_takes_no_recursion(tmp_path: Path) -> None:
     lines = [user("0", None, "Go.")]
     lines += [{"type": "progress", "uuid": str(n), "parentUuid": str(n - 1), "sessionId": "s"} for n in range(1, 5000)]
-    (one,), _, _ = read(jsonl(tmp_path / "a.jsonl", *lines, says("a", "4999", "m", text("x"))))
-    assert one.opening == [{"role": "user", "content": "Go."}]
+    (rollout,), _, _ = read(jsonl(tmp_path / "a.jsonl", *lines, says("a", "4999", "m", text("x"))))
+    assert rollout.opening == [{"role": "user", "content": "Go."}]
 
 
 def test_lines_after_the_limit_of_a_session_are_dropped() -> None:
@@ -153,5 +153,5 @@ def test_branches_after_the_limit_of_answers_are_dropped() -> None:
 
 def test_the_task_id_depends_on_the_question(tmp_path: Path) -> None:
     changed = json.loads(json.dumps(SESSION).replace("Fix it.", "Fix that."))
-    (one,), (other,) = (read(jsonl(tmp_path / n, *s))[0] for n, s in (("a.jsonl", SESSION), ("b.jsonl", changed)))
-    assert one.task_id != other.task_id and one.task_id.startswith("claude-code/")
+    (first,), (second,) = (read(jsonl(tmp_path / n, *s))[0] for n, s in (("a.jsonl", SESSION), ("b.jsonl", changed)))
+    assert first.task_id != second.task_id and first.task_id.startswith("claude-code/")

@@ -87,8 +87,8 @@ def test_short_answers_that_are_alike_are_samples(tmp_path: Path) -> None:
 
 
 def test_equal_patches_of_two_samples_are_two_and_a_repeated_prediction_is_one(tmp_path: Path) -> None:
-    line, other = (prediction(name, PATCH + LONG) for name in (INSTANCE, "owner__repo-13"))
-    jsonl(tmp_path / "in" / "m" / "all_preds.jsonl", line, other)
+    line, second = (prediction(name, PATCH + LONG) for name in (INSTANCE, "owner__repo-13"))
+    jsonl(tmp_path / "in" / "m" / "all_preds.jsonl", line, second)
     jsonl(tmp_path / "in" / "m.2" / "all_preds.jsonl", line)
     assert len(imported(tmp_path, tmp_path / "in").rows(ROLLOUT)) == 3
     jsonl(tmp_path / "twice.jsonl", line, line)
@@ -100,8 +100,8 @@ def test_the_folder_of_an_own_export_is_imported_without_its_manifest(tmp_path: 
     before = imported(tmp_path, tmp_path / "in")
     config = export.Config(format="verifiers")
     written = runner.execute("export", {"rollouts": before}, config, root=tmp_path / "artifacts").path
-    for place in (written, written.parent):
-        again = imported(tmp_path, place)
+    for path in (written, written.parent):
+        again = imported(tmp_path, path)
         assert len(again.rows(ROLLOUT)) == 2 and again.manifest.summary["dropped"] == {}
         assert again.manifest.summary["files"] == 1
     with pytest.raises(BadInput, match="neither a file nor a folder with files"):
@@ -113,10 +113,10 @@ def test_a_reward_without_a_completion_is_kept_and_explained(tmp_path: Path) -> 
     jsonl(tmp_path / "results.jsonl", *rows)
     run = imported(tmp_path, tmp_path / "results.jsonl")
     assert [row["reward"] for row in run.rows(ROLLOUT)] == [0.0, None, None, None]
-    kept = [json.loads(row["extra_json"]).get("recorded_reward") for row in run.rows(ORIGIN)]
-    assert kept == [None, 0.0, 1.0, 1.0]
-    said = (run.path / "report.txt").read_text()
-    assert "3 rollouts have a reward and no completion (1 of 0, 2 of 1)" in said and "recorded_reward" in said
+    values = [json.loads(row["extra_json"]).get("recorded_reward") for row in run.rows(ORIGIN)]
+    assert values == [None, 0.0, 1.0, 1.0]
+    text = (run.path / "report.txt").read_text()
+    assert "3 rollouts have a reward and no completion (1 of 0, 2 of 1)" in text and "recorded_reward" in text
 
 
 def archive(path: Path, *samples: bytes | Iterable[bytes]) -> Path:
@@ -131,8 +131,8 @@ def archive(path: Path, *samples: bytes | Iterable[bytes]) -> Path:
 
 @pytest.mark.parametrize("damage", ["nested", "encrypted", "unknown compression"])
 def test_a_bad_sample_of_an_archive_is_lost_alone(tmp_path: Path, damage: str) -> None:
-    whole = json.dumps({"id": "one", "epoch": 1, "messages": [user("q"), assistant(LONG)], "scores": {}}).encode()
-    path = archive(tmp_path / "log.eval", whole, b"[" * 100_000 if damage == "nested" else whole + b" ")
+    complete = json.dumps({"id": "one", "epoch": 1, "messages": [user("q"), assistant(LONG)], "scores": {}}).encode()
+    path = archive(tmp_path / "log.eval", complete, b"[" * 100_000 if damage == "nested" else complete + b" ")
     data = bytearray(path.read_bytes())
     # Bytes of flags and of the method of compression, in the local header and in the directory.
     first, last = data.find(b"samples/b.json"), data.rfind(b"samples/b.json")
@@ -203,11 +203,14 @@ def test_what_workers_read_counts_as_in_one_process(tmp_path: Path) -> None:
     for name in ("one", "two"):
         jsonl(folder / name / "data.jsonl", *rows).open("a").write("{torn\n")
     document(folder / "two" / "odd.json", {"nobody": "knows"})
-    here, there = imported(tmp_path / "here", folder), imported(tmp_path / "there", folder, on="processes:2")
-    assert there.manifest.content == here.manifest.content
-    assert there.manifest.counts == here.manifest.counts and there.manifest.summary == here.manifest.summary
-    assert (there.path / "report.txt").read_text() == (here.path / "report.txt").read_text()
-    assert here.manifest.counts["dropped_duplicate"] > 2 and here.manifest.summary["reports"]["judged"] > 1
+    in_process, in_workers = imported(tmp_path / "here", folder), imported(tmp_path / "there", folder, on="processes:2")
+    assert in_workers.manifest.content == in_process.manifest.content
+    assert (
+        in_workers.manifest.counts == in_process.manifest.counts
+        and in_workers.manifest.summary == in_process.manifest.summary
+    )
+    assert (in_workers.path / "report.txt").read_text() == (in_process.path / "report.txt").read_text()
+    assert in_process.manifest.counts["dropped_duplicate"] > 2 and in_process.manifest.summary["reports"]["judged"] > 1
 
 
 def test_a_file_that_a_worker_did_not_finish_is_read_again(tmp_path: Path) -> None:
@@ -216,11 +219,13 @@ def test_a_file_that_a_worker_did_not_finish_is_read_again(tmp_path: Path) -> No
     record = Manifest(composer="", stage="import", stage_version=2, fingerprint="")
     out, count = RunWriter(tmp_path / "run", record, cache=tmp_path), FileCount(source.label, "", source.sha256)
     importing.read_into_journal(source, reader, Sidecars(), out)
-    left = list(importing.read_rollouts(source, None, Sidecars(), count, out))  # without a reader it would be dropped
-    assert count.traces == count.records == 1 and isinstance(left[0], importing.ReadRollout)
+    remaining = list(
+        importing.read_rollouts(source, None, Sidecars(), count, out)
+    )  # without a reader it would be dropped
+    assert count.traces == count.records == 1 and isinstance(remaining[0], importing.ReadRollout)
     torn = RunWriter(tmp_path / "torn", record, cache=tmp_path)
     torn.write_all([(f"{importing.unit_of(source)}/1", {"drop": {}}, False)])
-    assert list(importing.read_rollouts(source, reader, Sidecars(), FileCount("", "", ""), torn)) == left
+    assert list(importing.read_rollouts(source, reader, Sidecars(), FileCount("", "", ""), torn)) == remaining
 
 
 # Small files that unpack to much are refused at a stated limit, or read piece by piece, in bounded memory.
@@ -270,15 +275,15 @@ def measured(path: Path) -> tuple[int, list[str], int]:
     words, env = [sys.executable, "-c", MEASURE, str(path)], {**os.environ, "PYTHONPATH": where}
     done = subprocess.run(words, capture_output=True, text=True, timeout=200, env=env)
     assert done.returncode == 0, done.stderr
-    found, reasons, peak = json.loads(done.stdout)
-    return found, reasons, peak
+    counts, reasons, peak = json.loads(done.stdout)
+    return counts, reasons, peak
 
 
 def shared_value(path: Path, rows: int) -> Path:
     """Rows with the same megabyte, which Parquet stores once: a file of some kilobytes."""
-    said = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), ["a" * MB])
+    completions = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), ["a" * MB])
     prompts = pa.array([f"q{at}" for at in range(rows)])
-    pq.write_table(pa.table({"prompt": prompts, "completion": said, "reward": pa.array([1.0] * rows)}), path)
+    pq.write_table(pa.table({"prompt": prompts, "completion": completions, "reward": pa.array([1.0] * rows)}), path)
     assert path.stat().st_size < MB
     return path
 
@@ -302,8 +307,8 @@ def test_what_unpacks_to_much_is_dropped_unread_or_read_a_few_rows_at_a_time(
     tmp_path: Path, make: Callable[[Path], Path], expected: tuple[int, list[str]], most_mb: int
 ) -> None:
     """A document that is refused is not held in memory, and the lines after a refused line are read."""
-    *found, peak = measured(make(tmp_path))
-    assert tuple(found) == expected and peak < most_mb
+    *counts, peak = measured(make(tmp_path))
+    assert tuple(counts) == expected and peak < most_mb
 
 
 @pytest.mark.parametrize("name", ["_" * 20_000, "a__" * 20_000, "a__b-1x" * 3_000, "-1" * 10_000])

@@ -19,8 +19,8 @@ TORN = '{"id": 1, "prom'
 def test_bad_and_foreign_lines_are_named_with_their_number_and_the_rest_is_kept(tmp_path: Path) -> None:
     """Also where the first line, by which the format could be told, is torn."""
     lines = [TORN, GOOD, "", TORN, {"something": "else"}, {**GOOD, "completion": 7}, GOOD, "[1, 2]", "null"]
-    found, drops, count = read(jsonl(tmp_path / "results.jsonl", *lines))
-    assert len(found) == 2 and count.records == 8
+    rollouts, drops, count = read(jsonl(tmp_path / "results.jsonl", *lines))
+    assert len(rollouts) == 2 and count.records == 8
     assert [(d.line, d.reason) for d in drops] == [
         (1, "not_json"), (4, "not_json"), (5, "foreign_record"), (6, "malformed_record"), (8, "foreign_record"),
         (9, "not_json"),
@@ -35,9 +35,9 @@ def test_values_of_wrong_types_or_too_deep_drop_a_record_and_nothing_else(tmp_pa
         deep = [deep]
     changes = ({"reward": "high"}, {"stop_condition": 7}, {"prompt": [{"role": 1}]}, {"info": deep})
     odd = [{**GOOD, **change} for change in changes]
-    found, drops, _ = read(jsonl(tmp_path / "results.jsonl", GOOD, *odd, GOOD))
+    rollouts, drops, _ = read(jsonl(tmp_path / "results.jsonl", GOOD, *odd, GOOD))
     reasons = [*["malformed_record"] * 3, "too_deep"]
-    assert len(found) == 2 and [(d.line, d.reason) for d in drops] == [*zip((2, 3, 4, 5), reasons, strict=True)]
+    assert len(rollouts) == 2 and [(d.line, d.reason) for d in drops] == [*zip((2, 3, 4, 5), reasons, strict=True)]
     assert "reward is 'high'" in drops[0].detail and "deeper" in drops[3].detail
 
 
@@ -79,16 +79,16 @@ def eval_archive(path: Path, deep: str) -> Path:
 def test_a_report_of_wrong_types_is_an_unknown_file(tmp_path: Path) -> None:
     document(tmp_path / "report.json", {"resolved": [{"a": 1}, 2]})
     jsonl(tmp_path / "results.jsonl", GOOD)
-    found, drops, _ = read(tmp_path)
-    assert len(found) == 1 and [d.reason for d in drops] == ["unknown_format"]
+    rollouts, drops, _ = read(tmp_path)
+    assert len(rollouts) == 1 and [d.reason for d in drops] == ["unknown_format"]
 
 
 def test_a_truncated_gzip_file_gives_what_is_whole(tmp_path: Path) -> None:
     rows = [{**GOOD, "answer": f"{number:05}" * 50} for number in range(400)]
     path = jsonl(tmp_path / "results.jsonl.gz", *rows)
     path.write_bytes(path.read_bytes()[:-400])
-    found, drops, _ = read(path)
-    assert 0 < len(found) < 400 and drops[-1].reason == "damaged_file" and drops[-1].line >= len(found)
+    rollouts, drops, _ = read(path)
+    assert 0 < len(rollouts) < 400 and drops[-1].reason == "damaged_file" and drops[-1].line >= len(rollouts)
 
 
 def test_a_truncated_document_is_one_drop_at_the_line_where_it_ends(tmp_path: Path) -> None:
@@ -104,8 +104,8 @@ def test_pointers_empty_files_and_unknown_ones(tmp_path: Path) -> None:
     jsonl(tmp_path / "c.jsonl", {"x": 1}, {"x": 2})
     (tmp_path / "d.parquet").write_bytes(b"PAR1 torn")
     jsonl(tmp_path / "e.jsonl", GOOD)
-    found, drops, _ = read(tmp_path)
-    assert len(found) == 1
+    rollouts, drops, _ = read(tmp_path)
+    assert len(rollouts) == 1
     assert [d.reason for d in drops] == ["git_lfs_pointer", "unknown_format", "unknown_format", "damaged_file"]
 
 
@@ -118,10 +118,10 @@ def test_files_are_found_by_path_folder_and_pattern_each_once(tmp_path: Path) ->
     for name in ("x/results.jsonl", "y/results.jsonl", "y/notes.txt"):
         jsonl(tmp_path / name, GOOD)
     document(tmp_path / "x" / "metadata.json", {"env": "e", "model": "m"})
-    one = [source.label for source in files.find([str(tmp_path / "x" / "results.jsonl")])]
-    assert one == ["x/results.jsonl", "x/metadata.json"]  # what lies beside a file is looked at too
-    every = [source.label for source in files.find([str(tmp_path), str(tmp_path / "y")])]
-    assert every == [f"{tmp_path.name}/{name}" for name in ("x/metadata.json", "x/results.jsonl", "y/results.jsonl")]
+    beside = [source.label for source in files.find([str(tmp_path / "x" / "results.jsonl")])]
+    assert beside == ["x/results.jsonl", "x/metadata.json"]  # what lies beside a file is looked at too
+    labels = [source.label for source in files.find([str(tmp_path), str(tmp_path / "y")])]
+    assert labels == [f"{tmp_path.name}/{name}" for name in ("x/metadata.json", "x/results.jsonl", "y/results.jsonl")]
     assert [source.label for source in files.find([str(tmp_path / "y" / "*.jsonl")])] == ["y/results.jsonl"]
 
 

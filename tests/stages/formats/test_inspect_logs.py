@@ -14,11 +14,11 @@ EVAL |= {"model_generate_config": {"temperature": 0.5}}
 
 
 def sample(number: int = 1, value: Any = "C", **more: Any) -> dict[str, Any]:
-    given = [user("attachment://abc"), assistant("given"), user("go on")]
+    input_messages = [user("attachment://abc"), assistant("given"), user("go on")]
     calls = [{"id": "1", "function": "bash", "arguments": {"cmd": "ls"}, "parse_error": None}]
     parts = [{"type": "reasoning", "reasoning": "hm"}, {"type": "text", "text": "Yes"}]
     messages = [
-        *({**one, "source": "input"} for one in given),
+        *({**item, "source": "input"} for item in input_messages),
         assistant(parts, tool_calls=calls, source="generate"),
         tool("", tool_call_id="1", error={"type": "timeout", "message": "too slow"}),
         assistant("No", source="generate"),
@@ -26,9 +26,9 @@ def sample(number: int = 1, value: Any = "C", **more: Any) -> dict[str, Any]:
     output = {"choices": [{"stop_reason": "max_tokens"}], "usage": {"input_tokens": 4, "output_tokens": 1}, "time": 0.5}
     usage = {"openai/m": {"input_tokens": 8, "output_tokens": 2}, "judge": {"input_tokens": 99}}
     scores = {"other": {"value": 0.2}, "match": {"value": value}}
-    asked = {"id": number, "epoch": 1, "input": "attachment://abc", "target": " Yes", "messages": messages}
-    told = {"output": output, "scores": scores, "attachments": {"abc": "What is it?"}, "events": []}
-    return {**asked, **told, "model_usage": usage, **more}
+    request = {"id": number, "epoch": 1, "input": "attachment://abc", "target": " Yes", "messages": messages}
+    fields = {"output": output, "scores": scores, "attachments": {"abc": "What is it?"}, "events": []}
+    return {**request, **fields, "model_usage": usage, **more}
 
 
 def log(*samples: dict[str, Any]) -> dict[str, Any]:
@@ -37,21 +37,26 @@ def log(*samples: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_sample_is_a_rollout(tmp_path: Path) -> None:
-    (one,), drops, _ = read(document(tmp_path / "log.json", log(sample())))
-    assert [m["content"] for m in one.opening] == ["What is it?", "given", "go on"] and not drops
-    assert one.turns[0].action == action("Yes", ("bash", '{"cmd": "ls"}'), thought="hm")
-    assert one.turns[0].observed == [{"role": "tool", "content": "too slow"}] and one.statement == "What is it?"
-    assert (one.reward, one.model, one.task_id, one.prompt_tokens) == (1.0, "openai/m", "popularity/1", 8)
-    assert [turn.finish_reason for turn in one.turns] == [None, "length"]
-    assert one.sampling == {"temperature": 0.5, "max_tokens": 5}
+    (rollout,), drops, _ = read(document(tmp_path / "log.json", log(sample())))
+    assert [m["content"] for m in rollout.opening] == ["What is it?", "given", "go on"] and not drops
+    assert rollout.turns[0].action == action("Yes", ("bash", '{"cmd": "ls"}'), thought="hm")
+    assert rollout.turns[0].observed == [{"role": "tool", "content": "too slow"}] and rollout.statement == "What is it?"
+    assert (rollout.reward, rollout.model, rollout.task_id, rollout.prompt_tokens) == (
+        1.0,
+        "openai/m",
+        "popularity/1",
+        8,
+    )
+    assert [turn.finish_reason for turn in rollout.turns] == [None, "length"]
+    assert rollout.sampling == {"temperature": 0.5, "max_tokens": 5}
 
 
 def test_scores_are_numbers_by_inspects_own_rule(tmp_path: Path) -> None:
     rewards = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0, "yes": 1.0, "0.5": 0.5, "hm": None}
     values = [*rewards.items(), (True, 1.0), (0.25, 0.25), ({"a": 1}, None)]
     samples = [sample(number, value) for number, (value, _) in enumerate(values)]
-    found, _, _ = read(document(tmp_path / "log.json", log(*samples)))
-    assert [one.reward for one in found] == [reward for _, reward in values]
+    rollouts, _, _ = read(document(tmp_path / "log.json", log(*samples)))
+    assert [rollout.reward for rollout in rollouts] == [reward for _, reward in values]
 
 
 def test_ends_and_usage_of_every_turn_come_from_the_models_events(tmp_path: Path) -> None:
@@ -60,22 +65,24 @@ def test_ends_and_usage_of_every_turn_come_from_the_models_events(tmp_path: Path
         return {"event": "model", "output": output}
 
     events = [event("tool_calls"), {"event": "tool"}, event("stop")]
-    (one,), _, _ = read(document(tmp_path / "log.json", log(sample(events=events))))
-    assert [turn.finish_reason for turn in one.turns] == ["tool_calls", "stop"] and one.turns[0].completion_tokens == 1
+    (rollout,), _, _ = read(document(tmp_path / "log.json", log(sample(events=events))))
+    assert [turn.finish_reason for turn in rollout.turns] == ["tool_calls", "stop"] and rollout.turns[
+        0
+    ].completion_tokens == 1
 
 
 def test_samples_that_failed_and_logs_without_samples(tmp_path: Path) -> None:
     document(tmp_path / "a.json", log(sample(error={"message": "died", "traceback": ""})))
     document(tmp_path / "b.json", {**log(), "status": "cancelled"})
-    found, drops, _ = read(tmp_path)
-    assert [one.error for one in found] == [("error", "died")]
+    rollouts, drops, _ = read(tmp_path)
+    assert [rollout.error for rollout in rollouts] == [("error", "died")]
     assert [drop.reason for drop in drops] == ["log_without_samples"]
 
 
 def test_a_sample_that_a_person_invalidated_has_no_verdict(tmp_path: Path) -> None:
     invalidated = sample(invalidation={"timestamp": "2026-01-01T00:00:00Z", "author": "someone", "reason": "it leaked"})
-    (one, other), _, _ = read(document(tmp_path / "a.json", log(invalidated, sample(2, invalidation=None))))
-    assert one.error == ("invalidated", "it leaked") and other.error is None
+    (rollout, second), _, _ = read(document(tmp_path / "a.json", log(invalidated, sample(2, invalidation=None))))
+    assert rollout.error == ("invalidated", "it leaked") and second.error is None
     (row, _) = payloads(tmp_path / "a.json")
     assert row["rollout"]["reward"] is None and {step["reward"] for step in row["steps"]} == {None}
 
@@ -84,17 +91,19 @@ def archive(path: Path, samples: Mapping[int, bytes], compression: int = zipfile
     """A log with these bytes as samples of these ids."""
     with zipfile.ZipFile(path, "w", compression) as file:
         file.writestr("header.json", json.dumps({"version": 2, "eval": EVAL, "plan": {}}))
-        for number, one in samples.items():
-            file.writestr(f"samples/{number}_epoch_1.json", one)
+        for number, content in samples.items():
+            file.writestr(f"samples/{number}_epoch_1.json", content)
     return path
 
 
 def test_an_archive_gives_the_same_as_a_document_but_for_a_damaged_sample(tmp_path: Path) -> None:
     raw = {number: json.dumps(sample(number)).encode() for number in (1, 2)}
     path = archive(tmp_path / "log.eval", {**raw, 3: b'{"id": 3, "mess'})
-    whole = document(tmp_path / "log.json", log(sample(1), sample(2)))
+    complete = document(tmp_path / "log.json", log(sample(1), sample(2)))
     keys = ("action", "observation", "state_sha256", "finish_reason")
-    packed, plain = ([[[s[k] for k in keys] for s in p["steps"]] for p in payloads(one)] for one in (path, whole))
+    packed, plain = (
+        [[[s[k] for k in keys] for s in p["steps"]] for p in payloads(payload)] for payload in (path, complete)
+    )
     assert packed == plain
     assert [(drop.reason, drop.line) for drop in read(path)[1]] == [("damaged_record", 3)]
 
@@ -107,5 +116,5 @@ def test_an_archive_compressed_with_zstandard(tmp_path: Path) -> None:
     marked = bytearray(data)
     marked[at + 8 : at + 10] = marked[central + 10 : central + 12] = (93).to_bytes(2, "little")
     path.write_bytes(bytes(marked))
-    (one,), drops, _ = read(path)
-    assert len(one.turns) == 2 and not drops
+    (rollout,), drops, _ = read(path)
+    assert len(rollout.turns) == 2 and not drops

@@ -12,7 +12,7 @@ from support.transcripts import assistant, document, jsonl, payloads, read, syst
 
 
 def formats(path: Path) -> set[str]:
-    return {one["rollout"]["source"] for one in payloads(path)}
+    return {payload["rollout"]["source"] for payload in payloads(path)}
 
 
 def sample(number: int, **more: Any) -> dict[str, Any]:
@@ -31,18 +31,20 @@ def test_samples_of_lm_evaluation_harness(tmp_path: Path) -> None:
     jsonl(tmp_path / "org__model" / f"samples_gsm8k_{time}.jsonl", *rows)
     about = {"results": {}, "configs": {}, "config": {"model": "hf"}, "model_name": "org/model", "n-shot": {"gsm8k": 5}}
     document(tmp_path / "org__model" / f"results_{time}.json", about)
-    for given in (tmp_path, tmp_path / "org__model" / f"samples_gsm8k_{time}.jsonl"):
-        found, drops, _ = read(given)
-        assert formats(given) == {"lm-eval"} and [one.reward for one in found] == [0.0, 1.0]
-        assert {one.model for one in found} == {"org/model"} and {one.family for one in found} == {"gsm8k"}
-        assert [one.task_id for one in found] == [f"gsm8k/{at:064x}"[:22] for at in range(2)]
-        assert [drop.reason for drop in drops] == ["other_filter"] * 2 and found[0].error is None
+    for path in (tmp_path, tmp_path / "org__model" / f"samples_gsm8k_{time}.jsonl"):
+        rollouts, drops, _ = read(path)
+        assert formats(path) == {"lm-eval"} and [rollout.reward for rollout in rollouts] == [0.0, 1.0]
+        assert {rollout.model for rollout in rollouts} == {"org/model"} and {
+            rollout.family for rollout in rollouts
+        } == {"gsm8k"}
+        assert [rollout.task_id for rollout in rollouts] == [f"gsm8k/{at:064x}"[:22] for at in range(2)]
+        assert [drop.reason for drop in drops] == ["other_filter"] * 2 and rollouts[0].error is None
 
 
 def test_a_metric_over_all_items_is_no_score(tmp_path: Path) -> None:
     jsonl(tmp_path / "samples_tags.jsonl", sample(0, metrics=["f1"], f1=["a", ["b"]]), sample(1, acc=1.0))
-    found, _, _ = read(tmp_path)
-    assert [(one.reward, one.unscored) for one in found] == [(None, True), (1.0, True)]
+    rollouts, _, _ = read(tmp_path)
+    assert [(rollout.reward, rollout.unscored) for rollout in rollouts] == [(None, True), (1.0, True)]
 
 
 def test_results_of_tau_bench(tmp_path: Path) -> None:
@@ -50,9 +52,12 @@ def test_results_of_tau_bench(tmp_path: Path) -> None:
     talk = [system("Be kind."), user("Book it."), booking, tool("done"), assistant("It is booked.")]
     info = {"task": {"instruction": "You want a flight."}}
     first = [{"task_id": 3, "reward": 1.0, "info": info, "traj": talk, "trial": at} for at in range(2)]
-    found, _, _ = read(path := document(tmp_path / "gpt-airline.json", first))
-    assert formats(path) == {"tau-bench"} and [(one.task_id, one.reward) for one in found] == [("airline/3", 1.0)] * 2
-    assert len(found[0].turns) == 2 and "book" in found[0].turns[0].action
+    rollouts, _, _ = read(path := document(tmp_path / "gpt-airline.json", first))
+    assert (
+        formats(path) == {"tau-bench"}
+        and [(rollout.task_id, rollout.reward) for rollout in rollouts] == [("airline/3", 1.0)] * 2
+    )
+    assert len(rollouts[0].turns) == 2 and "book" in rollouts[0].turns[0].action
 
     simulation = {"id": "s", "task_id": "7", "trial": 0, "seed": 5, "messages": talk, "reward_info": {"reward": 0.0}}
     second = {
@@ -60,9 +65,9 @@ def test_results_of_tau_bench(tmp_path: Path) -> None:
         "tasks": [],
         "simulations": [simulation, {**simulation, "id": "t", "reward_info": None, "termination_reason": "error"}],
     }
-    found, _, _ = read(document(tmp_path / "tau2.json", second))
-    told = [(one.task_id, one.model, one.reward) for one in found]
-    assert told == [("retail/7", "gpt", 0.0), ("retail/7", "gpt", None)]
+    rollouts, _, _ = read(document(tmp_path / "tau2.json", second))
+    summaries = [(rollout.task_id, rollout.model, rollout.reward) for rollout in rollouts]
+    assert summaries == [("retail/7", "gpt", 0.0), ("retail/7", "gpt", None)]
 
 
 def test_results_of_evalplus_pass_only_with_the_added_tests(tmp_path: Path) -> None:
@@ -73,10 +78,10 @@ def test_results_of_evalplus_pass_only_with_the_added_tests(tmp_path: Path) -> N
     }
     for name in ("org--model_vllm_temp_0.0.eval_results.json", "org--model_vllm_temp_0.0/eval_results.json"):
         path = document(tmp_path / name, {"date": "2026-01-01", "hash": "0", "eval": tasks})
-        assert {one.model for one in read(path)[0]} == {"org/model"}
-    found, _, _ = read(path)
-    assert formats(path) == {"evalplus"} and [one.reward for one in found] == [1.0, 0.0, 0.0]
-    assert found[0].env == "HumanEval"
+        assert {rollout.model for rollout in read(path)[0]} == {"org/model"}
+    rollouts, _, _ = read(path)
+    assert formats(path) == {"evalplus"} and [rollout.reward for rollout in rollouts] == [1.0, 0.0, 0.0]
+    assert rollouts[0].env == "HumanEval"
 
 
 def helm(path: Path, name: str, splits: Mapping[str, str], **scores: float) -> None:
@@ -99,11 +104,15 @@ def test_statistics_of_helm(tmp_path: Path) -> None:
         helm(tmp_path / name, name, {"id1": "test", "id2": "test", "id3": "valid"}, exact_match=1.0)
     helm(tmp_path / "quac:model=x", "quac:model=x", {"id1": "valid"}, exact_match=0.0, f1_score=0.25)
     helm(tmp_path / "boolq:model=x", "boolq:model=x", {"id1": "valid"}, exact_match=0.0, quasi_exact_match=1.0)
-    found, drops, _ = read(tmp_path)
+    rollouts, drops, _ = read(tmp_path)
     rewards = {f"mmlu:subject={subject}/id{at}": 2.0 - at for subject in ("art", "law") for at in (1, 2)}
-    assert {one.task_id: one.reward for one in found} == {**rewards, "quac/id1": 0.25, "boolq/id1": 1.0}
+    assert {rollout.task_id: rollout.reward for rollout in rollouts} == {**rewards, "quac/id1": 0.25, "boolq/id1": 1.0}
     assert formats(tmp_path) == {"helm"}
-    assert {one.model for one in found} == {"org/model"} and {one.env for one in found} == {"mmlu", "quac", "boolq"}
+    assert {rollout.model for rollout in rollouts} == {"org/model"} and {rollout.env for rollout in rollouts} == {
+        "mmlu",
+        "quac",
+        "boolq",
+    }
     assert Counter(drop.reason for drop in drops) == {"perturbed": 4, "other_split": 2, "unknown_format": 4}
 
 
@@ -121,11 +130,15 @@ def test_results_of_terminal_bench(tmp_path: Path, with_run: bool) -> None:
     document(run / "run_metadata.json", {"run_id": "run", "agent_name": "agent", "model_name": "org/model"})
     if with_run:
         document(run / "results.json", {"results": trials, "resolved_ids": ["a"]})
-    found, drops, _ = read(tmp_path)
-    assert formats(tmp_path) == {"terminal-bench"} and not drops and {one.model for one in found} == {"org/model"}
-    assert [(one.task_id, one.reward) for one in found][:3] == [("a", 1.0), ("b", 0.0), ("c", None)]
-    assert len(found) == 3 + with_run and found[2].error == ("parse_error", "c.1-of-1 has no verdict")
-    assert found[0].terminated_by == "agent_timeout" and found[0].error is None
+    rollouts, drops, _ = read(tmp_path)
+    assert (
+        formats(tmp_path) == {"terminal-bench"}
+        and not drops
+        and {rollout.model for rollout in rollouts} == {"org/model"}
+    )
+    assert [(rollout.task_id, rollout.reward) for rollout in rollouts][:3] == [("a", 1.0), ("b", 0.0), ("c", None)]
+    assert len(rollouts) == 3 + with_run and rollouts[2].error == ("parse_error", "c.1-of-1 has no verdict")
+    assert rollouts[0].terminated_by == "agent_timeout" and rollouts[0].error is None
 
 
 @pytest.mark.parametrize("version", ["0.6", "0.10"])
@@ -139,9 +152,11 @@ def test_details_of_lighteval(tmp_path: Path, version: str) -> None:
         for at in range(2)
     ]
     pq.write_table(pa.Table.from_pylist(rows), folder / "details_arc|0_2026-01-02T03-04-05.000006.parquet")
-    found, _, _ = read(tmp_path)
-    assert formats(tmp_path) == {"lighteval"} and [one.reward for one in found] == [0.0, 1.0]
-    assert {(one.env, one.model) for one in found} == {("arc|0", "org/model")} and found[0].task_id != found[1].task_id
+    rollouts, _, _ = read(tmp_path)
+    assert formats(tmp_path) == {"lighteval"} and [rollout.reward for rollout in rollouts] == [0.0, 1.0]
+    assert {(rollout.env, rollout.model) for rollout in rollouts} == {("arc|0", "org/model")} and rollouts[
+        0
+    ].task_id != rollouts[1].task_id
 
 
 def test_trials_of_harbor_without_a_trajectory_are_items(tmp_path: Path) -> None:
@@ -156,8 +171,8 @@ def test_trials_of_harbor_without_a_trajectory_are_items(tmp_path: Path) -> None
     steps = [{"source": "user", "message": "Go."}, {"source": "agent", "message": "Gone."}]
     trajectory = {"schema_version": "ATIF-v1.6", "agent": {"model_name": "model"}, "steps": steps}
     document(tmp_path / "job" / "three__x" / "agent" / "trajectory.json", trajectory)
-    found, _, _ = read(tmp_path / "job")
-    by_task = {one.task_id: one for one in found}
-    assert len(found) == 3 and by_task["one"].reward == 1.0 and by_task["one"].model == "model"
+    rollouts, _, _ = read(tmp_path / "job")
+    by_task = {rollout.task_id: rollout for rollout in rollouts}
+    assert len(rollouts) == 3 and by_task["one"].reward == 1.0 and by_task["one"].model == "model"
     assert by_task["two"].error == ("AgentTimeout", "too slow") and by_task["two"].reward is None
     assert by_task["three"].reward == 0.0 and len(by_task["three"].turns) == 1

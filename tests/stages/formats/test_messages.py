@@ -26,8 +26,8 @@ def test_every_spelling_of_a_call(raw: Any) -> None:
 
 
 def test_arguments_that_are_an_object_become_json() -> None:
-    said = spoken(assistant("", tool_calls=[{"function": "f", "arguments": {"a": "é"}}]))
-    assert said.calls == (ToolCall("f", '{"a": "é"}'),)
+    parts = spoken(assistant("", tool_calls=[{"function": "f", "arguments": {"a": "é"}}]))
+    assert parts.calls == (ToolCall("f", '{"a": "é"}'),)
 
 
 def test_anthropic_parts() -> None:
@@ -50,11 +50,11 @@ def test_roles_parts_and_what_is_no_text() -> None:
 
 
 def test_turns_begin_with_the_first_answer() -> None:
-    asked = [system("s"), user("q")]
-    opening, found = split_turns([*asked, assistant("a"), tool("t"), tool("u"), assistant("b")])
-    assert opening == asked and [t.action for t in found] == ["a", "b"]
-    assert found[0].observed == [tool("t"), tool("u")] and found[1].observed == []
-    assert split_turns(asked) == (asked, [])
+    request = [system("s"), user("q")]
+    opening, turns = split_turns([*request, assistant("a"), tool("t"), tool("u"), assistant("b")])
+    assert opening == request and [t.action for t in turns] == ["a", "b"]
+    assert turns[0].observed == [tool("t"), tool("u")] and turns[1].observed == []
+    assert split_turns(request) == (request, [])
 
 
 def test_responses_items_group_into_messages() -> None:
@@ -70,9 +70,9 @@ def test_responses_items_group_into_messages() -> None:
         {"type": "message", "role": "assistant", "content": "Done."},
         {"type": "message", "role": "assistant", "content": "Really."},
     ]
-    found = [one.message() for one in exchanges(items)]
-    assert [m["role"] for m in found] == ["user", "assistant", "tool", "assistant", "assistant"]
+    messages = [exchange.message() for exchange in exchanges(items)]
+    assert [m["role"] for m in messages] == ["user", "assistant", "tool", "assistant", "assistant"]
     calls = (("f", '{"a":  1}'), ("g", "free text"), ("web_search", '{"action": {"query": "q"}}'))
-    assert found[1]["content"] == action("I call.", *calls, thought="one")
-    assert [m["content"] for m in found[2:]] == ["out", "Done.", "Really."]
+    assert messages[1]["content"] == action("I call.", *calls, thought="one")
+    assert [m["content"] for m in messages[2:]] == ["out", "Done.", "Really."]
     assert response_message(items[8:])["content"] == "Done.\nReally."

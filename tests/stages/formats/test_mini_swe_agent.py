@@ -12,9 +12,9 @@ ASKED = "<pr_description>\nConsider the following PR description:\nIt breaks.\n<
 
 def trajectory(*messages: dict[str, Any], **info: Any) -> dict[str, Any]:
     config = {"model": {"model_name": "some/model", "model_kwargs": {"temperature": 0.0}}}
-    told = {"exit_status": "Submitted", "submission": PATCH, "model_stats": {"instance_cost": 0.5, "api_calls": 2}}
+    fields = {"exit_status": "Submitted", "submission": PATCH, "model_stats": {"instance_cost": 0.5, "api_calls": 2}}
     spoken = [system("You fix."), user(ASKED), *messages]
-    about = {"info": {"mini_version": "1.15.0", "config": config, **told, **info}, "messages": spoken}
+    about = {"info": {"mini_version": "1.15.0", "config": config, **fields, **info}, "messages": spoken}
     return {**about, "trajectory_format": "mini-swe-agent-1", "instance_id": INSTANCE}
 
 
@@ -25,27 +25,37 @@ def said(command: str, **extra: Any) -> dict[str, Any]:
 def test_text_actions_of_version_1(tmp_path: Path) -> None:
     usage = {"prompt_tokens": 10, "completion_tokens": 4, "cost": 0.1}
     first = said("ls", response={"choices": [{"finish_reason": "stop"}], "usage": usage})
-    shown = user("<returncode>1</returncode>\n<output>\nno\n</output>")
+    output = user("<returncode>1</returncode>\n<output>\nno\n</output>")
     cut = user("<returncode>0</returncode>\n<elided_chars>\n120 characters elided\n</elided_chars>")
-    messages = (first, shown, said("cat x"), cut, assistant("no block"))
+    messages = (first, output, said("cat x"), cut, assistant("no block"))
     path = document(tmp_path / "a.traj.json", trajectory(*messages))
-    (one,), drops, _ = read(path)
-    assert (one.task_id, one.model, one.statement, one.submission) == (INSTANCE, "some/model", "It breaks.", PATCH)
-    assert (one.terminated_by, one.family, one.cost_usd, one.env) == ("submitted", "owner/repo", 0.5, "swe-bench")
-    first, second, third = one.turns
+    (rollout,), drops, _ = read(path)
+    assert (rollout.task_id, rollout.model, rollout.statement, rollout.submission) == (
+        INSTANCE,
+        "some/model",
+        "It breaks.",
+        PATCH,
+    )
+    assert (rollout.terminated_by, rollout.family, rollout.cost_usd, rollout.env) == (
+        "submitted",
+        "owner/repo",
+        0.5,
+        "swe-bench",
+    )
+    first, second, third = rollout.turns
     assert (first.commands, first.returncode, first.finish_reason, first.prompt_tokens) == (["ls"], 1, "stop", 10)
     assert (second.elided_chars, first.elided_chars) == (120, 0)
     assert third.parse_error == "expected one action, found 0" and first.parse_error is None and not drops
 
 
 def test_the_reasoning_of_the_raw_reply_is_part_of_the_action(tmp_path: Path) -> None:
-    told = {"choices": [{"message": {"content": "ls it", "reasoning": "hm"}}]}
+    fields = {"choices": [{"message": {"content": "ls it", "reasoning": "hm"}}]}
     twice = {"choices": [{"message": {"content": "x", "reasoning_content": "ha", "reasoning": "ha"}}]}
-    path = document(tmp_path / "a.traj.json", trajectory(said("ls", response=told), said("cat", response=twice)))
-    (one,), _, _ = read(path)
-    thoughts = [turn.action.partition("\n\nTHOUGHT")[0] for turn in one.turns]
+    path = document(tmp_path / "a.traj.json", trajectory(said("ls", response=fields), said("cat", response=twice)))
+    (rollout,), _, _ = read(path)
+    thoughts = [turn.action.partition("\n\nTHOUGHT")[0] for turn in rollout.turns]
     assert thoughts == ["<think>\nhm\n</think>", "<think>\nha\n</think>"]
-    assert [turn.commands for turn in one.turns] == [["ls"], ["cat"]]
+    assert [turn.commands for turn in rollout.turns] == [["ls"], ["cat"]]
 
 
 def test_reward_comes_from_a_report_beside_it_or_is_not_recorded(tmp_path: Path) -> None:
@@ -61,15 +71,19 @@ def test_reward_comes_from_a_report_beside_it_or_is_not_recorded(tmp_path: Path)
 def test_tool_calls_of_version_2_and_the_lost_message_of_a_format_error(tmp_path: Path) -> None:
     ran = {"actions": [{"command": "ls"}], "cost": 0.2}
     good = assistant(None, tool_calls=[call("bash", '{"command": "ls"}')], extra=ran)
-    shown = tool("a.py", tool_call_id="call_1", extra={"raw_output": "a.py", "returncode": 0})
+    output = tool("a.py", tool_call_id="call_1", extra={"raw_output": "a.py", "returncode": 0})
     lost = {"choices": [{"message": assistant("I think."), "finish_reason": "length"}], "usage": {}}
     error = user("No tool calls found.", extra={"interrupt_type": "FormatError", "response": lost})
     end = {"role": "exit", "content": PATCH, "extra": {"exit_status": "Submitted"}}
-    (one,), _, _ = read(document(tmp_path / "b.traj.json", trajectory(good, shown, error, end)))
-    assert [turn.commands for turn in one.turns] == [["ls"], []]
-    assert one.turns[0].raw_chars == 4 and one.turns[0].cost_usd == 0.2 and one.turns[0].parse_error is None
-    assert one.turns[1].action == "I think." and one.turns[1].parse_error and one.turns[1].finish_reason == "length"
-    assert [m["content"] for m in one.turns[1].observed] == ["No tool calls found."]
+    (rollout,), _, _ = read(document(tmp_path / "b.traj.json", trajectory(good, output, error, end)))
+    assert [turn.commands for turn in rollout.turns] == [["ls"], []]
+    assert rollout.turns[0].raw_chars == 4 and rollout.turns[0].cost_usd == 0.2 and rollout.turns[0].parse_error is None
+    assert (
+        rollout.turns[1].action == "I think."
+        and rollout.turns[1].parse_error
+        and rollout.turns[1].finish_reason == "length"
+    )
+    assert [m["content"] for m in rollout.turns[1].observed] == ["No tool calls found."]
 
 
 def test_responses_objects_of_version_2(tmp_path: Path) -> None:
@@ -82,21 +96,23 @@ def test_responses_objects_of_version_2(tmp_path: Path) -> None:
     response = {"object": "response", "status": "completed", "output": output, "usage": usage}
     answered = {**response, "extra": {"actions": [{"command": "ls"}]}}
     shown = {"type": "function_call_output", "call_id": "c1", "output": "a.py", "extra": {"returncode": 0}}
-    (one,), _, _ = read(document(tmp_path / "c.traj.json", trajectory(answered, shown)))
-    assert one.turns[0].action == action("I look.", ("bash", '{"command": "ls"}'), thought="hm")
-    assert one.turns[0].observed == [{"role": "tool", "content": "a.py"}] and one.turns[0].completion_tokens == 3
+    (rollout,), _, _ = read(document(tmp_path / "c.traj.json", trajectory(answered, shown)))
+    assert rollout.turns[0].action == action("I look.", ("bash", '{"command": "ls"}'), thought="hm")
+    assert (
+        rollout.turns[0].observed == [{"role": "tool", "content": "a.py"}] and rollout.turns[0].completion_tokens == 3
+    )
 
 
 def test_token_ids_and_log_probs_of_the_raw_reply(tmp_path: Path) -> None:
     logprobs = {"content": [{"logprob": -0.1}, {"logprob": -0.2}]}
     choice = {"finish_reason": "stop", "token_ids": [4, 5], "logprobs": logprobs}
     raw = {"choices": [choice], "prompt_token_ids": [1, 2, 3]}
-    (one,) = payloads(document(tmp_path / "d.traj.json", trajectory(said("ls", response=raw))))
-    step = one["steps"][0]
+    (payload,) = payloads(document(tmp_path / "d.traj.json", trajectory(said("ls", response=raw))))
+    step = payload["steps"][0]
     assert (step["capture_level"], step["prompt_len"], step["completion_token_ids"]) == ("tokens", 3, [4, 5])
 
 
 def test_a_bare_list_of_messages_is_a_trajectory(tmp_path: Path) -> None:
     messages = [user("do"), assistant("```mswea_bash_command\nls\n```")]
-    (one,), _, _ = read(document(tmp_path / f"{INSTANCE}.traj.json", messages))
-    assert one.task_id == INSTANCE and one.turns[0].commands == ["ls"] and one.model is None
+    (rollout,), _, _ = read(document(tmp_path / f"{INSTANCE}.traj.json", messages))
+    assert rollout.task_id == INSTANCE and rollout.turns[0].commands == ["ls"] and rollout.model is None

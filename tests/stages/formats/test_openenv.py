@@ -34,41 +34,50 @@ def test_an_episode(tmp_path: Path) -> None:
     document(tmp_path / "metadata.json", {"env_id": "sums", "model": "m"})
     messages = [SYSTEM, ASK, assistant("", tool_calls=[call("sum", '{"a":  1}')])]
     messages += [tool("2", tool_call_id="call_1", name="sum"), assistant("2")]
-    told = {"reward": 1.0, "done": True, "tool_trace": [], "metrics": {"turns": 2}, "verify_metrics": {}}
-    episode = {"episode_id": "ep-000000", "messages": messages, "task": {"task_id": "sum-1"}, "extra": {}, **told}
-    (one,), drops, _ = read(jsonl(tmp_path / "results.jsonl", {**episode, "artifacts": {}}))
-    assert (one.task_id, one.model, one.reward, len(one.turns)) == ("sums/sum-1", "m", 1.0, 2) and not drops
-    assert one.turns[0].action == action("", ("sum", '{"a":  1}'))
+    fields = {"reward": 1.0, "done": True, "tool_trace": [], "metrics": {"turns": 2}, "verify_metrics": {}}
+    episode = {"episode_id": "ep-000000", "messages": messages, "task": {"task_id": "sum-1"}, "extra": {}, **fields}
+    (rollout,), drops, _ = read(jsonl(tmp_path / "results.jsonl", {**episode, "artifacts": {}}))
+    assert (rollout.task_id, rollout.model, rollout.reward, len(rollout.turns)) == (
+        "sums/sum-1",
+        "m",
+        1.0,
+        2,
+    ) and not drops
+    assert rollout.turns[0].action == action("", ("sum", '{"a":  1}'))
     (row,) = payloads(tmp_path / "results.jsonl")
     assert {missing.TOKENS, missing.FINISH} <= set(row["origin"]["missing"])
 
 
 def test_a_training_trace_has_tokens_but_no_reward(tmp_path: Path) -> None:
-    (one,) = payloads(document(tmp_path / "trace.json", TRACE))
-    assert prompt_ids(one["steps"]) == [[1], [1, 2, 3, 4]]
-    assert [(s["action"], s["completion_token_ids"]) for s in one["steps"]] == [("3", [2, 3]), ("2", [5])]
-    assert one["steps"][0]["observation"] == "no" and missing.REWARD in one["origin"]["missing"]
-    assert (one["rollout"]["reward"], one["rollout"]["model"]) == (None, "m")
+    (payload,) = payloads(document(tmp_path / "trace.json", TRACE))
+    assert prompt_ids(payload["steps"]) == [[1], [1, 2, 3, 4]]
+    assert [(s["action"], s["completion_token_ids"]) for s in payload["steps"]] == [("3", [2, 3]), ("2", [5])]
+    assert payload["steps"][0]["observation"] == "no" and missing.REWARD in payload["origin"]["missing"]
+    assert (payload["rollout"]["reward"], payload["rollout"]["model"]) == (None, "m")
 
 
 def test_an_envelope_gives_a_trace_its_episode(tmp_path: Path) -> None:
     envelope = {"episode_id": "e", "rollout_id": "r", "task_id": "t", "reward": 0.5, "trace": TRACE}
-    (one,) = payloads(jsonl(tmp_path / "t.jsonl", envelope))
-    assert (one["rollout"]["rollout_id"], one["rollout"]["task_id"], one["rollout"]["reward"]) == ("r", "t", 0.5)
+    (payload,) = payloads(jsonl(tmp_path / "t.jsonl", envelope))
+    assert (payload["rollout"]["rollout_id"], payload["rollout"]["task_id"], payload["rollout"]["reward"]) == (
+        "r",
+        "t",
+        0.5,
+    )
 
 
 def test_entries_alone_are_a_trace(tmp_path: Path) -> None:
-    (one,), _, _ = read(document(tmp_path / "entries.json", TURNS))
-    assert len(one.turns) == 2
+    (rollout,), _, _ = read(document(tmp_path / "entries.json", TURNS))
+    assert len(rollout.turns) == 2
 
 
 def test_a_masked_call_is_context_and_no_step(tmp_path: Path) -> None:
     masked = {**TRACE, "turns": [turn("a", [SYSTEM, ASK], "3", [1], [2, 3], mask=0), TURNS[1]]}
-    (one,) = payloads(document(tmp_path / "trace.json", masked))
-    assert [s["action"] for s in one["steps"]] == ["2"] and one["steps"][0]["num_messages"] == 4
+    (payload,) = payloads(document(tmp_path / "trace.json", masked))
+    assert [s["action"] for s in payload["steps"]] == ["2"] and payload["steps"][0]["num_messages"] == 4
 
 
 def test_a_conversation_that_starts_over_is_another_rollout(tmp_path: Path) -> None:
     compacted = {**TRACE, "turns": [*TURNS, turn("c", [SYSTEM, user("summary")], "4", [9], [8])]}
-    found, _, _ = read(document(tmp_path / "trace.json", compacted))
-    assert [len(one.turns) for one in found] == [2, 1]
+    rollouts, _, _ = read(document(tmp_path / "trace.json", compacted))
+    assert [len(rollout.turns) for rollout in rollouts] == [2, 1]

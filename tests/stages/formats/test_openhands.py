@@ -28,25 +28,30 @@ def event(source: str, kind: str, args: dict[str, Any], **more: Any) -> dict[str
 
 
 def test_events_of_version_0(tmp_path: Path) -> None:
-    asked = replied(call("execute_bash", '{"command": "ls"}'), call("execute_bash", '{"command": "pwd"}', "call_2"))
+    request = replied(call("execute_bash", '{"command": "ls"}'), call("execute_bash", '{"command": "pwd"}', "call_2"))
     seen = {"observation": "run", "content": "a.py", "extras": {"metadata": {"exit_code": 0}}}
     history = [
         event("agent", "system", {"content": "You fix."}),
         event("user", "message", {"content": "Fix it."}),
         event("user", "recall", {"query": "Fix it."}),
         {"source": "environment", "observation": "recall", "content": "Added"},
-        event("agent", "run", {"command": "ls"}, tool_call_metadata=asked),
-        {"source": "agent", **seen, "tool_call_metadata": asked},
+        event("agent", "run", {"command": "ls"}, tool_call_metadata=request),
+        {"source": "agent", **seen, "tool_call_metadata": request},
         event("agent", "finish", {"thought": "Done.", "outputs": {}}),
     ]
-    for number, one in enumerate(history):
-        one["id"] = number
-    (one,), drops, _ = read(jsonl(tmp_path / "output.jsonl", row(history)))
-    assert [m["role"] for m in one.opening] == ["system", "user"] and len(one.turns) == 2 and not drops
-    assert one.turns[0].action.count("<tool_call>") == 2 and one.turns[0].finish_reason == "tool_calls"
-    assert (one.turns[0].returncode, one.turns[0].commands, one.turns[0].prompt_tokens) == (0, ["ls"], 5)
-    assert one.turns[1].action == action("Done.", ("finish", '{"outputs": {}}'))
-    assert (one.model, one.submission, one.statement, one.completion_tokens) == ("some/model", PATCH, "It breaks.", 2)
+    for number, entry in enumerate(history):
+        entry["id"] = number
+    (entry,), drops, _ = read(jsonl(tmp_path / "output.jsonl", row(history)))
+    assert [m["role"] for m in entry.opening] == ["system", "user"] and len(entry.turns) == 2 and not drops
+    assert entry.turns[0].action.count("<tool_call>") == 2 and entry.turns[0].finish_reason == "tool_calls"
+    assert (entry.turns[0].returncode, entry.turns[0].commands, entry.turns[0].prompt_tokens) == (0, ["ls"], 5)
+    assert entry.turns[1].action == action("Done.", ("finish", '{"outputs": {}}'))
+    assert (entry.model, entry.submission, entry.statement, entry.completion_tokens) == (
+        "some/model",
+        PATCH,
+        "It breaks.",
+        2,
+    )
 
 
 def test_events_of_version_1_with_parallel_calls(tmp_path: Path) -> None:
@@ -71,20 +76,22 @@ def test_events_of_version_1_with_parallel_calls(tmp_path: Path) -> None:
         {"kind": "AgentErrorEvent", "error": "no such tool", "tool_name": "editor"},
         said("assistant", "Done.", "agent"),
     ]
-    (one,), _, _ = read(jsonl(tmp_path / "output.jsonl", row(history)))
+    (entry,), _, _ = read(jsonl(tmp_path / "output.jsonl", row(history)))
     calls = (("terminal", '{"a":  1}'), ("editor", '{"a":  1}'))
-    assert [turn.action for turn in one.turns] == [action("I look.", *calls), "Done."]
-    assert [m["content"] for m in one.turns[0].observed] == ["a.py", "no such tool"] and one.turns[0].returncode == 1
-    assert [m["content"] for m in one.opening] == ["You fix.", "Fix it."]
+    assert [turn.action for turn in entry.turns] == [action("I look.", *calls), "Done."]
+    assert [m["content"] for m in entry.turns[0].observed] == ["a.py", "no such tool"] and entry.turns[
+        0
+    ].returncode == 1
+    assert [m["content"] for m in entry.opening] == ["You fix.", "Fix it."]
 
 
 def test_pairs_of_2024_and_their_result(tmp_path: Path) -> None:
-    asked = [event("user", "message", {"content": "Fix it."}), {"observation": "null", "content": ""}]
+    request = [event("user", "message", {"content": "Fix it."}), {"observation": "null", "content": ""}]
     seen = {"observation": "run", "content": "a.py", "extras": {"exit_code": 0}}
-    history = [asked, [event("agent", "run", {"command": "ls", "thought": "I look."}), seen]]
+    history = [request, [event("agent", "run", {"command": "ls", "thought": "I look."}), seen]]
     about = {"test_result": {"result": True}, "metadata": {"model_name": "gpt-4o", "dataset": "ProntoQA"}}
-    (one,), _, _ = read(jsonl(tmp_path / "output.jsonl", row(history, **about)))
-    assert (one.reward, one.resolved, one.model, one.turns[0].returncode) == (1.0, None, "gpt-4o", 0)
+    (entry,), _, _ = read(jsonl(tmp_path / "output.jsonl", row(history, **about)))
+    assert (entry.reward, entry.resolved, entry.model, entry.turns[0].returncode) == (1.0, None, "gpt-4o", 0)
 
 
 def test_the_resolvers_flat_history_opens_with_the_user_and_its_opinion_is_no_reward(tmp_path: Path) -> None:
@@ -95,12 +102,12 @@ def test_the_resolvers_flat_history_opens_with_the_user_and_its_opinion_is_no_re
     ]
     issue = {"owner": "o", "repo": "r", "number": 5, "body": "It breaks."}
     record = {"issue": issue, "git_patch": PATCH, "instruction": "Fix it.", "success": True, "history": history}
-    (one,) = payloads(jsonl(tmp_path / "output.jsonl", record))
-    assert one["rollout"]["reward"] is None and missing.REWARD in one["origin"]["missing"]
-    assert one["rollout"]["task_id"] == "o/r#5" and one["origin"]["submission"] == PATCH
-    assert one["steps"][0]["action"] == action("I look.", ("run", '{"command": "ls"}'))
+    (payload,) = payloads(jsonl(tmp_path / "output.jsonl", record))
+    assert payload["rollout"]["reward"] is None and missing.REWARD in payload["origin"]["missing"]
+    assert payload["rollout"]["task_id"] == "o/r#5" and payload["origin"]["submission"] == PATCH
+    assert payload["steps"][0]["action"] == action("I look.", ("run", '{"command": "ls"}'))
 
 
 def test_a_row_without_history_is_a_failed_rollout(tmp_path: Path) -> None:
-    (one,) = payloads(jsonl(tmp_path / "output.jsonl", row(None, error="RuntimeError: no container")))
-    assert one["rollout"]["error"] == "RuntimeError: no container" and one["rollout"]["num_steps"] == 0
+    (payload,) = payloads(jsonl(tmp_path / "output.jsonl", row(None, error="RuntimeError: no container")))
+    assert payload["rollout"]["error"] == "RuntimeError: no container" and payload["rollout"]["num_steps"] == 0

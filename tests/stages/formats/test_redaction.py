@@ -28,9 +28,9 @@ SECRETS = {
     ("kind", "secret"), [(kind, secret) for kind, secrets in SECRETS.items() for secret in secrets]
 )
 def test_a_secret_is_replaced_by_its_kind_and_counted(kind: str, secret: str) -> None:
-    found: Counter[str] = Counter()
-    assert redact(f'export KEY="{secret}" && run', found) == f'export KEY="[redacted: {kind}]" && run'
-    assert found == {kind: 1}
+    counts: Counter[str] = Counter()
+    assert redact(f'export KEY="{secret}" && run', counts) == f'export KEY="[redacted: {kind}]" && run'
+    assert counts == {kind: 1}
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_what_stands_around_a_secret_stays(text: str, expected: str) -> None:
     ],
 )
 def test_what_only_looks_a_little_like_a_secret_is_left_alone(text: str) -> None:
-    found: Counter[str] = Counter()
-    assert redact(text, found) == text and not found
+    counts: Counter[str] = Counter()
+    assert redact(text, counts) == text and not counts
 
 
 @pytest.mark.parametrize("part", ["a:", "://a:", "-----BEGIN PRIVATE KEY-----", "sk-", "eyJaaaa.", "authorization: "])
@@ -76,10 +76,10 @@ def test_no_text_takes_long(part: str) -> None:
 
 
 def test_a_preview_shows_what_stood_around_and_not_the_secret() -> None:
-    found = Redactions()
+    counts = Redactions()
     two = f"curl -H 'x: {SECRETS['github-token'][0]}' postgres://svc:hG7k2Lq9xW@db.corp.io/x"
-    assert redact(two, found).count("[redacted: ") == 2
-    (token, password) = (preview for _, preview in found.previews)
+    assert redact(two, counts).count("[redacted: ") == 2
+    (token, password) = (preview for _, preview in counts.previews)
     assert token.startswith("curl -H 'x: [github-token, 40 characters]' postgres") and "hG7k2Lq9xW" not in token
     assert password.endswith("svc:[url-password, 10 characters]@db.corp.io/x") and "a1B2" * 3 not in password
 
@@ -90,8 +90,8 @@ def test_redaction_can_be_off() -> None:
 
 def test_tool_arguments_stay_json() -> None:
     arguments = json.dumps({"command": f"curl -H 'x: {SECRETS['github-token'][0]}'", "key": KEY})
-    kept = json.loads(redact(arguments, Counter()))
-    assert kept == {"command": "curl -H 'x: [redacted: github-token]'", "key": "[redacted: private-key]"}
+    values = json.loads(redact(arguments, Counter()))
+    assert values == {"command": "curl -H 'x: [redacted: github-token]'", "key": "[redacted: private-key]"}
 
 
 def test_what_json_or_utf8_cannot_hold_is_made_storable() -> None:
@@ -107,6 +107,6 @@ def test_what_json_or_utf8_cannot_hold_is_made_storable() -> None:
     )
 )
 def test_values_without_secrets_come_back_equal(value: object) -> None:
-    found: Counter[str] = Counter()
-    cleaned = clean(value, found)
-    assert found or cleaned == value
+    counts: Counter[str] = Counter()
+    cleaned = clean(value, counts)
+    assert counts or cleaned == value

@@ -16,8 +16,8 @@ def predictions(path: Path, model: str = "m") -> Path:
 
 
 def verdicts(path: Path) -> list[bool | None]:
-    found, _, _ = read(path)
-    return [one.resolved for one in found]
+    rollouts, _, _ = read(path)
+    return [rollout.resolved for rollout in rollouts]
 
 
 def test_predictions_are_rollouts_without_steps(tmp_path: Path) -> None:
@@ -25,14 +25,16 @@ def test_predictions_are_rollouts_without_steps(tmp_path: Path) -> None:
     document(tmp_path / "report.json", {"resolved": ["a__b-1"], "generated": ["a__b-1", "a__b-2"]})
     statement = {"instance_id": "a__b-1", "problem_statement": "It breaks.", "base_commit": "c"}
     jsonl(tmp_path / "lite.jsonl", statement)
-    found = payloads(tmp_path)
-    assert [(p["rollout"]["hidden_pass"], p["origin"]["submission"]) for p in found] == [
+    payloads_read = payloads(tmp_path)
+    assert [(p["rollout"]["hidden_pass"], p["origin"]["submission"]) for p in payloads_read] == [
         (True, PATCH),
         (False, None),
         (False, PATCH),  # the report does not list it
     ]
-    assert [p["task"]["prompt"] for p in found] == ["It breaks.", None, None] and all(p["steps"] == [] for p in found)
-    assert missing.STEPS in found[0]["origin"]["missing"]
+    assert [p["task"]["prompt"] for p in payloads_read] == ["It breaks.", None, None] and all(
+        p["steps"] == [] for p in payloads_read
+    )
+    assert missing.STEPS in payloads_read[0]["origin"]["missing"]
 
 
 def test_predictions_by_instance_and_a_report_of_each(tmp_path: Path) -> None:
@@ -80,7 +82,7 @@ def test_reports_in_the_folders_that_harnesses_make_speak_for_the_run(tmp_path: 
     predictions(tmp_path / "run" / "all_preds.jsonl")
     predictions(tmp_path / "other" / "all_preds.jsonl", "other")
     document(tmp_path / "run" / place, {"resolved": ["a__b-2"]})
-    judged = {(one.model, one.task_id): one.resolved for one in read(tmp_path)[0]}
+    judged = {(rollout.model, rollout.task_id): rollout.resolved for rollout in read(tmp_path)[0]}
     assert [judged["m", i] for i in IDS] == [False, True, False] and [judged["other", i] for i in IDS] == [None] * 3
 
 
@@ -116,7 +118,7 @@ def test_reports_of_several_models_in_one_folder_are_told_apart_by_name(tmp_path
         name = model.replace("/", "__")
         predictions(tmp_path / f"{name}.jsonl", model)
         document(tmp_path / f"{name}.run1.json", {"resolved_ids": [resolved]})
-    judged = {(one.model, one.task_id): one.resolved for one in read(tmp_path)[0]}
+    judged = {(rollout.model, rollout.task_id): rollout.resolved for rollout in read(tmp_path)[0]}
     assert [judged["gpt-3.5", i] for i in IDS] == [True, False, False]
     assert [judged["org/x", i] for i in IDS] == [False, True, False]
 
@@ -127,5 +129,5 @@ def test_reports_that_contradict_each_other_judge_nothing_and_are_counted(tmp_pa
     document(tmp_path / "in" / "two.json", {"resolved_ids": ["a__b-1"]})
     run = imported(tmp_path, tmp_path / "in")
     assert [r["hidden_pass"] for r in run.rows(ROLLOUT)] == [True, None, False]
-    said = (run.path / "report.txt").read_text()
-    assert "reports contradict each other on 1 instances, which have no verdict: a__b-2" in said
+    text = (run.path / "report.txt").read_text()
+    assert "reports contradict each other on 1 instances, which have no verdict: a__b-2" in text

@@ -24,22 +24,22 @@ def row(answer: str = "a", **more: Any) -> dict[str, Any]:
 
 
 def test_rows_fit_the_kinds_and_the_reward_stands_on_the_last_step(tmp_path: Path) -> None:
-    (one,) = payloads(jsonl(tmp_path / "results.jsonl", row()))
-    of_one = ((TASK, one["task"]), (ROLLOUT, one["rollout"]), (ORIGIN, one["origin"]))
-    for kind, each in (*of_one, *((STEP, step) for step in one["steps"])):
+    (payload,) = payloads(jsonl(tmp_path / "results.jsonl", row()))
+    of_one = ((TASK, payload["task"]), (ROLLOUT, payload["rollout"]), (ORIGIN, payload["origin"]))
+    for kind, each in (*of_one, *((STEP, step) for step in payload["steps"])):
         kind.check(each)
-    assert [(s["reward"], s["done"]) for s in one["steps"]] == [(0.0, False), (0.5, True)]
+    assert [(s["reward"], s["done"]) for s in payload["steps"]] == [(0.0, False), (0.5, True)]
     unknown = {"seed", "sandbox", "visible_pass", "hacked", "protocol_ok", "cost_usd", "prompt_tokens"}
-    assert {one["rollout"][name] for name in unknown} == {None}
+    assert {payload["rollout"][name] for name in unknown} == {None}
     unmeasured = {"returncode", "timed_out", "raw_chars", "latency_s", "logprob_kind"}
-    assert {one["steps"][0][name] for name in unmeasured} == {None}
+    assert {payload["steps"][0][name] for name in unmeasured} == {None}
 
 
 def test_ids_that_do_not_go_on_are_kept_whole(tmp_path: Path) -> None:
     calls = [{"tokens": TOKENS}, {"tokens": {**TOKENS, "prompt_ids": [1, 9]}}]
-    (one,) = payloads(jsonl(tmp_path / "results.jsonl", row(trajectory=calls)))
-    assert [s["prefix_ok"] for s in one["steps"]] == [True, False]
-    assert one["steps"][1]["prompt_delta_token_ids"] == [1, 9]
+    (payload,) = payloads(jsonl(tmp_path / "results.jsonl", row(trajectory=calls)))
+    assert [s["prefix_ok"] for s in payload["steps"]] == [True, False]
+    assert payload["steps"][1]["prompt_delta_token_ids"] == [1, 9]
 
 
 def test_a_redacted_rollout_keeps_no_ids_that_spell_the_secret(tmp_path: Path) -> None:
@@ -59,8 +59,8 @@ def test_ids_are_the_sources_own_or_the_place_in_the_file(tmp_path: Path) -> Non
 
 def test_capture_levels() -> None:
     ids, logprobs = {"prompt_ids": [1], "completion_ids": [1]}, {"logprobs": [-1.0]}
-    found = [capture_level(ImportedTurn("a", **known)) for known in (ids | logprobs, logprobs, ids, {})]
-    assert found == ["tokens", "logprobs", "text", "text"]
+    levels = [capture_level(ImportedTurn("a", **recorded)) for recorded in (ids | logprobs, logprobs, ids, {})]
+    assert levels == ["tokens", "logprobs", "text", "text"]
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_capture_levels() -> None:
 )
 def test_ids_of_swe_bench_and_swe_smith_name_their_repository(name: str, family: str) -> None:
     assert INSTANCE.fullmatch(name) and family_of(name) == family
-    found = INSTANCE.match(f"{name}.gemini-3-pro.traj")
-    assert found is not None and found.group().startswith(name)
+    match = INSTANCE.match(f"{name}.gemini-3-pro.traj")
+    assert match is not None and match.group().startswith(name)
 
 
 @pytest.mark.parametrize("name", ["a_file__of_mine", "x__y", "wiki/abc-1", "a__b-c"])
@@ -107,8 +107,8 @@ def trajectory(**fields: Any) -> Trajectory:
     ],
 )
 def test_a_fitting_trajectory_comes_back_unconverted(fields: dict[str, Any]) -> None:
-    given = trajectory(**fields)
-    assert check(given) is given and (given.reward is None or type(given.reward) is int)
+    unchecked = trajectory(**fields)
+    assert check(unchecked) is unchecked and (unchecked.reward is None or type(unchecked.reward) is int)
 
 
 @pytest.mark.parametrize(

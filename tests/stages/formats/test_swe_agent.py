@@ -28,25 +28,27 @@ INFO = {"exit_status": "submitted", "submission": PATCH, "model_stats": SPENT}
 def test_history_with_demonstrations_in_the_opening(tmp_path: Path) -> None:
     called = assistant("Now.", tool_calls=[call("bash", '{"command": "submit"}')], action="submit")
     record = {"environment": "main", "trajectory": [], "history": history(called), "info": INFO}
-    (one,), drops, _ = read(document(tmp_path / f"{INSTANCE}.traj", record))
-    assert len(one.opening) == 4 and [turn.commands for turn in one.turns] == [["ls -a"], ["submit"]] and not drops
-    assert one.statement == "It breaks." and one.submission == PATCH and one.task_id == INSTANCE
-    assert one.turns[1].action.endswith('{"name": "bash", "arguments": {"command": "submit"}}\n</tool_call>')
-    assert (one.prompt_tokens, one.completion_tokens, one.cost_usd) == (10, None, 0.2)
+    (rollout,), drops, _ = read(document(tmp_path / f"{INSTANCE}.traj", record))
+    assert (
+        len(rollout.opening) == 4 and [turn.commands for turn in rollout.turns] == [["ls -a"], ["submit"]] and not drops
+    )
+    assert rollout.statement == "It breaks." and rollout.submission == PATCH and rollout.task_id == INSTANCE
+    assert rollout.turns[1].action.endswith('{"name": "bash", "arguments": {"command": "submit"}}\n</tool_call>')
+    assert (rollout.prompt_tokens, rollout.completion_tokens, rollout.cost_usd) == (10, None, 0.2)
 
 
 def test_steps_alone_are_enough(tmp_path: Path) -> None:
     step = {"action": "ls\n", "observation": "a.py", "response": "I look.", "thought": "", "query": [user("q")]}
-    (one,), _, _ = read(document(tmp_path / "x.traj", {"trajectory": [step, step], "info": {}}))
-    assert [turn.action for turn in one.turns] == ["I look."] * 2 and one.opening == [user("q")]
+    (rollout,), _, _ = read(document(tmp_path / "x.traj", {"trajectory": [step, step], "info": {}}))
+    assert [turn.action for turn in rollout.turns] == ["I look."] * 2 and rollout.opening == [user("q")]
 
 
 def test_every_attempt_is_a_rollout_and_the_verdict_is_of_the_chosen_one(tmp_path: Path) -> None:
-    asked = {"agent": {"model": {"name": "gpt-4o"}}, "problem_statement": {"id": INSTANCE, "text": "It breaks."}}
-    attempt = {"history": history(), "info": INFO, "replay_config": json.dumps(asked)}
+    request = {"agent": {"model": {"name": "gpt-4o"}}, "problem_statement": {"id": INSTANCE, "text": "It breaks."}}
+    attempt = {"history": history(), "info": INFO, "replay_config": json.dumps(request)}
     record = {"attempts": [attempt, attempt], "history": history(), "info": {"best_attempt_idx": 1}}
     document(tmp_path / "a.traj", record)
     document(tmp_path / "a.report.json", {"patch_exists": True, "resolved": True})
-    found, _, _ = read(tmp_path)
-    assert [one.resolved for one in found] == [None, True]
-    assert {(one.model, one.task_id) for one in found} == {("gpt-4o", INSTANCE)}
+    rollouts, _, _ = read(tmp_path)
+    assert [rollout.resolved for rollout in rollouts] == [None, True]
+    assert {(rollout.model, rollout.task_id) for rollout in rollouts} == {("gpt-4o", INSTANCE)}

@@ -28,8 +28,8 @@ GOOD = "PASSED t.py::test_new\nPASSED t.py::test_old\nSKIPPED t.py::test_skipped
 BAD = "PASSED t.py::test_new\nFAILED t.py::test_old - boom\n"
 
 
-def grade_logs(folder: Path, given: Sequence[Path] = ()) -> list[GradedLog]:
-    return [grade_log(log) for log in find_logs(folder, given)]
+def grade_logs(folder: Path, instance_paths: Sequence[Path] = ()) -> list[GradedLog]:
+    return [grade_log(log) for log in find_logs(folder, instance_paths)]
 
 
 CRASHED, NO_RESULT = "ImportError while loading conftest\n", "the tests ended without a single result"
@@ -44,7 +44,7 @@ def container(
     folder: Path,
     results: str | None,
     *,
-    said: bool | None = None,
+    harness_verdict: bool | None = None,
     marks: bool = True,
     number: int = 1,
     before: str = "PASSED t.py::test_elsewhere\n",
@@ -52,16 +52,16 @@ def container(
 ) -> Path:
     """One instance's folder as the harness in containers leaves it."""
     name = f"pallets__flask-{number}"
-    place = folder / "run" / name
-    place.mkdir(parents=True)
+    path = folder / "run" / name
+    path.mkdir(parents=True)
     with (folder / "instances.jsonl").open("a") as rows:
         rows.write(json.dumps({**ROW, "instance_id": name}) + "\n")
-    (place / "patch.diff").write_text("diff --git a/x b/x\n")
-    (place / "run_instance.log").write_text("started\n")
+    (path / "patch.diff").write_text("diff --git a/x b/x\n")
+    (path / "run_instance.log").write_text("started\n")
     if results is not None:
-        (place / "test_output.txt").write_text(before + (f"{START}{results}{END}" if marks else results))
-    if said is not None:
-        document(place / "report.json", {name: {"resolved": said, "model_name_or_path": "m", **report}})
+        (path / "test_output.txt").write_text(before + (f"{START}{results}{END}" if marks else results))
+    if harness_verdict is not None:
+        document(path / "report.json", {name: {"resolved": harness_verdict, "model_name_or_path": "m", **report}})
     return folder
 
 
@@ -90,9 +90,9 @@ APPLIED = "PASSED t.py::test_new\n>>>>> Applied Patch (pred)\n>>>>> Applied Patc
 def test_a_container_log_is_graded_by_its_results(
     results: str, resolved: bool, problem: str | None, tmp_path: Path
 ) -> None:
-    (one,) = grade_logs(container(tmp_path, results, said=resolved))
-    assert (one.resolved, one.agrees) == (resolved, True) and (problem or "") in str(one.problem)
-    assert (one.eval_log.model, one.eval_log.patch) == ("m", "diff --git a/x b/x\n")
+    (log,) = grade_logs(container(tmp_path, results, harness_verdict=resolved))
+    assert (log.resolved, log.agrees) == (resolved, True) and (problem or "") in str(log.problem)
+    assert (log.eval_log.model, log.eval_log.patch) == ("m", "diff --git a/x b/x\n")
 
 
 @pytest.mark.parametrize(
@@ -100,45 +100,45 @@ def test_a_container_log_is_graded_by_its_results(
     [("logs/run_evaluation/a_run/org__model", "org/model"), ("20240620_agent/logs", "20240620_agent"), ("x/y", None)],
 )
 def test_the_model_of_a_container_log_is_known_by_its_folders(folder: str, model: str | None, tmp_path: Path) -> None:
-    place = container(tmp_path, GOOD) / "run/pallets__flask-1"
+    path = container(tmp_path, GOOD) / "run/pallets__flask-1"
     (tmp_path / folder).mkdir(parents=True)
-    place.rename(tmp_path / folder / place.name)
-    assert [one.eval_log.model for one in grade_logs(tmp_path)] == [model]
+    path.rename(tmp_path / folder / path.name)
+    assert [log.eval_log.model for log in grade_logs(tmp_path)] == [model]
 
 
 def test_a_wrong_report_and_a_test_in_another_place_are_noticed(tmp_path: Path) -> None:
-    folder = container(tmp_path, BAD, said=True)
-    (one,) = grade_logs(folder)
-    assert one.agrees is False and one.tests_agree is None
+    folder = container(tmp_path, BAD, harness_verdict=True)
+    (log,) = grade_logs(folder)
+    assert log.agrees is False and log.tests_agree is None
     assert "disagrees: run/pallets__flask-1/test_output.txt: False here, True" in "\n".join(
-        swebench_logs.agreement_report([one])
+        swebench_logs.agreement_report([log])
     )
     report = {"pallets__flask-1": {"resolved": False, "tests_status": STATUS}}
     document(folder / "run/pallets__flask-1/report.json", report)
-    assert [(one.agrees, one.tests_agree) for one in grade_logs(folder)] == [(True, False)]
+    assert [(log.agrees, log.tests_agree) for log in grade_logs(folder)] == [(True, False)]
 
 
 def test_an_incomplete_log_is_named(tmp_path: Path) -> None:
-    (one,) = grade_logs(container(tmp_path / "a", None))
-    assert one.resolved is None and one.grader is None and "incomplete: no test output" in str(one.problem)
-    (one,) = grade_logs(container(tmp_path / "b", GOOD, marks=False))
-    assert one.resolved is None and "no complete test output" in str(one.problem)
-    place = container(tmp_path / "c", None) / "run/pallets__flask-1"
-    (place / "run_instance.log").write_text(">>>>> Patch Apply Failed:\n")
-    (one,) = grade_logs(tmp_path / "c")
-    assert one.resolved is None and "run_instance.log says '>>>>> Patch Apply Failed'" in str(one.problem)
+    (log,) = grade_logs(container(tmp_path / "a", None))
+    assert log.resolved is None and log.grader is None and "incomplete: no test output" in str(log.problem)
+    (log,) = grade_logs(container(tmp_path / "b", GOOD, marks=False))
+    assert log.resolved is None and "no complete test output" in str(log.problem)
+    path = container(tmp_path / "c", None) / "run/pallets__flask-1"
+    (path / "run_instance.log").write_text(">>>>> Patch Apply Failed:\n")
+    (log,) = grade_logs(tmp_path / "c")
+    assert log.resolved is None and "run_instance.log says '>>>>> Patch Apply Failed'" in str(log.problem)
 
 
 def test_a_report_without_a_log_is_taken_over_and_called_so(tmp_path: Path) -> None:
-    (one,) = grade_logs(container(tmp_path, None, said=True))
-    assert (one.resolved, one.agrees, one.grader) == (True, None, HARNESS)
+    (log,) = grade_logs(container(tmp_path, None, harness_verdict=True))
+    assert (log.resolved, log.agrees, log.grader) == (True, None, HARNESS)
 
 
 def test_a_carriage_return_ends_a_line_as_it_does_for_the_harness(tmp_path: Path) -> None:
     results = "downloading 3%\rPASSED t.py::test_new\r\nPASSED t.py::test_old\nSKIPPED t.py::test_skipped\n"
-    place = container(tmp_path, "", said=True) / "run/pallets__flask-1/test_output.txt"
-    place.write_bytes(f">>>>> Start Test Output\n{results}>>>>> End Test Output\n\xff".encode("latin-1"))
-    assert [one.agrees for one in grade_logs(tmp_path)] == [True]
+    path = container(tmp_path, "", harness_verdict=True) / "run/pallets__flask-1/test_output.txt"
+    path.write_bytes(f">>>>> Start Test Output\n{results}>>>>> End Test Output\n\xff".encode("latin-1"))
+    assert [log.agrees for log in grade_logs(tmp_path)] == [True]
 
 
 def test_torn_and_foreign_files_around_a_log_do_no_harm(tmp_path: Path) -> None:
@@ -151,16 +151,16 @@ def test_torn_and_foreign_files_around_a_log_do_no_harm(tmp_path: Path) -> None:
         "../swe-torn.parquet": "no table",
     }.items():
         (folder / path).write_text(text)
-    (one,) = grade_logs(folder)
-    assert (one.eval_log.instance, one.resolved, one.agrees) == ("pallets__flask-1", True, None)
+    (log,) = grade_logs(folder)
+    assert (log.eval_log.instance, log.resolved, log.agrees) == ("pallets__flask-1", True, None)
 
 
 def test_the_folder_of_one_instance_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = container(tmp_path, GOOD) / "run/pallets__flask-1"
-    monkeypatch.chdir(place)
-    for folder in (place, Path(".")):
-        (one,) = grade_logs(folder)
-        assert (one.eval_log.instance, one.resolved, one.eval_log.file) == ("pallets__flask-1", True, "test_output.txt")
+    path = container(tmp_path, GOOD) / "run/pallets__flask-1"
+    monkeypatch.chdir(path)
+    for folder in (path, Path(".")):
+        (log,) = grade_logs(folder)
+        assert (log.eval_log.instance, log.resolved, log.eval_log.file) == ("pallets__flask-1", True, "test_output.txt")
 
 
 @pytest.mark.parametrize("exit_mark", ["All Tests Passed", "Some Tests Failed"])
@@ -174,7 +174,7 @@ def test_the_exit_marker_of_an_early_log_is_not_the_grade(exit_mark: str, tmp_pa
     (ended,) = grade_logs(folder)
     assert (ended.resolved, ended.grader, ended.agrees, ended.problem) == (False, "composer", True, NO_RESULT)
     (folder / "report.json").unlink()
-    assert [one.resolved for one in grade_logs(folder)] == [False]
+    assert [log.resolved for log in grade_logs(folder)] == [False]
 
 
 @pytest.mark.parametrize(
@@ -188,34 +188,34 @@ def test_the_exit_marker_of_an_early_log_is_not_the_grade(exit_mark: str, tmp_pa
 def test_an_early_log_without_results_gets_the_verdict_of_its_run_unless_its_patch_failed(
     text: str, verdict: tuple[bool, bool | None, str], problem: str, tmp_path: Path
 ) -> None:
-    (one,) = grade_logs(plain(tmp_path, text, ["pallets__flask-1"]))
-    assert (one.resolved, one.agrees, one.grader) == verdict and problem in str(one.problem)
+    (log,) = grade_logs(plain(tmp_path, text, ["pallets__flask-1"]))
+    assert (log.resolved, log.agrees, log.grader) == verdict and problem in str(log.problem)
 
 
 @pytest.mark.parametrize("said", [None, False])
 def test_a_container_log_whose_tests_ended_without_a_result_is_unresolved_and_says_so(
     said: bool | None, tmp_path: Path
 ) -> None:
-    (one,) = grade_logs(container(tmp_path, CRASHED, said=said, before=""))
-    assert (one.resolved, one.problem) == (False, NO_RESULT)
+    (log,) = grade_logs(container(tmp_path, CRASHED, harness_verdict=said, before=""))
+    assert (log.resolved, log.problem) == (False, NO_RESULT)
 
 
 def test_a_damaged_archive_is_incomplete(tmp_path: Path) -> None:
     folder = plain(tmp_path, APPLIED + GOOD + "x" * 9999, ["pallets__flask-1"])
     (path,) = folder.glob("*.gz")
     path.write_bytes(path.read_bytes()[:-12])
-    (one,) = grade_logs(folder)
-    assert one.grader == HARNESS and "the archive is damaged" in str(one.problem)
+    (log,) = grade_logs(folder)
+    assert log.grader == HARNESS and "the archive is damaged" in str(log.problem)
 
 
 def test_an_instance_that_is_not_known_is_named_with_the_way_out(tmp_path: Path) -> None:
     folder = plain(tmp_path / "logs", APPLIED + GOOD, [], name="pallets__flask-2.m")
-    (one,) = grade_logs(folder)
-    assert (one.resolved, one.agrees, one.grader) == (False, None, HARNESS)
-    assert "name a file of instances after the folder" in str(one.problem)
+    (log,) = grade_logs(folder)
+    assert (log.resolved, log.agrees, log.grader) == (False, None, HARNESS)
+    assert "name a file of instances after the folder" in str(log.problem)
     more = jsonl(tmp_path / "more.jsonl", ROW | {"instance_id": "pallets__flask-2"})
-    (one,) = grade_logs(folder, [more])
-    assert one.resolved is True and one.agrees is False
+    (log,) = grade_logs(folder, [more])
+    assert log.resolved is True and log.agrees is False
     (tmp_path / "torn.jsonl").write_text("{")
     with pytest.raises(BadInput, match=r"torn\.jsonl"):
         grade_logs(folder, [tmp_path / "torn.jsonl"])
@@ -235,14 +235,14 @@ def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:
 @needs("real")
 def test_the_verdicts_of_three_harnesses_are_met() -> None:
     docker, early, smith = (
-        [one for one in grade_logs(REAL / "swe-logs") if one.eval_log.file.startswith(f"{name}/")]
+        [log for log in grade_logs(REAL / "swe-logs") if log.eval_log.file.startswith(f"{name}/")]
         for name in ("docker-harness", "log-harness", "swe-smith")
     )
-    assert Counter((one.agrees, one.tests_agree) for one in docker) == {(True, True): 16, (None, None): 1}
-    assert [one.eval_log.instance for one in docker if one.resolved is None] == ["pydata__xarray-6992"]
-    assert len(early) == 46 and all(one.resolved == one.eval_log.harness_resolved for one in early)
-    assert [one.eval_log.instance for one in early if one.agrees is None] == ["psf__requests-2317"]
-    assert [one.tests_agree for one in smith] == [True] * 4, "to the single test"
+    assert Counter((log.agrees, log.tests_agree) for log in docker) == {(True, True): 16, (None, None): 1}
+    assert [log.eval_log.instance for log in docker if log.resolved is None] == ["pydata__xarray-6992"]
+    assert len(early) == 46 and all(log.resolved == log.eval_log.harness_resolved for log in early)
+    assert [log.eval_log.instance for log in early if log.agrees is None] == ["psf__requests-2317"]
+    assert [log.tests_agree for log in smith] == [True] * 4, "to the single test"
 
 
 # `composer import swe-logs FOLDER`: a rollout for every log with a verdict, the others by name.
@@ -251,13 +251,13 @@ def test_the_verdicts_of_three_harnesses_are_met() -> None:
 @pytest.fixture
 def logs(tmp_path: Path) -> Path:
     """A resolved instance, one that is not, one whose report is wrong, and one without a log."""
-    made, bad = tmp_path / "logs", "FAILED t.py::test_new - no\n"
-    for number, (results, said) in enumerate([(GOOD, True), (bad, False), (bad, True), (None, None)], 1):
-        status = STATUS if said else None
-        container(made, results, said=said, number=number, before="", tests_status=status)
-    (made / "run/pallets__flask-1/patch.diff").write_text(f"diff 1 ghp_{'a' * 36}\n")
-    (made / "instances.jsonl").rename(tmp_path / "rows.jsonl")
-    return made / "run"
+    folder, bad = tmp_path / "logs", "FAILED t.py::test_new - no\n"
+    for number, (results, harness_verdict) in enumerate([(GOOD, True), (bad, False), (bad, True), (None, None)], 1):
+        status = STATUS if harness_verdict else None
+        container(folder, results, harness_verdict=harness_verdict, number=number, before="", tests_status=status)
+    (folder / "run/pallets__flask-1/patch.diff").write_text(f"diff 1 ghp_{'a' * 36}\n")
+    (folder / "instances.jsonl").rename(tmp_path / "rows.jsonl")
+    return folder / "run"
 
 
 def document_of(run: Run, name: str) -> Any:
@@ -284,7 +284,7 @@ def test_the_report_says_how_far_we_agree_and_a_document_holds_every_test(tmp_pa
     assert "disagrees: pallets__flask-3/test_output.txt: False here, True there" in text
     assert "FAIL" not in text.partition("Collection checks")[2], "rollouts without steps do not fail"
     graded = document_of(run, "graded.json")
-    assert [(one["resolved"], one["agrees"], one["tests_agree"]) for one in graded] == [
+    assert [(log["resolved"], log["agrees"], log["tests_agree"]) for log in graded] == [
         (True, True, False),
         (False, True, None),
         (False, False, False),

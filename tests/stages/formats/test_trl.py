@@ -16,8 +16,8 @@ def table(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def row(**more: Any) -> dict[str, Any]:
-    said = {"step": 1, "prompt": "user\n1+1?\nassistant\n", "completion": "2"}
-    return {**said, "right_reward": 1.0, "advantage": 0.5, **more}
+    record = {"step": 1, "prompt": "user\n1+1?\nassistant\n", "completion": "2"}
+    return {**record, "right_reward": 1.0, "advantage": 0.5, **more}
 
 
 def test_text_rows(tmp_path: Path) -> None:
@@ -29,14 +29,14 @@ def test_text_rows(tmp_path: Path) -> None:
 
 
 def test_several_rewards_without_weights_are_no_reward(tmp_path: Path) -> None:
-    (one,) = payloads(table(tmp_path / "c.parquet", [row(format_reward=0.5)]))
-    assert one["rollout"]["reward"] is None and missing.REWARD in one["origin"]["missing"]
-    assert '"format_reward":0.5' in one["origin"]["extra_json"]
+    (payload,) = payloads(table(tmp_path / "c.parquet", [row(format_reward=0.5)]))
+    assert payload["rollout"]["reward"] is None and missing.REWARD in payload["origin"]["missing"]
+    assert '"format_reward":0.5' in payload["origin"]["extra_json"]
 
 
 def test_message_rows_with_nulls_where_other_rows_have_calls(tmp_path: Path) -> None:
-    said = [assistant("", tool_calls=[call("f", '{"a": 1}')]), tool("2"), assistant("It is 2.")]
-    rows = [row(prompt=[user("1+1?")], completion=completion) for completion in (said, [assistant("3")])]
-    found, drops, _ = read(table(tmp_path / "c.parquet", rows))
-    assert [len(one.turns) for one in found] == [2, 1] and not drops
-    assert found[0].turns[0].action == action("", ("f", '{"a": 1}'))
+    messages = [assistant("", tool_calls=[call("f", '{"a": 1}')]), tool("2"), assistant("It is 2.")]
+    rows = [row(prompt=[user("1+1?")], completion=completion) for completion in (messages, [assistant("3")])]
+    rollouts, drops, _ = read(table(tmp_path / "c.parquet", rows))
+    assert [len(rollout.turns) for rollout in rollouts] == [2, 1] and not drops
+    assert rollouts[0].turns[0].action == action("", ("f", '{"a": 1}'))

@@ -67,9 +67,9 @@ def ask(
     files = {path: file for path, file in tests.items() if path.endswith(".py")}
     questions = TaskQuestions(files, TestLists(tuple(names), ()), tests, delivered or {}, reference=True)
     sheet = questions.sheet(rerun)
-    made = len(outcomes)
+    num_runs = len(outcomes)
     forged = questions.are_forged(rerun)
-    return Asked(questions.reasons, sheet.faults(outcomes[made]) if outcomes[made:] else {}, forged)
+    return Asked(questions.reasons, sheet.faults(outcomes[num_runs]) if outcomes[num_runs:] else {}, forged)
 
 
 def folder_of(root: Path) -> tuple[trees.Changes, trees.Changes]:
@@ -97,9 +97,9 @@ def test_a_right_answer_of_another_type_is_no_forgery() -> None:
     match = runner_of(tests, {"one.py": trees.TreeFile(f"import re\n{number}f, g = re.compile('a').match, N".encode())})
     plain = runner_of(tests, {"one.py": trees.TreeFile(b"f, g = str.isalpha, lambda: 4")})
     names = [f"{ONE}::test_match", f"{ONE}::test_one"]
-    found = ask(match, plain, tests, names)
-    (fault,) = found.faults.values()
-    assert not found.forged and found.faults.keys() == {names[1]} and "an object of type N" in fault
+    result = ask(match, plain, tests, names)
+    (fault,) = result.faults.values()
+    assert not result.forged and result.faults.keys() == {names[1]} and "an object of type N" in fault
 
 
 def test_a_test_that_asks_for_more_than_is_sent_gives_a_report() -> None:
@@ -107,15 +107,15 @@ def test_a_test_that_asks_for_more_than_is_sent_gives_a_report() -> None:
     text = f"import one\ndef test_one():\n    for n, want in {rows}: assert one.f(n) == want\n"
     tests: trees.Changes = {ONE: trees.TreeFile(text.encode())}
     right = runner_of(tests, {"one.py": trees.TreeFile(b"def f(x): return x * x + 7")})
-    found = ask(right, right, tests, [f"{ONE}::test_one"])
-    assert found.reasons == {f"{ONE}::test_one": "asks for more values than are sent"} and not found.forged
+    result = ask(right, right, tests, [f"{ONE}::test_one"])
+    assert result.reasons == {f"{ONE}::test_one": "asks for more values than are sent"} and not result.forged
 
 
 def reasons_of(path: str, text: str) -> tuple[list[str], list[str]]:
     """Which tests of a file can be asked, and why the others cannot."""
     tests = answer_sheets.TestFiles({path: trees.TreeFile(text.encode())})
-    found, reasons = answer_sheets.rewrite_tests(tests, [*tests.functions])
-    return [one.name for one in found], [*reasons.values()]
+    rewritten, reasons = answer_sheets.rewrite_tests(tests, [*tests.functions])
+    return [function.name for function in rewritten], [*reasons.values()]
 
 
 def test_what_a_name_or_another_test_tells_is_not_asked() -> None:
@@ -135,10 +135,10 @@ def test_f(): assert one.f(6) == 216
 REVEALED = "expects only what stands in the tests that are left"
 
 
-@pytest.mark.parametrize(("path", "text"), [one[:2] for one in TOLD_TESTS.values()], ids=TOLD_TESTS.keys())
+@pytest.mark.parametrize(("path", "text"), [attack[:2] for attack in TOLD_TESTS.values()], ids=TOLD_TESTS.keys())
 def test_what_any_text_that_is_left_tells_is_not_asked(path: str, text: str) -> None:
-    found, reasons = reasons_of(path, text)
-    assert not found and {*reasons} == {REVEALED}
+    names, reasons = reasons_of(path, text)
+    assert not names and {*reasons} == {REVEALED}
 
 
 def test_a_test_that_another_file_shows_gives_a_report() -> None:
@@ -159,28 +159,28 @@ EXPRESSIONS = {
 def test_what_an_expression_comes_to_must_not_stand_in_what_is_left() -> None:
     """Code looks it up there."""
     code = "\n".join(f"def f{n}(): return {expected}" for n, expected in enumerate(EXPRESSIONS))
-    for told, arguments in ((True, EXPRESSIONS.values()), (False, ["'x'"] * len(EXPRESSIONS))):
+    for revealed, arguments in ((True, EXPRESSIONS.values()), (False, ["'x'"] * len(EXPRESSIONS))):
         text = "import one\n" + "\n".join(
             f"def test_f{n}(): assert one.f{n}() == {expected}\ndef test_g{n}(): assert one.g({argument}) == 77"
             for n, (expected, argument) in enumerate(zip(EXPRESSIONS, arguments, strict=True))
         )
         tests: trees.Changes = {ONE: trees.TreeFile(f"{text}\n".encode())}
         runs = runner_of(tests, {"one.py": trees.TreeFile(f"{code}\ndef g(x): return 77\n".encode())})
-        found = ask(runs, runs, tests, [f"{ONE}::test_{kind}{n}" for kind in "fg" for n in range(len(EXPRESSIONS))])
-        assert {*found.reasons} == ({f"{ONE}::test_f{n}" for n in range(len(EXPRESSIONS))} if told else set())
+        result = ask(runs, runs, tests, [f"{ONE}::test_{kind}{n}" for kind in "fg" for n in range(len(EXPRESSIONS))])
+        assert {*result.reasons} == ({f"{ONE}::test_f{n}" for n in range(len(EXPRESSIONS))} if revealed else set())
 
 
 def in_turn(*runs: Run) -> Run:
     """Return what runs each of these once, in order."""
-    left = list(runs)
-    return lambda files, selected: left.pop(0)(files, selected)
+    remaining = list(runs)
+    return lambda files, selected: remaining.pop(0)(files, selected)
 
 
 @pytest.mark.parametrize(("answers", "forged"), [(["125"], False), (["0", "0"], True), (["0", "125"], False)])
 def test_one_right_answer_of_two_may_be_chance(answers: list[str], forged: bool) -> None:
-    found = ask(in_turn(*map(of_one, answers)), of_one("x**3"), ONE_TEST, [f"{ONE}::test_one"])
+    result = ask(in_turn(*map(of_one, answers)), of_one("x**3"), ONE_TEST, [f"{ONE}::test_one"])
     faults = ["got 0, expected 125"] if answers[0] == "0" else []
-    assert (found.forged, [*found.faults.values()]) == (forged, faults)
+    assert (result.forged, [*result.faults.values()]) == (forged, faults)
 
 
 def test_a_run_without_a_report_is_repeated_and_two_decide_nothing() -> None:
@@ -194,8 +194,8 @@ def test_a_run_without_a_report_is_repeated_and_two_decide_nothing() -> None:
     for solution, reference in ((right, in_turn(late, late)), (in_turn(late, late), right)):
         with pytest.raises(InfrastructureError, match="ran out of time, twice"):
             ask(solution, reference, ONE_TEST, names)
-    found = ask(in_turn(late, right), in_turn(late, right, right), ONE_TEST, names)
-    assert (found.forged, found.ground()) == (False, "values")
+    result = ask(in_turn(late, right), in_turn(late, right, right), ONE_TEST, names)
+    assert (result.forged, result.ground()) == (False, "values")
 
 
 REPORT = {
@@ -221,10 +221,10 @@ def test_most_tests_of_real_styles_give_values() -> None:
     run = runner_of(source, tests)
     original = run({}, ["tests"])
     assert set(original.statuses.values()) == {"passed"}, original.log
-    found = ask(run, run, tests, original.statuses)
-    assert not found.faults
+    result = ask(run, run, tests, original.statuses)
+    assert not result.faults
     functions = {name.partition("[")[0] for name in original.statuses}
-    reasons = {name.partition("[")[0]: reason for name, reason in found.reasons.items()}
+    reasons = {name.partition("[")[0]: reason for name, reason in result.reasons.items()}
     print(f"\n{len(functions) - len(reasons)} of {len(functions)} tests give values.")
     for reason, count in Counter(reasons.values()).most_common():
         print(f"{count} {reason}")
@@ -387,12 +387,12 @@ def forged() -> tuple[TestOutcomes, Asked]:
 
 def test_no_forged_answer_is_right(forged: tuple[TestOutcomes, Asked]) -> None:
     """All of them pass the original tests, since the code under test swallows what they raise."""
-    original, found = forged
+    original, result = forged
     assert set(original.statuses.values()) == {"passed"} and len(original.statuses) == 25, original.log
-    assert not found.reasons and found.forged
+    assert not result.reasons and result.forged
     # Whatever is true is right where nothing else is asserted.
     right = {f"{TEST_FILE}::test_honest", f"{TEST_FILE}::test_truth"}
-    assert {TEST_FILE, *original.statuses} - found.faults.keys() == right
+    assert {TEST_FILE, *original.statuses} - result.faults.keys() == right
 
 
 @pytest.mark.parametrize(
@@ -413,8 +413,8 @@ def test_the_name_of_a_file_stands_for_all_its_tests_and_for_no_further_one(text
         answers = [[node, 0, ["5", "5"]] for node in selected]
         return TestOutcomes({}, False, "", nodes=dict.fromkeys(selected, "passed"), answers=answers)
 
-    found = ask(passing, passing, {"t.py": trees.TreeFile(file.encode())}, ["t.py", "t.py::test_one"])
-    assert found.reasons == {"t.py": reason} and not found.faults
+    result = ask(passing, passing, {"t.py": trees.TreeFile(file.encode())}, ["t.py", "t.py::test_one"])
+    assert result.reasons == {"t.py": reason} and not result.faults
     none = TaskQuestions({}, TestLists((), ()), (), {}, reference=False)
     assert none.deciding(lambda files, selected, tree: TestOutcomes({}, False, "")) is None, "no tests, no values"
 
@@ -438,11 +438,12 @@ def test_a_test_that_needs_one_that_is_left_out_is_left_out_as_well() -> None:
     def run(files: trees.Changes, selected: Sequence[str]) -> TestOutcomes:
         nonlocal runs
         runs += 1
-        given = {first: f"{30 + runs}", second: '["l", 125]' if first in selected else '["l"]'}
+        values = {first: f"{30 + runs}", second: '["l", 125]' if first in selected else '["l"]'}
         answers = [
-            [node, 0, [given[node]] + ["31"] * (node == first) + ['["l", 125]'] * (node == second)] for node in selected
+            [node, 0, [values[node]] + ["31"] * (node == first) + ['["l", 125]'] * (node == second)]
+            for node in selected
         ]
         return TestOutcomes({}, False, "", nodes=dict.fromkeys(selected, "passed"), answers=answers)
 
-    found = ask(run, run, {ONE: trees.TreeFile(ORDERED.encode())}, [first, second])
-    assert found.reasons.keys() == {first, second} and not found.forged
+    result = ask(run, run, {ONE: trees.TreeFile(ORDERED.encode())}, [first, second])
+    assert result.reasons.keys() == {first, second} and not result.forged

@@ -54,8 +54,8 @@ def asked(test: str, head: str = HEAD) -> tuple[str, tuple[str, ...]]:
     module = ast.parse(head + test)
     function = module.body[-1]
     assert isinstance(function, FunctionNode)
-    made = rewrite_test(module, None, function, {})
-    return ast.unparse(made.withheld), made.relations
+    rewritten = rewrite_test(module, None, function, {})
+    return ast.unparse(rewritten.withheld), rewritten.relations
 
 
 def body(*lines: str) -> str:
@@ -106,9 +106,11 @@ def body(*lines: str) -> str:
     ],
 )
 def test_what_a_test_asks_holds_no_expected_value(lines: list[str], relations: list[str], kept: str) -> None:
-    text, found = asked(body(*lines))
-    assert list(found) == relations and kept in text
-    assert not any(one in text for one in ("abc", "a.c", "3.25", "2.5", "0.5", "Problem", "UserWarning", "two", "99"))
+    text, text_relations = asked(body(*lines))
+    assert list(text_relations) == relations and kept in text
+    assert not any(
+        expected in text for expected in ("abc", "a.c", "3.25", "2.5", "0.5", "Problem", "UserWarning", "two", "99")
+    )
 
 
 @pytest.mark.parametrize(
@@ -215,9 +217,9 @@ def test_columns_and_names_of_rows_are_emptied() -> None:
 
 
 def test_a_pruned_module_keeps_what_runs_by_itself() -> None:
-    kept = "import a\nfrom b import c\nx = 1\ny = x\nprint(y)\n\n@pytest.fixture(autouse=True)\ndef z(c):\n    pass"
-    more = kept.replace("import c", "import c, d") + "\ndef w(): d\n"
-    assert ast.unparse(prune_module(ast.parse(more), {})) == kept
+    pruned = "import a\nfrom b import c\nx = 1\ny = x\nprint(y)\n\n@pytest.fixture(autouse=True)\ndef z(c):\n    pass"
+    more = pruned.replace("import c", "import c, d") + "\ndef w(): d\n"
+    assert ast.unparse(prune_module(ast.parse(more), {})) == pruned
 
 
 SOURCE = f'''\
@@ -243,12 +245,12 @@ def test_three():
 def withheld(*names: str) -> str:
     """The withheld file of some tests of SOURCE."""
     tests = TestFiles({"t.py": trees.TreeFile(SOURCE.encode())})
-    found = {
-        one: rewrite_test(tests.modules["t.py"], tests.owner(one), node, {})
-        for one, node in tests.functions.items()
-        if one.name in names
+    rewritten = {
+        function: rewrite_test(tests.modules["t.py"], tests.owner(function), node, {})
+        for function, node in tests.functions.items()
+        if function.name in names
     }
-    (file,) = version_files(tests, found).values()
+    (file,) = version_files(tests, rewritten).values()
     assert file is not None
     return file.data.decode()
 
@@ -256,17 +258,17 @@ def withheld(*names: str) -> str:
 def test_a_file_holds_what_its_tests_need_alone() -> None:
     text = withheld("test_one")
     assert text.startswith("from __future__") and "setup_method" in text and "LIMIT" in text
-    left = ("abc", "EXPECTED", "unused", "12", "wanted", "test_two", "test_three", "check", "Problem", "g\n")
-    assert not [one for one in left if one in text]
+    absent = ("abc", "EXPECTED", "unused", "12", "wanted", "test_two", "test_three", "check", "Problem", "g\n")
+    assert not [name for name in absent if name in text]
     assert "EXPECTED = 'abc'" in withheld("test_three")
 
 
 def test_a_constant_that_another_test_needs_is_no_expected_value() -> None:
     tests = TestFiles({"t.py": trees.TreeFile(SOURCE.encode())})
-    one, three = TestLocation("t.py", ("TestIt",), "test_one"), TestLocation("t.py", (), "test_three")
-    found, reasons = rewrite_tests(tests, [one, three])
-    assert list(found) == [three] and reasons == {one: "holds the expected value in EXPECTED"}
-    assert list(rewrite_tests(tests, [one])[0]) == [one]
+    first, three = TestLocation("t.py", ("TestIt",), "test_one"), TestLocation("t.py", (), "test_three")
+    rewritten, reasons = rewrite_tests(tests, [first, three])
+    assert list(rewritten) == [three] and reasons == {first: "holds the expected value in EXPECTED"}
+    assert list(rewrite_tests(tests, [first])[0]) == [first]
 
 
 @pytest.mark.parametrize(

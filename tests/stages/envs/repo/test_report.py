@@ -94,8 +94,8 @@ def test_a_report_is_read_between_other_lines_and_none_is_no_tampering() -> None
 def test_without_the_control_no_pass_counts_and_nobody_is_blamed() -> None:
     """A run may end at the first failure (-x), or before the control because of what a test calls."""
     report = {"outcomes": {TEST: "passed", "t.py::test_b": "skipped", "t.py::test_c": "failed"}, "control": []}
-    found, tampered, _ = read_report(f"secret {json.dumps(report)}", "secret")
-    assert (found["outcomes"], tampered) == ({"t.py::test_c": "failed"}, False)
+    believed, tampered, _ = read_report(f"secret {json.dumps(report)}", "secret")
+    assert (believed["outcomes"], tampered) == ({"t.py::test_c": "failed"}, False)
 
 
 @pytest.mark.parametrize(("text", "outcome"), [("pytest.skip('later')", "skipped"), ("assert f(1)", "failed")])
