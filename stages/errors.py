@@ -50,6 +50,13 @@ class ComposerError(Exception):
         return words.remedies(self.code, self.values)
 
 
+class Refusal(Exception):
+    """Why something is refused, raised and handled within a room; its text is the sentence of a code, or any text."""
+
+    def __init__(self, code: str, /, **values: Any) -> None:
+        super().__init__(words.Sentence(code, **values) if values or not isinstance(code, words.Sentence) else code)
+
+
 class UsageError(ComposerError):
     """The request cannot be carried out as asked (name, value, settings file, folder in use): exit code 2."""
 

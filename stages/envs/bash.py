@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stages.envs.base import Observation, TurnFault
+from stages.errors import Refusal
 from stages.sandbox import CommandResult
 from stages.words import Sentence
 
@@ -44,7 +45,7 @@ TOOLS: tuple[dict[str, Any], ...] = (
 )
 
 
-class ActionError(ValueError):
+class ActionError(Refusal, ValueError):
     """The message has not exactly one action; the text names what was found and what is expected."""
 
 
@@ -52,11 +53,11 @@ def parse_bash(text: str) -> str:
     """Return the command of the only ```bash block of a message; raise ActionError for none or several."""
     commands = CLOSED.findall(text)
     if OPENED.search(CLOSED.sub("", text)):
-        raise ActionError(Sentence("envs.bash-block-unclosed"))
+        raise ActionError("envs.bash-block-unclosed")
     if len(commands) != 1:
-        raise ActionError(Sentence("envs.bash-blocks", num_blocks=len(commands)))
+        raise ActionError("envs.bash-blocks", num_blocks=len(commands))
     if not commands[0].strip():
-        raise ActionError(Sentence("envs.bash-block-empty"))
+        raise ActionError("envs.bash-block-empty")
     return commands[0].strip("\n")
 
 

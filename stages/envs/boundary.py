@@ -17,7 +17,7 @@ import orjson
 
 from stages import json_text, messages
 from stages.envs.base import Environment, Grade, GradesTogether, Observation, TakesCalls, Task, Work
-from stages.errors import UsageError
+from stages.errors import Refusal, UsageError
 from stages.layout import shortened
 from stages.messages import Message, ToolCall
 from stages.runs import store
@@ -33,7 +33,7 @@ NOT_PAID = (
 )
 
 
-class WrongValue(Exception):
+class WrongValue(Refusal):
     """An environment returned a value that the protocol does not allow."""
 
 
@@ -61,14 +61,14 @@ def check_opening(value: Any) -> list[Message]:
         isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
     )
     if not valid or not value:
-        raise WrongValue(Sentence("envs.reset-value", returned=_short(value)))
+        raise WrongValue("envs.reset-value", returned=_short(value))
     return list(value)
 
 
 def check_observation(value: Any) -> Observation:
     """Check the value of `step`."""
     if not isinstance(value, Observation):
-        raise WrongValue(Sentence("envs.step-value", returned=_short(value)))
+        raise WrongValue("envs.step-value", returned=_short(value))
     for name, kinds, words in (
         ("content", (str,), "text"),
         ("stop", (str, type(None)), "text or None"),
@@ -76,9 +76,7 @@ def check_observation(value: Any) -> Observation:
         ("returncode", (int, type(None)), "a whole number or None"),
     ):
         if not isinstance(getattr(value, name), kinds):
-            raise WrongValue(
-                Sentence("envs.observation-value", name=name, returned=_short(getattr(value, name)), kinds=words)
-            )
+            raise WrongValue("envs.observation-value", name=name, returned=_short(getattr(value, name)), kinds=words)
     return value
 
 
@@ -89,20 +87,20 @@ def check_grade(value: Any, environment: Environment) -> Grade:
     require is null, and no pass.
     """
     if not isinstance(value, Grade):
-        raise WrongValue(Sentence("envs.grade-value", returned=_short(value)))
+        raise WrongValue("envs.grade-value", returned=_short(value))
     if not isinstance(value.work, Work):
-        raise WrongValue(Sentence("envs.grade-work", returned=_short(value.work)))
+        raise WrongValue("envs.grade-work", returned=_short(value.work))
     for name in FLAGS:
         if not isinstance(getattr(value, name), (bool, type(None))):
-            raise WrongValue(Sentence("envs.grade-flag", name=name, returned=_short(getattr(value, name))))
+            raise WrongValue("envs.grade-flag", name=name, returned=_short(getattr(value, name)))
     if value.ground not in (None, *get_args(Ground)):
-        raise WrongValue(Sentence("envs.grade-ground", returned=_short(value.ground)))
+        raise WrongValue("envs.grade-ground", returned=_short(value.ground))
     if value.reward is None:
         return value
     reward: Any = value.reward
     # numpy's scalars are Real too. A NaN or an infinity would poison every mean that it enters.
     if isinstance(reward, bool) or not isinstance(reward, Real) or not math.isfinite(float(reward)):
-        raise WrongValue(Sentence("envs.grade-reward", returned=_short(reward)))
+        raise WrongValue("envs.grade-reward", returned=_short(reward))
     value = replace(value, reward=float(reward))
     ground = value.ground or getattr(environment, "ground", None)
     # A share of the full reward rests on the same report.

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from stages.words import Sentence
+from stages.errors import Refusal
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: to open a pipe without a writer would wait for ever.
@@ -36,7 +36,7 @@ _homes: dict[str, Path] = {}
 """This process's folder, by the temporary folder that contains it."""
 
 
-class UnwieldyTree(Exception):
+class UnwieldyTree(Refusal):
     """A tree exceeds the limits of depth, path length or size: a property of the agent's files, no machine failure."""
 
 
@@ -78,7 +78,7 @@ def entries(root: Path, enter: Callable[[str], bool] = lambda path: True) -> Ite
                 for entry in _list_folder(level):
                     count += 1
                     if count > MOST_ENTRIES:
-                        raise UnwieldyTree(Sentence("envs.too-many-files", most_files=MOST_ENTRIES))
+                        raise UnwieldyTree("envs.too-many-files", most_files=MOST_ENTRIES)
                     yield entry
                     if entry.is_folder and enter(entry.path):
                         level.folders.append(entry.name)
@@ -86,7 +86,7 @@ def entries(root: Path, enter: Callable[[str], bool] = lambda path: True) -> Ite
             elif level.folders:
                 name = level.folders.pop()
                 if len(levels) == DEEPEST:
-                    raise UnwieldyTree(Sentence("envs.too-deep", deepest=DEEPEST, start=level.path[:60]))
+                    raise UnwieldyTree("envs.too-deep", deepest=DEEPEST, start=level.path[:60])
                 # Below an open descriptor: a folder that was exchanged for a link meanwhile is refused (O_NOFOLLOW).
                 with suppress(OSError):
                     levels.append(_Level(os.open(name, FOLDER, dir_fd=level.descriptor), f"{level.path}{name}/"))
@@ -103,7 +103,7 @@ def _list_folder(level: _Level) -> Iterator[TreeEntry]:
     except OSError:
         return
     if level.path and names and len(os.fsencode(level.path)) + max(map(len, map(os.fsencode, names))) > LONGEST_PATH:
-        raise UnwieldyTree(Sentence("envs.path-too-long", most_bytes=LONGEST_PATH, start=level.path[:60]))
+        raise UnwieldyTree("envs.path-too-long", most_bytes=LONGEST_PATH, start=level.path[:60])
     for name in names:
         with suppress(OSError):  # deleted since it was listed
             status = os.lstat(name, dir_fd=level.descriptor)
@@ -145,7 +145,7 @@ def copy(
     copy. Holes stay holes. Raises UnwieldyTree, before anything is read, if the files exceed `most_bytes` in total.
     """
     if most_bytes is not None and (size := apparent_bytes(source)) > most_bytes:
-        raise UnwieldyTree(Sentence("envs.too-many-bytes", size_mb=size >> 20, most_mb=most_bytes >> 20))
+        raise UnwieldyTree("envs.too-many-bytes", size_mb=size >> 20, most_mb=most_bytes >> 20)
     target.mkdir(parents=True, exist_ok=True)
     modes: list[tuple[Path, int]] = []
     for entry in entries(source, lambda path: not leave_out(path, True)):

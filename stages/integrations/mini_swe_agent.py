@@ -28,7 +28,7 @@ def message(command: str) -> str:
     """Return the message of one command; raise `ActionError` where one of its lines would end the block early."""
     text = fenced(command)
     if command.strip() and parse_bash(text) != command.strip("\n"):
-        raise ActionError(Sentence("integrations.fence-in-command", fence=FENCE))
+        raise ActionError("integrations.fence-in-command", fence=FENCE)
     return text
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stages.errors import Refusal
 from stages.layout import shortened
 from stages.sandbox import Answer
 from stages.words import Sentence
@@ -32,7 +33,7 @@ RELATIVE, ABSOLUTE = 1e-7, 1e-6
 CLOSE = "assertion"
 
 
-class CannotAsk(Exception):
+class CannotAsk(Refusal):
     """A test cannot be written as calls with plain arguments; the text is the reason."""
 
 
@@ -82,7 +83,7 @@ def _round(number: Any, digits: int = 0) -> Any:
 
 def _range(*bounds: int) -> list[int]:
     if len(range(*bounds)) > LARGEST:
-        raise CannotAsk(Sentence("envs.code.range-too-long"))
+        raise CannotAsk("envs.code.range-too-long")
     return list(range(*bounds))
 
 
@@ -154,11 +155,11 @@ def _check_size(kind: ast.operator, first: Any, right: Any) -> None:
         raise CannotAsk("it formats a text")
     integers = isinstance(first, int) and isinstance(right, int)
     if isinstance(kind, ast.Pow) and integers and first.bit_length() * abs(right) > LARGEST:
-        raise CannotAsk(Sentence("envs.code.power-too-large"))
+        raise CannotAsk("envs.code.power-too-large")
     if isinstance(kind, ast.Mult) and not numbers:
         values, times = (right, first) if isinstance(first, int) else (first, right)
         if isinstance(times, int) and len(values) * times > LARGEST:
-            raise CannotAsk(Sentence("envs.code.product-too-long"))
+            raise CannotAsk("envs.code.product-too-long")
 
 
 # Values.
@@ -232,12 +233,12 @@ def _value(node: ast.expr, names: Mapping[str, Any], returned: Mapping[int, Any]
             return value(container)[value(index)]
         case ast.Call(func=function, args=arguments, keywords=named):
             return _function(function, names, FUNCTIONS | OF_KNOWN)(*values(arguments), **_keyword_values(named, names))
-    raise CannotAsk(Sentence("envs.code.no-plain-value", expression=_short(node)))
+    raise CannotAsk("envs.code.no-plain-value", expression=_short(node))
 
 
 def _keyword_values(keywords: Sequence[ast.keyword], names: Mapping[str, Any]) -> dict[str, Any]:
     if any(keyword.arg is None for keyword in keywords):
-        raise CannotAsk(Sentence("envs.code.unpacks-keywords"))
+        raise CannotAsk("envs.code.unpacks-keywords")
     return {keyword.arg or "": _value(keyword.value, names, {}) for keyword in keywords}
 
 
@@ -270,9 +271,9 @@ def read_assertions(test: str, functions: Collection[str]) -> list[CallAssertion
         reader = _Reader(frozenset(functions))
         reader.block(body)
     except (SyntaxError, ValueError) as error:
-        raise CannotAsk(Sentence("envs.code.not-python", error=error)) from None
+        raise CannotAsk("envs.code.not-python", error=error) from None
     except (RecursionError, MemoryError):
-        raise CannotAsk(Sentence("envs.code.nested-too-deep")) from None
+        raise CannotAsk("envs.code.nested-too-deep") from None
     if not reader.assertions:
         raise CannotAsk(f"no assertion calls {' or '.join(sorted(functions))}")
     return reader.assertions
@@ -294,7 +295,7 @@ class _Reader:
     def statement(self, node: ast.stmt) -> None:
         self.followed += 1
         if self.followed > MOST_STATEMENTS:
-            raise CannotAsk(Sentence("envs.code.loops-too-long", most_statements=MOST_STATEMENTS))
+            raise CannotAsk("envs.code.loops-too-long", most_statements=MOST_STATEMENTS)
         match node:
             case ast.Assert(test=test):
                 self.assertion(test)
@@ -322,7 +323,7 @@ class _Reader:
                     self.bind(target, value)
                     self.block(body)
             case _:
-                raise CannotAsk(Sentence("envs.code.statement-not-followed", expression=_short(node)))
+                raise CannotAsk("envs.code.statement-not-followed", expression=_short(node))
 
     def bind(self, target: ast.expr, value: Any) -> None:
         match target:
@@ -340,7 +341,7 @@ class _Reader:
         self.check(test, {id(call) for call in calls})
         if not calls:
             if not _constant_value(test, self.names):
-                raise CannotAsk(Sentence("envs.code.false-assertion", expression=_short(test)))
+                raise CannotAsk("envs.code.false-assertion", expression=_short(test))
             return
         read_names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
         names = {name: value for name, value in self.names.items() if name in read_names}
@@ -364,13 +365,13 @@ class _Reader:
             case ast.Compare(ops=kinds, comparators=operands):
                 for kind, operand in zip(kinds, operands, strict=True):
                     if isinstance(kind, ast.Is | ast.IsNot) and getattr(operand, "value", 0) not in (None, True, False):
-                        raise CannotAsk(Sentence("envs.code.compares-identity", expression=_short(node)))
+                        raise CannotAsk("envs.code.compares-identity", expression=_short(node))
             case ast.Tuple() | ast.List() | ast.Set() | ast.Dict() | ast.UnaryOp() | ast.BinOp() | ast.BoolOp():
                 pass
             case ast.Subscript(slice=index) if not isinstance(index, ast.Slice):
                 pass
             case _:
-                raise CannotAsk(Sentence("envs.code.operation-on-result", expression=_short(node)))
+                raise CannotAsk("envs.code.operation-on-result", expression=_short(node))
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.expr) and not (isinstance(node, ast.Call) and child is node.func):
                 self.check(child, calls)

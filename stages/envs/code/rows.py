@@ -25,7 +25,7 @@ from typing import Any
 from stages.envs.base import Split
 from stages.envs.code.assertions import FUNCTIONS, CallAssertion, CannotAsk, read_assertions
 from stages.envs.task_table import hub_rows, is_held_out, read_rows
-from stages.errors import BadInput
+from stages.errors import BadInput, Refusal
 from stages.runs import store
 from stages.runs.kinds import Row
 from stages.words import Sentence
@@ -37,7 +37,7 @@ SPECIAL = frozenset({"find_zero"})
 """Functions of HumanEval+ whose results EvalPlus accepts by a rule of their own."""
 
 
-class UnknownFormat(Exception):
+class UnknownFormat(Refusal):
     """A row fits none of the formats; the text is the reason."""
 
 
@@ -151,7 +151,7 @@ def _problem(row: Row) -> CodeProblem:
         return CodeProblem(**_signature(row), test=_text(row, "test"))  # HumanEval
     if "prompt" in row and "tests" in row:
         return _own(row)
-    raise UnknownFormat(Sentence("envs.code.unknown-format", columns=list(row)))
+    raise UnknownFormat("envs.code.unknown-format", columns=list(row))
 
 
 def _mbpp(row: Row) -> CodeProblem:
@@ -208,7 +208,7 @@ def _of_assertions(
 def _evalplus(row: Row) -> CodeProblem:
     inputs = [*_list(row, "base_input"), *_list(row, "plus_input")]
     if not inputs or not all(isinstance(arguments, list) for arguments in inputs):
-        raise UnknownFormat(Sentence("envs.code.inputs-not-lists"))
+        raise UnknownFormat("envs.code.inputs-not-lists")
     signature = _signature(row)
     refused = ""
     if signature["function"] not in {node.name for node in _functions(_text(row, "prompt"))}:  # MBPP+: a text alone
@@ -217,7 +217,7 @@ def _evalplus(row: Row) -> CodeProblem:
         refused = Sentence("envs.code.special-comparison")
     tolerance = row.get("atol") or 0
     if not isinstance(tolerance, int | float) or not abs(tolerance) < math.inf:
-        raise UnknownFormat(Sentence("envs.code.tolerance-not-finite", tolerance=tolerance))
+        raise UnknownFormat("envs.code.tolerance-not-finite", tolerance=tolerance)
     return CodeProblem(**signature, inputs=tuple(map(tuple, inputs)), tolerance=float(tolerance), refused=refused)
 
 
@@ -263,7 +263,7 @@ def _function(tests: Sequence[str], solution: str) -> str:
     defined = {node.name for node in _functions(solution)}
     candidates = [name for name in in_all if name in defined] or [name for name in in_all if name not in FUNCTIONS]
     if not candidates:
-        raise CannotAsk(Sentence("envs.code.no-common-function"))
+        raise CannotAsk("envs.code.no-common-function")
     return candidates[0]
 
 
@@ -298,5 +298,5 @@ def _list(row: Row, name: str) -> list[Any]:
 def _texts(row: Row, name: str) -> list[str]:
     values = _list(row, name)
     if not values or not all(isinstance(text, str) and text.strip() for text in values):
-        raise UnknownFormat(Sentence("envs.code.not-a-list-of-texts", name=name, column=values))
+        raise UnknownFormat("envs.code.not-a-list-of-texts", name=name, column=values)
     return values

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 from stages import json_text
-from stages.words import Sentence
+from stages.errors import Refusal
 
 IMAGES = re.compile(r"^(python|debian|ubuntu|buildpack-deps|composer-[\w.-]+)(:[\w.-]+)?(@sha256:\w+)?$")
 """The last part of an image's name: those whose programs are a Python and a shell."""
@@ -29,7 +29,7 @@ FILES_ONLY = re.compile(r"(mkdir|touch|chmod|ln|cp|mv|echo|printf)\b|rm -rf? /va
 """Commands of RUN that are carried out in the sandbox, or concern what it does not have."""
 
 
-class NotFollowed(Exception):
+class NotFollowed(Refusal):
     """A Dockerfile needs an engine; the text is the line and the reason."""
 
 
@@ -63,10 +63,10 @@ def follow_dockerfile(text: str, context: Path) -> DockerRecipe:
         arguments = _substitute(arguments, recipe.env) if word in ("COPY", "ADD", "WORKDIR", "ENV") else arguments
         if word == "FROM":
             if recipe.image:
-                raise NotFollowed(Sentence("envs.harbor.several-stages", line=line))
+                raise NotFollowed("envs.harbor.several-stages", line=line)
             recipe.image = arguments.split(" ")[0]
             if not IMAGES.match(recipe.image.rpartition("/")[2]):
-                raise NotFollowed(Sentence("envs.harbor.foreign-image", line=line, image=recipe.image))
+                raise NotFollowed("envs.harbor.foreign-image", line=line, image=recipe.image)
         elif word == "WORKDIR":
             recipe.workdir = absolute_path(arguments.strip("\"'"), recipe.workdir)
             recipe.folders.append(recipe.workdir)
@@ -83,9 +83,9 @@ def follow_dockerfile(text: str, context: Path) -> DockerRecipe:
                 mkdirs = [command.split() for command in commands.split(" && ") if command.startswith("mkdir ")]
                 recipe.folders += [word for words in mkdirs for word in words if word.startswith("/")]
         elif word not in IGNORED:
-            raise NotFollowed(Sentence("envs.harbor.instruction-not-followed", line=line, word=word))
+            raise NotFollowed("envs.harbor.instruction-not-followed", line=line, word=word)
     if not recipe.image:
-        raise NotFollowed(Sentence("envs.harbor.no-from"))
+        raise NotFollowed("envs.harbor.no-from")
     return recipe
 
 
@@ -151,14 +151,14 @@ def _parse_copy(word: str, arguments: str, line: int, workdir: str, context: Pat
         if flag[1] == "chmod" and re.fullmatch(r"0?[0-7]{3}", flag[2] or ""):
             mode = int(flag[2], 8)
         elif flag[1] not in ("chown", "link"):
-            raise NotFollowed(Sentence("envs.harbor.flag-not-followed", line=line, word=word, flag=flag[1]))
+            raise NotFollowed("envs.harbor.flag-not-followed", line=line, word=word, flag=flag[1])
         arguments = arguments[flag.end() :]
     try:
         paths = json_text.loads(arguments) if arguments.startswith("[") else shlex.split(arguments)
     except ValueError as error:
         raise NotFollowed(f"line {line}: {error}") from None
     if len(paths) < 2 or "<<" in arguments or any("://" in path or path.startswith("git@") for path in paths):
-        raise NotFollowed(Sentence("envs.harbor.copies-more-than-files", line=line, word=word))
+        raise NotFollowed("envs.harbor.copies-more-than-files", line=line, word=word)
     *sources, target = paths
     patterns = tuple(absolute_path(path, "/").lstrip("/") for path in sources)
     into = len(sources) > 1 or target.endswith(("/", "/.")) or target in (".", "..")
@@ -169,7 +169,7 @@ def _parse_copy(word: str, arguments: str, line: int, workdir: str, context: Pat
 def _parse_run(arguments: str, line: int) -> str:
     """Return the commands of one RUN to run in the sandbox, without installing packages that it has."""
     if arguments.startswith(("[", "--")) or "<<" in arguments or re.search(r"[`$]|(?<!\|)\|(?!\|)", arguments):
-        raise NotFollowed(Sentence("envs.harbor.run-not-followed", line=line, command_=arguments[:60]))
+        raise NotFollowed("envs.harbor.run-not-followed", line=line, command_=arguments[:60])
     carried_out = []
     for alternatives in re.split(r"\s*(?:&&|;)\s*", arguments):
         commands = re.split(r"\s*\|\|\s*", alternatives)
@@ -177,7 +177,7 @@ def _parse_run(arguments: str, line: int) -> str:
             continue  # it succeeds, so that no alternative is run
         for command in commands:
             if not FILES_ONLY.match(command):
-                raise NotFollowed(Sentence("envs.harbor.run-not-followed", line=line, command_=command[:60]))
+                raise NotFollowed("envs.harbor.run-not-followed", line=line, command_=command[:60])
         if not commands[0].startswith("rm "):
             carried_out.append(" || ".join(commands))
     return " && ".join(carried_out)
@@ -197,8 +197,6 @@ def _is_available(command: str, line: int) -> bool:
             # With another one a right solution may fail: pytest 9 refuses a conftest that pytest 8 takes.
             if metadata.version(name).partition(".")[0] != pinned.partition(".")[0]:
                 installed = f"{name} {metadata.version(name)}"
-                raise NotFollowed(
-                    Sentence("envs.harbor.other-version", line=line, name=name, pinned=pinned, installed=installed)
-                )
+                raise NotFollowed("envs.harbor.other-version", line=line, name=name, pinned=pinned, installed=installed)
         return True
     return False

@@ -313,7 +313,7 @@ class ContainerMachine(Container):
                 continue
             written += info.size + 1
             if written > most_bytes:
-                raise UnwieldyTree(Sentence("envs.harbor.too-many-bytes", source=source, most_bytes=most_bytes))
+                raise UnwieldyTree("envs.harbor.too-many-bytes", source=source, most_bytes=most_bytes)
             content = data.read() if data else b""
             destination = target / path if path else target
             folders.write(
@@ -373,7 +373,7 @@ def read_recipe(task: HarborTask, source: ContainerSource) -> DockerRecipe:
             recipe.steps.append(CopiedFiles(("",), recipe.workdir, True, False))
     else:
         if (file.parent / ".dockerignore").exists():
-            raise NotFollowed(Sentence("envs.harbor.dockerignore"))
+            raise NotFollowed("envs.harbor.dockerignore")
         recipe = dockerfile.follow_dockerfile(file.read_text(errors="replace"), file.parent)
     recipe.workdir = settings.workdir or recipe.workdir
     recipe.env |= settings.env
@@ -390,7 +390,7 @@ def mounted_folders(recipe: DockerRecipe, task: HarborTask) -> list[str]:
     for path in folders_inside:
         top, *below = PurePosixPath(path).parts[1:] or ("",)
         if not top or top in SYSTEM_FOLDERS or (top in SHARED and (not below or below[0] in SHARED[top])):
-            raise NotFollowed(Sentence("envs.harbor.system-folder", path=path))
+            raise NotFollowed("envs.harbor.system-folder", path=path)
         mounted.append(f"/{top}/{below[0]}" if top in SHARED else f"/{top}")
     return list(dict.fromkeys(mounted))
 
@@ -557,7 +557,7 @@ class BubblewrapMachine:
         entries = [(path, status) for path, status in entries if not _is_excluded(path or Path(source).name, exclude)]
         # Before anything is read: a sparse file is small on the disk and large in memory.
         if (size := sum(status.st_size + 1 for _, status in entries)) > most_bytes:
-            raise UnwieldyTree(Sentence("envs.harbor.too-many-bytes", source=source, most_bytes=most_bytes))
+            raise UnwieldyTree("envs.harbor.too-many-bytes", source=source, most_bytes=most_bytes)
         target.parent.mkdir(parents=True, exist_ok=True)
         for path, file_status in entries:
             if (content := folders.read(self.root, f"{relative}/{path}" if path else relative)) is not None:

@@ -135,12 +135,10 @@ def run_separate(
                 budget -= machine.fetch(artifact.source, scratch / str(number) / "artifact", artifact.exclude, budget)
             except UnwieldyTree as error:
                 raise UnwieldyTree(
-                    Sentence(
-                        "envs.harbor.too-many-artifact-bytes",
-                        most_mb=FETCHED_BYTES >> 20,
-                        num_bytes=FETCHED_BYTES - budget,
-                        error=error,
-                    )
+                    "envs.harbor.too-many-artifact-bytes",
+                    most_mb=FETCHED_BYTES >> 20,
+                    num_bytes=FETCHED_BYTES - budget,
+                    error=error,
                 ) from None
             carried.append((artifact.source, scratch / str(number)))
         fresh = start(source)

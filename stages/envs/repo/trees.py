@@ -102,7 +102,7 @@ def changes(before: Path, after: Path) -> Changes:
     old = {entry.path: entry.status.st_size for entry in _sources(before)}
     new = {entry.path: entry.status.st_size for entry in _sources(after)}
     if (size := sum(size for path, size in new.items() if old.get(path) != size)) > CHANGED_BYTES:
-        raise UnwieldyTree(Sentence("envs.repo.changes-too-large", mib=size >> 20, limit_mib=CHANGED_BYTES >> 20))
+        raise UnwieldyTree("envs.repo.changes-too-large", mib=size >> 20, limit_mib=CHANGED_BYTES >> 20)
     changed: Changes = dict.fromkeys(sorted(old.keys() - new.keys()))
     new_files: dict[str, TreeFile] = {}
     for entry in _sources(after):
