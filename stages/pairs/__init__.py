@@ -1,12 +1,13 @@
 """Preference pairs from disagreement.
 
-stage.py - what `extract-pairs` does
+stage.py - plan, run and work of `extract-pairs`
 config.py - its settings
-actions.py - equal actions, and the vote in one state: majority, and the pairs or the reason for none
+actions.py - canonical forms of actions, their outcomes, and the vote in one state
 blocks.py - thousands of states at a time as arrays
 states.py - the distinct states of a run with the teachers' actions, and the vote in all of them
-evidence.py - what votes tell without playing on: agreement, failed rollouts, what each teacher decides
+evidence.py - agreement of teachers, alignment with failed rollouts, the audit of each teacher
 continuation.py - both actions of each pair played from its recorded state, and the verdict by the outcomes
 groups.py - pairs from groups of rollouts on one task: shared states, rewards, submissions
-report.py - the report of an extraction, and the verdict by which it passes
+report.py - the report of an extraction, and its verdict
+words.toml - the sentences of refusals and reports
 """

@@ -2,10 +2,8 @@
 
 import gzip
 import json
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,8 +12,7 @@ from stages.gradients.basis import load_spectrum
 from stages.gradients.tensors import GradientStore
 from stages.policy.base import PolicyConfig
 from stages.probe import replay, score, teacher_pool, uat
-from stages.probe.checks.hacking import factorial, scored_rows
-from stages.probe.statistics import Draws
+from stages.probe.checks.hacking import scored_rows
 from stages.runs import store
 from stages.runs.kinds import DIRECTION, PLACEBO, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE, SVD_MODULE
 from stages.runs.run import Run
@@ -82,18 +79,6 @@ def test_a_model_without_the_loophole_does_not_pass(honest: Chain, chain: Chain,
     run = carry_out(uat, [*honest.values(), chain["v"]], uat.Config(), tmp_path / "uat")
     assert checks(run)["T1"]["status"] == "FAIL" and checks(run)["T4e"]["status"] == "INCONCLUSIVE"
     assert run.manifest.outcome.exit_code == 1
-
-
-@pytest.mark.slow
-def test_random_labels_of_an_honest_models_rows_seldom_pass(honest: Chain) -> None:
-    rows = scored_rows(
-        honest["vanilla"].rows(PROBE_ROW), honest["score"].rows(PROBE_SCORE), honest["score"].rows(PLACEBO)
-    )
-    passed = 0
-    for seed in range(200):
-        labels = np.random.default_rng(seed).random(len(rows)) < 0.5
-        passed += factorial(replace(rows, hacked=labels), Draws(300, seed)).status == "PASS"
-    assert passed <= 4
 
 
 def test_too_few_problems_are_inconclusive(models: Models, chain: Chain, tmp_path: Path) -> None:
