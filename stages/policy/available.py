@@ -149,11 +149,7 @@ def _describe_listed(config: PolicyConfig) -> str:
         tokenizer(config.model)  # imports what its bills will be checked with
     if names and config.model not in names:
         raise BadInput(
-            "policy.model-not-listed",
-            base_url=config.base_url,
-            model=config.model,
-            number=len(names),
-            listed=names[0],
+            "policy.model-not-listed", base_url=config.base_url, model=config.model, number=len(names), listed=names[0]
         )
     return Sentence("policy.model-at-server", model=config.model, base_url=config.base_url, listed=bool(names))
 

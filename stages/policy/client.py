@@ -110,10 +110,7 @@ class RefusedConnection(RetryableError):
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__("connection", Sentence("policy.connection-refused", base_url=config.base_url))
         self.permanent = UnavailableError(
-            "policy.server-refuses-connections",
-            base_url=config.base_url,
-            model=config.model,
-            billed_usd=0.0,
+            "policy.server-refuses-connections", base_url=config.base_url, model=config.model, billed_usd=0.0
         )
 
 
