@@ -26,16 +26,9 @@ from stages.runs import store
 from stages.runs.kinds import Row
 from stages.runs.run import Inputs, RunWriter
 from stages.runs.stage import Plan
+from stages.words import Sentence
 
 EXPORTED = "traces.jsonl"
-OWN = (
-    "No --set traces=PATH was given: `other` is `trl` as `composer export verifiers` writes it, read back.",
-    "What differs is the format's doing; nothing is said of prime-rl or verifiers themselves. Log-probs in this format",
-    "count as rounded to 4 decimals, since its own writers round them; these were not.",
-)
-
-
-NOT_JUDGED = "Neither is called cleaner: both are the same rollouts."
 ENOUGH = 100
 """Rollouts that a collection needs to be judged."""
 MAY_BE_NULL = {
@@ -74,7 +67,9 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     sides = collected, imported or _imported(_exported(collected, tasks, out), "these rollouts as a verifiers file")
     best = cleaner(*sides) if imported else None
     out.document("comparison", {"cleaner": best, "sides": [side.document() for side in sides]})
-    out.write_file("report.txt", table(*sides) if imported else table(*sides, OWN))
+    out.write_file(
+        "report.txt", table(*sides) if imported else table(*sides, Sentence("integrations.traces-not-given"))
+    )
     failed = sum(row["error_type"] is not None for row in collected.rollouts)
     out.count(
         planned=collected.planned, done=len(collected.rollouts) - failed, failed=failed, read=len(sides[1].rollouts)
@@ -173,14 +168,14 @@ def cleaner(first: Side, second: Side) -> str | None:
     return min(first, second, key=lambda side: side.standing).name
 
 
-def table(first: Side, second: Side, notes: Sequence[str] = ()) -> str:
-    """Return the verdict as plain text. notes: why the sides are not judged; empty if they are."""
+def table(first: Side, second: Side, note: str = "") -> str:
+    """Return the verdict as plain text. note: why the sides are not judged; empty if they are."""
     sides = (first, second)
     lines = [
         "Frameworks: whose rollouts are cleaner?",
         "",
         *(f"{side.name}  {side.description}" for side in sides),
-        *notes,
+        *filter(None, [note]),
     ]
     cells: list[tuple[object, ...]] = [
         ("", first.name, second.name),
@@ -207,9 +202,9 @@ def table(first: Side, second: Side, notes: Sequence[str] = ()) -> str:
         parts += [f"says nothing of {', '.join(not_recorded)}"] if not_recorded else []
         sentences.append("; ".join(parts) + ".")
     name = cleaner(first, second)
-    conclusion = f"Cleaner: {name}." if name else "Neither is cleaner than the other."
+    conclusion = Sentence("integrations.cleaner-side", name=name, judged=not note)
     text = aligned([(*row, *[""] * (3 - len(row))) for row in cells])
-    return "\n".join([*lines, "", text, "", *sentences, NOT_JUDGED if notes else conclusion]) + "\n"
+    return "\n".join([*lines, "", text, "", *sentences, conclusion]) + "\n"
 
 
 def _outcome(check: CollectionCheck) -> str:
