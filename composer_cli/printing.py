@@ -213,10 +213,10 @@ def sentence_and_code(error: BaseException, *, resumes: bool = False) -> tuple[s
     if isinstance(error, (KeyboardInterrupt, Interrupted)):
         number = int(getattr(error, "signal_number", signal.SIGINT))
         # 128 + the signal's number, as a shell reports a process that the signal ended.
-        remains = getattr(error, "notice", "")
-        return ("Interrupted. " if number == signal.SIGINT else f"Stopped by {signal.Signals(number).name}. ") + (
-            remains if remains else Sentence("cli.saved-resume") if resumes else Sentence("cli.nothing-kept")
-        ), 128 + number
+        name = None if number == signal.SIGINT else signal.Signals(number).name
+        kept = Sentence("cli.saved-resume") if resumes else Sentence("cli.nothing-kept")
+        remains = getattr(error, "notice", "") or kept
+        return Sentence("cli.stopped", signal=name, remains=remains), 128 + number
     if isinstance(error, ComposerError):
         return str(error), error.exit_code
     if is_output_failure(error):

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 from composer_cli.call import Arguments, ChainArguments
 from composer_cli.preset import configure_preset, load_preset, read_for_preset
 from composer_cli.show import runs as run_folders
-from composer_post_training.messages import errors_in_python, function_name, translate_message
 from composer_post_training.results import (
     Chain as Chain,
     ComparedLogs as ComparedLogs,
@@ -32,6 +31,7 @@ from composer_post_training.stage_functions import (
     check_settings,
     folders_of_runs,
 )
+from composer_post_training.words import PYTHON, errors_in_python, function_name
 from stages import STAGES
 from stages.errors import (
     BadInput as BadInput,
@@ -46,6 +46,7 @@ from stages.runs.display import Table as Table
 from stages.runs.run import Run
 from stages.runs.stage import Plan as Plan
 from stages.runs.tables import Scan as Scan
+from stages.words import in_interface
 
 if TYPE_CHECKING:
     # What a type checker and an editor read of each stage: its settings and `Arguments`, as one set of keywords.
@@ -268,10 +269,10 @@ def runs(artifacts: Path | str = "artifacts") -> Table:
             began = age(line.age_s) if line.began else None
             units = f"{line.done}/{line.planned}" if line.planned else None
             named, on = (line.run, line.run.partition("/")[0]), line.device or None
-            cells.append((*named, line.status, began, units, line.cost_usd, on, translate_message(line.reason)))
+            cells.append((*named, line.status, began, units, line.cost_usd, on, in_interface(line.reason, PYTHON)))
         for sent in jobs.lines(root):
             about = (sent["job"], "run", sent["status"], age(sent["age_s"]), None, None, sent["on"])
-            cells.append((*about, translate_message(sent["reason"])))
+            cells.append((*about, in_interface(sent["reason"], PYTHON)))
         note = "" if cells else f"There are no runs in {root} yet. `run('demo')` makes some."
         names = ("run", "stage", "status", "age", "units", "cost_usd", "device", "reason")
         return Table(names, cells, note=note, shown=len(cells))
@@ -346,7 +347,7 @@ def query(sql: str, *runs: Run, artifacts: Path | str = "artifacts") -> Table:
         entries = index.of(runs) or index.entries(Path(artifacts))
         columns, rows = run_sql(sql_query(entries, sql))
         for sentence in pooled(entries, sql):
-            warnings.warn(translate_message(sentence), stacklevel=2)
+            warnings.warn(in_interface(sentence, PYTHON), stacklevel=2)
         return Table(columns, rows)
 
 

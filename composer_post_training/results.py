@@ -18,8 +18,8 @@ import orjson
 from composer_cli.executors import jobs
 from composer_cli.show import rollout as shown_rollouts, text
 from composer_cli.show.rollout import of_row, read_rows
-from composer_cli.show.verdicts import describe_earlier_verdict
-from composer_post_training.messages import errors_in_python, translate_message
+from composer_cli.show.sections import describe_earlier_verdict
+from composer_post_training.words import PYTHON, errors_in_python
 from stages.errors import BadInput, UsageError
 from stages.evaluation.difference import Difference as Difference
 from stages.evaluation.document import read_differences
@@ -30,6 +30,7 @@ from stages.runs import store
 from stages.runs.display import Column, Table, plain
 from stages.runs.kinds import EVAL_ITEM, ROLLOUT, Row
 from stages.runs.run import Run
+from stages.words import in_interface
 
 if TYPE_CHECKING:
     import pandas
@@ -385,7 +386,7 @@ class Job:
 
     def _table(self) -> Table:
         status, record = self.status, self._record
-        facts = {"on": self.on, "status": status, "reason": translate_message(record.state.detail)}
+        facts = {"on": self.on, "status": status, "reason": in_interface(record.state.detail, PYTHON)}
         facts |= {"submitted": record.submitted_at, "folder": record.folder}
         return Table(("job", self.name), [(label, value) for label, value in facts.items() if value])
 

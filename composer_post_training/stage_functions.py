@@ -19,14 +19,15 @@ from composer_cli import call
 from composer_cli.call import Arguments
 from composer_cli.console import Console
 from composer_cli.help import FEW, describe_settings
-from composer_post_training.messages import errors_in_python, function_name, translate_message
 from composer_post_training.results import OF_STAGE, ReadableRun, opened
+from composer_post_training.words import PYTHON, errors_in_python, function_name
 from stages import STAGES
 from stages.errors import UsageError
 from stages.runs import catalog, settings
 from stages.runs.run import Inputs, Run
 from stages.runs.settings import StageConfig, basic_settings
 from stages.runs.stage import Plan, load_stage, read_for_stage, with_inherited
+from stages.words import in_interface
 
 Listener = Callable[[str, int, int], None]
 """Called with (what, units done, units in all); with 0 in all, `what` is a remark on the state of the work."""
@@ -41,7 +42,7 @@ class PythonConsole(Console):
 
     def notify(self, text: str) -> None:
         """Print one line."""
-        super().notify(translate_message(text))
+        super().notify(in_interface(text, PYTHON))
 
 
 class StageFunction(Generic[P, R]):
@@ -95,7 +96,7 @@ class StageFunction(Generic[P, R]):
         """Return the settings that most runs need, as `KEY=DEFAULT` and what each means."""
         config = load_stage(self.name).config
         rows, basic = describe_settings(config), basic_settings(config)
-        return [(entry, translate_message(text)) for key, entry, text in rows if len(rows) <= FEW or key in basic]
+        return [(entry, text) for key, entry, text in rows if len(rows) <= FEW or key in basic]
 
     if TYPE_CHECKING:
         # Runs or paths, then settings and `Arguments` by name: `P` holds both (interface.py). PEP 612 has no form

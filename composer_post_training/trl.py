@@ -24,8 +24,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from composer_post_training.messages import errors_in_python
 from composer_post_training.stage_functions import folders_of_runs
+from composer_post_training.words import errors_in_python
 from stages.backends.ranks import join
 from stages.errors import BadInput, UsageError
 from stages.gradients.per_row import MAX_TOKENS

@@ -69,7 +69,7 @@ class Config(StageConfig):
     """At most so many questions to the proposer, each for up to four features; no more than the tasks need."""
 
     time_limit_s: float = Field(default=1800.0, gt=0, json_schema_extra={"affects_results": False})
-    """Wall time of one attempt; what is found by then is saved, and --resume goes on."""
+    """Wall time of one attempt; what is found by then is saved, and resuming goes on."""
 
     @field_validator("env", mode="before")
     @classmethod

@@ -30,7 +30,7 @@ class EnvConfig(Settings):
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment's constructor; `env.KEY` is short for `env.options.KEY`."""
     curriculum: str = ""
-    """A run of `composer curriculum`: its tasks of the split, in its order, instead of those that are drawn."""
+    """A run of the stage curriculum: its tasks of the split, in its order, instead of those that are drawn."""
     require: Ground = "report"
     """`values`: a pass that rests on the report of a process that ran the agent's code has no reward (null, not 0)."""
 

@@ -12,7 +12,7 @@ class Planning(Settings):
     """The true difference in the pass rate, a fraction."""
     power: float = Field(default=0.8, gt=0.5, lt=1)
     seeds: int = Field(default=1, gt=0)
-    """Training seeds; where nobody gives them, those of the trainings or of the evaluation behind --from."""
+    """Training seeds; where nobody gives them, those of the trainings or of the evaluation that are read."""
     pass_rate: float | None = Field(default=None, gt=0, lt=1)
     """The baseline's pass rate, a fraction."""
     samples_differ: float | None = Field(default=None, gt=0, lt=1)

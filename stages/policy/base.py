@@ -135,7 +135,7 @@ class PolicyConfig(Settings):
     usd_per_mtok_out: float | None = None
     """Price of a million output tokens in USD."""
     price: Literal["unknown"] | None = None
-    """"unknown" lets a server without prices be asked under --max-cost: a call at a time, by its own bills."""
+    """"unknown" lets a server without prices be asked under a limit of cost: a call at a time, by its own bills."""
     temperature: float = Field(default=1.0, ge=0.0)
     """0 is greedy. Nothing else shapes the distribution, so that log-probs are exact: no top_p, top_k or penalties."""
     max_tokens: int | None = Field(default=None, gt=0)

@@ -129,7 +129,7 @@ class Config(StageConfig):
     max_p95_latency_s: float = Field(default=30.0, gt=0, json_schema_extra={"affects_results": False})
     """Highest 95th percentile of the seconds a step takes with its slowest teacher, for the verdict AFFORDABLE."""
     deal: Literal["local", "teachers"] = Field(default="local", json_schema_extra={"affects_results": False})
-    """What --on gives to workers: the questions to local models, while servers are asked from this process alone; or
+    """What workers get: the questions to local models, while servers are asked from this process alone; or
     teachers, those behind servers too, all questions to each by one worker."""
 
     @model_validator(mode="after")

@@ -182,7 +182,7 @@ class Optimisation(Settings):
     save_every: int = Field(default=5, gt=0, json_schema_extra={"affects_results": False})
     """Steps between checkpoints that a resumed run can start from, rounded up to a multiple of trl.num_iterations."""
     keep_every: int = Field(default=0, ge=0)
-    """Steps between checkpoints that stay beside the result, for `composer probe watch`; 0 for none."""
+    """Steps between checkpoints that stay beside the result, for the stage probe-watch; 0 for none."""
     stop_on_collapse: Annotated[bool, Option()] = False
     """End the training where reward, entropy, length or form of the answers leave their course (of which it warns in
     any case), with the newest checkpoint from before. Checkpoints of forty steps are then kept beside it."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from jinja2 import meta
 
-from composer_post_training.messages import PYTHON
+from composer_post_training.words import PYTHON
 from stages import errors, words
 from stages.errors import BadInput, ComposerError, UsageError
 from stages.words import CallOption, Command, FromRun, Sentence, Setting
@@ -87,7 +87,7 @@ def test_a_refusal_is_data() -> None:
     [
         (CallOption("resume"), "--resume", "resume=True"),
         (CallOption("env", "kata"), "--env kata", "env='kata'"),
-        (CallOption("max-cost"), "--max-cost", "max_cost"),
+        (CallOption("max-cost"), "--max-cost", "`max_cost`"),
         (Setting("policy.max_tokens", 8), "--set policy.max_tokens=8", "policy={'max_tokens': 8}"),
         (Command(("probe", "svd", "--resume")), "composer probe svd --resume", "probe.svd(resume=True)"),
         (Command(("status",)), "composer status", "runs()"),
