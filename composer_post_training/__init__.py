@@ -23,7 +23,7 @@ normalize, frameworks; those of the gradient probe are functions of `probe`. Err
 The modules of this package:
 
 interface.py       - the functions, and the stages as functions
-messages.py        - messages of the command line in the words of Python
+words.py - how a sentence names options, settings and commands in Python
 results.py         - a run, a chain (submitted ones too) and a rollout that shows its conversation, as Python objects
 stage_functions.py - a stage as a function: its arguments, signature and help
 deferred.py        - names of a module that are imported when they are first used
