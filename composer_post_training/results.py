@@ -18,7 +18,7 @@ import orjson
 from composer_cli.executors import jobs
 from composer_cli.show import rollout as shown_rollouts, text
 from composer_cli.show.rollout import of_row, read_rows
-from composer_cli.show.sections import describe_earlier_verdict
+from composer_cli.show.verdicts import describe_earlier_verdict
 from composer_post_training.words import PYTHON, errors_in_python
 from stages.errors import BadInput, UsageError
 from stages.evaluation.difference import Difference as Difference
