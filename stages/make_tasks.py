@@ -189,7 +189,7 @@ class FeatureProposer:
             answer = attributes(sample, ANSWER_FIELDS)
             self._out.write(unit, {"answer": answer}, failed=failed)
             if failed:
-                raise Incomplete("proposer-failed", model=self._config.model, error=str(sample.error))
+                raise Incomplete("proposer-failed", model=self._config.model, error=sample.error)
         record = self._out.journal.get(unit)
         return str(record["answer"]["text"]) if record else ""
 
