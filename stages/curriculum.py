@@ -102,17 +102,17 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     tasks, models = _measure(inputs)
     sign = 1 if config.order == "easy-first" else -1
     why = {name: task.exclusion_reason(config) for name, task in tasks.items()}
-    chosen = [task for name, task in tasks.items() if why[name] is None]
-    chosen.sort(key=lambda task: (-sign * (task.rate or 0.0), task.row["task_id"]))
-    places = {task.row["task_id"]: position for position, task in enumerate(chosen)}
+    selected = [task for name, task in tasks.items() if why[name] is None]
+    selected.sort(key=lambda task: (-sign * (task.rate or 0.0), task.row["task_id"]))
+    places = {task.row["task_id"]: position for position, task in enumerate(selected)}
     out.table(DIFFICULTY, (task.difficulty(places.get(name)) for name, task in tasks.items()), "difficulties")
-    out.table(TASK, (task.row for task in chosen))
+    out.table(TASK, (task.row for task in selected))
     reasons = Counter(reason for reason in why.values() if reason)
-    out.count(planned=len(tasks), done=len(chosen), ungraded=sum(task.ungraded for task in tasks.values()))
+    out.count(planned=len(tasks), done=len(selected), ungraded=sum(task.ungraded for task in tasks.values()))
     out.count(**{f"left out, {reason}": number for reason, number in sorted(reasons.items())})
-    out.set_summary(tasks=len(chosen))
-    out.write_file("report.txt", _report(tasks, len(chosen), reasons, models))
-    if not chosen:
+    out.set_summary(tasks=len(selected))
+    out.write_file("report.txt", _report(tasks, len(selected), reasons, models))
+    if not selected:
         raise Incomplete(
             "no-task-in-band",
             num_tasks=len(tasks),
@@ -136,15 +136,15 @@ def _measure(inputs: Inputs) -> tuple[dict[str, MeasuredTask], list[str]]:
     models: Counter[str] = Counter()
     for run in with_rollouts:
         for rollout in run.scan(ROLLOUT).rows(ROLLOUT_COLUMNS):
-            measured = tasks.get(rollout["task_id"])
-            if measured is None:
+            entry = tasks.get(rollout["task_id"])
+            if entry is None:
                 raise BadInput("rollouts-without-task", run=run.path, task_id=rollout["task_id"])
             if rollout["hidden_pass"] is None:  # an error of the infrastructure tells nothing about the task
-                measured.ungraded += 1
+                entry.ungraded += 1
                 continue
             models[rollout["model"] or "unknown"] += 1
-            measured.graded += 1
-            measured.solved += rollout["hidden_pass"]
+            entry.graded += 1
+            entry.solved += rollout["hidden_pass"]
     return tasks, sorted(models)
 
 

@@ -160,8 +160,8 @@ def _find_tasks(inputs: Inputs, config: Config) -> Run:
 
 def _write_tasks(tasks: Run, config: Config, out: RunWriter) -> None:
     """Write `harbor/`, one folder a task."""
-    loaded = [task_table.read_task(row) for row in tasks.scan(TASK).rows()]
-    names = {task.env for task in loaded}
+    loaded_tasks = [task_table.read_task(row) for row in tasks.scan(TASK).rows()]
+    names = {task.env for task in loaded_tasks}
     if len(names) != 1:
         raise BadInput("tasks-of-several-environments", run=tasks.path, envs=sorted(names))
     recorded = tasks.manifest.config
@@ -176,10 +176,10 @@ def _write_tasks(tasks: Run, config: Config, out: RunWriter) -> None:
     def tell(name: str) -> None:
         written.append(name)
         out.raise_if_stopped()
-        out.progress("tasks", len(written), len(loaded))
+        out.progress("tasks", len(written), len(loaded_tasks))
 
     def fill(folder: Path) -> None:
-        harbor.write_tasks(env.env.name, env.env_options(), loaded, folder, config.base_image, tell)
+        harbor.write_tasks(env.env.name, env.env_options(), loaded_tasks, folder, config.base_image, tell)
 
     out.checkpoint(fill, harbor.FORMAT)
     out.count(tasks=len(written))
@@ -232,10 +232,10 @@ def _write_merged(policy: PolicyConfig, out: RunWriter) -> None:
     for name, module in list(model.named_modules()):
         if isinstance(module, BaseTunerLayer):
             linear: Any = module.get_base_layer()
-            before = linear.weight.detach().clone()
+            original = linear.weight.detach().clone()
             module.merge()
-            changed += int((linear.weight != before).sum())
-            weights += before.numel()
+            changed += int((linear.weight != original).sum())
+            weights += original.numel()
             model.set_submodule(name, linear)  # a plain Linear in the place of the adapted one
 
     def fill(target: Any) -> None:
@@ -251,11 +251,11 @@ def _write_merged(policy: PolicyConfig, out: RunWriter) -> None:
     )
 
 
-def _write_hub(published: Run, config: Config, out: RunWriter) -> None:
+def _write_hub(source: Run, config: Config, out: RunWriter) -> None:
     """Write `hub/`, and send it where a repository is named."""
     secret = hub.token(config.api_key_env) if config.sends() else ""  # refused before anything is written
-    info = CheckpointInfo.of(published) if published.holds(CHECKPOINT) else None
-    folder = hub.export_run(published, info, out)
+    info = CheckpointInfo.of(source) if source.holds(CHECKPOINT) else None
+    folder = hub.export_run(source, info, out)
     if secret:
         kind = "model" if info else "dataset"
         sent = hub.push(folder, config.repo, kind, endpoint=config.endpoint, secret=secret, private=config.private)

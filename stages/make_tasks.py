@@ -157,21 +157,21 @@ class FeatureProposer:
 
     def more(self) -> "list[Removal]":
         """Ask until a new removal is proposed or no question is left; return all removals so far."""
-        before = len(self.proposals.removals)
-        while not self.over and len(self.proposals.removals) == before:
+        num_before = len(self.proposals.removals)
+        while not self.over and len(self.proposals.removals) == num_before:
             self._out.raise_if_stopped()
             self.proposals.take(self._answer())
             self.asked += 1
         return self.proposals.removals
 
-    def report(self, refused: Counter[str]) -> list[str]:
+    def report(self, reasons: Counter[str]) -> list[str]:
         """Return the result of the questions as lines of a report."""
-        tried = counted(len(self.proposals.removals), "feature")
+        features = counted(len(self.proposals.removals), "feature")
         lines = [
             "",
-            f"{counted(self.asked, 'question')} to {self._config.model}: {tried} to try, {refused.total()} refused",
+            f"{counted(self.asked, 'question')} to {self._config.model}: {features} to try, {reasons.total()} refused",
         ]
-        return lines + [f"{number:>6}  {reason}" for reason, number in refused.most_common()]
+        return lines + [f"{number:>6}  {reason}" for reason, number in reasons.most_common()]
 
     def _answer(self) -> str:
         """Return the text of the next answer; empty for an error that asking again would not change."""
@@ -185,10 +185,10 @@ class FeatureProposer:
                 self._policy = self._serving.open(self._config)
                 self._out.model("proposer", **self._policy.facts())
             sample = ask_all(self._policy, [Turn(self.proposals.question(), seed)])[0]
-            failed = sample.error_type not in FINAL
+            is_failed = sample.error_type not in FINAL
             answer = attributes(sample, ANSWER_FIELDS)
-            self._out.write(unit, {"answer": answer}, failed=failed)
-            if failed:
+            self._out.write(unit, {"answer": answer}, failed=is_failed)
+            if is_failed:
                 raise Incomplete("proposer-failed", model=self._config.model, error=sample.error)
         record = self._out.journal.get(unit)
         return str(record["answer"]["text"]) if record else ""
@@ -215,20 +215,20 @@ def _search(search: Search, generator: "TaskGenerator", config: Config, out: Run
     half, asking = None if config.split == "both" else config.split, search.asking
     drawn = (config.seed, half, config.kinds, parse_difficulties(config.difficulty))
     search.candidates = asking.more() if asking else generator.candidates(*drawn)
-    while (lacking := config.tasks - sum(record.get("row") is not None for record in out.journal.records())) > 0:
+    while (num_missing := config.tasks - sum(record.get("row") is not None for record in out.journal.records())) > 0:
         out.raise_if_stopped()
         candidates = search.candidates
-        if not (waiting := [candidate for candidate in candidates if not out.finished(candidate.identity)]):
+        if not (untried := [candidate for candidate in candidates if not out.finished(candidate.identity)]):
             if asking is None or asking.over:
                 return
             search.candidates = asking.more()
             continue
-        tried = f"tasks, {len(candidates) - len(waiting)} of {len(candidates)} candidates tried"
-        out.progress(tried, config.tasks - lacking, config.tasks)
-        chosen = waiting[:lacking]
-        out.spread([[candidate.identity] for candidate in chosen], "candidates", (generator.baseline, candidates))
+        message = f"tasks, {len(candidates) - len(untried)} of {len(candidates)} candidates tried"
+        out.progress(message, config.tasks - num_missing, config.tasks)
+        batch = untried[:num_missing]
+        out.spread([[candidate.identity] for candidate in batch], "candidates", (generator.baseline, candidates))
         # One batch only: what it accepts decides how many candidates are still lacking.
-        _try(chosen, generator, config, out)
+        _try(batch, generator, config, out)
 
 
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
@@ -282,18 +282,18 @@ def _try(candidates: "Sequence[Removal]", generator: "TaskGenerator", config: Co
     batch = [candidate for candidate in candidates if not out.finished(candidate.identity)][: generator.batch]
     if batch:
         out.raise_if_stopped()
-        for tried in generator.make(batch, config.scope):
-            row = tried.row and with_source(tried.row, config.package, config.requirements)
-            out.write(tried.removal.identity, {"row": row, "reason": tried.reason, "removed": tried.removal.names})
+        for result in generator.make(batch, config.scope):
+            row = result.row and with_source(result.row, config.package, config.requirements)
+            out.write(result.removal.identity, {"row": row, "reason": result.reason, "removed": result.removal.names})
     return bool(batch)
 
 
 def _finish(search: Search, config: Config, out: RunWriter) -> None:
     """Write the tables in the order of the candidates, and the report; raise `Incomplete` without a task."""
     order, asking = [candidate.identity for candidate in search.candidates], search.asking
-    tried = [record for unit in order if (record := out.journal.get(unit))]
+    records = [record for unit in order if (record := out.journal.get(unit))]
     # Workers may accept more than were lacking; which are kept does not depend on who was first.
-    rows = [record["row"] for record in tried if record["row"]][: config.tasks]
+    rows = [record["row"] for record in records if record["row"]][: config.tasks]
     tasks = [
         {
             "task_id": row["instance_id"],
@@ -308,26 +308,26 @@ def _finish(search: Search, config: Config, out: RunWriter) -> None:
     out.table(TASK, tasks)
     out.write_file("instances.jsonl", b"".join(store.encode(row) + b"\n" for row in rows))
     # A reason is a class and, after the colon, what differs between candidates.
-    reasons = Counter(record["reason"].partition(":")[0] for record in tried if record["reason"])
-    out.count(planned=config.tasks, done=len(rows), tried=len(tried))
+    reasons = Counter(record["reason"].partition(":")[0] for record in records if record["reason"])
+    out.count(planned=config.tasks, done=len(rows), tried=len(records))
     out.count(**{f"rejected, {reason}": number for reason, number in sorted(reasons.items())})
     out.set_summary(tasks=len(rows))
     proposals = asking.proposals.made if asking else []
-    refused = Counter(proposal.reason.partition(":")[0] for proposal in proposals if proposal.reason)
-    out.count(**{f"refused, {reason}": number for reason, number in sorted(refused.items())})
-    named = asking.report(refused) if asking else []
-    beyond = sum(record["row"] is not None for record in tried) - len(rows)
-    out.write_file("report.txt", _report(rows, len(tried), beyond, reasons, named, search.notes))
+    refusals = Counter(proposal.reason.partition(":")[0] for proposal in proposals if proposal.reason)
+    out.count(**{f"refused, {reason}": number for reason, number in sorted(refusals.items())})
+    proposer_lines = asking.report(refusals) if asking else []
+    beyond = sum(record["row"] is not None for record in records) - len(rows)
+    out.write_file("report.txt", _report(rows, len(records), beyond, reasons, proposer_lines, search.notes))
     if search.is_over:
         raise Incomplete(
-            "task-time-over", num_tasks=len(rows), target=config.tasks, num_tried=len(tried), reason=search.notes[-1]
+            "task-time-over", num_tasks=len(rows), target=config.tasks, num_tried=len(records), reason=search.notes[-1]
         )
     if not order and asking:
-        raise Incomplete("no-feature-to-try", reasons=dict(refused))
+        raise Incomplete("no-feature-to-try", reasons=dict(refusals))
     if not order:
         raise Incomplete("no-candidates")
     if not rows:
-        raise Incomplete("all-candidates-rejected", num_tried=len(tried), reasons=dict(reasons))
+        raise Incomplete("all-candidates-rejected", num_tried=len(records), reasons=dict(reasons))
 
 
 def _report(
@@ -335,20 +335,20 @@ def _report(
     num_tried: int,
     beyond: int,
     reasons: Counter[str],
-    named: Sequence[str],
+    proposer_lines: Sequence[str],
     notes: Sequence[str],
 ) -> str:
     """Return the report: the number of tasks, why candidates were rejected, and which tests were no help."""
-    more = f", {beyond} more accepted than asked for" if beyond else ""
+    surplus = f", {beyond} more accepted than asked for" if beyond else ""
     rejected = f"of {counted(num_tried, 'candidate')} tried {sum(reasons.values())} rejected"
-    lines = [f"{counted(len(rows), 'task')}; {rejected}{more}"]
+    lines = [f"{counted(len(rows), 'task')}; {rejected}{surplus}"]
     lines += [f"{number:>6}  {reason}" for reason, number in reasons.most_common()]
     # Tests that hang without the code of some task are left out of that task.
-    hanging = Counter(test for row in rows for test in row["set_aside"])
-    apart = [f"{number:>6}  {test}" for test, number in hanging.most_common()]
-    if hanging:
-        apart = ["", f"{len(hanging)} tests hang where code was removed and are set aside in those tasks", *apart]
-    return "\n".join([*lines, *named, *apart, *notes]) + "\n"
+    hanging_tests = Counter(test for row in rows for test in row["set_aside"])
+    apart = [f"{number:>6}  {test}" for test, number in hanging_tests.most_common()]
+    if hanging_tests:
+        apart = ["", f"{len(hanging_tests)} tests hang where code was removed and are set aside in those tasks", *apart]
+    return "\n".join([*lines, *proposer_lines, *apart, *notes]) + "\n"
 
 
 def _report_tests(generator: "TaskGenerator") -> list[str]:

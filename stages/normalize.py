@@ -110,7 +110,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     conversations = ((row["rollout_id"], conversation(steps)) for row, steps in rollout_rows(source) if steps)
     verdict = run_recipe(conversations, config.dj, out.scratch("data-juicer"))
     out.progress("Data-Juicer", 1, 1)
-    counted, checks = JudgedRollouts(), collection_checks.CollectionChecks()
+    judgements, checks = JudgedRollouts(), collection_checks.CollectionChecks()
     dropped = set[str]()
 
     def judged() -> Iterator[Row]:
@@ -120,14 +120,14 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             name = rollout["rollout_id"]
             keep = name in verdict.statistics or not steps
             reason, lacks = None if keep else verdict.reasons.get(name), next(origins, {"missing": ()})["missing"]
-            (counted.retained if keep else counted.dropped).add(rollout, len(steps))
-            counted.tasks[rollout["task_id"]] += keep
+            (judgements.retained if keep else judgements.dropped).add(rollout, len(steps))
+            judgements.tasks[rollout["task_id"]] += keep
             if keep:
                 checks.add(rollout, steps, lacks)
             else:
                 dropped.add(name)
-                if len(counted.names) < SHOWN:
-                    counted.names.append(f"{name}  {reason or ''}".rstrip())
+                if len(judgements.names) < SHOWN:
+                    judgements.names.append(f"{name}  {reason or ''}".rstrip())
             stats = store.encode(verdict.statistics[name]).decode() if name in verdict.statistics else None
             about = {"kept": keep, "stats_json": stats, "reason": reason}
             yield {"rollout_id": name, "task_id": rollout["task_id"], **about}
@@ -138,7 +138,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             out.table(kind, (row for row in source.scan(kind).rows() if row["rollout_id"] not in dropped))
     if source.holds(TASK):
         out.table(TASK, source.scan(TASK).rows())
-    _report(counted, checks.checks(counted.retained.rollouts), out)
+    _report(judgements, checks.checks(judgements.retained.rollouts), out)
 
 
 def _require_recipe(config: Config) -> None:
@@ -146,10 +146,10 @@ def _require_recipe(config: Config) -> None:
         raise UsageError("recipe-not-named")
 
 
-def _report(counted: JudgedRollouts, checks: list[collection_checks.CollectionCheck], out: RunWriter) -> None:
+def _report(judgements: JudgedRollouts, checks: list[collection_checks.CollectionCheck], out: RunWriter) -> None:
     """Write the counts, the summary and the report; raise `Incomplete` when nothing is kept."""
-    retained, dropped = counted.retained, counted.dropped
-    bare = sorted(task for task, number in counted.tasks.items() if not number)
+    retained, dropped = judgements.retained, judgements.dropped
+    bare = sorted(task for task, number in judgements.tasks.items() if not number)
     out.count(
         planned=retained.rollouts + dropped.rollouts,
         done=retained.rollouts,
@@ -170,10 +170,10 @@ def _report(counted: JudgedRollouts, checks: list[collection_checks.CollectionCh
         mean = "nothing scored" if account.rewards.value is None else f"{account.rewards.value:.3f}"
         sides.append((name, account.rollouts, account.steps, account.rewards.number, mean))
     lines = [aligned(sides, ("", "rollouts", "steps", "scored", "mean reward"))]
-    if counted.names:
-        more = dropped.rollouts - len(counted.names)
-        lines += ["", "dropped by the recipe", *(f"  {name}" for name in counted.names)]
-        lines += [f"  ... and {more} more: `kept` is false in selections.parquet"] if more else []
+    if judgements.names:
+        num_unnamed = dropped.rollouts - len(judgements.names)
+        lines += ["", "dropped by the recipe", *(f"  {name}" for name in judgements.names)]
+        lines += [f"  ... and {num_unnamed} more: `kept` is false in selections.parquet"] if num_unnamed else []
     lines += ["", f"tasks without a rollout left: {len(bare)}, among them {', '.join(bare[:5])}"] if bare else []
     out.write_file("report.txt", "\n".join([*lines, "", collection_checks.table(checks)]) + "\n")
     if not retained.rollouts:
@@ -226,13 +226,13 @@ def run_recipe(rollouts: Iterable[tuple[str, list[Message]]], config: JuicerConf
     for path in sorted(result.parent.rglob("trace/*.jsonl")):
         kind, _, operator = path.stem.partition("-")
         with path.open("rb") as file:
-            for traced in map(orjson.loads, file):
+            for trace in map(orjson.loads, file):
                 # A deduplicator traces pairs of equal samples (dup1 was kept), a filter the samples that it dropped.
                 if kind == "duplicate":
-                    reasons[traced["dup2"]["id"]] = f"{operator}, like {traced['dup1']['id']}"
+                    reasons[trace["dup2"]["id"]] = f"{operator}, like {trace['dup1']['id']}"
                 else:
-                    statistics = (f"{name} {value}" for name, value in sorted((traced.get(STATS) or {}).items()))
-                    reasons[traced["id"]] = f"{operator} ({', '.join(statistics)})"
+                    statistics = (f"{name} {value}" for name, value in sorted((trace.get(STATS) or {}).items()))
+                    reasons[trace["id"]] = f"{operator} ({', '.join(statistics)})"
     return RecipeResult({row["id"]: row.get(STATS) or {} for row in results}, reasons)
 
 
@@ -258,16 +258,16 @@ def _run(words: list[str], folder: Path) -> None:
     variables = ("PATH", "HOME", "LANG", "TMPDIR")
     environment = {name: os.environ[name] for name in variables if name in os.environ} | OFFLINE
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             words, cwd=folder, env=environment, capture_output=True, text=True, errors="replace", timeout=AT_MOST_S
         )
     except subprocess.TimeoutExpired:
         raise ComposerError("juicer-too-slow", limit_s=AT_MOST_S) from None
-    if done.returncode != 0:
-        lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    if process.returncode != 0:
+        lines = [line for line in (process.stderr or process.stdout).splitlines() if line.strip()]
         last = " / ".join(lines[-3:])[:600]
         # The cause is for the runner, which finds a failed disk by its words.
-        raise ComposerError("juicer-failed", returncode=done.returncode, error=last) from OSError(last)
+        raise ComposerError("juicer-failed", returncode=process.returncode, error=last) from OSError(last)
 
 
 STAGE = Stage(

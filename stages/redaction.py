@@ -109,15 +109,15 @@ class Secrets:
                 return True
             if b"\\" not in data and b"%" not in data and b"&#" not in data:
                 return False
-            before, data = data, ESCAPE.sub(_decoded, data)
-            if data == before:
+            previous, data = data, ESCAPE.sub(_decoded, data)
+            if data == previous:
                 return False
         return False
 
     def _compiled(self) -> "tuple[re.Pattern[str], re.Pattern[bytes]]":
         if self._patterns is None:
             longest_first = sorted(self._values, key=lambda secret: (-len(secret), secret))
-            pattern = "|".join(way for secret in longest_first for way in _encodings(secret))
+            pattern = "|".join(encoding for secret in longest_first for encoding in _encodings(secret))
             self._patterns = re.compile(pattern), re.compile(pattern.encode())
         return self._patterns
 
@@ -149,30 +149,30 @@ def _encodings(secret: str) -> Iterator[str]:
     # Hex, its bytes apart or not: 736b, 73:6B, \\x73\\x6b, 0x73, 0x6b, %73%6B.
     yield r"(?:[\s:,;%\-]|\\{1,8}x|0x){0,4}".join(_any_case(f"{byte:02x}") for byte in data)
     # Base64 of a text with the key in it: three alignments, of which the ends depend on what is around the key.
-    for before in range(3):
-        encoded = base64.b64encode(bytes(before) + data).decode()
-        stable = encoded[-(-before * 8 // 6) : (before + len(data)) * 8 // 6]
+    for alignment in range(3):
+        encoded = base64.b64encode(bytes(alignment) + data).decode()
+        stable = encoded[-(-alignment * 8 // 6) : (alignment + len(data)) * 8 // 6]
         yield BETWEEN.join(map(_base64_sign, stable))
-    for before in range(5):
-        encoded = base64.b32encode(bytes(before) + data).decode()
-        yield _any_case(encoded[-(-before * 8 // 5) : (before + len(data)) * 8 // 5])
+    for alignment in range(5):
+        encoded = base64.b32encode(bytes(alignment) + data).decode()
+        yield _any_case(encoded[-(-alignment * 8 // 5) : (alignment + len(data)) * 8 // 5])
 
 
 def _spelled(character: str) -> str:
     """Return an expression for a character as itself or escaped, by any of several programs."""
-    ways = [re.escape(character)]
+    spellings = [re.escape(character)]
     units = character.encode("utf-16-be")  # JSON escapes characters above U+FFFF as two
-    ways += ["".join(rf"\\{{1,8}}u{_any_case(units[i : i + 2].hex())}" for i in range(0, len(units), 2))]
-    ways += ["".join(f"%u{_any_case(units[i : i + 2].hex())}" for i in range(0, len(units), 2))]
-    ways.append("".join(f"%(?:25)*{_any_case(f'{byte:02x}')}" for byte in character.encode()))
-    ways.append(
+    spellings += ["".join(rf"\\{{1,8}}u{_any_case(units[i : i + 2].hex())}" for i in range(0, len(units), 2))]
+    spellings += ["".join(f"%u{_any_case(units[i : i + 2].hex())}" for i in range(0, len(units), 2))]
+    spellings.append("".join(f"%(?:25)*{_any_case(f'{byte:02x}')}" for byte in character.encode()))
+    spellings.append(
         "".join(rf"(?:\\{{1,8}}x{_any_case(f'{byte:02x}')}|\\{{1,8}}0?{byte:o})" for byte in character.encode())
     )
-    ways.append(rf"\\{{1,8}}u\{{0*{_any_case(f'{ord(character):x}')}\}}")
-    ways.append(rf"&#(?:0*{ord(character)}|[xX]0*{_any_case(f'{ord(character):x}')});?")
+    spellings.append(rf"\\{{1,8}}u\{{0*{_any_case(f'{ord(character):x}')}\}}")
+    spellings.append(rf"&#(?:0*{ord(character)}|[xX]0*{_any_case(f'{ord(character):x}')});?")
     if character in "\"'&<>/\\":
-        ways += [rf"\\{{1,8}}{re.escape(character)}", re.escape(html.escape(character))]
-    return f"(?:{'|'.join(ways)})"
+        spellings += [rf"\\{{1,8}}{re.escape(character)}", re.escape(html.escape(character))]
+    return f"(?:{'|'.join(spellings)})"
 
 
 def _any_case(text: str) -> str:

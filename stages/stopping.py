@@ -48,8 +48,8 @@ def stop_signals() -> list[signal.Signals]:
 
     SIGHUP is left out where it is ignored: `nohup` asks for a program that outlives its terminal.
     """
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if is_ignored else [signal.SIGHUP])]
 
 
 _stops: list[threading.Event] = []
@@ -168,13 +168,13 @@ def ending_process_on_second_signal() -> Iterator[None]:
     """
     receiving, sending = socket.socketpair()
     sending.setblocking(False)
-    before = signal.set_wakeup_fd(sending.fileno(), warn_on_full_buffer=False)
+    previous_fd = signal.set_wakeup_fd(sending.fileno(), warn_on_full_buffer=False)
     _close_in_forks()
     threading.Thread(target=_end_on_second, args=(receiving,), name="signals", daemon=True).start()
     try:
         yield
     finally:
-        signal.set_wakeup_fd(before)
+        signal.set_wakeup_fd(previous_fd)
         sending.close()
 
 

@@ -42,10 +42,10 @@ def engine_failure(name: str, path: str | None = None) -> str | None:
         return "is not installed"
     # `info` asks the daemon; `--version` would succeed where only the client of docker is installed.
     try:
-        done = subprocess.run([program, "info"], capture_output=True, text=True, timeout=20)
+        process = subprocess.run([program, "info"], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"does not answer ({error})"
-    return f"does not answer ({last_line(done.stderr)})" if done.returncode else None
+    return f"does not answer ({last_line(process.stderr)})" if process.returncode else None
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ def manifest_failure(program: str, image: str, timeout_s: float) -> str | None:
     """Return why an image that is not here cannot be fetched, without fetching it; None where it can."""
     try:
         words = [program, "manifest", "inspect", image]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=timeout_s)
+        process = subprocess.run(words, capture_output=True, text=True, timeout=timeout_s)
     except (OSError, subprocess.TimeoutExpired):
         return f"no answer within {timeout_s:g} s"
-    return last_line(done.stderr) if done.returncode else None
+    return last_line(process.stderr) if process.returncode else None
 
 
 def last_line(text: str) -> str:
@@ -89,35 +89,35 @@ def run_engine(arguments: list[str]) -> None:
     """Run a command of the engine; `InfrastructureError` with its reason where it fails or does not end."""
     engine = Path(arguments[0]).name
     try:
-        done = subprocess.run(arguments, capture_output=True, timeout=START_S)
+        process = subprocess.run(arguments, capture_output=True, timeout=START_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InfrastructureError(
             "sandbox.engine-hangs", engine=engine, subcommand=arguments[1], error=str(error)
         ) from None
-    if done.returncode:
-        reason = last_line(done.stderr.decode(errors="replace"))
+    if process.returncode:
+        reason = last_line(process.stderr.decode(errors="replace"))
         raise InfrastructureError("sandbox.engine-fails", engine=engine, subcommand=arguments[1], reason=reason)
 
 
 def run_bounded(arguments: Sequence[str], timeout_s: float, most_bytes: int) -> CommandResult:
     """Run a command of the engine and keep at most `most_bytes` of its output; TIMEOUT_CODE where it does not end."""
     # Read as it comes: the output of `yes` for five minutes does not fit this machine's memory.
-    started, output, ended = time.monotonic(), Capture(most_bytes), False
+    started, output, is_finished = time.monotonic(), Capture(most_bytes), False
     source, sink = os.pipe()
     try:
         process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT)
         os.close(sink)
-        waiting = select.poll()  # unlike select(), it takes descriptors above 1,023
-        waiting.register(source, select.POLLIN)
-        while not ended and (remaining_s := started + timeout_s - time.monotonic()) > 0:
-            ended = bool(waiting.poll(remaining_s * 1000)) and not output.take(source)
-        if not ended:
+        poll = select.poll()  # unlike select(), it takes descriptors above 1,023
+        poll.register(source, select.POLLIN)
+        while not is_finished and (remaining_s := started + timeout_s - time.monotonic()) > 0:
+            is_finished = bool(poll.poll(remaining_s * 1000)) and not output.take(source)
+        if not is_finished:
             process.kill()
         code = process.wait()
     finally:
         os.close(source)
     text, duration_s = output.kept().decode(errors="replace"), time.monotonic() - started
-    return CommandResult(text, code if ended else TIMEOUT_CODE, duration_s, not ended, output.total, None)
+    return CommandResult(text, code if is_finished else TIMEOUT_CODE, duration_s, not is_finished, output.total, None)
 
 
 class Container(AbstractContextManager["Container"]):
@@ -160,16 +160,16 @@ class Container(AbstractContextManager["Container"]):
         words += ["--workdir", self.workdir] if self.workdir else []
         # `timeout` inside: killing the engine's client leaves the command running in the container.
         words += [self.name, "timeout", "-k", "2", str(whole_seconds(limit_s)), "bash", "-c", command]
-        done = run_bounded(words, limit_s + GRACE_S, self.limits.output_bytes)
-        if done.returncode in (125, 255) and not self._runs():
-            raise InfrastructureError("sandbox.container-ended", image=self.image, reason=last_line(done.output))
+        result = run_bounded(words, limit_s + GRACE_S, self.limits.output_bytes)
+        if result.returncode in (125, 255) and not self._runs():
+            raise InfrastructureError("sandbox.container-ended", image=self.image, reason=last_line(result.output))
         if not self.keeps_processes:
             # kill(2) with -1 spares process 1, which keeps the container.
             end_leftovers = [self.engine, "exec", self.name, "bash", "-c", "kill -9 -1"]
             subprocess.run(end_leftovers, capture_output=True, timeout=START_S)
         # A command may exit with 124 by itself, so the time counts too.
-        timed_out = done.returncode == TIMEOUT_CODE and done.duration_s >= min(limit_s, whole_seconds(limit_s))
-        return replace(done, timed_out=timed_out)
+        timed_out = result.returncode == TIMEOUT_CODE and result.duration_s >= min(limit_s, whole_seconds(limit_s))
+        return replace(result, timed_out=timed_out)
 
     def _runs(self) -> bool:
         words = [self.engine, "inspect", "--format", "{{.State.Running}}", self.name]

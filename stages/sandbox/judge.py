@@ -100,9 +100,9 @@ def _answers(sandbox: SupervisedSandbox, call: Call) -> Answers:
         raise UsageError("sandbox.arguments-not-built-in", function=call.function, error=str(error)) from None
     # Output beyond the limit has a gap in the middle, so that no line of it can be trusted to be one answer.
     lines = reply.output.splitlines() if reply.output_bytes == len(reply.output) else []
-    lost = Answer(error="timeout" if reply.timed_out else "crash")
+    failure = Answer(error="timeout" if reply.timed_out else "crash")
     answers = tuple(_parsed(line) for line in lines[: len(call.arguments)])
-    return answers + (lost,) * (len(call.arguments) - len(answers))
+    return answers + (failure,) * (len(call.arguments) - len(answers))
 
 
 def _parsed(line: bytes) -> Answer:

@@ -97,9 +97,9 @@ def find_group_parent() -> GroupParent | None:
                     _removed(folder)
             # Limited and entered in earnest: a group may be made where its files may not be written.
             group = MemoryGroup(parent, HEADROOM_MB)
-            with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as waiting:
+            with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
                 try:
-                    group.enter(waiting.pid)
+                    group.enter(process.pid)
                     entered = True
                 except OSError:
                     entered = False
@@ -122,16 +122,16 @@ def group_parents(root: Path = Path("/")) -> Iterator[GroupParent]:
         return
     for line in lines:
         number, controllers, path = line.split(":", 2)
-        inside = Path(path.lstrip("/"))
+        group_path = Path(path.lstrip("/"))
         if "memory" in controllers.split(","):
             mount = root / "sys/fs/cgroup/memory"
             # In a container the path may be the host's; its own group is then what is mounted.
-            mounted = mount / inside if (mount / inside).is_dir() else mount
+            mounted = mount / group_path if (mount / group_path).is_dir() else mount
             if os.access(mounted, os.W_OK):
                 yield GroupParent(mounted, 1)
         elif number == "0" and not controllers:
             mount = root / "sys/fs/cgroup"
-            for group in (mount / inside, *(mount / above for above in inside.parents)):
+            for group in (mount / group_path, *(mount / ancestor for ancestor in group_path.parents)):
                 if "memory" in _words(group / "cgroup.subtree_control") and os.access(group, os.W_OK):
                     yield GroupParent(group, 2)
                 if _words(group / "memory.max") not in ([], ["max"]):

@@ -54,12 +54,12 @@ class SupervisorSession:
     ) -> None:
         self.limits, self.group = limits, group
         self.channel, guest_end = socket.socketpair()
-        info_end, telling = os.pipe()
+        info_end, bwrap_end = os.pipe()
         with os.fdopen(info_end, "rb") as info:
-            with guest_end, os.fdopen(telling, "wb"), command as (argv, descriptors), _realtime_priority():
+            with guest_end, os.fdopen(bwrap_end, "wb"), command as (argv, descriptors), _realtime_priority():
                 if group is not None:
-                    argv = [argv[0], "--info-fd", str(telling), *argv[1:]]
-                    descriptors = [*descriptors, telling]
+                    argv = [argv[0], "--info-fd", str(bwrap_end), *argv[1:]]
+                    descriptors = [*descriptors, bwrap_end]
                 self.process = subprocess.Popen(
                     [*argv, str(guest_end.fileno())],
                     pass_fds=[*descriptors, guest_end.fileno()],
@@ -83,7 +83,7 @@ class SupervisorSession:
         deadline = time.monotonic() + wall_s + GRACE_S
         # How many processes the kernel has killed in the group for lack of memory: no exit status tells that from any
         # other SIGKILL.
-        before = 0 if self.group is None else self.group.killed()
+        killed_before = 0 if self.group is None else self.group.killed()
         self._send(pack_request({**request, "wall_s": wall_s}, content))
         code, timed_out, reason, total, size = HEAD.unpack(self._receive(HEAD.size, deadline))
         # The head is all that the host interprets. A taken-over supervisor may claim any size, so that nothing is
@@ -91,7 +91,7 @@ class SupervisorSession:
         if size > self.limits.output_bytes or reason >= len(REASONS):
             raise SupervisorLost("its answer is malformed")
         output = self._receive(size, deadline)
-        why = "memory" if self.group is not None and self.group.killed() > before else REASONS[reason]
+        why = "memory" if self.group is not None and self.group.killed() > killed_before else REASONS[reason]
         return Reply(KILLED if why == "memory" else code, timed_out, why, total, output)
 
     def _send(self, frame: bytes) -> None:
@@ -133,9 +133,9 @@ class SupervisorSession:
 def _child(info: BinaryIO) -> int:
     """Read the id of the process that bwrap started from its --info-fd. Raises SupervisorLost."""
     deadline, answer = time.monotonic() + START_PATIENCE_S, b""
-    waiting = select.poll()
-    waiting.register(info, select.POLLIN)
-    while waiting.poll(1000 * max(0.0, deadline - time.monotonic())):
+    poll = select.poll()
+    poll.register(info, select.POLLIN)
+    while poll.poll(1000 * max(0.0, deadline - time.monotonic())):
         chunk = os.read(info.fileno(), 4096)
         answer += chunk
         if not chunk:

@@ -42,8 +42,8 @@ class SupervisedSandbox(AbstractContextManager["SupervisedSandbox"]):
             raise UsageError("sandbox.work-folder-missing", path=str(work))
         self.kind, self.work, self.limits = kind, work.resolve(), limits
         self.view = replace(view, readonly=[path.absolute() for path in view.readonly])
-        if missing := [str(path) for path in self.view.readonly if not path.exists()]:
-            raise UsageError("sandbox.shown-path-missing", paths=missing)
+        if missing_paths := [str(path) for path in self.view.readonly if not path.exists()]:
+            raise UsageError("sandbox.shown-path-missing", paths=missing_paths)
         self.session: SupervisorSession | None = self._start()
 
     def run(self, command: str, *, wall_s: float | None = None) -> CommandResult:
@@ -81,16 +81,16 @@ class SupervisedSandbox(AbstractContextManager["SupervisedSandbox"]):
     def _start(self) -> SupervisorSession:
         command: AbstractContextManager[tuple[list[str], list[int]]]
         if self.kind == "bubblewrap":
-            fixed, inside = FIXED_ENV, MACHINE if self.view.places else TESTBED
+            environment, inside = FIXED_ENV, MACHINE if self.view.places else TESTBED
             group = memory_group.open_group(self.limits)
             command = bwrap_command(self.work, self.limits, self.view, [str(LINKS / "python3"), "-sS", GUEST])
         else:
             path = f"{base_python().parent}:{os.defpath}:/usr/local/bin"
-            fixed, inside, group = {**FIXED_ENV, "HOME": str(self.work), "PATH": path}, str(self.work), None
+            environment, inside, group = {**FIXED_ENV, "HOME": str(self.work), "PATH": path}, str(self.work), None
             command = nullcontext(([str(base_python()), "-sS", str(guest_folder())], []))
         # The supervisor itself gets no variable of the caller's, such as a PYTHONPATH that leads into the work folder.
-        settings = {"work": inside, "env": {**fixed, **self.view.env}}
-        return SupervisorSession(command, fixed, self.limits, settings, group)
+        settings = {"work": inside, "env": {**environment, **self.view.env}}
+        return SupervisorSession(command, environment, self.limits, settings, group)
 
 
 def open_sandbox(kind: str, work: Path, *, limits: Limits | None = None, view: View | None = None) -> SupervisedSandbox:

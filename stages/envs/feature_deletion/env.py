@@ -63,12 +63,12 @@ class FeatureDeletionEnv(RepoEnvironment):
         """Return the first `count` tasks of a split under a seed, or as many as the package gives."""
         beside = self.twins == "beside"
         # With twins every row gives two tasks, so half of them are enough, rounded up.
-        served = self._source.rows(split, -(-count // 2) if beside else count, seed)
+        task_rows = self._source.rows(split, -(-count // 2) if beside else count, seed)
         # A row whose tests cannot be contradicted has no twin.
         if self.twins:
-            pairs = [(row, rows.make_twin(row)) for row in served if row["twin"]]
-            served = [row for pair in pairs for row in (pair if beside else pair[1:])]
-        return [task(row) for row in served][:count]
+            pairs = [(row, rows.make_twin(row)) for row in task_rows if row["twin"]]
+            task_rows = [row for pair in pairs for row in (pair if beside else pair[1:])]
+        return [task(row) for row in task_rows][:count]
 
     def repo_task(self, task: Task) -> RepoTask:
         """Return the task with a folder that holds the package without the feature."""

@@ -137,10 +137,10 @@ def resolve_modules(modules: Iterable[str], root: Path) -> tuple[dict[str, str],
     resolved: dict[str, str] = {}
     tops = sorted({module.partition(".")[0] for module in modules})
     for top in tops:
-        holding, normal = sorted(set(installed.get(top, ()))), re.sub(r"[-_.]+", "-", top).lower()
-        if len(holding) == 1:
-            resolved[top] = holding[0]
-        elif normal in declared and not holding:
+        distributions, normal = sorted(set(installed.get(top, ()))), re.sub(r"[-_.]+", "-", top).lower()
+        if len(distributions) == 1:
+            resolved[top] = distributions[0]
+        elif normal in declared and not distributions:
             # Not any distribution of that name: one that the package does not declare may be a stranger's.
             resolved[top] = declared[normal]
     return resolved, [top for top in tops if top not in resolved]

@@ -92,9 +92,9 @@ def build(
 def instance_id(package: Package, removal: Removal) -> str:
     """Return the id: package, first removed definition, and the identity of the removal."""
     first = removal.parts[0]
-    more = f"-and-{len(removal.parts) - 1}-more" if len(removal.parts) > 1 else ""
+    suffix = f"-and-{len(removal.parts) - 1}-more" if len(removal.parts) > 1 else ""
     module = first.path.removeprefix("src/").removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-    return f"{package.label}.{module}.{first.qualname}{more}.{removal.identity}"
+    return f"{package.label}.{module}.{first.qualname}{suffix}.{removal.identity}"
 
 
 def make_twin(row: Mapping[str, Any]) -> Row:

@@ -107,8 +107,8 @@ def read_sources(root: Path) -> dict[str, str]:
     texts = {}
     for path in trees.walk(root):
         *folders, name = path.split("/")
-        outside = name in NOT_PACKAGE or NOT_PACKAGE_FOLDERS & set(folders[:1])
-        if name.endswith(".py") and not outside and not is_test(path) and (file := trees.read(root, path)):
+        is_outside = name in NOT_PACKAGE or NOT_PACKAGE_FOLDERS & set(folders[:1])
+        if name.endswith(".py") and not is_outside and not is_test(path) and (file := trees.read(root, path)):
             try:
                 texts[path] = file.data.decode()
             except UnicodeDecodeError:
@@ -137,16 +137,16 @@ def draw_removals(
             if kind == "cluster":
                 pool += ((half, parts) for parts in _clusters(members, rng))
             else:
-                fitting = (d for d in members if d.kind == kind and MIN_LINES[kind] <= len(d.code) <= MAX_LINES)
-                pool += ((half, (definition,)) for definition in fitting)
+                candidates = (d for d in members if d.kind == kind and MIN_LINES[kind] <= len(d.code) <= MAX_LINES)
+                pool += ((half, (definition,)) for definition in candidates)
     for pool in pools.values():
         rng.shuffle(pool)
-    drawn: list[Removal] = []
+    removals: list[Removal] = []
     while remaining := [kind for kind, pool in pools.items() if pool]:
         kind = rng.choices(remaining, [WEIGHTS[kind] for kind in remaining])[0]
         half, parts = pools[kind].pop()
-        drawn.append(Removal(kind, rng.choice(list(difficulties)), half, parts))
-    return drawn
+        removals.append(Removal(kind, rng.choice(list(difficulties)), half, parts))
+    return removals
 
 
 def covering_tests(definition: Definition, lines: CoveredLines) -> set[str]:
@@ -164,10 +164,10 @@ def split_definitions(texts: Mapping[str, str], lines: CoveredLines) -> dict[Spl
     usable = [definition for definition in members if covering_tests(definition, lines)]
     # By the digest of the name alone: a seed must never move a definition from one split to the other.
     tops = sorted({(d.path, d.top) for d in usable}, key=lambda top: store.digest(list(top)))
-    evaluated = set(tops[: -(-len(tops) // EVAL_SHARE)])
+    eval_tops = set(tops[: -(-len(tops) // EVAL_SHARE)])
     return {
-        "train": [d for d in usable if (d.path, d.top) not in evaluated],
-        "eval": [d for d in usable if (d.path, d.top) in evaluated],
+        "train": [d for d in usable if (d.path, d.top) not in eval_tops],
+        "eval": [d for d in usable if (d.path, d.top) in eval_tops],
     }
 
 
@@ -175,21 +175,21 @@ def _clusters(usable: Sequence[Definition], rng: random.Random) -> Iterator[tupl
     """Yield clusters: a function that calls removable ones, with a few that it reaches; each cluster once."""
     functions = [d for d in usable if d.kind == "function" and d.code]
     calls = call_graph(functions)
-    seen = set()
+    previous = set()
     for root in range(len(functions)):
         size = rng.randint(2, LARGEST_CLUSTER)
-        reached, waiting = [root], list(calls[root])
-        while waiting and len(reached) < size:
-            callee = waiting.pop(0)
-            if callee not in reached:
-                reached.append(callee)
-                waiting += calls[callee]
-        members = frozenset(reached)
-        chosen = tuple(functions[i] for i in sorted(members))
-        num_lines = sum(len(part.code) for part in chosen)
-        if len(members) > 1 and members not in seen and MIN_LINES["cluster"] <= num_lines <= MAX_LINES:
-            seen.add(members)
-            yield chosen
+        cluster, queue = [root], list(calls[root])
+        while queue and len(cluster) < size:
+            callee = queue.pop(0)
+            if callee not in cluster:
+                cluster.append(callee)
+                queue += calls[callee]
+        members = frozenset(cluster)
+        parts = tuple(functions[i] for i in sorted(members))
+        num_lines = sum(len(part.code) for part in parts)
+        if len(members) > 1 and members not in previous and MIN_LINES["cluster"] <= num_lines <= MAX_LINES:
+            previous.add(members)
+            yield parts
 
 
 def call_graph(functions: Sequence[Definition]) -> list[list[int]]:
@@ -216,8 +216,8 @@ def call_graph(functions: Sequence[Definition]) -> list[list[int]]:
                 for i in near
                 if functions[i].path == caller.path and (not is_method or functions[i].top == caller.top)
             ]
-            chosen = local or (near if len(near) == 1 else [])
-            callees += [i for i in chosen[:1] if i not in callees]
+            matches = local or (near if len(near) == 1 else [])
+            callees += [i for i in matches[:1] if i not in callees]
         graph.append(callees)
     return graph
 
@@ -251,8 +251,8 @@ class Proposals:
         self._package, self._seed, self._difficulties, self._lines = package, seed, tuple(difficulties), lines
         halves = split_definitions(texts, lines).items()
         self._halves: dict[Split, list[Definition]] = {half: [d for d in members if d.code] for half, members in halves}
-        outlined = [(half, members) for half, members in self._halves.items() if members and split in (None, half)]
-        self._pages = [(half, page) for half, members in outlined for page in self._paged(members)]
+        outlines = [(half, members) for half, members in self._halves.items() if members and split in (None, half)]
+        self._pages = [(half, page) for half, members in outlines for page in self._paged(members)]
         self._usable = {definition.symbol for members in self._halves.values() for definition in members}
         self._known: dict[str, list[Definition]] = {}
         for path in sorted(texts):
@@ -272,8 +272,12 @@ class Proposals:
         text: str = prompts["question"].format(
             package=self._package, symbols=MAX_SYMBOLS, number=A_QUESTION, outline=outline
         )
-        named = [", ".join(removal.names) for removal in self.removals if removal.split == half][-REMEMBERED:]
-        text += prompts["named_before"].format(named="\n".join(f"- {names}" for names in named)) if named else ""
+        earlier_names = [", ".join(removal.names) for removal in self.removals if removal.split == half][-REMEMBERED:]
+        text += (
+            prompts["named_before"].format(named="\n".join(f"- {names}" for names in earlier_names))
+            if earlier_names
+            else ""
+        )
         return [{"role": "user", "content": text}]
 
     def take(self, answer: str) -> list[Proposal]:
@@ -312,8 +316,8 @@ class Proposals:
         symbols = entry.get("symbols") if isinstance(entry, dict) else None
         if not isinstance(symbols, list) or not 1 <= len(symbols) <= MAX_SYMBOLS:
             return Proposal(feature, None, Sentence("envs.feature_deletion.wrong-symbol-list", limit=MAX_SYMBOLS))
-        requested = [symbol.strip() if isinstance(symbol, str) else "" for symbol in symbols]
-        for symbol in requested:
+        symbol_names = [symbol.strip() if isinstance(symbol, str) else "" for symbol in symbols]
+        for symbol in symbol_names:
             if symbol not in self._known:
                 return Proposal(
                     feature, None, Sentence("envs.feature_deletion.unknown-symbol", symbol=printable(symbol))
@@ -322,10 +326,16 @@ class Proposals:
                 return Proposal(feature, None, Sentence("envs.feature_deletion.symbol-not-executed", symbol=symbol))
         # By position, so that the order of an answer makes no difference. Without methods of a class that goes as a
         # unit: their edits would overlap those of the class.
-        chosen = {(d.path, d.node.lineno): d for symbol in requested for d in self._known[symbol]}
-        classes = {(d.path, d.qualname) for d in chosen.values() if d.kind == "class"}
-        inside = {position for position, d in chosen.items() if d.kind != "class" and (d.path, d.top) in classes}
-        parts = tuple(chosen[position] for position in sorted(chosen.keys() - inside))
+        definition_by_position = {(d.path, d.node.lineno): d for symbol in symbol_names for d in self._known[symbol]}
+        classes = {(d.path, d.qualname) for d in definition_by_position.values() if d.kind == "class"}
+        nested_positions = {
+            position
+            for position, d in definition_by_position.items()
+            if d.kind != "class" and (d.path, d.top) in classes
+        }
+        parts = tuple(
+            definition_by_position[position] for position in sorted(definition_by_position.keys() - nested_positions)
+        )
         of_this_split = {(d.path, d.top) for d in self._halves[half]}
         for part in parts:
             if (part.path, part.top) not in of_this_split:
@@ -346,8 +356,10 @@ class Proposals:
         if names in self._named:
             return Proposal(feature, None, "named before")
         self._named.add(names)
-        drawn = int(store.digest([self._seed, *names])[:8], 16) % len(self._difficulties)
-        return Proposal(feature, Removal(kind, self._difficulties[drawn], half, parts, feature or ", ".join(names)))
+        difficulty_index = int(store.digest([self._seed, *names])[:8], 16) % len(self._difficulties)
+        return Proposal(
+            feature, Removal(kind, self._difficulties[difficulty_index], half, parts, feature or ", ".join(names))
+        )
 
 
 def printable(text: Any) -> str:

@@ -239,17 +239,17 @@ def measure_baseline(worker: TestWorker, tell: Callable[[str], None] = lambda st
     files = tuple(sorted({node_id.partition("::")[0] for node_id in first.passed}))
     # Coverage only in the second run, for the first gives the duration: contexts slow tests down, those of
     # more-itertools from 25-39 s to 154 s.
-    again = worker.run([_unmeasured_job((*options, *files), keep=tuple(first.passed), coverage=True)])[0]
-    slow = {test: max(first.slow.get(test, 0.0), again.slow.get(test, 0.0)) for test in {**first.slow, **again.slow}}
-    stable = first.passed & again.passed
+    second = worker.run([_unmeasured_job((*options, *files), keep=tuple(first.passed), coverage=True)])[0]
+    slow = {test: max(first.slow.get(test, 0.0), second.slow.get(test, 0.0)) for test in {**first.slow, **second.slow}}
+    stable = first.passed & second.passed
     if not stable:
         raise BadInput("envs.feature_deletion.no-stable-test")
     lines: dict[str, dict[int, set[str]]] = {}
-    for path, lines_by_test in again.lines.items():
+    for path, lines_by_test in second.lines.items():
         tests_by_line = lines.setdefault(path, {})
-        for test, executed in lines_by_test.items():
+        for test, line_numbers in lines_by_test.items():
             if test in stable:
-                for line in executed:
+                for line in line_numbers:
                     tests_by_line.setdefault(line, set()).add(test)
     return Baseline(
         stable=frozenset(stable),
@@ -257,14 +257,14 @@ def measure_baseline(worker: TestWorker, tell: Callable[[str], None] = lambda st
         options=options,
         broken={
             path: (reason.strip().splitlines() or ["?"])[-1].removeprefix("E ").strip()
-            for path, reason in {**first.broken, **again.broken}.items()
+            for path, reason in {**first.broken, **second.broken}.items()
         },
         duration_s=first.duration_s,
         lines={
             path: {line: frozenset(tests) for line, tests in tests_by_line.items()}
             for path, tests_by_line in lines.items()
         },
-        hanging=first.hanging | again.hanging,
+        hanging=first.hanging | second.hanging,
         hang_s_by_test={test: HANG_S + 10.0 * seconds for test, seconds in slow.items()},
     )
 
@@ -290,13 +290,13 @@ def _run_unmodified(worker: TestWorker) -> tuple[tuple[str, ...], TestRunReport]
     configuration file that pytest found is named in the options, so that runs of single files use it too.
     """
     for configuration, places in (((), ()), (NO_CONFIGURATION, (".",))):
-        done = worker.run([_unmeasured_job((*OPTIONS, *configuration, *places))])[0]
-        if done.passed:
-            aside = [f"--deselect={test}" for test in sorted(done.hanging)]
-            name = os.path.basename(done.config_file)
-            detected = ("-c", name) if name and (worker.tree / name).is_file() else NO_CONFIGURATION
-            return (*OPTIONS, *(configuration or detected), *aside), done
-    raise BadInput(_no_pass_reason(done, worker))
+        report = worker.run([_unmeasured_job((*OPTIONS, *configuration, *places))])[0]
+        if report.passed:
+            aside = [f"--deselect={test}" for test in sorted(report.hanging)]
+            name = os.path.basename(report.config_file)
+            config_options = ("-c", name) if name and (worker.tree / name).is_file() else NO_CONFIGURATION
+            return (*OPTIONS, *(configuration or config_options), *aside), report
+    raise BadInput(_no_pass_reason(report, worker))
 
 
 def missing_modules(reasons: Iterable[str]) -> list[str]:
@@ -304,32 +304,34 @@ def missing_modules(reasons: Iterable[str]) -> list[str]:
     return sorted({name for reason in reasons for name in MISSING.findall(reason)})
 
 
-def _no_pass_reason(done: TestRunReport, worker: TestWorker) -> str:
+def _no_pass_reason(report: TestRunReport, worker: TestWorker) -> str:
     """Return why no test passes in a first run, and what to do."""
     root = worker.tree
     # pytest reports no collection where a conftest.py fails: it ends before.
-    failure = "" if done.broken or done.outcomes or done.timed_out else worker.first_failure()
-    absent = missing_modules([*done.broken.values(), failure])
+    failure = "" if report.broken or report.outcomes or report.timed_out else worker.first_failure()
+    absent = missing_modules([*report.broken.values(), failure])
     # A part of the package that is absent is generated or compiled by a build, which is never run here.
     local_modules = {path.stem for folder in (root, root / "src") if folder.is_dir() for path in folder.iterdir()}
-    if built := [name for name in absent if name.partition(".")[0] in local_modules]:
-        return Sentence("envs.feature_deletion.part-not-built", module=built[0])
+    if unbuilt_modules := [name for name in absent if name.partition(".")[0] in local_modules]:
+        return Sentence("envs.feature_deletion.part-not-built", module=unbuilt_modules[0])
     if absent:
         hint = import_hint(absent, root)
         return Sentence("envs.feature_deletion.modules-missing", modules=absent, hint=hint)
-    if done.timed_out:
+    if report.timed_out:
         return Sentence("envs.feature_deletion.tests-too-slow", limit_s=FIRST_TIMEOUT_S)
-    if done.broken:
-        path, reason = next(iter(done.broken.items()))
+    if report.broken:
+        path, reason = next(iter(report.broken.items()))
         last_line = (reason.strip().splitlines() or ["?"])[-1].removeprefix("E ").strip()
         return Sentence("envs.feature_deletion.file-not-collected", path=path, reason=last_line)
-    if done.outcomes:
-        compiled = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.suffix in COMPILED_FROM)
+    if report.outcomes:
+        compiled_sources = sorted(
+            str(path.relative_to(root)) for path in root.rglob("*") if path.suffix in COMPILED_FROM
+        )
         return Sentence(
             "envs.feature_deletion.all-tests-fail",
-            num_tests=len(done.outcomes),
+            num_tests=len(report.outcomes),
             reason=worker.first_failure(),
-            compiled=compiled[:1],
+            compiled=compiled_sources[:1],
         )
     if failure:
         return Sentence("envs.feature_deletion.pytest-ends-early", reason=failure)

@@ -64,8 +64,10 @@ def load(split: Split, path: str, eval_path: str) -> list[Question]:
     if not eval_path:
         return [question for question in train if is_held_out(question.question_id) == (split == "eval")]
     held_out = _questions(eval_path, read_rows(Path(eval_path).expanduser()))
-    if both := {q.question_id for q in train} & {q.question_id for q in held_out}:
-        raise BadInput("envs.gsm8k.questions-in-both-files", num_questions=len(both), path=path, eval_path=eval_path)
+    if duplicates := {q.question_id for q in train} & {q.question_id for q in held_out}:
+        raise BadInput(
+            "envs.gsm8k.questions-in-both-files", num_questions=len(duplicates), path=path, eval_path=eval_path
+        )
     return train if split == "train" else held_out
 
 

@@ -113,8 +113,8 @@ def draw(split: Split, seed: int, index: int) -> Task:
     right = expression(operation.code, modifier, "x", "y", k)
     visible = _cases(rng, NUM_VISIBLE, right, lures)
     hidden = _cases(rng, NUM_HIDDEN, right, lures)
-    wording = rng.choice(operation.wordings).format(x=names[0], y=names[1])
-    phrase = wording + rng.choice(modifier.wordings).format(k=k)
+    operand_phrase = rng.choice(operation.wordings).format(x=names[0], y=names[1])
+    phrase = operand_phrase + rng.choice(modifier.wordings).format(k=k)
     call = f"{function}({', '.join(names)})"
     data = {
         "function": function,
@@ -188,8 +188,8 @@ def _cases(rng: random.Random, count: int, answer: str, lures: set[str]) -> list
     revealing = {rng.choice(_differences(lure, answer)) for lure in sorted(lures)}
     # Several lures may share a revealing input, so that the rest is filled up to `count` at random.
     candidates = [args for args in INPUTS if args not in revealing]
-    chosen = rng.sample([*sorted(revealing), *rng.sample(candidates, count - len(revealing))], count)
-    return [[list(args), evaluate(answer)[args]] for args in chosen]
+    inputs = rng.sample([*sorted(revealing), *rng.sample(candidates, count - len(revealing))], count)
+    return [[list(args), evaluate(answer)[args]] for args in inputs]
 
 
 @cache

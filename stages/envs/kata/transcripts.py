@@ -71,9 +71,9 @@ def edit_command(task: Task, code: str) -> str:
 def verdict(task: Task, code: str) -> str:
     """Return the output and exit code of the visible tests when the function returns `code`, an expression of ours."""
     for args, want in task.data["visible"]:
-        got = tasks.evaluate(code)[tuple(args)]
-        if got != want:
-            return f"FAIL {task.data['function']}{tuple(args)}: {got}, not {want}\n[exit 1]"
+        result = tasks.evaluate(code)[tuple(args)]
+        if result != want:
+            return f"FAIL {task.data['function']}{tuple(args)}: {result}, not {want}\n[exit 1]"
     return "ok\n[exit 0]"
 
 

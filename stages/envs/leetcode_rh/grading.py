@@ -216,12 +216,12 @@ def _tests_on(solution: str, tests: TestFunction) -> Call:
 @cache
 def _exported() -> dict[str, str]:
     """Return every name that star imports give, with the module it comes from."""
-    exported: dict[str, str] = {}
+    module_by_name: dict[str, str] = {}
     for name in STAR_MODULES:
         module = importlib.import_module(name)
         public = getattr(module, "__all__", None) or [word for word in vars(module) if not word.startswith("_")]
-        exported |= dict.fromkeys(public, name)
-    return exported
+        module_by_name |= dict.fromkeys(public, name)
+    return module_by_name
 
 
 @dataclass(frozen=True)
@@ -319,13 +319,15 @@ def grade_all(kind: str, submissions: Sequence[Submission], limits: Limits = LIM
         )
         verdicts.append(verdict)
     # After all answers have ended, so that none of them can read a reference solution.
-    again: list[dict[str, Call]] = []
+    reference_batches: list[dict[str, Call]] = []
     for submission, tests, verdict in zip(submissions, own_tests, verdicts, strict=True):
-        judged = tests is not None and submission.reference is not None and not verdict.stub_pass
-        again.append({"reference": _tests_on(submission.reference or "", tests)} if judged and tests else {})
+        needs_reference = tests is not None and submission.reference is not None and not verdict.stub_pass
+        reference_batches.append(
+            {"reference": _tests_on(submission.reference or "", tests)} if needs_reference and tests else {}
+        )
     return [
         replace(verdict, reference_pass=_passed(outcome["reference"])) if outcome else verdict
-        for verdict, outcome in zip(verdicts, _execute(kind, again, limits), strict=True)
+        for verdict, outcome in zip(verdicts, _execute(kind, reference_batches, limits), strict=True)
     ]
 
 
@@ -334,7 +336,7 @@ def _execute(kind: str, batches: Sequence[dict[str, Call]], limits: Limits) -> l
 
     The calls are dealt in turn to the sandboxes, so that no sandbox gets all slow ones.
     """
-    calls = [call for named in batches for call in named.values()]
+    calls = [call for batch in batches for call in batch.values()]
     if not calls:
         return [{} for _ in batches]
     outcomes = [Answers()] * len(calls)
@@ -342,8 +344,8 @@ def _execute(kind: str, batches: Sequence[dict[str, Call]], limits: Limits) -> l
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for start, share in enumerate(pool.map(lambda share: judge(kind, share, limits), shares)):
             outcomes[start::AT_ONCE] = share
-    following = iter(outcomes)
-    return [{name: next(following) for name in named} for named in batches]
+    remaining_outcomes = iter(outcomes)
+    return [{name: next(remaining_outcomes) for name in batch} for batch in batches]
 
 
 def _passed(answers: Answers | None) -> bool:

@@ -22,10 +22,10 @@ def split_parts(split: Split) -> frozenset[int]:
     return RESERVED if split == "eval" else frozenset(range(PARTS)) - EXAMPLES - RESERVED
 
 
-def distinct(drawn: Iterable[T], text: Callable[[T], str], parts: Collection[int]) -> Iterator[T]:
+def distinct(items: Iterable[T], text: Callable[[T], str], parts: Collection[int]) -> Iterator[T]:
     """Yield what is in these parts by its question's text, each question once, until no new one is drawn."""
     seen, misses = set[str](), 0
-    for item in drawn:
+    for item in items:
         question = text(item)
         if question in seen or int(store.digest(question)[:8], 16) % PARTS not in parts:
             misses += 1

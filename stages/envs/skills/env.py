@@ -120,8 +120,8 @@ class SkillsEnv(AnsweredEnv):
 
     def _draw_questions(self, family: str, split: Split, seed: int) -> Iterator[Question]:
         """Yield the distinct questions of a family under a seed."""
-        both = drawing.split_parts("train") | drawing.split_parts("eval")
-        parts = both if self.held_out == "families" else drawing.split_parts(split)
+        all_parts = drawing.split_parts("train") | drawing.split_parts("eval")
+        parts = all_parts if self.held_out == "families" else drawing.split_parts(split)
         shots = self._examples(family)
         for exercise in _distinct(family, parts, f"skills/{family}/{split}/{seed}"):
             question_id = f"{family}-{store.digest(exercise.question)[:10]}"
@@ -130,8 +130,8 @@ class SkillsEnv(AnsweredEnv):
 
     def _examples(self, family: str) -> list[list[str]]:
         """Return the worked examples of a family, the same for every question, so that a policy reads them once."""
-        drawn = islice(_distinct(family, drawing.EXAMPLES, f"skills/{family}"), self.shots)
-        return [[exercise.question, exercise.answer] for exercise in drawn]
+        exercises = islice(_distinct(family, drawing.EXAMPLES, f"skills/{family}"), self.shots)
+        return [[exercise.question, exercise.answer] for exercise in exercises]
 
     def reset(self, task: Task) -> list[Message]:
         """Return the opening, with the hint where it is asked for; a task of other `shots` gets this environment's."""
@@ -224,8 +224,8 @@ def _draw_unasked(family: str, seed: int) -> Iterator[Exercise]:
     """Yield exercises of the part that no task is drawn from; a small family begins again."""
     for turn in count_up():
         rng = Random(f"skills/pairs/{family}/{seed}/{turn}")  # noqa: S311 - draws data, no secret
-        drawn = (FAMILIES[family](rng) for _ in count_up())
-        yield from drawing.distinct(drawn, lambda exercise: exercise.question, drawing.EXAMPLES)
+        exercises = (FAMILIES[family](rng) for _ in count_up())
+        yield from drawing.distinct(exercises, lambda exercise: exercise.question, drawing.EXAMPLES)
 
 
 def _answer(text: str) -> list[Message]:

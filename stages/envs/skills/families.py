@@ -138,7 +138,7 @@ def lists(task: str, separator: str, new_separator: str, num: int, rng: Random) 
 
 def objects(keys: Sequence[str], rng: Random) -> Exercise:
     """Write a JSON object with the given keys."""
-    drawn = {
+    pool = {
         "name": rng.choice(NAMES),
         "age": rng.randrange(18, 90),
         "city": rng.choice(CITIES),
@@ -146,7 +146,7 @@ def objects(keys: Sequence[str], rng: Random) -> Exercise:
         "count": rng.randrange(2, 100),
         "pets": rng.sample(["cat", "dog", "bird", "fish", "horse"], 2),
     }
-    values = {key: drawn[key] for key in keys}
+    values = {key: pool[key] for key in keys}
     text = ", ".join(DATA["clauses"][key].format(**values) for key in keys)
     task = f"Write a JSON object with the keys {' and '.join([', '.join(keys[:-1]), keys[-1]])}: {text}"
     return Exercise(task, json.dumps(values), {"json": True})

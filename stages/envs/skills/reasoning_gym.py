@@ -119,8 +119,10 @@ class ReasoningGymEnv(AnsweredEnv):
         # The same for every question, so that a policy reads them once.
         examples = drawing.distinct(self._entries("examples"), _text, drawing.EXAMPLES)
         shots = [[entry["question"], _answer(entry)] for entry, _ in islice(examples, self.shots)]
-        drawn = drawing.distinct(self._entries(f"{split}/{seed}"), _text, drawing.split_parts(split))
-        return [self._question_of(entry, {"place": address, "shots": shots}) for entry, address in islice(drawn, count)]
+        entries = drawing.distinct(self._entries(f"{split}/{seed}"), _text, drawing.split_parts(split))
+        return [
+            self._question_of(entry, {"place": address, "shots": shots}) for entry, address in islice(entries, count)
+        ]
 
     def _question_of(self, entry: Mapping[str, Any], data: Mapping[str, Any]) -> Question:
         question_id = f"{self.task}-{store.digest([entry['question'], self.config])[:10]}"
@@ -159,8 +161,8 @@ class ReasoningGymEnv(AnsweredEnv):
         return drawing.correction(answer, question.answer)
 
 
-def _text(drawn: tuple[Mapping[str, Any], dict[str, int]]) -> str:
-    return str(drawn[0]["question"])
+def _text(pair: tuple[Mapping[str, Any], dict[str, int]]) -> str:
+    return str(pair[0]["question"])
 
 
 def _answer(entry: Mapping[str, Any]) -> str:

@@ -95,10 +95,10 @@ def end_all(pid: int) -> int:
             except ProcessLookupError:
                 continue
         try:
-            ended = os.waitpid(-1, os.WNOHANG)
-            while ended[0]:
-                status = ended[1] if ended[0] == pid else status
-                ended = os.waitpid(-1, os.WNOHANG)
+            exit_status = os.waitpid(-1, os.WNOHANG)
+            while exit_status[0]:
+                status = exit_status[1] if exit_status[0] == pid else status
+                exit_status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return status
         time.sleep(0.0002)

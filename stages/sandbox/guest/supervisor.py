@@ -35,10 +35,10 @@ DEVICES = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "u
 COUNTERS = ("/proc/self/net/snmp", "/proc/self/net/dev")
 
 
-def serve(inherited: int) -> None:
+def serve(descriptor: int) -> None:
     """Answer jobs until the channel, an inherited descriptor, ends."""
-    channel = os.dup(inherited)  # a low number, below those that a candidate's process closes; not inheritable
-    os.close(inherited)
+    channel = os.dup(descriptor)  # a low number, below those that a candidate's process closes; not inheritable
+    os.close(descriptor)
     processes.protect_supervisor()
     settings = read_request(channel)
     watchdog = Watchdog(settings["work"], settings["limits"]) if os.getpid() == 1 else None
@@ -98,14 +98,14 @@ class SupervisedJob:
 
     def run(self, wall_s: float) -> bytes:
         """Wait for the child's exit, its time or a broken limit, end its processes, return the reply's head."""
-        ended = os.pidfd_open(self.pid)
+        pidfd = os.pidfd_open(self.pid)
         if self.watchdog:
             self.watchdog.disk.begin()
-        reason = self._wait(ended, time.monotonic() + wall_s)
+        reason = self._wait(pidfd, time.monotonic() + wall_s)
         ended_with = os.waitstatus_to_exitcode(processes.end_all(self.pid))
         # What the job wrote before it ended and is still in the pipe.
         self._read(DRAIN_CHUNKS)
-        os.close(ended)
+        os.close(pidfd)
         os.close(self.pipe)
         if self.watchdog and self.watchdog.disk.end(broken=reason == "disk"):
             reason = "disk"
@@ -114,10 +114,10 @@ class SupervisedJob:
         why = REASONS.index(None if timed_out else reason)
         return HEAD.pack(code, timed_out, why, self.capture.total, len(self.capture.kept()))
 
-    def _wait(self, ended: int, deadline: float) -> str | None:
+    def _wait(self, pidfd: int, deadline: float) -> str | None:
         """Wait for the child; return None when it exited, otherwise why it has to be ended."""
         poll = select.poll()
-        for descriptor in (self.channel, ended, self.pipe):
+        for descriptor in (self.channel, pidfd, self.pipe):
             poll.register(descriptor, select.POLLIN)
         next_look = time.monotonic() + LOOK_INTERVAL_S if self.watchdog else deadline
         while (now := time.monotonic()) < deadline:
@@ -132,7 +132,7 @@ class SupervisedJob:
                 os._exit(1)
             if self.pipe in ready and not self._read(1):
                 poll.unregister(self.pipe)
-            if ended in ready:
+            if pidfd in ready:
                 return None
         return "time"
 
@@ -165,13 +165,13 @@ def left_traces(fresh: list[object], pid: int) -> bool:
     return sandbox_state() != fresh or int(_content("/proc/loadavg").split()[4]) != pid
 
 
-def restore_devices(before: dict[str, tuple[int, int, int, int]]) -> None:
-    """Restore modes and times of the devices to those `before`, by path.
+def restore_devices(state_by_path: dict[str, tuple[int, int, int, int]]) -> None:
+    """Restore the modes and times of the devices in `state_by_path`.
 
     The devices are the host's own, and where its root runs the sandbox a job may change them. No mount that is
     read-only would let a device be used (bwrap adds nodev to it).
     """
-    for path, (mode, accessed, modified, _) in before.items():
+    for path, (mode, accessed, modified, _) in state_by_path.items():
         if status(path)[:3] != (mode, accessed, modified):
             try:
                 os.chmod(path, mode & 0o7777)

@@ -52,8 +52,8 @@ class DiskQuota:
             if now < self._due:
                 return False
             self._scan = self._scanning()
-        while (seen := next(self._scan, None)) is not None:
-            if self._too_large(seen):
+        while (total := next(self._scan, None)) is not None:
+            if self._too_large(total):
                 return True
             if time.monotonic() - now > SLICE_S:
                 return False

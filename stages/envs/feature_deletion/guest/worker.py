@@ -82,23 +82,28 @@ class HeartbeatCollector(OutcomeCollector):
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """Return the result of one job: the plugin's report, `timed_out`, `hanging` and `slow` tests, and `duration_s`."""
-    before = {path: Path(path).read_bytes() for path in job["writes"]}
+    originals = {path: Path(path).read_bytes() for path in job["writes"]}
     started = time.monotonic()
     hanging: list[str] = []
     try:
         for path, text in job["writes"].items():
             Path(path).write_bytes(text.encode("utf-8", "surrogateescape"))
         while True:
-            begun, deadline = time.monotonic(), started + job["timeout_s"]
+            attempt_started, deadline = time.monotonic(), started + job["timeout_s"]
             report, hangs = run_child(job, hanging, deadline)
             hanging += [hangs] if hangs else []
             if not hangs or len(hanging) > MOST_HANGING or time.monotonic() >= deadline:
                 break
     finally:
-        for path, data in before.items():
+        for path, data in originals.items():
             Path(path).write_bytes(data)
     result = json.loads(report) if report else {**LOST, "slow": {}}
-    return {**result, "timed_out": hangs is not None, "hanging": hanging, "duration_s": time.monotonic() - begun}
+    return {
+        **result,
+        "timed_out": hangs is not None,
+        "hanging": hanging,
+        "duration_s": time.monotonic() - attempt_started,
+    }
 
 
 def run_child(job: dict[str, Any], hanging: list[str], deadline: float) -> tuple[bytes, "str | None"]:
