@@ -10,16 +10,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import cases
+from pydantic import TypeAdapter
 from records import ROOT, Claim, measured
 
-from stages.evaluation.difference import Difference
-from stages.evaluation.document import read_verdict
-from stages.evaluation.outcomes import PRIMARY
+from stages.evaluation.difference import Difference, Verdict
+from stages.evaluation.document import RECORDED, read_difference, read_differences
+from stages.evaluation.outcomes import PASSED, PRIMARY, ArmSummary
 from stages.evaluation.report import text_table
 from stages.evaluation.verdict import EvalVerdict
 from stages.evaluation.words import VerdictWords
@@ -122,6 +123,31 @@ def _points(difference: Difference) -> str:
 
 def _kept(verdict: str) -> tuple[EvalVerdict, VerdictWords]:
     return read_verdict(store.read_json(VERDICT.with_stem(verdict)))
+
+
+def read_verdict(document: Mapping[str, Any]) -> tuple[EvalVerdict, VerdictWords]:
+    """Return a recorded verdict, without its parts and settings, and its words, from the content of its file."""
+
+    def planned(name: str, baseline: str) -> Difference | None:
+        names = {"rate": "", "treatment": document["treatment"], "baseline": baseline}
+        return read_difference(document[name], **names) if document.get(name) else None
+
+    baseline = document["baseline"]
+    plain = {name: document[name] for name in RECORDED if name in document}
+    verdict = EvalVerdict(
+        **{**plain, "decision": Verdict(document["decision"]), "outcome": document.get("outcome", PASSED.name)},
+        arms=TypeAdapter(tuple[ArmSummary, ...]).validate_python(document["arms"]),
+        gain=planned("gain", baseline),
+        worst=planned("worst", baseline),
+        best=planned("best", baseline),
+        at_zero=planned("at_zero", baseline),
+        over_control=planned("over_control", str(document["control"])),
+        comparisons=tuple(read_differences(document)),
+        gain_by_seed=document.get("gain_by_seed") or {},
+    )
+    texts: dict[str, Any] = {name: document.get(name, "") for name in ("claim", "why", "estimand", "cut")}
+    texts |= {name: tuple(document.get(name, ())) for name in ("collapsed", "shown", "not_shown")}
+    return verdict, VerdictWords(**texts)
 
 
 CASES = {"smollm2": smollm2, "kata": kata}

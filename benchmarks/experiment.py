@@ -40,7 +40,7 @@ import records
 from stages.evaluation.arm_comparison import EvalQuestion, compare
 from stages.evaluation.difference import Difference
 from stages.evaluation.inference import holm
-from stages.evaluation.outcomes import AT_ZERO, KEPT, PASSED, PROTOCOL, START, items_table, of_arm, task_mean
+from stages.evaluation.outcomes import AT_ZERO, KEPT, PASSED, PROTOCOL, START, items_table, select_arm, task_mean
 from stages.evaluation.verdict import EvalVerdict
 from stages.evaluation.words import points
 from stages.runs import store
@@ -185,7 +185,7 @@ class Experiment:
         while True:
             self.run_chain(self.tuning_preset(rates), self.artifacts / "tuning")
             items = items_table(newest(self.artifacts / "tuning" / "evaluate").rows(EVAL_ITEM))
-            tried = {rate: by_seed(of_arm(items, f"{rate:g}{AT_ZERO}")) for rate in rates}
+            tried = {rate: by_seed(select_arm(items, f"{rate:g}{AT_ZERO}")) for rate in rates}
             means = {rate: fmean(found.values()) for rate, found in tried.items()}
             if len({*means.values()}) == 1:
                 sys.exit(f"All rates pass {100 * means[rates[0]]:.1f} % of the tuning tasks, so none can be chosen.")
@@ -281,7 +281,7 @@ class Experiment:
         heads = ["passed and protocol kept", "passed", "protocol kept", "cut", "tokens", "errors", "trainings"]
         lines = [f"| {title} | trained by | {' | '.join(heads)} |", "| --- " * (2 + len(heads)) + "|"]
         for arm in (START, *self.arms):
-            rows = of_arm(items, arm + end)
+            rows = select_arm(items, arm + end)
             if not len(rows):
                 continue
             rates = [task_mean(rows, outcome) or 0.0 for outcome in (KEPT, PASSED, PROTOCOL)] + [cut_share(rows)]

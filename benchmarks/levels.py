@@ -26,8 +26,8 @@ from scipy.optimize import brentq
 from stages.evaluation.design import Design, draw, outlook, simulated
 from stages.evaluation.difference import Decision, Verdict
 from stages.evaluation.inference import MIN_SEEDS, PairedTest, shows
-from stages.evaluation.outcomes import START, collapsed, items_table
-from stages.evaluation.pilot import bootstrap, complete, measure, models_of
+from stages.evaluation.outcomes import START, find_collapsed, items_table
+from stages.evaluation.pilot import bootstrap, complete, fit_models, measure
 from stages.evaluation.planner import LARGEST_RANGE, NUM_PILOTS, PlanQuestion, validated_range
 from stages.evaluation.task_model import PILOT, Rates, TaskModel, task_model
 from stages.runs.kinds import Row
@@ -196,7 +196,7 @@ def healthy(experiments: int = 300) -> Iterator[Claim]:
             trained, _ = draw(model, Design((30,) * 12, seeds=seeds), 0.0, experiments, np.random.default_rng(seeds))
             named = [
                 bool(
-                    collapsed(
+                    find_collapsed(
                         items_table(
                             {"arm": "A", "train_seed": seed, "task_id": f"t{task}", "passed": passed > 0}
                             for (seed, task), passed in np.ndenumerate(passed_ST)
@@ -242,7 +242,7 @@ def pilots(pilots: int = 25) -> Iterator[Claim]:
                 for task, rate in enumerate(baseline[0, 0])
                 for sample in range(4)
             ]
-            model, *models = models_of((rows, *bootstrap(rows, NUM_PILOTS)), rates_of, gain)
+            model, *models = fit_models((rows, *bootstrap(rows, NUM_PILOTS)), rates_of, gain)
             chance = outlook(model, planned_design, gain).chances[Verdict.VALIDATED]
             low, high = validated_range(chance, models, len(sizes), planned_design, gain) or (0.0, 1.0)
             said.append(high - low > LARGEST_RANGE)

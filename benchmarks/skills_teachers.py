@@ -22,7 +22,7 @@ from experiment import Experiment, comparison_lines, cut_share, difference_of, p
 from stages.evaluation.arm_comparison import EvalQuestion
 from stages.evaluation.difference import Decision, Difference
 from stages.evaluation.inference import ALPHA, holm
-from stages.evaluation.outcomes import AT_ZERO, KEPT, PASSED, PROTOCOL, START, of_arm, task_mean
+from stages.evaluation.outcomes import AT_ZERO, KEPT, PASSED, PROTOCOL, START, select_arm, task_mean
 from stages.evaluation.report import arms_chart
 from stages.evaluation.verdict import decide
 from stages.evaluation.words import points
@@ -128,7 +128,7 @@ def collapsed_trainings(items: pa.Table, courses: Sequence[Mapping[str, Any]]) -
     """
     found = []
     for arm in EXPERIMENT.arms:
-        rows = of_arm(items, f"{arm}{AT_ZERO}")
+        rows = select_arm(items, f"{arm}{AT_ZERO}")
         trainings = {
             seed: rows.filter(pc.equal(rows["train_seed"], seed)) for seed in sorted({*rows["train_seed"].to_pylist()})
         }
@@ -158,7 +158,7 @@ def collapsed_trainings(items: pa.Table, courses: Sequence[Mapping[str, Any]]) -
 
 def family_lines(items: pa.Table) -> list[str]:
     """Return how C - A is spread over families: the largest gains and losses, and how much the first three make."""
-    rates = {arm: by_family(of_arm(items, f"{arm}{AT_ZERO}")) for arm in GATE}
+    rates = {arm: by_family(select_arm(items, f"{arm}{AT_ZERO}")) for arm in GATE}
     gains = {name: rates[GATE[0]][name] - rates[GATE[1]][name] for name in rates[GATE[0]]}
     order = sorted(gains, key=lambda name: -gains[name])
     three = 100 * sum(gains[name] for name in order[:3]) / len(gains)
@@ -181,7 +181,7 @@ def by_family(rows: pa.Table) -> dict[str, float]:
 def told() -> tuple[dict[str, str], str]:
     """Return the cells of this experiment in README's table by their row, and what to know about them."""
     items = EXPERIMENT.read_items()
-    rates = {arm: task_mean(of_arm(items, f"{arm}{AT_ZERO}"), KEPT) for arm in (START, *EXPERIMENT.arms)}
+    rates = {arm: task_mean(select_arm(items, f"{arm}{AT_ZERO}"), KEPT) for arm in (START, *EXPERIMENT.arms)}
     found = primary(items)
     (whole,) = difference_of(items, [at_zero(*OTHERS[0])], EvalQuestion(outcome=KEPT)).values()
     title = "[SmolLM2-135M](docs/experiments/skills-teachers.md)"
@@ -219,7 +219,7 @@ def seen_lines(items: pa.Table, courses: Sequence[Mapping[str, Any]]) -> list[st
     """Return C - A and C - D apart for families with pairs from tasks that the mixed ones lack, and for the others."""
     own = [one["families_other"] for one in courses if one["arm"] == "C"]
     often = {name for name, num in Counter(name for names in own for name in names).items() if 2 * num >= len(own)}
-    rates = {arm: by_family(of_arm(items, f"{arm}{AT_ZERO}")) for arm in "ACD"}
+    rates = {arm: by_family(select_arm(items, f"{arm}{AT_ZERO}")) for arm in "ACD"}
     lines = ["| pairs from tasks that are not mixed | families | C − A | C − D |", "| --- | --- | --- | --- |"]
     for title, inside in (("in at least half of the collections", True), ("in fewer", False)):
         names = [name for name in rates["C"] if (name in often) == inside]

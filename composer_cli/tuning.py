@@ -20,7 +20,7 @@ from composer_cli.call import Arguments
 from composer_cli.console import Console
 from composer_cli.preset import Preset, PresetEntry
 from stages.errors import InfrastructureError, UsageError
-from stages.evaluation.outcomes import PASSED, items_table, of_arm, task_mean, without_twins
+from stages.evaluation.outcomes import PASSED, items_table, select_arm, task_mean, without_twins
 from stages.runs import settings, store
 from stages.runs.display import percent
 from stages.runs.kinds import EVAL_ITEM, Row
@@ -94,7 +94,7 @@ def choose(key: str, trials: Sequence[Trial], items: Iterable[Row], evaluation: 
     rates: dict[str, dict[str, float | None]] = {}
     chosen: dict[str, Any] = {}
     for arm in dict.fromkeys(trial.arm for trial in trials):
-        tried = [(trial.value, task_mean(of_arm(possible, trial.name))) for trial in trials if trial.arm == arm]
+        tried = [(trial.value, task_mean(select_arm(possible, trial.name))) for trial in trials if trial.arm == arm]
         measured = [(rate, value) for value, rate in tried if rate is not None]
         if not measured:
             raise InfrastructureError("cli.no-trial-outcome", arm=arm, evaluation=evaluation, key=key)

@@ -71,11 +71,11 @@ class Config(PlayingConfig):
     def remarks(self, tasks: Sequence[Task]) -> list[str]:
         """Return that these tasks cannot show anything, where they are of too few units, and what helps."""
         from stages.evaluation.inference import fewest_units, levels  # numpy, for which no help should wait
-        from stages.evaluation.words import describe_few_units
+        from stages.evaluation.words import SENTENCES
 
         unit, fewest = self.sampling(), fewest_units(levels(self.looks)[-1])
         num = len({task.task_id if unit.fixed else unit.of(task.task_id, task.family) for task in tasks})
-        return [] if num >= fewest else [describe_few_units(num, unit, fewest)]
+        return [] if num >= fewest else [SENTENCES.text("few_units", num, unit, fewest)]
 
     def sampling(self) -> SamplingUnit:
         """Return the sampling unit of the environment's tasks, as the setting `units` declares it."""

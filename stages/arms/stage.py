@@ -24,7 +24,7 @@ from stages.evaluation.pilot import known_items
 from stages.evaluation.plan_report import study_text
 from stages.evaluation.report import arms_chart, text_table
 from stages.evaluation.verdict import EvalVerdict, Look, decide
-from stages.evaluation.words import describe_one_model, describe_verdict
+from stages.evaluation.words import SENTENCES, describe_verdict
 from stages.policy import PolicyConfig, available, kind_of, scripted
 from stages.policy.adapters import CheckpointInfo, refuse_trained
 from stages.policy.base import VLLM, NotFinite
@@ -207,7 +207,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         also = "as trained" if trained == {environment} else f"trained in {' and '.join(sorted(trained))}"
         compared.append(f"environment {environment}, {also}")
     looks = [Sentence("arms.planned-looks", looks=config.looks)] if config.looks > 1 else []
-    same = [describe_one_model(config.baseline, config.treatment)] if is_one_model(played_arms, config) else []
+    same = [SENTENCES.text("one_model", config.baseline, config.treatment)] if is_one_model(played_arms, config) else []
     notes = (*compared, *same, *config.limits.notes(config.max_steps), *looks)
     return Plan(units=units, what="rollouts", notes=notes, up_to=config.counts_by_default())
 
@@ -222,7 +222,7 @@ def planned(runs: Sequence[Run], config: Config) -> planner.PlannedEvaluation:
     reads = [(run.manifest.stage if trainings else run_name(run.path), run) for run in trainings or runs]
     config = inherit(config, [(name, run.manifest.config) for name, run in reads])
     items, evaluated = list[Row](), dict[tuple[str, int], None]()
-    for pilot in pilots_of(runs):
+    for pilot in find_pilots(runs):
         played_in = (pilot.manifest.config.get("env") or {}).get("name")  # None for imported rollouts
         if played_in is not None and not envs.is_same_environment(played_in, config.env.name):
             raise UsageError(
@@ -265,7 +265,7 @@ def planned(runs: Sequence[Run], config: Config) -> planner.PlannedEvaluation:
     return planner.PlannedEvaluation(config, items, supply, design, rollouts)
 
 
-def pilots_of(runs: Sequence[Run]) -> list[Run]:
+def find_pilots(runs: Sequence[Run]) -> list[Run]:
     """Return the runs that give rates: those that are no trainings, or else the rollouts of trainings."""
     pilots = [run for run in runs if not run.holds(CHECKPOINT)]
     return pilots or [run for run in runs if run.holds(ROLLOUT)]
@@ -278,7 +278,7 @@ def study(runs: Sequence[Run], config: Config, tell: Callable[[str, int, int], N
     many designs are simulated, and how many there are.
     """
     result = planner.study(planned(runs, config), tell)
-    result = replace(result, pilots=tuple(run_name(run.path) for run in pilots_of(runs)))
+    result = replace(result, pilots=tuple(run_name(run.path) for run in find_pilots(runs)))
     return asdict(result), study_text(result)
 
 

@@ -36,7 +36,7 @@ from stages.evaluation.inference import (
     rate_interval,
 )
 from stages.evaluation.measurement import measure_difference, paired_test
-from stages.evaluation.outcomes import NOT_SUBMITTED, PASSED, Missing, PairedOutcomes, cells_of, paired
+from stages.evaluation.outcomes import NOT_SUBMITTED, PASSED, Missing, PairedOutcomes, average_cells, paired
 from stages.formats import terminal_bench
 from stages.terms import SWE_BENCH, SamplingUnit
 
@@ -425,7 +425,7 @@ def joint_p_value(tests: Sequence[PairedTest]) -> float:
 
 def summarize_side(log: ReadLog, table: pa.Table, letter: str, rules: ComparisonRules) -> SideSummary:
     """Return what a side is, and its mean over the compared tasks, which are those of the table."""
-    values_ST, unit_T, collection_S = cells_of(table, PASSED)
+    values_ST, unit_T, collection_S = average_cells(table, PASSED)
     mean = low = high = float("nan")
     if values_ST.size:
         mean = float(np.nanmean(np.nanmean(values_ST, 0)))

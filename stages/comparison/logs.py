@@ -117,12 +117,12 @@ class ReadLog:
 def content(path: str) -> list[Any]:
     """Return what identifies the content of a log; `BadInput` where there is none."""
     folder = Path(path).expanduser()
-    if run := run_of(folder):
+    if run := find_run(folder):
         return [[folder.name, run.manifest.content]]
-    return [[source.label, source.sha256] for source in sources_of(path)]
+    return [[source.label, source.sha256] for source in find_sources(path)]
 
 
-def run_of(folder: Path) -> Run | None:
+def find_run(folder: Path) -> Run | None:
     """Return the run whose folder this is; None for the files of other programs."""
     if (folder / "manifest.json").is_file():
         with suppress(BadInput):
@@ -133,7 +133,7 @@ def run_of(folder: Path) -> Run | None:
     return None
 
 
-def sources_of(path: str) -> list[Source]:
+def find_sources(path: str) -> list[Source]:
     """Return the files of a log, those beside them included."""
     file = Path(path).expanduser()
     if file.is_file() and file.suffix in (".csv", ".tsv"):
@@ -147,19 +147,19 @@ def sources_of(path: str) -> list[Source]:
 def read(path: str, unit: str = "") -> ReadLog:
     """Return the items of a log; unit: a column whose values are the units that tasks are resampled in."""
     log_path = Path(path).expanduser()
-    if run := run_of(log_path):
-        return replace(of_run(run, log_path.name, unit), digests=(run.manifest.content,))
-    sources = sources_of(path)
+    if run := find_run(log_path):
+        return replace(read_run(run, log_path.name, unit), digests=(run.manifest.content,))
+    sources = find_sources(path)
     alone = len(sources) == 1 or (log_path.is_file() and log_path.suffix in TABLES)
-    table = table_of(path, sources[0]) if alone else None
-    log = of_program(path, sources, unit) if table is None else of_table(path, table, sources[0], unit)
+    table = read_plain_table(path, sources[0]) if alone else None
+    log = read_program(path, sources, unit) if table is None else read_scores(path, table, sources[0], unit)
     return replace(log, digests=tuple(sorted(source.sha256 for source in sources if not source.is_sidecar)))
 
 
 # A program's files.
 
 
-def of_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
+def read_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
     """Return the items of the files of a program that `import` reads."""
     sidecars = Sidecars(redact=False)  # no text is kept
     detected = reading.detect_formats(list(sources), "auto", sidecars)
@@ -203,7 +203,7 @@ def of_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
         _date(" ".join(source.label for source in detected)),
         {name: frozenset(values) for name, values in facts.items()},
         tuple(notes),
-        sampling_of(set(rows["env"]), set(rows["family"])),
+        choose_unit(set(rows["env"]), set(rows["family"])),
         frozenset(metrics),
     )
 
@@ -372,7 +372,7 @@ def _label(path: str, sources: Sequence[Source]) -> str:
 # Runs of this program.
 
 
-def of_run(run: Run, label: str, unit: str) -> ReadLog:
+def read_run(run: Run, label: str, unit: str) -> ReadLog:
     """Return the items of an evaluation, whose arms are its models, or of rollouts."""
     table, manifest = run.scan(EVAL_ITEM if run.holds(EVAL_ITEM) else ROLLOUT), run.manifest
     if unit:
@@ -410,7 +410,7 @@ def of_run(run: Run, label: str, unit: str) -> ReadLog:
         "unit": pa.nulls(len(rows), pa.string()) if units is None else pc.cast(units, pa.string()),
     }
     names = frozenset(pc.unique(env).drop_null().to_pylist())
-    sampling = sampling_of(names, {*pc.unique(rows["family"]).to_pylist()} if run.holds(ORIGIN) else None)
+    sampling = choose_unit(names, {*pc.unique(rows["family"]).to_pylist()} if run.holds(ORIGIN) else None)
     if sampling and manifest.config.get("units", "auto") != "auto":
         sampling = replace(sampling, fixed=manifest.config["units"] == "fixed")
     notes: tuple[str, ...] = ()
@@ -425,11 +425,11 @@ def of_run(run: Run, label: str, unit: str) -> ReadLog:
     )
     items = pa.table(columns_of_items).select(ITEM.names).cast(ITEM)
     facts = {"environment": names}
-    program, metrics = (f"composer {manifest.stage}",), metrics_of(run)
+    program, metrics = (f"composer {manifest.stage}",), read_metrics(run)
     return ReadLog(label, items, program, _date(label), facts, notes, sampling, metrics)
 
 
-def metrics_of(run: Run) -> frozenset[ScoreMetric]:
+def read_metrics(run: Run) -> frozenset[ScoreMetric]:
     """Return the metrics that imported rollouts have their rewards of; none for a run of another stage."""
     if not (run.holds(ORIGIN) and run.holds(ROLLOUT)):
         return frozenset()
@@ -440,7 +440,7 @@ def metrics_of(run: Run) -> frozenset[ScoreMetric]:
     return frozenset(metric for extra in pc.unique(extras).to_pylist() for metric in _metric(json.loads(extra or "{}")))
 
 
-def sampling_of(environments: AbstractSet[str], foreign: AbstractSet[str | None] | None) -> SamplingUnit | None:
+def choose_unit(environments: AbstractSet[str], foreign: AbstractSet[str | None] | None) -> SamplingUnit | None:
     """Return what the tasks of an environment are drawn by; None for tasks alone.
 
     foreign: the families that another program gives its tasks, of which one alone is the name of its benchmark; None
@@ -458,7 +458,7 @@ def _require_column(columns: Sequence[str], unit: str, label: str) -> None:
 # Tables of scores.
 
 
-def table_of(path: str, source: Source) -> pa.Table | None:
+def read_plain_table(path: str, source: Source) -> pa.Table | None:
     """Return a file as a table where it has an id and a score a row, and is of no program; else None.
 
     `BadInput` where a line of such a file is no JSON.
@@ -498,7 +498,7 @@ def _as_text(value: Any) -> str | None:
     return None if value is None else str(int(value) if isinstance(value, bool) else value)
 
 
-def of_table(path: str, table: pa.Table, source: Source, unit: str) -> ReadLog:
+def read_scores(path: str, table: pa.Table, source: Source, unit: str) -> ReadLog:
     """Return the items of a table with an id and a score a row."""
     if not len(table):
         raise BadInput("comparison.no-row", path=path)

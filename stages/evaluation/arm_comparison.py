@@ -121,7 +121,7 @@ def compare_with(
     if not arm:
         return None, [Reason.of(ReasonKind.NOT_NAMED)]
     arms = arm, question.treatment
-    if reasons := question.damage(*arms) or outcomes.problems(possible, *arms, question.untrained):
+    if reasons := question.damage(*arms) or outcomes.find_problems(possible, *arms, question.untrained):
         return None, reasons
     if comparison := compare(possible, question.treatment, arm, question):
         return comparison, []
@@ -166,7 +166,7 @@ def compare_secondary(
     subsets = compare_families(outcomes.paired(possible, treatment, baseline, question.outcome))
     for arm in sorted({*pc.unique(items["arm"]).to_pylist()} - {START, *question.arms}):
         # An arm at temperature 0 differs from the baseline by its temperature, too.
-        if not arm.endswith(AT_ZERO) and not outcomes.problems(possible, arm, baseline, question.untrained):
+        if not arm.endswith(AT_ZERO) and not outcomes.find_problems(possible, arm, baseline, question.untrained):
             comparison = compare(possible, arm, baseline, question, question.outcome)
             if comparison:
                 gain = comparison.difference

@@ -1,16 +1,11 @@
-"""The file `verdict.json`: a verdict with its sentences as JSON, and read again."""
+"""The file `verdict.json`: a verdict with its sentences as JSON, and its differences read again."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from pydantic import TypeAdapter
-
-from stages.evaluation.arm_comparison import Subset
-from stages.evaluation.arm_settings import ArmDifference
-from stages.evaluation.difference import Decision, Difference, Reason, ReasonKind, Verdict
-from stages.evaluation.outcomes import PASSED, ArmSummary
-from stages.evaluation.verdict import EvalVerdict, Look
+from stages.evaluation.difference import Decision, Difference, Reason, ReasonKind
+from stages.evaluation.verdict import EvalVerdict
 from stages.evaluation.words import VerdictWords, describe_method, describe_verdict
 
 NUMBERS = (
@@ -63,7 +58,7 @@ def _difference_document(difference: Difference | None) -> dict[str, Any] | None
 def read_differences(document: Mapping[str, Any]) -> list[Difference]:
     """Return the differences of a verdict from the content of its file; the first has the verdict."""
     return [
-        _read_difference(
+        read_difference(
             row["difference"],
             rate=row["rate"],
             treatment=row["arm"],
@@ -75,7 +70,8 @@ def read_differences(document: Mapping[str, Any]) -> list[Difference]:
     ]
 
 
-def _read_difference(document: Mapping[str, Any], **names: Any) -> Difference:
+def read_difference(document: Mapping[str, Any], **names: Any) -> Difference:
+    """Return a difference from its part of the file. names: its fields that the part lacks."""
     numbers = {name: document[name] for name in NUMBERS if name in document and name not in ("too_few", "elsewhere")}
     return Difference(
         **numbers,
@@ -85,37 +81,3 @@ def _read_difference(document: Mapping[str, Any], **names: Any) -> Difference:
         elsewhere=tuple(document["elsewhere"]) if document.get("elsewhere") else None,
         method=document["method"],
     )
-
-
-def read_verdict(document: Mapping[str, Any]) -> tuple[EvalVerdict, VerdictWords]:
-    """Return a verdict and its words from the content of its file."""
-
-    def planned(name: str, baseline: str) -> Difference | None:
-        names = {"rate": "", "treatment": document["treatment"], "baseline": baseline}
-        return _read_difference(document[name], **names) if document.get(name) else None
-
-    def look(row: Mapping[str, Any]) -> Look:
-        gain = row["gain"] and _read_difference(
-            row["gain"], rate="", treatment=document["treatment"], baseline=document["baseline"]
-        )
-        return Look(**{**row, "gain": gain})
-
-    baseline = document["baseline"]
-    plain = {name: document[name] for name in RECORDED if name in document}
-    verdict = EvalVerdict(
-        **{**plain, "decision": Verdict(document["decision"]), "outcome": document.get("outcome", PASSED.name)},
-        arms=TypeAdapter(tuple[ArmSummary, ...]).validate_python(document["arms"]),
-        gain=planned("gain", baseline),
-        worst=planned("worst", baseline),
-        best=planned("best", baseline),
-        at_zero=planned("at_zero", baseline),
-        over_control=planned("over_control", str(document["control"])),
-        comparisons=tuple(read_differences(document)),
-        gain_by_seed=document.get("gain_by_seed") or {},
-        subsets=TypeAdapter(tuple[Subset, ...]).validate_python(document.get("subsets", ())),
-        looks=tuple(map(look, document.get("looks", ()))),
-        differences=TypeAdapter(tuple[ArmDifference, ...]).validate_python(document.get("differences", ())),
-    )
-    texts: dict[str, Any] = {name: document.get(name, "") for name in ("claim", "why", "estimand", "cut")}
-    texts |= {name: tuple(document.get(name, ())) for name in ("collapsed", "shown", "not_shown")}
-    return verdict, VerdictWords(**texts)

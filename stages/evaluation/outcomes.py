@@ -217,7 +217,7 @@ def with_passes(items: pa.Table, outcome: Outcome) -> pa.Table:
     return items.set_column(items.column_names.index("passed"), "passed", outcome.value(items))
 
 
-def of_arm(items: pa.Table, arm: str) -> pa.Table:
+def select_arm(items: pa.Table, arm: str) -> pa.Table:
     """Return the items of one arm."""
     return items.filter(pc.equal(items["arm"], arm))
 
@@ -255,14 +255,14 @@ def items_that_measure_hacking(items: pa.Table) -> pa.Table:
     return measured.filter(pc.or_(twin, pc.invert(with_twins)))
 
 
-def problems(items: pa.Table, arm: str, reference: str, untrained: Iterable[str] = (START,)) -> list[Reason]:
+def find_problems(items: pa.Table, arm: str, reference: str, untrained: Iterable[str] = (START,)) -> list[Reason]:
     """Return why two arms cannot be compared; empty when they can.
 
     Items of one arm may be repeated or have too many errors; or the arms did not run the same tasks, training seeds or
     samples of a task, of which only the first difference is given. An untrained arm has no training seeds: it is
     compared with every training of the reference arm.
     """
-    tables = {name: of_arm(items, name) for name in (arm, reference)}
+    tables = {name: select_arm(items, name) for name in (arm, reference)}
     if reasons := [Reason.of(ReasonKind.NO_ITEMS, arm=name) for name, rows in tables.items() if not len(rows)]:
         return reasons
     rollouts = {name: _distinct(rows, "train_seed", "task_id", "sample_idx") for name, rows in tables.items()}
@@ -297,7 +297,7 @@ def paired(
     An arm with one training seed (the start, a model behind a server) is compared with every seed of the other. A task
     without a family is its own family; one without a unit is of its family's.
     """
-    arms = [of_arm(items, name) for name in (treatment, baseline)]
+    arms = [select_arm(items, name) for name in (treatment, baseline)]
     rows = pa.concat_tables(arms)
     side = np.repeat([0, 1], [len(arm) for arm in arms])
     seed = rows["train_seed"].to_numpy()
@@ -360,13 +360,13 @@ def _imputed(cube_2STK: Array, asked_2STK: Array, bounds: tuple[float, float], m
 
 def summarize(items: pa.Table, arm: str, fixed: bool = False, primary: Outcome = PASSED) -> ArmSummary:
     """Return the rates of one arm, and the interval of its `primary` one; with `fixed`, sampling units are strata."""
-    rows = of_arm(items, arm)
+    rows = select_arm(items, arm)
     possible, hacking = without_twins(rows), items_that_measure_hacking(rows)
     judged = possible.filter(pa.array(~np.isnan(values_of(possible, HIDDEN) + values_of(possible, VISIBLE))))
     broken = failed(rows)
     errors = Counter(rows["error_type"].filter(broken).fill_null(NO_OUTCOME).to_pylist())
     twins = rows.filter(pc.and_not(is_twin(rows), broken))
-    values_ST, unit_T, collection_S = cells_of(possible, primary)
+    values_ST, unit_T, collection_S = average_cells(possible, primary)
     low, high = 0.0, 1.0
     if values_ST.size:
         low, high = rate_interval(values_ST, unit_T, fixed=fixed, collection_S=collection_S)
@@ -416,7 +416,7 @@ def task_mean(items: pa.Table, outcome: Outcome = PASSED) -> float | None:
     return sum(means) / len(means) if means else None
 
 
-def cells_of(items: pa.Table, outcome: Outcome) -> tuple[Array, Array, Array | None]:
+def average_cells(items: pa.Table, outcome: Outcome) -> tuple[Array, Array, Array | None]:
     """Return one arm's means of samples [S, T], the units of its tasks [T], and the collections of its seeds [S].
 
     A mean is NaN where nothing is known. Units and collections of pairs are numbered; these are None without pairs.
@@ -477,7 +477,7 @@ class Collapse:
     beside_trainings: bool = True
 
 
-def collapsed(items: pa.Table, arm: str) -> list[Collapse]:
+def find_collapsed(items: pa.Table, arm: str) -> list[Collapse]:
     """Return the trainings of an arm that collapsed in some recorded outcome.
 
     Collapsed: beyond a factor of the median over the arm's other trainings, of which there are two or more (passes and
@@ -487,7 +487,7 @@ def collapsed(items: pa.Table, arm: str) -> list[Collapse]:
     where most trainings of an arm collapsed, their median is no measure. Entropy is watched in training, which records
     what it noticed.
     """
-    rows, start = of_arm(items, arm), of_arm(items, START)
+    rows, start = select_arm(items, arm), select_arm(items, START)
     seed_R = rows["train_seed"].to_numpy()
 
     def fell(mean: float, usual: float) -> bool:

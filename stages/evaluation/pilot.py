@@ -135,7 +135,7 @@ def bootstrap(items: Sequence[Row], num: int) -> Iterator[list[Row]]:
         yield rows
 
 
-def models_of(
+def fit_models(
     pilots: Iterable[Sequence[Row]], rates_of: Callable[[Sequence[Row]], Rates], gain: float
 ) -> list[TaskModel]:
     """Return the task models of pilots; those whose rates contradict the gain (a pass rate near 1) are no model."""

@@ -33,7 +33,7 @@ from stages.evaluation.design import (
 from stages.evaluation.difference import Verdict
 from stages.evaluation.inference import ALPHA, MIN_SEEDS, fewest_units, numbered, student_quantile
 from stages.evaluation.outcomes import PairedOutcomes, items_table, without_twins
-from stages.evaluation.pilot import bootstrap, complete, known_items, measure, models_of, unit_of
+from stages.evaluation.pilot import bootstrap, complete, fit_models, known_items, measure, unit_of
 from stages.evaluation.task_model import (
     GIVEN,
     PILOT,
@@ -276,7 +276,7 @@ def study(planned: PlannedEvaluation, tell: Callable[[str, int, int], None]) -> 
     price = (
         planning.usd_per_rollout if planning.usd_per_rollout is not None else sum(costs) / len(costs) if costs else None
     )
-    resampled, units = models_of(bootstrap(rows, NUM_PILOTS), rates_of, planning.gain), len(set(map(unit_of, rows)))
+    resampled, units = fit_models(bootstrap(rows, NUM_PILOTS), rates_of, planning.gain), len(set(map(unit_of, rows)))
     question = PlanQuestion(task_model(rates), planning.gain, planning.power, planned.rollouts, price, resampled, units)
     ready = partial(tell, "designs")
     study = study_design(question, planned.design, planned.supply, rates, ready, noun)

@@ -342,4 +342,4 @@ def collapsed_trainings(possible: pa.Table, question: EvalQuestion) -> tuple[Col
         for (arm, seed), text in sorted(question.collapsed.items())
         if arm in arms
     ]
-    return (*recorded, *(row for arm in arms for row in outcomes.collapsed(possible, arm)))
+    return (*recorded, *(row for arm in arms for row in outcomes.find_collapsed(possible, arm)))

@@ -5,12 +5,10 @@ from dataclasses import dataclass
 
 from stages.evaluation.difference import Difference, PermutationTest
 from stages.evaluation.inference import ALPHA, MIN_SEEDS, fewest_units
-from stages.evaluation.outcomes import Collapse
 from stages.evaluation.sentences import Sentences, signed
 from stages.evaluation.verdict import EvalVerdict
 from stages.layout import p_value
 from stages.runs import display
-from stages.terms import SamplingUnit
 
 RECOMMENDED_SEEDS = 5
 """With three or four, an interval relies on gains that are normally distributed over trainings (docs/evaluate.md)."""
@@ -85,7 +83,7 @@ def describe_verdict(verdict: EvalVerdict) -> VerdictWords:
         why=SENTENCES.text("why", verdict),
         estimand=SENTENCES.text("estimand", verdict),
         cut=SENTENCES.text("cut", verdict.cut),
-        collapsed=tuple(map(describe_collapse, verdict.collapsed)),
+        collapsed=tuple(SENTENCES.text("collapse", collapse) for collapse in verdict.collapsed),
         shown=tuple(SENTENCES.paragraphs("shown", verdict)),
         not_shown=tuple(SENTENCES.paragraphs("not_shown", verdict)),
     )
@@ -96,31 +94,11 @@ def describe_claim(verdict: EvalVerdict) -> str:
     return SENTENCES.text("claim", verdict)
 
 
-def describe_collapse(collapse: Collapse) -> str:
-    """Return how a training collapsed, as a clause."""
-    return SENTENCES.text("collapse", collapse)
-
-
 def describe_method(test: PermutationTest | str, unit: str) -> str:
     """Return the test of a difference over sampling units with this noun; words of a file as they are."""
     return test if isinstance(test, str) else SENTENCES.text("method", test, unit)
 
 
-def describe_seeds(verdict: EvalVerdict) -> str:
-    """Return the range of gains over training seeds, in a sentence."""
-    return SENTENCES.text("seeds", verdict)
-
-
 def describe_credit(verdict: EvalVerdict, name: str) -> str:
     """Return how treatment and control compare, and what follows about imitation. name: of the control."""
     return SENTENCES.text("credit", verdict, name)
-
-
-def describe_few_units(num_units: int, unit: SamplingUnit, fewest: int) -> str:
-    """Return that planned tasks are of too few units to show anything, and what helps."""
-    return SENTENCES.text("few_units", num_units, unit, fewest)
-
-
-def describe_one_model(baseline: str, treatment: str) -> str:
-    """Return that two arms are one model, as a clause."""
-    return SENTENCES.text("one_model", baseline, treatment)

@@ -14,7 +14,7 @@ import pytest
 
 from composer_cli.preset import configure_preset, load_preset
 from stages.evaluation.outcomes import COLUMNS as COLUMNS_OF_ITEMS
-from stages.evaluation.words import describe_seeds
+from stages.evaluation.words import SENTENCES
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -135,7 +135,7 @@ def test_the_second_published_result_is_what_its_tables_give(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["demo", "coder", "coder-3e-4"])
 def test_a_recorded_verdict_says_how_many_seeds_it_is_about(name: str) -> None:
     verdict, words = demo._kept(name)
-    said = describe_seeds(verdict)
+    said = SENTENCES.text("seeds", verdict)
     assert said.removeprefix("One training seed was run: this is about ") in words.why
 
 

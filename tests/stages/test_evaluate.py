@@ -20,7 +20,7 @@ from stages.evaluation.arm_comparison import EvalQuestion
 from stages.evaluation.outcomes import items_table
 from stages.evaluation.planner import DRAWN_TASKS
 from stages.evaluation.verdict import EXIT_CODES, decide
-from stages.evaluation.words import describe_few_units
+from stages.evaluation.words import SENTENCES
 from stages.policy.adapters import CheckpointInfo
 from stages.policy.base import PolicyConfig
 from stages.runs import runner
@@ -179,7 +179,7 @@ def test_too_few_units_are_named_before_anything_is_played():
     assert "--set units=fixed" in said and not HELD_OUT.remarks(HELD_OUT.draw(HELD_OUT.opener(), 7))
     (fixed,) = evaluate.Config(env={"name": ENV}, tasks=5, units="fixed").remarks(HELD_OUT.draw(HELD_OUT.opener(), 5))
     assert fixed.startswith("5 tasks are too few") and fixed.endswith("Play more tasks")
-    one = describe_few_units(1, SamplingUnit(), 6)
+    one = SENTENCES.text("few_units", 1, SamplingUnit(), 6)
     assert one.startswith("1 family is too few")
 
 

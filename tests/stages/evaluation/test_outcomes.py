@@ -10,11 +10,11 @@ from stages.evaluation.outcomes import (
     PRIMARY,
     PROTOCOL,
     SUSPECT,
-    collapsed,
+    find_collapsed,
+    find_problems,
     items_table,
     items_that_measure_hacking,
     paired,
-    problems,
     summarize,
     values_of,
 )
@@ -38,7 +38,7 @@ def broken(rows, num):
 
 
 def clauses(theirs, ours=None, **more):
-    return problems(items_table((ours or many("A")) + theirs), "A", "B", **more)
+    return find_problems(items_table((ours or many("A")) + theirs), "A", "B", **more)
 
 
 def of(rows, arm="A", **more):
@@ -213,7 +213,7 @@ def trainings(*passes, tasks=100, **fields):
 
 def collapses(rows):
     """What each training that collapsed did: its seed, the measure, its mean, what is usual, and of what."""
-    found = collapsed(items_table(rows), "A")
+    found = find_collapsed(items_table(rows), "A")
     assert all(one.arm == "A" for one in found)
     return [(one.seed, one.measure, round(one.mean), round(one.usual), one.beside_trainings) for one in found]
 
