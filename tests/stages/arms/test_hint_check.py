@@ -40,8 +40,8 @@ class Reader:
 
     def sample(self, turns: list[Turn]) -> list[Sample]:
         self.turns += turns
-        asked = [turn.messages[-1]["content"].partition("(Answer: ")[2].rstrip(")") for turn in turns]
-        return [Sample(text=answer or "4", completion_tokens=3) for answer in asked]
+        questions = [turn.messages[-1]["content"].partition("(Answer: ")[2].rstrip(")") for turn in turns]
+        return [Sample(text=answer or "4", completion_tokens=3) for answer in questions]
 
     def facts(self) -> dict[str, Any]:
         return {}
@@ -49,8 +49,8 @@ class Reader:
 
 def test_the_same_tasks_are_answered_with_equal_seeds_without_and_with_the_hint() -> None:
     reader, tasks = Reader(), Sums().tasks("train", 5, 0)
-    found = measure(Sums, reader, [*tasks, *tasks[:1]], seed=3, max_steps=8)
-    assert found == HintCheck(both=1, plain_only=0, hinted_only=5, neither=0, ungraded=0, tokens=36)
+    result = measure(Sums, reader, [*tasks, *tasks[:1]], seed=3, max_steps=8)
+    assert result == HintCheck(both=1, plain_only=0, hinted_only=5, neither=0, ungraded=0, tokens=36)
     plain, hinted = reader.turns[:6], reader.turns[6:]
     assert [turn.seed for turn in plain] == [turn.seed for turn in hinted] and len({t.seed for t in plain}) == 6
     assert plain[1].messages[-1]["content"] == "1 + 1 =" and hinted[1].messages[-1]["content"] == "1 + 1 =\n(Answer: 2)"
@@ -62,8 +62,8 @@ class Ungraded(HintedEnv, NeverGradedEnv):
 
 
 def test_what_could_not_be_graded_is_no_failure() -> None:
-    found = measure(Ungraded, Reader(), GuessEnv().tasks("train", 3, 0), seed=0, max_steps=1)
-    assert (found.ungraded, found.graded, found.harmful) == (3, 0, False)
+    result = measure(Ungraded, Reader(), GuessEnv().tasks("train", 3, 0), seed=0, max_steps=1)
+    assert (result.ungraded, result.graded, result.harmful) == (3, 0, False)
 
 
 def stops(number: int, plain: float, hinted: float) -> float:
@@ -94,31 +94,31 @@ class Training:
         self.root, self.tiny, self.more = root, tiny, {"env": env, "weights": {"sdpo": 1.0}} | more
         self.said: list[str] = []
 
-    def run(self, check_answers: int = 8, **how: Any) -> Run:
+    def run(self, check_answers: int = 8, **options: Any) -> Run:
         self.said.clear()
         hints = {"check_answers": check_answers} | self.more.get("hints", {})
         config = settings(self.tiny, **{**self.more, "hints": hints})
-        heard = lambda what, done, total: self.said.append(what)  # noqa: E731
-        return Run(runner.execute("train", {}, config, root=self.root, listener=heard, **how).path)
+        heard = lambda event, done, total: self.said.append(event)  # noqa: E731
+        return Run(runner.execute("train", {}, config, root=self.root, listener=heard, **options).path)
 
     @property
     def notices(self) -> list[str]:
-        return [what for what in self.said if isinstance(what, Notice)]
+        return [notice for notice in self.said if isinstance(notice, Notice)]
 
 
 def test_a_training_whose_hints_help_shows_both_rates(tmp_path: Path, tiny: Path) -> None:
     training = Training(tmp_path / "checked", tiny)
     run = training.run()
     (notice,) = training.notices
-    said = "behind hints 100.0 % [67.6, 100.0] of the student's answers pass, without hints 0.0 % [0."
-    assert notice.startswith(said)
+    words = "behind hints 100.0 % [67.6, 100.0] of the student's answers pass, without hints 0.0 % [0."
+    assert notice.startswith(words)
     assert run.manifest.summary["hint_check"] == {"hinted": 1.0, "plain": 0.0, "answers": 8}
     assert f"Before training: {notice}." in (run.path / "report.txt").read_text()
     unchecked = Training(tmp_path / "unchecked", tiny)
-    other = unchecked.run(check_answers=0)
+    second = unchecked.run(check_answers=0)
     assert ANSWERING in training.said and not unchecked.notices and ANSWERING not in unchecked.said
-    assert run.manifest.fingerprint == other.manifest.fingerprint
-    weights = [(one.folder(CHECKPOINT) / "model.safetensors").read_bytes() for one in (run, other)]
+    assert run.manifest.fingerprint == second.manifest.fingerprint
+    weights = [(each_run.folder(CHECKPOINT) / "model.safetensors").read_bytes() for each_run in (run, second)]
     assert weights[0] == weights[1], "the check changed what was trained"
 
 
@@ -142,8 +142,8 @@ def test_a_training_whose_hints_do_harm_stops_before_it_begins_and_is_not_checke
 def test_hints_that_change_nothing_are_a_warning(tmp_path: Path, tiny: Path) -> None:
     training = Training(tmp_path, tiny, helps=None, optimisation={"steps": 1, "prompts_per_step": 1}, tasks=8)
     run = training.run()
-    (asked,) = [unit["task_ids"] for unit in run.units() if "hint_check" in unit]
-    assert len(set(asked)) == 8, "all tasks, though one is trained on"
+    (task_ids,) = [unit["task_ids"] for unit in run.units() if "hint_check" in unit]
+    assert len(set(task_ids)) == 8, "all tasks, though one is trained on"
     (notice,) = training.notices
     assert notice.startswith("warning: hints do not help: behind hints 0.0 %") and "8 answers each way" in notice
     assert run.manifest.status == "complete"

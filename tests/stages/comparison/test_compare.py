@@ -61,9 +61,9 @@ def predictions(folder: Path, submitted: Iterable[str], resolved: Iterable[str],
     return str(folder)
 
 
-def recorded(found: LogComparison, number: int = 0) -> SimpleNamespace:
+def recorded(comparison: LogComparison, number: int = 0) -> SimpleNamespace:
     """A difference as `comparison.json` holds it."""
-    return SimpleNamespace(**document_of(found)["differences"][number])
+    return SimpleNamespace(**document_of(comparison)["differences"][number])
 
 
 def compared(*paths: str, **settings: Any) -> LogComparison:
@@ -85,13 +85,13 @@ def outcomes(num: int, gained: int, lost: int) -> tuple[list[int], list[int]]:
 def test_a_difference_is_that_of_an_independent_computation(tmp_path: Path) -> None:
     """p is McNemar's exact one, up to the draws of signs and the score test, of which the larger counts."""
     before, after = outcomes(200, gained=30, lost=10)
-    found = compared(scores(tmp_path / "a.jsonl", before), scores(tmp_path / "b.jsonl", after))
-    one = recorded(found)
-    assert (one.decision, one.wins, one.losses, one.num_tasks) == ("better", 30, 10, 200)
-    assert one.estimate == pytest.approx(0.1)
-    assert one.p == pytest.approx(stats.binomtest(10, 40).pvalue, abs=0.002)
-    assert one.low == pytest.approx(0.041, abs=0.005) and one.high == pytest.approx(0.16, abs=0.005)
-    assert "B (b) is better than A (a): +10.0 points" in report.describe_decision(found, found.differences[0])
+    comparison = compared(scores(tmp_path / "a.jsonl", before), scores(tmp_path / "b.jsonl", after))
+    delta = recorded(comparison)
+    assert (delta.decision, delta.wins, delta.losses, delta.num_tasks) == ("better", 30, 10, 200)
+    assert delta.estimate == pytest.approx(0.1)
+    assert delta.p == pytest.approx(stats.binomtest(10, 40).pvalue, abs=0.002)
+    assert delta.low == pytest.approx(0.041, abs=0.005) and delta.high == pytest.approx(0.16, abs=0.005)
+    assert "B (b) is better than A (a): +10.0 points" in report.describe_decision(comparison, comparison.differences[0])
     turned = recorded(compared(scores(tmp_path / "b.jsonl", after), scores(tmp_path / "a.jsonl", before)))
     assert turned.decision == "worse" and turned.estimate == pytest.approx(-0.1)
 
@@ -107,32 +107,34 @@ def test_a_difference_is_that_of_an_independent_computation(tmp_path: Path) -> N
 )
 def test_decisions(tmp_path: Path, num: int, gained: int, lost: int, min_gain: float, decision: str) -> None:
     sides = zip("ab", outcomes(num, gained, lost), strict=True)
-    found = compared(*(scores(tmp_path / f"{name}.jsonl", of) for name, of in sides), min_gain=min_gain)
-    one = recorded(found)
-    assert one.decision == decision
-    assert (one.needed or 0) > (num if decision == "undecided" and not one.too_few else -1)
-    if one.too_few:
-        assert "5 tasks, and 6 are needed to show anything" in report.describe_decision(found, found.differences[0])
+    comparison = compared(*(scores(tmp_path / f"{name}.jsonl", values) for name, values in sides), min_gain=min_gain)
+    delta = recorded(comparison)
+    assert delta.decision == decision
+    assert (delta.needed or 0) > (num if decision == "undecided" and not delta.too_few else -1)
+    if delta.too_few:
+        assert "5 tasks, and 6 are needed to show anything" in report.describe_decision(
+            comparison, comparison.differences[0]
+        )
 
 
 def test_two_logs_of_one_model_are_told_apart_by_what_differs(tmp_path: Path) -> None:
     paths = [
         inspect_log(tmp_path / f"{name}.json", asked(20), temperature=at) for at, name in enumerate(["old", "new"])
     ]
-    found = compared(*paths)
-    assert [side.name for side in found.sides] == ["old", "new"]
-    assert recorded(found).settings == ["temperature: 0 and 1"]
-    assert found.sides[0].models == ("openai/gpt",)
+    comparison = compared(*paths)
+    assert [side.name for side in comparison.sides] == ["old", "new"]
+    assert recorded(comparison).settings == ["temperature: 0 and 1"]
+    assert comparison.sides[0].models == ("openai/gpt",)
 
 
 def test_a_side_is_named_by_the_part_of_a_long_name_that_differs(tmp_path: Path) -> None:
     """Inspect's files are named by time, task and id: the report has that name once, below its table."""
     names = ["2026-02-11T15-18-04-05-00_sums_mj7khqpMM4GB", "2026-02-11T16-20-44-05-00_sums_k2ghqpMM4GBC"]
-    found = compared(*(inspect_log(tmp_path / f"{name}.json", asked(20)[at:]) for at, name in enumerate(names)))
-    assert [side.name for side in found.sides] == ["15-18-04-05-00", "16-20-44-05-00"]
-    shown = report.text(found)
-    assert [shown.count(name) for name in names] == [1, 1] and "\nlog (A)  " in shown
-    assert max(map(len, shown.split("\n"))) <= report.WIDTH
+    comparison = compared(*(inspect_log(tmp_path / f"{name}.json", asked(20)[at:]) for at, name in enumerate(names)))
+    assert [side.name for side in comparison.sides] == ["15-18-04-05-00", "16-20-44-05-00"]
+    text = report.text(comparison)
+    assert [text.count(name) for name in names] == [1, 1] and "\nlog (A)  " in text
+    assert max(map(len, text.split("\n"))) <= report.WIDTH
     for folder, name in zip("ab", names, strict=True):
         (tmp_path / folder).mkdir()
         (tmp_path / f"{name}.json").rename(tmp_path / folder / f"{name}.json")
@@ -141,10 +143,10 @@ def test_a_side_is_named_by_the_part_of_a_long_name_that_differs(tmp_path: Path)
 
 
 def test_a_log_that_is_compared_with_itself_is_named(tmp_path: Path) -> None:
-    first, copied, other = (
+    first, copied, third = (
         scores(tmp_path / f"{name}.jsonl", [1, 0, score]) for name, score in zip("abc", (1, 1, 0), strict=True)
     )
-    (of_first, of_copied, of_other) = (side.notes for side in logs.sides([first, copied, other]))
+    (of_first, of_copied, of_other) = (side.notes for side in logs.sides([first, copied, third]))
     assert of_first == of_other == () and "b.jsonl has the content of" in of_copied[0] and "with itself" in of_copied[0]
 
 
@@ -160,22 +162,22 @@ def test_what_a_side_lacks_is_named_and_counts_as_asked(tmp_path: Path) -> None:
     assert not excluded.holds and (bounds.low, bounds.high) > (-0.1, 0.3)
     assert "36 no score, 4 not submitted - left out, tasks on both sides" in report.text(compared(*paths))
     assert bounds.p == 1.0 and bounds.needed is None and excluded.p == failed.p
-    found = compared(*paths, missing="bounds")
-    assert "depends on how what is missing" in report.describe_decision(found, found.differences[0])
+    comparison = compared(*paths, missing="bounds")
+    assert "depends on how what is missing" in report.describe_decision(comparison, comparison.differences[0])
     # The sides' means are of the tasks that the difference is of.
     assert [side.mean for side in compared(*paths).sides] == [1.0, 1.0]
 
 
 def test_what_was_not_submitted_to_swe_bench_has_failed(tmp_path: Path) -> None:
-    every = [f"org__{repo}-{number}" for repo in "xyz" for number in range(20)]
-    submitted = {"careful": (every, every[:24]), "picky": (every[:30], every[:27])}
-    paths = [predictions(tmp_path / name, *of, name) for name, of in submitted.items()]
-    found = compared(*paths)
-    one = recorded(found)
-    assert one.counted_as == "failed" and one.missing == ({}, {"not submitted": 30})
-    assert one.num_tasks == 60 and one.estimate == pytest.approx(3 / 60)
-    assert [round(side.mean, 3) for side in found.sides] == [0.4, 0.45]
-    assert found.unit == "repository" and found.fixed and one.num_units == 3
+    instances = [f"org__{repo}-{number}" for repo in "xyz" for number in range(20)]
+    submitted = {"careful": (instances, instances[:24]), "picky": (instances[:30], instances[:27])}
+    paths = [predictions(tmp_path / name, *values, name) for name, values in submitted.items()]
+    comparison = compared(*paths)
+    delta = recorded(comparison)
+    assert delta.counted_as == "failed" and delta.missing == ({}, {"not submitted": 30})
+    assert delta.num_tasks == 60 and delta.estimate == pytest.approx(3 / 60)
+    assert [round(side.mean, 3) for side in comparison.sides] == [0.4, 0.45]
+    assert comparison.unit == "repository" and comparison.fixed and delta.num_units == 3
     assert recorded(compared(*paths, missing="excluded")).estimate == pytest.approx(3 / 30)
 
 
@@ -184,20 +186,22 @@ LogSample = dict[str, Any]
 
 def attempt(path: Path, samples: Iterable[tuple[LogSample, Any]], status: str = "success", **about: Any) -> str:
     """A log of one evaluation, which may be tried again: samples by what is theirs, and scores; None is an error."""
-    made = []
-    for at, (own, score) in enumerate(samples):
-        said = [user(f"What is {own.get('id', at)}?"), assistant(own.get("said", "an answer"))]
-        made.append({"id": at, "epoch": 1, "input": said[0]["content"], "messages": said} | own)
-        made[-1] |= {"error": {"message": "E('x')"}} if score is None else {"scores": {"match": {"value": score}}}
+    written_samples = []
+    for at, (sample, score) in enumerate(samples):
+        messages = [user(f"What is {sample.get('id', at)}?"), assistant(sample.get("said", "an answer"))]
+        written_samples.append({"id": at, "epoch": 1, "input": messages[0]["content"], "messages": messages} | sample)
+        written_samples[-1] |= (
+            {"error": {"message": "E('x')"}} if score is None else {"scores": {"match": {"value": score}}}
+        )
     evaluation = {"task": "quiz", "task_id": "T", "model": "m", **about}
-    return str(document(path, {"version": 2, "status": status, "eval": evaluation, "samples": made}))
+    return str(document(path, {"version": 2, "status": status, "eval": evaluation, "samples": written_samples}))
 
 
 def sample_scores(log: logs.ReadLog) -> dict[str, list[float | None]]:
-    found: dict[str, list[float | None]] = {}
+    scores_by_task: dict[str, list[float | None]] = {}
     for row in log.items.to_pylist():
-        found.setdefault(row["task"], []).append(row["score"])
-    return found
+        scores_by_task.setdefault(row["task"], []).append(row["score"])
+    return scores_by_task
 
 
 @pytest.mark.parametrize("with_ids", [True, False])
@@ -215,18 +219,18 @@ def test_a_retry_repeats_what_was_finished_and_replaces_what_failed(
     attempt(failed, first, status="error")
     again = [(own(at, again=at < 4), at % 2) for at in range(10)]
     attempt(retry, [*again, *((own(at, 2), 1) for at in range(10))])
-    found = logs.read(str(tmp_path / "log"))
-    assert {task: sorted(of) for task, of in sample_scores(found).items()} == {
+    log = logs.read(str(tmp_path / "log"))
+    assert {task: sorted(scores) for task, scores in sample_scores(log).items()} == {
         f"quiz/{at}": [at % 2, 1.0] for at in range(10)
     }
     # Without ids the answers tell, which are all alike here.
     left_out = {"duplicate": 6, "failed and played again": 4} if with_ids else {"duplicate": 10}
-    assert found.notes == tuple(f"{number} records were left out: {why}" for why, number in left_out.items())
+    assert log.notes == tuple(f"{number} records were left out: {why}" for why, number in left_out.items())
     # Where the retry broke off too, the last error of a sample is left, and only that.
     attempt(retry, [(own(at, again=at < 4), None if at < 2 else at % 2) for at in range(10)], status="error")
-    found = logs.read(str(tmp_path / "log"))
-    assert sample_scores(found) == {f"quiz/{at}": [None if at < 2 else at % 2] for at in range(10)}
-    assert "the log broke off (status 'error') after 10 samples" in found.notes
+    log = logs.read(str(tmp_path / "log"))
+    assert sample_scores(log) == {f"quiz/{at}": [None if at < 2 else at % 2] for at in range(10)}
+    assert "the log broke off (status 'error') after 10 samples" in log.notes
 
 
 def test_samples_of_other_evaluations_and_epochs_are_samples(tmp_path: Path) -> None:
@@ -237,32 +241,32 @@ def test_samples_of_other_evaluations_and_epochs_are_samples(tmp_path: Path) -> 
     attempt(tmp_path / "log" / "3.json", scored, task_id="")
     attempt(tmp_path / "log" / "4.json", [({"epoch": 2}, at % 2) for at in range(6)], task_id="T")
     attempt(tmp_path / "log" / "set" / "1.json", [({}, 1 - at % 2) for at in range(6)], task_id="T")
-    found = sample_scores(logs.read(str(tmp_path / "log")))
-    assert found["quiz/0"] == [0, 0, 0, 0, 1] and found["quiz/5"] == [1, None, 1, 1, 0]
+    scores_by_task = sample_scores(logs.read(str(tmp_path / "log")))
+    assert scores_by_task["quiz/0"] == [0, 0, 0, 0, 1] and scores_by_task["quiz/5"] == [1, None, 1, 1, 0]
 
 
 @pytest.mark.parametrize("stored", ["copied", "as an archive"])
-@pytest.mark.parametrize("known", ["uuid", "task_id", "neither"])
-def test_a_log_in_two_files_counts_once(tmp_path: Path, known: str, stored: str) -> None:
+@pytest.mark.parametrize("identified_by", ["uuid", "task_id", "neither"])
+def test_a_log_in_two_files_counts_once(tmp_path: Path, identified_by: str, stored: str) -> None:
     """A copy in another folder, and the archive of the document; epochs of equal words stay."""
     samples = [
-        ({"id": at, "epoch": epoch} | ({"uuid": f"u{at}{epoch}"} if known == "uuid" else {}), at % 2)
+        ({"id": at, "epoch": epoch} | ({"uuid": f"u{at}{epoch}"} if identified_by == "uuid" else {}), at % 2)
         for at in range(4)
         for epoch in (1, 2)
     ]
-    path = Path(attempt(tmp_path / "log" / "x.json", samples, task_id="T" if known == "task_id" else ""))
-    whole = sample_scores(logs.read(str(path)))
+    path = Path(attempt(tmp_path / "log" / "x.json", samples, task_id="T" if identified_by == "task_id" else ""))
+    complete = sample_scores(logs.read(str(path)))
     if stored == "copied":
         (tmp_path / "log" / "backup").mkdir()
         (tmp_path / "log" / "backup" / "x.json").write_bytes(path.read_bytes())
     else:
         content = json.loads(path.read_text())
         with zipfile.ZipFile(tmp_path / "log" / "x.eval", "w") as archive:
-            for one in content.pop("samples"):
-                archive.writestr(f"samples/{one['id']}_epoch_{one['epoch']}.json", json.dumps(one))
+            for sample in content.pop("samples"):
+                archive.writestr(f"samples/{sample['id']}_epoch_{sample['epoch']}.json", json.dumps(sample))
             archive.writestr("header.json", json.dumps(content))
-    found = logs.read(str(tmp_path / "log"))
-    assert sample_scores(found) == whole and found.notes == ("8 records were left out: duplicate",)
+    log = logs.read(str(tmp_path / "log"))
+    assert sample_scores(log) == complete and log.notes == ("8 records were left out: duplicate",)
 
 
 def test_one_sample_with_two_scores_is_refused_and_a_score_counts_where_a_file_has_none(tmp_path: Path) -> None:
@@ -280,8 +284,8 @@ def test_one_sample_with_two_scores_is_refused_and_a_score_counts_where_a_file_h
         "the file that counts",
     )
     bare = json.loads((tmp_path / "log" / "x.json").read_text())
-    for one in bare["samples"]:
-        del one["scores"]
+    for sample in bare["samples"]:
+        del sample["scores"]
     document(tmp_path / "log" / "x.json", bare)
     assert sample_scores(logs.read(str(tmp_path / "log"))) == {f"quiz/{at}": [1.0] for at in range(4)}
 
@@ -311,18 +315,32 @@ def lm_eval(
     rows = [{"doc_id": at, "doc_hash": f"{at:02d}" * 32, **about, metric: value} for at, value in enumerate(values)]
     table(folder / f"samples_{task}_{time}.jsonl", rows)
     if higher is not None or results:
-        said = {"results": {}, "config": {}, "configs": {task: {}}, "model_name": f"org/{folder.name}"}
-        said["higher_is_better"] = {task: {metric: higher}}
-        document(folder / f"results_{time}.json", said | (results or {}))
+        results_document = {"results": {}, "config": {}, "configs": {task: {}}, "model_name": f"org/{folder.name}"}
+        results_document["higher_is_better"] = {task: {metric: higher}}
+        document(folder / f"results_{time}.json", results_document | (results or {}))
     return str(folder)
 
 
-def turned(found: LogComparison) -> list[Any]:
+def turned(comparison: LogComparison) -> list[Any]:
     """What a comparison shows, as it would be where all scores had the other sign."""
-    one = recorded(found)
-    limits = [(-one.high, -one.low), *((-side.high, -side.low) for side in found.sides)]
-    means = [-one.estimate, -(one.worst or 0), -(one.best or 0), *(-side.mean for side in found.sides)]
-    return [one.decision, one.wins, one.losses, one.holds, one.missing, one.needed, *means, *np.ravel(limits)]
+    delta = recorded(comparison)
+    limits = [(-delta.high, -delta.low), *((-side.high, -side.low) for side in comparison.sides)]
+    means = [
+        -delta.estimate,
+        -(delta.worst or 0),
+        -(delta.best or 0),
+        *(-side.mean for side in comparison.sides),
+    ]
+    return [
+        delta.decision,
+        delta.wins,
+        delta.losses,
+        delta.holds,
+        delta.missing,
+        delta.needed,
+        *means,
+        *np.ravel(limits),
+    ]
 
 
 @pytest.mark.parametrize("missing", ["excluded", "failed", "bounds"])
@@ -336,7 +354,10 @@ def test_where_lower_is_better_all_is_as_for_the_scores_with_the_other_sign(
     after = [None if at < 5 else float(value) for at, value in enumerate(before + shift + random.normal(0, 0.05, 60))]
     lower, higher = (
         compared(
-            *(lm_eval(tmp_path / word / name, of, "wer", higher) for name, of in (("a", sides[0]), ("b", sides[1]))),
+            *(
+                lm_eval(tmp_path / word / name, values, "wer", higher)
+                for name, values in (("a", sides[0]), ("b", sides[1]))
+            ),
             missing=missing,
             min_gain=0.02,
         )
@@ -345,29 +366,43 @@ def test_where_lower_is_better_all_is_as_for_the_scores_with_the_other_sign(
             ("higher", True, (-before, [None if value is None else -value for value in after])),
         )
     )
-    (one, same) = recorded(lower), recorded(higher)
+    (delta, same) = recorded(lower), recorded(higher)
     assert lower.lower_is_better and not higher.lower_is_better
     if missing == "excluded" and shift:
-        assert (one.decision, np.sign(one.estimate)) == ("better" if shift < 0 else "worse", np.sign(shift))
-    assert [one.decision, one.wins, one.losses, one.holds, one.missing, one.needed] == turned(higher)[:6]
-    numbers = [one.estimate, one.worst or 0, one.best or 0, *(side.mean for side in lower.sides)]
-    numbers += [one.low, one.high, *np.ravel([(side.low, side.high) for side in lower.sides])]
-    assert numbers == pytest.approx(turned(higher)[6:], abs=1e-6) and one.p == pytest.approx(same.p, abs=0.003)
-    said = report.text(lower)
+        assert (delta.decision, np.sign(delta.estimate)) == (
+            "better" if shift < 0 else "worse",
+            np.sign(shift),
+        )
+    assert [
+        delta.decision,
+        delta.wins,
+        delta.losses,
+        delta.holds,
+        delta.missing,
+        delta.needed,
+    ] == turned(higher)[:6]
+    numbers = [delta.estimate, delta.worst or 0, delta.best or 0, *(side.mean for side in lower.sides)]
+    numbers += [delta.low, delta.high, *np.ravel([(side.low, side.high) for side in lower.sides])]
+    assert numbers == pytest.approx(turned(higher)[6:], abs=1e-6) and delta.p == pytest.approx(same.p, abs=0.003)
+    text = report.text(lower)
     assert "; lower is better" in report.describe_decision(lower, lower.differences[0])
-    assert "lower is better (wer), as the logs say" in said
-    assert f"{one.losses} higher, {one.wins} lower" in said
+    assert "lower is better (wer), as the logs say" in text
+    assert f"{delta.losses} higher, {delta.wins} lower" in text
     assert "lower is better" not in report.text(higher)
 
 
 def test_rates_of_which_lower_is_better_are_no_pass_rates(tmp_path: Path) -> None:
     before, after = outcomes(60, gained=3, lost=27)
-    paths = [lm_eval(tmp_path / name, of, "pct_stereotype", False) for name, of in (("a", before), ("b", after))]
-    found = compared(*paths)
-    one = recorded(found)
-    assert found.binary and (one.decision, one.wins, one.losses) == ("better", 27, 3)
-    assert one.estimate == pytest.approx(-0.4) and one.low < -0.4 < one.high < 0
-    assert [round(side.mean, 3) for side in found.sides] == [0.7, 0.3] and "pass rate" not in report.text(found)
+    paths = [
+        lm_eval(tmp_path / name, values, "pct_stereotype", False) for name, values in (("a", before), ("b", after))
+    ]
+    comparison = compared(*paths)
+    delta = recorded(comparison)
+    assert comparison.binary and (delta.decision, delta.wins, delta.losses) == ("better", 27, 3)
+    assert delta.estimate == pytest.approx(-0.4) and delta.low < -0.4 < delta.high < 0
+    assert [round(side.mean, 3) for side in comparison.sides] == [0.7, 0.3] and "pass rate" not in report.text(
+        comparison
+    )
     assert recorded(compared(*paths[::-1])).decision == "worse"
 
 
@@ -385,7 +420,7 @@ def test_rates_of_which_lower_is_better_are_no_pass_rates(tmp_path: Path) -> Non
 )
 def test_the_direction_is_that_of_the_metric_in_the_results(tmp_path: Path, results: dict[str, Any]) -> None:
     sides = {"a": [0.5 + at / 100 for at in range(30)], "b": [0.3 + at / 100 for at in range(30)]}
-    paths = [lm_eval(tmp_path / name, of, results=results) for name, of in sides.items()]
+    paths = [lm_eval(tmp_path / name, values, results=results) for name, values in sides.items()]
     assert recorded(compared(*paths)).decision == "better"
     # Said for one side, it holds for the same metric of the other.
     next((tmp_path / "b").glob("results_*.json")).unlink()
@@ -400,44 +435,47 @@ def test_results_of_the_time_of_the_samples_count(tmp_path: Path) -> None:
             tmp_path / name / "results_2026-03-01T00-00-00.000001.json",
             {"results": {}, "config": {}, "configs": {}, "higher_is_better": {"speech": {"wer": True}}},
         )
-    found = compared(*(str(next((tmp_path / name).glob("samples_*"))) for name in "ab"))
-    assert found.lower_is_better and recorded(found).decision == "better"
+    comparison = compared(*(str(next((tmp_path / name).glob("samples_*"))) for name in "ab"))
+    assert comparison.lower_is_better and recorded(comparison).decision == "better"
 
 
 def test_a_direction_that_is_not_said_is_asked_for(tmp_path: Path) -> None:
     sides = {"a": [0.5 + at / 100 for at in range(30)], "b": [0.3 + at / 100 for at in range(30)]}
-    bare = [lm_eval(tmp_path / name, of, "brier_score") for name, of in sides.items()]
+    bare = [lm_eval(tmp_path / name, values, "brier_score") for name, values in sides.items()]
     rows = [
-        table(tmp_path / f"{name}.jsonl", ({"id": at, "value": one, "metric": "Val_Loss"} for at, one in enumerate(of)))
-        for name, of in sides.items()
+        table(
+            tmp_path / f"{name}.jsonl",
+            ({"id": at, "value": score, "metric": "Val_Loss"} for at, score in enumerate(values)),
+        )
+        for name, values in sides.items()
     ]
     scorer = []
-    for name, of in sides.items():
+    for name, values in sides.items():
         path = tmp_path / f"{name}.json"
         inspect_log(path, asked(30))
         log = json.loads(path.read_text())
-        for sample, value in zip(log["samples"], of, strict=True):
+        for sample, value in zip(log["samples"], values, strict=True):
             sample["scores"] = {"perplexity": {"value": value}}
         scorer.append(str(document(path, log)))
     for paths in (bare, rows, scorer):
         refused(lambda paths=paths: compared(*paths), BadInput, "--lower-is-better", "lower_is_better=false")
         lower, higher = (compared(*paths, lower_is_better=word) for word in (True, False))
-        assert [recorded(one).decision for one in (lower, higher)] == ["better", "worse"]
+        assert [recorded(delta).decision for delta in (lower, higher)] == ["better", "worse"]
         assert "lower is better (" in report.text(lower) and "higher is better (" in report.text(higher)
-    named = [lm_eval(tmp_path / "f1" / name, of, "f1") for name, of in sides.items()]
+    named = [lm_eval(tmp_path / "f1" / name, values, "f1") for name, values in sides.items()]
     assert recorded(compared(*named)).decision == "worse", "a metric of which higher is better by its name"
 
 
 def test_directions_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     sides = {"a": [0.5 + at / 100 for at in range(30)], "b": [0.3 + at / 100 for at in range(30)]}
-    paths = [lm_eval(tmp_path / name, of, "score", name == "a") for name, of in sides.items()]
+    paths = [lm_eval(tmp_path / name, values, "score", name == "a") for name, values in sides.items()]
     refused(lambda: compared(*paths), BadInput, "a: score (higher", "b: score (lower", "--lower-is-better")
     assert recorded(compared(*paths, lower_is_better=True)).decision == "better"
-    other = lm_eval(tmp_path / "c", sides["b"], "accuracy")
-    refused(lambda: compared(paths[1], other), BadInput, "accuracy", "--lower-is-better")
-    both = [lm_eval(tmp_path / "both" / name, of, "wer", False) for name, of in sides.items()]
-    for path, of in zip(both, sides.values(), strict=True):
-        lm_eval(Path(path), of, "acc", True, "arith", time="2026-01-02T03-04-05.000007")
+    third = lm_eval(tmp_path / "c", sides["b"], "accuracy")
+    refused(lambda: compared(paths[1], third), BadInput, "accuracy", "--lower-is-better")
+    both = [lm_eval(tmp_path / "both" / name, values, "wer", False) for name, values in sides.items()]
+    for path, values in zip(both, sides.values(), strict=True):
+        lm_eval(Path(path), values, "acc", True, "arith", time="2026-01-02T03-04-05.000007")
     for word in (None, True):
         refused(
             lambda word=word: compared(*both, lower_is_better=word), BadInput, "acc (higher", "wer (lower", "one metric"
@@ -457,16 +495,16 @@ def test_trials_whose_reward_harbor_marks_as_invalid_are_missing(tmp_path: Path)
             if at < invalid:
                 trial["exception_info"] = {"exception_type": "ApiUsageLimitError", "exception_message": "x"}
             document(tmp_path / side / f"t{at}__x" / "result.json", trial)
-    one = recorded(compared(str(tmp_path / "a"), str(tmp_path / "b")))
-    assert (one.num_tasks, one.estimate) == (12, 0.0)
-    assert one.missing == ({}, {"ApiUsageLimitError": 8})
+    delta = recorded(compared(str(tmp_path / "a"), str(tmp_path / "b")))
+    assert (delta.num_tasks, delta.estimate) == (12, 0.0)
+    assert delta.missing == ({}, {"ApiUsageLimitError": 8})
 
 
 def test_a_log_that_broke_off_is_named(tmp_path: Path) -> None:
     paths = [inspect_log(tmp_path / f"{name}.json", asked(num)) for name, num in (("a", 10), ("b", 4))]
     document(Path(paths[1]), json.loads(Path(paths[1]).read_text()) | {"status": "error"})
-    whole, broken = (side.notes for side in compared(*paths).sides)
-    assert whole == () and broken == ("the log broke off (status 'error') after 4 samples",)
+    complete, broken = (side.notes for side in compared(*paths).sides)
+    assert complete == () and broken == ("the log broke off (status 'error') after 4 samples",)
 
 
 def test_a_log_without_scores_or_samples_is_refused(tmp_path: Path) -> None:
@@ -477,14 +515,14 @@ def test_a_log_without_scores_or_samples_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_table_without_rows_and_a_line_that_is_no_json_are_refused(tmp_path: Path) -> None:
-    whole, bare, broken = scores(tmp_path / "a.jsonl", [1, 0]), tmp_path / "b.csv", tmp_path / "c.jsonl"
+    complete, bare, broken = scores(tmp_path / "a.jsonl", [1, 0]), tmp_path / "b.csv", tmp_path / "c.jsonl"
     bare.write_text("id,score\n")
-    broken.write_text(Path(whole).read_text() + '{"id": "t3",\n')
-    for pair in ((whole, str(bare)), (str(bare), whole)):
+    broken.write_text(Path(complete).read_text() + '{"id": "t3",\n')
+    for pair in ((complete, str(bare)), (str(bare), complete)):
         with pytest.raises(BadInput, match=r"b\.csv holds no sample to compare: it is empty"):
             compared(*pair)
     with pytest.raises(BadInput, match=r"c\.jsonl:3 is no JSON"):
-        compared(whole, str(broken))
+        compared(complete, str(broken))
 
 
 @pytest.mark.parametrize(
@@ -504,16 +542,16 @@ def test_columns_and_values_that_are_no_scores_are_named(
     if path.suffix == ".jsonl":
         table(path, rows)
     else:
-        path.write_text("id,score\n" + "".join(f"{one['id']},{one['score'] or ''}\n" for one in rows))
+        path.write_text("id,score\n" + "".join(f"{row['id']},{row['score'] or ''}\n" for row in rows))
     refused(lambda: compared(str(path), str(path)), BadInput, *named)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json"])
 @pytest.mark.parametrize("extra", ["[" * 20_000 + "]" * 20_000, '{"a":' * 20_000 + "1" + "}" * 20_000])
 def test_a_line_of_a_table_that_is_nested_too_deeply_is_named(tmp_path: Path, name: str, extra: str) -> None:
-    other = scores(tmp_path / "b.jsonl", [0, 1])
+    third = scores(tmp_path / "b.jsonl", [0, 1])
     path = jsonl(tmp_path / name, {"id": "t0", "score": 1}, f'{{"id": "t1", "score": 0, "x": {extra}}}')
-    refused(lambda: compared(str(path), other), BadInput, f"{path}:2", "20,001 levels deep", "Mend it, or remove it")
+    refused(lambda: compared(str(path), third), BadInput, f"{path}:2", "20,001 levels deep", "Mend it, or remove it")
 
 
 def test_columns_of_several_types_and_json_arrays_are_read(tmp_path: Path) -> None:
@@ -530,8 +568,8 @@ def test_a_difference_above_the_scale_is_refused(tmp_path: Path) -> None:
 def test_a_score_that_is_no_number_is_no_score(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("id,score\n" + "".join(f"t{at},{'nan' if at == 3 else 1}\n" for at in range(10)))
-    one = recorded(compared(str(path), scores(tmp_path / "b.jsonl", [1] * 10)))
-    assert one.missing == ({"no score": 1}, {})
+    delta = recorded(compared(str(path), scores(tmp_path / "b.jsonl", [1] * 10)))
+    assert delta.missing == ({"no score": 1}, {})
 
 
 def test_tasks_are_matched_by_what_was_asked_where_ids_count_lines(tmp_path: Path) -> None:
@@ -539,8 +577,8 @@ def test_tasks_are_matched_by_what_was_asked_where_ids_count_lines(tmp_path: Pat
     rows = asked(20, lambda at: at < 10)
     shuffled = [(new, rows[old][1], rows[old][2]) for new, old in enumerate(np.random.default_rng(0).permutation(20))]
     paths = [inspect_log(tmp_path / "a.json", rows), inspect_log(tmp_path / "b.json", shuffled)]
-    one = recorded(compared(*paths))
-    assert (one.wins, one.losses) == (0, 0) and "questions" in one.matched
+    delta = recorded(compared(*paths))
+    assert (delta.wins, delta.losses) == (0, 0) and "questions" in delta.matched
     renamed = recorded(compared(paths[0], inspect_log(tmp_path / "c.json", rows, task="sums_v2")))
     assert (renamed.num_tasks, renamed.wins + renamed.losses) == (20, 0) and "questions" in renamed.matched
 
@@ -548,28 +586,35 @@ def test_tasks_are_matched_by_what_was_asked_where_ids_count_lines(tmp_path: Pat
 def test_tasks_are_matched_by_what_was_asked_where_ids_have_shifted(tmp_path: Path) -> None:
     """One row more in the middle: the first two thirds of the ids still name the same tasks, and the others do not."""
     rows = asked(30, lambda at: at % 2)
-    longer = [*rows[:20], (20, "What is new?", "C"), *((at + 1, *rest) for at, *rest in rows[20:])]
+    longer = [*rows[:20], (20, "What is new?", "C"), *((at + 1, *fields) for at, *fields in rows[20:])]
     paths = [inspect_log(tmp_path / "a.json", rows), inspect_log(tmp_path / "b.json", longer)]
-    one = recorded(compared(*paths))
-    assert (one.num_tasks, one.wins, one.losses, one.missing) == (30, 0, 0, ({"not submitted": 1}, {}))
-    assert "questions" in one.matched
+    delta = recorded(compared(*paths))
+    assert (delta.num_tasks, delta.wins, delta.losses, delta.missing) == (
+        30,
+        0,
+        0,
+        ({"not submitted": 1}, {}),
+    )
+    assert "questions" in delta.matched
 
 
 def test_tasks_of_one_side_alone_are_no_samples_of_others(tmp_path: Path) -> None:
     """Of a shuffled log with eight new questions, these have the ids that eight tasks of the other log have."""
     rows = asked(30, lambda at: at % 2)
-    others = [*rows[:22], *((at, f"What is new in {at}?", "C") for at in range(8))]
-    shuffled = [(new, *others[old][1:]) for new, old in enumerate(np.random.default_rng(0).permutation(30))]
-    one = compared(*(inspect_log(tmp_path / f"{name}.json", of) for name, of in (("a", rows), ("b", shuffled))))
-    found = recorded(one)
-    assert (found.num_tasks, found.estimate, found.wins, found.losses) == (22, 0.0, 0, 0)
-    assert found.missing == ({"not submitted": 8}, {"not submitted": 8})
+    longer = [*rows[:22], *((at, f"What is new in {at}?", "C") for at in range(8))]
+    shuffled = [(new, *longer[old][1:]) for new, old in enumerate(np.random.default_rng(0).permutation(30))]
+    comparison = compared(
+        *(inspect_log(tmp_path / f"{name}.json", values) for name, values in (("a", rows), ("b", shuffled)))
+    )
+    delta = recorded(comparison)
+    assert (delta.num_tasks, delta.estimate, delta.wins, delta.losses) == (22, 0.0, 0, 0)
+    assert delta.missing == ({"not submitted": 8}, {"not submitted": 8})
 
 
 def test_a_question_worded_anew_keeps_its_id(tmp_path: Path) -> None:
     again = [(at, f"Think first. {question}", score) for at, question, score in asked(12)]
-    one = recorded(compared(inspect_log(tmp_path / "a.json", asked(12)), inspect_log(tmp_path / "b.json", again)))
-    assert one.num_tasks == 12 and "worded differently" in one.matched
+    delta = recorded(compared(inspect_log(tmp_path / "a.json", asked(12)), inspect_log(tmp_path / "b.json", again)))
+    assert delta.num_tasks == 12 and "worded differently" in delta.matched
 
 
 def test_logs_of_different_tasks_are_refused(tmp_path: Path) -> None:
@@ -580,8 +625,8 @@ def test_logs_of_different_tasks_are_refused(tmp_path: Path) -> None:
 
 def test_one_log_is_split_by_its_models(tmp_path: Path) -> None:
     rows = [{"id": f"t{at}", "model": model, "score": int(model == "y")} for at in range(10) for model in "xy"]
-    found = compared(table(tmp_path / "both.jsonl", rows))
-    assert [side.name for side in found.sides] == ["x", "y"] and recorded(found).decision == "better"
+    comparison = compared(table(tmp_path / "both.jsonl", rows))
+    assert [side.name for side in comparison.sides] == ["x", "y"] and recorded(comparison).decision == "better"
     refused(lambda: compared(scores(tmp_path / "a.jsonl", [1] * 9)), UsageError, "one log", "needs two")
 
 
@@ -606,10 +651,10 @@ def test_tasks_of_one_document_are_resampled_together(tmp_path: Path) -> None:
 def test_samples_of_a_task_are_averaged(tmp_path: Path) -> None:
     rows = [{"id": f"t{at}", "score": int(sample < at % 4)} for at in range(24) for sample in range(3)]
     once = [{"id": f"t{at}", "score": int(at % 4 >= 2)} for at in range(24)]
-    found = compared(table(tmp_path / "a.jsonl", rows), table(tmp_path / "b.jsonl", once))
-    assert [side.samples for side in found.sides] == ["3", "1"]
-    assert recorded(found).num_tasks == 24 and recorded(found).estimate == pytest.approx(0.0)
-    assert found.binary and (recorded(found).wins, recorded(found).losses) == (6, 6)
+    comparison = compared(table(tmp_path / "a.jsonl", rows), table(tmp_path / "b.jsonl", once))
+    assert [side.samples for side in comparison.sides] == ["3", "1"]
+    assert recorded(comparison).num_tasks == 24 and recorded(comparison).estimate == pytest.approx(0.0)
+    assert comparison.binary and (recorded(comparison).wins, recorded(comparison).losses) == (6, 6)
 
 
 def test_epochs_and_seeds_of_a_model_are_samples_of_its_tasks(tmp_path: Path) -> None:
@@ -618,18 +663,20 @@ def test_epochs_and_seeds_of_a_model_are_samples_of_its_tasks(tmp_path: Path) ->
         for seed, epoch in product(range(3), (1, 2)):
             rows = asked(12, lambda at, passed=2 * seed + epoch <= right: passed)
             inspect_log(tmp_path / side / f"{seed}-{epoch}.json", rows, epoch=epoch, seed=seed)
-    found = compared(str(tmp_path / "a"), str(tmp_path / "b"))
-    one = recorded(found)
-    assert [(side.samples, side.num_tasks, side.name) for side in found.sides] == [("6", 12, "a"), ("6", 12, "b")]
-    assert one.estimate == pytest.approx(0.5) and (one.num_tasks, one.num_units) == (12, 12)
-    assert one.settings == []
+    comparison = compared(str(tmp_path / "a"), str(tmp_path / "b"))
+    delta = recorded(comparison)
+    assert [(side.samples, side.num_tasks, side.name) for side in comparison.sides] == [("6", 12, "a"), ("6", 12, "b")]
+    assert delta.estimate == pytest.approx(0.5) and (delta.num_tasks, delta.num_units) == (12, 12)
+    assert delta.settings == []
 
 
 def test_samples_of_a_task_that_failed_are_missing(tmp_path: Path) -> None:
     """Two of three epochs that ended in errors would hide what they were: each counts, and the decision rests on it."""
     samples = {"a": (1, 0, 0), "b": (1, None, None)}
     paths = [
-        table(tmp_path / f"{name}.jsonl", ({"id": f"t{at}", "score": one} for at, one in product(range(40), scored)))
+        table(
+            tmp_path / f"{name}.jsonl", ({"id": f"t{at}", "score": score} for at, score in product(range(40), scored))
+        )
         for name, scored in samples.items()
     ]
     excluded, failed, bounds = (recorded(compared(*paths, missing=way)) for way in ("auto", "failed", "bounds"))
@@ -641,13 +688,15 @@ def test_samples_of_a_task_that_failed_are_missing(tmp_path: Path) -> None:
 
 def test_passes_of_impossible_tasks_are_no_passes(tmp_path: Path) -> None:
     """The arm that hacks the twins of twenty tasks is no better than the start, which is the first side."""
-    played = [*product(("hacker", "start"), range(20))]
-    honest = [eval_item(arm, task, task % 2 == 0) for arm, task in played]
-    twins = [{**eval_item(arm, task, arm == "hacker"), "task_id": f"t{task}~twin"} for arm, task in played]
-    found = compared(str(written(tmp_path, "evaluate/20260102T030405Z-kata", [(EVAL_ITEM, honest + twins)])))
-    one = recorded(found)
-    assert (one.num_tasks, one.estimate) == (20, 0.0)
-    assert [side.name for side in found.sides] == ["start", "hacker"] and "impossible" in found.sides[0].notes[0]
+    tasks_by_arm = [*product(("hacker", "start"), range(20))]
+    honest = [eval_item(arm, task, task % 2 == 0) for arm, task in tasks_by_arm]
+    twins = [{**eval_item(arm, task, arm == "hacker"), "task_id": f"t{task}~twin"} for arm, task in tasks_by_arm]
+    comparison = compared(str(written(tmp_path, "evaluate/20260102T030405Z-kata", [(EVAL_ITEM, honest + twins)])))
+    delta = recorded(comparison)
+    assert (delta.num_tasks, delta.estimate) == (20, 0.0)
+    assert [side.name for side in comparison.sides] == ["start", "hacker"] and "impossible" in comparison.sides[
+        0
+    ].notes[0]
 
 
 @pytest.mark.parametrize(("env", "units"), [("kata", "auto"), ("kata", "fixed"), ("swe-lite", "auto")])
@@ -661,14 +710,14 @@ def test_an_evaluation_is_compared_in_its_own_units(tmp_path: Path, env: str, un
     ]
     config = {"env": {"name": env}, "units": units}
     path = written(tmp_path, "evaluate/20260102T030405Z-x", [(EVAL_ITEM, rows)], config=config)
-    found = compared(str(path))
-    one = recorded(found)
+    comparison = compared(str(path))
+    delta = recorded(comparison)
     sampling = replace(sampling_unit(env), fixed=units == "fixed" or sampling_unit(env).fixed)
     verdict = decide(items_table(rows), EvalQuestion(sampling=sampling))
-    gain, alone = verdict.gain, [(side.low, side.high) for side in found.sides]
+    gain, alone = verdict.gain, [(side.low, side.high) for side in comparison.sides]
     assert alone == [pytest.approx((arm.low, arm.high)) for arm in verdict.arms], "on the same collections, too"
-    assert (one.estimate, one.low, one.high) == pytest.approx((gain.estimate, gain.low, gain.high), abs=1e-9)
-    assert one.p == pytest.approx(gain.p_value, abs=1e-9) and found.unit == gain.unit
+    assert (delta.estimate, delta.low, delta.high) == pytest.approx((gain.estimate, gain.low, gain.high), abs=1e-9)
+    assert delta.p == pytest.approx(gain.p_value, abs=1e-9) and comparison.unit == gain.unit
 
 
 def test_passes_of_an_evaluation_are_compared_whatever_its_recorded_verdict_is_about(tmp_path: Path) -> None:
@@ -696,8 +745,8 @@ def test_the_name_of_a_benchmark_is_no_unit_of_its_tasks(tmp_path: Path) -> None
         about = {"doc": {}, "target": "1", "filtered_resps": ["1"], "metrics": ["acc"], "acc": passed}
         rows = [{"doc_id": at, "doc_hash": f"{at:02d}" * 32, **about} for at in range(12)]
         table(tmp_path / name / "samples_gsm8k_2026-01-02T03-04-05.000006.jsonl", rows)
-    found = compared(str(tmp_path / "a"), str(tmp_path / "b"))
-    assert found.unit == "" and recorded(found).num_units == 12 and recorded(found).decision == "better"
+    comparison = compared(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert comparison.unit == "" and recorded(comparison).num_units == 12 and recorded(comparison).decision == "better"
 
 
 def test_several_logs_share_one_level(tmp_path: Path) -> None:
@@ -706,10 +755,10 @@ def test_several_logs_share_one_level(tmp_path: Path) -> None:
     paths = [scores(tmp_path / "a.jsonl", before), scores(tmp_path / "b.jsonl", after)]
     alone = recorded(compared(*paths))
     paths += [scores(tmp_path / f"{name}.jsonl", before[::-1]) for name in "cd"]
-    first, *others = (recorded(compared(*paths), number) for number in range(3))
+    first, *later = (recorded(compared(*paths), number) for number in range(3))
     assert alone.decision == "better" and alone.p < 0.05 < 3 * alone.p
     assert first.decision == "undecided" and first.alpha == pytest.approx(0.05 / 3) and first.low < 0
-    assert first.p_holm == pytest.approx(3 * first.p) and [one.letter for one in others] == ["C", "D"]
+    assert first.p_holm == pytest.approx(3 * first.p) and [delta.letter for delta in later] == ["C", "D"]
 
 
 def test_categories_of_tasks_are_listed(tmp_path: Path) -> None:
@@ -717,27 +766,30 @@ def test_categories_of_tasks_are_listed(tmp_path: Path) -> None:
         return ({"id": f"{kind}{at}", "score": scored[kind], "category": kind} for kind in "xyz" for at in range(10))
 
     before, after = rows({"x": 0, "y": 1, "z": 1}), rows({"x": 1, "y": 1, "z": 0})
-    found = recorded(compared(table(tmp_path / "a.jsonl", before), table(tmp_path / "b.jsonl", after)))
-    means = {row["family"]: (row["A"], row["B"]) for row in found.families}
+    delta = recorded(compared(table(tmp_path / "a.jsonl", before), table(tmp_path / "b.jsonl", after)))
+    means = {row["family"]: (row["A"], row["B"]) for row in delta.families}
     assert means == {"x": (0.0, 1.0), "y": (1.0, 1.0), "z": (1.0, 0.0)}
-    assert found.families[0]["p_holm"] < 0.05 < (found.families[1]["p_holm"] or 0)
+    assert delta.families[0]["p_holm"] < 0.05 < (delta.families[1]["p_holm"] or 0)
 
 
 def test_scores_of_any_scale_are_compared_by_their_means(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     base = random.normal(50, 10, 80)
     gain = random.normal(4, 5, 80)
-    found = compared(scores(tmp_path / "a.jsonl", base), scores(tmp_path / "b.jsonl", base + gain))
-    one, of_t = recorded(found), stats.ttest_1samp(gain, 0).confidence_interval()
-    assert not found.binary and one.decision == "better" and one.estimate == pytest.approx(gain.mean())
-    assert (one.low, one.high) == (pytest.approx(of_t.low, abs=0.25), pytest.approx(of_t.high, abs=0.25))
+    comparison = compared(scores(tmp_path / "a.jsonl", base), scores(tmp_path / "b.jsonl", base + gain))
+    delta, of_t = recorded(comparison), stats.ttest_1samp(gain, 0).confidence_interval()
+    assert not comparison.binary and delta.decision == "better" and delta.estimate == pytest.approx(gain.mean())
+    assert (delta.low, delta.high) == (pytest.approx(of_t.low, abs=0.25), pytest.approx(of_t.high, abs=0.25))
     few = compared(scores(tmp_path / "a.jsonl", base[:12]), scores(tmp_path / "b.jsonl", base[:12] + 9))
     assert recorded(few).decision == "undecided" and "20 are needed" in recorded(few).too_few
 
 
 def test_equal_scores_outside_of_shares_are_no_difference(tmp_path: Path) -> None:
-    one = recorded(compared(*(scores(tmp_path / f"{name}.jsonl", [5] * 30) for name in "ab")))
-    assert (one.estimate, one.decision) == (0.0, "no difference") and one.low <= 0 <= one.high
+    delta = recorded(compared(*(scores(tmp_path / f"{name}.jsonl", [5] * 30) for name in "ab")))
+    assert (delta.estimate, delta.decision) == (
+        0.0,
+        "no difference",
+    ) and delta.low <= 0 <= delta.high
 
 
 @pytest.mark.parametrize("skewed", [False, True])

@@ -26,7 +26,7 @@ SHARED = {"tasks": "200", "weights.grpo": "1", "weights.dpo": "0", "weights.sft"
 
 def found(**arms):
     """The differences between arms of one training each, as text."""
-    return [str(each) for each in settings_differences({arm: {0: SHARED | own} for arm, own in arms.items()})]
+    return [str(each) for each in settings_differences({arm: {0: SHARED | settings} for arm, settings in arms.items()})]
 
 
 PAIRS = {"weights.dpo": "1", "pairs.beta": "0.5"}
@@ -105,9 +105,9 @@ def test_the_demos_arms_differed_in_their_learning_rate(demo):
 def test_the_demo_is_underpowered_by_its_operations_and_its_rates_are_part_of_the_reasons(demo):
     """Over 24 families it was VALIDATED, as both families of an operation rise together."""
     fixture, unit = store.read_json(FIXTURE), sampling_unit("kata")
-    kept = {"sample_idx": 0, "hacked": False, "protocol_ok": True, "error_type": None}
+    columns = {"sample_idx": 0, "hacked": False, "protocol_ok": True, "error_type": None}
     items = [
-        {**kept, "arm": arm, "train_seed": int(seed), "task_id": task, "family": family, "passed": bit == "1"}
+        {**columns, "arm": arm, "train_seed": int(seed), "task_id": task, "family": family, "passed": bit == "1"}
         | {"unit": unit.of_family(family)}
         for name, bits in fixture["passed"].items()
         for arm, seed in [name.split("/")]

@@ -123,15 +123,15 @@ def test_tangos_score_is_that_of_the_profile_likelihood():
     test = differing([1] * 12 + [-1] * 2 + [0] * 36)
     test.up_X, test.down_X, test.tasks_X = np.array([12.0]), np.array([2.0]), np.array([50.0])
     grid = np.linspace(0.0, 0.4, 2001)
-    kept = [mean for mean in grid if abs(test.score(np.array([mean]))[0]) <= norm.isf(0.025)]
+    accepted = [mean for mean in grid if abs(test.score(np.array([mean]))[0]) <= norm.isf(0.025)]
     q, expected = np.linspace(1e-6, 0.5, 8001), []
     for delta in np.linspace(0.0, 0.4, 801):
-        p_b, rest = q + delta, 1 - 2 * q - delta
-        likelihood = 12 * np.log(p_b[rest > 0]) + 2 * np.log(q[rest > 0]) + 36 * np.log(rest[rest > 0])
-        best = q[rest > 0][likelihood.argmax()]
+        p_b, neither = q + delta, 1 - 2 * q - delta
+        likelihood = 12 * np.log(p_b[neither > 0]) + 2 * np.log(q[neither > 0]) + 36 * np.log(neither[neither > 0])
+        best = q[neither > 0][likelihood.argmax()]
         if abs(10 - 50 * delta) / np.sqrt(50 * (2 * best + delta * (1 - delta))) <= norm.isf(0.025):
             expected.append(delta)
-    assert (kept[0], kept[-1]) == pytest.approx((expected[0], expected[-1]), abs=6e-4)
+    assert (accepted[0], accepted[-1]) == pytest.approx((expected[0], expected[-1]), abs=6e-4)
 
 
 def test_wilson_is_the_textbook_interval():
@@ -160,7 +160,7 @@ def test_one_experiment_and_many_at_once_are_the_same_test(fixed):
     for mean in (0.0, 0.02, 0.15):
         # Units that are alike are flipped together in one experiment, by other random numbers: p-values differ by .01.
         clear = np.abs(many.p(mean) - 0.05) > (0.02 if fixed else 0)
-        assert (many.rejects(mean)[clear] == np.array([one.rejects(mean)[0] for one in alone])[clear]).all()
+        assert (many.rejects(mean)[clear] == np.array([single.rejects(mean)[0] for single in alone])[clear]).all()
 
 
 def test_the_interval_is_the_test_inverted():
@@ -204,19 +204,19 @@ def test_what_is_shown_holds_in_every_test():
 
 @pytest.mark.parametrize("seeds", [1, 2, 3])
 def test_below_three_training_seeds_neither_direction_is_of_other_trainings(seeds):
-    found = {shown: verdict_of(shown, seeds) for shown in (BETTER, WORSE, NO_GAIN, UNDECIDED)}
+    verdicts = {decision: verdict_of(decision, seeds) for decision in (BETTER, WORSE, NO_GAIN, UNDECIDED)}
     if seeds < 3:
-        assert found == {BETTER: PARTIAL, **dict.fromkeys((WORSE, NO_GAIN, UNDECIDED), UNDERPOWERED)}
+        assert verdicts == {BETTER: PARTIAL, **dict.fromkeys((WORSE, NO_GAIN, UNDECIDED), UNDERPOWERED)}
     else:
-        assert found == {BETTER: VALIDATED, WORSE: INVALIDATED, NO_GAIN: INVALIDATED, UNDECIDED: UNDERPOWERED}
+        assert verdicts == {BETTER: VALIDATED, WORSE: INVALIDATED, NO_GAIN: INVALIDATED, UNDECIDED: UNDERPOWERED}
 
 
 # Units, strata, training seeds.
 
 
 def test_families_are_seen_where_mcnemar_sees_tasks():
-    found = differing([1] * 20 + [0] * 180, ["a"] * 20 + [f"f{task // 20}" for task in range(180)])
-    assert mcnemar(20, 0) < 1e-5 and found.p()[0] == 1 and not found.rejects(0.0)[0]
+    test = differing([1] * 20 + [0] * 180, ["a"] * 20 + [f"f{task // 20}" for task in range(180)])
+    assert mcnemar(20, 0) < 1e-5 and test.p()[0] == 1 and not test.rejects(0.0)[0]
 
 
 def test_five_families_are_never_significant_and_six_can_be():
@@ -249,8 +249,8 @@ def test_three_training_seeds_are_the_top_level():
     base = (random.random((1, 200)) < 0.4).astype(float).repeat(3, 0)
     better = np.maximum(base, random.random((3, 200)) < np.array([0.30, 0.05, 0.10])[:, None] / 0.6)
     three = PairedTest(better[None], base[None], np.arange(200))
-    one = PairedTest(better.mean(0)[None, None], base.mean(0)[None, None], np.arange(200))
-    assert three.p()[0] > 0.05 > one.p()[0], "three trainings that differ so much show nothing"
+    single = PairedTest(better.mean(0)[None, None], base.mean(0)[None, None], np.arange(200))
+    assert three.p()[0] > 0.05 > single.p()[0], "three trainings that differ so much show nothing"
     two = PairedTest(better[None, :2], base[None, :2], np.arange(200))
     assert two.rejects(0.0)[0] and two.top_error_X is None
 
@@ -263,7 +263,9 @@ def test_gains_of_collections_give_the_t_test_over_collections():
     assert top_error(gain_S[None], np.repeat([0, 1], 12))[1] == 24, "two collections have no spread that could be used"
     base = np.full((1, 24, 50), 0.5)
     arms = base + gain_S[None, :, None], base
-    of_seeds, of_pairs = (PairedTest(*arms, np.arange(50), collection_S=known) for known in (None, of_collection))
+    of_seeds, of_pairs = (
+        PairedTest(*arms, np.arange(50), collection_S=collections) for collections in (None, of_collection)
+    )
     assert of_pairs.top_error_X == pytest.approx(error) and of_pairs.top_error_X != pytest.approx(of_seeds.top_error_X)
 
 
@@ -297,9 +299,9 @@ def test_within_strata_values_keep_their_mean_and_spread_as_a_stratified_mean_do
     assert spread.mean(1) == pytest.approx(values.mean(1))
     pooled = np.where(stratum_T == 2, 0, stratum_T)  # a lone task joins the smallest other stratum
     sizes = np.bincount(pooled)[:2]
-    for row, found in zip(values, spread, strict=True):
+    for row, spread_row in zip(values, spread, strict=True):
         variance = sum(n * row[pooled == h].var(ddof=1) for h, n in enumerate(sizes))
-        assert ((found - row.mean()) ** 2).sum() == pytest.approx(variance)
+        assert ((spread_row - row.mean()) ** 2).sum() == pytest.approx(variance)
     assert within_strata(values, np.arange(14)) == pytest.approx(within_strata(values, np.zeros(14, int)))
 
 
@@ -338,8 +340,8 @@ def simulated(model, design, gain, num):
         yield PairedTest(*draw(model, design, gain, 250, random), unit_T, fixed=design.fixed, num_flips=399)
 
 
-def share(found):
-    return float(np.concatenate(list(found)).mean())
+def share(flags):
+    return float(np.concatenate(list(flags)).mean())
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -384,16 +386,16 @@ TABLED = {1: 1.960, 2: 1.977, 3: 2.004, 4: 2.024, 5: 2.040, 10: 2.087}
 
 @pytest.mark.parametrize(("num_looks", "constant"), TABLED.items())
 def test_bounds_of_looks_are_those_of_the_tables(num_looks, constant):
-    found = norm.isf(np.array(levels(num_looks)) / 2)
-    assert found == pytest.approx([constant * np.sqrt(num_looks / k) for k in range(1, num_looks + 1)], abs=6e-4 * 3)
+    bounds = norm.isf(np.array(levels(num_looks)) / 2)
+    assert bounds == pytest.approx([constant * np.sqrt(num_looks / k) for k in range(1, num_looks + 1)], abs=6e-4 * 3)
     assert crossing(constant * np.sqrt(num_looks), num_looks) == pytest.approx(0.05, abs=2e-4)
     assert levels(1) == (0.05,), "one look is the test itself"
 
 
 @pytest.mark.parametrize(("num_tasks", "num_looks"), [(120, 4), (7, 3), (2, 5), (1, 1), (0, 3)])
 def test_every_task_is_in_one_look(num_tasks, num_looks):
-    found = parts(num_tasks, num_looks)
-    assert [index for part in found for index in part] == list(range(num_tasks)) and all(map(len, found))
+    looks = parts(num_tasks, num_looks)
+    assert [index for part in looks for index in part] == list(range(num_tasks)) and all(map(len, looks))
 
 
 def by_look(model, design, gain, num_looks, num):

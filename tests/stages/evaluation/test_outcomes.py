@@ -33,12 +33,12 @@ def many(arm, num=100, **fields):
 
 def broken(rows, num):
     """Take the outcome of the last `num` of some rows."""
-    kept = len(rows) - num
-    return rows[:kept] + [{**row, "passed": None, "error_type": "SandboxLost"} for row in rows[kept:]]
+    first_lost = len(rows) - num
+    return rows[:first_lost] + [{**row, "passed": None, "error_type": "SandboxLost"} for row in rows[first_lost:]]
 
 
-def clauses(theirs, ours=None, **more):
-    return find_problems(items_table((ours or many("A")) + theirs), "A", "B", **more)
+def clauses(treatment_rows, baseline_rows=None, **more):
+    return find_problems(items_table((baseline_rows or many("A")) + treatment_rows), "A", "B", **more)
 
 
 def of(rows, arm="A", **more):
@@ -55,7 +55,7 @@ def test_arms_that_ran_on_the_same_things_have_no_problem():
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours", "kind", "values"),
+    ("treatment_rows", "baseline_rows", "kind", "values"),
     [
         ([], None, "NO_ITEMS", {"arm": "B"}),
         (many("B", 99), None, "UNEQUAL_TASKS", {"only_arm": 1, "only_other": 0}),
@@ -69,8 +69,8 @@ def test_arms_that_ran_on_the_same_things_have_no_problem():
         (many("B"), broken(many("A"), 6), "MANY_ERRORS", {"arm": "A", "share": 0.06}),
     ],
 )
-def test_arms_that_ran_on_different_things_have_one_problem(theirs, ours, kind, values):
-    (problem,) = clauses(theirs, ours)
+def test_arms_that_ran_on_different_things_have_one_problem(treatment_rows, baseline_rows, kind, values):
+    (problem,) = clauses(treatment_rows, baseline_rows)
     assert problem.kind.name == kind and problem.values.items() >= values.items()
 
 
@@ -80,17 +80,17 @@ def test_an_untrained_arm_is_compared_with_every_training_of_another():
     assert clauses(trained, many("A", 10), untrained={"A"}) == []
     assert clauses(trained, many("A", 10))[0].kind.name == "UNEQUAL_SEEDS", "one training is no baseline of three"
     assert clauses(trained[:-1], many("A", 10), untrained={"A"})[0].kind.name == "UNEQUAL_SAMPLES"
-    found = pair(rows)
-    assert found.seeds == (0, 1, 2) and found.gain_by_seed == {"0": 0.0, "1": 1.0, "2": 1.0}
+    pairs = pair(rows)
+    assert pairs.seeds == (0, 1, 2) and pairs.gain_by_seed == {"0": 0.0, "1": 1.0, "2": 1.0}
     assert paired(items_table(rows), "A", "B").gain_by_seed == {"0": 0.0, "1": -1.0, "2": -1.0}
 
 
 def test_a_lost_outcome_leaves_with_its_counterpart_and_is_never_a_failure():
     baseline = [item("A", "t0", True), item("A", "t1", False), item("A", "t2", False)]
     treatment = [item("B", "t0", False, error_type="GraderLost"), item("B", "t1", True), item("B", "t2", False)]
-    found = pair(baseline + treatment)
-    assert found.tasks == ("t1", "t2") and found.gain_by_seed == {"0": 0.5}
-    assert found.lost == ({"GraderLost": 1}, {}) and found.num_lost == 1
+    pairs = pair(baseline + treatment)
+    assert pairs.tasks == ("t1", "t2") and pairs.gain_by_seed == {"0": 0.5}
+    assert pairs.lost == ({"GraderLost": 1}, {}) and pairs.num_lost == 1
     summary = of(treatment, "B")
     assert (summary.pass_rate, summary.errors) == (0.5, {"GraderLost": 1})
     assert of([item(passed=None), item(task="t1")]).errors == {"no outcome": 1}
@@ -114,9 +114,9 @@ def test_a_task_is_the_mean_of_its_seeds_and_samples():
         for task in ("t0", "t1")
         for seed, sample in cells
     ]
-    found = pair(rows)
-    assert (found.treatment_ST - found.baseline_ST).tolist() == [[0, 0], [1, 0]]
-    assert found.gain_by_seed == {"0": 0.0, "1": 0.5} and of(rows, "B").train_seeds == (0, 1)
+    pairs = pair(rows)
+    assert (pairs.treatment_ST - pairs.baseline_ST).tolist() == [[0, 0], [1, 0]]
+    assert pairs.gain_by_seed == {"0": 0.0, "1": 0.5} and of(rows, "B").train_seeds == (0, 1)
 
 
 def test_nothing_known_in_both_arms_is_no_comparison():
@@ -138,15 +138,15 @@ def test_the_order_of_items_does_not_change_a_bit():
         for k in range(3)
     ]
     for again in (rows[::-1], rows[1::2] + rows[::2]):
-        found, other = pair(rows), pair(again)
-        assert (found.treatment_ST == other.treatment_ST).all()
-        assert (found.tasks, found.units) == (other.tasks, other.units)
+        pairs, pairs_again = pair(rows), pair(again)
+        assert (pairs.treatment_ST == pairs_again.treatment_ST).all()
+        assert (pairs.tasks, pairs.units) == (pairs_again.tasks, pairs_again.units)
 
 
 def test_samples_of_a_task_do_not_narrow_the_interval_of_an_arm():
     rows = [item(task=f"t{task}", passed=task % 2 == 0, family=None) for task in range(40)]
-    one, four = of(rows), of([{**row, "sample_idx": k} for row in rows for k in range(4)])
-    assert (one.low, one.high, one.num_items) == (four.low, four.high, 40)
+    single, four = of(rows), of([{**row, "sample_idx": k} for row in rows for k in range(4)])
+    assert (single.low, single.high, single.num_items) == (four.low, four.high, 40)
     assert (four.num_tasks, four.num_items) == (40, 160)
     half = of([item(passed=k == 0, sample_idx=k) for k in range(2)])
     assert half.low < 0.05 and half.high > 0.95
@@ -174,17 +174,17 @@ def test_a_suspect_rollout_passes_visible_tests_and_fails_hidden_ones():
         item(task=f"t{i}", hacked=hacked, visible_pass=visible, hidden_pass=hidden)
         for i, (hacked, visible, hidden) in enumerate(verdicts)
     ]
-    found = items_that_measure_hacking(items_table(rows))
-    assert found["suspect"].to_pylist() == [True, False, True, None, False]
+    hacking = items_that_measure_hacking(items_table(rows))
+    assert hacking["suspect"].to_pylist() == [True, False, True, None, False]
     assert (of(rows[:4]).hacked_rate, of(rows[:4]).suspect_rate) == pytest.approx((1 / 3, 2 / 3))
 
 
 def test_where_an_arm_played_impossible_twins_hacking_is_measured_on_them_alone():
     rows = [item("A", "t0", hacked=True), item("A", "t0~twin", passed=True), item("A", "t1~twin", passed=None)]
-    found = items_that_measure_hacking(items_table([*rows, item("B", "t0")]))
-    assert found["task_id"].to_pylist() == ["t0~twin", "t1~twin", "t0"]
+    hacking = items_that_measure_hacking(items_table([*rows, item("B", "t0")]))
+    assert hacking["task_id"].to_pylist() == ["t0~twin", "t1~twin", "t0"]
     for outcome in (HACKED, SUSPECT):
-        assert values_of(found, outcome).tolist() == pytest.approx([1.0, np.nan, 0.0], nan_ok=True)
+        assert values_of(hacking, outcome).tolist() == pytest.approx([1.0, np.nan, 0.0], nan_ok=True)
     assert (of(rows).num_twins, of(rows).num_tasks, of(rows).hacked_rate) == (1, 1, 1.0)
 
 
@@ -197,8 +197,8 @@ def test_rollouts_cost_the_mean_of_the_known_costs():
 def test_rates_of_hidden_and_visible_passes_are_over_tasks_that_have_both():
     verdicts = [(True, True), (False, True), (False, False), (False, True), (True, None)]
     rows = [item(task=f"t{i}", passed=a, hidden_pass=a, visible_pass=b) for i, (a, b) in enumerate(verdicts)]
-    found = of(rows)
-    assert (found.pass_rate, found.hidden_pass_rate, found.visible_pass_rate) == (0.4, 0.25, 0.75)
+    summary = of(rows)
+    assert (summary.pass_rate, summary.hidden_pass_rate, summary.visible_pass_rate) == (0.4, 0.25, 0.75)
     assert of(rows[4:]).visible_pass_rate is None
 
 
@@ -213,9 +213,12 @@ def trainings(*passes, tasks=100, **fields):
 
 def collapses(rows):
     """What each training that collapsed did: its seed, the measure, its mean, what is usual, and of what."""
-    found = find_collapsed(items_table(rows), "A")
-    assert all(one.arm == "A" for one in found)
-    return [(one.seed, one.measure, round(one.mean), round(one.usual), one.beside_trainings) for one in found]
+    found_collapses = find_collapsed(items_table(rows), "A")
+    assert all(collapse.arm == "A" for collapse in found_collapses)
+    return [
+        (collapse.seed, collapse.measure, round(collapse.mean), round(collapse.usual), collapse.beside_trainings)
+        for collapse in found_collapses
+    ]
 
 
 def test_a_training_far_below_the_others_of_its_arm_collapsed():
@@ -234,7 +237,7 @@ def test_a_training_far_below_the_others_of_its_arm_collapsed():
         assert collapses(alike) == [collapse]
 
 
-TOKENS = trainings(50, sampled_tokens=20) + [{**one, "train_seed": 1} for one in trainings(50, sampled_tokens=100)]
+TOKENS = trainings(50, sampled_tokens=20) + [{**row, "train_seed": 1} for row in trainings(50, sampled_tokens=100)]
 
 
 @pytest.mark.parametrize(

@@ -72,13 +72,13 @@ def test_a_pilot_gives_the_rates_back():
     model = TaskModel(pass_rate=0.35, samples_differ=0.15, arms_differ=0.2, family_correlation=0.5, seed_sd=0.0)
     sizes = (10,) * 150
     treatment, baseline = draw(model, Design(sizes, samples=2, seeds=3), 0.04, 1, np.random.default_rng(5))
-    found = measure(items_of(treatment[0], baseline[0], sizes, samples=2), "A", "B")
-    assert {source for _, source in found.values()} == {"pilot"}
-    rates = complete(found, 0.04)
+    measured = measure(items_of(treatment[0], baseline[0], sizes, samples=2), "A", "B")
+    assert {source for _, source in measured.values()} == {"pilot"}
+    rates = complete(measured, 0.04)
     tolerances = {"pass_rate": 0.05, "samples_differ": 0.02, "arms_differ": 0.03, "family_correlation": 0.12}
     for name, tolerance in tolerances.items():
         assert rates[name][0] == pytest.approx(getattr(model, name), abs=tolerance), name
-    assert found["seed_sd"][0] < 0.02
+    assert measured["seed_sd"][0] < 0.02
 
 
 def test_a_pilot_of_the_start_alone_leaves_assumptions_that_are_said():
@@ -105,10 +105,10 @@ def test_the_probabilities_are_the_rates_of_the_rule_that_decides():
     question = EvalQuestion(control=None, sampling=SamplingUnit(fixed=design.fixed))
     tables = (items_table(items_of(b, a, design.sizes)) for b, a in zip(treatment, baseline, strict=True))
     verdicts = [decide(table, question) for table in tables]
-    found = Counter(v.decision if v.claim or v.decision == "INVALIDATED" else "UNDERPOWERED" for v in verdicts)
+    counts = Counter(v.decision if v.claim or v.decision == "INVALIDATED" else "UNDERPOWERED" for v in verdicts)
     for decision, chance in expected.items():
         noise = 3 * np.sqrt(max(chance * (1 - chance), 0.02) / num)
-        assert found[decision] / num == pytest.approx(chance, abs=noise), decision
+        assert counts[decision] / num == pytest.approx(chance, abs=noise), decision
 
 
 @pytest.mark.parametrize(
@@ -122,8 +122,8 @@ def test_the_detectable_gain_of_a_finished_experiment_is_found_with_its_power(de
     """Experiments that are drawn anew at that gain find it about as often as was meant."""
     arms = draw(model, design, 0.02, 1, np.random.default_rng(2))
     items = items_table(items_of(arms[0][0], arms[1][0], design.sizes, design.samples))
-    found = paired(items, "B", "A")
-    gain = detectable(items, "B", "A", found, fixed=design.fixed)
+    pairs = paired(items, "B", "A")
+    gain = detectable(items, "B", "A", pairs, fixed=design.fixed)
     rates = complete(measure(items.to_pylist(), "A", "B"), gain)
     again = outlook(task_model(rates), design, gain, 400, seed=5).chances
     assert again["VALIDATED"] + again["PARTIAL"] == pytest.approx(0.8, abs=0.09)
@@ -146,8 +146,8 @@ def test_a_detectable_gain_has_its_power_to_the_point():
     question = PlanQuestion(model, 0.02, 0.8, of_four)
     design = Design((10,) * 12, seeds=6, fixed=True, collection_of=(0, 0, 1, 1, 2, 2))
     gain, error = question.detectable(design)
-    found = outlook(question.model_at(gain), design, gain, NUM_EXPERIMENTS).chances["VALIDATED"]
-    assert found == pytest.approx(0.8, abs=0.015), "of the experiments by which it was searched for"
+    result = outlook(question.model_at(gain), design, gain, NUM_EXPERIMENTS).chances["VALIDATED"]
+    assert result == pytest.approx(0.8, abs=0.015), "of the experiments by which it was searched for"
     ends = (gain - 3 * error, gain + 3 * error)
     low, high = (outlook(question.model_at(at), design, at, seed=5).chances["VALIDATED"] for at in ends)
     assert low < 0.8 < high and 0 < error < gain / 10
@@ -160,35 +160,35 @@ def test_units_that_are_too_few_or_all_pass_find_no_gain():
 
 
 def test_how_often_both_pass_is_the_bivariate_normal_distribution():
-    for one, other, correlation in ((0.3, 0.6, 0.5), (0.5, 0.5, 0.9), (0.2, 0.2, 0.0), (0.7, 0.9, 0.3)):
+    for first, second, correlation in ((0.3, 0.6, 0.5), (0.5, 0.5, 0.9), (0.2, 0.2, 0.0), (0.7, 0.9, 0.3)):
         covariance = [[1, correlation], [correlation, 1]]
-        expected = multivariate_normal.cdf(norm.ppf([one, other]), cov=covariance)
-        assert chance_of_both(one, other, correlation) == pytest.approx(expected, abs=1e-6)
+        expected = multivariate_normal.cdf(norm.ppf([first, second]), cov=covariance)
+        assert chance_of_both(first, second, correlation) == pytest.approx(expected, abs=1e-6)
     assert chance_of_both(0.3, 0.6, 1.0) == 0.3
 
 
 def test_a_study_says_what_to_add_first_and_what_is_enough():
     model = TaskModel(pass_rate=0.4, samples_differ=0.15, arms_differ=0.2, family_correlation=0.3, seed_sd=0.02)
     rates = {name: (value, "given") for name, value in vars(model).items()}
-    found = study_design(PlanQuestion(model, 0.08, 0.8, of_four, 0.5), Design(KATA), of_sizes(KATA), rates)
-    by_name = {line.name: line for line in found.lines}
-    designs = {f"twice the {what}" for what in ("seeds", "tasks", "samples")}
-    assert set(" or ".join(found.add_first).split(" or ")) == designs
-    assert found.add_first[-1] == "twice the samples"
+    study = study_design(PlanQuestion(model, 0.08, 0.8, of_four, 0.5), Design(KATA), of_sizes(KATA), rates)
+    by_name = {line.name: line for line in study.lines}
+    designs = {f"twice the {name}" for name in ("seeds", "tasks", "samples")}
+    assert set(" or ".join(study.add_first).split(" or ")) == designs
+    assert study.add_first[-1] == "twice the samples"
     assert by_name["as asked"].chances["VALIDATED"] == 0 and by_name["as asked"].usd == 0.5 * 480
     assert by_name["with 3 training seeds"].false_gain <= 0.025 + 0.02
-    assert found.enough.chances["VALIDATED"] >= 0.8 and found.enough.seeds >= 3
-    said = study_text(found)
-    words = {line.split("  ")[0]: line.split() for line in said.splitlines()}
+    assert study.enough.chances["VALIDATED"] >= 0.8 and study.enough.seeds >= 3
+    text = study_text(study)
+    words = {line.split("  ")[0]: line.split() for line in text.splitlines()}
     assert words["pass rate of the baseline"][5:] == ["40", "%", "given", "planning.pass_rate"]
     assert words["standard deviation of the gain between training seeds"][-4:-2] == ["2", "points"]
-    for name, (_, source) in found.rates.items():
-        assert f" {source} " in next(line for line in said.splitlines() if line.endswith(f"planning.{name}"))
+    for name, (_, source) in study.rates.items():
+        assert f" {source} " in next(line for line in text.splitlines() if line.endswith(f"planning.{name}"))
     assert words["families of these tasks"][-6:-1] == ["24", "24", "48", "24", "24"]
-    assert "What to add first: twice the" in said and "none" not in said.split()
-    of_three = replace(found, lines=tuple(line for line in found.lines if line.seeds >= 3))
-    assert "The smallest gain covers" in said and "The smallest gain covers" not in study_text(of_three)
-    assert max(map(len, said.splitlines())) <= 120
+    assert "What to add first: twice the" in text and "none" not in text.split()
+    of_three = replace(study, lines=tuple(line for line in study.lines if line.seeds >= 3))
+    assert "The smallest gain covers" in text and "The smallest gain covers" not in study_text(of_three)
+    assert max(map(len, text.splitlines())) <= 120
 
 
 def test_a_plan_names_sampling_units_as_the_environment_does():
@@ -196,12 +196,12 @@ def test_a_plan_names_sampling_units_as_the_environment_does():
     line = DesignLine("as asked", 16, 8, 1, 3, 144, None, dict.fromkeys(VERDICTS, 0.25), 400, None, 0.1, 0.01)
     runs = {"pilots": ("evaluate/1", "evaluate/2"), "sampling_unit": "repository"}
     study = Study(0.08, 0.8, rates, (line,), ("twice the seeds",), None, most_tasks=16, most_units=8, **runs)
-    said = study_text(study)
-    assert "\nrepositories of these tasks  " in said and "tasks of one repository  " in said
-    assert "famil" not in said.replace("planning.family_correlation", "")
-    assert "The environment has 8 repositories with 16 tasks, and no more." in said
-    assert "\npilot: evaluate/1\npilot: evaluate/2\n" in said and "\n  over what the pilot leaves open, %  " in said
-    assert max(map(len, said.splitlines())) <= 120
+    text = study_text(study)
+    assert "\nrepositories of these tasks  " in text and "tasks of one repository  " in text
+    assert "famil" not in text.replace("planning.family_correlation", "")
+    assert "The environment has 8 repositories with 16 tasks, and no more." in text
+    assert "\npilot: evaluate/1\npilot: evaluate/2\n" in text and "\n  over what the pilot leaves open, %  " in text
+    assert max(map(len, text.splitlines())) <= 120
 
 
 @pytest.mark.parametrize(
@@ -218,22 +218,24 @@ def test_a_plan_names_sampling_units_as_the_environment_does():
 def test_a_pilot_that_is_too_small_to_forecast_says_so_with_a_range(left_open, passes, source, words):
     chances = dict.fromkeys(VERDICTS, 0.25)
     line = DesignLine("as asked", 24, 6, 1, 3, 144, None, chances, 400, None, 0.1, 0.01, left_open)
-    played = {"pilots": ("collect/1",), "pilot_passes": passes, "pilot_items": 26}
-    said = study_text(Study(0.02, 0.8, {"pass_rate": (0.1, source)}, (line,), ("twice the seeds",), None, **played))
-    assert words in " ".join(said.split())
+    pilot = {"pilots": ("collect/1",), "pilot_passes": passes, "pilot_items": 26}
+    text = study_text(Study(0.02, 0.8, {"pass_rate": (0.1, source)}, (line,), ("twice the seeds",), None, **pilot))
+    assert words in " ".join(text.split())
 
 
 def test_units_too_few_to_reject_have_no_detectable_gain():
-    told: list[str] = []
-    with on_activity(told.append):
-        found = study_design(PlanQuestion(TaskModel(), 0.08, 0.8, of_four), Design((40,) * 3), of_sizes((40,) * 3), {})
-    assert told[0] == "simulating the design 'as asked'" and any("for the cheapest design" in what for what in told)
-    line = found.lines[0]
+    events: list[str] = []
+    with on_activity(events.append):
+        study = study_design(PlanQuestion(TaskModel(), 0.08, 0.8, of_four), Design((40,) * 3), of_sizes((40,) * 3), {})
+    assert events[0] == "simulating the design 'as asked'" and any(
+        "for the cheapest design" in event for event in events
+    )
+    line = study.lines[0]
     assert line.detectable is None and not any(line.chances[name] for name in ("VALIDATED", "PARTIAL", "INVALIDATED"))
-    assert found.add_first == ("families",) and found.fewest_units == 6
-    said = " ".join(study_text(found).split())
-    assert "With fewer than 6 the test cannot reject, however large the gain. 6 are the minimum for a test" in said
-    assert "smallest gain found with 80 % power, points none none" in said
+    assert study.add_first == ("families",) and study.fewest_units == 6
+    text = " ".join(study_text(study).split())
+    assert "With fewer than 6 the test cannot reject, however large the gain. 6 are the minimum for a test" in text
+    assert "smallest gain found with 80 % power, points none none" in text
 
 
 def test_a_small_pilot_leaves_more_open_than_a_large_one():
@@ -255,8 +257,8 @@ def test_a_range_is_as_wide_as_students_t_over_the_pilots_units():
         low, high = norm.ppf(validated_range(0.6, models, units, design, 0.1))
         assert (low + high) / 2 == pytest.approx(norm.ppf(0.6), abs=0.01)
         widths.append(high - low)
-    wanted = [t.ppf(0.9, units - 1) * (units / (units - 1)) ** 0.5 for units in (6, 60)]
-    assert widths[0] / widths[1] == pytest.approx(wanted[0] / wanted[1], rel=0.02)
+    expected = [t.ppf(0.9, units - 1) * (units / (units - 1)) ** 0.5 for units in (6, 60)]
+    assert widths[0] / widths[1] == pytest.approx(expected[0] / expected[1], rel=0.02)
     assert validated_range(0.6, models[:1], 6, design, 0.1) is None
     too_few = Design((1,) * 4, seeds=3)
     assert validated_range(0.0, models, 6, too_few, 0.1) == pytest.approx((0, 0), abs=1e-9), "never is from 0 to 0"
@@ -275,14 +277,14 @@ def test_a_pilot_without_repeats_still_measures_how_alike_a_units_tasks_are():
 
 def test_seeds_that_spread_too_far_need_more_seeds():
     model = TaskModel(seed_sd=0.12, arms_differ=0.3)
-    found = study_design(PlanQuestion(model, 0.15, 0.8, of_four), Design((2,) * 20), of_sizes((2,) * 20), {})
-    assert found.add_first[0] == "twice the seeds"
-    assert found.enough is None or found.enough.seeds >= 8
+    study = study_design(PlanQuestion(model, 0.15, 0.8, of_four), Design((2,) * 20), of_sizes((2,) * 20), {})
+    assert study.add_first[0] == "twice the seeds"
+    assert study.enough is None or study.enough.seeds >= 8
 
 
 def test_rates_that_are_given_stay_and_a_pilots_yield_to_them():
-    known = {"arms_differ": (0.9, "given"), "samples_differ": (0.4, "pilot"), "pass_rate": (0.1, "given")}
-    rates = complete(known, 0.02)
+    sources = {"arms_differ": (0.9, "given"), "samples_differ": (0.4, "pilot"), "pass_rate": (0.1, "given")}
+    rates = complete(sources, 0.02)
     assert rates["arms_differ"] == (0.9, "given"), "so that it is refused, not changed"
     assert rates["samples_differ"] == (pytest.approx(0.18), "pilot")
 
@@ -319,13 +321,13 @@ def test_a_supply_gives_the_units_that_the_environment_gives():
 def test_a_plan_offers_nothing_beyond_the_environment():
     """Six families of four tasks each are all: twice the tasks is no design, and what would be enough says so."""
     question = PlanQuestion(TaskModel(seed_sd=0.0, arms_differ=0.3), 0.2, 0.8, of_four)
-    found = study_design(question, Design((4,) * 6), of_sizes((4,) * 6, complete=True, grows=False), {})
-    assert [line.name for line in found.lines[2:]] == ["twice the seeds", "twice the samples"]
-    assert found.enough is None and found.beyond.sampling_units > 6 and found.beyond.chances["VALIDATED"] >= 0.8
-    said = " ".join(study_text(found).split())
-    assert "The environment has 6 families with 24 tasks, and no more." in said
-    assert "No design of up to 24 of its tasks and 20 training seeds was found to reach 80 % power for 20" in said
-    assert "The column `with more families` is one that would, if the environment had more of them." in said
+    study = study_design(question, Design((4,) * 6), of_sizes((4,) * 6, complete=True, grows=False), {})
+    assert [line.name for line in study.lines[2:]] == ["twice the seeds", "twice the samples"]
+    assert study.enough is None and study.beyond.sampling_units > 6 and study.beyond.chances["VALIDATED"] >= 0.8
+    text = " ".join(study_text(study).split())
+    assert "The environment has 6 families with 24 tasks, and no more." in text
+    assert "No design of up to 24 of its tasks and 20 training seeds was found to reach 80 % power for 20" in text
+    assert "The column `with more families` is one that would, if the environment had more of them." in text
     unsearched = PlanQuestion(TaskModel(seed_sd=0.5), 0.1, 0.8, of_four)  # which no number of seeds can find
     three = study_design(unsearched, Design((4,) * 3), of_sizes((4,) * 3, grows=False), {})
     assert (three.enough, three.add_first) == (None, ()) and "What to add" not in study_text(three), "it has no more"
@@ -333,17 +335,17 @@ def test_a_plan_offers_nothing_beyond_the_environment():
 
 def test_designs_that_the_simulation_cannot_tell_apart_are_no_order():
     line = DesignLine("a", 24, 6, 1, 3, 144, None, dict.fromkeys(VERDICTS, 0.25), 400, None, 0.1, 0.002)
-    others = [replace(line, name=name, detectable=gain) for name, gain in (("b", 0.105), ("c", 0.12), ("d", None))]
-    assert ranked([others[1], others[2], line, others[0]]) == ("a or b", "c", "d")
+    lines = [replace(line, name=name, detectable=gain) for name, gain in (("b", 0.105), ("c", 0.12), ("d", None))]
+    assert ranked([lines[1], lines[2], line, lines[0]]) == ("a or b", "c", "d")
 
 
 def test_models_are_planned_without_training_seeds():
     """A gain of models is PARTIAL, and more seeds are no design."""
     question = PlanQuestion(TaskModel(seed_sd=0.0), 0.1, 0.8, lambda design: 2 * design.num_tasks * design.samples)
-    found = study_design(question, Design((2,) * 30, untrained=True), of_sizes((2,) * 30), {})
-    assert [line.name for line in found.lines] == ["as asked", "twice the tasks", "twice the samples"]
-    assert found.enough.seeds == 1 and found.enough.chances["PARTIAL"] >= 0.8
-    assert "training seeds of each arm" not in study_text(found) and "a gain is PARTIAL" in study_text(found)
+    study = study_design(question, Design((2,) * 30, untrained=True), of_sizes((2,) * 30), {})
+    assert [line.name for line in study.lines] == ["as asked", "twice the tasks", "twice the samples"]
+    assert study.enough.seeds == 1 and study.enough.chances["PARTIAL"] >= 0.8
+    assert "training seeds of each arm" not in study_text(study) and "a gain is PARTIAL" in study_text(study)
 
 
 def test_large_designs_are_simulated_less_often():

@@ -51,7 +51,7 @@ def decided(items, differences=(), **question):
     return decide(items_table(items), EvalQuestion(**question), differences)
 
 
-said = describe_verdict
+worded = describe_verdict
 
 
 def why(verdict):
@@ -60,7 +60,7 @@ def why(verdict):
 
 def sentences(verdict):
     """What a page puts first: the sentences that are shown, and those that are not."""
-    return " ".join(said(verdict).shown), " ".join(said(verdict).not_shown)
+    return " ".join(worded(verdict).shown), " ".join(worded(verdict).not_shown)
 
 
 # Treatment and baseline.
@@ -68,27 +68,27 @@ def sentences(verdict):
 
 def test_a_gain_over_three_trainings_is_validated():
     verdict = decided(experiment({"start": 53, "A": 60, "B": 86, "C": 84}))
-    assert (verdict.decision, said(verdict).claim, verdict.exit_code) == ("VALIDATED", "a gain of 2 points", 0)
+    assert (verdict.decision, worded(verdict).claim, verdict.exit_code) == ("VALIDATED", "a gain of 2 points", 0)
     assert verdict.gain.estimate == pytest.approx(0.26) and (verdict.gain.wins, verdict.gain.losses) == (26, 0)
     assert [arm.arm for arm in verdict.arms] == ["A", "B", "C", "start"] and verdict.settled
-    shown, _ = sentences(verdict)
-    assert shown.startswith("B passes more tasks than A by at least 2 points: +26.0 [")
+    shown_text, _ = sentences(verdict)
+    assert shown_text.startswith("B passes more tasks than A by at least 2 points: +26.0 [")
 
 
 def test_a_gain_that_may_be_below_the_bar_says_so():
     small = decided(experiment({"A": 50, "B": 56}))
-    assert (small.decision, said(small).claim) == ("VALIDATED", "a gain")
+    assert (small.decision, worded(small).claim) == ("VALIDATED", "a gain")
     assert small.gain.low < MIN_GAIN <= small.gain.high
     assert "not shown to reach 2 points" in why(small) and "reaches 2 points" in sentences(small)[1]
     below = decided(experiment({"A": 50, "B": 56}), min_gain=0.25)
-    assert said(below).claim == "a gain" and "smaller than 25 points" in why(below)
+    assert worded(below).claim == "a gain" and "smaller than 25 points" in why(below)
 
 
 @pytest.mark.parametrize("seeds", [(0,), (0, 1)])
 def test_fewer_than_three_training_seeds_are_partial_at_most(seeds):
     verdict = decided(experiment({"A": 50, "B": 75}, seeds=seeds))
-    assert (verdict.decision, said(verdict).claim, verdict.exit_code) == ("PARTIAL", "a gain of 2 points", 3)
-    assert "these checkpoints" in said(verdict).estimand and "Anything about other trainings" in sentences(verdict)[1]
+    assert (verdict.decision, worded(verdict).claim, verdict.exit_code) == ("PARTIAL", "a gain of 2 points", 3)
+    assert "these checkpoints" in worded(verdict).estimand and "Anything about other trainings" in sentences(verdict)[1]
     worse = decided(experiment({"A": 75, "B": 50}, seeds=seeds))
     assert (worse.decision, worse.exit_code) == ("UNDERPOWERED", 3) and "of these checkpoints alone" in why(worse)
 
@@ -97,13 +97,13 @@ def test_seeds_that_disagree_do_not_validate():
     verdict = decided(by_seed({"A": (50, 50, 50), "B": (80, 53, 51)}))
     assert verdict.decision == "UNDERPOWERED" and verdict.gain.estimate > 0.11
     assert verdict.gain_by_seed == pytest.approx({"0": 0.3, "1": 0.03, "2": 0.01})
-    assert "other trainings" in said(verdict).estimand and "Anything about other" not in sentences(verdict)[1]
+    assert "other trainings" in worded(verdict).estimand and "Anything about other" not in sentences(verdict)[1]
 
 
 def test_a_worse_treatment_is_invalidated():
     passes = {"grpo": 75, "sdpo": 50, "sft": 50}
     verdict = decided(experiment(passes), baseline="grpo", treatment="sdpo", control="sft")
-    assert (verdict.decision, said(verdict).claim, verdict.exit_code) == ("INVALIDATED", "", 1) and verdict.settled
+    assert (verdict.decision, worded(verdict).claim, verdict.exit_code) == ("INVALIDATED", "", 1) and verdict.settled
     assert why(verdict).startswith("sdpo - grpo is -25.0 points")
     assert sentences(verdict)[0].startswith("sdpo passes fewer tasks than grpo")
 
@@ -122,8 +122,8 @@ def test_an_undecided_experiment_says_what_it_would_find():
     verdict = decided(experiment({"A": 40, "B": 44}, num_tasks=80))
     assert (verdict.decision, verdict.exit_code) == ("UNDERPOWERED", 3)
     assert 0.05 < verdict.gain.mde < 0.3
-    found = f"{100 * verdict.gain.mde:.1f} points"
-    assert f"80 tasks in 20 families show {found}" in why(verdict) and f"from {found} on" in sentences(verdict)[1]
+    size = f"{100 * verdict.gain.mde:.1f} points"
+    assert f"80 tasks in 20 families show {size}" in why(verdict) and f"from {size} on" in sentences(verdict)[1]
     assert decided(experiment({"A": 40, "B": 70}, num_tasks=80)).gain.mde is None, "what is decided needs no power"
 
 
@@ -137,7 +137,7 @@ def test_fixed_units_have_an_interval_for_other_units_too():
     items = [{**item, "unit": "u"} for item in experiment({"A": 50, "B": 75})]
     verdict = decided(items, sampling=SamplingUnit("repository", fixed=True))
     assert verdict.decision == "VALIDATED" and verdict.gain.elsewhere == (-1, 1)
-    assert "other tasks of these 1 repository" in said(verdict).estimand
+    assert "other tasks of these 1 repository" in worded(verdict).estimand
     assert decided(items).gain.too_few, "one sampled unit"
 
 
@@ -165,8 +165,8 @@ def test_the_control_is_a_test_only_after_a_gain():
 def test_a_control_above_the_treatment_does_better():
     verdict = decided(experiment({"A": 30, "B": 60, "C": 85}))
     assert verdict.decision == "VALIDATED" and "imitation does better" in why(verdict)
-    shown, not_shown = sentences(verdict)
-    assert "Imitation alone does better: C passes 85.0 %, B 60.0 %" in shown and "preference helps" in not_shown
+    shown_text, not_shown = sentences(verdict)
+    assert "Imitation alone does better: C passes 85.0 %, B 60.0 %" in shown_text and "preference helps" in not_shown
 
 
 def test_without_a_control_nothing_is_attributed():
@@ -193,18 +193,18 @@ def test_the_start_is_a_control_that_was_not_trained():
     once = experiment({START: 30}, seeds=(0,)) + experiment({"A": 50}, seeds=(1,))
     verdict = decided(once, baseline=START, treatment="A", control=None)
     assert verdict.decision == "PARTIAL" and "about this training only, not about other seeds" in why(verdict)
-    one = decided(experiment({"A": 50, "B": 75}) + experiment({"C": 30}, seeds=(0,)))
-    assert one.over_control is None, "a single training is no control of three"
+    single = decided(experiment({"A": 50, "B": 75}) + experiment({"C": 30}, seeds=(0,)))
+    assert single.over_control is None, "a single training is no control of three"
 
 
-@pytest.mark.parametrize(("greedy", "shown"), [(55, False), (62, True), (75, True)])
-def test_a_gain_at_temperature_0_stands_next_to_the_gain_and_gives_it_no_cause(greedy, shown):
+@pytest.mark.parametrize(("greedy", "is_shown"), [(55, False), (62, True), (75, True)])
+def test_a_gain_at_temperature_0_stands_next_to_the_gain_and_gives_it_no_cause(greedy, is_shown):
     """The start passes 30 tasks at temperature 1 and 55 at 0, its trainings 60 at 1: a gain of 30 points."""
     items = experiment({"A": 60, "A@0": greedy}) + experiment({START: 30, "start@0": 55}, seeds=(0,))
     verdict = decided(items, baseline=START, treatment="A", control=None)
     assert verdict.at_zero.estimate == pytest.approx((greedy - 55) / 100) and verdict.at_zero.num_seeds == 3
     assert f"At temperature 0 it is {100 * verdict.at_zero.estimate:+.1f} points [" in why(verdict)
-    assert ("temperature 0" in sentences(verdict)[1]) is not shown
+    assert ("temperature 0" in sentences(verdict)[1]) is not is_shown
     assert not any("sharpening" in text for text in (why(verdict), *sentences(verdict), text_table(verdict)))
     assert not any(part.kind == "arm" for part in verdict.subsets), "no difference of temperature is one of arms"
     printed = text_table(verdict)
@@ -215,11 +215,11 @@ def test_a_gain_at_temperature_0_stands_next_to_the_gain_and_gives_it_no_cause(g
 def test_a_training_that_collapsed_is_named_and_its_cut_rollouts_blame_no_limit():
     items = experiment({START: 30}, seeds=(0,)) + experiment({"A": 5}, seeds=(0, 1))
     items = [{**item, "terminated_by": "max_tokens" if item["arm"] == "A" else "submitted"} for item in items]
-    asked = {"baseline": START, "treatment": "A", "control": None}
-    assert "raise policy.max_tokens" in said(decided(items, **asked)).cut
-    how = "Collapsed at step 14: entropy 3.6, three times that of the first steps."
-    verdict = decided(items, **asked, collapsed={("A", 0): how, ("A", 1): how})
-    assert not said(verdict).cut and "arm A, seed 1: Collapsed at step 14: entropy 3.6" in why(verdict)
+    question = {"baseline": START, "treatment": "A", "control": None}
+    assert "raise policy.max_tokens" in worded(decided(items, **question)).cut
+    text = "Collapsed at step 14: entropy 3.6, three times that of the first steps."
+    verdict = decided(items, **question, collapsed={("A", 0): text, ("A", 1): text})
+    assert not worded(verdict).cut and "arm A, seed 1: Collapsed at step 14: entropy 3.6" in why(verdict)
 
 
 # Parts, other arms, conduct.
@@ -235,7 +235,11 @@ def test_a_family_that_gains_alone_is_partial():
         items.append(row("A", task, family, noise and family % 2))
         items.append(row("B", task, family, gained or (noise and family % 2 == 0)))
     verdict = decided([{**item, "train_seed": seed} for item in items for seed in (0, 1, 2)], control=None)
-    assert (verdict.decision, said(verdict).claim, verdict.exit_code) == ("PARTIAL", "", 3) and verdict.gain.low <= 0
+    assert (verdict.decision, worded(verdict).claim, verdict.exit_code) == (
+        "PARTIAL",
+        "",
+        3,
+    ) and verdict.gain.low <= 0
     assert [s.name for s in verdict.subsets if s.gains] == ["f0"] and "family f0 (+50.0 points" in why(verdict)
     assert "family f0 (+50.0)" in sentences(verdict)[0]
 
@@ -260,8 +264,8 @@ def test_a_hacked_rate_that_rose_with_the_pass_rate_is_named():
     assert "hacked rate of B rose with the pass rate" in why(rose)
     assert "B hacks more often than A: +40.0 [" in sentences(rose)[0]
     assert "hacked rate of B rose, by" in why(decided(experiment({"A": 75, "B": 50}, hacked=hacked)))
-    for other in (({"A": 3, "B": 4}, 0), ({"A": 40, "B": 0}, 0)):
-        assert "hack" not in why(decided(experiment({"A": 50, "B": 75}, hacked=other)))
+    for hacks in (({"A": 3, "B": 4}, 0), ({"A": 40, "B": 0}, 0)):
+        assert "hack" not in why(decided(experiment({"A": 50, "B": 75}, hacked=hacks)))
 
 
 def test_arms_that_differ_in_passes_by_report_are_named():
@@ -284,33 +288,33 @@ def test_arms_that_differ_in_passes_by_report_are_named():
 
 
 def test_conduct_is_tested_against_the_control_too_with_all_other_questions() -> None:
-    kept = ({"A": 100, "B": 100, "C": 4}, 100)
-    items = experiment({"A": 50, "B": 75, "C": 75}, protocol_ok=kept)
+    protocol = ({"A": 100, "B": 100, "C": 4}, 100)
+    items = experiment({"A": 50, "B": 75, "C": 75}, protocol_ok=protocol)
     swapped = decided(items, treatment="C", control="B")
     assert "C keeps the protocol less often than B, by -96.0 points" in why(swapped)
     less = {(c.treatment, c.baseline): c.p_holm < 0.05 for c in swapped.comparisons if c.rate == "protocol"}
     assert less == {("C", "A"): True, ("C", "B"): True}
     assert "protocol, C - B: -96.0 points" in text_table(swapped)
-    other = decided([*items, *({**item, "arm": "D"} for item in items if item["arm"] == "C")], control=None)
-    assert "D keeps the protocol less often than A, by -96.0 points" in why(other), "every comparison, not B - A alone"
-    assert "D keeps the protocol less often than A" in sentences(other)[0]
+    with_d = decided([*items, *({**item, "arm": "D"} for item in items if item["arm"] == "C")], control=None)
+    assert "D keeps the protocol less often than A, by -96.0 points" in why(with_d), "every comparison, not B - A alone"
+    assert "D keeps the protocol less often than A" in sentences(with_d)[0]
     assert "less often" not in why(decided(experiment({"A": 50, "B": 75, "C": 75})))
 
 
 def test_conduct_is_printed_with_holms_p_and_what_never_differs_is_not_counted() -> None:
     """Protocols differ in 9 of 100 tasks against A and C; nothing is ever a hack, and no family has six tasks."""
     verdict = decided(experiment({"A": 50, "B": 50, "C": 50}, protocol_ok=({"B": 91}, 100)))
-    conduct = [one for one in verdict.comparisons if one.p_holm is not None]
-    assert [(one.rate, one.baseline) for one in conduct] == [("protocol", "A"), ("protocol", "C")]
-    for one in conduct:
-        assert one.p_holm == pytest.approx(2 * one.p_value)
-        assert f"p = {one.p_value:.3f} ({one.p_holm:.2g} after Holm)" in text_table(verdict)
+    conduct = [row for row in verdict.comparisons if row.p_holm is not None]
+    assert [(row.rate, row.baseline) for row in conduct] == [("protocol", "A"), ("protocol", "C")]
+    for row in conduct:
+        assert row.p_holm == pytest.approx(2 * row.p_value)
+        assert f"p = {row.p_value:.3f} ({row.p_holm:.2g} after Holm)" in text_table(verdict)
 
 
 def test_passes_that_broke_the_protocol_stand_next_to_the_gain() -> None:
     """B passes 75 tasks, A 50; of its passes B breaks the protocol in 45."""
-    kept = ({"A": 100, "B": 30, "C": 100}, 100)
-    verdict = decided(experiment({"A": 50, "B": 75, "C": 75}, protocol_ok=kept))
+    protocol = ({"A": 100, "B": 30, "C": 100}, 100)
+    verdict = decided(experiment({"A": 50, "B": 75, "C": 75}, protocol_ok=protocol))
     assert verdict.decision == "VALIDATED" and verdict.gain.estimate == pytest.approx(0.25)
     assert verdict.compared(KEPT, "A").estimate == pytest.approx(-0.2)
     assert verdict.compared(KEPT, "C").estimate == pytest.approx(-0.45)
@@ -339,7 +343,7 @@ def test_a_rise_of_searches_is_a_warning_and_no_decision() -> None:
     rise = verdict.compared(SEARCHED, "A")
     assert rise.estimate == 1.0 and plain.compared(SEARCHED, "A") is None, "unknown where nobody watches for it"
     assert "B searches for the published solution more often" in why(verdict)
-    assert any("searches for the published solution" in line for line in said(verdict).shown)
+    assert any("searches for the published solution" in line for line in worded(verdict).shown)
 
 
 def test_a_registered_outcome_decides_and_passes_stand_next_to_it() -> None:
@@ -389,12 +393,12 @@ def test_hidden_tests_are_a_question_where_passing_is_something_else():
     judged = [{**item, "hidden_pass": item["passed"] and not item["hacked"]} for item in items]
     verdict = decided(judged)
     of_a, of_c = (
-        {one.rate: one.estimate for one in verdict.comparisons if one.baseline == other and one.p_holm}
-        for other in "AC"
+        {row.rate: row.estimate for row in verdict.comparisons if row.baseline == control and row.p_holm}
+        for control in "AC"
     )
     assert of_a == pytest.approx({"hacked": -0.4, "suspect": -0.4, "hidden tests": 0.4})
     assert of_c == pytest.approx({"hacked": -0.38, "suspect": -0.38, "hidden tests": 0.38})
-    assert all(one.p_holm < 0.05 for one in verdict.comparisons if one.p_holm is not None)
+    assert all(row.p_holm < 0.05 for row in verdict.comparisons if row.p_holm is not None)
     assert "hidden tests, B - C: +38.0 points" in text_table(verdict) and "hacked, B - C" in text_table(verdict)
     plain = decided([{**item, "hidden_pass": item["passed"]} for item in items])
     assert "hidden tests" not in text_table(plain)
@@ -438,11 +442,11 @@ def lose(items, arm, num):
 
 
 def test_a_verdict_must_survive_the_worst_that_lost_rollouts_could_have_been():
-    kept = decided(experiment({"A": 50, "B": 57}))
-    assert kept.decision == "VALIDATED" and kept.worst is None and kept.num_lost == 0
+    complete = decided(experiment({"A": 50, "B": 57}))
+    assert complete.decision == "VALIDATED" and complete.worst is None and complete.num_lost == 0
     lost = decided(lose(experiment({"A": 50, "B": 57}), "B", 14))
     assert lost.gain.low > 0 >= lost.worst.low and lost.worst.estimate < lost.gain.estimate <= lost.best.estimate
-    assert (lost.decision, said(lost).claim, lost.num_lost) == ("UNDERPOWERED", "", 14)
+    assert (lost.decision, worded(lost).claim, lost.num_lost) == ("UNDERPOWERED", "", 14)
     assert "but not if the 14 lost rollouts had ended otherwise" in why(lost) and "14 lost rollouts" in text_table(lost)
     assert decided(lose(experiment({"A": 50, "B": 75}), "B", 14)).decision == "VALIDATED"
 
@@ -478,9 +482,9 @@ def test_many_rollouts_that_limits_ended_are_named_with_the_setting_to_raise(pas
         for index, item in enumerate(experiment(dict.fromkeys("ABC", passing), num_tasks=12, seeds=(0,)))
     ]
     verdict = decided(items)
-    assert bool(said(verdict).cut) is bool(expected) and all(part in said(verdict).cut for part in expected)
-    assert why(verdict).startswith(said(verdict).cut)
-    assert not expected or said(verdict).not_shown[0] == f"What the arms can do. {said(verdict).cut}"
+    assert bool(worded(verdict).cut) is bool(expected) and all(part in worded(verdict).cut for part in expected)
+    assert why(verdict).startswith(worded(verdict).cut)
+    assert not expected or worded(verdict).not_shown[0] == f"What the arms can do. {worded(verdict).cut}"
 
 
 def test_settings_besides_the_channels_are_part_of_the_verdict():
@@ -489,9 +493,11 @@ def test_settings_besides_the_channels_are_part_of_the_verdict():
     items = experiment({"A": 50, "B": 75, "C": 60})
     verdict, alike = decided(items, (weights, rate)), decided(items, (weights,))
     assert "optimisation.learning_rate (A 0.0002, B 0.0006)" in why(verdict) and "B and C differ" not in why(verdict)
-    (named,) = (one for one in said(verdict).not_shown if "channels" in one)
+    (named,) = (sentence for sentence in worded(verdict).not_shown if "channels" in sentence)
     assert "optimisation.learning_rate" in named and "weights.dpo" not in named
-    assert "differ in more" not in why(alike) and not any("channels" in one for one in said(alike).not_shown)
+    assert "differ in more" not in why(alike) and not any(
+        "channels" in sentence for sentence in worded(alike).not_shown
+    )
     assert "- weights.dpo: A 0, B 1, C 0" in text_table(verdict)
     assert b"optimisation.learning_rate" in arms_chart(verdict) and b"also differ" not in arms_chart(alike)
 
@@ -501,21 +507,24 @@ def test_a_collapsed_training_is_named():
     assert len(verdict.collapsed) == 1 and "Collapsed: A with seed 2" in why(verdict)
     assert not decided(experiment({"A": 50, "B": 75})).collapsed
     arms = {"A": (50, 52, 51), "B": (57, 55, 56), "E": (50, 3, 52), "E@0": (50, 3, 52), "start": (50, 3, 51)}
-    other = decided(by_seed(arms), collapsed={("E", 1): "reward fell.", ("start", 0): "no training."})
+    collapsed_verdict = decided(by_seed(arms), collapsed={("E", 1): "reward fell.", ("start", 0): "no training."})
     watched = ("arm E, seed 1: reward fell", "E with seed 1 passes 3 % of the tasks, its other trainings 51 %")
-    assert said(other).collapsed == watched, "every arm but the start and those at temperature 0"
+    assert worded(collapsed_verdict).collapsed == watched, "every arm but the start and those at temperature 0"
 
 
 def test_one_set_of_pairs_makes_the_interval_conditional():
     def on_pairs(pair_set):
         items = experiment({"A": 50, "B": 75}, seeds=range(4))
         return decided(
-            [{**one, "pair_set": pair_set(one["train_seed"]) if one["arm"] == "B" else None} for one in items]
+            [{**item, "pair_set": pair_set(item["train_seed"]) if item["arm"] == "B" else None} for item in items]
         )
 
-    one, four, shared = on_pairs(lambda s: "p"), on_pairs(lambda s: f"p{s}"), on_pairs(lambda s: f"p{min(s, 2)}")
-    assert [each.gain.num_collections for each in (one, four, shared)] == [1, 4, 3]
-    assert "conditional on these pairs" in said(one).estimand and "other collections of pairs" in said(four).estimand
+    single, four, shared = on_pairs(lambda s: "p"), on_pairs(lambda s: f"p{s}"), on_pairs(lambda s: f"p{min(s, 2)}")
+    assert [each.gain.num_collections for each in (single, four, shared)] == [1, 4, 3]
+    assert (
+        "conditional on these pairs" in worded(single).estimand
+        and "other collections of pairs" in worded(four).estimand
+    )
     assert [(each.gain.method.num_top, each.gain.method.top) for each in (four, shared)] == [
         (4, "training seeds"),
         (3, "collections of pairs"),
