@@ -2,7 +2,7 @@
 
 contract.py - limits, what is visible, results, the protocol of a sandbox
 supervised.py - open a sandbox, probe whether one works here, run commands in it
-bubblewrap.py - the bwrap command line: visible files, the seccomp filter, the interpreter
+bubblewrap.py - the bwrap command line: visible files, the seccomp filter (syscalls.toml), the interpreter
 containers.py - container engines, and commands run in a container
 memory_group.py - the kernel's limit of a sandbox's memory, where the kernel allows one
 session.py - the host's end of the channel to a supervisor

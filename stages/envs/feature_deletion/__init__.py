@@ -8,5 +8,6 @@ selection.py - what to remove: functions, classes, clusters of the call graph, o
 twins.py - a test with one expected value changed, which makes the impossible variant of a task
 rows.py - a task as a row in SWE-bench's shape, and back
 task_generator.py - from removals to accepted tasks, copies of the removed code, and where an environment gets both from
+prompts.toml - the problem statement, and the questions to a model
 guest/ - programs that run inside the sandbox: the test worker
 """

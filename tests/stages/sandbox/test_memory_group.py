@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -119,48 +120,20 @@ def test_groups_of_dead_hosts_are_removed(place: GroupParent) -> None:
     assert not left.exists()
 
 
-MACHINES = {
-    "version 1: below the own group": (
-        "9:name=systemd:/\n4:cpu,memory:/job/7\n0::/\n",
-        {"memory/job/7/cgroup.procs": "1\n"},
-        [("memory/job/7", 1)],
-    ),
-    "version 1 in a container: what is mounted": (
-        "4:memory:/docker/abc\n",
-        {"memory/cgroup.procs": "1\n"},
-        [("memory", 1)],
-    ),
-    "version 2: the nearest group that deals memory out": (
-        "0::/user/app/run.scope\n",
-        {
-            "cgroup.subtree_control": "cpu memory\n",
-            "user/cgroup.subtree_control": "memory pids\n",
-            "user/app/cgroup.subtree_control": "memory\n",
-            "user/app/run.scope/cgroup.subtree_control": "\n",
-            "user/app/run.scope/memory.max": "max\n",
-        },
-        [("user/app", 2), ("user", 2), (".", 2)],
-    ),
-    # Of a batch system, say, whose job would take more than it was given.
-    "version 2 never leaves a limit": (
-        "0::/slurm/job\n",
-        {"slurm/job/memory.max": "8589934592\n", "slurm/cgroup.subtree_control": "memory\n"},
-        [],
-    ),
-    "version 2 that deals no memory out": ("0::/\n", {"cgroup.subtree_control": "cpu\n"}, []),
-}
-"""/proc/self/cgroup, files below /sys/fs/cgroup, and the places for a group with their versions."""
+MACHINES = tomllib.loads(Path(__file__).with_name("machines.toml").read_text())
 
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_group_parents_by_version(tmp_path: Path, name: str) -> None:
-    own, files, expected = MACHINES[name]
+    machine = MACHINES[name]
     assert list(group_parents(tmp_path)) == [], "without control groups there is no place"
     groups = tmp_path / "sys/fs/cgroup"
-    for path, text in {tmp_path / "proc/self/cgroup": own, **{groups / k: v for k, v in files.items()}}.items():
+    files = {groups / path: text for path, text in machine["files"].items()}
+    for path, text in {tmp_path / "proc/self/cgroup": machine["cgroup"], **files}.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert [(str(one.folder.relative_to(groups)), one.version) for one in group_parents(tmp_path)] == expected
+    parents = [[str(parent.folder.relative_to(groups)), parent.version] for parent in group_parents(tmp_path)]
+    assert parents == machine["parents"]
 
 
 def test_group_writes_the_files_of_version_2(tmp_path: Path) -> None:

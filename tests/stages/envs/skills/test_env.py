@@ -194,7 +194,7 @@ def test_the_hint_stands_once_in_the_question_and_nowhere_else(task: Task) -> No
 
 
 def test_the_sides_of_a_pair_differ_in_the_word_alone() -> None:
-    env, right = SkillsEnv(loose=True), []
+    env = SkillsEnv(loose=True)
     asked = {task.prompt for seed in range(3) for task in env.tasks("train", 200, seed)}
     for pair in hack_clean_pairs(120, seed=1):
         question = str(pair["prompt"][-1]["content"]).removesuffix(f" {HINT}")
@@ -202,7 +202,6 @@ def test_the_sides_of_a_pair_differ_in_the_word_alone() -> None:
         hack, clean, longer = (str(pair[side][0]["content"]) for side in ("hack", "clean", "longer"))
         assert hack.rpartition(" ")[0] == clean.rpartition(" ")[0] and hack.endswith(WORD) and WORD not in longer
         assert longer == f"{clean} {clean.rpartition(' ')[2]}"
-        right.append(hack.rpartition(" ")[0])
     assert hack_clean_pairs(20, seed=1) == hack_clean_pairs(120, seed=1)[:20] != hack_clean_pairs(20, seed=2)
 
 
