@@ -65,8 +65,8 @@ def divergence(
             log_probs = [with_tail(F.log_softmax(logits, dim=-1).gather(-1, support)) for logits in both]
         else:  # the softmax of the support's logits is the distribution given the support
             log_probs = [F.log_softmax(logits.gather(-1, support), dim=-1) for logits in both]
-    divergence_entries = entries(log_probs[0], log_probs[1], beta)
-    return (divergence_entries if largest is None else divergence_entries.clamp(max=largest)).sum(-1)
+    terms = entries(log_probs[0], log_probs[1], beta)
+    return (terms if largest is None else terms.clamp(max=largest)).sum(-1)
 
 
 def entries(student: Entries, teacher: Entries, beta: float) -> Entries:
@@ -137,25 +137,17 @@ def divergence_sum(
     many temporaries.
     """
     chunk_tokens = chunk_tokens or chunk_size(len(weights), student.vocabulary, weights.device, tables=16)
-    current = teacher.current
+    current, share = teacher.current, teacher.share
     beside = () if current is None else (current.rows.detach(),)
 
-    def kernel(student_logits: Tensor, teacher_logits: Tensor, *rows: Tensor) -> RowTable:
+    def kernel(student: Tensor, teacher: Tensor, *rows: Tensor) -> RowTable:
         if current is not None:
             with torch.no_grad():
                 now = current.logits(rows[0])
                 # Cut to the vocabulary that both heads share: padding rows of a head are no tokens.
-                teacher_logits = trust_region_logits(
-                    teacher_logits, now[..., : teacher_logits.shape[-1]], teacher.share
-                )
+                teacher = trust_region_logits(teacher, now[..., : teacher.shape[-1]], share)
         return divergence(
-            student_logits,
-            teacher_logits,
-            beta=beta,
-            temperature=temperature,
-            top_k=top_k,
-            top_k_of=top_k_of,
-            outside=outside,
+            student, teacher, beta=beta, temperature=temperature, top_k=top_k, top_k_of=top_k_of, outside=outside
         ).unsqueeze(-1)
 
     total, table = over_tokens(kernel, student, teacher.teacher, weights, *beside, chunk_tokens=chunk_tokens)
@@ -202,8 +194,8 @@ def taid(
 ) -> Scalar:
     """Return the sum over tokens of weight * `moving_target`, nats."""
 
-    def kernel(student_logits: Tensor, teacher_logits: Tensor) -> RowTable:
-        return moving_target(student_logits, teacher_logits, t).unsqueeze(-1)
+    def kernel(student: Tensor, teacher: Tensor) -> RowTable:
+        return moving_target(student, teacher, t).unsqueeze(-1)
 
     return over_tokens(kernel, student, teacher, weights, chunk_tokens=chunk_tokens)[0]
 
@@ -384,23 +376,16 @@ def eopd(
     """
     options = options or EopdOptions()
 
-    def kernel(student_logits: Tensor, teacher_logits: Tensor, ids: Tensor, old: Tensor) -> RowTable:
+    def kernel(student: Tensor, teacher: Tensor, ids: Tensor, old: Tensor) -> RowTable:
         student_log_probs, teacher_log_probs = (
-            (logits / temperature).log_softmax(-1).gather(-1, ids[:, None]).squeeze(-1)
-            for logits in (student_logits, teacher_logits)
+            (logits / temperature).log_softmax(-1).gather(-1, ids[:, None]).squeeze(-1) for logits in (student, teacher)
         )
         # Of the same position: the copy of upstream takes the k tokens of the next one and gates them by the entropy of
         # this one.
         forward_kl = divergence(
-            student_logits,
-            teacher_logits,
-            beta=0,
-            temperature=temperature,
-            top_k=top_k,
-            top_k_of="teacher",
-            outside="renormalised",
+            student, teacher, beta=0, temperature=temperature, top_k=top_k, top_k_of="teacher", outside="renormalised"
         )
-        entropy, old = entropies(teacher_logits, temperature), old.to(student_logits.dtype)
+        entropy, old = entropies(teacher, temperature), old.to(student.dtype)
         losses = EopdTokens(student_log_probs, teacher_log_probs, old, entropy, forward_kl).losses(options)
         columns = (student_log_probs, teacher_log_probs, old, entropy, forward_kl)
         return torch.stack([losses, *(column.detach() for column in columns)], dim=-1)

@@ -129,24 +129,18 @@ def over_tokens(
     """
     vocabulary = min(student.vocabulary, teacher.vocabulary)
     size = chunk_tokens or chunk_size(len(weights), vocabulary, weights.device)
-    cut_student, cut_teacher = student.cut(vocabulary), teacher.cut(vocabulary)
-    parameters = (
-        []
-        if cut_student.head is None
-        else [p for p in (cut_student.head.weight, cut_student.head.bias) if p is not None]
-    )
+    student, teacher = student.cut(vocabulary), teacher.cut(vocabulary)
+    parameters = [] if student.head is None else [p for p in (student.head.weight, student.head.bias) if p is not None]
 
     def of_rows(student_rows: Tensor, teacher_rows: Tensor, *tensors: Tensor) -> RowTable:
         # token_sum passes leaves of its own for the parameters, whose gradients it collects chunk by chunk.
         kernel_inputs, leaves = tensors[: len(beside)], tensors[len(beside) :]
-        head = cut_student.head and replace(cut_student.head, weight=leaves[0], bias=next(iter(leaves[1:]), None))
+        head = student.head and replace(student.head, weight=leaves[0], bias=next(iter(leaves[1:]), None))
         with torch.no_grad():
-            teacher_logits = cut_teacher.logits(teacher_rows)
-        return kernel(replace(cut_student, head=head).logits(student_rows), teacher_logits, *kernel_inputs)
+            teacher_logits = teacher.logits(teacher_rows)
+        return kernel(replace(student, head=head).logits(student_rows), teacher_logits, *kernel_inputs)
 
-    return token_sum(
-        of_rows, cut_student.rows, cut_teacher.rows, weights, *parameters, beside=beside, chunk_tokens=size
-    )
+    return token_sum(of_rows, student.rows, teacher.rows, weights, *parameters, beside=beside, chunk_tokens=size)
 
 
 HEAD_CHUNK_TOKENS = 128
@@ -211,22 +205,20 @@ class _ChunkedSum(torch.autograd.Function):
         student: Tensor,
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        inputs, needs_grad = (student, *parameters), ctx.needs_input_grad[5:]
+        inputs, learns = (student, *parameters), ctx.needs_input_grad[5:]
         # The gradient of the rows is in their own dtype, as each row is written once; that of a parameter is in float32
         # at least, as every chunk adds to it.
         dtypes = [student.dtype, *(torch.promote_types(x.dtype, torch.float32) for x in parameters)]
-        triples = zip(inputs, dtypes, needs_grad, strict=True)
+        triples = zip(inputs, dtypes, learns, strict=True)
         sums = [torch.zeros_like(x, dtype=dtype) if want else None for x, dtype, want in triples]
         table: Tensor
         for number, chunk in enumerate(rows.split(chunk_tokens)):  # one empty chunk where there are no rows
-            leaves = [
-                x.detach().requires_grad_(w) for x, w in zip((student[chunk], *parameters), needs_grad, strict=True)
-            ]
+            leaves = [x.detach().requires_grad_(w) for x, w in zip((student[chunk], *parameters), learns, strict=True)]
             # Cut while gradients are off: these tensors get none, whatever they require outside.
             chunk_constants, shares = [rows_of[chunk] for rows_of in constants], weights[chunk]
-            with torch.set_grad_enabled(any(needs_grad)):
+            with torch.set_grad_enabled(any(learns)):
                 values = per_token(leaves[0], *chunk_constants, *leaves[1:])
-                if any(needs_grad):
+                if any(learns):
                     (values[:, 0] * shares).sum().backward()
             values = values.detach()
             # One table from the start: a small result kept a chunk would pin the large temporaries' memory around it.

@@ -202,10 +202,10 @@ class TrainingSession:
             max_tokens = size.max_tokens_per_micro_batch or MAX_TOKENS
             measured = RolloutGradients(student, toward, size.generations, max_tokens, out)
 
-        def record(number: int, played: list[LiveRollout]) -> None:
-            self.journal.rollouts(number, played)
+        def record(number: int, rollouts: list[LiveRollout]) -> None:
+            self.journal.rollouts(number, rollouts)
             if measured is not None:
-                measured.record(number, played)
+                measured.record(number, rollouts)
 
         # Reads the model that training starts from, without an adapter.
         environment = config.opener()()
