@@ -166,6 +166,12 @@ DIVIDED_BY = "divided_by"
 """The key of a row, and of its task's data, that holds how train and eval were drawn; absent where the rows say."""
 
 
+def check_eval_share(eval_share: float) -> None:
+    """Raise UsageError for a share of held-out families that is not between 0 and 1."""
+    if not 0 < eval_share < 1:
+        raise UsageError("envs.eval-share-out-of-range", eval_share=eval_share)
+
+
 def split_rows(rows: Sequence[Row], seed: int, eval_share: float) -> dict[Split, list[Row]]:
     """Return the rows of each split: by their field `split`, or by family where no row has one.
 

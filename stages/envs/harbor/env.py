@@ -25,7 +25,7 @@ from stages.envs.harbor import machines, task_folder, verifying
 from stages.envs.harbor.machines import COMMAND_S, Machine, PlayedIn
 from stages.envs.harbor.task_folder import HarborStep, HarborTask
 from stages.envs.harbor.verifying import VerifierVerdict
-from stages.envs.task_table import DIVIDED_BY, MOST_REPORTED, draw_rows, split_rows
+from stages.envs.task_table import DIVIDED_BY, MOST_REPORTED, check_eval_share, draw_rows, split_rows
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.messages import Message
 from stages.runs import store
@@ -84,8 +84,7 @@ class HarborEnv(ShellEnvironment):
     ) -> None:
         if not path:
             raise UsageError("envs.harbor.no-path")
-        if not 0 < eval_share < 1:
-            raise UsageError("envs.harbor.eval-share-out-of-range", eval_share=eval_share)
+        check_eval_share(eval_share)
         for key, value, allowed in (
             ("runs_in", runs_in, ("auto", *containers.ENGINES, "bubblewrap")),
             ("network", network, ("none", "task")),

@@ -27,7 +27,7 @@ from stages.envs.repo.guest.composer_rules import COMMAND, is_test, shadowed_mod
 from stages.envs.repo.session import RepoEnvironment
 from stages.envs.repo.task import Export, RepoTask, command_runner, filled_tree, pytest_runner
 from stages.envs.repo.trees import TreeFile
-from stages.envs.task_table import draw_rows, family_of, split_rows
+from stages.envs.task_table import check_eval_share, draw_rows, family_of, split_rows
 from stages.envs.tasks import rows, values
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.runs import store
@@ -59,8 +59,7 @@ class TasksEnv(RepoEnvironment):
     ) -> None:
         if not path:
             raise UsageError("envs.tasks.no-path")
-        if not 0 < eval_share < 1:
-            raise UsageError("envs.tasks.eval-share-out-of-range", eval_share=eval_share)
+        check_eval_share(eval_share)
         self.sandbox, self._path, self.max_chars = sandbox, path, max_chars
         self._split_seed, self._eval_share = split_seed, eval_share
 

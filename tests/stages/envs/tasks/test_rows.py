@@ -130,17 +130,17 @@ def test_integers_of_more_digits_than_python_reads_are_refused_with_the_limit(tm
         rows.load(str(tmp_path / "my.jsonl"))
 
 
-def test_values_of_a_table_that_json_lacks_are_named(tmp_path: Path) -> None:
-    table = pa.table({"prompt": ["p"], "calls": [[{"function": "a:f", "returns": Decimal("1.5")}]]})
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [
+        ("calls", [{"function": "a:f", "returns": Decimal("1.5")}], r"row 1: it holds what JSON cannot .*Decimal"),
+        ("files", "[" * 20_000 + "]" * 20_000, "row 1: files: it should be a table"),
+    ],
+)
+def test_a_value_of_a_table_that_json_lacks_is_named(tmp_path: Path, column: str, value: object, reason: str) -> None:
+    table = pa.table({"prompt": ["p"], column: [value], **({} if column == "calls" else {"test": ["true"]})})
     pq.write_table(table, tmp_path / "my.parquet")
-    with pytest.raises(BadInput, match=r"row 1: it holds what JSON cannot .*Decimal"):
-        rows.load(str(tmp_path / "my.parquet"))
-
-
-def test_mappings_as_json_that_are_nested_too_deeply_are_refused(tmp_path: Path) -> None:
-    table = pa.table({"prompt": ["p"], "files": ["[" * 20_000 + "]" * 20_000], "test": ["true"]})
-    pq.write_table(table, tmp_path / "my.parquet")
-    with pytest.raises(BadInput, match="row 1: files: it should be a table"):
+    with pytest.raises(BadInput, match=reason):
         rows.load(str(tmp_path / "my.parquet"))
 
 
