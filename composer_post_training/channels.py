@@ -1,6 +1,7 @@
 """Loss channels of a training: their rows, losses and metrics, and the table of channels.
 
-    CHANNELS["mine"] = ChannelSpec("my_package.losses:Mine", "What it lowers.", needs=("pairs",))  # weights.mine
+    [project.entry-points."composer.channels"]
+    mine = "my_package:SPEC"  # SPEC = ChannelSpec("my_package.losses:Mine", "What it lowers.", needs=("pairs",))
 
 The table is here without torch; what a channel is made of imports it.
 """

@@ -3,7 +3,8 @@
     class Capitals(AnsweredEnv):  # `questions` is all that it needs
         ...
 
-    register("capitals", Registered("my_package.capitals:Capitals"))
+    [project.entry-points."composer.environments"]  # in pyproject.toml of the package
+    capitals = "my_package.capitals:Capitals"
 
 Those that ship with Composer are here by their classes, such as `KataEnv`, and as `composer_post_training.environments:
 KataEnv` where an import path is asked for. A failure of the infrastructure is `composer_post_training.

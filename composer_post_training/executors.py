@@ -1,6 +1,7 @@
 """Executors: services to which `composer run --on` submits a chain, and the table of their names.
 
-EXECUTORS["paper"] = "my_package.paper:Paper"
+[project.entry-points."composer.executors"]
+paper = "my_package.paper:Paper"
 """
 
 from composer_cli.executors.base import (

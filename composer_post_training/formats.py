@@ -1,6 +1,7 @@
 """Formats of other programs: readers and writers of their files, and the table of formats.
 
-FORMATS["mine"] = Format("my_package.mine", written=True)  # its READERS, and its WRITER
+[project.entry-points."composer.formats"]
+mine = "my_package.mine"  # a module with READERS
 """
 
 from stages.formats import FORMATS as FORMATS, Format as Format

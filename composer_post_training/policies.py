@@ -1,6 +1,7 @@
 """Policies: models that answer turns, in this process or behind a server, and the table of their kinds.
 
-KINDS["sglang"] = "my_package.sglang:SglangPolicy"  # opened for a model `sglang:Qwen/Qwen3-8B`
+[project.entry-points."composer.policies"]
+sglang = "my_package.sglang:SglangPolicy"  # opened for a model `sglang:Qwen/Qwen3-8B`
 """
 
 from stages.policy import KINDS as KINDS, ask_all as ask_all, kind_of as kind_of, open_policy as open_policy

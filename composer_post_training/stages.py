@@ -1,6 +1,7 @@
 """Stages: what one is, its settings, what it reads and writes, and the table of stages.
 
-    STAGES["count-steps"] = StageEntry("my_package.count_steps", "Count the steps.", "beside")
+    [project.entry-points."composer.stages"]
+    count-steps = "my_package.count_steps:ENTRY"  # ENTRY = StageEntry(__name__, "Count the steps.", "beside")
 
 `composer_post_training.kinds` has the kinds of records that stages read and write.
 """
