@@ -205,7 +205,7 @@ def following_ids(tokenizer: Any, new: list[Message], most: float = math.inf) ->
     """Return the token ids that the template puts after the end token of an answer, up to the next answer.
 
     `new` are the messages in between. The ids are found by rendering them behind a marked answer and keeping what
-    follows the mark and its end token, which holds for any template that leaves old text alone. `UsageError` for a
+    follows the mark and its end token, which works for any template that keeps earlier text. `UsageError` for a
     template that does not end an answer with the tokenizer's end token, `TooManyTokens` as of `opening_ids`.
     """
     conversation = [{"role": "user", "content": "."}, {"role": "assistant", "content": SENTINEL}, *new]

@@ -85,7 +85,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 class Side:
     """One framework's rollouts.
 
-    `dropped`: records that could not be read, by reason. `absent`: what the source cannot tell, by rollout.
+    `dropped`: records that could not be read, by reason. `absent`: unrecorded facts by rollout.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Environments for mini-swe-agent: its environment protocol around any of ours that takes bash commands.
+"""Environments for mini-swe-agent: its environment protocol around any Composer environment with bash commands.
 
     environment = MiniSweEnvironment(KataEnv(), task)
     DefaultAgent(model, environment, ...).run(task.prompt)

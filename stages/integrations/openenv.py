@@ -2,7 +2,7 @@
 
     uvicorn.run(app(KataEnv, KataEnv().tasks("train", 25, 0), max_steps=8, sessions=16))
 
-Sessions live on `/ws` alone: over plain HTTP OpenEnv makes a new environment for every request, so that a step would
+Sessions exist on `/ws` only: over plain HTTP OpenEnv makes a new environment for every request, so that a step would
 act in no workspace, or in the server's own. Those routes are not served, and a step before reset is refused.
 
 Contract read from huggingface/OpenEnv 0.10.0, `openenv/core/env_server/{interfaces,types,http_server}.py`. Needs `pip

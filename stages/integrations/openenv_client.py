@@ -1,6 +1,6 @@
-"""Our environments behind an OpenEnv server of ours: start the server, and play episodes through it.
+"""Composer environments behind an OpenEnv server: start the server, and play episodes through it.
 
-The server runs in a process of its own, under an interpreter that has openenv; here only its WebSocket messages are
+The server runs in a separate process, under an interpreter that has openenv; here only its WebSocket messages are
 spoken (huggingface/OpenEnv 0.10.0, `openenv/core/env_server/types.py`), so that openenv need not be installed here.
 """
 
@@ -106,7 +106,7 @@ class ServedEnvironment:
         return [task for task in self._tasks if task.split == split][:count]
 
     def reset(self, task: Task) -> list[Message]:
-        """Begin a task in a session of its own."""
+        """Begin a task in a new session."""
         self.close()  # the server frees the workspace of an episode when its connection closes
         self.graded = None
         self._session = _Session(self._url)

@@ -1,4 +1,4 @@
-"""A taskset for verifiers' own evaluation loop that plays one of our environments behind an OpenEnv server of ours.
+"""A taskset for verifiers' own evaluation loop that plays a Composer environment behind an OpenEnv server.
 
 verifiers imports a taskset by a plain name, so put a module on its path and name it (`vf-eval composer_served ...`):
 

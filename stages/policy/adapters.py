@@ -91,7 +91,7 @@ def add_adapter(model: Any, folder: str, config: PolicyConfig) -> Any:
 def save_adapter(trained: Any, base: AdapterBase, folder: Path) -> None:
     """Write a peft model's adapter and the record of its base, under the base's name as the user wrote it."""
     config = trained.peft_config["default"]
-    # The file alone gets the user's name: whenever peft saves, it looks for a config.json under the name in memory,
+    # Only the file gets the user's name: whenever peft saves, it looks for a config.json under the name in memory,
     # and would look for the user's name on the hub at every checkpoint.
     loaded_from = config.base_model_name_or_path
     config.base_model_name_or_path = base.model

@@ -89,7 +89,7 @@ class AnswerCache:
         return None
 
     def replace(self, key: str) -> None:
-        """Let the next answer of a key replace the stored answer, as if that were damaged."""
+        """Let the next answer of a key replace the stored answer, as for a damaged one."""
         self._bad_keys.add(key)
 
     def put_all(self, answers: Sequence[tuple[str, bytes]]) -> None:
@@ -134,7 +134,7 @@ class AnswerCache:
 
 
 class _File:
-    """One SQLite file. Reading has a connection of its own, so that it does not wait for a commit."""
+    """One SQLite file, with separate connections for reading and writing: reading does not wait for a commit."""
 
     def __init__(self, path: Path, number: int) -> None:
         self.path, self.number = path, number

@@ -75,7 +75,7 @@ def real_models(model: str) -> RealModels | None:
 def maker_of(model: str) -> tuple[ModelMaker, str] | None:
     """Return the maker of a model's folder, and the model's name there; None for a model that nothing here makes.
 
-    A name comes before a folder of that name. The maker raises `BadInput` for a name that it does not know.
+    A name comes before a folder of that name. The maker raises `BadInput` for an unknown name.
     """
     if is_built_in(model):
         environment, _, name = model.partition(":")

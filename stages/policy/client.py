@@ -55,7 +55,7 @@ KNOCK_S = 1.0
 CONNECT_S = 10.0
 """Seconds to connect; a server that needs longer counts as unreachable, however slow its answers may be."""
 BODY_BYTES = 64 * 2**20
-"""Bytes of a response, decompressed, unless the request is given a limit of its own."""
+"""Default limit of a decompressed response, in bytes."""
 TOKEN_BYTES = 4096
 """Bytes of an answer for each of its tokens: 20 alternatives with their log-probs take half as many."""
 
@@ -167,7 +167,7 @@ def cost_by_status(body: bytes, free: bool) -> float | None:
 class Client:
     """A client of the server of one model, `config.base_url`, that reuses its connections.
 
-    connect_s: seconds to connect; the whole call has `config.timeout_s`, unless it is given a limit of its own.
+    connect_s: seconds to connect; the whole call has `config.timeout_s`, unless a limit is passed.
     """
 
     def __init__(self, config: PolicyConfig, *, connect_s: float = CONNECT_S) -> None:
@@ -257,7 +257,7 @@ class Client:
         """Raise `RefusedConnection` if every address refuses, `RetryableError` for an unknown host name."""
         parts = urlsplit(self.config.base_url or "")
         if getproxies():
-            return  # the server may be reached through it alone
+            return  # the server may only be reachable through the proxy
         try:
             where = parts.hostname or "", parts.port or {"https": 443}.get(parts.scheme, 80)
             async with asyncio.timeout(KNOCK_S):
@@ -311,7 +311,7 @@ BACKOFF = tenacity.wait_exponential(FIRST_WAIT_S, max=LONGEST_WAIT_S) + tenacity
 def retrying(config: PolicyConfig, **callbacks: Any) -> tenacity.AsyncRetrying:
     """Return tenacity's loop over the launches of one request, at most `config.max_attempts`.
 
-    callbacks: further arguments of `tenacity.AsyncRetrying`, before those of here.
+    callbacks: further arguments of `tenacity.AsyncRetrying`, which override those set in this function.
     """
     usual: dict[str, Any] = {
         "stop": tenacity.stop_after_attempt(config.max_attempts),
@@ -450,7 +450,7 @@ def _lost(config: PolicyConfig, why: str) -> RetryableError:
 
 
 def _is_refused(failed: BaseException) -> bool:
-    """Return whether a connection was refused, which the libraries wrap in words of their own."""
+    """Return whether a connection was refused; HTTP libraries wrap that error."""
     cause: BaseException | None = failed
     while cause is not None:
         if isinstance(cause, ConnectionRefusedError) or getattr(cause, "errno", None) == errno.ECONNREFUSED:
@@ -529,7 +529,7 @@ def error_of(
             message = f"{message} ({error['code']})"
     except (ValueError, AttributeError):
         message = response.body[:200].decode(errors="replace")
-        # Above 500, gateways send pages of their own for a server that is down.
+        # Above 500, gateways send their own pages for a server that is down.
         if response.status < 500 or response.status in NO_SUCH_METHOD:
             hint = web_page(response.body, config.base_url)
             message = f"this is a web page; {hint}" if hint else message

@@ -197,8 +197,8 @@ class EndpointPolicy:
     account is empty (402) or no server answers; `Incomplete` where the budget is spent, the server asks for a wait of
     more than two minutes, or an answer that costs money is longer than `max_tokens`.
 
-    Answers that cost money are kept for all runs, others for this run alone: behind one address and one name a server
-    may have another model tomorrow, and to ask it costs nothing.
+    Answers that cost money are cached for all runs, free answers for this run only: a free server may have another
+    model under the same name tomorrow, and a new request costs nothing.
     """
 
     capture_level = "text"

@@ -66,7 +66,7 @@ def ensure_folder(folder: Path, build: Callable[[], BuiltModel]) -> Path:
 
 SUFFIX = ".gguf"
 CONVERSION = 1
-"""Raised when the same file comes to give another folder."""
+"""Version of the conversion: increase it when the same file gives another folder."""
 VERSIONS = (2, 3)
 MOST = 2**16
 """Entries and tensors that a header may announce; known models have below 3,000."""

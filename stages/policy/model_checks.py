@@ -23,11 +23,11 @@ from stages.policy.base import NotFinite, PolicyConfig
 from stages.words import Sentence
 
 MOST_CHARACTERS = 100_000
-"""Of a conversation of two short messages as a chat template renders it; gpt-oss, the longest we know, writes 700."""
+"""Limit of two short messages as rendered by a chat template, in characters; gpt-oss, the longest we know, has 700."""
 MOST_LAYERS = 1000
-"""Without a look at the size of the files; no model we know has as many."""
+"""Layers that need no comparison with the size of the files; no model we know has more."""
 MOST_S = 2.0
-"""Processor time of that rendering, which takes milliseconds."""
+"""Limit of the CPU time of that rendering, in seconds; it usually takes milliseconds."""
 USER, SYSTEM = "\u2063USER\u2063", "\u2063SYSTEM\u2063"
 FOLD = "".join(load_text(__package__, "fold_system.jinja").splitlines())
 """Prefix for a chat template without system messages: their text goes before the first user message, as users of vLLM
@@ -56,7 +56,7 @@ def _in_a_line(error: Exception) -> str:
 def read_shape(source: str, config: PolicyConfig, revision: str | None = None) -> Any:
     """Return the configuration of a folder or hub id; `BadInput` if its layers cannot fit into its files.
 
-    An empty model of so many layers would take hours to build.
+    Building an empty model with too many layers would take hours.
     """
     with translate_errors(config):
         if (Path(source) / "generation_config.json").is_file():

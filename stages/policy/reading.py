@@ -326,7 +326,7 @@ def cost(body: Mapping[str, Any], texts: list[str], bounds: CallBounds, config: 
 def _fields(
     prompt: int, completion: int, cached: int, usd: float, claimed: float | None, config: PolicyConfig, billed: Any
 ) -> dict[str, Any]:
-    # A difference of rounding is no lie.
+    # Ignore differences of rounding.
     short = claimed is not None and claimed < usd * (1 - 1e-6)
     return {
         "prompt_tokens": prompt,

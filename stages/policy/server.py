@@ -1,7 +1,7 @@
 """A model server of this machine: a child process that is awaited, restarted when it dies, and ended with the run.
 
-`start` runs vLLM with a model, by an interpreter of its own and with the options that we need, as a `ModelServer`. The
-server never outlives this process: a small second process waits for ours to end, however that happens, and then ends
+`start` runs vLLM with a model as a `ModelServer`, under a separate interpreter and with the options that we need. The
+server never outlives this process: a small second process waits for the end of this one, of any cause, and then ends
 the server's process group. `ScoringLock` keeps scoring requests from overlapping with sampling requests where vLLM
 cannot take both.
 """
@@ -43,8 +43,8 @@ KEEPER = 'cat >/dev/null; kill -s TERM -- "-$0"; sleep "$1"; kill -s KILL -- "-$
 class ModelServer:
     """One server on a free port of this machine; `command` makes its arguments from the port.
 
-    check: called while waiting, and raises to give up. Methods raise `InfrastructureError` where the server does not
-    come to answer.
+    check: called while waiting, and raises to give up. Methods raise `InfrastructureError` if the server does not
+    answer.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ModelServer:
         log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._logged = os.fstat(log).st_size
         try:
-            # A session of its own: Ctrl-C in the terminal reaches this process alone, which then ends the whole group.
+            # A new session: Ctrl-C in the terminal reaches this process alone, which then ends the whole group.
             self._process = subprocess.Popen(
                 list(self._command(self._port)),
                 env=dict(self._environment),

@@ -15,7 +15,7 @@ def least_tokens(text: str) -> int:
 
     No token holds letters from both sides of a space, because tokenizers split text at spaces first. Held true by all
     909,000 tokens of OpenAI's r50k, p50k, cl100k and o200k, Mistral's v1 to v7 and Tekken, and Claude 2. English has
-    1.3 tokens a word, code 2 to 3; text without spaces, such as Chinese, is bounded by its bytes alone.
+    1.3 tokens a word, code 2 to 3; text without spaces, such as Chinese, is bounded by its bytes only.
     """
     return max(
         sum(map(bool, map(LETTER.search, text.split()))),
@@ -25,7 +25,7 @@ def least_tokens(text: str) -> int:
 
 @lru_cache(16)
 def tokenizer(model: str) -> Any:
-    """Return a function that counts the tokens of a text with a model's own tokenizer; None where it is not known.
+    """Return a function that counts tokens with a model's own tokenizer; None if that tokenizer is not available.
 
     It is known where the model's name is a folder, or a hub id whose tokenizer this machine has downloaded before, and
     where the library of tokenizers is installed. Nothing is downloaded for it. The first call imports what all take.

@@ -88,7 +88,7 @@ class Completions:
 
     def __init__(self, config: PolicyConfig, base_url: str, server: ModelServer | None = None) -> None:
         self._config = config.model_copy(update={"base_url": base_url})
-        # Unreachable and too slow are both repeated here, so connecting needs no limit of its own.
+        # Both kinds of time-out are repeated here, so connecting has the limit of the call.
         self._client, self._server = Client(self._config, connect_s=config.timeout_s), server
         self._lock_scoring = scoring_lock(base_url, device(config.device))
         self._adapters: dict[str, dict[str, str]] = {}
@@ -145,7 +145,7 @@ class Completions:
     ) -> Likeliest:
         """Return the `num` likeliest tokens at each place of a given completion, with their log-probs as in `score`.
 
-        vocabulary: ids from there on are a head's padding. `UsageError` where the server does not tell so many.
+        vocabulary: ids from there on are a head's padding. `UsageError` if the server returns fewer.
         """
         try:
             entries = await self._prompt_logprobs(model, prompt, completion, num)
@@ -155,7 +155,7 @@ class Completions:
             raise UsageError(
                 "policy.likeliest-refused", base_url=self._config.base_url, num=num, error=str(error)
             ) from None
-        # A token that was given is told too, if it is less likely than all of those.
+        # The given token is returned too, if it is less likely than the `num` likeliest.
         best = [
             sorted(((logprob, token) for token, logprob in entry.items() if token < vocabulary), reverse=True)[:num]
             for entry in entries
@@ -271,7 +271,7 @@ class Completions:
         root = self._root()
 
         async def find_going() -> None:
-            # Outside of development mode there is no such address, and nobody can have paused the server.
+            # Outside of development mode there is no such address, and the server cannot be paused.
             paused = await root.get("/is_paused")
             if paused.status == 200 and paused.body.replace(b" ", b"") == b'{"is_paused":true}':
                 raise RetryableError("paused", "it is paused")  # a training goes on with it after some seconds
@@ -322,7 +322,7 @@ class Completions:
         return await launches(revived), launches.statistics["attempt_number"]
 
     async def _revive(self) -> None:
-        """Wait until a server of ours lives and has its adapters; after a death one restart serves all requests."""
+        """Wait until the child server runs and has its adapters; concurrent requests share one restart."""
         if self._server is None:
             return
         if self._reviving is None or self._reviving.done():

@@ -165,7 +165,7 @@ def begin(rules: Rules, rollout: LiveRollout, environment: Environment) -> None:
 def next_turn(rollout: LiveRollout, policy: Policy, rules: Rules) -> Turn | None:
     """Return the next request: for an action, or for a summary near the context limit. None where a limit is reached.
 
-    The seed of an answer is a function of the task, the sample, the seed of the rollout and the step alone.
+    The seed of an answer is a function of the task, the sample, the seed of the rollout and the step only.
     """
     limits, max_tokens = rules.limits, max(policy.config.limits(), default=0)
     if limits.wall_s is not None and time.monotonic() - rollout.started >= limits.wall_s:
@@ -593,7 +593,7 @@ def play_missing(
             in_flight=config.in_flight,
             before_turn=before_turn,
         )
-        # In lock step a rollout has no wall time of its own: the batch's time is divided equally.
+        # In lock step the wall time of a batch is divided equally among its rollouts.
         for rollout in batch:
             rollout.wall_s = (time.monotonic() - started) / len(batch)
             yield key(rollout), payload(rollout), rollout.error is not None

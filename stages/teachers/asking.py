@@ -4,7 +4,7 @@ An answer is written to the run as soon as it arrives, so that a resumed run ask
 
 Servers are asked conversations in parallel, and the steps of each in order, because a step's prompt begins with that of
 the step before, which the provider then has cached. A conversation is finished before another begins, so that its
-cached prefix is used while it exists. There are no barriers: a slow answer delays its own conversation alone.
+cached prefix is used while it exists. There are no barriers: a slow answer delays only its own conversation.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -98,7 +98,7 @@ async def ask_chains(
     """Ask each policy every item of its chains; `check` raises to stop.
 
     A chain is taken from its iterator when a worker is free, so that the others need not be in memory. Of several
-    samples of a step the first is asked alone, so that the others find its prompt cached. After an error nothing
+    samples of a step the first is asked first, so that the others find its prompt cached. After an error nothing
     more is asked, and requests in flight are awaited because they are paid for.
     """
 

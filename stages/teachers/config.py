@@ -81,7 +81,7 @@ class TeacherConfig(PolicyConfig):
         return [*prefix, *self.own_prompt, *conversation[len(system) :]]
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that affect answers; of a teacher without a prompt of its own, none about it."""
+        """Return the settings that affect answers, without unset settings of the teacher's own prompt."""
         # Seeds and paid answers of teachers from before there were such prompts then stay what they were.
         unset = {
             name

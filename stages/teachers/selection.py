@@ -142,7 +142,7 @@ class ExpectedGains:
 
     def expected(self, state: SelectionState) -> float:
         """Return the expected number of pairs that an answer adds; 0.5 without data (Laplace's rule)."""
-        # Each group's average is drawn towards that of the more general one, as if that had been seen in PRIOR states.
+        # Each group's average is shrunk towards that of the more general group, with the weight of PRIOR states.
         expected = 0.5
         for group in self._places(state):
             expected = (sum(self._seen[group]) + PRIOR * expected) / (len(self._seen[group]) + PRIOR)

@@ -115,7 +115,7 @@ class Tally:
 
     def __init__(self, rollout_ids: Sequence[str]) -> None:
         self._counts: Counter[str] = Counter()
-        # Rollouts that ask nothing of their own cost 0, and count in the mean and the quantiles.
+        # Rollouts without questions cost 0, and count in the mean and the quantiles.
         self._by_rollout = dict.fromkeys(rollout_ids, 0.0)
         self._states, self._seconds = array("q"), array("d")
 

@@ -30,7 +30,7 @@ KATA = "kata"
 
 
 def _require_teachers(config: Config, envs: set[str | None]) -> None:
-    """Raise `UsageError` where rollouts of these environments would be shown to teachers that know another one."""
+    """Raise `UsageError` if rollouts are of another environment than that of the built-in teachers."""
     if "teachers" not in config.model_fields_set and envs - {KATA}:
         raise UsageError("teachers.no-teachers")
 

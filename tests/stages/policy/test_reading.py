@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
+from support.letters import letter_tokenizer
 from support.server import Reply, answer, kept_in, serving
 
 from stages.errors import ComposerError, Incomplete
@@ -492,31 +493,18 @@ def test_least_tokens_of_known_texts() -> None:
     assert {text: least_tokens(text) for text in texts} == texts
 
 
-def tiny_tokenizer(folder: Path) -> str:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    vocabulary = {"[UNK]": 0, **{letter: i for i, letter in enumerate("abcdefghijklmnopqrstuvwxyz", 1)}}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    folder.mkdir()
-    made.save(str(folder / "tokenizer.json"))
-    return str(folder)
-
-
 def test_padding_and_truncation_of_a_tokenizer_are_ignored(tmp_path: Path) -> None:
     """Filled up to 512, every honest bill was below its answer, and cost the upper bound."""
-    model = tiny_tokenizer(tmp_path / "model")
-    file = tmp_path / "model" / "tokenizer.json"
     filling = {"strategy": {"Fixed": 512}, "direction": "Right", "pad_to_multiple_of": None}
-    filling |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "[UNK]"}
+    filling |= {"pad_id": 27, "pad_type_id": 0, "pad_token": "?"}
     cutting = {"direction": "Right", "max_length": 10, "strategy": "LongestFirst", "stride": 0}
-    file.write_text(json.dumps({**json.loads(file.read_text()), "padding": filling, "truncation": cutting}))
+    model = letter_tokenizer(tmp_path / "model", padding=filling, truncation=cutting)
     assert reading.tokenizer(model)("a" * 100) == 100 - 2 - 5
 
 
 def test_a_known_tokenizer_detects_smaller_understatements(tmp_path: Path) -> None:
     """The model's name is a folder of this machine, as where one is served by another program."""
-    model = tiny_tokenizer(tmp_path / "model")
+    model = letter_tokenizer(tmp_path / "model")
     assert reading.tokenizer(model)("a" * 100) == 100 - 2 - 5
     bill = body({"prompt_tokens": 500, "completion_tokens": 65})
     known, unknown = (read_as(bill, CallBounds(1000, 200), model=name) for name in (model, "big"))
