@@ -119,7 +119,7 @@ COMPILES, PASSES = 0.5, 3.0
 class LeetcodeRhEnv:
     """Implements Environment and GradesTogether.
 
-    `path`: the folder with problems (data.py describes the layout). `evaluator`: the function that the prompt says
+    `path`: the folder with problems, described above. `evaluator`: the function that the prompt says
     will judge the answer, and that the answer may therefore define; empty for a prompt without the loophole. `sandbox`:
     "bubblewrap" or "none".
     """
