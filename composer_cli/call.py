@@ -23,7 +23,6 @@ from stages.layout import duration, singular
 from stages.runs import bucket, runner, settings
 from stages.runs.activity import Checking
 from stages.runs.bucket import Mirror
-from stages.runs.kinds import attributes
 from stages.runs.run import Inputs, Run
 from stages.runs.runner import Result, preflight
 from stages.runs.settings import Given, Settings, StageConfig, Tree, with_default
@@ -316,10 +315,15 @@ def summary(result: Result) -> dict[str, Any]:
     manifest = Run(result.path).manifest
     return {
         "path": str(result.path),
-        **attributes(result, "status fresh reason"),
+        "status": result.status,
+        "fresh": result.fresh,
+        "reason": result.reason,
         "counts": manifest.counts,
-        **attributes(manifest.outcome, "ok exit_code"),
-        **attributes(manifest, "summary cost_usd seconds"),
+        "ok": manifest.outcome.ok,
+        "exit_code": manifest.outcome.exit_code,
+        "summary": manifest.summary,
+        "cost_usd": manifest.cost_usd,
+        "seconds": manifest.seconds,
     }
 
 

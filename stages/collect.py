@@ -21,7 +21,7 @@ from stages.rollouts.agent_loop import LiveRollout, play_missing
 from stages.rollouts.collection_checks import Account
 from stages.rollouts.config import PlayingConfig
 from stages.runs import reporting, store
-from stages.runs.kinds import ROLLOUT, STEP, TASK, Row, attributes
+from stages.runs.kinds import ROLLOUT, STEP, TASK, Row
 from stages.runs.run import Inputs, RunWriter
 from stages.runs.settings import BASIC
 from stages.runs.stage import Plan, Stage
@@ -142,7 +142,14 @@ def _play(config: Config, out: RunWriter) -> tuple[list[Task], list[LiveRollout]
 
 def task_row(task: Task) -> Row:
     """Return one `task/1` row."""
-    return {**attributes(task, "task_id env split family prompt"), "data_json": store.encode(dict(task.data)).decode()}
+    return {
+        "task_id": task.task_id,
+        "env": task.env,
+        "split": task.split,
+        "family": task.family,
+        "prompt": task.prompt,
+        "data_json": store.encode(dict(task.data)).decode(),
+    }
 
 
 STAGE = Stage(

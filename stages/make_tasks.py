@@ -21,7 +21,7 @@ from stages.policy import Policy, PolicyConfig, Turn, ask_all, available
 from stages.policy.base import FINAL
 from stages.policy.serving import Serving
 from stages.runs import store
-from stages.runs.kinds import TASK, Row, attributes
+from stages.runs.kinds import TASK, Row
 from stages.runs.run import Inputs, RunWriter
 from stages.runs.settings import BASIC, StageConfig, basic_of
 from stages.runs.stage import Plan, Stage
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from stages.envs.feature_deletion.selection import Proposals, Removal
     from stages.envs.feature_deletion.task_generator import TaskGenerator
     from stages.envs.feature_deletion.worker import Baseline
-
-
-ANSWER_FIELDS = "text finish_reason prompt_tokens completion_tokens cost_usd error_type error"
 
 
 class Proposer(PolicyConfig):
@@ -186,7 +183,15 @@ class FeatureProposer:
                 self._out.model("proposer", **self._policy.facts())
             sample = ask_all(self._policy, [Turn(self.proposals.question(), seed)])[0]
             is_failed = sample.error_type not in FINAL
-            answer = attributes(sample, ANSWER_FIELDS)
+            answer = {
+                "text": sample.text,
+                "finish_reason": sample.finish_reason,
+                "prompt_tokens": sample.prompt_tokens,
+                "completion_tokens": sample.completion_tokens,
+                "cost_usd": sample.cost_usd,
+                "error_type": sample.error_type,
+                "error": sample.error,
+            }
             self._out.write(unit, {"answer": answer}, failed=is_failed)
             if is_failed:
                 raise Incomplete("proposer-failed", model=self._config.model, error=sample.error)

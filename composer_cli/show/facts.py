@@ -18,7 +18,7 @@ from stages.layout import counted, duration
 from stages.runs import queries
 from stages.runs.catalog import find_input, name, references
 from stages.runs.display import Table, plain
-from stages.runs.kinds import EVAL_ITEM, KINDS, ROLLOUT, Row, attributes
+from stages.runs.kinds import EVAL_ITEM, KINDS, ROLLOUT, Row
 from stages.runs.queries import RolloutFilter, RolloutPage
 from stages.runs.run import Run
 from stages.training.channels import CHANNELS
@@ -91,8 +91,24 @@ def display_path(path: Path) -> Path:
 def manifest_values(run: Run) -> dict[str, Any]:
     """Return what the manifest keeps of a run, JSON-able."""
     m = run.manifest
-    same = "stage status attempts seconds cost_usd counts tokens models packages python code fingerprint config"
-    return {"run": name(run.path), "began": m.started_at, "seed": m.config.get("seed"), **attributes(m, same)}
+    return {
+        "run": name(run.path),
+        "began": m.started_at,
+        "seed": m.config.get("seed"),
+        "stage": m.stage,
+        "status": m.status,
+        "attempts": m.attempts,
+        "seconds": m.seconds,
+        "cost_usd": m.cost_usd,
+        "counts": m.counts,
+        "tokens": m.tokens,
+        "models": m.models,
+        "packages": m.packages,
+        "python": m.python,
+        "code": m.code,
+        "fingerprint": m.fingerprint,
+        "config": m.config,
+    }
 
 
 METRICS = {

@@ -30,10 +30,10 @@ from stages.policy.adapters import CheckpointInfo, refuse_trained
 from stages.policy.base import VLLM, NotFinite
 from stages.policy.serving import Serving
 from stages.rollouts.agent_loop import LiveRollout, play_missing
-from stages.rollouts.recording import VERDICTS, action_facts, work_columns
+from stages.rollouts.recording import action_facts, verdict_columns, work_columns
 from stages.runs import reporting
 from stages.runs.catalog import name as run_name
-from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row, attributes
+from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
 from stages.runs.run import Inputs, Run, RunWriter
 from stages.runs.settings import StageConfig, Tree, build
 from stages.runs.stage import Plan, blocks
@@ -375,11 +375,14 @@ def played_item(arm: Arm, rollout: LiveRollout, sampling: SamplingUnit) -> Row:
         "arm": arm.name,
         "train_seed": arm.seed,
         "pair_set": arm.pair_set,
-        **attributes(rollout.task, "task_id family"),
-        **attributes(rollout, "sample_idx terminated_by wall_s"),
+        "task_id": rollout.task.task_id,
+        "family": rollout.task.family,
+        "sample_idx": rollout.sample_idx,
+        "terminated_by": rollout.terminated_by,
+        "wall_s": rollout.wall_s,
         "unit": sampling.of(rollout.task.task_id, rollout.task.family),
         "passed": None if reward is None else reward >= 1.0,
-        **attributes(rollout.grade, VERDICTS),
+        **verdict_columns(rollout.grade),
         "num_steps": len(rollout.steps),
         **action_facts(rollout),
         **work_columns(rollout.grade.work),

@@ -9,13 +9,7 @@ from stages.messages import OMITTED, Message
 from stages.rollouts import missing
 from stages.rollouts.trace import RolloutPayload, digests_of_prefixes
 from stages.runs import store
-from stages.runs.kinds import ROLLOUT, STEP, Row, attributes
-
-OF_TURN = (
-    "commands parse_error finish_reason returncode raw_chars elided_chars logprobs "
-    "prompt_tokens completion_tokens cost_usd latency_s"
-)
-"""The columns of `step/1` that have the names of a field of `ImportedTurn`."""
+from stages.runs.kinds import ROLLOUT, STEP, Row
 
 
 class ImportedPayload(RolloutPayload):
@@ -35,7 +29,10 @@ def payload(item: ReadTrajectory, sample_idx: int) -> ImportedPayload:
         # Of all turns, not only of those with a secret: later prompts hold the ids of earlier turns.
         for turn in trajectory.turns:
             turn.prompt_ids = turn.completion_ids = turn.logprobs = None
-    task = attributes(trajectory, "task_id env")
+    task = {
+        "task_id": trajectory.task_id,
+        "env": trajectory.env,
+    }
     identity = {**task, "rollout_id": rollout_id(item), "group_id": trajectory.task_id, "sample_idx": sample_idx}
     reward = None if trajectory.error is not None or trajectory.reward is None else float(trajectory.reward)
     model = trajectory.model or item.origin.sidecars.model
@@ -51,14 +48,20 @@ def payload(item: ReadTrajectory, sample_idx: int) -> ImportedPayload:
     return {
         "task": {
             **task,
-            **attributes(trajectory, "split family"),
+            "split": trajectory.split,
+            "family": trajectory.family,
             "prompt": trajectory.statement or (questions[-1] if questions else None),
             "data_json": store.encode(trajectory.task_data).decode(),
         },
         "rollout": {
             **dict.fromkeys(ROLLOUT.columns),
             **identity,
-            **attributes(trajectory, "split family seed terminated_by wall_s submission"),
+            "split": trajectory.split,
+            "family": trajectory.family,
+            "seed": trajectory.seed,
+            "terminated_by": trajectory.terminated_by,
+            "wall_s": trajectory.wall_s,
+            "submission": trajectory.submission,
             **totals,
             "num_steps": len(trajectory.turns),
             "reward": reward,
@@ -73,8 +76,10 @@ def payload(item: ReadTrajectory, sample_idx: int) -> ImportedPayload:
         "origin": {
             "rollout_id": identity["rollout_id"],
             "format": item.format,
-            **attributes(item.origin, "file line"),
-            **attributes(trajectory, "effective submission"),
+            "file": item.origin.file,
+            "line": item.origin.line,
+            "effective": trajectory.effective,
+            "submission": trajectory.submission,
             "missing": sorted(trajectory.missing | absent(trajectory, steps, model)),
             "tools_json": tools,
             "extra_json": store.encode(trajectory.extra).decode(),
@@ -102,8 +107,19 @@ def _steps(trajectory: Trajectory, identity: Row, reward: float | None) -> list[
             {
                 **dict.fromkeys(STEP.columns),
                 **identity,
-                **attributes(turn, OF_TURN),
-                **attributes(trajectory, "model seed"),
+                "commands": turn.commands,
+                "parse_error": turn.parse_error,
+                "finish_reason": turn.finish_reason,
+                "returncode": turn.returncode,
+                "raw_chars": turn.raw_chars,
+                "elided_chars": turn.elided_chars,
+                "logprobs": turn.logprobs,
+                "prompt_tokens": turn.prompt_tokens,
+                "completion_tokens": turn.completion_tokens,
+                "cost_usd": turn.cost_usd,
+                "latency_s": turn.latency_s,
+                "model": trajectory.model,
+                "seed": trajectory.seed,
                 "step": index,
                 "num_steps": len(turns),
                 "new_messages_json": store.encode(gains[index]).decode(),

@@ -20,7 +20,7 @@ import orjson
 
 from stages.errors import BadInput
 from stages.runs import store
-from stages.runs.kinds import Row, attributes
+from stages.runs.kinds import Row
 from stages.swebench.lists import LISTS, TestLists, TestsStatus, is_name_list, lists_of
 from stages.swebench.logs import VOID, grade_container_log, grade_early_log
 from stages.swebench.rows import READABLE, read_records
@@ -89,9 +89,16 @@ class GradedLog:
         """Return all fields without the log. `said` is the harness's verdict."""
         return {
             "instance_id": self.eval_log.instance,
-            **attributes(self.eval_log, "file model patch"),
+            "file": self.eval_log.file,
+            "model": self.eval_log.model,
+            "patch": self.eval_log.patch,
             "said": self.eval_log.harness_resolved,
-            **attributes(self, "resolved agrees tests_agree problem grader tests_status"),
+            "resolved": self.resolved,
+            "agrees": self.agrees,
+            "tests_agree": self.tests_agree,
+            "problem": self.problem,
+            "grader": self.grader,
+            "tests_status": self.tests_status,
         }
 
 

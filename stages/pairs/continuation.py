@@ -44,7 +44,7 @@ from stages.rollouts.config import PlayingConfig
 from stages.rollouts.history import SUMMARY_REQUEST
 from stages.rollouts.trace import step_groups, transcripts
 from stages.runs import store
-from stages.runs.kinds import STEP, Row, attributes
+from stages.runs.kinds import STEP, Row
 from stages.runs.run import Run, RunWriter
 from stages.words import Sentence
 
@@ -185,8 +185,15 @@ def continuation_row(rollout: LiveRollout, branch: Branch, num_recorded: int) ->
     sampled = [step.sample for step in rollout.steps[num_recorded:]]
     error_type, error = rollout.error or (None, rollout.grade.error)
     return {
-        **attributes(branch, "state_sha256 rollout_id step family action"),
-        **attributes(rollout, "sample_idx seed terminated_by wall_s"),
+        "state_sha256": branch.state_sha256,
+        "rollout_id": branch.rollout_id,
+        "step": branch.step,
+        "family": branch.family,
+        "action": branch.action,
+        "sample_idx": rollout.sample_idx,
+        "seed": rollout.seed,
+        "terminated_by": rollout.terminated_by,
+        "wall_s": rollout.wall_s,
         "continuation_id": branch.key(rollout.sample_idx),
         "task_id": rollout.task.task_id,
         "num_steps": len(steps),

@@ -18,7 +18,7 @@ from stages.pairs.actions import STUDENT, Ballot, Preference, canonical, canonic
 from stages.rollouts.agent_loop import state_sha256
 from stages.rollouts.trace import STATE_COLUMNS, by_rollout, opening_row, state_id, state_rows, states, step_groups
 from stages.runs import store
-from stages.runs.kinds import PAIR, STEP, Row, attributes
+from stages.runs.kinds import PAIR, STEP, Row
 from stages.runs.run import Run
 from stages.runs.tables import open_database, rows_of
 
@@ -313,8 +313,14 @@ def pair_row(
     """
     return {
         **dict.fromkeys(PAIR.columns),
-        **attributes(preference, "rule chosen rejected rejected_by votes_chosen votes_rejected"),
-        **attributes(task, "task_id family"),
+        "rule": preference.rule,
+        "chosen": preference.chosen,
+        "rejected": preference.rejected,
+        "rejected_by": preference.rejected_by,
+        "votes_chosen": preference.votes_chosen,
+        "votes_rejected": preference.votes_rejected,
+        "task_id": task.task_id,
+        "family": task.family,
         **{name: step[name] for name in ("rollout_id", "step", "state_sha256")},
         "pair_id": pair_id(step["state_sha256"], preference.chosen, preference.rejected),
         "state_id": state,

@@ -22,7 +22,7 @@ from stages.messages import Message, following_ids, opening_ids
 from stages.rollouts import trace
 from stages.rollouts.agent_loop import LiveRollout
 from stages.runs import store
-from stages.runs.kinds import POOL_ROW, TRAINING_REWARD, Row, attributes
+from stages.runs.kinds import POOL_ROW, TRAINING_REWARD, Row
 from stages.runs.run import Run, RunWriter
 
 if TYPE_CHECKING:
@@ -131,7 +131,9 @@ def rollout_pool_row(
         family=rollout.task.family,
         sample_id=rollout.sample_idx,
         step=step,
-        **attributes(rollout.grade, "reward hacked hidden_pass"),
+        reward=rollout.grade.reward,
+        hacked=rollout.grade.hacked,
+        hidden_pass=rollout.grade.hidden_pass,
         # The taxonomy of ariahw/rl-rewardhacking (@bf5cdb8, src/analysis.py); null where the environment has no labels.
         **{name: labels.get(name) for name in ("can_compile", "has_test_func", "eq_hinted", "label", "test_mod")},
         hacked_strict=None if label is None else label in STRICT,

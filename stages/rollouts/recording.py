@@ -7,18 +7,18 @@ from stages.policy.base import Policy, Sample
 from stages.rollouts.agent_loop import LiveRollout, Step
 from stages.rollouts.trace import RolloutPayload, conversation, prompt_ids
 from stages.runs import store
-from stages.runs.kinds import Row, attributes
-
-OF_SAMPLE = "finish_reason logprobs logprob_kind prompt_tokens completion_tokens cost_usd latency_s"
-OF_OBSERVATION = "parse_error returncode timed_out raw_chars elided_chars"
-"""The columns of `step/1` that have the names of a field of `Sample`, and of one of `Observation`."""
-VERDICTS = "ground hidden_pass visible_pass hacked protocol_ok"
-"""The columns of `rollout/1` and `eval_item/1` that have the names of a field of `Grade`, but for the reward."""
+from stages.runs.kinds import Row
 
 
 def _identity(rollout: LiveRollout) -> Row:
     task = rollout.task
-    return {**attributes(rollout, "rollout_id sample_idx"), **attributes(task, "task_id env"), "group_id": task.task_id}
+    return {
+        "rollout_id": rollout.rollout_id,
+        "sample_idx": rollout.sample_idx,
+        "task_id": task.task_id,
+        "env": task.env,
+        "group_id": task.task_id,
+    }
 
 
 def payload(rollout: LiveRollout, policy: Policy, *, sandbox: str, source: str = "collect") -> RolloutPayload:
@@ -27,9 +27,13 @@ def payload(rollout: LiveRollout, policy: Policy, *, sandbox: str, source: str =
     error_type, error = rollout.error or (None, grade.error)
     row = {
         **_identity(rollout),
-        **attributes(rollout.task, "split family"),
-        **attributes(rollout, "seed terminated_by wall_s history"),
-        **attributes(grade, VERDICTS),
+        "split": rollout.task.split,
+        "family": rollout.task.family,
+        "seed": rollout.seed,
+        "terminated_by": rollout.terminated_by,
+        "wall_s": rollout.wall_s,
+        "history": rollout.history,
+        **verdict_columns(grade),
         "num_steps": len(rollout.steps),
         "reward": None if rollout.error else grade.reward,
         "error_type": error_type,
@@ -55,13 +59,21 @@ def restore_rollout(planned: LiveRollout, recorded: RolloutPayload) -> LiveRollo
     work = {name: row[name] for name in Work.__dataclass_fields__ if name != "metrics"}
     work["canary"] = None if row["canary"] is None else tuple(row["canary"])
     metrics = None if row["metrics_json"] is None else orjson.loads(row["metrics_json"])
-    graded = ("reward", "error", *VERDICTS.split())
     rollout = LiveRollout(
         planned.task,
         planned.sample_idx,
         planned.seed,
         messages=conversation(steps),
-        grade=Grade(**{name: row[name] for name in graded}, work=Work(**work, metrics=metrics)),
+        grade=Grade(
+            reward=row["reward"],
+            error=row["error"],
+            ground=row["ground"],
+            hidden_pass=row["hidden_pass"],
+            visible_pass=row["visible_pass"],
+            hacked=row["hacked"],
+            protocol_ok=row["protocol_ok"],
+            work=Work(**work, metrics=metrics),
+        ),
         terminated_by=row["terminated_by"],
         wall_s=row["wall_s"],
         history=row["history"],
@@ -74,20 +86,51 @@ def restore_rollout(planned: LiveRollout, recorded: RolloutPayload) -> LiveRollo
             prompt_ids=prompt,
             policy_version=used.get("policy_version"),
             completion_ids=step["completion_token_ids"],
-            **{name: step[name] for name in OF_SAMPLE.split()},
+            finish_reason=step["finish_reason"],
+            logprobs=step["logprobs"],
+            logprob_kind=step["logprob_kind"],
+            prompt_tokens=step["prompt_tokens"],
+            completion_tokens=step["completion_tokens"],
+            cost_usd=step["cost_usd"],
+            latency_s=step["latency_s"],
         )
         observation = Observation(
             step["observation"],
             commands=tuple(step["commands"]),
             duration_s=step["command_s"],
             stop=step["terminated_by"],
-            **{name: step[name] for name in OF_OBSERVATION.split()},
+            parse_error=step["parse_error"],
+            returncode=step["returncode"],
+            timed_out=step["timed_out"],
+            raw_chars=step["raw_chars"],
+            elided_chars=step["elided_chars"],
         )
         new_messages = orjson.loads(step["new_messages_json"])
         rollout.steps.append(
             Step(new_messages, step["num_messages"], step["state_sha256"], sample, observation, step["seed"])
         )
     return rollout
+
+
+def verdict_columns(grade: Grade) -> Row:
+    """Return the verdicts of a grade as columns of `rollout/1` and `eval_item/1`."""
+    return {
+        "ground": grade.ground,
+        "hidden_pass": grade.hidden_pass,
+        "visible_pass": grade.visible_pass,
+        "hacked": grade.hacked,
+        "protocol_ok": grade.protocol_ok,
+    }
+
+
+def _observation_columns(observation: Observation) -> Row:
+    return {
+        "parse_error": observation.parse_error,
+        "returncode": observation.returncode,
+        "timed_out": observation.timed_out,
+        "raw_chars": observation.raw_chars,
+        "elided_chars": observation.elided_chars,
+    }
 
 
 def work_columns(work: Work) -> Row:
@@ -118,9 +161,17 @@ def step_rows(rollout: LiveRollout, policy: Policy) -> list[Row]:
         prefix_ok = None if prompt is None else prompt[: len(prefix)] == prefix
         row = {
             **_identity(rollout),
-            **attributes(step, "num_messages state_sha256 seed"),
-            **attributes(sample, OF_SAMPLE),
-            **attributes(observation, OF_OBSERVATION),
+            "num_messages": step.num_messages,
+            "state_sha256": step.state_sha256,
+            "seed": step.seed,
+            "finish_reason": sample.finish_reason,
+            "logprobs": sample.logprobs,
+            "logprob_kind": sample.logprob_kind,
+            "prompt_tokens": sample.prompt_tokens,
+            "completion_tokens": sample.completion_tokens,
+            "cost_usd": sample.cost_usd,
+            "latency_s": sample.latency_s,
+            **_observation_columns(observation),
             "step": index,
             "num_steps": len(rollout.steps),
             "new_messages_json": store.encode(step.new_messages).decode(),
@@ -156,7 +207,7 @@ def action_facts(rollout: LiveRollout) -> Row:
         values = {
             "completion_tokens": step.sample.completion_tokens,
             "truncated": step.sample.finish_reason == "length",
-            **attributes(step.observation, OF_OBSERVATION),
+            **_observation_columns(step.observation),
         }
         # An exit code of 0 is a fact.
         columns = {

@@ -315,11 +315,6 @@ Row = dict[str, Any]
 """One row of a table or one JSON object, by the names of its columns."""
 
 
-def attributes(thing: object, names: str) -> Row:
-    """Return attributes of an object as columns of the same names."""
-    return {name: getattr(thing, name) for name in names.split()}
-
-
 TASK = Kind(
     "task",
     1,

@@ -26,7 +26,7 @@ from stages.policy.base import VLLM
 from stages.rollouts.distinct import DistinctState, DistinctStates
 from stages.rollouts.trace import states
 from stages.runs import store
-from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK, Row, attributes
+from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK, Row
 from stages.runs.run import Run
 from stages.runs.store import Spool
 from stages.teachers.config import TeacherConfig
@@ -160,13 +160,6 @@ class RecordedStates(AbstractContextManager["RecordedStates"]):
         )
 
 
-OF_SAMPLE = (
-    "reasoning served_model provider finish_reason prompt_tokens cached_tokens completion_tokens usage_by "
-    "error_type error attempts latency_s"
-)
-"""Columns of a `teacher_action` row that are fields of the sample."""
-
-
 class TeacherQuestion:
     """One question: a state, a teacher, a sample index.
 
@@ -203,13 +196,27 @@ class TeacherQuestion:
         return {
             "unit_id": self.key,
             "state_sha256": self.state.digest,
-            **attributes(self.state, "task_id rollout_id step num_steps"),
+            "task_id": self.state.task_id,
+            "rollout_id": self.state.rollout_id,
+            "step": self.state.step,
+            "num_steps": self.state.num_steps,
             "teacher": self.teacher.name,
             "model": self.teacher.model,
             "sample_idx": self.sample_idx,
             "action": None if sample.error_type else sample.text,
             "cost_usd": sample.cost_usd if sample.price_known else None,
-            **attributes(sample, OF_SAMPLE),
+            "reasoning": sample.reasoning,
+            "served_model": sample.served_model,
+            "provider": sample.provider,
+            "finish_reason": sample.finish_reason,
+            "prompt_tokens": sample.prompt_tokens,
+            "cached_tokens": sample.cached_tokens,
+            "completion_tokens": sample.completion_tokens,
+            "usage_by": sample.usage_by,
+            "error_type": sample.error_type,
+            "error": sample.error,
+            "attempts": sample.attempts,
+            "latency_s": sample.latency_s,
         }
 
 
