@@ -86,7 +86,7 @@ def test_copied_steps_and_steps_without_a_model_are_context(tmp_path: Path) -> N
     ("rewards", "reward", "resolved"),
     [({"reward": 1.0}, 1.0, True), ({"tests": 0}, 0.0, False), ({"reward": 0.5, "f2p": 1}, 0.5, None)],
 )
-def test_the_verdict_stands_in_harbors_result(
+def test_harbors_result_gives_the_verdict(
     tmp_path: Path, place: str, rewards: dict[str, float], reward: float, resolved: bool | None
 ) -> None:
     file = document(tmp_path / "trial" / place, atif())
@@ -141,7 +141,7 @@ def test_an_exception_is_an_error_only_without_a_verdict(tmp_path: Path) -> None
         ({}, "invalid_reward"),
     ],
 )
-def test_a_reward_that_harbor_marks_as_invalid_is_no_verdict(
+def test_a_reward_that_harbor_marks_invalid_is_ignored(
     tmp_path: Path, recorded: dict[str, Any], error: str, with_trajectory: bool
 ) -> None:
     """Harbor itself counts it nowhere; no report of the folder judges the rollout in its place."""
@@ -158,7 +158,7 @@ def test_a_reward_that_harbor_marks_as_invalid_is_no_verdict(
     assert (valid.reward, valid.resolved, valid.error) == (1.0, True, None)
 
 
-def test_sub_agents_are_rollouts_that_no_verdict_speaks_of(tmp_path: Path) -> None:
+def test_sub_agents_are_rollouts_without_a_verdict(tmp_path: Path) -> None:
     inner = atif(session_id="s", trajectory_id="inner", steps=STEPS[1:])
     document(tmp_path / "t" / "agent" / "trajectory.json", atif(subagent_trajectories=[inner]))
     document(tmp_path / "t" / "result.json", {**RESULT, "verifier_result": {"rewards": {"reward": 1.0}}})
@@ -176,7 +176,7 @@ def test_malformed_documents_are_dropped(tmp_path: Path, broken: dict[str, Any])
     assert not rollouts and [drop.reason for drop in drops] == ["malformed_record"]
 
 
-def test_sub_agents_nested_without_end_are_dropped(tmp_path: Path) -> None:
+def test_deeply_nested_sub_agents_are_dropped(tmp_path: Path) -> None:
     deep = atif()
     for _ in range(300):
         deep = atif(subagent_trajectories=[deep])

@@ -47,7 +47,7 @@ def test_rows_of_messages_are_rollouts(tmp_path: Path, key: str, packed: bool) -
     assert [m["role"] for m in rollout.opening] == ["system", "user"] and count.records == 2
 
 
-def test_the_other_spelling_of_a_message_and_a_number_for_the_verdict(tmp_path: Path) -> None:
+def test_from_value_messages_and_numeric_verdicts_are_read(tmp_path: Path) -> None:
     chat = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
     rollouts, _, _ = read(jsonl(tmp_path / "x.jsonl", row(chat, "conversations", resolved=1), row(chat, resolved=0.0)))
     assert [(rollout.resolved, rollout.turns[0].action) for rollout in rollouts] == [(True, "a"), (False, "a")]
@@ -63,7 +63,7 @@ EMPTY: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", EMPTY)
-def test_an_empty_trajectory_is_a_rollout_that_failed_and_no_unknown_format(tmp_path: Path, name: str) -> None:
+def test_an_empty_trajectory_is_a_failed_rollout(tmp_path: Path, name: str) -> None:
     file, record, source = EMPTY[name]
     (payload,) = payloads(document(tmp_path / file, record, indent=None))
     fields = payload["rollout"]
@@ -83,14 +83,14 @@ def test_an_empty_trajectory_is_a_rollout_that_failed_and_no_unknown_format(tmp_
         ({"dialogue": [], "label": 1}, "foreign_record", "its keys are dialogue, label"),
     ],
 )
-def test_a_record_that_is_no_row_is_named_by_what_it_holds(
+def test_a_dropped_record_is_described_by_its_keys_or_value(
     tmp_path: Path, record: dict[str, Any], reason: str, words: str
 ) -> None:
     _, (drop,), _ = read(jsonl(tmp_path / "x.jsonl", row(), record))
     assert (drop.line, drop.reason) == (2, reason) and words in drop.detail
 
 
-def test_it_can_be_asked_for_by_name_and_takes_nobody_elses_files(tmp_path: Path) -> None:
+def test_a_format_by_name_reads_no_other_formats_files(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "x.jsonl", row())
     assert len(read(path, "messages")[0]) == 1
     mini = {"messages": CHAT, "info": {"exit_status": "Submitted"}, "instance_id": INSTANCE}

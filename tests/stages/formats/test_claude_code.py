@@ -65,7 +65,7 @@ def test_an_answer_on_several_lines_is_one_action_with_all_its_results(tmp_path:
     assert not drops and count.records == 1
 
 
-def test_what_a_session_cannot_tell_is_declared(tmp_path: Path) -> None:
+def test_facts_that_a_session_lacks_are_listed_as_missing(tmp_path: Path) -> None:
     (row,) = payloads(jsonl(tmp_path / "s1.jsonl", *SESSION))
     lacks = {missing.REWARD, missing.OPENING, missing.TOKENS, missing.LOGPROBS, missing.MEDIA}
     assert row["rollout"]["reward"] is None and lacks <= set(row["origin"]["missing"])
@@ -83,7 +83,7 @@ def test_an_edited_request_is_a_branch_whose_shared_actions_are_context(tmp_path
     assert first.opening[1]["role"] == "assistant" and len(first.opening) == 6
 
 
-def test_compaction_and_sub_agents_begin_rollouts_of_their_own(tmp_path: Path) -> None:
+def test_compaction_and_sub_agents_begin_new_rollouts(tmp_path: Path) -> None:
     side = {"isSidechain": True, "agentId": "w"}
     more = [
         user("p1", "a2", "Search.", **side),
@@ -113,7 +113,7 @@ def test_broken_lines_are_dropped_one_by_one(tmp_path: Path) -> None:
     assert [drop.line for drop in drops] == [11, 12, 13, 14, 15]
 
 
-def test_lines_that_follow_themselves_and_a_session_without_answers_are_dropped(tmp_path: Path) -> None:
+def test_circular_lines_and_sessions_without_answers_are_dropped(tmp_path: Path) -> None:
     circle = [user("u1", "u2", "a"), user("u2", "u1", "b"), says("a1", "u2", "m1", text("x"))]
     for name, lines, reason in (("a", circle, "malformed_record"), ("b", SESSION[:3], "no_actions")):
         rollouts, drops, _ = read(jsonl(tmp_path / f"{name}.jsonl", *lines), "claude-code")

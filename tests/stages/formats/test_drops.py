@@ -50,7 +50,7 @@ def drops_of(run: Run) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_text_that_is_no_utf8_loses_its_row_alone(tmp_path: Path, nested: bool) -> None:
+def test_invalid_utf8_drops_only_its_row(tmp_path: Path, nested: bool) -> None:
     """Arrow does not check text when it reads a file, so that one bad string shows in the middle of an import."""
     number = 30
     answers = [f"{LONG}{at}".encode() for at in range(number)]
@@ -78,7 +78,7 @@ def test_a_copied_file_and_a_repeated_line_count_once(tmp_path: Path) -> None:
     assert "it copies" in (run.path / "report.txt").read_text()
 
 
-def test_short_answers_that_are_alike_are_samples(tmp_path: Path) -> None:
+def test_equal_short_answers_are_separate_samples(tmp_path: Path) -> None:
     """Independent samples of a short answer are often the same word; times tell long ones apart."""
     jsonl(tmp_path / "a.jsonl", chat("yes"), chat("yes"), chat("no"))
     run = imported(tmp_path, tmp_path / "a.jsonl")
@@ -86,7 +86,7 @@ def test_short_answers_that_are_alike_are_samples(tmp_path: Path) -> None:
     assert "own: 1 rollout, short and alike in every word with another" in (run.path / "report.txt").read_text()
 
 
-def test_equal_patches_of_two_samples_are_two_and_a_repeated_prediction_is_one(tmp_path: Path) -> None:
+def test_equal_patches_count_twice_and_a_repeated_prediction_once(tmp_path: Path) -> None:
     line, second = (prediction(name, PATCH + LONG) for name in (INSTANCE, "owner__repo-13"))
     jsonl(tmp_path / "in" / "m" / "all_preds.jsonl", line, second)
     jsonl(tmp_path / "in" / "m.2" / "all_preds.jsonl", line)
@@ -95,7 +95,7 @@ def test_equal_patches_of_two_samples_are_two_and_a_repeated_prediction_is_one(t
     assert len(imported(tmp_path, tmp_path / "twice.jsonl").rows(ROLLOUT)) == 1
 
 
-def test_the_folder_of_an_own_export_is_imported_without_its_manifest(tmp_path: Path) -> None:
+def test_an_exported_folder_is_imported_without_its_manifest(tmp_path: Path) -> None:
     jsonl(tmp_path / "in" / "a.jsonl", chat(LONG), chat(LONG + "x"))
     before = imported(tmp_path, tmp_path / "in")
     config = export.Config(format="verifiers")
@@ -130,7 +130,7 @@ def archive(path: Path, *samples: bytes | Iterable[bytes]) -> Path:
 
 
 @pytest.mark.parametrize("damage", ["nested", "encrypted", "unknown compression"])
-def test_a_bad_sample_of_an_archive_is_lost_alone(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_sample_of_an_archive_is_dropped_alone(tmp_path: Path, damage: str) -> None:
     complete = json.dumps({"id": "one", "epoch": 1, "messages": [user("q"), assistant(LONG)], "scores": {}}).encode()
     path = archive(tmp_path / "log.eval", complete, b"[" * 100_000 if damage == "nested" else complete + b" ")
     data = bytearray(path.read_bytes())
@@ -149,7 +149,7 @@ def test_a_bad_sample_of_an_archive_is_lost_alone(tmp_path: Path, damage: str) -
 
 @pytest.mark.parametrize("depth", [200, 300, 100_000])
 @pytest.mark.parametrize("where", ["message", "extra"])
-def test_a_record_that_is_nested_too_deeply_is_lost_alone(tmp_path: Path, depth: int, where: str) -> None:
+def test_a_record_that_is_nested_too_deeply_is_dropped_alone(tmp_path: Path, depth: int, where: str) -> None:
     deep = "[" * depth + "]" * depth
     text = json.dumps(chat(LONG + "deep", info="DEEP") if where == "extra" else chat("DEEP")).replace('"DEEP"', deep)
     run = imported(tmp_path, jsonl(tmp_path / "a.jsonl", chat(LONG), text))
@@ -182,7 +182,7 @@ def test_json_beside_jsonl_counts_once(tmp_path: Path, rows: list[dict[str, Any]
     assert len(imported(tmp_path, tmp_path / "in").rows(ROLLOUT)) == 2
 
 
-def test_other_models_other_patches_and_other_runs_count_for_themselves(tmp_path: Path) -> None:
+def test_other_models_patches_and_runs_are_no_duplicates(tmp_path: Path) -> None:
     submitted(tmp_path / "in" / "trajs", IDS[0], PATCH, instance=IDS[0])
     jsonl(tmp_path / "in" / "other.jsonl", prediction(IDS[0], "another patch", "n"))
     jsonl(tmp_path / "in" / "elsewhere" / "all_preds.jsonl", prediction(IDS[0]))
@@ -191,7 +191,7 @@ def test_other_models_other_patches_and_other_runs_count_for_themselves(tmp_path
 
 
 @pytest.mark.slow
-def test_what_workers_read_counts_as_in_one_process(tmp_path: Path) -> None:
+def test_workers_give_the_same_import_as_one_process(tmp_path: Path) -> None:
     """Samples of a task over several files, duplicates, secrets, damaged lines, reports, and a file of no format."""
     folder = tmp_path / "in"
     for instance in IDS:
@@ -303,7 +303,7 @@ LINES = [*record(0), b"\n", *record(100), b"\n", *record(0, b"b"), b"\n"]
     ],
     ids=["a line", "a document", "a sample of an archive", "a value that all rows share"],
 )
-def test_what_unpacks_to_much_is_dropped_unread_or_read_a_few_rows_at_a_time(
+def test_files_that_unpack_to_much_are_read_in_bounded_memory(
     tmp_path: Path, make: Callable[[Path], Path], expected: tuple[int, list[str]], most_mb: int
 ) -> None:
     """A document that is refused is not held in memory, and the lines after a refused line are read."""

@@ -16,7 +16,7 @@ GOOD = {"id": 0, "prompt": [user("q")], "completion": [assistant("a")], "reward"
 TORN = '{"id": 1, "prom'
 
 
-def test_bad_and_foreign_lines_are_named_with_their_number_and_the_rest_is_kept(tmp_path: Path) -> None:
+def test_bad_and_foreign_lines_are_dropped_with_their_numbers(tmp_path: Path) -> None:
     """Also where the first line, by which the format could be told, is torn."""
     lines = [TORN, GOOD, "", TORN, {"something": "else"}, {**GOOD, "completion": 7}, GOOD, "[1, 2]", "null"]
     rollouts, drops, count = read(jsonl(tmp_path / "results.jsonl", *lines))
@@ -29,7 +29,7 @@ def test_bad_and_foreign_lines_are_named_with_their_number_and_the_rest_is_kept(
     assert all(d.file.endswith("results.jsonl") for d in drops)
 
 
-def test_values_of_wrong_types_or_too_deep_drop_a_record_and_nothing_else(tmp_path: Path) -> None:
+def test_values_of_wrong_types_or_too_deep_drop_only_their_record(tmp_path: Path) -> None:
     deep: list[object] = []
     for _ in range(300):
         deep = [deep]
@@ -83,7 +83,7 @@ def test_a_report_of_wrong_types_is_an_unknown_file(tmp_path: Path) -> None:
     assert len(rollouts) == 1 and [d.reason for d in drops] == ["unknown_format"]
 
 
-def test_a_truncated_gzip_file_gives_what_is_whole(tmp_path: Path) -> None:
+def test_a_truncated_gzip_file_gives_its_complete_records(tmp_path: Path) -> None:
     rows = [{**GOOD, "answer": f"{number:05}" * 50} for number in range(400)]
     path = jsonl(tmp_path / "results.jsonl.gz", *rows)
     path.write_bytes(path.read_bytes()[:-400])
@@ -98,7 +98,7 @@ def test_a_truncated_document_is_one_drop_at_the_line_where_it_ends(tmp_path: Pa
     assert isinstance(drop, Drop) and drop.reason == "not_json" and drop.line > 1
 
 
-def test_pointers_empty_files_and_unknown_ones(tmp_path: Path) -> None:
+def test_lfs_pointers_unknown_and_damaged_files_are_dropped(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 3\n")
     (tmp_path / "b.jsonl").write_text("\n\n")
     jsonl(tmp_path / "c.jsonl", {"x": 1}, {"x": 2})
@@ -125,7 +125,7 @@ def test_files_are_found_by_path_folder_and_pattern_each_once(tmp_path: Path) ->
     assert [source.label for source in files.find([str(tmp_path / "y" / "*.jsonl")])] == ["y/results.jsonl"]
 
 
-def test_what_is_not_there_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_paths_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
     for name in ("nowhere", "empty"):
         with pytest.raises(BadInput, match=name):
@@ -137,7 +137,7 @@ def test_what_is_not_there_is_refused_by_name(tmp_path: Path, monkeypatch: pytes
             files.find([wrong])
 
 
-def test_equal_content_has_equal_digests_wherever_it_lies(tmp_path: Path) -> None:
+def test_digests_depend_on_content_and_not_on_paths(tmp_path: Path) -> None:
     first, second = jsonl(tmp_path / "a.jsonl.gz", GOOD), jsonl(tmp_path / "b" / "a.jsonl.gz", GOOD)
     assert gzip.decompress(first.read_bytes()) == gzip.decompress(second.read_bytes())
     assert files.find([str(first)])[0].sha256 == files.find([str(second)])[0].sha256

@@ -59,7 +59,7 @@ def test_scores_are_numbers_by_inspects_own_rule(tmp_path: Path) -> None:
     assert [rollout.reward for rollout in rollouts] == [reward for _, reward in values]
 
 
-def test_ends_and_usage_of_every_turn_come_from_the_models_events(tmp_path: Path) -> None:
+def test_finish_reasons_and_usage_come_from_model_events(tmp_path: Path) -> None:
     def event(stop: str) -> dict[str, Any]:
         output = {"choices": [{"stop_reason": stop}], "usage": {"input_tokens": 3, "output_tokens": 1}}
         return {"event": "model", "output": output}
@@ -71,7 +71,7 @@ def test_ends_and_usage_of_every_turn_come_from_the_models_events(tmp_path: Path
     ].completion_tokens == 1
 
 
-def test_samples_that_failed_and_logs_without_samples(tmp_path: Path) -> None:
+def test_failed_samples_are_errors_and_logs_without_samples_drops(tmp_path: Path) -> None:
     document(tmp_path / "a.json", log(sample(error={"message": "died", "traceback": ""})))
     document(tmp_path / "b.json", {**log(), "status": "cancelled"})
     rollouts, drops, _ = read(tmp_path)

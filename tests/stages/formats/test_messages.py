@@ -41,7 +41,7 @@ def test_anthropic_parts() -> None:
     assert message(user([result])) == user("ok")
 
 
-def test_roles_parts_and_what_is_no_text() -> None:
+def test_roles_and_parts_without_text_are_normalised() -> None:
     assert message({"role": "developer", "content": "x"}) == {"role": "system", "content": "x"}
     parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:"}}]
     assert message(user(parts)) == user("a\n[omitted: image_url]") and message(tool(None)) == tool("")

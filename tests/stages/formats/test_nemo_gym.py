@@ -55,7 +55,7 @@ def test_members_of_a_group_share_a_task_and_a_masked_one_has_no_reward(tmp_path
     assert (second["rollout"]["reward"], second["rollout"]["error_type"]) == (None, "timeout")
 
 
-def test_an_unrecorded_request_is_rebuilt_from_the_description_and_named(tmp_path: Path) -> None:
+def test_an_unrecorded_request_is_rebuilt_from_the_description(tmp_path: Path) -> None:
     record = row(said("I fix."), messages=[], model_patch=PATCH, resolved=False, reward=0.0)
     record["responses_create_params"]["metadata"] = {"instance_id": INSTANCE, "problem_statement": "It breaks."}
     record["instance_config"] = {"agent_kwargs": {"system_prompt": "You fix."}}

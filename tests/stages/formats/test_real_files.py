@@ -66,7 +66,7 @@ def test_real_files(folder: str) -> None:
     assert len(rollouts) == number and not drops and recorded(rollouts)
 
 
-def test_real_verifiers_rows_without_a_completion_are_explained(tmp_path) -> None:
+def test_real_verifiers_rows_without_a_completion_are_reported(tmp_path) -> None:
     text = (imported(tmp_path, REAL / "trajectories" / "verifiers").path / "report.txt").read_text()
     assert "150 rollouts have a reward and no completion (150 of 0)" in text
 

@@ -41,7 +41,7 @@ def test_a_secret_is_replaced_by_its_kind_and_counted(kind: str, secret: str) ->
         ('aws_secret_access_key = "' + "aB/1" * 10 + '"', 'aws_secret_access_key = "[redacted: aws-secret]"'),
     ],
 )
-def test_what_stands_around_a_secret_stays(text: str, expected: str) -> None:
+def test_text_around_a_secret_is_kept(text: str, expected: str) -> None:
     assert redact(text, Counter()) == expected
 
 
@@ -63,19 +63,19 @@ def test_what_stands_around_a_secret_stays(text: str, expected: str) -> None:
         "Authorization: Bearer aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
     ],
 )
-def test_what_only_looks_a_little_like_a_secret_is_left_alone(text: str) -> None:
+def test_text_that_resembles_a_secret_is_kept(text: str) -> None:
     counts: Counter[str] = Counter()
     assert redact(text, counts) == text and not counts
 
 
 @pytest.mark.parametrize("part", ["a:", "://a:", "-----BEGIN PRIVATE KEY-----", "sk-", "eyJaaaa.", "authorization: "])
-def test_no_text_takes_long(part: str) -> None:
+def test_redaction_is_linear_in_adversarial_text(part: str) -> None:
     started = time.process_time()
     redact("://" + part * 5_000, Counter())
     assert time.process_time() - started < 5.0
 
 
-def test_a_preview_shows_what_stood_around_and_not_the_secret() -> None:
+def test_a_preview_shows_the_surrounding_text_and_no_secret() -> None:
     counts = Redactions()
     two = f"curl -H 'x: {SECRETS['github-token'][0]}' postgres://svc:hG7k2Lq9xW@db.corp.io/x"
     assert redact(two, counts).count("[redacted: ") == 2
@@ -94,7 +94,7 @@ def test_tool_arguments_stay_json() -> None:
     assert values == {"command": "curl -H 'x: [redacted: github-token]'", "key": "[redacted: private-key]"}
 
 
-def test_what_json_or_utf8_cannot_hold_is_made_storable() -> None:
+def test_values_that_json_or_utf8_cannot_hold_are_converted() -> None:
     value = {"a": [float("nan"), float("inf"), 2**70, True, 3, 0.5], "b\ud800": "x\udfff"}
     assert clean(value, Counter()) == {"a": [None, None, str(2**70), True, 3, 0.5], "b\ufffd": "x\ufffd"}
 

@@ -43,7 +43,7 @@ def test_predictions_by_instance_and_a_report_of_each(tmp_path: Path) -> None:
     assert verdicts(tmp_path) == [None, True]
 
 
-def test_what_a_report_of_the_resolved_does_not_list_is_unresolved(tmp_path: Path) -> None:
+def test_instances_that_a_report_does_not_list_are_unresolved(tmp_path: Path) -> None:
     predictions(tmp_path / "in" / "all_preds.jsonl")
     document(tmp_path / "in" / "results.json", {"no_generation": [], "no_logs": [], "resolved": ["a__b-1"]})
     run = imported(tmp_path, tmp_path / "in")
@@ -53,7 +53,7 @@ def test_what_a_report_of_the_resolved_does_not_list_is_unresolved(tmp_path: Pat
     assert "in/results.json: a run's report, 1 resolved; 3 instances judged, 2 of them not listed" in report
 
 
-def test_a_report_that_matches_nothing_judges_nothing_and_is_named(tmp_path: Path) -> None:
+def test_a_report_without_a_matching_instance_is_listed_as_unused(tmp_path: Path) -> None:
     predictions(tmp_path / "in" / "all_preds.jsonl")
     document(tmp_path / "in" / "report.json", {"resolved": ["x__y-1"], "applied": ["x__y-1", "x__y-2"]})
     run = imported(tmp_path, tmp_path / "in")
@@ -63,7 +63,7 @@ def test_a_report_that_matches_nothing_judges_nothing_and_is_named(tmp_path: Pat
     assert run.manifest.summary["reports"]["unused"] == ["in/report.json"]
 
 
-def test_a_run_that_resolved_nothing_resolved_nothing(tmp_path: Path) -> None:
+def test_an_empty_list_of_resolved_instances_is_a_verdict(tmp_path: Path) -> None:
     predictions(tmp_path / "all_preds.jsonl")
     document(tmp_path / "report.json", {"resolved_ids": [], "total_instances": 3})
     assert verdicts(tmp_path) == [False] * 3
@@ -78,7 +78,7 @@ def test_a_report_of_sb_cli_next_door_judges(tmp_path: Path, given: str) -> None
 
 
 @pytest.mark.parametrize("place", ["results/results.json", "logs/results.json", "run_evaluation/r/m/report.json"])
-def test_reports_in_the_folders_that_harnesses_make_speak_for_the_run(tmp_path: Path, place: str) -> None:
+def test_reports_in_harness_folders_judge_their_run(tmp_path: Path, place: str) -> None:
     predictions(tmp_path / "run" / "all_preds.jsonl")
     predictions(tmp_path / "other" / "all_preds.jsonl", "other")
     document(tmp_path / "run" / place, {"resolved": ["a__b-2"]})
@@ -106,14 +106,14 @@ def test_reports_one_folder_up_are_read_and_never_imported(tmp_path: Path) -> No
     assert verdicts(tmp_path / "run" / "trajs" / "a__b-3.traj.json") == [True]
 
 
-def test_a_report_that_is_named_speaks_for_files_elsewhere(tmp_path: Path) -> None:
+def test_a_named_report_judges_files_in_other_folders(tmp_path: Path) -> None:
     preds = predictions(tmp_path / "here" / "preds.jsonl")
     named = document(tmp_path / "there" / "m.run.json", {"resolved_ids": ["a__b-1"], "unresolved_ids": ["a__b-2"]})
     run = imported(tmp_path, preds, named)
     assert [r["hidden_pass"] for r in run.rows(ROLLOUT)] == [True, False, False]
 
 
-def test_reports_of_several_models_in_one_folder_are_told_apart_by_name(tmp_path: Path) -> None:
+def test_reports_of_several_models_in_one_folder_are_matched_by_name(tmp_path: Path) -> None:
     for model, resolved in (("gpt-3.5", "a__b-1"), ("org/x", "a__b-2")):
         name = model.replace("/", "__")
         predictions(tmp_path / f"{name}.jsonl", model)
@@ -123,7 +123,7 @@ def test_reports_of_several_models_in_one_folder_are_told_apart_by_name(tmp_path
     assert [judged["org/x", i] for i in IDS] == [False, True, False]
 
 
-def test_reports_that_contradict_each_other_judge_nothing_and_are_counted(tmp_path: Path) -> None:
+def test_contradicting_reports_give_no_verdict_and_are_counted(tmp_path: Path) -> None:
     predictions(tmp_path / "in" / "preds.jsonl")
     document(tmp_path / "in" / "one.json", {"resolved_ids": ["a__b-1", "a__b-2"]})
     document(tmp_path / "in" / "two.json", {"resolved_ids": ["a__b-1"]})

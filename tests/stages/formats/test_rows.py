@@ -23,7 +23,7 @@ def row(answer: str = "a", **more: Any) -> dict[str, Any]:
     return {"prompt": [user("q")], "completion": completion, "answer": "a", "reward": 0.5, **more}
 
 
-def test_rows_fit_the_kinds_and_the_reward_stands_on_the_last_step(tmp_path: Path) -> None:
+def test_rows_fit_their_kinds_and_the_last_step_has_the_reward(tmp_path: Path) -> None:
     (payload,) = payloads(jsonl(tmp_path / "results.jsonl", row()))
     of_one = ((TASK, payload["task"]), (ROLLOUT, payload["rollout"]), (ORIGIN, payload["origin"]))
     for kind, each in (*of_one, *((STEP, step) for step in payload["steps"])):
@@ -35,7 +35,7 @@ def test_rows_fit_the_kinds_and_the_reward_stands_on_the_last_step(tmp_path: Pat
     assert {payload["steps"][0][name] for name in unmeasured} == {None}
 
 
-def test_ids_that_do_not_go_on_are_kept_whole(tmp_path: Path) -> None:
+def test_prompts_that_do_not_extend_the_last_are_stored_in_full(tmp_path: Path) -> None:
     calls = [{"tokens": TOKENS}, {"tokens": {**TOKENS, "prompt_ids": [1, 9]}}]
     (payload,) = payloads(jsonl(tmp_path / "results.jsonl", row(trajectory=calls)))
     assert [s["prefix_ok"] for s in payload["steps"]] == [True, False]
@@ -51,7 +51,7 @@ def test_a_redacted_rollout_keeps_no_ids_that_spell_the_secret(tmp_path: Path) -
     assert missing.TOKENS in secret["origin"]["missing"]
 
 
-def test_ids_are_the_sources_own_or_the_place_in_the_file(tmp_path: Path) -> None:
+def test_rollout_ids_depend_on_content_and_line(tmp_path: Path) -> None:
     first = [p["rollout"]["rollout_id"] for p in payloads(jsonl(tmp_path / "a" / "results.jsonl", row(), row()))]
     again = [p["rollout"]["rollout_id"] for p in payloads(jsonl(tmp_path / "b" / "results.jsonl", row(), row()))]
     assert first == again and len(set(first)) == 2
@@ -106,7 +106,7 @@ def trajectory(**fields: Any) -> Trajectory:
         {"turns": [ImportedTurn("a", commands=[], prompt_ids=[1], completion_ids=[2], logprobs=[-1, -0.5])]},
     ],
 )
-def test_a_fitting_trajectory_comes_back_unconverted(fields: dict[str, Any]) -> None:
+def test_check_returns_a_valid_trajectory_unconverted(fields: dict[str, Any]) -> None:
     unchecked = trajectory(**fields)
     assert check(unchecked) is unchecked and (unchecked.reward is None or type(unchecked.reward) is int)
 
@@ -125,7 +125,7 @@ def test_a_fitting_trajectory_comes_back_unconverted(fields: dict[str, Any]) -> 
         ({"turns": [ImportedTurn("a", prompt_ids=(1,))]}, "turns.0.prompt_ids is (1,)"),  # type: ignore[arg-type]
     ],
 )
-def test_the_first_field_of_a_wrong_type_is_named_with_its_value(fields: dict[str, Any], message: str) -> None:
+def test_check_names_the_first_field_of_a_wrong_type(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError) as refused:
         check(trajectory(**fields))
     assert str(refused.value) == message

@@ -106,7 +106,7 @@ def test_the_model_of_a_container_log_is_known_by_its_folders(folder: str, model
     assert [log.eval_log.model for log in grade_logs(tmp_path)] == [model]
 
 
-def test_a_wrong_report_and_a_test_in_another_place_are_noticed(tmp_path: Path) -> None:
+def test_disagreement_with_a_report_is_found(tmp_path: Path) -> None:
     folder = container(tmp_path, BAD, harness_verdict=True)
     (log,) = grade_logs(folder)
     assert log.agrees is False and log.tests_agree is None
@@ -129,7 +129,7 @@ def test_an_incomplete_log_is_named(tmp_path: Path) -> None:
     assert log.resolved is None and "run_instance.log says '>>>>> Patch Apply Failed'" in str(log.problem)
 
 
-def test_a_report_without_a_log_is_taken_over_and_called_so(tmp_path: Path) -> None:
+def test_a_report_without_a_log_keeps_the_harness_verdict(tmp_path: Path) -> None:
     (log,) = grade_logs(container(tmp_path, None, harness_verdict=True))
     assert (log.resolved, log.agrees, log.grader) == (True, None, HARNESS)
 
@@ -141,7 +141,7 @@ def test_a_carriage_return_ends_a_line_as_it_does_for_the_harness(tmp_path: Path
     assert [log.agrees for log in grade_logs(tmp_path)] == [True]
 
 
-def test_torn_and_foreign_files_around_a_log_do_no_harm(tmp_path: Path) -> None:
+def test_torn_and_foreign_files_around_a_log_are_ignored(tmp_path: Path) -> None:
     folder = container(tmp_path / "logs", GOOD)
     for path, text in {
         "run/pallets__flask-1/report.json": '{"pallets__fl',
@@ -155,7 +155,7 @@ def test_torn_and_foreign_files_around_a_log_do_no_harm(tmp_path: Path) -> None:
     assert (log.eval_log.instance, log.resolved, log.agrees) == ("pallets__flask-1", True, None)
 
 
-def test_the_folder_of_one_instance_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_one_instance_can_be_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = container(tmp_path, GOOD) / "run/pallets__flask-1"
     monkeypatch.chdir(path)
     for folder in (path, Path(".")):
@@ -193,9 +193,7 @@ def test_an_early_log_without_results_gets_the_verdict_of_its_run_unless_its_pat
 
 
 @pytest.mark.parametrize("said", [None, False])
-def test_a_container_log_whose_tests_ended_without_a_result_is_unresolved_and_says_so(
-    said: bool | None, tmp_path: Path
-) -> None:
+def test_a_container_log_without_results_is_unresolved(said: bool | None, tmp_path: Path) -> None:
     (log,) = grade_logs(container(tmp_path, CRASHED, harness_verdict=said, before=""))
     assert (log.resolved, log.problem) == (False, NO_RESULT)
 
@@ -208,7 +206,7 @@ def test_a_damaged_archive_is_incomplete(tmp_path: Path) -> None:
     assert log.grader == HARNESS and "the archive is damaged" in str(log.problem)
 
 
-def test_an_instance_that_is_not_known_is_named_with_the_way_out(tmp_path: Path) -> None:
+def test_an_unknown_instance_is_graded_with_a_file_of_instances(tmp_path: Path) -> None:
     folder = plain(tmp_path / "logs", APPLIED + GOOD, [], name="pallets__flask-2.m")
     (log,) = grade_logs(folder)
     assert (log.resolved, log.agrees, log.grader) == (False, None, HARNESS)
@@ -233,7 +231,7 @@ def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:
 
 
 @needs("real")
-def test_the_verdicts_of_three_harnesses_are_met() -> None:
+def test_grades_agree_with_three_harnesses() -> None:
     docker, early, smith = (
         [log for log in grade_logs(REAL / "swe-logs") if log.eval_log.file.startswith(f"{name}/")]
         for name in ("docker-harness", "log-harness", "swe-smith")
@@ -264,7 +262,7 @@ def document_of(run: Run, name: str) -> Any:
     return json.loads(run.read_file(name) or b"null")
 
 
-def test_every_log_becomes_a_rollout_or_a_named_drop(tmp_path: Path, logs: Path) -> None:
+def test_every_log_becomes_a_rollout_or_a_drop(tmp_path: Path, logs: Path) -> None:
     run = imported(tmp_path, "swe-logs", logs, tmp_path / "rows.jsonl")
     rollouts = run.rows(ROLLOUT)
     assert [(r["task_id"], r["reward"], r["hidden_pass"], r["family"], r["model"]) for r in rollouts] == [
@@ -277,7 +275,7 @@ def test_every_log_becomes_a_rollout_or_a_named_drop(tmp_path: Path, logs: Path)
     assert run.rows(ORIGIN)[0]["submission"] == "diff 1 [redacted: github-token]\n"
 
 
-def test_the_report_says_how_far_we_agree_and_a_document_holds_every_test(tmp_path: Path, logs: Path) -> None:
+def test_the_report_counts_agreement_and_a_document_has_every_test(tmp_path: Path, logs: Path) -> None:
     run = imported(tmp_path, "swe-logs", logs, tmp_path / "rows.jsonl")
     text = (run.read_file("report.txt") or b"").decode()
     assert "4 logs: 1 resolved, 2 not, 1 without a verdict" in text and "1 disagree, 1 not compared" in text
@@ -293,7 +291,7 @@ def test_the_report_says_how_far_we_agree_and_a_document_holds_every_test(tmp_pa
     assert graded[1]["tests_status"]["FAIL_TO_PASS"] == {"success": [], "failure": ["t.py::test_new"]}
 
 
-def test_what_a_verdict_depends_on_makes_it_new_work(tmp_path: Path, logs: Path) -> None:
+def test_instance_rows_are_part_of_the_identity(tmp_path: Path, logs: Path) -> None:
     words = {"paths": ["swe-logs", str(logs), str(tmp_path / "rows.jsonl")]}
     before = Config.model_validate(words).identity()
     assert Config.model_validate(words).identity() == before

@@ -43,7 +43,7 @@ def test_a_task_is_its_question_and_answer_whatever_the_id_and_the_system_prompt
     assert rollouts[0].task_id == rollouts[1].task_id != rollouts[2].task_id
 
 
-def test_a_completion_that_never_came_has_no_reward(tmp_path: Path) -> None:
+def test_an_empty_completion_has_no_reward(tmp_path: Path) -> None:
     (payload,) = payloads(jsonl(tmp_path / "results.jsonl", row(completion=[], reward=0.0)))
     assert (payload["rollout"]["reward"], payload["rollout"]["error_type"], payload["steps"]) == (
         None,
@@ -69,7 +69,7 @@ def test_newer_columns_give_tokens_ends_and_errors(tmp_path: Path) -> None:
     assert second["rollout"]["reward"] is None
 
 
-def test_what_the_file_cannot_tell_is_named(tmp_path: Path) -> None:
+def test_facts_that_a_result_lacks_are_listed_as_missing(tmp_path: Path) -> None:
     (payload,) = payloads(jsonl(tmp_path / "wiki--some--model" / "run1" / "results.jsonl", row()))
     assert {missing.TOKENS, missing.LOGPROBS, missing.FINISH, missing.USAGE} <= set(payload["origin"]["missing"])
     assert payload["steps"][0]["truncated"] is None and payload["rollout"]["completion_tokens"] is None
@@ -128,7 +128,7 @@ def test_token_ids_are_those_of_the_whole_path(tmp_path: Path) -> None:
     assert missing.EXACT_LOGPROBS in payload["origin"]["missing"] and missing.TOKENS not in payload["origin"]["missing"]
 
 
-def test_an_evaluation_has_no_tokens_and_says_so(tmp_path: Path) -> None:
+def test_an_evaluation_without_tokens_lists_them_as_missing(tmp_path: Path) -> None:
     nodes = [node("user", "q", token_ids=[], mask=[]), node("assistant", "a", 0, token_ids=[], mask=[])]
     (payload,) = payloads(jsonl(tmp_path / "traces.jsonl", trace(nodes)))
     step = payload["steps"][0]
@@ -147,7 +147,7 @@ def test_a_shared_action_is_a_step_of_one_branch_only(tmp_path: Path) -> None:
     assert [rollout.own_id for rollout in rollouts] == ["t1", "t1/3"]
 
 
-def test_a_branch_without_an_action_of_its_own_is_dropped_by_name(tmp_path: Path) -> None:
+def test_a_branch_without_new_actions_is_dropped(tmp_path: Path) -> None:
     nodes = [node("user", "q"), node("assistant", "a", 0), node("user", "dangling", 1)]
     nodes += [node("user", "y", 1), node("assistant", "b", 3)]
     rollouts, drops, _ = read(jsonl(tmp_path / "traces.jsonl", trace(nodes)))
@@ -169,7 +169,7 @@ def test_unscored_is_null_and_failed_is_an_error(tmp_path: Path) -> None:
     assert [missing.REWARD in facts_missing for facts_missing in facts] == [False, False, False, True]
 
 
-def test_a_graph_that_is_none_is_a_malformed_record(tmp_path: Path) -> None:
+def test_a_circular_trace_is_a_malformed_record(tmp_path: Path) -> None:
     looping = trace([node("user", "q", 1), node("assistant", "a", 0), node("user", "end", 1)])
     rollouts, drops, _ = read(jsonl(tmp_path / "traces.jsonl", looping, trace(TALK)))
     assert len(rollouts) == 1 and drops[0].reason == "malformed_record" and drops[0].line == 1

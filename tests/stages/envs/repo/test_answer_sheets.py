@@ -102,7 +102,7 @@ def test_a_right_answer_of_another_type_is_no_forgery() -> None:
     assert not result.forged and result.faults.keys() == {names[1]} and "an object of type N" in fault
 
 
-def test_a_test_that_asks_for_more_than_is_sent_gives_a_report() -> None:
+def test_a_test_with_too_many_answers_gives_a_report() -> None:
     rows = [(n, n * n + 7) for n in range(600)]
     text = f"import one\ndef test_one():\n    for n, want in {rows}: assert one.f(n) == want\n"
     tests: trees.Changes = {ONE: trees.TreeFile(text.encode())}
@@ -118,7 +118,7 @@ def reasons_of(path: str, text: str) -> tuple[list[str], list[str]]:
     return [function.name for function in rewritten], [*reasons.values()]
 
 
-def test_what_a_name_or_another_test_tells_is_not_asked() -> None:
+def test_values_that_a_name_or_another_test_reveals_are_not_asked() -> None:
     """Code can look for what it is to return in the tests that are left: of the inverse function, or in a name."""
     text = """\
 def test_e(): assert one.e('abc') == 'YWJj'
@@ -136,12 +136,12 @@ REVEALED = "expects only what stands in the tests that are left"
 
 
 @pytest.mark.parametrize(("path", "text"), [attack[:2] for attack in TOLD_TESTS.values()], ids=TOLD_TESTS.keys())
-def test_what_any_text_that_is_left_tells_is_not_asked(path: str, text: str) -> None:
+def test_values_that_remaining_text_reveals_are_not_asked(path: str, text: str) -> None:
     names, reasons = reasons_of(path, text)
     assert not names and {*reasons} == {REVEALED}
 
 
-def test_a_test_that_another_file_shows_gives_a_report() -> None:
+def test_a_delivered_test_gives_a_report() -> None:
     """Under whichever path the agent got it."""
     delivered: trees.Changes = {"public/more.py": ONE_TEST[ONE]}
     assert ask(of_one("x**3"), of_one("x**3"), ONE_TEST, [f"{ONE}::test_one"], delivered).ground() == "report"
@@ -156,7 +156,7 @@ EXPRESSIONS = {
 """What a test expects -> what tells it as an argument of another test."""
 
 
-def test_what_an_expression_comes_to_must_not_stand_in_what_is_left() -> None:
+def test_values_of_expressions_must_not_be_revealed() -> None:
     """Code looks it up there."""
     code = "\n".join(f"def f{n}(): return {expected}" for n, expected in enumerate(EXPRESSIONS))
     for revealed, arguments in ((True, EXPRESSIONS.values()), (False, ["'x'"] * len(EXPRESSIONS))):
@@ -183,7 +183,7 @@ def test_one_right_answer_of_two_may_be_chance(answers: list[str], forged: bool)
     assert (result.forged, [*result.faults.values()]) == (forged, faults)
 
 
-def test_a_run_without_a_report_is_repeated_and_two_decide_nothing() -> None:
+def test_a_lost_run_is_repeated_once() -> None:
     """A busy machine ends a run; neither the solution nor the task is to blame."""
 
     def late(files: trees.Changes, selected: Sequence[str]) -> TestOutcomes:
@@ -404,7 +404,7 @@ def test_no_forged_answer_is_right(forged: tuple[TestOutcomes, Asked]) -> None:
         ("class Wrong(ValueError): pass", "test_two: asserts nothing that has a value"),
     ],
 )
-def test_the_name_of_a_file_stands_for_all_its_tests_and_for_no_further_one(text: str, reason: str) -> None:
+def test_a_file_name_selects_all_tests_of_the_file(text: str, reason: str) -> None:
     """Whatever a run reports: code under test may keep a test from being run."""
     two = "class TestIt:\n    def test_two(self): f(2)\n"
     file = f"from code import f\ndef test_one():\n    assert f(1) == 5\n{two}{text}\n"
@@ -430,7 +430,7 @@ def test_second():
 """
 
 
-def test_a_test_that_needs_one_that_is_left_out_is_left_out_as_well() -> None:
+def test_a_test_that_needs_an_excluded_one_is_excluded() -> None:
     """The first gives another value in every run of the reference solution, and sets what the second one finds."""
     first, second = f"{ONE}::test_first", f"{ONE}::test_second"
     runs = 0

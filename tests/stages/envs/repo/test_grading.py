@@ -30,7 +30,7 @@ reads: it has none for an XPASS line. None is a test without a status.
 
 @pytest.mark.parametrize(("outcome", "numbers"), SWEBENCH.items())
 @pytest.mark.parametrize(("group", "test"), [("FAIL_TO_PASS", "t.py::fixed"), ("PASS_TO_PASS", "t.py::kept")])
-def test_every_outcome_counts_as_it_does_for_swebench(
+def test_outcomes_count_as_in_swebench(
     group: str, test: str, outcome: str | None, numbers: tuple[int, int, float, bool]
 ) -> None:
     statuses = {"t.py::fixed": "passed", "t.py::kept": "passed", **OTHERS}
@@ -119,7 +119,7 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("path", CHANGED)
-def test_what_is_left_out_for_its_name_is_no_hack(path: str, tmp_path: Path) -> None:
+def test_a_change_dropped_for_its_name_is_no_hack(path: str, tmp_path: Path) -> None:
     """The tests pass with the change, and without any other."""
     before, after, dropped, hacked = CHANGED[path]
     for folder, text in (("delivered", before), ("left", after)):
@@ -163,12 +163,12 @@ def test_a_new_file_that_the_test_command_names_is_no_hack(commands: str, hacked
     assert grade_tree(tmp_path / "delivered", tmp_path / "left", lists, run, commands=commands).hacked is hacked
 
 
-def test_a_module_that_the_task_asks_for_may_have_the_name_of_a_standard_one_and_none_of_the_runner() -> None:
+def test_requested_modules_may_shadow_standard_ones_but_not_the_runner() -> None:
     assert is_protected("queue.py") and not is_protected("queue.py", modules={"queue"})
     assert is_protected("json.py", modules={"queue"}) and is_protected("pluggy.py", modules={"queue"})
 
 
-def test_what_is_left_out_is_named_with_the_reason() -> None:
+def test_dropped_changes_are_logged_with_the_reason() -> None:
     first, second = dropped_lines({"json.py": None, "test_a.py": None})
     assert first.startswith(f"{LEFT_OUT}'json.py'") and "its own json" in first and "tests" in second
     assert len(dropped_lines([f"test_{number}.py" for number in range(99)])) == LONGEST_NOTE + 1

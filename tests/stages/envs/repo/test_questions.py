@@ -105,7 +105,7 @@ def body(*lines: str) -> str:
         (["f('out')", "assert 'abc' in open('out').read()"], ["has"], "_composer_ask(0, open('out').read())"),
     ],
 )
-def test_what_a_test_asks_holds_no_expected_value(lines: list[str], relations: list[str], kept: str) -> None:
+def test_withheld_versions_hold_no_expected_value(lines: list[str], relations: list[str], kept: str) -> None:
     text, text_relations = asked(body(*lines))
     assert list(text_relations) == relations and kept in text
     assert not any(
@@ -154,7 +154,7 @@ def test_what_a_test_asks_holds_no_expected_value(lines: list[str], relations: l
         (["global x", "assert f(1) == 5"], "binds names where it reads them"),
     ],
 )
-def test_why_a_test_is_not_asked(lines: list[str], reason: str) -> None:
+def test_tests_that_are_not_askable_have_a_reason(lines: list[str], reason: str) -> None:
     with pytest.raises(NotAskable, match=f"^{re.escape(reason)}"):
         asked(body(*lines))
 
@@ -171,7 +171,7 @@ def test_why_a_test_is_not_asked(lines: list[str], reason: str) -> None:
         ("def test_it(): assert f() == len('abc')", "from code import *\n", "compares what is not known"),
     ],
 )
-def test_what_asserts_around_a_test_or_may_bind_its_names_counts(test: str, head: str, reason: str) -> None:
+def test_fixtures_decorators_and_star_imports_prevent_questions(test: str, head: str, reason: str) -> None:
     with pytest.raises(NotAskable, match=f"^{reason}"):
         asked(test, head)
 
@@ -210,7 +210,7 @@ def test_functions_of_other_test_files_assert_and_decide(lines: list[str], reaso
         made(*lines)
 
 
-def test_columns_and_names_of_rows_are_emptied() -> None:
+def test_columns_and_ids_of_rows_are_emptied() -> None:
     rows = "[(1, 'abc'), pytest.param(2, 'abc', id='gives abc')], ids=['abc', 'b']"
     text, _ = asked(f"@pytest.mark.parametrize('n, word', {rows})\ndef test_it(n, word):\n    assert f(n) == word")
     assert "[(1, None), pytest.param(2, None)])" in text and "abc" not in text
@@ -255,7 +255,7 @@ def withheld(*names: str) -> str:
     return file.data.decode()
 
 
-def test_a_file_holds_what_its_tests_need_alone() -> None:
+def test_a_withheld_file_holds_only_what_its_tests_need() -> None:
     text = withheld("test_one")
     assert text.startswith("from __future__") and "setup_method" in text and "LIMIT" in text
     absent = ("abc", "EXPECTED", "unused", "12", "wanted", "test_two", "test_three", "check", "Problem", "g\n")

@@ -79,7 +79,7 @@ LINE = f"secret {json.dumps(GOOD)}"
     ],
     ids=["two reports", "control passed", "tampered", "no outcome", "no answer"],
 )
-def test_a_report_is_void_where_the_control_did_not_fail_or_its_shape_is_another(text: str) -> None:
+def test_a_report_is_void_without_a_failed_control_or_of_another_shape(text: str) -> None:
     assert read_report(text, "secret")[:2] == ({}, True)
 
 
@@ -91,7 +91,7 @@ def test_a_report_is_read_between_other_lines_and_none_is_no_tampering() -> None
     assert read_report(f"secret {json.dumps(report)}", "secret")[:2] == (report, False)
 
 
-def test_without_the_control_no_pass_counts_and_nobody_is_blamed() -> None:
+def test_passes_without_the_control_do_not_count() -> None:
     """A run may end at the first failure (-x), or before the control because of what a test calls."""
     report = {"outcomes": {TEST: "passed", "t.py::test_b": "skipped", "t.py::test_c": "failed"}, "control": []}
     believed, tampered, _ = read_report(f"secret {json.dumps(report)}", "secret")

@@ -29,7 +29,5 @@ from stages.envs.repo.shadowed_modules import is_shadowed
         ("pytest", "from pytest import Ring", False),
     ],
 )
-def test_tests_mean_a_module_of_their_own_where_the_standard_one_lacks_what_they_take(
-    module: str, text: str, own: bool
-) -> None:
+def test_a_name_that_the_standard_module_lacks_means_the_work_folder(module: str, text: str, own: bool) -> None:
     assert is_shadowed(module, [ast.parse("import os"), ast.parse(text)]) is own

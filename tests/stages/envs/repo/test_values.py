@@ -110,7 +110,7 @@ def test_values_come_back_as_they_were(value: Any) -> None:
         ("warned", [(UserWarning, "x"), (FutureWarning, "y")], (FutureWarning, None)),
     ],
 )
-def test_relations(relation: str, value: Any, expected: Any) -> None:
+def test_relations_hold(relation: str, value: Any, expected: Any) -> None:
     assert holds(relation, value, expected)
     assert not holds(
         relation.removeprefix("not ") if relation.startswith("not ") else f"not {relation}", value, expected
@@ -144,7 +144,7 @@ def test_relations(relation: str, value: Any, expected: Any) -> None:
         ("subclass of", type("int", (), {}), int),
     ],
 )
-def test_what_does_not_hold(relation: str, value: Any, expected: Any) -> None:
+def test_relations_that_do_not_hold(relation: str, value: Any, expected: Any) -> None:
     assert not holds(relation, value, expected)
 
 
@@ -156,7 +156,7 @@ def test_what_does_not_hold(relation: str, value: Any, expected: Any) -> None:
         '["x", "Fraction", ["s", "316539393939393939"]]',
     ],
 )
-def test_no_text_is_right_by_its_form(text: str) -> None:
+def test_malformed_texts_are_never_right(text: str) -> None:
     for expected in (5, "right", None, [], date(2024, 1, 1)):
         assert not values.holds("==", text, encode_value(expected))
 
@@ -170,7 +170,7 @@ def test_no_text_is_right_by_its_form(text: str) -> None:
         ("re.search", "a" * 5000, ("a",)),
     ],
 )
-def test_what_cannot_be_compared_here_is_not_wrong(relation: str, value: Any, expected: Any) -> None:
+def test_incomparable_values_are_not_wrong(relation: str, value: Any, expected: Any) -> None:
     with pytest.raises(values.Incomparable):
         holds(relation, value, expected)
 
@@ -180,7 +180,7 @@ def test_a_pattern_that_takes_too_long_is_incomparable() -> None:
         values.has_match("search", r"^(\w+\s?)+$", "a" * 40 + "!", limit_s=0.2)
 
 
-def test_values_that_hold_themselves_or_are_large_are_sent_as_such() -> None:
+def test_recursive_and_large_values_are_sent_as_objects() -> None:
     ring: list[Any] = []
     ring.append(ring)
     wide: list[Any] = [1]
