@@ -44,7 +44,7 @@ LINKS = ("uuid", "parentUuid", "isSidechain")
 KEPT = (*LINKS, "type", "sessionId", "agentId", "isApiErrorMessage", "timestamp", "costUSD")
 SESSION = "claude_code_session"
 SYNTHETIC = "<synthetic>"
-"""The model's name in messages that the program wrote itself."""
+"""The model's name in messages of the program itself."""
 
 
 def recognises(record: Any) -> bool:
@@ -89,7 +89,7 @@ def join(
 
 
 def _problem(line: Any) -> str | None:
-    """Return why a line cannot be part of a session, else None. Bookkeeping of any shape can."""
+    """Return why a line cannot be part of a session, None if it can; bookkeeping of any shape can."""
     if not isinstance(line, dict) or not isinstance(line.get("type"), str):
         return Sentence("formats.line-without-type")
     if line["type"] not in SPOKEN:
@@ -178,7 +178,7 @@ class ClaudeSession:
                 self._inputs[near.key if near else None].append(line)
 
     def _nearest_answers(self) -> dict[str, SessionAnswer | None]:
-        """Return for every line the answer that it belongs to or comes after."""
+        """Return the answer that each line belongs to or follows."""
         nearest: dict[str, SessionAnswer | None] = {}
         for start in self._lines:
             walked: dict[str, None] = {}
@@ -290,7 +290,7 @@ def _rollout(session: ClaudeSession, path: list[SessionAnswer], yielded: set[str
 
 
 def _input(content: Any) -> Iterator[Message]:
-    """Yield the messages of a user's line: the results of calls, then everything else."""
+    """Yield the messages of a user's line: the results of calls, then all other parts."""
     parts = content if isinstance(content, list) else [content]
     results = [isinstance(part, dict) and part.get("type") == "tool_result" for part in parts]
     for part in compress(parts, results):

@@ -1,4 +1,4 @@
-"""Foreign files: finding them, and reading them record by record.
+"""Find foreign files, and read them record by record.
 
 A record is a line of JSON Lines, an element of a JSON array of objects, a whole JSON document, a row of Parquet, or a
 sample of an Inspect archive together with the archive's header. A bad record is dropped with its line number, the rest
@@ -33,7 +33,7 @@ OF_A_RUN = (
     *("report.json", "results.json", "result.json", "results/results.json", "logs/*/report.json"),
     f"{SB_CLI}/*.json",
 )
-"""Where harnesses leave reports, below the folder of a run."""
+"""Patterns of reports below the folder of a run."""
 BESIDE = (
     *("metadata.json", "{stem}.metadata.json", "{stem}.report.json", "results_*.json", "run_spec.json"),
     "run_metadata.json",
@@ -45,11 +45,11 @@ MOST_BYTES = 64 * 2**20
 """Most unpacked bytes of one record: a line, a JSON document, a sample of an archive, a row. As Python objects it takes
 several times as much."""
 MOST_UNPACKED = 64 * 2**30
-"""Most bytes that one compressed file may unpack to: what is read record by record needs no memory, but time."""
+"""Limit on unpacked bytes of one compressed file, read record by record: it bounds time, not memory."""
 LOOK_LINES = 10_000
 """Lines of a broken document that are examined for JSON Lines."""
 BATCH_BYTES = 2 * MOST_BYTES
-"""Most bytes of a column in a batch of rows."""
+"""Limit on bytes of a column in a batch of rows."""
 LFS = b"version https://git-lfs.github.com/spec/"
 HEADERS = ("header.json", "_journal/start.json")
 """Members of an Inspect archive that hold its header, the first that is there."""
@@ -61,10 +61,10 @@ DAMAGE = (zipfile.BadZipFile, OSError, ValueError, KeyError, RuntimeError, zlib.
 
 @dataclass(frozen=True)
 class Source:
-    """One foreign file; `label` names it in rows and reports.
+    """One foreign file; `label` is its name in rows and reports.
 
-    `root`: the folder or file that the user gave, by which it was found. `beside`: the user did not give it; it is read
-    only as a description or report of other files.
+    `root`: the folder or file of the user's path that it was found by. `is_sidecar`: it is not below a path of the user
+    and is read only as a description or report of other files.
     """
 
     path: Path
@@ -74,7 +74,7 @@ class Source:
     is_sidecar: bool = field(default=False, kw_only=True, compare=False)
 
     def records(self) -> Iterator[NumberedRecord | Drop]:
-        """Yield every record with its line number (from 1), or the reason why it cannot be read."""
+        """Yield every record with its line number (from 1), or a drop if it cannot be read."""
         with self.path.open("rb") as file:
             head = file.read(64)
         # By content, not by name: data sets store JSON Lines as `.json` and gzip without `.gz`.
@@ -105,7 +105,7 @@ class Source:
             yield from self._json_records()
 
     def _rows(self, batch: pa.RecordBatch, before: int) -> Iterator[NumberedRecord | Drop]:
-        """Yield the rows of a batch with their numbers; one that holds text which is no UTF-8 is a drop."""
+        """Yield the rows of a batch with their numbers, and a drop for a row with text that is not UTF-8."""
         try:
             yield from enumerate(batch.to_pylist(), before + 1)
         except UnicodeDecodeError:  # a column of text is not checked when it is read
@@ -120,7 +120,7 @@ class Source:
         return self.make_drop(line, "too_large", sentence)
 
     def make_drop(self, line: int, reason: str, detail: str) -> Drop:
-        """Return the drop of the record at a line of this file, with the name of the reason and the reason in words."""
+        """Return the drop of the record at a line of this file, with the name of the reason and the details."""
         return Drop(self.label, line, reason, detail)
 
     def _archive_samples(self) -> Iterator[NumberedRecord | Drop]:
@@ -194,7 +194,7 @@ class Source:
         yield from damage
 
     def lines(self, damage: list[Drop]) -> Iterator[tuple[int, bytes]]:
-        """Yield the lines of a text file, plain or gzip, that are not blank; add a drop where reading stops early."""
+        """Yield the non-blank lines of a text file, plain or gzip; add a drop if reading stops early."""
         number = 0
         try:
             with self.path.open("rb") as file:
@@ -221,7 +221,7 @@ class Source:
 
 
 def _longest_chunk(file: pq.ParquetFile, group: int) -> int:
-    """Return the unpacked size of the largest column of a row group, which no value in it exceeds."""
+    """Return the unpacked size of the largest column of a row group, an upper bound on the size of a value."""
     about = file.metadata.row_group(group)
     return max((about.column(at).total_uncompressed_size for at in range(about.num_columns)), default=0)
 
@@ -246,7 +246,7 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
 
 
 def _value(text: bytes) -> Any:
-    """Return the value of a JSON text; `ValueError` if it is none, or too deep for the parser."""
+    """Return the value of a JSON text; `ValueError` if it is invalid, or too deep for the parser."""
     try:
         # Not measured beforehand, which would take as long again: what the parser can take, `clean` measures.
         return json.loads(text)
@@ -256,7 +256,7 @@ def _value(text: bytes) -> Any:
 
 
 def _parse(text: bytes) -> tuple[Any, int, tuple[str, str]]:
-    """Return the value of a JSON text; for what is none and null None, the line of the error, and reason and detail."""
+    """Return the value of a JSON text; for an invalid text or null None, the line of the error, reason and detail."""
     try:
         return _value(text), 1, ("not_json", Sentence("formats.null-record"))
     except json.JSONDecodeError as error:
@@ -270,9 +270,9 @@ def _parse(text: bytes) -> tuple[Any, int, tuple[str, str]]:
 
 
 def find(patterns: list[str], also: Sequence[str] = ()) -> list[Source]:
-    """Return the readable files that paths, folders and patterns name, in a fixed order, then the files beside them.
+    """Return the readable files that paths, folders and patterns name, in a fixed order, then their sidecars.
 
-    Raises `BadInput` that names what is missing. also: other endings of files that the caller reads itself.
+    Raises `BadInput` that names the missing path. also: other endings of files that the caller reads itself.
     """
     named: dict[Path, Source] = {}
     beside: dict[Path, Source] = {}
@@ -294,7 +294,7 @@ def find(patterns: list[str], also: Sequence[str] = ()) -> list[Source]:
 
 
 def _matching(path: Path) -> list[Source]:
-    """Return the files that one path, folder or pattern names, and the files beside them, without their digests."""
+    """Return the files that one path, folder or pattern names, and their sidecars, without digests."""
     if path.is_file():
         file, folder = path.resolve(), path.resolve().parent
         names = [name.format(stem=stem(file)) for name in BESIDE]
@@ -303,7 +303,7 @@ def _matching(path: Path) -> list[Source]:
     if path.is_dir():
         folder = path.resolve()
         inside = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in READABLE)
-        inside = _without_own(inside)
+        inside = _foreign_files(inside)
         sources = [Source(p.resolve(), f"{folder.name}/{p.relative_to(path)}", "", root=folder) for p in inside]
         return sources + _sidecars(folder.parent, OF_A_RUN) if sources else []
     if any(character in path.name for character in "*?["):
@@ -311,8 +311,8 @@ def _matching(path: Path) -> list[Source]:
     return []
 
 
-def _without_own(files: Sequence[Path]) -> list[Path]:
-    """Leave out the files by which Composer describes a run: of a run folder only what an export wrote is foreign."""
+def _foreign_files(files: Sequence[Path]) -> list[Path]:
+    """Remove the files by which Composer describes a run: of a run folder only exported files are foreign."""
     exported: dict[Path, set[Path]] = {}
     for path in files:
         if path.name == "manifest.json":
@@ -320,13 +320,13 @@ def _without_own(files: Sequence[Path]) -> list[Path]:
                 outputs = Run(path.parent).manifest.outputs.values()
                 foreign = [out["file"] for out in outputs if out["kind"].startswith("foreign/")]
                 exported[path.parent] = {path.parent / name for name in foreign}
-    # A run folder may lie in the folder of another one: the nearest counts.
+    # A run folder may be inside another one: the nearest counts.
     runs = {path: next((folder for folder in path.parents if folder in exported), None) for path in files}
     return [path for path, run in runs.items() if run is None or path in exported[run]]
 
 
 def _sidecars(folder: Path, names: Sequence[str]) -> list[Source]:
-    """Return the files of a folder under these names or patterns."""
+    """Return the files of a folder with these names or patterns, as sidecars."""
     paths = [path for name in names for path in sorted(folder.glob(name)) if path.is_file()]
     return [
         Source(path, f"{folder.name}/{path.relative_to(folder)}", "", root=folder, is_sidecar=True) for path in paths

@@ -51,7 +51,7 @@ def of_first_filter(
 
 
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
-    """Yield one item; its score is unknown where the metric is computed over all items."""
+    """Yield one item; its score is unknown if the metric is computed over all items."""
     names = record.get("metrics") or [name for name in METRICS if name in record]
     metric = names[0] if names else None
     score = None if metric is None else record.get(metric)
@@ -72,7 +72,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
 
 
 def _higher_is_better(about: Record, task: str, metric: str | None) -> bool | None:
-    """Return what the results say of a metric of this task, or of all tasks that have it; None if they do not."""
+    """Return whether higher values of a metric are better for this task, else for all tasks; None if not recorded."""
     by_task = about.get(HIGHER_IS_BETTER, {})
     # Files of before 2024-08 are named after model and task.
     of_task = [by_task[task]] if task in by_task else by_task.values()

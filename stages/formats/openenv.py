@@ -94,14 +94,14 @@ def _episode(record: Record, origin: Origin) -> Trajectory:
 
 
 def _read_marks(marks: Record) -> Record:
-    """Return what the writer noted of a rollout (`_marked`), as fields of a trajectory."""
+    """Return the fields of a trajectory that the writer stored (`_marked`)."""
     return {"own_id": marks.get("rollout_id")} | {
         name: marks.get(name) for name in ("family", "split", "resolved", "submission")
     }
 
 
 def _task_id(env: str, task: Any, opening: list[Message]) -> str:
-    """Return the task's own id, else a digest of the task, else one of the opening."""
+    """Return the id of the task, else a digest of the task, else one of the opening."""
     ids = [task.get(name) for name in ("task_id", "instance_id", "id")] if isinstance(task, dict) else []
     named = next((name for name in ids if isinstance(name, str | int)), None)
     return f"{env}/{named if named is not None else store.digest(task if task is not None else opening)[:12]}"

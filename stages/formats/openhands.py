@@ -80,7 +80,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
 
 
 def _conversation(history: Iterable[Any], instruction: str | None) -> tuple[list[Message], list[ImportedTurn]]:
-    """Return opening messages and turns; the instruction opens where no event does."""
+    """Return opening messages and turns; without an opening event the instruction is the opening."""
     opening: list[Message] = []
     turns: list[ImportedTurn] = []
     replies: list[str | None] = []
@@ -156,7 +156,7 @@ def _answer(event: Record, response: Record) -> MessageParts | None:
 
 
 def _observed(event: Record) -> Message | None:
-    """Return the message in which an event was shown to the model; None when it was not shown."""
+    """Return the message of an event that the model saw, None if it did not see the event."""
     kind = event.get("kind")
     if kind == "SystemPromptEvent":
         return {"role": "system", "content": text(event.get("system_prompt"))}

@@ -1,4 +1,4 @@
-"""Which rollouts of several files repeat earlier ones, by their ids or as one table under two endings.
+"""Find rollouts of several files that repeat earlier ones, by their ids or as one table under two endings.
 
 `import` and `compare` count a rollout once by these rules. A rollout has the id that its source gave it, else one of
 its file's content and its line, so that a copied file repeats the first. Data sets and logs are also stored twice in
@@ -30,7 +30,7 @@ def acted(trajectory: Trajectory) -> str:
 
 @dataclass
 class StoredTables:
-    """The files in which rollouts were found first, by folder, name and what was done."""
+    """The first file of each rollout, by folder, name and digest of its actions."""
 
     first: dict[tuple[Path, str, str], Path] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""Files that describe or judge trajectories in other files: run descriptions, verdicts, reports, problem statements.
+"""Read files that describe or judge trajectories in other files: descriptions of runs, verdicts, reports, statements.
 
 Verdicts come as an index with one line a file, as a report on one file, or as SWE-bench's reports of one instance or a
 whole run. They are looked up in this order (`Sidecars.verdict`).
@@ -20,24 +20,24 @@ from stages.runs.kinds import Row
 from stages.words import Sentence
 
 SB_CLI = "sb-cli-reports"
-"""Where sb-cli leaves the reports of SWE-bench's hosted evaluation, in the folder it was started from."""
+"""The folder in which sb-cli writes reports of SWE-bench's hosted evaluation, below its working folder."""
 HARNESS_FOLDERS = frozenset({"logs", "results", "reports", "evaluation", "run_evaluation", SB_CLI})
 NOT_PREDICTED = "incomplete_ids"
 """The instances of the dataset that a run did not predict; they are no evidence of which run a report belongs to."""
 SHOWN = 10
-"""Reports, and contradicting instances, that the lines name."""
+"""Limit on listed reports, and on listed contradicting instances."""
 SUFFIXES = (".gz", ".jsonl", ".json", ".traj", ".eval", ".parquet", ".csv", ".tsv")
 KINDS = (".results", ".metadata", ".report", ".rollouts", ".output", ".traces", ".traj")
 TIMED = re.compile(r"20\d\d-\d\d-\d\dT\d\d")
 TIME_OF_FILE = re.compile(r"20\d\d-\d\d-\d\dT.*$")
 TASK_FILE = re.compile(r"^(?:samples_|details_)?(?P<task>.+?)(?:_20\d\d-\d\d-\d\dT.*)?$")
 IdsBelow = Callable[[Path | None], Iterable[str]]
-"""The instances of the trajectories below a folder; of all with None."""
+"""Yields the instances of the trajectories below a folder, of all with None."""
 
 
 @dataclass(frozen=True)
 class FileLocation:
-    """A file, its name in reports, and the folder that the user gave, from which it was found."""
+    """A file, its name in reports, and the user's path that it was found by."""
 
     path: Path
     label: str
@@ -70,7 +70,7 @@ class Report:
 
 
 def parse_report(location: FileLocation, record: Mapping[str, Any]) -> Report | None:
-    """Return the report that a JSON object is; None if it is none. `TypeError` if its ids are not text."""
+    """Return the report in a JSON object, None if it is not a report; `TypeError` if its ids are not text."""
     # `resolved_ids` is SWE-bench's report of a run since 2.0; leaderboard submissions have a list under `resolved`.
     ids = record.get("resolved_ids", record.get("resolved"))
     if isinstance(ids, list):
@@ -99,7 +99,7 @@ class Reports:
     single: dict[tuple[Path | None, str], list[Report]] = field(default_factory=lambda: defaultdict(list))
 
     def settle(self, ids_below: IdsBelow) -> None:
-        """Index the reports once all files were found; set aside runs' reports none of whose instances is here."""
+        """Index the reports once all files were found; ignore runs' reports without an imported instance."""
         for report in self.all:
             if report.location.path == report.location.root and not any(True for _ in ids_below(report.scope)):
                 report.scope = None
@@ -113,7 +113,7 @@ class Reports:
                     self.single[report.scope, instance].append(report)
 
     def resolved(self, path: Path, instance: str, model: str | None = None) -> bool | None:
-        """Return the verdict of the nearest reports on a file's instance; None without one, or where two differ."""
+        """Return the verdict of the nearest reports on a file's instance; None without one, or if two differ."""
         beginnings = (path.name[:end] for end, character in enumerate(path.name) if character == ".")
         names = {*path.parts[1:-1], *beginnings} - HARNESS_FOLDERS
         # Harnesses replace the slash of a model's name in names of files: `org__model.run.json`.
@@ -151,7 +151,7 @@ class Reports:
             report.unlisted.update(unlisted)
 
     def lines(self) -> list[str]:
-        """Return what was read and what it was used for, in lines for a report."""
+        """Return lines of `report.txt` that list the reports and how many instances they judged."""
         if not self.all:
             return []
         runs, single = [r for r in self.all if r.whole_run], [r for r in self.all if not r.whole_run]
@@ -169,7 +169,7 @@ class Reports:
         return lines
 
     def summary(self) -> dict[str, Any]:
-        """Return the same in numbers, and the names of reports that judged nothing."""
+        """Return the numbers of reports and judged instances, and the names of unused reports."""
         return {
             "read": len(self.all),
             "judged": len({(report.scope, instance) for report in self.all for instance in report.judged}),
@@ -180,14 +180,14 @@ class Reports:
 
 
 def _named(reports: list[Report], names: set[str]) -> list[Report]:
-    """Return, of several reports, those that share a name with the file or its model, where there are any."""
+    """Return those of several reports that share a name with the file or its model, all if none does."""
     named = [report for report in reports if report.names & names] if len(reports) > 1 else []
     return named or reports
 
 
 @dataclass(frozen=True)
 class ReportedOutcome:
-    """The verdict on a trajectory. None where it is not stated."""
+    """The verdict on a trajectory; None for fields that are not recorded."""
 
     resolved: bool | None
     model: str | None = None
@@ -199,9 +199,9 @@ class Sidecars:
     """Descriptions by folder and stem, verdicts by file, reports, statements by instance."""
 
     model: str | None = None
-    """The model that the user names for files that name none."""
+    """The model of files that record none."""
     redact: bool = True
-    """Whether what is likely a secret is replaced."""
+    """Whether likely secrets are replaced."""
     descriptions: dict[tuple[Path, str], Row] = field(default_factory=dict)
     verdicts: dict[tuple[Path, str], ReportedOutcome] = field(default_factory=dict)
     reports: Reports = field(default_factory=Reports)
@@ -210,7 +210,7 @@ class Sidecars:
     """Harbor's results of single trials, by folder."""
 
     def description(self, path: Path) -> Row:
-        """Return the run description of a file: of the same stem or time, else the folder's last one, else empty."""
+        """Return the run description with a file's stem or time, else the folder's last one, else an empty one."""
         names = (stem(path), _time_of(path), "")
         return next(filter(None, (self.descriptions.get((path.parent, name)) for name in names)), {})
 
@@ -224,7 +224,7 @@ class Sidecars:
         return None if resolved is None else ReportedOutcome(resolved)
 
     def add(self, location: FileLocation, record: Any) -> bool:
-        """Add a record that is no trajectory; return False when it is of no known kind."""
+        """Add a record that is not a trajectory; return False if it is of no known kind."""
         path = location.path
         if not isinstance(record, Mapping):
             return False
@@ -272,7 +272,7 @@ class Sidecars:
 
 
 def _directions(results: Mapping[str, Any]) -> dict[str, dict[str, bool]]:
-    """Return whether higher values are better, by task and metric, as results of lm-evaluation-harness say it.
+    """Return whether higher values are better, by task and metric, from results of lm-evaluation-harness.
 
     Those of before 2024-07 say it in the tasks' configurations alone.
     """
@@ -288,7 +288,7 @@ def _directions(results: Mapping[str, Any]) -> dict[str, dict[str, bool]]:
 
 
 def _time_of(path: Path) -> str:
-    """Return the time at the end of a file's name; empty if it has none."""
+    """Return the time at the end of a file's name, empty without one."""
     match = TIME_OF_FILE.search(stem(path))
     return match[0] if match else ""
 
@@ -299,7 +299,7 @@ def task_of(path: Path) -> str:
 
 
 def differing_folders(paths: Iterable[str]) -> list[str]:
-    """Return the names of the files' folders where the files' own begin with a time and all folders differ, else none.
+    """Return the names of the files' folders if all file names begin with a time and all folders differ, else none.
 
     Two logs of one task differ in their time stamps alone, by which nobody knows them.
     """

@@ -1,4 +1,4 @@
-"""Trajectories as the rows that `collect` writes, null where the source records nothing, and the origin of each."""
+"""Convert trajectories to the rows that `collect` writes, null for unrecorded fields, with the origin of each."""
 
 from itertools import accumulate
 
@@ -147,7 +147,7 @@ def _steps(trajectory: Trajectory, identity: Row, reward: float | None) -> list[
 
 
 def capture_level(turn: ImportedTurn) -> str:
-    """Return `tokens` with ids and log-probs of what was sampled, `logprobs` without the ids, else `text`."""
+    """Return `tokens` with ids and log-probs of sampled tokens, `logprobs` without ids, else `text`."""
     if turn.prompt_ids is not None and turn.completion_ids and turn.logprobs:
         return "tokens"
     return "logprobs" if turn.logprobs and turn.completion_ids is None else "text"

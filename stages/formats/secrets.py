@@ -1,7 +1,7 @@
-"""Secrets in records of other programs: what is likely one is replaced by its kind, and values are made storable.
+"""Replace likely secrets in records of other programs by their kind, and make values storable.
 
-Likely is what begins as the keys of a provider do, and, where no such prefix is known (passwords in addresses,
-authorization headers), what is random enough and no placeholder: a test's `userid:password@example.com` is left alone.
+A text is a likely secret if it has the prefix of a provider's keys or, for kinds without a prefix (passwords in
+addresses, authorization headers), if it is random enough and no placeholder: `userid:password@example.com` is kept.
 """
 
 import base64
@@ -26,7 +26,7 @@ SECRET = re.compile(
     re.DOTALL,
 )
 DOUBTFUL = frozenset({"aws-secret", "authorization", "url-password"})
-"""Kinds without a known prefix, for which randomness decides."""
+"""Kinds without a known prefix, decided by randomness."""
 PLACEHOLDER = re.compile(
     r"pass|pwd|secret|example|test|user|token|dummy|fake|sample|change|admin|root|guest|foo|bar|1234|abcd|xxx|key|login",
     re.IGNORECASE,
@@ -38,12 +38,12 @@ LEAST_BITS, RANDOM_BITS = 24.0, 100.0
 """Randomness of a secret in bits, at least: Shannon's entropy of its characters times their number. From the second
 number on, words of `PLACEHOLDER` in it are chance."""
 BESIDE = 24
-"""Characters of a preview before and after what was replaced."""
+"""Characters of a preview before and after the secret."""
 HINT = re.compile(
     r"PRIVATE KEY|sk-|gh[pousr]_|github_pat_|glpat-|hf_|AKIA|ASIA|(?i:aws_secret)|AIza|xox|k_live_|npm_|pypi-AgE|SG\."
     r"|eyJ|(?i:authorization)|://[^\s/@]{1,64}:[^\s/@]{1,64}@"
 )
-"""A pattern that every shape contains: most strings have none of it and are skipped quickly."""
+"""A pattern that every shape contains: most strings do not match and are skipped quickly."""
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -56,7 +56,7 @@ class Redactions(Counter[str]):
 
 
 def redact(text: str, counts: Counter[str]) -> str:
-    """Return a text with `[redacted: KIND]` for everything that is likely a secret, and count these by kind."""
+    """Replace each likely secret of a text by `[redacted: KIND]`, and count these by kind."""
     if not HINT.search(text):
         return text
 

@@ -33,7 +33,7 @@ UNFINISHED = (RUN_LOG, "eval.sh")
 EARLY_LOG = re.compile(r"(?P<instance>.+?__.+?-\d+)\.(?P<model>.+)\.eval\.log(\.gz)?$")
 OURS = "composer"
 HARNESS = "its harness"
-"""The grader of a log that cannot be graded here: its verdict is taken over and not compared."""
+"""The grader of a log that cannot be graded here: the harness's verdict is used and not compared."""
 VALIDATION = "the validation of an instance, not of a patch: its lists were checked against both logs"
 NO_ROW = "no row of the instance is known, so which tests count is not: name a file of instances after the folder"
 
@@ -319,7 +319,7 @@ def _is_valid_instance(broken: str, original: str, lists: TestLists, repo: str) 
 
 
 def agreement_report(logs: Sequence[GradedLog]) -> list[str]:
-    """Return the agreement in lines: counts, then every log that disagrees or could not be graded."""
+    """Return lines on the agreement: counts, then every log that disagrees or could not be graded."""
     agreement = Counter({True: "agree", False: "disagree", None: "not compared"}[log.agrees] for log in logs)
     verdicts, tests = Counter(log.resolved for log in logs), Counter(log.tests_agree for log in logs)
     graders = Counter(log.grader or "none" for log in logs)

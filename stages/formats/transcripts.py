@@ -1,4 +1,4 @@
-"""Rollouts read back from rows for writers of formats: opening, actions, observations, tokens; and `Writer`."""
+"""Read rollouts back from rows for the writers of formats: opening, actions, observations, tokens; and `Writer`."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,8 +17,7 @@ from stages.runs.kinds import ORIGIN, TASK, Row
 from stages.runs.run import Run
 
 MARK = ("rollout_id", "task_id", "env", "family", "split")
-"""Columns that identify a rollout, its task and its family; formats with room for them carry them, and readers read
-them back."""
+"""Columns that identify a rollout, its task and its family; formats with room for them store them for readers."""
 
 ORIGIN_COLUMNS = ["rollout_id", "submission", "tools_json"]
 """Columns of `origins` that are exported."""
@@ -40,7 +39,7 @@ class File:
 
 
 def json_lines(name: str, rows: Iterable[Row]) -> File:
-    """Return a file of JSON Lines, whose rows are taken one after the other."""
+    """Return a file of JSON Lines, written row by row."""
     return File(name, lambda file: store.write_lines(file, rows))
 
 
@@ -56,7 +55,7 @@ def small_file(name: str, data: bytes, records: int) -> File:
 
 @dataclass(frozen=True)
 class ExportedTurn:
-    """One step row, the messages observed after it, and the token ids before it (None if not recorded)."""
+    """One step row, the messages observed after it, and its prompt's token ids (None if not recorded)."""
 
     step: Row
     observed: list[Message]
@@ -65,7 +64,7 @@ class ExportedTurn:
 
 @dataclass(frozen=True)
 class ExportedTranscript:
-    """One rollout: its rows, its messages, and what writers derive from them."""
+    """One rollout: its rows, its messages, and fields that writers derive from them."""
 
     rollout: Row
     task: Row
@@ -82,7 +81,7 @@ class ExportedTranscript:
     """Whether every step has token ids and log-probs, and each prompt extends the one before."""
 
     def chat(self) -> tuple[list[Row], list[Row]]:
-        """Return the opening and the rest as OpenAI chat messages, with numbered calls and results in their order."""
+        """Return the opening and the conversation as OpenAI chat messages, with numbered calls and ordered results."""
         numbers = iter(range(10**9))
         opening = messages.number_calls(self.opening, numbers)
         conversation: list[Message] = []
@@ -93,13 +92,13 @@ class ExportedTranscript:
 
 @dataclass(frozen=True)
 class Writer:
-    """How a format is written. A module declares its writer as `WRITER`."""
+    """The writer of a format. A module declares it as `WRITER`."""
 
     lost: Sequence[str]
-    """Facts that the format has no room for, for the report."""
+    """Facts that the format cannot store, for the report."""
     files: Callable[[Iterable[ExportedTranscript], Counter[str]], Iterable[File]]
-    """Return the files. Rollouts left out are counted by reason in the second argument by the time all files are
-    filled. The transcripts may be iterated several times, and are read from the run each time."""
+    """Returns the files. The second argument counts dropped rollouts by reason once all files are filled. The
+    transcripts may be iterated several times, and are read from the run each time."""
 
 
 class Transcripts:

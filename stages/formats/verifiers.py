@@ -121,7 +121,7 @@ def result_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
 
 
 def _result_messages(value: Any, role: str) -> list[Message]:
-    """Return messages, also where a base model has plain text instead."""
+    """Return messages, from a list or from the plain text of a base model."""
     if isinstance(value, str):
         return [{"role": role, "content": value}] if value else []
     return [message(item) for item in value or []]
@@ -272,7 +272,7 @@ def files(transcripts: Iterable[ExportedTranscript], dropped: Counter[str]) -> I
 
 
 def _episode(transcript: ExportedTranscript, dropped: Counter[str]) -> Row:
-    """Return an Episode with one Trace; count in `dropped` if its token ids had to be left out."""
+    """Return an Episode with one Trace; count in `dropped` if its token ids cannot be stored."""
     is_known = any(turn.prompt is not None for turn in transcript.turns)
     dropped["token_ids_left_out"] += not transcript.has_tokens and is_known
     rollout, task_row = transcript.rollout, transcript.task
@@ -356,7 +356,7 @@ def _node(chat_message: Message) -> Row:
 
 
 def _call(step: Row, node: int) -> Row:
-    """Return the call of an answer: the model, why it ended, and its usage, as far as they are known."""
+    """Return the call of an answer: model, finish reason and usage, as far as recorded."""
     fields = {"node": node, "model": step["model"], "sampling": orjson.loads(step["sampling_json"] or "null")}
     fields["finish_reason"] = step["finish_reason"] if step["finish_reason"] in ENDS else None
     if step["prompt_tokens"] is not None and step["completion_tokens"] is not None:
