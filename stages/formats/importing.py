@@ -183,9 +183,7 @@ def read_into_journal(source: Source, reader: Reader | None, sidecars: Sidecars,
             out.raise_if_stopped()
             out.write_all(batch)
             batch.clear()
-    counters = {"dropped": dict(count.dropped), "redacted": dict(count.redacted)}
-    fields = {**asdict(count), "missing": sorted(count.missing), **counters}
-    file_unit = {"items": number, "count": fields, "reports": sidecars.reports.usage()}
+    file_unit = {"items": number, "count": count.record(), "reports": sidecars.reports.usage()}
     out.write_all([*batch, (name, file_unit, False)])
 
 
@@ -355,12 +353,11 @@ def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: lis
         ]
     if session.repeated:
         remarks = [*remarks, Sentence("formats.alike-rollouts-kept", num_rollouts=session.repeated)]
-    report(session.counts, session.drops, account, about, checks.checks(account.rollouts), remarks, out)
+    _report(session, account, about, checks.checks(account.rollouts), remarks, out)
 
 
-def report(
-    counts: list[FileCount],
-    drops: list[Drop],
+def _report(
+    session: ImportSession,
     account: Account,
     about: str,
     checks: list[collection_checks.CollectionCheck],
@@ -372,16 +369,13 @@ def report(
     `account` are the rollouts, `about` their numbers of tasks and models; `remarks` are a format's own lines for
     `report.txt`, which shows the first `SHOWN` files and drops; the two documents have all.
     """
-    sources = []
-    for count in counts:
-        counters = {"dropped": dict(count.dropped), "redacted": dict(count.redacted), "missing": sorted(count.missing)}
-        sources.append({**vars(count), **counters})
-    out.document("sources", sources)
+    counts, drops = session.counts, session.drops
+    out.document("sources", [count.record() for count in counts])
     out.document("drops", [vars(drop) for drop in drops])
-    dropped, redacted = (
-        sum((c.dropped for c in counts), Counter[str]()),
-        sum((c.redacted for c in counts), Counter[str]()),
-    )
+    dropped, redacted = Counter[str](), Counter[str]()
+    for count in counts:
+        dropped += count.dropped
+        redacted += count.redacted
     traces = sum(count.traces for count in counts)
     out.count(traces=traces, rollouts=account.rollouts, failed=account.failed, steps=account.steps)
     out.count(**{f"dropped_{reason}": number for reason, number in sorted(dropped.items())})

@@ -51,6 +51,11 @@ class FileCount:
     """Kind, line and surrounding text of the first `PREVIEWS` redactions."""
     missing: set[str] = field(default_factory=set)
 
+    def record(self) -> dict[str, Any]:
+        """Return all fields as JSON values."""
+        counters = {"dropped": dict(self.dropped), "redacted": dict(self.redacted), "missing": sorted(self.missing)}
+        return {**vars(self), **counters}
+
 
 @dataclass(frozen=True)
 class ReadTrajectory:
