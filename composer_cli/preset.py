@@ -140,8 +140,10 @@ def load_preset(reference: str | None) -> Preset:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        shown = {} if first["type"] in ("missing", "extra_forbidden", "value_error") else {"value": first["input"]}
-        raise UsageError("cli.invalid-preset", path=path, key=where, refusal=refusal(first), **shown) from None
+        input_value = (
+            {} if first["type"] in ("missing", "extra_forbidden", "value_error") else {"value": first["input"]}
+        )
+        raise UsageError("cli.invalid-preset", path=path, key=where, refusal=refusal(first), **input_value) from None
     earlier: list[str] = []
     for entry in preset.stage:
         if entry.title in earlier:

@@ -214,8 +214,8 @@ def sentence_and_code(error: BaseException, *, resumes: bool = False) -> tuple[s
         number = int(getattr(error, "signal_number", signal.SIGINT))
         # 128 + the signal's number, as a shell reports a process that the signal ended.
         name = None if number == signal.SIGINT else signal.Signals(number).name
-        kept = Sentence("cli.saved-resume") if resumes else Sentence("cli.nothing-kept")
-        remains = getattr(error, "notice", "") or kept
+        saved = Sentence("cli.saved-resume") if resumes else Sentence("cli.nothing-kept")
+        remains = getattr(error, "notice", "") or saved
         return Sentence("cli.stopped", signal=name, remains=remains), 128 + number
     if isinstance(error, ComposerError):
         return str(error), error.exit_code
