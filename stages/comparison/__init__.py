@@ -2,7 +2,8 @@
 
 stage.py     - what `compare` does, and what it writes
 config.py    - its settings
-logs.py      - logs of any program as tables of items, and the same tasks under one name
+logs.py      - logs of any program as tables of items
+sides.py     - the sides of a comparison by name, and the same tasks under one name
 direction.py - whether lower scores are better
 decision.py  - sides measured against the first, and decided
 words.py     - the sentences of comparison.jinja about a comparison

@@ -18,9 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.comparison import direction, logs
+from stages.comparison import direction
 from stages.comparison.config import Config
-from stages.comparison.logs import ReadLog, TaskMatch
+from stages.comparison.logs import ReadLog
+from stages.comparison.sides import TaskMatch, match, sampling
 from stages.comparison.words import describe_reasons
 from stages.errors import BadInput, UsageError
 from stages.evaluation.difference import Decision, Difference, MissingOutcomes, Quantity, Reason, ReasonKind
@@ -175,7 +176,7 @@ class ComparisonRules:
 def compare(sides: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa.Table]:
     """Compare every side with the first; returns the result, and the scores of all tasks as a table."""
     base, *counterparts = sides
-    matches = [logs.match(base, log) for log in counterparts]
+    matches = [match(base, log) for log in counterparts]
     matched = [base, *(log for log, _ in matches)]
     scores = pa.chunked_array([part for log in matched for part in log.items["score"].drop_null().chunks], pa.float64())
     if not len(scores):
@@ -185,7 +186,7 @@ def compare(sides: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
     scale = (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
     lower = direction.lower_is_better(matched, config.lower_is_better)
     span = ScoreSpan(*(scale[::-1] if lower else scale))
-    unit = logs.sampling(matched, config.unit)
+    unit = sampling(matched, config.unit)
     min_gain = config.min_gain or MIN_GAIN * abs(span.width)
     if scale == (0.0, 1.0) and min_gain > 1:
         raise UsageError("comparison.min-gain-too-large", min_gain=min_gain)
@@ -203,8 +204,8 @@ def compare(sides: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
     letters = [name_side(index) for index in range(len(matched))]
     differences = measure_sides(pairs, letters[1:], rules)
     pairings = tuple(
-        Pairing(match, tuple(compare_settings(base, log)), tuple(compare_categories(pair.outcomes, rules)))
-        for pair, (_, match), log in zip(pairs, matches, counterparts, strict=True)
+        Pairing(task_match, tuple(compare_settings(base, log)), tuple(compare_categories(pair.outcomes, rules)))
+        for pair, (_, task_match), log in zip(pairs, matches, counterparts, strict=True)
     )
     paired_tasks = [pa.array(pair.outcomes.tasks, pa.string()) for pair in pairs]
     compared = [pc.unique(pa.chunked_array(paired_tasks)), *paired_tasks]

@@ -1,7 +1,6 @@
-"""Logs of any program as tables of items, one row a sample of a task, and the same tasks under one name.
+"""Logs of any program as tables of items, one row a sample of a task.
 
-`read` takes the files of a program that `import` knows, a table of ids and scores, or a run. `sides` gives every side
-of a comparison its name, and `match` finds which tasks of two sides are the same.
+`read` takes the files of a program that `import` knows, a table of ids and scores, or a run.
 """
 
 import json
@@ -23,14 +22,14 @@ import pyarrow.parquet as pq
 from stages import json_text
 from stages.comparison.direction import ScoreMetric
 from stages.errors import BadInput, UsageError
-from stages.evaluation.outcomes import KEPT, PASSED, PRIMARY, START, num_apart, without_twins
+from stages.evaluation.outcomes import KEPT, PASSED, PRIMARY, num_apart, without_twins
 from stages.formats import files, readers, reading, repeats
 from stages.formats.base import HIGHER_IS_BETTER, METRIC, Drop, Reader, Trajectory
 from stages.formats.files import Source
 from stages.formats.messages import first_question
 from stages.formats.reading import FileCount, ReadTrajectory
 from stages.formats.repeats import StoredTables
-from stages.formats.reports import Sidecars, differing_folders, stem
+from stages.formats.reports import Sidecars
 from stages.formats.swebench import PREDICTIONS
 from stages.layout import shortened
 from stages.runs import catalog, store
@@ -71,12 +70,6 @@ FAMILIES = ("family", "category", "subject", "topic", "repo", "repository")
 METRICS = ("metric", "metric_name")
 """Names of columns in tables of scores, the first that is there."""
 DATE = re.compile(r"(20\d\d)-?(0[1-9]|1[0-2])-?([0-3]\d)(?!\d)")
-LEAST_SHARED = 0.1
-"""The share of the smaller side's tasks below which two logs are of different tasks."""
-LONGEST_STEM = 24
-"""Characters of a file's name, without its endings, that a side has as its name."""
-ENOUGH_SHARED = 0.5
-"""The share from which ids, or their last parts, match tasks."""
 
 
 @dataclass(frozen=True)
@@ -555,138 +548,3 @@ def _is_score(value: Any) -> bool:
     except pa.ArrowException:
         return False
     return True
-
-
-# Sides.
-
-
-def sides(paths: Sequence[str], unit: str = "") -> list[ReadLog]:
-    """Return the sides of a comparison, each with a name by which people can tell it from the others."""
-    logs = [read(path, unit) for path in paths]
-    if len(logs) == 1:
-        models = logs[0].models
-        if len(models) < 2:
-            raise UsageError("comparison.one-log", path=paths[0], models=models)
-        # An arm that was not trained is what the others are compared with.
-        logs = [logs[0].of_model(model) for model in sorted(models, key=lambda model: model != START)]
-    else:
-        for at, log in enumerate(logs):
-            notes = [Sentence("comparison.several-models", models=log.models)] if len(log.models) > 1 else []
-            if log.digests in (alike := [earlier.digests for earlier in logs[:at]]):
-                same = paths[alike.index(log.digests)]
-                notes.append(Sentence("comparison.log-with-itself", path=paths[at], same=same))
-            logs[at] = replace(log, notes=(*log.notes, *notes))
-    stems = [stem(Path(log.label)) for log in logs]
-    # Of a long name the first part that differs: of Inspect's logs these are the date, the time, the task and an id.
-    parts = zip(*(re.split(r"_|(?<=\d)T(?=\d)", name) for name in stems), strict=False)
-    folders = differing_folders(paths)
-    for names in (
-        ["+".join(log.models) for log in logs],
-        *([folders] if folders else []),
-        *([] if max(map(len, stems)) <= LONGEST_STEM else parts),
-        stems,
-        [log.date for log in logs],
-        [log.label for log in logs],
-    ):
-        if len(set(names)) == len(names) and all(names):
-            return [replace(log, name=name) for log, name in zip(logs, names, strict=True)]
-    return [replace(log, name=path) for log, path in zip(logs, paths, strict=True)]
-
-
-def sampling(logs: Sequence[ReadLog], unit: str) -> SamplingUnit | None:
-    """Return what tasks are resampled in: a column, what all logs declare that do, or None for tasks alone."""
-    if unit:
-        return SamplingUnit(unit)
-    declared = {log.sampling for log in logs if log.sampling}
-    return declared.pop() if len(declared) == 1 else None
-
-
-@dataclass(frozen=True)
-class TaskMatch:
-    """How the tasks of two sides were found to be the same.
-
-    way: "" for their ids, "questions", or "bare" for the last part of their ids. num_reworded: tasks of the same id
-    whose questions differ, of `num_worded` whose questions are known.
-    """
-
-    way: str = ""
-    num_reworded: int = 0
-    num_worded: int = 0
-
-
-def match(base: ReadLog, candidate: ReadLog) -> tuple[ReadLog, TaskMatch]:
-    """Return the candidate side with its tasks under the names of the first, and how they were found.
-
-    Raises `BadInput` where they are of different tasks.
-    """
-    keys = {"": [_ids(log) for log in (base, candidate)], "questions": [_questions(log) for log in (base, candidate)]}
-    # What a program puts before an id tells nothing where no question contradicts it.
-    worded = any(len(side) for side in keys["questions"])
-    keys["bare"] = [side[:0] if worded else _bare(side) for side in keys[""]]
-    shared = {
-        way: int(pc.sum(pc.is_in(second["key"], first["key"])).as_py() or 0) for way, (first, second) in keys.items()
-    }
-    share = {way: shared[way] / (min(len(side) for side in sides) or 1) for way, sides in keys.items()}
-    agreeing, both_worded = _agreeing(base, candidate)
-    # Ids that count the tasks of one file name other tasks in another: questions then pair more tasks than ids do.
-    if share["questions"] >= LEAST_SHARED and shared["questions"] * (both_worded or 1) > agreeing * shared[""]:
-        way = "questions"
-    else:
-        way = next((way for way in ("", "bare") if share[way] >= ENOUGH_SHARED), "")
-    if share[way] < LEAST_SHARED:
-        raise BadInput(
-            "comparison.other-tasks",
-            first=base.name,
-            second=candidate.name,
-            num_first=base.num_tasks,
-            num_second=candidate.num_tasks,
-            same_ids=shared[""],
-            same_questions=shared["questions"],
-            task_first=base.items["task"][0].as_py(),
-            task_second=candidate.items["task"][0].as_py(),
-        )
-    if not way:
-        return candidate, TaskMatch(way, both_worded - agreeing, both_worded)
-    first, second = keys[way]
-    both = second.join(first, "key", join_type="inner", right_suffix="_base")
-    at = pc.index_in(candidate.items["task"], both["task"])
-    # An id that is another task's in the first.
-    renamed = pc.binary_join_element_wise(candidate.items["task"], f"({candidate.name})", " ")
-    tasks = pc.coalesce(both["task_base"].take(at), renamed)
-    column = candidate.items.schema.get_field_index("task")
-    return replace(candidate, items=candidate.items.set_column(column, "task", tasks)), TaskMatch(way)
-
-
-def _ids(log: ReadLog) -> pa.Table:
-    """Return every task with its id as the key."""
-    tasks = pc.unique(log.items["task"])
-    return pa.table({"key": tasks, "task": tasks})
-
-
-def _bare(ids: pa.Table) -> pa.Table:
-    """Return every task with the last part of its id as the key; none where several have the same."""
-    bare = pa.array([name.rpartition("/")[2] for name in ids["key"].to_pylist()], pa.string())
-    return pa.table({"key": bare, "task": ids["task"]}) if pc.count_distinct(bare).as_py() == len(ids) else ids[:0]
-
-
-def _questions(log: ReadLog) -> pa.Table:
-    """Return every task with its question as the key; none where tasks share questions, which then identify none."""
-    worded = log.items.filter(pc.is_valid(log.items["question"]))
-    pairs = worded.group_by(["question", "task"]).aggregate([]).select(["question", "task"])
-    alone = pairs.group_by("question", use_threads=False).aggregate([("task", "count"), ("task", "first")])
-    alone = alone.filter(pc.equal(alone["task_count"], 1))
-    if len(alone) < 0.9 * len(pairs):
-        alone = alone[:0]
-    return pa.table({"key": alone["question"], "task": alone["task_first"]})
-
-
-def _agreeing(base: ReadLog, second: ReadLog) -> tuple[int, int]:
-    """Return how many tasks of the same id have the same question, and of how many both questions are known."""
-    sides = [
-        log.items.filter(pc.is_valid(log.items["question"]))
-        .group_by("task", use_threads=False)
-        .aggregate([("question", "first")])
-        for log in (base, second)
-    ]
-    both = sides[0].join(sides[1], "task", join_type="inner", right_suffix="_other")
-    return int(pc.sum(pc.equal(both["question_first"], both["question_first_other"])).as_py() or 0), len(both)

@@ -8,9 +8,10 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.comparison import logs, report
+from stages.comparison import report
 from stages.comparison.config import Config
 from stages.comparison.decision import LogComparison, compare
+from stages.comparison.sides import read_sides
 from stages.comparison.words import describe_match, describe_setting, describe_too_few
 from stages.evaluation.difference import Decision
 from stages.runs import store
@@ -36,7 +37,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Read the logs, compare every side with the first, and write the result."""
     del inputs
-    sides = logs.sides(config.paths, config.unit)
+    sides = read_sides(config.paths, config.unit)
     comparison, tasks = compare(sides, config)
     content = document(comparison)
     out.set_summary(**summarize(comparison, content))

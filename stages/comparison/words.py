@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from stages.comparison.logs import CANCELLED, TaskMatch
+from stages.comparison.logs import CANCELLED
+from stages.comparison.sides import TaskMatch
 from stages.evaluation.difference import Difference
 from stages.evaluation.sentences import Sentences
 

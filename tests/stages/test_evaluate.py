@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM
 
 from stages import envs, evaluate
 from stages.arms.stage import planned
-from stages.comparison import config as comparison, logs
+from stages.comparison import config as comparison
 from stages.comparison.decision import compare
+from stages.comparison.sides import read_sides
 from stages.errors import BadInput, UsageError
 from stages.evaluation.arm_comparison import EvalQuestion
 from stages.evaluation.outcomes import items_table
@@ -74,7 +75,7 @@ def test_passes_decide_and_compare_tells_the_same_whatever_the_conduct(tmp_path,
     compared = [each for each in verdict["comparisons"] if each["rate"].startswith("pass@1")]
     assert [each["difference"]["estimate"] for each in compared] == [1.0, 0.0]
     config = comparison.Config(paths=[str(run.path)])
-    difference = compare(logs.sides(config.paths, config.unit), config)[0].differences[0]
+    difference = compare(read_sides(config.paths, config.unit), config)[0].differences[0]
     numbers = tuple(verdict["gain"][name] for name in ("estimate", "low", "high", "p_value"))
     assert (difference.estimate, difference.low, difference.high, difference.p_value) == pytest.approx(numbers)
 

@@ -19,6 +19,7 @@ from support.transcripts import assistant, document, jsonl, prediction, user
 from stages.comparison import logs, report
 from stages.comparison.config import Config
 from stages.comparison.decision import LogComparison, compare
+from stages.comparison.sides import read_sides
 from stages.comparison.stage import document as document_of
 from stages.comparison.words import describe_reasons
 from stages.envs import sampling_unit
@@ -68,7 +69,7 @@ def recorded(comparison: LogComparison, number: int = 0) -> SimpleNamespace:
 
 def compared(*paths: str, **settings: Any) -> LogComparison:
     config = Config(paths=list(paths), **settings)
-    return compare(logs.sides(config.paths, config.unit), config)[0]
+    return compare(read_sides(config.paths, config.unit), config)[0]
 
 
 def asked(num: int, right: Callable[[int], bool] = lambda at: True) -> list[tuple[Any, str, str]]:
@@ -139,14 +140,14 @@ def test_a_side_is_named_by_the_part_of_a_long_name_that_differs(tmp_path: Path)
         (tmp_path / folder).mkdir()
         (tmp_path / f"{name}.json").rename(tmp_path / folder / f"{name}.json")
     apart = Config(paths=[f"{tmp_path}/{folder}/{name}.json" for folder, name in zip("ab", names, strict=True)])
-    assert [side.name for side in logs.sides(apart.paths)] == ["a", "b"] and apart.label() == "a-vs-b"
+    assert [side.name for side in read_sides(apart.paths)] == ["a", "b"] and apart.label() == "a-vs-b"
 
 
 def test_a_log_that_is_compared_with_itself_is_named(tmp_path: Path) -> None:
     first, copied, third = (
         scores(tmp_path / f"{name}.jsonl", [1, 0, score]) for name, score in zip("abc", (1, 1, 0), strict=True)
     )
-    (of_first, of_copied, of_other) = (side.notes for side in logs.sides([first, copied, third]))
+    (of_first, of_copied, of_other) = (side.notes for side in read_sides([first, copied, third]))
     assert of_first == of_other == () and "b.jsonl has the content of" in of_copied[0] and "with itself" in of_copied[0]
 
 
