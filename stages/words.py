@@ -117,7 +117,10 @@ class Sentence(str):
 
 def render(code: str, values: Mapping[str, Any], interface: Interface = COMMAND_LINE) -> str:
     """Return the sentence of a code; a text that is no code of a table is a sentence itself."""
-    template = _template(code)
+    try:
+        template = _template(code)
+    except ImportError:  # an interpreter of another program, which may lack Jinja
+        return f"{code}: {dict(values)}"
     if template is None:
         return code
     return template.render(

@@ -60,7 +60,8 @@ def test_every_sentence_is_used_and_gets_the_values_that_it_shows() -> None:
     assert [code for code in every_code() if code not in used] == []
 
 
-def test_a_code_stands_in_one_table() -> None:
+def test_every_template_compiles_and_a_code_stands_in_one_table() -> None:
+    assert all(words._template(code) for code in every_code())
     for room in words.rooms():
         assert len(words.entries(room)) and all(table in TABLES for table, _ in words.entries(room).values())
 
