@@ -69,6 +69,10 @@ _style:
 _types:
     mypy
 
+# Write tests/sentences.txt again: every refusal and remark with its exit code and code, as a change of words.toml is reviewed there.
+sentences:
+    PYTHONPATH=.:tests python -m support.sentences
+
 # Check the loss kernels against recorded upstream numbers; with --against CLONE (a folder or OWNER/NAME@COMMIT) also whether upstream still computes them.
 parity *ARGS:
     @{{ one_thread }} python -m pytest -q tests/parity {{ ARGS }}

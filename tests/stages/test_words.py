@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from jinja2 import meta
+from support import sentences
 
 from composer_post_training.words import PYTHON
 from stages import errors, words
@@ -64,6 +65,11 @@ def test_every_template_compiles_and_a_code_stands_in_one_table() -> None:
     assert all(words._template(code) for code in every_code())
     for room in words.rooms():
         assert len(words.entries(room)) and all(table in TABLES for table, _ in words.entries(room).values())
+
+
+def test_the_table_of_sentences_is_of_this_program() -> None:
+    """`./dev sentences` writes it again; a reviewer reads there what users will."""
+    assert sentences.FILE.read_text("utf-8") == sentences.table()
 
 
 def test_a_refusal_is_data() -> None:
