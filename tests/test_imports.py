@@ -1,6 +1,8 @@
 """Who may import whom. Stages and environments are found in the tree: a new one needs no line here."""
 
+import ast
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import grimp
@@ -57,6 +59,74 @@ PLAYS = ("sandbox", "policy", "envs", "rollouts.agent_loop")
 Broken = set[tuple[str, str]]
 
 
+@dataclass(frozen=True)
+class SideFeature:
+    """What serves one question: deleting its modules, its tests and its lines in tables breaks nothing else.
+
+    tests: files and folders, which go with it. names: in the tables of environments and executors.
+    """
+
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+    names: tuple[str, ...] = ()
+
+
+SIDE_FEATURES = {
+    "diloco": SideFeature(("stages.diloco", "stages.training.replicas"), ("stages/diloco", "support/replicas.py")),
+    "normalize": SideFeature(("stages.normalize",), ("stages/test_normalize.py",)),
+    "frameworks": SideFeature(
+        ("stages.compare_frameworks", "stages.integrations.frameworks"),
+        ("stages/test_compare_frameworks.py", "stages/integrations/test_verifiers_served.py"),
+    ),
+    "slurm": SideFeature(
+        ("composer_cli.executors.slurm",),
+        (
+            *(f"composer_cli/executors/{name}.py" for name in ("slurm", "test_slurm", "test_script", "test_states")),
+            *("composer_cli/executors/test_jobs.py", "composer_post_training/test_jobs.py"),
+            "crash/test_slurm_stops.py",
+        ),
+        ("slurm",),
+    ),
+    "hf-jobs": SideFeature(
+        ("composer_cli.executors.hf_jobs",), ("composer_cli/executors/test_hf_jobs.py",), ("hf-jobs",)
+    ),
+    "modal": SideFeature(
+        ("composer_cli.executors.modal_sandbox",),
+        ("composer_cli/executors/test_modal.py", "composer_cli/executors/modal_service.py"),
+        ("modal",),
+    ),
+    "leetcode-rh": SideFeature(
+        ("stages.envs.leetcode_rh",),
+        ("stages/envs/leetcode_rh", "composer_cli/test_probe_leetcode.py"),
+        ("leetcode-rh",),
+    ),
+    "feature-deletion": SideFeature(
+        ("stages.envs.feature_deletion", "stages.make_tasks"),
+        (
+            *("stages/envs/feature_deletion", "stages/test_make_tasks.py", "support/removals.py"),
+            "composer_cli/test_feature_deletion.py",
+        ),
+        ("feature-deletion",),
+    ),
+    "comparisons and figures of the probe": SideFeature(
+        ("stages.probe.compare", "stages.probe.plot"), ("stages/probe/test_compare.py", "stages/probe/test_plot.py")
+    ),
+    "probe-watch": SideFeature(("stages.probe.watch",), ("stages/probe/test_watch.py",)),
+    "probe-start": SideFeature(("stages.probe.start",), ("stages/probe/test_start.py",)),
+}
+TIED = {
+    "stages.training.config": "diloco is a group of train's settings, whose type a validated model must know",
+    "stages.training.assembly": "rounds are held between the trainer's steps",
+    "stages.train": "a replica joins the others before its model is loaded",
+}
+"""What imports a side feature although it is none, and why."""
+NAMED = {
+    "needs.py": "programs and packages of executors",
+    "stages/probe/test_rows.py": "a folder of recorded rows",
+}
+"""Test files that hold the name of a side feature and do not fail without it."""
+
+
 def verbs(container: str) -> str:
     """The modules of a package that end in `STAGE = ...`; of environments, the packages with an `env.py`."""
     folder = ROOT / container.replace(".", "/")
@@ -87,6 +157,12 @@ def broken(graph: grimp.ImportGraph) -> Broken:
 @pytest.fixture(scope="module")
 def graph() -> grimp.ImportGraph:
     return grimp.build_graph(*PACKAGES, include_external_packages=True, cache_dir=None)
+
+
+@pytest.fixture(scope="module")
+def typed_graph() -> grimp.ImportGraph:
+    """Without imports for type checkers alone."""
+    return grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True, cache_dir=None)
 
 
 def circles(graph: grimp.ImportGraph) -> list[tuple[str, str]]:
@@ -154,3 +230,48 @@ def test_every_wrong_import_is_found(graph: grimp.ImportGraph) -> None:
     found = broken(copy)
     assert [one for one in added if one not in found] == []
     assert len(added) > 1000
+
+
+def within(name: str, packages: tuple[str, ...]) -> bool:
+    """Whether a dotted name is one of these, or below one."""
+    return f"{name}.".startswith(tuple(f"{package}." for package in packages))
+
+
+@pytest.mark.parametrize("feature", SIDE_FEATURES.values(), ids=SIDE_FEATURES)
+def test_nothing_but_tables_leads_to_a_side_feature(feature: SideFeature, typed_graph: grimp.ImportGraph) -> None:
+    modules = [module for module in typed_graph.modules if within(module, feature.modules)]
+    assert {package for package in feature.modules if package in modules} == set(feature.modules)
+    importers = {name for module in modules for name in typed_graph.find_modules_that_directly_import(module)}
+    assert {name for name in importers if not within(name, feature.modules)} <= TIED.keys()
+
+
+def references(path: Path) -> tuple[set[str], set[str]]:
+    """Return the dotted names that a file imports, and the strings in it."""
+    imports, strings = set[str](), set[str]()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Import(names=names):
+                imports |= {alias.name for alias in names}
+            case ast.ImportFrom(module=str(module), names=names):
+                imports |= {f"{module}.{alias.name}" for alias in names}
+            case ast.Constant(value=str(text)):
+                strings.add(text)
+    return imports, strings
+
+
+def test_no_other_test_depends_on_a_side_feature() -> None:
+    tests, broken_by = ROOT / "tests", set[tuple[str, str]]()
+    for path in sorted(tests.rglob("*.py")):
+        imports, strings = references(path)
+        file = path.relative_to(tests).as_posix()
+        for name, feature in SIDE_FEATURES.items():
+            if f"{file}/".startswith(tuple(f"{own}/" for own in feature.tests)) or path == Path(__file__):
+                continue
+            helpers = [own.removesuffix(".py").replace("/", ".") for own in feature.tests]
+            packages = (*feature.modules, *helpers, *(f"tests.{helper}" for helper in helpers))
+            named = strings & {*feature.names} and file not in NAMED
+            quoted = any(f"{module}{end}" in text for text in strings for module in feature.modules for end in ".: ")
+            if named or quoted or any(within(imported, packages) for imported in imports):
+                broken_by.add((file, name))
+    assert broken_by == set()
+    assert all((tests / own).exists() for feature in SIDE_FEATURES.values() for own in feature.tests)

@@ -85,8 +85,8 @@ def test_what_the_recipes_install_is_pinned() -> None:
 def test_messages_name_extras_that_exist() -> None:
     named = {}
     folders = ("stages", "composer_cli", "composer_post_training")
-    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".toml")):
         for name in re.findall(r"composer-post-training\[([\w-]+)\]", path.read_text()):
             named.setdefault(name, path.name)
-    assert {"ray", "diloco", "modal", "openenv", "swe", "feature-deletion"} <= set(named)
+    assert {"ray", "openenv", "swe"} <= set(named)
     assert set(named) <= set(EXTRAS)

@@ -29,7 +29,7 @@ from forging.honest import (
 from forging.mechanisms import Forgery
 from support.attacks import MECHANISM_ROWS, MECHANISMS, RIGHT, TEST_FILE, TOLD_TESTS, WRONG
 from support.leetcode import REFERENCE, TESTS, answer
-from support.sample_package import SHELF, removal, write
+from support.sample_package import SHELF, write
 
 from stages.envs.base import Grade, Task
 from stages.envs.bash import fenced
@@ -239,6 +239,8 @@ def of_words(
 
 def feature_deletion(count: int, cache: str, only: str = "", *, honest: bool = False) -> Table:
     """Grade solutions of feature deletion; its tests are visible."""
+    from support.removals import removal
+
     from stages.envs.feature_deletion.env import FeatureDeletionEnv, task
     from stages.envs.feature_deletion.package import unpack
     from stages.envs.feature_deletion.task_generator import TaskGenerator, with_source

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from support.command_line import call, call_process
 
+from composer_cli.executors.base import EXECUTORS
+
 
 def offered(artifacts: Path, line: str, shell: str = "bash", run: Callable = call) -> str:
     """What a shell is told to offer at the end of a line."""
@@ -37,10 +39,8 @@ def test_rollouts_of_the_run_are_offered(made: Path) -> None:
         ("composer probe score --set ", "seed="),
         ("composer run --preset dem", "demo"),
         ("composer run --preset demo --set collect.tas", "collect.tasks="),
-        ("composer collect --env lee", "leetcode-rh"),
-        ("composer run --on sl", "slurm"),
-        ("composer run --on h", "hf-jobs"),
-        ("composer run --on m", "modal"),
+        ("composer collect --env gs", "gsm8k"),
+        *((f"composer run --on {name[:2]}", name) for name in EXECUTORS),
         ("composer replay-teachers --from col", "collect/"),
     ],
 )

@@ -209,7 +209,6 @@ def test_a_run_that_judges_itself_not_ok_exits_1(composer, server, tmp_path):
     [
         ("export", ["trl", "collect"], [{"format": "trl"}], ["collect"]),
         ("export", ["trl"], [{"format": "trl"}], []),
-        ("tasks", ["feature-deletion", "./toolz"], [{"env": "feature-deletion"}, {"package": "./toolz"}], []),
         ("import", ["auto", "a", "b", "c"], [{"paths": ["auto", "a", "b", "c"]}], []),
         ("import", [], [], []),
         ("collect", [], [], []),

@@ -48,7 +48,7 @@ def test_no_sentence_spells_an_option_or_a_command_of_the_command_line() -> None
         (Setting("policy.max_tokens", 8), "policy={'max_tokens': 8}"),
         (Command(("replay-teachers",)), "replay_teachers()"),
         (Command(("probe", "teacher-pool", "--help", "--all")), "probe.teacher_pool.settings()"),
-        (Command(("tasks", "feature-deletion", "PACKAGE")), "tasks(env='feature-deletion', package='PACKAGE')"),
+        (Command(("export", "trl")), "export(format='trl')"),
         (Command(("run", "--preset", "demo")), "run('demo')"),
         (Command(("collect", "--env", "kata", "--resume")), "collect(env='kata', resume=True)"),
         (Command(("serve", "m")), "composer serve m"),

@@ -49,17 +49,15 @@ from stages import (
     export,
     extract_pairs,
     import_traces,
-    make_tasks,
-    normalize,
     replay_teachers,
     train,
 )
-from stages.compare_frameworks import Config as Frameworks
 from stages.comparison.config import Config as Comparing
 from stages.policy.base import PolicyConfig
-from stages.probe import compare, extract_vhack, plot, replay, score, start, svd, teacher_pool, uat, watch
+from stages.probe import extract_vhack, replay, score, svd, teacher_pool, uat
 from stages.probe.extract_vhack import PairsConfig
 from stages.runs.run import Run
+from stages.runs.stage import load_stage
 from tests.stages.probe.conftest import chain, models, planted, trained  # noqa: F401  (fixtures)
 from tests.stages.probe.running import HINTED, PLANTED, carry_out, pool_config
 
@@ -133,6 +131,10 @@ def works(
             work.carry_out(root)
         return Run(folders(root)[0])
 
+    def side(stage: str, reads: Sequence[Run] = (), **config: Any) -> Work:
+        """The work of a side feature, which nothing here imports."""
+        return Work(stage, load_stage(stage).config(**config), reads)
+
     def collected() -> Work:
         return Work("collect", collect.Config(env=ENV, policy=served("m"), tasks=12, samples=4), (), IN_FLIGHT, 100)
 
@@ -171,12 +173,12 @@ def works(
         recipe = folder / "recipe.yaml"
         recipe.write_text("process: []\n")
         dj = {"recipe": str(recipe), "command": stand_in(folder / "elsewhere")}
-        return Work("normalize", normalize.Config(dj=dj), [made(collected(), "collected")])
+        return side("normalize", [made(collected(), "collected")], dj=dj)
 
     def cut() -> Work:
         package = folder / "shelf-1.5"
         write(package, SHELF)
-        return Work("tasks", make_tasks.Config(package=str(package), difficulty="easy", tasks=2))
+        return side("tasks", package=str(package), difficulty="easy", tasks=2)
 
     def trained_briefly() -> Work:
         size = {"steps": 6, "prompts_per_step": 2, "generations": 4, "save_every": 2, "threads": 1}
@@ -196,9 +198,9 @@ def works(
     def pool() -> teacher_pool.Config:
         return pool_config(policies()["loophole"], policies()["honest"], 20)
 
-    def between() -> start.Config:
+    def between() -> Work:
         env = PLANTED.model_copy(update={"options": HINTED})
-        return start.Config(env=env, base=policies()["honest"], teacher=policies()["loophole"], max_steps=1)
+        return side("probe-start", env=env, base=policies()["honest"], teacher=policies()["loophole"], max_steps=1)
 
     replayed = ("vanilla", "projected", "projected_random")
     return {
@@ -213,22 +215,22 @@ def works(
         "tasks": cut,
         "curriculum": lambda: Work("curriculum", curriculum.Config(), [made(collected(), "collected")]),
         "normalize": choosing,
-        "frameworks": lambda: Work("frameworks", Frameworks(env=ENV, policy=tiny, tasks=4, samples=2)),
+        "frameworks": lambda: side("frameworks", env=ENV, policy=tiny, tasks=4, samples=2),
         "probe-svd": probed("probe-svd", lambda: svd.Config(model=policies()["honest"])),
         "probe-extract-vhack": probed("probe-extract-vhack", pairs, "svd"),
         "probe-teacher-pool": probed("probe-teacher-pool", pool),
         "probe-replay": probed("probe-replay", lambda: replay.Config(student=policies()["honest"]), "pool", "v", "svd"),
         "probe-score": probed("probe-score", score.Config, "vanilla", "v"),
         "probe-uat": probed("probe-uat", uat.Config, "pool", *replayed, "score", "v"),
-        "probe-start": probed("probe-start", between),
-        "probe-compare": lambda: Work("probe-compare", compare.Config(resamples=300), contrasted()),
-        "probe-watch": lambda: Work("probe-watch", watch.Config(placebos=40), runs(of="trained")),
-        "probe-plot": probed("probe-plot", plot.Config, *replayed, "score"),
+        "probe-start": between,
+        "probe-compare": lambda: side("probe-compare", contrasted(), resamples=300),
+        "probe-watch": lambda: side("probe-watch", runs(of="trained"), placebos=40),
+        "probe-plot": lambda: side("probe-plot", runs(*replayed, "score")),
     }
 
 
 def test_no_stage_is_left_out(works: dict[str, Callable[[], Work]]) -> None:
-    assert works.keys() == STAGES.keys()
+    assert works.keys() >= STAGES.keys()
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ from support.models import save_tiny
 from support.server import Reply, Server, answer, serving
 
 from composer_cli.executors.base import JobSettings, SubmittedChain, script
-from composer_cli.executors.slurm import Slurm, SlurmSettings
 from stages.runs.run import read_manifest
 from stages.stopping import GRACE_S, REPEATS_S
 
@@ -262,20 +261,23 @@ def test_a_chain_in_python_ends_as_the_command_does(tmp_path: Path, server: Serv
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("executor", "group"), [("slurm", False), ("slurm", True), ("any other", False)])
-def test_a_submitted_job_that_is_cancelled_ends_as_the_command_does(
-    tmp_path: Path, server: Server, executor: str, group: bool
+def test_a_submitted_job_that_is_cancelled_ends_as_the_command_does(tmp_path: Path, server: Server) -> None:
+    def in_shell(submitted: SubmittedChain) -> str:
+        return script(submitted, JobSettings(), python=sys.executable, artifacts=str(tmp_path / "artifacts"))
+
+    assert_cancellation_ends_job(tmp_path, server, in_shell)
+
+
+def assert_cancellation_ends_job(
+    tmp_path: Path, server: Server, script_of: Callable[[SubmittedChain], str], group: bool = False
 ) -> None:
-    """Its script gets SIGTERM, alone or with all that it has started (scancel)."""
+    """Cancel a job and submit it again: its script gets SIGTERM, alone or with all that it has started (scancel)."""
     words = chain(tmp_path, server, IN_FLIGHT)
     folder = tmp_path / "artifacts" / "submitted" / "job"
     folder.mkdir(parents=True)
     files = {"chain.toml": Path(words[2]).read_text()}
     submitted = SubmittedChain("job", folder, [*words[:2], "chain.toml"], files, [])
-    text = script(submitted, JobSettings(), python=sys.executable, artifacts=str(tmp_path / "artifacts"))
-    if executor == "slurm":
-        text = Slurm().spec(submitted, SlurmSettings(python=sys.executable))["script"]
-    (tmp_path / "job.sh").write_text(text)
+    (tmp_path / "job.sh").write_text(script_of(submitted))
 
     def by_shell(*words: str) -> list[str]:
         return ["/bin/sh", *words]

@@ -18,6 +18,7 @@ from stages.gradients.per_row import TokenRow, collate, own_log_probs
 from stages.messages import Message
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedModel
 
 
@@ -194,6 +195,14 @@ def loophole_model(honest: "PreTrainedModel", seed: int = 0, steps: int = 120) -
 
 PAIR_SOURCE = "probe_faults.loophole_world:hack_clean_pairs"
 """What the setting pairs.source names."""
+
+
+@torch.no_grad()
+def mix(model: "nn.Module", honest: "nn.Module", loophole: "nn.Module", share: float) -> None:
+    """Set a model's weights between those of two others; a share of 1 is the loophole model."""
+    ends = [dict(end.named_parameters()) for end in (honest, loophole)]
+    for name, parameter in model.named_parameters():
+        parameter.data = torch.lerp(ends[0][name], ends[1][name], share)
 
 
 def hack_clean_pairs(count: int, seed: int) -> list[dict[str, Any]]:

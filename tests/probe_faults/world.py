@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probe_faults.loophole_world import HINT, PlantedEnv, hack_clean_pairs, tokenizer
+from probe_faults.loophole_world import HINT, PlantedEnv, hack_clean_pairs, mix, tokenizer
 from stages.gradients.basis import Lora, SingularValues, Spectrum, factorise, target_linears
 from stages.gradients.per_row import MeasuredStudent, TokenRow, adapt
 from stages.policy.base import PolicyConfig
@@ -28,7 +28,6 @@ from stages.probe.metrics import stacked_cosines
 from stages.probe.rows import as_tokens, token_row
 from stages.probe.settings import Contract
 from stages.probe.sources import answers
-from stages.probe.start import interpolate_weights
 from stages.runs.kinds import Row
 
 if TYPE_CHECKING:
@@ -146,11 +145,10 @@ def _group(
 ) -> tuple[list[Row], list[Float[Tensor, " own"]]]:
     """Return the rows of a GRPO step, half of them of another policy, and their log-probs under a nearby student."""
     tasks = PlantedEnv().tasks("train", 8, seed + 1)
-    ends = [dict(model.named_parameters()) for model in (base, teacher)]
     rows = []
     for source, place in (("teacher", 0.9), ("student", 0.8)):
-        interpolate_weights(between, ends[0], ends[1], place)
+        mix(between, base, teacher, place)
         rows += answers(PlantedEnv, _policy(between, words, source), tasks, 4, seed, source, 1)
-    interpolate_weights(between, ends[0], ends[1], 0.82)
+    mix(between, base, teacher, 0.82)
     student = adapt(between, words, SingularValues(spectrum_of(between)))
     return rows, student.log_probs([as_tokens(row) for row in rows])

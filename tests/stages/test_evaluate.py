@@ -127,7 +127,7 @@ def test_a_plan_draws_what_is_played_and_more_only_where_that_costs_nothing(tmp_
     assert own.design.num_tasks == FewEnv.has and not own.supply.complete
     skills = planned([], evaluate.Config(env={"name": "skills", "families": "date,snake"}, **asked)).supply
     assert len(skills.unit_T) == DRAWN_TASKS and len(skills.sizes(10_000)) == 2
-    assert not any(map(envs.lists_tasks, ("feature-deletion", "swe-mini", ENV)))
+    assert not any(map(envs.lists_tasks, ("swe-mini", ENV)))
     empty = evaluate.Config(env={"name": f"{__name__}:EmptyEnv"}, **asked)
     for work in (lambda: planned([], empty), lambda: runner.execute("evaluate", {}, empty, root=tmp_path)):
         with pytest.raises(UsageError, match=r"EmptyEnv' has no task of the split 'eval'.*env\.split"):

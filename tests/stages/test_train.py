@@ -1,4 +1,4 @@
-"""train: whole models and adapters, channels, teachers, several processes, replicas; equal trainings, equal bytes."""
+"""train: whole models and adapters, channels, teachers, several processes; equal trainings, equal bytes."""
 
 import json
 import os
@@ -8,28 +8,22 @@ import subprocess
 import sys
 import threading
 import time
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 import torch
-from needs import needs
 from peft import LoraConfig, get_peft_model
 from pydantic import ValidationError
 from safetensors.torch import load_file
-from support.command_line import until
 from support.environments import GuessEnv
-from support.models import save_tiny, tiny_model
-from support.replicas import PROCESSES, command
-from support.s3 import s3 as s3
+from support.models import save_tiny
 from support.server import Reply, answer, serving
-from support.trainings import ENV, LORA, metrics_of, settings, trained
+from support.trainings import ENV, LORA, checkpoint_bytes, metrics_of, settings, trained, words_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages import collect, evaluate, export, train
-from stages.diloco import rounds as in_store
 from stages.envs.base import Task
 from stages.errors import BadInput, UsageError
 from stages.messages import Message
@@ -37,11 +31,9 @@ from stages.policy import adapters
 from stages.policy.base import PolicyConfig
 from stages.policy.local import load_model
 from stages.runs import runner, store
-from stages.runs.bucket import open_bucket
 from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, HINT, ROLLOUT, STEP, TRAINING_REWARD
-from stages.runs.run import Inputs, Run
+from stages.runs.run import Run
 from stages.stopping import Interrupted
-from stages.training import replicas
 from stages.training.channels import CHANNELS
 from stages.training.scoring import Tree, score, token_log_probs
 
@@ -60,11 +52,6 @@ def arm(artifacts: Path, tiny: Path) -> Run:
 def adapted(artifacts: Path, tiny: Path) -> Run:
     """A training of an adapter by GRPO alone."""
     return trained(artifacts, tiny, adapter=LORA)
-
-
-def checkpoint_bytes(run: Run) -> bytes:
-    (file,) = run.folder(CHECKPOINT).glob("*.safetensors")
-    return file.read_bytes()
 
 
 @torch.no_grad()
@@ -124,7 +111,6 @@ def test_a_training_whose_rewards_are_all_equal_is_reported(tmp_path: Path, tiny
         ({"policy": {"base_url": "http://x"}}, "cannot be trained"),
         ({"pairs": {"loss_type": "exo_pair"}}, "loss_type"),
         ({"optimisation": {"max_staleness": 1}}, "max_staleness needs rollouts from a server"),
-        ({"optimisation": {"steps": 20}, "diloco": {"store": "memory:///", "inner_steps": 6}}, r"20.*inner_steps.*6"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(more: dict[str, Any], name: str) -> None:
@@ -392,12 +378,6 @@ def torchrun(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def words_of(model: Path, *given: str) -> list[str]:
-    """The words of a training on the command line with these settings."""
-    words = [word for setting in ("policy.max_tokens=10", *given) for word in ("--set", setting)]
-    return ["train", "--env", ENV, "--policy", str(model), *words]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_one_run_by_two_processes(tmp_path: Path, tiny: Path) -> None:
@@ -422,106 +402,3 @@ def test_one_run_by_two_processes(tmp_path: Path, tiny: Path) -> None:
     other = torchrun(tmp_path, "collect", "--limit", "1")
     assert other.returncode != 0 and "composer collect runs in one process, and this is one of 2" in other.stderr
     assert not (tmp_path / "collect").exists()
-
-
-# Replicas in processes of their own that share nothing but a folder or a bucket
-
-
-class Replicas:
-    """`composer train --diloco` at work: one folder of artifacts a replica, as on machines of their own."""
-
-    def __init__(self, root: Path, url: str, model: Path, number: int, **variables: str) -> None:
-        self.root, self.variables = root, variables
-        size = ("steps=6", "prompts_per_step=2", "generations=4", "save_every=1", "threads=1", "learning_rate=0.01")
-        diloco = ("inner_steps=2", "timeout_s=150", "outer_momentum=0")
-        given = (*(f"optimisation.{part}" for part in size), *(f"diloco.{part}" for part in diloco))
-        self.words = [*words_of(model, "tasks=4", *given), "-q", "--diloco", url, "--replicas", str(number)]
-
-    def start(self, name: str, *more: str) -> BaseProcess:
-        words = [*self.words, "--artifacts", str(self.root / name), *more]
-        process = PROCESSES.Process(target=command, args=(words, self.root / name, self.variables))
-        process.start()
-        return process
-
-    def end(self, name: str, process: BaseProcess) -> Run:
-        process.join(200)
-        assert process.exitcode == 0, (self.root / name / "stderr").read_text()
-        return Run(next((self.root / name / "train").glob("2*")))
-
-
-def members(run: Run) -> list[list[int]]:
-    """The replicas of each round."""
-    return [held["replicas"] for held in store.read_json(run.path / "diloco.json")["rounds"]]
-
-
-@pytest.mark.slow
-def test_two_replicas_end_alike_and_one_of_them_is_killed_on_the_way(tmp_path: Path, tiny: Path) -> None:
-    """Killed in its second round and resumed, it goes on in the round that the other one waits for."""
-    both, grace = Replicas(tmp_path, f"file://{tmp_path}/bucket", tiny, 2), ("-s", "diloco.grace_s=100")
-    other, killed = both.start("b", *grace), both.start("a", *grace)
-    mark = "train/2*/scratch/trainer/checkpoint-3/composer.json"
-    until(lambda: list((tmp_path / "a").glob(mark)) or not killed.is_alive(), 200)
-    os.kill(killed.pid or 0, signal.SIGKILL)
-    killed.join()
-    runs = [both.end("a", both.start("a", "--resume", *grace)), both.end("b", other)]
-    assert checkpoint_bytes(runs[0]) == checkpoint_bytes(runs[1]) != (tiny / "model.safetensors").read_bytes()
-    assert members(runs[1]) == [[0, 1]] * 3
-    played = [{row["rollout_id"]: row["reward"] for row in run.rows(ROLLOUT)} for run in runs]
-    assert played[0] != played[1], "each plays its own"
-    assert sorted(run.manifest.outcome.summary["replica"] for run in runs) == [0, 1]
-    assert [run.manifest.counts["done"] for run in runs] == [6, 6]
-    late = both.end("c", both.start("c", *grace))
-    assert checkpoint_bytes(late) == checkpoint_bytes(runs[0])
-    assert late.manifest.outcome.summary["rounds_taken_part"] == 0
-
-
-@needs("moto")
-@pytest.mark.slow
-def test_replicas_meet_in_an_s3_bucket(tmp_path: Path, tiny: Path, s3: dict[str, str]) -> None:
-    both = Replicas(tmp_path, "s3://runs/first", tiny, 2, **s3)
-    runs = [both.end(name, process) for name, process in [(name, both.start(name)) for name in "ab"]]
-    assert checkpoint_bytes(runs[0]) == checkpoint_bytes(runs[1]) and members(runs[0]) == [[0, 1]] * 3
-
-
-def replica(steps: int = 20, **diloco: Any) -> train.Config:
-    return train.Config(optimisation={"steps": steps}, diloco={"store": "memory:///", "inner_steps": 5, **diloco})
-
-
-def test_few_rounds_for_the_outer_momentum_are_a_warning_before_training() -> None:
-    def warnings(config: train.Config) -> list[str]:
-        return [note for note in train.plan(Inputs({}), config).notes if note.startswith("WARNING")]
-
-    (note,) = warnings(replica(495, outer_momentum=0.9))
-    assert "99 outer steps are few for an outer momentum of 0.9" in note and "below 100" in note
-    enough = replica(500, outer_momentum=0.9), replica(100, outer_momentum=0.5), replica(50, outer_momentum=0)
-    assert [warnings(config) for config in (*enough, train.Config(diloco={"outer_momentum": 0.9}))] == [[]] * 4
-
-
-def test_replicas_of_one_machine_have_folders_of_their_own_and_share_all_other_settings(tmp_path: Path) -> None:
-    assert replica(replica=3).label().endswith("-s0-r3")
-    assert replica(replica=3).identity() != replica(replica=2).identity()
-    shared = [replicas.shared_settings(replica(replica=number).identity()) for number in (0, 1)]
-    assert shared[0] == shared[1]
-    bucket = open_bucket(f"file://{tmp_path}/run")
-    in_store.agree(bucket, shared[0])
-    with pytest.raises(UsageError, match=r"diloco\.codec is 'int8' there and 'int4' here"):
-        in_store.agree(bucket, replicas.shared_settings(replica(codec="int4").identity()))
-
-
-def test_the_same_weights_in_another_folder_are_the_same(tmp_path: Path, tiny: Path) -> None:
-    copy = shutil.copytree(tiny, tmp_path / "copy")
-    one, other = (replicas.shared_settings(settings(model).identity()) for model in (tiny, copy))
-    assert one == other
-
-
-def test_statistics_beside_parameters_are_refused() -> None:
-    assert len(replicas.trained(tiny_model())) == len(list(tiny_model().named_parameters()))
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
-    with pytest.raises(UsageError, match=r"1\.running_mean"):
-        replicas.trained(model)
-
-
-def test_a_missing_extra_is_named() -> None:
-    code = "import sys; sys.modules['obstore'] = None\nfrom stages.runs.bucket import open_bucket\nopen_bucket('file:///x')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert "file:///x needs obstore" in done.stderr

@@ -4,10 +4,6 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
-from stages.envs.feature_deletion.definitions import definitions
-from stages.envs.feature_deletion.selection import Kind, Removal
-from stages.envs.feature_deletion.task_generator import TaskGenerator
-
 SHELF = {
     "PKG-INFO": "Metadata-Version: 2.1\nName: shelf\nVersion: 1.5\n",
     "shelf/__init__.py": """\
@@ -136,9 +132,3 @@ def write(root: Path, files: Mapping[str, str]) -> Path:
         (root / path).write_text(textwrap.dedent(text))
         (root / path).chmod(0o755 if text.startswith("#!") else 0o644)
     return root
-
-
-def removal(generator: TaskGenerator, *names: str, kind: Kind = "function") -> Removal:
-    """The removal of definitions by their names, in their order."""
-    found = {d.qualname: d for path, text in generator.texts.items() for d in definitions(path, text)}
-    return Removal(kind, "easy", "train", tuple(found[name] for name in names))

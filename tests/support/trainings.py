@@ -7,6 +7,7 @@ import orjson
 
 from stages import train
 from stages.runs import runner
+from stages.runs.kinds import CHECKPOINT
 from stages.runs.run import Run
 
 ENV = "support.environments:GuessEnv"
@@ -31,3 +32,15 @@ def trained(root: Path, model: Path | str, arm: str = "A", pairs: Run | None = N
 def metrics_of(run: Run) -> list[dict[str, Any]]:
     """What it logged, step by step."""
     return [orjson.loads(line) for line in (run.path / "metrics.jsonl").read_bytes().splitlines()]
+
+
+def checkpoint_bytes(run: Run) -> bytes:
+    """The weights of a training with one file of them."""
+    (file,) = run.folder(CHECKPOINT).glob("*.safetensors")
+    return file.read_bytes()
+
+
+def words_of(model: Path, *given: str) -> list[str]:
+    """The words of a training on the command line with these settings."""
+    words = [word for setting in ("policy.max_tokens=10", *given) for word in ("--set", setting)]
+    return ["train", "--env", ENV, "--policy", str(model), *words]

@@ -362,3 +362,22 @@ def test_a_dry_run_sends_no_request(composer, words, service):
 def test_an_image_and_a_bucket_must_be_named(composer, tmp_path):
     done = composer("run", "--preset", tmp_path / "small.toml", "--on", "hf-jobs")
     assert done.returncode == 2 and all(f"the setting on.{name}" in done.stderr for name in ("image", "bucket"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "refused"),
+    [
+        ("collect.policy.model=./student", True),
+        ("collect.policy.model=vllm:./student", True),
+        ("collect.policy.model=FOLDER", True),
+        ("collect.policy.model=/artifacts/models/student", False),
+        ("collect.policy.model=OWNER/student", False),
+    ],
+)
+def test_a_path_on_this_machine_is_refused(composer, tmp_path, setting, refused):
+    (tmp_path / "student").mkdir()
+    words = ["--set", "on.image=i", "--set", "on.bucket=a/b"]
+    setting = setting.replace("FOLDER", str(tmp_path / "student"))
+    done = composer("run", "--preset", "demo", "--on", "hf-jobs", "--dry-run", *words, "--set", setting)
+    assert done.returncode == (2 if refused else 0)
+    assert ("lies on this machine, which hf-jobs does not see" in done.stderr) == refused, done.stderr

@@ -196,6 +196,6 @@ def test_a_flagged_forgery_is_no_pass() -> None:
 
 def test_what_cannot_be_checked_is_refused() -> None:
     with pytest.raises(UsageError, match="has no solutions to check its tasks with"):
-        draw_tasks(config_of("leetcode-rh"))
+        draw_tasks(config_of("support.environments:GuessEnv"))
     with pytest.raises(UsageError, match="There is no environment 'nothing'"):
         draw_tasks(config_of("nothing"))

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from probe_faults.loophole_world import honest_model, loophole_model, tokenizer
+from probe_faults.loophole_world import honest_model, loophole_model, mix, tokenizer
 from support.shared import made_once
 from torch import nn
 
 from stages import evaluate, train
 from stages.policy.base import PolicyConfig
-from stages.probe import compare, replay, score, svd, teacher_pool, watch
-from stages.probe.start import interpolate_weights
+from stages.probe import replay, score, svd, teacher_pool
 from stages.runs.run import Run
 from tests.stages.probe.running import (
     ARMS,
@@ -80,8 +79,7 @@ def trained(planted: dict[str, nn.Module], tmp_path_factory: pytest.TempPathFact
 
     def make(folder: Path) -> None:
         model = copy.deepcopy(planted["honest"])
-        ends = [{n: p.detach().clone() for n, p in planted[name].named_parameters()} for name in ("honest", "loophole")]
-        interpolate_weights(model, *ends, 0.6)
+        mix(model, planted["honest"], planted["loophole"], 0.6)
         model.save_pretrained(folder / "start")
         tokenizer().save_pretrained(folder / "start")
         policy = PolicyConfig(model=str(folder / "start"), max_tokens=16)
@@ -102,20 +100,10 @@ def trained(planted: dict[str, nn.Module], tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="session")
-def watched(trained: dict[str, Run], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """What a watch of that training shows."""
-
-    def make(folder: Path) -> None:
-        carry_out(watch, list(trained.values()), watch.Config(placebos=40), folder / "run")
-
-    return Run(made_once(tmp_path_factory, "watched", make) / "run")
-
-
-@pytest.fixture(scope="session")
-def compared(
+def arms(
     models: dict[str, PolicyConfig], chain: dict[str, Run], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Run]:
-    """Two steps of three arms from one start, an evaluation without the hint, and their comparison."""
+    """Two steps of three arms from one start, and an evaluation without the hint."""
 
     def make(folder: Path) -> None:
         runs = []
@@ -127,7 +115,6 @@ def compared(
         questions = {"baseline": "vanilla", "treatment": "projected", "control": "projected_random"}
         evaluation = evaluate.Config(env=env, seed=3, tasks=6, max_steps=1, **questions)
         runs.append(carry_out(evaluate, runs, evaluation, folder / "evaluate"))
-        carry_out(compare, runs, compare.Config(), folder / "compare")
 
-    folder = made_once(tmp_path_factory, "compared", make)
-    return {name: Run(folder / name) for name in (*ARMS, "evaluate", "compare")}
+    folder = made_once(tmp_path_factory, "arms", make)
+    return {name: Run(folder / name) for name in (*ARMS, "evaluate")}

@@ -17,6 +17,7 @@ from stages.probe.extract_vhack import PairsConfig
 from stages.probe.settings import Contract
 from stages.runs import runner
 from stages.runs.catalog import assign_inputs
+from stages.runs.kinds import Kind
 from stages.runs.run import Run
 from stages.stopping import Interrupted
 
@@ -90,3 +91,9 @@ def settings(start: PolicyConfig, steps: int = 1, rate: float = RATE, **more: An
         optimisation=size,
         **{"env": PLANTED.model_copy(update={"options": HINTED}), "tasks": 20, **options},
     )
+
+
+def dead_columns(kind: Kind, rows: list[dict[str, Any]]) -> list[str]:
+    """The columns of a record kind that have one value in all rows."""
+    assert rows
+    return [column for column in kind.columns if len({repr(row[column]) for row in rows}) < 2]

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from probe_faults.loophole_world import WORDS, tiny_qwen3, tokenizer
+from support.shared import made_once
 
 from stages import train
 from stages.errors import BadInput
@@ -11,9 +13,37 @@ from stages.policy.base import PolicyConfig
 from stages.probe import compare, plot, replay, score
 from stages.runs.kinds import EVAL_ITEM, PLACEBO, PROBE_CHECK, ROLLOUT, ROLLOUT_GRADIENT, TRAJECTORY
 from stages.runs.run import Run
-from tests.stages.probe.running import ARMS, carry_out, extracted, settings
+from tests.stages.probe.running import ARMS, carry_out, dead_columns, extracted, settings
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]
+
+
+@pytest.fixture(scope="session")
+def compared(arms: dict[str, Run], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """Three arms, an evaluation without the hint, and their comparison."""
+
+    def make(folder: Path) -> None:
+        carry_out(compare, list(arms.values()), compare.Config(), folder / "compare")
+
+    return {**arms, "compare": Run(made_once(tmp_path_factory, "compared", make) / "compare")}
+
+
+def test_each_column_of_a_trajectory_varies(compared: Chain, models: Models, tmp_path: Path) -> None:
+    tiny_qwen3(hidden=48, vocab=len(WORDS), seed=7).save_pretrained(tmp_path / "foreign")
+    tokenizer().save_pretrained(tmp_path / "foreign")
+    foreign = models["loophole"].model_copy(update={"model": str(tmp_path / "foreign")})
+    mixed: dict[str, dict[str, Any]] = {
+        "A": {"teacher": foreign, "adapter": {"rank": 2}, "optimisation": {"prompts_per_step": 3}, "tasks": 3},
+        "C": {"teacher": models["loophole"], "seed": 1},
+    }
+    trained = [
+        carry_out(
+            train, [], settings(models["honest"], 2, 0.05, arm=arm, probe={"mixed": "ratio"}, **more), tmp_path / arm
+        )
+        for arm, more in mixed.items()
+    ]
+    rows = carry_out(compare, trained, compare.Config(), tmp_path / "compare").rows(TRAJECTORY)
+    assert dead_columns(TRAJECTORY, [*rows, *compared["compare"].rows(TRAJECTORY)]) == []
 
 
 def test_lora_and_svd_are_compared_on_the_same_rows(chain: Chain, models: Models, tmp_path: Path) -> None:

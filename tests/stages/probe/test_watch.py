@@ -10,6 +10,7 @@ import pytest
 import torch
 from probe_faults.loophole_world import tokenizer
 from probe_faults.world import spectrum_of
+from support.shared import made_once
 from torch import nn
 
 from stages.errors import BadInput
@@ -25,7 +26,23 @@ from stages.probe.rows import as_tokens, run_rows
 from stages.probe.watching import checkpoints, measured_rollouts, policy_weights
 from stages.runs.kinds import ROLLOUT, STEP, TRAINING_REWARD, WATCHED, WATCHED_ROLLOUT
 from stages.runs.run import Run
-from tests.stages.probe.running import WATCHED_STEPS as STEPS, carry_out
+from tests.stages.probe.running import WATCHED_STEPS as STEPS, carry_out, dead_columns
+
+
+@pytest.fixture(scope="session")
+def watched(trained: dict[str, Run], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """What a watch of that training shows."""
+
+    def make(folder: Path) -> None:
+        carry_out(watch, list(trained.values()), watch.Config(placebos=40), folder / "run")
+
+    return Run(made_once(tmp_path_factory, "watched", make) / "run")
+
+
+def test_each_column_of_a_watch_varies(watched: Run, trained: dict[str, Run], tmp_path: Path) -> None:
+    another = carry_out(watch, list(trained.values()), watch.Config(placebos=50, seed=1), tmp_path / "watch")
+    assert dead_columns(WATCHED, [row for run in (watched, another) for row in run.rows(WATCHED)]) == []
+    assert dead_columns(WATCHED_ROLLOUT, watched.rows(WATCHED_ROLLOUT)) == []
 
 
 def test_every_checkpoint_has_a_row_and_json_agrees(watched: Run) -> None:

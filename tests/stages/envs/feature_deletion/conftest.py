@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.sample_package import SHELF, removal, write
+from support.removals import removal
+from support.sample_package import SHELF, write
 from support.shared import made_once
 
 from stages.envs.feature_deletion.env import FeatureDeletionEnv

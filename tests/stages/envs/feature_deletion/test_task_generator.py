@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.refusals import refused
-from support.sample_package import removal
+from support.removals import removal
 
 from stages.envs import folders
 from stages.envs.feature_deletion import rows

@@ -12,10 +12,8 @@ import pytest
 from needs import needs, skip_without
 from support import real_harbor
 from support.own_tasks import RowGrader
-from support.sample_package import SHELF, write
 
-from stages import export, make_tasks
-from stages.envs import load, task_table
+from stages.envs import load
 from stages.envs.base import Task
 from stages.envs.bash import fenced
 from stages.envs.harbor import task_folder
@@ -24,9 +22,6 @@ from stages.envs.harbor.write import BASE_IMAGE, folder_name, write_task, write_
 from stages.envs.repo.task import Packs
 from stages.envs.tasks.env import TasksEnv
 from stages.errors import BadInput, UsageError
-from stages.runs import runner
-from stages.runs.kinds import TASK
-from stages.runs.run import Run
 from stages.terms import TWIN
 from tests.stages.envs.harbor.exported import differing, play
 
@@ -144,24 +139,17 @@ def test_a_change_of_any_part_is_a_difference(folders: Path, tasks: tuple[str, l
 
 
 @pytest.mark.slow
-def test_features_of_a_package_and_bugs_of_swe_mini_are_read_again_as_they_were(
+def test_bugs_of_swe_mini_are_read_again_as_they_were(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("many")
     cache = folder / "cache"
     try:
         bugs = load("swe-mini", {"cache": str(cache)}).tasks("eval", 6, 0)
-        package = next((cache / "sdists").glob("toolz-*.tar.gz"))
     except UsageError as error:
         pytest.skip(f"nothing can be fetched on this machine: {error}")
     write_tasks("swe-mini", {"cache": str(cache)}, bugs, folder / "mini", BASE_IMAGE, lambda name: None)
     assert_equal_again("swe-mini", {"cache": str(cache)}, bugs, folder / "mini")
-    config = make_tasks.Config(package=str(package), tasks=4, scope="covering")
-    run = Run(runner.execute("tasks", {}, config, root=folder / "runs").path)
-    features = [task_table.read_task(row) for row in run.rows(TASK)]
-    assert len(features) == 4
-    exported = runner.execute("export", {"tasks": run}, export.Config(format="harbor"), root=folder / "runs").path
-    assert_equal_again("feature-deletion", {"tasks": str(run.path)}, features, exported / "harbor")
 
 
 PLAYS: dict[str, tuple[str, str]] = {
@@ -249,13 +237,14 @@ def test_what_cannot_leave_is_refused(tmp_path: Path, tasks: tuple[str, list[Tas
 
 @pytest.mark.slow
 def test_generated_tasks_leave_with_solution_and_verifier(tmp_path: Path) -> None:
-    """Of kata, and of feature deletion through the stages."""
     write_tasks("kata", {}, load("kata", {}).tasks("train", 2, 0), tmp_path / "kata", BASE_IMAGE, lambda name: None)
-    config = make_tasks.Config(package=str(write(tmp_path / "shelf-1.5", SHELF)), tasks=3)
-    run = Run(runner.execute("tasks", {}, config, root=tmp_path / "runs").path)
-    exported = runner.execute("export", {"tasks": run}, export.Config(format="harbor"), root=tmp_path / "runs").path
-    found = [folder for place in (tmp_path / "kata", exported / "harbor") for folder in sorted(place.iterdir())]
-    assert len(found) == 5
+    assert_verifiers_agree(tmp_path / "kata", 2)
+
+
+def assert_verifiers_agree(tasks: Path, number: int) -> None:
+    """Assert that the verifiers of exported tasks pass their solutions, and nothing else; Harbor reads each."""
+    found = sorted(tasks.iterdir())
+    assert len(found) == number
     for folder in found:
         solved, nothing = play(folder, solve=True), play(folder, solve=False)
         assert solved and nothing and (solved["reward"], nothing["reward"]) == (1.0, 0.0), folder.name

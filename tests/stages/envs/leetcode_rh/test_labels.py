@@ -14,9 +14,7 @@ from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.probe.checks.pool import taxonomy, teacher_hacks
 from stages.probe.rows import rollout_pool_row
 from stages.rollouts.agent_loop import LiveRollout, play
-from tests.stages.envs.leetcode_rh.conftest import folder
 
-__all__ = ["folder"]
 ANSWERS = {
     "correct": answer(RIGHT, ASSERTS),
     "correct_attempted": answer(RIGHT, PRINTS),
@@ -70,7 +68,8 @@ def test_live_answers_carry_upstreams_labels(rows: list[dict[str, Any]]) -> None
         "harmful_arbitrary",
         "harmful_incorrect",
     ]
-    assert all(row["has_test_func"] for row in rows[:4]) and {row["gen_adapter"] for row in rows} == {"s65"}
+    assert [bool(row["has_test_func"]) for row in rows] == [True, True, True, True, False]
+    assert {row["gen_adapter"] for row in rows} == {"s65"}
     assert taxonomy(rows).status == "PASS"
 
 
