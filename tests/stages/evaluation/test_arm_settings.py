@@ -18,9 +18,11 @@ from stages.evaluation.words import describe_verdict
 from stages.policy.base import PolicyConfig
 from stages.runs import store
 from stages.runs.run import Manifest, Run, write_manifest
+from stages.runs.settings import merge
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "demo.json"
-"""The demo of 2026-11, whose arm A was trained at another rate than B and C: manifests, and which tasks passed."""
+"""The demo of 2026-11, whose arm A was trained at another rate than B and C: one manifest and what
+the arms change of it, and which tasks passed."""
 SHARED = {"tasks": "200", "weights.grpo": "1", "weights.dpo": "0", "weights.sft": "0", "pairs.beta": "0.1"}
 
 
@@ -84,11 +86,15 @@ def test_models_of_the_settings_differ_in_more_than_their_names():
 @pytest.fixture
 def demo(tmp_path):
     """Arm, seed and run of each training of the demo."""
-    runs = []
-    for name, manifest in store.read_json(FIXTURE)["trainings"].items():
+    runs, fixture = [], store.read_json(FIXTURE)
+    for name, fingerprint in fixture["fingerprints"].items():
+        arm, seed = name.split("-")
+        drawn = {"seed": int(seed)}
+        training = {"fingerprint": fingerprint, "label": f"kata-{arm}-s{seed}", "identity": drawn, "config": drawn}
+        manifest = merge(merge(fixture["training"], fixture["arms"][arm]), training)
         (tmp_path / name).mkdir()
         write_manifest(tmp_path / name, Manifest.model_validate(manifest))
-        runs.append((manifest["config"]["arm"], manifest["config"]["seed"], Run(tmp_path / name)))
+        runs.append((arm, int(seed), Run(tmp_path / name)))
     return runs
 
 
