@@ -213,7 +213,7 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path, tiny: Path) -> None:
 
     with pytest.raises(Interrupted) as stopped:
         run(tmp_path, tiny, listener=press)
-    assert stopped.value.left.startswith("Nothing was finished yet"), "the first batch was asked to stop"
+    assert stopped.value.notice.startswith("Nothing was finished yet"), "the first batch was asked to stop"
     path = next((tmp_path / "collect").glob("2*"))
     assert read_manifest(path).status == "interrupted"
     assert run(tmp_path, tiny, resume=True).status == "complete"
