@@ -30,17 +30,23 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, "plugin", install) / "site"
 
 
-def run(plugin: Path, folder: Path, *words: str, code: int = 0) -> str:
-    """What a process with the package prints on stdout."""
-    environment = {**os.environ, "PYTHONPATH": f"{plugin}{os.pathsep}{ROOT}", "PYTHONWARNINGS": "default::UserWarning"}
-    done = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == code, done.stderr
-    return done.stdout + done.stderr
-
-
 CALLS = """
-import json, composer_post_training as composer
+import contextlib, io, json, sys
+import composer_post_training as composer
+from composer_cli.app import main
 from composer_post_training.channels import CHANNELS, Config
+
+def command(line):
+    output = io.StringIO()
+    sys.argv = ["composer", *line.split()]
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        try:
+            main()
+        except SystemExit as ended:
+            return [ended.code or 0, " ".join(output.getvalue().split())]
+    return [0, output.getvalue()]
+
+lines = ["--help", "compare a.jsonl b.jsonl", "import --help", "train --help --all", "count-steps"]
 rollouts = composer.collect(env="capitals", policy="parrot:Paris", tasks=3, samples=1, quiet=True)
 steps = composer.count_steps(rollouts, at_least=1, quiet=True)
 job = composer.run("demo", {"on.number": 7}, on="paper", quiet=True)
@@ -49,42 +55,29 @@ print(json.dumps({
     "steps": steps.manifest.summary["steps"],
     "weights": Config(weights={"unlikelihood": 0.1}).weights.active(),
     "loss": CHANNELS["unlikelihood"].load().__name__,
-    "help": composer.count_steps.__doc__,
-    "settings": composer.train.settings()["weights.unlikelihood"],
-    "job": [job.status, job.name],
+    "doc": composer.count_steps.__doc__,
+    "setting": composer.train.settings()["weights.unlikelihood"],
+    "job": job.status,
+    **{line: command(line) for line in lines},
 }))
 """
 
 
-def test_one_package_adds_one_of_each_kind_to_python(plugin: Path, tmp_path: Path) -> None:
-    done = json.loads(run(plugin, tmp_path, "-c", CALLS).splitlines()[-1])
-    assert done["mean_reward"] == pytest.approx(1 / 3) and done["steps"] == 3
-    assert done["weights"] == {"unlikelihood": 0.1} and done["loss"] == "Unlikelihood" and done["settings"] == 0.0
-    assert "Count the steps of rollouts." in done["help"] and done["job"][0] == "queued"
-
-
-def test_the_same_names_work_on_the_command_line(plugin: Path, tmp_path: Path) -> None:
-    composer = ("-m", "composer_cli")
+def test_one_package_adds_one_of_each_kind(plugin: Path, tmp_path: Path) -> None:
+    """From Python and on the command line, in one process."""
     rows = [{"question": f"{number} + 1?", "answer": str(number + 1), "right": number % 2 == 0} for number in range(8)]
     jsonl(tmp_path / "a.jsonl", *rows)
     jsonl(tmp_path / "b.jsonl", *({**row, "right": True} for row in rows))
-    assert "count-steps" in run(plugin, tmp_path, *composer, "--help")
-    assert "+50.0 points" in run(plugin, tmp_path, *composer, "compare", "a.jsonl", "b.jsonl", code=3)
-    assert "quiz" in run(plugin, tmp_path, *composer, "import", "--help")
-    help_text = run(plugin, tmp_path, *composer, "train", "--help", "--all")
-    assert "The mean log-prob of the rejected action's tokens." in " ".join(help_text.split())
-    run(
-        plugin,
-        tmp_path,
-        *composer,
-        "collect",
-        "--env",
-        "capitals",
-        "--policy",
-        "reference",
-        "--set",
-        "tasks=2",
-        "--set",
-        "samples=1",
+    environment = {**os.environ, "PYTHONPATH": f"{plugin}{os.pathsep}{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, "-c", CALLS], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
-    assert "2 steps in 2 rollouts" in run(plugin, tmp_path, *composer, "count-steps")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["mean_reward"] == pytest.approx(1 / 3) and found["steps"] == 3
+    assert found["weights"] == {"unlikelihood": 0.1} and found["loss"] == "Unlikelihood" and found["setting"] == 0.0
+    assert "Count the steps of rollouts." in found["doc"] and found["job"] == "queued"
+    assert "count-steps" in found["--help"][1] and "quiz" in found["import --help"][1]
+    assert found["compare a.jsonl b.jsonl"][0] == 3 and "+50.0 points" in found["compare a.jsonl b.jsonl"][1]
+    assert "The mean log-prob of the rejected action's tokens." in found["train --help --all"][1]
+    assert found["count-steps"][0] == 0 and "3 steps in 3 rollouts" in found["count-steps"][1]
