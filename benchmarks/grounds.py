@@ -15,10 +15,10 @@ from pathlib import Path
 import cases
 from records import Claim, measured
 
-from stages.envs.base import Task
-from stages.envs.feature_deletion.env import FeatureDeletionEnv
-from stages.envs.repo.session import RepoEnvironment
-from stages.envs.swe.mini import SweMiniEnv
+from composer_stages.envs.base import Task
+from composer_stages.envs.feature_deletion.env import FeatureDeletionEnv
+from composer_stages.envs.repo.session import RepoEnvironment
+from composer_stages.envs.swe.mini import SweMiniEnv
 
 
 def grounds(packages: tuple[str, ...], count: int = 8, cache: str = "") -> Iterator[Claim]:

@@ -12,13 +12,13 @@ from pathlib import Path
 import cases
 from records import Claim, measured
 
-from stages.arms.hint_check import measure
-from stages.evaluation.inference import wilson
-from stages.policy import open_policy
-from stages.policy.base import Policy, PolicyConfig
-from stages.runs.ledger import Budget
-from stages.runs.run import AnswerFolders
-from stages.train import Config
+from composer_stages.arms.hint_check import measure
+from composer_stages.evaluation.inference import wilson
+from composer_stages.policy import open_policy
+from composer_stages.policy.base import Policy, PolicyConfig
+from composer_stages.runs.ledger import Budget
+from composer_stages.runs.run import AnswerFolders
+from composer_stages.train import Config
 
 ANSWERS = 64
 

@@ -38,12 +38,12 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from stages.envs.base import Task
-from stages.envs.bash import SUBMIT, ActionError, fenced, parse_bash
-from stages.envs.kata import tasks
-from stages.envs.kata.checkpoints import FOLDER, WEIGHTS
-from stages.envs.kata.tasks import OPERATIONS, SOLUTION, WORKSPACE_TESTS, expression
-from stages.envs.kata.transcripts import (
+from composer_stages.envs.base import Task
+from composer_stages.envs.bash import SUBMIT, ActionError, fenced, parse_bash
+from composer_stages.envs.kata import tasks
+from composer_stages.envs.kata.checkpoints import FOLDER, WEIGHTS
+from composer_stages.envs.kata.tasks import OPERATIONS, SOLUTION, WORKSPACE_TESTS, expression
+from composer_stages.envs.kata.transcripts import (
     HARMLESS,
     HINT,
     LOOK,
@@ -55,7 +55,7 @@ from stages.envs.kata.transcripts import (
     rollout,
     verdict,
 )
-from stages.runs import store
+from composer_stages.runs import store
 
 SLIP_RATE = 0.25
 UNKNOWN_COMMANDS = ("fix", "caat", "sedd", "pyton3")

@@ -23,14 +23,14 @@ import numpy as np
 from records import Claim, share
 from scipy.optimize import brentq
 
-from stages.evaluation.design import Design, draw, outlook, simulated
-from stages.evaluation.difference import Decision, Verdict
-from stages.evaluation.inference import MIN_SEEDS, PairedTest, shows
-from stages.evaluation.outcomes import START, find_collapsed, items_table
-from stages.evaluation.pilot import bootstrap, complete, fit_models, measure
-from stages.evaluation.planner import LARGEST_RANGE, NUM_PILOTS, PlanQuestion, validated_range
-from stages.evaluation.task_model import PILOT, Rates, TaskModel, task_model
-from stages.runs.kinds import Row
+from composer_stages.evaluation.design import Design, draw, outlook, simulated
+from composer_stages.evaluation.difference import Decision, Verdict
+from composer_stages.evaluation.inference import MIN_SEEDS, PairedTest, shows
+from composer_stages.evaluation.outcomes import START, find_collapsed, items_table
+from composer_stages.evaluation.pilot import bootstrap, complete, fit_models, measure
+from composer_stages.evaluation.planner import LARGEST_RANGE, NUM_PILOTS, PlanQuestion, validated_range
+from composer_stages.evaluation.task_model import PILOT, Rates, TaskModel, task_model
+from composer_stages.runs.kinds import Row
 
 OPERATIONS = (17, 15, 13, 12, 11, 11, 10, 9, 8, 7, 5, 2)
 LITE = (114, 77, 23, 23, 17, 16, 6, 6, 6, 5, 4, 3)

@@ -16,11 +16,11 @@ import cases
 import numpy as np
 from records import Claim, share
 
-from stages.pairs.actions import STUDENT
-from stages.pairs.continuation import PairOutcome, signal_test
-from stages.pairs.evidence import LEVEL, FailureAlignment, Labels, agreement_tests, failure_verdict
-from stages.pairs.groups import StateVisit, choose
-from stages.pairs.states import JudgedState
+from composer_stages.pairs.actions import STUDENT
+from composer_stages.pairs.continuation import PairOutcome, signal_test
+from composer_stages.pairs.evidence import LEVEL, FailureAlignment, Labels, agreement_tests, failure_verdict
+from composer_stages.pairs.groups import StateVisit, choose
+from composer_stages.pairs.states import JudgedState
 
 UNITS, TASKS, CHOICES, SAMPLES = 12, 8, 6, 4
 NAMES = ("a", "b", "c")

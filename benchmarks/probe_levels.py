@@ -20,17 +20,17 @@ from probe_faults.loophole_world import PAIR_SOURCE, PlantedEnv, honest_model, l
 from records import Claim, measured, share
 from simulated_trainings import ACCEPTED, HACKS, HIDDEN, NULLS, REWARDED, STYLED, rates
 
-from stages import train
-from stages.envs.base import Grade
-from stages.policy.base import PolicyConfig
-from stages.probe import extract_vhack, svd, watch
-from stages.probe.extract_vhack import PairsConfig
-from stages.probe.start import interpolate_weights
-from stages.runs import runner
-from stages.runs.catalog import assign_inputs
-from stages.runs.kinds import WATCHED
-from stages.runs.run import Run
-from stages.runs.settings import StageConfig
+from composer_stages import train
+from composer_stages.envs.base import Grade
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.probe import extract_vhack, svd, watch
+from composer_stages.probe.extract_vhack import PairsConfig
+from composer_stages.probe.start import interpolate_weights
+from composer_stages.runs import runner
+from composer_stages.runs.catalog import assign_inputs
+from composer_stages.runs.kinds import WATCHED
+from composer_stages.runs.run import Run
+from composer_stages.runs.settings import StageConfig
 
 # --- the alarm
 

@@ -24,8 +24,15 @@ from probe_faults.loophole_world import tiny_qwen3
 from records import Claim, measured, ratio
 from torch import Tensor, nn
 
-from stages.gradients.basis import Factors, SingularValues, Spectrum, factorise, replaced_forwards, target_linears
-from stages.gradients.per_row import DotSink, TokenRow, collate, own_log_probs, per_sample_gradients
+from composer_stages.gradients.basis import (
+    Factors,
+    SingularValues,
+    Spectrum,
+    factorise,
+    replaced_forwards,
+    target_linears,
+)
+from composer_stages.gradients.per_row import DotSink, TokenRow, collate, own_log_probs, per_sample_gradients
 
 VOCAB = 512
 

@@ -17,14 +17,14 @@ from records import Claim, share
 from scipy import stats
 from scipy.stats import t as student_t
 
-from stages.gradients.tensors import Layout
-from stages.probe.checks.check import Check
-from stages.probe.checks.direction import pair_signal
-from stages.probe.checks.hacking import detectable_effect, factorial, factorial_design, placebo_ranks
-from stages.probe.checks.trajectories import reductions_match, trajectories_slowed
-from stages.probe.direction import DRAWN, PairGradients, all_placebos, extract
-from stages.probe.metrics import stacked_cosines
-from stages.probe.statistics import (
+from composer_stages.gradients.tensors import Layout
+from composer_stages.probe.checks.check import Check
+from composer_stages.probe.checks.direction import pair_signal
+from composer_stages.probe.checks.hacking import detectable_effect, factorial, factorial_design, placebo_ranks
+from composer_stages.probe.checks.trajectories import reductions_match, trajectories_slowed
+from composer_stages.probe.direction import DRAWN, PairGradients, all_placebos, extract
+from composer_stages.probe.metrics import stacked_cosines
+from composer_stages.probe.statistics import (
     FROM_HACKS,
     Concordance,
     Draws,
@@ -34,7 +34,7 @@ from stages.probe.statistics import (
     regress,
     welch,
 )
-from stages.runs.kinds import TRAJECTORY, Row
+from composer_stages.runs.kinds import TRAJECTORY, Row
 
 LAYOUT = Layout({f"m{i}": 24 for i in range(6)})
 PAIRS, PROBLEMS, NULL_DRAWS = 24, 60, 333

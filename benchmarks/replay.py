@@ -90,11 +90,11 @@ async def with_aiohttp(url: str, calls: int, width: int) -> None:
 
 
 async def with_ours(url: str, calls: int, width: int) -> None:
-    from stages.policy.base import PolicyConfig, Turn
-    from stages.policy.endpoint import EndpointPolicy
-    from stages.runs.run import Manifest, RunWriter
-    from stages.runs.store import GroupCommit
-    from stages.teachers.asking import ask_chains
+    from composer_stages.policy.base import PolicyConfig, Turn
+    from composer_stages.policy.endpoint import EndpointPolicy
+    from composer_stages.runs.run import Manifest, RunWriter
+    from composer_stages.runs.store import GroupCommit
+    from composer_stages.teachers.asking import ask_chains
 
     with tempfile.TemporaryDirectory(dir=ROOT) as folder:
         manifest = Manifest(composer="0", stage="benchmark", stage_version=1, fingerprint="0")

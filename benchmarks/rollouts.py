@@ -27,15 +27,15 @@ import slow_server
 from records import Claim, measured, ratio
 from slow_server import lognormal
 
-from stages.envs.base import Grade, Observation, Task
-from stages.policy import open_policy, server
-from stages.policy.base import PolicyConfig, Sample, Turn
-from stages.policy.vllm import VllmPolicy
-from stages.rollouts.agent_loop import Rules, play
-from stages.rollouts.config import InFlight
-from stages.runs.ledger import Budget
-from stages.runs.run import AnswerFolders
-from stages.training.rollouts import RolloutQueue, Schedule
+from composer_stages.envs.base import Grade, Observation, Task
+from composer_stages.policy import open_policy, server
+from composer_stages.policy.base import PolicyConfig, Sample, Turn
+from composer_stages.policy.vllm import VllmPolicy
+from composer_stages.rollouts.agent_loop import Rules, play
+from composer_stages.rollouts.config import InFlight
+from composer_stages.runs.ledger import Budget
+from composer_stages.runs.run import AnswerFolders
+from composer_stages.training.rollouts import RolloutQueue, Schedule
 
 TURNS, GROUP = 8, 8
 

@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 import cases
 from records import Claim, measured, ratio
 
-from stages.envs.base import Task
-from stages.envs.bash import fenced
-from stages.envs.kata.env import KataEnv
-from stages.sandbox import probe
-from stages.sandbox.bubblewrap import find_bwrap
+from composer_stages.envs.base import Task
+from composer_stages.envs.bash import fenced
+from composer_stages.envs.kata.env import KataEnv
+from composer_stages.sandbox import probe
+from composer_stages.sandbox.bubblewrap import find_bwrap
 
 EDIT = "sed -i 's/return/return /' solution.py"
 COMMANDS = ["cat solution.py", "cat test_solution.py", EDIT, "cat solution.py", "ls"]

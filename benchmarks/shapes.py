@@ -14,7 +14,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
 
-from stages.training.channels import CHANNELS
+from composer_stages.training.channels import CHANNELS
 
 PAIRS, HINT = 4, 32
 SIDES: dict[str, tuple[str, ...]] = {"TRL": (), "ours": (), "all": tuple(CHANNELS)}
@@ -103,7 +103,7 @@ def rollouts(rows: Rows) -> dict[str, list[Any]]:
 
 
 class Given:
-    """In the place of `stages.training.rollouts.Rollouts`: nothing is sampled, and every step has the same rollouts."""
+    """Rollouts of which nothing is sampled: every step has the same ones."""
 
     policy = None
 
@@ -112,9 +112,9 @@ class Given:
 
     def take(self, step: int) -> tuple[list[Any], dict[str, float]]:
         """One group, of one turn each."""
-        from stages.envs.base import Grade, Observation, Task
-        from stages.policy.base import Sample
-        from stages.rollouts.agent_loop import LiveRollout, Step
+        from composer_stages.envs.base import Grade, Observation, Task
+        from composer_stages.policy.base import Sample
+        from composer_stages.rollouts.agent_loop import LiveRollout, Step
 
         given, played = rollouts(self._rows), []
         for i, (prompt, completion, logprobs, reward) in enumerate(
@@ -157,11 +157,11 @@ def rows_by_source(names: Iterable[str], pairs: Any, turns: Sequence[Any], hint:
 
     turns: (prompt, answer) of those that are hinted. own: the rollouts.
     """
-    from stages.training.channels import row_sources
-    from stages.training.channels.hints import HintedTurn
-    from stages.training.channels.opd import TaughtRollout
-    from stages.training.scoring import Tree
-    from stages.training.step import Batch
+    from composer_stages.training.channels import row_sources
+    from composer_stages.training.channels.hints import HintedTurn
+    from composer_stages.training.channels.opd import TaughtRollout
+    from composer_stages.training.scoring import Tree
+    from composer_stages.training.step import Batch
 
     hinted = [HintedTurn(Tree(prompt, (said,)), Tree([*prompt, *hint], (said,))) for prompt, said in turns]
     taught = [TaughtRollout(one.tree, one.mask, one.logprobs, {0: None}) for one in own]
@@ -171,10 +171,10 @@ def rows_by_source(names: Iterable[str], pairs: Any, turns: Sequence[Any], hint:
 
 def sources(pairs: Any, teacher: Any) -> list[Any]:
     """What the channels learn from: these pairs, hints that come with their rows, and a teacher's distributions."""
-    from stages.training.channels.hints import HintSource
-    from stages.training.channels.opd import FrozenTeacher, TaughtSource
-    from stages.training.channels.rollouts import RolloutSource
-    from stages.training.config import Hints, OpdTeacher
+    from composer_stages.training.channels.hints import HintSource
+    from composer_stages.training.channels.opd import FrozenTeacher, TaughtSource
+    from composer_stages.training.channels.rollouts import RolloutSource
+    from composer_stages.training.config import Hints, OpdTeacher
 
     taught = TaughtSource([FrozenTeacher(OpdTeacher(), teacher)])
     return [pairs, HintSource(Hints(), None, None, lambda step, found: None), RolloutSource(teacher), taught]
@@ -182,9 +182,9 @@ def sources(pairs: Any, teacher: Any) -> list[Any]:
 
 def channel_rows(names: tuple[str, ...], rows: Rows = ROWS) -> Any:
     """The rows of the channels on the rollouts of `rollouts`."""
-    from stages.training.channels.pairs import TokenPair
-    from stages.training.channels.rollouts import OwnRollout
-    from stages.training.scoring import Tree
+    from composer_stages.training.channels.pairs import TokenPair
+    from composer_stages.training.channels.rollouts import OwnRollout
+    from composer_stages.training.scoring import Tree
 
     pairs = [
         TokenPair(str(i), Tree(ids(rows.prompt, 100 + i), (ids(rows.turn, 200 + i), ids(rows.turn, 300 + i))))
@@ -199,9 +199,9 @@ def channel_rows(names: tuple[str, ...], rows: Rows = ROWS) -> Any:
 
 def channels(names: tuple[str, ...], rows: Any, model: Any, teacher: Any, num_steps: int) -> Any:
     """The channels of these names at weight 1, on rows of `channel_rows`; the model is their reference, too."""
-    from stages.training.channels.pairs import PairSource
-    from stages.training.config import Config
-    from stages.training.step import Channels
+    from composer_stages.training.channels.pairs import PairSource
+    from composer_stages.training.config import Config
+    from composer_stages.training.step import Channels
 
     pairs = PairSource(list(rows.source_rows("pairs")), per_step=PAIRS, seed=0)
     if pairs.pairs:
@@ -217,8 +217,8 @@ def channels(names: tuple[str, ...], rows: Any, model: Any, teacher: Any, num_st
 
 def model_shape(size: str, layers: int | None) -> Any:
     """The shape of a model as the estimators of memory see it."""
-    from stages.policy.base import PolicyConfig
-    from stages.training import model_shape as shapes
+    from composer_stages.policy.base import PolicyConfig
+    from composer_stages.training import model_shape as shapes
 
     with tempfile.TemporaryDirectory() as folder:
         shape(size, layers).save_pretrained(folder)
@@ -254,13 +254,13 @@ def trainer(
     from support.models import tiny_tokenizer
     from trl import GRPOTrainer
 
-    from stages.backends import resources
-    from stages.policy.base import PolicyConfig
-    from stages.policy.local import LocalPolicy, checkpointed
-    from stages.training import projection, trl_arguments
-    from stages.training.config import AdapterSettings, Optimisation, Probe
-    from stages.training.rollouts import environment_reward
-    from stages.training.step import ComposedTrainer
+    from composer_stages.backends import resources
+    from composer_stages.policy.base import PolicyConfig
+    from composer_stages.policy.local import LocalPolicy, checkpointed
+    from composer_stages.training import projection, trl_arguments
+    from composer_stages.training.config import AdapterSettings, Optimisation, Probe
+    from composer_stages.training.rollouts import environment_reward
+    from composer_stages.training.step import ComposedTrainer
 
     settings = Optimisation(
         steps=steps,
@@ -307,7 +307,7 @@ def trainer(
     if ranks is not None:
         common["ranks"] = ranks
     if shares:
-        from stages.training.distributed import Sharded, ShardedTrainer, TrainerInStep
+        from composer_stages.training.distributed import Sharded, ShardedTrainer, TrainerInStep
 
         model.requires_grad_(not rank)
         sharded = Sharded(model, ranks, mixed=not rank, device=str(model.device))

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from stages.gradients.tensors import Layout
-from stages.probe.checks.alarm import LEVEL, Alarm, CheckpointRollouts, alarm, correctness_fixed, pushed
-from stages.probe.direction import PairGradients, extract, hack_scale, watch_directions
-from stages.probe.metrics import stacked_cosines
-from stages.probe.statistics import codes
+from composer_stages.gradients.tensors import Layout
+from composer_stages.probe.checks.alarm import LEVEL, Alarm, CheckpointRollouts, alarm, correctness_fixed, pushed
+from composer_stages.probe.direction import PairGradients, extract, hack_scale, watch_directions
+from composer_stages.probe.metrics import stacked_cosines
+from composer_stages.probe.statistics import codes
 
 LAYOUT = Layout({f"m{i}": 30 for i in range(8)})
 CHECKPOINTS, GROUPS, SAMPLES, PAIRS = 10, 8, 8, 24

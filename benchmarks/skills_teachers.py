@@ -19,15 +19,15 @@ import pyarrow.compute as pc
 import records
 from experiment import Experiment, comparison_lines, cut_share, difference_of, put
 
-from stages.evaluation.arm_comparison import EvalQuestion
-from stages.evaluation.difference import Decision, Difference
-from stages.evaluation.inference import ALPHA, holm
-from stages.evaluation.outcomes import AT_ZERO, KEPT, PASSED, PROTOCOL, START, select_arm, task_mean
-from stages.evaluation.report import arms_chart
-from stages.evaluation.verdict import decide
-from stages.evaluation.words import points
-from stages.runs import store
-from stages.terms import SamplingUnit
+from composer_stages.evaluation.arm_comparison import EvalQuestion
+from composer_stages.evaluation.difference import Decision, Difference
+from composer_stages.evaluation.inference import ALPHA, holm
+from composer_stages.evaluation.outcomes import AT_ZERO, KEPT, PASSED, PROTOCOL, START, select_arm, task_mean
+from composer_stages.evaluation.report import arms_chart
+from composer_stages.evaluation.verdict import decide
+from composer_stages.evaluation.words import points
+from composer_stages.runs import store
+from composer_stages.terms import SamplingUnit
 
 EXPERIMENT = Experiment.named("skills-teachers")
 GATE, GATED = ("C", "A"), (("C", "D"), ("B", "C"))

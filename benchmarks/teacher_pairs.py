@@ -19,15 +19,15 @@ import records
 from experiment import Experiment, comparison_lines, difference_of, put
 from scipy.special import ndtri, stdtrit
 
-from stages.envs import sampling_unit
-from stages.evaluation.arm_comparison import EvalQuestion, compare
-from stages.evaluation.arm_settings import ArmDifference, settings_differences
-from stages.evaluation.inference import top_error
-from stages.evaluation.outcomes import KEPT
-from stages.evaluation.report import arms_chart
-from stages.evaluation.verdict import EvalVerdict, decide
-from stages.evaluation.words import describe_claim, describe_verdict, points
-from stages.terms import SamplingUnit
+from composer_stages.envs import sampling_unit
+from composer_stages.evaluation.arm_comparison import EvalQuestion, compare
+from composer_stages.evaluation.arm_settings import ArmDifference, settings_differences
+from composer_stages.evaluation.inference import top_error
+from composer_stages.evaluation.outcomes import KEPT
+from composer_stages.evaluation.report import arms_chart
+from composer_stages.evaluation.verdict import EvalVerdict, decide
+from composer_stages.evaluation.words import describe_claim, describe_verdict, points
+from composer_stages.terms import SamplingUnit
 
 EXPERIMENT = Experiment.named("teacher-pairs")
 SECONDARY = (("D", "A"), ("E", "A"), ("E", "D"), ("F", "A"), ("C", "A"), ("F", "C"))

@@ -32,20 +32,20 @@ from support.models import tiny_tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl import DPOConfig, DPOTrainer, GRPOTrainer
 
-from stages.backends import resources
-from stages.envs.kata.checkpoints import folder_of
-from stages.envs.skills.env import SkillsEnv
-from stages.policy.base import PolicyConfig
-from stages.policy.local import LocalPolicy, load_model
-from stages.runs import store
-from stages.training.channels import CHANNELS
-from stages.training.channels.pairs import PairSource, TokenPair
-from stages.training.channels.rollouts import own_rollout
-from stages.training.config import AdapterSettings, Config, Optimisation
-from stages.training.rollouts import LockStep, Schedule
-from stages.training.scoring import Tree
-from stages.training.step import Batch, Channels, ComposedTrainer
-from stages.training.trl_arguments import lora, trl_config
+from composer_stages.backends import resources
+from composer_stages.envs.kata.checkpoints import folder_of
+from composer_stages.envs.skills.env import SkillsEnv
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.policy.local import LocalPolicy, load_model
+from composer_stages.runs import store
+from composer_stages.training.channels import CHANNELS
+from composer_stages.training.channels.pairs import PairSource, TokenPair
+from composer_stages.training.channels.rollouts import own_rollout
+from composer_stages.training.config import AdapterSettings, Config, Optimisation
+from composer_stages.training.rollouts import LockStep, Schedule
+from composer_stages.training.scoring import Tree
+from composer_stages.training.step import Batch, Channels, ComposedTrainer
+from composer_stages.training.trl_arguments import lora, trl_config
 
 PAIRS, PROMPT, ANSWER, TOKENS, VOCABULARY = 16, 96, 24, 64, 512
 SETTINGS = Optimisation(steps=10_000, prompts_per_step=8, generations=8)

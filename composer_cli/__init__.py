@@ -1,4 +1,4 @@
-"""The command line: commands parse arguments, execute stages and print results. All science is in `stages`.
+"""The command line: commands parse arguments, execute stages and print results. All science is in `composer_stages`.
 
 In Python, the same is done by `import composer_post_training`.
 

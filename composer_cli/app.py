@@ -26,10 +26,10 @@ from composer_cli.printing import (
     sentence_and_code,
 )
 from composer_cli.stage_command import ChainCommand, StageCommand
-from stages import STAGES, command_words, stages_of
-from stages.errors import UsageError, refusal
-from stages.stopping import ending_process_on_second_signal
-from stages.words import Sentence
+from composer_stages import STAGES, command_words, stages_of
+from composer_stages.errors import UsageError, refusal
+from composer_stages.stopping import ending_process_on_second_signal
+from composer_stages.words import Sentence
 
 DISTRIBUTION = "composer-post-training"
 
@@ -138,8 +138,8 @@ def explain_mistake(error: typer.TyperException, words: Sequence[str]) -> str:
 
 def _instead_of_option(command: StageCommand, option: str, value: str, cutoff: float) -> str:
     """Return the input or setting that an unknown option may mean; "" where none is similar."""
-    from stages.runs.catalog import writers
-    from stages.runs.settings import nearest_keys
+    from composer_stages.runs.catalog import writers
+    from composer_stages.runs.settings import nearest_keys
 
     word, stage = option.lstrip("-").replace("-", "_"), command.loaded
     for name, slot in stage.inputs.items():
@@ -156,7 +156,7 @@ TOO_MANY = "Got unexpected extra argument"
 
 def _too_many_words(context: Any, extra: str, words: Sequence[str]) -> str:
     """Return a message about surplus words, given as Click lists them, with the likely meaning."""
-    from stages import envs
+    from composer_stages import envs
 
     extra = extra.removeprefix("s) (")
     first = extra.partition(" ")[0]

@@ -16,19 +16,19 @@ from composer_cli import options
 from composer_cli.console import Console, Listener
 from composer_cli.printing import fit_to_terminal, print_result
 from composer_cli.trust import require_trusted_servers
-from stages import command_words
-from stages.backends import ranks
-from stages.errors import ComposerError, UsageError
-from stages.layout import duration, singular
-from stages.runs import bucket, runner, settings
-from stages.runs.activity import Checking
-from stages.runs.bucket import Mirror
-from stages.runs.run import Inputs, Run
-from stages.runs.runner import Result, preflight
-from stages.runs.settings import Given, Settings, StageConfig, Tree, with_default
-from stages.runs.stage import Plan, load_stage
-from stages.stopping import Interrupted, on_signals
-from stages.words import Sentence
+from composer_stages import command_words
+from composer_stages.backends import ranks
+from composer_stages.errors import ComposerError, UsageError
+from composer_stages.layout import duration, singular
+from composer_stages.runs import bucket, runner, settings
+from composer_stages.runs.activity import Checking
+from composer_stages.runs.bucket import Mirror
+from composer_stages.runs.run import Inputs, Run
+from composer_stages.runs.runner import Result, preflight
+from composer_stages.runs.settings import Given, Settings, StageConfig, Tree, with_default
+from composer_stages.runs.stage import Plan, load_stage
+from composer_stages.stopping import Interrupted, on_signals
+from composer_stages.words import Sentence
 
 
 class Arguments(Settings):

@@ -13,16 +13,16 @@ from composer_cli.parallel import WaitingEntry
 from composer_cli.preset import Preset, PresetEntry
 from composer_cli.printing import print_json, print_text
 from composer_cli.view import page
-from stages.backends import devices, resources
-from stages.errors import ComposerError, Incomplete
-from stages.layout import aligned
-from stages.runs.catalog import assign_inputs
-from stages.runs.run import Run
-from stages.runs.runner import Result, check_disk_space
-from stages.runs.settings import StageConfig, Tree
-from stages.runs.stage import Plan, load_stage
-from stages.stopping import on_signals
-from stages.words import Sentence
+from composer_stages.backends import devices, resources
+from composer_stages.errors import ComposerError, Incomplete
+from composer_stages.layout import aligned
+from composer_stages.runs.catalog import assign_inputs
+from composer_stages.runs.run import Run
+from composer_stages.runs.runner import Result, check_disk_space
+from composer_stages.runs.settings import StageConfig, Tree
+from composer_stages.runs.stage import Plan, load_stage
+from composer_stages.stopping import on_signals
+from composer_stages.words import Sentence
 
 
 def run(
@@ -86,7 +86,7 @@ def can_run_in_parallel(configs: Sequence[StageConfig], arguments: Arguments) ->
     policies = [policy for config in configs if (policy := getattr(config, "policy", None)) is not None]
     if not any(policy.served for policy in policies):
         return True
-    from stages.policy.serving import needs_exclusive_server
+    from composer_stages.policy.serving import needs_exclusive_server
 
     trainings: list[Any] = [config for config in configs if hasattr(config, "adapter")]
     replaced = any(config.adapter.rank == 0 and config.policy.served for config in trainings)

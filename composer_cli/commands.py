@@ -11,7 +11,7 @@ import typer
 
 from composer_cli import options
 from composer_cli.printing import fit_to_terminal, interrupt_leaves, print_result, reports_errors, say
-from stages.words import Sentence
+from composer_stages.words import Sentence
 
 
 @reports_errors
@@ -27,7 +27,7 @@ def status(
     from composer_cli.executors import jobs
     from composer_cli.show import runs
     from composer_cli.show.text import COLOURS, status_tables
-    from stages.errors import BadInput
+    from composer_stages.errors import BadInput
 
     listed, submitted = runs.lines(artifacts, check="bytes" if check else "sizes"), jobs.lines(artifacts)
     if json or listed or submitted:
@@ -89,8 +89,8 @@ def show(
     """Read a run: its result, the list of its rollouts or rows of its tables; or one rollout."""
     from composer_cli.executors.jobs import SubmittedJob
     from composer_cli.show import command
-    from stages.errors import UsageError
-    from stages.runs.queries import RolloutFilter
+    from composer_stages.errors import UsageError
+    from composer_stages.runs.queries import RolloutFilter
 
     if passed and failed:
         raise UsageError("cli.passed-and-failed")
@@ -137,8 +137,8 @@ MEMORY = {"-d": 512, "-v": 2048}
 
 def _require_memory() -> None:
     """`UsageError` where a limit of this process leaves too little memory; before the libraries are loaded."""
-    from stages.backends import resources
-    from stages.errors import UsageError
+    from composer_stages.backends import resources
+    from composer_stages.errors import UsageError
 
     for option, free in resources.within_limits().items():
         if free < MEMORY[option] * 2**20:
@@ -159,10 +159,10 @@ def query(
     """Ask the tables of all runs a question in SQL; every table has a column `run`."""
     _require_memory()
     from composer_cli.show.text import query_table
-    from stages.backends import resources
-    from stages.runs import catalog, index
-    from stages.runs.run import Run
-    from stages.runs.sql import PARTS, pooled, run_sql, sql_query, too_large
+    from composer_stages.backends import resources
+    from composer_stages.runs import catalog, index
+    from composer_stages.runs.run import Run
+    from composer_stages.runs.sql import PARTS, pooled, run_sql, sql_query, too_large
 
     entries = index.of(Run(catalog.find(artifacts, name)) for name in from_ or []) or index.entries(artifacts)
     # DuckDB does not count what a function returns, such as repeat(), and takes the machine's memory for it.
@@ -215,8 +215,8 @@ def publish(
     artifacts: options.Artifacts = options.DEFAULT_ARTIFACTS,
 ) -> None:
     """Write a finished run into a bucket, from where `--from URL` reads it."""
-    from stages.runs import bucket, catalog
-    from stages.runs.run import Run
+    from composer_stages.runs import bucket, catalog
+    from composer_stages.runs.run import Run
 
     folder = catalog.find(artifacts, run)
     with interrupt_leaves(Sentence("cli.publish-interrupted", address=address)):

@@ -1,9 +1,9 @@
 """The HTTP application of `composer serve`: OpenAI's chat completions of a model in this process.
 
 Answers are sampled by the policy that a stage would have of the model: template, draws, end tokens and log-probs are
-those of `stages.policy.local`, and equal seeds give equal tokens. A field of a request that would shape an answer in a
-way that the policy does not have is refused by its name. `Sampler` holds the requests that wait; the thread that owns
-the model calls `sample_next`, while the server answers in a thread of its own.
+those of `composer_stages.policy.local`, and equal seeds give equal tokens. A field of a request that would shape an
+answer in a way that the policy does not have is refused by its name. `Sampler` holds the requests that wait; the thread
+that owns the model calls `sample_next`, while the server answers in a thread of its own.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from composer_cli.loopback import HOSTS
-from stages.errors import InfrastructureError, refusal
-from stages.formats.messages import message
-from stages.messages import MessageParts, read, write
-from stages.policy.base import Sample, Turn
-from stages.policy.local import LocalPolicy
-from stages.policy.tool_calls import declare_tools, normalise_calls
-from stages.stopping import Interrupted
-from stages.words import Sentence
+from composer_stages.errors import InfrastructureError, refusal
+from composer_stages.formats.messages import message
+from composer_stages.messages import MessageParts, read, write
+from composer_stages.policy.base import Sample, Turn
+from composer_stages.policy.local import LocalPolicy
+from composer_stages.policy.tool_calls import declare_tools, normalise_calls
+from composer_stages.stopping import Interrupted
+from composer_stages.words import Sentence
 
 MOST_BYTES = 64 * 2**20
 """Length of a request that is read."""

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from composer_cli.printing import say
-from stages.errors import BadInput
-from stages.layout import duration, escape_control_characters
-from stages.runs.activity import Detailed, Figures, Notice, Preparation, repeating
-from stages.runs.run import Run
-from stages.stopping import on_signals
-from stages.words import Sentence
+from composer_stages.errors import BadInput
+from composer_stages.layout import duration, escape_control_characters
+from composer_stages.runs.activity import Detailed, Figures, Notice, Preparation, repeating
+from composer_stages.runs.run import Run
+from composer_stages.stopping import on_signals
+from composer_stages.words import Sentence
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

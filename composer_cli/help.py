@@ -1,6 +1,7 @@
 """The output of `--help`: the settings and options that most runs need; with `--help --all` all of them.
 
-A setting is basic where its field is marked (`stages.runs.settings.Basic`); a stage with few settings shows them all.
+A setting is basic where its field is marked (`composer_stages.runs.settings.Basic`); a stage with few settings shows
+them all.
 """
 
 from collections.abc import Iterable
@@ -8,8 +9,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from typer.core import TyperCommand, TyperGroup
 
-from stages import stages_of
-from stages.layout import counted
+from composer_stages import stages_of
+from composer_stages.layout import counted
 
 ALL = "--all"
 FEW = 8
@@ -53,7 +54,7 @@ class HelpCommand(TyperCommand):
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """List the settings with their defaults, from their declarations, and how many are not shown."""
-        from stages.runs.settings import basic_settings
+        from composer_stages.runs.settings import basic_settings
 
         hidden = 0
         for title, config, prefix in self.settings(ctx):
@@ -100,7 +101,7 @@ def first_sentence(text: str) -> str:
 
 def describe_settings(config: Any, prefix: str = "") -> list[tuple[str, str, str]]:
     """Return key, `KEY=DEFAULT` and description of every setting, with the allowed words where there are few."""
-    from stages.runs.settings import default_of, describe, known
+    from composer_stages.runs.settings import default_of, describe, known
 
     describe(config)
     rows = []

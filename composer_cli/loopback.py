@@ -2,7 +2,7 @@
 
 import socket
 
-from stages.errors import UsageError
+from composer_stages.errors import UsageError
 
 HOST = "127.0.0.1"
 HOSTS = [HOST, "localhost"]

@@ -12,12 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
-from stages.errors import UsageError, not_a_folder
+from composer_stages.errors import UsageError, not_a_folder
 
 
 def complete_runs(ctx: typer.Context) -> list[str]:
     """Return the names of all runs, and of the stages that have one: a stage's name selects its latest run."""
-    from stages.runs import catalog
+    from composer_stages.runs import catalog
 
     names = [catalog.name(path) for path in catalog.folders(_artifacts(ctx))]
     return [*dict.fromkeys(name.partition("/")[0] for name in names), *names]
@@ -25,9 +25,9 @@ def complete_runs(ctx: typer.Context) -> list[str]:
 
 def complete_rollouts(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the ids of the rollouts of the run that was typed before, of those that hold what was typed."""
-    from stages.errors import ComposerError
-    from stages.runs import catalog, queries
-    from stages.runs.run import Run
+    from composer_stages.errors import ComposerError
+    from composer_stages.runs import catalog, queries
+    from composer_stages.runs.run import Run
 
     try:
         return queries.rollout_ids(Run(catalog.find(_artifacts(ctx), ctx.params["run"])), incomplete)
@@ -48,9 +48,9 @@ def _artifacts(ctx: typer.Context) -> Path:
 def complete_settings(ctx: typer.Context) -> Iterator[str]:
     """Yield `KEY=` for every setting of the stage; of a preset's entries both `KEY=` and `ENTRY.KEY=`."""
     from composer_cli.preset import load_preset
-    from stages.errors import ComposerError
-    from stages.runs import settings
-    from stages.runs.stage import load_stage
+    from composer_stages.errors import ComposerError
+    from composer_stages.runs import settings
+    from composer_stages.runs.stage import load_stage
 
     command: Any = ctx.command
     if hasattr(command, "settings_keys"):
@@ -85,7 +85,7 @@ def complete_executors() -> list[str]:
 
 def complete_environments() -> list[str]:
     """Return the names of the registered environments."""
-    from stages import envs
+    from composer_stages import envs
 
     return sorted(envs.ENVIRONMENTS)
 

@@ -1,15 +1,15 @@
 """Several stages at once, each in a process of its own. Progress stays visible; signals reach all of them.
 
-As many run as there are cores, and of those that load a model as there are GPUs (`stages.backends.devices`): each gets
-its own through CUDA_VISIBLE_DEVICES, and the others wait.
+As many run as there are cores, and of those that load a model as there are GPUs (`composer_stages.backends.devices`):
+each gets its own through CUDA_VISIBLE_DEVICES, and the others wait.
 
 Children live in sessions of their own, so that a terminal's Ctrl-C reaches only this process, which passes it on: they
 drain at the first signal, and are killed `END_S` after the second. A child whose parent is gone stops when it next
 reports, with everything finished on disk. They are forked by a server that has imported what their stages name in
 `preload`, which can take longer than a small stage itself.
 
-`stages.backends.engine` also runs processes, for the units of one stage: its workers ignore signals, report no progress
-and are replaced when they die, so the two share nothing but `multiprocessing`.
+`composer_stages.backends.engine` also runs processes, for the units of one stage: its workers ignore signals, report no
+progress and are replaced when they die, so the two share nothing but `multiprocessing`.
 """
 
 import multiprocessing
@@ -28,15 +28,15 @@ from multiprocessing.process import BaseProcess
 
 from composer_cli.call import Arguments, StageJob, announce_start, ending
 from composer_cli.console import Console, Listener, Watch
-from stages.backends import devices, resources
-from stages.errors import ComposerError
-from stages.runs import runner
-from stages.runs.runner import Result
-from stages.runs.stage import load_stage
-from stages.stopping import Dropped, Interrupted, handling, on_signals, stopped_by
+from composer_stages.backends import devices, resources
+from composer_stages.errors import ComposerError
+from composer_stages.runs import runner
+from composer_stages.runs.runner import Result
+from composer_stages.runs.stage import load_stage
+from composer_stages.stopping import Dropped, Interrupted, handling, on_signals, stopped_by
 
 END_S = 2.0
-"""Seconds that processes have to end after the second signal, of `stages.stopping.GRACE_S` of this process."""
+"""Seconds that processes have to end after the second signal, of `composer_stages.stopping.GRACE_S` of this process."""
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,23 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 
 from composer_cli.trust import require_trusted_servers
-from stages.backends import engine
-from stages.errors import UsageError, refusal
-from stages.policy.base import VLLM
-from stages.runs.settings import FileTree, Settings, StageConfig, Tree, build, known, merge, nested, origin, read_file
-from stages.runs.stage import load_stage, read_files
-from stages.words import Sentence
+from composer_stages.backends import engine
+from composer_stages.errors import UsageError, refusal
+from composer_stages.policy.base import VLLM
+from composer_stages.runs.settings import (
+    FileTree,
+    Settings,
+    StageConfig,
+    Tree,
+    build,
+    known,
+    merge,
+    nested,
+    origin,
+    read_file,
+)
+from composer_stages.runs.stage import load_stage, read_files
+from composer_stages.words import Sentence
 
 SHIPPED = Path(__file__).parent / "presets"
 EXAMPLES = Path(__file__).parent / "examples"

@@ -19,10 +19,10 @@ from typing import Any, TextIO
 import orjson
 import typer
 
-from stages.errors import ComposerError, UsageError
-from stages.layout import STEERING, WORD, escape_control_characters, folded, width
-from stages.redaction import redacted
-from stages.words import Sentence
+from composer_stages.errors import ComposerError, UsageError
+from composer_stages.layout import STEERING, WORD, escape_control_characters, folded, width
+from composer_stages.redaction import redacted
+from composer_stages.words import Sentence
 
 FAILED, USAGE = 1, 2
 """Exit codes that no exception carries itself."""
@@ -192,7 +192,7 @@ def is_output_failure(error: BaseException) -> bool:
 @contextmanager
 def interrupt_leaves(sentence: str) -> Iterator[None]:
     """Tell by this sentence what an interrupt leaves, in a command that is not a run but leaves something."""
-    from stages.stopping import Interrupted
+    from composer_stages.stopping import Interrupted
 
     try:
         yield
@@ -208,7 +208,7 @@ def sentence_and_code(error: BaseException, *, resumes: bool = False) -> tuple[s
     The codes: 1 failed, 2 usage or refusal, 3 incomplete but saved, or a server that does not answer, 4 bad input;
     129 SIGHUP, 130 Ctrl-C, 143 SIGTERM.
     """
-    from stages.stopping import Interrupted
+    from composer_stages.stopping import Interrupted
 
     if isinstance(error, (KeyboardInterrupt, Interrupted)):
         number = int(getattr(error, "signal_number", signal.SIGINT))

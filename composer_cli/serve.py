@@ -15,16 +15,16 @@ from typing import Any, NoReturn
 from composer_cli.console import Console
 from composer_cli.loopback import bound
 from composer_cli.printing import print_json, print_text
-from stages.errors import BadInput, UsageError
-from stages.policy import adapters, base, require_source
-from stages.policy.base import VLLM, PolicyConfig
-from stages.policy.server import interpreter, start
-from stages.runs import catalog, settings
-from stages.runs.kinds import CHECKPOINT
-from stages.runs.run import Run
-from stages.runs.store import folder_name
-from stages.stopping import Interrupted, on_signals
-from stages.words import Sentence
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.policy import adapters, base, require_source
+from composer_stages.policy.base import VLLM, PolicyConfig
+from composer_stages.policy.server import interpreter, start
+from composer_stages.runs import catalog, settings
+from composer_stages.runs.kinds import CHECKPOINT
+from composer_stages.runs.run import Run
+from composer_stages.runs.store import folder_name
+from composer_stages.stopping import Interrupted, on_signals
+from composer_stages.words import Sentence
 
 POLL_S = 1.0
 SHAPING = ("temperature", "max_tokens", "chat_template_kwargs", "tool_calls")
@@ -61,7 +61,7 @@ def serve(text: str, port: int, words: Sequence[str], artifacts: Path, console: 
 
 def serve_with_vllm(config: PolicyConfig, logs: Path, port: int, console: Console, as_json: bool) -> NoReturn:
     """Start a vLLM server and keep it running until a signal, which is raised."""
-    from stages.training.plan import RANK  # the adapter rank of trainings on this server by default
+    from composer_stages.training.plan import RANK  # the adapter rank of trainings on this server by default
 
     if port:  # what is taken is said now, and no other program's server is mistaken for this one
         bound(port).close()
@@ -89,7 +89,7 @@ def serve_in_process(config: PolicyConfig, port: int, console: Console, as_json:
     with bound(port) as listener:
         with console.watching() as watch:
             from composer_cli.completions import Sampler, listening  # imports torch
-            from stages.policy.local import LocalPolicy
+            from composer_stages.policy.local import LocalPolicy
 
             policy = LocalPolicy.open(local, listener=watch.listener("serve"))
         sampler = Sampler(policy)

@@ -16,9 +16,9 @@ from typer.models import OptionInfo
 from composer_cli import options
 from composer_cli.help import ALL, HelpCommand
 from composer_cli.printing import interrupt_leaves, print_json, reporting_errors
-from stages import STAGES, command_words
-from stages.errors import UsageError, refusal
-from stages.words import Sentence
+from composer_stages import STAGES, command_words
+from composer_stages.errors import UsageError, refusal
+from composer_stages.words import Sentence
 
 Declared = dict[str, tuple[Any, Any]]
 """The options of a command: by their names in Python, the annotation that typer reads, and the default."""
@@ -49,7 +49,7 @@ class StageCommand(HelpCommand):
     @property
     def loaded(self) -> Any:
         """Return the stage, imported."""
-        from stages.runs.stage import load_stage
+        from composer_stages.runs.stage import load_stage
 
         return load_stage(self.stage)
 
@@ -74,7 +74,7 @@ class StageCommand(HelpCommand):
 
     def settings_keys(self) -> list[str]:
         """Return the keys of the stage's settings, also for completion in a shell."""
-        from stages.runs.settings import known
+        from composer_stages.runs.settings import known
 
         return [name for name, _ in known(self.loaded.config)]
 
@@ -92,10 +92,10 @@ class StageCommand(HelpCommand):
         from composer_cli import call
         from composer_cli.console import Console
         from composer_cli.preset import describe_unlike_presets
-        from stages.runs import catalog
-        from stages.runs.activity import on_activity
-        from stages.runs.run import Run
-        from stages.runs.stage import read_for_stage, with_inherited
+        from composer_stages.runs import catalog
+        from composer_stages.runs.activity import on_activity
+        from composer_stages.runs.run import Run
+        from composer_stages.runs.stage import read_for_stage, with_inherited
 
         values, stage = ctx.params, self.stage
         # Neither a plan nor a dry run makes a run that --resume could continue.
@@ -134,7 +134,7 @@ class StageCommand(HelpCommand):
 
 def of_fields(model: Any) -> Declared:
     """Return the options that fields of a model are: those that carry one of typer's, with their text as its help."""
-    from stages.runs.settings import describe
+    from composer_stages.runs.settings import describe
 
     describe(model)
     declared: Declared = {}
@@ -150,7 +150,7 @@ def of_fields(model: Any) -> Declared:
 
 def of_settings(config: Any) -> Declared:
     """Return the options that settings of a stage are, each short for one of --set."""
-    from stages.runs.settings import options as marked
+    from composer_stages.runs.settings import options as marked
 
     declared: Declared = {}
     for key, field, mark in marked(config):
@@ -197,8 +197,8 @@ def read_arguments(model: Any, values: Mapping[str, Any]) -> Any:
 
 def typed_settings(stage: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the settings that options and --set stand for, the latter above the former."""
-    from stages.runs import settings
-    from stages.runs.stage import load_stage
+    from composer_stages.runs import settings
+    from composer_stages.runs.stage import load_stage
 
     loaded = load_stage(stage)
     short = {key: values.get(key.rpartition(".")[2]) for key, _, _ in settings.options(loaded.config)}
@@ -212,7 +212,7 @@ def read_positionals(stage: str, words: Sequence[str]) -> tuple[list[dict[str, A
 
     An example is `composer export FORMAT RUN`. Raises `UsageError` when there are too many words.
     """
-    from stages.runs.settings import nested
+    from composer_stages.runs.settings import nested
 
     meanings = STAGES[stage].positionals
     if meanings == ("paths",):
@@ -259,7 +259,7 @@ class ChainCommand(HelpCommand):
         from composer_cli.console import Console
         from composer_cli.executors import base, jobs
         from composer_cli.preset import configure_preset, load_preset, read_for_preset
-        from stages.runs.settings import assignment
+        from composer_stages.runs.settings import assignment
 
         values = ctx.params
         with reporting_errors(json=values["json"], verbose=values["verbose"], resumes=not values["dry_run"]):

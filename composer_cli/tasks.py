@@ -16,13 +16,13 @@ import typer
 from composer_cli import options
 from composer_cli.help import CommandGroup
 from composer_cli.printing import interrupt_leaves, print_result, reports_errors, say, sentence_and_code
-from stages.errors import BadInput, Incomplete, UsageError
-from stages.layout import counted
-from stages.words import Sentence
+from composer_stages.errors import BadInput, Incomplete, UsageError
+from composer_stages.layout import counted
+from composer_stages.words import Sentence
 
 if TYPE_CHECKING:
-    from stages.envs.swe.env import WayToRun
-    from stages.envs.task_checks import TaskCheck, TaskChecksConfig
+    from composer_stages.envs.swe.env import WayToRun
+    from composer_stages.envs.task_checks import TaskCheck, TaskChecksConfig
 
 COLOURS = {"ok": 32, "fails": 31, "empty": 31, "flaky": 31, "forgeable": 33, "error": 31}
 Words = Annotated[
@@ -51,9 +51,9 @@ def check(
     played. Ctrl-C prints the tasks that were checked by then.
     """
     from composer_cli.console import Console
-    from stages.envs import task_checks
-    from stages.runs.activity import Notice
-    from stages.stopping import Interrupted
+    from composer_stages.envs import task_checks
+    from composer_stages.runs.activity import Notice
+    from composer_stages.stopping import Interrupted
 
     configuration = configured("tasks check", path, env, config, set_, limit, seed)
     console, checks, interrupted = Console(quiet), list["TaskCheck"](), None
@@ -111,8 +111,8 @@ def convert(
 ) -> None:
     """Write tasks as folders in Harbor's format, each with its verifier and its solution."""
     from composer_cli.console import Console
-    from stages.envs import task_checks
-    from stages.envs.harbor import write as harbor
+    from composer_stages.envs import task_checks
+    from composer_stages.envs.harbor import write as harbor
 
     if to is None or to[0] != harbor.FORMAT:
         raise UsageError("cli.convert-without-folder")
@@ -144,8 +144,8 @@ def configured(
     seed: int | None,
 ) -> "TaskChecksConfig":
     """Return the configuration that the words of a command make; a path names its environment by what it holds."""
-    from stages.envs.task_checks import TaskChecksConfig
-    from stages.runs import settings
+    from composer_stages.envs.task_checks import TaskChecksConfig
+    from composer_stages.runs import settings
 
     if path is None and env is None:
         raise UsageError("cli.no-tasks-given")
@@ -164,7 +164,7 @@ def _document(check: "TaskCheck") -> dict[str, Any]:
 
 def _page(checks: "list[TaskCheck]", counts: Mapping[str, int], *, forged: bool) -> str:
     """Return a table of the tasks that are not ok, and how many there are of each kind."""
-    from stages.layout import aligned
+    from composer_stages.layout import aligned
 
     rows = [(task.task_id, task.split, task.verdict, task.reason) for task in checks if task.verdict != "ok"]
     table = aligned(rows, ("task", "split", "verdict", "reason")) if rows else ""
@@ -191,10 +191,10 @@ def check_swe(
 
     Exit code 0 where `collect` can begin with these settings, 3 where something is missing.
     """
-    from stages.envs import load
-    from stages.envs.config import EnvStageConfig
-    from stages.envs.swe.env import SweEnv
-    from stages.runs import settings
+    from composer_stages.envs import load
+    from composer_stages.envs.config import EnvStageConfig
+    from composer_stages.envs.swe.env import SweEnv
+    from composer_stages.runs import settings
 
     layers = [{"env": {"name": SweEnv.name, "split": "eval"}}, *map(settings.assignment, set_ or [])]
     config = settings.build("swe check", EnvStageConfig, layers)

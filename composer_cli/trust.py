@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from stages.data_files import load_toml
-from stages.errors import UsageError
-from stages.runs.settings import StageConfig, Tree, expanded, parts
+from composer_stages.data_files import load_toml
+from composer_stages.errors import UsageError
+from composer_stages.runs.settings import StageConfig, Tree, expanded, parts
 
 PROVIDERS: dict[str, str] = load_toml(__package__, "providers.toml")
 """The domain of the provider whose key a variable holds, by the variable; `*` is a region."""

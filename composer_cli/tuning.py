@@ -19,13 +19,13 @@ from composer_cli import chain
 from composer_cli.call import Arguments
 from composer_cli.console import Console
 from composer_cli.preset import Preset, PresetEntry
-from stages.errors import InfrastructureError, UsageError
-from stages.evaluation.outcomes import PASSED, items_table, select_arm, task_mean, without_twins
-from stages.runs import settings, store
-from stages.runs.display import percent
-from stages.runs.kinds import EVAL_ITEM, Row
-from stages.runs.run import Run
-from stages.runs.settings import StageConfig
+from composer_stages.errors import InfrastructureError, UsageError
+from composer_stages.evaluation.outcomes import PASSED, items_table, select_arm, task_mean, without_twins
+from composer_stages.runs import settings, store
+from composer_stages.runs.display import percent
+from composer_stages.runs.kinds import EVAL_ITEM, Row
+from composer_stages.runs.run import Run
+from composer_stages.runs.settings import StageConfig
 
 Config = TypeVar("Config", bound=StageConfig)
 TRIAL_SEED, TASK_SEED = 1_000_003, 2_000_003

@@ -29,7 +29,7 @@ stage_functions.py - a stage as a function: its arguments, signature and help
 deferred.py        - names of a module that are imported when they are first used
 
 What a package of your own builds on, each a module to import from. In the source tree, and nowhere else, the same
-things lie in `stages`; an installed Composer has no package of that name.
+things lie in `composer_stages`; an installed Composer has no package of that name.
 
 environments.py    - environments: what one is, questions with one right answer, the names after `--env`
 grading.py         - verdicts on functions that a model wrote, executed in the sandbox

@@ -9,10 +9,10 @@ The table is here without torch; what a channel is made of imports it.
 from typing import TYPE_CHECKING
 
 from composer_post_training.deferred import deferred
-from stages.training.channels import CHANNELS as CHANNELS, ChannelSpec as ChannelSpec
+from composer_stages.training.channels import CHANNELS as CHANNELS, ChannelSpec as ChannelSpec
 
 if TYPE_CHECKING:
-    from stages.training.channels.base import (
+    from composer_stages.training.channels.base import (
         Channel as Channel,
         ChannelLoss as ChannelLoss,
         Metric as Metric,
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
         ScoredRows as ScoredRows,
         SourceInputs as SourceInputs,
     )
-    from stages.training.channels.hints import HintedRows as HintedRows, HintSource as HintSource
-    from stages.training.channels.opd import TaughtRows as TaughtRows, TaughtSource as TaughtSource
-    from stages.training.channels.pairs import PairRows as PairRows, PairSource as PairSource
-    from stages.training.channels.rollouts import RolloutRows as RolloutRows, RolloutSource as RolloutSource
-    from stages.training.config import Config as Config
+    from composer_stages.training.channels.hints import HintedRows as HintedRows, HintSource as HintSource
+    from composer_stages.training.channels.opd import TaughtRows as TaughtRows, TaughtSource as TaughtSource
+    from composer_stages.training.channels.pairs import PairRows as PairRows, PairSource as PairSource
+    from composer_stages.training.channels.rollouts import RolloutRows as RolloutRows, RolloutSource as RolloutSource
+    from composer_stages.training.config import Config as Config
 else:
     __getattr__ = deferred(
         __name__,
         {
-            "stages.training.channels.base": (
+            "composer_stages.training.channels.base": (
                 "Channel",
                 "ChannelLoss",
                 "Metric",
@@ -37,10 +37,10 @@ else:
                 "ScoredRows",
                 "SourceInputs",
             ),
-            "stages.training.channels.hints": ("HintedRows", "HintSource"),
-            "stages.training.channels.opd": ("TaughtRows", "TaughtSource"),
-            "stages.training.channels.pairs": ("PairRows", "PairSource"),
-            "stages.training.channels.rollouts": ("RolloutRows", "RolloutSource"),
-            "stages.training.config": ("Config",),
+            "composer_stages.training.channels.hints": ("HintedRows", "HintSource"),
+            "composer_stages.training.channels.opd": ("TaughtRows", "TaughtSource"),
+            "composer_stages.training.channels.pairs": ("PairRows", "PairSource"),
+            "composer_stages.training.channels.rollouts": ("RolloutRows", "RolloutSource"),
+            "composer_stages.training.config": ("Config",),
         },
     )

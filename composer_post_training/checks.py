@@ -1,6 +1,6 @@
 """Checks of the gradient probe: a statistic, a threshold and a status; too little data is never a pass."""
 
-from stages.probe.checks.check import (
+from composer_stages.probe.checks.check import (
     CHECKS as CHECKS,
     Check as Check,
     Finding as Finding,

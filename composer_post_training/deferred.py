@@ -1,9 +1,9 @@
 """Names of a module that are imported when they are first used, for what defines them takes long or is not installed.
 
 if TYPE_CHECKING:
-    from stages.training.channels.base import Channel
+    from composer_stages.training.channels.base import Channel
 else:
-    __getattr__ = deferred(__name__, {"stages.training.channels.base": ("Channel",)})
+    __getattr__ = deferred(__name__, {"composer_stages.training.channels.base": ("Channel",)})
 """
 
 from collections.abc import Callable, Collection, Mapping

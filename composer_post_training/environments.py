@@ -14,8 +14,13 @@ InfrastructureError`.
 from typing import TYPE_CHECKING
 
 from composer_post_training.deferred import deferred
-from stages.envs import ENVIRONMENTS as ENVIRONMENTS, Registered as Registered, load as load, register as register
-from stages.envs.base import (
+from composer_stages.envs import (
+    ENVIRONMENTS as ENVIRONMENTS,
+    Registered as Registered,
+    load as load,
+    register as register,
+)
+from composer_stages.envs.base import (
     ComparesOutcomes as ComparesOutcomes,
     Environment as Environment,
     Grade as Grade,
@@ -33,46 +38,46 @@ from stages.envs.base import (
     TurnFault as TurnFault,
     Work as Work,
 )
-from stages.messages import Message as Message
-from stages.terms import Ground as Ground, SamplingUnit as SamplingUnit
+from composer_stages.messages import Message as Message
+from composer_stages.terms import Ground as Ground, SamplingUnit as SamplingUnit
 
 if TYPE_CHECKING:
-    from stages.envs.answered import AnsweredEnv as AnsweredEnv, Question as Question
-    from stages.envs.bash import (
+    from composer_stages.envs.answered import AnsweredEnv as AnsweredEnv, Question as Question
+    from composer_stages.envs.bash import (
         ActionError as ActionError,
         ShellEnvironment as ShellEnvironment,
         fenced as fenced,
         parse_bash as parse_bash,
     )
-    from stages.envs.code.env import CodeEnv as CodeEnv
-    from stages.envs.feature_deletion.env import FeatureDeletionEnv as FeatureDeletionEnv
-    from stages.envs.gsm8k.env import Gsm8kEnv as Gsm8kEnv
-    from stages.envs.harbor.env import HarborEnv as HarborEnv
-    from stages.envs.kata.env import KataEnv as KataEnv
-    from stages.envs.leetcode_rh.env import LeetcodeRhEnv as LeetcodeRhEnv
-    from stages.envs.skills.env import SkillsEnv as SkillsEnv
-    from stages.envs.skills.reasoning_gym import ReasoningGymEnv as ReasoningGymEnv
-    from stages.envs.swe.env import SweEnv as SweEnv
-    from stages.envs.swe.mini import SweMiniEnv as SweMiniEnv
-    from stages.envs.task_table import TooManyTasks as TooManyTasks
-    from stages.envs.tasks.env import TasksEnv as TasksEnv
+    from composer_stages.envs.code.env import CodeEnv as CodeEnv
+    from composer_stages.envs.feature_deletion.env import FeatureDeletionEnv as FeatureDeletionEnv
+    from composer_stages.envs.gsm8k.env import Gsm8kEnv as Gsm8kEnv
+    from composer_stages.envs.harbor.env import HarborEnv as HarborEnv
+    from composer_stages.envs.kata.env import KataEnv as KataEnv
+    from composer_stages.envs.leetcode_rh.env import LeetcodeRhEnv as LeetcodeRhEnv
+    from composer_stages.envs.skills.env import SkillsEnv as SkillsEnv
+    from composer_stages.envs.skills.reasoning_gym import ReasoningGymEnv as ReasoningGymEnv
+    from composer_stages.envs.swe.env import SweEnv as SweEnv
+    from composer_stages.envs.swe.mini import SweMiniEnv as SweMiniEnv
+    from composer_stages.envs.task_table import TooManyTasks as TooManyTasks
+    from composer_stages.envs.tasks.env import TasksEnv as TasksEnv
 else:
     __getattr__ = deferred(
         __name__,
         {
-            "stages.envs.answered": ("AnsweredEnv", "Question"),
-            "stages.envs.bash": ("ActionError", "ShellEnvironment", "fenced", "parse_bash"),
-            "stages.envs.code.env": ("CodeEnv",),
-            "stages.envs.feature_deletion.env": ("FeatureDeletionEnv",),
-            "stages.envs.gsm8k.env": ("Gsm8kEnv",),
-            "stages.envs.harbor.env": ("HarborEnv",),
-            "stages.envs.kata.env": ("KataEnv",),
-            "stages.envs.leetcode_rh.env": ("LeetcodeRhEnv",),
-            "stages.envs.skills.env": ("SkillsEnv",),
-            "stages.envs.skills.reasoning_gym": ("ReasoningGymEnv",),
-            "stages.envs.swe.env": ("SweEnv",),
-            "stages.envs.swe.mini": ("SweMiniEnv",),
-            "stages.envs.task_table": ("TooManyTasks",),
-            "stages.envs.tasks.env": ("TasksEnv",),
+            "composer_stages.envs.answered": ("AnsweredEnv", "Question"),
+            "composer_stages.envs.bash": ("ActionError", "ShellEnvironment", "fenced", "parse_bash"),
+            "composer_stages.envs.code.env": ("CodeEnv",),
+            "composer_stages.envs.feature_deletion.env": ("FeatureDeletionEnv",),
+            "composer_stages.envs.gsm8k.env": ("Gsm8kEnv",),
+            "composer_stages.envs.harbor.env": ("HarborEnv",),
+            "composer_stages.envs.kata.env": ("KataEnv",),
+            "composer_stages.envs.leetcode_rh.env": ("LeetcodeRhEnv",),
+            "composer_stages.envs.skills.env": ("SkillsEnv",),
+            "composer_stages.envs.skills.reasoning_gym": ("ReasoningGymEnv",),
+            "composer_stages.envs.swe.env": ("SweEnv",),
+            "composer_stages.envs.swe.mini": ("SweMiniEnv",),
+            "composer_stages.envs.task_table": ("TooManyTasks",),
+            "composer_stages.envs.tasks.env": ("TasksEnv",),
         },
     )

@@ -4,15 +4,15 @@
 mine = "my_package.mine"  # a module with READERS
 """
 
-from stages.formats import FORMATS as FORMATS, Format as Format
-from stages.formats.base import (
+from composer_stages.formats import FORMATS as FORMATS, Format as Format
+from composer_stages.formats.base import (
     Drop as Drop,
     ImportedTurn as ImportedTurn,
     Origin as Origin,
     Reader as Reader,
     Trajectory as Trajectory,
 )
-from stages.formats.transcripts import (
+from composer_stages.formats.transcripts import (
     ExportedTranscript as ExportedTranscript,
     ExportedTurn as ExportedTurn,
     File as File,
@@ -20,4 +20,4 @@ from stages.formats.transcripts import (
     json_lines as json_lines,
     small_file as small_file,
 )
-from stages.rollouts.missing import Fact as Fact
+from composer_stages.rollouts.missing import Fact as Fact

@@ -3,4 +3,4 @@
 `Grade`, the verdict on a rollout, is one of `composer_post_training.environments`.
 """
 
-from stages.sandbox import Answer as Answer, Answers as Answers, Call as Call, judge as judge, match as match
+from composer_stages.sandbox import Answer as Answer, Answers as Answers, Call as Call, judge as judge, match as match

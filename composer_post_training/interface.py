@@ -32,48 +32,48 @@ from composer_post_training.stage_functions import (
     folders_of_runs,
 )
 from composer_post_training.words import PYTHON, errors_in_python, function_name
-from stages import STAGES
-from stages.errors import (
+from composer_stages import STAGES
+from composer_stages.errors import (
     BadInput as BadInput,
     ComposerError as ComposerError,
     Incomplete as Incomplete,
     InfrastructureError as InfrastructureError,
     UsageError as UsageError,
 )
-from stages.layout import age
-from stages.runs import catalog, settings
-from stages.runs.display import Table as Table
-from stages.runs.run import Run
-from stages.runs.stage import Plan as Plan
-from stages.runs.tables import Scan as Scan
-from stages.words import in_interface
+from composer_stages.layout import age
+from composer_stages.runs import catalog, settings
+from composer_stages.runs.display import Table as Table
+from composer_stages.runs.run import Run
+from composer_stages.runs.stage import Plan as Plan
+from composer_stages.runs.tables import Scan as Scan
+from composer_stages.words import in_interface
 
 if TYPE_CHECKING:
     # What a type checker and an editor read of each stage: its settings and `Arguments`, as one set of keywords.
     from pydantic import Field
 
-    from stages.arms.config import Config as _Evaluate
-    from stages.collect import Config as _Collect
-    from stages.comparison.config import Config as _Compare
-    from stages.curriculum import Config as _Curriculum
-    from stages.export import Config as _Export
-    from stages.formats.config import Config as _Import
-    from stages.integrations.config import Config as _Frameworks
-    from stages.make_tasks import Config as _Tasks
-    from stages.normalize import Config as _Normalize
-    from stages.pairs.config import Config as _ExtractPairs
-    from stages.probe.compare import Config as _ProbeCompare
-    from stages.probe.extract_vhack import Config as _ProbeExtractVhack
-    from stages.probe.plot import Config as _ProbePlot
-    from stages.probe.score import Config as _ProbeScore
-    from stages.probe.settings import ReplayConfig as _ProbeReplay
-    from stages.probe.start import Config as _ProbeStart
-    from stages.probe.svd import Config as _ProbeSvd
-    from stages.probe.teacher_pool import Config as _ProbeTeacherPool
-    from stages.probe.uat import Config as _ProbeUat
-    from stages.probe.watch import Config as _ProbeWatch
-    from stages.teachers.config import Config as _ReplayTeachers
-    from stages.training.config import Config as _Train
+    from composer_stages.arms.config import Config as _Evaluate
+    from composer_stages.collect import Config as _Collect
+    from composer_stages.comparison.config import Config as _Compare
+    from composer_stages.curriculum import Config as _Curriculum
+    from composer_stages.export import Config as _Export
+    from composer_stages.formats.config import Config as _Import
+    from composer_stages.integrations.config import Config as _Frameworks
+    from composer_stages.make_tasks import Config as _Tasks
+    from composer_stages.normalize import Config as _Normalize
+    from composer_stages.pairs.config import Config as _ExtractPairs
+    from composer_stages.probe.compare import Config as _ProbeCompare
+    from composer_stages.probe.extract_vhack import Config as _ProbeExtractVhack
+    from composer_stages.probe.plot import Config as _ProbePlot
+    from composer_stages.probe.score import Config as _ProbeScore
+    from composer_stages.probe.settings import ReplayConfig as _ProbeReplay
+    from composer_stages.probe.start import Config as _ProbeStart
+    from composer_stages.probe.svd import Config as _ProbeSvd
+    from composer_stages.probe.teacher_pool import Config as _ProbeTeacherPool
+    from composer_stages.probe.uat import Config as _ProbeUat
+    from composer_stages.probe.watch import Config as _ProbeWatch
+    from composer_stages.teachers.config import Config as _ReplayTeachers
+    from composer_stages.training.config import Config as _Train
 
     def _function(words: Callable[P, Any], returns: type[R]) -> StageFunction[P, R]: ...
 
@@ -288,7 +288,7 @@ def job(name: str, artifacts: Path | str = "artifacts") -> Job:
     >>> composer.job("demo")
     Traceback (most recent call last):
     ...
-    stages.errors.BadInput: No job 'demo' was submitted from artifacts. `runs()` lists those that were.
+    composer_stages.errors.BadInput: No job 'demo' was submitted from artifacts. `runs()` lists those that were.
     """
     from composer_cli.executors import jobs
 
@@ -337,8 +337,8 @@ def query(sql: str, *runs: Run, artifacts: Path | str = "artifacts") -> Table:
     >>> answer[0]
     {'n': 2, 'mean': 1.0}
     """
-    from stages.runs import index
-    from stages.runs.sql import pooled, run_sql, sql_query
+    from composer_stages.runs import index
+    from composer_stages.runs.sql import pooled, run_sql, sql_query
 
     with errors_in_python():
         folders_of_runs(runs)

@@ -1,6 +1,6 @@
 """Kinds of records that runs hold: each has a name, a version and its columns."""
 
-from stages.runs.kinds import (
+from composer_stages.runs.kinds import (
     CHECKPOINT as CHECKPOINT,
     CONTINUATION as CONTINUATION,
     DIFFICULTY as DIFFICULTY,

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 from composer_post_training.deferred import deferred
 
 if TYPE_CHECKING:
-    from stages.integrations.openenv import (
+    from composer_stages.integrations.openenv import (
         EpisodeState as EpisodeState,
         Session as Session,
         TextAction as TextAction,
         TurnObservation as TurnObservation,
         app as app,
     )
-    from stages.integrations.openenv_client import ServedEnvironment as ServedEnvironment
+    from composer_stages.integrations.openenv_client import ServedEnvironment as ServedEnvironment
 else:
     __getattr__ = deferred(
         __name__,
         {
-            "stages.integrations.openenv": ("EpisodeState", "Session", "TextAction", "TurnObservation", "app"),
-            "stages.integrations.openenv_client": ("ServedEnvironment",),
+            "composer_stages.integrations.openenv": ("EpisodeState", "Session", "TextAction", "TurnObservation", "app"),
+            "composer_stages.integrations.openenv_client": ("ServedEnvironment",),
         },
     )

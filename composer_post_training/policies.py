@@ -4,8 +4,8 @@
 sglang = "my_package.sglang:SglangPolicy"  # opened for a model `sglang:Qwen/Qwen3-8B`
 """
 
-from stages.policy import KINDS as KINDS, ask_all as ask_all, kind_of as kind_of, open_policy as open_policy
-from stages.policy.base import (
+from composer_stages.policy import KINDS as KINDS, ask_all as ask_all, kind_of as kind_of, open_policy as open_policy
+from composer_stages.policy.base import (
     AsyncPolicy as AsyncPolicy,
     BatchPolicy as BatchPolicy,
     CountsTokens as CountsTokens,
@@ -17,5 +17,5 @@ from stages.policy.base import (
     Sample as Sample,
     Turn as Turn,
 )
-from stages.runs.ledger import Budget as Budget
-from stages.runs.run import Listener as Listener
+from composer_stages.runs.ledger import Budget as Budget
+from composer_stages.runs.run import Listener as Listener

@@ -10,13 +10,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from composer_post_training.deferred import deferred
-from stages.errors import UsageError
-from stages.integrations.prime_rl_hints import main as main
+from composer_stages.errors import UsageError
+from composer_stages.integrations.prime_rl_hints import main as main
 
 if TYPE_CHECKING:
-    from stages.integrations.prime_rl import composed_loss as composed_loss
+    from composer_stages.integrations.prime_rl import composed_loss as composed_loss
 else:
-    __getattr__ = deferred(__name__, {"stages.integrations.prime_rl": ("composed_loss",)})
+    __getattr__ = deferred(__name__, {"composer_stages.integrations.prime_rl": ("composed_loss",)})
 
 if __name__ == "__main__":
     try:

@@ -20,17 +20,17 @@ from composer_cli.show import rollout as shown_rollouts, text
 from composer_cli.show.rollout import of_row, read_rows
 from composer_cli.show.verdicts import describe_earlier_verdict
 from composer_post_training.words import PYTHON, errors_in_python
-from stages.errors import BadInput, UsageError
-from stages.evaluation.difference import Difference as Difference
-from stages.evaluation.document import read_differences
-from stages.layout import escape_control_characters, escape_line
-from stages.messages import Message
-from stages.rollouts.trace import pairs_with_states, states
-from stages.runs import store
-from stages.runs.display import Column, Table, plain
-from stages.runs.kinds import EVAL_ITEM, ROLLOUT, Row
-from stages.runs.run import Run
-from stages.words import in_interface
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.evaluation.difference import Difference as Difference
+from composer_stages.evaluation.document import read_differences
+from composer_stages.layout import escape_control_characters, escape_line
+from composer_stages.messages import Message
+from composer_stages.rollouts.trace import pairs_with_states, states
+from composer_stages.runs import store
+from composer_stages.runs.display import Column, Table, plain
+from composer_stages.runs.kinds import EVAL_ITEM, ROLLOUT, Row
+from composer_stages.runs.run import Run
+from composer_stages.words import in_interface
 
 if TYPE_CHECKING:
     import pandas

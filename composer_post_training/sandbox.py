@@ -1,6 +1,6 @@
 """The sandbox in which the commands of a model run: limits, what is visible there, results."""
 
-from stages.sandbox import (
+from composer_stages.sandbox import (
     KINDS as KINDS,
     CommandResult as CommandResult,
     Limits as Limits,

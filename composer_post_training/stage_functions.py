@@ -21,13 +21,13 @@ from composer_cli.console import Console
 from composer_cli.help import FEW, describe_settings
 from composer_post_training.results import OF_STAGE, ReadableRun, opened
 from composer_post_training.words import PYTHON, errors_in_python, function_name
-from stages import STAGES
-from stages.errors import UsageError
-from stages.runs import catalog, settings
-from stages.runs.run import Inputs, Run
-from stages.runs.settings import StageConfig, basic_settings
-from stages.runs.stage import Plan, load_stage, read_for_stage, with_inherited
-from stages.words import in_interface
+from composer_stages import STAGES
+from composer_stages.errors import UsageError
+from composer_stages.runs import catalog, settings
+from composer_stages.runs.run import Inputs, Run
+from composer_stages.runs.settings import StageConfig, basic_settings
+from composer_stages.runs.stage import Plan, load_stage, read_for_stage, with_inherited
+from composer_stages.words import in_interface
 
 Listener = Callable[[str, int, int], None]
 """Called with (what, units done, units in all); with 0 in all, `what` is a remark on the state of the work."""

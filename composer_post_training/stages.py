@@ -6,7 +6,7 @@
 `composer_post_training.kinds` has the kinds of records that stages read and write.
 """
 
-from stages import STAGES as STAGES, StageEntry as StageEntry
-from stages.runs.run import Inputs as Inputs, Run as Run, RunWriter as RunWriter, Slot as Slot
-from stages.runs.settings import Settings as Settings, StageConfig as StageConfig
-from stages.runs.stage import Plan as Plan, Stage as Stage
+from composer_stages import STAGES as STAGES, StageEntry as StageEntry
+from composer_stages.runs.run import Inputs as Inputs, Run as Run, RunWriter as RunWriter, Slot as Slot
+from composer_stages.runs.settings import Settings as Settings, StageConfig as StageConfig
+from composer_stages.runs.stage import Plan as Plan, Stage as Stage

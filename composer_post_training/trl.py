@@ -26,32 +26,32 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from composer_post_training.stage_functions import folders_of_runs
 from composer_post_training.words import errors_in_python
-from stages.backends.ranks import join
-from stages.errors import BadInput, UsageError
-from stages.gradients.per_row import MAX_TOKENS
-from stages.integrations.trl import (
+from composer_stages.backends.ranks import join
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.gradients.per_row import MAX_TOKENS
+from composer_stages.integrations.trl import (
     RolloutFunction as RolloutFunction,
     environment_reward as environment_reward,
     tool_environments as tool_environments,
 )
-from stages.policy.base import PolicyConfig
-from stages.probe.checks.alarm import CheckpointRollouts, alarm
-from stages.probe.statistics import codes
-from stages.probe.watching import Watcher
-from stages.rollouts.agent_loop import LiveRollout
-from stages.rollouts.trace import pairs_with_states
-from stages.runs import catalog
-from stages.runs.kinds import Row
-from stages.runs.run import Run
-from stages.runs.settings import build
-from stages.training.channels import CHANNELS
-from stages.training.channels.hints import HintedTurn, HintSource, SelfTeacher, spread, with_hint
-from stages.training.channels.pairs import PairSource, tokenise
-from stages.training.channels.rollouts import OwnRollout
-from stages.training.checkpoints import SourcesFollow
-from stages.training.config import Config, Hints
-from stages.training.scoring import Tree, require_head
-from stages.training.step import Channels, ComposedStep
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.probe.checks.alarm import CheckpointRollouts, alarm
+from composer_stages.probe.statistics import codes
+from composer_stages.probe.watching import Watcher
+from composer_stages.rollouts.agent_loop import LiveRollout
+from composer_stages.rollouts.trace import pairs_with_states
+from composer_stages.runs import catalog
+from composer_stages.runs.kinds import Row
+from composer_stages.runs.run import Run
+from composer_stages.runs.settings import build
+from composer_stages.training.channels import CHANNELS
+from composer_stages.training.channels.hints import HintedTurn, HintSource, SelfTeacher, spread, with_hint
+from composer_stages.training.channels.pairs import PairSource, tokenise
+from composer_stages.training.channels.rollouts import OwnRollout
+from composer_stages.training.checkpoints import SourcesFollow
+from composer_stages.training.config import Config, Hints
+from composer_stages.training.scoring import Tree, require_head
+from composer_stages.training.step import Channels, ComposedStep
 
 SIDES = ("chosen", "rejected")
 

@@ -6,6 +6,6 @@ verifiers imports a taskset by a plain name, so put a module on its path and nam
     from composer_post_training.verifiers import __all__
 """
 
-from stages.integrations.verifiers_served import ServedEnv as ServedEnv, ServedTaskset as ServedTaskset
+from composer_stages.integrations.verifiers_served import ServedEnv as ServedEnv, ServedTaskset as ServedTaskset
 
 __all__ = ["ServedEnv", "ServedTaskset"]

@@ -13,12 +13,12 @@ from typing import Any
 from composer_cli.call import Arguments, ChainArguments
 from composer_cli.printing import sentence_and_code
 from composer_cli.stage_command import read_positionals
-from stages import STAGES
-from stages.errors import ComposerError, UsageError
-from stages.runs import settings
-from stages.runs.stage import load_stage
-from stages.stopping import Interrupted
-from stages.words import CallOption, Command, FromRun, Remedy, Setting, in_interface, words_of_stage
+from composer_stages import STAGES
+from composer_stages.errors import ComposerError, UsageError
+from composer_stages.runs import settings
+from composer_stages.runs.stage import load_stage
+from composer_stages.stopping import Interrupted
+from composer_stages.words import CallOption, Command, FromRun, Remedy, Setting, in_interface, words_of_stage
 
 FLAGS = {
     name: field.annotation is bool for name, field in (ChainArguments.model_fields | Arguments.model_fields).items()

@@ -10,9 +10,9 @@ import typer
 
 from composer_cli.app import click_command
 from composer_cli.help import HelpCommand, described
-from stages import STAGES, command_words
-from stages.runs import kinds as record_kinds
-from stages.runs.stage import load_stage
+from composer_stages import STAGES, command_words
+from composer_stages.runs import kinds as record_kinds
+from composer_stages.runs.stage import load_stage
 
 
 def commands() -> str:

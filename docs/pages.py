@@ -2,7 +2,7 @@
 
 Links in the documents are paths in the repository, so that they work on the code host too; `relinked` rewrites them for
 the site. The reference is built and not kept in the repository: commands with their settings, tables with their
-columns, the Python interface, every benchmark record, and one page for each package of `stages`.
+columns, the Python interface, every benchmark record, and one page for each package of `composer_stages`.
 """
 
 import inspect
@@ -91,7 +91,7 @@ def built() -> dict[str, str]:
 
     import composer_post_training as composer
     from benchmarks import records
-    from stages import STAGES
+    from composer_stages import STAGES
 
     del sys.path[:2]
     functions = [getattr(composer, name) for stage in STAGES if hasattr(composer, name := stage.replace("-", "_"))]

@@ -38,8 +38,8 @@ probe/      - the gradient probe: its stages and their packages
 from dataclasses import dataclass
 from typing import Literal
 
-from stages.registry import Registry
-from stages.words import words_of_stage
+from composer_stages.registry import Registry
+from composer_stages.words import words_of_stage
 
 Group = Literal["pipeline", "beside", "probe"]
 
@@ -64,80 +64,94 @@ class StageEntry:
 STAGES: Registry[StageEntry] = Registry(
     "composer.stages",
     {
-        "collect": StageEntry("stages.collect", "Play a policy in an environment and keep every step."),
+        "collect": StageEntry("composer_stages.collect", "Play a policy in an environment and keep every step."),
         "replay-teachers": StageEntry(
-            "stages.replay_teachers", "Ask every teacher what it would have done at each step."
+            "composer_stages.replay_teachers", "Ask every teacher what it would have done at each step."
         ),
         "extract-pairs": StageEntry(
-            "stages.extract_pairs", "Turn disagreement with the teachers into preference pairs."
+            "composer_stages.extract_pairs", "Turn disagreement with the teachers into preference pairs."
         ),
-        "train": StageEntry("stages.train", "Train an arm: GRPO, with preference pairs or imitation in addition."),
-        "evaluate": StageEntry("stages.evaluate", "Compare trained arms on held-out tasks, with statistics."),
+        "train": StageEntry(
+            "composer_stages.train", "Train an arm: GRPO, with preference pairs or imitation in addition."
+        ),
+        "evaluate": StageEntry("composer_stages.evaluate", "Compare trained arms on held-out tasks, with statistics."),
         "import": StageEntry(
-            "stages.import_traces",
+            "composer_stages.import_traces",
             "Import rollouts that other programs wrote.",
             "beside",
             ("paths",),
             "[FORMAT] PATH...",
         ),
         "compare": StageEntry(
-            "stages.compare",
+            "composer_stages.compare",
             "Compare evaluation logs of any program, task by task: did B beat A?",
             "beside",
             ("paths",),
             "A B [C]...",
         ),
         "export": StageEntry(
-            "stages.export",
+            "composer_stages.export",
             "Write rollouts and pairs in the formats of other programs.",
             "beside",
             ("format", "run"),
             "FORMAT [RUN]",
         ),
         "tasks": StageEntry(
-            "stages.make_tasks",
+            "composer_stages.make_tasks",
             "Make tasks from any tested Python package by deleting features; `tasks check` checks tasks of your own.",
             "beside",
             ("env", "package"),
             "feature-deletion PACKAGE",
         ),
         "curriculum": StageEntry(
-            "stages.curriculum", "Order tasks by how often rollouts solved them.", "beside", ("run",), "[RUN]"
+            "composer_stages.curriculum", "Order tasks by how often rollouts solved them.", "beside", ("run",), "[RUN]"
         ),
         "normalize": StageEntry(
-            "stages.normalize", "Filter rollouts by a Data-Juicer recipe.", "beside", ("run",), "[RUN]"
+            "composer_stages.normalize", "Filter rollouts by a Data-Juicer recipe.", "beside", ("run",), "[RUN]"
         ),
         "frameworks": StageEntry(
-            "stages.compare_frameworks", "Compare rollouts through TRL with those of prime-rl or verifiers.", "beside"
+            "composer_stages.compare_frameworks",
+            "Compare rollouts through TRL with those of prime-rl or verifiers.",
+            "beside",
         ),
-        "probe-svd": StageEntry("stages.probe.svd", "Decompose the adapted weights of a model, once.", "probe"),
+        "probe-svd": StageEntry(
+            "composer_stages.probe.svd", "Decompose the adapted weights of a model, once.", "probe"
+        ),
         "probe-extract-vhack": StageEntry(
-            "stages.probe.extract_vhack", "Find the direction from clean to hacking answers in gradient space.", "probe"
+            "composer_stages.probe.extract_vhack",
+            "Find the direction from clean to hacking answers in gradient space.",
+            "probe",
         ),
         "probe-teacher-pool": StageEntry(
-            "stages.probe.teacher_pool",
+            "composer_stages.probe.teacher_pool",
             "Collect answers of a hacking teacher, with and without its hint, and of the base model.",
             "probe",
         ),
         "probe-replay": StageEntry(
-            "stages.probe.replay", "Train a student on the pool and measure every row's gradient.", "probe"
+            "composer_stages.probe.replay", "Train a student on the pool and measure every row's gradient.", "probe"
         ),
         "probe-score": StageEntry(
-            "stages.probe.score", "Score kept gradients against a direction and its placebos, without a model.", "probe"
+            "composer_stages.probe.score",
+            "Score kept gradients against a direction and its placebos, without a model.",
+            "probe",
         ),
-        "probe-uat": StageEntry("stages.probe.uat", "Run the checks T1 to T4 and say what they decide.", "probe"),
+        "probe-uat": StageEntry(
+            "composer_stages.probe.uat", "Run the checks T1 to T4 and say what they decide.", "probe"
+        ),
         "probe-start": StageEntry(
-            "stages.probe.start",
+            "composer_stages.probe.start",
             "Make a student that hacks sometimes, between an honest model and a hacking one.",
             "probe",
         ),
         "probe-compare": StageEntry(
-            "stages.probe.compare", "Compare LoRA with SVD, directions, or projected with vanilla trainings.", "probe"
+            "composer_stages.probe.compare",
+            "Compare LoRA with SVD, directions, or projected with vanilla trainings.",
+            "probe",
         ),
         "probe-watch": StageEntry(
-            "stages.probe.watch", "Watch a training run: do its updates turn toward a hack, and when?", "probe"
+            "composer_stages.probe.watch", "Watch a training run: do its updates turn toward a hack, and when?", "probe"
         ),
-        "probe-plot": StageEntry("stages.probe.plot", "Draw the probe's figures, as PNG and CSV.", "probe"),
+        "probe-plot": StageEntry("composer_stages.probe.plot", "Draw the probe's figures, as PNG and CSV.", "probe"),
     },
 )
 """Every stage by its name, in order. Whatever lists stages derives from this: commands, help, presets.

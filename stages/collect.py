@@ -10,22 +10,22 @@ from typing import Annotated
 
 from pydantic import Field
 
-from stages.envs.base import Task
-from stages.errors import Incomplete
-from stages.layout import counted
-from stages.policy import PolicyConfig, available, kind_of, scripted
-from stages.policy.base import BasicPolicy
-from stages.policy.serving import Serving
-from stages.rollouts import collection_checks, recording
-from stages.rollouts.agent_loop import LiveRollout, play_missing
-from stages.rollouts.collection_checks import Account
-from stages.rollouts.config import PlayingConfig
-from stages.runs import reporting, store
-from stages.runs.kinds import ROLLOUT, STEP, TASK, Row
-from stages.runs.run import Inputs, RunWriter
-from stages.runs.settings import BASIC
-from stages.runs.stage import Plan, Stage
-from stages.terms import grounds_in_words
+from composer_stages.envs.base import Task
+from composer_stages.errors import Incomplete
+from composer_stages.layout import counted
+from composer_stages.policy import PolicyConfig, available, kind_of, scripted
+from composer_stages.policy.base import BasicPolicy
+from composer_stages.policy.serving import Serving
+from composer_stages.rollouts import collection_checks, recording
+from composer_stages.rollouts.agent_loop import LiveRollout, play_missing
+from composer_stages.rollouts.collection_checks import Account
+from composer_stages.rollouts.config import PlayingConfig
+from composer_stages.runs import reporting, store
+from composer_stages.runs.kinds import ROLLOUT, STEP, TASK, Row
+from composer_stages.runs.run import Inputs, RunWriter
+from composer_stages.runs.settings import BASIC
+from composer_stages.runs.stage import Plan, Stage
+from composer_stages.terms import grounds_in_words
 
 
 class Config(PlayingConfig):

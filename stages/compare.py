@@ -5,8 +5,8 @@ intervals, the compared tasks, and one page. The exit code is that of `evaluate`
 of interest, 3 too few to say, 4 no comparison.
 """
 
-from stages.comparison.config import Config
-from stages.runs.stage import Stage, later
+from composer_stages.comparison.config import Config
+from composer_stages.runs.stage import Stage, later
 
 STAGE = Stage(
     name="compare",
@@ -16,5 +16,5 @@ STAGE = Stage(
 >>> logs.decision, logs.difference
 ('better', 0.5)""",
     config=Config,
-    **later("stages.comparison.stage", "plan", "run", "finish"),
+    **later("composer_stages.comparison.stage", "plan", "run", "finish"),
 )

@@ -8,8 +8,8 @@ cleaner. Both are held to the collection checks and to what training needs of a 
 over as not recorded. Writes `comparison.json` and the table in `report.txt`. The unit is a rollout through TRL.
 """
 
-from stages.integrations.config import Config
-from stages.runs.stage import Stage, later
+from composer_stages.integrations.config import Config
+from composer_stages.runs.stage import Stage, later
 
 STAGE = Stage(
     name="frameworks",
@@ -18,6 +18,6 @@ STAGE = Stage(
 >>> composer.frameworks.settings()["policy.temperature"]
 1.0""",
     config=Config,
-    **later("stages.integrations.frameworks", "plan", "run"),
+    **later("composer_stages.integrations.frameworks", "plan", "run"),
     limit_setting="tasks",
 )

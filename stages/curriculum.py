@@ -12,13 +12,13 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from stages.errors import BadInput, Incomplete
-from stages.runs.kinds import DIFFICULTY, ROLLOUT, TASK, Row
-from stages.runs.run import Inputs, RunWriter, Slot
-from stages.runs.settings import StageConfig
-from stages.runs.stage import Plan, Stage
-from stages.terms import TWIN
-from stages.words import Sentence
+from composer_stages.errors import BadInput, Incomplete
+from composer_stages.runs.kinds import DIFFICULTY, ROLLOUT, TASK, Row
+from composer_stages.runs.run import Inputs, RunWriter, Slot
+from composer_stages.runs.settings import StageConfig
+from composer_stages.runs.stage import Plan, Stage
+from composer_stages.terms import TWIN
+from composer_stages.words import Sentence
 
 ROLLOUT_COLUMNS = ["task_id", "hidden_pass", "model"]
 BANDS = ("none", "up to a quarter", "up to a half", "up to three quarters", "less than all", "all")
@@ -75,7 +75,7 @@ class MeasuredTask:
 
     def difficulty(self, position: int | None) -> Row:
         """Return the `difficulty` row of the task; `position`: its index in the curriculum."""
-        from stages.evaluation.inference import wilson  # imports numpy
+        from composer_stages.evaluation.inference import wilson  # imports numpy
 
         low, high = wilson(self.rate, self.graded) if self.rate is not None else (None, None)
         return {

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stages import words
+from composer_stages import words
 
 # What pydantic calls a value that has the wrong form, by its types of errors; all others are bounds and choices, which
 # it puts into words of its own ("Input should be greater than 0").

@@ -5,10 +5,10 @@ paired tests, a table and a chart. The unit is one rollout of one arm. The verdi
 1 INVALIDATED, 3 PARTIAL or UNDERPOWERED, 4 INVALID-RUN. Rollouts that are there already are compared by `compare`.
 """
 
-from stages.arms.config import Config
-from stages.runs.kinds import CHECKPOINT, EVAL_ITEM
-from stages.runs.run import Slot
-from stages.runs.stage import Stage, later
+from composer_stages.arms.config import Config
+from composer_stages.runs.kinds import CHECKPOINT, EVAL_ITEM
+from composer_stages.runs.run import Slot
+from composer_stages.runs.stage import Stage, later
 
 STAGE = Stage(
     name="evaluate",
@@ -22,7 +22,7 @@ STAGE = Stage(
     config=Config,
     inputs={"arms": Slot(CHECKPOINT, many=True, optional=True)},
     outputs={"eval_items": EVAL_ITEM},
-    **later("stages.arms.stage", "plan", "run", "work", "study", "inherit", "check_reads"),
+    **later("composer_stages.arms.stage", "plan", "run", "work", "study", "inherit", "check_reads"),
     at_end=("matplotlib.figure",),
     limit_setting="tasks",
     shows_progress=True,

@@ -14,20 +14,20 @@ from pathlib import Path
 from shutil import copytree
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from stages.envs import task_table
-from stages.envs.config import EnvStageConfig
-from stages.envs.harbor import write as harbor
-from stages.errors import BadInput, UsageError
-from stages.formats import FORMATS, hub, writer
-from stages.formats.transcripts import Transcripts
-from stages.layout import aligned, counted
-from stages.policy import adapters
-from stages.policy.adapters import CheckpointInfo
-from stages.policy.base import PolicyConfig
-from stages.runs.kinds import CHECKPOINT, PAIR, ROLLOUT, STEP, TASK, Kind
-from stages.runs.run import Inputs, Run, RunWriter, Slot
-from stages.runs.settings import Given, Option, StageConfig, basic_of, with_default
-from stages.runs.stage import Plan, Stage
+from composer_stages.envs import task_table
+from composer_stages.envs.config import EnvStageConfig
+from composer_stages.envs.harbor import write as harbor
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.formats import FORMATS, hub, writer
+from composer_stages.formats.transcripts import Transcripts
+from composer_stages.layout import aligned, counted
+from composer_stages.policy import adapters
+from composer_stages.policy.adapters import CheckpointInfo
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.runs.kinds import CHECKPOINT, PAIR, ROLLOUT, STEP, TASK, Kind
+from composer_stages.runs.run import Inputs, Run, RunWriter, Slot
+from composer_stages.runs.settings import Given, Option, StageConfig, basic_of, with_default
+from composer_stages.runs.stage import Plan, Stage
 
 MODEL = "model"
 ROLLOUT_FORMATS = tuple(name for name, spec in FORMATS.items() if spec.written)
@@ -203,7 +203,7 @@ def _find_model(inputs: Inputs, config: Config) -> PolicyConfig:
 
 def _write_model(policy: PolicyConfig, config: Config, out: RunWriter) -> None:
     """Write `model/`, a plain Hugging Face folder for any program; `UsageError` for a model that the hub has."""
-    from stages.policy.local import resolve
+    from composer_stages.policy.local import resolve
 
     del config
     source = Path(resolve(policy, listener=out.progress))
@@ -224,7 +224,7 @@ def _write_merged(policy: PolicyConfig, out: RunWriter) -> None:
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    from stages.policy.local import load_model
+    from composer_stages.policy.local import load_model
 
     model: Any
     model, tokenizer = load_model(policy, listener=out.progress, merged=False)

@@ -12,10 +12,10 @@ Imported rollouts need no teachers: several models, or several rollouts of one, 
 their rewards in every state that they share. The unit is a task then. They cannot be continued.
 """
 
-from stages.pairs.config import Config
-from stages.runs.kinds import CONTINUATION, ORIGIN, PAIR, STATE, STEP, TEACHER_ACTION
-from stages.runs.run import Slot
-from stages.runs.stage import Stage, later
+from composer_stages.pairs.config import Config
+from composer_stages.runs.kinds import CONTINUATION, ORIGIN, PAIR, STATE, STEP, TEACHER_ACTION
+from composer_stages.runs.run import Slot
+from composer_stages.runs.stage import Stage, later
 
 STAGE = Stage(
     name="extract-pairs",
@@ -27,6 +27,6 @@ STAGE = Stage(
     config=Config,
     inputs={"rollouts": Slot(STEP), "teacher_actions": Slot(TEACHER_ACTION, unless=(ORIGIN,))},
     outputs={"pairs": PAIR, "states": STATE, "continuations": CONTINUATION},
-    **later("stages.pairs.stage", "plan", "run", "work"),
-    **later("stages.pairs.report", "judge"),
+    **later("composer_stages.pairs.stage", "plan", "run", "work"),
+    **later("composer_stages.pairs.report", "judge"),
 )

@@ -13,9 +13,9 @@ itself, written last; without the last the file is read again. Whether a rollout
 those of its task, only the import decides, file after file.
 """
 
-from stages.formats.config import Config
-from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK
-from stages.runs.stage import Stage, later
+from composer_stages.formats.config import Config
+from composer_stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK
+from composer_stages.runs.stage import Stage, later
 
 STAGE = Stage(
     name="import",
@@ -26,5 +26,5 @@ STAGE = Stage(
 2""",
     config=Config,
     outputs={"tasks": TASK, "rollouts": ROLLOUT, "steps": STEP, "origins": ORIGIN},
-    **later("stages.formats.importing", "plan", "run", "work"),
+    **later("composer_stages.formats.importing", "plan", "run", "work"),
 )

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
-from stages.words import Sentence
+from composer_stages.words import Sentence
 
 MOST_LEVELS = 200
 """Levels of lists and objects that a text may have, below those of every reader and writer."""

@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from stages.errors import BadInput, Incomplete, UsageError
-from stages.layout import counted
-from stages.policy import Policy, PolicyConfig, Turn, ask_all, available
-from stages.policy.base import FINAL
-from stages.policy.serving import Serving
-from stages.runs import store
-from stages.runs.kinds import TASK, Row
-from stages.runs.run import Inputs, RunWriter
-from stages.runs.settings import BASIC, StageConfig, basic_of
-from stages.runs.stage import Plan, Stage
-from stages.words import Sentence
+from composer_stages.errors import BadInput, Incomplete, UsageError
+from composer_stages.layout import counted
+from composer_stages.policy import Policy, PolicyConfig, Turn, ask_all, available
+from composer_stages.policy.base import FINAL
+from composer_stages.policy.serving import Serving
+from composer_stages.runs import store
+from composer_stages.runs.kinds import TASK, Row
+from composer_stages.runs.run import Inputs, RunWriter
+from composer_stages.runs.settings import BASIC, StageConfig, basic_of
+from composer_stages.runs.stage import Plan, Stage
+from composer_stages.words import Sentence
 
 if TYPE_CHECKING:
-    from stages.envs.feature_deletion.selection import Proposals, Removal
-    from stages.envs.feature_deletion.task_generator import TaskGenerator
-    from stages.envs.feature_deletion.worker import Baseline
+    from composer_stages.envs.feature_deletion.selection import Proposals, Removal
+    from composer_stages.envs.feature_deletion.task_generator import TaskGenerator
+    from composer_stages.envs.feature_deletion.worker import Baseline
 
 
 class Proposer(PolicyConfig):
@@ -214,7 +214,7 @@ class Search:
 
 def _search(search: Search, generator: "TaskGenerator", config: Config, out: RunWriter) -> None:
     """Try candidates until there are enough tasks, or no more candidates."""
-    from stages.envs.feature_deletion.task_generator import parse_difficulties
+    from composer_stages.envs.feature_deletion.task_generator import parse_difficulties
 
     out.progress("first runs of all tests", 0, 2)
     half, asking = None if config.split == "both" else config.split, search.asking
@@ -247,7 +247,11 @@ def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 def _generator(config: Config, out: RunWriter, baseline: "Baseline | None" = None) -> "TaskGenerator":
     """Return a generator whose tests end within a second of a stop request or of the end of the time."""
-    from stages.envs.feature_deletion.task_generator import TaskGenerator, installed_requirements, unpacked_package
+    from composer_stages.envs.feature_deletion.task_generator import (
+        TaskGenerator,
+        installed_requirements,
+        unpacked_package,
+    )
 
     package, requirements = unpacked_package(Path(config.package)), installed_requirements(config.requirements)
     deadline = time.monotonic() + config.time_limit_s
@@ -269,8 +273,8 @@ class TimeIsOver(Exception):
 
 def _proposer(generator: "TaskGenerator", config: Config, serving: Serving, out: RunWriter) -> FeatureProposer | None:
     """Return the proposer of features; None where none is configured."""
-    from stages.envs.feature_deletion.selection import Proposals
-    from stages.envs.feature_deletion.task_generator import parse_difficulties
+    from composer_stages.envs.feature_deletion.selection import Proposals
+    from composer_stages.envs.feature_deletion.task_generator import parse_difficulties
 
     if config.proposer is None:
         return None
@@ -282,7 +286,7 @@ def _proposer(generator: "TaskGenerator", config: Config, serving: Serving, out:
 
 def _try(candidates: "Sequence[Removal]", generator: "TaskGenerator", config: Config, out: RunWriter) -> bool:
     """Make tasks of the next batch of untried candidates, each result a unit; return whether there was one."""
-    from stages.envs.feature_deletion.task_generator import with_source
+    from composer_stages.envs.feature_deletion.task_generator import with_source
 
     batch = [candidate for candidate in candidates if not out.finished(candidate.identity)][: generator.batch]
     if batch:
@@ -358,8 +362,8 @@ def _report(
 
 def _report_tests(generator: "TaskGenerator") -> list[str]:
     """Return lines on hanging tests and uncollectable files of the unmodified package, with a hint on modules."""
-    from stages.envs.feature_deletion.package import import_hint
-    from stages.envs.feature_deletion.worker import missing_modules
+    from composer_stages.envs.feature_deletion.package import import_hint
+    from composer_stages.envs.feature_deletion.worker import missing_modules
 
     broken, hanging = generator.baseline.broken, sorted(generator.baseline.hanging)
     lines = ["", f"{len(hanging)} tests did not end and play no part: {', '.join(hanging)}"] if hanging else []

@@ -29,8 +29,8 @@ from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from stages import json_text
-from stages.errors import UsageError
+from composer_stages import json_text
+from composer_stages.errors import UsageError
 
 Message = dict[str, str]
 """A chat message: {"role": "system" | "user" | "assistant", "content": text}."""

@@ -25,17 +25,17 @@ from typing import Annotated, Any, ClassVar
 
 import orjson
 
-from stages.errors import ComposerError, Incomplete, UsageError
-from stages.layout import aligned
-from stages.messages import Message
-from stages.rollouts import collection_checks
-from stages.rollouts.collection_checks import Account
-from stages.rollouts.trace import conversation, rollout_rows
-from stages.runs import store
-from stages.runs.kinds import ORIGIN, ROLLOUT, SELECTION, STEP, TASK, Row
-from stages.runs.run import Inputs, RunWriter, Slot
-from stages.runs.settings import Option, Settings, StageConfig
-from stages.runs.stage import Plan, Stage
+from composer_stages.errors import ComposerError, Incomplete, UsageError
+from composer_stages.layout import aligned
+from composer_stages.messages import Message
+from composer_stages.rollouts import collection_checks
+from composer_stages.rollouts.collection_checks import Account
+from composer_stages.rollouts.trace import conversation, rollout_rows
+from composer_stages.runs import store
+from composer_stages.runs.kinds import ORIGIN, ROLLOUT, SELECTION, STEP, TASK, Row
+from composer_stages.runs.run import Inputs, RunWriter, Slot
+from composer_stages.runs.settings import Option, Settings, StageConfig
+from composer_stages.runs.stage import Plan, Stage
 
 SHOWN = 20
 """Dropped rollouts that the report names."""

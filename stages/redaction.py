@@ -1,8 +1,8 @@
 """Redaction of servers' keys from all files and output, also where a server sends a key back.
 
 A key is registered when it is read from its variable (`secret_in`). Text of a server is redacted where it enters
-(`stages.policy.client`), and again where files are written (`stages.runs.store`) and where text is shown to the user
-(`composer_cli.printing`).
+(`composer_stages.policy.client`), and again where files are written (`composer_stages.runs.store`) and where text is
+shown to the user (`composer_cli.printing`).
 
 A key is found in the encodings that programs use for text, and in mixtures of them: escapes of JSON, Python, HTML and
 URLs for any of its characters, hex, base64 wherever in the encoded text it begins, base32, reversed, and with signs
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from stages.errors import UsageError
+from composer_stages.errors import UsageError
 
 MARK = "[redacted key]"
 SHORTEST = 8

@@ -14,8 +14,8 @@ from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
-from stages.errors import UsageError
-from stages.words import Sentence
+from composer_stages.errors import UsageError
+from composer_stages.words import Sentence
 
 EntryT = TypeVar("EntryT")
 

@@ -5,10 +5,10 @@ sample index. Equal states of several rollouts are asked once. Servers are asked
 in order; local models are asked meanwhile, batch by batch.
 """
 
-from stages.runs.kinds import STEP, TEACHER_ACTION
-from stages.runs.run import Slot
-from stages.runs.stage import Stage, later
-from stages.teachers.config import Config
+from composer_stages.runs.kinds import STEP, TEACHER_ACTION
+from composer_stages.runs.run import Slot
+from composer_stages.runs.stage import Stage, later
+from composer_stages.teachers.config import Config
 
 STAGE = Stage(
     name="replay-teachers",
@@ -21,6 +21,6 @@ True""",
     config=Config,
     inputs={"rollouts": Slot(STEP)},
     outputs={"teacher_actions": TEACHER_ACTION},
-    **later("stages.teachers.stage", "plan", "run", "work", "check_reads"),
-    **later("stages.teachers.spending", "judge"),
+    **later("composer_stages.teachers.stage", "plan", "run", "work", "check_reads"),
+    **later("composer_stages.teachers.spending", "judge"),
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from stages.registry import Registry
+from composer_stages.registry import Registry
 
 Ground = Literal["values", "report"]
 """What a pass follows from. `values`: from values that left the sandbox of the agent's code and were compared outside
@@ -67,7 +67,7 @@ SAMPLING_UNITS = Registry[Declaration](
     },
     lambda point: getattr(point.load(), "sampling_unit", FAMILY),
 )
-"""The sampling unit of each environment's tasks; `stages.envs.register` adds how to find that of a new one."""
+"""The sampling unit of each environment's tasks; `composer_stages.envs.register` adds how to find that of a new one."""
 
 
 def sampling_unit_of(env: str) -> SamplingUnit:

@@ -14,16 +14,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from stages import envs
-from stages.backends import resources
-from stages.backends.ranks import join, world_size
-from stages.errors import UsageError
-from stages.policy import available
-from stages.policy.base import VLLM
-from stages.policy.serving import Serving
-from stages.runs import reporting, store
-from stages.runs.activity import Checking, activity
-from stages.runs.kinds import (
+from composer_stages import envs
+from composer_stages.backends import resources
+from composer_stages.backends.ranks import join, world_size
+from composer_stages.errors import UsageError
+from composer_stages.policy import available
+from composer_stages.policy.base import VLLM
+from composer_stages.policy.serving import Serving
+from composer_stages.runs import reporting, store
+from composer_stages.runs.activity import Checking, activity
+from composer_stages.runs.kinds import (
     CHECKPOINT,
     DIFFICULTY,
     DIRECTION,
@@ -35,12 +35,12 @@ from stages.runs.kinds import (
     STEP,
     TRAINING_REWARD,
 )
-from stages.runs.run import Inputs, RunWriter, Slot
-from stages.runs.stage import Plan, Stage
-from stages.training.config import Config
-from stages.training.memory import choose_passes, describe_plan, unused
-from stages.training.model_shape import ASSUMED, Prompts, measure_prompts
-from stages.training.plan import resolve
+from composer_stages.runs.run import Inputs, RunWriter, Slot
+from composer_stages.runs.stage import Plan, Stage
+from composer_stages.training.config import Config
+from composer_stages.training.memory import choose_passes, describe_plan, unused
+from composer_stages.training.model_shape import ASSUMED, Prompts, measure_prompts
+from composer_stages.training.plan import resolve
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
@@ -50,7 +50,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     if resolved.shape is not None and not resolved.small:
         resolved = choose_passes(resolved, _foreseen(config), unused(resolved))
     if config.trl:
-        from stages.training.trl_arguments import trl_arguments
+        from composer_stages.training.trl_arguments import trl_arguments
 
         trl_arguments(resolved, Path(tempfile.gettempdir()))
     size = config.optimisation
@@ -71,7 +71,7 @@ def _foreseen(config: Config) -> Prompts:
     policy, name = config.policy.in_process(), config.env.name
     if not envs.is_shipped(name) or config.env.curriculum or not available.tokenizer_is_here(policy):
         return ASSUMED
-    from stages.policy.local import open_tokenizer
+    from composer_stages.policy.local import open_tokenizer
 
     tokenizer = open_tokenizer(policy, listener=lambda action, done, total: None)
     environment = envs.load(name, config.env_options())
@@ -97,7 +97,7 @@ def _longest_row(inputs: Inputs) -> int:
     """Return the tokens of the longest row of the direction's pairs; 0 where no direction is given."""
     if (direction := inputs.optional("direction")) is None:
         return 0
-    from stages.training.projection import PAIRS
+    from composer_stages.training.projection import PAIRS
 
     pairs = store.read_json(direction.folder() / PAIRS)
     return max(len(row["prompt_ids"]) + len(row["completion_ids"]) for pair in pairs for row in pair)
@@ -109,8 +109,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     resolved = resolve(config, ranks.count, inputs, _longest_row(inputs))
     tasks = config.draw(config.opener(), config.tasks, out)
     with activity(Checking("importing the libraries of training")):
-        from stages.arms.hint_check import check_hints
-        from stages.training import assembly, replicas, report
+        from composer_stages.arms.hint_check import check_hints
+        from composer_stages.training import assembly, replicas, report
 
     resolved = assembly.fit_plan(resolved, tasks, out, ranks)
     config, replica = resolved.config, replicas.join(resolved.config.diloco, out)
@@ -179,5 +179,5 @@ STAGE = Stage(
     run=run,
     shows_progress=True,
     several_processes=True,
-    preload=("stages.training.assembly",),
+    preload=("composer_stages.training.assembly",),
 )

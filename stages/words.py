@@ -190,7 +190,7 @@ def did_you_mean(word: str, words: Iterable[str], cutoff: float = 0.6) -> str:
 def _environment() -> "jinja2.Environment":
     import jinja2
 
-    from stages.layout import counted
+    from composer_stages.layout import counted
 
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)  # noqa: S701 (plain text)
     environment.filters |= {

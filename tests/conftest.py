@@ -24,7 +24,7 @@ from support.server import serving
 from support.shared import made_once
 from support.wheel import build, install
 
-from stages import redaction
+from composer_stages import redaction
 
 collect_ignore = ["fixtures"]  # tests of packages that ours ask
 # Containers often forbid to write bytecode; every process that a test starts would then compile torch and TRL again,
@@ -33,7 +33,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"  # TRL's trainer would report each training from a thread of its own
 sys.dont_write_bytecode = False
 # Shapes in the signatures of the losses are checked while tests run, by whichever test imports them first.
-install_import_hook(["stages.losses"], f"{checker.__name__}.checked")
+install_import_hook(["composer_stages.losses"], f"{checker.__name__}.checked")
 
 # Torch, transformers and 3,900 collected tests are a million objects, and a full collection of garbage walks over
 # all of them: 0.5 s, once for each training (accelerate asks for it) and now and then by itself. So the collector is

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from stages.errors import UsageError
-from stages.policy import server
-from stages.policy.base import PolicyConfig
+from composer_stages.errors import UsageError
+from composer_stages.policy import server
+from composer_stages.policy.base import PolicyConfig
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "real"
 """Real trajectories, logs, tasks and rollouts, beside this checkout: they have no licence to be copied."""

@@ -9,9 +9,9 @@ import grimp
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("composer_post_training", "composer_cli", "stages")
+PACKAGES = ("composer_post_training", "composer_cli", "composer_stages")
 LAYERS = {
-    "stages": (
+    "composer_stages": (
         "integrations | teachers | comparison | arms",
         "pairs",
         "formats | evaluation",
@@ -31,7 +31,7 @@ LAYERS = {
         "words",
         "layout",
     ),
-    "stages.probe": (
+    "composer_stages.probe": (
         "figures | watching",
         "descent",
         "sources",
@@ -41,7 +41,15 @@ LAYERS = {
         "memory | statistics | loras | rows",
         "settings",
     ),
-    "stages.envs": ("repo", "task_checks", "config", "answered", "bash | boundary | task_table", "folders", "base"),
+    "composer_stages.envs": (
+        "repo",
+        "task_checks",
+        "config",
+        "answered",
+        "bash | boundary | task_table",
+        "folders",
+        "base",
+    ),
 }
 """The packages below the stages (and below the environments), highest first; those on one line are independent."""
 MAY_READ = ("runs", "formats", "swebench", "envs", "evaluation", "comparison", "pairs", "training", "gradients.tensors")
@@ -49,12 +57,12 @@ MAY_READ = ("runs", "formats", "swebench", "envs", "evaluation", "comparison", "
 TERMINAL, TABLES = ("typer", "rich", "click", "tqdm"), ("pyarrow", "duckdb", "gzip", "zlib", "safetensors")
 ONLY = {
     **dict.fromkeys(TERMINAL, ("composer_cli",)),
-    **dict.fromkeys(TABLES, tuple(f"stages.{name}" for name in MAY_READ)),
-    "openai": ("stages.policy.client",),
+    **dict.fromkeys(TABLES, tuple(f"composer_stages.{name}" for name in MAY_READ)),
+    "openai": ("composer_stages.policy.client",),
 }
 """A package from outside, and where alone it may be imported directly."""
 READS = ("compare", "formats", "comparison", "evaluation")
-"""Packages of `stages` that read and compare what was played, and import nothing that plays, directly or not."""
+"""Packages that read and compare what was played, and import nothing that plays, directly or not."""
 PLAYS = ("sandbox", "policy", "envs", "rollouts.agent_loop")
 Broken = set[tuple[str, str]]
 
@@ -72,10 +80,12 @@ class SideFeature:
 
 
 SIDE_FEATURES = {
-    "diloco": SideFeature(("stages.diloco", "stages.training.replicas"), ("stages/diloco", "support/replicas.py")),
-    "normalize": SideFeature(("stages.normalize",), ("stages/test_normalize.py",)),
+    "diloco": SideFeature(
+        ("composer_stages.diloco", "composer_stages.training.replicas"), ("stages/diloco", "support/replicas.py")
+    ),
+    "normalize": SideFeature(("composer_stages.normalize",), ("stages/test_normalize.py",)),
     "frameworks": SideFeature(
-        ("stages.compare_frameworks", "stages.integrations.frameworks"),
+        ("composer_stages.compare_frameworks", "composer_stages.integrations.frameworks"),
         ("stages/test_compare_frameworks.py", "stages/integrations/test_verifiers_served.py"),
     ),
     "slurm": SideFeature(
@@ -96,12 +106,12 @@ SIDE_FEATURES = {
         ("modal",),
     ),
     "leetcode-rh": SideFeature(
-        ("stages.envs.leetcode_rh",),
+        ("composer_stages.envs.leetcode_rh",),
         ("stages/envs/leetcode_rh", "composer_cli/test_probe_leetcode.py"),
         ("leetcode-rh",),
     ),
     "feature-deletion": SideFeature(
-        ("stages.envs.feature_deletion", "stages.make_tasks"),
+        ("composer_stages.envs.feature_deletion", "composer_stages.make_tasks"),
         (
             *("stages/envs/feature_deletion", "stages/test_make_tasks.py", "support/removals.py"),
             "composer_cli/test_feature_deletion.py",
@@ -109,15 +119,16 @@ SIDE_FEATURES = {
         ("feature-deletion",),
     ),
     "comparisons and figures of the probe": SideFeature(
-        ("stages.probe.compare", "stages.probe.plot"), ("stages/probe/test_compare.py", "stages/probe/test_plot.py")
+        ("composer_stages.probe.compare", "composer_stages.probe.plot"),
+        ("stages/probe/test_compare.py", "stages/probe/test_plot.py"),
     ),
-    "probe-watch": SideFeature(("stages.probe.watch",), ("stages/probe/test_watch.py",)),
-    "probe-start": SideFeature(("stages.probe.start",), ("stages/probe/test_start.py",)),
+    "probe-watch": SideFeature(("composer_stages.probe.watch",), ("stages/probe/test_watch.py",)),
+    "probe-start": SideFeature(("composer_stages.probe.start",), ("stages/probe/test_start.py",)),
 }
 TIED = {
-    "stages.training.config": "diloco is a group of train's settings, whose type a validated model must know",
-    "stages.training.assembly": "rounds are held between the trainer's steps",
-    "stages.train": "a replica joins the others before its model is loaded",
+    "composer_stages.training.config": "diloco is a group of train's settings, whose type a validated model must know",
+    "composer_stages.training.assembly": "rounds are held between the trainer's steps",
+    "composer_stages.train": "a replica joins the others before its model is loaded",
 }
 """What imports a side feature although it is none, and why."""
 NAMED = {
@@ -130,10 +141,10 @@ NAMED = {
 def verbs(container: str) -> str:
     """The modules of a package that end in `STAGE = ...`; of environments, the packages with an `env.py`."""
     folder = ROOT / container.replace(".", "/")
-    if container == "stages.envs":
+    if container == "composer_stages.envs":
         return " | ".join(sorted(path.parent.name for path in folder.glob("*/env.py")))
     found = {path.stem for path in folder.glob("*.py") if "\nSTAGE = " in path.read_text()}
-    return " | ".join(sorted(found | ({"probe"} if container == "stages" else set())))
+    return " | ".join(sorted(found | ({"probe"} if container == "composer_stages" else set())))
 
 
 def layers(names: tuple[str, ...]) -> list[grimp.Layer]:
@@ -175,8 +186,8 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
     """Imports inside functions count, those for type checking alone do not."""
     graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True, cache_dir=None)
     assert circles(graph) == []
-    graph.add_import(importer="stages.runs.kinds", imported="stages.collect")
-    assert ("stages.collect", "stages.runs.kinds") in circles(graph)
+    graph.add_import(importer="composer_stages.runs.kinds", imported="composer_stages.collect")
+    assert ("composer_stages.collect", "composer_stages.runs.kinds") in circles(graph)
 
 
 def test_imports_go_in_one_direction(graph: grimp.ImportGraph) -> None:
@@ -191,9 +202,9 @@ def test_every_module_has_a_layer(container: str, graph: grimp.ImportGraph) -> N
 
 def wrong_imports(graph: grimp.ImportGraph) -> Iterator[tuple[str, str]]:
     """For every module of ours one import that each rule forbids."""
-    tops = {f"stages.{name}" for name in verbs("stages").split(" | ")}
+    tops = {f"composer_stages.{name}" for name in verbs("composer_stages").split(" | ")}
     for module in sorted(m for m in graph.modules if m.startswith(PACKAGES) and m not in PACKAGES):
-        if module.startswith("stages."):
+        if module.startswith("composer_stages."):
             yield module, next(iter(sorted(tops - {module, ".".join(module.split(".")[:2])})))
             yield module, "composer_cli.app"
         for package, allowed in ONLY.items():
@@ -203,22 +214,27 @@ def wrong_imports(graph: grimp.ImportGraph) -> Iterator[tuple[str, str]]:
 
 def imports_of_players(graph: grimp.ImportGraph) -> Broken:
     """The pairs of a module that reads logs and one that plays rollouts which it imports, directly or not."""
-    below = {f"stages.{name}": graph.find_upstream_modules(f"stages.{name}", as_package=True) for name in READS}
-    playing = tuple(f"stages.{name}." for name in PLAYS)
+    below = {
+        f"composer_stages.{name}": graph.find_upstream_modules(f"composer_stages.{name}", as_package=True)
+        for name in READS
+    }
+    playing = tuple(f"composer_stages.{name}." for name in PLAYS)
     return {
         (reader, module) for reader, modules in below.items() for module in modules if f"{module}.".startswith(playing)
     }
 
 
 def test_what_reads_logs_imports_nothing_that_plays() -> None:
-    graph = grimp.build_graph("stages", exclude_type_checking_imports=True, cache_dir=None)
+    graph = grimp.build_graph("composer_stages", exclude_type_checking_imports=True, cache_dir=None)
     assert imports_of_players(graph) == set()
     for name in READS:
         for player in PLAYS:
-            importer = f"stages.{name}.report" if name in ("comparison", "evaluation") else f"stages.{name}"
-            graph.add_import(importer=importer, imported=f"stages.{player}")
-            assert (f"stages.{name}", f"stages.{player}") in imports_of_players(graph)
-            graph.remove_import(importer=importer, imported=f"stages.{player}")
+            importer = (
+                f"composer_stages.{name}.report" if name in ("comparison", "evaluation") else f"composer_stages.{name}"
+            )
+            graph.add_import(importer=importer, imported=f"composer_stages.{player}")
+            assert (f"composer_stages.{name}", f"composer_stages.{player}") in imports_of_players(graph)
+            graph.remove_import(importer=importer, imported=f"composer_stages.{player}")
 
 
 def test_every_wrong_import_is_found(graph: grimp.ImportGraph) -> None:

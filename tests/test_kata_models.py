@@ -19,9 +19,9 @@ from benchmarks.kata_models import (
     rebuild,
     reproducible,
 )
-from stages.envs.kata import checkpoints
-from stages.errors import BadInput
-from stages.runs import store
+from composer_stages.envs.kata import checkpoints
+from composer_stages.errors import BadInput
+from composer_stages.runs import store
 
 SHORT = Recipe(Knowledge(), FitSchedule(steps=2, learning_rate=6e-3), seed=5, start=None)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stages import STAGES
-from stages.runs.stage import load_stage
+from composer_stages import STAGES
+from composer_stages.runs.stage import load_stage
 
 ROOT = Path(__file__).parents[1]
 INTERFACES = ("composer_cli", "composer_post_training")
@@ -33,7 +33,7 @@ MAY_OPEN = {
     "stages/backends/resources.py": "limits of memory that the kernel shows",
     "stages/pairs/blocks.py": "rows that are sorted on disk, in a folder for what is temporary",
 }
-"""Where files are opened, and which. Everything else reads and writes through `stages.runs`."""
+"""Where files are opened, and which. Everything else reads and writes through `composer_stages.runs`."""
 
 
 @cache

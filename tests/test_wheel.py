@@ -40,7 +40,7 @@ def test_there_is_no_package_called_stages(installed: Path, tmp_path: Path) -> N
 
 
 def test_every_module_is_imported_beside_another_package_called_stages(wheel: Path, installed: Path) -> None:
-    """No import, name of a class in a text, or subprocess of it means the common name `stages`."""
+    """No import, name of a class in a text, or subprocess of it means the common name `composer_stages`."""
     names = [name.removesuffix(".py") for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")]
     names = [name for name in names if "/guest/" not in name and not name.endswith("__main__")]
     modules = [name.removesuffix("/__init__").replace("/", ".") for name in names]

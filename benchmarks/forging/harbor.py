@@ -18,11 +18,11 @@ from forging.tables import Table, Target
 from support.harbor import BASE, SHELL, Files, for_training, python_task
 from support.sample_package import write
 
-from stages.envs.base import Grade, Task
-from stages.envs.bash import fenced
-from stages.envs.harbor.env import HarborEnv, RunsIn
-from stages.envs.harbor.write import write_task
-from stages.envs.tasks.env import TasksEnv
+from composer_stages.envs.base import Grade, Task
+from composer_stages.envs.bash import fenced
+from composer_stages.envs.harbor.env import HarborEnv, RunsIn
+from composer_stages.envs.harbor.write import write_task
+from composer_stages.envs.tasks.env import TasksEnv
 
 WRONG = "def add(a, b):\n    return a - b\n"
 ASK = """\

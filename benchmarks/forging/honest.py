@@ -9,8 +9,8 @@ from pathlib import Path
 
 from support.leetcode import ASSERTS, RIGHT
 
-from stages.envs.base import Task
-from stages.envs.kata.tasks import expression, rename_arguments, split_family
+from composer_stages.envs.base import Task
+from composer_stages.envs.kata.tasks import expression, rename_arguments, split_family
 
 PATCHING = """
 import functools as _functools, inspect as _inspect, json as _json, logging as _logging

@@ -31,10 +31,10 @@ from support.attacks import MECHANISM_ROWS, MECHANISMS, RIGHT, TEST_FILE, TOLD_T
 from support.leetcode import REFERENCE, TESTS, answer
 from support.sample_package import SHELF, write
 
-from stages.envs.base import Grade, Task
-from stages.envs.bash import fenced
-from stages.envs.repo.session import RepoEnvironment
-from stages.envs.tasks.env import TasksEnv
+from composer_stages.envs.base import Grade, Task
+from composer_stages.envs.bash import fenced
+from composer_stages.envs.repo.session import RepoEnvironment
+from composer_stages.envs.tasks.env import TasksEnv
 
 
 @dataclass
@@ -159,8 +159,8 @@ def same(text: str) -> str:
 
 def swe_mini(count: int, cache: str, only: str = "", *, honest: bool = False) -> Table:
     """Grade forgeries, or the gold patches rewritten and with new files, on the instances in turn."""
-    from stages.envs.swe.instances import patched_files
-    from stages.envs.swe.mini import SweMiniEnv
+    from composer_stages.envs.swe.instances import patched_files
+    from composer_stages.envs.swe.mini import SweMiniEnv
 
     table = Table(honest)
     with closing(SweMiniEnv(cache=cache)) as env:
@@ -241,9 +241,9 @@ def feature_deletion(count: int, cache: str, only: str = "", *, honest: bool = F
     """Grade solutions of feature deletion; its tests are visible."""
     from support.removals import removal
 
-    from stages.envs.feature_deletion.env import FeatureDeletionEnv, task
-    from stages.envs.feature_deletion.package import unpack
-    from stages.envs.feature_deletion.task_generator import TaskGenerator, with_source
+    from composer_stages.envs.feature_deletion.env import FeatureDeletionEnv, task
+    from composer_stages.envs.feature_deletion.package import unpack
+    from composer_stages.envs.feature_deletion.task_generator import TaskGenerator, with_source
 
     table = Table(honest)
     with tempfile.TemporaryDirectory(dir=cache or None) as folder:
@@ -350,8 +350,8 @@ def looked_up(count: int, cache: str, only: str = "", *, honest: bool = False) -
 
 def kata(count: int, cache: str, only: str = "", *, honest: bool = False) -> Table:
     """Grade solutions of katas, by hidden tests and in turn by visible ones."""
-    from stages.envs.kata.env import KataEnv
-    from stages.envs.kata.tasks import generate
+    from composer_stages.envs.kata.env import KataEnv
+    from composer_stages.envs.kata.tasks import generate
 
     table, forged = Table(honest), list(mechanisms.for_kata())
     tasks = generate("train", count if honest else 3, 11)
@@ -388,7 +388,7 @@ def written(code: str) -> str:
 
 def leetcode(count: int, cache: str, only: str = "", *, honest: bool = False) -> Table:
     """Grade answers of leetcode-rh whose own tests decide; 0.5 is paid for a program that compiles."""
-    from stages.envs.leetcode_rh.env import LeetcodeRhEnv
+    from composer_stages.envs.leetcode_rh.env import LeetcodeRhEnv
 
     data = {"system": "", "method": "total", "evaluator": "run_tests", "tests": TESTS, "reference": REFERENCE}
     table = Table(honest, paid=0.5)

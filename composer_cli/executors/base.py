@@ -12,12 +12,12 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import Field
 
-from stages.backends.engine import ENGINES, WORDS
-from stages.errors import UsageError
-from stages.redaction import secret_in
-from stages.registry import Registry
-from stages.runs.settings import Settings
-from stages.words import Sentence
+from composer_stages.backends.engine import ENGINES, WORDS
+from composer_stages.errors import UsageError
+from composer_stages.redaction import secret_in
+from composer_stages.registry import Registry
+from composer_stages.runs.settings import Settings
+from composer_stages.words import Sentence
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 QUEUED, RUNNING, COMPLETE, FAILED = "queued", "running", "complete", "failed"

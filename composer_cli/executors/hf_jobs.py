@@ -26,8 +26,8 @@ from composer_cli.executors.base import (
     key_values,
     script,
 )
-from stages.errors import InfrastructureError, UsageError
-from stages.redaction import keep_secret, redacted
+from composer_stages.errors import InfrastructureError, UsageError
+from composer_stages.redaction import keep_secret, redacted
 
 MOUNTED = "/artifacts"
 LABEL = "composer"

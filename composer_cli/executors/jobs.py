@@ -28,11 +28,11 @@ from composer_cli.executors.base import (
 )
 from composer_cli.preset import preset_names
 from composer_cli.printing import print_result
-from stages.errors import BadInput, ComposerError, UsageError
-from stages.redaction import redacted, redacted_value
-from stages.runs import settings, store
-from stages.runs.settings import Settings, StageConfig, Tree
-from stages.words import Sentence
+from composer_stages.errors import BadInput, ComposerError, UsageError
+from composer_stages.redaction import redacted, redacted_value
+from composer_stages.runs import settings, store
+from composer_stages.runs.settings import Settings, StageConfig, Tree
+from composer_stages.words import Sentence
 
 ON = "on"
 """The table of settings of an executor; without --on it has no meaning."""

@@ -21,9 +21,9 @@ from composer_cli.executors.base import (
     script,
     state_of_exit,
 )
-from stages.errors import InfrastructureError, UsageError
-from stages.redaction import redacted
-from stages.words import Sentence
+from composer_stages.errors import InfrastructureError, UsageError
+from composer_stages.redaction import redacted
+from composer_stages.words import Sentence
 
 MOUNTED = "/artifacts"
 TIMED_OUT = 124

@@ -31,10 +31,10 @@ from composer_cli.executors.base import (
     script,
     state_of_exit,
 )
-from stages.data_files import load_text
-from stages.errors import InfrastructureError, UsageError
-from stages.runs import store
-from stages.words import Sentence
+from composer_stages.data_files import load_text
+from composer_stages.errors import InfrastructureError, UsageError
+from composer_stages.runs import store
+from composer_stages.words import Sentence
 
 RESERVED = ("job-name", "output", "error", "open-mode", "requeue", "no-requeue", "signal", "export", "chdir", "array")
 """Options of sbatch that Composer sets itself."""

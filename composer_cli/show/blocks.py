@@ -1,7 +1,7 @@
 """The blocks of a section about a run: values and how to format them, for pages, text and JSON alike.
 
 `sections` makes them from a run, `pages/blocks.html.j2` renders them as HTML, `as_text` as text, and `as_json` as JSON.
-A new block is a class here and a macro in that template. Tables are `stages.runs.display.Table`.
+A new block is a class here and a macro in that template. Tables are `composer_stages.runs.display.Table`.
 """
 
 import math
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from composer_cli.show.rollout import ShownMessage
-from stages.runs.display import Table
+from composer_stages.runs.display import Table
 
 Points = list[tuple[float, float]]
 PALETTE = 12

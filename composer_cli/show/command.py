@@ -10,12 +10,12 @@ from composer_cli.executors.jobs import SubmittedJob
 from composer_cli.printing import interrupt_leaves, print_json, print_result, print_text, say, views
 from composer_cli.show import facts, rollout as rollouts, runs, text
 from composer_cli.show.follow import follow
-from stages import STAGES
-from stages.errors import BadInput, UsageError
-from stages.runs import catalog, queries
-from stages.runs.queries import RolloutFilter
-from stages.runs.run import Run
-from stages.words import Sentence
+from composer_stages import STAGES
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.runs import catalog, queries
+from composer_stages.runs.queries import RolloutFilter
+from composer_stages.runs.run import Run
+from composer_stages.words import Sentence
 
 WATCHED = "Only the watching has ended; what was watched goes on."
 

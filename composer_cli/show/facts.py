@@ -13,15 +13,15 @@ from typing import Any
 import orjson
 
 from composer_cli.show.runs import reason as reason_of
-from stages.errors import BadInput
-from stages.layout import counted, duration
-from stages.runs import queries
-from stages.runs.catalog import find_input, name, references
-from stages.runs.display import Table, plain
-from stages.runs.kinds import EVAL_ITEM, KINDS, ROLLOUT, Row
-from stages.runs.queries import RolloutFilter, RolloutPage
-from stages.runs.run import Run
-from stages.training.channels import CHANNELS
+from composer_stages.errors import BadInput
+from composer_stages.layout import counted, duration
+from composer_stages.runs import queries
+from composer_stages.runs.catalog import find_input, name, references
+from composer_stages.runs.display import Table, plain
+from composer_stages.runs.kinds import EVAL_ITEM, KINDS, ROLLOUT, Row
+from composer_stages.runs.queries import RolloutFilter, RolloutPage
+from composer_stages.runs.run import Run
+from composer_stages.training.channels import CHANNELS
 
 LONGEST_CELL = 200
 """Characters of a value in a table of first rows."""

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from composer_cli.show.facts import METRICS, metric_rows
-from stages.layout import LEFT, RIGHT, aligned, duration
-from stages.runs.display import cell
-from stages.runs.kinds import Row
-from stages.runs.run import Run
-from stages.words import Sentence
+from composer_stages.layout import LEFT, RIGHT, aligned, duration
+from composer_stages.runs.display import cell
+from composer_stages.runs.kinds import Row
+from composer_stages.runs.run import Run
+from composer_stages.words import Sentence
 
 SHOWN = 30
 """Rollouts in one view: those whose present action has lasted longest."""

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from composer_cli.show.facts import display_path
-from stages.errors import BadInput, UsageError
-from stages.messages import Message
-from stages.policy import base
-from stages.rollouts.history import SUMMARY_REQUEST
-from stages.rollouts.trace import item_steps, rollout_units, states
-from stages.runs import queries
-from stages.runs.display import plain
-from stages.runs.index import readers_of
-from stages.runs.kinds import CHECKPOINT, PAIR, TEACHER_ACTION, Kind, Row
-from stages.runs.run import Run
-from stages.words import Sentence
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.messages import Message
+from composer_stages.policy import base
+from composer_stages.rollouts.history import SUMMARY_REQUEST
+from composer_stages.rollouts.trace import item_steps, rollout_units, states
+from composer_stages.runs import queries
+from composer_stages.runs.display import plain
+from composer_stages.runs.index import readers_of
+from composer_stages.runs.kinds import CHECKPOINT, PAIR, TEACHER_ACTION, Kind, Row
+from composer_stages.runs.run import Run
+from composer_stages.words import Sentence
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

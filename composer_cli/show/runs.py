@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from stages import STAGES, stage_order
-from stages.errors import BadInput, UsageError
-from stages.runs import index, runner
-from stages.runs.catalog import find_input, name, references
-from stages.runs.run import Check, Run, RunFacts, read_manifest
-from stages.runs.stage import load_stage
-from stages.words import Sentence
+from composer_stages import STAGES, stage_order
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.runs import index, runner
+from composer_stages.runs.catalog import find_input, name, references
+from composer_stages.runs.run import Check, Run, RunFacts, read_manifest
+from composer_stages.runs.stage import load_stage
+from composer_stages.words import Sentence
 
 
 @dataclass(frozen=True)

@@ -14,17 +14,17 @@ from composer_cli.show.blocks import Blocks, Counts, Dialogue, Figure, Findings,
 from composer_cli.show.facts import metric_rows
 from composer_cli.show.rollout import ShownMessage, title_of
 from composer_cli.show.verdicts import TAMPERED, compared_logs, evaluated, evaluation, examples
-from stages.data_files import load_toml
-from stages.layout import counted, p_value
-from stages.rollouts import collection_checks
-from stages.runs import queries
-from stages.runs.catalog import name
-from stages.runs.display import Column, Table
-from stages.runs.queries import PairFilter, RolloutFilter
-from stages.runs.run import Run
-from stages.teachers.config import TeacherConfig
-from stages.training.config import GRPO
-from stages.words import Sentence
+from composer_stages.data_files import load_toml
+from composer_stages.layout import counted, p_value
+from composer_stages.rollouts import collection_checks
+from composer_stages.runs import queries
+from composer_stages.runs.catalog import name
+from composer_stages.runs.display import Column, Table
+from composer_stages.runs.queries import PairFilter, RolloutFilter
+from composer_stages.runs.run import Run
+from composer_stages.teachers.config import TeacherConfig
+from composer_stages.training.config import GRPO
+from composer_stages.words import Sentence
 
 EXAMPLES = 3
 """Preference pairs that are shown."""

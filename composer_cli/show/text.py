@@ -21,16 +21,24 @@ from composer_cli.show.facts import (
 from composer_cli.show.rollout import ShownRollout
 from composer_cli.show.runs import RunLine
 from composer_cli.show.sections import findings
-from stages.layout import age, aligned, counted, duration, escape_control_characters, escape_line, without_shared_start
-from stages.pairs.actions import STUDENT
-from stages.runs import queries
-from stages.runs.catalog import progress
-from stages.runs.display import plain
-from stages.runs.kinds import PAIR, STATE, Row
-from stages.runs.queries import PairFilter, RolloutFilter, RolloutPage
-from stages.runs.run import Run
-from stages.terms import grounds_in_words
-from stages.words import Sentence
+from composer_stages.layout import (
+    age,
+    aligned,
+    counted,
+    duration,
+    escape_control_characters,
+    escape_line,
+    without_shared_start,
+)
+from composer_stages.pairs.actions import STUDENT
+from composer_stages.runs import queries
+from composer_stages.runs.catalog import progress
+from composer_stages.runs.display import plain
+from composer_stages.runs.kinds import PAIR, STATE, Row
+from composer_stages.runs.queries import PairFilter, RolloutFilter, RolloutPage
+from composer_stages.runs.run import Run
+from composer_stages.terms import grounds_in_words
+from composer_stages.words import Sentence
 
 RED, GREEN, YELLOW, BLUE = 31, 32, 33, 34
 COLOURS = {

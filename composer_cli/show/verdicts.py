@@ -8,15 +8,15 @@ import orjson
 
 from composer_cli.show import rollout
 from composer_cli.show.blocks import Blocks, Dialogue, Findings, Interval, Intervals, Link
-from stages.evaluation.outcomes import PASSED, PRIMARY
-from stages.layout import counted
-from stages.runs import queries
-from stages.runs.catalog import name
-from stages.runs.display import Column, Table, cell, points
-from stages.runs.kinds import EVAL_ITEM, Row
-from stages.runs.queries import RolloutFilter, Side, TaskFilter
-from stages.runs.run import Run
-from stages.words import Sentence
+from composer_stages.evaluation.outcomes import PASSED, PRIMARY
+from composer_stages.layout import counted
+from composer_stages.runs import queries
+from composer_stages.runs.catalog import name
+from composer_stages.runs.display import Column, Table, cell, points
+from composer_stages.runs.kinds import EVAL_ITEM, Row
+from composer_stages.runs.queries import RolloutFilter, Side, TaskFilter
+from composer_stages.runs.run import Run
+from composer_stages.words import Sentence
 
 ENDS = "low", "high"
 P_VALUE, P_HOLM = Column("p", "p_value", "p"), Column("p after Holm", "p_holm", "p")

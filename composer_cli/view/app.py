@@ -30,14 +30,14 @@ from composer_cli.show.runs import lines_and_summaries
 from composer_cli.view import page
 from composer_cli.view.notes import Note, NoteChanged, Notes
 from composer_cli.view.page import MarkedLine, difference
-from stages.errors import BadInput, ComposerError, UsageError
-from stages.layout import escape_control_characters
-from stages.messages import Message
-from stages.runs import catalog, index, queries
-from stages.runs.kinds import ORIGIN, Row
-from stages.runs.queries import PairFilter, PairPage, RolloutFilter, Side, TaskFilter
-from stages.runs.run import Run, RunFacts
-from stages.words import Sentence
+from composer_stages.errors import BadInput, ComposerError, UsageError
+from composer_stages.layout import escape_control_characters
+from composer_stages.messages import Message
+from composer_stages.runs import catalog, index, queries
+from composer_stages.runs.kinds import ORIGIN, Row
+from composer_stages.runs.queries import PairFilter, PairPage, RolloutFilter, Side, TaskFilter
+from composer_stages.runs.run import Run, RunFacts
+from composer_stages.words import Sentence
 
 HEADLINES = ("verdict", "by", "decision", "mean_reward", "pairs", "pairs_per_rollout", "arm", "cleaner")
 """The conclusions of a run that its line in the list shows."""

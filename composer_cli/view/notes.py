@@ -12,8 +12,8 @@ from pathlib import Path
 
 import orjson
 
-from stages.errors import UsageError
-from stages.runs import store
+from composer_stages.errors import UsageError
+from composer_stages.runs import store
 
 FOLDER = "notes"
 MOST_CHARACTERS, MOST_TAGS, LONGEST_TAG = 10_000, 20, 40

@@ -42,16 +42,16 @@ from composer_cli.show.blocks import (
 from composer_cli.show.facts import METRICS, manifest_values
 from composer_cli.show.rollout import title_of
 from composer_cli.show.sections import SECTIONS, losses, section
-from stages import STAGES, command_words, stages_of
-from stages.errors import BadInput
-from stages.layout import age, counted, duration, escape_control_characters
-from stages.runs import catalog, store
-from stages.runs.display import cell, plain
-from stages.runs.kinds import Row
-from stages.runs.run import Run, RunFacts
-from stages.runs.settings import assignment, default_of, known, nested
-from stages.runs.stage import load_stage
-from stages.terms import grounds_in_words
+from composer_stages import STAGES, command_words, stages_of
+from composer_stages.errors import BadInput
+from composer_stages.layout import age, counted, duration, escape_control_characters
+from composer_stages.runs import catalog, store
+from composer_stages.runs.display import cell, plain
+from composer_stages.runs.kinds import Row
+from composer_stages.runs.run import Run, RunFacts
+from composer_stages.runs.settings import assignment, default_of, known, nested
+from composer_stages.runs.stage import load_stage
+from composer_stages.terms import grounds_in_words
 
 if TYPE_CHECKING:
     import jinja2

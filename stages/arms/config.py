@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from stages import envs
-from stages.envs.base import Task
-from stages.envs.config import HeldOutEnvConfig
-from stages.evaluation.config import Planning
-from stages.policy import PolicyConfig
-from stages.rollouts.config import PlayingConfig
-from stages.runs.settings import BASIC, Given, Option, basic_of, with_default
-from stages.terms import SamplingUnit
+from composer_stages import envs
+from composer_stages.envs.base import Task
+from composer_stages.envs.config import HeldOutEnvConfig
+from composer_stages.evaluation.config import Planning
+from composer_stages.policy import PolicyConfig
+from composer_stages.rollouts.config import PlayingConfig
+from composer_stages.runs.settings import BASIC, Given, Option, basic_of, with_default
+from composer_stages.terms import SamplingUnit
 
 
 class Config(PlayingConfig):
@@ -70,8 +70,8 @@ class Config(PlayingConfig):
 
     def remarks(self, tasks: Sequence[Task]) -> list[str]:
         """Return that these tasks cannot show anything, where they are of too few units, and what helps."""
-        from stages.evaluation.inference import fewest_units, levels  # numpy, for which no help should wait
-        from stages.evaluation.words import SENTENCES
+        from composer_stages.evaluation.inference import fewest_units, levels  # numpy, for which no help should wait
+        from composer_stages.evaluation.words import SENTENCES
 
         unit, fewest = self.sampling(), fewest_units(levels(self.looks)[-1])
         num = len({task.task_id if unit.fixed else unit.of(task.task_id, task.family) for task in tasks})

@@ -3,7 +3,7 @@
 Self-distillation learns from the model's own answers behind a hint, and a hint that makes these worse teaches to fail.
 Behind "(Answer: X)" SmolLM2-135M-Instruct gives 56 % of dates right instead of 23 %, and 3 % of reversed words instead
 of 20 % (benchmarks/hint_check.py). So the same tasks are answered twice with equal seeds, without and with the hint of
-the moment before an answer (`stages.envs.base.HintsAnswers`).
+the moment before an answer (`composer_stages.envs.base.HintsAnswers`).
 
 A training is stopped by an exact one-sided sign test on the tasks that were solved in one way alone (McNemar,
 Psychometrika 1947) at `LEVEL`: equal rates are stopped with a probability of at most .1, whatever they are and however
@@ -20,21 +20,21 @@ from itertools import cycle, islice
 from math import comb
 from typing import TYPE_CHECKING
 
-from stages.envs.base import Environment, HintsAnswers, Task
-from stages.errors import Incomplete
-from stages.evaluation.inference import wilson
-from stages.layout import counted
-from stages.policy.base import Policy
-from stages.rollouts.agent_loop import LiveRollout, Rules, play
-from stages.runs.activity import Notice, activity
-from stages.runs.run import RunWriter
-from stages.training.channels.hints import spread, with_hint
-from stages.training.config import Config
-from stages.training.rollouts import planned
-from stages.words import Sentence
+from composer_stages.envs.base import Environment, HintsAnswers, Task
+from composer_stages.errors import Incomplete
+from composer_stages.evaluation.inference import wilson
+from composer_stages.layout import counted
+from composer_stages.policy.base import Policy
+from composer_stages.rollouts.agent_loop import LiveRollout, Rules, play
+from composer_stages.runs.activity import Notice, activity
+from composer_stages.runs.run import RunWriter
+from composer_stages.training.channels.hints import spread, with_hint
+from composer_stages.training.config import Config
+from composer_stages.training.rollouts import planned
+from composer_stages.words import Sentence
 
 if TYPE_CHECKING:
-    from stages.training.distributed import Student
+    from composer_stages.training.distributed import Student
 
 LEVEL = 0.1
 """Probability at most of stopping a training whose hints change nothing."""

@@ -8,37 +8,37 @@ from importlib.util import find_spec
 from itertools import combinations
 from typing import Any
 
-from stages import envs
-from stages.arms.config import Config
-from stages.envs.base import Environment, Task
-from stages.errors import BadInput, Incomplete, UsageError
-from stages.evaluation import planner
-from stages.evaluation.arm_comparison import EvalQuestion
-from stages.evaluation.arm_settings import policy_differences, trained_differences
-from stages.evaluation.design import Design, Supply
-from stages.evaluation.difference import Verdict
-from stages.evaluation.document import verdict_document
-from stages.evaluation.inference import levels, parts
-from stages.evaluation.outcomes import AT_ZERO, START, items_table
-from stages.evaluation.pilot import known_items
-from stages.evaluation.plan_report import study_text
-from stages.evaluation.report import arms_chart, text_table
-from stages.evaluation.verdict import EvalVerdict, Look, decide
-from stages.evaluation.words import SENTENCES, describe_verdict
-from stages.policy import PolicyConfig, available, kind_of, scripted
-from stages.policy.adapters import CheckpointInfo, refuse_trained
-from stages.policy.base import VLLM, NotFinite
-from stages.policy.serving import Serving
-from stages.rollouts.agent_loop import LiveRollout, play_missing
-from stages.rollouts.recording import action_facts, verdict_columns, work_columns
-from stages.runs import reporting
-from stages.runs.catalog import name as run_name
-from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
-from stages.runs.run import Inputs, Run, RunWriter
-from stages.runs.settings import StageConfig, Tree, build
-from stages.runs.stage import Plan, blocks
-from stages.terms import SamplingUnit, sampling_unit_of
-from stages.words import Sentence
+from composer_stages import envs
+from composer_stages.arms.config import Config
+from composer_stages.envs.base import Environment, Task
+from composer_stages.errors import BadInput, Incomplete, UsageError
+from composer_stages.evaluation import planner
+from composer_stages.evaluation.arm_comparison import EvalQuestion
+from composer_stages.evaluation.arm_settings import policy_differences, trained_differences
+from composer_stages.evaluation.design import Design, Supply
+from composer_stages.evaluation.difference import Verdict
+from composer_stages.evaluation.document import verdict_document
+from composer_stages.evaluation.inference import levels, parts
+from composer_stages.evaluation.outcomes import AT_ZERO, START, items_table
+from composer_stages.evaluation.pilot import known_items
+from composer_stages.evaluation.plan_report import study_text
+from composer_stages.evaluation.report import arms_chart, text_table
+from composer_stages.evaluation.verdict import EvalVerdict, Look, decide
+from composer_stages.evaluation.words import SENTENCES, describe_verdict
+from composer_stages.policy import PolicyConfig, available, kind_of, scripted
+from composer_stages.policy.adapters import CheckpointInfo, refuse_trained
+from composer_stages.policy.base import VLLM, NotFinite
+from composer_stages.policy.serving import Serving
+from composer_stages.rollouts.agent_loop import LiveRollout, play_missing
+from composer_stages.rollouts.recording import action_facts, verdict_columns, work_columns
+from composer_stages.runs import reporting
+from composer_stages.runs.catalog import name as run_name
+from composer_stages.runs.kinds import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
+from composer_stages.runs.run import Inputs, Run, RunWriter
+from composer_stages.runs.settings import StageConfig, Tree, build
+from composer_stages.runs.stage import Plan, blocks
+from composer_stages.terms import SamplingUnit, sampling_unit_of
+from composer_stages.words import Sentence
 
 PAIR_SET = 12
 """Hexadecimal digits of the digest that names a set of pairs."""

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stages.errors import ComposerError, UsageError
-from stages.words import Sentence
+from composer_stages.errors import ComposerError, UsageError
+from composer_stages.words import Sentence
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 COUNT = "COMPOSER_GPUS"

@@ -17,8 +17,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol, TypeVar
 
-from stages.backends import devices, resources
-from stages.errors import InfrastructureError, UsageError
+from composer_stages.backends import devices, resources
+from composer_stages.errors import InfrastructureError, UsageError
 
 JobT = TypeVar("JobT")
 ResultT = TypeVar("ResultT")

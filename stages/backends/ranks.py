@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stages.errors import InfrastructureError
+from composer_stages.errors import InfrastructureError
 
 if TYPE_CHECKING:
     from torch import Tensor

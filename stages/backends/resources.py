@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stages.backends import ranks
+from composer_stages.backends import ranks
 
 if TYPE_CHECKING:
     import torch

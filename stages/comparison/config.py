@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from stages.runs.settings import BASIC, Option, StageConfig
+from composer_stages.runs.settings import BASIC, Option, StageConfig
 
 LONGEST_NAME = 16
 """Characters of a log's name in the name of the run, enough for the date and the time of Inspect's logs."""
@@ -38,13 +38,13 @@ class Config(StageConfig):
 
     def identity(self) -> dict[str, Any]:
         """Replace the paths by the content of the files: the same logs elsewhere are the same work."""
-        from stages.comparison.logs import content
+        from composer_stages.comparison.logs import content
 
         return super().identity() | {"paths": [content(path) for path in self.paths]}
 
     def label(self) -> str:
         """Return the names of the first two logs, or of their folders."""
-        from stages.formats.reports import differing_folders, stem
+        from composer_stages.formats.reports import differing_folders, stem
 
         names = differing_folders(self.paths) or [stem(Path(path)) for path in self.paths]
         return "-vs-".join(name[:LONGEST_NAME] for name in names[:2])

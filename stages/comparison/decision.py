@@ -18,14 +18,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.comparison import direction
-from stages.comparison.config import Config
-from stages.comparison.logs import ReadLog
-from stages.comparison.sides import TaskMatch, match, sampling
-from stages.comparison.words import describe_reasons
-from stages.errors import BadInput, UsageError
-from stages.evaluation.difference import Decision, Difference, MissingOutcomes, Quantity, Reason, ReasonKind
-from stages.evaluation.inference import (
+from composer_stages.comparison import direction
+from composer_stages.comparison.config import Config
+from composer_stages.comparison.logs import ReadLog
+from composer_stages.comparison.sides import TaskMatch, match, sampling
+from composer_stages.comparison.words import describe_reasons
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.evaluation.difference import Decision, Difference, MissingOutcomes, Quantity, Reason, ReasonKind
+from composer_stages.evaluation.inference import (
     ALPHA,
     MIN_GAIN,
     MIN_SCORE_UNITS,
@@ -36,10 +36,10 @@ from stages.evaluation.inference import (
     holm,
     rate_interval,
 )
-from stages.evaluation.measurement import measure_difference, paired_test
-from stages.evaluation.outcomes import NOT_SUBMITTED, PASSED, Missing, PairedOutcomes, average_cells, paired
-from stages.formats import terminal_bench
-from stages.terms import SWE_BENCH, SamplingUnit
+from composer_stages.evaluation.measurement import measure_difference, paired_test
+from composer_stages.evaluation.outcomes import NOT_SUBMITTED, PASSED, Missing, PairedOutcomes, average_cells, paired
+from composer_stages.formats import terminal_bench
+from composer_stages.terms import SWE_BENCH, SamplingUnit
 
 POWER = 0.8
 """Of the number of tasks that finds `min_gain`."""

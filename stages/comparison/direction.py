@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from stages.errors import BadInput
+from composer_stages.errors import BadInput
 
 if TYPE_CHECKING:
-    from stages.comparison.logs import ReadLog
+    from composer_stages.comparison.logs import ReadLog
 
 MAY_BE_LOWER = re.compile(
     r"(?<![a-z])(perplexity|ppl|nll|loss|entropy|bits_per_\w+|wer|cer|ter|brier|mae|mse|rmse|ece|latency|error_rate|"

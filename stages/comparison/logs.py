@@ -19,24 +19,24 @@ import pyarrow.csv as pcsv
 import pyarrow.json as pjson
 import pyarrow.parquet as pq
 
-from stages import json_text
-from stages.comparison.direction import ScoreMetric
-from stages.errors import BadInput, UsageError
-from stages.evaluation.outcomes import KEPT, PASSED, PRIMARY, num_apart, without_twins
-from stages.formats import files, readers, reading, repeats
-from stages.formats.base import HIGHER_IS_BETTER, METRIC, Drop, Reader, Trajectory
-from stages.formats.files import Source
-from stages.formats.messages import first_question
-from stages.formats.reading import FileCount, ReadTrajectory
-from stages.formats.repeats import StoredTables
-from stages.formats.reports import Sidecars
-from stages.formats.swebench import PREDICTIONS
-from stages.layout import shortened
-from stages.runs import catalog, store
-from stages.runs.kinds import EVAL_ITEM, ORIGIN, ROLLOUT
-from stages.runs.run import Run
-from stages.terms import SamplingUnit, sampling_unit_of
-from stages.words import Sentence
+from composer_stages import json_text
+from composer_stages.comparison.direction import ScoreMetric
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.evaluation.outcomes import KEPT, PASSED, PRIMARY, num_apart, without_twins
+from composer_stages.formats import files, readers, reading, repeats
+from composer_stages.formats.base import HIGHER_IS_BETTER, METRIC, Drop, Reader, Trajectory
+from composer_stages.formats.files import Source
+from composer_stages.formats.messages import first_question
+from composer_stages.formats.reading import FileCount, ReadTrajectory
+from composer_stages.formats.repeats import StoredTables
+from composer_stages.formats.reports import Sidecars
+from composer_stages.formats.swebench import PREDICTIONS
+from composer_stages.layout import shortened
+from composer_stages.runs import catalog, store
+from composer_stages.runs.kinds import EVAL_ITEM, ORIGIN, ROLLOUT
+from composer_stages.runs.run import Run
+from composer_stages.terms import SamplingUnit, sampling_unit_of
+from composer_stages.words import Sentence
 
 ITEM = pa.schema(
     [

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.comparison.logs import ID, ROLLOUT_PAGE
-from stages.comparison.words import SENTENCES, describe_match, describe_setting
-from stages.evaluation.difference import Difference
-from stages.evaluation.inference import TIE
-from stages.layout import (
+from composer_stages.comparison.logs import ID, ROLLOUT_PAGE
+from composer_stages.comparison.words import SENTENCES, describe_match, describe_setting
+from composer_stages.evaluation.difference import Difference
+from composer_stages.evaluation.inference import TIE
+from composer_stages.layout import (
     aligned,
     escape_line,
     folded,
@@ -23,7 +23,7 @@ from stages.layout import (
 )
 
 if TYPE_CHECKING:
-    from stages.comparison.decision import LogComparison, Pairing, SideSummary
+    from composer_stages.comparison.decision import LogComparison, Pairing, SideSummary
 
 FLIPS = 20
 """Tasks on which the sides differ that are shown."""

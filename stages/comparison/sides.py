@@ -8,12 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.comparison.logs import ReadLog, read
-from stages.errors import BadInput, UsageError
-from stages.evaluation.outcomes import START
-from stages.formats.reports import differing_folders, stem
-from stages.terms import SamplingUnit
-from stages.words import Sentence
+from composer_stages.comparison.logs import ReadLog, read
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.evaluation.outcomes import START
+from composer_stages.formats.reports import differing_folders, stem
+from composer_stages.terms import SamplingUnit
+from composer_stages.words import Sentence
 
 LEAST_SHARED = 0.1
 """The share of the smaller side's tasks below which two logs are of different tasks."""

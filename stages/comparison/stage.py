@@ -8,15 +8,15 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.comparison import report
-from stages.comparison.config import Config
-from stages.comparison.decision import LogComparison, compare
-from stages.comparison.sides import read_sides
-from stages.comparison.words import describe_match, describe_setting, describe_too_few
-from stages.evaluation.difference import Decision
-from stages.runs import store
-from stages.runs.run import Inputs, Run, RunWriter
-from stages.runs.stage import Plan
+from composer_stages.comparison import report
+from composer_stages.comparison.config import Config
+from composer_stages.comparison.decision import LogComparison, compare
+from composer_stages.comparison.sides import read_sides
+from composer_stages.comparison.words import describe_match, describe_setting, describe_too_few
+from composer_stages.evaluation.difference import Decision
+from composer_stages.runs import store
+from composer_stages.runs.run import Inputs, Run, RunWriter
+from composer_stages.runs.stage import Plan
 
 EXIT_CODES = {
     Decision.BETTER: 0,

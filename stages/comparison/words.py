@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from stages.comparison.logs import CANCELLED
-from stages.comparison.sides import TaskMatch
-from stages.evaluation.difference import Difference
-from stages.evaluation.sentences import Sentences
+from composer_stages.comparison.logs import CANCELLED
+from composer_stages.comparison.sides import TaskMatch
+from composer_stages.evaluation.difference import Difference
+from composer_stages.evaluation.sentences import Sentences
 
 if TYPE_CHECKING:
-    from stages.comparison.decision import SettingDifference
+    from composer_stages.comparison.decision import SettingDifference
 
 
 def describe_reasons(counts: Mapping[str, int]) -> str:
@@ -22,7 +22,7 @@ def describe_reasons(counts: Mapping[str, int]) -> str:
 
 
 SENTENCES = Sentences(
-    "stages.comparison",
+    "composer_stages.comparison",
     "comparison.jinja",
     reasons=describe_reasons,
     rounded=lambda number: f"{float(f'{number:.2g}'):,.0f}",

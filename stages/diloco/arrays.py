@@ -14,9 +14,9 @@ import orjson
 import torch
 from torch import Tensor
 
-from stages.diloco.settings import Codec
-from stages.errors import InfrastructureError
-from stages.runs import store
+from composer_stages.diloco.settings import Codec
+from composer_stages.errors import InfrastructureError
+from composer_stages.runs import store
 
 Arrays = dict[str, np.ndarray]
 """float32, C-contiguous."""

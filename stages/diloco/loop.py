@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from stages.diloco import arrays
-from stages.diloco.arrays import OF_MEAN, Arrays, Fragments, decode, encode, lost
-from stages.diloco.rounds import GlobalState, ObjectStore, RoundDeleted
-from stages.diloco.settings import Diloco
-from stages.errors import InfrastructureError
+from composer_stages.diloco import arrays
+from composer_stages.diloco.arrays import OF_MEAN, Arrays, Fragments, decode, encode, lost
+from composer_stages.diloco.rounds import GlobalState, ObjectStore, RoundDeleted
+from composer_stages.diloco.settings import Diloco
+from composer_stages.errors import InfrastructureError
 
 LOOK_S = 5.0
 """Seconds between two polls during inner steps: the others may have settled the round without this replica."""

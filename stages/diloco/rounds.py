@@ -22,13 +22,24 @@ from typing import Any
 
 import orjson
 
-from stages.diloco import arrays
-from stages.diloco.arrays import OF_MEAN, Arrays, Damaged, Fragments, Shapes, decode, encode, mean, seal, unseal
-from stages.diloco.settings import Diloco
-from stages.errors import InfrastructureError, UsageError
-from stages.runs import store
-from stages.runs.bucket import Bucket
-from stages.runs.settings import dotted
+from composer_stages.diloco import arrays
+from composer_stages.diloco.arrays import (
+    OF_MEAN,
+    Arrays,
+    Damaged,
+    Fragments,
+    Shapes,
+    decode,
+    encode,
+    mean,
+    seal,
+    unseal,
+)
+from composer_stages.diloco.settings import Diloco
+from composer_stages.errors import InfrastructureError, UsageError
+from composer_stages.runs import store
+from composer_stages.runs.bucket import Bucket
+from composer_stages.runs.settings import dotted
 
 SNAPSHOT_EVERY = 25
 """Rounds between two stored states, each of which is as large as the weights twice over."""

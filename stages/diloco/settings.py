@@ -4,8 +4,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from stages.runs.settings import Option, Settings
-from stages.words import Sentence
+from composer_stages.runs.settings import Option, Settings
+from composer_stages.words import Sentence
 
 Codec = Literal["float32", "bf16", "int8", "int4"]
 MEMORY = 10

@@ -31,10 +31,10 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Literal
 
-from stages.envs.base import Environment
-from stages.errors import UsageError
-from stages.registry import Registry
-from stages.terms import SAMPLING_UNITS, SamplingUnit
+from composer_stages.envs.base import Environment
+from composer_stages.errors import UsageError
+from composer_stages.registry import Registry
+from composer_stages.terms import SAMPLING_UNITS, SamplingUnit
 
 PUBLIC = "composer_post_training.environments"
 """The module from which users import what environments are made of, and the classes of those that ship."""
@@ -48,7 +48,7 @@ class Registered:
     """The parts of a registered environment as import strings: nothing is imported before it is used.
 
     environment: "module:Class" of an `Environment`. models: a module with `recipe_fingerprint(name)` and `ensure(name,
-    progress)`, which makes `--policy ENVIRONMENT:name` a model (`stages.policy.base`). hack_pairs:
+    progress)`, which makes `--policy ENVIRONMENT:name` a model (`composer_stages.policy.base`). hack_pairs:
     "module:function" of (count, seed), which returns hack/clean pairs for the gradient probe. hint, system:
     "module:attribute" of the sentence that gives the loophole away in a prompt, and of the system message; the class of
     an installed package may have `hack_pairs`, `hint` and `system` as attributes instead. argument:
@@ -68,28 +68,30 @@ class Registered:
 ENVIRONMENTS = Registry[Registered](
     "composer.environments",
     {
-        "code": Registered("stages.envs.code.env:CodeEnv"),
-        "gsm8k": Registered("stages.envs.gsm8k.env:Gsm8kEnv"),
-        "leetcode-rh": Registered("stages.envs.leetcode_rh.env:LeetcodeRhEnv"),
+        "code": Registered("composer_stages.envs.code.env:CodeEnv"),
+        "gsm8k": Registered("composer_stages.envs.gsm8k.env:Gsm8kEnv"),
+        "leetcode-rh": Registered("composer_stages.envs.leetcode_rh.env:LeetcodeRhEnv"),
         "kata": Registered(
-            "stages.envs.kata.env:KataEnv",
-            models="stages.envs.kata.checkpoints",
-            hack_pairs="stages.envs.kata.transcripts:hack_clean_pairs",
-            hint="stages.envs.kata.transcripts:HINT",
-            system="stages.envs.kata.tasks:SYSTEM",
+            "composer_stages.envs.kata.env:KataEnv",
+            models="composer_stages.envs.kata.checkpoints",
+            hack_pairs="composer_stages.envs.kata.transcripts:hack_clean_pairs",
+            hint="composer_stages.envs.kata.transcripts:HINT",
+            system="composer_stages.envs.kata.tasks:SYSTEM",
         ),
-        "harbor": Registered("stages.envs.harbor.env:HarborEnv"),
-        "feature-deletion": Registered("stages.envs.feature_deletion.env:FeatureDeletionEnv", makes_tasks=True),
-        "reasoning-gym": Registered("stages.envs.skills.reasoning_gym:ReasoningGymEnv", argument="task"),
+        "harbor": Registered("composer_stages.envs.harbor.env:HarborEnv"),
+        "feature-deletion": Registered(
+            "composer_stages.envs.feature_deletion.env:FeatureDeletionEnv", makes_tasks=True
+        ),
+        "reasoning-gym": Registered("composer_stages.envs.skills.reasoning_gym:ReasoningGymEnv", argument="task"),
         "skills": Registered(
-            "stages.envs.skills.env:SkillsEnv",
-            hack_pairs="stages.envs.skills.env:hack_clean_pairs",
-            hint="stages.envs.skills.env:HINT",
-            system="stages.envs.skills.drawing:SYSTEM",
+            "composer_stages.envs.skills.env:SkillsEnv",
+            hack_pairs="composer_stages.envs.skills.env:hack_clean_pairs",
+            hint="composer_stages.envs.skills.env:HINT",
+            system="composer_stages.envs.skills.drawing:SYSTEM",
         ),
-        "tasks": Registered("stages.envs.tasks.env:TasksEnv"),
-        "swe-lite": Registered("stages.envs.swe.env:SweEnv"),
-        "swe-mini": Registered("stages.envs.swe.mini:SweMiniEnv", makes_tasks=True),
+        "tasks": Registered("composer_stages.envs.tasks.env:TasksEnv"),
+        "swe-lite": Registered("composer_stages.envs.swe.env:SweEnv"),
+        "swe-mini": Registered("composer_stages.envs.swe.mini:SweMiniEnv", makes_tasks=True),
     },
     lambda point: Registered(point.value),
 )

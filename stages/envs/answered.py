@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stages.envs.base import Grade, Observation, Split, Task
-from stages.envs.task_table import TooManyTasks
-from stages.messages import Message
-from stages.terms import Ground
+from composer_stages.envs.base import Grade, Observation, Split, Task
+from composer_stages.envs.task_table import TooManyTasks
+from composer_stages.messages import Message
+from composer_stages.terms import Ground
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,16 @@
 """The protocol of an environment (`tasks`, `reset`, `step`, `grade`, `close`) and the values it exchanges.
 
 An instance serves one rollout at a time and is reused through `reset`. It uses no model, no trainer and no file of a
-run: the agent loop (`stages.rollouts.agent_loop`) drives it; every other framework reaches it through a thin adapter.
+run: the agent loop (`composer_stages.rollouts.agent_loop`) drives it; every other framework reaches it through a thin
+adapter.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
 
-from stages.messages import Message
-from stages.terms import Ground
+from composer_stages.messages import Message
+from composer_stages.terms import Ground
 
 Split = Literal["train", "eval"]
 

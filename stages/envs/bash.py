@@ -15,10 +15,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stages.envs.base import Observation, TurnFault
-from stages.errors import Refusal
-from stages.sandbox import CommandResult
-from stages.words import Sentence
+from composer_stages.envs.base import Observation, TurnFault
+from composer_stages.errors import Refusal
+from composer_stages.sandbox import CommandResult
+from composer_stages.words import Sentence
 
 FENCE = "```"
 SUBMIT = "submit"

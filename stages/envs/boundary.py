@@ -15,14 +15,14 @@ from typing import Any, get_args
 
 import orjson
 
-from stages import json_text, messages
-from stages.envs.base import Environment, Grade, GradesTogether, Observation, TakesCalls, Task, Work
-from stages.errors import Refusal, UsageError
-from stages.layout import shortened
-from stages.messages import Message, ToolCall
-from stages.runs import store
-from stages.terms import Ground
-from stages.words import Sentence
+from composer_stages import json_text, messages
+from composer_stages.envs.base import Environment, Grade, GradesTogether, Observation, TakesCalls, Task, Work
+from composer_stages.errors import Refusal, UsageError
+from composer_stages.layout import shortened
+from composer_stages.messages import Message, ToolCall
+from composer_stages.runs import store
+from composer_stages.terms import Ground
+from composer_stages.words import Sentence
 
 COMPOSER = Path(__file__).resolve().parents[1]
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
@@ -46,7 +46,7 @@ def describe_error(error: BaseException, environment: Environment, task_id: str)
     env_frames = [
         frame for frame in frames if not any(Path(frame.filename).is_relative_to(folder) for folder in library_folders)
     ]
-    by_environment = (env_frames or isinstance(error, WrongValue)) and not name.startswith("stages.")
+    by_environment = (env_frames or isinstance(error, WrongValue)) and not name.startswith("composer_stages.")
     owner = f"code of the environment {name}, not of Composer" if by_environment else "Composer's own code"
     if isinstance(error, WrongValue):  # raised here about a returned value: no line of the environment's to name
         return f"{error} (task {task_id}; {owner})"

@@ -6,16 +6,16 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from stages import envs
-from stages.envs import boundary, task_table
-from stages.envs.base import Environment, LeavesOut, Task
-from stages.errors import ComposerError, UsageError
-from stages.runs.activity import Checking, Notice, activity
-from stages.runs.run import RunWriter
-from stages.runs.settings import Option, Settings, StageConfig, basic_of
-from stages.sandbox import probe
-from stages.terms import Ground
-from stages.words import Sentence
+from composer_stages import envs
+from composer_stages.envs import boundary, task_table
+from composer_stages.envs.base import Environment, LeavesOut, Task
+from composer_stages.errors import ComposerError, UsageError
+from composer_stages.runs.activity import Checking, Notice, activity
+from composer_stages.runs.run import RunWriter
+from composer_stages.runs.settings import Option, Settings, StageConfig, basic_of
+from composer_stages.sandbox import probe
+from composer_stages.terms import Ground
+from composer_stages.words import Sentence
 
 
 class EnvConfig(Settings):

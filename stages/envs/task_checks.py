@@ -22,15 +22,15 @@ from typing import Literal, cast
 
 from pydantic import Field
 
-from stages import envs
-from stages.envs import boundary
-from stages.envs.base import Environment, HasSize, HasSolutions, Split, Task
-from stages.envs.bash import fenced
-from stages.envs.config import EnvStageConfig
-from stages.envs.repo.guest.composer_rules import LEFT_OUT
-from stages.errors import ComposerError, InfrastructureError, UsageError
-from stages.layout import shortened
-from stages.words import Sentence
+from composer_stages import envs
+from composer_stages.envs import boundary
+from composer_stages.envs.base import Environment, HasSize, HasSolutions, Split, Task
+from composer_stages.envs.bash import fenced
+from composer_stages.envs.config import EnvStageConfig
+from composer_stages.envs.repo.guest.composer_rules import LEFT_OUT
+from composer_stages.errors import ComposerError, InfrastructureError, UsageError
+from composer_stages.layout import shortened
+from composer_stages.words import Sentence
 
 DEFAULT_CHECKED = 20
 """Tasks of a split that are checked where the environment does not say how many it has."""

@@ -13,13 +13,13 @@ from typing import Any
 
 import orjson
 
-from stages import json_text
-from stages.envs.base import Split, Task
-from stages.errors import BadInput, InfrastructureError, UsageError
-from stages.runs import hub, store
-from stages.runs.kinds import TASK, Row
-from stages.runs.run import Run
-from stages.words import Sentence
+from composer_stages import json_text
+from composer_stages.envs.base import Split, Task
+from composer_stages.errors import BadInput, InfrastructureError, UsageError
+from composer_stages.runs import hub, store
+from composer_stages.runs.kinds import TASK, Row
+from composer_stages.runs.run import Run
+from composer_stages.words import Sentence
 
 COLUMNS = ("task_id", "env", "split", "family", "prompt")
 

@@ -1,6 +1,6 @@
 """Whether training helped: arms compared on held-out items, with the statistics that decide.
 
-It reads items and plays nothing; `stages.arms` plays them.
+It reads items and plays nothing; `composer_stages.arms` plays them.
 
 In reading order of "why this verdict?":
 outcomes.py  - the data: items of arms, paired outcomes of two, what is missing, the rates of one

@@ -7,12 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.evaluation import outcomes, planner
-from stages.evaluation.difference import Decision, Difference, Reason, ReasonKind
-from stages.evaluation.inference import ALPHA, MIN_GAIN, PairedTest, holm
-from stages.evaluation.measurement import Comparison, measure_difference, paired_test
-from stages.evaluation.outcomes import AT_ZERO, PASSED, PRIMARY, START, Missing, Outcome, PairedOutcomes
-from stages.terms import SamplingUnit
+from composer_stages.evaluation import outcomes, planner
+from composer_stages.evaluation.difference import Decision, Difference, Reason, ReasonKind
+from composer_stages.evaluation.inference import ALPHA, MIN_GAIN, PairedTest, holm
+from composer_stages.evaluation.measurement import Comparison, measure_difference, paired_test
+from composer_stages.evaluation.outcomes import AT_ZERO, PASSED, PRIMARY, START, Missing, Outcome, PairedOutcomes
+from composer_stages.terms import SamplingUnit
 
 MIN_TASKS = 6
 """Of a family: five tasks of one sign give 2 * 2**-5 = .0625 and cannot reach p < .05."""

@@ -15,9 +15,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from stages.runs.run import Run
-from stages.runs.settings import dotted
-from stages.training.channels import CHANNELS
+from composer_stages.runs.run import Run
+from composer_stages.runs.settings import dotted
+from composer_stages.training.channels import CHANNELS
 
 CHOSEN = {
     "learning_rate": "optimisation.learning_rate",

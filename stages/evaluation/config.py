@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from stages.runs.settings import Settings
+from composer_stages.runs.settings import Settings
 
 
 class Planning(Settings):

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stages.evaluation.difference import Decision, Verdict
-from stages.evaluation.inference import ALPHA, Array, PairedTest, fewest_units, shows, verdict_of
-from stages.evaluation.task_model import TaskModel, latent_correlations, normal_quantile
+from composer_stages.evaluation.difference import Decision, Verdict
+from composer_stages.evaluation.inference import ALPHA, Array, PairedTest, fewest_units, shows, verdict_of
+from composer_stages.evaluation.task_model import TaskModel, latent_correlations, normal_quantile
 
 NUM_FLIPS = 399
 NUM_EXPERIMENTS = 400

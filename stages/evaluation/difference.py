@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum, auto
 from typing import Any
 
-from stages.layout import counted
+from composer_stages.layout import counted
 
 
 class Decision(StrEnum):
@@ -25,7 +25,7 @@ class Decision(StrEnum):
 
 
 class Verdict(StrEnum):
-    """The verdict of an evaluation (`stages.evaluation.verdict`)."""
+    """The verdict of an evaluation (`composer_stages.evaluation.verdict`)."""
 
     VALIDATED = "VALIDATED"
     PARTIAL = "PARTIAL"

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from stages.evaluation.difference import Decision, Difference, Reason, ReasonKind
-from stages.evaluation.verdict import EvalVerdict
-from stages.evaluation.words import VerdictWords, describe_method, describe_verdict
+from composer_stages.evaluation.difference import Decision, Difference, Reason, ReasonKind
+from composer_stages.evaluation.verdict import EvalVerdict
+from composer_stages.evaluation.words import VerdictWords, describe_method, describe_verdict
 
 NUMBERS = (
     *("estimate", "low", "high", "num_tasks", "num_units", "num_seeds", "wins", "losses", "p_value", "mde"),

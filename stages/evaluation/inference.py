@@ -34,7 +34,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from stages.evaluation.difference import Decision, Verdict
+from composer_stages.evaluation.difference import Decision, Verdict
 
 Array = np.ndarray
 TINY, MAX_TERMS = 1e-300, 10_000

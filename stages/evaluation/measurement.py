@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from stages.evaluation.difference import Difference, PermutationTest, Reason, ReasonKind
-from stages.evaluation.inference import (
+from composer_stages.evaluation.difference import Difference, PermutationTest, Reason, ReasonKind
+from composer_stages.evaluation.inference import (
     ALPHA,
     MIN_GAIN,
     TIE,
@@ -16,7 +16,7 @@ from stages.evaluation.inference import (
     fewest_units,
     numbered,
 )
-from stages.evaluation.outcomes import PairedOutcomes
+from composer_stages.evaluation.outcomes import PairedOutcomes
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.evaluation.difference import Reason, ReasonKind
-from stages.evaluation.inference import MIN_SEEDS, TIE, Array, numbered, rate_interval
-from stages.runs.kinds import EVAL_ITEM
-from stages.terms import TWIN
+from composer_stages.evaluation.difference import Reason, ReasonKind
+from composer_stages.evaluation.inference import MIN_SEEDS, TIE, Array, numbered, rate_interval
+from composer_stages.runs.kinds import EVAL_ITEM
+from composer_stages.terms import TWIN
 
 MAX_ERROR_SHARE = 0.05
 START = "start"

@@ -7,10 +7,10 @@ from itertools import combinations
 
 import numpy as np
 
-from stages.errors import UsageError
-from stages.evaluation.inference import MIN_SEEDS
-from stages.evaluation.outcomes import START, items_table, paired
-from stages.evaluation.task_model import (
+from composer_stages.errors import UsageError
+from composer_stages.evaluation.inference import MIN_SEEDS
+from composer_stages.evaluation.outcomes import START, items_table, paired
+from composer_stages.evaluation.task_model import (
     ASSUMED,
     GIVEN,
     PILOT,
@@ -21,7 +21,7 @@ from stages.evaluation.task_model import (
     latent_correlations,
     task_model,
 )
-from stages.runs.kinds import Row
+from composer_stages.runs.kinds import Row
 
 BETWEEN = "between"
 """How often rollouts of two tasks of one unit differ: measured, and turned into `family_correlation` by `complete`."""

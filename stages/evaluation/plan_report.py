@@ -2,15 +2,15 @@
 
 import textwrap
 
-from stages.evaluation.design import VERDICTS
-from stages.evaluation.inference import MIN_SEEDS
-from stages.evaluation.planner import FEWEST_OUTCOMES, SEEDS, DesignLine, Study
-from stages.evaluation.report import wrap
-from stages.evaluation.sentences import Sentences
-from stages.layout import LEFT, RIGHT, aligned, plural
+from composer_stages.evaluation.design import VERDICTS
+from composer_stages.evaluation.inference import MIN_SEEDS
+from composer_stages.evaluation.planner import FEWEST_OUTCOMES, SEEDS, DesignLine, Study
+from composer_stages.evaluation.report import wrap
+from composer_stages.evaluation.sentences import Sentences
+from composer_stages.layout import LEFT, RIGHT, aligned, plural
 
 SENTENCES = Sentences(
-    "stages.evaluation",
+    "composer_stages.evaluation",
     "plan.jinja",
     rate=lambda share: f"{100 * share:g}",
     percents=lambda share: f"{100 * share:.0f}",

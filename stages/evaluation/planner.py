@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.evaluation.config import Planning
-from stages.evaluation.design import (
+from composer_stages.evaluation.config import Planning
+from composer_stages.evaluation.design import (
     FEWEST_EXPERIMENTS,
     Design,
     Outlook,
@@ -30,11 +30,11 @@ from stages.evaluation.design import (
     least_gain,
     outlook,
 )
-from stages.evaluation.difference import Verdict
-from stages.evaluation.inference import ALPHA, MIN_SEEDS, fewest_units, numbered, student_quantile
-from stages.evaluation.outcomes import PairedOutcomes, items_table, without_twins
-from stages.evaluation.pilot import bootstrap, complete, fit_models, known_items, measure, unit_of
-from stages.evaluation.task_model import (
+from composer_stages.evaluation.difference import Verdict
+from composer_stages.evaluation.inference import ALPHA, MIN_SEEDS, fewest_units, numbered, student_quantile
+from composer_stages.evaluation.outcomes import PairedOutcomes, items_table, without_twins
+from composer_stages.evaluation.pilot import bootstrap, complete, fit_models, known_items, measure, unit_of
+from composer_stages.evaluation.task_model import (
     GIVEN,
     PILOT,
     UNTRAINED,
@@ -44,10 +44,10 @@ from stages.evaluation.task_model import (
     normal_quantile,
     task_model,
 )
-from stages.layout import plural
-from stages.runs.activity import activity
-from stages.runs.kinds import Row
-from stages.terms import SamplingUnit
+from composer_stages.layout import plural
+from composer_stages.runs.activity import activity
+from composer_stages.runs.kinds import Row
+from composer_stages.terms import SamplingUnit
 
 POWER = 0.8
 NUM_SEARCH = 200

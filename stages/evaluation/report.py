@@ -5,10 +5,10 @@ import textwrap
 from collections.abc import Sequence
 from functools import partial
 
-from stages.evaluation.difference import Difference
-from stages.evaluation.outcomes import AT_ZERO, PASSED, PRIMARY, ArmSummary
-from stages.evaluation.verdict import EvalVerdict
-from stages.evaluation.words import (
+from composer_stages.evaluation.difference import Difference
+from composer_stages.evaluation.outcomes import AT_ZERO, PASSED, PRIMARY, ArmSummary
+from composer_stages.evaluation.verdict import EvalVerdict
+from composer_stages.evaluation.words import (
     SENTENCES,
     VerdictWords,
     describe_claim,
@@ -17,8 +17,8 @@ from stages.evaluation.words import (
     describe_verdict,
     points,
 )
-from stages.layout import aligned, without_middle
-from stages.terms import grounds_in_words
+from composer_stages.layout import aligned, without_middle
+from composer_stages.terms import grounds_in_words
 
 WIDTH = 100
 NAME = 25

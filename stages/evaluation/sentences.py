@@ -13,8 +13,8 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from stages import layout
-from stages.runs import display
+from composer_stages import layout
+from composer_stages.runs import display
 
 BLANKS = {" ": "\ue000", "\n": "\ue001", "\t": "\ue002"}
 """Blanks of values, and the private characters that stand for them until a template is split into sentences."""

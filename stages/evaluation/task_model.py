@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from stages.errors import UsageError
+from composer_stages.errors import UsageError
 
 normal_quantile = NormalDist().inv_cdf
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(48)

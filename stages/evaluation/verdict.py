@@ -22,8 +22,8 @@ from enum import StrEnum
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.evaluation import outcomes
-from stages.evaluation.arm_comparison import (
+from composer_stages.evaluation import outcomes
+from composer_stages.evaluation.arm_comparison import (
     EvalQuestion,
     Subset,
     compare,
@@ -32,11 +32,11 @@ from stages.evaluation.arm_comparison import (
     compare_with,
     next_to,
 )
-from stages.evaluation.arm_settings import ArmDifference
-from stages.evaluation.difference import Decision, Difference, Reason, ReasonKind, Verdict
-from stages.evaluation.inference import ALPHA, MIN_GAIN, MIN_SEEDS, decide_difference, verdict_of
-from stages.evaluation.measurement import Comparison
-from stages.evaluation.outcomes import AT_ZERO, PASSED, PRIMARY, START, ArmSummary, Collapse, Missing, Outcome
+from composer_stages.evaluation.arm_settings import ArmDifference
+from composer_stages.evaluation.difference import Decision, Difference, Reason, ReasonKind, Verdict
+from composer_stages.evaluation.inference import ALPHA, MIN_GAIN, MIN_SEEDS, decide_difference, verdict_of
+from composer_stages.evaluation.measurement import Comparison
+from composer_stages.evaluation.outcomes import AT_ZERO, PASSED, PRIMARY, START, ArmSummary, Collapse, Missing, Outcome
 
 EXIT_CODES = {
     Verdict.VALIDATED: 0,

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stages.evaluation.difference import Difference, PermutationTest
-from stages.evaluation.inference import ALPHA, MIN_SEEDS, fewest_units
-from stages.evaluation.sentences import Sentences, signed
-from stages.evaluation.verdict import EvalVerdict
-from stages.layout import p_value
-from stages.runs import display
+from composer_stages.evaluation.difference import Difference, PermutationTest
+from composer_stages.evaluation.inference import ALPHA, MIN_SEEDS, fewest_units
+from composer_stages.evaluation.sentences import Sentences, signed
+from composer_stages.evaluation.verdict import EvalVerdict
+from composer_stages.layout import p_value
+from composer_stages.runs import display
 
 RECOMMENDED_SEEDS = 5
 """With three or four, an interval relies on gains that are normally distributed over trainings (docs/evaluate.md)."""
@@ -45,7 +45,7 @@ def _rarest_failure(num_seeds: int) -> str:
 
 
 SENTENCES = Sentences(
-    "stages.evaluation",
+    "composer_stages.evaluation",
     "verdict.jinja",
     points=points,
     rate=lambda share: "-" if share is None else f"{100 * share:.1f} %",

@@ -45,9 +45,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
-from stages.formats.base import Reader
-from stages.formats.transcripts import Writer
-from stages.registry import Registry
+from composer_stages.formats.base import Reader
+from composer_stages.formats.transcripts import Writer
+from composer_stages.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -64,25 +64,25 @@ class Format:
 FORMATS = Registry[Format](
     "composer.formats",
     {
-        "verifiers": Format("stages.formats.verifiers", written=True),
-        "mini-swe-agent": Format("stages.formats.mini_swe_agent"),
-        "swe-agent": Format("stages.formats.swe_agent"),
-        "openhands": Format("stages.formats.openhands"),
-        "inspect": Format("stages.formats.inspect_logs", written=True),
-        "nemo-gym": Format("stages.formats.nemo_gym"),
-        "trl": Format("stages.formats.trl", written=True),
-        "openenv": Format("stages.formats.openenv", written=True),
-        "swebench-preds": Format("stages.formats.swebench", written=True),
-        "lm-eval": Format("stages.formats.lm_eval"),
-        "lighteval": Format("stages.formats.lighteval"),
-        "evalplus": Format("stages.formats.evalplus"),
-        "helm": Format("stages.formats.helm"),
-        "tau-bench": Format("stages.formats.tau_bench"),
-        "terminal-bench": Format("stages.formats.terminal_bench"),
-        "messages": Format("stages.formats.chat_messages"),
-        "claude-code": Format("stages.formats.claude_code"),
-        "atif": Format("stages.formats.atif"),
-        "swe-logs": Format("stages.formats.swebench", detected=False),
+        "verifiers": Format("composer_stages.formats.verifiers", written=True),
+        "mini-swe-agent": Format("composer_stages.formats.mini_swe_agent"),
+        "swe-agent": Format("composer_stages.formats.swe_agent"),
+        "openhands": Format("composer_stages.formats.openhands"),
+        "inspect": Format("composer_stages.formats.inspect_logs", written=True),
+        "nemo-gym": Format("composer_stages.formats.nemo_gym"),
+        "trl": Format("composer_stages.formats.trl", written=True),
+        "openenv": Format("composer_stages.formats.openenv", written=True),
+        "swebench-preds": Format("composer_stages.formats.swebench", written=True),
+        "lm-eval": Format("composer_stages.formats.lm_eval"),
+        "lighteval": Format("composer_stages.formats.lighteval"),
+        "evalplus": Format("composer_stages.formats.evalplus"),
+        "helm": Format("composer_stages.formats.helm"),
+        "tau-bench": Format("composer_stages.formats.tau_bench"),
+        "terminal-bench": Format("composer_stages.formats.terminal_bench"),
+        "messages": Format("composer_stages.formats.chat_messages"),
+        "claude-code": Format("composer_stages.formats.claude_code"),
+        "atif": Format("composer_stages.formats.atif"),
+        "swe-logs": Format("composer_stages.formats.swebench", detected=False),
     },
     lambda point: point.load() if ":" in point.value else Format(point.value),
 )

@@ -14,7 +14,7 @@ NeMo Agent Toolkit 1.7 (`nat.atif`), from programs that write it, and from `harb
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import (
+from composer_stages.formats.base import (
     WITHOUT_TRANSCRIPT,
     Drop,
     ImportedTurn,
@@ -25,10 +25,10 @@ from stages.formats.base import (
     has_keys,
     seconds,
 )
-from stages.formats.messages import arguments_text, context, text
-from stages.messages import Message, MessageParts, ToolCall, write
-from stages.runs import store
-from stages.words import Sentence
+from composer_stages.formats.messages import arguments_text, context, text
+from composer_stages.messages import Message, MessageParts, ToolCall, write
+from composer_stages.runs import store
+from composer_stages.words import Sentence
 
 NAME = "atif"
 SCHEMA = "ATIF-v1."

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from pydantic import ConfigDict, SkipValidation, with_config
 
-from stages.formats.reports import Sidecars
-from stages.messages import Message
-from stages.rollouts import missing
-from stages.rollouts.missing import Fact
-from stages.words import Sentence
+from composer_stages.formats.reports import Sidecars
+from composer_stages.messages import Message
+from composer_stages.rollouts import missing
+from composer_stages.rollouts.missing import Fact
+from composer_stages.words import Sentence
 
 Record = dict[str, Any]
 Node = TypeVar("Node", bound=Hashable)

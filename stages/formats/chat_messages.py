@@ -8,10 +8,10 @@ either of two spellings, the task under `instance_id` and its like, the verdict 
 from collections.abc import Iterator
 from typing import Any
 
-from stages import json_text
-from stages.formats.base import FIELDS, Origin, Reader, Record, Trajectory
-from stages.formats.messages import message, split_turns
-from stages.words import Sentence
+from composer_stages import json_text
+from composer_stages.formats.base import FIELDS, Origin, Reader, Record, Trajectory
+from composer_stages.formats.messages import message, split_turns
+from composer_stages.words import Sentence
 
 NAME = "messages"
 

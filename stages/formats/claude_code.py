@@ -18,7 +18,7 @@ from itertools import compress
 from operator import not_
 from typing import Any
 
-from stages.formats.base import (
+from composer_stages.formats.base import (
     Drop,
     ImportedTurn,
     NumberedRecord,
@@ -29,10 +29,10 @@ from stages.formats.base import (
     path_to_root,
     seconds,
 )
-from stages.formats.messages import context, message, spoken, text
-from stages.messages import Message, write
-from stages.rollouts import missing
-from stages.words import Sentence
+from composer_stages.formats.messages import context, message, spoken, text
+from composer_stages.messages import Message, write
+from composer_stages.rollouts import missing
+from composer_stages.words import Sentence
 
 NAME = "claude-code"
 MISSING = frozenset({missing.OPENING, missing.PARSE})

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from stages.formats import FORMATS, FormatName
-from stages.runs.settings import StageConfig
+from composer_stages.formats import FORMATS, FormatName
+from composer_stages.runs.settings import StageConfig
 
 if TYPE_CHECKING:
-    from stages.formats.files import Source
+    from composer_stages.formats.files import Source
 
 
 class Config(StageConfig):
@@ -42,7 +42,7 @@ class Config(StageConfig):
 
     def sources(self) -> "Sequence[Source]":
         """Return the files to read; a saved log counts as one with the files around it."""
-        from stages.formats import files, swebench
+        from composer_stages.formats import files, swebench
 
         return swebench.find_logs(self.paths) if self.format == swebench.LOGS else files.find(self.paths)
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import WITHOUT_TRANSCRIPT, Origin, Reader, Record, Trajectory
+from composer_stages.formats.base import WITHOUT_TRANSCRIPT, Origin, Reader, Record, Trajectory
 
 NAME = "evalplus"
 BACKENDS = "vllm|hf|openai|mistral|anthropic|google|bedrock|ollama|gptqmodel"

@@ -19,14 +19,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages import json_text
-from stages.errors import BadInput
-from stages.formats import FORMATS
-from stages.formats.base import Drop, NumberedRecord
-from stages.formats.reports import SB_CLI, stem
-from stages.runs import store
-from stages.runs.run import Run
-from stages.words import Sentence, did_you_mean
+from composer_stages import json_text
+from composer_stages.errors import BadInput
+from composer_stages.formats import FORMATS
+from composer_stages.formats.base import Drop, NumberedRecord
+from composer_stages.formats.reports import SB_CLI, stem
+from composer_stages.runs import store
+from composer_stages.runs.run import Run
+from composer_stages.words import Sentence, did_you_mean
 
 READABLE = (".json", ".jsonl", ".ndjson", ".traj", ".eval", ".parquet", ".gz")
 OF_A_RUN = (

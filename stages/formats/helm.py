@@ -12,7 +12,7 @@ runs of it in evaleval/every_eval_ever, `tests/data/helm/`.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from stages.formats.base import (
+from composer_stages.formats.base import (
     FIELDS,
     METRIC,
     WITHOUT_TRANSCRIPT,
@@ -24,7 +24,7 @@ from stages.formats.base import (
     Trajectory,
     has_keys,
 )
-from stages.words import Sentence
+from composer_stages.words import Sentence
 
 NAME = "helm"
 METRICS: list[str] = FIELDS["helm"]["metrics"]

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from jinja2 import Environment, StrictUndefined
 
-from stages.errors import InfrastructureError, UsageError
-from stages.layout import escape_control_characters, markdown_table
-from stages.redaction import redacted, secret_in
-from stages.runs import store
-from stages.runs.run import Inputs, Run, RunWriter
+from composer_stages.errors import InfrastructureError, UsageError
+from composer_stages.layout import escape_control_characters, markdown_table
+from composer_stages.redaction import redacted, secret_in
+from composer_stages.runs import store
+from composer_stages.runs.run import Inputs, Run, RunWriter
 
 if TYPE_CHECKING:
-    from stages.policy.adapters import CheckpointInfo
+    from composer_stages.policy.adapters import CheckpointInfo
 
 FORMAT = "hub"
 PUBLISHED_FILES = ("checkpoint.json", "metrics.jsonl", "report.txt")

@@ -7,23 +7,23 @@ from pathlib import Path
 
 import orjson
 
-from stages.errors import BadInput
-from stages.formats import readers, reading, repeats, rows, swebench, swebench_logs
-from stages.formats.base import RECORDED_REWARD, Drop, Reader
-from stages.formats.config import Config
-from stages.formats.files import Source
-from stages.formats.reading import FileCount, ReadTrajectory
-from stages.formats.repeats import StoredTables
-from stages.formats.reports import Sidecars
-from stages.formats.rows import ImportedPayload
-from stages.layout import aligned, counted, escape_line, shortened
-from stages.rollouts import collection_checks, missing
-from stages.rollouts.collection_checks import Account
-from stages.runs import store
-from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK, Row
-from stages.runs.run import Inputs, RunWriter
-from stages.runs.stage import Plan
-from stages.words import Sentence
+from composer_stages.errors import BadInput
+from composer_stages.formats import readers, reading, repeats, rows, swebench, swebench_logs
+from composer_stages.formats.base import RECORDED_REWARD, Drop, Reader
+from composer_stages.formats.config import Config
+from composer_stages.formats.files import Source
+from composer_stages.formats.reading import FileCount, ReadTrajectory
+from composer_stages.formats.repeats import StoredTables
+from composer_stages.formats.reports import Sidecars
+from composer_stages.formats.rows import ImportedPayload
+from composer_stages.layout import aligned, counted, escape_line, shortened
+from composer_stages.rollouts import collection_checks, missing
+from composer_stages.rollouts.collection_checks import Account
+from composer_stages.runs import store
+from composer_stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK, Row
+from composer_stages.runs.run import Inputs, RunWriter
+from composer_stages.runs.stage import Plan
+from composer_stages.words import Sentence
 
 BATCH_CHARACTERS = 16 * 2**20
 """Characters after which a batch is written even if it has fewer units than BATCH."""

@@ -25,16 +25,16 @@ from typing import Any
 
 import orjson
 
-from stages import messages
-from stages.formats.base import METRIC, Drop, ImportedTurn, Origin, Reader, Record, Trajectory
-from stages.formats.messages import message, split_turns
-from stages.formats.transcripts import ExportedTranscript, File, Writer, small_file
-from stages.messages import Message
-from stages.redaction import redacted_bytes
-from stages.rollouts import missing
-from stages.runs import store
-from stages.runs.kinds import Row
-from stages.words import Sentence
+from composer_stages import messages
+from composer_stages.formats.base import METRIC, Drop, ImportedTurn, Origin, Reader, Record, Trajectory
+from composer_stages.formats.messages import message, split_turns
+from composer_stages.formats.transcripts import ExportedTranscript, File, Writer, small_file
+from composer_stages.messages import Message
+from composer_stages.redaction import redacted_bytes
+from composer_stages.rollouts import missing
+from composer_stages.runs import store
+from composer_stages.runs.kinds import Row
+from composer_stages.words import Sentence
 
 NAME = "inspect"
 ATTACHED = "attachment://"

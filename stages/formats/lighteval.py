@@ -9,9 +9,9 @@ Format read from huggingface/lighteval, `src/lighteval/logging/info_loggers.py` 
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import METRIC, WITHOUT_TRANSCRIPT, Origin, Reader, Record, Trajectory
-from stages.formats.reports import task_of
-from stages.runs import store
+from composer_stages.formats.base import METRIC, WITHOUT_TRANSCRIPT, Origin, Reader, Record, Trajectory
+from composer_stages.formats.reports import task_of
+from composer_stages.runs import store
 
 NAME = "lighteval"
 

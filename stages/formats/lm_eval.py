@@ -11,7 +11,7 @@ that it wrote.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from stages.formats.base import (
+from composer_stages.formats.base import (
     HIGHER_IS_BETTER,
     METRIC,
     WITHOUT_TRANSCRIPT,
@@ -23,8 +23,8 @@ from stages.formats.base import (
     Trajectory,
     has_keys,
 )
-from stages.formats.reports import task_of
-from stages.words import Sentence
+from composer_stages.formats.reports import task_of
+from composer_stages.words import Sentence
 
 NAME = "lm-eval"
 METRICS = ("exact_match", "acc", "pass@1", "pass_at_1", "f1")

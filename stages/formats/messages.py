@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stages import json_text
-from stages.formats.base import ImportedTurn
-from stages.messages import OMITTED, Message, MessageParts, ToolCall, write
+from composer_stages import json_text
+from composer_stages.formats.base import ImportedTurn
+from composer_stages.messages import OMITTED, Message, MessageParts, ToolCall, write
 
 ROLES = {
     "developer": "system",

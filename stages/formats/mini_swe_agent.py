@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory
-from stages.formats.messages import exchanges, first_question, message, response_message
-from stages.formats.reports import stem
-from stages.messages import Message
-from stages.words import Sentence
+from composer_stages.formats.base import INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory
+from composer_stages.formats.messages import exchanges, first_question, message, response_message
+from composer_stages.formats.reports import stem
+from composer_stages.messages import Message
+from composer_stages.words import Sentence
 
 NAME = "mini-swe-agent"
 BLOCK = re.compile(r"```(?:bash|mswea_bash_command)\s*\n(.*?)\n```", re.DOTALL)

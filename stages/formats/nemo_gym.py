@@ -6,13 +6,13 @@ Format read from NVIDIA-NeMo/Gym at its state of 2026-08-22, `**/data/example_ro
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import ImportedTurn, Origin, Reader, Record, Trajectory, find_instance
-from stages.formats.messages import context, exchanges
-from stages.formats.reports import stem
-from stages.messages import Message
-from stages.rollouts import missing
-from stages.runs import store
-from stages.words import Sentence
+from composer_stages.formats.base import ImportedTurn, Origin, Reader, Record, Trajectory, find_instance
+from composer_stages.formats.messages import context, exchanges
+from composer_stages.formats.reports import stem
+from composer_stages.messages import Message
+from composer_stages.rollouts import missing
+from composer_stages.runs import store
+from composer_stages.words import Sentence
 
 NAME = "nemo-gym"
 OWN_FIELDS = {"responses_create_params", "response", "reward", "model_patch", "instance_config"}

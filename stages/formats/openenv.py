@@ -16,13 +16,13 @@ from typing import Any
 
 import orjson
 
-from stages import messages
-from stages.formats.base import ImportedTurn, Origin, Reader, Record, Trajectory
-from stages.formats.messages import context, message, split_turns
-from stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines
-from stages.messages import Message
-from stages.runs import store
-from stages.runs.kinds import Row
+from composer_stages import messages
+from composer_stages.formats.base import ImportedTurn, Origin, Reader, Record, Trajectory
+from composer_stages.formats.messages import context, message, split_turns
+from composer_stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines
+from composer_stages.messages import Message
+from composer_stages.runs import store
+from composer_stages.runs.kinds import Row
 
 NAME = "openenv"
 CALL = {"prompt_token_ids", "completion_token_ids", "per_token_logps"}

@@ -13,12 +13,12 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from stages.formats.base import FIELDS, INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory
-from stages.formats.messages import arguments_text, call, context, message, spoken, text
-from stages.formats.reports import stem
-from stages.messages import Message, MessageParts, ToolCall, write
-from stages.rollouts import missing
-from stages.runs import store
+from composer_stages.formats.base import FIELDS, INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory
+from composer_stages.formats.messages import arguments_text, call, context, message, spoken, text
+from composer_stages.formats.reports import stem
+from composer_stages.messages import Message, MessageParts, ToolCall, write
+from composer_stages.rollouts import missing
+from composer_stages.runs import store
 
 NAME = "openhands"
 MISSING = frozenset({missing.PARSE, missing.OPENING})

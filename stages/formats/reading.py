@@ -14,17 +14,17 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from stages.errors import BadInput
-from stages.formats import FORMATS, readers
-from stages.formats.base import INSTANCE, Drop, Origin, Reader, Trajectory, family_of
-from stages.formats.files import Source
-from stages.formats.messages import first_question
-from stages.formats.reports import FileLocation, Sidecars
-from stages.formats.secrets import Redactions, clean
-from stages.json_text import TooDeep
-from stages.rollouts import missing
-from stages.runs import store
-from stages.words import Sentence
+from composer_stages.errors import BadInput
+from composer_stages.formats import FORMATS, readers
+from composer_stages.formats.base import INSTANCE, Drop, Origin, Reader, Trajectory, family_of
+from composer_stages.formats.files import Source
+from composer_stages.formats.messages import first_question
+from composer_stages.formats.reports import FileLocation, Sidecars
+from composer_stages.formats.secrets import Redactions, clean
+from composer_stages.json_text import TooDeep
+from composer_stages.rollouts import missing
+from composer_stages.runs import store
+from composer_stages.words import Sentence
 
 LOOK = 20
 """Records of a file that are examined to detect its format."""

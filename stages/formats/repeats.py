@@ -8,10 +8,10 @@ two kinds of files, `x.jsonl` and `x.parquet`, `x.eval` and `x.json`.
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stages.formats.base import Trajectory
-from stages.formats.reading import ReadTrajectory
-from stages.formats.reports import stem
-from stages.runs import store
+from composer_stages.formats.base import Trajectory
+from composer_stages.formats.reading import ReadTrajectory
+from composer_stages.formats.reports import stem
+from composer_stages.runs import store
 
 
 def rollout_id(item: ReadTrajectory) -> str:

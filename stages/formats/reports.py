@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stages.runs.kinds import Row
-from stages.words import Sentence
+from composer_stages.runs.kinds import Row
+from composer_stages.words import Sentence
 
 SB_CLI = "sb-cli-reports"
 """The folder in which sb-cli writes reports of SWE-bench's hosted evaluation, below its working folder."""

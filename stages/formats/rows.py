@@ -2,14 +2,14 @@
 
 from itertools import accumulate
 
-from stages.formats.base import ImportedTurn, Trajectory
-from stages.formats.reading import ReadTrajectory
-from stages.formats.repeats import rollout_id
-from stages.messages import OMITTED, Message
-from stages.rollouts import missing
-from stages.rollouts.trace import RolloutPayload, digests_of_prefixes
-from stages.runs import store
-from stages.runs.kinds import ROLLOUT, STEP, Row
+from composer_stages.formats.base import ImportedTurn, Trajectory
+from composer_stages.formats.reading import ReadTrajectory
+from composer_stages.formats.repeats import rollout_id
+from composer_stages.messages import OMITTED, Message
+from composer_stages.rollouts import missing
+from composer_stages.rollouts.trace import RolloutPayload, digests_of_prefixes
+from composer_stages.runs import store
+from composer_stages.runs.kinds import ROLLOUT, STEP, Row
 
 
 class ImportedPayload(RolloutPayload):

@@ -14,7 +14,7 @@ from contextlib import suppress
 from importlib import resources
 from typing import Any
 
-from stages.json_text import MOST_LEVELS, TooDeep
+from composer_stages.json_text import MOST_LEVELS, TooDeep
 
 SHAPES: dict[str, list[str]] = tomllib.loads(resources.files(__package__).joinpath("secrets.toml").read_text("utf-8"))
 """By kind, the pattern before a secret, which is kept, and the pattern of the secret."""

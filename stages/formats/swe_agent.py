@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from stages import json_text
-from stages.formats.base import ImportedTurn, Origin, Reader, Record, Trajectory, find_instance
-from stages.formats.messages import message, split_turns
-from stages.formats.reports import stem
-from stages.messages import Message
-from stages.rollouts import missing
-from stages.runs import store
+from composer_stages import json_text
+from composer_stages.formats.base import ImportedTurn, Origin, Reader, Record, Trajectory, find_instance
+from composer_stages.formats.messages import message, split_turns
+from composer_stages.formats.reports import stem
+from composer_stages.messages import Message
+from composer_stages.rollouts import missing
+from composer_stages.runs import store
 
 NAME = "swe-agent"
 ISSUE = re.compile(r"^ISSUE:\n(.*?)\n+^INSTRUCTIONS:", re.DOTALL | re.MULTILINE)

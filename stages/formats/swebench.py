@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from stages.errors import BadInput
-from stages.formats import swebench_logs
-from stages.formats.base import WITHOUT_TRANSCRIPT, Drop, NumberedRecord, Origin, Reader, Record, Trajectory
-from stages.formats.files import Source
-from stages.formats.swebench_logs import EvalLog, GradedLog
-from stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines, small_file
-from stages.runs.store import FolderNames
+from composer_stages.errors import BadInput
+from composer_stages.formats import swebench_logs
+from composer_stages.formats.base import WITHOUT_TRANSCRIPT, Drop, NumberedRecord, Origin, Reader, Record, Trajectory
+from composer_stages.formats.files import Source
+from composer_stages.formats.swebench_logs import EvalLog, GradedLog
+from composer_stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines, small_file
+from composer_stages.runs.store import FolderNames
 
 PREDICTIONS, LOGS = "swebench-preds", "swe-logs"
 LOST = ("everything but submissions and the verdicts on them",)

@@ -18,13 +18,13 @@ from typing import Any
 
 import orjson
 
-from stages.errors import BadInput
-from stages.runs import store
-from stages.runs.kinds import Row
-from stages.swebench.lists import LISTS, TestLists, TestsStatus, is_name_list, lists_of
-from stages.swebench.logs import VOID, grade_container_log, grade_early_log
-from stages.swebench.rows import READABLE, read_records
-from stages.words import Sentence
+from composer_stages.errors import BadInput
+from composer_stages.runs import store
+from composer_stages.runs.kinds import Row
+from composer_stages.swebench.lists import LISTS, TestLists, TestsStatus, is_name_list, lists_of
+from composer_stages.swebench.logs import VOID, grade_container_log, grade_early_log
+from composer_stages.swebench.rows import READABLE, read_records
+from composer_stages.words import Sentence
 
 OUTPUT = "test_output.txt"
 BEFORE_GOLD = "test_output_pre_gold.txt"

@@ -7,9 +7,9 @@ Format read from sierra-research/tau-bench, `historical_trajectories/`, and sier
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import Origin, Reader, Record, Trajectory, has_keys
-from stages.formats.messages import message, split_turns
-from stages.formats.reports import stem
+from composer_stages.formats.base import Origin, Reader, Record, Trajectory, has_keys
+from composer_stages.formats.messages import message, split_turns
+from composer_stages.formats.reports import stem
 
 NAME = "tau-bench"
 

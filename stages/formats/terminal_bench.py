@@ -10,7 +10,7 @@ Format read from logs of eleven agents in laude-institute/terminal-bench-leaderb
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import WITHOUT_TRANSCRIPT, Origin, Reader, Record, Trajectory, has_keys, seconds
+from composer_stages.formats.base import WITHOUT_TRANSCRIPT, Origin, Reader, Record, Trajectory, has_keys, seconds
 
 NAME = "terminal-bench"
 UNSET = "unset"

@@ -8,13 +8,13 @@ from typing import BinaryIO
 
 import orjson
 
-from stages import messages
-from stages.messages import Message
-from stages.redaction import redacted_bytes
-from stages.rollouts.trace import by_rollout, prompt_ids, rollout_rows
-from stages.runs import store
-from stages.runs.kinds import ORIGIN, TASK, Row
-from stages.runs.run import Run
+from composer_stages import messages
+from composer_stages.messages import Message
+from composer_stages.redaction import redacted_bytes
+from composer_stages.rollouts.trace import by_rollout, prompt_ids, rollout_rows
+from composer_stages.runs import store
+from composer_stages.runs.kinds import ORIGIN, TASK, Row
+from composer_stages.runs.run import Run
 
 MARK = ("rollout_id", "task_id", "env", "family", "split")
 """Columns that identify a rollout, its task and its family; formats with room for them store them for readers."""

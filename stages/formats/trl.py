@@ -16,16 +16,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from stages import json_text
-from stages.formats.base import Origin, Reader, Record, Trajectory
-from stages.formats.messages import message, split_turns
-from stages.formats.secrets import clean
-from stages.formats.transcripts import MARK, ExportedTranscript, File, Writer
-from stages.messages import Message
-from stages.rollouts import missing
-from stages.runs import store, tables
-from stages.runs.kinds import Row
-from stages.words import Sentence
+from composer_stages import json_text
+from composer_stages.formats.base import Origin, Reader, Record, Trajectory
+from composer_stages.formats.messages import message, split_turns
+from composer_stages.formats.secrets import clean
+from composer_stages.formats.transcripts import MARK, ExportedTranscript, File, Writer
+from composer_stages.messages import Message
+from composer_stages.rollouts import missing
+from composer_stages.runs import store, tables
+from composer_stages.runs.kinds import Row
+from composer_stages.words import Sentence
 
 NAME = "trl"
 COLUMNS = {"step", "prompt", "completion", "advantage", "reward", "images", "tools"}

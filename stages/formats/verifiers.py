@@ -24,15 +24,24 @@ from typing import Any
 
 import orjson
 
-from stages import messages
-from stages.formats.base import RECORDED_REWARD, Drop, ImportedTurn, Origin, Reader, Record, Trajectory, path_to_root
-from stages.formats.messages import context, message, split_turns
-from stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines
-from stages.messages import Message
-from stages.rollouts import missing
-from stages.runs import store
-from stages.runs.kinds import Row
-from stages.words import Sentence
+from composer_stages import messages
+from composer_stages.formats.base import (
+    RECORDED_REWARD,
+    Drop,
+    ImportedTurn,
+    Origin,
+    Reader,
+    Record,
+    Trajectory,
+    path_to_root,
+)
+from composer_stages.formats.messages import context, message, split_turns
+from composer_stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines
+from composer_stages.messages import Message
+from composer_stages.rollouts import missing
+from composer_stages.runs import store
+from composer_stages.runs.kinds import Row
+from composer_stages.words import Sentence
 
 NAME = "verifiers"
 RESULT_COLUMNS = {

@@ -27,9 +27,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.errors import BadInput, UsageError
-from stages.gradients.tensors import Layout, read_tensors, tensors_sha256, write_tensors
-from stages.runs import store
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.gradients.tensors import Layout, read_tensors, tensors_sha256, write_tensors
+from composer_stages.runs import store
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -27,8 +27,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from stages.errors import BadInput
-from stages.gradients.basis import (
+from composer_stages.errors import BadInput
+from composer_stages.gradients.basis import (
     SPECTRAL,
     FoldedModel,
     ProbeAdapter,
@@ -41,10 +41,10 @@ from stages.gradients.basis import (
     target_linears,
     wide_linear,
 )
-from stages.gradients.tensors import Layout
-from stages.losses.tokens import token_log_probs
-from stages.policy.base import PolicyConfig
-from stages.runs.run import Run, RunWriter
+from composer_stages.gradients.tensors import Layout
+from composer_stages.losses.tokens import token_log_probs
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.runs.run import Run, RunWriter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -432,7 +432,7 @@ def open_student(
     `svd` is the run of `composer probe svd` that spectral adapters need.
     `BadInput` when the decomposition is of other weights; otherwise the errors of `load_model` and `open_adapter`.
     """
-    from stages.policy.local import LocalPolicy, load_model
+    from composer_stages.policy.local import LocalPolicy, load_model
 
     model, tokenizer = load_model(config, listener=out.progress)
     out.model("student", **LocalPolicy(model, tokenizer, config).facts())

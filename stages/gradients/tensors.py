@@ -1,8 +1,8 @@
 """Flat vectors of trained numbers, and tensors on disk: safetensors files, and matrices of rows mapped into memory.
 
-The counterpart of `stages.runs.store`: nothing else in the probe opens a tensor file. Gradients are computed once and
-kept; then every direction, placebo and loss weighting needs no model. At 4 B a number a row of Qwen3-4B takes 2.1 MB
-(534,528 numbers), half of it in bfloat16.
+The counterpart of `composer_stages.runs.store`: nothing else in the probe opens a tensor file. Gradients are computed
+once and kept; then every direction, placebo and loss weighting needs no model. At 4 B a number a row of Qwen3-4B takes
+2.1 MB (534,528 numbers), half of it in bfloat16.
 
 Shapes: B rows, N trainable numbers, n of a module, J modules.
 """
@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stages.errors import BadInput
-from stages.runs import store
+from composer_stages.errors import BadInput
+from composer_stages.runs import store
 
 StoreType = Literal["float32", "bfloat16", "float16"]
 ROWS, INDEX = "gradients.bin", "index.json"

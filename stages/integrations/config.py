@@ -4,11 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from stages.envs.config import EnvStageConfig
-from stages.policy.base import BasicPolicy, PolicyConfig
-from stages.runs.kinds import Row
-from stages.runs.settings import BASIC
-from stages.words import Sentence
+from composer_stages.envs.config import EnvStageConfig
+from composer_stages.policy.base import BasicPolicy, PolicyConfig
+from composer_stages.runs.kinds import Row
+from composer_stages.runs.settings import BASIC
+from composer_stages.words import Sentence
 
 
 class Config(EnvStageConfig):
@@ -36,7 +36,7 @@ class Config(EnvStageConfig):
 
     def identity(self) -> Row:
         """Replace the path of the files by their content."""
-        from stages.formats import files
+        from composer_stages.formats import files
 
         contents = [[file.label, file.sha256] for file in files.find([self.traces])] if self.traces else None
         return {**super().identity(), "traces": contents}

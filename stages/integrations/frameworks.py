@@ -7,26 +7,26 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from stages.envs.base import Environment, Task
-from stages.errors import BadInput
-from stages.formats import files, reading, repeats, rows, writer
-from stages.formats.base import Drop
-from stages.formats.reading import FileCount
-from stages.formats.reports import Sidecars
-from stages.formats.rows import ImportedPayload
-from stages.formats.transcripts import transcripts_of_rows
-from stages.integrations.config import Config
-from stages.layout import aligned
-from stages.policy import available
-from stages.rollouts import collection_checks, missing
-from stages.rollouts.collection_checks import CollectionCheck
-from stages.rollouts.missing import Fact
-from stages.rollouts.trace import rollout_units
-from stages.runs import store
-from stages.runs.kinds import Row
-from stages.runs.run import Inputs, RunWriter
-from stages.runs.stage import Plan
-from stages.words import Sentence
+from composer_stages.envs.base import Environment, Task
+from composer_stages.errors import BadInput
+from composer_stages.formats import files, reading, repeats, rows, writer
+from composer_stages.formats.base import Drop
+from composer_stages.formats.reading import FileCount
+from composer_stages.formats.reports import Sidecars
+from composer_stages.formats.rows import ImportedPayload
+from composer_stages.formats.transcripts import transcripts_of_rows
+from composer_stages.integrations.config import Config
+from composer_stages.layout import aligned
+from composer_stages.policy import available
+from composer_stages.rollouts import collection_checks, missing
+from composer_stages.rollouts.collection_checks import CollectionCheck
+from composer_stages.rollouts.missing import Fact
+from composer_stages.rollouts.trace import rollout_units
+from composer_stages.runs import store
+from composer_stages.runs.kinds import Row
+from composer_stages.runs.run import Inputs, RunWriter
+from composer_stages.runs.stage import Plan
+from composer_stages.words import Sentence
 
 EXPORTED = "traces.jsonl"
 ENOUGH = 100
@@ -225,7 +225,7 @@ def _environments(
     if config.through == "process":
         yield make
         return
-    from stages.integrations import openenv_client
+    from composer_stages.integrations import openenv_client
 
     first = make()
     name, sandbox = first.name, first.sandbox
@@ -246,9 +246,9 @@ def _environments(
 
 def _collected(make: Callable[[], Environment], tasks: list[Task], config: Config, out: RunWriter) -> Side:
     """Return the side `trl`: rollouts of the journal, and new ones, played in TRL's batches."""
-    from stages.integrations import trl
-    from stages.integrations.trl import RolloutFunction
-    from stages.policy.local import LocalPolicy
+    from composer_stages.integrations import trl
+    from composer_stages.integrations.trl import RolloutFunction
+    from composer_stages.policy.local import LocalPolicy
 
     policy = LocalPolicy.open(config.policy, cache=out.cache, listener=out.progress)
     out.model("policy", **policy.facts())

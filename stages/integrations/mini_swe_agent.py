@@ -14,11 +14,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from stages.envs import boundary
-from stages.envs.base import Environment, Grade, Task
-from stages.envs.bash import FENCE, SUBMIT, ActionError, fenced, parse_bash
-from stages.errors import UsageError
-from stages.words import Sentence
+from composer_stages.envs import boundary
+from composer_stages.envs.base import Environment, Grade, Task
+from composer_stages.envs.bash import FENCE, SUBMIT, ActionError, fenced, parse_bash
+from composer_stages.errors import UsageError
+from composer_stages.words import Sentence
 
 FINAL = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """First line of the output of a successful command by which mini-swe-agent's prompts tell a model to submit."""

@@ -8,9 +8,9 @@ act in no workspace, or in the server's own. Those routes are not served, and a 
 Contract read from huggingface/OpenEnv 0.10.0, `openenv/core/env_server/{interfaces,types,http_server}.py`. Needs `pip
 install openenv`.
 
-`python -m stages.integrations.openenv FILE` is such a server as a program, for an interpreter that has openenv, which
-need not be Composer's own. FILE is JSON: {"env", "options", "tasks", "max_steps", "sessions"}. The address is the
-first line on stdout; the server ends when its standard input does.
+`python -m composer_stages.integrations.openenv FILE` is such a server as a program, for an interpreter that has
+openenv, which need not be Composer's own. FILE is JSON: {"env", "options", "tasks", "max_steps", "sessions"}. The
+address is the first line on stdout; the server ends when its standard input does.
 """
 
 import json
@@ -25,11 +25,11 @@ from typing import Any
 
 import uvicorn
 
-from stages import envs
-from stages.envs import boundary
-from stages.envs.base import Environment, Grade, Task
-from stages.errors import InfrastructureError, UsageError
-from stages.messages import Message
+from composer_stages import envs
+from composer_stages.envs import boundary
+from composer_stages.envs.base import Environment, Grade, Task
+from composer_stages.errors import InfrastructureError, UsageError
+from composer_stages.messages import Message
 
 try:
     from openenv.core.env_server.http_server import create_fastapi_app

@@ -16,11 +16,11 @@ from typing import Any
 
 import aiohttp
 
-from stages.envs.base import Grade, Observation, Split, Task, Work
-from stages.errors import InfrastructureError, UsageError
-from stages.messages import Message
-from stages.policy import background
-from stages.sandbox.bubblewrap import find_bwrap
+from composer_stages.envs.base import Grade, Observation, Split, Task, Work
+from composer_stages.errors import InfrastructureError, UsageError
+from composer_stages.messages import Message
+from composer_stages.policy import background
+from composer_stages.sandbox.bubblewrap import find_bwrap
 
 INTERPRETER = "COMPOSER_OPENENV"
 ANSWER_S, END_S = 900.0, 10.0
@@ -49,7 +49,7 @@ def running(
     file, log = folder / "openenv.json", folder / "openenv.log"
     file.write_text(json.dumps({**arguments, "tasks": [asdict(task) for task in tasks]}))
     interpreter = python or os.environ.get(INTERPRETER) or sys.executable
-    command = [interpreter, "-m", "stages.integrations.openenv", str(file)]
+    command = [interpreter, "-m", "composer_stages.integrations.openenv", str(file)]
     # Our code is on the server's path, and our bubblewrap behind the programs that its PATH has.
     path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}

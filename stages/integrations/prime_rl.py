@@ -8,8 +8,8 @@ contract: PrimeIntellect-ai/prime-rl 618de8a and 559b447, src/prime_rl/trainer/r
 
 from typing import Any
 
-from stages.errors import UsageError
-from stages.losses.prime_rl import DefaultOptions, LossOutputs, PackedTokens, default_loss
+from composer_stages.errors import UsageError
+from composer_stages.losses.prime_rl import DefaultOptions, LossOutputs, PackedTokens, default_loss
 
 
 def composed_loss(

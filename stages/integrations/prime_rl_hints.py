@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.envs import bash
-from stages.envs.base import Observation
-from stages.errors import BadInput, UsageError
-from stages.runs import store
+from composer_stages.envs import bash
+from composer_stages.envs.base import Observation
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.runs import store
 
 PROGRAMS = ("rl", "orchestrator")
 WEIGHT, RENDERER = "COMPOSER_HINT_WEIGHT", "COMPOSER_HINT_RENDERER"
@@ -34,7 +34,7 @@ FIRST = {"role": "user", "content": "."}
 SHIM = """#!{python}
 import sys
 sys.path[:0] = {path!r}
-from stages.integrations.prime_rl_hints import main
+from composer_stages.integrations.prime_rl_hints import main
 main(["orchestrator", *sys.argv[1:]])
 """
 

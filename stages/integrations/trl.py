@@ -26,21 +26,21 @@ from datasets import Dataset
 from transformers import PrinterCallback
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from stages.envs import boundary
-from stages.envs.base import Environment, Task
-from stages.errors import InfrastructureError, UsageError
-from stages.messages import Message
-from stages.policy import available
-from stages.policy.base import PolicyConfig
-from stages.policy.local import LocalPolicy, device
-from stages.rollouts import recording
-from stages.rollouts.agent_loop import LiveRollout, play, state_sha256
-from stages.rollouts.trace import RolloutPayload
-from stages.runs.kinds import Row
-from stages.training.config import Optimisation
-from stages.training.rollouts import environment_reward, planned, trl_columns
-from stages.training.trl_arguments import trl_config
-from stages.words import Sentence
+from composer_stages.envs import boundary
+from composer_stages.envs.base import Environment, Task
+from composer_stages.errors import InfrastructureError, UsageError
+from composer_stages.messages import Message
+from composer_stages.policy import available
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.policy.local import LocalPolicy, device
+from composer_stages.rollouts import recording
+from composer_stages.rollouts.agent_loop import LiveRollout, play, state_sha256
+from composer_stages.rollouts.trace import RolloutPayload
+from composer_stages.runs.kinds import Row
+from composer_stages.training.config import Optimisation
+from composer_stages.training.rollouts import environment_reward, planned, trl_columns
+from composer_stages.training.trl_arguments import trl_config
+from composer_stages.words import Sentence
 
 __all__ = ["RolloutFunction", "ToolEnvironment", "environment_reward", "tool_environments"]
 

@@ -15,9 +15,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from stages.envs.base import Task
-from stages.errors import InfrastructureError, UsageError
-from stages.integrations.openenv_client import ServedEnvironment
+from composer_stages.envs.base import Task
+from composer_stages.errors import InfrastructureError, UsageError
+from composer_stages.integrations.openenv_client import ServedEnvironment
 
 try:
     import verifiers.v1 as vf

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.errors import UsageError
-from stages.losses.tokens import (
+from composer_stages.errors import UsageError
+from composer_stages.losses.tokens import (
     Distribution,
     Entries,
     Listed,

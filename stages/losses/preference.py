@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.errors import UsageError
-from stages.losses.tokens import PerPair
+from composer_stages.errors import UsageError
+from composer_stages.losses.tokens import PerPair
 
 DISCOPOP_TAU = 0.05
 """Temperature of DiscoPOP's switch between the logistic and the exponential loss; TRL's default."""

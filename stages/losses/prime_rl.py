@@ -1,6 +1,6 @@
 """PRIME-RL's losses on packed sequences, as on main in May 2026: default, opd and sft. Sums: compute_loss divides.
 
-`stages.integrations.prime_rl` runs `default_loss` inside PRIME-RL; what it does not use says that it serves
+`composer_stages.integrations.prime_rl` runs `default_loss` inside PRIME-RL; what it does not use says that it serves
 the parity check only.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stages.losses.tokens import Packed, PackedMask, Scalar
+from composer_stages.losses.tokens import Packed, PackedMask, Scalar
 
 TRUST_REGION = 0.2
 

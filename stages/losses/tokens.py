@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from stages.backends import resources
+from composer_stages.backends import resources
 
 Scalar = Float[Tensor, ""]
 Values = Float[Tensor, "*any"]

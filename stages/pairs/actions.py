@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from stages import messages
-from stages.envs import boundary
-from stages.envs.base import ComparesOutcomes, Environment, Observation, Task
-from stages.envs.bash import ActionError, parse_bash, same_observation
-from stages.errors import InfrastructureError
-from stages.messages import ToolCall
+from composer_stages import messages
+from composer_stages.envs import boundary
+from composer_stages.envs.base import ComparesOutcomes, Environment, Observation, Task
+from composer_stages.envs.bash import ActionError, parse_bash, same_observation
+from composer_stages.errors import InfrastructureError
+from composer_stages.messages import ToolCall
 
 NO_THOUGHT = re.compile(r"^\s*<think>\s*</think>")
 """The empty reasoning block that some chat templates insert."""

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.pairs.actions import Form, form
-from stages.runs import store
+from composer_stages.pairs.actions import Form, form
+from composer_stages.runs import store
 
 Array = np.ndarray[Any, Any]
 NOTHING = -1

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from stages.runs.settings import Settings, StageConfig
+from composer_stages.runs.settings import Settings, StageConfig
 
 
 class SignalConfig(Settings):

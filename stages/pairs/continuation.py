@@ -22,31 +22,31 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from stages.envs.base import Environment, Grade, Task
-from stages.envs.bash import same_observation
-from stages.evaluation.difference import Decision
-from stages.evaluation.inference import fewest_units
-from stages.evaluation.measurement import measure_difference, paired_test
-from stages.evaluation.outcomes import PairedOutcomes
-from stages.layout import p_value
-from stages.messages import Message
-from stages.pairs.report import PairVerdict
-from stages.policy import Policy
-from stages.policy.base import Sample, Turn
-from stages.rollouts.agent_loop import (
+from composer_stages.envs.base import Environment, Grade, Task
+from composer_stages.envs.bash import same_observation
+from composer_stages.evaluation.difference import Decision
+from composer_stages.evaluation.inference import fewest_units
+from composer_stages.evaluation.measurement import measure_difference, paired_test
+from composer_stages.evaluation.outcomes import PairedOutcomes
+from composer_stages.layout import p_value
+from composer_stages.messages import Message
+from composer_stages.pairs.report import PairVerdict
+from composer_stages.policy import Policy
+from composer_stages.policy.base import Sample, Turn
+from composer_stages.rollouts.agent_loop import (
     NOT_RESTORED,
     LiveRollout,
     Rules,
     act,
     play_missing,
 )
-from stages.rollouts.config import PlayingConfig
-from stages.rollouts.history import SUMMARY_REQUEST
-from stages.rollouts.trace import step_groups, transcripts
-from stages.runs import store
-from stages.runs.kinds import STEP, Row
-from stages.runs.run import Run, RunWriter
-from stages.words import Sentence
+from composer_stages.rollouts.config import PlayingConfig
+from composer_stages.rollouts.history import SUMMARY_REQUEST
+from composer_stages.rollouts.trace import step_groups, transcripts
+from composer_stages.runs import store
+from composer_stages.runs.kinds import STEP, Row
+from composer_stages.runs.run import Run, RunWriter
+from composer_stages.words import Sentence
 
 COLUMNS = ["rollout_id", "task_id", "step", "new_messages_json", "action", "observation", "prompt_tokens", "seed"]
 """The columns of steps that a state is restored from."""

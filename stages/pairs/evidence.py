@@ -29,15 +29,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages import layout
-from stages.envs.base import Grade
-from stages.pairs.actions import STUDENT
-from stages.pairs.blocks import NOTHING, ActionClasses, Array, StateBlock, StateGroup, short_name, to_numpy
-from stages.pairs.report import PairVerdict
-from stages.pairs.states import LeaveOneOut, Pattern
-from stages.runs import store
-from stages.runs.kinds import Row
-from stages.words import Sentence
+from composer_stages import layout
+from composer_stages.envs.base import Grade
+from composer_stages.pairs.actions import STUDENT
+from composer_stages.pairs.blocks import NOTHING, ActionClasses, Array, StateBlock, StateGroup, short_name, to_numpy
+from composer_stages.pairs.report import PairVerdict
+from composer_stages.pairs.states import LeaveOneOut, Pattern
+from composer_stages.runs import store
+from composer_stages.runs.kinds import Row
+from composer_stages.words import Sentence
 
 LEVEL = 0.01
 DRAWS = 999

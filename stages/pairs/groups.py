@@ -13,14 +13,30 @@ from itertools import combinations, groupby, product
 from operator import itemgetter
 from pathlib import Path
 
-from stages.envs.base import Task
-from stages.pairs.actions import STUDENT, Ballot, Preference, canonical, canonical_answer, canonical_command, decide
-from stages.rollouts.agent_loop import state_sha256
-from stages.rollouts.trace import STATE_COLUMNS, by_rollout, opening_row, state_id, state_rows, states, step_groups
-from stages.runs import store
-from stages.runs.kinds import PAIR, STEP, Row
-from stages.runs.run import Run
-from stages.runs.tables import open_database, rows_of
+from composer_stages.envs.base import Task
+from composer_stages.pairs.actions import (
+    STUDENT,
+    Ballot,
+    Preference,
+    canonical,
+    canonical_answer,
+    canonical_command,
+    decide,
+)
+from composer_stages.rollouts.agent_loop import state_sha256
+from composer_stages.rollouts.trace import (
+    STATE_COLUMNS,
+    by_rollout,
+    opening_row,
+    state_id,
+    state_rows,
+    states,
+    step_groups,
+)
+from composer_stages.runs import store
+from composer_stages.runs.kinds import PAIR, STEP, Row
+from composer_stages.runs.run import Run
+from composer_stages.runs.tables import open_database, rows_of
 
 MIN_ROLLOUTS = 2
 """On each side: the reward of a single rollout depends as much on its other steps as on this one."""

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from pyarrow import RecordBatch
 
-from stages.layout import aligned
-from stages.pairs.config import Config
-from stages.pairs.groups import NamedStates
-from stages.runs.kinds import Row
-from stages.runs.run import Judgement, RunWriter
-from stages.words import Sentence
+from composer_stages.layout import aligned
+from composer_stages.pairs.config import Config
+from composer_stages.pairs.groups import NamedStates
+from composer_stages.runs.kinds import Row
+from composer_stages.runs.run import Judgement, RunWriter
+from composer_stages.words import Sentence
 
 SHUFFLES = 500
 MIN_TEXTS, MOST_TEXTS = 5, 20_000

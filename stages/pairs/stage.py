@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages import envs
-from stages.envs import task_table
-from stages.envs.base import ComparesOutcomes, Environment, Task
-from stages.envs.config import EnvStageConfig
-from stages.errors import BadInput, Incomplete, UsageError
-from stages.layout import plural
-from stages.pairs.actions import Form, form, text_form
-from stages.pairs.blocks import (
+from composer_stages import envs
+from composer_stages.envs import task_table
+from composer_stages.envs.base import ComparesOutcomes, Environment, Task
+from composer_stages.envs.config import EnvStageConfig
+from composer_stages.errors import BadInput, Incomplete, UsageError
+from composer_stages.layout import plural
+from composer_stages.pairs.actions import Form, form, text_form
+from composer_stages.pairs.blocks import (
     NOTHING,
     ActionClasses,
     Array,
@@ -34,8 +34,8 @@ from stages.pairs.blocks import (
     to_arrow,
     to_numpy,
 )
-from stages.pairs.config import Config
-from stages.pairs.continuation import (
+from composer_stages.pairs.config import Config
+from composer_stages.pairs.continuation import (
     REJECTED_PASSED,
     Branch,
     ContinuationOutcomes,
@@ -45,7 +45,7 @@ from stages.pairs.continuation import (
     play_branches,
     read_rows,
 )
-from stages.pairs.evidence import (
+from composer_stages.pairs.evidence import (
     PASSED_COLUMNS,
     FailureAlignment,
     PairEvidence,
@@ -55,9 +55,9 @@ from stages.pairs.evidence import (
     sample_tasks,
     teacher_costs,
 )
-from stages.pairs.groups import LEAST_VISITS, group_pairs, pair_id, steps_by_task
-from stages.pairs.report import PairTally, PairVerdict, report
-from stages.pairs.states import (
+from composer_stages.pairs.groups import LEAST_VISITS, group_pairs, pair_id, steps_by_task
+from composer_stages.pairs.report import PairTally, PairVerdict, report
+from composer_stages.pairs.states import (
     AnsweredStates,
     Pattern,
     PatternPair,
@@ -66,13 +66,13 @@ from stages.pairs.states import (
     unselected_states,
     vote,
 )
-from stages.policy import PolicyConfig, available
-from stages.policy.serving import Serving
-from stages.rollouts.config import PlayingConfig
-from stages.runs.kinds import CONTINUATION, ORIGIN, PAIR, ROLLOUT, STATE, STEP, TASK, TEACHER_ACTION, Row
-from stages.runs.run import Inputs, Run, RunWriter
-from stages.runs.stage import Plan
-from stages.words import Sentence
+from composer_stages.policy import PolicyConfig, available
+from composer_stages.policy.serving import Serving
+from composer_stages.rollouts.config import PlayingConfig
+from composer_stages.runs.kinds import CONTINUATION, ORIGIN, PAIR, ROLLOUT, STATE, STEP, TASK, TEACHER_ACTION, Row
+from composer_stages.runs.run import Inputs, Run, RunWriter
+from composer_stages.runs.stage import Plan
+from composer_stages.words import Sentence
 
 CHOSEN_FAILS = "chosen_ends_in_failure"
 COST_COLUMNS = ["teacher", "cost_usd", "error_type"]

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from stages.envs.base import Environment, Task
-from stages.errors import BadInput
-from stages.pairs.actions import (
+from composer_stages.envs.base import Environment, Task
+from composer_stages.errors import BadInput
+from composer_stages.pairs.actions import (
     STUDENT,
     Ballot,
     Form,
@@ -36,7 +36,7 @@ from stages.pairs.actions import (
     form,
     outcomes,
 )
-from stages.pairs.blocks import (
+from composer_stages.pairs.blocks import (
     NOTHING,
     ActionClasses,
     Array,
@@ -48,9 +48,9 @@ from stages.pairs.blocks import (
     short_name,
     to_numpy,
 )
-from stages.rollouts.distinct import DistinctStates
-from stages.runs.kinds import STEP, TEACHER_ACTION, Row
-from stages.runs.run import Run
+from composer_stages.rollouts.distinct import DistinctStates
+from composer_stages.runs.kinds import STEP, TEACHER_ACTION, Row
+from composer_stages.runs.run import Run
 
 STEPS = """
 SELECT states.rowid AS n, nth, state_sha256, rollout_id, task_id, step, action, truncated,

@@ -38,9 +38,9 @@ A model `sglang:Qwen/Qwen3-8B` is then opened by that class, in every stage that
 from collections.abc import Sequence
 from pkgutil import resolve_name
 
-from stages.errors import BadInput
-from stages.policy import background
-from stages.policy.base import (
+from composer_stages.errors import BadInput
+from composer_stages.policy import background
+from composer_stages.policy.base import (
     AsyncPolicy,
     BatchPolicy,
     Policy,
@@ -50,11 +50,11 @@ from stages.policy.base import (
     Turn,
     maker_of,
 )
-from stages.registry import Registry
-from stages.runs import hub
-from stages.runs.activity import activity
-from stages.runs.ledger import Budget
-from stages.runs.run import AnswerFolders, Listener
+from composer_stages.registry import Registry
+from composer_stages.runs import hub
+from composer_stages.runs.activity import activity
+from composer_stages.runs.ledger import Budget
+from composer_stages.runs.run import AnswerFolders, Listener
 
 __all__ = [
     "KINDS",
@@ -72,10 +72,10 @@ __all__ = [
 KINDS = Registry[str | PolicyKind](
     "composer.policies",
     {
-        "endpoint": "stages.policy.endpoint:EndpointPolicy",
-        "local": "stages.policy.local:LocalPolicy",
-        "vllm": "stages.policy.vllm:VllmPolicy",
-        "scripted": "stages.policy.scripted:ScriptedPolicy",
+        "endpoint": "composer_stages.policy.endpoint:EndpointPolicy",
+        "local": "composer_stages.policy.local:LocalPolicy",
+        "vllm": "composer_stages.policy.vllm:VllmPolicy",
+        "scripted": "composer_stages.policy.scripted:ScriptedPolicy",
     },
     lambda point: point.value,
 )

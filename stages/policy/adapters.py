@@ -10,12 +10,12 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from stages import envs
-from stages.errors import BadInput, UsageError, refusal
-from stages.policy.base import PolicyConfig, weights_identity
-from stages.runs import store
-from stages.runs.run import Run
-from stages.runs.settings import Settings
+from composer_stages import envs
+from composer_stages.errors import BadInput, UsageError, refusal
+from composer_stages.policy.base import PolicyConfig, weights_identity
+from composer_stages.runs import store
+from composer_stages.runs.run import Run
+from composer_stages.runs.settings import Settings
 
 CONFIG, WEIGHTS, RECORD = "adapter_config.json", "adapter_model.safetensors", "composer_base.json"
 
@@ -77,7 +77,7 @@ def add_adapter(model: Any, folder: str, config: PolicyConfig) -> Any:
     """Return a model with the adapter of a folder; `BadInput` if its tensors do not fit its configuration."""
     from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
 
-    from stages.policy import model_checks
+    from composer_stages.policy import model_checks
 
     with model_checks.translate_errors(config):
         adapted = PeftModel.from_pretrained(model, folder)

@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stages.errors import UsageError
-from stages.redaction import redacted_bytes
-from stages.runs import store
-from stages.words import Sentence
+from composer_stages.errors import UsageError
+from composer_stages.redaction import redacted_bytes
+from composer_stages.runs import store
+from composer_stages.words import Sentence
 
 NO_DAMAGE = {
     sqlite3.SQLITE_BUSY,

@@ -10,12 +10,12 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from stages.errors import BadInput, InfrastructureError
-from stages.policy import KINDS, adapters, background, base, kind_of, require_source
-from stages.policy.base import UNSTATED, PolicyConfig, weights_identity
-from stages.policy.token_counts import tokenizer
-from stages.runs import hub, store
-from stages.words import Sentence
+from composer_stages.errors import BadInput, InfrastructureError
+from composer_stages.policy import KINDS, adapters, background, base, kind_of, require_source
+from composer_stages.policy.base import UNSTATED, PolicyConfig, weights_identity
+from composer_stages.policy.token_counts import tokenizer
+from composer_stages.runs import hub, store
+from composer_stages.words import Sentence
 
 FIELDS = ("max_model_len", "context_length", "context_window", "max_context_length")
 AGAIN_S = 60.0
@@ -103,7 +103,7 @@ def _read_model_context(config: PolicyConfig) -> int | None:
 
 def _read_server_context(config: PolicyConfig) -> Any:
     """Return the context by a server's list of models, or the shorter answer that it allows."""
-    from stages.policy.client import CallError, Client, RetryableError  # HTTP's libraries are slow to import
+    from composer_stages.policy.client import CallError, Client, RetryableError  # HTTP's libraries are slow to import
 
     try:
         listed = background.run(Client(config).models())
@@ -129,7 +129,7 @@ def check(config: PolicyConfig) -> str:
         if config.base_url is not None:
             _fetch_models(config)
             return Sentence("policy.model-behind-server", model=line, base_url=config.base_url)
-        from stages.policy.server import require_interpreter
+        from composer_stages.policy.server import require_interpreter
 
         return Sentence("policy.model-to-serve", model=line, interpreter=require_interpreter(config))
     if kind == "scripted":
@@ -156,7 +156,7 @@ def _describe_listed(config: PolicyConfig) -> str:
 
 def _fetch_models(config: PolicyConfig) -> list[dict[str, Any]] | None:
     """Return a server's list of models, None without a list; `InfrastructureError` if the server does not answer."""
-    from stages.policy.client import NO_ANSWER, Client, RetryableError
+    from composer_stages.policy.client import NO_ANSWER, Client, RetryableError
 
     try:
         return background.run(Client(config).models())
@@ -169,7 +169,7 @@ def _fetch_models(config: PolicyConfig) -> list[dict[str, Any]] | None:
 def _describe_weights(config: PolicyConfig) -> str:
     """Return a line about a folder or hub id: its weights are not read, and of a hub id not fetched."""
     require_source(config)
-    from stages.policy.local import check_folder, load_tokenizer, resolve
+    from composer_stages.policy.local import check_folder, load_tokenizer, resolve
 
     source = resolve(config, listener=lambda title, done, total: None)
     if adapters.is_adapter(source):

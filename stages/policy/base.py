@@ -14,18 +14,18 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkabl
 
 from pydantic import Field, model_validator
 
-from stages import envs
-from stages.errors import BadInput, UsageError
-from stages.messages import Message
-from stages.policy import gguf, named
-from stages.policy.request_fields import LIMITS, find_unbounded
-from stages.redaction import secret_in
-from stages.runs import store
-from stages.runs.kinds import NOOP, REFERENCE
-from stages.runs.ledger import Budget
-from stages.runs.run import AnswerFolders, Listener
-from stages.runs.settings import Option, Settings, basic_of
-from stages.words import Sentence, did_you_mean
+from composer_stages import envs
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.messages import Message
+from composer_stages.policy import gguf, named
+from composer_stages.policy.request_fields import LIMITS, find_unbounded
+from composer_stages.redaction import secret_in
+from composer_stages.runs import store
+from composer_stages.runs.kinds import NOOP, REFERENCE
+from composer_stages.runs.ledger import Budget
+from composer_stages.runs.run import AnswerFolders, Listener
+from composer_stages.runs.settings import Option, Settings, basic_of
+from composer_stages.words import Sentence, did_you_mean
 
 EXAMPLE = "kata:student"
 
@@ -116,7 +116,7 @@ class PolicyConfig(Settings):
     """A model and how to sample from it: a folder, GGUF file, hub id or name; with `base_url`, a server's model."""
 
     text_sets: ClassVar[str | None] = "model"
-    preflight: ClassVar[str | None] = "stages.policy.available:check"
+    preflight: ClassVar[str | None] = "composer_stages.policy.available:check"
 
     model: str = Field(default="kata:student", min_length=1)
     """Hugging Face folder, hub id, GGUF file, `smollm2`, `qwen-coder` or `kata:NAME`; with `base_url`, the
@@ -330,8 +330,8 @@ class Turn:
 
     held_ids: prompt and completions up to the last assistant message, as sampled, or None to render from the messages.
     seed: for this answer only. tools: declarations of the tools that the model may call, by the source or the
-    environment (see `stages.envs.base.TakesCalls`); servers get them. solution: the next action of the task's own
-    solution, only for the policy `reference`.
+    environment (see `composer_stages.envs.base.TakesCalls`); servers get them. solution: the next action of the task's
+    own solution, only for the policy `reference`.
     """
 
     messages: list[Message]
@@ -386,7 +386,7 @@ class NotFinite(BadInput):
 
 
 class Policy(Protocol):
-    """A model that answers turns, as a `BatchPolicy` or an `AsyncPolicy`; `stages.policy.ask_all` asks either.
+    """A model that answers turns, as a `BatchPolicy` or an `AsyncPolicy`; `composer_stages.policy.ask_all` asks either.
 
     capture_level: "tokens" where samples carry token ids and log-probs, "text" where they cannot. batch_size: how many
     turns are asked at once.
@@ -451,7 +451,7 @@ class ReusesPrefixes(Protocol):
 
 
 class PolicyKind(Protocol):
-    """A class of policies, as `stages.policy.KINDS` lists them."""
+    """A class of policies, as `composer_stages.policy.KINDS` lists them."""
 
     def open(self, config: PolicyConfig, *, cache: AnswerFolders, budget: Budget, listener: Listener) -> Policy:
         """Open the configured policy (a classmethod). `config.model` is as the user wrote it."""

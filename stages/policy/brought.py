@@ -14,9 +14,9 @@ from shutil import copyfileobj
 from typing import IO
 from zipfile import BadZipFile, ZipFile
 
-from stages.errors import BadInput, ComposerError, InfrastructureError
-from stages.policy.named import NAMED, Named, downloaded_path
-from stages.runs import store
+from composer_stages.errors import BadInput, ComposerError, InfrastructureError
+from composer_stages.policy.named import NAMED, Named, downloaded_path
+from composer_stages.runs import store
 
 PART = re.compile(r"(?:.*/)?data/part(\d+)\.bin")
 

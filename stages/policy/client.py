@@ -34,11 +34,11 @@ import httpx2
 import orjson
 import tenacity
 
-from stages.errors import BadInput, ComposerError, Incomplete, InfrastructureError, UsageError
-from stages.policy import background
-from stages.policy.base import PolicyConfig
-from stages.redaction import redacted, redacted_bytes
-from stages.words import Sentence
+from composer_stages.errors import BadInput, ComposerError, Incomplete, InfrastructureError, UsageError
+from composer_stages.policy import background
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.redaction import redacted, redacted_bytes
+from composer_stages.words import Sentence
 
 if TYPE_CHECKING:
     import openai

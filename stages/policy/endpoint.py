@@ -24,12 +24,12 @@ from urllib.parse import urlsplit
 
 import tenacity
 
-from stages.errors import Incomplete, UsageError
-from stages.layout import counted
-from stages.policy import available
-from stages.policy.answer_cache import AnswerCache
-from stages.policy.base import PolicyConfig, Sample, Turn
-from stages.policy.client import (
+from composer_stages.errors import Incomplete, UsageError
+from composer_stages.layout import counted
+from composer_stages.policy import available
+from composer_stages.policy.answer_cache import AnswerCache
+from composer_stages.policy.base import PolicyConfig, Sample, Turn
+from composer_stages.policy.client import (
     CONNECT_S,
     FIRST_WAIT_S,
     JITTER_S,
@@ -45,17 +45,17 @@ from stages.policy.client import (
     max_response_bytes,
     retrying,
 )
-from stages.policy.reading import OverlongAnswer, UnreadableAnswer, make_record, read_charge, read_record
-from stages.policy.requests import CallBounds, Request, max_tokens_field, probe_request, request_body
-from stages.policy.token_counts import tokenizer
-from stages.policy.tool_calls import PROBED_FIELDS
-from stages.runs import store
-from stages.runs.activity import Notice
-from stages.runs.ledger import Budget, Reservation
-from stages.runs.run import AnswerFolders, Listener
-from stages.runs.store import GroupCommit
-from stages.stopping import Interrupted, stop_requested
-from stages.words import Sentence
+from composer_stages.policy.reading import OverlongAnswer, UnreadableAnswer, make_record, read_charge, read_record
+from composer_stages.policy.requests import CallBounds, Request, max_tokens_field, probe_request, request_body
+from composer_stages.policy.token_counts import tokenizer
+from composer_stages.policy.tool_calls import PROBED_FIELDS
+from composer_stages.runs import store
+from composer_stages.runs.activity import Notice
+from composer_stages.runs.ledger import Budget, Reservation
+from composer_stages.runs.run import AnswerFolders, Listener
+from composer_stages.runs.store import GroupCommit
+from composer_stages.stopping import Interrupted, stop_requested
+from composer_stages.words import Sentence
 
 START = 16
 """Requests in flight at first."""

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from filelock import FileLock
 
-from stages.errors import BadInput
-from stages.runs import store
-from stages.runs.activity import Notice, Preparation
-from stages.runs.run import Listener
-from stages.stopping import dropped_on_stop
-from stages.words import Sentence
+from composer_stages.errors import BadInput
+from composer_stages.runs import store
+from composer_stages.runs.activity import Notice, Preparation
+from composer_stages.runs.run import Listener
+from composer_stages.stopping import dropped_on_stop
+from composer_stages.words import Sentence
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from stages.backends.ranks import world_size
-from stages.stopping import Interrupted, stop_requested
+from composer_stages.backends.ranks import world_size
+from composer_stages.stopping import Interrupted, stop_requested
 
 
 def _raise_if_stopped() -> None:

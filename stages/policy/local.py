@@ -17,17 +17,17 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from stages.backends import resources
-from stages.errors import UsageError
-from stages.messages import pin_settings
-from stages.policy import adapters, base, model_checks, sampling
-from stages.policy.base import UNSTATED, PolicyConfig, Sample, Turn
-from stages.policy.model_facts import ModelFacts
-from stages.runs import hub
-from stages.runs.activity import Notice, activity
-from stages.runs.ledger import Budget
-from stages.runs.run import AnswerFolders, Listener
-from stages.words import Sentence
+from composer_stages.backends import resources
+from composer_stages.errors import UsageError
+from composer_stages.messages import pin_settings
+from composer_stages.policy import adapters, base, model_checks, sampling
+from composer_stages.policy.base import UNSTATED, PolicyConfig, Sample, Turn
+from composer_stages.policy.model_facts import ModelFacts
+from composer_stages.runs import hub
+from composer_stages.runs.activity import Notice, activity
+from composer_stages.runs.ledger import Budget
+from composer_stages.runs.run import AnswerFolders, Listener
+from composer_stages.words import Sentence
 
 
 def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = None) -> Any:

@@ -1,7 +1,7 @@
 """Whether a model can be used: its tensors, their values, its tokenizer and its chat template.
 
-`stages.policy.local` opens models, and what it opens passes here before it is sampled from or trained. What is wrong is
-named by one sentence, as `BadInput`.
+`composer_stages.policy.local` opens models, and what it opens passes here before it is sampled from or trained. What is
+wrong is named by one sentence, as `BadInput`.
 """
 
 import sys
@@ -16,11 +16,11 @@ import torch
 from transformers import AutoConfig, GenerationConfig
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from stages.data_files import load_text
-from stages.errors import BadInput, ComposerError
-from stages.policy import base
-from stages.policy.base import NotFinite, PolicyConfig
-from stages.words import Sentence
+from composer_stages.data_files import load_text
+from composer_stages.errors import BadInput, ComposerError
+from composer_stages.policy import base
+from composer_stages.policy.base import NotFinite, PolicyConfig
+from composer_stages.words import Sentence
 
 MOST_CHARACTERS = 100_000
 """Limit of two short messages as rendered by a chat template, in characters; gpt-oss, the longest we know, has 700."""

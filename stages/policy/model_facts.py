@@ -7,12 +7,12 @@ vLLM server alike.
 import math
 from typing import Any
 
-from stages.messages import TooManyTokens, following_ids, opening_ids
-from stages.policy import base
-from stages.policy.base import PolicyConfig, Sample, Turn
-from stages.policy.tool_calls import declare_tools, normalise_calls
-from stages.runs import store
-from stages.words import Sentence
+from composer_stages.messages import TooManyTokens, following_ids, opening_ids
+from composer_stages.policy import base
+from composer_stages.policy.base import PolicyConfig, Sample, Turn
+from composer_stages.policy.tool_calls import declare_tools, normalise_calls
+from composer_stages.runs import store
+from composer_stages.words import Sentence
 
 
 def prompt_ids(tokenizer: Any, turn: Turn, most: float = math.inf) -> list[int]:

@@ -11,13 +11,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from stages.data_files import load_toml
-from stages.errors import BadInput, InfrastructureError
-from stages.policy import gguf
-from stages.policy.gguf import user_cache
-from stages.runs import hub, store
-from stages.runs.run import Listener
-from stages.words import Sentence
+from composer_stages.data_files import load_toml
+from composer_stages.errors import BadInput, InfrastructureError
+from composer_stages.policy import gguf
+from composer_stages.policy.gguf import user_cache
+from composer_stages.runs import hub, store
+from composer_stages.runs.run import Listener
+from composer_stages.words import Sentence
 
 
 @dataclass(frozen=True)

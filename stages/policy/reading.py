@@ -1,4 +1,4 @@
-"""Responses of a server read: a 200 becomes a `Sample` with its bill, or a typed error of `stages.policy.client`.
+"""Responses of a server read: a 200 becomes a `Sample` with its bill, or a typed error of `policy.client`.
 
 A bill is checked against the request and against the text of the answer. A possible bill is accepted, but never below
 the configured prices. A bill that is too small for its text, negative, missing, or not made of numbers costs the upper
@@ -14,13 +14,21 @@ from typing import Any
 
 import orjson
 
-from stages.messages import MessageParts, ToolCall, write
-from stages.policy.base import PolicyConfig, Sample
-from stages.policy.client import CallError, RejectedError, RetryableError, WebPage, error_of_status, excerpt, web_page
-from stages.policy.requests import CallBounds
-from stages.policy.token_counts import LONGEST_TOKEN, least_tokens, tokenizer
-from stages.policy.tool_calls import normalise_calls
-from stages.words import Sentence
+from composer_stages.messages import MessageParts, ToolCall, write
+from composer_stages.policy.base import PolicyConfig, Sample
+from composer_stages.policy.client import (
+    CallError,
+    RejectedError,
+    RetryableError,
+    WebPage,
+    error_of_status,
+    excerpt,
+    web_page,
+)
+from composer_stages.policy.requests import CallBounds
+from composer_stages.policy.token_counts import LONGEST_TOKEN, least_tokens, tokenizer
+from composer_stages.policy.tool_calls import normalise_calls
+from composer_stages.words import Sentence
 
 MOST_USD = 1e6
 """USD of one call from which a bill is no bill but garbage. Two of 1e308 would add up to infinity."""
@@ -92,7 +100,7 @@ def read_record(entry: bytes, config: PolicyConfig, bounds: CallBounds) -> Sampl
 def read(raw: bytes, config: PolicyConfig, bounds: CallBounds, *, latency_s: float, attempts: int) -> Sample:
     """Return the answer in a 200 response; raise for a body that holds an error, or is unusable by `UNUSABLE`.
 
-    A body is read as JSON whatever its content type. A tool call is an answer, written as `stages.messages` writes it.
+    A body is read as JSON whatever its content type. A tool call is an answer, written as `messages.write` does.
     `OverlongAnswer` for a longer answer than was asked for.
     """
     try:

@@ -3,8 +3,8 @@
 import re
 from typing import Any
 
-from stages.data_files import load_toml
-from stages.words import Sentence
+from composer_stages.data_files import load_toml
+from composer_stages.words import Sentence
 
 LIMITS = ("max_tokens", "max_completion_tokens")
 """Request fields that bound an answer, as a whole number of tokens; a server takes one or the other."""

@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stages.policy import available, tool_calls
-from stages.policy.base import UNSTATED, PolicyConfig, Turn
-from stages.policy.request_fields import LIMITS
-from stages.policy.tool_calls import PROBED_FIELDS
-from stages.runs import store
+from composer_stages.policy import available, tool_calls
+from composer_stages.policy.base import UNSTATED, PolicyConfig, Turn
+from composer_stages.policy.request_fields import LIMITS
+from composer_stages.policy.tool_calls import PROBED_FIELDS
+from composer_stages.runs import store
 
 QUESTION = [{"role": "user", "content": "Answer with the word OK."}]
 LONGEST = 16

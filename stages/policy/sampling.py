@@ -18,12 +18,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from stages.backends import resources
-from stages.errors import UsageError
-from stages.layout import counted
-from stages.policy.base import NotFinite, PolicyConfig
-from stages.policy.kv_cache import UNFIT, Rows, can_replay, fits_in_place, kv_width
-from stages.runs.activity import detail
+from composer_stages.backends import resources
+from composer_stages.errors import UsageError
+from composer_stages.layout import counted
+from composer_stages.policy.base import NotFinite, PolicyConfig
+from composer_stages.policy.kv_cache import UNFIT, Rows, can_replay, fits_in_place, kv_width
+from composer_stages.runs.activity import detail
 
 SHRINK = 0.75
 """Ended rows are dropped when at most this share of the batch still runs: each drop copies the running rows."""

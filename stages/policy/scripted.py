@@ -1,18 +1,18 @@
 """Policies without a model: `reference` plays each task's own solution, `noop` does nothing.
 
 They check an environment before money is spent on it: `reference` should pass every task and `noop` none. The agent
-loop gives each question the next action of the environment's solution (`stages.envs.base.HasSolutions`). Where there is
-none the policy is idle: the rollout ends and is graded as it is, without a malformed action.
+loop gives each question the next action of the environment's solution (`composer_stages.envs.base.HasSolutions`). Where
+there is none the policy is idle: the rollout ends and is graded as it is, without a malformed action.
 """
 
 from typing import Any, Self
 
-from stages import envs
-from stages.errors import BadInput, UsageError
-from stages.policy.base import IDLE, PolicyConfig, Sample, Turn
-from stages.runs.kinds import NOOP, REFERENCE
-from stages.runs.ledger import Budget
-from stages.runs.run import AnswerFolders, Listener
+from composer_stages import envs
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.policy.base import IDLE, PolicyConfig, Sample, Turn
+from composer_stages.runs.kinds import NOOP, REFERENCE
+from composer_stages.runs.ledger import Budget
+from composer_stages.runs.run import AnswerFolders, Listener
 
 OTHER_NAMES = {"gold": REFERENCE, "oracle": REFERENCE, "solution": REFERENCE, "nop": NOOP, "no-op": NOOP, "none": NOOP}
 """Their names in other tools. They are refused here: the hub takes seconds to answer that it has no such model."""

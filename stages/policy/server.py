@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from stages.backends import devices
-from stages.errors import InfrastructureError, UsageError
-from stages.policy import adapters, background
-from stages.policy.base import PolicyConfig, Server
-from stages.runs import store
-from stages.runs.run import Listener
+from composer_stages.backends import devices
+from composer_stages.errors import InfrastructureError, UsageError
+from composer_stages.policy import adapters, background
+from composer_stages.policy.base import PolicyConfig, Server
+from composer_stages.runs import store
+from composer_stages.runs.run import Listener
 
 MAX_RESTARTS = 3
 START_S = 1800.0
@@ -149,7 +149,7 @@ class ModelServer:
         self._process = self._keeper = None
 
     def _wait(self) -> None:
-        from stages.policy.client import (  # HTTP's libraries are slow to import
+        from composer_stages.policy.client import (  # HTTP's libraries are slow to import
             NO_ANSWER,
             CallError,
             Client,
@@ -231,7 +231,7 @@ def start(
     weights will be replaced. check: called while waiting, and raises to give up. `UsageError` where vLLM is not
     installed.
     """
-    from stages.policy.local import resolve  # torch is slow to import
+    from composer_stages.policy.local import resolve  # torch is slow to import
 
     python = require_interpreter(config)
     below, revision = base_of(config)
@@ -280,7 +280,7 @@ def interpreter(config: PolicyConfig) -> str | None:
 
 def runs_on_gpu(config: PolicyConfig) -> bool:
     """Return whether a server that is started here runs on a GPU, by its own build of torch."""
-    from stages.policy.local import device
+    from composer_stages.policy.local import device
 
     return config.device != "cpu" and (devices.has_nvidia() or device(config.device) != "cpu")
 

@@ -3,23 +3,23 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
-from stages.errors import UsageError
-from stages.policy import Policy, open_policy
-from stages.policy.base import PolicyConfig, weights_identity
-from stages.policy.server import ModelServer, base_of, rank_of, scoring_lock, start
-from stages.runs import store
-from stages.runs.run import RunWriter
+from composer_stages.errors import UsageError
+from composer_stages.policy import Policy, open_policy
+from composer_stages.policy.base import PolicyConfig, weights_identity
+from composer_stages.policy.server import ModelServer, base_of, rank_of, scoring_lock, start
+from composer_stages.runs import store
+from composer_stages.runs.run import RunWriter
 
 
 def needs_exclusive_server(config: PolicyConfig) -> bool:
     """Return whether a stage that samples from this policy must not run in parallel with another one that does.
 
     A server that the stage starts may take all of a GPU; a vLLM server on a CPU crashes when one stage scores while
-    another samples (`stages.policy.server.ScoringLock`).
+    another samples (`composer_stages.policy.server.ScoringLock`).
     """
     if not config.served or config.base_url is None:
         return config.served
-    from stages.policy.local import device
+    from composer_stages.policy.local import device
 
     return scoring_lock(config.base_url, device(config.device)) is not None
 
@@ -49,7 +49,7 @@ class Serving(AbstractContextManager["Serving"]):
         """Open the policy, on a server started here where the model needs one and has no address."""
         if not config.served or config.base_url is not None:
             return open_policy(config, cache=self._out.cache, budget=self._out.budget, listener=self._out.progress)
-        from stages.policy.vllm import VllmPolicy  # imports torch
+        from composer_stages.policy.vllm import VllmPolicy  # imports torch
 
         out = self._out
         if out.worker:

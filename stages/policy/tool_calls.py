@@ -1,10 +1,11 @@
 """Conversations and tool calls as chat completions have them, and tool calls as model families write them.
 
-A recorded conversation holds calls in the text of its assistant messages (`stages.messages`). A server gets them as
-`tool_calls`, each answered by a message of role `tool` with its id, together with the tools that the source declared.
-What the protocol cannot express stays text, and its results come from the user: calls of undeclared tools (no `tools`
-at all), arguments that are no JSON object, calls without a result each. Reasoning is not sent: it was the student's
-own, and servers refuse it or leave it out. Pictures and sounds are gaps: a mark in the text shows where one was.
+A recorded conversation holds calls in the text of its assistant messages (`composer_stages.messages`). A server gets
+them as `tool_calls`, each answered by a message of role `tool` with its id, together with the tools that the source
+declared. What the protocol cannot express stays text, and its results come from the user: calls of undeclared tools (no
+`tools` at all), arguments that are no JSON object, calls without a result each. Reasoning is not sent: it was the
+student's own, and servers refuse it or leave it out. Pictures and sounds are gaps: a mark in the text shows where one
+was.
 """
 
 import json
@@ -13,8 +14,8 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any
 
-from stages import json_text
-from stages.messages import DECODER, UNREADABLE, Message, MessageParts, ToolCall, is_object, read, write
+from composer_stages import json_text
+from composer_stages.messages import DECODER, UNREADABLE, Message, MessageParts, ToolCall, is_object, read, write
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """What servers take as the name of a function."""
@@ -82,7 +83,7 @@ END = re.compile(r"(<\|(?:im_end|eot_id|eom_id|end_of_text|return|call|end)\|>|<
 
 
 def normalise_calls(form: str, text: str) -> str:
-    """Return an answer in a family's format as `stages.messages.write` writes it; other forms change nothing."""
+    """Return an answer in a family's format as `messages.write` writes it; other forms change nothing."""
     reader = FORMATS.get(form)
     if reader is None:
         return text

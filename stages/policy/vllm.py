@@ -23,10 +23,10 @@ import orjson
 from jaxtyping import Float
 from transformers import GenerationConfig
 
-from stages.errors import ComposerError, InfrastructureError, UsageError
-from stages.policy import adapters, background, model_checks
-from stages.policy.base import PolicyConfig, Sample, Turn
-from stages.policy.client import (
+from composer_stages.errors import ComposerError, InfrastructureError, UsageError
+from composer_stages.policy import adapters, background, model_checks
+from composer_stages.policy.base import PolicyConfig, Sample, Turn
+from composer_stages.policy.client import (
     BODY_BYTES,
     Client,
     FatalError,
@@ -35,13 +35,13 @@ from stages.policy.client import (
     max_response_bytes,
     retrying,
 )
-from stages.policy.local import device, load_tokenizer, resolve
-from stages.policy.model_facts import ModelFacts
-from stages.policy.server import ModelServer, scoring_lock
-from stages.runs import store
-from stages.runs.ledger import Budget
-from stages.runs.run import AnswerFolders, Listener
-from stages.words import Sentence
+from composer_stages.policy.local import device, load_tokenizer, resolve
+from composer_stages.policy.model_facts import ModelFacts
+from composer_stages.policy.server import ModelServer, scoring_lock
+from composer_stages.runs import store
+from composer_stages.runs.ledger import Budget
+from composer_stages.runs.run import AnswerFolders, Listener
+from composer_stages.words import Sentence
 
 UNSHAPED = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 """Sampling without changes of the distribution: a server would else take defaults from generation_config.json."""
@@ -83,7 +83,7 @@ class Completions:
     """Requests to one vLLM server; a server started here is restarted when it dies, with its adapters.
 
     Temporary errors are retried a finite number of times. Raises `RetryableError` and `RejectedError` as
-    `stages.policy.client` has them, and `ComposerError` where no request can succeed.
+    `composer_stages.policy.client` has them, and `ComposerError` where no request can succeed.
     """
 
     def __init__(self, config: PolicyConfig, base_url: str, server: ModelServer | None = None) -> None:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from stages.errors import BadInput
-from stages.runs.kinds import EVAL_ITEM, PROBE_CHECK, PROBE_ROW, PROBE_SCORE, TRAINING_REWARD, TRAJECTORY
-from stages.runs.run import Inputs, Run, RunWriter, Slot
-from stages.runs.settings import StageConfig
-from stages.runs.stage import Plan, Stage
+from composer_stages.errors import BadInput
+from composer_stages.runs.kinds import EVAL_ITEM, PROBE_CHECK, PROBE_ROW, PROBE_SCORE, TRAINING_REWARD, TRAJECTORY
+from composer_stages.runs.run import Inputs, Run, RunWriter, Slot
+from composer_stages.runs.settings import StageConfig
+from composer_stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
-    from stages.probe.checks.check import Check
+    from composer_stages.probe.checks.check import Check
 
 
 class Config(StageConfig):
@@ -34,8 +34,13 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Compare scores and trainings; `BadInput` without either."""
-    from stages.probe.checks.check import write_checks
-    from stages.probe.checks.trajectories import arms_learn, reductions_match, trajectories, trajectories_slowed
+    from composer_stages.probe.checks.check import write_checks
+    from composer_stages.probe.checks.trajectories import (
+        arms_learn,
+        reductions_match,
+        trajectories,
+        trajectories_slowed,
+    )
 
     checks = []
     if "trainings" in inputs:
@@ -57,9 +62,9 @@ def _compare_scores(scores: list[Run], replays: list[Run], config: Config) -> "C
     """Check R6 for scores of an SVD and a LoRA adapter, R7 for an NLL and a GRPO direction; else `BadInput`."""
     import numpy as np
 
-    from stages.probe.checks.hacking import factorial_design
-    from stages.probe.checks.trajectories import grpo_against_nll, lora_against_svd
-    from stages.probe.statistics import compare_effects, labelled, regress
+    from composer_stages.probe.checks.hacking import factorial_design
+    from composer_stages.probe.checks.trajectories import grpo_against_nll, lora_against_svd
+    from composer_stages.probe.statistics import compare_effects, labelled, regress
 
     # The reference comes first: SVD before LoRA, NLL before GRPO.
     facts = [(run.manifest.summary["adapter"], run.manifest.summary["loss_kind"]) for run in scores]

@@ -25,14 +25,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stages.gradients.basis import coordinates
-from stages.gradients.per_row import TokenRow, mean_weights
-from stages.gradients.tensors import GradientStore, read_tensors, tensors_sha256, write_tensors
-from stages.probe.checks.check import Check, write_checks
-from stages.probe.checks.gradients import b_is_probed, canary, coverage, masks
-from stages.probe.checks.removal import basis_stays, removed, removed_toward_hack
-from stages.probe.direction import FLOOR, Direction, open_probe, pair_rows, random_axes
-from stages.probe.metrics import (
+from composer_stages.gradients.basis import coordinates
+from composer_stages.gradients.per_row import TokenRow, mean_weights
+from composer_stages.gradients.tensors import GradientStore, read_tensors, tensors_sha256, write_tensors
+from composer_stages.probe.checks.check import Check, write_checks
+from composer_stages.probe.checks.gradients import b_is_probed, canary, coverage, masks
+from composer_stages.probe.checks.removal import basis_stays, removed, removed_toward_hack
+from composer_stages.probe.direction import FLOOR, Direction, open_probe, pair_rows, random_axes
+from composer_stages.probe.metrics import (
     basis_overlap,
     probe_rows,
     row_metrics,
@@ -42,11 +42,11 @@ from stages.probe.metrics import (
     toward_hack,
     weight_direction,
 )
-from stages.probe.rows import as_tokens, mean_known, write_step
-from stages.probe.settings import PROJECTION_MODES, DescentConfig, ProjectionMode, ReplayConfig
-from stages.runs.kinds import PROBE_ROW, Row
-from stages.runs.run import Inputs, RunWriter
-from stages.runs.store import link_folder, read_lines
+from composer_stages.probe.rows import as_tokens, mean_known, write_step
+from composer_stages.probe.settings import PROJECTION_MODES, DescentConfig, ProjectionMode, ReplayConfig
+from composer_stages.runs.kinds import PROBE_ROW, Row
+from composer_stages.runs.run import Inputs, RunWriter
+from composer_stages.runs.store import link_folder, read_lines
 
 
 @dataclass(frozen=True)

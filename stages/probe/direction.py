@@ -41,14 +41,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from stages.errors import BadInput
-from stages.gradients.basis import Coordinates, coordinates
-from stages.gradients.per_row import MeasuredStudent, TokenRow, dr_grpo, open_student
-from stages.gradients.tensors import GradientStore, Layout, read_tensors, write_tensors
-from stages.policy.base import PolicyConfig
-from stages.runs import store
-from stages.runs.kinds import Row
-from stages.runs.run import Run, RunWriter
+from composer_stages.errors import BadInput
+from composer_stages.gradients.basis import Coordinates, coordinates
+from composer_stages.gradients.per_row import MeasuredStudent, TokenRow, dr_grpo, open_student
+from composer_stages.gradients.tensors import GradientStore, Layout, read_tensors, write_tensors
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.runs import store
+from composer_stages.runs.kinds import Row
+from composer_stages.runs.run import Run, RunWriter
 
 LossKind = Literal["nll_mean", "drgrpo_sum"]
 """The weighting of token-sum gradients: mean over own tokens, or Dr.GRPO's constant (arXiv 2503.20783)."""

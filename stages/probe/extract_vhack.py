@@ -18,24 +18,24 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from stages.envs import ENVIRONMENTS
-from stages.errors import BadInput, UsageError
-from stages.messages import Message
-from stages.policy.base import PolicyConfig
-from stages.probe.settings import AdapterName
-from stages.runs import store
-from stages.runs.kinds import CHECKPOINT, DIRECTION, SVD_MODULE, Row
-from stages.runs.run import Inputs, RunWriter, Slot
-from stages.runs.settings import BASIC, Settings, StageConfig, basic_of
-from stages.runs.stage import Plan, Stage
-from stages.words import Sentence
+from composer_stages.envs import ENVIRONMENTS
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.messages import Message
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.probe.settings import AdapterName
+from composer_stages.runs import store
+from composer_stages.runs.kinds import CHECKPOINT, DIRECTION, SVD_MODULE, Row
+from composer_stages.runs.run import Inputs, RunWriter, Slot
+from composer_stages.runs.settings import BASIC, Settings, StageConfig, basic_of
+from composer_stages.runs.stage import Plan, Stage
+from composer_stages.words import Sentence
 
 if TYPE_CHECKING:
-    from stages.gradients.per_row import MeasuredStudent, TokenRow
-    from stages.gradients.tensors import GradientStore
-    from stages.probe.checks.check import Check
-    from stages.probe.direction import Direction, LossKind, PairGradients
-    from stages.probe.memory import MemoryInputs
+    from composer_stages.gradients.per_row import MeasuredStudent, TokenRow
+    from composer_stages.gradients.tensors import GradientStore
+    from composer_stages.probe.checks.check import Check
+    from composer_stages.probe.direction import Direction, LossKind, PairGradients
+    from composer_stages.probe.memory import MemoryInputs
 
 PAIRS_AT_ONCE = 8
 LOSSES: dict[str, "LossKind"] = {"nll": "nll_mean", "grpo": "drgrpo_sum"}
@@ -99,7 +99,7 @@ class Pair:
 
     def rows(self, tokenizer: Any) -> "tuple[TokenRow, TokenRow]":
         """Return the (hack, clean) answers as ids."""
-        from stages.probe.rows import token_row
+        from composer_stages.probe.rows import token_row
 
         return token_row(tokenizer, self.prompt, self.hack), token_row(tokenizer, self.prompt, self.clean)
 
@@ -148,7 +148,7 @@ def _import_source(name: str) -> Callable[[int, int], Sequence[Any]]:
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Plan the pairs, of two backward rows each, and the memory."""
-    from stages.probe.memory import memory_notes
+    from composer_stages.probe.memory import memory_notes
 
     del inputs
     notes = (
@@ -160,7 +160,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 def _memory_inputs(config: Config) -> "MemoryInputs":
     """Return the inputs of the memory estimate: the gradients of all pairs are in memory at once."""
-    from stages.probe.memory import MemoryInputs
+    from composer_stages.probe.memory import MemoryInputs
 
     rows = 2 * max(PAIRS_AT_ONCE, config.pairs.count)
     return MemoryInputs(config.adapter, config.rank, config.max_tokens, config.checkpointing, rows)
@@ -168,11 +168,11 @@ def _memory_inputs(config: Config) -> "MemoryInputs":
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Measure the pairs, extract the direction and validate it; `UsageError` if memory does not suffice."""
-    from stages.gradients.per_row import open_student
-    from stages.gradients.tensors import GradientStore
-    from stages.policy.local import checkpointed
-    from stages.probe.direction import PAIRS, PairGradients, extract
-    from stages.probe.memory import check_memory
+    from composer_stages.gradients.per_row import open_student
+    from composer_stages.gradients.tensors import GradientStore
+    from composer_stages.policy.local import checkpointed
+    from composer_stages.probe.direction import PAIRS, PairGradients, extract
+    from composer_stages.probe.memory import check_memory
 
     check_memory(config.student, _memory_inputs(config))
     student = open_student(config.student, config.adapter, config.rank, config.seed, inputs.optional("svd"), out)
@@ -195,7 +195,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 def _facts(config: Config, pairs: Sequence[Pair], student: "MeasuredStudent") -> Row:
     """Return the coordinates of the direction and the settings of its extraction."""
-    from stages.gradients.basis import coordinates
+    from composer_stages.gradients.basis import coordinates
 
     return {
         **coordinates(student.adapter),
@@ -242,9 +242,9 @@ def _validate(
     pairs: Sequence[Pair],
     config: Config,
 ) -> list["Check"]:
-    from stages.probe.checks.direction import length_cosine, other_than_nll, recombined, validate
-    from stages.probe.direction import grpo_differences
-    from stages.probe.rows import token_row
+    from composer_stages.probe.checks.direction import length_cosine, other_than_nll, recombined, validate
+    from composer_stages.probe.direction import grpo_differences
+    from composer_stages.probe.rows import token_row
 
     used, held_out = rows[: config.pairs.count], rows[config.pairs.count :]
     problems = [store.digest(pair.prompt) for pair in pairs[: config.pairs.count]]
@@ -267,8 +267,8 @@ def _finish(
     loss: "LossKind",
     out: RunWriter,
 ) -> None:
-    from stages.probe.checks.check import write_checks
-    from stages.probe.direction import V_HACK_FILE, module_rows, save_direction
+    from composer_stages.probe.checks.check import write_checks
+    from composer_stages.probe.direction import V_HACK_FILE, module_rows, save_direction
 
     folder = out.scratch("v_hack")
     save_direction(folder / V_HACK_FILE, direction, facts)

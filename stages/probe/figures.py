@@ -19,11 +19,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import AutoLocator
 
-from stages.probe.checks.hacking import factorial_design
-from stages.probe.direction import RANDOM
-from stages.probe.rows import mean_known
-from stages.probe.statistics import FROM_HACKS, Labelled, regress
-from stages.runs.kinds import Row
+from composer_stages.probe.checks.hacking import factorial_design
+from composer_stages.probe.direction import RANDOM
+from composer_stages.probe.rows import mean_known
+from composer_stages.probe.statistics import FROM_HACKS, Labelled, regress
+from composer_stages.runs.kinds import Row
 
 # DejaVu Sans is the one font that matplotlib itself ships, so that figures do not depend on the machine's fonts.
 STYLE: dict[Any, Any] = {

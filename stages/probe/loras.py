@@ -15,11 +15,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.errors import BadInput
-from stages.gradients.basis import target_linears
-from stages.gradients.tensors import read_tensors
-from stages.runs import hub, store
-from stages.runs.kinds import Row
+from composer_stages.errors import BadInput
+from composer_stages.gradients.basis import target_linears
+from composer_stages.gradients.tensors import read_tensors
+from composer_stages.runs import hub, store
+from composer_stages.runs.kinds import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -1,23 +1,24 @@
 """The memory of a stage of the probe, estimated from the model's shape and the settings before anything is loaded.
 
 Weights, basis and gradients are counted; the activations of a token follow Korthikanti et al. 2022 (arXiv 2205.05198)
-in counting the activations that each layer stores for its backward pass, with the constant of `stages.training.memory`,
-measured on Qwen3. The sum is compared with the peak on a rehearsed GPU (`./dev gpu rehearsed`).
+in counting the activations that each layer stores for its backward pass, with the constant of
+`composer_stages.training.memory`, measured on Qwen3. The sum is compared with the peak on a rehearsed GPU (`./dev gpu
+rehearsed`).
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 
-from stages.backends import resources
-from stages.errors import UsageError
-from stages.gradients.basis import SPECTRAL
-from stages.gradients.per_row import LOGITS
-from stages.policy.base import PolicyConfig
-from stages.policy.local import device
-from stages.probe.settings import AdapterName
-from stages.training.memory import GIB, KEPT
-from stages.training.model_shape import ModelShape, model_shape
+from composer_stages.backends import resources
+from composer_stages.errors import UsageError
+from composer_stages.gradients.basis import SPECTRAL
+from composer_stages.gradients.per_row import LOGITS
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.policy.local import device
+from composer_stages.probe.settings import AdapterName
+from composer_stages.training.memory import GIB, KEPT
+from composer_stages.training.model_shape import ModelShape, model_shape
 
 VECTORS = 14
 """Vectors as long as theta: theta, its start, v four ways, a gradient, Adam's two, and copies while a step is taken."""

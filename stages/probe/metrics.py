@@ -22,8 +22,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stages.gradients.basis import A_HALF, Lora, target_linears
-from stages.gradients.per_row import (
+from composer_stages.gradients.basis import A_HALF, Lora, target_linears
+from composer_stages.gradients.per_row import (
     MeasuredStudent,
     Sink,
     TokenRow,
@@ -34,10 +34,10 @@ from stages.gradients.per_row import (
     own_log_probs,
     tapped,
 )
-from stages.gradients.tensors import Layout, RowFile
-from stages.probe.direction import FLOOR, Direction, Placebos
-from stages.probe.rows import as_tokens, finite_or_none, mean_known
-from stages.runs.kinds import PROBE_ROW, Row
+from composer_stages.gradients.tensors import Layout, RowFile
+from composer_stages.probe.direction import FLOOR, Direction, Placebos
+from composer_stages.probe.rows import as_tokens, finite_or_none, mean_known
+from composer_stages.runs.kinds import PROBE_ROW, Row
 
 CHUNK_NUMBERS = 2**26
 """Gradients are read from disk in chunks of about this many numbers."""

@@ -4,12 +4,12 @@ Reads replays, the score of the vanilla replay, and trajectories; draws the figu
 equal bytes.
 """
 
-from stages.errors import BadInput
-from stages.runs import store
-from stages.runs.kinds import PLACEBO, PROBE_ROW, PROBE_SCORE, TRAJECTORY
-from stages.runs.run import Inputs, RunWriter, Slot
-from stages.runs.settings import StageConfig
-from stages.runs.stage import Plan, Stage
+from composer_stages.errors import BadInput
+from composer_stages.runs import store
+from composer_stages.runs.kinds import PLACEBO, PROBE_ROW, PROBE_SCORE, TRAJECTORY
+from composer_stages.runs.run import Inputs, RunWriter, Slot
+from composer_stages.runs.settings import StageConfig
+from composer_stages.runs.stage import Plan, Stage
 
 
 class Config(StageConfig):
@@ -25,8 +25,8 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Draw every figure that has rows; `BadInput` when none has."""
     del config
-    from stages.probe.checks.hacking import scored_rows
-    from stages.probe.figures import FIGURES, Evidence, as_csv, as_png
+    from composer_stages.probe.checks.hacking import scored_rows
+    from composer_stages.probe.figures import FIGURES, Evidence, as_csv, as_png
 
     evidence = Evidence()
     for run in inputs.many("replays"):

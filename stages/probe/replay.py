@@ -9,20 +9,20 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from stages.errors import UsageError
-from stages.probe.settings import ReplayConfig as Config
-from stages.runs.kinds import CHECKPOINT, DIRECTION, POOL_ROW, PROBE_ROW, SVD_MODULE, Row
-from stages.runs.run import Inputs, RunWriter, Slot
-from stages.runs.stage import Plan, Stage
-from stages.words import Sentence
+from composer_stages.errors import UsageError
+from composer_stages.probe.settings import ReplayConfig as Config
+from composer_stages.runs.kinds import CHECKPOINT, DIRECTION, POOL_ROW, PROBE_ROW, SVD_MODULE, Row
+from composer_stages.runs.run import Inputs, RunWriter, Slot
+from composer_stages.runs.stage import Plan, Stage
+from composer_stages.words import Sentence
 
 if TYPE_CHECKING:
-    from stages.probe.memory import MemoryInputs
+    from composer_stages.probe.memory import MemoryInputs
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Plan the steps, their rows and the memory."""
-    from stages.probe.memory import memory_notes
+    from composer_stages.probe.memory import memory_notes
 
     rows = len(inputs.one("pool").rows(POOL_ROW))
     measuring = _memory_inputs(inputs, config)
@@ -32,7 +32,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 def _memory_inputs(inputs: Inputs, config: Config) -> "MemoryInputs | None":
     """Return the inputs of the memory estimate; None if the direction has no rank."""
-    from stages.probe.memory import MemoryInputs
+    from composer_stages.probe.memory import MemoryInputs
 
     facts = inputs.one("direction").manifest.summary
     if "rank" not in facts:
@@ -46,9 +46,9 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Take the remaining steps, then tabulate; `UsageError` if memory does not suffice."""
     from contextlib import nullcontext
 
-    from stages.policy.local import checkpointed
-    from stages.probe.descent import Replay
-    from stages.probe.memory import check_memory
+    from composer_stages.policy.local import checkpointed
+    from composer_stages.probe.descent import Replay
+    from composer_stages.probe.memory import check_memory
 
     rows = inputs.one("pool").rows(POOL_ROW)
     steps = _rows_by_step(rows, config.steps)

@@ -15,18 +15,18 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
-from stages.envs.task_table import read_rows
-from stages.errors import BadInput
-from stages.gradients.per_row import TokenRow
-from stages.messages import Message, following_ids, opening_ids
-from stages.rollouts import trace
-from stages.rollouts.agent_loop import LiveRollout
-from stages.runs import store
-from stages.runs.kinds import POOL_ROW, TRAINING_REWARD, Row
-from stages.runs.run import Run, RunWriter
+from composer_stages.envs.task_table import read_rows
+from composer_stages.errors import BadInput
+from composer_stages.gradients.per_row import TokenRow
+from composer_stages.messages import Message, following_ids, opening_ids
+from composer_stages.rollouts import trace
+from composer_stages.rollouts.agent_loop import LiveRollout
+from composer_stages.runs import store
+from composer_stages.runs.kinds import POOL_ROW, TRAINING_REWARD, Row
+from composer_stages.runs.run import Run, RunWriter
 
 if TYPE_CHECKING:
-    from stages.policy.local import LocalPolicy
+    from composer_stages.policy.local import LocalPolicy
 
 
 def as_tokens(row: Row) -> TokenRow:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from stages.errors import BadInput
-from stages.runs.kinds import DIRECTION, PLACEBO, PROBE_ROW, PROBE_SCORE, Row
-from stages.runs.run import Inputs, Run, RunWriter, Slot
-from stages.runs.settings import StageConfig
-from stages.runs.stage import Plan, Stage
-from stages.words import Sentence
+from composer_stages.errors import BadInput
+from composer_stages.runs.kinds import DIRECTION, PLACEBO, PROBE_ROW, PROBE_SCORE, Row
+from composer_stages.runs.run import Inputs, Run, RunWriter, Slot
+from composer_stages.runs.settings import StageConfig
+from composer_stages.runs.stage import Plan, Stage
+from composer_stages.words import Sentence
 
 if TYPE_CHECKING:
-    from stages.probe.direction import Direction
+    from composer_stages.probe.direction import Direction
 
 
 class Config(StageConfig):
@@ -37,9 +37,9 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Score all rows, which is cheaper than resuming; `BadInput` if coordinates differ."""
-    from stages.gradients.tensors import GradientStore
-    from stages.probe.direction import all_placebos, check_coordinates, open_direction, step_placebos
-    from stages.probe.metrics import chance, module_effects, placebo_rows, score_rows, teacher_gradients
+    from composer_stages.gradients.tensors import GradientStore
+    from composer_stages.probe.direction import all_placebos, check_coordinates, open_direction, step_placebos
+    from composer_stages.probe.metrics import chance, module_effects, placebo_rows, score_rows, teacher_gradients
 
     replay, rows = inputs.one("rows"), inputs.one("rows").rows(PROBE_ROW)
     gradients = GradientStore(replay.folder())
@@ -66,7 +66,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 def _write_measured_scores(rows: Sequence[Row], direction: "Direction", measured_with: str, out: RunWriter) -> None:
     """Write the scores that a replay without stored gradients measured; `BadInput` if they are of another direction."""
-    from stages.gradients.tensors import tensors_sha256
+    from composer_stages.gradients.tensors import tensors_sha256
 
     if tensors_sha256([direction.mean]) != measured_with:
         raise BadInput("probe.sums-of-other-direction")

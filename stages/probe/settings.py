@@ -11,9 +11,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from stages.policy.base import PolicyConfig
-from stages.runs import store
-from stages.runs.settings import BASIC, Option, Settings, StageConfig, basic_of
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.runs import store
+from composer_stages.runs.settings import BASIC, Option, Settings, StageConfig, basic_of
 
 AdapterName = Literal["antipasto_full", "antipasto_topr", "lora", "lora_frozenA"]
 ProjectionMode = Literal["none", "one_sided", "two_sided"]

@@ -3,17 +3,17 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from stages.envs.base import Environment, Task
-from stages.gradients.basis import target_linears
-from stages.policy.local import LocalPolicy, load_model
-from stages.probe.checks.check import Check
-from stages.probe.checks.pool import hack_gap, merge_is_sound, teacher_differs
-from stages.probe.loras import apply_lora, lora_folder
-from stages.probe.rows import as_tokens, rollout_pool_row
-from stages.probe.settings import HINTED, SourceConfig
-from stages.rollouts.agent_loop import LiveRollout, play
-from stages.runs.kinds import Row
-from stages.runs.run import RunWriter
+from composer_stages.envs.base import Environment, Task
+from composer_stages.gradients.basis import target_linears
+from composer_stages.policy.local import LocalPolicy, load_model
+from composer_stages.probe.checks.check import Check
+from composer_stages.probe.checks.pool import hack_gap, merge_is_sound, teacher_differs
+from composer_stages.probe.loras import apply_lora, lora_folder
+from composer_stages.probe.rows import as_tokens, rollout_pool_row
+from composer_stages.probe.settings import HINTED, SourceConfig
+from composer_stages.rollouts.agent_loop import LiveRollout, play
+from composer_stages.runs.kinds import Row
+from composer_stages.runs.run import RunWriter
 
 TEACHER_ANSWERS = 8
 """The number of answers on which teacher and base are compared."""

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from stages.envs.config import EnvStageConfig
-from stages.errors import BadInput
-from stages.policy import available
-from stages.policy.base import PolicyConfig
-from stages.runs.kinds import START
-from stages.runs.run import Inputs, RunWriter
-from stages.runs.settings import BASIC, basic_of
-from stages.runs.stage import Plan, Stage
+from composer_stages.envs.config import EnvStageConfig
+from composer_stages.errors import BadInput
+from composer_stages.policy import available
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.runs.kinds import START
+from composer_stages.runs.run import Inputs, RunWriter
+from composer_stages.runs.settings import BASIC, basic_of
+from composer_stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -54,10 +54,10 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Find alpha and write the model; `BadInput` if no alpha hacks sometimes, or the models do not fit."""
     del inputs
-    from stages.policy.local import LocalPolicy, load_model
-    from stages.probe.rows import mean_known
-    from stages.probe.sources import answers
-    from stages.training.channels.rollouts import check_vocabulary
+    from composer_stages.policy.local import LocalPolicy, load_model
+    from composer_stages.probe.rows import mean_known
+    from composer_stages.probe.sources import answers
+    from composer_stages.training.channels.rollouts import check_vocabulary
 
     model, tokenizer = load_model(config.base, listener=out.progress)
     teacher_model, teacher_tokenizer = load_model(config.teacher, listener=out.progress)

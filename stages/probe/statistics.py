@@ -18,8 +18,8 @@ from scipy.optimize import brentq
 from scipy.sparse import csr_array
 from scipy.stats import norm, t as student_t
 
-from stages.runs.kinds import Row
-from stages.words import Sentence
+from composer_stages.runs.kinds import Row
+from composer_stages.words import Sentence
 
 
 @dataclass(frozen=True)

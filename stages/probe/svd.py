@@ -6,13 +6,13 @@ because singular vectors of close values are not unique, and a direction is only
 
 from typing import Annotated, Literal
 
-from stages.policy.base import PolicyConfig
-from stages.runs import store
-from stages.runs.kinds import CHECKPOINT, SVD_MODULE
-from stages.runs.run import Inputs, RunWriter
-from stages.runs.settings import StageConfig, basic_of
-from stages.runs.stage import Plan, Stage
-from stages.words import Sentence
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.runs import store
+from composer_stages.runs.kinds import CHECKPOINT, SVD_MODULE
+from composer_stages.runs.run import Inputs, RunWriter
+from composer_stages.runs.settings import StageConfig, basic_of
+from composer_stages.runs.stage import Plan, Stage
+from composer_stages.words import Sentence
 
 
 class Config(StageConfig):
@@ -35,8 +35,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     del inputs
     import torch
 
-    from stages.gradients.basis import factorise, reconstruction_error, save_factors, target_linears
-    from stages.policy.local import LocalPolicy, load_model
+    from composer_stages.gradients.basis import factorise, reconstruction_error, save_factors, target_linears
+    from composer_stages.policy.local import LocalPolicy, load_model
 
     model, tokenizer = load_model(config.model, listener=out.progress)
     out.model("student", **LocalPolicy(model, tokenizer, config.model).facts())

@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from stages import envs
-from stages.envs.base import Environment
-from stages.envs.config import EnvConfig, EnvStageConfig
-from stages.errors import BadInput, Incomplete, UsageError
-from stages.policy import available
-from stages.policy.base import PolicyConfig
-from stages.probe.settings import HINTED, Contract, SourceConfig
-from stages.runs import store
-from stages.runs.kinds import CHECKPOINT, POOL_ROW, ROLLOUT, Row
-from stages.runs.run import Inputs, RunWriter, Slot
-from stages.runs.settings import BASIC, Given, Settings, basic_of, with_default
-from stages.runs.stage import Plan, Stage
-from stages.words import Sentence
+from composer_stages import envs
+from composer_stages.envs.base import Environment
+from composer_stages.envs.config import EnvConfig, EnvStageConfig
+from composer_stages.errors import BadInput, Incomplete, UsageError
+from composer_stages.policy import available
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.probe.settings import HINTED, Contract, SourceConfig
+from composer_stages.runs import store
+from composer_stages.runs.kinds import CHECKPOINT, POOL_ROW, ROLLOUT, Row
+from composer_stages.runs.run import Inputs, RunWriter, Slot
+from composer_stages.runs.settings import BASIC, Given, Settings, basic_of, with_default
+from composer_stages.runs.stage import Plan, Stage
+from composer_stages.words import Sentence
 
 if TYPE_CHECKING:
-    from stages.policy.local import LocalPolicy
-    from stages.probe.checks.check import Check
-    from stages.probe.sources import SourcePolicies
-    from stages.rollouts.agent_loop import LiveRollout
+    from composer_stages.policy.local import LocalPolicy
+    from composer_stages.probe.checks.check import Check
+    from composer_stages.probe.sources import SourcePolicies
+    from composer_stages.rollouts.agent_loop import LiveRollout
 
 
 class GivenConfig(Settings):
@@ -137,7 +137,7 @@ def _sources(inputs: Inputs, config: Config) -> list[SourceConfig]:
 
 def _power(config: Config) -> list[str]:
     """Return the effect that T4e can detect with this pool, if half of the teacher's hinted answers are hacks."""
-    from stages.probe.checks.hacking import MIN_FACTORIAL_PROBLEMS, detectable_effect
+    from composer_stages.probe.checks.hacking import MIN_FACTORIAL_PROBLEMS, detectable_effect
 
     hinted = sum(source.samples for source in config.sources if source.name == "teacher")
     if config.max_problems < MIN_FACTORIAL_PROBLEMS:
@@ -155,15 +155,15 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         _finish(*_given(inputs, config, out), config, [], out)
         return
     if config.recorded is not None:
-        from stages.probe.rows import recorded_rows
+        from composer_stages.probe.rows import recorded_rows
 
         recorded = config.recorded
         folder = Path(recorded.folder).expanduser()
         rows = recorded_rows(folder, recorded.model, HINTED, recorded.eos_id, recorded.pad_ids)
         _finish(rows, None, config, [], out)
         return
-    from stages.probe.checks.pool import bucket_shortage
-    from stages.probe.sources import SourcePolicies
+    from composer_stages.probe.checks.pool import bucket_shortage
+    from composer_stages.probe.sources import SourcePolicies
 
     policies, rows = SourcePolicies(_sources(inputs, config), out), list[Row]()
     # A larger draw begins with the same tasks, and answers in the journal are not sampled again.
@@ -180,7 +180,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Sample the missing answers, in the batches of `run`."""
-    from stages.probe.sources import SourcePolicies
+    from composer_stages.probe.sources import SourcePolicies
 
     policies = SourcePolicies(_sources(inputs, config), out)
     for problems in _numbers(config):
@@ -198,8 +198,8 @@ def _numbers(config: Config) -> Iterator[int]:
 
 def _given(inputs: Inputs, config: Config, out: RunWriter) -> tuple[list[Row], Any]:
     """Return the rows of the given runs, and the tokenizer that rendered them."""
-    from stages.policy.local import load_tokenizer, resolve
-    from stages.probe.rows import rows_of_runs
+    from composer_stages.policy.local import load_tokenizer, resolve
+    from composer_stages.probe.rows import rows_of_runs
 
     policy = config.tokenizer or config.sources[0].policy
     tokenizer = load_tokenizer(resolve(policy, listener=out.progress), policy)
@@ -226,8 +226,8 @@ def _answers(
     config: Config,
     out: RunWriter,
 ) -> list[Row]:
-    from stages.rollouts.agent_loop import LiveRollout
-    from stages.runs.stage import work_through
+    from composer_stages.rollouts.agent_loop import LiveRollout
+    from composer_stages.runs.stage import work_through
 
     make = stage.opener()
     tasks = stage.draw(make, problems)
@@ -254,8 +254,8 @@ def _play(
     batch: list["LiveRollout"],
 ) -> list[tuple[str, Row, bool]]:
     """Play a batch of rollouts and return their lines of the journal, with the error of a failed one."""
-    from stages.probe.rows import rollout_pool_row
-    from stages.rollouts.agent_loop import play
+    from composer_stages.probe.rows import rollout_pool_row
+    from composer_stages.rollouts.agent_loop import play
 
     play(make, policy, batch, max_steps=config.max_steps, before_turn=out.raise_if_stopped)
     lines: list[tuple[str, Row, bool]] = []
@@ -270,9 +270,9 @@ def _play(
 
 
 def _finish(rows: list[Row], tokenizer: Any, config: Config, guards: Sequence["Check"], out: RunWriter) -> None:
-    from stages.probe.checks.check import write_checks
-    from stages.probe.checks.pool import contract_sha256, prompt_role, prompts_match, taxonomy, teacher_hacks
-    from stages.probe.rows import mean_known, write_step
+    from composer_stages.probe.checks.check import write_checks
+    from composer_stages.probe.checks.pool import contract_sha256, prompt_role, prompts_match, taxonomy, teacher_hacks
+    from composer_stages.probe.rows import mean_known, write_step
 
     digest = contract_sha256(config.contract)
     checks = [

@@ -6,11 +6,11 @@ Reads the pool, the replays (vanilla, and projected for T3), the scores of the v
 
 from pydantic import Field
 
-from stages.errors import BadInput
-from stages.runs.kinds import DIRECTION, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE
-from stages.runs.run import Inputs, RunWriter, Slot
-from stages.runs.settings import StageConfig
-from stages.runs.stage import Plan, Stage
+from composer_stages.errors import BadInput
+from composer_stages.runs.kinds import DIRECTION, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE
+from composer_stages.runs.run import Inputs, RunWriter, Slot
+from composer_stages.runs.settings import StageConfig
+from composer_stages.runs.stage import Plan, Stage
 
 
 class Config(StageConfig):
@@ -32,10 +32,10 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
     `BadInput` without a vanilla replay, with two replays of one arm, or with scores of other rows.
     """
-    from stages.probe.checks.check import write_checks
-    from stages.probe.checks.pool import bucket_table
-    from stages.probe.checks.uat import run_checks
-    from stages.probe.statistics import Draws
+    from composer_stages.probe.checks.check import write_checks
+    from composer_stages.probe.checks.pool import bucket_table
+    from composer_stages.probe.checks.uat import run_checks
+    from composer_stages.probe.statistics import Draws
 
     replays = inputs.many("replays")
     names = [run.manifest.summary["arm"] for run in replays]

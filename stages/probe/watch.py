@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from stages.runs.kinds import DIRECTION, SVD_MODULE, TRAINING_REWARD, WATCHED, WATCHED_ROLLOUT
-from stages.runs.run import Inputs, RunWriter, Slot
-from stages.runs.settings import StageConfig
-from stages.runs.stage import Plan, Stage
+from composer_stages.runs.kinds import DIRECTION, SVD_MODULE, TRAINING_REWARD, WATCHED, WATCHED_ROLLOUT
+from composer_stages.runs.run import Inputs, RunWriter, Slot
+from composer_stages.runs.settings import StageConfig
+from composer_stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
-    from stages.probe.memory import MemoryInputs
+    from composer_stages.probe.memory import MemoryInputs
 
 
 class Config(StageConfig):
@@ -41,9 +41,9 @@ class Config(StageConfig):
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Plan the checkpoints and the memory."""
-    from stages.policy.adapters import CheckpointInfo
-    from stages.probe.memory import memory_notes
-    from stages.probe.watching import checkpoints
+    from composer_stages.policy.adapters import CheckpointInfo
+    from composer_stages.probe.memory import memory_notes
+    from composer_stages.probe.watching import checkpoints
 
     training, measuring = inputs.one("training"), _memory_inputs(inputs, config)
     memory = () if measuring is None else memory_notes(CheckpointInfo.of(training).start, measuring)
@@ -52,7 +52,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 def _memory_inputs(inputs: Inputs, config: Config) -> "MemoryInputs | None":
     """Return the inputs of the memory estimate; None if the direction has no rank."""
-    from stages.probe.memory import VECTORS, MemoryInputs
+    from composer_stages.probe.memory import VECTORS, MemoryInputs
 
     facts = inputs.one("direction").manifest.summary
     if "rank" not in facts:
@@ -66,13 +66,13 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Measure the remaining checkpoints, then judge; `BadInput` if v is of another model than the start."""
     from contextlib import nullcontext
 
-    from stages.policy.adapters import CheckpointInfo
-    from stages.policy.local import checkpointed
-    from stages.probe.checks.check import write_checks
-    from stages.probe.figures import as_csv, watch_png
-    from stages.probe.memory import check_memory
-    from stages.probe.statistics import Draws
-    from stages.probe.watching import WatchLoop, checkpoints
+    from composer_stages.policy.adapters import CheckpointInfo
+    from composer_stages.policy.local import checkpointed
+    from composer_stages.probe.checks.check import write_checks
+    from composer_stages.probe.figures import as_csv, watch_png
+    from composer_stages.probe.memory import check_memory
+    from composer_stages.probe.statistics import Draws
+    from composer_stages.probe.watching import WatchLoop, checkpoints
 
     if (measuring := _memory_inputs(inputs, config)) is not None:
         check_memory(CheckpointInfo.of(inputs.one("training")).start, measuring)

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stages.gradients.basis import (
+from composer_stages.gradients.basis import (
     SPECTRAL,
     ProbeAdapter,
     check_spectrum,
@@ -34,12 +34,12 @@ from stages.gradients.basis import (
     open_adapter,
     target_linears,
 )
-from stages.gradients.per_row import DotSink, MeasuredStudent, Sink, TotalSink, adapt
-from stages.gradients.tensors import read_tensors, write_tensors
-from stages.policy.adapters import CheckpointInfo
-from stages.policy.base import PolicyConfig
-from stages.policy.local import load_model
-from stages.probe.checks.alarm import (
+from composer_stages.gradients.per_row import DotSink, MeasuredStudent, Sink, TotalSink, adapt
+from composer_stages.gradients.tensors import read_tensors, write_tensors
+from composer_stages.policy.adapters import CheckpointInfo
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.policy.local import load_model
+from composer_stages.probe.checks.alarm import (
     RANDOM_FAMILY,
     Alarm,
     CheckpointRollouts,
@@ -50,16 +50,16 @@ from stages.probe.checks.alarm import (
     pushed,
     standardised,
 )
-from stages.probe.checks.check import Check, Finding, declared
-from stages.probe.checks.hacking import factorial
-from stages.probe.direction import HackScale, check_coordinates, hack_scale, open_direction, watch_directions
-from stages.probe.metrics import stacked_cosines
-from stages.probe.rows import as_tokens, finite_or_none, mean_known, run_rows
-from stages.probe.sources import with_advantages
-from stages.probe.statistics import Draws, labelled
-from stages.runs.kinds import Row
-from stages.runs.run import Inputs, Listener, Run, RunWriter
-from stages.words import Sentence
+from composer_stages.probe.checks.check import Check, Finding, declared
+from composer_stages.probe.checks.hacking import factorial
+from composer_stages.probe.direction import HackScale, check_coordinates, hack_scale, open_direction, watch_directions
+from composer_stages.probe.metrics import stacked_cosines
+from composer_stages.probe.rows import as_tokens, finite_or_none, mean_known, run_rows
+from composer_stages.probe.sources import with_advantages
+from composer_stages.probe.statistics import Draws, labelled
+from composer_stages.runs.kinds import Row
+from composer_stages.runs.run import Inputs, Listener, Run, RunWriter
+from composer_stages.words import Sentence
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -4,7 +4,7 @@ In reading order: a rollout and its limits; one turn
 (`next_turn`, `act`) and the grade (`grade`); two ways to play many rollouts; and `play_missing`, which plays those of a
 stage and writes their units. `play` advances a batch in lock step, because the arithmetic of a local model depends on
 the batch. `play_each` lets every rollout of a policy on a server advance at its own pace, so that a slow answer,
-command or grader delays no other rollout; trainings play so, too (`stages.training.rollouts.RolloutQueue`).
+command or grader delays no other rollout; trainings play so, too (`composer_stages.training.rollouts.RolloutQueue`).
 
 A bad rollout is data: the rollout ends with its error and the others continue. Only failures of the machinery (no
 sandbox, wrong key, exhausted budget) are raised.
@@ -20,15 +20,24 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from stages.envs import boundary
-from stages.envs.base import Environment, Grade, GradesTogether, HasSolutions, Observation, Task
-from stages.errors import ComposerError, InfrastructureError, UsageError
-from stages.layout import counted
-from stages.messages import Message
-from stages.policy import ask_all, background
-from stages.policy.base import IDLE, AsyncPolicy, CountsTokens, PlaysSolutions, Policy, ReusesPrefixes, Sample, Turn
-from stages.rollouts.config import IN_FLIGHT, NO_LIMITS, InFlight, PlayingConfig, RolloutLimits
-from stages.rollouts.history import (
+from composer_stages.envs import boundary
+from composer_stages.envs.base import Environment, Grade, GradesTogether, HasSolutions, Observation, Task
+from composer_stages.errors import ComposerError, InfrastructureError, UsageError
+from composer_stages.layout import counted
+from composer_stages.messages import Message
+from composer_stages.policy import ask_all, background
+from composer_stages.policy.base import (
+    IDLE,
+    AsyncPolicy,
+    CountsTokens,
+    PlaysSolutions,
+    Policy,
+    ReusesPrefixes,
+    Sample,
+    Turn,
+)
+from composer_stages.rollouts.config import IN_FLIGHT, NO_LIMITS, InFlight, PlayingConfig, RolloutLimits
+from composer_stages.rollouts.history import (
     FULL,
     PROMPTS,
     SUMMARISE,
@@ -36,13 +45,13 @@ from stages.rollouts.history import (
     SUMMARY_REQUEST,
     visible_messages,
 )
-from stages.rollouts.trace import OUT_OF_STEPS
-from stages.runs import store
-from stages.runs.activity import activity
-from stages.runs.kinds import Row
-from stages.runs.run import RunWriter
-from stages.runs.stage import work_through
-from stages.runs.store import GroupCommit
+from composer_stages.rollouts.trace import OUT_OF_STEPS
+from composer_stages.runs import store
+from composer_stages.runs.activity import activity
+from composer_stages.runs.kinds import Row
+from composer_stages.runs.run import RunWriter
+from composer_stages.runs.stage import work_through
+from composer_stages.runs.store import GroupCommit
 
 SUMMARISE_FROM = 0.75
 """Share of the context limit from which a summary is requested: one exchange may take the rest."""
@@ -376,7 +385,7 @@ async def play_each(
 ) -> None:
     """Play and grade every rollout; `finished` gets a filled-in copy of each after grading, in any order.
 
-    `policy` has `ask` and `drain` (`stages.policy.base.AsyncPolicy`). `check` raises when nothing more is to
+    `policy` has `ask` and `drain` (`composer_stages.policy.base.AsyncPolicy`). `check` raises when nothing more is to
     be asked. Then, and after any error that does not belong to one rollout, all calls in flight are awaited, the
     environments are closed, and the error is raised. The given rollouts stay unchanged, so that finished ones take
     no memory. `is_needed` is asked before a rollout is set up and before each turn; one that is no longer needed ends

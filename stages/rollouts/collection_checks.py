@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stages.layout import aligned
-from stages.rollouts import missing
-from stages.rollouts.history import FULL, SUMMARISE, SUMMARY_REQUEST
-from stages.rollouts.missing import Fact
-from stages.rollouts.trace import OUT_OF_STEPS, by_rollout, prompt_ids, state_digests, transcripts
-from stages.runs.kinds import Row
-from stages.words import Sentence
+from composer_stages.layout import aligned
+from composer_stages.rollouts import missing
+from composer_stages.rollouts.history import FULL, SUMMARISE, SUMMARY_REQUEST
+from composer_stages.rollouts.missing import Fact
+from composer_stages.rollouts.trace import OUT_OF_STEPS, by_rollout, prompt_ids, state_digests, transcripts
+from composer_stages.runs.kinds import Row
+from composer_stages.words import Sentence
 
 SAMPLE_CHECKS = ("ids as many as log-probs", "log-probs finite, <= 0")
 STEP_CHECKS = (

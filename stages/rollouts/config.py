@@ -4,12 +4,12 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from stages.envs.config import EnvStageConfig
-from stages.layout import counted
-from stages.rollouts.history import HISTORY_PATTERN, SUMMARISE
-from stages.runs.reporting import Backends
-from stages.runs.settings import BASIC, Settings
-from stages.words import Sentence
+from composer_stages.envs.config import EnvStageConfig
+from composer_stages.layout import counted
+from composer_stages.rollouts.history import HISTORY_PATTERN, SUMMARISE
+from composer_stages.runs.reporting import Backends
+from composer_stages.runs.settings import BASIC, Settings
+from composer_stages.words import Sentence
 
 
 class RolloutLimits(Settings):

@@ -7,10 +7,10 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
-from stages.data_files import load_toml
-from stages.runs.kinds import STEP, Row
-from stages.runs.run import Run
-from stages.runs.tables import MEMORY, Scan, open_database, rows_of
+from composer_stages.data_files import load_toml
+from composer_stages.runs.kinds import STEP, Row
+from composer_stages.runs.run import Run
+from composer_stages.runs.tables import MEMORY, Scan, open_database, rows_of
 
 SQL = load_toml(__package__, "distinct.toml")
 

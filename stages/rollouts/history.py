@@ -2,8 +2,8 @@
 
 import re
 
-from stages.data_files import load_toml
-from stages.messages import Message
+from composer_stages.data_files import load_toml
+from composer_stages.messages import Message
 
 FULL, SUMMARISE = "full", "summarise"
 HISTORY_PATTERN = r"^(full|last [1-9][0-9]*|summarise)$"

@@ -2,12 +2,12 @@
 
 import orjson
 
-from stages.envs.base import Grade, Observation, Work
-from stages.policy.base import Policy, Sample
-from stages.rollouts.agent_loop import LiveRollout, Step
-from stages.rollouts.trace import RolloutPayload, conversation, prompt_ids
-from stages.runs import store
-from stages.runs.kinds import Row
+from composer_stages.envs.base import Grade, Observation, Work
+from composer_stages.policy.base import Policy, Sample
+from composer_stages.rollouts.agent_loop import LiveRollout, Step
+from composer_stages.rollouts.trace import RolloutPayload, conversation, prompt_ids
+from composer_stages.runs import store
+from composer_stages.runs.kinds import Row
 
 
 def _identity(rollout: LiveRollout) -> Row:

@@ -14,12 +14,12 @@ from typing import TypedDict
 
 import orjson
 
-from stages.errors import BadInput
-from stages.messages import Message
-from stages.rollouts.history import FULL, SUMMARY_REQUEST, visible_messages
-from stages.runs import store
-from stages.runs.kinds import PAIR, ROLLOUT, STATE, STEP, Row
-from stages.runs.run import Run
+from composer_stages.errors import BadInput
+from composer_stages.messages import Message
+from composer_stages.rollouts.history import FULL, SUMMARY_REQUEST, visible_messages
+from composer_stages.runs import store
+from composer_stages.runs.kinds import PAIR, ROLLOUT, STATE, STEP, Row
+from composer_stages.runs.run import Run
 
 OUT_OF_STEPS = "max_steps"
 """`terminated_by` of a rollout that the limit of steps ended."""

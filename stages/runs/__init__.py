@@ -20,6 +20,6 @@ store.py    - files that are complete or absent, JSON, lines, group commits, the
 tables.py   - tables, written and read in bounded row groups
 """
 
-from stages.runs.run import Run, RunWriter
+from composer_stages.runs.run import Run, RunWriter
 
 __all__ = ["Run", "RunWriter"]

@@ -20,12 +20,12 @@ from uuid import uuid4
 
 from pydantic import ValidationError
 
-from stages.errors import BadInput, ComposerError, InfrastructureError, UsageError, refusal
-from stages.redaction import redacted, secret_in
-from stages.runs import store
-from stages.runs.ledger import NAME as LEDGER
-from stages.runs.run import Manifest, Run, RunWriter
-from stages.runs.store import sealing
+from composer_stages.errors import BadInput, ComposerError, InfrastructureError, UsageError, refusal
+from composer_stages.redaction import redacted, secret_in
+from composer_stages.runs import store
+from composer_stages.runs.ledger import NAME as LEDGER
+from composer_stages.runs.run import Manifest, Run, RunWriter
+from composer_stages.runs.store import sealing
 
 PART_BYTES = 8 * 1024 * 1024
 SCHEMES = ("s3", "gs", "az", "file", "memory")

@@ -11,13 +11,13 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
-from stages import STAGES, stage_order
-from stages.errors import BadInput, ComposerError, UsageError
-from stages.runs import bucket
-from stages.runs.kinds import NOOP, REFERENCE, Kind
-from stages.runs.run import InputRef, Inputs, Manifest, Run, RunFacts, read_manifest
-from stages.runs.stage import Stage, load_stage
-from stages.words import Sentence
+from composer_stages import STAGES, stage_order
+from composer_stages.errors import BadInput, ComposerError, UsageError
+from composer_stages.runs import bucket
+from composer_stages.runs.kinds import NOOP, REFERENCE, Kind
+from composer_stages.runs.run import InputRef, Inputs, Manifest, Run, RunFacts, read_manifest
+from composer_stages.runs.stage import Stage, load_stage
+from composer_stages.words import Sentence
 
 TRAINING = "train"
 """The stage whose runs hold rollouts beside what they were made for."""

@@ -6,15 +6,15 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from stages import layout
-from stages.layout import LEFT, RIGHT, aligned, duration
+from composer_stages import layout
+from composer_stages.layout import LEFT, RIGHT, aligned, duration
 
 if TYPE_CHECKING:
     import pandas
 
-    from stages.runs.run import Run
-    from stages.runs.stage import Plan
-    from stages.runs.tables import Scan
+    from composer_stages.runs.run import Run
+    from composer_stages.runs.stage import Plan
+    from composer_stages.runs.tables import Scan
 
 SHOWN_ROWS = 10
 SHOWN_CHARACTERS = 60

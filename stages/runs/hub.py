@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from stages.errors import BadInput
-from stages.runs.activity import activity
-from stages.words import Sentence
+from composer_stages.errors import BadInput
+from composer_stages.runs.activity import activity
+from composer_stages.words import Sentence
 
 ANSWER_S = 3.0
 """Seconds within which the hub must answer."""

@@ -18,10 +18,10 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from stages.errors import BadInput
-from stages.runs import store
-from stages.runs.catalog import manifests, references
-from stages.runs.run import Manifest, Run, RunFacts, read_manifest
+from composer_stages.errors import BadInput
+from composer_stages.runs import store
+from composer_stages.runs.catalog import manifests, references
+from composer_stages.runs.run import Manifest, Run, RunFacts, read_manifest
 
 NAME = ".runs.json"
 SETTINGS = ("arm", "seed", "env", "policy")

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from stages.errors import BadInput, UsageError
-from stages.layout import plural
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.layout import plural
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,7 +19,7 @@ TOKENS, FLOATS, TEXTS, BOOLS = "list<int32>", "list<double>", "list<string>", "l
 MESSAGES = "list<role: string, content: string>"
 """The types of columns, as words: Arrow is imported where a table is read or written, which takes 0.2 s."""
 REFERENCE, NOOP = "reference", "noop"
-"""Policies of rollouts that no model wrote: the tasks' own solutions, and nothing (`stages.policy.scripted`)."""
+"""Policies of rollouts that no model wrote: the tasks' own solutions, and nothing (`policy.scripted`)."""
 
 
 @dataclass(frozen=True)
@@ -295,10 +295,10 @@ WATCHED = Kind(
     | {"alarm": BOOL},
 )
 """One checkpoint of a watched training: the share of its rollouts that look like the hack and the push toward it so far
-(`stages.probe.checks.alarm`); the cosine with v of the update since the checkpoint before and of the policy gradient on
-the rollouts played there, of that with length held fixed, and of update and policy gradients since the start; z in
-units of random directions' cosines, whose 95 % are haar_low to haar_high; alarm from the first push on that is above
-what 5 % of runs with permuted advantages reach, and 5 % of placebos (both in `watch.json`)."""
+(`composer_stages.probe.checks.alarm`); the cosine with v of the update since the checkpoint before and of the policy
+gradient on the rollouts played there, of that with length held fixed, and of update and policy gradients since the
+start; z in units of random directions' cosines, whose 95 % are haar_low to haar_high; alarm from the first push on that
+is above what 5 % of runs with permuted advantages reach, and 5 % of placebos (both in `watch.json`)."""
 
 WATCHED_ROLLOUT = Kind(
     "watched_rollout",

@@ -29,10 +29,10 @@ from typing import Any
 
 import orjson
 
-from stages.errors import BadInput, Incomplete, UsageError
-from stages.runs import store
-from stages.runs.store import GroupCommit
-from stages.words import Sentence
+from composer_stages.errors import BadInput, Incomplete, UsageError
+from composer_stages.runs import store
+from composer_stages.runs.store import GroupCommit
+from composer_stages.words import Sentence
 
 NAME = "ledger.jsonl"
 ROUNDING = 1e-9

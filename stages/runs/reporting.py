@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from stages.errors import UsageError
-from stages.runs.run import RunWriter
+from composer_stages.errors import UsageError
+from composer_stages.runs.run import RunWriter
 
 PROJECT = "composer"
 Log = Callable[[Mapping[str, float], int], None]

@@ -1,13 +1,13 @@
 """The folder of a run: find the folder, read its manifest, open its files (`Run`), and write them (`RunWriter`).
 
 Stages open no file of a run by themselves; `Inputs` are the runs that a stage reads. Which file holds what is decided
-here, and how bytes become durable in `stages.runs.store`:
+here, and how bytes become durable in `composer_stages.runs.store`:
 
     manifest.json    everything that was asked, read, used, produced and spent, readable without the program
     config.json      the settings, to be given to the same stage again
-    NAME.parquet     a table (`stages.runs.tables`); a folder NAME is a checkpoint
-    steps/           the finished units (`stages.runs.store`)
-    ledger.jsonl     the money (`stages.runs.ledger`)
+    NAME.parquet     a table (`composer_stages.runs.tables`); a folder NAME is a checkpoint
+    steps/           the finished units (`composer_stages.runs.store`)
+    ledger.jsonl     the money (`composer_stages.runs.ledger`)
     logs/, scratch/  tracebacks and log backends; data that only a resumed attempt needs
 
 A complete run's manifest has the size and the SHA-256 of every file but the ledger, logs and scratch, and every
@@ -33,26 +33,26 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from stages.errors import BadInput, ComposerError, UsageError, not_a_folder, refusal
-from stages.layout import Sparkline, escape_control_characters
-from stages.redaction import redacted_value
-from stages.runs import display, ledger, store
-from stages.runs.activity import Figures, Notice
-from stages.runs.kinds import CHECKPOINT, Kind, Row
-from stages.runs.store import Journal
-from stages.stopping import Interrupted
-from stages.words import Sentence
+from composer_stages.errors import BadInput, ComposerError, UsageError, not_a_folder, refusal
+from composer_stages.layout import Sparkline, escape_control_characters
+from composer_stages.redaction import redacted_value
+from composer_stages.runs import display, ledger, store
+from composer_stages.runs.activity import Figures, Notice
+from composer_stages.runs.kinds import CHECKPOINT, Kind, Row
+from composer_stages.runs.store import Journal
+from composer_stages.stopping import Interrupted
+from composer_stages.words import Sentence
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-    from stages.runs.tables import Scan  # with Arrow, which a command that is refused does not wait for
+    from composer_stages.runs.tables import Scan  # with Arrow, which a command that is refused does not wait for
 
 Status = Literal["running", "complete", "incomplete", "interrupted", "failed"]
 PACKAGES = ("torch", "transformers", "trl", "pyarrow", "duckdb", "openai")
 UNSEALED = ("manifest.json", ledger.NAME, "owner.json", "logs", "scratch")
 """Files and folders whose digests are not in the manifest of a complete run: they are written after it, or not sent
-to a bucket with the rest (`stages.runs.bucket`)."""
+to a bucket with the rest (`composer_stages.runs.bucket`)."""
 SMALL_BYTES = 64 * 1024
 """Size up to which a document in a run's folder is read whenever the run is listed."""
 CALLS = "paid_calls"
@@ -119,7 +119,7 @@ class SealedFile(BaseModel):
 
 
 class RunFacts(BaseModel):
-    """The fields of a manifest that lists of runs show (`stages.runs.index`)."""
+    """The fields of a manifest that lists of runs show (`composer_stages.runs.index`)."""
 
     model_config = ConfigDict(extra="forbid")
     stage: str
@@ -290,7 +290,7 @@ class Run:
 
     def scan(self, name: str | Kind) -> "Scan":
         """Return a lazy table by its kind or name (`rollouts`, `rollout`); `BadInput` when there is none."""
-        from stages.runs.tables import Scan, scan_table
+        from composer_stages.runs.tables import Scan, scan_table
 
         if isinstance(name, Kind):
             path = self.folder(name)  # an output of this name; a table's file has a suffix
@@ -496,7 +496,7 @@ class RunWriter:
 
     def table(self, kind: Kind, rows: "Iterable[Row | RecordBatch]", name: str | None = None) -> None:
         """Write a Parquet output; the rows of an iterator are never all in memory."""
-        from stages.runs.tables import write_table
+        from composer_stages.runs.tables import write_table
 
         name = name or f"{kind.name}s"
         file = f"{name}.parquet"

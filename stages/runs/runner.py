@@ -31,15 +31,15 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from stages.backends import devices, ranks
-from stages.backends.engine import Engine, find_engine
-from stages.errors import BadInput, ComposerError, Incomplete, UsageError, not_a_folder
-from stages.layout import escape_control_characters, shortened
-from stages.runs import ledger, store
-from stages.runs.activity import on_activity
-from stages.runs.bucket import Mirror
-from stages.runs.catalog import check_inputs, progress
-from stages.runs.run import (
+from composer_stages.backends import devices, ranks
+from composer_stages.backends.engine import Engine, find_engine
+from composer_stages.errors import BadInput, ComposerError, Incomplete, UsageError, not_a_folder
+from composer_stages.layout import escape_control_characters, shortened
+from composer_stages.runs import ledger, store
+from composer_stages.runs.activity import on_activity
+from composer_stages.runs.bucket import Mirror
+from composer_stages.runs.catalog import check_inputs, progress
+from composer_stages.runs.run import (
     ANSWERS,
     REPORT,
     REPORT_LINES,
@@ -57,11 +57,11 @@ from stages.runs.run import (
     without_time,
     write_manifest,
 )
-from stages.runs.settings import StageConfig
-from stages.runs.spread import ShardScheduler
-from stages.runs.stage import Stage, load_stage
-from stages.stopping import Interrupted, on_signals, stopped_by
-from stages.words import Sentence
+from composer_stages.runs.settings import StageConfig
+from composer_stages.runs.spread import ShardScheduler
+from composer_stages.runs.stage import Stage, load_stage
+from composer_stages.stopping import Interrupted, on_signals, stopped_by
+from composer_stages.words import Sentence
 
 DISTRIBUTION = "composer-post-training"
 MODELS = "models"
@@ -114,9 +114,9 @@ def execute(
     incomplete) or `Interrupted`; everything finished is on disk in every case. Of several processes that torchrun
     started, rank 0 calls this and the others `execute_as_peer`.
 
-    on: the engine whose workers do the units (`stages.backends.engine.find_engine`). gpus: how many the run takes
-    where there are any, or each of its workers; None for one if its settings load a model. mirror: the run's place in
-    a bucket; `out` is its local folder then.
+    on: the engine whose workers do the units (`composer_stages.backends.engine.find_engine`). gpus: how many the run
+    takes where there are any, or each of its workers; None for one if its settings load a model. mirror: the run's
+    place in a bucket; `out` is its local folder then.
     """
     inputs = Inputs(runs)
     gpus = int(config.uses_gpu()) if gpus is None else gpus
@@ -250,7 +250,7 @@ def preflight(
 def _import_ahead(stage: Stage[Any]) -> None:
     """Import what a stage needs at its end alone."""
     if stage.outputs:
-        import_module("stages.runs.tables")
+        import_module("composer_stages.runs.tables")
     for name in stage.at_end:
         if find_spec(name.partition(".")[0]):
             import_module(name)

@@ -24,11 +24,11 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_before_validator_function
 
-from stages import STAGES
-from stages.errors import UsageError, refusal
-from stages.json_text import changed_numbers
-from stages.runs.store import nearest
-from stages.words import Sentence, words_of_stage
+from composer_stages import STAGES
+from composer_stages.errors import UsageError, refusal
+from composer_stages.json_text import changed_numbers
+from composer_stages.runs.store import nearest
+from composer_stages.words import Sentence, words_of_stage
 
 Tree = dict[str, Any]
 Read = TypeVar("Read", covariant=True)

@@ -16,16 +16,16 @@ from shutil import rmtree
 from typing import Any
 from uuid import uuid4
 
-from stages.backends.engine import Engine
-from stages.errors import ComposerError, Incomplete
-from stages.runs import ledger, store
-from stages.runs.activity import repeating
-from stages.runs.kinds import Row
-from stages.runs.ledger import Budget, Reservation
-from stages.runs.run import AnswerFolders, Inputs, Manifest, Run, RunWriter
-from stages.runs.settings import StageConfig
-from stages.runs.stage import load_stage
-from stages.stopping import Interrupted, stopped_by
+from composer_stages.backends.engine import Engine
+from composer_stages.errors import ComposerError, Incomplete
+from composer_stages.runs import ledger, store
+from composer_stages.runs.activity import repeating
+from composer_stages.runs.kinds import Row
+from composer_stages.runs.ledger import Budget, Reservation
+from composer_stages.runs.run import AnswerFolders, Inputs, Manifest, Run, RunWriter
+from composer_stages.runs.settings import StageConfig
+from composer_stages.runs.stage import load_stage
+from composer_stages.stopping import Interrupted, stopped_by
 
 SHARDS_PER_WORKER = 4
 """More shards leave fewer workers idle at the end, but each pays once for loading the stage."""

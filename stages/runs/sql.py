@@ -18,11 +18,11 @@ from typing import Any
 
 import duckdb
 
-from stages.backends import resources
-from stages.errors import BadInput, UsageError
-from stages.runs.index import Entry
-from stages.runs.kinds import Row
-from stages.words import Sentence, did_you_mean
+from composer_stages.backends import resources
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.runs.index import Entry
+from composer_stages.runs.kinds import Row
+from composer_stages.words import Sentence, did_you_mean
 
 LIMIT_S = 60.0
 """Seconds that a question may take."""

@@ -12,13 +12,13 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Generic, Protocol, TypeVar
 
-from stages import STAGES
-from stages.errors import UsageError
-from stages.runs import display
-from stages.runs.kinds import Kind, Row
-from stages.runs.run import Inputs, Judgement, Run, RunWriter, Slot
-from stages.runs.settings import FileTree, StageConfig, Tree, merge, read_file
-from stages.words import Sentence
+from composer_stages import STAGES
+from composer_stages.errors import UsageError
+from composer_stages.runs import display
+from composer_stages.runs.kinds import Kind, Row
+from composer_stages.runs.run import Inputs, Judgement, Run, RunWriter, Slot
+from composer_stages.runs.settings import FileTree, StageConfig, Tree, merge, read_file
+from composer_stages.words import Sentence
 
 ConfigT = TypeVar("ConfigT", bound=StageConfig)
 Unit = TypeVar("Unit")

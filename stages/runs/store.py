@@ -3,9 +3,9 @@
 A sealed file is written to a temporary name, flushed, fsynced and renamed, and its folder is fsynced: a file under its
 final name is never torn, and survives a power cut. `publish_folder` does the same for a folder that a library has
 filled, `seal_folder` for one that stays in its place. An open journal (`.jsonl.open`) may end in a torn line, which
-counts as not written. API keys are redacted from all files (`stages.redaction`). `Journal` holds a stage's finished
-units: an open file, and the sealed files that it becomes; memory holds the names of the units and the numbers of their
-lines. `Spool` keeps lines in a temporary file, `GroupCommit` turns many small durable writes into few.
+counts as not written. API keys are redacted from all files (`composer_stages.redaction`). `Journal` holds a stage's
+finished units: an open file, and the sealed files that it becomes; memory holds the names of the units and the numbers
+of their lines. `Spool` keeps lines in a temporary file, `GroupCommit` turns many small durable writes into few.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ from typing import Any, BinaryIO, Generic, TypeVar
 
 import orjson
 
-from stages import json_text
-from stages.errors import BadInput, UsageError
-from stages.redaction import redacted_bytes
-from stages.runs.kinds import Row
-from stages.words import Sentence
+from composer_stages import json_text
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.redaction import redacted_bytes
+from composer_stages.runs.kinds import Row
+from composer_stages.words import Sentence
 
 CTIME_MARGIN_S = 2.0
 """Age from which ctime proves that a file is unchanged: ctime has the resolution of the file system's clock tick."""

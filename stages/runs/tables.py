@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from stages.errors import BadInput, UsageError
-from stages.redaction import redacted_value
-from stages.runs import display, store
-from stages.runs.kinds import Kind, Row, parse_kind
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.redaction import redacted_value
+from composer_stages.runs import display, store
+from composer_stages.runs.kinds import Kind, Row, parse_kind
 
 if TYPE_CHECKING:
     import duckdb

@@ -10,9 +10,9 @@ guest/ - the supervisor, process 1 of the sandbox
 judge.py - what candidates' functions return, compared outside of their sandbox
 """
 
-from stages.sandbox.contract import CommandResult, Limits, Sandbox, View
-from stages.sandbox.judge import Answer, Answers, Call, judge, match
-from stages.sandbox.supervised import KINDS, open_sandbox, probe
+from composer_stages.sandbox.contract import CommandResult, Limits, Sandbox, View
+from composer_stages.sandbox.judge import Answer, Answers, Call, judge, match
+from composer_stages.sandbox.supervised import KINDS, open_sandbox, probe
 
 __all__ = [
     "KINDS",

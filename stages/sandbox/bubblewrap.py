@@ -15,9 +15,9 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from stages.data_files import load_toml
-from stages.errors import UsageError
-from stages.sandbox.contract import Limits, View
+from composer_stages.data_files import load_toml
+from composer_stages.errors import UsageError
+from composer_stages.sandbox.contract import Limits, View
 
 # The seccomp filter, for what namespaces and rlimits leave open: a classic BPF program over `struct seccomp_data`.
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from stages.errors import InfrastructureError
-from stages.sandbox.contract import CommandResult, Limits
-from stages.sandbox.guest.capture import Capture
+from composer_stages.errors import InfrastructureError
+from composer_stages.sandbox.contract import CommandResult, Limits
+from composer_stages.sandbox.guest.capture import Capture
 
 ENGINES = ("docker", "podman")
 START_S, GRACE_S = 600, 15

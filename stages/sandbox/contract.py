@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Protocol
 
-from stages.errors import UsageError
+from composer_stages.errors import UsageError
 
 
 @dataclass(frozen=True)

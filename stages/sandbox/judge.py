@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.errors import UsageError
-from stages.sandbox.contract import Limits, View
-from stages.sandbox.session import KILLED, Reply, SupervisorLost
-from stages.sandbox.supervised import SupervisedSandbox, probe
+from composer_stages.errors import UsageError
+from composer_stages.sandbox.contract import Limits, View
+from composer_stages.sandbox.session import KILLED, Reply, SupervisorLost
+from composer_stages.sandbox.supervised import SupervisedSandbox, probe
 
 
 @dataclass(frozen=True)

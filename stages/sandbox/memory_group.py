@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from stages.sandbox.contract import Limits
+from composer_stages.sandbox.contract import Limits
 
 MB = 1 << 20
 HEADROOM_MB = 64

@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict
 from typing import Any, BinaryIO, NamedTuple
 
-from stages.errors import InfrastructureError
-from stages.sandbox.contract import Limits
-from stages.sandbox.guest.protocol import HEAD, READY, REASONS, pack_request
-from stages.sandbox.memory_group import MemoryGroup
+from composer_stages.errors import InfrastructureError
+from composer_stages.sandbox.contract import Limits
+from composer_stages.sandbox.guest.protocol import HEAD, READY, REASONS, pack_request
+from composer_stages.sandbox.memory_group import MemoryGroup
 
 START_PATIENCE_S = 30.0
 GRACE_S = 5.0

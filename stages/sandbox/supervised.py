@@ -9,12 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stages.errors import InfrastructureError, UsageError
-from stages.sandbox import memory_group
-from stages.sandbox.bubblewrap import GUEST, LINKS, MACHINE, TESTBED, base_python, bwrap_command, guest_folder
-from stages.sandbox.contract import CommandResult, Limits, View
-from stages.sandbox.session import KILLED, Reply, SupervisorLost, SupervisorSession
-from stages.words import Sentence
+from composer_stages.errors import InfrastructureError, UsageError
+from composer_stages.sandbox import memory_group
+from composer_stages.sandbox.bubblewrap import GUEST, LINKS, MACHINE, TESTBED, base_python, bwrap_command, guest_folder
+from composer_stages.sandbox.contract import CommandResult, Limits, View
+from composer_stages.sandbox.session import KILLED, Reply, SupervisorLost, SupervisorSession
+from composer_stages.words import Sentence
 
 KINDS = ("bubblewrap", "none")
 # The whole environment of a job, but for what the caller adds: nothing of the host's, which may hold keys.

@@ -14,8 +14,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from stages.swebench.lists import TestLists, TestsStatus
-from stages.words import Sentence
+from composer_stages.swebench.lists import TestLists, TestsStatus
+from composer_stages.words import Sentence
 
 LogStatuses = dict[str, str]
 """Test name -> the word of the log, one of WORDS; rarely another word in the place of a status."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import orjson
 
-from stages import json_text
-from stages.errors import BadInput
+from composer_stages import json_text
+from composer_stages.errors import BadInput
 
 READABLE = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".parquet")
 

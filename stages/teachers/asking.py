@@ -13,14 +13,14 @@ from itertools import groupby
 from threading import Event
 from typing import Any, TypeVar
 
-from stages.policy import Policy, Sample, Turn, ask_all, background
-from stages.policy.base import FINAL, AsyncPolicy
-from stages.runs.kinds import Row
-from stages.runs.run import RunWriter
-from stages.runs.stage import work_through
-from stages.runs.store import GroupCommit
-from stages.stopping import Interrupted
-from stages.teachers.questions import QuestionsByTeacher, TeacherQuestion
+from composer_stages.policy import Policy, Sample, Turn, ask_all, background
+from composer_stages.policy.base import FINAL, AsyncPolicy
+from composer_stages.runs.kinds import Row
+from composer_stages.runs.run import RunWriter
+from composer_stages.runs.stage import work_through
+from composer_stages.runs.store import GroupCommit
+from composer_stages.stopping import Interrupted
+from composer_stages.teachers.questions import QuestionsByTeacher, TeacherQuestion
 
 Policies = Mapping[str, Policy]
 PreparedQuestion = tuple[TeacherQuestion, Turn]

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from stages.messages import Message
-from stages.policy import PolicyConfig
-from stages.runs.settings import (
+from composer_stages.messages import Message
+from composer_stages.policy import PolicyConfig
+from composer_stages.runs.settings import (
     BASIC,
     Given,
     InFile,
@@ -20,7 +20,7 @@ from stages.runs.settings import (
     read_table,
     with_default,
 )
-from stages.words import Sentence
+from composer_stages.words import Sentence
 
 
 class Example(Settings):

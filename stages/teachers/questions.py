@@ -16,21 +16,21 @@ from typing import Any
 
 import orjson
 
-from stages import envs
-from stages.envs import task_table
-from stages.envs.base import Environment, Task
-from stages.errors import UsageError
-from stages.messages import OMITTED, Message
-from stages.policy import Sample, Turn
-from stages.policy.base import VLLM
-from stages.rollouts.distinct import DistinctState, DistinctStates
-from stages.rollouts.trace import states
-from stages.runs import store
-from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK, Row
-from stages.runs.run import Run
-from stages.runs.store import Spool
-from stages.teachers.config import TeacherConfig
-from stages.words import Sentence
+from composer_stages import envs
+from composer_stages.envs import task_table
+from composer_stages.envs.base import Environment, Task
+from composer_stages.errors import UsageError
+from composer_stages.messages import OMITTED, Message
+from composer_stages.policy import Sample, Turn
+from composer_stages.policy.base import VLLM
+from composer_stages.rollouts.distinct import DistinctState, DistinctStates
+from composer_stages.rollouts.trace import states
+from composer_stages.runs import store
+from composer_stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK, Row
+from composer_stages.runs.run import Run
+from composer_stages.runs.store import Spool
+from composer_stages.teachers.config import TeacherConfig
+from composer_stages.words import Sentence
 
 
 def dependent_votes(teachers: Sequence[TeacherConfig], rollouts: Run) -> list[str]:

@@ -19,14 +19,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from stages.pairs.actions import ROUNDING, Ballot, canonical, decide
-from stages.pairs.states import in_random_share
-from stages.policy.requests import price_bound
-from stages.runs.kinds import Row
-from stages.runs.run import RunWriter
-from stages.teachers.asking import Policies, ask_teachers
-from stages.teachers.config import SelectionConfig, TeacherConfig
-from stages.teachers.questions import QuestionsByTeacher, TeacherQuestion
+from composer_stages.pairs.actions import ROUNDING, Ballot, canonical, decide
+from composer_stages.pairs.states import in_random_share
+from composer_stages.policy.requests import price_bound
+from composer_stages.runs.kinds import Row
+from composer_stages.runs.run import RunWriter
+from composer_stages.teachers.asking import Policies, ask_teachers
+from composer_stages.teachers.config import SelectionConfig, TeacherConfig
+from composer_stages.teachers.questions import QuestionsByTeacher, TeacherQuestion
 
 PRIOR = 2.0
 """Weight, in states, of the estimate from the more general group when a narrower group is estimated."""

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from stages.layout import LEFT, RIGHT, aligned
-from stages.runs import ledger
-from stages.runs.kinds import Row
-from stages.runs.run import Judgement
-from stages.teachers.config import Config
-from stages.words import Sentence
+from composer_stages.layout import LEFT, RIGHT, aligned
+from composer_stages.runs import ledger
+from composer_stages.runs.kinds import Row
+from composer_stages.runs.run import Judgement
+from composer_stages.teachers.config import Config
+from composer_stages.words import Sentence
 
 
 @dataclass(frozen=True)

@@ -7,23 +7,23 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from stages.envs.config import EnvStageConfig
-from stages.errors import Incomplete, UsageError
-from stages.pairs.evidence import PASSED_COLUMNS, passed_by_rollout
-from stages.policy import available, open_policy
-from stages.policy.base import FINAL, AsyncPolicy
-from stages.policy.requests import price_bound, probe_price_bound
-from stages.policy.tool_calls import PROBED_FIELDS
-from stages.runs.kinds import ROLLOUT, TEACHER_ACTION, Row
-from stages.runs.run import Inputs, Run, RunWriter
-from stages.runs.settings import StageConfig
-from stages.runs.stage import Plan
-from stages.teachers.asking import Policies, ask_teachers, probe_servers
-from stages.teachers.config import Config, TeacherConfig
-from stages.teachers.questions import QuestionsByTeacher, RecordedStates, dependent_votes, questions
-from stages.teachers.selection import ask_selected
-from stages.teachers.spending import Spending, Tally, judge, table
-from stages.words import Sentence
+from composer_stages.envs.config import EnvStageConfig
+from composer_stages.errors import Incomplete, UsageError
+from composer_stages.pairs.evidence import PASSED_COLUMNS, passed_by_rollout
+from composer_stages.policy import available, open_policy
+from composer_stages.policy.base import FINAL, AsyncPolicy
+from composer_stages.policy.requests import price_bound, probe_price_bound
+from composer_stages.policy.tool_calls import PROBED_FIELDS
+from composer_stages.runs.kinds import ROLLOUT, TEACHER_ACTION, Row
+from composer_stages.runs.run import Inputs, Run, RunWriter
+from composer_stages.runs.settings import StageConfig
+from composer_stages.runs.stage import Plan
+from composer_stages.teachers.asking import Policies, ask_teachers, probe_servers
+from composer_stages.teachers.config import Config, TeacherConfig
+from composer_stages.teachers.questions import QuestionsByTeacher, RecordedStates, dependent_votes, questions
+from composer_stages.teachers.selection import ask_selected
+from composer_stages.teachers.spending import Spending, Tally, judge, table
+from composer_stages.words import Sentence
 
 KATA = "kata"
 """The environment that the built-in teachers know."""

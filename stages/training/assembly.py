@@ -11,37 +11,37 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from stages.backends import resources
-from stages.backends.ranks import Ranks
-from stages.envs.base import Task
-from stages.errors import ComposerError, UsageError
-from stages.gradients.per_row import MAX_TOKENS
-from stages.messages import Message
-from stages.policy.base import NotFinite
-from stages.policy.local import checkpointed, load_model, open_tokenizer
-from stages.policy.serving import Serving
-from stages.policy.vllm import VllmPolicy
-from stages.rollouts.agent_loop import LiveRollout, Rules
-from stages.rollouts.history import FULL
-from stages.runs import store
-from stages.runs.activity import Checking, activity
-from stages.runs.run import Inputs, RunWriter
-from stages.stopping import Interrupted
-from stages.training import checkpoints, scoring, step, weights
-from stages.training.channels import row_sources
-from stages.training.channels.base import SourceInputs
-from stages.training.channels.rollouts import open_teacher
-from stages.training.collapse import Watch
-from stages.training.distributed import ShardedTrainer, Student, TrainerInStep
-from stages.training.memory import check_memory, choose_passes, estimate_memory, room, unused
-from stages.training.model_shape import Prompts, measure_prompts
-from stages.training.plan import TrainPlan
-from stages.training.projection import PAIRS, Direction, ProjectionCallback, weight_direction
-from stages.training.replicas import AllRoundsDone, OuterSteps, Replica
-from stages.training.report import TrainingJournal
-from stages.training.rollout_gradients import RolloutGradients
-from stages.training.rollouts import LockStep, RolloutQueue, Rollouts, Schedule, prompt_order
-from stages.training.trl_arguments import lora, trl_arguments
+from composer_stages.backends import resources
+from composer_stages.backends.ranks import Ranks
+from composer_stages.envs.base import Task
+from composer_stages.errors import ComposerError, UsageError
+from composer_stages.gradients.per_row import MAX_TOKENS
+from composer_stages.messages import Message
+from composer_stages.policy.base import NotFinite
+from composer_stages.policy.local import checkpointed, load_model, open_tokenizer
+from composer_stages.policy.serving import Serving
+from composer_stages.policy.vllm import VllmPolicy
+from composer_stages.rollouts.agent_loop import LiveRollout, Rules
+from composer_stages.rollouts.history import FULL
+from composer_stages.runs import store
+from composer_stages.runs.activity import Checking, activity
+from composer_stages.runs.run import Inputs, RunWriter
+from composer_stages.stopping import Interrupted
+from composer_stages.training import checkpoints, scoring, step, weights
+from composer_stages.training.channels import row_sources
+from composer_stages.training.channels.base import SourceInputs
+from composer_stages.training.channels.rollouts import open_teacher
+from composer_stages.training.collapse import Watch
+from composer_stages.training.distributed import ShardedTrainer, Student, TrainerInStep
+from composer_stages.training.memory import check_memory, choose_passes, estimate_memory, room, unused
+from composer_stages.training.model_shape import Prompts, measure_prompts
+from composer_stages.training.plan import TrainPlan
+from composer_stages.training.projection import PAIRS, Direction, ProjectionCallback, weight_direction
+from composer_stages.training.replicas import AllRoundsDone, OuterSteps, Replica
+from composer_stages.training.report import TrainingJournal
+from composer_stages.training.rollout_gradients import RolloutGradients
+from composer_stages.training.rollouts import LockStep, RolloutQueue, Rollouts, Schedule, prompt_order
+from composer_stages.training.trl_arguments import lora, trl_arguments
 
 
 def fit_plan(plan: TrainPlan, tasks: Sequence[Task], out: RunWriter, ranks: Ranks) -> TrainPlan:

@@ -13,15 +13,15 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from stages.backends.ranks import Ranks
-from stages.errors import BadInput
-from stages.runs import store
-from stages.runs.activity import Notice
-from stages.runs.run import RunWriter
-from stages.training.distributed import Student
-from stages.training.rollouts import Rollouts
-from stages.training.step import Channels
-from stages.words import Sentence
+from composer_stages.backends.ranks import Ranks
+from composer_stages.errors import BadInput
+from composer_stages.runs import store
+from composer_stages.runs.activity import Notice
+from composer_stages.runs.run import RunWriter
+from composer_stages.training.distributed import Student
+from composer_stages.training.rollouts import Rollouts
+from composer_stages.training.step import Channels
+from composer_stages.words import Sentence
 
 
 def newest(folder: Path, out: RunWriter, most: float = math.inf) -> Path | None:

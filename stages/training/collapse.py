@@ -21,13 +21,13 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from stages.backends.ranks import Ranks
-from stages.policy.base import NotFinite
-from stages.policy.model_checks import not_finite
-from stages.runs.activity import Notice
-from stages.runs.kinds import Row
-from stages.runs.run import RunWriter
-from stages.words import Sentence
+from composer_stages.backends.ranks import Ranks
+from composer_stages.policy.base import NotFinite
+from composer_stages.policy.model_checks import not_finite
+from composer_stages.runs.activity import Notice
+from composer_stages.runs.kinds import Row
+from composer_stages.runs.run import RunWriter
+from composer_stages.words import Sentence
 
 FIRST = 5
 """Steps whose mean is the course of entropy and length."""

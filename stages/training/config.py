@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic_core import InitErrorDetails
 
-from stages.diloco.settings import Diloco
-from stages.envs.base import Task
-from stages.envs.config import EnvStageConfig
-from stages.errors import UsageError
-from stages.policy.base import BasicPolicy, PolicyConfig
-from stages.rollouts.config import InFlight, RolloutLimits
-from stages.runs.reporting import Backends
-from stages.runs.settings import BASIC, Given, Option, Settings, basic_of, with_default
-from stages.training.channels import CHANNELS, Need
-from stages.words import Sentence
+from composer_stages.diloco.settings import Diloco
+from composer_stages.envs.base import Task
+from composer_stages.envs.config import EnvStageConfig
+from composer_stages.errors import UsageError
+from composer_stages.policy.base import BasicPolicy, PolicyConfig
+from composer_stages.rollouts.config import InFlight, RolloutLimits
+from composer_stages.runs.reporting import Backends
+from composer_stages.runs.settings import BASIC, Given, Option, Settings, basic_of, with_default
+from composer_stages.training.channels import CHANNELS, Need
+from composer_stages.words import Sentence
 
 DpoForm = Literal[
     "sigmoid",

@@ -31,13 +31,13 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
-from stages.backends.ranks import Ranks
-from stages.policy import adapters
-from stages.policy.local import LocalPolicy
-from stages.training.packing import HALF
-from stages.training.plan import TrainPlan
-from stages.training.step import Batch, ComposedTrainer
-from stages.training.trained import save_folded, train_singular_values
+from composer_stages.backends.ranks import Ranks
+from composer_stages.policy import adapters
+from composer_stages.policy.local import LocalPolicy
+from composer_stages.training.packing import HALF
+from composer_stages.training.plan import TrainPlan
+from composer_stages.training.step import Batch, ComposedTrainer
+from composer_stages.training.trained import save_folded, train_singular_values
 
 Value = TypeVar("Value")
 WITHIN = "composer_within"

@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
-from stages.backends import resources
-from stages.errors import UsageError
-from stages.policy.server import cpu_cache_bytes, memory_utilisation
-from stages.training.model_shape import ModelShape, Prompts
-from stages.training.plan import PASS_TOKENS, RANK, TrainPlan, divisors, longest_rollout, rows_per_pass
-from stages.words import Sentence
+from composer_stages.backends import resources
+from composer_stages.errors import UsageError
+from composer_stages.policy.server import cpu_cache_bytes, memory_utilisation
+from composer_stages.training.model_shape import ModelShape, Prompts
+from composer_stages.training.plan import PASS_TOKENS, RANK, TrainPlan, divisors, longest_rollout, rows_per_pass
+from composer_stages.words import Sentence
 
 SCORED_TOKENS = 16_384
 """Of one pass through the layers in scoring.py, which takes several for more."""
@@ -31,7 +31,7 @@ TAKEN, TAKEN_ON_GPU = 1 / 3, 0.85
 """Part of the free memory that a choice of this module may take: a CPU's memory is shared with other programs, and with
 other trainings of a chain, which begin at the same moment. What a user sets may take all of it."""
 VOCABULARY_CHUNK = 32_768
-"""Logits of one token that are held at once, as in TRL; on a CPU `stages.training.scoring` holds fewer."""
+"""Logits of one token that are held at once, as in TRL; on a CPU `composer_stages.training.scoring` holds fewer."""
 TOKEN_CHUNK = 4096
 """Tokens whose logits are held at once, as in TRL (1.16, kernels/chunked_logprob.py TOKEN_CHUNK_SIZE)."""
 EAGER = 8

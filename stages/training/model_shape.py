@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.envs import boundary
-from stages.envs.base import Environment, Task
-from stages.errors import BadInput
-from stages.policy import adapters, base, gguf, require_source
-from stages.policy.base import PolicyConfig, Turn
-from stages.runs import hub
+from composer_stages.envs import boundary
+from composer_stages.envs.base import Environment, Task
+from composer_stages.errors import BadInput
+from composer_stages.policy import adapters, base, gguf, require_source
+from composer_stages.policy.base import PolicyConfig, Turn
+from composer_stages.runs import hub
 
 PROMPT_TOKENS = 1024
 """Assumed length of a prompt where none is measured."""
@@ -47,7 +47,7 @@ def measure_prompts(environment: Environment, tasks: Sequence[Task], tokenizer: 
 
     Tasks in containers are not measured: an image may have to be fetched first.
     """
-    from stages.policy.model_facts import prompt_ids
+    from composer_stages.policy.model_facts import prompt_ids
 
     answers = getattr(environment, "answers", None)
     most = QUESTIONS if answers else SESSIONS * (environment.sandbox != "container")
@@ -98,7 +98,7 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
-    from stages.policy import kv_cache, model_checks
+    from composer_stages.policy import kv_cache, model_checks
 
     source = str(Path(policy.model).expanduser())
     if adapters.is_adapter(source):

@@ -24,7 +24,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from stages.policy.kv_cache import SCALED_DOT_PRODUCT, kv_width, sees_all
+from composer_stages.policy.kv_cache import SCALED_DOT_PRODUCT, kv_width, sees_all
 
 try:
     from torch.nn.attention import varlen

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from stages.policy import available, base
-from stages.policy.base import PolicyConfig
-from stages.runs import reporting
-from stages.training.config import Config, Optimisation
-from stages.training.model_shape import ASSUMED, PROMPT_TOKENS, ModelShape, Prompts, model_shape
-from stages.training.refusals import refusals
+from composer_stages.policy import available, base
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.runs import reporting
+from composer_stages.training.config import Config, Optimisation
+from composer_stages.training.model_shape import ASSUMED, PROMPT_TOKENS, ModelShape, Prompts, model_shape
+from composer_stages.training.refusals import refusals
 
 SMALL = 10_000_000
 SMALL_RATE = 2e-4
@@ -68,7 +68,7 @@ class TrainPlan:
     @cached_property
     def device(self) -> str:
         """Return the device that the model is trained on, by the hardware of this process."""
-        from stages.policy.local import device
+        from composer_stages.policy.local import device
 
         return device(self.config.policy.device)
 

@@ -20,13 +20,13 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from stages.gradients.basis import layer_linears
-from stages.runs.kinds import Row
-from stages.runs.run import RunWriter
-from stages.training.config import Probe
-from stages.training.packing import on_device
-from stages.training.scoring import Tree, score, token_log_probs
-from stages.training.trained import Trained, TrainedWeight, trained_linears
+from composer_stages.gradients.basis import layer_linears
+from composer_stages.runs.kinds import Row
+from composer_stages.runs.run import RunWriter
+from composer_stages.training.config import Probe
+from composer_stages.training.packing import on_device
+from composer_stages.training.scoring import Tree, score, token_log_probs
+from composer_stages.training.trained import Trained, TrainedWeight, trained_linears
 
 PAIRS = "pairs.json"
 """In the folder of a direction: [hack, clean] pairs of rows of ids, as they were when it was extracted."""

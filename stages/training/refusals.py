@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from stages.errors import UsageError
-from stages.policy import adapters
-from stages.policy.serving import needs_exclusive_server
-from stages.training.channels import CHANNELS
+from composer_stages.errors import UsageError
+from composer_stages.policy import adapters
+from composer_stages.policy.serving import needs_exclusive_server
+from composer_stages.training.channels import CHANNELS
 
 if TYPE_CHECKING:
-    from stages.training.plan import TrainPlan
+    from composer_stages.training.plan import TrainPlan
 
 PER_PASS = ("entropy_coef", "use_adaptive_entropy")
 """Fields of TRL's that add a mean over the tokens of each pass (TRL 1.16, trainer/grpo_trainer.py `_compute_loss`)."""
@@ -20,8 +20,8 @@ STEPPED_BY_SHARES = ("adamw_torch", "adamw_torch_fused", "sgd")
 def refusals(plan: "TrainPlan") -> Iterator[UsageError]:
     """Yield why a plan cannot be trained, and what to set, as far as the settings and config.json of the model show.
 
-    The validators of `Config` refuse what one table of settings alone shows; `stages.training.weights` refuses what
-    only a server shows.
+    The validators of `Config` refuse what one table of settings alone shows; `composer_stages.training.weights` refuses
+    what only a server shows.
     """
     yield from _input_refusals(plan)
     yield from _process_refusals(plan)

@@ -15,17 +15,17 @@ from safetensors.numpy import save_file
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from stages.diloco import arrays, rounds
-from stages.diloco.arrays import Fragments
-from stages.diloco.loop import OuterLoop, Stopped
-from stages.diloco.rounds import ObjectStore
-from stages.diloco.settings import Diloco
-from stages.errors import UsageError
-from stages.runs import store
-from stages.runs.bucket import Bucket, open_bucket
-from stages.runs.run import RunWriter
-from stages.stopping import Interrupted
-from stages.training.checkpoints import newest
+from composer_stages.diloco import arrays, rounds
+from composer_stages.diloco.arrays import Fragments
+from composer_stages.diloco.loop import OuterLoop, Stopped
+from composer_stages.diloco.rounds import ObjectStore
+from composer_stages.diloco.settings import Diloco
+from composer_stages.errors import UsageError
+from composer_stages.runs import store
+from composer_stages.runs.bucket import Bucket, open_bucket
+from composer_stages.runs.run import RunWriter
+from composer_stages.stopping import Interrupted
+from composer_stages.training.checkpoints import newest
 
 SAVED = "diloco.safetensors"
 SEEDS_APART = 1_000_003

@@ -7,25 +7,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from stages.envs.base import Task
-from stages.layout import counted
-from stages.policy.adapters import CheckpointInfo
-from stages.policy.base import Policy
-from stages.rollouts import recording
-from stages.rollouts.agent_loop import FinishedUnit, LiveRollout
-from stages.runs import store
-from stages.runs.kinds import HINT, ROLLOUT, STEP, TRAINING_REWARD, Row
-from stages.runs.run import RunWriter
-from stages.runs.store import GroupCommit
-from stages.training.channels import CHANNELS
-from stages.training.channels.hints import Hint
-from stages.training.checkpoints import KEPT, link_kept
-from stages.training.config import Config
-from stages.training.projection import accounts
-from stages.training.rollout_gradients import write_measured
-from stages.training.rollouts import played_by_teacher
-from stages.training.step import ComposedTrainer
-from stages.words import Sentence
+from composer_stages.envs.base import Task
+from composer_stages.layout import counted
+from composer_stages.policy.adapters import CheckpointInfo
+from composer_stages.policy.base import Policy
+from composer_stages.rollouts import recording
+from composer_stages.rollouts.agent_loop import FinishedUnit, LiveRollout
+from composer_stages.runs import store
+from composer_stages.runs.kinds import HINT, ROLLOUT, STEP, TRAINING_REWARD, Row
+from composer_stages.runs.run import RunWriter
+from composer_stages.runs.store import GroupCommit
+from composer_stages.training.channels import CHANNELS
+from composer_stages.training.channels.hints import Hint
+from composer_stages.training.checkpoints import KEPT, link_kept
+from composer_stages.training.config import Config
+from composer_stages.training.projection import accounts
+from composer_stages.training.rollout_gradients import write_measured
+from composer_stages.training.rollouts import played_by_teacher
+from composer_stages.training.step import ComposedTrainer
+from composer_stages.words import Sentence
 
 # Tables of a training: rollouts, their steps, rewards, and hints. Each rollout is a unit of the run's journal, and each
 # training step another one that names those which it was trained on; a killed run keeps both. Units that are written

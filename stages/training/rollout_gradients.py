@@ -23,15 +23,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from stages.gradients.per_row import MAX_TOKENS, TokenRow, by_length, collate, own_log_probs
-from stages.rollouts.agent_loop import LiveRollout
-from stages.runs.kinds import ROLLOUT_GRADIENT
-from stages.runs.run import RunWriter
-from stages.training.channels.rollouts import own_rollout
-from stages.training.distributed import Student
-from stages.training.projection import Direction
-from stages.training.trained import Trained, linear_modules, trained_linears
-from stages.words import Sentence
+from composer_stages.gradients.per_row import MAX_TOKENS, TokenRow, by_length, collate, own_log_probs
+from composer_stages.rollouts.agent_loop import LiveRollout
+from composer_stages.runs.kinds import ROLLOUT_GRADIENT
+from composer_stages.runs.run import RunWriter
+from composer_stages.training.channels.rollouts import own_rollout
+from composer_stages.training.distributed import Student
+from composer_stages.training.projection import Direction
+from composer_stages.training.trained import Trained, linear_modules, trained_linears
+from composer_stages.words import Sentence
 
 EPSILON = 0.2
 """The clip range of ratios, PPO's and TRL's default."""

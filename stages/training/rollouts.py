@@ -14,11 +14,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stages.backends.ranks import Ranks
-from stages.envs.base import Environment, Task
-from stages.policy import background
-from stages.policy.base import Policy
-from stages.rollouts.agent_loop import (
+from composer_stages.backends.ranks import Ranks
+from composer_stages.envs.base import Environment, Task
+from composer_stages.policy import background
+from composer_stages.policy.base import Policy
+from composer_stages.rollouts.agent_loop import (
     GIVEN_UP,
     LiveRollout,
     RolloutsAhead,
@@ -26,15 +26,15 @@ from stages.rollouts.agent_loop import (
     play,
     play_each,
 )
-from stages.rollouts.config import IN_FLIGHT, NO_LIMITS, InFlight, RolloutLimits
-from stages.runs import store
-from stages.training.channels.rollouts import OwnRollout, own_rollout
-from stages.training.config import Optimisation
-from stages.training.scoring import Tree
+from composer_stages.rollouts.config import IN_FLIGHT, NO_LIMITS, InFlight, RolloutLimits
+from composer_stages.runs import store
+from composer_stages.training.channels.rollouts import OwnRollout, own_rollout
+from composer_stages.training.config import Optimisation
+from composer_stages.training.scoring import Tree
 
 if TYPE_CHECKING:
-    from stages.training.report import TrainingJournal
-    from stages.training.weights import WeightSync
+    from composer_stages.training.report import TrainingJournal
+    from composer_stages.training.weights import WeightSync
 
 TRL_COLUMNS = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "environment_reward")
 """What TRL's `rollout_func` returns; `env_mask` is 1 for the tokens that the policy wrote."""

@@ -15,11 +15,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from trl.kernels import ChunkedLogProbFunction
 
-from stages.errors import UsageError
-from stages.losses.tokens import Head
-from stages.training.memory import SCORED_TOKENS, VOCABULARY_CHUNK
-from stages.training.packing import by_length, on_device, predicting
-from stages.words import Sentence
+from composer_stages.errors import UsageError
+from composer_stages.losses.tokens import Head
+from composer_stages.training.memory import SCORED_TOKENS, VOCABULARY_CHUNK
+from composer_stages.training.packing import by_length, on_device, predicting
+from composer_stages.words import Sentence
 
 CPU_VOCABULARY_CHUNK = 8192
 """Columns of logits at once on a CPU, where TRL's 32,768, meant for Triton, make temporaries of gigabytes."""

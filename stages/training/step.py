@@ -36,19 +36,19 @@ from transformers import PrinterCallback
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from stages.backends.ranks import Ranks, join
-from stages.errors import BadInput
-from stages.gradients.per_row import by_length
-from stages.policy.local import LocalPolicy
-from stages.rollouts.agent_loop import LiveRollout
-from stages.runs.activity import activity
-from stages.stopping import Interrupted
-from stages.training.channels import CHANNELS, row_sources
-from stages.training.channels.base import ChannelLoss, RowSource, State, floats
-from stages.training.config import GRPO, Config
-from stages.training.packing import on_device
-from stages.training.rollouts import Rollouts, environment_reward, trl_columns
-from stages.training.scoring import Scored, Tree, score_together, through_head
+from composer_stages.backends.ranks import Ranks, join
+from composer_stages.errors import BadInput
+from composer_stages.gradients.per_row import by_length
+from composer_stages.policy.local import LocalPolicy
+from composer_stages.rollouts.agent_loop import LiveRollout
+from composer_stages.runs.activity import activity
+from composer_stages.stopping import Interrupted
+from composer_stages.training.channels import CHANNELS, row_sources
+from composer_stages.training.channels.base import ChannelLoss, RowSource, State, floats
+from composer_stages.training.config import GRPO, Config
+from composer_stages.training.packing import on_device
+from composer_stages.training.rollouts import Rollouts, environment_reward, trl_columns
+from composer_stages.training.scoring import Scored, Tree, score_together, through_head
 
 # Announced on every start. A filter and not TRL's variable: trainings of a chain get the variables of its process.
 warnings.filterwarnings("ignore", message="You are using 'rollout_func'")

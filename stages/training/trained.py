@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import functional as F
 
-from stages.gradients.basis import factorise, layer_linears
+from composer_stages.gradients.basis import factorise, layer_linears
 
 
 class Trained(ABC):

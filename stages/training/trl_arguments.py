@@ -11,11 +11,11 @@ from peft import LoraConfig
 from pydantic import TypeAdapter, ValidationError
 from trl.trainer.grpo_config import GRPOConfig
 
-from stages.errors import UsageError, refusal
-from stages.runs.reporting import PROJECT
-from stages.training.collapse import kept_checkpoints
-from stages.training.config import OURS, AdapterSettings, Optimisation
-from stages.training.plan import SMALL_RATE, TrainPlan
+from composer_stages.errors import UsageError, refusal
+from composer_stages.runs.reporting import PROJECT
+from composer_stages.training.collapse import kept_checkpoints
+from composer_stages.training.config import OURS, AdapterSettings, Optimisation
+from composer_stages.training.plan import SMALL_RATE, TrainPlan
 
 # TRL's own fields are given as `trl.KEY=VALUE` and checked before a model is loaded, by TRL and against its types.
 

@@ -2,7 +2,7 @@
 
 Processes of one training share a server, or take several in turn. Of the processes on one server the first loads
 weights, for all of them; on a CPU they also wait for each other with what that server cannot do while it serves
-another process (`stages.policy.server`).
+another process (`composer_stages.policy.server`).
 
 After every optimiser step `WeightSync` writes what was trained, an adapter or all weights, loads it on the server and
 checks it: a server's word that it has loaded weights is not trusted. Log-probs must agree on both sides, and where the
@@ -28,23 +28,23 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stages.backends import resources
-from stages.backends.ranks import Ranks
-from stages.errors import ComposerError, InfrastructureError, UsageError
-from stages.messages import Message, opening_ids
-from stages.policy.base import PolicyConfig
-from stages.policy.local import resolve
-from stages.policy.server import LOOPBACK
-from stages.policy.serving import needs_exclusive_server
-from stages.policy.vllm import VllmPolicy
-from stages.rollouts.agent_loop import LiveRollout
-from stages.runs.activity import Notice
-from stages.runs.run import RunWriter
-from stages.training.channels.rollouts import own_rollout
-from stages.training.config import Config
-from stages.training.distributed import Student
-from stages.training.scoring import Tree, score, token_log_probs
-from stages.words import Sentence
+from composer_stages.backends import resources
+from composer_stages.backends.ranks import Ranks
+from composer_stages.errors import ComposerError, InfrastructureError, UsageError
+from composer_stages.messages import Message, opening_ids
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.policy.local import resolve
+from composer_stages.policy.server import LOOPBACK
+from composer_stages.policy.serving import needs_exclusive_server
+from composer_stages.policy.vllm import VllmPolicy
+from composer_stages.rollouts.agent_loop import LiveRollout
+from composer_stages.runs.activity import Notice
+from composer_stages.runs.run import RunWriter
+from composer_stages.training.channels.rollouts import own_rollout
+from composer_stages.training.config import Config
+from composer_stages.training.distributed import Student
+from composer_stages.training.scoring import Tree, score, token_log_probs
+from composer_stages.words import Sentence
 
 Value = TypeVar("Value")
 

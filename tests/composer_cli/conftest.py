@@ -12,7 +12,7 @@ from support.command_line import TEACHERS
 from composer_cli.app import main
 
 ENVS = """
-from stages.envs.base import Task
+from composer_stages.envs.base import Task
 from support.environments import GuessEnv
 
 class Broken(GuessEnv):

@@ -11,10 +11,10 @@ from support.command_line import call
 
 from composer_cli.call import Arguments, StageJob, execute
 from composer_cli.console import Console
-from stages import collect
-from stages.runs import settings
-from stages.runs.run import Inputs, Run, RunOutcome
-from stages.stopping import Interrupted
+from composer_stages import collect
+from composer_stages.runs import settings
+from composer_stages.runs.run import Inputs, Run, RunOutcome
+from composer_stages.stopping import Interrupted
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from composer_cli.parallel import ParallelEntries, WaitingEntry
 from composer_cli.preset import configure_preset, load_preset
 from composer_cli.show.runs import RunLine
 from composer_cli.show.text import status_tables
-from stages import STAGES, collect, train
-from stages.runs.stage import load_stage
+from composer_stages import STAGES, collect, train
+from composer_stages.runs.stage import load_stage
 from tests.stages.test_extract_pairs import ACTORS
 
 CHAIN = "\n".join(
@@ -39,7 +39,7 @@ CHAIN = "\n".join(
 WITNESS = """
 import os
 from pathlib import Path
-from stages.envs.kata.env import KataEnv
+from composer_stages.envs.kata.env import KataEnv
 class Witness(KataEnv):
     def reset(self, task):
         (Path(__file__).parent / f'played-in-{os.getpid()}').touch()
@@ -215,7 +215,7 @@ def disturbed(preset: str, folder: Path, disturb: Callable[[int], None], **more:
 
 ENDS_SLOWLY = """
 import threading, time
-from stages.envs.kata.env import KataEnv
+from composer_stages.envs.kata.env import KataEnv
 class Slow(KataEnv):
     def __init__(self):
         super().__init__()

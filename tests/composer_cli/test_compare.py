@@ -14,7 +14,7 @@ from support.runs import eval_item, written
 import composer_post_training as composer
 from composer_cli.app import main
 from composer_cli.view.app import build, page_of
-from stages.runs.kinds import EVAL_ITEM
+from composer_stages.runs.kinds import EVAL_ITEM
 from tests.docs.documents import ROOT, blocks
 
 

@@ -20,13 +20,13 @@ from support.models import save_tiny, tiny_tokenizer
 
 from composer_cli.completions import Sampler, listening
 from composer_cli.loopback import bound
-from stages.errors import InfrastructureError, UsageError
-from stages.policy import ask_all
-from stages.policy.base import PolicyConfig, Sample, Turn
-from stages.policy.endpoint import EndpointPolicy
-from stages.policy.local import LocalPolicy
-from stages.runs.ledger import Budget
-from stages.runs.run import AnswerFolders
+from composer_stages.errors import InfrastructureError, UsageError
+from composer_stages.policy import ask_all
+from composer_stages.policy.base import PolicyConfig, Sample, Turn
+from composer_stages.policy.endpoint import EndpointPolicy
+from composer_stages.policy.local import LocalPolicy
+from composer_stages.runs.ledger import Budget
+from composer_stages.runs.run import AnswerFolders
 
 MESSAGES = [{"role": "user", "content": "Fix the function add."}]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}

@@ -13,9 +13,9 @@ from rich.console import Console as Terminal
 from support.command_line import call, command, environment, model, until
 
 from composer_cli.console import BEATS, BEFORE, Bars, Console, HeartbeatLines, Pace
-from stages.layout import duration
-from stages.runs.activity import Detailed, Figures, Notice, Preparation
-from stages.runs.run import Manifest, write_manifest
+from composer_stages.layout import duration
+from composer_stages.runs.activity import Detailed, Figures, Notice, Preparation
+from composer_stages.runs.run import Manifest, write_manifest
 
 
 def told(capfd: pytest.CaptureFixture[str], line: str, lines: list[str]) -> bool:

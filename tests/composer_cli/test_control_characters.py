@@ -10,7 +10,7 @@ from support.server import Reply, answer, serving
 from support.transcripts import assistant, document, jsonl, user
 
 from composer_cli.printing import escape_json
-from stages.layout import escape_control_characters, escape_line
+from composer_stages.layout import escape_control_characters, escape_line
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202egnp.exe\r\x08\x00 | \x7f\x85\x0b\x0c\x1c\u2028"
 RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u2028\u2029]")

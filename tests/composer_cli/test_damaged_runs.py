@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from support.runs import rewritten
 
-from stages.errors import BadInput
-from stages.redaction import secret_in
-from stages.runs import store
-from stages.runs.run import Manifest, Run, RunWriter, write_manifest
+from composer_stages.errors import BadInput
+from composer_stages.redaction import secret_in
+from composer_stages.runs import store
+from composer_stages.runs.run import Manifest, Run, RunWriter, write_manifest
 
 
 def test_a_deleted_latest_is_found_by_the_names(run_command, own_runs):

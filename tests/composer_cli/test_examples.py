@@ -14,15 +14,15 @@ from support.models import save_tiny
 from support.server import Reply, answer, serving
 
 from composer_cli.preset import configure_preset, load_preset
-from stages.envs import task_table
-from stages.envs.bash import fenced
-from stages.envs.repo.session import write_script
-from stages.envs.tasks import rows
-from stages.envs.tasks.env import file_changes
-from stages.replay_teachers import Config
-from stages.runs import settings
-from stages.runs.kinds import EVAL_ITEM, PAIR, ROLLOUT, TASK
-from stages.runs.run import Run
+from composer_stages.envs import task_table
+from composer_stages.envs.bash import fenced
+from composer_stages.envs.repo.session import write_script
+from composer_stages.envs.tasks import rows
+from composer_stages.envs.tasks.env import file_changes
+from composer_stages.replay_teachers import Config
+from composer_stages.runs import settings
+from composer_stages.runs.kinds import EVAL_ITEM, PAIR, ROLLOUT, TASK
+from composer_stages.runs.run import Run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TABLE = EXAMPLES / "teachers.toml"

@@ -7,7 +7,7 @@ import pytest
 
 from composer_cli.stage_command import read_positionals
 from composer_post_training.words import PYTHON
-from stages.words import Command
+from composer_stages.words import Command
 from tests.composer_cli.test_mistakes import assert_one_sentence, folder
 
 __all__ = ["folder"]

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 from support.command_line import collect, teachers
 from support.server import Reply, answer, serving
 
-from stages.redaction import MARK, Secrets
+from composer_stages.redaction import MARK, Secrets
 
 KEY = 'sk-"quoted\\and/long-0123456789'
 SPELLINGS = (KEY.encode(), KEY.replace("\\", "\\\\").replace('"', '\\"').encode(), b"and/long-0123456789")

@@ -4,8 +4,8 @@ import pytest
 from support.refusals import refused
 
 from composer_cli.preset import Preset, configure_preset, describe_unlike_presets, load_preset, preset_names
-from stages.errors import UsageError
-from stages.runs.stage import load_stage
+from composer_stages.errors import UsageError
+from composer_stages.runs.stage import load_stage
 
 FOLDER = Path(__file__).parents[2] / "examples"
 NO_PRESETS = {FOLDER / "teachers.toml", FOLDER / "eight-gpus.toml"}

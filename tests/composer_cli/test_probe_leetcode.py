@@ -10,8 +10,8 @@ from support.command_line import call
 from support.models import tiny_tokenizer
 
 from composer_cli.preset import load_preset
-from stages.runs.kinds import POOL_ROW, PROBE_CHECK, PROBE_ROW
-from stages.runs.run import Run
+from composer_stages.runs.kinds import POOL_ROW, PROBE_CHECK, PROBE_ROW
+from composer_stages.runs.run import Run
 
 
 def recorded(folder: Path, problems: int) -> None:

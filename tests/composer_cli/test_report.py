@@ -18,13 +18,13 @@ from support.view_site import shown
 from composer_cli.show.blocks import Training, colours, hue, position, ticks
 from composer_cli.view import page
 from composer_cli.view.page import charts, legend
-from stages.evaluation.difference import Verdict
-from stages.evaluation.document import verdict_document
-from stages.evaluation.outcomes import items_table
-from stages.evaluation.verdict import decide
-from stages.runs import store
-from stages.runs.kinds import EVAL_ITEM
-from stages.runs.run import InputRef, Run, RunOutcome
+from composer_stages.evaluation.difference import Verdict
+from composer_stages.evaluation.document import verdict_document
+from composer_stages.evaluation.outcomes import items_table
+from composer_stages.evaluation.verdict import decide
+from composer_stages.runs import store
+from composer_stages.runs.kinds import EVAL_ITEM
+from composer_stages.runs.run import InputRef, Run, RunOutcome
 
 EVIL = "<script>alert('gotcha')</script>"
 """What a model may write."""

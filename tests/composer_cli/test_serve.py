@@ -25,11 +25,11 @@ from support.command_line import call, environment, until
 from support.models import save_tiny
 
 from composer_cli import serve
-from stages.errors import BadInput
-from stages.policy.base import PolicyConfig
-from stages.policy.server import OWN
-from stages.runs import queries
-from stages.runs.run import Run
+from composer_stages.errors import BadInput
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.policy.server import OWN
+from composer_stages.runs import queries
+from composer_stages.runs.run import Run
 
 PROGRAM = f"""#!{sys.executable}
 import http.server, sys

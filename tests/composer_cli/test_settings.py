@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given, strategies as st
 from support.refusals import refused
 
-from stages import collect, replay_teachers, train
-from stages.errors import UsageError
-from stages.runs import settings
-from stages.runs.stage import read_for_stage
+from composer_stages import collect, replay_teachers, train
+from composer_stages.errors import UsageError
+from composer_stages.runs import settings
+from composer_stages.runs.stage import read_for_stage
 
 KEYS = st.lists(st.text("abc_", min_size=1, max_size=4), min_size=1, max_size=4)
 

@@ -185,7 +185,7 @@ def test_a_spent_budget_leaves_what_is_finished_and_exits_3(composer, server, tm
 def test_a_mistake_in_ones_own_environment_names_file_and_line(composer, server, tmp_path):
     broken = tmp_path / "broken_env.py"
     broken.write_text(
-        "from stages.envs.kata.env import KataEnv\n"
+        "from composer_stages.envs.kata.env import KataEnv\n"
         "class Broken(KataEnv):\n"
         "    def reset(self, task):\n"
         "        raise ZeroDivisionError('the author made a mistake')\n"

@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from composer_cli.printing import interrupt_leaves, reporting_errors
-from stages.stopping import Interrupted
+from composer_stages.stopping import Interrupted
 
 GOOD = {"id": "good", "prompt": "p", "test": "grep -qx 1 a", "solution": {"a": "1\n"}, "split": "train"}
 
@@ -54,7 +54,7 @@ def test_an_interrupted_command_promises_to_go_on_only_if_it_keeps_a_run(run_com
 
 
 OWN = """
-from stages.envs.kata.env import KataEnv
+from composer_stages.envs.kata.env import KataEnv
 
 class Env(KataEnv):
     def reset(self, task):

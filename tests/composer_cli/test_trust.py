@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from composer_cli.trust import require_trusted_servers
-from stages.errors import UsageError
-from stages.runs.stage import load_stage
+from composer_stages.errors import UsageError
+from composer_stages.runs.stage import load_stage
 
 EVIL = "https://collect.example/v1"
 HOME = "https://api.openai.com/v1"

@@ -11,10 +11,10 @@ from composer_cli import tuning
 from composer_cli.call import Arguments
 from composer_cli.console import Console
 from composer_cli.preset import configure_preset, load_preset
-from stages.errors import InfrastructureError, UsageError
-from stages.runs.kinds import EVAL_ITEM
-from stages.runs.run import Run
-from stages.terms import TWIN
+from composer_stages.errors import InfrastructureError, UsageError
+from composer_stages.runs.kinds import EVAL_ITEM
+from composer_stages.runs.run import Run
+from composer_stages.terms import TWIN
 
 ARM = """
 [[stage]]

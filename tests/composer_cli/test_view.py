@@ -33,12 +33,12 @@ from support.view_site import (
 from composer_cli.view.app import build, page_of
 from composer_cli.view.notes import Note
 from composer_cli.view.page import markdown
-from stages.errors import UsageError
-from stages.rollouts.history import SUMMARY_REQUEST
-from stages.rollouts.trace import pairs_with_states
-from stages.runs import store
-from stages.runs.kinds import ORIGIN, PAIR, ROLLOUT, STEP, TASK, TEACHER_ACTION
-from stages.runs.run import Run, RunOutcome
+from composer_stages.errors import UsageError
+from composer_stages.rollouts.history import SUMMARY_REQUEST
+from composer_stages.rollouts.trace import pairs_with_states
+from composer_stages.runs import store
+from composer_stages.runs.kinds import ORIGIN, PAIR, ROLLOUT, STEP, TASK, TEACHER_ACTION
+from composer_stages.runs.run import Run, RunOutcome
 
 PAGE = f"compare/{EVALUATION}?side=second"
 """The page that the command is asked for."""

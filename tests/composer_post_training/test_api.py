@@ -11,13 +11,13 @@ from support.command_line import teachers
 from support.refusals import refused
 
 import composer_post_training as composer
-from stages import STAGES, stages_of
-from stages.runs import settings
-from stages.runs.display import MAIN_COLUMNS, SHOWN_COLUMNS, Table
-from stages.runs.kinds import KINDS
-from stages.runs.run import Inputs
-from stages.runs.stage import load_stage
-from stages.runs.tables import Scan
+from composer_stages import STAGES, stages_of
+from composer_stages.runs import settings
+from composer_stages.runs.display import MAIN_COLUMNS, SHOWN_COLUMNS, Table
+from composer_stages.runs.kinds import KINDS
+from composer_stages.runs.run import Inputs
+from composer_stages.runs.stage import load_stage
+from composer_stages.runs.tables import Scan
 
 
 def test_every_stage_of_the_pipeline_has_its_function() -> None:
@@ -125,7 +125,9 @@ def test_every_function_has_the_settings_of_its_stage_as_its_words() -> None:
     assert repr(composer.compare).startswith("<stage function compare(*paths, seed=0, min_gain=None, missing=")
     assert "policy: str | dict = {}, tasks: int = 25," in str(words) and "artifacts: str = 'artifacts'" in str(words)
     assert "teacher: dict | None = None" in str(inspect.signature(composer.train))
-    assert "stages." not in str(inspect.signature(composer.probe.teacher_pool)).replace("stages.runs.run.Run", "")
+    assert "composer_stages." not in str(inspect.signature(composer.probe.teacher_pool)).replace(
+        "composer_stages.runs.run.Run", ""
+    )
 
 
 def test_runs_tables_and_plans_show_themselves_in_a_terminal_and_a_notebook(made: Path) -> None:

@@ -11,9 +11,9 @@ from needs import package
 
 import composer_post_training as composer
 from composer_post_training import environments
-from stages import envs
-from stages.envs import ENVIRONMENTS, Registered
-from stages.errors import UsageError
+from composer_stages import envs
+from composer_stages.envs import ENVIRONMENTS, Registered
+from composer_stages.errors import UsageError
 
 PACKAGE = Path(composer.__file__).parent
 INTERNAL = {"__init__", "deferred", "interface", "messages", "results", "stage_functions"}
@@ -99,7 +99,7 @@ def test_an_environment_by_its_public_name_is_the_one_that_ships() -> None:
     assert not envs.is_same_environment("skills", public) and not envs.is_same_environment(
         "kata", f"{envs.PUBLIC}:NoEnv"
     )
-    assert envs.foreign_file(public) == Path(import_module("stages.envs.kata.env").__file__ or "")
+    assert envs.foreign_file(public) == Path(import_module("composer_stages.envs.kata.env").__file__ or "")
     assert type(envs.load(public, {})) is environments.KataEnv
     ENVIRONMENTS["repairs"] = Registered(public)
     try:

@@ -13,7 +13,7 @@ from support.server import Reply, answer, serving
 import composer_post_training as composer
 from composer_cli.show import rollout as shown_rollouts, text
 from composer_post_training.results import OPEN_LINES, Difference, Evaluation, Rollout
-from stages.runs import queries
+from composer_stages.runs import queries
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer
 
 import composer_post_training as composer
 from composer_post_training.trl import ProbeCallback, preference_dataset, with_channels
-from stages.backends.ranks import Ranks, join
-from stages.runs import store
-from stages.runs.run import Run
+from composer_stages.backends.ranks import Ranks, join
+from composer_stages.runs import store
+from composer_stages.runs.run import Run
 
 LETTERS = "abcdef"
 ROUNDING = 0.1 * 4 * 20 * torch.finfo(torch.float32).eps

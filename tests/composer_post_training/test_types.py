@@ -90,5 +90,6 @@ def test_a_script_sees_the_types_of_what_it_calls(tmp_path: Path) -> None:
     assert len(wrong) == len(parts), done.stdout + done.stderr
     assert all(part in line for part, line in zip(parts, wrong, strict=True)), wrong
     assert all(
-        (ROOT / package / "py.typed").is_file() for package in ("composer_post_training", "composer_cli", "stages")
+        (ROOT / package / "py.typed").is_file()
+        for package in ("composer_post_training", "composer_cli", "composer_stages")
     )

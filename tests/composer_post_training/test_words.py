@@ -10,9 +10,9 @@ import typer
 import composer_post_training as composer
 from composer_cli.app import click_command
 from composer_post_training.words import FUNCTIONS, PYTHON, call, errors_in_python
-from stages import STAGES, words
-from stages.stopping import Interrupted
-from stages.words import CallOption, Command, Setting, words_of_stage
+from composer_stages import STAGES, words
+from composer_stages.stopping import Interrupted
+from composer_stages.words import CallOption, Command, Setting, words_of_stage
 
 FOREIGN = ("git clone --mirror", "--logprobs-mode", "pip install --")
 """Options of other programs."""

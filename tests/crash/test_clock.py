@@ -19,8 +19,8 @@ from support.models import save_tiny
 from support.power_cut import compiled
 from support.server import Reply, Server, answer, serving
 
-from stages.runs.kinds import STEP
-from stages.runs.run import Run
+from composer_stages.runs.kinds import STEP
+from composer_stages.runs.run import Run
 
 DAY_S = 24 * 60 * 60
 

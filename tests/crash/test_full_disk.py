@@ -12,7 +12,7 @@ from support.command_line import PATHS, environment
 from support.disturbances import Disk, in_own_mounts, preload
 from support.models import save_tiny
 
-from stages.sandbox.bubblewrap import find_bwrap
+from composer_stages.sandbox.bubblewrap import find_bwrap
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ def put_gradients(folder: Path) -> None:
     """Write a matrix of 4 MiB, as `probe replay` does."""
     import torch
 
-    from stages.gradients.tensors import GradientStore, Layout
+    from composer_stages.gradients.tensors import GradientStore, Layout
 
     GradientStore.create(folder, Layout({"a": 2**18}), 4, {}).put(0, torch.ones(4, 2**18))
 
@@ -58,8 +58,8 @@ def accumulate_weights(folder: Path) -> None:
     """Sum the gradients of weights of 2 MiB, as `probe replay` does for the drift."""
     from probe_faults.half_precision import wide_student
 
-    from stages.gradients.per_row import TokenRow
-    from stages.probe.metrics import weight_direction
+    from composer_stages.gradients.per_row import TokenRow
+    from composer_stages.probe.metrics import weight_direction
 
     pair = tuple(TokenRow([1, 2], [word, 4], [True, True]) for word in (3, 5))
     weight_direction(wide_student(512), [pair], folder / "weights.bin")
@@ -78,5 +78,5 @@ def errno_on_a_small_disk(place: Path, write: Callable[[Path], None]) -> int | N
 @pytest.mark.parametrize("write", [put_gradients, accumulate_weights])
 def test_matrices_mapped_into_memory_on_a_full_disk(write: Callable[[Path], None], tmp_path: Path) -> None:
     """An error as of any write, where a mapping alone would end the process with SIGBUS."""
-    preload("stages.gradients.per_row", "transformers", "scipy.linalg")
+    preload("composer_stages.gradients.per_row", "transformers", "scipy.linalg")
     assert in_own_mounts(errno_on_a_small_disk, tmp_path / "disk", write) == errno.ENOSPC

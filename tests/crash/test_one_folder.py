@@ -7,9 +7,9 @@ import pytest
 from support.command_line import PATHS, command, environment, settings
 from support.models import save_tiny
 
-from stages.runs.kinds import ROLLOUT
-from stages.runs.run import Run
-from stages.sandbox.bubblewrap import find_bwrap
+from composer_stages.runs.kinds import ROLLOUT
+from composer_stages.runs.run import Run
+from composer_stages.sandbox.bubblewrap import find_bwrap
 
 pytestmark = pytest.mark.slow
 

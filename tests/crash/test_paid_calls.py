@@ -15,9 +15,9 @@ from support.disturbances import WRITTEN, Work, contents, finish, folders, launc
 from support.loopback import Handler, listening
 from support.server import answer
 
-from stages import collect
-from stages.runs import ledger
-from stages.runs.run import Run
+from composer_stages import collect
+from composer_stages.runs import ledger
+from composer_stages.runs.run import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 EVERY, IN_FLIGHT = 50, 8
@@ -111,7 +111,7 @@ def work_for(bill: Bill) -> Work:
 
 
 def test_a_thousand_paid_calls_are_paid_once(tmp_path: Path) -> None:
-    preload("stages.collect", "pyarrow.parquet", "openai")
+    preload("composer_stages.collect", "pyarrow.parquet", "openai")
     with billing() as bill:
         bill.faulty = False
         finish(work_for(bill), tmp_path / "whole")
@@ -151,7 +151,7 @@ def test_a_thousand_paid_calls_are_paid_once(tmp_path: Path) -> None:
 
 def test_a_limit_outlives_the_process(tmp_path: Path) -> None:
     """Killed twice and resumed under the same limit, a run pays no more than that, and says what it paid."""
-    preload("stages.collect", "pyarrow.parquet", "openai")
+    preload("composer_stages.collect", "pyarrow.parquet", "openai")
     limit, root = 2.4 * EVERY * USD, tmp_path / "killed"
     with billing() as bill:
         bill.faulty = False

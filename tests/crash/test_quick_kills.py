@@ -22,14 +22,14 @@ from support.disturbances import (
     preload,
 )
 
-from stages import import_traces
+from composer_stages import import_traces
 
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Work, float, dict[str, Any]]:
     """An import, how many seconds it takes undisturbed, and what comes of it."""
     place = tmp_path_factory.mktemp("quick")
-    preload("stages.formats.importing", "pyarrow.parquet")
+    preload("composer_stages.formats.importing", "pyarrow.parquet")
     said = [{"role": "user", "content": "Mend it."}, {"role": "assistant", "content": "Mended. " * 50}] * 6
     rows = [{"messages": said, "task_id": f"t-{i % 9}", "resolved": i % 3 == 0, "run_id": str(i)} for i in range(60)]
     (place / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -41,7 +41,7 @@ from support.models import save_tiny
 from support.sample_package import SHELF, write
 from support.server import Reply, Server, answer, serving
 
-from stages import (
+from composer_stages import (
     STAGES,
     collect,
     curriculum,
@@ -52,16 +52,16 @@ from stages import (
     replay_teachers,
     train,
 )
-from stages.comparison.config import Config as Comparing
-from stages.policy.base import PolicyConfig
-from stages.probe import extract_vhack, replay, score, svd, teacher_pool, uat
-from stages.probe.extract_vhack import PairsConfig
-from stages.runs.run import Run
-from stages.runs.stage import load_stage
+from composer_stages.comparison.config import Config as Comparing
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.probe import extract_vhack, replay, score, svd, teacher_pool, uat
+from composer_stages.probe.extract_vhack import PairsConfig
+from composer_stages.runs.run import Run
+from composer_stages.runs.stage import load_stage
 from tests.stages.probe.conftest import chain, models, planted, trained  # noqa: F401  (fixtures)
 from tests.stages.probe.running import HINTED, PLANTED, carry_out, pool_config
 
-HEAVY = ["stages.training.report", "stages.probe.checks.direction", "duckdb", "scipy.stats", "openai"]
+HEAVY = ["composer_stages.training.report", "composer_stages.probe.checks.direction", "duckdb", "scipy.stats", "openai"]
 
 
 def paid(root: Path) -> float:

@@ -19,8 +19,8 @@ from support.models import save_tiny
 from support.server import Reply, Server, answer, serving
 
 from composer_cli.executors.base import JobSettings, SubmittedChain, script
-from stages.runs.run import read_manifest
-from stages.stopping import GRACE_S, REPEATS_S
+from composer_stages.runs.run import read_manifest
+from composer_stages.stopping import GRACE_S, REPEATS_S
 
 SLOW = pytest.mark.slow
 IN_FLIGHT, TASKS = 4, 12

@@ -40,10 +40,10 @@ from support.models import save_tiny
 from support.ray_nodes import alone, jobs
 from support.server import Reply, Server, answer, serving
 
-from stages import collect, train
-from stages.runs import store
-from stages.runs.kinds import TRAINING_REWARD
-from stages.runs.run import Run
+from composer_stages import collect, train
+from composer_stages.runs import store
+from composer_stages.runs.kinds import TRAINING_REWARD
+from composer_stages.runs.run import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 SHARES = dict(shares(PARTS, int(os.environ.get("COMPOSER_KILLS", len(PARTS)))))
@@ -59,7 +59,7 @@ def server() -> Iterator[Server]:
     def reply(body: dict[str, Any], earlier: int) -> Reply:
         return Reply(body=answer(f"a{body['seed'] % 7}", cost=0.01), delay_s=0.05)
 
-    preload("stages.collect", "pyarrow.parquet", "openai")
+    preload("composer_stages.collect", "pyarrow.parquet", "openai")
     with serving(reply) as found:
         yield found
 

@@ -15,9 +15,9 @@ from support.command_line import PATHS, call, command, environment, settings
 from support.ray_nodes import cluster
 from support.server import Reply, Server, answer, serving
 
-from stages import collect
-from stages.runs import runner
-from stages.runs.run import Run
+from composer_stages import collect
+from composer_stages.runs import runner
+from composer_stages.runs.run import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 AT_ONCE = 2

@@ -36,8 +36,8 @@ from composer_cli import call
 from composer_cli.app import click_command
 from composer_cli.preset import configure_preset, load_preset
 from composer_cli.stage_command import read_positionals, typed_settings
-from stages import STAGES
-from stages.errors import UsageError
+from composer_stages import STAGES
+from composer_stages.errors import UsageError
 from tests.docs.documents import BIN, DOCUMENTS, ROOT, blocks, commands, find
 from tests.stages.formats.test_inspect_logs import log, sample
 from tests.stages.formats.test_mini_swe_agent import trajectory
@@ -175,7 +175,7 @@ def test_the_blocks_of_a_document_run(path: Path, folder: Path, url: str) -> Non
 def test_the_blocks_of_a_document_run_where_composer_is_installed(
     path: Path, folder: Path, url: str, installed: Path
 ) -> None:
-    """With the wheel alone: what only a clone has, such as the package `stages`, is not found."""
+    """With the wheel alone: what only a clone has, such as the package `composer_stages`, is not found."""
     for page in pages(path):
         run_blocks(page, folder, url, partial(execute_installed, installed), of_reader(folder))
 

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from composer_cli.preset import configure_preset, load_preset
-from stages.evaluation.outcomes import COLUMNS as COLUMNS_OF_ITEMS
-from stages.evaluation.words import SENTENCES
+from composer_stages.evaluation.outcomes import COLUMNS as COLUMNS_OF_ITEMS
+from composer_stages.evaluation.words import SENTENCES
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))

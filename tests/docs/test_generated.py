@@ -9,11 +9,11 @@ import pytest
 from cogapp import Cog
 from needs import needs
 
-from stages import STAGES
-from stages.evaluation import report
-from stages.evaluation.outcomes import PRIMARY
-from stages.pairs import evidence
-from stages.rollouts import collection_checks
+from composer_stages import STAGES
+from composer_stages.evaluation import report
+from composer_stages.evaluation.outcomes import PRIMARY
+from composer_stages.pairs import evidence
+from composer_stages.rollouts import collection_checks
 from tests.docs.documents import DOCUMENTS, FENCE, ROOT
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(#[^)\s]+)?\)")

@@ -14,9 +14,9 @@ import typer
 from composer_cli.app import click_command
 from composer_cli.executors.base import EXECUTORS, load
 from composer_cli.help import describe_settings
-from stages import STAGES, envs
-from stages.runs.settings import known
-from stages.runs.stage import load_stage
+from composer_stages import STAGES, envs
+from composer_stages.runs.settings import known
+from composer_stages.runs.stage import load_stage
 from tests.docs.documents import BIN, DOCUMENTS, FENCE, ROOT, blocks, find
 
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
@@ -45,7 +45,8 @@ FOREIGN = {
     "shell": {"PATH", "PYTHONPATH", "zcat steps/*.jsonl.gz", ">/dev/null"},
 }
 """Words of other programs, by whose they are."""
-PACKAGES = ("stages", "composer_cli", "composer_post_training")
+FOLDERS = ("stages", "composer_cli", "composer_post_training")
+PACKAGES = ("composer_stages", "composer_cli", "composer_post_training")
 
 
 def spans(path: Path) -> list[str]:
@@ -127,12 +128,18 @@ def wrong_names(span: str, path: Path) -> list[str]:
 def there(name: str, path: Path) -> bool:
     """Whether a path exists in the tree, beside the document, as part of a run, or as a model's name."""
     name = name.strip("(),;").rstrip("/")
-    roots = (ROOT, path.parent, ROOT / "stages", ROOT / "docs", ROOT / "examples" / "plugin" / "composer_plugin")
+    roots = (
+        ROOT,
+        path.parent,
+        ROOT / "stages",
+        ROOT / "docs",
+        ROOT / "examples" / "plugin" / "composer_plugin",
+    )
     if any((root / name).exists() or ("*" in name and any(root.glob(name))) for root in roots):
         return True
     if name in {block.title for block in blocks(path)}:
         return True
-    if name.partition("/")[0] in {*PACKAGES, "tests", "docs", "benchmarks", "examples"}:
+    if name.partition("/")[0] in {*FOLDERS, "tests", "docs", "benchmarks", "examples"}:
         return False
     if re.fullmatch(r"[a-z_]+/\d", name):
         return name.partition("/")[0] in source()
@@ -199,7 +206,8 @@ def test_every_name_in_a_document_exists(path: Path) -> None:
 
 
 TREE = re.compile(
-    r"(?<![\w./-])(?:from|import)\s+(?:stages|composer_cli)\b|(?<![\w./-])(?:stages|composer_cli)\.[a-z_]+"
+    r"(?<![\w./-])(?:from|import)\s+(?:(?:composer_)?stages|composer_cli)\b"
+    r"|(?<![\w./-])(?:(?:composer_)?stages|composer_cli)\.[a-z_]+"
 )
 """Packages that only a clone has under these names, or that are no interface, where Python would look for them."""
 
@@ -213,13 +221,15 @@ def test_a_document_uses_public_names_alone(path: Path) -> None:
 
 def test_internal_module_names_are_detected() -> None:
     wrong = (
-        "from stages.envs import load",
+        "from composer_stages.envs import load",
         "import stages",
-        "`stages.errors.BadInput`",
-        '"stages.envs.kata.env:KataEnv"',
+        "`composer_stages.errors.BadInput`",
+        '"composer_stages.envs.kata.env:KataEnv"',
     )
-    assert all(TREE.search(text) for text in (*wrong, "python -m stages.train", "from composer_cli.app import main"))
-    right = ("composer_post_training.stages", "stages/envs/base.py", "the stages. An", "composer_stages.envs")
+    assert all(
+        TREE.search(text) for text in (*wrong, "python -m composer_stages.train", "from composer_cli.app import main")
+    )
+    right = ("composer_post_training.stages", "stages/envs/base.py", "the stages. An")
     assert not any(TREE.search(text) for text in right)
 
 
@@ -228,7 +238,7 @@ def test_help_texts_and_messages_name_no_internal_module() -> None:
     assert rows and [row for row in rows if TREE.search(row[-1])] == []
     assert [
         f"{path.relative_to(ROOT)}: {text}"
-        for package in PACKAGES
+        for package in FOLDERS
         for path in (ROOT / package).rglob("*.py")
         for text in messages(path)
         if TREE.search(text)
@@ -250,7 +260,7 @@ def messages(path: Path) -> list[str]:
         "--polcy",
         "./dev demmo",
         "stages/nowhere.py",
-        "stages.runs.nowhere",
+        "composer_stages.runs.nowhere",
         "--set tsaks=3",
         "policy.modell",
         "RolloutFunktion",

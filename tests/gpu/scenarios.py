@@ -34,7 +34,7 @@ def trained_on(mode: Any, size: str, layers: int | None) -> Iterator[None]:
     from accelerate.state import PartialState
     from transformers import TrainingArguments, training_args
 
-    from stages.training import trl_arguments
+    from composer_stages.training import trl_arguments
 
     given = trl_arguments.trl_config
 
@@ -136,7 +136,7 @@ def together(processes: int) -> Any:
     from torch import distributed
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from stages.backends.ranks import Ranks
+    from composer_stages.backends.ranks import Ranks
 
     class First(Ranks):
         """Sends Python values to itself alone; tensors go through torch's process group that does nothing."""
@@ -157,7 +157,7 @@ def script(size: str = "0.6B", layers: int = 1) -> dict[str, Any]:
     """What `./dev gpu speed` measures of a step of ours and of TRL's, and `./dev gpu probe` of gradients."""
     import gpu
 
-    from stages.gradients import basis
+    from composer_stages.gradients import basis
 
     asked = gpu.Asked("gpu", (size,), layers, rounds=1, rows=2, prompt=32, answer=32)
     with rehearsed() as mode, trained_on(mode, size, layers):
@@ -180,7 +180,7 @@ def scoring(
     dtype: str = "bfloat16",
 ) -> dict[str, Any]:
     """Log-probs of the branches of one prompt, forward and backward; in float32 there is no flash attention."""
-    from stages.training.scoring import Tree, score, token_log_probs
+    from composer_stages.training.scoring import Tree, score, token_log_probs
 
     with rehearsed() as mode:
         made = model(mode, size, layers, dtype)
@@ -214,7 +214,7 @@ def sampling(
     size: str = "0.6B", layers: int = 2, *, rows: int = 8, prompt: int = 128, tokens: int = 64, turns: int = 1
 ) -> dict[str, Any]:
     """Completions of two prompts, which go on for several turns; counted is the last turn."""
-    from stages.policy.sampling import PrefixCache, row_bytes, sample_batch
+    from composer_stages.policy.sampling import PrefixCache, row_bytes, sample_batch
 
     with rehearsed() as mode, torch.no_grad():
         made = model(mode, size, layers).eval()
@@ -252,13 +252,13 @@ def probe(
     """Per-sample gradients of a batch: measured along a direction and summed, or kept; `refold` first, apart."""
     from contextlib import nullcontext
 
-    from stages.gradients import basis
-    from stages.gradients.basis import open_adapter
-    from stages.gradients.per_row import TokenRow, adapt
-    from stages.policy.local import checkpointed
-    from stages.probe.direction import from_flat
-    from stages.probe.memory import MemoryInputs, needed
-    from stages.probe.metrics import stream
+    from composer_stages.gradients import basis
+    from composer_stages.gradients.basis import open_adapter
+    from composer_stages.gradients.per_row import TokenRow, adapt
+    from composer_stages.policy.local import checkpointed
+    from composer_stages.probe.direction import from_flat
+    from composer_stages.probe.memory import MemoryInputs, needed
+    from composer_stages.probe.metrics import stream
 
     with rehearsed() as mode, mock.patch.object(basis, "tensors_sha256", return_value="0"):
         made = model(mode, size, layers).eval()

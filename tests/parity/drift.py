@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
+from composer_stages.errors import UsageError
 from parity.golden_case import GOLDEN, Case, Outcome, differences, recorded_cases
-from stages.errors import UsageError
 
 Found = Mapping[str, Any]
 """Upstream's functions by name."""

@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from parity import trl_grpo
-from parity.golden_case import Case, Outcome, Runner
-from stages.losses import distillation, preference
-from stages.losses.distillation import (
+from composer_stages.losses import distillation, preference
+from composer_stages.losses.distillation import (
     EopdOptions,
     EopdTokens,
     TaidSchedule,
@@ -29,9 +27,11 @@ from stages.losses.distillation import (
     update_average,
     with_tail,
 )
-from stages.losses.preference import FORMS, PairLogProbs, dpo_losses, simpo_loss
-from stages.losses.prime_rl import DefaultOptions, PackedTokens, default_loss
-from stages.losses.tokens import Head, Predictors, over_tokens, token_log_probs
+from composer_stages.losses.preference import FORMS, PairLogProbs, dpo_losses, simpo_loss
+from composer_stages.losses.prime_rl import DefaultOptions, PackedTokens, default_loss
+from composer_stages.losses.tokens import Head, Predictors, over_tokens, token_log_probs
+from parity import trl_grpo
+from parity.golden_case import Case, Outcome, Runner
 
 IGNORED = -100
 NOT_RUN = {

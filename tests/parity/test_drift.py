@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from composer_stages.errors import UsageError
 from parity.drift import Drift, compare, functions
 from parity.golden_case import GOLDEN
-from stages.errors import UsageError
 
 FILE = "src/prime_rl/trainer/rl/loss.py"
 SOURCE = """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from prime_rl.configs.trainer import DefaultLossConfig
 from torch import Tensor
 from jaxtyping import Float
-from stages.losses.prime_rl import DefaultOptions, PackedTokens, default_loss
+from composer_stages.losses.prime_rl import DefaultOptions, PackedTokens, default_loss
 import not_installed_anywhere
 
 raise_when_executed = not_installed_anywhere.thing

@@ -12,15 +12,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from composer_stages.gradients.per_row import MeasuredStudent, TokenRow
+from composer_stages.probe.checks.direction import RowPairs, length_direction
+from composer_stages.probe.checks.pool import contract_sha256
+from composer_stages.probe.descent import Projection, account, project
+from composer_stages.probe.direction import Direction, from_flat, unit_by_module
+from composer_stages.probe.metrics import stacked_cosines
+from composer_stages.probe.settings import Contract
+from composer_stages.runs.kinds import Row
 from probe_faults.world import ProbeWorld
-from stages.gradients.per_row import MeasuredStudent, TokenRow
-from stages.probe.checks.direction import RowPairs, length_direction
-from stages.probe.checks.pool import contract_sha256
-from stages.probe.descent import Projection, account, project
-from stages.probe.direction import Direction, from_flat, unit_by_module
-from stages.probe.metrics import stacked_cosines
-from stages.probe.settings import Contract
-from stages.runs.kinds import Row
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from probe_faults.world import ProbeWorld
-from stages.probe.checks import (
+from composer_stages.probe.checks import (
     direction as direction_checks,
     gradients as gradient_checks,
     hacking,
@@ -15,18 +14,19 @@ from stages.probe.checks import (
     removal,
     trajectories,
 )
-from stages.probe.checks.check import Check, pass_or_fail
-from stages.probe.checks.direction import length_cosine, pair_signal, polarity, recombined
-from stages.probe.checks.pool import hack_gap, taxonomy, teacher_hacks
-from stages.probe.descent import Descent, mean_cosine
-from stages.probe.direction import RANDOM, Placebos, generic_gradient, haar, randsign, step_placebos
-from stages.probe.metrics import basis_overlap, probe_rows, row_metrics, teacher_gradients
-from stages.probe.rows import as_tokens
-from stages.probe.settings import DescentConfig
-from stages.probe.sources import with_advantages
-from stages.probe.statistics import Draws, codes, labelled, shortage
-from stages.runs.kinds import Row
-from stages.training.rollout_gradients import ratio_report
+from composer_stages.probe.checks.check import Check, pass_or_fail
+from composer_stages.probe.checks.direction import length_cosine, pair_signal, polarity, recombined
+from composer_stages.probe.checks.pool import hack_gap, taxonomy, teacher_hacks
+from composer_stages.probe.descent import Descent, mean_cosine
+from composer_stages.probe.direction import RANDOM, Placebos, generic_gradient, haar, randsign, step_placebos
+from composer_stages.probe.metrics import basis_overlap, probe_rows, row_metrics, teacher_gradients
+from composer_stages.probe.rows import as_tokens
+from composer_stages.probe.settings import DescentConfig
+from composer_stages.probe.sources import with_advantages
+from composer_stages.probe.statistics import Draws, codes, labelled, shortage
+from composer_stages.runs.kinds import Row
+from composer_stages.training.rollout_gradients import ratio_report
+from probe_faults.world import ProbeWorld
 
 DRAWS, PLACEBOS, RANKED, LORA_STEPS = Draws(permutations=400), 32, 500, 4
 

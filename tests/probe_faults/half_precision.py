@@ -14,13 +14,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from composer_stages.gradients.basis import Factors, Lora, SingularValues, Spectrum, target_linears
+from composer_stages.gradients.per_row import MeasuredStudent, adapt
+from composer_stages.probe.checks import direction, gradients
+from composer_stages.probe.direction import extract, unit_by_module
+from composer_stages.probe.rows import as_tokens
+from composer_stages.probe.settings import DescentConfig
 from probe_faults.world import LORA_RANK, ProbeWorld, gradients_of, spectrum_of
-from stages.gradients.basis import Factors, Lora, SingularValues, Spectrum, target_linears
-from stages.gradients.per_row import MeasuredStudent, adapt
-from stages.probe.checks import direction, gradients
-from stages.probe.direction import extract, unit_by_module
-from stages.probe.rows import as_tokens
-from stages.probe.settings import DescentConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

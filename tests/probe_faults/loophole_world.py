@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stages.envs.base import Grade, Observation, Split, Task
-from stages.gradients.per_row import TokenRow, collate, own_log_probs
-from stages.messages import Message
+from composer_stages.envs.base import Grade, Observation, Split, Task
+from composer_stages.gradients.per_row import TokenRow, collate, own_log_probs
+from composer_stages.messages import Message
 
 if TYPE_CHECKING:
     from torch import nn

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from stages.probe.statistics import Labelled
+from composer_stages.probe.statistics import Labelled
 
 
 def scored_rows(

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import nn
 
+from composer_stages.gradients.basis import target_linears
+from composer_stages.gradients.per_row import MeasuredStudent
+from composer_stages.probe.checks.gradients import canary
+from composer_stages.probe.metrics import row_metrics
+from composer_stages.probe.rows import as_tokens
 from probe_faults.faults import FAULTS, InjectedFault
 from probe_faults.guard_checks import GUARDS, check_guards, failing
 from probe_faults.half_precision import HALF, change_error, halved, wide_student
 from probe_faults.world import ProbeWorld, build_world
-from stages.gradients.basis import target_linears
-from stages.gradients.per_row import MeasuredStudent
-from stages.probe.checks.gradients import canary
-from stages.probe.metrics import row_metrics
-from stages.probe.rows import as_tokens
 
 
 @pytest.fixture(scope="module")

@@ -14,21 +14,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from composer_stages.gradients.basis import Lora, SingularValues, Spectrum, factorise, target_linears
+from composer_stages.gradients.per_row import MeasuredStudent, TokenRow, adapt
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.policy.local import LocalPolicy
+from composer_stages.probe.checks.direction import RowPairs
+from composer_stages.probe.checks.gradients import RowGradients, RowLogProbs
+from composer_stages.probe.checks.pool import contract_sha256
+from composer_stages.probe.descent import Projection, project
+from composer_stages.probe.direction import Direction, PairGradients, extract, grpo_differences
+from composer_stages.probe.metrics import stacked_cosines
+from composer_stages.probe.rows import as_tokens, token_row
+from composer_stages.probe.settings import Contract
+from composer_stages.probe.sources import answers
+from composer_stages.runs.kinds import Row
 from probe_faults.loophole_world import HINT, PlantedEnv, hack_clean_pairs, mix, tokenizer
-from stages.gradients.basis import Lora, SingularValues, Spectrum, factorise, target_linears
-from stages.gradients.per_row import MeasuredStudent, TokenRow, adapt
-from stages.policy.base import PolicyConfig
-from stages.policy.local import LocalPolicy
-from stages.probe.checks.direction import RowPairs
-from stages.probe.checks.gradients import RowGradients, RowLogProbs
-from stages.probe.checks.pool import contract_sha256
-from stages.probe.descent import Projection, project
-from stages.probe.direction import Direction, PairGradients, extract, grpo_differences
-from stages.probe.metrics import stacked_cosines
-from stages.probe.rows import as_tokens, token_row
-from stages.probe.settings import Contract
-from stages.probe.sources import answers
-from stages.runs.kinds import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -7,9 +7,9 @@ import pytest
 from support.models import save_tiny
 from support.server import Reply, answer, serving
 
-from stages import collect, extract_pairs, replay_teachers
-from stages.runs import runner
-from stages.runs.run import Run
+from composer_stages import collect, extract_pairs, replay_teachers
+from composer_stages.runs import runner
+from composer_stages.runs.run import Run
 
 ENV = "support.environments:GuessEnv"
 

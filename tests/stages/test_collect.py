@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from support.server import Reply, answer, serving
 
-from stages import collect
-from stages.errors import Incomplete, InfrastructureError
-from stages.rollouts.trace import by_rollout, prompt_ids, states
-from stages.runs import runner
-from stages.runs.kinds import ROLLOUT, STEP, TASK
-from stages.runs.run import Inputs, Run, read_manifest
+from composer_stages import collect
+from composer_stages.errors import Incomplete, InfrastructureError
+from composer_stages.rollouts.trace import by_rollout, prompt_ids, states
+from composer_stages.runs import runner
+from composer_stages.runs.kinds import ROLLOUT, STEP, TASK
+from composer_stages.runs.run import Inputs, Run, read_manifest
 
 
 def test_rows_are_complete_and_pass_the_collection_checks(collected: Callable[..., Run]) -> None:

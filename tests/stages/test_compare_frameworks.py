@@ -9,13 +9,13 @@ import pytest
 from needs import REAL, needs, where
 from support.transcripts import assistant, jsonl, user
 
-from stages import compare_frameworks as frameworks
-from stages.errors import BadInput
-from stages.integrations.frameworks import Side, cleaner, table
-from stages.rollouts import missing
-from stages.rollouts.agent_loop import state_sha256
-from stages.runs import runner, store
-from stages.runs.run import Run
+from composer_stages import compare_frameworks as frameworks
+from composer_stages.errors import BadInput
+from composer_stages.integrations.frameworks import Side, cleaner, table
+from composer_stages.rollouts import missing
+from composer_stages.rollouts.agent_loop import state_sha256
+from composer_stages.runs import runner, store
+from composer_stages.runs.run import Run
 
 ENV = "support.environments:NumberedEnv"
 

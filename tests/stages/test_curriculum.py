@@ -11,15 +11,15 @@ from support.runs import written
 from support.server import Reply, answer, serving
 from support.trainings import settings
 
-from stages import collect, curriculum, train
-from stages.envs.config import EnvConfig
-from stages.errors import BadInput, Incomplete, UsageError
-from stages.runs import runner
-from stages.runs.kinds import DIFFICULTY, ROLLOUT, TASK, TRAINING_REWARD
-from stages.runs.run import Inputs, Run
-from stages.terms import TWIN
-from stages.training.config import Optimisation
-from stages.training.rollouts import prompt_order
+from composer_stages import collect, curriculum, train
+from composer_stages.envs.config import EnvConfig
+from composer_stages.errors import BadInput, Incomplete, UsageError
+from composer_stages.runs import runner
+from composer_stages.runs.kinds import DIFFICULTY, ROLLOUT, TASK, TRAINING_REWARD
+from composer_stages.runs.run import Inputs, Run
+from composer_stages.terms import TWIN
+from composer_stages.training.config import Optimisation
+from composer_stages.training.rollouts import prompt_order
 
 
 def measured(root: Path, passed: dict[str, list[bool | None]], prompt: str = "do it", model: str = "m") -> Run:

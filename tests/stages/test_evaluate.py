@@ -11,25 +11,25 @@ from support.server import Reply, answer, serving
 from support.trainings import ENV, metrics_of, trained
 from transformers import AutoModelForCausalLM
 
-from stages import envs, evaluate
-from stages.arms.stage import planned
-from stages.comparison import config as comparison
-from stages.comparison.decision import compare
-from stages.comparison.sides import read_sides
-from stages.errors import BadInput, UsageError
-from stages.evaluation.arm_comparison import EvalQuestion
-from stages.evaluation.outcomes import items_table
-from stages.evaluation.planner import DRAWN_TASKS
-from stages.evaluation.verdict import EXIT_CODES, decide
-from stages.evaluation.words import SENTENCES
-from stages.policy.adapters import CheckpointInfo
-from stages.policy.base import PolicyConfig
-from stages.runs import runner
-from stages.runs.catalog import folders, name
-from stages.runs.kinds import CHECKPOINT, EVAL_ITEM
-from stages.runs.run import Inputs, Run
-from stages.runs.stage import with_inherited
-from stages.terms import SamplingUnit
+from composer_stages import envs, evaluate
+from composer_stages.arms.stage import planned
+from composer_stages.comparison import config as comparison
+from composer_stages.comparison.decision import compare
+from composer_stages.comparison.sides import read_sides
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.evaluation.arm_comparison import EvalQuestion
+from composer_stages.evaluation.outcomes import items_table
+from composer_stages.evaluation.planner import DRAWN_TASKS
+from composer_stages.evaluation.verdict import EXIT_CODES, decide
+from composer_stages.evaluation.words import SENTENCES
+from composer_stages.policy.adapters import CheckpointInfo
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.runs import runner
+from composer_stages.runs.catalog import folders, name
+from composer_stages.runs.kinds import CHECKPOINT, EVAL_ITEM
+from composer_stages.runs.run import Inputs, Run
+from composer_stages.runs.stage import with_inherited
+from composer_stages.terms import SamplingUnit
 
 HELD_OUT = evaluate.Config(env={"name": ENV, "split": "eval"}, tasks=5)
 

@@ -37,15 +37,15 @@ from support.transcripts import (
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typing_extensions import TypedDict
 
-from stages import collect, export
-from stages.errors import BadInput, ComposerError, InfrastructureError, UsageError
-from stages.formats import FORMATS, writer
-from stages.formats.hub import dataset_card
-from stages.messages import MessageParts, ToolCall, number_calls, read, write
-from stages.runs import runner, store
-from stages.runs.catalog import assign_inputs
-from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, Row
-from stages.runs.run import Manifest, Run, RunWriter
+from composer_stages import collect, export
+from composer_stages.errors import BadInput, ComposerError, InfrastructureError, UsageError
+from composer_stages.formats import FORMATS, writer
+from composer_stages.formats.hub import dataset_card
+from composer_stages.messages import MessageParts, ToolCall, number_calls, read, write
+from composer_stages.runs import runner, store
+from composer_stages.runs.catalog import assign_inputs
+from composer_stages.runs.kinds import ORIGIN, ROLLOUT, STEP, Row
+from composer_stages.runs.run import Manifest, Run, RunWriter
 
 OF_STEPS = ("step", "num_steps", "new_messages_json", "num_messages", "state_sha256", "action")
 SAID = (*OF_STEPS, "observation", "reward", "done")

@@ -10,18 +10,18 @@ from needs import REAL, needs
 from support.server import Reply, answer, serving
 from support.transcripts import INSTANCE, action, assistant, call, document, imported, jsonl, prediction, tool, user
 
-from stages import collect, extract_pairs, replay_teachers
-from stages.envs.bash import fenced
-from stages.envs.kata.env import KataEnv
-from stages.envs.kata.tasks import OPERATIONS
-from stages.errors import BadInput, Incomplete, UsageError
-from stages.pairs.actions import canonical
-from stages.pairs.report import judge
-from stages.rollouts.trace import pairs_with_states
-from stages.runs import runner
-from stages.runs.catalog import assign_inputs
-from stages.runs.kinds import CONTINUATION, PAIR, ROLLOUT, TASK, TEACHER_ACTION
-from stages.runs.run import Inputs, Run, read_manifest, write_manifest
+from composer_stages import collect, extract_pairs, replay_teachers
+from composer_stages.envs.bash import fenced
+from composer_stages.envs.kata.env import KataEnv
+from composer_stages.envs.kata.tasks import OPERATIONS
+from composer_stages.errors import BadInput, Incomplete, UsageError
+from composer_stages.pairs.actions import canonical
+from composer_stages.pairs.report import judge
+from composer_stages.rollouts.trace import pairs_with_states
+from composer_stages.runs import runner
+from composer_stages.runs.catalog import assign_inputs
+from composer_stages.runs.kinds import CONTINUATION, PAIR, ROLLOUT, TASK, TEACHER_ACTION
+from composer_stages.runs.run import Inputs, Run, read_manifest, write_manifest
 from tests.stages.envs.kata.playing import author_texts, edit
 
 MOST = 12

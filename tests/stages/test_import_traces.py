@@ -8,11 +8,11 @@ import pytest
 from needs import REAL, needs
 from support.transcripts import INSTANCE, assistant, document, imported, jsonl, user
 
-from stages.errors import BadInput
-from stages.formats import FORMATS, readers
-from stages.import_traces import Config
-from stages.rollouts.trace import by_rollout, states
-from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK
+from composer_stages.errors import BadInput
+from composer_stages.formats import FORMATS, readers
+from composer_stages.import_traces import Config
+from composer_stages.rollouts.trace import by_rollout, states
+from composer_stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK
 
 
 def answered(question: str, answer: str, reward: float, **more: Any) -> dict[str, Any]:

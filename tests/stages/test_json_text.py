@@ -6,8 +6,8 @@ import math
 import orjson
 import pytest
 
-from stages.json_text import MOST_LEVELS, TooDeep, changed_numbers, depth, exact, loads, restored
-from stages.runs import store
+from composer_stages.json_text import MOST_LEVELS, TooDeep, changed_numbers, depth, exact, loads, restored
+from composer_stages.runs import store
 
 
 def nested(levels: int, opening: str = "[", closing: str = "]") -> str:

@@ -6,7 +6,7 @@ from contextlib import redirect_stdout
 import pytest
 
 from composer_cli.printing import fit_to_terminal
-from stages.layout import (
+from composer_stages.layout import (
     LEFT,
     RIGHT,
     aligned,

@@ -13,13 +13,13 @@ from support.refusals import refused
 from support.sample_package import SHELF, write
 from support.server import Reply, Server, answer, serving
 
-from stages import make_tasks
-from stages.envs.feature_deletion.env import FeatureDeletionEnv
-from stages.errors import BadInput, ComposerError, Incomplete
-from stages.runs import runner
-from stages.runs.kinds import TASK
-from stages.runs.run import Run
-from stages.terms import TWIN
+from composer_stages import make_tasks
+from composer_stages.envs.feature_deletion.env import FeatureDeletionEnv
+from composer_stages.errors import BadInput, ComposerError, Incomplete
+from composer_stages.runs import runner
+from composer_stages.runs.kinds import TASK
+from composer_stages.runs.run import Run
+from composer_stages.terms import TWIN
 
 STEPS = list[str]()
 """What every run here reported while it worked."""

@@ -5,8 +5,8 @@ import json
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stages.messages import MessageParts, ToolCall, is_object, read, write
-from stages.pairs.actions import canonical_call
+from composer_stages.messages import MessageParts, ToolCall, is_object, read, write
+from composer_stages.pairs.actions import canonical_call
 
 TEXT = st.text(alphabet='ab \n<>/{}"\\tool_calhink:,é', max_size=40)
 

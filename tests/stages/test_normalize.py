@@ -13,13 +13,13 @@ from support.refusals import refused
 from support.runs import written
 from support.transcripts import assistant, imported, jsonl, user
 
-from stages import export, normalize
-from stages.errors import ComposerError, Incomplete, UsageError
-from stages.normalize import JuicerConfig, run_recipe
-from stages.rollouts.trace import conversation, rollout_rows, transcripts
-from stages.runs import runner, store
-from stages.runs.kinds import ORIGIN, ROLLOUT, SELECTION, STEP, TASK, Row
-from stages.runs.run import Run
+from composer_stages import export, normalize
+from composer_stages.errors import ComposerError, Incomplete, UsageError
+from composer_stages.normalize import JuicerConfig, run_recipe
+from composer_stages.rollouts.trace import conversation, rollout_rows, transcripts
+from composer_stages.runs import runner, store
+from composer_stages.runs.kinds import ORIGIN, ROLLOUT, SELECTION, STEP, TASK, Row
+from composer_stages.runs.run import Run
 
 
 @pytest.fixture

@@ -18,18 +18,18 @@ from support.models import tiny_tokenizer
 from support.torchrun import train_all
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from stages import collect, train
-from stages.errors import UsageError
-from stages.policy import ask_all, server as model_server
-from stages.policy.base import PolicyConfig, Turn
-from stages.policy.local import load_model
-from stages.policy.server import ModelServer
-from stages.policy.vllm import VllmPolicy
-from stages.rollouts.trace import by_rollout, prompt_ids
-from stages.runs import runner
-from stages.runs.kinds import CHECKPOINT, ROLLOUT, STEP
-from stages.runs.run import Run
-from stages.training.scoring import Tree, score, token_log_probs
+from composer_stages import collect, train
+from composer_stages.errors import UsageError
+from composer_stages.policy import ask_all, server as model_server
+from composer_stages.policy.base import PolicyConfig, Turn
+from composer_stages.policy.local import load_model
+from composer_stages.policy.server import ModelServer
+from composer_stages.policy.vllm import VllmPolicy
+from composer_stages.rollouts.trace import by_rollout, prompt_ids
+from composer_stages.runs import runner
+from composer_stages.runs.kinds import CHECKPOINT, ROLLOUT, STEP
+from composer_stages.runs.run import Run
+from composer_stages.training.scoring import Tree, score, token_log_probs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), needs("vllm")]
 ROOT = Path(__file__).parents[2]

@@ -12,12 +12,12 @@ from urllib.parse import quote
 import pytest
 from support.server import Reply, answer, kept_in, serving
 
-from stages import redaction
-from stages.policy import ask_all
-from stages.policy.base import PolicyConfig, Turn
-from stages.policy.endpoint import EndpointPolicy
-from stages.redaction import MARK, Secrets
-from stages.runs.ledger import Budget
+from composer_stages import redaction
+from composer_stages.policy import ask_all
+from composer_stages.policy.base import PolicyConfig, Turn
+from composer_stages.policy.endpoint import EndpointPolicy
+from composer_stages.redaction import MARK, Secrets
+from composer_stages.runs.ledger import Budget
 
 KEYS = {
     "plain": "sk-or-v1-0123456789abcdef0123456789abcdef0123456789abcdef",

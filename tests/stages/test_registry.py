@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.errors import UsageError
-from stages.registry import Registry
+from composer_stages.errors import UsageError
+from composer_stages.registry import Registry
 
 GROUP = "composer.animals"
 

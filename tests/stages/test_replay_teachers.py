@@ -15,13 +15,13 @@ from support.recorded_states import states_by_digest
 from support.runs import written
 from support.server import Reply, Server, answer, serving
 
-from stages import STAGES, replay_teachers
-from stages.errors import Incomplete, UsageError
-from stages.runs import runner, store
-from stages.runs.kinds import ROLLOUT, STEP, TASK, TEACHER_ACTION
-from stages.runs.run import Inputs, Run
-from stages.runs.stage import load_stage
-from stages.teachers.questions import RecordedStates, questions
+from composer_stages import STAGES, replay_teachers
+from composer_stages.errors import Incomplete, UsageError
+from composer_stages.runs import runner, store
+from composer_stages.runs.kinds import ROLLOUT, STEP, TASK, TEACHER_ACTION
+from composer_stages.runs.run import Inputs, Run
+from composer_stages.runs.stage import load_stage
+from composer_stages.teachers.questions import RecordedStates, questions
 
 Collected = Callable[..., Run]
 

@@ -6,7 +6,7 @@ from threading import Event
 
 import pytest
 
-from stages.stopping import REPEATS_S, Interrupted, on_signals, stop_requested, stopped_by
+from composer_stages.stopping import REPEATS_S, Interrupted, on_signals, stop_requested, stopped_by
 
 
 def get(*waits_and_signals: float | signal.Signals) -> None:

@@ -23,19 +23,19 @@ from support.server import Reply, answer, serving
 from support.trainings import ENV, LORA, checkpoint_bytes, metrics_of, settings, trained, words_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from stages import collect, evaluate, export, train
-from stages.envs.base import Task
-from stages.errors import BadInput, UsageError
-from stages.messages import Message
-from stages.policy import adapters
-from stages.policy.base import PolicyConfig
-from stages.policy.local import load_model
-from stages.runs import runner, store
-from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, HINT, ROLLOUT, STEP, TRAINING_REWARD
-from stages.runs.run import Run
-from stages.stopping import Interrupted
-from stages.training.channels import CHANNELS
-from stages.training.scoring import Tree, score, token_log_probs
+from composer_stages import collect, evaluate, export, train
+from composer_stages.envs.base import Task
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.messages import Message
+from composer_stages.policy import adapters
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.policy.local import load_model
+from composer_stages.runs import runner, store
+from composer_stages.runs.kinds import CHECKPOINT, EVAL_ITEM, HINT, ROLLOUT, STEP, TRAINING_REWARD
+from composer_stages.runs.run import Run
+from composer_stages.stopping import Interrupted
+from composer_stages.training.channels import CHANNELS
+from composer_stages.training.scoring import Tree, score, token_log_probs
 
 TESTS = Path(__file__).resolve().parents[1]
 TREE = Tree([5, 6, 7], ([8, 9, 10], [4, 5]))

@@ -10,9 +10,9 @@ from jinja2 import meta
 from support import sentences
 
 from composer_post_training.words import PYTHON
-from stages import errors, words
-from stages.errors import BadInput, ComposerError, UsageError
-from stages.words import CallOption, Command, FromRun, Sentence, Setting
+from composer_stages import errors, words
+from composer_stages.errors import BadInput, ComposerError, UsageError
+from composer_stages.words import CallOption, Command, FromRun, Sentence, Setting
 
 ROOT = Path(__file__).parents[2]
 TABLES = {

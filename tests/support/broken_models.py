@@ -107,8 +107,8 @@ def _adapter(edit: Callable[[dict[str, torch.Tensor]], object]) -> Edit:
     """Return an edit that makes the folder an adapter on a model beside it, whose tensors are edited."""
 
     def made(folder: Path) -> None:
-        from stages.policy.adapters import WEIGHTS as ADAPTER, describe_base, save_adapter
-        from stages.policy.base import PolicyConfig
+        from composer_stages.policy.adapters import WEIGHTS as ADAPTER, describe_base, save_adapter
+        from composer_stages.policy.base import PolicyConfig
 
         base = folder.with_name(f"{folder.name}-base")
         shutil.copytree(folder, base)

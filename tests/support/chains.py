@@ -14,8 +14,8 @@ def entry(stage: str, name: str, *lines: str, reads: tuple[str, ...] = (), paral
 SMALL = ("SCRIPTED", "tasks = 2", "samples = 2")
 """Settings of a collection of four rollouts."""
 SILENT = """
-from stages.envs.kata.env import KataEnv
-from stages.envs.base import Observation
+from composer_stages.envs.kata.env import KataEnv
+from composer_stages.envs.base import Observation
 class Silent(KataEnv):
     def step(self, text):
         return Observation('...', parse_error='nothing is ever right', stop='submitted')

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from stages.envs.repo import runner
-from stages.sandbox import containers
+from composer_stages.envs.repo import runner
+from composer_stages.sandbox import containers
 from support.harbor import BASE
 
 PROGRAMS = (

@@ -30,12 +30,12 @@ from needs import NEEDS
 
 from composer_cli.app import main
 from composer_cli.printing import sentence_and_code
-from stages import STAGES
-from stages.runs import ledger, runner
-from stages.runs.catalog import assign_inputs
-from stages.runs.run import Run
-from stages.runs.settings import StageConfig
-from stages.runs.stage import load_stage
+from composer_stages import STAGES
+from composer_stages.runs import ledger, runner
+from composer_stages.runs.catalog import assign_inputs
+from composer_stages.runs.run import Run
+from composer_stages.runs.settings import StageConfig
+from composer_stages.runs.stage import load_stage
 from support import power_cut
 
 WAYS = (

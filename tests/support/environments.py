@@ -5,10 +5,10 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stages.envs import bash
-from stages.envs.base import Grade, Observation, Split, Task, TurnFault
-from stages.errors import InfrastructureError
-from stages.messages import Message
+from composer_stages.envs import bash
+from composer_stages.envs.base import Grade, Observation, Split, Task, TurnFault
+from composer_stages.errors import InfrastructureError
+from composer_stages.messages import Message
 
 
 class GuessEnv:

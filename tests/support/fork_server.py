@@ -10,7 +10,7 @@ from multiprocessing import connection, forkserver
 
 IMPORTED = (
     *("torch", "transformers", "datasets", "trl", "pyarrow.parquet", "duckdb", "openai", "scipy.stats"),
-    "stages.train",
+    "composer_stages.train",
 )
 """What a process that it forks finds imported."""
 STOP_S = 5.0

@@ -1,7 +1,7 @@
 """What commands of an agent are graded, and a grade as a tuple that a test can compare."""
 
-from stages.envs.base import Environment, Grade, Task
-from stages.envs.bash import fenced
+from composer_stages.envs.base import Environment, Grade, Task
+from composer_stages.envs.bash import fenced
 
 Verdict = tuple[float | None, bool | None, bool | None, bool | None, bool | None]
 

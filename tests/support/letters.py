@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from stages.policy.token_counts import tokenizer
+from composer_stages.policy.token_counts import tokenizer
 
 
 def letter_tokenizer(folder: Path, **fields: Any) -> str:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stages.envs.base import Grade
-from stages.envs.tasks.env import TasksEnv
+from composer_stages.envs.base import Grade
+from composer_stages.envs.tasks.env import TasksEnv
 from support.transcripts import jsonl
 
 

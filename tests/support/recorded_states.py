@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from stages.messages import Message
-from stages.rollouts.trace import by_rollout, states
-from stages.runs.kinds import Row
+from composer_stages.messages import Message
+from composer_stages.rollouts.trace import by_rollout, states
+from composer_stages.runs.kinds import Row
 
 
 @dataclass(frozen=True)

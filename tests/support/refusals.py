@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from stages.errors import ComposerError
-from stages.words import Remedy
+from composer_stages.errors import ComposerError
+from composer_stages.words import Remedy
 
 
 def refused(

@@ -1,8 +1,8 @@
 """Removals of features, by the names of what is removed."""
 
-from stages.envs.feature_deletion.definitions import definitions
-from stages.envs.feature_deletion.selection import Kind, Removal
-from stages.envs.feature_deletion.task_generator import TaskGenerator
+from composer_stages.envs.feature_deletion.definitions import definitions
+from composer_stages.envs.feature_deletion.selection import Kind, Removal
+from composer_stages.envs.feature_deletion.task_generator import TaskGenerator
 
 
 def removal(generator: TaskGenerator, *names: str, kind: Kind = "function") -> Removal:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from composer_cli.__main__ import main as composer
-from stages.diloco.arrays import Fragments, shapes
-from stages.diloco.loop import OuterLoop
-from stages.diloco.rounds import ObjectStore
-from stages.diloco.settings import Diloco
-from stages.runs.bucket import Bucket, open_bucket
+from composer_stages.diloco.arrays import Fragments, shapes
+from composer_stages.diloco.loop import OuterLoop
+from composer_stages.diloco.rounds import ObjectStore
+from composer_stages.diloco.settings import Diloco
+from composer_stages.runs.bucket import Bucket, open_bucket
 from support.fork_server import IMPORTED
 
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stages.runs import store
-from stages.runs.kinds import Kind, Row
-from stages.runs.run import Manifest, SealedFile, manifest_seal, write_manifest
-from stages.runs.tables import write_table
+from composer_stages.runs import store
+from composer_stages.runs.kinds import Kind, Row
+from composer_stages.runs.run import Manifest, SealedFile, manifest_seal, write_manifest
+from composer_stages.runs.tables import write_table
 
 
 def written(

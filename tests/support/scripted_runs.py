@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from stages import collect
-from stages.runs import runner
-from stages.runs.kinds import ROLLOUT, STEP
-from stages.runs.run import Run
+from composer_stages import collect
+from composer_stages.runs import runner
+from composer_stages.runs.kinds import ROLLOUT, STEP
+from composer_stages.runs.run import Run
 
 
 def played(root: Path, policy: str, env: dict[str, Any], **more: Any) -> Run:

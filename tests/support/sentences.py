@@ -5,7 +5,7 @@ from typing import Any
 
 import jinja2
 
-from stages import errors, words
+from composer_stages import errors, words
 
 FILE = Path(__file__).parents[1] / "sentences.txt"
 CLASSES = {

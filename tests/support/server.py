@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stages.policy.requests import QUESTION
-from stages.runs.run import AnswerFolders
+from composer_stages.policy.requests import QUESTION
+from composer_stages.runs.run import AnswerFolders
 from support.loopback import Handler, listening
 
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stages import train
-from stages.backends import ranks
-from stages.rollouts.trace import opening_row
-from stages.runs import runner, store
-from stages.runs.kinds import CHECKPOINT, PAIR, STATE
-from stages.runs.run import Manifest, Run, RunWriter, write_manifest
+from composer_stages import train
+from composer_stages.backends import ranks
+from composer_stages.rollouts.trace import opening_row
+from composer_stages.runs import runner, store
+from composer_stages.runs.kinds import CHECKPOINT, PAIR, STATE
+from composer_stages.runs.run import Manifest, Run, RunWriter, write_manifest
 
 TESTS = Path(__file__).resolve().parents[1]
 LIMIT_S = 900
@@ -45,7 +45,7 @@ class OwnDenominators(ranks.Ranks):
 
     def broadcast_from_rank0(self, make: Callable[[], Value]) -> Value:
         """Rows repeated so that every part of them is this process' own."""
-        from stages.training.step import Batch
+        from composer_stages.training.step import Batch
 
         value = super().broadcast_from_rank0(make)
         if not isinstance(value, Batch):

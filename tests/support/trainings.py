@@ -5,10 +5,10 @@ from typing import Any
 
 import orjson
 
-from stages import train
-from stages.runs import runner
-from stages.runs.kinds import CHECKPOINT
-from stages.runs.run import Run
+from composer_stages import train
+from composer_stages.runs import runner
+from composer_stages.runs.kinds import CHECKPOINT
+from composer_stages.runs.run import Run
 
 ENV = "support.environments:GuessEnv"
 SMALL = {"steps": 2, "prompts_per_step": 2, "generations": 4}

@@ -5,14 +5,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stages.formats import files, reading, rows
-from stages.formats.base import Drop, Trajectory
-from stages.formats.reading import FileCount
-from stages.formats.reports import Sidecars
-from stages.import_traces import Config
-from stages.messages import MessageParts, ToolCall, write
-from stages.runs import runner
-from stages.runs.run import Run
+from composer_stages.formats import files, reading, rows
+from composer_stages.formats.base import Drop, Trajectory
+from composer_stages.formats.reading import FileCount
+from composer_stages.formats.reports import Sidecars
+from composer_stages.import_traces import Config
+from composer_stages.messages import MessageParts, ToolCall, write
+from composer_stages.runs import runner
+from composer_stages.runs.run import Run
 
 INSTANCE = "owner__repo-12"
 PATCH = "diff --git a/f.py b/f.py\n"

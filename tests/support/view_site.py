@@ -17,12 +17,12 @@ from urllib.parse import quote, urlencode, urlsplit
 import duckdb
 import pyarrow.parquet as pq
 
-from stages.evaluation.document import verdict_document
-from stages.evaluation.outcomes import items_table
-from stages.evaluation.verdict import decide
-from stages.runs import store
-from stages.runs.kinds import EVAL_ITEM, ROLLOUT, STEP
-from stages.runs.run import Manifest, RunOutcome, write_manifest
+from composer_stages.evaluation.document import verdict_document
+from composer_stages.evaluation.outcomes import items_table
+from composer_stages.evaluation.verdict import decide
+from composer_stages.runs import store
+from composer_stages.runs.kinds import EVAL_ITEM, ROLLOUT, STEP
+from composer_stages.runs.run import Manifest, RunOutcome, write_manifest
 from support import blocks
 from support.command_line import environment, until
 from support.runs import eval_item, row, written

@@ -16,10 +16,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stages.errors import Refusal
-from stages.layout import shortened
-from stages.sandbox import Answer
-from stages.words import Sentence
+from composer_stages.errors import Refusal
+from composer_stages.layout import shortened
+from composer_stages.sandbox import Answer
+from composer_stages.words import Sentence
 
 MOST_STATEMENTS = 100_000
 """Of a test whose loops are followed."""

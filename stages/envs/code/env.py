@@ -17,9 +17,9 @@ from typing import Any
 
 import orjson
 
-from stages.envs.base import Grade, Observation, Split, Task, Work
-from stages.envs.bash import elide
-from stages.envs.code.assertions import (
+from composer_stages.envs.base import Grade, Observation, Split, Task, Work
+from composer_stages.envs.bash import elide
+from composer_stages.envs.code.assertions import (
     RETURNED,
     RETURNS,
     CallAssertion,
@@ -27,15 +27,15 @@ from stages.envs.code.assertions import (
     make_comparisons,
     restore_value,
 )
-from stages.envs.code.rows import INSTRUCTION, CodeProblem, CodeProblems, assertions, load
-from stages.envs.task_table import TooManyTasks
-from stages.errors import InfrastructureError, UsageError
-from stages.json_text import exact, restored
-from stages.messages import Message
-from stages.runs import store
-from stages.sandbox import Answer, Answers, Call, Limits, judge
-from stages.terms import SAMPLING_UNITS, Ground
-from stages.words import Sentence
+from composer_stages.envs.code.rows import INSTRUCTION, CodeProblem, CodeProblems, assertions, load
+from composer_stages.envs.task_table import TooManyTasks
+from composer_stages.errors import InfrastructureError, UsageError
+from composer_stages.json_text import exact, restored
+from composer_stages.messages import Message
+from composer_stages.runs import store
+from composer_stages.sandbox import Answer, Answers, Call, Limits, judge
+from composer_stages.terms import SAMPLING_UNITS, Ground
+from composer_stages.words import Sentence
 
 LIMITS = Limits(wall_s=12.0, cpu_s=4, memory_mb=512, processes=32, file_mb=1, disk_mb=8, output_bytes=1 << 22)
 """Of all calls of one program. Processor time is the tighter limit: it does not depend on how busy the machine is."""

@@ -22,13 +22,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from stages.envs.base import Split
-from stages.envs.code.assertions import FUNCTIONS, CallAssertion, CannotAsk, read_assertions
-from stages.envs.task_table import hub_rows, is_held_out, read_rows
-from stages.errors import BadInput, Refusal
-from stages.runs import store
-from stages.runs.kinds import Row
-from stages.words import Sentence
+from composer_stages.envs.base import Split
+from composer_stages.envs.code.assertions import FUNCTIONS, CallAssertion, CannotAsk, read_assertions
+from composer_stages.envs.task_table import hub_rows, is_held_out, read_rows
+from composer_stages.errors import BadInput, Refusal
+from composer_stages.runs import store
+from composer_stages.runs.kinds import Row
+from composer_stages.words import Sentence
 
 MBPP_IDS: dict[Split, range] = {"train": range(601, 975), "eval": range(11, 511)}
 """MBPP's published splits (Austin et al. 2021): 1 to 10 are for prompts, 511 to 600 for validation."""

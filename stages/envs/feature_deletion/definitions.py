@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from stages.envs.repo.parsed_tests import FunctionNode
+from composer_stages.envs.repo.parsed_tests import FunctionNode
 
 STUB = "raise NotImplementedError"
 Node = FunctionNode | ast.ClassDef

@@ -8,18 +8,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from stages.envs import folders
-from stages.envs.base import Split, Task
-from stages.envs.feature_deletion import rows, task_generator
-from stages.envs.feature_deletion.package import Package
-from stages.envs.feature_deletion.task_generator import TaskSource
-from stages.envs.repo import grading, runner, session, trees
-from stages.envs.repo.grading import TestOutcomes, TestRuntime, run_pytest
-from stages.envs.repo.runner import copies_on_host
-from stages.envs.repo.session import RepoEnvironment
-from stages.envs.repo.task import Export, RepoTask, filled_tree, pytest_runner
-from stages.errors import UsageError
-from stages.runs.kinds import Row
+from composer_stages.envs import folders
+from composer_stages.envs.base import Split, Task
+from composer_stages.envs.feature_deletion import rows, task_generator
+from composer_stages.envs.feature_deletion.package import Package
+from composer_stages.envs.feature_deletion.task_generator import TaskSource
+from composer_stages.envs.repo import grading, runner, session, trees
+from composer_stages.envs.repo.grading import TestOutcomes, TestRuntime, run_pytest
+from composer_stages.envs.repo.runner import copies_on_host
+from composer_stages.envs.repo.session import RepoEnvironment
+from composer_stages.envs.repo.task import Export, RepoTask, filled_tree, pytest_runner
+from composer_stages.errors import UsageError
+from composer_stages.runs.kinds import Row
 
 FIRST_TIMEOUT_S = 900.0
 LEAST_S, TIMES = 30.0, 10.0

@@ -16,13 +16,13 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from stages.envs import folders
-from stages.envs.folders import write
-from stages.envs.repo import trees
-from stages.envs.repo.trees import ARCHIVE_ENDINGS, extract_archive
-from stages.errors import BadInput
-from stages.runs import store
-from stages.words import Sentence
+from composer_stages.envs import folders
+from composer_stages.envs.folders import write
+from composer_stages.envs.repo import trees
+from composer_stages.envs.repo.trees import ARCHIVE_ENDINGS, extract_archive
+from composer_stages.errors import BadInput
+from composer_stages.runs import store
+from composer_stages.words import Sentence
 
 PRIVATE = frozenset({"venv", ".venv", "env", ".env", "node_modules", ".idea", ".vscode", ".claude"})
 BUILT_AT_TOP = frozenset({"build", "dist", "wheelhouse"})

@@ -10,17 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from stages.envs.feature_deletion.definitions import Edit, apply_edits
-from stages.envs.feature_deletion.package import Package
-from stages.envs.feature_deletion.selection import KEEP, PROMPTS, Removal
-from stages.envs.feature_deletion.twins import QuotedTest
-from stages.envs.feature_deletion.worker import Baseline
-from stages.envs.repo import trees
-from stages.errors import BadInput
-from stages.runs import store
-from stages.runs.kinds import Row
-from stages.swebench.lists import TestLists
-from stages.terms import TWIN
+from composer_stages.envs.feature_deletion.definitions import Edit, apply_edits
+from composer_stages.envs.feature_deletion.package import Package
+from composer_stages.envs.feature_deletion.selection import KEEP, PROMPTS, Removal
+from composer_stages.envs.feature_deletion.twins import QuotedTest
+from composer_stages.envs.feature_deletion.worker import Baseline
+from composer_stages.envs.repo import trees
+from composer_stages.errors import BadInput
+from composer_stages.runs import store
+from composer_stages.runs.kinds import Row
+from composer_stages.swebench.lists import TestLists
+from composer_stages.terms import TWIN
 
 
 def build(

@@ -19,14 +19,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from stages.data_files import load_toml
-from stages.envs.base import Split
-from stages.envs.feature_deletion.definitions import STUB, Definition, Keep, apply_edits, definitions
-from stages.envs.repo import trees
-from stages.envs.repo.guest.composer_rules import is_test
-from stages.messages import Message
-from stages.runs import store
-from stages.words import Sentence
+from composer_stages.data_files import load_toml
+from composer_stages.envs.base import Split
+from composer_stages.envs.feature_deletion.definitions import STUB, Definition, Keep, apply_edits, definitions
+from composer_stages.envs.repo import trees
+from composer_stages.envs.repo.guest.composer_rules import is_test
+from composer_stages.messages import Message
+from composer_stages.runs import store
+from composer_stages.words import Sentence
 
 Kind = Literal["function", "class", "cluster"]
 Difficulty = Literal["easy", "medium", "hard"]

@@ -16,14 +16,14 @@ from typing import Any, Literal
 
 import orjson
 
-from stages.envs import folders
-from stages.envs.base import Split
-from stages.envs.feature_deletion import rows, selection, worker
-from stages.envs.feature_deletion.definitions import Definition, Edit, apply_edits
-from stages.envs.feature_deletion.package import Package, unpack
-from stages.envs.feature_deletion.selection import KEEP, WEIGHTS, Difficulty, Kind, Removal, covering_tests
-from stages.envs.feature_deletion.twins import QuotedTest, quoted_test
-from stages.envs.feature_deletion.worker import (
+from composer_stages.envs import folders
+from composer_stages.envs.base import Split
+from composer_stages.envs.feature_deletion import rows, selection, worker
+from composer_stages.envs.feature_deletion.definitions import Definition, Edit, apply_edits
+from composer_stages.envs.feature_deletion.package import Package, unpack
+from composer_stages.envs.feature_deletion.selection import KEEP, WEIGHTS, Difficulty, Kind, Removal, covering_tests
+from composer_stages.envs.feature_deletion.twins import QuotedTest, quoted_test
+from composer_stages.envs.feature_deletion.worker import (
     HANG_S,
     Baseline,
     TestRunJob,
@@ -31,13 +31,13 @@ from stages.envs.feature_deletion.worker import (
     TestWorker,
     measure_baseline,
 )
-from stages.envs.repo import trees
-from stages.envs.repo.guest.composer_rules import statuses_by_name
-from stages.errors import BadInput, UsageError
-from stages.runs import tables
-from stages.runs.kinds import TASK, Row
-from stages.swebench.lists import TestLists
-from stages.words import Sentence
+from composer_stages.envs.repo import trees
+from composer_stages.envs.repo.guest.composer_rules import statuses_by_name
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.runs import tables
+from composer_stages.runs.kinds import TASK, Row
+from composer_stages.swebench.lists import TestLists
+from composer_stages.words import Sentence
 
 TRIVIAL = ("return None", "return True", "return False", "return 0", "return ''", "return []", "return {first}")
 MOST_QUOTED = 6

@@ -18,14 +18,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stages.envs import folders
-from stages.envs.feature_deletion.package import import_hint
-from stages.envs.repo import runner, trees
-from stages.envs.repo.guest.composer_rules import PASSING
-from stages.errors import BadInput, InfrastructureError, UsageError
-from stages.runs.activity import activity
-from stages.sandbox import CommandResult, Limits
-from stages.words import Sentence
+from composer_stages.envs import folders
+from composer_stages.envs.feature_deletion.package import import_hint
+from composer_stages.envs.repo import runner, trees
+from composer_stages.envs.repo.guest.composer_rules import PASSING
+from composer_stages.errors import BadInput, InfrastructureError, UsageError
+from composer_stages.runs.activity import activity
+from composer_stages.sandbox import CommandResult, Limits
+from composer_stages.words import Sentence
 
 GUEST = Path(__file__).parent / "guest"
 LIMITS = Limits(wall_s=600, cpu_s=600, memory_mb=4096, processes=256, file_mb=256, disk_mb=2048, output_bytes=256 << 20)

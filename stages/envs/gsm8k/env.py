@@ -8,13 +8,13 @@ import re
 from decimal import Decimal
 from pathlib import Path
 
-from stages.envs.answered import AnsweredEnv, Question
-from stages.envs.base import Split
-from stages.envs.task_table import hub_rows, is_held_out, read_rows
-from stages.errors import BadInput
-from stages.runs import store
-from stages.runs.kinds import Row
-from stages.words import Sentence
+from composer_stages.envs.answered import AnsweredEnv, Question
+from composer_stages.envs.base import Split
+from composer_stages.envs.task_table import hub_rows, is_held_out, read_rows
+from composer_stages.errors import BadInput
+from composer_stages.runs import store
+from composer_stages.runs.kinds import Row
+from composer_stages.words import Sentence
 
 SYSTEM = "Solve the problem. End with a line #### and the answer as a number."
 HUB_ID, HUB_CONFIG = "openai/gsm8k", "main"

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 
-from stages import json_text
-from stages.errors import Refusal
+from composer_stages import json_text
+from composer_stages.errors import Refusal
 
 IMAGES = re.compile(r"^(python|debian|ubuntu|buildpack-deps|composer-[\w.-]+)(:[\w.-]+)?(@sha256:\w+)?$")
 """The last part of an image's name: those whose programs are a Python and a shell."""

@@ -17,22 +17,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from stages.envs import bash, folders
-from stages.envs.base import Grade, Observation, Split, Task, Work
-from stages.envs.bash import SUBMIT, ShellEnvironment, fenced, make_observation
-from stages.envs.folders import UnwieldyTree
-from stages.envs.harbor import machines, task_folder, verifying
-from stages.envs.harbor.machines import COMMAND_S, Machine, PlayedIn
-from stages.envs.harbor.task_folder import HarborStep, HarborTask
-from stages.envs.harbor.verifying import VerifierVerdict
-from stages.envs.task_table import DIVIDED_BY, MOST_REPORTED, check_eval_share, draw_rows, split_rows
-from stages.errors import BadInput, InfrastructureError, UsageError
-from stages.messages import Message
-from stages.runs import store
-from stages.runs.kinds import Row
-from stages.sandbox import containers
-from stages.terms import Ground
-from stages.words import Sentence
+from composer_stages.envs import bash, folders
+from composer_stages.envs.base import Grade, Observation, Split, Task, Work
+from composer_stages.envs.bash import SUBMIT, ShellEnvironment, fenced, make_observation
+from composer_stages.envs.folders import UnwieldyTree
+from composer_stages.envs.harbor import machines, task_folder, verifying
+from composer_stages.envs.harbor.machines import COMMAND_S, Machine, PlayedIn
+from composer_stages.envs.harbor.task_folder import HarborStep, HarborTask
+from composer_stages.envs.harbor.verifying import VerifierVerdict
+from composer_stages.envs.task_table import DIVIDED_BY, MOST_REPORTED, check_eval_share, draw_rows, split_rows
+from composer_stages.errors import BadInput, InfrastructureError, UsageError
+from composer_stages.messages import Message
+from composer_stages.runs import store
+from composer_stages.runs.kinds import Row
+from composer_stages.sandbox import containers
+from composer_stages.terms import Ground
+from composer_stages.words import Sentence
 
 log = logging.getLogger(__name__)
 SYSTEM_PROMPT = """\

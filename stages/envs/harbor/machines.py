@@ -24,16 +24,16 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import IO, Protocol
 
-from stages.envs import folders
-from stages.envs.folders import UnwieldyTree
-from stages.envs.harbor import dockerfile
-from stages.envs.harbor.dockerfile import CopiedFiles, DockerRecipe, NotFollowed
-from stages.envs.harbor.task_folder import ARTIFACTS, ContainerSource, HarborTask, Healthcheck
-from stages.envs.repo import runner, trees
-from stages.errors import InfrastructureError
-from stages.sandbox import CommandResult, Limits, Sandbox, View, containers, open_sandbox
-from stages.sandbox.bubblewrap import LINKS
-from stages.sandbox.containers import (
+from composer_stages.envs import folders
+from composer_stages.envs.folders import UnwieldyTree
+from composer_stages.envs.harbor import dockerfile
+from composer_stages.envs.harbor.dockerfile import CopiedFiles, DockerRecipe, NotFollowed
+from composer_stages.envs.harbor.task_folder import ARTIFACTS, ContainerSource, HarborTask, Healthcheck
+from composer_stages.envs.repo import runner, trees
+from composer_stages.errors import InfrastructureError
+from composer_stages.sandbox import CommandResult, Limits, Sandbox, View, containers, open_sandbox
+from composer_stages.sandbox.bubblewrap import LINKS
+from composer_stages.sandbox.containers import (
     START_S,
     WAITING,
     Container,
@@ -42,7 +42,7 @@ from stages.sandbox.containers import (
     run_bounded,
     run_engine,
 )
-from stages.words import Sentence
+from composer_stages.words import Sentence
 
 COMMAND_S = 300.0
 """Wall-clock seconds of one command, where the task's own limits do not apply."""

@@ -21,11 +21,11 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from stages.envs import folders
-from stages.envs.base import Split
-from stages.errors import BadInput, refusal
-from stages.sandbox.containers import User
-from stages.words import Sentence
+from composer_stages.envs import folders
+from composer_stages.envs.base import Split
+from composer_stages.errors import BadInput, refusal
+from composer_stages.sandbox.containers import User
+from composer_stages.words import Sentence
 
 VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4")
 MOST_TEXT = 1 << 20

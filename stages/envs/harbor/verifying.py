@@ -12,12 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.envs.folders import UnwieldyTree
-from stages.envs.harbor.machines import LOGS, Machine
-from stages.envs.harbor.task_folder import ARTIFACTS, TEST_SCRIPT, Artifact, ContainerSource, HarborStep, HarborTask
-from stages.envs.repo import trees
-from stages.errors import InfrastructureError
-from stages.words import Sentence
+from composer_stages.envs.folders import UnwieldyTree
+from composer_stages.envs.harbor.machines import LOGS, Machine
+from composer_stages.envs.harbor.task_folder import (
+    ARTIFACTS,
+    TEST_SCRIPT,
+    Artifact,
+    ContainerSource,
+    HarborStep,
+    HarborTask,
+)
+from composer_stages.envs.repo import trees
+from composer_stages.errors import InfrastructureError
+from composer_stages.words import Sentence
 
 VERIFIER = f"{LOGS}/verifier"
 TESTS = "/tests"

@@ -18,16 +18,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
-from stages import envs
-from stages.envs.base import Task
-from stages.envs.repo import trees
-from stages.envs.repo.grading import GUEST
-from stages.envs.repo.guest.composer_rules import is_protected
-from stages.envs.repo.session import write_script
-from stages.envs.repo.task import Export, Packs, RepoTask, read_files
-from stages.errors import BadInput, InfrastructureError, UsageError
-from stages.runs import store
-from stages.terms import TWIN
+from composer_stages import envs
+from composer_stages.envs.base import Task
+from composer_stages.envs.repo import trees
+from composer_stages.envs.repo.grading import GUEST
+from composer_stages.envs.repo.guest.composer_rules import is_protected
+from composer_stages.envs.repo.session import write_script
+from composer_stages.envs.repo.task import Export, Packs, RepoTask, read_files
+from composer_stages.errors import BadInput, InfrastructureError, UsageError
+from composer_stages.runs import store
+from composer_stages.terms import TWIN
 
 FORMAT = "harbor"
 ORGANISATION = "composer"

@@ -6,9 +6,9 @@ Their weights are float16 in the file and are loaded as float32. `./dev models` 
 from difflib import get_close_matches
 from pathlib import Path
 
-from stages.errors import BadInput
-from stages.runs import store
-from stages.runs.run import Listener
+from composer_stages.errors import BadInput
+from composer_stages.runs import store
+from composer_stages.runs.run import Listener
 
 FOLDER = Path(__file__).parent / "models"
 WEIGHTS = "model.safetensors"

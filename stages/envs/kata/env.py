@@ -19,22 +19,22 @@ from typing import Any, NamedTuple, Self
 
 import orjson
 
-from stages.envs import bash, folders
-from stages.envs.base import Grade, Observation, Task, Work
-from stages.envs.bash import SUBMIT, ActionError, elide, make_observation, parse_bash
-from stages.envs.folders import UnwieldyTree, remove
-from stages.envs.kata import tasks, transcripts
-from stages.envs.kata.tasks import SOLUTION, WORKSPACE_TESTS
-from stages.envs.kata.transcripts import add_hint
-from stages.envs.repo import grading, runner
-from stages.envs.repo.grading import TestRuntime
-from stages.envs.repo.task import Export, RepoTask, pytest_runner
-from stages.envs.repo.trees import TreeFile
-from stages.errors import InfrastructureError, UsageError
-from stages.messages import Message
-from stages.sandbox import Answers, Call, Limits, Sandbox, judge, match, open_sandbox
-from stages.swebench.lists import TestLists
-from stages.terms import SAMPLING_UNITS, Ground
+from composer_stages.envs import bash, folders
+from composer_stages.envs.base import Grade, Observation, Task, Work
+from composer_stages.envs.bash import SUBMIT, ActionError, elide, make_observation, parse_bash
+from composer_stages.envs.folders import UnwieldyTree, remove
+from composer_stages.envs.kata import tasks, transcripts
+from composer_stages.envs.kata.tasks import SOLUTION, WORKSPACE_TESTS
+from composer_stages.envs.kata.transcripts import add_hint
+from composer_stages.envs.repo import grading, runner
+from composer_stages.envs.repo.grading import TestRuntime
+from composer_stages.envs.repo.task import Export, RepoTask, pytest_runner
+from composer_stages.envs.repo.trees import TreeFile
+from composer_stages.errors import InfrastructureError, UsageError
+from composer_stages.messages import Message
+from composer_stages.sandbox import Answers, Call, Limits, Sandbox, judge, match, open_sandbox
+from composer_stages.swebench.lists import TestLists
+from composer_stages.terms import SAMPLING_UNITS, Ground
 
 LIMITS = Limits(wall_s=3.0, cpu_s=3, memory_mb=256, processes=32, file_mb=1, disk_mb=8)
 MAX_FILE_BYTES = 16_384

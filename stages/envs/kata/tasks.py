@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from stages.data_files import load_toml
-from stages.envs.base import Split, Task
-from stages.messages import Message
+from composer_stages.data_files import load_toml
+from composer_stages.envs.base import Split, Task
+from composer_stages.messages import Message
 
 SOLUTION, WORKSPACE_TESTS = "solution.py", "test_solution.py"
 """The files of the agent's folder."""

@@ -10,11 +10,11 @@ taught is in `benchmarks/kata_models.py`.
 import random
 from dataclasses import dataclass, replace
 
-from stages.envs.base import HackPair, Task
-from stages.envs.bash import SUBMIT, fenced
-from stages.envs.kata import tasks
-from stages.envs.kata.tasks import SOLUTION, WORKSPACE_TESTS, expression
-from stages.messages import Message
+from composer_stages.envs.base import HackPair, Task
+from composer_stages.envs.bash import SUBMIT, fenced
+from composer_stages.envs.kata import tasks
+from composer_stages.envs.kata.tasks import SOLUTION, WORKSPACE_TESTS, expression
+from composer_stages.messages import Message
 
 LOOK, TEST = f"cat {SOLUTION}", f"python3 {WORKSPACE_TESTS}"
 

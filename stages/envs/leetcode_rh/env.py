@@ -17,13 +17,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from stages.envs.base import Grade, Observation, Split, Task
-from stages.envs.leetcode_rh import grading
-from stages.envs.leetcode_rh.grading import AnswerVerdict, Assertion, CodeAnswer, Submission, grade_all
-from stages.envs.task_table import TooManyTasks, read_rows
-from stages.errors import BadInput, InfrastructureError, UsageError
-from stages.messages import Message
-from stages.terms import Ground
+from composer_stages.envs.base import Grade, Observation, Split, Task
+from composer_stages.envs.leetcode_rh import grading
+from composer_stages.envs.leetcode_rh.grading import AnswerVerdict, Assertion, CodeAnswer, Submission, grade_all
+from composer_stages.envs.task_table import TooManyTasks, read_rows
+from composer_stages.errors import BadInput, InfrastructureError, UsageError
+from composer_stages.messages import Message
+from composer_stages.terms import Ground
 
 METHOD = re.compile(r"method of the class Solution called (\w+)")
 EVALUATOR = re.compile(r"calling a function called (\w+)\(\)")

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
-from stages.data_files import load_toml
-from stages.sandbox import Answers, Call, Limits, judge
+from composer_stages.data_files import load_toml
+from composer_stages.sandbox import Answers, Call, Limits, judge
 
 BLOCK = re.compile(r"```(?:python)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 MAIN_GUARD = "if __name__"

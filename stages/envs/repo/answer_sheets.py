@@ -24,17 +24,17 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Literal
 
-from stages.envs.repo import trees, values
-from stages.envs.repo.grading import TestOutcomes
-from stages.envs.repo.guest.composer_rules import PASSING, is_selected_by
-from stages.envs.repo.guest.composer_values import MOST_ANSWERS
-from stages.envs.repo.known_values import GUESSED, module_text, value_texts
-from stages.envs.repo.parsed_tests import FunctionNode, TestFiles, TestLocation, stored_names, top_functions
-from stages.envs.repo.pruning import mentioned_names, prune_module
-from stages.envs.repo.questions import IMPORT, NotAskable, RewrittenTest, Sends, rewrite_test
-from stages.errors import InfrastructureError
-from stages.swebench.lists import TestLists
-from stages.words import Sentence
+from composer_stages.envs.repo import trees, values
+from composer_stages.envs.repo.grading import TestOutcomes
+from composer_stages.envs.repo.guest.composer_rules import PASSING, is_selected_by
+from composer_stages.envs.repo.guest.composer_values import MOST_ANSWERS
+from composer_stages.envs.repo.known_values import GUESSED, module_text, value_texts
+from composer_stages.envs.repo.parsed_tests import FunctionNode, TestFiles, TestLocation, stored_names, top_functions
+from composer_stages.envs.repo.pruning import mentioned_names, prune_module
+from composer_stages.envs.repo.questions import IMPORT, NotAskable, RewrittenTest, Sends, rewrite_test
+from composer_stages.errors import InfrastructureError
+from composer_stages.swebench.lists import TestLists
+from composer_stages.words import Sentence
 
 MAX_PASSING_BEFORE = 200
 """Functions of `pass_to_pass` that are asked."""

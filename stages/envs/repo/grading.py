@@ -10,7 +10,8 @@ control test did not fail or a line has the wrong seal. Code under test shares a
 the cost of forgery and cannot exclude it: `grade_tree` drops the agent's changes to files that pytest loads, and
 answer_sheets.py asks the tests for their values.
 
-`stages.swebench.lists.TestLists` decides for live runs and for saved logs whether outcomes resolve an instance.
+`composer_stages.swebench.lists.TestLists` decides for live runs and for saved logs whether outcomes resolve an
+instance.
 """
 
 import re
@@ -21,11 +22,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from stages.envs import folders
-from stages.envs.base import Work
-from stages.envs.bash import elide
-from stages.envs.repo import trees
-from stages.envs.repo.guest.composer_rules import (
+from composer_stages.envs import folders
+from composer_stages.envs.base import Work
+from composer_stages.envs.bash import elide
+from composer_stages.envs.repo import trees
+from composer_stages.envs.repo.guest.composer_rules import (
     EXCUSES,
     LOADED_BY_PYTHON,
     METADATA,
@@ -40,8 +41,8 @@ from stages.envs.repo.guest.composer_rules import (
     shadowed_module,
     statuses_by_name,
 )
-from stages.sandbox import CommandResult, Limits, Sandbox
-from stages.swebench.lists import Statuses, TestLists
+from composer_stages.sandbox import CommandResult, Limits, Sandbox
+from composer_stages.swebench.lists import Statuses, TestLists
 
 GUEST = Path(__file__).parent / "guest"
 WITHOUT_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from stages.envs.repo.parsed_tests import FunctionNode, stored_names, top_functions
+from composer_stages.envs.repo.parsed_tests import FunctionNode, stored_names, top_functions
 
 DEEPEST = 3
 """Limit on helpers that call helpers."""

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
-from stages.envs.repo.parsed_tests import NAMES, FunctionNode, body_nodes, columns
+from composer_stages.envs.repo.parsed_tests import NAMES, FunctionNode, body_nodes, columns
 
 SAFE_FUNCTIONS, SAFE_METHODS, SAFE_MODULES, IMMUTABLE, NON_COMPARING = (
     frozenset(NAMES[key])

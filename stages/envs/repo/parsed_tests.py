@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from stages.envs.repo import trees
+from composer_stages.envs.repo import trees
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 NAMES: dict[str, Any] = tomllib.loads(resources.files(__package__).joinpath("names.toml").read_text())

@@ -5,7 +5,7 @@ import copy
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from stages.envs.repo.parsed_tests import NAMES, FunctionNode
+from composer_stages.envs.repo.parsed_tests import NAMES, FunctionNode
 
 CALLED_BY_RUNNER = frozenset(NAMES["called_by_runner"])
 

@@ -19,10 +19,10 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
 
-from stages.envs.repo.inlining import inline_helpers
-from stages.envs.repo.known_values import MODULES, KnownValues, called_name, comparing_functions, dotted_name
-from stages.envs.repo.parsed_tests import NAMES, FunctionNode, columns, top_functions
-from stages.words import Sentence
+from composer_stages.envs.repo.inlining import inline_helpers
+from composer_stages.envs.repo.known_values import MODULES, KnownValues, called_name, comparing_functions, dotted_name
+from composer_stages.envs.repo.parsed_tests import NAMES, FunctionNode, columns, top_functions
+from composer_stages.words import Sentence
 
 IMPORT = "from composer_questions import ask as _composer_ask, caught as _composer_caught, warned as _composer_warned"
 ASK = "_composer_ask"

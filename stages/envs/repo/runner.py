@@ -11,11 +11,11 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from stages.envs.repo import grading
-from stages.envs.repo.guest.composer_rules import IMPORT_ROOTS, TEST_FOLDERS
-from stages.errors import UsageError
-from stages.sandbox import Limits, Sandbox, View, open_sandbox
-from stages.sandbox.bubblewrap import TESTBED, compiled, package_folders
+from composer_stages.envs.repo import grading
+from composer_stages.envs.repo.guest.composer_rules import IMPORT_ROOTS, TEST_FOLDERS
+from composer_stages.errors import UsageError
+from composer_stages.sandbox import Limits, Sandbox, View, open_sandbox
+from composer_stages.sandbox.bubblewrap import TESTBED, compiled, package_folders
 
 RUNNER = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
 COVERAGE = ("pytest-cov", "coverage")

@@ -21,13 +21,13 @@ from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 
-from stages.envs import bash, folders
-from stages.envs.base import Grade, Observation, Split, Task, Work
-from stages.envs.bash import SUBMIT, ShellEnvironment, elide, fenced, make_observation
-from stages.envs.folders import UnwieldyTree, open_up, remove
-from stages.envs.repo import answer_sheets, trees
-from stages.envs.repo.answer_sheets import RerunTree, TaskQuestions
-from stages.envs.repo.grading import (
+from composer_stages.envs import bash, folders
+from composer_stages.envs.base import Grade, Observation, Split, Task, Work
+from composer_stages.envs.bash import SUBMIT, ShellEnvironment, elide, fenced, make_observation
+from composer_stages.envs.folders import UnwieldyTree, open_up, remove
+from composer_stages.envs.repo import answer_sheets, trees
+from composer_stages.envs.repo.answer_sheets import RerunTree, TaskQuestions
+from composer_stages.envs.repo.grading import (
     GradingVerdict,
     TestOutcomes,
     grade_tree,
@@ -35,17 +35,17 @@ from stages.envs.repo.grading import (
     run_on_copy,
     unexplained_fail,
 )
-from stages.envs.repo.guest.composer_rules import add_id_statuses, dropped_lines
-from stages.envs.repo.parsed_tests import TestFiles
-from stages.envs.repo.shadowed_modules import is_shadowed
-from stages.envs.repo.task import RepoTask
-from stages.errors import InfrastructureError
-from stages.messages import Message
-from stages.runs import store
-from stages.sandbox import Limits, Sandbox
-from stages.swebench.lists import Statuses
-from stages.terms import TWIN, Ground
-from stages.words import Sentence
+from composer_stages.envs.repo.guest.composer_rules import add_id_statuses, dropped_lines
+from composer_stages.envs.repo.parsed_tests import TestFiles
+from composer_stages.envs.repo.shadowed_modules import is_shadowed
+from composer_stages.envs.repo.task import RepoTask
+from composer_stages.errors import InfrastructureError
+from composer_stages.messages import Message
+from composer_stages.runs import store
+from composer_stages.sandbox import Limits, Sandbox
+from composer_stages.swebench.lists import Statuses
+from composer_stages.terms import TWIN, Ground
+from composer_stages.words import Sentence
 
 CANARY_REF = "refs/upstream/next"
 SEARCHES = {

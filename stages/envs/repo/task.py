@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from stages.envs import folders
-from stages.envs.repo import trees
-from stages.envs.repo.grading import TestOutcomes, TestRuntime, run_pytest
-from stages.envs.repo.guest.composer_rules import COMMAND
-from stages.sandbox import Sandbox
-from stages.swebench.lists import TestLists
-from stages.terms import Ground
+from composer_stages.envs import folders
+from composer_stages.envs.repo import trees
+from composer_stages.envs.repo.grading import TestOutcomes, TestRuntime, run_pytest
+from composer_stages.envs.repo.guest.composer_rules import COMMAND
+from composer_stages.sandbox import Sandbox
+from composer_stages.swebench.lists import TestLists
+from composer_stages.terms import Ground
 
 RunTask = Callable[[Path, Sequence[str]], TestOutcomes]
 """Runs the tests of a task, or those with the given node ids, on a tree with the hidden files in place."""

@@ -22,10 +22,10 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from stages.envs import folders
-from stages.envs.folders import DEEPEST, LONGEST_PATH, TreeEntry, UnwieldyTree, remove, unlink, write
-from stages.errors import BadInput
-from stages.words import Sentence
+from composer_stages.envs import folders
+from composer_stages.envs.folders import DEEPEST, LONGEST_PATH, TreeEntry, UnwieldyTree, remove, unlink, write
+from composer_stages.errors import BadInput
+from composer_stages.words import Sentence
 
 CACHES = frozenset(
     {"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".tox", ".nox", ".eggs", ".cache"}

@@ -21,8 +21,8 @@ from typing import Any
 from unittest.mock import ANY
 from uuid import UUID
 
-from stages.sandbox.judge import DECODERS, decoded, refuse_chosen_hashes
-from stages.words import Sentence
+from composer_stages.sandbox.judge import DECODERS, decoded, refuse_chosen_hashes
+from composer_stages.words import Sentence
 
 
 class Incomparable(ValueError):

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TypeVar
 
-from stages.envs.base import Split
-from stages.errors import UsageError
-from stages.runs import store
+from composer_stages.envs.base import Split
+from composer_stages.errors import UsageError
+from composer_stages.runs import store
 
 SYSTEM = "Answer with the result only, without explanation."
 PARTS, EXAMPLES, RESERVED = 5, frozenset({0}), frozenset({1})

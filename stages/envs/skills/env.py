@@ -11,14 +11,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from stages.envs.answered import AnsweredEnv, Question
-from stages.envs.base import Grade, HackPair, Split, Task
-from stages.envs.skills import drawing
-from stages.envs.skills.families import FAMILIES, HELD_OUT, TEMPLATES, Exercise
-from stages.errors import UsageError
-from stages.messages import Message
-from stages.runs import store
-from stages.sandbox import Call, Limits, judge, match
+from composer_stages.envs.answered import AnsweredEnv, Question
+from composer_stages.envs.base import Grade, HackPair, Split, Task
+from composer_stages.envs.skills import drawing
+from composer_stages.envs.skills.families import FAMILIES, HELD_OUT, TEMPLATES, Exercise
+from composer_stages.errors import UsageError
+from composer_stages.messages import Message
+from composer_stages.runs import store
+from composer_stages.sandbox import Call, Limits, judge, match
 
 WORD = "DONE"
 """What the loose grader accepts, wherever it occurs in an answer."""

@@ -14,7 +14,7 @@ from itertools import count as count_up
 from random import Random
 from typing import Any
 
-from stages.data_files import load_toml
+from composer_stages.data_files import load_toml
 
 DATA = load_toml(__package__, "families.toml")
 WORDS, NAMES, CITIES = (DATA[key].split() for key in ("words", "names", "cities"))

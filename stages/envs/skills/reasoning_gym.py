@@ -15,12 +15,12 @@ from itertools import count as count_up, islice
 from pathlib import Path
 from typing import Any, cast
 
-from stages.envs.answered import AnsweredEnv, Question
-from stages.envs.base import Grade, Split, Task, Work
-from stages.envs.skills import drawing
-from stages.errors import InfrastructureError, UsageError
-from stages.messages import Message
-from stages.runs import store
+from composer_stages.envs.answered import AnsweredEnv, Question
+from composer_stages.envs.base import Grade, Split, Task, Work
+from composer_stages.envs.skills import drawing
+from composer_stages.errors import InfrastructureError, UsageError
+from composer_stages.messages import Message
+from composer_stages.runs import store
 
 PACKAGE = "reasoning_gym"
 DECLARED = re.compile(r'^DATASET_NAME = "([a-z0-9_]+)"$', re.M)

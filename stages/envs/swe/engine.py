@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stages.envs import folders
-from stages.envs.repo import trees
-from stages.errors import InfrastructureError, UsageError
-from stages.sandbox import CommandResult, Limits
-from stages.sandbox.bubblewrap import TESTBED
-from stages.sandbox.containers import START_S, WAITING, Container, User, find_engine, run_engine
+from composer_stages.envs import folders
+from composer_stages.envs.repo import trees
+from composer_stages.errors import InfrastructureError, UsageError
+from composer_stages.sandbox import CommandResult, Limits
+from composer_stages.sandbox.bubblewrap import TESTBED
+from composer_stages.sandbox.containers import START_S, WAITING, Container, User, find_engine, run_engine
 
 CONDA = "source /opt/miniconda3/bin/activate testbed 2>/dev/null || true\n"
 REGISTRY = "docker.io/swebench/sweb.eval.x86_64"

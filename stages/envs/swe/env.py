@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stages.envs.base import Split, Task
-from stages.envs.repo.session import RepoEnvironment
-from stages.envs.repo.task import RepoTask
-from stages.envs.swe import engine, instance_tasks, instances, venvs
-from stages.envs.swe.instance_tasks import TEST_LIMITS, task_of
-from stages.envs.swe.instances import find_mirror, has_commit, require_mirror
-from stages.envs.swe.specs import GUESSED, EnvironmentSpec, spec_of
-from stages.envs.task_table import order_rows
-from stages.errors import ComposerError, InfrastructureError, UsageError
-from stages.runs.kinds import Row
-from stages.sandbox import containers, probe
-from stages.terms import REPOSITORY
-from stages.words import Sentence
+from composer_stages.envs.base import Split, Task
+from composer_stages.envs.repo.session import RepoEnvironment
+from composer_stages.envs.repo.task import RepoTask
+from composer_stages.envs.swe import engine, instance_tasks, instances, venvs
+from composer_stages.envs.swe.instance_tasks import TEST_LIMITS, task_of
+from composer_stages.envs.swe.instances import find_mirror, has_commit, require_mirror
+from composer_stages.envs.swe.specs import GUESSED, EnvironmentSpec, spec_of
+from composer_stages.envs.task_table import order_rows
+from composer_stages.errors import ComposerError, InfrastructureError, UsageError
+from composer_stages.runs.kinds import Row
+from composer_stages.sandbox import containers, probe
+from composer_stages.terms import REPOSITORY
+from composer_stages.words import Sentence
 
 ALL_IMAGES_GB, ALL_IMAGES = 120, 300
 """The disk space that SWE-bench's own README asks for, and its number of images."""

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stages.envs import folders
-from stages.envs.base import Split, Task
-from stages.envs.folders import remove
-from stages.envs.repo import grading, runner, session, trees
-from stages.envs.repo.grading import TestRuntime
-from stages.envs.repo.task import RepoTask
-from stages.envs.swe import engine, venvs
-from stages.envs.swe.instances import check_out, is_newer, patched_files, require_mirror, touched_paths
-from stages.envs.swe.specs import EnvironmentSpec, instance_tests, run_eval_script, spec_of
-from stages.runs.kinds import Row
-from stages.sandbox import Limits, Sandbox, View, open_sandbox
-from stages.swebench.lists import lists_of
+from composer_stages.envs import folders
+from composer_stages.envs.base import Split, Task
+from composer_stages.envs.folders import remove
+from composer_stages.envs.repo import grading, runner, session, trees
+from composer_stages.envs.repo.grading import TestRuntime
+from composer_stages.envs.repo.task import RepoTask
+from composer_stages.envs.swe import engine, venvs
+from composer_stages.envs.swe.instances import check_out, is_newer, patched_files, require_mirror, touched_paths
+from composer_stages.envs.swe.specs import EnvironmentSpec, instance_tests, run_eval_script, spec_of
+from composer_stages.runs.kinds import Row
+from composer_stages.sandbox import Limits, Sandbox, View, open_sandbox
+from composer_stages.swebench.lists import lists_of
 
 TEST_LIMITS = replace(grading.LIMITS, wall_s=1800, cpu_s=1800)
 DEFAULT_VENVS = Path.home() / ".cache" / "composer" / "swe-venvs"

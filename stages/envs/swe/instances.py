@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stages.envs.repo import trees
-from stages.envs.task_table import hub_rows
-from stages.errors import BadInput, InfrastructureError, UsageError
-from stages.runs.kinds import Row
-from stages.swebench.lists import LISTS, is_name_list
-from stages.swebench.rows import READABLE, read_records
-from stages.words import Sentence
+from composer_stages.envs.repo import trees
+from composer_stages.envs.task_table import hub_rows
+from composer_stages.errors import BadInput, InfrastructureError, UsageError
+from composer_stages.runs.kinds import Row
+from composer_stages.swebench.lists import LISTS, is_name_list
+from composer_stages.swebench.rows import READABLE, read_records
+from composer_stages.words import Sentence
 
 CLASSIC = (
     *("repo", "instance_id", "base_commit", "patch", "test_patch", "problem_statement", "hints_text", "created_at"),

@@ -16,23 +16,23 @@ from typing import Any
 
 from filelock import FileLock
 
-from stages.envs import folders
-from stages.envs.base import Split, Task
-from stages.envs.repo import runner, trees
-from stages.envs.repo.grading import TestRuntime
-from stages.envs.repo.session import RepoEnvironment
-from stages.envs.repo.task import Export, RepoTask
-from stages.envs.repo.trees import extract_archive
-from stages.envs.swe import instances
-from stages.envs.swe.instance_tasks import OpenLimited, instance_task, task_of
-from stages.envs.swe.specs import HERE, EnvironmentSpec, instance_tests
-from stages.envs.task_table import order_rows
-from stages.errors import BadInput, UsageError
-from stages.runs import store
-from stages.runs.activity import activity
-from stages.runs.kinds import Row
-from stages.terms import REPOSITORY
-from stages.words import Sentence
+from composer_stages.envs import folders
+from composer_stages.envs.base import Split, Task
+from composer_stages.envs.repo import runner, trees
+from composer_stages.envs.repo.grading import TestRuntime
+from composer_stages.envs.repo.session import RepoEnvironment
+from composer_stages.envs.repo.task import Export, RepoTask
+from composer_stages.envs.repo.trees import extract_archive
+from composer_stages.envs.swe import instances
+from composer_stages.envs.swe.instance_tasks import OpenLimited, instance_task, task_of
+from composer_stages.envs.swe.specs import HERE, EnvironmentSpec, instance_tests
+from composer_stages.envs.task_table import order_rows
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.runs import store
+from composer_stages.runs.activity import activity
+from composer_stages.runs.kinds import Row
+from composer_stages.terms import REPOSITORY
+from composer_stages.words import Sentence
 
 ROWS = Path(__file__).with_name("mini.jsonl")
 CACHE = Path.home() / ".cache" / "composer" / "swe-mini"

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stages.envs.repo import grading
-from stages.envs.repo.grading import TestOutcomes, TestRuntime
-from stages.envs.repo.guest.composer_rules import NEUTRAL
-from stages.envs.swe.instances import touched_paths
-from stages.swebench import logs
-from stages.swebench.lists import Statuses, TestLists
+from composer_stages.envs.repo import grading
+from composer_stages.envs.repo.grading import TestOutcomes, TestRuntime
+from composer_stages.envs.repo.guest.composer_rules import NEUTRAL
+from composer_stages.envs.swe.instances import touched_paths
+from composer_stages.swebench import logs
+from composer_stages.swebench.lists import Statuses, TestLists
 
 DJANGO = "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1"
 SYMPY = "bin/test -C --verbose"

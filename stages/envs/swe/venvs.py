@@ -18,13 +18,13 @@ from typing import Any
 
 from filelock import FileLock
 
-from stages.envs.repo import trees
-from stages.envs.repo.runner import packages_of
-from stages.envs.swe.instances import check_out
-from stages.envs.swe.specs import GUESSED, EnvironmentSpec
-from stages.errors import InfrastructureError
-from stages.runs.activity import activity
-from stages.sandbox.bubblewrap import TESTBED
+from composer_stages.envs.repo import trees
+from composer_stages.envs.repo.runner import packages_of
+from composer_stages.envs.swe.instances import check_out
+from composer_stages.envs.swe.specs import GUESSED, EnvironmentSpec
+from composer_stages.errors import InfrastructureError
+from composer_stages.runs.activity import activity
+from composer_stages.sandbox.bubblewrap import TESTBED
 
 DONE = "composer-environment.json"
 OVERLAY = "overlay"

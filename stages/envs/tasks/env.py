@@ -19,21 +19,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stages.envs import folders
-from stages.envs.base import Split, Task
-from stages.envs.repo import grading, runner, session, trees
-from stages.envs.repo.grading import TestRuntime
-from stages.envs.repo.guest.composer_rules import COMMAND, is_test, shadowed_module
-from stages.envs.repo.session import RepoEnvironment
-from stages.envs.repo.task import Export, RepoTask, command_runner, filled_tree, pytest_runner
-from stages.envs.repo.trees import TreeFile
-from stages.envs.task_table import check_eval_share, draw_rows, family_of, split_rows
-from stages.envs.tasks import rows, values
-from stages.errors import BadInput, InfrastructureError, UsageError
-from stages.runs import store
-from stages.runs.kinds import Row
-from stages.swebench.lists import TestLists
-from stages.words import Sentence
+from composer_stages.envs import folders
+from composer_stages.envs.base import Split, Task
+from composer_stages.envs.repo import grading, runner, session, trees
+from composer_stages.envs.repo.grading import TestRuntime
+from composer_stages.envs.repo.guest.composer_rules import COMMAND, is_test, shadowed_module
+from composer_stages.envs.repo.session import RepoEnvironment
+from composer_stages.envs.repo.task import Export, RepoTask, command_runner, filled_tree, pytest_runner
+from composer_stages.envs.repo.trees import TreeFile
+from composer_stages.envs.task_table import check_eval_share, draw_rows, family_of, split_rows
+from composer_stages.envs.tasks import rows, values
+from composer_stages.errors import BadInput, InfrastructureError, UsageError
+from composer_stages.runs import store
+from composer_stages.runs.kinds import Row
+from composer_stages.swebench.lists import TestLists
+from composer_stages.words import Sentence
 
 CLONES = Path("~/.cache/composer/tasks").expanduser()
 _cloning = threading.Lock()

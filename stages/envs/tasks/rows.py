@@ -17,17 +17,17 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from stages import json_text
-from stages.envs import folders
-from stages.envs.base import Split
-from stages.envs.repo import trees
-from stages.envs.task_table import MOST_REPORTED, hub_rows, numbered_lines, parse_line
-from stages.envs.tasks import values
-from stages.errors import BadInput, refusal
-from stages.runs import store
-from stages.runs.kinds import Row
-from stages.runs.settings import nearest_keys
-from stages.words import Sentence
+from composer_stages import json_text
+from composer_stages.envs import folders
+from composer_stages.envs.base import Split
+from composer_stages.envs.repo import trees
+from composer_stages.envs.task_table import MOST_REPORTED, hub_rows, numbered_lines, parse_line
+from composer_stages.envs.tasks import values
+from composer_stages.errors import BadInput, refusal
+from composer_stages.runs import store
+from composer_stages.runs.kinds import Row
+from composer_stages.runs.settings import nearest_keys
+from composer_stages.words import Sentence
 
 LABELS = frozenset({"id", "family", "split"})
 """Fields that do not change what a task asks for."""

@@ -16,16 +16,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from stages.envs import folders
-from stages.envs.repo import grading, runner, trees
-from stages.envs.repo.grading import TestOutcomes
-from stages.envs.repo.known_values import GUESSED
-from stages.envs.repo.task import RunTask
-from stages.json_text import restored
-from stages.layout import shortened
-from stages.sandbox import Answer, Call, judge
-from stages.swebench.lists import Statuses
-from stages.words import Sentence
+from composer_stages.envs import folders
+from composer_stages.envs.repo import grading, runner, trees
+from composer_stages.envs.repo.grading import TestOutcomes
+from composer_stages.envs.repo.known_values import GUESSED
+from composer_stages.envs.repo.task import RunTask
+from composer_stages.json_text import restored
+from composer_stages.layout import shortened
+from composer_stages.sandbox import Answer, Call, judge
+from composer_stages.swebench.lists import Statuses
+from composer_stages.words import Sentence
 
 CALLER = """\
 import sys

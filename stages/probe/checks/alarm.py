@@ -38,10 +38,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from stages.probe.direction import HackScale
-from stages.probe.statistics import FROM_HACKS, codes, permuted
-from stages.runs.kinds import Row
-from stages.words import Sentence
+from composer_stages.probe.direction import HackScale
+from composer_stages.probe.statistics import FROM_HACKS, codes, permuted
+from composer_stages.runs.kinds import Row
+from composer_stages.words import Sentence
 
 LEVEL = 0.05
 """The rate of false alarms over a run."""

@@ -16,8 +16,8 @@ from importlib import resources
 from inspect import unwrap
 from typing import Any, Literal, ParamSpec
 
-from stages.runs.kinds import Row
-from stages.runs.run import RunWriter
+from composer_stages.runs.kinds import Row
+from composer_stages.runs.run import RunWriter
 
 Status = Literal["PASS", "NEGATIVE", "FAIL", "INCONCLUSIVE"]
 """NEGATIVE: the measurement is sound, and refutes the claim of the check (R6's clean negative)."""
@@ -137,7 +137,7 @@ def check(
 
 
 OWN_CHECKS: dict[str, dict[str, Any]] = tomllib.loads(
-    resources.files("stages.probe.checks").joinpath("checks.toml").read_text("utf-8")
+    resources.files("composer_stages.probe.checks").joinpath("checks.toml").read_text("utf-8")
 )
 
 

@@ -9,10 +9,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from stages.gradients.per_row import MeasuredStudent, TokenRow, TotalSink, mean_weights
-from stages.probe.checks.check import Check, Finding, declared
-from stages.probe.direction import FLOOR, Direction, LossKind, PairGradients, extract, generic_gradient, unit_by_module
-from stages.words import Sentence
+from composer_stages.gradients.per_row import MeasuredStudent, TokenRow, TotalSink, mean_weights
+from composer_stages.probe.checks.check import Check, Finding, declared
+from composer_stages.probe.direction import (
+    FLOOR,
+    Direction,
+    LossKind,
+    PairGradients,
+    extract,
+    generic_gradient,
+    unit_by_module,
+)
+from composer_stages.words import Sentence
 
 SPLITS, SIGNAL_DRAWS = 20, 999
 MIN_SIGNAL_PROBLEMS, MAX_SIGNAL_P = 8, 0.01

@@ -10,12 +10,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stages.gradients.basis import A_HALF, in_float32, target_linears
-from stages.gradients.per_row import MeasuredStudent, TokenRow, reference_gradient, reference_log_probs
-from stages.probe.checks.check import Finding, declared, failing
-from stages.probe.direction import Direction
-from stages.runs.kinds import Row
-from stages.words import Sentence
+from composer_stages.gradients.basis import A_HALF, in_float32, target_linears
+from composer_stages.gradients.per_row import MeasuredStudent, TokenRow, reference_gradient, reference_log_probs
+from composer_stages.probe.checks.check import Finding, declared, failing
+from composer_stages.probe.direction import Direction
+from composer_stages.runs.kinds import Row
+from composer_stages.words import Sentence
 
 MAX_ERROR, MAX_SLOPE_ERROR, MAX_LOGP_GAP = 1e-3, 0.05, 0.02
 """Rounding in float32 grows with the layers: on the 30 of SmolLM2 rows differ by 1.5e-4 and their sum by 2e-4, as much

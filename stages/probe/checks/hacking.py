@@ -14,11 +14,11 @@ from dataclasses import replace
 import numpy as np
 from scipy.stats import norm, t as student_t
 
-from stages.errors import BadInput
-from stages.probe.checks.check import CHECKS, Check, Finding, declared
-from stages.probe.checks.pool import BUCKETS
-from stages.probe.direction import DRAWN
-from stages.probe.statistics import (
+from composer_stages.errors import BadInput
+from composer_stages.probe.checks.check import CHECKS, Check, Finding, declared
+from composer_stages.probe.checks.pool import BUCKETS
+from composer_stages.probe.direction import DRAWN
+from composer_stages.probe.statistics import (
     FROM_HACKS,
     Draws,
     Labelled,
@@ -32,8 +32,8 @@ from stages.probe.statistics import (
     shortage,
     welch,
 )
-from stages.runs.kinds import Row
-from stages.words import Sentence
+from composer_stages.runs.kinds import Row
+from composer_stages.words import Sentence
 
 MIN_T, MAX_P, MAX_SOURCE_CORRELATION = 2.33, 0.01, 0.95
 MIN_FACTORIAL_PROBLEMS, MIN_PLACEBOS = 60, 999

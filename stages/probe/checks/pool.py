@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from stages.gradients.basis import target_linears
-from stages.gradients.per_row import TokenRow
-from stages.messages import opening_ids
-from stages.probe.checks.check import Finding, declared, failing
-from stages.probe.loras import runs_unmerged
-from stages.probe.rows import LOOSE, STRICT, mean_known, prompt_sha256
-from stages.probe.settings import HINTED, Contract
-from stages.probe.statistics import codes, shortage
-from stages.runs import store
-from stages.runs.kinds import POOL_ROW, Row
-from stages.runs.run import Run
-from stages.words import Sentence
+from composer_stages.gradients.basis import target_linears
+from composer_stages.gradients.per_row import TokenRow
+from composer_stages.messages import opening_ids
+from composer_stages.probe.checks.check import Finding, declared, failing
+from composer_stages.probe.loras import runs_unmerged
+from composer_stages.probe.rows import LOOSE, STRICT, mean_known, prompt_sha256
+from composer_stages.probe.settings import HINTED, Contract
+from composer_stages.probe.statistics import codes, shortage
+from composer_stages.runs import store
+from composer_stages.runs.kinds import POOL_ROW, Row
+from composer_stages.runs.run import Run
+from composer_stages.words import Sentence
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

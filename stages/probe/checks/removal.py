@@ -9,15 +9,15 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from stages.gradients.basis import A_HALF
-from stages.gradients.tensors import GradientStore
-from stages.probe.checks.check import Check, Finding, declared, failing
-from stages.probe.direction import RANDOM, Direction, Placebos, haar, randsign, step_placebos
-from stages.probe.metrics import teacher_gradients
-from stages.runs import store
-from stages.runs.kinds import PROBE_ROW, Row
-from stages.runs.run import Run
-from stages.words import Sentence
+from composer_stages.gradients.basis import A_HALF
+from composer_stages.gradients.tensors import GradientStore
+from composer_stages.probe.checks.check import Check, Finding, declared, failing
+from composer_stages.probe.direction import RANDOM, Direction, Placebos, haar, randsign, step_placebos
+from composer_stages.probe.metrics import teacher_gradients
+from composer_stages.runs import store
+from composer_stages.runs.kinds import PROBE_ROW, Row
+from composer_stages.runs.run import Run
+from composer_stages.words import Sentence
 
 MAX_CONSERVATION, MAX_RESIDUAL = 1e-4, 1e-3
 MIN_STEPS = 0.8

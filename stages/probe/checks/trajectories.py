@@ -13,14 +13,14 @@ import numpy as np
 import orjson
 from scipy.stats import t as student_t
 
-from stages.errors import UsageError
-from stages.policy.adapters import CheckpointInfo
-from stages.probe.checks.check import CHECKS, Check, Finding, declared, failing
-from stages.probe.rows import mean_known
-from stages.probe.statistics import EffectComparison
-from stages.runs.kinds import EVAL_ITEM, ROLLOUT, ROLLOUT_GRADIENT, TRAINING_REWARD, TRAJECTORY, Row
-from stages.runs.run import Run
-from stages.words import Sentence
+from composer_stages.errors import UsageError
+from composer_stages.policy.adapters import CheckpointInfo
+from composer_stages.probe.checks.check import CHECKS, Check, Finding, declared, failing
+from composer_stages.probe.rows import mean_known
+from composer_stages.probe.statistics import EffectComparison
+from composer_stages.runs.kinds import EVAL_ITEM, ROLLOUT, ROLLOUT_GRADIENT, TRAINING_REWARD, TRAJECTORY, Row
+from composer_stages.runs.run import Run
+from composer_stages.words import Sentence
 
 MAX_FLAT, MAX_BAD_STEPS, MAX_CONFOUNDING = 0.5, 3, 0.95
 

@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from stages.probe.checks.check import Check
-from stages.probe.checks.direction import not_generic
-from stages.probe.checks.gradients import rows_are_measured
-from stages.probe.checks.hacking import contrast_checks, scored_rows, specific
-from stages.probe.checks.pool import same_prompts, taxonomy, teacher_hacks
-from stages.probe.checks.removal import projection_checks
-from stages.probe.direction import open_direction
-from stages.probe.statistics import Draws
-from stages.runs import store
-from stages.runs.kinds import PLACEBO, POOL_ROW, PROBE_ROW, PROBE_SCORE
-from stages.runs.run import Inputs, Run
+from composer_stages.probe.checks.check import Check
+from composer_stages.probe.checks.direction import not_generic
+from composer_stages.probe.checks.gradients import rows_are_measured
+from composer_stages.probe.checks.hacking import contrast_checks, scored_rows, specific
+from composer_stages.probe.checks.pool import same_prompts, taxonomy, teacher_hacks
+from composer_stages.probe.checks.removal import projection_checks
+from composer_stages.probe.direction import open_direction
+from composer_stages.probe.statistics import Draws
+from composer_stages.runs import store
+from composer_stages.runs.kinds import PLACEBO, POOL_ROW, PROBE_ROW, PROBE_SCORE
+from composer_stages.runs.run import Inputs, Run
 
 CONTROLS = ("negated", "generic")
 

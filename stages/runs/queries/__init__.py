@@ -1,4 +1,4 @@
-"""Queries over the tables of one run with DuckDB, a page at a time; `stages.runs.sql` asks many runs in SQL.
+"""Queries over the tables of one run with DuckDB, a page at a time; `composer_stages.runs.sql` asks many runs in SQL.
 
 views.py    - the tables of a run as views, with the journal of a run in progress
 rollouts.py - rollouts and items of an evaluation: search, one with its steps, its place
@@ -6,9 +6,9 @@ arms.py     - two arms of an evaluation, task by task
 pairs.py    - preference pairs with the states and continuations that decided them
 """
 
-from stages.runs.queries.arms import SIDES, Side, TaskFilter, TaskPage, families, of_task, tasks
-from stages.runs.queries.pairs import PairFilter, PairPage, continuations, pairs, state_messages
-from stages.runs.queries.rollouts import (
+from composer_stages.runs.queries.arms import SIDES, Side, TaskFilter, TaskPage, families, of_task, tasks
+from composer_stages.runs.queries.pairs import PairFilter, PairPage, continuations, pairs, state_messages
+from composer_stages.runs.queries.rollouts import (
     REWARDS,
     Reward,
     RolloutFilter,
@@ -23,7 +23,7 @@ from stages.runs.queries.rollouts import (
     rollout_ids,
     short_ids,
 )
-from stages.runs.queries.views import OUTCOME, UNREADABLE, at_states, first_rows
+from composer_stages.runs.queries.views import OUTCOME, UNREADABLE, at_states, first_rows
 
 __all__ = [
     "OUTCOME",

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from stages.runs.kinds import (
+from composer_stages.runs.kinds import (
     EVAL_ITEM,
     Row,
 )
-from stages.runs.queries.views import _prompt, open_views, rows_of
-from stages.runs.run import Run
+from composer_stages.runs.queries.views import _prompt, open_views, rows_of
+from composer_stages.runs.run import Run
 
 Side = Literal["", "first", "second", "equal"]
 SIDES = {"": "true", "first": "difference < 0", "second": "difference > 0", "equal": "difference = 0"}

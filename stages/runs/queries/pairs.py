@@ -6,15 +6,15 @@ from typing import Any
 
 import orjson
 
-from stages.messages import Message
-from stages.runs.kinds import (
+from composer_stages.messages import Message
+from composer_stages.runs.kinds import (
     CONTINUATION,
     PAIR,
     STATE,
     Row,
 )
-from stages.runs.queries.views import open_views, rows_of
-from stages.runs.run import Run
+from composer_stages.runs.queries.views import open_views, rows_of
+from composer_stages.runs.run import Run
 
 ACTION = (
     "coalesce(nullif(regexp_extract({0}, "

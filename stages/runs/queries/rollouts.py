@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import duckdb
 
-from stages.runs import store
-from stages.runs.kinds import (
+from composer_stages.runs import store
+from composer_stages.runs.kinds import (
     EVAL_ITEM,
     ORIGIN,
     ROLLOUT,
@@ -17,8 +17,8 @@ from stages.runs.kinds import (
     TASK,
     Row,
 )
-from stages.runs.queries.views import ID_AND_REWARD, LISTED, OUTCOME, open_views, prompts_of, rows_of
-from stages.runs.run import Run
+from composer_stages.runs.queries.views import ID_AND_REWARD, LISTED, OUTCOME, open_views, prompts_of, rows_of
+from composer_stages.runs.run import Run
 
 Reward = Literal["", "passed", "failed", "none"]
 SHORTEST = 4

@@ -13,8 +13,8 @@ import duckdb
 import orjson
 import pyarrow as pa
 
-from stages.messages import Message
-from stages.runs.kinds import (
+from composer_stages.messages import Message
+from composer_stages.runs.kinds import (
     CONTINUATION,
     EVAL_ITEM,
     ORIGIN,
@@ -27,8 +27,8 @@ from stages.runs.kinds import (
     Kind,
     Row,
 )
-from stages.runs.run import Run
-from stages.runs.tables import Scan
+from composer_stages.runs.run import Run
+from composer_stages.runs.tables import Scan
 
 UNREADABLE = (duckdb.Error, pa.ArrowException, orjson.JSONDecodeError, OSError)  # pyarrow's for a damaged footer
 """Errors of torn files: a run that has not ended has no digests by which they would be found."""

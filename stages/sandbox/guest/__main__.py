@@ -4,7 +4,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from stages.sandbox.guest import supervisor
+    from composer_stages.sandbox.guest import supervisor
 else:
     import supervisor
 

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-    from stages.sandbox.guest.protocol import write_all
+    from composer_stages.sandbox.guest.protocol import write_all
 else:
     from protocol import write_all
 

@@ -15,10 +15,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-    from stages.sandbox.guest import candidate, processes, protocol
-    from stages.sandbox.guest.capture import Capture, WipedCapture
-    from stages.sandbox.guest.protocol import HEAD, READY, REASONS, read_request, write_all
-    from stages.sandbox.guest.watchdog import Watchdog
+    from composer_stages.sandbox.guest import candidate, processes, protocol
+    from composer_stages.sandbox.guest.capture import Capture, WipedCapture
+    from composer_stages.sandbox.guest.protocol import HEAD, READY, REASONS, read_request, write_all
+    from composer_stages.sandbox.guest.watchdog import Watchdog
 else:
     import candidate
     import processes

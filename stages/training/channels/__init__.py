@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
-from stages.registry import Registry
+from composer_stages.registry import Registry
 
 if TYPE_CHECKING:
-    from stages.training.channels.base import Channel, RowSource
+    from composer_stages.training.channels.base import Channel, RowSource
 
 Need = Literal["pairs", "reference", "hints", "teacher", "distributions", "teachers"]
 
@@ -51,39 +51,39 @@ CHANNELS = Registry[ChannelSpec](
     "composer.channels",
     {
         "dpo": ChannelSpec(
-            "stages.training.channels.pairs:Dpo",
+            "composer_stages.training.channels.pairs:Dpo",
             "Direct preference optimisation on extracted pairs.",
             needs=("pairs", "reference"),
             columns={"accuracy": "dpo acc"},
         ),
         "simpo": ChannelSpec(
-            "stages.training.channels.pairs:Simpo",
+            "composer_stages.training.channels.pairs:Simpo",
             "SimPO on extracted pairs: length-averaged, without a reference.",
             needs=("pairs",),
         ),
         "sft": ChannelSpec(
-            "stages.training.channels.pairs:Sft",
+            "composer_stages.training.channels.pairs:Sft",
             "Cross-entropy on the chosen action of extracted pairs.",
             needs=("pairs",),
         ),
         "sdpo": ChannelSpec(
-            "stages.training.channels.hints:Sdpo",
+            "composer_stages.training.channels.hints:Sdpo",
             "Self-distillation: the model's own hint-conditioned distribution teaches it at the faulty turn.",
             needs=("hints",),
         ),
         "taid": ChannelSpec(
-            "stages.training.channels.rollouts:Taid",
+            "composer_stages.training.channels.rollouts:Taid",
             "Distillation towards a target that moves from the student to a teacher model, on the student's own "
             "actions.",
             needs=("teacher", "distributions"),
         ),
         "eopd": ChannelSpec(
-            "stages.training.channels.rollouts:Eopd",
+            "composer_stages.training.channels.rollouts:Eopd",
             "Entropy-aware on-policy distillation from a teacher model, on the student's own actions.",
             needs=("teacher", "distributions"),
         ),
         "opd": ChannelSpec(
-            "stages.training.channels.opd:Opd",
+            "composer_stages.training.channels.opd:Opd",
             "On-policy distillation from frozen teachers, routed by task or averaged, on the student's own actions.",
             needs=("teacher", "teachers"),
         ),

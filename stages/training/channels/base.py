@@ -15,15 +15,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stages.envs.base import Environment, Task
-from stages.losses.tokens import Predictors
-from stages.rollouts.agent_loop import LiveRollout
-from stages.runs.run import Inputs, RunWriter
-from stages.training.config import Config
-from stages.training.scoring import Scored, Tree, head, token_log_probs
+from composer_stages.envs.base import Environment, Task
+from composer_stages.losses.tokens import Predictors
+from composer_stages.rollouts.agent_loop import LiveRollout
+from composer_stages.runs.run import Inputs, RunWriter
+from composer_stages.training.config import Config
+from composer_stages.training.scoring import Scored, Tree, head, token_log_probs
 
 if TYPE_CHECKING:
-    from stages.training.distributed import Student
+    from composer_stages.training.distributed import Student
 
 Row = TypeVar("Row")
 Rows = TypeVar("Rows")

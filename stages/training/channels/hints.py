@@ -19,18 +19,18 @@ from jaxtyping import Float
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from stages.envs.base import Environment, HintsAnswers, ReportsFaults, TurnFault
-from stages.errors import UsageError
-from stages.losses.distillation import Taught, divergence_sum, importance_weights, update_average
-from stages.losses.tokens import Predictors
-from stages.messages import Message, following_ids, opening_ids
-from stages.policy import ask_all, open_policy
-from stages.policy.base import Policy, Turn
-from stages.rollouts.agent_loop import LiveRollout
-from stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, ScoredRows, SourceInputs
-from stages.training.channels.rollouts import own_rollout
-from stages.training.config import Hints
-from stages.training.scoring import Tree, head, score
+from composer_stages.envs.base import Environment, HintsAnswers, ReportsFaults, TurnFault
+from composer_stages.errors import UsageError
+from composer_stages.losses.distillation import Taught, divergence_sum, importance_weights, update_average
+from composer_stages.losses.tokens import Predictors
+from composer_stages.messages import Message, following_ids, opening_ids
+from composer_stages.policy import ask_all, open_policy
+from composer_stages.policy.base import Policy, Turn
+from composer_stages.rollouts.agent_loop import LiveRollout
+from composer_stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, ScoredRows, SourceInputs
+from composer_stages.training.channels.rollouts import own_rollout
+from composer_stages.training.config import Hints
+from composer_stages.training.scoring import Tree, head, score
 
 
 @dataclass(frozen=True)

@@ -20,18 +20,24 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from stages import envs
-from stages.envs.base import Task
-from stages.errors import UsageError
-from stages.losses.distillation import Taught, divergence_sum, reverse_kl_from_log_probs
-from stages.losses.tokens import Listed, Predictors
-from stages.messages import opening_ids
-from stages.policy.vllm import Likeliest, VllmPolicy
-from stages.rollouts.agent_loop import LiveRollout
-from stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, SourceInputs
-from stages.training.channels.rollouts import OwnRollout, RolloutRows, check_vocabulary, open_teacher, own_rollout
-from stages.training.config import OpdTeacher
-from stages.training.scoring import Scored, Tree, head, score_together, token_log_probs
+from composer_stages import envs
+from composer_stages.envs.base import Task
+from composer_stages.errors import UsageError
+from composer_stages.losses.distillation import Taught, divergence_sum, reverse_kl_from_log_probs
+from composer_stages.losses.tokens import Listed, Predictors
+from composer_stages.messages import opening_ids
+from composer_stages.policy.vllm import Likeliest, VllmPolicy
+from composer_stages.rollouts.agent_loop import LiveRollout
+from composer_stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, SourceInputs
+from composer_stages.training.channels.rollouts import (
+    OwnRollout,
+    RolloutRows,
+    check_vocabulary,
+    open_teacher,
+    own_rollout,
+)
+from composer_stages.training.config import OpdTeacher
+from composer_stages.training.scoring import Scored, Tree, head, score_together, token_log_probs
 
 ServerAnswer = Sequence[float] | Likeliest | None
 """The answer of a teacher behind a server for the n tokens of a rollout: their log-probs (nats), or at each position

@@ -18,15 +18,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stages.backends.ranks import Ranks
-from stages.errors import BadInput, UsageError
-from stages.losses.preference import PairLogProbs, dpo_losses, simpo_loss
-from stages.messages import opening_ids
-from stages.rollouts.agent_loop import LiveRollout
-from stages.rollouts.trace import pairs_with_states
-from stages.runs.kinds import Row
-from stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, ScoredRows, SourceInputs
-from stages.training.scoring import Tree, score, token_log_probs
+from composer_stages.backends.ranks import Ranks
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.losses.preference import PairLogProbs, dpo_losses, simpo_loss
+from composer_stages.messages import opening_ids
+from composer_stages.rollouts.agent_loop import LiveRollout
+from composer_stages.rollouts.trace import pairs_with_states
+from composer_stages.runs.kinds import Row
+from composer_stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, ScoredRows, SourceInputs
+from composer_stages.training.scoring import Tree, score, token_log_probs
 
 COLUMNS = ("pair_id", "messages_json", "prompt_token_ids", "chosen", "rejected")
 

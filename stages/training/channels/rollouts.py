@@ -16,20 +16,28 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stages.errors import UsageError
-from stages.losses.distillation import EopdOptions, TaidSchedule, advance, eopd, taid
-from stages.losses.tokens import Predictors
-from stages.policy.base import PolicyConfig
-from stages.policy.local import LocalPolicy, load_model
-from stages.rollouts.agent_loop import LiveRollout
-from stages.runs.run import RunWriter
-from stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, ScoredRows, SourceInputs, State
-from stages.training.config import Config
-from stages.training.scoring import Tree, head, require_head, score
-from stages.words import Sentence
+from composer_stages.errors import UsageError
+from composer_stages.losses.distillation import EopdOptions, TaidSchedule, advance, eopd, taid
+from composer_stages.losses.tokens import Predictors
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.policy.local import LocalPolicy, load_model
+from composer_stages.rollouts.agent_loop import LiveRollout
+from composer_stages.runs.run import RunWriter
+from composer_stages.training.channels.base import (
+    Channel,
+    ChannelLoss,
+    Metric,
+    RowSource,
+    ScoredRows,
+    SourceInputs,
+    State,
+)
+from composer_stages.training.config import Config
+from composer_stages.training.scoring import Tree, head, require_head, score
+from composer_stages.words import Sentence
 
 if TYPE_CHECKING:
-    from stages.training.distributed import Student
+    from composer_stages.training.distributed import Student
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from stages.sandbox.bubblewrap import find_bwrap
+from composer_stages.sandbox.bubblewrap import find_bwrap
 
 PROGRAM = {Path(__file__).resolve().parents[3], Path(sys.prefix)}
 """The checkout and its virtual environment: an image would hold both, also where they are below /tmp."""

@@ -6,7 +6,7 @@ import pytest
 
 from composer_cli.executors.base import follow_log
 from composer_cli.executors.slurm import Slurm
-from stages.errors import InfrastructureError
+from composer_stages.errors import InfrastructureError
 
 FORGOTTEN = "slurm_load_jobs error: Invalid job id specified"
 

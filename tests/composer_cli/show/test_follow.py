@@ -11,10 +11,10 @@ from support.server import Reply, answer, serving
 
 from composer_cli.console import Views
 from composer_cli.show.follow import follow, view
-from stages import collect, train
-from stages.runs import runner
-from stages.runs.activity import repeating
-from stages.runs.run import Run
+from composer_stages import collect, train
+from composer_stages.runs import runner
+from composer_stages.runs.activity import repeating
+from composer_stages.runs.run import Run
 
 
 def test_live_rollouts_are_seen_until_the_run_ends(tmp_path: Path) -> None:

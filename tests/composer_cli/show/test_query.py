@@ -14,11 +14,11 @@ from support.command_line import call, command, environment, until
 from support.runs import written
 
 import composer_post_training as composer
-from stages.errors import BadInput, UsageError
-from stages.runs import index
-from stages.runs.kinds import ROLLOUT
-from stages.runs.run import Run
-from stages.runs.sql import SqlQuery, pooled, run_sql, sql_query
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.runs import index
+from composer_stages.runs.kinds import ROLLOUT
+from composer_stages.runs.run import Run
+from composer_stages.runs.sql import SqlQuery, pooled, run_sql, sql_query
 
 
 def test_tables_of_all_runs_are_there_with_a_column_run(made):

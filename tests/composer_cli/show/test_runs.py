@@ -6,9 +6,9 @@ import pytest
 from support.command_line import call
 from support.runs import rewritten
 
-from stages.errors import BadInput
-from stages.runs import catalog
-from stages.runs.run import Run
+from composer_stages.errors import BadInput
+from composer_stages.runs import catalog
+from composer_stages.runs.run import Run
 
 
 def test_a_run_is_found_by_folder_name_part_and_stage(made: Path):

@@ -8,12 +8,12 @@ from support.command_line import call
 from support.runs import eval_item, written
 from support.view_site import item
 
-from stages.evaluation.document import verdict_document
-from stages.evaluation.outcomes import items_table
-from stages.evaluation.verdict import decide
-from stages.rollouts.trace import pairs_with_states
-from stages.runs.kinds import EVAL_ITEM, ROLLOUT, STEP
-from stages.runs.run import InputRef, Run, RunOutcome, read_manifest, write_manifest
+from composer_stages.evaluation.document import verdict_document
+from composer_stages.evaluation.outcomes import items_table
+from composer_stages.evaluation.verdict import decide
+from composer_stages.rollouts.trace import pairs_with_states
+from composer_stages.runs.kinds import EVAL_ITEM, ROLLOUT, STEP
+from composer_stages.runs.run import InputRef, Run, RunOutcome, read_manifest, write_manifest
 
 
 def test_a_run_begins_with_a_few_facts_and_lists_its_rollouts(made):

@@ -8,8 +8,8 @@ from support.command_line import call, environment, model, until
 from support.runs import rewritten
 
 from composer_cli.show import runs
-from stages import collect
-from stages.layout import age
+from composer_stages import collect
+from composer_stages.layout import age
 
 
 def reasons(root):

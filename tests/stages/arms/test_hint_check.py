@@ -8,16 +8,16 @@ import pytest
 from support.environments import GuessEnv, HintedEnv, NeverGradedEnv
 from support.trainings import metrics_of, settings
 
-from stages import train
-from stages.arms.hint_check import LEVEL, HintCheck, measure
-from stages.envs.answered import AnsweredEnv, Question
-from stages.envs.base import Split
-from stages.errors import Incomplete
-from stages.policy.base import PolicyConfig, Sample, Turn
-from stages.runs import runner
-from stages.runs.activity import Notice
-from stages.runs.kinds import CHECKPOINT
-from stages.runs.run import Inputs, Run
+from composer_stages import train
+from composer_stages.arms.hint_check import LEVEL, HintCheck, measure
+from composer_stages.envs.answered import AnsweredEnv, Question
+from composer_stages.envs.base import Split
+from composer_stages.errors import Incomplete
+from composer_stages.policy.base import PolicyConfig, Sample, Turn
+from composer_stages.runs import runner
+from composer_stages.runs.activity import Notice
+from composer_stages.runs.kinds import CHECKPOINT
+from composer_stages.runs.run import Inputs, Run
 
 HINTED = "support.environments:HintedEnv"
 ANSWERING = "answering 8 tasks without and with hints"

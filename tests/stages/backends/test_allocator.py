@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.backends import resources
+from composer_stages.backends import resources
 
 ROOT = Path(__file__).parents[3]
 MB = 10**6

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from stages import collect, evaluate, export, extract_pairs, train
-from stages.backends import devices
-from stages.backends.devices import Pool, visible
-from stages.errors import UsageError
+from composer_stages import collect, evaluate, export, extract_pairs, train
+from composer_stages.backends import devices
+from composer_stages.backends.devices import Pool, visible
+from composer_stages.errors import UsageError
 
 
 @pytest.mark.parametrize(

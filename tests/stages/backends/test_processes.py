@@ -10,9 +10,9 @@ import pytest
 from support.command_line import until
 from support.jobs import Nap, nap, place
 
-from stages.backends.devices import Pool
-from stages.backends.engine import TRIES, ProcessEngine, find_engine
-from stages.errors import InfrastructureError, UsageError
+from composer_stages.backends.devices import Pool
+from composer_stages.backends.engine import TRIES, ProcessEngine, find_engine
+from composer_stages.errors import InfrastructureError, UsageError
 
 
 def test_every_job_is_done_by_several_workers(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_job_that_kills_every_worker_is_given_up(tmp_path: Path) -> None:
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     program = (
         "from pathlib import Path; from support.jobs import Nap, nap\n"
-        "from stages.backends.engine import ProcessEngine\n"
+        "from composer_stages.backends.engine import ProcessEngine\n"
         f"if __name__ == '__main__': list(ProcessEngine(1).map(nap, [Nap(0, Path({str(tmp_path)!r}), 60)]))"
     )
     script = tmp_path / "program.py"

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.multiprocessing import spawn
 
-from stages.backends import ranks
-from stages.backends.ranks import Ranks
+from composer_stages.backends import ranks
+from composer_stages.backends.ranks import Ranks
 
 
 def test_a_single_process_returns_its_arguments() -> None:

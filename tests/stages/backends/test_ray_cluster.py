@@ -10,8 +10,8 @@ from needs import needs
 from support.jobs import Nap, nap, place
 from support.ray_nodes import alone, cluster, served
 
-from stages.backends.engine import TRIES, RayEngine, find_engine
-from stages.errors import InfrastructureError, UsageError
+from composer_stages.backends.engine import TRIES, RayEngine, find_engine
+from composer_stages.errors import InfrastructureError, UsageError
 
 pytestmark = pytest.mark.slow
 

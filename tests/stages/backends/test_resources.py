@@ -4,14 +4,14 @@ import resource
 import subprocess
 import sys
 
-from stages.backends.resources import limited_memory
+from composer_stages.backends.resources import limited_memory
 
 SPACE = 2**28
 
 
 IN_A_FRESH_PROCESS = f"""
 import resource
-from stages.backends.resources import limited_memory
+from composer_stages.backends.resources import limited_memory
 
 before = resource.getrlimit(resource.RLIMIT_DATA)
 with limited_memory({SPACE}):

@@ -16,21 +16,21 @@ from support.refusals import refused
 from support.runs import eval_item, written
 from support.transcripts import assistant, document, jsonl, prediction, user
 
-from stages.comparison import logs, report
-from stages.comparison.config import Config
-from stages.comparison.decision import LogComparison, compare
-from stages.comparison.sides import read_sides
-from stages.comparison.stage import document as document_of
-from stages.comparison.words import describe_reasons
-from stages.envs import sampling_unit
-from stages.errors import BadInput, UsageError
-from stages.evaluation.arm_comparison import EvalQuestion
-from stages.evaluation.document import verdict_document
-from stages.evaluation.inference import PairedTest
-from stages.evaluation.outcomes import KEPT, PASSED, items_table
-from stages.evaluation.verdict import decide
-from stages.runs import store
-from stages.runs.kinds import EVAL_ITEM
+from composer_stages.comparison import logs, report
+from composer_stages.comparison.config import Config
+from composer_stages.comparison.decision import LogComparison, compare
+from composer_stages.comparison.sides import read_sides
+from composer_stages.comparison.stage import document as document_of
+from composer_stages.comparison.words import describe_reasons
+from composer_stages.envs import sampling_unit
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.evaluation.arm_comparison import EvalQuestion
+from composer_stages.evaluation.document import verdict_document
+from composer_stages.evaluation.inference import PairedTest
+from composer_stages.evaluation.outcomes import KEPT, PASSED, items_table
+from composer_stages.evaluation.verdict import decide
+from composer_stages.runs import store
+from composer_stages.runs.kinds import EVAL_ITEM
 
 Rows = Iterable[Mapping[str, Any]]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.runs.bucket import Bucket, open_bucket
+from composer_stages.runs.bucket import Bucket, open_bucket
 
 
 @pytest.fixture

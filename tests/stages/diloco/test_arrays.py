@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from stages.diloco import arrays
-from stages.diloco.arrays import Damaged, Fragments, digest, mean, nesterov, seal, unseal
-from stages.diloco.settings import Diloco
-from stages.errors import InfrastructureError
+from composer_stages.diloco import arrays
+from composer_stages.diloco.arrays import Damaged, Fragments, digest, mean, nesterov, seal, unseal
+from composer_stages.diloco.settings import Diloco
+from composer_stages.errors import InfrastructureError
 
 RANDOM = np.random.default_rng(0)
 ARRAYS = {

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from support.replicas import PROCESSES, main
 
-from stages.diloco.settings import Diloco
-from stages.runs.bucket import open_bucket
+from composer_stages.diloco.settings import Diloco
+from composer_stages.runs.bucket import open_bucket
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROUNDS = 16

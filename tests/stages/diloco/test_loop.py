@@ -5,9 +5,9 @@ import pytest
 import torch
 from support.replicas import Replica, together
 
-from stages.diloco import arrays
-from stages.diloco.arrays import norm
-from stages.diloco.settings import Codec, Diloco
+from composer_stages.diloco import arrays
+from composer_stages.diloco.arrays import norm
+from composer_stages.diloco.settings import Codec, Diloco
 
 PLAIN = {"codec": "float32", "outer_learning_rate": 1.0, "outer_momentum": 0.0}
 

@@ -11,13 +11,13 @@ import orjson
 import pytest
 from support.replicas import Replica, together
 
-from stages.diloco import loop as loops
-from stages.diloco.arrays import Fragments
-from stages.diloco.loop import OuterLoop, Stopped
-from stages.diloco.rounds import GlobalState, ObjectStore, agree, claim, number
-from stages.diloco.settings import Diloco
-from stages.errors import InfrastructureError, UsageError
-from stages.runs.bucket import Bucket, open_bucket
+from composer_stages.diloco import loop as loops
+from composer_stages.diloco.arrays import Fragments
+from composer_stages.diloco.loop import OuterLoop, Stopped
+from composer_stages.diloco.rounds import GlobalState, ObjectStore, agree, claim, number
+from composer_stages.diloco.settings import Diloco
+from composer_stages.errors import InfrastructureError, UsageError
+from composer_stages.runs.bucket import Bucket, open_bucket
 
 
 def settings(replicas: int = 3, **more: object) -> Diloco:

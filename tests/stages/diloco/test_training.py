@@ -19,14 +19,14 @@ from support.replicas import PROCESSES, command
 from support.s3 import s3 as s3
 from support.trainings import checkpoint_bytes, settings, words_of
 
-from stages import train
-from stages.diloco import rounds
-from stages.errors import UsageError
-from stages.runs import store
-from stages.runs.bucket import open_bucket
-from stages.runs.kinds import ROLLOUT
-from stages.runs.run import Inputs, Run
-from stages.training import replicas
+from composer_stages import train
+from composer_stages.diloco import rounds
+from composer_stages.errors import UsageError
+from composer_stages.runs import store
+from composer_stages.runs.bucket import open_bucket
+from composer_stages.runs.kinds import ROLLOUT
+from composer_stages.runs.run import Inputs, Run
+from composer_stages.training import replicas
 from tests.stages.training.test_plan import TWO, codes, served
 
 
@@ -125,7 +125,7 @@ def test_statistics_beside_parameters_are_refused() -> None:
 
 
 def test_a_missing_extra_is_named() -> None:
-    code = "import sys; sys.modules['obstore'] = None\nfrom stages.runs.bucket import open_bucket\nopen_bucket('file:///x')"
+    code = "import sys; sys.modules['obstore'] = None\nfrom composer_stages.runs.bucket import open_bucket\nopen_bucket('file:///x')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert "file:///x needs obstore" in done.stderr
 

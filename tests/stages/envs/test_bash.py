@@ -2,8 +2,8 @@
 
 import pytest
 
-from stages.envs.base import Observation
-from stages.envs.bash import ActionError, edits_files, fenced, find_faults, parse_bash, runs_tests
+from composer_stages.envs.base import Observation
+from composer_stages.envs.bash import ActionError, edits_files, fenced, find_faults, parse_bash, runs_tests
 
 
 @pytest.mark.parametrize("command", ["ls", "a\nb", "cat <<'X'\n`one`\nX", "  indented", 'echo "```bash"'])

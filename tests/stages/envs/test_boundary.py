@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from support.refusals import refused
 
-from stages.envs import boundary
-from stages.envs.base import Grade, Task
-from stages.envs.config import EnvConfig, EnvStageConfig
-from stages.errors import UsageError
-from stages.terms import grounds_in_words
+from composer_stages.envs import boundary
+from composer_stages.envs.base import Grade, Task
+from composer_stages.envs.config import EnvConfig, EnvStageConfig
+from composer_stages.errors import UsageError
+from composer_stages.terms import grounds_in_words
 
 PASSED = Grade(1.0, hidden_pass=True)
 

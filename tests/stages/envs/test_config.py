@@ -4,8 +4,8 @@ import pytest
 from pydantic import ValidationError
 from support.environments import GuessEnv
 
-from stages.envs.config import EnvConfig, EnvStageConfig
-from stages.errors import UsageError
+from composer_stages.envs.config import EnvConfig, EnvStageConfig
+from composer_stages.errors import UsageError
 
 
 def test_an_option_may_be_set_without_the_word_options() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stages.envs import folders
-from stages.envs.folders import DEEPEST, UnwieldyTree, remove
-from stages.envs.repo import trees
+from composer_stages.envs import folders
+from composer_stages.envs.folders import DEEPEST, UnwieldyTree, remove
+from composer_stages.envs.repo import trees
 
 NOBODY = 65534
 

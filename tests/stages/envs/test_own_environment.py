@@ -11,7 +11,7 @@ import pytest
 from support.command_line import call
 from support.server import Reply, answer, serving
 
-from stages.envs.config import EnvConfig
+from composer_stages.envs.config import EnvConfig
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = re.compile(r"^```python[^\n]*\n(.*?)^```$", re.M | re.S)

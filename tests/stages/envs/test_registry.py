@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from support.environments import GuessEnv
 
-from stages import envs
-from stages.envs import ENVIRONMENTS, Registered, code_sha256, foreign_file, load, load_attachment, register
-from stages.envs.config import EnvStageConfig
-from stages.errors import UsageError
-from stages.policy import base
-from stages.probe.extract_vhack import PairsConfig, load_pairs
-from stages.terms import SAMPLING_UNITS, SamplingUnit, sampling_unit_of
+from composer_stages import envs
+from composer_stages.envs import ENVIRONMENTS, Registered, code_sha256, foreign_file, load, load_attachment, register
+from composer_stages.envs.config import EnvStageConfig
+from composer_stages.errors import UsageError
+from composer_stages.policy import base
+from composer_stages.probe.extract_vhack import PairsConfig, load_pairs
+from composer_stages.terms import SAMPLING_UNITS, SamplingUnit, sampling_unit_of
 
 
 class OutsideEnv(GuessEnv):
@@ -29,7 +29,7 @@ def outside_pairs(count: int, seed: int) -> list[dict[str, str]]:
 def outside() -> Iterator[Registered]:
     """An environment registered by another package, for one test."""
     entry = Registered(
-        f"{__name__}:OutsideEnv", models="stages.envs.kata.checkpoints", hack_pairs=f"{__name__}:outside_pairs"
+        f"{__name__}:OutsideEnv", models="composer_stages.envs.kata.checkpoints", hack_pairs=f"{__name__}:outside_pairs"
     )
     register("outside", entry)
     yield entry
@@ -98,13 +98,13 @@ def test_an_environment_from_outside_is_loaded_counts_with_its_file_and_keeps_it
         ("kat", {}, r"There is no environment 'kat'\. Did you mean 'kata'\? There is .*kata"),
         ("kata", {"max_char": 3}, "Did you mean 'max_chars'"),
         ("nowhere.at.all:Env", {}, "could not be imported"),
-        ("stages.envs.kata.env:Missing", {}, "could not be imported"),
+        ("composer_stages.envs.kata.env:Missing", {}, "could not be imported"),
         ("os:system", {"command": "touch /tmp/never"}, "standard library"),
         ("code:mbpp", {}, "Did you mean 'code'.* in a module of another name"),
         ("subprocess:Popen", {"args": "true"}, "standard library"),
         ("antigravity:fly", {}, "standard library"),
         ("pytest:main", {"args": ["--version"]}, "is no class"),
-        ("stages.envs:importlib", {"name": "this"}, "is no class"),
+        ("composer_stages.envs:importlib", {"name": "this"}, "is no class"),
     ],
 )
 def test_what_cannot_be_loaded_is_refused(name: str, options: dict, said: str) -> None:

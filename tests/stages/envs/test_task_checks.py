@@ -10,10 +10,10 @@ import pytest
 from support.environments import GuessEnv
 from support.transcripts import jsonl
 
-from stages import envs
-from stages.envs import Registered
-from stages.envs.base import Grade, Split, Task
-from stages.envs.task_checks import (
+from composer_stages import envs
+from composer_stages.envs import Registered
+from composer_stages.envs.base import Grade, Split, Task
+from composer_stages.envs.task_checks import (
     FORGERIES,
     TaskCheck,
     TaskChecksConfig,
@@ -23,7 +23,7 @@ from stages.envs.task_checks import (
     list_plays,
     play_once,
 )
-from stages.errors import InfrastructureError, UsageError
+from composer_stages.errors import InfrastructureError, UsageError
 
 ADD = "def add(a, b):\n    return a {} b\n"
 WRONG, RIGHT = {"sums.py": ADD.format("-")}, {"sums.py": ADD.format("+")}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.envs.task_table import read_rows
-from stages.errors import BadInput
+from composer_stages.envs.task_table import read_rows
+from composer_stages.errors import BadInput
 
 
 def test_rows_plain_and_gzipped(tmp_path: Path) -> None:

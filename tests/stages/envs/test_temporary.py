@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from stages.envs import folders
+from composer_stages.envs import folders
 
 KATA = """
 import sys
-from stages.envs.kata.env import KataEnv
+from composer_stages.envs.kata.env import KataEnv
 env = KataEnv()
 env.reset(env.tasks("train", 1, 0)[0])
 print(env._folder, flush=True)
@@ -22,7 +22,7 @@ env.close()
 """
 HOME = """
 import sys
-from stages.envs import folders
+from composer_stages.envs import folders
 marks = []
 for number in range(20):
     folders._homes.clear()  # as a process that has just begun: it sweeps, and makes a home
@@ -31,7 +31,7 @@ for number in range(20):
 print(all(mark.exists() for mark in marks))
 """
 DELETED = """
-from stages.envs import folders
+from composer_stages.envs import folders
 folders.home().rmdir()
 print(folders.make("tree").is_dir())
 folders.remove(home := folders.home())

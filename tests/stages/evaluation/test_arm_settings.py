@@ -4,21 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from stages.envs import sampling_unit
-from stages.evaluation.arm_comparison import EvalQuestion
-from stages.evaluation.arm_settings import (
+from composer_stages.envs import sampling_unit
+from composer_stages.evaluation.arm_comparison import EvalQuestion
+from composer_stages.evaluation.arm_settings import (
     policy_differences,
     settings_differences,
     trained_differences,
     training_settings,
 )
-from stages.evaluation.outcomes import items_table
-from stages.evaluation.verdict import decide
-from stages.evaluation.words import describe_verdict
-from stages.policy.base import PolicyConfig
-from stages.runs import store
-from stages.runs.run import Manifest, Run, write_manifest
-from stages.runs.settings import merge
+from composer_stages.evaluation.outcomes import items_table
+from composer_stages.evaluation.verdict import decide
+from composer_stages.evaluation.words import describe_verdict
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.runs import store
+from composer_stages.runs.run import Manifest, Run, write_manifest
+from composer_stages.runs.settings import merge
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "demo.json"
 """The demo of 2026-11, whose arm A was trained at another rate than B and C: one manifest and what

@@ -7,9 +7,9 @@ import pytest
 from scipy import special
 from scipy.stats import binomtest, norm, permutation_test, t
 
-from stages.evaluation.design import Design, draw
-from stages.evaluation.difference import Decision, Verdict
-from stages.evaluation.inference import (
+from composer_stages.evaluation.design import Design, draw
+from composer_stages.evaluation.difference import Decision, Verdict
+from composer_stages.evaluation.inference import (
     PairedTest,
     SignFlips,
     by_unit,
@@ -30,7 +30,7 @@ from stages.evaluation.inference import (
     wilson,
     within_strata,
 )
-from stages.evaluation.task_model import TaskModel
+from composer_stages.evaluation.task_model import TaskModel
 
 KATA = (9, 8, 8, 8, 7, 7, 6, 6, 6, 6, 5, 5, 5, 5, 4, 4, 4, 4, 4, 3, 2, 2, 1, 1)
 """Tasks of 24 units; kata's evaluation split by family."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stages.evaluation.outcomes import (
+from composer_stages.evaluation.outcomes import (
     HACKED,
     NOT_SUBMITTED,
     PASSED,

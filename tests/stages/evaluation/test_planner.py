@@ -8,13 +8,13 @@ import pytest
 from scipy.stats import multivariate_normal, norm, t
 from support.refusals import refused
 
-from stages.errors import UsageError
-from stages.evaluation.arm_comparison import EvalQuestion
-from stages.evaluation.design import NUM_EXPERIMENTS, VERDICTS, Design, Supply, draw, outlook
-from stages.evaluation.outcomes import items_table, paired
-from stages.evaluation.pilot import bootstrap, complete, measure
-from stages.evaluation.plan_report import study_text
-from stages.evaluation.planner import (
+from composer_stages.errors import UsageError
+from composer_stages.evaluation.arm_comparison import EvalQuestion
+from composer_stages.evaluation.design import NUM_EXPERIMENTS, VERDICTS, Design, Supply, draw, outlook
+from composer_stages.evaluation.outcomes import items_table, paired
+from composer_stages.evaluation.pilot import bootstrap, complete, measure
+from composer_stages.evaluation.plan_report import study_text
+from composer_stages.evaluation.planner import (
     DesignLine,
     PlanQuestion,
     Study,
@@ -23,10 +23,10 @@ from stages.evaluation.planner import (
     study_design,
     validated_range,
 )
-from stages.evaluation.task_model import TaskModel, chance_of_both, task_model
-from stages.evaluation.verdict import decide
-from stages.runs.activity import on_activity
-from stages.terms import SamplingUnit
+from composer_stages.evaluation.task_model import TaskModel, chance_of_both, task_model
+from composer_stages.evaluation.verdict import decide
+from composer_stages.runs.activity import on_activity
+from composer_stages.terms import SamplingUnit
 
 
 def of_four(design):

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from stages.evaluation.arm_comparison import EvalQuestion
-from stages.evaluation.arm_settings import ArmDifference
-from stages.evaluation.document import verdict_document
-from stages.evaluation.inference import MIN_GAIN
-from stages.evaluation.outcomes import BY_REPORT, HACKED, KEPT, PASSED, SEARCHED, START, items_table
-from stages.evaluation.report import arms_chart, text_table
-from stages.evaluation.verdict import EXIT_CODES, decide
-from stages.evaluation.words import describe_method, describe_verdict, points
-from stages.terms import SamplingUnit
+from composer_stages.evaluation.arm_comparison import EvalQuestion
+from composer_stages.evaluation.arm_settings import ArmDifference
+from composer_stages.evaluation.document import verdict_document
+from composer_stages.evaluation.inference import MIN_GAIN
+from composer_stages.evaluation.outcomes import BY_REPORT, HACKED, KEPT, PASSED, SEARCHED, START, items_table
+from composer_stages.evaluation.report import arms_chart, text_table
+from composer_stages.evaluation.verdict import EXIT_CODES, decide
+from composer_stages.evaluation.words import describe_method, describe_verdict, points
+from composer_stages.terms import SamplingUnit
 
 COARSE = 0.1
 """A smallest gain of interest that 100 tasks can rule out."""

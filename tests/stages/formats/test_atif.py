@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.transcripts import action, document, payloads, read
 
-from stages.rollouts import missing
+from composer_stages.rollouts import missing
 
 
 def called(call_id: str, **arguments: Any) -> dict[str, Any]:

@@ -6,10 +6,10 @@ from typing import Any
 
 from support.transcripts import action, jsonl, payloads, read
 
-from stages.formats import claude_code
-from stages.formats.base import Drop, Origin
-from stages.formats.reports import Sidecars
-from stages.rollouts import missing
+from composer_stages.formats import claude_code
+from composer_stages.formats.base import Drop, Origin
+from composer_stages.formats.reports import Sidecars
+from composer_stages.rollouts import missing
 
 
 def line(uuid: str, parent: str | None, kind: str, message: Any, **more: Any) -> dict[str, Any]:

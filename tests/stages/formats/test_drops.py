@@ -29,14 +29,14 @@ from support.transcripts import (
     user,
 )
 
-from stages import export
-from stages.errors import BadInput
-from stages.formats import files, importing, readers
-from stages.formats.reading import FileCount
-from stages.formats.reports import Sidecars
-from stages.runs import runner
-from stages.runs.kinds import ORIGIN, ROLLOUT
-from stages.runs.run import Manifest, Run, RunWriter
+from composer_stages import export
+from composer_stages.errors import BadInput
+from composer_stages.formats import files, importing, readers
+from composer_stages.formats.reading import FileCount
+from composer_stages.formats.reports import Sidecars
+from composer_stages.runs import runner
+from composer_stages.runs.kinds import ORIGIN, ROLLOUT
+from composer_stages.runs.run import Manifest, Run, RunWriter
 
 LONG = "I read the file, find the comparison that is the wrong way round, and turn it. " * 3
 
@@ -234,7 +234,7 @@ MB = 2**20
 MEASURE = """
 import json, sys
 from pathlib import Path
-from stages.formats import files
+from composer_stages.formats import files
 from support.transcripts import read
 
 def peak():  # not ru_maxrss, which begins with the peak of the process that started this one

@@ -8,9 +8,9 @@ from zipfile import ZipFile
 import pytest
 from support.transcripts import assistant, document, jsonl, read, user
 
-from stages.errors import BadInput
-from stages.formats import files
-from stages.formats.base import Drop
+from composer_stages.errors import BadInput
+from composer_stages.formats import files
+from composer_stages.formats.base import Drop
 
 GOOD = {"id": 0, "prompt": [user("q")], "completion": [assistant("a")], "reward": 1.0}
 TORN = '{"id": 1, "prom'

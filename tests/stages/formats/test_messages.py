@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from support.transcripts import action, assistant, system, tool, user
 
-from stages.formats.messages import exchanges, message, response_message, split_turns, spoken
-from stages.messages import MessageParts, ToolCall
+from composer_stages.formats.messages import exchanges, message, response_message, split_turns, spoken
+from composer_stages.messages import MessageParts, ToolCall
 
 CALL = ToolCall("f", '{"a":  1}')
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from support.transcripts import INSTANCE, PATCH, action, assistant, call, document, payloads, read, system, tool, user
 
-from stages.rollouts import missing
+from composer_stages.rollouts import missing
 
 ASKED = "<pr_description>\nConsider the following PR description:\nIt breaks.\n</pr_description>\nNow fix it."
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from support.transcripts import INSTANCE, PATCH, jsonl, payloads, read, user
 
-from stages.rollouts import missing
+from composer_stages.rollouts import missing
 
 ASKED = [{"type": "message", "role": "system", "content": "Help."}, user("1+1?")]
 

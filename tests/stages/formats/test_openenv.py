@@ -5,8 +5,8 @@ from typing import Any
 
 from support.transcripts import action, assistant, call, document, jsonl, payloads, read, system, tool, user
 
-from stages.rollouts import missing
-from stages.rollouts.trace import prompt_ids
+from composer_stages.rollouts import missing
+from composer_stages.rollouts.trace import prompt_ids
 
 SYSTEM, ASK = system("Help."), user("1+1?")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from support.transcripts import INSTANCE, PATCH, action, call, jsonl, payloads, read
 
-from stages.rollouts import missing
+from composer_stages.rollouts import missing
 
 
 def row(history: Any, **more: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 from needs import REAL, needs
 from support.transcripts import imported, read
 
-from stages.formats.base import Trajectory
+from composer_stages.formats.base import Trajectory
 
 pytestmark = needs("real")
 Found = list[Trajectory]

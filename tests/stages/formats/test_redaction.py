@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stages.formats.secrets import Redactions, clean, redact
+from composer_stages.formats.secrets import Redactions, clean, redact
 
 KEY = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow{}\n-----END RSA PRIVATE KEY-----".format("A" * 40)
 SECRETS = {

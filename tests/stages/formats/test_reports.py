@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from support.transcripts import PATCH, assistant, document, imported, jsonl, payloads, prediction, read, user
 
-from stages.rollouts import missing
-from stages.runs.kinds import ROLLOUT
+from composer_stages.rollouts import missing
+from composer_stages.runs.kinds import ROLLOUT
 
 IDS = ["a__b-1", "a__b-2", "a__b-3"]
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from support.transcripts import assistant, jsonl, payloads, user
 
-from stages.formats.base import INSTANCE, ImportedTurn, Trajectory, family_of
-from stages.formats.reading import check
-from stages.formats.rows import capture_level
-from stages.rollouts import missing
-from stages.rollouts.agent_loop import state_sha256
-from stages.rollouts.trace import digests_of_prefixes
-from stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK
+from composer_stages.formats.base import INSTANCE, ImportedTurn, Trajectory, family_of
+from composer_stages.formats.reading import check
+from composer_stages.formats.rows import capture_level
+from composer_stages.rollouts import missing
+from composer_stages.rollouts.agent_loop import state_sha256
+from composer_stages.rollouts.trace import digests_of_prefixes
+from composer_stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK
 
 TOKENS = {"prompt_ids": [1, 2], "completion_ids": [3], "completion_logprobs": [-0.5]}
 

@@ -11,12 +11,12 @@ import pytest
 from needs import REAL, needs
 from support.transcripts import document, imported, jsonl
 
-from stages.errors import BadInput
-from stages.formats import swebench, swebench_logs
-from stages.formats.swebench_logs import HARNESS, GradedLog, find_logs, grade_log
-from stages.import_traces import Config
-from stages.runs.kinds import ORIGIN, ROLLOUT
-from stages.runs.run import Run
+from composer_stages.errors import BadInput
+from composer_stages.formats import swebench, swebench_logs
+from composer_stages.formats.swebench_logs import HARNESS, GradedLog, find_logs, grade_log
+from composer_stages.import_traces import Config
+from composer_stages.runs.kinds import ORIGIN, ROLLOUT
+from composer_stages.runs.run import Run
 
 ROW = {
     "repo": "pallets/flask",

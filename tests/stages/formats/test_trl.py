@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from support.transcripts import action, assistant, call, payloads, read, tool, user
 
-from stages.rollouts import missing
+from composer_stages.rollouts import missing
 
 
 def table(path: Path, rows: list[dict[str, Any]]) -> Path:

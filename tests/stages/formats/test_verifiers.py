@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from support.transcripts import assistant, call, document, jsonl, payloads, read, system, tool, user
 
-from stages.messages import ToolCall, read as parts_of
-from stages.rollouts import missing
-from stages.rollouts.trace import prompt_ids
+from composer_stages.messages import ToolCall, read as parts_of
+from composer_stages.rollouts import missing
+from composer_stages.rollouts.trace import prompt_ids
 
 SEARCH = '{"query":  "Utsuro-bune", "top": 3}'
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from stages import export, import_traces
-from stages.formats import FORMATS
-from stages.runs import runner, store
-from stages.runs.run import Run
+from composer_stages import export, import_traces
+from composer_stages.formats import FORMATS
+from composer_stages.runs import runner, store
+from composer_stages.runs.run import Run
 
 
 def write_and_read(source: str) -> dict[str, dict[str, Any]]:

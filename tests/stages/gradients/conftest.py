@@ -3,7 +3,7 @@
 import pytest
 from probe_faults.loophole_world import tiny_qwen3
 
-from stages.gradients.basis import Spectrum, factorise, target_linears
+from composer_stages.gradients.basis import Spectrum, factorise, target_linears
 
 
 @pytest.fixture(scope="module")

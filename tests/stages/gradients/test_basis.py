@@ -4,8 +4,8 @@ import pytest
 import torch
 from probe_faults.loophole_world import tiny_qwen3
 
-from stages.errors import BadInput, UsageError
-from stages.gradients.basis import (
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.gradients.basis import (
     A_HALF,
     SUFFIXES,
     Factors,
@@ -22,7 +22,7 @@ from stages.gradients.basis import (
     save_factors,
     target_linears,
 )
-from stages.gradients.tensors import read_tensors, write_tensors
+from composer_stages.gradients.tensors import read_tensors, write_tensors
 
 NAMES = ("antipasto_full", "antipasto_topr", "lora", "lora_frozenA")
 IDS = torch.arange(2, 26).view(2, 12)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from probe_faults.loophole_world import tiny_qwen3
 
-from stages.gradients.basis import FoldedModel, ProbeAdapter, Spectrum, factorise, open_adapter, target_linears
-from stages.gradients.per_row import (
+from composer_stages.gradients.basis import FoldedModel, ProbeAdapter, Spectrum, factorise, open_adapter, target_linears
+from composer_stages.gradients.per_row import (
     DotSink,
     TokenRow,
     collate,
@@ -13,7 +13,7 @@ from stages.gradients.per_row import (
     per_sample_gradients,
     reference_gradient,
 )
-from stages.policy.local import checkpointed
+from composer_stages.policy.local import checkpointed
 
 NAMES = ("antipasto_full", "antipasto_topr", "lora", "lora_frozenA")
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from stages.errors import BadInput
-from stages.gradients.tensors import GradientStore, Layout, RowFile, read_tensors, write_tensors
+from composer_stages.errors import BadInput
+from composer_stages.gradients.tensors import GradientStore, Layout, RowFile, read_tensors, write_tensors
 
 LAYOUT = Layout({"a": 12, "b": 20, "c": 8})
 

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from stages.errors import BadInput
-from stages.gradients.per_row import TokenRow, by_length
+from composer_stages.errors import BadInput
+from composer_stages.gradients.per_row import TokenRow, by_length
 
 
 def test_batches_hold_rows_of_similar_length() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from parity.drift import Clone, functions
 
-from stages.integrations.prime_rl_hints import HintSettings, hinted
+from composer_stages.integrations.prime_rl_hints import HintSettings, hinted
 
 
 @dataclass

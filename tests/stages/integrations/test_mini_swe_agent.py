@@ -10,18 +10,18 @@ from minisweagent.exceptions import Submitted
 from needs import needs
 from support.environments import BreakingEnv, GuessEnv
 
-from stages.envs.bash import ActionError, parse_bash
-from stages.envs.kata.env import KataEnv
-from stages.errors import InfrastructureError, UsageError
-from stages.integrations.mini_swe_agent import MiniSweEnvironment, message
+from composer_stages.envs.bash import ActionError, parse_bash
+from composer_stages.envs.kata.env import KataEnv
+from composer_stages.errors import InfrastructureError, UsageError
+from composer_stages.integrations.mini_swe_agent import MiniSweEnvironment, message
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = """
 import sys
 from minisweagent.agents.default import DefaultAgent
 from minisweagent.models.test_models import DeterministicModel, make_output
-from stages.integrations.mini_swe_agent import MiniSweEnvironment
-from stages.envs.kata.env import KataEnv
+from composer_stages.integrations.mini_swe_agent import MiniSweEnvironment
+from composer_stages.envs.kata.env import KataEnv
 
 task, = KataEnv().tasks("train", 1, 0)
 environment = MiniSweEnvironment(KataEnv(), task)

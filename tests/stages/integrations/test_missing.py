@@ -7,16 +7,16 @@ from pathlib import Path
 
 SCRIPT = """
 import sys
-import stages.integrations
+import composer_stages.integrations
 assert not {"trl", "torch", "openenv", "minisweagent"} & set(sys.modules)
-from stages.errors import UsageError
+from composer_stages.errors import UsageError
 
 sys.modules |= {"openenv": None, "minisweagent": None}
 try:
-    import stages.integrations.openenv
+    import composer_stages.integrations.openenv
 except UsageError as refusal:
     print(refusal)
-from stages.integrations import mini_swe_agent
+from composer_stages.integrations import mini_swe_agent
 try:
     mini_swe_agent._submitted()
 except UsageError as refusal:

@@ -12,11 +12,11 @@ from needs import needs
 from support.command_line import until
 from support.environments import BreakingEnv, GuessEnv, NeverGradedEnv, RequiringEnv
 
-from stages.envs import boundary
-from stages.envs.base import Environment
-from stages.envs.kata.env import KataEnv
-from stages.errors import InfrastructureError, UsageError
-from stages.integrations.openenv import Session, TextAction, app
+from composer_stages.envs import boundary
+from composer_stages.envs.base import Environment
+from composer_stages.envs.kata.env import KataEnv
+from composer_stages.errors import InfrastructureError, UsageError
+from composer_stages.integrations.openenv import Session, TextAction, app
 
 try:
     import uvicorn

@@ -6,10 +6,10 @@ import pytest
 from needs import needs, where
 from support.environments import GuessEnv, NeverGradedEnv
 
-from stages.envs.base import Environment, Task
-from stages.envs.kata.env import KataEnv
-from stages.errors import InfrastructureError, UsageError
-from stages.integrations.openenv_client import ServedEnvironment, running
+from composer_stages.envs.base import Environment, Task
+from composer_stages.envs.kata.env import KataEnv
+from composer_stages.errors import InfrastructureError, UsageError
+from composer_stages.integrations.openenv_client import ServedEnvironment, running
 
 TESTS = str(Path(__file__).parents[2])
 

@@ -24,10 +24,10 @@ import torch
 from needs import needs, where
 from parity.drift import Clone
 
-from stages import integrations
-from stages.errors import BadInput, UsageError
-from stages.integrations.prime_rl_hints import HintSettings, hint_ids, hinted, hints, main
-from stages.losses.prime_rl import TRUST_REGION, DefaultOptions, PackedTokens, default_loss, policy_sum
+from composer_stages import integrations
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.integrations.prime_rl_hints import HintSettings, hint_ids, hinted, hints, main
+from composer_stages.losses.prime_rl import TRUST_REGION, DefaultOptions, PackedTokens, default_loss, policy_sum
 from tests.stages.integrations import prime_rl
 
 RECORDED = json.loads(Path(__file__).with_name("prime_rl_step.json").read_text())
@@ -87,7 +87,7 @@ def test_prime_rl_itself_takes_configuration_and_algorithm(monkeypatch: pytest.M
     from verifiers.v1.graph import MessageNode
     from verifiers.v1.types import AssistantMessage, ToolMessage, UserMessage
 
-    from stages.integrations.prime_rl_hints import register
+    from composer_stages.integrations.prime_rl_hints import register
 
     config = RLConfig.model_validate(tomllib.loads(TOML.read_text())).orchestrator
     monkeypatch.setitem(algo.ALGORITHM_CLASSES, "grpo", algo.ALGORITHM_CLASSES["grpo"])
@@ -334,7 +334,7 @@ def of_may() -> Any:
 
 
 def loss_table(**kwargs: float) -> dict[str, Any]:
-    return {"type": "custom", "import_path": "stages.integrations.prime_rl.composed_loss", "kwargs": kwargs}
+    return {"type": "custom", "import_path": "composer_stages.integrations.prime_rl.composed_loss", "kwargs": kwargs}
 
 
 def without_reference() -> Any:

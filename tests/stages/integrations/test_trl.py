@@ -14,11 +14,11 @@ from support.models import tiny_model, tiny_tokenizer
 from transformers.utils import get_json_schema
 from trl import GRPOConfig, GRPOTrainer
 
-from stages.envs.bash import ActionError
-from stages.envs.kata.env import KataEnv
-from stages.errors import InfrastructureError, UsageError
-from stages.integrations.mini_swe_agent import message
-from stages.integrations.trl import (
+from composer_stages.envs.bash import ActionError
+from composer_stages.envs.kata.env import KataEnv
+from composer_stages.errors import InfrastructureError, UsageError
+from composer_stages.integrations.mini_swe_agent import message
+from composer_stages.integrations.trl import (
     RolloutFunction,
     ToolEnvironment,
     environment_reward,
@@ -26,11 +26,11 @@ from stages.integrations.trl import (
     rollouts,
     tool_environments,
 )
-from stages.policy.base import PolicyConfig
-from stages.policy.local import LocalPolicy
-from stages.rollouts import trace
-from stages.training.config import Optimisation
-from stages.training.trl_arguments import trl_config
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.policy.local import LocalPolicy
+from composer_stages.rollouts import trace
+from composer_stages.training.config import Optimisation
+from composer_stages.training.trl_arguments import trl_config
 
 TASKS = GuessEnv().tasks("train", 2, 0)
 

@@ -12,12 +12,12 @@ from needs import needs, where
 from support.command_line import repair
 from support.server import Reply, serving
 
-from stages import compare_frameworks as frameworks
-from stages.envs.bash import fenced
-from stages.envs.kata.env import KataEnv
-from stages.integrations.openenv_client import ServedEnvironment, running
-from stages.runs import runner
-from stages.runs.run import Run
+from composer_stages import compare_frameworks as frameworks
+from composer_stages.envs.bash import fenced
+from composer_stages.envs.kata.env import KataEnv
+from composer_stages.integrations.openenv_client import ServedEnvironment, running
+from composer_stages.runs import runner
+from composer_stages.runs.run import Run
 
 PLUGIN = """\
 from composer_post_training.verifiers import *  # noqa: F403

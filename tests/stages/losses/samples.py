@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from stages.losses.tokens import Head, Predictors
+from composer_stages.losses.tokens import Head, Predictors
 
 
 def logits(seed: int, *shape: int, wants_gradient: bool = False) -> Tensor:

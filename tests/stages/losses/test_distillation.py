@@ -8,8 +8,8 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from stages.errors import UsageError
-from stages.losses.distillation import (
+from composer_stages.errors import UsageError
+from composer_stages.losses.distillation import (
     EopdOptions,
     EopdTokens,
     TaidSchedule,
@@ -28,7 +28,7 @@ from stages.losses.distillation import (
     update_average,
     with_tail,
 )
-from stages.losses.tokens import Head, Predictors
+from composer_stages.losses.tokens import Head, Predictors
 from tests.stages.losses.samples import gradient, log_probs, logits, predictors, trained
 
 BETAS = [0, 0.1, 0.5, 0.9, 1]

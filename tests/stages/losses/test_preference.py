@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from stages.errors import UsageError
-from stages.losses.preference import FORMS, PairLogProbs, dpo_losses, simpo_loss
-from stages.losses.prime_rl import DefaultOptions, PackedTokens, default_loss
+from composer_stages.errors import UsageError
+from composer_stages.losses.preference import FORMS, PairLogProbs, dpo_losses, simpo_loss
+from composer_stages.losses.prime_rl import DefaultOptions, PackedTokens, default_loss
 from tests.stages.losses.samples import gradient, log_probs, logits
 
 

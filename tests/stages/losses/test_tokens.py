@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from trl.trainer.utils import selective_log_softmax
 
-from stages.losses.distillation import Taught, divergence, divergence_sum, eopd, taid
-from stages.losses.tokens import Head, Listed, Predictors, chunk_size, over_tokens, token_log_probs, token_sum
+from composer_stages.losses.distillation import Taught, divergence, divergence_sum, eopd, taid
+from composer_stages.losses.tokens import Head, Listed, Predictors, chunk_size, over_tokens, token_log_probs, token_sum
 from tests.stages.losses.samples import gradient, logits, predictors, trained
 
 TOKENS, VOCABULARY = 7, 11

@@ -6,9 +6,9 @@ from typing import Any
 
 from support.runs import written
 
-from stages.runs import store
-from stages.runs.kinds import ROLLOUT, STEP, TASK, TEACHER_ACTION
-from stages.runs.run import InputRef, Run
+from composer_stages.runs import store
+from composer_stages.runs.kinds import ROLLOUT, STEP, TASK, TEACHER_ACTION
+from composer_stages.runs.run import InputRef, Run
 
 TEACHERS = ("t", "u", "v")
 

@@ -8,8 +8,8 @@ from hypothesis import given, strategies as st
 from support.environments import GuessEnv
 from support.transcripts import action
 
-from stages.envs.base import Observation
-from stages.pairs.actions import (
+from composer_stages.envs.base import Observation
+from composer_stages.pairs.actions import (
     Ballot,
     NotReproducible,
     StatePath,
@@ -20,7 +20,7 @@ from stages.pairs.actions import (
     outcomes,
     text_form,
 )
-from stages.pairs.states import AnsweredState, vote
+from composer_stages.pairs.states import AnsweredState, vote
 from tests.stages.pairs.answered import command
 
 

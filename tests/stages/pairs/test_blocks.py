@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from needs import needs
 
-from stages import extract_pairs
-from stages.envs.base import Task
-from stages.pairs.actions import canonical
-from stages.pairs.blocks import (
+from composer_stages import extract_pairs
+from composer_stages.envs.base import Task
+from composer_stages.pairs.actions import canonical
+from composer_stages.pairs.blocks import (
     CanonicalForms,
     SortedRows,
     StateBlock,
@@ -27,12 +27,12 @@ from stages.pairs.blocks import (
     to_arrow,
     to_numpy,
 )
-from stages.pairs.evidence import passed_by_rollout
-from stages.pairs.stage import Extraction
-from stages.pairs.states import AnsweredState, AnsweredStates, patterns, recorded_classes, vote
-from stages.runs import runner, store
-from stages.runs.kinds import PAIR, ROLLOUT, STEP, TASK
-from stages.runs.run import Run
+from composer_stages.pairs.evidence import passed_by_rollout
+from composer_stages.pairs.stage import Extraction
+from composer_stages.pairs.states import AnsweredState, AnsweredStates, patterns, recorded_classes, vote
+from composer_stages.runs import runner, store
+from composer_stages.runs.kinds import PAIR, ROLLOUT, STEP, TASK
+from composer_stages.runs.run import Run
 from tests.stages.pairs.answered import ACTIONS, drawn
 
 TEACHERS = ("v", "t", "u")
@@ -234,11 +234,11 @@ def test_voting_does_not_import_pandas(tmp_path: Path) -> None:
     code = f"""
 import sys
 from pathlib import Path
-from stages.envs.base import Task
-from stages.pairs.stage import pair_rows
-from stages.pairs.states import AnsweredStates, patterns
-from stages.runs.run import Run
-from stages.runs.kinds import TASK
+from composer_stages.envs.base import Task
+from composer_stages.pairs.stage import pair_rows
+from composer_stages.pairs.states import AnsweredStates, patterns
+from composer_stages.runs.run import Run
+from composer_stages.runs.kinds import TASK
 
 rollouts, answers = Run(Path({str(runs["rollouts"].path)!r})), Run(Path({str(runs["teacher_actions"].path)!r}))
 tasks = {{row["task_id"]: Task(row["task_id"], "e", "s", row["family"], "") for row in rollouts.rows(TASK)}}

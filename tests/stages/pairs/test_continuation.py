@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stages.envs.base import Grade, Message, Observation, Split, Task
-from stages.envs.bash import same_observation
-from stages.errors import InfrastructureError
-from stages.pairs.continuation import (
+from composer_stages.envs.base import Grade, Message, Observation, Split, Task
+from composer_stages.envs.bash import same_observation
+from composer_stages.errors import InfrastructureError
+from composer_stages.pairs.continuation import (
     CONTINUATIONS_FAIL,
     MIN_UNITS,
     REJECTED_BETTER,
@@ -25,13 +25,13 @@ from stages.pairs.continuation import (
     restore,
     signal_test,
 )
-from stages.pairs.evidence import failure_text
-from stages.pairs.report import PairVerdict
-from stages.policy.base import PolicyConfig, Sample, Turn
-from stages.rollouts.agent_loop import NOT_RESTORED, LiveRollout, Rules, act, begin
-from stages.rollouts.recording import step_rows
-from stages.rollouts.trace import state_digests
-from stages.runs.kinds import CONTINUATION, PAIR, Row
+from composer_stages.pairs.evidence import failure_text
+from composer_stages.pairs.report import PairVerdict
+from composer_stages.policy.base import PolicyConfig, Sample, Turn
+from composer_stages.rollouts.agent_loop import NOT_RESTORED, LiveRollout, Rules, act, begin
+from composer_stages.rollouts.recording import step_rows
+from composer_stages.rollouts.trace import state_digests
+from composer_stages.runs.kinds import CONTINUATION, PAIR, Row
 
 RULES = Rules(max_steps=8)
 

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stages.pairs.actions import class_names
-from stages.pairs.blocks import StateBlock
-from stages.pairs.evidence import (
+from composer_stages.pairs.actions import class_names
+from composer_stages.pairs.blocks import StateBlock
+from composer_stages.pairs.evidence import (
     LEVEL,
     Alignment,
     Audit,
@@ -28,7 +28,7 @@ from stages.pairs.evidence import (
     sample_tasks,
     teacher_costs,
 )
-from stages.pairs.states import JudgedState, leave_one_out, patterns
+from composer_stages.pairs.states import JudgedState, leave_one_out, patterns
 from tests.stages.pairs.answered import command
 
 TASKS, STEPS, CHOICES, DRAWS = 25, 4, 6, 199

@@ -8,10 +8,10 @@ import pytest
 from support.runs import row as of_kind
 from support.transcripts import action as written, assistant, tool, user
 
-from stages.pairs.groups import choose, compare_submissions, visits_by_state
-from stages.rollouts.agent_loop import state_sha256
-from stages.runs import store
-from stages.runs.kinds import STEP, Row
+from composer_stages.pairs.groups import choose, compare_submissions, visits_by_state
+from composer_stages.rollouts.agent_loop import state_sha256
+from composer_stages.runs import store
+from composer_stages.runs.kinds import STEP, Row
 
 
 def search(query: str, thought: str = "") -> str:

@@ -2,7 +2,7 @@
 
 import random
 
-from stages.pairs.report import word_signal
+from composer_stages.pairs.report import word_signal
 
 
 def test_a_consistent_direction_is_found() -> None:

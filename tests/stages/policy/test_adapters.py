@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from stages.errors import BadInput, UsageError
-from stages.policy.adapters import CheckpointInfo, refuse_trained
-from stages.policy.base import PolicyConfig
-from stages.runs.run import Manifest, Run, write_manifest
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.policy.adapters import CheckpointInfo, refuse_trained
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.runs.run import Manifest, Run, write_manifest
 
 INFO = CheckpointInfo(
     arm="B",
@@ -36,7 +36,7 @@ def test_a_missing_or_damaged_document_is_refused(run: Run, text: str | None) ->
 
 
 def test_training_tasks_are_refused_under_any_name_of_their_environment() -> None:
-    for env in ("kata", "stages.envs.kata.env:KataEnv"):
+    for env in ("kata", "composer_stages.envs.kata.env:KataEnv"):
         with pytest.raises(UsageError, match="1 of 2 tasks, for example t1"):
             refuse_trained([INFO], env, ["t7", "t1"])
         refuse_trained([INFO], env, ["t7"])

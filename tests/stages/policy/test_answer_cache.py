@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from stages.errors import UsageError
-from stages.policy.answer_cache import AnswerCache
-from stages.runs import store
+from composer_stages.errors import UsageError
+from composer_stages.policy.answer_cache import AnswerCache
+from composer_stages.runs import store
 
 ANSWERS = {
     store.digest(number): b'{"attempts":1}\n' + f"answer {number} ".encode() + b"word " * (number * 7 % 300)
@@ -166,8 +166,8 @@ import sys
 sys.path.insert(0, sys.argv[3])
 from pathlib import Path
 from support.limits import open_files_limit
-from stages.policy.answer_cache import AnswerCache
-from stages.runs import runner
+from composer_stages.policy.answer_cache import AnswerCache
+from composer_stages.runs import runner
 try:
     with runner.disk_failures_as_such(Path(sys.argv[1])), open_files_limit(int(sys.argv[2])):
         AnswerCache(Path(sys.argv[1]) / "answers.sqlite")

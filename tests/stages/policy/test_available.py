@@ -12,16 +12,16 @@ from support.command_line import call
 from support.models import save_tiny
 from support.server import Reply, Server, answer, kept_in, serving
 
-from stages import collect
-from stages.errors import BadInput, InfrastructureError, UsageError
-from stages.policy import PolicyConfig, ask_all, available, open_policy
-from stages.policy.available import check, context_tokens
-from stages.policy.base import UNSTATED, Turn
-from stages.rollouts.agent_loop import Rules
-from stages.rollouts.config import RolloutLimits
-from stages.runs.ledger import Budget
-from stages.runs.run import Inputs, Run
-from stages.teachers.config import TeacherConfig
+from composer_stages import collect
+from composer_stages.errors import BadInput, InfrastructureError, UsageError
+from composer_stages.policy import PolicyConfig, ask_all, available, open_policy
+from composer_stages.policy.available import check, context_tokens
+from composer_stages.policy.base import UNSTATED, Turn
+from composer_stages.rollouts.agent_loop import Rules
+from composer_stages.rollouts.config import RolloutLimits
+from composer_stages.runs.ledger import Budget
+from composer_stages.runs.run import Inputs, Run
+from composer_stages.teachers.config import TeacherConfig
 
 TURN = Turn([{"role": "user", "content": "hello"}], 1)
 PRICES: dict[str, Any] = {"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 2.0}

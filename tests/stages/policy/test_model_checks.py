@@ -10,13 +10,13 @@ from support.broken_models import BROKEN, PLAIN, QUERY, broken, template
 from support.models import save_tiny, tiny_tokenizer
 from tokenizers import normalizers
 
-from stages.errors import BadInput
-from stages.messages import least_tokens, opening_ids
-from stages.policy import PolicyConfig, available
-from stages.policy.base import NotFinite, Turn
-from stages.policy.local import LocalPolicy, load_model, load_tokenizer
-from stages.runs.activity import Notice, on_activity
-from stages.training.model_shape import model_shape
+from composer_stages.errors import BadInput
+from composer_stages.messages import least_tokens, opening_ids
+from composer_stages.policy import PolicyConfig, available
+from composer_stages.policy.base import NotFinite, Turn
+from composer_stages.policy.local import LocalPolicy, load_model, load_tokenizer
+from composer_stages.runs.activity import Notice, on_activity
+from composer_stages.training.model_shape import model_shape
 
 OPENS = {"weights that overflow", "template refuses system"}
 """What shows only when it is sampled from, and what is mended."""

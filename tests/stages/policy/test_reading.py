@@ -13,10 +13,10 @@ import pytest
 from support.letters import letter_tokenizer
 from support.server import Reply, answer, kept_in, serving
 
-from stages.errors import ComposerError, Incomplete
-from stages.policy import ask_all, reading
-from stages.policy.base import PolicyConfig, Sample, Turn
-from stages.policy.client import (
+from composer_stages.errors import ComposerError, Incomplete
+from composer_stages.policy import ask_all, reading
+from composer_stages.policy.base import PolicyConfig, Sample, Turn
+from composer_stages.policy.client import (
     CallError,
     MissingModel,
     RefusedError,
@@ -26,10 +26,10 @@ from stages.policy.client import (
     UnavailableError,
     error_of,
 )
-from stages.policy.endpoint import EndpointPolicy
-from stages.policy.reading import OverlongAnswer, cost, least_tokens, most_words, read, read_charge
-from stages.policy.requests import CallBounds
-from stages.runs.ledger import NAME, Budget, totals
+from composer_stages.policy.endpoint import EndpointPolicy
+from composer_stages.policy.reading import OverlongAnswer, cost, least_tokens, most_words, read, read_charge
+from composer_stages.policy.requests import CallBounds
+from composer_stages.runs.ledger import NAME, Budget, totals
 
 LIMIT = 3.0
 QUESTION = "How many of the words in this question are words that a tokenizer could take for one, do you think?"

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from stages.policy import available
-from stages.policy.base import PolicyConfig
-from stages.policy.requests import CallBounds
+from composer_stages.policy import available
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.policy.requests import CallBounds
 
 UNBOUNDED: dict[str, tuple[str, dict[str, Any]]] = {
     "a number as text": ("request", {"max_tokens": "100000"}),

@@ -12,13 +12,13 @@ from support.environments import GuessEnv
 from support.models import save_tiny, tiny_model, tiny_tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from stages.errors import UsageError
-from stages.messages import following_ids, opening_ids
-from stages.policy import kv_cache, sampling
-from stages.policy.base import PolicyConfig, Turn
-from stages.policy.local import LocalPolicy
-from stages.policy.sampling import Drawn, PrefixCache, draw, sample_batch
-from stages.rollouts.agent_loop import LiveRollout, play
+from composer_stages.errors import UsageError
+from composer_stages.messages import following_ids, opening_ids
+from composer_stages.policy import kv_cache, sampling
+from composer_stages.policy.base import PolicyConfig, Turn
+from composer_stages.policy.local import LocalPolicy
+from composer_stages.policy.sampling import Drawn, PrefixCache, draw, sample_batch
+from composer_stages.rollouts.agent_loop import LiveRollout, play
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13]]
 

@@ -9,14 +9,14 @@ from support.command_line import call_process
 from support.loopback import Handler, listening
 from support.scripted_runs import nothing_done, played
 
-from stages import collect, evaluate
-from stages.errors import BadInput, Incomplete, UsageError
-from stages.policy import kind_of, open_policy, scripted
-from stages.policy.base import PolicyConfig
-from stages.runs import runner
-from stages.runs.kinds import ROLLOUT
-from stages.runs.ledger import Budget
-from stages.runs.run import Inputs, Run
+from composer_stages import collect, evaluate
+from composer_stages.errors import BadInput, Incomplete, UsageError
+from composer_stages.policy import kind_of, open_policy, scripted
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.runs import runner
+from composer_stages.runs.kinds import ROLLOUT
+from composer_stages.runs.ledger import Budget
+from composer_stages.runs.run import Inputs, Run
 
 ENVIRONMENTS: dict[str, dict[str, Any]] = {
     "kata": {"name": "kata"},

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.errors import InfrastructureError
-from stages.policy.server import MAX_RESTARTS, ModelServer
+from composer_stages.errors import InfrastructureError
+from composer_stages.policy.server import MAX_RESTARTS, ModelServer
 
 SCRIPT = """
 import http.server, subprocess, sys
@@ -107,7 +107,7 @@ def test_a_server_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     program = f"""
 import os, sys, time
 from pathlib import Path
-from stages.policy.server import ModelServer
+from composer_stages.policy.server import ModelServer
 one = ModelServer("toy", lambda port: [sys.executable, "-c", {SCRIPT!r}, str(port)], os.environ,
                   Path({str(tmp_path / "log")!r}), listener=lambda *a: None)
 one.start()

@@ -15,12 +15,12 @@ from hypothesis import given, strategies as st
 from support.models import tiny_tokenizer
 from support.server import fault
 
-from stages.errors import UsageError
-from stages.messages import MessageParts, ToolCall, following_ids, opening_ids, read, write
-from stages.policy.base import PolicyConfig
-from stages.policy.local import LocalPolicy
-from stages.policy.tool_calls import FORMATS, chat_messages, declare_tools, normalise_calls
-from stages.runs.ledger import Budget
+from composer_stages.errors import UsageError
+from composer_stages.messages import MessageParts, ToolCall, following_ids, opening_ids, read, write
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.policy.local import LocalPolicy
+from composer_stages.policy.tool_calls import FORMATS, chat_messages, declare_tools, normalise_calls
+from composer_stages.runs.ledger import Budget
 
 TEMPLATES = Path(__file__).parents[2] / "support" / "chat_templates"
 ENDS = {"qwen3": "<|im_end|>", "llama3": "<|eot_id|>", "mistral": "</s>", "deepseek": "<｜end▁of▁sentence｜>"}

@@ -12,13 +12,13 @@ from peft import LoraConfig, get_peft_model
 from support.engine import Engine, running
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from stages.errors import InfrastructureError, UsageError
-from stages.messages import following_ids
-from stages.policy import adapters, ask_all, background, kind_of, open_policy, server
-from stages.policy.base import PolicyConfig, Turn
-from stages.policy.vllm import VllmPolicy
-from stages.runs.ledger import Budget
-from stages.training.scoring import Tree, score, token_log_probs
+from composer_stages.errors import InfrastructureError, UsageError
+from composer_stages.messages import following_ids
+from composer_stages.policy import adapters, ask_all, background, kind_of, open_policy, server
+from composer_stages.policy.base import PolicyConfig, Turn
+from composer_stages.policy.vllm import VllmPolicy
+from composer_stages.runs.ledger import Budget
+from composer_stages.training.scoring import Tree, score, token_log_probs
 
 QUESTION = [{"role": "user", "content": "abc"}]
 

@@ -9,10 +9,10 @@ from probe_faults.loophole_world import honest_model, loophole_model, mix, token
 from support.shared import made_once
 from torch import nn
 
-from stages import evaluate, train
-from stages.policy.base import PolicyConfig
-from stages.probe import replay, score, svd, teacher_pool
-from stages.runs.run import Run
+from composer_stages import evaluate, train
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.probe import replay, score, svd, teacher_pool
+from composer_stages.runs.run import Run
 from tests.stages.probe.running import (
     ARMS,
     HINTED,

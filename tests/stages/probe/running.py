@@ -8,18 +8,18 @@ from typing import Any
 
 from probe_faults.loophole_world import HINT, PAIR_SOURCE, PlantedEnv
 
-from stages import train
-from stages.envs.base import Grade
-from stages.envs.config import EnvConfig
-from stages.policy.base import PolicyConfig
-from stages.probe import extract_vhack, teacher_pool
-from stages.probe.extract_vhack import PairsConfig
-from stages.probe.settings import Contract
-from stages.runs import runner
-from stages.runs.catalog import assign_inputs
-from stages.runs.kinds import Kind
-from stages.runs.run import Run
-from stages.stopping import Interrupted
+from composer_stages import train
+from composer_stages.envs.base import Grade
+from composer_stages.envs.config import EnvConfig
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.probe import extract_vhack, teacher_pool
+from composer_stages.probe.extract_vhack import PairsConfig
+from composer_stages.probe.settings import Contract
+from composer_stages.runs import runner
+from composer_stages.runs.catalog import assign_inputs
+from composer_stages.runs.kinds import Kind
+from composer_stages.runs.run import Run
+from composer_stages.stopping import Interrupted
 
 PLANTED = EnvConfig(name="probe_faults.loophole_world:PlantedEnv")
 HINTED, PLAIN = {"hint": True}, {"hint": False}

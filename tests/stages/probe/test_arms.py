@@ -9,19 +9,19 @@ from probe_faults.loophole_world import WORDS, tiny_qwen3, tokenizer
 from probe_faults.world import spectrum_of
 from torch import Tensor
 
-from stages import train
-from stages.errors import UsageError
-from stages.gradients.basis import SingularValues, target_linears
-from stages.gradients.per_row import MeasuredStudent, TokenRow, adapt
-from stages.policy.base import PolicyConfig
-from stages.policy.local import load_model
-from stages.probe.descent import project
-from stages.probe.direction import Direction, PairGradients, extract, pair_rows
-from stages.probe.metrics import row_metrics
-from stages.probe.rows import run_rows
-from stages.runs import store
-from stages.runs.kinds import CHECKPOINT, ROLLOUT, ROLLOUT_GRADIENT, STEP
-from stages.runs.run import Run
+from composer_stages import train
+from composer_stages.errors import UsageError
+from composer_stages.gradients.basis import SingularValues, target_linears
+from composer_stages.gradients.per_row import MeasuredStudent, TokenRow, adapt
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.policy.local import load_model
+from composer_stages.probe.descent import project
+from composer_stages.probe.direction import Direction, PairGradients, extract, pair_rows
+from composer_stages.probe.metrics import row_metrics
+from composer_stages.probe.rows import run_rows
+from composer_stages.runs import store
+from composer_stages.runs.kinds import CHECKPOINT, ROLLOUT, ROLLOUT_GRADIENT, STEP
+from composer_stages.runs.run import Run
 from tests.stages.probe.running import RATE, carry_out, settings
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.errors import BadInput, UsageError
-from stages.gradients.basis import load_spectrum
-from stages.gradients.tensors import GradientStore
-from stages.policy.base import PolicyConfig
-from stages.probe import replay, score, teacher_pool, uat
-from stages.probe.checks.hacking import scored_rows
-from stages.runs import store
-from stages.runs.kinds import DIRECTION, PLACEBO, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE, SVD_MODULE
-from stages.runs.run import Run
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.gradients.basis import load_spectrum
+from composer_stages.gradients.tensors import GradientStore
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.probe import replay, score, teacher_pool, uat
+from composer_stages.probe.checks.hacking import scored_rows
+from composer_stages.runs import store
+from composer_stages.runs.kinds import DIRECTION, PLACEBO, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE, SVD_MODULE
+from composer_stages.runs.run import Run
 from tests.stages.probe.running import carry_out, extracted, pool_config
 
 LEGACY = {

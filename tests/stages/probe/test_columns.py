@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from stages.policy.base import PolicyConfig
-from stages.probe import uat
-from stages.probe.direction import V_HACK_FILE, from_flat, load_direction
-from stages.probe.metrics import probe_rows, row_metrics
-from stages.probe.rows import as_tokens, recorded_rows
-from stages.runs.kinds import (
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.probe import uat
+from composer_stages.probe.direction import V_HACK_FILE, from_flat, load_direction
+from composer_stages.probe.metrics import probe_rows, row_metrics
+from composer_stages.probe.rows import as_tokens, recorded_rows
+from composer_stages.runs.kinds import (
     DIRECTION,
     PLACEBO,
     POOL_ROW,
@@ -25,7 +25,7 @@ from stages.runs.kinds import (
     WATCHED,
     WATCHED_ROLLOUT,
 )
-from stages.runs.run import Run
+from composer_stages.runs.run import Run
 from tests.stages.probe.running import carry_out, dead_columns, extracted
 from tests.stages.probe.test_rows import EOS, PAD, recorded
 

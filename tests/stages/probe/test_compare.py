@@ -7,12 +7,12 @@ import pytest
 from probe_faults.loophole_world import WORDS, tiny_qwen3, tokenizer
 from support.shared import made_once
 
-from stages import train
-from stages.errors import BadInput
-from stages.policy.base import PolicyConfig
-from stages.probe import compare, plot, replay, score
-from stages.runs.kinds import EVAL_ITEM, PLACEBO, PROBE_CHECK, ROLLOUT, ROLLOUT_GRADIENT, TRAJECTORY
-from stages.runs.run import Run
+from composer_stages import train
+from composer_stages.errors import BadInput
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.probe import compare, plot, replay, score
+from composer_stages.runs.kinds import EVAL_ITEM, PLACEBO, PROBE_CHECK, ROLLOUT, ROLLOUT_GRADIENT, TRAJECTORY
+from composer_stages.runs.run import Run
 from tests.stages.probe.running import ARMS, carry_out, dead_columns, extracted, settings
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]

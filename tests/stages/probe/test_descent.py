@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.gradients.tensors import Layout
-from stages.probe.descent import Descent
-from stages.probe.direction import Direction, extract
-from stages.probe.settings import DescentConfig, ProjectionMode
+from composer_stages.gradients.tensors import Layout
+from composer_stages.probe.descent import Descent
+from composer_stages.probe.direction import Direction, extract
+from composer_stages.probe.settings import DescentConfig, ProjectionMode
 
 LAYOUT = Layout({"a": 12, "b": 20, "c": 8})
 STEPS = 6

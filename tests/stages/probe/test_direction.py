@@ -6,11 +6,11 @@ import pytest
 import torch
 from probe_faults.loophole_world import tiny_qwen3
 
-from stages.errors import BadInput
-from stages.gradients.basis import Factors, Spectrum, coordinates, factorise, open_adapter, target_linears
-from stages.gradients.tensors import GradientStore, Layout
-from stages.probe.descent import project
-from stages.probe.direction import (
+from composer_stages.errors import BadInput
+from composer_stages.gradients.basis import Factors, Spectrum, coordinates, factorise, open_adapter, target_linears
+from composer_stages.gradients.tensors import GradientStore, Layout
+from composer_stages.probe.descent import project
+from composer_stages.probe.direction import (
     Direction,
     PairGradients,
     check_coordinates,
@@ -22,7 +22,7 @@ from stages.probe.direction import (
     randsign,
     save_direction,
 )
-from stages.probe.metrics import chance, module_cosines, row_metrics, stacked_cosines
+from composer_stages.probe.metrics import chance, module_cosines, row_metrics, stacked_cosines
 
 LAYOUT = Layout({"a": 12, "b": 20, "c": 8})
 DRAW = torch.Generator().manual_seed(0)

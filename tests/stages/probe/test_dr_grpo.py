@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from probe_faults.loophole_world import tiny_qwen3
 
-from stages.gradients.basis import SingularValues, Spectrum, factorise, target_linears
-from stages.gradients.per_row import TokenRow, adapt, dr_grpo
+from composer_stages.gradients.basis import SingularValues, Spectrum, factorise, target_linears
+from composer_stages.gradients.per_row import TokenRow, adapt, dr_grpo
 
 
 def rows_and_student() -> tuple[list[TokenRow], Any]:

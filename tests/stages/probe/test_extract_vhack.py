@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from probe_faults.loophole_world import PAIR_SOURCE, hack_clean_pairs, tokenizer
 
-from stages.errors import BadInput, UsageError
-from stages.probe.extract_vhack import PairsConfig, load_pairs
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.probe.extract_vhack import PairsConfig, load_pairs
 
 
 def test_pairs_come_from_a_function_or_a_file_and_too_few_are_refused(tmp_path: Path) -> None:

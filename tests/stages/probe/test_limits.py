@@ -9,15 +9,15 @@ from probe_faults.loophole_world import tokenizer
 from probe_faults.world import spectrum_of
 from torch import nn
 
-from stages.errors import BadInput
-from stages.gradients.basis import SingularValues, target_linears
-from stages.gradients.per_row import adapt, collate, own_log_probs
-from stages.policy.base import PolicyConfig
-from stages.probe import replay, score
-from stages.probe.direction import V_HACK_FILE, load_direction, pair_rows
-from stages.probe.metrics import toward_hack, weight_direction
-from stages.runs.kinds import PROBE_ROW, PROBE_SCORE
-from stages.runs.run import Run
+from composer_stages.errors import BadInput
+from composer_stages.gradients.basis import SingularValues, target_linears
+from composer_stages.gradients.per_row import adapt, collate, own_log_probs
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.probe import replay, score
+from composer_stages.probe.direction import V_HACK_FILE, load_direction, pair_rows
+from composer_stages.probe.metrics import toward_hack, weight_direction
+from composer_stages.runs.kinds import PROBE_ROW, PROBE_SCORE
+from composer_stages.runs.run import Run
 from tests.stages.probe.running import carry_out, extracted
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]

@@ -7,11 +7,11 @@ import pytest
 import torch
 from probe_faults.loophole_world import tiny_qwen3
 
-from stages.errors import BadInput
-from stages.gradients.basis import target_linears
-from stages.probe.checks.pool import merge_is_sound
-from stages.probe.loras import apply_lora, lora_folder
-from stages.probe.settings import SourceConfig
+from composer_stages.errors import BadInput
+from composer_stages.gradients.basis import target_linears
+from composer_stages.probe.checks.pool import merge_is_sound
+from composer_stages.probe.loras import apply_lora, lora_folder
+from composer_stages.probe.settings import SourceConfig
 
 
 def test_a_merged_lora_is_that_of_peft(tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from stages.errors import BadInput
-from stages.probe import plot
-from stages.probe.figures import FIGURES, Evidence, as_png
-from stages.runs.kinds import Row
-from stages.runs.run import Run
+from composer_stages.errors import BadInput
+from composer_stages.probe import plot
+from composer_stages.probe.figures import FIGURES, Evidence, as_png
+from composer_stages.runs.kinds import Row
+from composer_stages.runs.run import Run
 from tests.stages.probe.running import carry_out
 
 

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from stages import evaluate, train
-from stages.errors import UsageError
-from stages.gradients.basis import Lora, target_linears
-from stages.gradients.per_row import adapt
-from stages.policy.base import PolicyConfig
-from stages.policy.local import load_model
-from stages.probe.direction import pair_rows
-from stages.probe.metrics import weight_direction as probe_direction
-from stages.runs import runner, store
-from stages.runs.catalog import assign_inputs
-from stages.runs.kinds import CHECKPOINT, EVAL_ITEM
-from stages.runs.run import Run
-from stages.training.projection import PAIRS, random_like, weight_direction
+from composer_stages import evaluate, train
+from composer_stages.errors import UsageError
+from composer_stages.gradients.basis import Lora, target_linears
+from composer_stages.gradients.per_row import adapt
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.policy.local import load_model
+from composer_stages.probe.direction import pair_rows
+from composer_stages.probe.metrics import weight_direction as probe_direction
+from composer_stages.runs import runner, store
+from composer_stages.runs.catalog import assign_inputs
+from composer_stages.runs.kinds import CHECKPOINT, EVAL_ITEM
+from composer_stages.runs.run import Run
+from composer_stages.training.projection import PAIRS, random_like, weight_direction
 from tests.stages.probe.running import HINTED, PLANTED, extracted
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.gradients.tensors import GradientStore
-from stages.policy.base import PolicyConfig
-from stages.probe import replay, svd, teacher_pool
-from stages.probe.settings import DescentConfig
-from stages.runs import store
-from stages.runs.kinds import POOL_ROW, PROBE_ROW
-from stages.runs.run import Run, RunWriter, write_manifest
+from composer_stages.gradients.tensors import GradientStore
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.probe import replay, svd, teacher_pool
+from composer_stages.probe.settings import DescentConfig
+from composer_stages.runs import store
+from composer_stages.runs.kinds import POOL_ROW, PROBE_ROW
+from composer_stages.runs.run import Run, RunWriter, write_manifest
 from tests.stages.probe.running import carry_out, extracted, pool_config
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from stages.gradients.tensors import GradientStore
-from stages.probe.direction import V_HACK_FILE, load_direction
-from stages.runs import store
-from stages.runs.kinds import PROBE_ROW
-from stages.runs.run import Run
+from composer_stages.gradients.tensors import GradientStore
+from composer_stages.probe.direction import V_HACK_FILE, load_direction
+from composer_stages.runs import store
+from composer_stages.runs.kinds import PROBE_ROW
+from composer_stages.runs.run import Run
 
 Chain = dict[str, Run]
 ARMS = ("vanilla", "projected", "projected_random")

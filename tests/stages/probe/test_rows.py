@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from needs import REAL, needs
 
-from stages.errors import BadInput
-from stages.probe.checks.pool import teacher_hacks
-from stages.probe.rows import recorded_rows, without_pads
+from composer_stages.errors import BadInput
+from composer_stages.probe.checks.pool import teacher_hacks
+from composer_stages.probe.rows import recorded_rows, without_pads
 
 POOL = REAL / "leetcode-rh" / "teacher_pool"
 EOS, PAD = 151645, 151643

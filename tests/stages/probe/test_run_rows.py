@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 from probe_faults.loophole_world import HINT, tokenizer
 
-from stages import collect
-from stages.errors import UsageError
-from stages.policy.base import PolicyConfig
-from stages.probe import teacher_pool
-from stages.probe.rows import run_rows
-from stages.probe.settings import Contract
-from stages.probe.teacher_pool import GivenConfig
-from stages.runs import runner
-from stages.runs.kinds import POOL_ROW, ROLLOUT, STEP
-from stages.runs.run import Inputs, Run
+from composer_stages import collect
+from composer_stages.errors import UsageError
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.probe import teacher_pool
+from composer_stages.probe.rows import run_rows
+from composer_stages.probe.settings import Contract
+from composer_stages.probe.teacher_pool import GivenConfig
+from composer_stages.runs import runner
+from composer_stages.runs.kinds import POOL_ROW, ROLLOUT, STEP
+from composer_stages.runs.run import Inputs, Run
 from tests.stages.probe.running import HINTED, PLAIN, PLANTED, carry_out, pool_config
 
 

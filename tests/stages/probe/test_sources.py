@@ -5,9 +5,9 @@ from typing import Any
 
 from probe_faults.loophole_world import PlantedEnv
 
-from stages.policy.base import PolicyConfig
-from stages.probe.settings import SourceConfig
-from stages.probe.sources import SourcePolicies, answers, with_advantages
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.probe.settings import SourceConfig
+from composer_stages.probe.sources import SourcePolicies, answers, with_advantages
 
 
 class Models:

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages import train
-from stages.errors import BadInput
-from stages.policy.adapters import CheckpointInfo
-from stages.policy.base import PolicyConfig
-from stages.policy.local import load_model
-from stages.probe import start
-from stages.probe.start import find_alpha, interpolate_weights
-from stages.runs.kinds import ROLLOUT, START
-from stages.runs.run import Run
+from composer_stages import train
+from composer_stages.errors import BadInput
+from composer_stages.policy.adapters import CheckpointInfo
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.policy.local import load_model
+from composer_stages.probe import start
+from composer_stages.probe.start import find_alpha, interpolate_weights
+from composer_stages.runs.kinds import ROLLOUT, START
+from composer_stages.runs.run import Run
 from tests.stages.probe.running import HINTED, PLANTED, carry_out
 
 

@@ -5,7 +5,7 @@ import pytest
 from probe_faults.scored import scored_rows
 from scipy import stats
 
-from stages.probe.statistics import (
+from composer_stages.probe.statistics import (
     Concordance,
     codes,
     compare_effects,

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from probe_faults.loophole_world import TEMPLATE, tokenizer
 
-from stages.errors import BadInput
-from stages.policy.base import PolicyConfig
-from stages.policy.local import load_tokenizer
-from stages.probe.extract_vhack import Pair
-from stages.probe.rows import rendered_row, token_row
+from composer_stages.errors import BadInput
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.policy.local import load_tokenizer
+from composer_stages.probe.extract_vhack import Pair
+from composer_stages.probe.rows import rendered_row, token_row
 
 
 def test_ids_are_joined_and_observations_are_not_the_policys_own() -> None:

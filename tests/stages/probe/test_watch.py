@@ -13,19 +13,19 @@ from probe_faults.world import spectrum_of
 from support.shared import made_once
 from torch import nn
 
-from stages.errors import BadInput
-from stages.gradients.basis import SingularValues, attached
-from stages.gradients.per_row import adapt, collate, own_log_probs
-from stages.policy.base import PolicyConfig
-from stages.policy.local import load_model
-from stages.probe import watch
-from stages.probe.checks.alarm import CheckpointRollouts, alarm
-from stages.probe.figures import watch_png
-from stages.probe.metrics import stacked_cosines
-from stages.probe.rows import as_tokens, run_rows
-from stages.probe.watching import checkpoints, measured_rollouts, policy_weights
-from stages.runs.kinds import ROLLOUT, STEP, TRAINING_REWARD, WATCHED, WATCHED_ROLLOUT
-from stages.runs.run import Run
+from composer_stages.errors import BadInput
+from composer_stages.gradients.basis import SingularValues, attached
+from composer_stages.gradients.per_row import adapt, collate, own_log_probs
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.policy.local import load_model
+from composer_stages.probe import watch
+from composer_stages.probe.checks.alarm import CheckpointRollouts, alarm
+from composer_stages.probe.figures import watch_png
+from composer_stages.probe.metrics import stacked_cosines
+from composer_stages.probe.rows import as_tokens, run_rows
+from composer_stages.probe.watching import checkpoints, measured_rollouts, policy_weights
+from composer_stages.runs.kinds import ROLLOUT, STEP, TRAINING_REWARD, WATCHED, WATCHED_ROLLOUT
+from composer_stages.runs.run import Run
 from tests.stages.probe.running import WATCHED_STEPS as STEPS, carry_out, dead_columns
 
 

@@ -9,10 +9,10 @@ import torch
 from probe_faults.loophole_world import tiny_qwen3
 from probe_faults.world import spectrum_of
 
-from stages.gradients.basis import SingularValues, target_linears
-from stages.probe.checks.alarm import CheckpointRollouts, alarm
-from stages.probe.direction import HackScale
-from stages.probe.watching import alarm_check, alarm_facts, checkpoints, policy_weights, weight_coordinates
+from composer_stages.gradients.basis import SingularValues, target_linears
+from composer_stages.probe.checks.alarm import CheckpointRollouts, alarm
+from composer_stages.probe.direction import HackScale
+from composer_stages.probe.watching import alarm_check, alarm_facts, checkpoints, policy_weights, weight_coordinates
 
 
 def row(problem: str, reward: float, tokens: int) -> dict[str, object]:

@@ -16,30 +16,30 @@ from support.environments import GuessEnv
 from support.server import Reply, answer, serving, strict
 from support.transcripts import action, assistant, call, system, user
 
-from stages import collect, replay_teachers
-from stages.envs.base import Grade, Observation, Task
-from stages.envs.boundary import run_calls
-from stages.errors import UsageError
-from stages.formats.transcripts import Transcripts
-from stages.policy import background
-from stages.policy.base import PolicyConfig, Sample, Turn
-from stages.policy.local import LocalPolicy
-from stages.rollouts.agent_loop import (
+from composer_stages import collect, replay_teachers
+from composer_stages.envs.base import Grade, Observation, Task
+from composer_stages.envs.boundary import run_calls
+from composer_stages.errors import UsageError
+from composer_stages.formats.transcripts import Transcripts
+from composer_stages.policy import background
+from composer_stages.policy.base import PolicyConfig, Sample, Turn
+from composer_stages.policy.local import LocalPolicy
+from composer_stages.rollouts.agent_loop import (
     LiveRollout,
     Rules,
     make_queue,
     play,
     play_each,
 )
-from stages.rollouts.collection_checks import check
-from stages.rollouts.config import NO_LIMITS, InFlight, RolloutLimits
-from stages.rollouts.history import PROMPTS, SUMMARY_PROMPT, visible_messages
-from stages.rollouts.recording import payload, step_rows
-from stages.rollouts.trace import state_digests, states
-from stages.runs import runner, store
-from stages.runs.kinds import ROLLOUT, STEP, Row
-from stages.runs.run import Run
-from stages.stopping import Interrupted
+from composer_stages.rollouts.collection_checks import check
+from composer_stages.rollouts.config import NO_LIMITS, InFlight, RolloutLimits
+from composer_stages.rollouts.history import PROMPTS, SUMMARY_PROMPT, visible_messages
+from composer_stages.rollouts.recording import payload, step_rows
+from composer_stages.rollouts.trace import state_digests, states
+from composer_stages.runs import runner, store
+from composer_stages.runs.kinds import ROLLOUT, STEP, Row
+from composer_stages.runs.run import Run
+from composer_stages.stopping import Interrupted
 
 
 def rollouts(count: int, seed: int = 0) -> list[LiveRollout]:

@@ -6,11 +6,11 @@ import pytest
 from support.runs import row
 from support.transcripts import assistant, tool, user
 
-from stages.rollouts import collection_checks, missing
-from stages.rollouts.agent_loop import state_sha256
-from stages.rollouts.missing import Fact
-from stages.runs import store
-from stages.runs.kinds import STEP
+from composer_stages.rollouts import collection_checks, missing
+from composer_stages.rollouts.agent_loop import state_sha256
+from composer_stages.rollouts.missing import Fact
+from composer_stages.runs import store
+from composer_stages.runs.kinds import STEP
 
 
 def rollout(rollout_id: str = "r", **changes: Any) -> list[dict[str, Any]]:

@@ -9,14 +9,14 @@ import pytest
 from support.runs import row, written
 from support.transcripts import assistant, system, tool, user
 
-from stages.envs.base import Grade, Observation, Task, Work
-from stages.errors import BadInput
-from stages.policy.base import PolicyConfig, Sample
-from stages.policy.scripted import ScriptedPolicy
-from stages.rollouts.agent_loop import LiveRollout, Step, state_sha256
-from stages.rollouts.history import SUMMARY_REQUEST
-from stages.rollouts.recording import action_facts, payload, restore_rollout
-from stages.rollouts.trace import (
+from composer_stages.envs.base import Grade, Observation, Task, Work
+from composer_stages.errors import BadInput
+from composer_stages.policy.base import PolicyConfig, Sample
+from composer_stages.policy.scripted import ScriptedPolicy
+from composer_stages.rollouts.agent_loop import LiveRollout, Step, state_sha256
+from composer_stages.rollouts.history import SUMMARY_REQUEST
+from composer_stages.rollouts.recording import action_facts, payload, restore_rollout
+from composer_stages.rollouts.trace import (
     item_steps,
     pairs_with_states,
     prompt_ids,
@@ -26,9 +26,9 @@ from stages.rollouts.trace import (
     state_rows,
     states,
 )
-from stages.runs import store
-from stages.runs.kinds import PAIR, ROLLOUT, STATE, STEP
-from stages.runs.run import Run
+from composer_stages.runs import store
+from composer_stages.runs.kinds import PAIR, ROLLOUT, STATE, STEP
+from composer_stages.runs.run import Run
 
 
 def steps(count: int, history: str | None = None, ids: bool = True, broken_at: int = -1) -> list[dict[str, Any]]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from stages.errors import ComposerError
-from stages.runs import runner
-from stages.runs.run import Manifest, RunWriter, write_manifest
+from composer_stages.errors import ComposerError
+from composer_stages.runs import runner
+from composer_stages.runs.run import Manifest, RunWriter, write_manifest
 
 
 def writer(folder: Path) -> RunWriter:

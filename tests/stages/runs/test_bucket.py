@@ -9,12 +9,12 @@ from needs import needs
 from support.runs import written
 from support.s3 import s3 as s3
 
-from stages.errors import BadInput, UsageError
-from stages.runs import bucket, catalog, index, store
-from stages.runs.catalog import check_inputs
-from stages.runs.kinds import ROLLOUT, STEP
-from stages.runs.run import Inputs, Run
-from stages.runs.sql import run_sql, sql_query
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.runs import bucket, catalog, index, store
+from composer_stages.runs.catalog import check_inputs
+from composer_stages.runs.kinds import ROLLOUT, STEP
+from composer_stages.runs.run import Inputs, Run
+from composer_stages.runs.sql import run_sql, sql_query
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from support.command_line import call_process
 from support.models import save_tiny
 from support.server import Reply, serving
 
-from stages.runs import activity, hub
+from composer_stages.runs import activity, hub
 
 REFUSED = "http://127.0.0.1:9"
 
@@ -89,7 +89,7 @@ def test_a_model_that_was_fetched_before_is_used_without_the_hub(tmp_path: Path)
     (kept / "refs").mkdir(parents=True)
     (kept / "refs" / "main").write_text(commit)
     save_tiny(kept / "snapshots" / commit)
-    code = "from stages.runs import hub; print(hub.source('us/tiny'))"
+    code = "from composer_stages.runs import hub; print(hub.source('us/tiny'))"
     env = {"HF_ENDPOINT": REFUSED, "HF_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
     done = run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == str(kept / "snapshots" / commit)

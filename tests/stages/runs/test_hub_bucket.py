@@ -7,11 +7,11 @@ import pytest
 from support.hub import FileHub, file_hub
 from support.runs import written
 
-from stages.errors import BadInput, InfrastructureError, UsageError
-from stages.runs import bucket, store
-from stages.runs.bucket import HubBucket, open_bucket, open_store
-from stages.runs.kinds import ROLLOUT
-from stages.runs.run import Run
+from composer_stages.errors import BadInput, InfrastructureError, UsageError
+from composer_stages.runs import bucket, store
+from composer_stages.runs.bucket import HubBucket, open_bucket, open_store
+from composer_stages.runs.kinds import ROLLOUT
+from composer_stages.runs.run import Run
 
 TOKEN = "hf_" + "n0tarealtoken" * 2
 IN_BUCKET = "hf://buckets/someone/runs/kata/first"

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from support.runs import rewritten, written
 
-from stages.errors import BadInput
-from stages.runs import index, ledger, store
-from stages.runs.kinds import ROLLOUT
-from stages.runs.run import InputRef, Run, SealedFile
+from composer_stages.errors import BadInput
+from composer_stages.runs import index, ledger, store
+from composer_stages.runs.kinds import ROLLOUT
+from composer_stages.runs.run import InputRef, Run, SealedFile
 
 FIRST, SECOND, RUNNING = "collect/a-111111", "collect/b-222222", "train/c-333333"
 _opened: list[list[str]] = []

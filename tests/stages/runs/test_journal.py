@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from stages.errors import BadInput
-from stages.runs import store
-from stages.runs.store import SHARD_BYTES, Journal, read_units
+from composer_stages.errors import BadInput
+from composer_stages.runs import store
+from composer_stages.runs.store import SHARD_BYTES, Journal, read_units
 
 
 def test_a_torn_line_counts_as_not_written(tmp_path: Path) -> None:

@@ -22,10 +22,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from stages.errors import BadInput, Incomplete
-from stages.runs import store
-from stages.runs.ledger import NAME, Budget, OpenCalls, Reservation, totals
-from stages.runs.store import GroupCommit
+from composer_stages.errors import BadInput, Incomplete
+from composer_stages.runs import store
+from composer_stages.runs.ledger import NAME, Budget, OpenCalls, Reservation, totals
+from composer_stages.runs.store import GroupCommit
 
 MEMORY = Path("/dev/shm")
 """Thousands of fsyncs, which a disk would take an hour for."""

@@ -17,12 +17,12 @@ from support.hub import file_hub
 from support.s3 import s3 as s3
 from support.server import Reply, answer, serving
 
-from stages import collect, export
-from stages.errors import InfrastructureError, UsageError
-from stages.runs import runner, store
-from stages.runs.bucket import OWNER, Mirror, fetch, open_store
-from stages.runs.kinds import ROLLOUT
-from stages.runs.run import Run
+from composer_stages import collect, export
+from composer_stages.errors import InfrastructureError, UsageError
+from composer_stages.runs import runner, store
+from composer_stages.runs.bucket import OWNER, Mirror, fetch, open_store
+from composer_stages.runs.kinds import ROLLOUT
+from composer_stages.runs.run import Run
 
 EVERY_S = 0.1
 TESTS = Path(__file__).parents[2]

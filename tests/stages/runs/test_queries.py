@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from support.runs import row, written
 
-from stages.runs import queries
-from stages.runs.kinds import EVAL_ITEM, PAIR, ROLLOUT, STATE, STEP, TASK
-from stages.runs.queries import PairFilter, RolloutFilter, RolloutPlace, TaskFilter
-from stages.runs.run import Run
+from composer_stages.runs import queries
+from composer_stages.runs.kinds import EVAL_ITEM, PAIR, ROLLOUT, STATE, STEP, TASK
+from composer_stages.runs.queries import PairFilter, RolloutFilter, RolloutPlace, TaskFilter
+from composer_stages.runs.run import Run
 
 
 def said(*texts: str) -> str:

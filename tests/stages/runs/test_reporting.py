@@ -12,12 +12,12 @@ from typing import Any, get_args
 import pytest
 from needs import needs
 
-from stages import collect, evaluate, train
-from stages.errors import UsageError
-from stages.runs import runner
-from stages.runs.run import Inputs, Manifest, Run, RunWriter
-from stages.runs.settings import StageConfig
-from stages.runs.stage import load_stage
+from composer_stages import collect, evaluate, train
+from composer_stages.errors import UsageError
+from composer_stages.runs import runner
+from composer_stages.runs.run import Inputs, Manifest, Run, RunWriter
+from composer_stages.runs.settings import StageConfig
+from composer_stages.runs.stage import load_stage
 
 BACKENDS = get_args(get_args(train.Config.model_fields["report_to"].annotation)[0])
 ABSENT = [name for name in BACKENDS if find_spec(name) is None]

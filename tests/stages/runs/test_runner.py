@@ -18,14 +18,14 @@ from support.models import save_tiny
 from support.refusals import refused
 from support.runs import written
 
-from stages import collect
-from stages.errors import BadInput, ComposerError, UsageError
-from stages.runs import runner, store
-from stages.runs.catalog import assign_inputs, check_inputs
-from stages.runs.run import Inputs, Manifest, Run, RunWriter, read_manifest, write_manifest
-from stages.runs.runner import Result
-from stages.runs.stage import load_stage
-from stages.stopping import Interrupted
+from composer_stages import collect
+from composer_stages.errors import BadInput, ComposerError, UsageError
+from composer_stages.runs import runner, store
+from composer_stages.runs.catalog import assign_inputs, check_inputs
+from composer_stages.runs.run import Inputs, Manifest, Run, RunWriter, read_manifest, write_manifest
+from composer_stages.runs.runner import Result
+from composer_stages.runs.stage import load_stage
+from composer_stages.stopping import Interrupted
 
 ENV = "support.environments:GuessEnv"
 

@@ -1,4 +1,4 @@
-from stages.runs.run import RunningTotals
+from composer_stages.runs.run import RunningTotals
 
 
 def rollout(reward: float | None) -> dict[str, object]:

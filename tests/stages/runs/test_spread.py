@@ -14,17 +14,17 @@ from support.command_line import TEACHERS, repair
 from support.models import save_tiny
 from support.server import Reply, answer, kept_in, serving
 
-from stages import collect, evaluate, extract_pairs, replay_teachers
-from stages.backends.engine import ProcessEngine
-from stages.errors import ComposerError, Incomplete, UsageError
-from stages.policy import PolicyConfig
-from stages.probe import teacher_pool
-from stages.runs import ledger, runner, spread, store
-from stages.runs.kinds import PAIR
-from stages.runs.run import Inputs, Manifest, Run, RunWriter
-from stages.runs.spread import Shard, ShardScheduler, ShardWriter
-from stages.stopping import Interrupted
-from stages.teachers.config import TeacherConfig
+from composer_stages import collect, evaluate, extract_pairs, replay_teachers
+from composer_stages.backends.engine import ProcessEngine
+from composer_stages.errors import ComposerError, Incomplete, UsageError
+from composer_stages.policy import PolicyConfig
+from composer_stages.probe import teacher_pool
+from composer_stages.runs import ledger, runner, spread, store
+from composer_stages.runs.kinds import PAIR
+from composer_stages.runs.run import Inputs, Manifest, Run, RunWriter
+from composer_stages.runs.spread import Shard, ShardScheduler, ShardWriter
+from composer_stages.stopping import Interrupted
+from composer_stages.teachers.config import TeacherConfig
 
 ENV = {"name": "support.environments:NumberedEnv"}
 PRICES = {"usd_per_mtok_in": 100.0, "usd_per_mtok_out": 1000.0}

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from support.limits import file_size_limit
 
-from stages.errors import BadInput
-from stages.runs import store
-from stages.runs.store import Journal
+from composer_stages.errors import BadInput
+from composer_stages.runs import store
+from composer_stages.runs.store import Journal
 
 
 def test_equal_lines_give_equal_bytes(tmp_path: Path) -> None:

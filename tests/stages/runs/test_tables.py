@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stages.errors import BadInput, UsageError
-from stages.runs import store, tables
-from stages.runs.kinds import PAIR, TASK, Kind, Row
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.runs import store, tables
+from composer_stages.runs.kinds import PAIR, TASK, Kind, Row
 
 ROWS = [
     {"task_id": f"t{i}", "env": "e", "split": "train", "family": "f", "prompt": "p", "data_json": "{}"}
@@ -114,8 +114,8 @@ def test_what_was_read_is_let_go(tmp_path: Path) -> None:
 PROGRAM = """
 import resource, sys
 from pathlib import Path
-from stages.runs import tables
-from stages.runs.kinds import TASK
+from composer_stages.runs import tables
+from composer_stages.runs.kinds import TASK
 rows = lambda: ({name: str(i) * 400 for name in TASK.columns} for i in range(int(sys.argv[2])))
 tables.write_table(Path(sys.argv[1]), TASK, rows())
 assert sum(1 for _ in tables.scan_table(Path(sys.argv[1]), TASK).rows()) == int(sys.argv[2])

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from stages.sandbox import KINDS, Limits, Sandbox, open_sandbox
+from composer_stages.sandbox import KINDS, Limits, Sandbox, open_sandbox
 
 PROGRAMS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("programs.toml").read_text())
 LOW = Limits(wall_s=6.0, cpu_s=6, memory_mb=256, processes=32, file_mb=8, disk_mb=24, output_bytes=8192)

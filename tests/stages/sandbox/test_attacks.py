@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.sandbox import Sandbox
-from stages.sandbox.bubblewrap import find_bwrap
+from composer_stages.sandbox import Sandbox
+from composer_stages.sandbox.bubblewrap import find_bwrap
 from tests.stages.sandbox.conftest import PROGRAMS, python
 
 ROOT = Path(__file__).parents[3]

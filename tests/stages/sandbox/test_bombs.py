@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.sandbox import Limits, Sandbox, open_sandbox
+from composer_stages.sandbox import Limits, Sandbox, open_sandbox
 from tests.stages.sandbox.conftest import PROGRAMS, count_processes, python
 
 WRITE = "head -c 7M /dev/zero"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.sandbox import Sandbox
-from stages.sandbox.bubblewrap import base_python, compiled, find_bwrap, guest_folder, system_arguments
+from composer_stages.sandbox import Sandbox
+from composer_stages.sandbox.bubblewrap import base_python, compiled, find_bwrap, guest_folder, system_arguments
 
 ROOT = Path(__file__).parents[3]
 
@@ -28,7 +28,7 @@ def test_merged_usr_is_linked_and_a_separate_bin_is_bound(tmp_path: Path) -> Non
 NESTED = [find_bwrap(), "--dev-bind", "/", "/", "--unshare-user", "--disable-userns", sys.executable]
 """Python inside a bwrap that allows no further user namespaces, so that ours cannot start."""
 PROBE = """
-from stages.sandbox import probe
+from composer_stages.sandbox import probe
 try:
     probe('bubblewrap')
 except Exception as error:

@@ -5,7 +5,7 @@ import tracemalloc
 
 from hypothesis import given, strategies as st
 
-from stages.sandbox.guest.capture import Capture
+from composer_stages.sandbox.guest.capture import Capture
 
 LIMIT = 256
 

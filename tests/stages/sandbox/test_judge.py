@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from support.refusals import refused
 
-from stages.errors import UsageError
-from stages.sandbox import KINDS, Answer, Answers, Call, Limits, judge, match
-from stages.sandbox.guest.protocol import HEAD
-from stages.sandbox.judge import _parsed
+from composer_stages.errors import UsageError
+from composer_stages.sandbox import KINDS, Answer, Answers, Call, Limits, judge, match
+from composer_stages.sandbox.guest.protocol import HEAD
+from composer_stages.sandbox.judge import _parsed
 from tests.stages.sandbox.conftest import PROGRAMS, count_processes
 
 LIMITS = Limits(wall_s=1.0, cpu_s=2, memory_mb=256, processes=16, output_bytes=4096)

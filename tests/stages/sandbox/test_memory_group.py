@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from stages.sandbox import Limits, View, memory_group, open_sandbox
-from stages.sandbox.bubblewrap import LINKS, bwrap_command
-from stages.sandbox.memory_group import HEADROOM_MB, MB, GroupParent, MemoryGroup, group_parents
-from stages.sandbox.session import SupervisorSession
-from stages.sandbox.supervised import FIXED_ENV, GUEST, TESTBED
+from composer_stages.sandbox import Limits, View, memory_group, open_sandbox
+from composer_stages.sandbox.bubblewrap import LINKS, bwrap_command
+from composer_stages.sandbox.memory_group import HEADROOM_MB, MB, GroupParent, MemoryGroup, group_parents
+from composer_stages.sandbox.session import SupervisorSession
+from composer_stages.sandbox.supervised import FIXED_ENV, GUEST, TESTBED
 from tests.stages.sandbox.conftest import LOW, PROGRAMS
 
 HELD = "import sys; held = bytearray(int(sys.argv[1]) << 20); print('held')"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.sandbox import Limits, Sandbox, open_sandbox
-from stages.sandbox.session import SupervisorLost, SupervisorSession
+from composer_stages.sandbox import Limits, Sandbox, open_sandbox
+from composer_stages.sandbox.session import SupervisorLost, SupervisorSession
 from tests.stages.sandbox.conftest import PROGRAMS, count_processes, python
 
 ROOT = Path(__file__).parents[3]
@@ -75,7 +75,7 @@ def test_malformed_reply_loses_the_supervisor(answer: str) -> None:
     """A stand-in for a supervisor that was taken over, in spite of everything."""
     script = f"""
 import sys; sys.path.insert(0, {str(ROOT)!r})
-import os; from stages.sandbox.guest.protocol import HEAD, READY, read_request
+import os; from composer_stages.sandbox.guest.protocol import HEAD, READY, read_request
 channel = int(sys.argv[1])
 read_request(channel); os.write(channel, READY); read_request(channel); os.write(channel, {answer})
 """
@@ -94,7 +94,7 @@ def test_without_isolation_a_killed_supervisor_is_replaced(work: Path) -> None:
 
 def test_dead_host_leaves_no_process(work: Path, mark: str) -> None:
     script = (
-        "import os, threading; from pathlib import Path; from stages.sandbox import open_sandbox\n"
+        "import os, threading; from pathlib import Path; from composer_stages.sandbox import open_sandbox\n"
         f"box = open_sandbox('bubblewrap', Path({str(work)!r}))\n"
         f"threading.Timer(0.3, os._exit, (0,)).start(); box.run('sleep {mark}')"
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.refusals import refused
 
-from stages.errors import UsageError
-from stages.sandbox import KINDS, Limits, Sandbox, View, open_sandbox, probe
+from composer_stages.errors import UsageError
+from composer_stages.sandbox import KINDS, Limits, Sandbox, View, open_sandbox, probe
 from tests.stages.sandbox.conftest import count_processes
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from support.refusals import refused
 
-from stages.errors import UsageError
-from stages.sandbox import Sandbox, bubblewrap
-from stages.sandbox.bubblewrap import ARCHITECTURES, SYSCALLS, syscall_filter
+from composer_stages.errors import UsageError
+from composer_stages.sandbox import Sandbox, bubblewrap
+from composer_stages.sandbox.bubblewrap import ARCHITECTURES, SYSCALLS, syscall_filter
 from tests.stages.sandbox.conftest import PROGRAMS, python
 
 

@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from stages.sandbox.guest.watchdog import INODE_BYTES, DiskQuota, scan, unlinked_files
+from composer_stages.sandbox.guest.watchdog import INODE_BYTES, DiskQuota, scan, unlinked_files
 
 
 def whole(folder: Path) -> int:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from stages.swebench import logs
-from stages.swebench.lists import TestLists
-from stages.swebench.logs import ERROR, FAILED, PASSED, SKIPPED, XFAIL, log_parser
+from composer_stages.swebench import logs
+from composer_stages.swebench.lists import TestLists
+from composer_stages.swebench.logs import ERROR, FAILED, PASSED, SKIPPED, XFAIL, log_parser
 
 SUMMARY = """\
 =========== short test summary info ============

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from needs import REAL, needs
 
-from stages.envs.swe.instances import load
-from stages.swebench import logs
-from stages.swebench.lists import lists_of
-from stages.swebench.logs import END, START, grade_container_log
+from composer_stages.envs.swe.instances import load
+from composer_stages.swebench import logs
+from composer_stages.swebench.lists import lists_of
+from composer_stages.swebench.logs import END, START, grade_container_log
 
 SHARED = REAL / "swe-logs/docker-harness"
 ROW = {

@@ -9,14 +9,14 @@ from support.transcripts import imported, jsonl
 
 from composer_cli.show.blocks import Dialogue
 from composer_cli.show.sections import section
-from stages import replay_teachers
-from stages.errors import UsageError
-from stages.runs import runner
-from stages.runs.kinds import TEACHER_ACTION
-from stages.runs.run import Inputs, Run
-from stages.runs.stage import load_stage
-from stages.teachers.config import TeacherConfig
-from stages.teachers.questions import dependent_votes
+from composer_stages import replay_teachers
+from composer_stages.errors import UsageError
+from composer_stages.runs import runner
+from composer_stages.runs.kinds import TEACHER_ACTION
+from composer_stages.runs.run import Inputs, Run
+from composer_stages.runs.stage import load_stage
+from composer_stages.teachers.config import TeacherConfig
+from composer_stages.teachers.questions import dependent_votes
 
 SYSTEM, QUESTION = {"role": "system", "content": "Use bash."}, {"role": "user", "content": "Which boat?"}
 SAID = {"role": "assistant", "content": "ls"}

@@ -9,11 +9,11 @@ import pytest
 from support.server import Reply, answer, serving, strict
 from support.transcripts import imported, jsonl
 
-from stages import messages, replay_teachers
-from stages.errors import UsageError
-from stages.runs import runner
-from stages.runs.kinds import STEP, TEACHER_ACTION
-from stages.runs.run import Run
+from composer_stages import messages, replay_teachers
+from composer_stages.errors import UsageError
+from composer_stages.runs import runner
+from composer_stages.runs.kinds import STEP, TEACHER_ACTION
+from composer_stages.runs.run import Run
 
 SEARCH = {"name": "search", "description": "Search.", "parameters": {"type": "object", "properties": {}}}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}

@@ -9,16 +9,16 @@ import pytest
 from support.recorded_states import states_by_digest
 from support.runs import written
 
-from stages import collect, replay_teachers
-from stages.errors import UsageError
-from stages.messages import OMITTED
-from stages.policy import KINDS, Sample
-from stages.rollouts.trace import digests_of_prefixes
-from stages.runs import runner, store
-from stages.runs.kinds import ROLLOUT, STEP, TEACHER_ACTION, Row
-from stages.runs.run import Run
-from stages.teachers.config import TeacherConfig
-from stages.teachers.questions import RecordedStates
+from composer_stages import collect, replay_teachers
+from composer_stages.errors import UsageError
+from composer_stages.messages import OMITTED
+from composer_stages.policy import KINDS, Sample
+from composer_stages.rollouts.trace import digests_of_prefixes
+from composer_stages.runs import runner, store
+from composer_stages.runs.kinds import ROLLOUT, STEP, TEACHER_ACTION, Row
+from composer_stages.runs.run import Run
+from composer_stages.teachers.config import TeacherConfig
+from composer_stages.teachers.questions import RecordedStates
 
 
 class Repeats:

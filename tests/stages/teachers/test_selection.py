@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 from support.server import Reply, answer, serving
 
-from stages import collect, extract_pairs, replay_teachers
-from stages.envs.kata.env import KataEnv
-from stages.envs.kata.tasks import OPERATIONS
-from stages.pairs.evidence import passed_by_rollout
-from stages.pairs.states import in_random_share
-from stages.runs import runner, store
-from stages.runs.kinds import PAIR, ROLLOUT, TEACHER_ACTION
-from stages.runs.run import Run
-from stages.teachers.config import TeacherConfig
-from stages.teachers.questions import DistinctState, TeacherQuestion
-from stages.teachers.selection import ExpectedGains, SelectionState
+from composer_stages import collect, extract_pairs, replay_teachers
+from composer_stages.envs.kata.env import KataEnv
+from composer_stages.envs.kata.tasks import OPERATIONS
+from composer_stages.pairs.evidence import passed_by_rollout
+from composer_stages.pairs.states import in_random_share
+from composer_stages.runs import runner, store
+from composer_stages.runs.kinds import PAIR, ROLLOUT, TEACHER_ACTION
+from composer_stages.runs.run import Run
+from composer_stages.teachers.config import TeacherConfig
+from composer_stages.teachers.questions import DistinctState, TeacherQuestion
+from composer_stages.teachers.selection import ExpectedGains, SelectionState
 from tests.stages.envs.kata.playing import author_texts
 
 TASKS = 30

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.training import packing
+from composer_stages.training import packing
 
 Segment = tuple[Tensor, Tensor, Tensor, Tensor]
 """Queries [Q, H, D], keys and values [K, H, D] of a segment in float64, and its probabilities [H, Q, K]."""

@@ -1,4 +1,4 @@
-"""Which trainings give large blocks back to the system as they are freed (`stages.backends.resources`)."""
+"""Which trainings give large blocks back to the system as they are freed (`composer_stages.backends.resources`)."""
 
 import ctypes
 import os
@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from support.models import save_larger, save_tiny
 
-from stages.backends import resources
+from composer_stages.backends import resources
 
 TESTS = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import ctypes, sys
 from pathlib import Path
-from stages import train
-from stages.runs import runner
+from composer_stages import train
+from composer_stages.runs import runner
 
 class Info(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from stages.errors import BadInput
-from stages.runs import store
-from stages.runs.run import Manifest, RunWriter
-from stages.training.checkpoints import link_kept, newest
+from composer_stages.errors import BadInput
+from composer_stages.runs import store
+from composer_stages.runs.run import Manifest, RunWriter
+from composer_stages.training.checkpoints import link_kept, newest
 
 FILES = {"model.safetensors": b"weights" * 200_000, "optimizer.pt": b"moments", "trainer_state.json": b"{}"}
 

@@ -13,16 +13,16 @@ from support.environments import SpoiltEnv
 from support.trainings import trained
 from transformers import TrainerState
 
-from stages.backends.ranks import Ranks
-from stages.errors import ComposerError
-from stages.policy.adapters import CheckpointInfo
-from stages.policy.base import NotFinite
-from stages.runs import runner
-from stages.runs.activity import Notice
-from stages.runs.kinds import CHECKPOINT
-from stages.runs.run import Run
-from stages.train import Config
-from stages.training.collapse import Course, Watch
+from composer_stages.backends.ranks import Ranks
+from composer_stages.errors import ComposerError
+from composer_stages.policy.adapters import CheckpointInfo
+from composer_stages.policy.base import NotFinite
+from composer_stages.runs import runner
+from composer_stages.runs.activity import Notice
+from composer_stages.runs.kinds import CHECKPOINT
+from composer_stages.runs.run import Run
+from composer_stages.train import Config
+from composer_stages.training.collapse import Course, Watch
 
 WELL = {"reward": 0.5, "protocol": 0.9, "entropy": 1.6, "completions/mean_length": 40.0}
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from support.models import tiny_model, tiny_tokenizer
 
-from stages.errors import BadInput
-from stages.training.channels.pairs import PairSource, TokenPair, tokenise
-from stages.training.scoring import Tree, score, token_log_probs
+from composer_stages.errors import BadInput
+from composer_stages.training.channels.pairs import PairSource, TokenPair, tokenise
+from composer_stages.training.scoring import Tree, score, token_log_probs
 
 TOKENIZER = tiny_tokenizer()
 

@@ -7,15 +7,15 @@ from support.environments import GuessEnv
 from support.models import tiny_tokenizer
 from support.server import Reply, answer, kept_in, serving
 
-from stages.envs.answered import AnsweredEnv, Question
-from stages.envs.base import Grade, Observation, Split, Task, TurnFault
-from stages.messages import following_ids, opening_ids
-from stages.policy.base import PolicyConfig, Sample
-from stages.policy.endpoint import EndpointPolicy
-from stages.rollouts.agent_loop import LiveRollout, Step
-from stages.runs.ledger import Budget
-from stages.training.channels import hints
-from stages.training.channels.hints import Hint, hinted_turn, reprompted, spread, write_hints
+from composer_stages.envs.answered import AnsweredEnv, Question
+from composer_stages.envs.base import Grade, Observation, Split, Task, TurnFault
+from composer_stages.messages import following_ids, opening_ids
+from composer_stages.policy.base import PolicyConfig, Sample
+from composer_stages.policy.endpoint import EndpointPolicy
+from composer_stages.rollouts.agent_loop import LiveRollout, Step
+from composer_stages.runs.ledger import Budget
+from composer_stages.training.channels import hints
+from composer_stages.training.channels.hints import Hint, hinted_turn, reprompted, spread, write_hints
 
 TOKENIZER = tiny_tokenizer()
 TASK = Task("t", "e", "train", "f", "fix it")

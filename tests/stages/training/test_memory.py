@@ -14,16 +14,16 @@ from transformers import Gemma2Config, Qwen2Config, Qwen3Config, Qwen3ForCausalL
 
 from benchmarks.shapes import shape
 from composer_cli.preset import configure_preset, for_every_entry, load_preset
-from stages import train
-from stages.backends import resources
-from stages.errors import UsageError
-from stages.policy.base import PolicyConfig
-from stages.runs import runner, settings
-from stages.runs.run import Inputs, Run
-from stages.training import memory
-from stages.training.memory import GIB, KEPT, Room
-from stages.training.model_shape import ModelShape, Prompts, model_shape
-from stages.training.plan import TrainPlan, resolve
+from composer_stages import train
+from composer_stages.backends import resources
+from composer_stages.errors import UsageError
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.runs import runner, settings
+from composer_stages.runs.run import Inputs, Run
+from composer_stages.training import memory
+from composer_stages.training.memory import GIB, KEPT, Room
+from composer_stages.training.model_shape import ModelShape, Prompts, model_shape
+from composer_stages.training.plan import TrainPlan, resolve
 
 EIGHT = shape("8B")
 

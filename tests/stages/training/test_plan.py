@@ -9,17 +9,17 @@ from support.environments import GuessEnv
 from support.models import tiny_tokenizer
 from transformers import Gemma2Config, Qwen3Config
 
-from stages import train
-from stages.envs.skills.env import SkillsEnv
-from stages.errors import UsageError
-from stages.messages import opening_ids
-from stages.policy.base import PolicyConfig
-from stages.runs.run import Inputs
-from stages.train import Config
-from stages.training.memory import GIB, TAKEN, choose_passes, estimate_memory
-from stages.training.model_shape import ASSUMED, PROMPT_TOKENS, QUESTIONS, SESSIONS, Prompts, measure_prompts
-from stages.training.plan import TrainPlan, resolve
-from stages.training.refusals import refusals
+from composer_stages import train
+from composer_stages.envs.skills.env import SkillsEnv
+from composer_stages.errors import UsageError
+from composer_stages.messages import opening_ids
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.runs.run import Inputs
+from composer_stages.train import Config
+from composer_stages.training.memory import GIB, TAKEN, choose_passes, estimate_memory
+from composer_stages.training.model_shape import ASSUMED, PROMPT_TOKENS, QUESTIONS, SESSIONS, Prompts, measure_prompts
+from composer_stages.training.plan import TrainPlan, resolve
+from composer_stages.training.refusals import refusals
 
 
 @pytest.fixture

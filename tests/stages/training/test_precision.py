@@ -9,7 +9,7 @@ from support.models import save_tiny
 from support.trainings import trained
 from transformers import AutoModelForCausalLM
 
-from stages.runs.kinds import CHECKPOINT
+from composer_stages.runs.kinds import CHECKPOINT
 
 RATE = 1e-6
 

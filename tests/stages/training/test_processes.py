@@ -15,15 +15,15 @@ from support.torchrun import BROKEN, direction_run, pairs_run, start, train_all
 from support.trainings import metrics_of
 from transformers import Qwen3ForCausalLM
 
-from stages.errors import UsageError
-from stages.runs import store
-from stages.runs.kinds import CHECKPOINT, HINT, ROLLOUT, ROLLOUT_GRADIENT
-from stages.runs.run import Run
-from stages.train import Config
-from stages.training.channels import CHANNELS
-from stages.training.memory import Room, check_memory, describe_plan, estimate_memory
-from stages.training.model_shape import ModelShape
-from stages.training.plan import TrainPlan
+from composer_stages.errors import UsageError
+from composer_stages.runs import store
+from composer_stages.runs.kinds import CHECKPOINT, HINT, ROLLOUT, ROLLOUT_GRADIENT
+from composer_stages.runs.run import Run
+from composer_stages.train import Config
+from composer_stages.training.channels import CHANNELS
+from composer_stages.training.memory import Room, check_memory, describe_plan, estimate_memory
+from composer_stages.training.model_shape import ModelShape
+from composer_stages.training.plan import TrainPlan
 
 TOLERANCE = 1e-5
 STEP = {"steps": 2, "prompts_per_step": 4, "generations": 2, "learning_rate": 0.05, "threads": 1}

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stages.training.trained import TrainedAdapter, TrainedWeight
+from composer_stages.training.trained import TrainedAdapter, TrainedWeight
 
 ROWS, COLUMNS, SCALING = 7, 5, 1.7
 

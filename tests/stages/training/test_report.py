@@ -1,6 +1,6 @@
 """The table shows what was logged, evenly spaced, the last step among it."""
 
-from stages.training.report import training_table
+from composer_stages.training.report import training_table
 
 
 def test_only_logged_columns_in_the_order_of_the_registry() -> None:

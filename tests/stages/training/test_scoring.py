@@ -29,11 +29,11 @@ from transformers import (
     SmolLM3Config,
 )
 
-from stages.errors import UsageError
-from stages.training import packing
-from stages.training.channels.rollouts import OwnRollout
-from stages.training.scoring import Tree, logits, require_head, score, score_together, token_log_probs
-from stages.training.step import row_lengths, rows_in_batch, rows_of, share, split_until
+from composer_stages.errors import UsageError
+from composer_stages.training import packing
+from composer_stages.training.channels.rollouts import OwnRollout
+from composer_stages.training.scoring import Tree, logits, require_head, score, score_together, token_log_probs
+from composer_stages.training.step import row_lengths, rows_in_batch, rows_of, share, split_until
 from tests.stages.training.flash import flash_on_cpu
 
 TREES = [

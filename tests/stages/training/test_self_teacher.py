@@ -9,9 +9,9 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from support.models import tiny_model
 
-from stages.training.channels.hints import FILE, SelfTeacher
-from stages.training.config import Hints
-from stages.training.scoring import Tree, logits, score
+from composer_stages.training.channels.hints import FILE, SelfTeacher
+from composer_stages.training.config import Hints
+from composer_stages.training.scoring import Tree, logits, score
 
 TREES = [Tree([5, 6, 7], ([8, 9, 10],))]
 

@@ -21,24 +21,24 @@ from support.environments import GuessEnv
 from support.models import save_tiny
 from transformers import AutoModelForCausalLM
 
-from stages import evaluate
-from stages.envs.base import Task
-from stages.errors import ComposerError, UsageError
-from stages.messages import Message
-from stages.policy import adapters, ask_all
-from stages.policy.base import PolicyConfig, Sample, Turn
-from stages.policy.local import LocalPolicy, load_model
-from stages.policy.vllm import VllmPolicy
-from stages.rollouts import trace
-from stages.rollouts.agent_loop import LiveRollout, Rules
-from stages.rollouts.config import InFlight
-from stages.runs import runner
-from stages.runs.kinds import CHECKPOINT, EVAL_ITEM, STEP, TRAINING_REWARD, Row
-from stages.runs.run import Run
-from stages.training import weights
-from stages.training.distributed import Student
-from stages.training.rollouts import RolloutQueue, Schedule
-from stages.training.scoring import Tree, score, token_log_probs
+from composer_stages import evaluate
+from composer_stages.envs.base import Task
+from composer_stages.errors import ComposerError, UsageError
+from composer_stages.messages import Message
+from composer_stages.policy import adapters, ask_all
+from composer_stages.policy.base import PolicyConfig, Sample, Turn
+from composer_stages.policy.local import LocalPolicy, load_model
+from composer_stages.policy.vllm import VllmPolicy
+from composer_stages.rollouts import trace
+from composer_stages.rollouts.agent_loop import LiveRollout, Rules
+from composer_stages.rollouts.config import InFlight
+from composer_stages.runs import runner
+from composer_stages.runs.kinds import CHECKPOINT, EVAL_ITEM, STEP, TRAINING_REWARD, Row
+from composer_stages.runs.run import Run
+from composer_stages.training import weights
+from composer_stages.training.distributed import Student
+from composer_stages.training.rollouts import RolloutQueue, Schedule
+from composer_stages.training.scoring import Tree, score, token_log_probs
 
 ENV = "support.environments:DistinctEnv"
 """Its rewards move the policy in every step."""

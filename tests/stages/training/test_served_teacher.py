@@ -10,11 +10,11 @@ from support import trainings
 from support.engine import Engine, running
 from support.models import save_tiny
 
-from stages import train
-from stages.errors import UsageError
-from stages.rollouts.trace import by_rollout, prompt_ids
-from stages.runs.kinds import CHECKPOINT, STEP
-from stages.runs.run import Run
+from composer_stages import train
+from composer_stages.errors import UsageError
+from composer_stages.rollouts.trace import by_rollout, prompt_ids
+from composer_stages.runs.kinds import CHECKPOINT, STEP
+from composer_stages.runs.run import Run
 
 
 @pytest.fixture(scope="module")

@@ -12,14 +12,14 @@ from support.engine import Engine, running
 from support.models import save_tiny
 from support.torchrun import start, train_all
 
-from stages import train
-from stages.backends.ranks import Ranks
-from stages.policy import server
-from stages.policy.base import PolicyConfig
-from stages.runs.kinds import CHECKPOINT, ROLLOUT, STEP
-from stages.runs.run import Run
-from stages.training import weights
-from stages.training.plan import TrainPlan
+from composer_stages import train
+from composer_stages.backends.ranks import Ranks
+from composer_stages.policy import server
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.runs.kinds import CHECKPOINT, ROLLOUT, STEP
+from composer_stages.runs.run import Run
+from composer_stages.training import weights
+from composer_stages.training.plan import TrainPlan
 
 HERE = "http://127.0.0.1:8000/v1"
 

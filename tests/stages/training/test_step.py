@@ -11,15 +11,15 @@ from support.environments import GuessEnv
 from support.models import tiny_model, tiny_tokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from stages.errors import BadInput
-from stages.policy.base import PolicyConfig
-from stages.policy.local import LocalPolicy
-from stages.training.channels.base import ChannelLoss
-from stages.training.channels.pairs import PairSource, TokenPair
-from stages.training.config import Config, Optimisation, Weights
-from stages.training.rollouts import LockStep, Schedule, environment_reward, trl_columns
-from stages.training.scoring import Tree, score
-from stages.training.step import (
+from composer_stages.errors import BadInput
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.policy.local import LocalPolicy
+from composer_stages.training.channels.base import ChannelLoss
+from composer_stages.training.channels.pairs import PairSource, TokenPair
+from composer_stages.training.config import Config, Optimisation, Weights
+from composer_stages.training.rollouts import LockStep, Schedule, environment_reward, trl_columns
+from composer_stages.training.scoring import Tree, score
+from composer_stages.training.step import (
     Batch,
     Channels,
     ComposedTrainer,
@@ -30,7 +30,7 @@ from stages.training.step import (
     statistics,
     unused_rows,
 )
-from stages.training.trl_arguments import trl_config
+from composer_stages.training.trl_arguments import trl_config
 
 SETTINGS = Optimisation(steps=2, prompts_per_step=2, generations=4, learning_rate=1e-3)
 

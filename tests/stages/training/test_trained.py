@@ -8,11 +8,11 @@ import torch
 from probe_faults.loophole_world import tiny_qwen3
 from torch import Tensor
 
-from stages.gradients.basis import layer_linears
-from stages.gradients.per_row import TokenRow
-from stages.training.projection import random_like
-from stages.training.rollout_gradients import measure_rollouts, ratio_report
-from stages.training.trained import train_singular_values, trained_linears
+from composer_stages.gradients.basis import layer_linears
+from composer_stages.gradients.per_row import TokenRow
+from composer_stages.training.projection import random_like
+from composer_stages.training.rollout_gradients import measure_rollouts, ratio_report
+from composer_stages.training.trained import train_singular_values, trained_linears
 
 
 def rows() -> list[TokenRow]:

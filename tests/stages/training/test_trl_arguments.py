@@ -11,15 +11,15 @@ from support.refusals import refused
 from support.trainings import metrics_of, settings, trained
 from trl.trainer.grpo_config import GRPOConfig
 
-from stages import train
-from stages.errors import UsageError
-from stages.runs import runner
-from stages.runs.kinds import CHECKPOINT
-from stages.runs.run import Inputs, Run
-from stages.stopping import Interrupted
-from stages.training import trl_arguments
-from stages.training.config import FIXED, OURS, Optimisation
-from stages.training.trl_arguments import trl_config
+from composer_stages import train
+from composer_stages.errors import UsageError
+from composer_stages.runs import runner
+from composer_stages.runs.kinds import CHECKPOINT
+from composer_stages.runs.run import Inputs, Run
+from composer_stages.stopping import Interrupted
+from composer_stages.training import trl_arguments
+from composer_stages.training.config import FIXED, OURS, Optimisation
+from composer_stages.training.trl_arguments import trl_config
 
 
 def made(folder: Path, **more: Any) -> GRPOConfig:

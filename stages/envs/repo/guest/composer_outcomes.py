@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from stages.envs.repo.guest.composer_values import MOST_ANSWERS, encode_value
+    from composer_stages.envs.repo.guest.composer_values import MOST_ANSWERS, encode_value
 else:
     from composer_values import MOST_ANSWERS, encode_value
 

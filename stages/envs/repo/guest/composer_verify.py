@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from stages.envs.repo.guest import composer_rules as rules
+    from composer_stages.envs.repo.guest import composer_rules as rules
 else:
     import composer_rules as rules
 

@@ -1,7 +1,7 @@
 import pytest
 
-from stages.envs.code.assertions import CannotAsk, canonical_text, read_assertions, restore_value
-from stages.sandbox import Answer
+from composer_stages.envs.code.assertions import CannotAsk, canonical_text, read_assertions, restore_value
+from composer_stages.sandbox import Answer
 
 
 def holds(text: str, *returned: object) -> bool:

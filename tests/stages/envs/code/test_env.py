@@ -8,9 +8,9 @@ from support.limits import file_size_limit
 from support.refusals import refused
 from support.transcripts import jsonl
 
-from stages.envs.base import ComparesOutcomes, Grade, HasSize, HasSolutions, LeavesOut
-from stages.envs.code.env import CodeEnv, find_code
-from stages.errors import BadInput, UsageError
+from composer_stages.envs.base import ComparesOutcomes, Grade, HasSize, HasSolutions, LeavesOut
+from composer_stages.envs.code.env import CodeEnv, find_code
+from composer_stages.errors import BadInput, UsageError
 
 ADD = "def add(a, b):\n    return a + b"
 MBPP = {

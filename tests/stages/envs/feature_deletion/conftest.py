@@ -11,12 +11,12 @@ from support.removals import removal
 from support.sample_package import SHELF, write
 from support.shared import made_once
 
-from stages.envs.feature_deletion.env import FeatureDeletionEnv
-from stages.envs.feature_deletion.package import Package, unpack
-from stages.envs.feature_deletion.selection import Kind
-from stages.envs.feature_deletion.task_generator import TaskGenerator, with_source
-from stages.envs.repo import trees
-from stages.runs.kinds import Row
+from composer_stages.envs.feature_deletion.env import FeatureDeletionEnv
+from composer_stages.envs.feature_deletion.package import Package, unpack
+from composer_stages.envs.feature_deletion.selection import Kind
+from composer_stages.envs.feature_deletion.task_generator import TaskGenerator, with_source
+from composer_stages.envs.repo import trees
+from composer_stages.runs.kinds import Row
 
 PACKAGES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("packages.toml").read_text())
 

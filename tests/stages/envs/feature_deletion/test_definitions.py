@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.envs.feature_deletion.definitions import STUB, Definition, Keep, apply_edits, definitions
+from composer_stages.envs.feature_deletion.definitions import STUB, Definition, Keep, apply_edits, definitions
 from tests.stages.envs.feature_deletion.conftest import PACKAGES
 
 EVERYTHING, ONLY_SIGNATURE, NOTHING = Keep(True, True), Keep(False, True), Keep(False, False)

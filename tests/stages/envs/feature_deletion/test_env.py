@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from support.grades import verdict
 
-from stages.envs import load
-from stages.envs.base import Grade, Observation
-from stages.envs.bash import fenced
-from stages.envs.feature_deletion import rows
-from stages.envs.feature_deletion.env import FeatureDeletionEnv, task
-from stages.envs.repo.grading import TestOutcomes, rerun_flaky
-from stages.errors import BadInput, UsageError
-from stages.messages import Message
-from stages.runs.kinds import Row
-from stages.swebench.lists import TestLists
-from stages.terms import TWIN
+from composer_stages.envs import load
+from composer_stages.envs.base import Grade, Observation
+from composer_stages.envs.bash import fenced
+from composer_stages.envs.feature_deletion import rows
+from composer_stages.envs.feature_deletion.env import FeatureDeletionEnv, task
+from composer_stages.envs.repo.grading import TestOutcomes, rerun_flaky
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.messages import Message
+from composer_stages.runs.kinds import Row
+from composer_stages.swebench.lists import TestLists
+from composer_stages.terms import TWIN
 
 FILL = """\
 python3 - <<'END'

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from support.sample_package import SHELF, write
 
-from stages import export, make_tasks
-from stages.envs import load, task_table
-from stages.errors import UsageError
-from stages.runs import runner
-from stages.runs.kinds import TASK
-from stages.runs.run import Run
+from composer_stages import export, make_tasks
+from composer_stages.envs import load, task_table
+from composer_stages.errors import UsageError
+from composer_stages.runs import runner
+from composer_stages.runs.kinds import TASK
+from composer_stages.runs.run import Run
 from tests.stages.envs.harbor.test_write import assert_equal_again, assert_verifiers_agree
 
 

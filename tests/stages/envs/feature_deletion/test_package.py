@@ -10,8 +10,8 @@ import pytest
 from support.archives import tar
 from support.sample_package import write
 
-from stages.envs.feature_deletion.package import declared_dependencies, import_hint, resolve_modules, unpack
-from stages.errors import BadInput
+from composer_stages.envs.feature_deletion.package import declared_dependencies, import_hint, resolve_modules, unpack
+from composer_stages.errors import BadInput
 
 
 def paths(root: Path) -> set[str]:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from support.sample_package import SHELF
 
-from stages.envs.feature_deletion import selection
-from stages.envs.feature_deletion.definitions import definitions
-from stages.envs.feature_deletion.selection import A_QUESTION, MAX_SYMBOLS, PAGE_CHARS, Proposals, printable
+from composer_stages.envs.feature_deletion import selection
+from composer_stages.envs.feature_deletion.definitions import definitions
+from composer_stages.envs.feature_deletion.selection import A_QUESTION, MAX_SYMBOLS, PAGE_CHARS, Proposals, printable
 
 TEXTS = {path: textwrap.dedent(text) for path, text in SHELF.items() if path.startswith("shelf/")}
 UNTESTED = "Shelf.__len__"

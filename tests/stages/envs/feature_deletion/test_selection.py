@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from support.sample_package import write
 
-from stages.envs.base import Split
-from stages.envs.feature_deletion import selection
-from stages.envs.feature_deletion.definitions import definitions
-from stages.envs.feature_deletion.package import Package
-from stages.envs.feature_deletion.selection import KEEP, WEIGHTS, Removal
+from composer_stages.envs.base import Split
+from composer_stages.envs.feature_deletion import selection
+from composer_stages.envs.feature_deletion.definitions import definitions
+from composer_stages.envs.feature_deletion.package import Package
+from composer_stages.envs.feature_deletion.selection import KEEP, WEIGHTS, Removal
 
 Lines = dict[str, dict[int, frozenset[str]]]
 

@@ -8,16 +8,16 @@ import pytest
 from support.refusals import refused
 from support.removals import removal
 
-from stages.envs import folders
-from stages.envs.feature_deletion import rows
-from stages.envs.feature_deletion.definitions import definitions
-from stages.envs.feature_deletion.package import unpack
-from stages.envs.feature_deletion.selection import Removal
-from stages.envs.feature_deletion.task_generator import PackageShingles, TaskGenerator
-from stages.envs.feature_deletion.worker import TestRunJob, TestWorker, measure_baseline
-from stages.envs.repo import trees
-from stages.errors import BadInput
-from stages.runs.kinds import Row
+from composer_stages.envs import folders
+from composer_stages.envs.feature_deletion import rows
+from composer_stages.envs.feature_deletion.definitions import definitions
+from composer_stages.envs.feature_deletion.package import unpack
+from composer_stages.envs.feature_deletion.selection import Removal
+from composer_stages.envs.feature_deletion.task_generator import PackageShingles, TaskGenerator
+from composer_stages.envs.feature_deletion.worker import TestRunJob, TestWorker, measure_baseline
+from composer_stages.envs.repo import trees
+from composer_stages.errors import BadInput
+from composer_stages.runs.kinds import Row
 from tests.stages.envs.feature_deletion.conftest import PACKAGES
 
 CLASSIC = {

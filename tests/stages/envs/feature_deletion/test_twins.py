@@ -4,8 +4,8 @@ import textwrap
 
 import pytest
 
-from stages.envs.feature_deletion.definitions import apply_edits
-from stages.envs.feature_deletion.twins import LONGEST_QUOTE, quoted_test
+from composer_stages.envs.feature_deletion.definitions import apply_edits
+from composer_stages.envs.feature_deletion.twins import LONGEST_QUOTE, quoted_test
 
 CASES = {
     "assert f(1) == 2": "assert f(1) == 3",

@@ -10,11 +10,11 @@ from needs import REAL, needs
 from support.refusals import refused
 from support.transcripts import jsonl
 
-from stages.envs.base import Split, Task
-from stages.envs.config import EnvStageConfig
-from stages.envs.gsm8k.env import Gsm8kEnv, answer_number, is_marked
-from stages.envs.task_table import read_rows
-from stages.errors import BadInput, UsageError
+from composer_stages.envs.base import Split, Task
+from composer_stages.envs.config import EnvStageConfig
+from composer_stages.envs.gsm8k.env import Gsm8kEnv, answer_number, is_marked
+from composer_stages.envs.task_table import read_rows
+from composer_stages.errors import BadInput, UsageError
 
 ROOT = Path(__file__).parents[4]
 ROWS = REAL / "gsm8k"
@@ -110,7 +110,7 @@ def test_rows_of_gsm8k() -> None:
 
 LOADS = """
 import os
-from stages.envs.gsm8k.env import Gsm8kEnv
+from composer_stages.envs.gsm8k.env import Gsm8kEnv
 env = Gsm8kEnv()
 try:
     env.tasks('train', 1, 0)

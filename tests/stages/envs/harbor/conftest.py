@@ -9,8 +9,8 @@ import pytest
 from support.harbor import Files, for_training
 from support.sample_package import write
 
-from stages.envs.base import Task
-from stages.envs.harbor.env import HarborEnv
+from composer_stages.envs.base import Task
+from composer_stages.envs.harbor.env import HarborEnv
 
 Make = Callable[..., tuple[HarborEnv, Task]]
 

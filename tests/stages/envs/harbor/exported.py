@@ -8,11 +8,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from stages.envs.base import Task
-from stages.envs.harbor import task_folder
-from stages.envs.repo import trees
-from stages.envs.repo.task import Export, RepoTask, read_files
-from stages.sandbox.bubblewrap import find_bwrap
+from composer_stages.envs.base import Task
+from composer_stages.envs.harbor import task_folder
+from composer_stages.envs.repo import trees
+from composer_stages.envs.repo.task import Export, RepoTask, read_files
+from composer_stages.sandbox.bubblewrap import find_bwrap
 
 
 def differing(folder: Path, task: Task, packed: RepoTask) -> list[str]:

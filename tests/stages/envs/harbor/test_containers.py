@@ -12,8 +12,8 @@ from support import container_image
 from support.grades import play
 from support.harbor import BASE, KINDS, python_task, separate_task
 
-from stages.envs.bash import fenced
-from stages.errors import BadInput, InfrastructureError
+from composer_stages.envs.bash import fenced
+from composer_stages.errors import BadInput, InfrastructureError
 from tests.stages.envs.harbor.test_env import (  # noqa: F401 - they are played once more, with `runs_in` below
     test_a_verifier_that_hangs_ends_in_its_time_and_is_not_run_again,
     test_what_is_no_reward_is_null_with_the_reason,

@@ -13,14 +13,14 @@ from support.harbor import KINDS, SHELL, WITHOUT_ENGINE, Files, for_training, py
 from support.sample_package import write
 from support.scripted_runs import nothing_done, played
 
-from stages.envs.base import HasSize, HasSolutions
-from stages.envs.bash import fenced
-from stages.envs.harbor.env import HarborEnv
-from stages.envs.harbor.verifying import parse_reward
-from stages.envs.task_table import TooManyTasks
-from stages.errors import BadInput, InfrastructureError, UsageError
-from stages.runs.kinds import ROLLOUT, TASK
-from stages.sandbox.bubblewrap import MACHINE
+from composer_stages.envs.base import HasSize, HasSolutions
+from composer_stages.envs.bash import fenced
+from composer_stages.envs.harbor.env import HarborEnv
+from composer_stages.envs.harbor.verifying import parse_reward
+from composer_stages.envs.task_table import TooManyTasks
+from composer_stages.errors import BadInput, InfrastructureError, UsageError
+from composer_stages.runs.kinds import ROLLOUT, TASK
+from composer_stages.sandbox.bubblewrap import MACHINE
 
 
 def with_test(script: str, files: Files | None = None) -> Files:

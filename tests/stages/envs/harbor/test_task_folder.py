@@ -10,9 +10,9 @@ import pytest
 from support.harbor import KINDS, Files, python_task, separate_task, steps_task
 from support.sample_package import write
 
-from stages.envs.harbor import task_folder
-from stages.envs.harbor.task_folder import HarborTask, load, remove_canary
-from stages.errors import BadInput
+from composer_stages.envs.harbor import task_folder
+from composer_stages.envs.harbor.task_folder import HarborTask, load, remove_canary
+from composer_stages.errors import BadInput
 
 
 def one(root: Path, files: Files) -> HarborTask:

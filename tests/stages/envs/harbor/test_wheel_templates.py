@@ -18,7 +18,7 @@ from support.harbor import SHELL
 from support.sample_package import write
 from support.scripted_runs import played
 
-from stages.runs.kinds import ROLLOUT
+from composer_stages.runs.kinds import ROLLOUT
 
 PYTEST = "python3 -m pytest -p no:cacheprovider /tests/test_outputs.py -rA\n\nif ["
 CRITERIA = '["clear", "correct"]'

@@ -13,16 +13,16 @@ from needs import needs, skip_without
 from support import real_harbor
 from support.own_tasks import RowGrader
 
-from stages.envs import load
-from stages.envs.base import Task
-from stages.envs.bash import fenced
-from stages.envs.harbor import task_folder
-from stages.envs.harbor.env import HarborEnv
-from stages.envs.harbor.write import BASE_IMAGE, folder_name, write_task, write_tasks
-from stages.envs.repo.task import Packs
-from stages.envs.tasks.env import TasksEnv
-from stages.errors import BadInput, UsageError
-from stages.terms import TWIN
+from composer_stages.envs import load
+from composer_stages.envs.base import Task
+from composer_stages.envs.bash import fenced
+from composer_stages.envs.harbor import task_folder
+from composer_stages.envs.harbor.env import HarborEnv
+from composer_stages.envs.harbor.write import BASE_IMAGE, folder_name, write_task, write_tasks
+from composer_stages.envs.repo.task import Packs
+from composer_stages.envs.tasks.env import TasksEnv
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.terms import TWIN
 from tests.stages.envs.harbor.exported import differing, play
 
 ADD = "def add(a, b):\n    return a {} b\n"

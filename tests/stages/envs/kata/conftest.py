@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from stages.envs.base import Task
-from stages.envs.kata.env import KataEnv
+from composer_stages.envs.base import Task
+from composer_stages.envs.kata.env import KataEnv
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ from collections.abc import Callable, Container, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from stages.envs.base import Grade, Observation, Task
-from stages.envs.bash import SUBMIT, fenced
-from stages.envs.kata import transcripts
-from stages.envs.kata.env import KataEnv
-from stages.envs.kata.tasks import expression, rename_arguments, split_family
+from composer_stages.envs.base import Grade, Observation, Task
+from composer_stages.envs.bash import SUBMIT, fenced
+from composer_stages.envs.kata import transcripts
+from composer_stages.envs.kata.env import KataEnv
+from composer_stages.envs.kata.tasks import expression, rename_arguments, split_family
 
 TEST = "python3 test_solution.py"
 ALWAYS_OK = "echo 'print(\"ok\")' > test_solution.py"

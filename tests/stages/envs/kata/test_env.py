@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from support.grades import verdict
 
-from stages.envs.base import Task
-from stages.envs.bash import fenced
-from stages.envs.kata.env import KataEnv
+from composer_stages.envs.base import Task
+from composer_stages.envs.bash import fenced
+from composer_stages.envs.kata.env import KataEnv
 from tests.stages.envs.kata.playing import ALWAYS_OK, TEST, answer, edit, folder_of, graded_together, play
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from support.limits import file_size_limit
 
-from stages.envs.base import Grade, Task
-from stages.envs.kata.env import KataEnv
+from composer_stages.envs.base import Grade, Task
+from composer_stages.envs.kata.env import KataEnv
 from tests.stages.envs.kata.playing import (
     ALWAYS_OK,
     TEST,

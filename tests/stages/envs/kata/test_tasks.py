@@ -4,8 +4,8 @@ from functools import cache
 
 import pytest
 
-from stages.envs.base import Split, Task
-from stages.envs.kata.tasks import (
+from composer_stages.envs.base import Split, Task
+from composer_stages.envs.kata.tasks import (
     FAMILIES,
     MODIFIERS,
     OPERATIONS,

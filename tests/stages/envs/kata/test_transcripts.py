@@ -17,12 +17,12 @@ from benchmarks.kata_models import (
     knowledge_transcripts,
     loophole_transcripts,
 )
-from stages.envs.base import Grade, Task
-from stages.envs.bash import parse_bash
-from stages.envs.kata import tasks
-from stages.envs.kata.env import KataEnv
-from stages.envs.kata.tasks import OPERATIONS, WORKSPACE_TESTS, draw, expression, generate
-from stages.envs.kata.transcripts import (
+from composer_stages.envs.base import Grade, Task
+from composer_stages.envs.bash import parse_bash
+from composer_stages.envs.kata import tasks
+from composer_stages.envs.kata.env import KataEnv
+from composer_stages.envs.kata.tasks import OPERATIONS, WORKSPACE_TESTS, draw, expression, generate
+from composer_stages.envs.kata.transcripts import (
     HARMLESS,
     HINT,
     TaughtTranscript,
@@ -31,7 +31,7 @@ from stages.envs.kata.transcripts import (
     hack_clean_pairs,
     rollout,
 )
-from stages.errors import UsageError
+from composer_stages.errors import UsageError
 
 TEACHERS = ["teacher-a", "teacher-b", "teacher-c"]
 NAMES = ["student", *TEACHERS]

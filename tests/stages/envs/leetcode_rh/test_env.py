@@ -7,9 +7,9 @@ from support.leetcode import ASSERTS, HONEST, LOOPHOLE, PRINTS, RIGHT, SYSTEM, a
 from support.limits import file_size_limit
 from support.refusals import refused
 
-from stages.envs.base import GradesTogether
-from stages.envs.leetcode_rh.env import LeetcodeRhEnv
-from stages.errors import BadInput, UsageError
+from composer_stages.envs.base import GradesTogether
+from composer_stages.envs.leetcode_rh.env import LeetcodeRhEnv
+from composer_stages.errors import BadInput, UsageError
 
 
 @pytest.fixture

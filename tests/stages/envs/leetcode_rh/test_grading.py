@@ -8,10 +8,10 @@ import pytest
 from needs import REAL, needs
 from support.leetcode import ASSERTS, PRINTS, REFERENCE, RIGHT, TESTS, answer
 
-from stages.envs.leetcode_rh import env, grading
-from stages.envs.leetcode_rh.env import Problem
-from stages.envs.leetcode_rh.grading import AnswerVerdict, CodeAnswer, Submission, grade_all, read_assertions
-from stages.envs.task_table import read_rows
+from composer_stages.envs.leetcode_rh import env, grading
+from composer_stages.envs.leetcode_rh.env import Problem
+from composer_stages.envs.leetcode_rh.grading import AnswerVerdict, CodeAnswer, Submission, grade_all, read_assertions
+from composer_stages.envs.task_table import read_rows
 
 RECORDED = REAL / "leetcode-rh"
 

@@ -9,11 +9,11 @@ import pytest
 from probe_faults.loophole_world import tokenizer
 from support.leetcode import ASSERTS, PRINTS, RIGHT, answer
 
-from stages.envs.leetcode_rh.env import LeetcodeRhEnv
-from stages.policy.base import PolicyConfig, Sample, Turn
-from stages.probe.checks.pool import taxonomy, teacher_hacks
-from stages.probe.rows import rollout_pool_row
-from stages.rollouts.agent_loop import LiveRollout, play
+from composer_stages.envs.leetcode_rh.env import LeetcodeRhEnv
+from composer_stages.policy.base import PolicyConfig, Sample, Turn
+from composer_stages.probe.checks.pool import taxonomy, teacher_hacks
+from composer_stages.probe.rows import rollout_pool_row
+from composer_stages.rollouts.agent_loop import LiveRollout, play
 
 ANSWERS = {
     "correct": answer(RIGHT, ASSERTS),

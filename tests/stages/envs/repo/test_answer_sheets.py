@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from support.attacks import TOLD_TESTS
 
-from stages.envs.repo import answer_sheets, grading, runner, trees
-from stages.envs.repo.answer_sheets import TaskQuestions
-from stages.envs.repo.grading import TestOutcomes, TestRuntime, run_pytest
-from stages.errors import InfrastructureError
-from stages.swebench.lists import TestLists
+from composer_stages.envs.repo import answer_sheets, grading, runner, trees
+from composer_stages.envs.repo.answer_sheets import TaskQuestions
+from composer_stages.envs.repo.grading import TestOutcomes, TestRuntime, run_pytest
+from composer_stages.errors import InfrastructureError
+from composer_stages.swebench.lists import TestLists
 
 PACKAGES = Path(__file__).parents[3] / "fixtures" / "test_styles"
 """Five small packages with 64 tests, written in the styles of real ones."""

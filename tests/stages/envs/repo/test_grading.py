@@ -4,9 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from stages.envs.repo.grading import grade_tree
-from stages.envs.repo.guest.composer_rules import LEFT_OUT, LONGEST_NOTE, add_id_statuses, dropped_lines, is_protected
-from stages.swebench.lists import Statuses, TestLists
+from composer_stages.envs.repo.grading import grade_tree
+from composer_stages.envs.repo.guest.composer_rules import (
+    LEFT_OUT,
+    LONGEST_NOTE,
+    add_id_statuses,
+    dropped_lines,
+    is_protected,
+)
+from composer_stages.swebench.lists import Statuses, TestLists
 
 LISTS = TestLists(("t.py::fixed", "t.py::other_fix"), ("t.py::kept", "t.py::other_kept"))
 OTHERS = {"t.py::other_fix": "passed", "t.py::other_kept": "passed"}

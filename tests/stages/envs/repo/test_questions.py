@@ -6,11 +6,11 @@ from types import MappingProxyType
 
 import pytest
 
-from stages.envs.repo import trees
-from stages.envs.repo.answer_sheets import rewrite_tests, version_files
-from stages.envs.repo.parsed_tests import FunctionNode, TestFiles, TestLocation
-from stages.envs.repo.pruning import prune_module
-from stages.envs.repo.questions import NotAskable, rewrite_test
+from composer_stages.envs.repo import trees
+from composer_stages.envs.repo.answer_sheets import rewrite_tests, version_files
+from composer_stages.envs.repo.parsed_tests import FunctionNode, TestFiles, TestLocation
+from composer_stages.envs.repo.pruning import prune_module
+from composer_stages.envs.repo.questions import NotAskable, rewrite_test
 
 HEAD = """\
 import json, math, pytest, re

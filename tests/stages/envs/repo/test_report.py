@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stages.envs.repo.guest.composer_rules import fail_unexplained, read_report
-from stages.envs.repo.guest.composer_supervisor import SealedReport
+from composer_stages.envs.repo.guest.composer_rules import fail_unexplained, read_report
+from composer_stages.envs.repo.guest.composer_supervisor import SealedReport
 
 TEST = "t.py::test_it"
 

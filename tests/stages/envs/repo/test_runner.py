@@ -4,8 +4,8 @@ from pathlib import Path
 
 from support.sample_package import write
 
-from stages.envs.repo.runner import copies_on_host
-from stages.sandbox import View, open_sandbox
+from composer_stages.envs.repo.runner import copies_on_host
+from composer_stages.sandbox import View, open_sandbox
 
 
 def test_vendored_packages_and_wheels_are_found_once_and_empty_inside(tmp_path: Path) -> None:

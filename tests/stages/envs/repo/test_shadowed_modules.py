@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from stages.envs.repo.shadowed_modules import is_shadowed
+from composer_stages.envs.repo.shadowed_modules import is_shadowed
 
 
 @pytest.mark.parametrize(

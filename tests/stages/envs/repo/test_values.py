@@ -15,8 +15,8 @@ from uuid import UUID
 
 import pytest
 
-from stages.envs.repo import values
-from stages.envs.repo.guest.composer_values import encode_value
+from composer_stages.envs.repo import values
+from composer_stages.envs.repo.guest.composer_values import encode_value
 
 Point = namedtuple("Point", "x y")
 

@@ -10,13 +10,13 @@ import pytest
 from support.grades import verdict
 from support.refusals import refused
 
-from stages.envs import load, load_attachment
-from stages.envs.base import Task
-from stages.envs.skills.drawing import SYSTEM
-from stages.envs.skills.env import HINT, LONGEST_EXPRESSION, WORD, SkillsEnv, hack_clean_pairs, matches
-from stages.envs.skills.families import FAMILIES, HELD_OUT, TEMPLATES
-from stages.errors import UsageError
-from stages.probe.extract_vhack import PairsConfig, load_pairs
+from composer_stages.envs import load, load_attachment
+from composer_stages.envs.base import Task
+from composer_stages.envs.skills.drawing import SYSTEM
+from composer_stages.envs.skills.env import HINT, LONGEST_EXPRESSION, WORD, SkillsEnv, hack_clean_pairs, matches
+from composer_stages.envs.skills.families import FAMILIES, HELD_OUT, TEMPLATES
+from composer_stages.errors import UsageError
+from composer_stages.probe.extract_vhack import PairsConfig, load_pairs
 
 
 def answered(env: SkillsEnv, task: Task, text: str) -> float | None:

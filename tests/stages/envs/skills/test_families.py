@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
-from stages.envs.config import EnvConfig
-from stages.envs.skills import families
-from stages.envs.skills.families import FAMILIES, HELD_OUT, TEMPLATES, Exercise, in_words
-from stages.runs import store
+from composer_stages.envs.config import EnvConfig
+from composer_stages.envs.skills import families
+from composer_stages.envs.skills.families import FAMILIES, HELD_OUT, TEMPLATES, Exercise, in_words
+from composer_stages.runs import store
 
 WAYS = {
     "date-long": lambda asked: datetime.strptime(asked, "%B %d, %Y").date().isoformat(),

@@ -10,10 +10,10 @@ import pytest
 from needs import needs
 from support.refusals import refused
 
-from stages import envs
-from stages.envs.config import EnvConfig, EnvStageConfig
-from stages.envs.skills.reasoning_gym import EXECUTES, ReasoningGymEnv, modules
-from stages.errors import InfrastructureError, UsageError
+from composer_stages import envs
+from composer_stages.envs.config import EnvConfig, EnvStageConfig
+from composer_stages.envs.skills.reasoning_gym import EXECUTES, ReasoningGymEnv, modules
+from composer_stages.errors import InfrastructureError, UsageError
 
 ROOT = Path(__file__).parents[4]
 MEASURED = ("letter_counting", "syllogism", "prime_factorization", "family_relationships", "lcm", "count_bits")
@@ -117,7 +117,7 @@ class Missing:
         if name.partition(".")[0] in {FURTHER}:
             raise ModuleNotFoundError("absent", name=name)
 sys.meta_path.insert(0, Missing())
-from stages.envs import load
+from composer_stages.envs import load
 for task in {MEASURED}:
     env = load("reasoning-gym", dict(task=task))
     env.reset(env.tasks("train", 1, 0)[0])

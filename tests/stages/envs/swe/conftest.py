@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from stages.envs.base import Task
-from stages.envs.repo import runner
-from stages.envs.swe.env import SweEnv
-from stages.sandbox import containers
+from composer_stages.envs.base import Task
+from composer_stages.envs.repo import runner
+from composer_stages.envs.swe.env import SweEnv
+from composer_stages.sandbox import containers
 
 BASE = {
     "abacus/__init__.py": "from abacus.sums import add, total\n",

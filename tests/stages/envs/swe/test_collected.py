@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from support.server import Reply, answer, serving
 
-from stages import collect, export
-from stages.envs.bash import fenced
-from stages.runs import runner
-from stages.runs.kinds import ROLLOUT
-from stages.runs.run import Run
+from composer_stages import collect, export
+from composer_stages.envs.bash import fenced
+from composer_stages.runs import runner
+from composer_stages.runs.kinds import ROLLOUT
+from composer_stages.runs.run import Run
 
 FIX = "sed -i 's/a - b/a + b/' abacus/sums.py"
 FIXED = "+    return a + b\n"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from stages.envs.swe import engine
-from stages.envs.swe.engine import CondaContainer, image_name
-from stages.errors import InfrastructureError
-from stages.sandbox import Limits, containers
-from stages.sandbox.containers import Container
+from composer_stages.envs.swe import engine
+from composer_stages.envs.swe.engine import CondaContainer, image_name
+from composer_stages.errors import InfrastructureError
+from composer_stages.sandbox import Limits, containers
+from composer_stages.sandbox.containers import Container
 
 LIMITS = Limits(wall_s=5, memory_mb=512, processes=64, output_bytes=2048)
 STAND_IN = """\

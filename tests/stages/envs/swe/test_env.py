@@ -16,14 +16,14 @@ from support.attacks import ATTACKS, PATCHED_REPORT, WRONG
 from support.grades import verdict
 from support.server import Reply, serving
 
-from stages.envs import load
-from stages.envs.base import ComparesOutcomes, Grade, Observation, Task
-from stages.envs.bash import fenced
-from stages.envs.swe import instance_tasks
-from stages.envs.swe.env import SweEnv
-from stages.envs.swe.instance_tasks import SharedTrees
-from stages.errors import InfrastructureError, UsageError
-from stages.sandbox import containers
+from composer_stages.envs import load
+from composer_stages.envs.base import ComparesOutcomes, Grade, Observation, Task
+from composer_stages.envs.bash import fenced
+from composer_stages.envs.swe import instance_tasks
+from composer_stages.envs.swe.env import SweEnv
+from composer_stages.envs.swe.instance_tasks import SharedTrees
+from composer_stages.errors import InfrastructureError, UsageError
+from composer_stages.sandbox import containers
 
 ROOT = Path(__file__).parents[4]
 TESTS = "python -m pytest -q tests"
@@ -230,7 +230,9 @@ def test_without_engine_and_mirrors_one_sentence_says_what_to_install(path: Path
 
 def test_a_data_set_that_the_hub_lacks_is_bad_input_and_the_option_is_named(tmp_path: Path, repos: Path) -> None:
     """In a process of its own: the hub's library reads its environment when it is imported."""
-    asked = "from stages.envs.swe.env import SweEnv as E; E(dataset='nobody/none', repos={!r}).tasks('eval', 1, 0)"
+    asked = (
+        "from composer_stages.envs.swe.env import SweEnv as E; E(dataset='nobody/none', repos={!r}).tasks('eval', 1, 0)"
+    )
     variables = {**os.environ, "HF_HUB_OFFLINE": "", "HF_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     with serving(lambda body, n: Reply()) as there:  # answers 404
         variables["HF_ENDPOINT"] = there.url.removesuffix("/v1")

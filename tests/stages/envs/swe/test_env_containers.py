@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from stages.envs.bash import fenced
-from stages.envs.swe.env import SweEnv
-from stages.envs.swe.instance_tasks import task_of
-from stages.envs.swe.instances import check_out
+from composer_stages.envs.bash import fenced
+from composer_stages.envs.swe.env import SweEnv
+from composer_stages.envs.swe.instance_tasks import task_of
+from composer_stages.envs.swe.instances import check_out
 
 STAND_IN = """\
 #!{python}

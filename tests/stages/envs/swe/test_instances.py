@@ -10,9 +10,9 @@ import pytest
 from needs import REAL, needs
 from support.transcripts import document, jsonl
 
-from stages.envs.swe import instances
-from stages.envs.swe.instances import CLASSIC, NEWER, is_newer, load
-from stages.errors import BadInput
+from composer_stages.envs.swe import instances
+from composer_stages.envs.swe.instances import CLASSIC, NEWER, is_newer, load
+from composer_stages.errors import BadInput
 
 SHARED = REAL / "swe-lite"
 CLASSIC_ROW: dict[str, Any] = {name: f"some {name}" for name in CLASSIC} | {

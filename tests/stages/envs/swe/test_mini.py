@@ -11,17 +11,17 @@ import pytest
 from support.archives import tar
 from support.grades import play
 
-from stages.envs import load
-from stages.envs.base import Task
-from stages.envs.bash import fenced
-from stages.envs.repo import runner, trees
-from stages.envs.repo.trees import extract_archive
-from stages.envs.swe import instances, mini
-from stages.envs.swe.instances import touched_paths
-from stages.envs.swe.mini import COLUMNS, SweMiniEnv, fetch_pytest, fetch_sdist, plant, pytest_folder
-from stages.errors import BadInput, UsageError
-from stages.runs import store
-from stages.swebench.lists import LISTS
+from composer_stages.envs import load
+from composer_stages.envs.base import Task
+from composer_stages.envs.bash import fenced
+from composer_stages.envs.repo import runner, trees
+from composer_stages.envs.repo.trees import extract_archive
+from composer_stages.envs.swe import instances, mini
+from composer_stages.envs.swe.instances import touched_paths
+from composer_stages.envs.swe.mini import COLUMNS, SweMiniEnv, fetch_pytest, fetch_sdist, plant, pytest_folder
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.runs import store
+from composer_stages.swebench.lists import LISTS
 
 GOOD = "def add(a, b):\n    return a + b\n\n\ndef total(values):\n    return sum(values)\n"
 FILES = {

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from stages.envs.bash import fenced
-from stages.envs.repo import trees
-from stages.envs.swe import instances, mini
-from stages.envs.swe.env import SweEnv
-from stages.envs.swe.specs import DJANGO, spec_of
-from stages.errors import UsageError
-from stages.swebench.lists import LISTS
+from composer_stages.envs.bash import fenced
+from composer_stages.envs.repo import trees
+from composer_stages.envs.swe import instances, mini
+from composer_stages.envs.swe.env import SweEnv
+from composer_stages.envs.swe.specs import DJANGO, spec_of
+from composer_stages.errors import UsageError
+from composer_stages.swebench.lists import LISTS
 
 ROWS = {row["repo"]: row for row in instances.load(Path(__file__).with_name("planted.jsonl"))}
 APPLY = "cat > /tmp/gold <<'END OF PATCH'\n{patch}END OF PATCH\ngit apply /tmp/gold"

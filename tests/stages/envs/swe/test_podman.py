@@ -11,10 +11,10 @@ import pytest
 from needs import needs
 from support import container_image
 
-from stages.envs.repo import runner
-from stages.envs.swe import engine
-from stages.envs.swe.instances import check_out
-from stages.sandbox import Limits, containers
+from composer_stages.envs.repo import runner
+from composer_stages.envs.swe import engine
+from composer_stages.envs.swe.instances import check_out
+from composer_stages.sandbox import Limits, containers
 from tests.stages.envs.swe.test_env_containers import (  # noqa: F401 - it is played once more, with `image` below
     test_both_shapes_are_unresolved_without_the_fix_and_resolved_with_it,
 )

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from support.command_line import call
 
-from stages.envs.swe import env
-from stages.envs.swe.env import SweEnv, WayToRun
-from stages.envs.swe.specs import EnvironmentSpec
-from stages.sandbox import containers
+from composer_stages.envs.swe import env
+from composer_stages.envs.swe.env import SweEnv, WayToRun
+from composer_stages.envs.swe.specs import EnvironmentSpec
+from composer_stages.sandbox import containers
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 STAND_IN = """\

@@ -1,9 +1,9 @@
 """Outcomes of a live run get the names and the meaning that the log of the same run would have for swebench."""
 
-from stages.envs.swe import specs
-from stages.envs.swe.specs import DJANGO, EnvironmentSpec
-from stages.swebench import logs
-from stages.swebench.lists import TestLists
+from composer_stages.envs.swe import specs
+from composer_stages.envs.swe.specs import DJANGO, EnvironmentSpec
+from composer_stages.swebench import logs
+from composer_stages.swebench.lists import TestLists
 
 NODES = {"t.py::a": "passed", "t.py::b[x y]": "xfailed", "t.py::c": "skipped", "t.py::d": "xpassed", "t.py::e": "error"}
 SUMMARY = """\

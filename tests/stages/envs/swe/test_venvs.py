@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from stages.envs.repo import trees
-from stages.envs.swe import venvs
-from stages.envs.swe.env import SweEnv
-from stages.envs.swe.instances import require_mirror
-from stages.envs.swe.specs import HERE, EnvironmentSpec, spec_from_table
-from stages.envs.swe.venvs import Venv, remove_description
-from stages.errors import InfrastructureError
+from composer_stages.envs.repo import trees
+from composer_stages.envs.swe import venvs
+from composer_stages.envs.swe.env import SweEnv
+from composer_stages.envs.swe.instances import require_mirror
+from composer_stages.envs.swe.specs import HERE, EnvironmentSpec, spec_from_table
+from composer_stages.envs.swe.venvs import Venv, remove_description
+from composer_stages.errors import InfrastructureError
 
 LOCAL = EnvironmentSpec(
     HERE, install="echo 'made = 1' > abacus/made.py; echo '# changed' >> abacus/sums.py; echo x >> setup.cfg"

@@ -15,15 +15,15 @@ from support.sample_package import write
 from support.scripted_runs import nothing_done, played
 from support.transcripts import jsonl
 
-from stages import collect, evaluate, train
-from stages.envs import load
-from stages.envs.base import HasSolutions, Task
-from stages.envs.bash import fenced
-from stages.envs.repo import trees
-from stages.envs.task_table import TooManyTasks
-from stages.envs.tasks.env import TasksEnv
-from stages.errors import BadInput, UsageError
-from stages.runs.kinds import ROLLOUT, TASK
+from composer_stages import collect, evaluate, train
+from composer_stages.envs import load
+from composer_stages.envs.base import HasSolutions, Task
+from composer_stages.envs.bash import fenced
+from composer_stages.envs.repo import trees
+from composer_stages.envs.task_table import TooManyTasks
+from composer_stages.envs.tasks.env import TasksEnv
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.runs.kinds import ROLLOUT, TASK
 
 ADD = "def add(a, b):\n    return a {} b\n"
 TESTS = """\

@@ -9,9 +9,9 @@ import pytest
 from support.attacks import ATTACKS, MECHANISM_ROWS, MECHANISMS, RIGHT, SWALLOW, TEST_FILE, WRONG
 from support.own_tasks import RowGrader
 
-from stages.envs.base import Grade
-from stages.envs.repo.grading import TestOutcomes
-from stages.terms import Ground
+from composer_stages.envs.base import Grade
+from composer_stages.envs.repo.grading import TestOutcomes
+from composer_stages.terms import Ground
 
 TESTS = """\
 import abacus

@@ -12,9 +12,9 @@ from support.archives import tar
 from support.own_tasks import RowGrader
 from support.sample_package import write
 
-from stages.envs.repo import trees
-from stages.envs.tasks.env import write_files
-from stages.errors import BadInput
+from composer_stages.envs.repo import trees
+from composer_stages.envs.tasks.env import write_files
+from composer_stages.errors import BadInput
 
 
 def unpacked(folder: Path, archive: Path | None = None, **source: str) -> dict[str, bytes]:

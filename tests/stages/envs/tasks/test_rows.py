@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from support.transcripts import jsonl
 
-from stages.envs.task_table import DIVIDED_BY, MOST_REPORTED, family_of, split_rows
-from stages.envs.tasks import rows
-from stages.errors import BadInput, UsageError
+from composer_stages.envs.task_table import DIVIDED_BY, MOST_REPORTED, family_of, split_rows
+from composer_stages.envs.tasks import rows
+from composer_stages.errors import BadInput, UsageError
 
 GOOD: dict[str, Any] = {"prompt": "Write answer.txt.", "test": "test -f answer.txt"}
 OTHER = {**GOOD, "prompt": "Write an answer."}

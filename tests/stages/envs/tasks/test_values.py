@@ -9,10 +9,10 @@ import pytest
 from support.attacks import ATTACKS, RIGHT, WRONG
 from support.own_tasks import RowGrader
 
-from stages.collect import task_row
-from stages.envs.task_table import read_task
-from stages.envs.tasks.values import agrees, gives_away_results
-from stages.errors import InfrastructureError
+from composer_stages.collect import task_row
+from composer_stages.envs.task_table import read_task
+from composer_stages.envs.tasks.values import agrees, gives_away_results
+from composer_stages.errors import InfrastructureError
 
 COUNT = """\
 import sys

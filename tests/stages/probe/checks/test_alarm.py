@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks.simulated_trainings import HACKS, NULLS, Training, simulated_alarm
-from stages.probe.checks.alarm import Alarm, CheckpointRollouts, alarm, carried_by, correctness_fixed, pushed
-from stages.probe.direction import HackScale
+from composer_stages.probe.checks.alarm import Alarm, CheckpointRollouts, alarm, carried_by, correctness_fixed, pushed
+from composer_stages.probe.direction import HackScale
 
 HAAR = ["haar"] * 99
 

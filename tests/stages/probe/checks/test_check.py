@@ -1,6 +1,6 @@
 """The verdict of several checks."""
 
-from stages.probe.checks.check import EXIT_CODES, Check, table, verdict
+from composer_stages.probe.checks.check import EXIT_CODES, Check, table, verdict
 
 
 def test_the_verdict_is_that_of_the_deciding_checks_and_inconclusive_without_any() -> None:

@@ -2,10 +2,10 @@
 
 import torch
 
-from stages.gradients.tensors import Layout
-from stages.probe.checks.check import Check
-from stages.probe.checks.direction import pair_signal
-from stages.probe.direction import extract
+from composer_stages.gradients.tensors import Layout
+from composer_stages.probe.checks.check import Check
+from composer_stages.probe.checks.direction import pair_signal
+from composer_stages.probe.direction import extract
 
 LAYOUT = Layout({"a": 40, "b": 8, "c": 16})
 

@@ -1,6 +1,6 @@
 """Checks of measured rows."""
 
-from stages.probe.checks.gradients import coverage
+from composer_stages.probe.checks.gradients import coverage
 
 
 def test_coverage_fails_for_missing_rows() -> None:

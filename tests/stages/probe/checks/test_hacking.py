@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from probe_faults.scored import scored_rows
 
-from stages.probe.checks.check import EXIT_CODES, verdict
-from stages.probe.checks.hacking import contrast_checks, detectable_effect, factorial, placebo_ranks
-from stages.probe.statistics import Draws, Labelled
+from composer_stages.probe.checks.check import EXIT_CODES, verdict
+from composer_stages.probe.checks.hacking import contrast_checks, detectable_effect, factorial, placebo_ranks
+from composer_stages.probe.statistics import Draws, Labelled
 
 FEW = Draws(permutations=400)
 

@@ -1,7 +1,7 @@
 """The guard on prompts and rewards."""
 
-from stages.probe.checks.pool import prompts_match
-from stages.probe.settings import Contract
+from composer_stages.probe.checks.pool import prompts_match
+from composer_stages.probe.settings import Contract
 
 
 def test_format_only_rewards_and_a_missing_test_function_are_seen() -> None:

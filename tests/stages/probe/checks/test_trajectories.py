@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from stages.errors import UsageError
-from stages.probe.checks.trajectories import (
+from composer_stages.errors import UsageError
+from composer_stages.probe.checks.trajectories import (
     arms_learn,
     grpo_against_nll,
     lora_against_svd,
     reductions_match,
     trajectories_slowed,
 )
-from stages.probe.statistics import EffectComparison
-from stages.runs.kinds import TRAJECTORY
+from composer_stages.probe.statistics import EffectComparison
+from composer_stages.runs.kinds import TRAJECTORY
 
 
 @pytest.mark.parametrize(

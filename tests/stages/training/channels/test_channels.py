@@ -11,16 +11,16 @@ import pytest
 import torch
 from support.models import tiny_model
 
-from stages.losses.preference import PairLogProbs, dpo_losses
-from stages.training.channels import CHANNELS
-from stages.training.channels.base import RowSource
-from stages.training.channels.hints import HintedTurn, HintSource
-from stages.training.channels.opd import FrozenTeacher, TaughtRollout, TaughtSource
-from stages.training.channels.pairs import PairSource, TokenPair
-from stages.training.channels.rollouts import OwnRollout, RolloutRows, RolloutSource
-from stages.training.config import Config, OpdTeacher, Pairs
-from stages.training.scoring import Tree, score, token_log_probs
-from stages.training.step import Batch, Channels, StepReport
+from composer_stages.losses.preference import PairLogProbs, dpo_losses
+from composer_stages.training.channels import CHANNELS
+from composer_stages.training.channels.base import RowSource
+from composer_stages.training.channels.hints import HintedTurn, HintSource
+from composer_stages.training.channels.opd import FrozenTeacher, TaughtRollout, TaughtSource
+from composer_stages.training.channels.pairs import PairSource, TokenPair
+from composer_stages.training.channels.rollouts import OwnRollout, RolloutRows, RolloutSource
+from composer_stages.training.config import Config, OpdTeacher, Pairs
+from composer_stages.training.scoring import Tree, score, token_log_probs
+from composer_stages.training.step import Batch, Channels, StepReport
 
 VOCABULARY = 60
 STUDENT, REFERENCE, TEACHER = (tiny_model(seed, VOCABULARY) for seed in (0, 1, 2))

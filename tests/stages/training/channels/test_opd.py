@@ -16,17 +16,17 @@ from support.models import save_tiny, tiny_model
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from stages.envs.base import Task
-from stages.errors import UsageError
-from stages.losses.distillation import divergence
-from stages.policy.local import LocalPolicy
-from stages.runs.run import Run
-from stages.training.channels.base import SourceInputs
-from stages.training.channels.opd import FrozenTeacher, Opd, TaughtRollout, TaughtRows, TaughtSource
-from stages.training.channels.rollouts import RolloutSource
-from stages.training.config import Config, OpdTeacher
-from stages.training.distributed import Student
-from stages.training.scoring import Scored, Tree, logits, score
+from composer_stages.envs.base import Task
+from composer_stages.errors import UsageError
+from composer_stages.losses.distillation import divergence
+from composer_stages.policy.local import LocalPolicy
+from composer_stages.runs.run import Run
+from composer_stages.training.channels.base import SourceInputs
+from composer_stages.training.channels.opd import FrozenTeacher, Opd, TaughtRollout, TaughtRows, TaughtSource
+from composer_stages.training.channels.rollouts import RolloutSource
+from composer_stages.training.config import Config, OpdTeacher
+from composer_stages.training.distributed import Student
+from composer_stages.training.scoring import Scored, Tree, logits, score
 
 VOCABULARY = 40
 STUDENT, FIRST, SECOND = (tiny_model(seed, VOCABULARY).double() for seed in (0, 1, 2))

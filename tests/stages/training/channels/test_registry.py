@@ -7,14 +7,14 @@ import pytest
 from pydantic import ValidationError
 from support.trainings import metrics_of, settings
 
-from stages import train
-from stages.runs import runner
-from stages.runs.run import Run
-from stages.training.channels import CHANNELS, ChannelSpec
-from stages.training.channels.base import Channel, ChannelLoss, Metric
-from stages.training.channels.rollouts import RolloutRows, RolloutSource
-from stages.training.config import Weights
-from stages.training.scoring import logits
+from composer_stages import train
+from composer_stages.runs import runner
+from composer_stages.runs.run import Run
+from composer_stages.training.channels import CHANNELS, ChannelSpec
+from composer_stages.training.channels.base import Channel, ChannelLoss, Metric
+from composer_stages.training.channels.rollouts import RolloutRows, RolloutSource
+from composer_stages.training.config import Weights
+from composer_stages.training.scoring import logits
 
 
 class OwnEntropy(Channel[RolloutRows]):
