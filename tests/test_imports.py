@@ -69,7 +69,9 @@ Broken = set[tuple[str, str]]
 
 @dataclass(frozen=True)
 class SideFeature:
-    """What serves one question: deleting its modules, its tests and its lines in tables breaks nothing else.
+    """What serves one question: deleting its modules and tests breaks no other module, and no other test of behaviour.
+
+    Tables, maps of packages, sentences, presets and documents name it in lines of their own, which go with it.
 
     tests: files and folders, which go with it. names: in the tables of environments and executors.
     """

@@ -241,7 +241,7 @@ def test_help_shows_what_most_runs_need_and_with_all_the_rest(composer):
     assert f"lists {len(keys) - len(shown)} settings and" in short and "--help --all" not in full
     for words in (["--all"], ["--all", "--help"], ["-h", "--all"]):
         assert composer("train", *words).stdout == full
-    assert "on.python" not in composer("run", "--help").stdout and "on.python" in composer("run", "--all").stdout
+    assert "on.setup" not in composer("run", "--help").stdout and "on.setup" in composer("run", "--all").stdout
 
 
 def test_every_basic_setting_and_rare_option_exists():

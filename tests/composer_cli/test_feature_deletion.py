@@ -19,6 +19,7 @@ __all__ = ["folder"]
         (["tasks", "feature-deletion"], 2, "From which package?"),
         (["tasks", "feature-deletion", "/no/such/package"], 4, "/no/such/package"),
         (["tasks", "feature-deletion", "x", "y"], 2, "one word too many"),
+        (["tasks", "rows.jsonl"], 2, "`composer tasks check rows.jsonl`"),
         (["collect", "--env", "feature-deletion", "-s", "env.package=nowhere"], 4, "no package at"),
     ],
 )

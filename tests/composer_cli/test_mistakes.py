@@ -227,7 +227,6 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["collect", "--env", "harbor", "-s", "env.path=nowhere"], 4, "no such folder"),
     # Settings that it cannot find, in files too: 2.
     (["run", "--preset", "nowhere.toml"], 2, "nowhere.toml cannot be read"),
-    (["tasks", "rows.jsonl"], 2, "`composer tasks check rows.jsonl`"),
     ([*COLLECT, "-c", "{tmp}/many.toml"], 2, "tasks = 'many' in {tmp}/many.toml"),
     (["run", "--preset", "demo", "-c", "{tmp}/many.toml"], 2, "tasks = 'many' in {tmp}/many.toml"),
     (["run", "--preset", "demo", "-c", "{tmp}/other.toml"], 2, "no entry 'x' in {tmp}/other.toml"),
