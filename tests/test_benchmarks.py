@@ -19,7 +19,7 @@ SCRIPTS = sorted((ROOT / "benchmarks").glob("*.py"))
 OWN = {
     *(
         "composer_post_training",
-        "stages",
+        "composer_stages",
         "composer_cli",
         "support",
         "probe_faults",

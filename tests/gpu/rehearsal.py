@@ -140,8 +140,8 @@ def site() -> str:
     frame, other = sys._getframe(2), "elsewhere"
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(f"{ROOT}stages/"):
-            return f"{name.removeprefix(ROOT)}:{frame.f_code.co_name}"
+        if name.startswith(f"{ROOT}composer_stages/"):
+            return f"{name.removeprefix(f'{ROOT}composer_')}:{frame.f_code.co_name}"
         if other == "elsewhere" and "site-packages" in name and "/torch/" not in name:
             other = f"{name.split('site-packages/')[1]}:{frame.f_code.co_name}"
         frame = frame.f_back  # type: ignore[assignment]

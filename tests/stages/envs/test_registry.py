@@ -88,7 +88,7 @@ def test_an_environment_from_outside_is_loaded_counts_with_its_file_and_keeps_it
     assert code_sha256("kata") is None and code_sha256("nowhere.at.all:Env") is None
     assert sampling_unit_of("outside") == OutsideEnv.sampling_unit and sampling_unit_of("unknown").noun == "family"
     register("outside", outside)
-    with pytest.raises(UsageError, match=r"'kata' is taken by stages\.envs\.kata\.env:KataEnv"):
+    with pytest.raises(UsageError, match=r"'kata' is taken by composer_stages\.envs\.kata\.env:KataEnv"):
         register("kata", outside)
 
 

