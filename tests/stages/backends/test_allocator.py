@@ -15,7 +15,7 @@ from composer_stages.backends import resources
 
 ROOT = Path(__file__).parents[3]
 MB = 10**6
-LAYERS = 24
+LAYERS = 10
 HELD = LAYERS * 10 * MB + 90 * MB
 """Bytes held at once at most: an output of each layer, and what passes while the last one is computed."""
 glibc = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="this is not glibc 2.33 or newer")

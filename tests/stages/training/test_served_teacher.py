@@ -71,9 +71,7 @@ def test_training_is_that_with_the_same_teacher_here(
         asked = trained(tmp_path / "asked", folder, served(engine, folder / "teacher"), opd, temperature)
         scored = [body["prompt"] for _, body in engine.requests if "prompt_logprobs" in body]
     assert float((weights(asked) - weights(held)).abs().max()) < 1e-6
-    if temperature != 1.0:
-        other = trained(tmp_path / "other", folder, {"model": str(folder / "student")}, here, temperature)
-        assert float((weights(other) - weights(held)).abs().max()) > 1e-4, "another teacher must make a difference"
+    assert any(abs(line["opd/loss"]) > 1e-3 for line in metrics(held)), "the teacher must make a difference"
     for found, expected in zip(metrics(asked), metrics(held), strict=True):
         for name, value in found.items():
             assert value == pytest.approx(expected[name], abs=1e-5), name

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 from support.refusals import refused
-from support.trainings import metrics_of, settings, trained
+from support.trainings import checkpoint_bytes, metrics_of, settings, trained
 from trl.trainer.grpo_config import GRPOConfig
 
 from composer_stages import train
 from composer_stages.errors import UsageError
 from composer_stages.runs import runner
-from composer_stages.runs.kinds import CHECKPOINT
 from composer_stages.runs.run import Inputs, Run
 from composer_stages.stopping import Interrupted
 from composer_stages.training import trl_arguments
@@ -105,23 +104,26 @@ def test_trl_fields_set_by_composer_are_refused_or_defaults(tmp_path: Path) -> N
     assert differ - OURS.keys() - FIXED == {"lr_scheduler_type", "project"}
 
 
-def test_a_schedule_with_warm_up_and_two_iterations_train(tmp_path: Path, tiny: Path) -> None:
-    more = {"lr_scheduler_type": "linear", "warmup_steps": 2, "num_iterations": 2, "epsilon_high": 0.3}
-    rows = metrics_of(trained(tmp_path, tiny, optimisation={"steps": 4}, trl=more))
+TWICE: dict[str, Any] = {
+    "optimisation": {"steps": 4, "save_every": 1},
+    "trl": {"lr_scheduler_type": "linear", "warmup_steps": 2, "num_iterations": 2, "epsilon_high": 0.3},
+}
+
+
+def test_a_schedule_with_warm_up_and_two_iterations_train(artifacts: Path, tiny: Path) -> None:
+    rows = metrics_of(trained(artifacts, tiny, **TWICE))
     assert [row["learning_rate"] for row in rows] == pytest.approx([0.0, 1e-4, 2e-4, 1e-4])
     assert ["reward" in row for row in rows] == [True, False] * 2, "every second step reuses the rollouts before it"
 
 
-def test_steps_that_share_rollouts_are_not_parted_by_a_stop(tmp_path: Path, tiny: Path) -> None:
+def test_steps_that_share_rollouts_are_not_parted_by_a_stop(tmp_path: Path, artifacts: Path, tiny: Path) -> None:
     def stop(what: str, done: int, of: int) -> None:
         if what == "training steps" and done == 1:
             signal.raise_signal(signal.SIGINT)
 
-    config = settings(tiny, optimisation={"steps": 4, "save_every": 1}, trl={"num_iterations": 2})
-    whole = Run(runner.execute("train", {}, config, root=tmp_path / "whole").path)
+    config = settings(tiny, arm="A", **TWICE)
     with pytest.raises(Interrupted):
         runner.execute("train", {}, config, root=tmp_path, listener=stop)
     assert [path.name for path in tmp_path.glob("train/*/scratch/trainer/checkpoint-*")] == ["checkpoint-2"]
     resumed = Run(runner.execute("train", {}, config, root=tmp_path, resume=True).path)
-    weights = [run.folder(CHECKPOINT) / "model.safetensors" for run in (resumed, whole)]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert checkpoint_bytes(resumed) == checkpoint_bytes(trained(artifacts, tiny, **TWICE))
