@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.replicas import PROCESSES
+from torch.multiprocessing import start_processes
 
 from composer_stages.backends import ranks
 from composer_stages.backends.ranks import Ranks
@@ -65,12 +65,7 @@ def test_two_processes(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    processes = [PROCESSES.Process(target=one_of_two, args=(rank, port, str(tmp_path))) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0, 0]
+    start_processes(one_of_two, (port, str(tmp_path)), nprocs=2, start_method="forkserver")  # where torch is imported
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert first["gather"] == second["gather"] == [{"rank": 0}, {"rank": 1}]
     assert (first["gather_to_rank0"], second["gather_to_rank0"]) == ([0, 1], [1])
