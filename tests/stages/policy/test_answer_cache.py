@@ -71,7 +71,7 @@ def flips(tmp_path: Path, number: int, seed: int) -> list[int]:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("number", "seed"), [(40, 0), pytest.param(2000, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("number", "seed"), [(20, 0), pytest.param(2000, 1, marks=pytest.mark.slow)])
 def test_a_changed_byte_is_never_another_answer(tmp_path: Path, number: int, seed: int) -> None:
     """Of 200 changed bytes 54 gave another answer at commit 46e634e, and 44 a raw exception."""
     lost = flips(tmp_path, number, seed)
@@ -163,22 +163,22 @@ def test_a_path_that_sqlite_does_not_open_is_named_with_its_length(tmp_path: Pat
 
 OPENED = """
 import sys
-sys.path.insert(0, sys.argv[3])
+sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from support.limits import open_files_limit
 from composer_stages.policy.answer_cache import AnswerCache
 from composer_stages.runs import runner
-try:
-    with runner.disk_failures_as_such(Path(sys.argv[1])), open_files_limit(int(sys.argv[2])):
-        AnswerCache(Path(sys.argv[1]) / "answers.sqlite")
-except OSError as error:
-    print(error.errno, error.filename)
+for free in (1, 2):
+    try:
+        with runner.disk_failures_as_such(Path(sys.argv[1])), open_files_limit(free):
+            AnswerCache(Path(sys.argv[1]) / "answers.sqlite")
+    except OSError as error:
+        print(error.errno, error.filename)
 """
 """In a process of its own, in which nothing else closes a file meanwhile."""
 
 
-@pytest.mark.parametrize("free", [1, 2])
-def test_too_many_open_files_are_not_taken_for_a_full_disk(tmp_path: Path, free: int) -> None:
-    words = [sys.executable, "-c", OPENED, str(tmp_path), str(free), str(Path(__file__).parents[2])]
+def test_too_many_open_files_are_not_taken_for_a_full_disk(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", OPENED, str(tmp_path), str(Path(__file__).parents[2])]
     done = subprocess.run(words, capture_output=True, text=True)
-    assert done.stdout.split() == [str(errno.EMFILE), str(tmp_path / "answers.sqlite")], done.stderr
+    assert done.stdout.split() == [str(errno.EMFILE), str(tmp_path / "answers.sqlite")] * 2, done.stderr

@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.environments import GuessEnv
 from support.models import save_tiny, tiny_model, tiny_tokenizer
+from support.transcripts import assistant, user
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from composer_stages.errors import UsageError
@@ -23,15 +24,28 @@ from composer_stages.rollouts.agent_loop import LiveRollout, play
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13]]
 
 
-def sampled(prompts: list[list[int]], seeds: list[int], **settings: float) -> list[tuple[list[int], list[float]]]:
-    return sample_batch(
-        tiny_model().double(),
-        prompts,
-        seeds=seeds,
-        end_ids={3},
-        pad_id=0,
-        **{"max_tokens": 12, "temperature": 1.0, **settings},
-    )
+OFTEN = set(range(0, 260, 9))
+"""End tokens, so many that rows end at different times."""
+
+
+def rows_of(
+    model: torch.nn.Module, prompts: list[list[int]], seeds: Sequence[int] = (), **settings: Any
+) -> list[Drawn]:
+    """A batch of rows, by the seeds 0, 1, ... where no others are given."""
+    settings = {"max_tokens": 40, "temperature": 1.0, "end_ids": OFTEN, "pad_id": 0, **settings}
+    return sample_batch(model, prompts, seeds=list(seeds or range(len(prompts))), **settings)
+
+
+def rows_alone(
+    model: torch.nn.Module, prompts: list[list[int]], seeds: Sequence[int] = (), **settings: Any
+) -> list[Drawn]:
+    """The same rows, each a batch of its own."""
+    pairs = zip(prompts, seeds or range(len(prompts)), strict=True)
+    return [rows_of(model, [prompt], [seed], **settings)[0] for prompt, seed in pairs]
+
+
+def sampled(prompts: list[list[int]], seeds: list[int], **settings: float) -> list[Drawn]:
+    return rows_of(tiny_model().double(), prompts, seeds, **{"max_tokens": 12, "end_ids": {3}, **settings})
 
 
 def recomputed(prompt: list[int], ids: list[int], temperature: float) -> torch.Tensor:
@@ -74,24 +88,9 @@ def test_draws_follow_the_distribution() -> None:
     assert torch.allclose(shares, torch.tensor([0.1, 0.2, 0.7]), atol=0.03)
 
 
-def test_prompts_extend_sampled_ids() -> None:
-    tokenizer = tiny_tokenizer()
-    policy = LocalPolicy(tiny_model(vocabulary=len(tokenizer)), tokenizer, PolicyConfig(model="tiny", max_tokens=5))
-    messages = [{"role": "user", "content": "hello"}]
-    first = policy.sample([Turn(messages, 1)])[0]
-    held = [*(first.prompt_ids or []), *(first.completion_ids or [])]
-    longer = [*messages, {"role": "assistant", "content": first.text}, {"role": "user", "content": "more"}]
-    second = policy.sample([Turn(longer, 2, held)])[0]
-    assert (second.prompt_ids or [])[: len(held)] == held
-
-
 def test_following_ids_continue_a_rendered_conversation() -> None:
     tokenizer = tiny_tokenizer()
-    conversation = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b"},
-        {"role": "user", "content": "c"},
-    ]
+    conversation = [user("a"), assistant("b"), user("c")]
     answered = opening_ids(tokenizer, conversation[:1]) + tokenizer("b<|im_end|>")["input_ids"]
     assert answered + following_ids(tokenizer, conversation[2:]) == opening_ids(tokenizer, conversation)
 
@@ -109,14 +108,6 @@ def lengths_fed(model: torch.nn.Module) -> list[tuple[int, int]]:
 
 
 MANY = [[5, 6, 7], [8, 9, 10, 11, 12], [13], [5, 6, 7], [5, 6, 7], [8, 9, 10, 11, 12], [14, 15], [16]]
-OFTEN = set(range(0, 260, 9))
-"""End tokens, so many that rows end at different times."""
-
-
-def together_and_alone(model: torch.nn.Module, **settings: Any) -> tuple[list[Drawn], list[Drawn]]:
-    given = {"max_tokens": 40, "temperature": 1.0, "end_ids": OFTEN, "pad_id": 0, **settings}
-    alone = [sample_batch(model, [p], seeds=[s], **given)[0] for s, p in enumerate(MANY)]
-    return sample_batch(model, MANY, seeds=list(range(len(MANY))), **given), alone
 
 
 def assert_equal_rows(one: Sequence[Drawn], other: Sequence[Drawn]) -> None:
@@ -127,13 +118,13 @@ def assert_equal_rows(one: Sequence[Drawn], other: Sequence[Drawn]) -> None:
 
 @pytest.mark.parametrize(("look", "prefill_tokens", "fixed"), [(1, 1, False), (16, 8192, False), (16, 8192, True)])
 def test_rows_are_independent_of_ended_rows(look: int, prefill_tokens: int, fixed: bool) -> None:
-    given = {"prefill_tokens": prefill_tokens, "look_every": look, "fixed": fixed}
-    together, alone = together_and_alone(tiny_model().double(), **given)
+    model, settings = tiny_model().double(), {"prefill_tokens": prefill_tokens, "look_every": look, "fixed": fixed}
+    alone = rows_alone(model, MANY, **settings)
     assert len({len(ids) for ids, _ in alone}) > 3
-    assert_equal_rows(together, alone)
+    assert_equal_rows(rows_of(model, MANY, **settings), alone)
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(4))
 def test_random_batches_equal_rows_sampled_alone(number: int) -> None:
     """Any lengths, numbers of end tokens, passes over prompts, and rows that continue or are left out."""
     chosen, model = random.Random(number), tiny_model().double()
@@ -147,14 +138,11 @@ def test_random_batches_equal_rows_sampled_alone(number: int) -> None:
     prompts[1] = prompts[0] if number % 2 else prompts[1]
     for _ in range(3):
         seeds = [chosen.randrange(10**6) for _ in prompts]
-        settings: dict[str, Any] = {"end_ids": ends, "pad_id": 0, "temperature": chosen.choice([1.0, 0.7])}
+        settings: dict[str, Any] = {"end_ids": ends, "temperature": chosen.choice([1.0, 0.7])}
         settings |= {"max_tokens": chosen.choice([1, 2, 8, 20]), "prefill_tokens": chosen.choice([1, 7, 8192])}
         fixed = chosen.random() < 0.5  # as a GPU reads a token
-        found = sample_batch(model, prompts, seeds=seeds, prefixes=prefixes, fixed=fixed, **settings)
-        alone = [
-            sample_batch(model, [one], seeds=[seed], **settings)[0] for one, seed in zip(prompts, seeds, strict=True)
-        ]
-        assert_equal_rows(found, alone)
+        found = rows_of(model, prompts, seeds, prefixes=prefixes, fixed=fixed, **settings)
+        assert_equal_rows(found, rows_alone(model, prompts, seeds, **settings))
         goes_on = [prompt + ids + words(5) for prompt, (ids, _) in zip(prompts, found, strict=True)]
         prompts = [prompt for prompt in goes_on if chosen.random() < 0.8] or goes_on
 
@@ -169,24 +157,21 @@ def test_eager_and_windowed_attention_give_the_same_rows() -> None:
     assert kv_cache.fits_in_place(windowed, 20)
     for model in (eager, windowed):
         assert not kv_cache.fits_in_place(model, 60)
-        together, alone = together_and_alone(model)
-        assert_equal_rows(together, alone)
-    assert_equal_rows(together_and_alone(eager)[0], together_and_alone(tiny_model())[0])
+        assert_equal_rows(rows_of(model, MANY), rows_alone(model, MANY))
+    assert_equal_rows(rows_of(eager, MANY), rows_of(tiny_model(), MANY))
 
 
 def test_a_fixed_step_attends_to_more_columns_as_rows_grow() -> None:
     model, most = tiny_model().double(), kv_cache.WINDOW + 20
-    given = {"max_tokens": most, "temperature": 1.0, "end_ids": {3}, "pad_id": 0, "seeds": list(range(8))}
-    fixed = sample_batch(model, MANY, fixed=True, **given)
+    fixed, growing = (rows_of(model, MANY[:4], max_tokens=most, end_ids={3}, fixed=fixed) for fixed in (True, False))
     assert max(len(ids) for ids, _ in fixed) == most
-    assert_equal_rows(fixed, sample_batch(model, MANY, fixed=False, **given))
+    assert_equal_rows(fixed, growing)
 
 
 def test_ended_rows_are_dropped_and_equal_prompts_prefilled_once() -> None:
     model = tiny_model().double()
     fed = lengths_fed(model)
-    found, _ = together_and_alone(model)[0], fed.clear()
-    sample_batch(model, MANY, seeds=list(range(8)), max_tokens=40, temperature=1.0, end_ids=OFTEN, pad_id=0)
+    found = rows_of(model, MANY)
     assert fed[0] == (5, 5), "five prompts differ, of at most five tokens"
     rows = [rows for rows, _ in fed[1:]]
     assert rows == sorted(rows, reverse=True) and rows[0] == 8
@@ -198,14 +183,12 @@ def test_ended_rows_are_dropped_and_equal_prompts_prefilled_once() -> None:
 def test_prefill_is_split_by_prefill_tokens() -> None:
     model = tiny_model().double()
     fed = lengths_fed(model)
-    given = {"max_tokens": 1, "temperature": 1.0, "end_ids": {3}, "pad_id": 0}
-    sample_batch(model, [[5] * 30, [6] * 9], seeds=[0, 1], prefill_tokens=16, **given)
+    rows_of(model, [[5] * 30, [6] * 9], max_tokens=1, prefill_tokens=16)
     assert fed == [(2, 8), (2, 8), (2, 8), (2, 6)]
 
 
 def test_half_precision_rows_are_sampled_in_place() -> None:
-    given = {"max_tokens": 9, "temperature": 1.0, "end_ids": OFTEN, "pad_id": 0}
-    found = sample_batch(tiny_model().to(torch.bfloat16), MANY, seeds=list(range(8)), **given)
+    found = rows_of(tiny_model().to(torch.bfloat16), MANY, max_tokens=9)
     assert all(ids and all(math.isfinite(p) for p in logps) for ids, logps in found)
 
 
@@ -217,48 +200,43 @@ MORE = [[20 + i] * (1 + i % 3) for i in range(8)]
 
 def test_a_turn_feeds_only_new_tokens() -> None:
     model = tiny_model().double()
-    fed, given = lengths_fed(model), {"max_tokens": 30, "temperature": 1.0, "end_ids": OFTEN, "pad_id": 0}
-    prefixes = sampling.PrefixCache()
-    prompts = MANY
+    fed, prefixes, prompts = lengths_fed(model), PrefixCache(), MANY
     for turn in range(3):
         seeds = [100 * turn + i for i in range(8)]
-        anew = sample_batch(model, prompts, seeds=seeds, **given)
+        anew = rows_of(model, prompts, seeds, max_tokens=30)
         fed.clear()
-        found = sample_batch(model, prompts, seeds=seeds, prefixes=prefixes, **given)
+        found = rows_of(model, prompts, seeds, prefixes=prefixes, max_tokens=30)
         assert_equal_rows(found, anew)
         if turn:
             assert fed[0] == (8, 4), "at most three new tokens, and the last of the turn before, which was not fed"
         prompts = [[*prompt, *ids, *new] for prompt, (ids, _), new in zip(prompts, found, MORE, strict=True)]
     # Fewer rows, in another order, and one that continues nothing.
     few = [prompts[5], [30, 31], prompts[2]]
-    assert_equal_rows(
-        sample_batch(model, few, seeds=[7, 8, 9], prefixes=prefixes, **given),
-        sample_batch(model, few, seeds=[7, 8, 9], **given),
-    )
+    assert_equal_rows(rows_of(model, few, [7, 8, 9], prefixes=prefixes), rows_of(model, few, [7, 8, 9]))
 
 
 def test_a_shared_beginning_is_computed_once() -> None:
     model = tiny_model().double()
     opening = [5 + i % 200 for i in range(40)]
     prompts = [[*opening, *own] for own in ([7, 8, 9], [10], [7, 8, 9], [7, 12])]
-    given: dict[str, Any] = {"max_tokens": 4, "temperature": 1.0, "end_ids": {3}, "pad_id": 0}
-    alone = [sample_batch(model, [p], seeds=[i], **given)[0] for i, p in enumerate(prompts)]
+    few: dict[str, Any] = {"max_tokens": 4, "end_ids": {3}}
+    alone = rows_alone(model, prompts, **few)
     fed, prefixes = lengths_fed(model), PrefixCache()
-    found = sample_batch(model, prompts, seeds=[0, 1, 2, 3], prefixes=prefixes, **given)
+    found = rows_of(model, prompts, prefixes=prefixes, **few)
     assert fed[:2] == [(1, 40), (3, 3)]
     assert_equal_rows(found, alone)
     fed.clear()
     longer = [[*p, *ids, 20] for p, (ids, _) in zip(prompts, found, strict=True)]
-    again = sample_batch(model, longer, seeds=[0, 1, 2, 3], prefixes=prefixes, **given)
+    again = rows_of(model, longer, prefixes=prefixes, **few)
     assert fed[0] == (4, 2), "the next turn continues whole rows"
-    assert_equal_rows(again, [sample_batch(model, [p], seeds=[i], **given)[0] for i, p in enumerate(longer)])
+    assert_equal_rows(again, rows_alone(model, longer, **few))
     fed.clear()
     inside = [[*opening, *opening], [*opening, *opening, 9]]  # one prompt is what the other begins with
-    within = sample_batch(model, inside, seeds=[0, 1], **given)
+    within = rows_of(model, inside, **few)
     assert fed[:2] == [(1, 79), (2, 2)]
-    assert_equal_rows(within, [sample_batch(model, [p], seeds=[i], **given)[0] for i, p in enumerate(inside)])
+    assert_equal_rows(within, rows_alone(model, inside, **few))
     fed.clear()
-    sample_batch(model, [[*opening[:20], 7], [*opening[:20], 8]], seeds=[0, 1], **given)
+    rows_of(model, [[*opening[:20], 7], [*opening[:20], 8]], **few)
     assert fed[0] == (2, 21), "too short to pay for a pass"
 
 
@@ -266,10 +244,10 @@ def test_beginnings_shared_by_groups_are_computed_once_each() -> None:
     model = tiny_model().double()
     openings = [[base + i % 50 for i in range(60)] for base in (5, 60, 120)]
     prompts = [[*openings[i % 3], 200, 201 + i] for i in range(9)] + [[*openings[0][:30], *openings[1][:20]]]
-    given: dict[str, Any] = {"max_tokens": 4, "temperature": 1.0, "end_ids": {3}, "pad_id": 0}
-    alone = [sample_batch(model, [p], seeds=[i], **given)[0] for i, p in enumerate(prompts)]
+    few: dict[str, Any] = {"max_tokens": 4, "end_ids": {3}}
+    alone = rows_alone(model, prompts, **few)
     fed = lengths_fed(model)
-    assert_equal_rows(sample_batch(model, prompts, seeds=list(range(10)), **given), alone)
+    assert_equal_rows(rows_of(model, prompts, **few), alone)
     assert fed[:2] == [(4, 61), (10, 1)], "three openings, and nearly all of the prompt that shares nothing"
 
 

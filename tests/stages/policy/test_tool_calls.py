@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from support.models import tiny_tokenizer
 from support.server import fault
 
@@ -188,6 +188,7 @@ SPOKEN = st.builds(lambda text, calls, why: assistant(text, *calls, reasoning=wh
 OTHERS = st.builds(told, TEXTS, st.sampled_from(["tool", "user", "system", "environment"]))
 
 
+@settings(max_examples=40)
 @given(st.lists(SPOKEN | OTHERS), st.sampled_from([[], [SEARCH]]))
 def test_every_conversation_follows_the_protocol(state: list[dict[str, str]], tools: list[Any]) -> None:
     sent = chat_messages(state, with_tools=bool(tools))

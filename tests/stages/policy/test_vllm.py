@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from support.engine import Engine, running
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -161,29 +161,30 @@ def test_weights_are_replaced_within_one_pause(tiny: Path, tmp_path: Path) -> No
         assert not engine.paused
 
 
-def saved_adapter(tiny: Path, folder: Path) -> Any:
-    """Save an adapter that changes much; return the model with it."""
+@pytest.fixture(scope="module")
+def adapter(tiny: Path, artifacts: Path) -> Path:
+    """A saved adapter that changes much."""
     plain = AutoModelForCausalLM.from_pretrained(tiny)
     torch.manual_seed(0)
     trained = get_peft_model(plain, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
-    adapters.save_adapter(trained, adapters.describe_base(PolicyConfig(model=str(tiny)), plain), folder)
-    AutoTokenizer.from_pretrained(tiny).save_pretrained(folder)
-    return trained
+    adapters.save_adapter(trained, adapters.describe_base(PolicyConfig(model=str(tiny)), plain), artifacts / "adapter")
+    AutoTokenizer.from_pretrained(tiny).save_pretrained(artifacts / "adapter")
+    return artifacts / "adapter"
 
 
-def test_an_adapter_is_loaded_on_its_base(tiny: Path, tmp_path: Path) -> None:
-    trained = saved_adapter(tiny, tmp_path / "adapter")
+def test_an_adapter_is_loaded_on_its_base(tiny: Path, adapter: Path, tmp_path: Path) -> None:
+    trained = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny), adapter)
     with running(tiny) as engine:
-        policy = opened(engine, tmp_path / "adapter", tmp_path)
+        policy = opened(engine, adapter, tmp_path)
         (sample,) = ask_all(policy, [Turn(QUESTION, 0)])
         assert sample.prompt_ids and sample.completion_ids and sample.logprobs
         own = forward(trained.get_base_model().eval(), sample.prompt_ids, sample.completion_ids)
         torch.testing.assert_close(torch.tensor(sample.logprobs), own, atol=1e-5, rtol=0)
         assert (own - forward(engine.base, sample.prompt_ids, sample.completion_ids)).abs().max() > 0.1
-        again = opened(engine, tmp_path / "adapter", tmp_path)
+        again = opened(engine, adapter, tmp_path)
         assert ask_all(again, [Turn(QUESTION, 0)])[0].error_type is None and len(engine.adapters) == 1
         for _ in range(2):  # the second time as after a request whose answer was lost
-            policy.load("repeated", tmp_path / "adapter")
+            policy.load("repeated", adapter)
         with pytest.raises(UsageError, match="does not load the adapter"):
             policy.load("nothing", tmp_path / "nowhere")
 
@@ -210,15 +211,14 @@ class Mortal:
         self.up = True
 
 
-def test_a_restarted_server_gets_its_adapters_before_requests(tiny: Path, tmp_path: Path) -> None:
+def test_a_restarted_server_gets_its_adapters_before_requests(tiny: Path, adapter: Path) -> None:
     """Also where the training's thread takes one away meanwhile."""
-    saved_adapter(tiny, tmp_path / "adapter")
     with running(tiny) as engine, ThreadPoolExecutor(1) as pool:
         process: Any = Mortal(engine)
         config = PolicyConfig(model=f"vllm:{tiny}", base_url=engine.url, max_tokens=4)
         policy = VllmPolicy.connect(config, engine.url, listener=print, server=process)
         for name in ("one", "two", "three"):
-            policy.load(name, tmp_path / "adapter")
+            policy.load(name, adapter)
         policy.sample_from("three")
         process.die()
         asked = pool.submit(ask_all, policy, [Turn(QUESTION, seed) for seed in range(4)])
@@ -232,14 +232,13 @@ def test_a_restarted_server_gets_its_adapters_before_requests(tiny: Path, tmp_pa
 
 
 @pytest.mark.parametrize("loads", ["server", "adapter"])
-def test_a_restart_outlives_the_cancelled_request(tiny: Path, tmp_path: Path, loads: str) -> None:
+def test_a_restart_outlives_the_cancelled_request(tiny: Path, adapter: Path, loads: str) -> None:
     """Answers under way are broken off where their group is too old; others wait for the same restart."""
-    saved_adapter(tiny, tmp_path / "adapter")
     with running(tiny) as engine:
         process: Any = Mortal(engine)
         config = PolicyConfig(model=f"vllm:{tiny}", base_url=engine.url, max_tokens=4, max_attempts=1)
         policy = VllmPolicy.connect(config, engine.url, listener=print, server=process)
-        policy.load("one", tmp_path / "adapter")
+        policy.load("one", adapter)
         policy.sample_from("one")
         process.die()
         load, begun, answered = engine.load_lora_adapter, threading.Event(), threading.Event()

@@ -66,6 +66,7 @@ def test_a_strict_server_accepts_every_rollout(tmp_path: Path, rollouts: Run) ->
     rows = run.rows(TEACHER_ACTION)
     assert len(rows) == len(server.requests) == len(rollouts.rows(STEP)) == 6
     assert all(row["error_type"] is None for row in rows)
+    assert run.manifest.models["one"]["accepts"]["capture_level"] == "text"
     (boat,) = {row["rollout_id"] for row in rows if row["task_id"] == "boat"}
     for row in rows:
         calls = messages.read(row["action"]).calls
@@ -101,20 +102,20 @@ def test_refused_request_fields_are_omitted(tmp_path: Path, rollouts: Run) -> No
     assert "one takes no seed, tools" in (run.path / "report.txt").read_text()
 
 
-def test_the_capture_level_is_recorded(tmp_path: Path, rollouts: Run) -> None:
+def test_a_run_is_probed_and_pays_for_it_once(tmp_path: Path, rollouts: Run) -> None:
     def telling(body: dict[str, Any], earlier: int) -> Reply:
         said = answer("OK", cost=0.125)
         if body.get("logprobs"):
             said["choices"][0]["logprobs"] = {"content": [{"token": "OK", "logprob": -0.1}]}
         return Reply(body=said)
 
-    for told, level in ((telling, "logprobs"), (searching, "text")):
-        with serving(searching, probed=told) as server:
-            run = replay(tmp_path / level, rollouts, server.url)
-        assert run.manifest.models["one"]["accepts"]["capture_level"] == level
-        assert len(server.probes) == 1
-    asked = sum(row["cost_usd"] for row in run.rows(TEACHER_ACTION))
-    assert run.manifest.cost_usd == pytest.approx(asked + 0.01), "a probing call is paid like every other"
+    with serving(searching, probed=telling) as server:
+        run = replay(tmp_path, rollouts, server.url)
+        replay(tmp_path, rollouts, server.url, max_attempts=2)
+        assert (len(server.probes), len(server.requests)) == (1, 6)
+    assert run.manifest.models["one"]["accepts"]["capture_level"] == "logprobs"
+    answered = sum(row["cost_usd"] for row in run.rows(TEACHER_ACTION))
+    assert run.manifest.cost_usd == pytest.approx(answered + 0.125), "a probing call is paid like every other"
 
 
 def test_a_probe_that_is_refused_for_good_stops_before_any_question(tmp_path: Path, rollouts: Run) -> None:
@@ -123,12 +124,3 @@ def test_a_probe_that_is_refused_for_good_stops_before_any_question(tmp_path: Pa
         with pytest.raises(UsageError, match="key was refused"):
             replay(tmp_path, rollouts, server.url)
         assert not server.requests
-
-
-def test_a_finished_run_is_not_probed_again(tmp_path: Path, rollouts: Run) -> None:
-    with serving(searching) as server:
-        replay(tmp_path, rollouts, server.url)
-        replay(tmp_path, rollouts, server.url, max_attempts=2)
-        assert len(server.probes) == 1
-        replay(tmp_path / "anew", rollouts, server.url)
-    assert len(server.probes) == 2 and len(server.requests) == 2 * 6

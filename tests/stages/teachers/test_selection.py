@@ -1,7 +1,9 @@
 """Gating on kata with teachers of unequal prices: nearly all pairs at less than half the cost."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,15 +22,14 @@ from composer_stages.teachers.questions import DistinctState, TeacherQuestion
 from composer_stages.teachers.selection import ExpectedGains, SelectionState
 from tests.stages.envs.kata.playing import author_texts
 
-TASKS = 30
 PRICES = {"plain": 1.0, "simple": 1.0, "dear": 10.0}
 KNOWS = {"student": 0.5, "plain": 0.8, "simple": 0.8, "dear": 0.95}
 """How often each knows what a task is about."""
 
 
-def players() -> Callable[[dict[str, Any], int], Reply]:
+def players(number: int) -> Callable[[dict[str, Any], int], Reply]:
     """Each knows or misconceives a task, by its name and the task's; all look, test and submit alike."""
-    tasks = {KataEnv().reset(task)[-1]["content"]: task for task in KataEnv().tasks("train", TASKS, 0)}
+    tasks = {KataEnv().reset(task)[-1]["content"]: task for task in KataEnv().tasks("train", number, 0)}
     wrong = [operation.name for operation in OPERATIONS]
 
     def act(body: dict[str, Any], earlier: int) -> Reply:
@@ -41,14 +42,24 @@ def players() -> Callable[[dict[str, Any], int], Reply]:
     return act
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    root = tmp_path_factory.mktemp("selection")
-    with serving(players()) as server:
-        config = collect.Config(
-            policy={"model": "student", "base_url": server.url, "max_tokens": 99}, tasks=TASKS, samples=1
-        )
+@contextmanager
+def played(root: Path, tasks: int) -> Iterator[Any]:
+    with serving(players(tasks)) as server:
+        policy = {"model": "student", "base_url": server.url, "max_tokens": 99}
+        config = collect.Config(policy=policy, tasks=tasks, samples=1)
         yield root, server, Run(runner.execute("collect", {}, config, root=root).path)
+
+
+@pytest.fixture(scope="module")
+def world(artifacts: Path) -> Iterator[Any]:
+    with played(artifacts / "large", 30) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def small_world(artifacts: Path) -> Iterator[Any]:
+    with played(artifacts / "small", 10) as found:
+        yield found
 
 
 ANSWERS: dict[str, Run] = {}
@@ -96,8 +107,8 @@ def test_nearly_all_pairs_for_less_than_half_the_cost(world: Any) -> None:
     assert {digest for digest in everywhere if in_random_share(digest, 0.1)} <= dear < everywhere
 
 
-def test_a_low_pair_value_buys_no_expensive_answers(world: Any) -> None:
-    rows = selected(world, "cheap", rule="value", usd_per_pair=1e-6).rows(TEACHER_ACTION)
+def test_a_low_pair_value_buys_no_expensive_answers(small_world: Any) -> None:
+    rows = selected(small_world, "cheap", rule="value", usd_per_pair=1e-6).rows(TEACHER_ACTION)
     assert all(in_random_share(row["state_sha256"], 0.1) for row in rows if row["teacher"] == "dear")
 
 
@@ -111,11 +122,10 @@ def test_disagreement_keeps_every_pair_over_the_student(world: Any) -> None:
     assert kept == wanted and cost(answers) < 0.5 * cost(everybody)
 
 
-def test_only_states_of_failed_rollouts_are_asked(world: Any) -> None:
-    _, _, rollouts = world
-    passed = passed_by_rollout(rollouts.rows(ROLLOUT))
-    answers = selected(world, "failed", failed_only=True)
-    found = pairs_of(world, answers)
+def test_only_states_of_failed_rollouts_are_asked(small_world: Any) -> None:
+    passed = passed_by_rollout(small_world[2].rows(ROLLOUT))
+    answers = selected(small_world, "failed", failed_only=True)
+    found = pairs_of(small_world, answers)
     asked = {row["rollout_id"] for row in answers.rows(TEACHER_ACTION)}
     assert any(passed.values()) and asked and not any(passed[rollout] for rollout in asked)
     assert found.manifest.counts["dropped_not_asked"] > 0
