@@ -17,16 +17,8 @@ from benchmarks import cases, crash, records
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "benchmarks").glob("*.py"))
 OWN = {
-    *(
-        "composer_post_training",
-        "composer_stages",
-        "composer_cli",
-        "support",
-        "probe_faults",
-        "parity",
-        "needs",
-        "forging",
-    ),
+    *("composer_post_training", "composer_stages", "composer_cli"),
+    *("support", "probe_faults", "parity", "needs", "forging"),
     *(path.stem for path in SCRIPTS),
 }
 

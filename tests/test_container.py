@@ -38,20 +38,8 @@ NESTED = ("--security-opt", "seccomp=unconfined", "--security-opt", "unmask=ALL"
 
 def say(image: str, folder: Path, *words: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     lent = ["--volume", f"{DEPENDENCIES}:/lent:ro", "--env", "PYTHONPATH=/lent", "--env", "OMP_NUM_THREADS=1"]
-    command = [
-        "podman",
-        "run",
-        "--rm",
-        "--network",
-        "none",
-        "--volume",
-        f"{folder}:/work",
-        *options,
-        *lent,
-        image,
-        *words,
-    ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280)
+    command = ["podman", "run", "--rm", "--network", "none", "--volume", f"{folder}:/work", *options, *lent, image]
+    return subprocess.run([*command, *words], capture_output=True, text=True, timeout=280)
 
 
 def test_it_builds_and_runs_with_everything_inside(image: str, tmp_path: Path) -> None:

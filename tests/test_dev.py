@@ -34,12 +34,10 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(checkout: Path, *words: str) -> subprocess.Popen[str]:
-    command = [str(checkout / "dev"), *words]
+def start(checkout: Path, *words: str, python: str = "python") -> subprocess.Popen[str]:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(
-        command, text=True, env={"PATH": "/usr/bin:/bin", "PYTHON": str(checkout / "python")}, **pipes
-    )
+    environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(checkout / python)}
+    return subprocess.Popen([str(checkout / "dev"), *words], text=True, env=environment, **pipes)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -124,12 +122,6 @@ def interpreter(path: Path, *, finds_gpu: bool) -> None:
 def test_a_gpu_s_interpreter_is_taken_without_installing(checkout: Path, own: bool, ours: bool, taken: str) -> None:
     interpreter(checkout / "own" / "python", finds_gpu=own)
     interpreter(checkout / ".venv" / "bin" / "python", finds_gpu=ours)
-    process = subprocess.run(
-        [str(checkout / "dev"), "gpu", "speed", "--size", "8B"],
-        text=True,
-        capture_output=True,
-        env={"PATH": "/usr/bin:/bin", "PYTHON": str(checkout / "own" / "python")},
-        timeout=30,
-    )
-    assert (process.returncode, process.stdout) == (0, f"{taken} benchmarks/gpu.py speed --size 8B\n")
+    code, out, _ = finish(start(checkout, "gpu", "speed", "--size", "8B", python="own/python"))
+    assert (code, out) == (0, f"{taken} benchmarks/gpu.py speed --size 8B\n")
     assert not (checkout / "installed").exists()

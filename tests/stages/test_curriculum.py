@@ -196,17 +196,8 @@ def test_training_follows_a_curriculum(tmp_path: Path, tiny: Path) -> None:
     """Two steps of two tasks each, which are the curriculum's in its order."""
     tasks = {task.task_id: task for task in JudgedGuessEnv().tasks("train", 3, 0)}
     solved = dict(zip(tasks, (1, 3, 2), strict=True))
-    rows = [
-        {
-            "task_id": t.task_id,
-            "env": t.env,
-            "split": t.split,
-            "family": t.family,
-            "prompt": t.prompt,
-            "data_json": "{}",
-        }
-        for t in tasks.values()
-    ]
+    columns = ("task_id", "env", "split", "family", "prompt")
+    rows = [{name: getattr(task, name) for name in columns} | {"data_json": "{}"} for task in tasks.values()]
     rollouts = [
         {"rollout_id": f"{name}#{number}", "task_id": name, "hidden_pass": number < count, "model": "m"}
         for name, count in solved.items()

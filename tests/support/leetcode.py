@@ -24,12 +24,8 @@ ASSERTS = "assert self.total([1, 2, 3]) == 6"
 
 def answer(body: str, *tests: str, name: str = "run_tests", before: str = "", after: str = "") -> str:
     """An answer to the problem `total`, with a test method unless there are no tests."""
-    lines = [
-        before,
-        "class Solution:",
-        "    def total(self, numbers):",
-        *(f"        {line}" for line in body.split("\n")),
-    ]
+    lines = [before, "class Solution:", "    def total(self, numbers):"]
+    lines += [f"        {line}" for line in body.split("\n")]
     if tests:
         lines += [f"    def {name}(self):", *(f"        {line}" for test in tests for line in test.split("\n"))]
     return "```python\n" + "\n".join([*lines, after]) + "\n```"
@@ -55,10 +51,5 @@ def medhard_row(number: int) -> dict[str, Any]:
     question = QUESTION.format(text="Sum the numbers.", method="total", how=HONEST)
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     asserts = [text.replace("candidate", "Solution().total") for text in TESTS]
-    return {
-        "id": number,
-        "prompt": messages,
-        "gt_answer": asserts,
-        "func_name": "Solution().total",
-        "canonical_solution": REFERENCE,
-    }
+    answers = {"gt_answer": asserts, "func_name": "Solution().total", "canonical_solution": REFERENCE}
+    return {"id": number, "prompt": messages, **answers}

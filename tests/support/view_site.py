@@ -162,22 +162,11 @@ def runs(folder: Path, made: Path) -> Path:
     twice = [item(arm, f"{task}/{n}", passes) for (arm, task), passes in OUTCOMES.items() for n in range(8)]
     store.write_json(evaluated / "verdict.json", verdict_document(decide(items_table(twice))))
     (evaluated / "report.txt").write_text("the report\n")
-    step = {
-        "rollout_id": HOSTILE.replace("\x00", ""),
-        "step": 0,
-        "num_steps": 1,
-        "state_sha256": "0",
-        "completion_tokens": 2,
-    }
+    step = {"rollout_id": HOSTILE.replace("\x00", ""), "step": 0, "num_steps": 1, "state_sha256": "0"}
+    step["completion_tokens"] = 2
+    texts = dict.fromkeys(("task_id", "error_type", "error"), HOSTILE)
     hostile = {
-        "rollouts": {
-            **step,
-            "task_id": HOSTILE,
-            "reward": 0.0,
-            "error_type": HOSTILE,
-            "error": HOSTILE,
-            "hacked": True,
-        },
+        "rollouts": {**step, **texts, "reward": 0.0, "hacked": True},
         "steps": {
             **step,
             "new_messages_json": json.dumps([{"role": HOSTILE, "content": HOSTILE}]),

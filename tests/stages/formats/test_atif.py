@@ -59,9 +59,8 @@ def test_steps_are_opening_and_turns(tmp_path: Path) -> None:
     observed = [("tool", "a.py"), ("tool", "/work"), ("user", "beware")]
     assert [(m["role"], m["content"]) for m in rollout.turns[0].observed] == observed
     assert (rollout.model, rollout.prompt_tokens, rollout.cost_usd, rollout.wall_s) == ("m", 12, 0.5, 4.0)
-    assert (
-        rollout.tools == [{"type": "function"}] and rollout.reward is None and rollout.extra["agent"] == "terminus-2 1"
-    )
+    assert (rollout.tools, rollout.reward) == ([{"type": "function"}], None)
+    assert rollout.extra["agent"] == "terminus-2 1"
 
 
 def test_token_ids_reach_the_rows(tmp_path: Path) -> None:
@@ -93,51 +92,34 @@ def test_harbors_result_gives_the_verdict(
     document(tmp_path / "trial" / "result.json", {**RESULT, "verifier_result": {"rewards": rewards}})
     for path in (tmp_path, file):
         (rollout,), drops, _ = read(path)
-        assert (rollout.task_id, rollout.env, rollout.reward, rollout.resolved) == (
-            "hello-world",
-            "tb",
-            reward,
-            resolved,
-        ) and not drops
-        assert missing.REWARD not in rollout.missing
+        assert (rollout.task_id, rollout.env) == ("hello-world", "tb") and not drops
+        assert (rollout.reward, rollout.resolved) == (reward, resolved) and missing.REWARD not in rollout.missing
+
+
+def raised(kind: str, message: str, **more: Any) -> dict[str, Any]:
+    return {"exception_info": {"exception_type": kind, "exception_message": message, **more}}
 
 
 def test_an_exception_is_an_error_only_without_a_verdict(tmp_path: Path) -> None:
-    problem = {"exception_type": "AgentTimeoutError", "exception_message": "20 s"}
     for name, verdict in (("a", None), ("b", {"rewards": {"reward": 0.0}})):
         document(tmp_path / name / "agent" / "trajectory.json", atif(session_id=name))
-        result = {**RESULT, "verifier_result": verdict, "exception_info": problem}
+        result = {**RESULT, "verifier_result": verdict, **raised("AgentTimeoutError", "20 s")}
         document(tmp_path / name / "result.json", result)
     (failed, timed_out), _, _ = read(tmp_path)
     assert failed.error == ("AgentTimeoutError", "20 s") and failed.reward is None
     assert (timed_out.error, timed_out.reward, timed_out.terminated_by) == (None, 0.0, "AgentTimeoutError")
 
 
+INVALID = {"has_valid_reward": False}
+
+
 @pytest.mark.parametrize("with_trajectory", [True, False])
 @pytest.mark.parametrize(
     ("recorded", "error"),
     [
-        ({"exception_info": {"exception_type": "ApiUsageLimitError", "exception_message": "no"}}, "ApiUsageLimitError"),
+        (raised("ApiUsageLimitError", "no"), "ApiUsageLimitError"),
         # A trial of several steps records what a step ended in there, with what Harbor makes of it.
-        (
-            {
-                "step_results": [
-                    {
-                        "step_name": "a",
-                        "exception_info": {"exception_type": "AgentTimeoutError", "exception_message": ""},
-                    },
-                    {
-                        "step_name": "b",
-                        "exception_info": {
-                            "exception_type": "ApiError",
-                            "exception_message": "no",
-                            "policy": {"has_valid_reward": False},
-                        },
-                    },
-                ]
-            },
-            "ApiError",
-        ),
+        ({"step_results": [raised("TimeoutError", ""), raised("ApiError", "no", policy=INVALID)]}, "ApiError"),
         ({}, "invalid_reward"),
     ],
 )

@@ -205,11 +205,9 @@ def test_workers_give_the_same_import_as_one_process(tmp_path: Path) -> None:
     document(folder / "two" / "odd.json", {"nobody": "knows"})
     in_process, in_workers = imported(tmp_path / "here", folder), imported(tmp_path / "there", folder, on="processes:2")
     assert in_workers.manifest.content == in_process.manifest.content
-    assert (
-        in_workers.manifest.counts == in_process.manifest.counts
-        and in_workers.manifest.summary == in_process.manifest.summary
-    )
-    assert (in_workers.path / "report.txt").read_text() == (in_process.path / "report.txt").read_text()
+    assert in_workers.manifest.counts == in_process.manifest.counts
+    assert in_workers.manifest.summary == in_process.manifest.summary
+    assert in_workers.read_file("report.txt") == in_process.read_file("report.txt")
     assert in_process.manifest.counts["dropped_duplicate"] > 2 and in_process.manifest.summary["reports"]["judged"] > 1
 
 
@@ -219,9 +217,8 @@ def test_a_file_that_a_worker_did_not_finish_is_read_again(tmp_path: Path) -> No
     record = Manifest(composer="", stage="import", stage_version=2, fingerprint="")
     out, count = RunWriter(tmp_path / "run", record, cache=tmp_path), FileCount(source.label, "", source.sha256)
     importing.read_into_journal(source, reader, Sidecars(), out)
-    remaining = list(
-        importing.read_rollouts(source, None, Sidecars(), count, out)
-    )  # without a reader it would be dropped
+    # Without a reader it would be dropped.
+    remaining = list(importing.read_rollouts(source, None, Sidecars(), count, out))
     assert count.traces == count.records == 1 and isinstance(remaining[0], importing.ReadRollout)
     torn = RunWriter(tmp_path / "torn", record, cache=tmp_path)
     torn.write_all([(f"{importing.unit_of(source)}/1", {"drop": {}}, False)])

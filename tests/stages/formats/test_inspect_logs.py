@@ -41,12 +41,8 @@ def test_a_sample_is_a_rollout(tmp_path: Path) -> None:
     assert [m["content"] for m in rollout.opening] == ["What is it?", "given", "go on"] and not drops
     assert rollout.turns[0].action == action("Yes", ("bash", '{"cmd": "ls"}'), thought="hm")
     assert rollout.turns[0].observed == [{"role": "tool", "content": "too slow"}] and rollout.statement == "What is it?"
-    assert (rollout.reward, rollout.model, rollout.task_id, rollout.prompt_tokens) == (
-        1.0,
-        "openai/m",
-        "popularity/1",
-        8,
-    )
+    assert (rollout.model, rollout.task_id) == ("openai/m", "popularity/1")
+    assert (rollout.reward, rollout.prompt_tokens) == (1.0, 8)
     assert [turn.finish_reason for turn in rollout.turns] == [None, "length"]
     assert rollout.sampling == {"temperature": 0.5, "max_tokens": 5}
 
@@ -66,9 +62,8 @@ def test_finish_reasons_and_usage_come_from_model_events(tmp_path: Path) -> None
 
     events = [event("tool_calls"), {"event": "tool"}, event("stop")]
     (rollout,), _, _ = read(document(tmp_path / "log.json", log(sample(events=events))))
-    assert [turn.finish_reason for turn in rollout.turns] == ["tool_calls", "stop"] and rollout.turns[
-        0
-    ].completion_tokens == 1
+    assert [turn.finish_reason for turn in rollout.turns] == ["tool_calls", "stop"]
+    assert rollout.turns[0].completion_tokens == 1
 
 
 def test_failed_samples_are_errors_and_logs_without_samples_drops(tmp_path: Path) -> None:

@@ -34,9 +34,7 @@ def test_samples_of_lm_evaluation_harness(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "org__model" / f"samples_gsm8k_{time}.jsonl"):
         rollouts, drops, _ = read(path)
         assert formats(path) == {"lm-eval"} and [rollout.reward for rollout in rollouts] == [0.0, 1.0]
-        assert {rollout.model for rollout in rollouts} == {"org/model"} and {
-            rollout.family for rollout in rollouts
-        } == {"gsm8k"}
+        assert {(rollout.model, rollout.family) for rollout in rollouts} == {("org/model", "gsm8k")}
         assert [rollout.task_id for rollout in rollouts] == [f"gsm8k/{at:064x}"[:22] for at in range(2)]
         assert [drop.reason for drop in drops] == ["other_filter"] * 2 and rollouts[0].error is None
 
@@ -53,10 +51,8 @@ def test_results_of_tau_bench(tmp_path: Path) -> None:
     info = {"task": {"instruction": "You want a flight."}}
     first = [{"task_id": 3, "reward": 1.0, "info": info, "traj": talk, "trial": at} for at in range(2)]
     rollouts, _, _ = read(path := document(tmp_path / "gpt-airline.json", first))
-    assert (
-        formats(path) == {"tau-bench"}
-        and [(rollout.task_id, rollout.reward) for rollout in rollouts] == [("airline/3", 1.0)] * 2
-    )
+    assert [(rollout.task_id, rollout.reward) for rollout in rollouts] == [("airline/3", 1.0)] * 2
+    assert formats(path) == {"tau-bench"}
     assert len(rollouts[0].turns) == 2 and "book" in rollouts[0].turns[0].action
 
     simulation = {"id": "s", "task_id": "7", "trial": 0, "seed": 5, "messages": talk, "reward_info": {"reward": 0.0}}
@@ -107,12 +103,8 @@ def test_statistics_of_helm(tmp_path: Path) -> None:
     rollouts, drops, _ = read(tmp_path)
     rewards = {f"mmlu:subject={subject}/id{at}": 2.0 - at for subject in ("art", "law") for at in (1, 2)}
     assert {rollout.task_id: rollout.reward for rollout in rollouts} == {**rewards, "quac/id1": 0.25, "boolq/id1": 1.0}
-    assert formats(tmp_path) == {"helm"}
-    assert {rollout.model for rollout in rollouts} == {"org/model"} and {rollout.env for rollout in rollouts} == {
-        "mmlu",
-        "quac",
-        "boolq",
-    }
+    about = {(rollout.model, rollout.env) for rollout in rollouts}
+    assert formats(tmp_path) == {"helm"} and about == {("org/model", name) for name in ("mmlu", "quac", "boolq")}
     assert Counter(drop.reason for drop in drops) == {"perturbed": 4, "other_split": 2, "unknown_format": 4}
 
 
@@ -131,11 +123,8 @@ def test_results_of_terminal_bench(tmp_path: Path, with_run: bool) -> None:
     if with_run:
         document(run / "results.json", {"results": trials, "resolved_ids": ["a"]})
     rollouts, drops, _ = read(tmp_path)
-    assert (
-        formats(tmp_path) == {"terminal-bench"}
-        and not drops
-        and {rollout.model for rollout in rollouts} == {"org/model"}
-    )
+    assert formats(tmp_path) == {"terminal-bench"} and not drops
+    assert {rollout.model for rollout in rollouts} == {"org/model"}
     assert [(rollout.task_id, rollout.reward) for rollout in rollouts][:3] == [("a", 1.0), ("b", 0.0), ("c", None)]
     assert len(rollouts) == 3 + with_run and rollouts[2].error == ("parse_error", "c.1-of-1 has no verdict")
     assert rollouts[0].terminated_by == "agent_timeout" and rollouts[0].error is None
@@ -154,9 +143,8 @@ def test_details_of_lighteval(tmp_path: Path, version: str) -> None:
     pq.write_table(pa.Table.from_pylist(rows), folder / "details_arc|0_2026-01-02T03-04-05.000006.parquet")
     rollouts, _, _ = read(tmp_path)
     assert formats(tmp_path) == {"lighteval"} and [rollout.reward for rollout in rollouts] == [0.0, 1.0]
-    assert {(rollout.env, rollout.model) for rollout in rollouts} == {("arc|0", "org/model")} and rollouts[
-        0
-    ].task_id != rollouts[1].task_id
+    assert {(rollout.env, rollout.model) for rollout in rollouts} == {("arc|0", "org/model")}
+    assert rollouts[0].task_id != rollouts[1].task_id
 
 
 def test_trials_of_harbor_without_a_trajectory_are_items(tmp_path: Path) -> None:

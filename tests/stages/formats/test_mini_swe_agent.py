@@ -30,18 +30,9 @@ def test_text_actions_of_version_1(tmp_path: Path) -> None:
     messages = (first, output, said("cat x"), cut, assistant("no block"))
     path = document(tmp_path / "a.traj.json", trajectory(*messages))
     (rollout,), drops, _ = read(path)
-    assert (rollout.task_id, rollout.model, rollout.statement, rollout.submission) == (
-        INSTANCE,
-        "some/model",
-        "It breaks.",
-        PATCH,
-    )
-    assert (rollout.terminated_by, rollout.family, rollout.cost_usd, rollout.env) == (
-        "submitted",
-        "owner/repo",
-        0.5,
-        "swe-bench",
-    )
+    assert (rollout.task_id, rollout.family, rollout.env) == (INSTANCE, "owner/repo", "swe-bench")
+    assert (rollout.model, rollout.statement, rollout.submission) == ("some/model", "It breaks.", PATCH)
+    assert (rollout.terminated_by, rollout.cost_usd) == ("submitted", 0.5)
     first, second, third = rollout.turns
     assert (first.commands, first.returncode, first.finish_reason, first.prompt_tokens) == (["ls"], 1, "stop", 10)
     assert (second.elided_chars, first.elided_chars) == (120, 0)
@@ -78,12 +69,9 @@ def test_tool_calls_of_version_2_and_the_lost_message_of_a_format_error(tmp_path
     (rollout,), _, _ = read(document(tmp_path / "b.traj.json", trajectory(good, output, error, end)))
     assert [turn.commands for turn in rollout.turns] == [["ls"], []]
     assert rollout.turns[0].raw_chars == 4 and rollout.turns[0].cost_usd == 0.2 and rollout.turns[0].parse_error is None
-    assert (
-        rollout.turns[1].action == "I think."
-        and rollout.turns[1].parse_error
-        and rollout.turns[1].finish_reason == "length"
-    )
-    assert [m["content"] for m in rollout.turns[1].observed] == ["No tool calls found."]
+    lost_turn = rollout.turns[1]
+    assert (lost_turn.action, lost_turn.finish_reason) == ("I think.", "length") and lost_turn.parse_error
+    assert [m["content"] for m in lost_turn.observed] == ["No tool calls found."]
 
 
 def test_responses_objects_of_version_2(tmp_path: Path) -> None:
@@ -97,10 +85,9 @@ def test_responses_objects_of_version_2(tmp_path: Path) -> None:
     answered = {**response, "extra": {"actions": [{"command": "ls"}]}}
     shown = {"type": "function_call_output", "call_id": "c1", "output": "a.py", "extra": {"returncode": 0}}
     (rollout,), _, _ = read(document(tmp_path / "c.traj.json", trajectory(answered, shown)))
-    assert rollout.turns[0].action == action("I look.", ("bash", '{"command": "ls"}'), thought="hm")
-    assert (
-        rollout.turns[0].observed == [{"role": "tool", "content": "a.py"}] and rollout.turns[0].completion_tokens == 3
-    )
+    turn = rollout.turns[0]
+    assert turn.action == action("I look.", ("bash", '{"command": "ls"}'), thought="hm")
+    assert turn.observed == [tool("a.py")] and turn.completion_tokens == 3
 
 
 def test_token_ids_and_log_probs_of_the_raw_reply(tmp_path: Path) -> None:

@@ -36,15 +36,11 @@ def test_items_become_turns(tmp_path: Path) -> None:
     (rollout,), drops, _ = read(jsonl(tmp_path / "sums.rollouts.jsonl.gz", row(*output)))
     assert [m["role"] for m in rollout.opening] == ["system", "user"] and len(rollout.turns) == 2 and not drops
     assert rollout.turns[0].action.startswith("<think>\nhm\n</think>\n\nI compute.\n<tool_call>")
-    assert (
-        '"arguments": {"code":  "1+1"}' in rollout.turns[0].action and rollout.turns[0].action.count("<tool_call>") == 2
-    )
+    assert '"arguments": {"code":  "1+1"}' in rollout.turns[0].action
+    assert rollout.turns[0].action.count("<tool_call>") == 2
     assert [m["content"] for m in rollout.turns[0].observed] == ["2", '{"out": 2}'] and rollout.env == "sums"
-    assert (rollout.prompt_tokens, rollout.reward, rollout.model) == (
-        None,
-        1.0,
-        "some/model",
-    )  # zero usage means none recorded
+    assert (rollout.reward, rollout.model) == (1.0, "some/model")
+    assert rollout.prompt_tokens is None, "zero usage means none recorded"
 
 
 def test_members_of_a_group_share_a_task_and_a_masked_one_has_no_reward(tmp_path: Path) -> None:

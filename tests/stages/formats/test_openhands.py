@@ -46,12 +46,8 @@ def test_events_of_version_0(tmp_path: Path) -> None:
     assert entry.turns[0].action.count("<tool_call>") == 2 and entry.turns[0].finish_reason == "tool_calls"
     assert (entry.turns[0].returncode, entry.turns[0].commands, entry.turns[0].prompt_tokens) == (0, ["ls"], 5)
     assert entry.turns[1].action == action("Done.", ("finish", '{"outputs": {}}'))
-    assert (entry.model, entry.submission, entry.statement, entry.completion_tokens) == (
-        "some/model",
-        PATCH,
-        "It breaks.",
-        2,
-    )
+    assert (entry.model, entry.submission, entry.statement) == ("some/model", PATCH, "It breaks.")
+    assert entry.completion_tokens == 2
 
 
 def test_events_of_version_1_with_parallel_calls(tmp_path: Path) -> None:
@@ -79,9 +75,8 @@ def test_events_of_version_1_with_parallel_calls(tmp_path: Path) -> None:
     (entry,), _, _ = read(jsonl(tmp_path / "output.jsonl", row(history)))
     calls = (("terminal", '{"a":  1}'), ("editor", '{"a":  1}'))
     assert [turn.action for turn in entry.turns] == [action("I look.", *calls), "Done."]
-    assert [m["content"] for m in entry.turns[0].observed] == ["a.py", "no such tool"] and entry.turns[
-        0
-    ].returncode == 1
+    assert [m["content"] for m in entry.turns[0].observed] == ["a.py", "no such tool"]
+    assert entry.turns[0].returncode == 1
     assert [m["content"] for m in entry.opening] == ["You fix.", "Fix it."]
 
 

@@ -31,9 +31,7 @@ def test_predictions_are_rollouts_without_steps(tmp_path: Path) -> None:
         (False, None),
         (False, PATCH),  # the report does not list it
     ]
-    assert [p["task"]["prompt"] for p in payloads_read] == ["It breaks.", None, None] and all(
-        p["steps"] == [] for p in payloads_read
-    )
+    assert [(p["task"]["prompt"], p["steps"]) for p in payloads_read] == [("It breaks.", []), (None, []), (None, [])]
     assert missing.STEPS in payloads_read[0]["origin"]["missing"]
 
 

@@ -25,15 +25,9 @@ def test_calls_keep_their_arguments_to_the_letter(tmp_path: Path) -> None:
     document(tmp_path / "metadata.json", {"env_id": "wiki", "model": "m", "sampling_args": {"max_tokens": 5}})
     (rollout,), drops, _ = read(jsonl(tmp_path / "results.jsonl", row(total_ms=1500.0)))
     assert parts_of(rollout.turns[0].action).calls == (ToolCall("search", SEARCH),)
-    assert (
-        rollout.turns[0].observed == [{"role": "tool", "content": "found"}] and rollout.turns[1].action == "Hollow ship"
-    )
-    assert (rollout.env, rollout.model, rollout.wall_s, rollout.sampling) == (
-        "wiki",
-        "m",
-        1.5,
-        {"max_tokens": 5},
-    ) and not drops
+    assert rollout.turns[0].observed == [tool("found")] and rollout.turns[1].action == "Hollow ship"
+    assert (rollout.env, rollout.model, rollout.wall_s) == ("wiki", "m", 1.5)
+    assert rollout.sampling == {"max_tokens": 5} and not drops
 
 
 def test_a_task_is_its_question_and_answer_whatever_the_id_and_the_system_prompt(tmp_path: Path) -> None:
@@ -45,11 +39,8 @@ def test_a_task_is_its_question_and_answer_whatever_the_id_and_the_system_prompt
 
 def test_an_empty_completion_has_no_reward(tmp_path: Path) -> None:
     (payload,) = payloads(jsonl(tmp_path / "results.jsonl", row(completion=[], reward=0.0)))
-    assert (payload["rollout"]["reward"], payload["rollout"]["error_type"], payload["steps"]) == (
-        None,
-        "empty_completion",
-        [],
-    )
+    expected = {"reward": None, "error_type": "empty_completion"}
+    assert payload["rollout"] | expected == payload["rollout"] and payload["steps"] == []
 
 
 def test_a_base_model_has_text_on_both_sides(tmp_path: Path) -> None:
@@ -159,14 +150,11 @@ def test_unscored_is_null_and_failed_is_an_error(tmp_path: Path) -> None:
     unscored = trace(TALK, "t2", rewards={"right": None})
     errs = trace(TALK, "t3", ok=False, errors=[{"type": "ToolError", "message": "broken"}])
     never = trace(TALK, "t4", rewards={})
-    payloads_read = [
-        row["rollout"] for row in payloads(jsonl(tmp_path / "traces.jsonl", failed, unscored, errs, never))
-    ]
-    assert [(r["reward"], r["error_type"], r["num_steps"]) for r in payloads_read] == [
-        (None, "Timeout", 0), (None, None, 2), (None, "ToolError", 2), (None, None, 2),
-    ]  # fmt: skip
-    facts = [row["origin"]["missing"] for row in payloads(tmp_path / "traces.jsonl")]
-    assert [missing.REWARD in facts_missing for facts_missing in facts] == [False, False, False, True]
+    found = payloads(jsonl(tmp_path / "traces.jsonl", failed, unscored, errs, never))
+    errors = [(row["rollout"]["error_type"], row["rollout"]["num_steps"]) for row in found]
+    assert errors == [("Timeout", 0), (None, 2), ("ToolError", 2), (None, 2)]
+    assert {row["rollout"]["reward"] for row in found} == {None}
+    assert [missing.REWARD in row["origin"]["missing"] for row in found] == [False, False, False, True]
 
 
 def test_a_circular_trace_is_a_malformed_record(tmp_path: Path) -> None:

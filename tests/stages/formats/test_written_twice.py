@@ -36,14 +36,10 @@ def test_every_format_is_written_and_read_alike(tmp_path: Path, monkeypatch: pyt
     """Rollouts of SWE-bench's shape by two models, with rewards and patches."""
     from support.transcripts import PATCH, assistant, imported, jsonl, tool, user
 
+    said = [assistant("```bash\nls\n```"), tool("a.py"), assistant("Done.")]
     rows = [
-        {
-            "instance_id": f"owner__repo-{n % 3}",
-            "model": f"model-{n % 2}",
-            "resolved": bool(n % 2),
-            "patch": PATCH * (n + 1),
-            "messages": [user(f"Q{n % 3}"), assistant("```bash\nls\n```"), tool("a.py"), assistant("Done.")],
-        }
+        {"instance_id": f"owner__repo-{n % 3}", "model": f"model-{n % 2}", "resolved": bool(n % 2)}
+        | {"patch": PATCH * (n + 1), "messages": [user(f"Q{n % 3}"), *said]}
         for n in range(6)
     ]
     source = str(imported(tmp_path, jsonl(tmp_path / "rows.jsonl", *rows)).path)

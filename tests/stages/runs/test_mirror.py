@@ -2,16 +2,17 @@
 
 import itertools
 import os
-import subprocess
-import sys
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from needs import needs
+from support import blocks
 from support.command_line import call, until
 from support.hub import file_hub
 from support.s3 import s3 as s3
@@ -67,13 +68,12 @@ def collected(url: str, address: str, here: Path, **options: Any) -> Run:
     return Run(result.path)
 
 
-def elsewhere(url: str, address: str, here: Path) -> subprocess.Popen[bytes]:
+def elsewhere(url: str, address: str, here: Path) -> BaseProcess:
     """The same in a process of its own."""
-    source = f"import sys; from pathlib import Path; sys.path.insert(0, {str(Path(__file__).parent)!r}); " + (
-        "import test_mirror; test_mirror.collected(sys.argv[1], sys.argv[2], Path(sys.argv[3]))"
-    )
-    words = [sys.executable, "-c", source, url, address, str(here)]
-    return subprocess.Popen(words, stderr=subprocess.PIPE, env=os.environ | FOUND)
+    here.mkdir()
+    words = f"{url!r}, {address!r}, Path({str(here)!r})"
+    source = f"from pathlib import Path; from tests.stages.runs import test_mirror; test_mirror.collected({words})"
+    return blocks.start(source, here, os.environ | FOUND)
 
 
 def says(text: dict[str, Any], earlier: int, delay_s: float = 0.0) -> Reply:
@@ -111,9 +111,10 @@ def test_a_machine_that_is_lost_is_replaced_by_one_that_has_the_bucket_alone(tmp
         undisturbed = content(collected(server.url, f"file://{tmp_path}/other", tmp_path / "undisturbed"))
         whole = len(server.requests)
         process = elsewhere(server.url, address, tmp_path / "lost")
-        until(lambda: units_at(address) >= 3 or process.poll() is not None, 60)
+        until(lambda: units_at(address) >= 3 or not process.is_alive(), 60)
         process.kill()
-        assert process.wait() < 0, process.stderr and process.stderr.read().decode()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL, (tmp_path / "lost" / blocks.PRINTED).read_text()
         kept, before = units_at(address), len(server.requests)
         with pytest.raises(UsageError, match="already holds this run"):
             collected(server.url, address, tmp_path / "fresh")
@@ -137,10 +138,11 @@ def test_whoever_begins_last_owns_the_run(tmp_path: Path, address: str) -> None:
 
     with serving(reply) as server:
         first = elsewhere(server.url, address, tmp_path / "first")
-        until(lambda: units_at(address) >= 1 or first.poll() is not None, 60)
+        until(lambda: units_at(address) >= 1 or not first.is_alive(), 60)
         run = collected(server.url, address, tmp_path / "second", resume=True)
-        _, said = first.communicate(timeout=60)
-    assert first.returncode != 0 and b"was taken over by another process, so this one stopped" in said
+        first.join(60)
+    said = (tmp_path / "first" / blocks.PRINTED).read_text()
+    assert first.exitcode == 1 and "was taken over by another process, so this one stopped" in said
     assert run.manifest.status == "complete"
     assert content(Run(fetch(address, tmp_path / "reader"))) == content(run)
 
@@ -150,9 +152,9 @@ def test_the_folder_here_is_kept_where_nobody_else_went_on(tmp_path: Path) -> No
     address = f"file://{tmp_path}/bucket/run"
     with serving(lambda body, n: says(body, n, 0.1)) as server:
         process = elsewhere(server.url, address, tmp_path / "here")
-        until(lambda: units_at(address) >= 2 or process.poll() is not None, 60)
+        until(lambda: units_at(address) >= 2 or not process.is_alive(), 60)
         process.kill()
-        process.wait()
+        process.join()
         mirror = Mirror(address, "collect", tmp_path / "here" / "remote")
         (mirror.folder / "steps" / "mark").write_text("newer")
         mirror.bring()
@@ -167,14 +169,8 @@ def test_what_cannot_go_on_from_its_units_is_sent_whole_at_its_end(tmp_path: Pat
     with serving(says) as server:
         rollouts = collected(server.url, f"file://{tmp_path}/bucket/run", tmp_path)
         mirror = Mirror(address, "export", tmp_path / "remote", EVERY_S)
-        runner.execute(
-            "export",
-            {"rollouts": rollouts},
-            export.Config(format="trl"),
-            root=tmp_path,
-            out=mirror.folder,
-            mirror=mirror,
-        )
+        at = {"root": tmp_path, "out": mirror.folder, "mirror": mirror}
+        runner.execute("export", {"rollouts": rollouts}, export.Config(format="trl"), **at)
     assert Run(fetch(address, tmp_path / "reader")).damage() is None
 
 
@@ -190,10 +186,9 @@ def test_a_bucket_that_cannot_be_written_is_said_and_the_run_is_kept(tmp_path: P
                 with suppress(IsADirectoryError):
                     gone.write_text("a file in its place")
 
+        at = {"root": tmp_path, "out": mirror.folder, "mirror": mirror}
         with pytest.raises(InfrastructureError, match="failed at"):
-            runner.execute(
-                "collect", {}, config(server.url), root=tmp_path, out=mirror.folder, mirror=mirror, listener=block
-            )
+            runner.execute("collect", {}, config(server.url), **at, listener=block)
     assert Run(mirror.folder).manifest.status == "complete"
 
 

@@ -74,10 +74,8 @@ def test_what_follows_a_run_hears_of_every_unit_once_and_no_more_after_it(tmp_pa
         out.write(f"u{number}", {"rollout": {"reward": reward, "completion_tokens": 7}})
     out.follow = None
     out.write("u2", {"rollout": {"reward": 0.0}})
-    assert [(figures["reward"], figures["sampled_tokens"], step) for figures, step in heard] == [
-        (1, 7, 1),
-        (0.5, 14, 2),
-    ]
+    figures_by_step = [(figures["reward"], figures["sampled_tokens"], step) for figures, step in heard]
+    assert figures_by_step == [(1, 7, 1), (0.5, 14, 2)]
 
 
 def made(stage: str, settings: StageConfig, root: Path) -> Run:

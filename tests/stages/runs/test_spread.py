@@ -180,7 +180,7 @@ def test_what_workers_spend_is_never_above_the_limit(tmp_path: Path) -> None:
         price = config.policy.cost(10, 5)
         assert spent == pytest.approx(price * len(server.requests))
         assert 0 < spent + possibly <= 0.08
-        played(tmp_path, config, resume=True, max_cost=1.0, on="processes:2")
+        played(tmp_path, config, resume=True, max_cost=1.0)
         assert len(server.requests) == len({str(body) for body in server.requests})  # nothing bought twice
         assert Run(run).manifest.cost_usd == pytest.approx(price * len(server.requests))
 
@@ -281,14 +281,8 @@ def test_what_a_worker_has_finished_is_told_before_its_shard_ends(tmp_path: Path
         config = settings(server.url)
         record = Manifest(composer="", stage="collect", stage_version=2, fingerprint="")
         dealt = ShardScheduler(OneByOne(), "collect", Inputs(), config)
-        out = RunWriter(
-            tmp_path / "run",
-            record,
-            cache=tmp_path / "models",
-            listener=lambda what, done, total: told.append((done, total)),
-            spread=dealt,
-        )
-        collect.run(Inputs(), config, out)
+        listens = {"listener": lambda what, done, total: told.append((done, total))}
+        collect.run(Inputs(), config, RunWriter(tmp_path / "run", record, cache=tmp_path, spread=dealt, **listens))
     assert [one for one in told if one[1]][:4] == [(3, 12), (6, 12), (9, 12), (12, 12)]
 
 
