@@ -44,7 +44,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tmp = tmp_path_factory.mktemp("bad")
     (tmp / "bad.toml").write_text("tasks = = 3")
     (tmp / "other.toml").write_text("x = 3")
-    (tmp / "nameless.toml").write_text('[[teachers]]\nmodel = "m"\nmax_tokens = 64\n')
     (tmp / "binary").write_bytes(bytes(range(256)))
     (tmp / "empty.jsonl").write_text("")
     (tmp / "torn.eval").write_bytes(b"PK\x03\x04torn")

@@ -110,13 +110,6 @@ def test_an_entry_has_workers_of_its_own(composer, write, tmp_path):
     assert ", on processes:2" in composer("run", "--preset", "demo", "--dry-run").stdout
 
 
-def test_a_run_that_is_not_ok_stops_the_chain(composer, write, tmp_path):
-    (tmp_path / "silent_env.py").write_text(SILENT)
-    text = CHAIN.replace("samples = 2", 'samples = 2\nenv = { name = "silent_env:Silent" }')
-    done = composer("run", "--preset", write(text), PYTHONPATH=str(tmp_path))
-    assert done.returncode == 1 and "collect did not pass its own checks" in done.stderr and "ask" not in done.stderr
-
-
 # --- entries at the same time
 
 
@@ -138,13 +131,9 @@ PAIR_OF_COLLECTIONS = entry("collect", "one", *SMALL, parallel="both") + entry(
 def test_parallel_entries_that_need_an_exclusive_server_run_in_turn(policy, together, tmp_path):
     configs = [collect.Config(policy=policy) for _ in range(2)]
     assert chain.can_run_in_parallel(configs, Arguments(artifacts=tmp_path)) is together
-
-
-@pytest.mark.parametrize("rank", [0, 16])
-def test_trainings_of_all_weights_on_one_server_take_turns(rank, tmp_path):
-    policy = {"model": "vllm:kata:student-served", "base_url": "http://gpu.example:8000/v1"}
-    configs = [train.Config(policy=policy, adapter={"rank": rank}) for _ in range(2)]
-    assert chain.can_run_in_parallel(configs, Arguments(artifacts=tmp_path)) is (rank > 0)
+    for rank, parallel in ((16, together), (0, together and policy["model"] == "kata:student")):
+        configs = [train.Config(policy=policy, adapter={"rank": rank}) for _ in range(2)]
+        assert chain.can_run_in_parallel(configs, Arguments(artifacts=tmp_path)) is parallel, rank
 
 
 def test_preloaded_modules_exist():
@@ -261,14 +250,10 @@ def test_an_exception_that_cannot_be_pickled_is_reported(composer, write, tmp_pa
         "class Odd(Exception):\n"
         "    def __init__(self, one, two):\n"
         "        super().__init__(f'{one} and {two}')\n"
-        "class Env:\n"
+        "from composer_stages.envs.kata.env import KataEnv\n"
+        "class Env(KataEnv):\n"
         "    def __init__(self):\n"
         "        raise Odd('salt', 'pepper')\n"
-        "    def tasks(self, split, count, seed): ...\n"
-        "    def reset(self, task): ...\n"
-        "    def step(self, text): ...\n"
-        "    def grade(self): ...\n"
-        "    def close(self): ...\n"
     )
     odd = entry("collect", "two", "SCRIPTED", 'env = { name = "odd_env:Env" }', parallel="both")
     preset = write(entry("collect", "one", *SMALL, parallel="both") + odd)

@@ -110,8 +110,8 @@ def test_equal_seeds_give_the_tokens_and_log_probs_of_the_policy_in_process(
         return random_server.ask(seed=seed, logprobs=True, extra_body={"return_token_ids": True})
 
     with ThreadPoolExecutor(8) as threads:
-        answers = list(threads.map(ask, range(64)))
-    own = rambling.sample([Turn(MESSAGES, seed) for seed in range(64)])
+        answers = list(threads.map(ask, range(32)))
+    own = rambling.sample([Turn(MESSAGES, seed) for seed in range(32)])
     first = Counter(sample.completion_ids[0] for sample in own if sample.completion_ids)
     assert len(first) > 4, "it is no greedy sampling"
     assert Counter(answer.choices[0].token_ids[0] for answer in answers) == first
@@ -126,11 +126,6 @@ def test_equal_seeds_give_the_tokens_and_log_probs_of_the_policy_in_process(
             sample.prompt_tokens + sample.completion_tokens,
         )
     assert {sample.finish_reason for sample in own} == {"stop", "length"}
-
-
-def test_a_built_in_model_answers_as_in_process(served: Running, policy: LocalPolicy) -> None:
-    own = policy.sample([Turn(MESSAGES, seed) for seed in range(4)])
-    assert [served.ids(seed=seed) for seed in range(4)] == [sample.completion_ids for sample in own]
 
 
 def test_temperature_0_is_greedy_and_others_are_not_all_one(random_server: Running, rambling: LocalPolicy) -> None:

@@ -15,13 +15,11 @@ COLLECT = ["collect", "--policy", "m", "-s", URL, "-s", "policy.max_attempts=1"]
 REPLAY, POOL = ["replay-teachers", "--teachers"], ["probe", "teacher-pool"]
 IN_FILE = ["--artifacts", "{tmp}/binary"]
 TEACHERS = {
-    "no-teacher.toml": "teachers = []\n",
     "one.toml": '[teachers]\nname = "a"\n',
     "same.toml": '[[teachers]]\nname = "a"\nmodel = "m"\n' * 2,
     "negative.toml": '[[teachers]]\nname = "a"\nmodel = "m"\nmax_tokens = -5\n',
     "price.toml": '[[teachers]]\nname = "a"\nmodel = "m"\nusd_per_mtok_in = -1.0\n',
     "stream.toml": '[[teachers]]\nname = "a"\nmodel = "m"\nextra_body = { stream = true }\n',
-    "scheme.toml": '[[teachers]]\nname = "a"\nmodel = "m"\nbase_url = "file:///etc/passwd"\n',
     "no-model.toml": '[[teachers]]\nname = "a"\n',
 }
 OTHERS = {
@@ -99,7 +97,6 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["compare", "nowhere.csv"], 4, ".csv, .tsv."),
     (["compare", "{tmp}/ab.csv"], 4, "{tmp}/ab.csv is no log of a known program"),
     ([*COLLECT, "--max-cost", "nan"], 2, "--max-cost"),
-    ([*COLLECT, "--max-cost", "inf"], 2, "--max-cost cannot be inf"),
     (["run", "--preset", "demo", "--max-cost", "1e400"], 2, "--max-cost cannot be inf"),
     ([*COLLECT, "-s", "policy.extra_body={a=[nan]}"], 2, "extra_body holds nan"),
     ([*COLLECT, "-s", "env.max_chars=inf"], 2, "options holds inf"),
@@ -140,7 +137,6 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["tasks", "check", "--env", "support.environments:GuessEnv"], 2, "has no solutions to check"),
     (["tasks", "check", "--env", "kata", "-s", "repeats=0"], 2, "repeats"),
     (["replay-teachers", "--teachers", "{tmp}/other.toml"], 2, "[[teachers]]"),
-    (["replay-teachers", "--teachers", "{tmp}/nameless.toml"], 2, "name"),
     (["replay-teachers", "-c", "{tmp}/seed.toml"], 2, "{tmp}/seed.toml: it should be a whole number"),
     (["train", "-s", "trl.seed=3"], 2, "trl.seed, a field of TRL's, is set through seed"),
     (["replay-teachers", "--from", "{tmp}/other-run"], 4, "not a run folder"),
@@ -155,7 +151,6 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["query", ""], 2, "query"),
     (["report"], 4, "no finished run"),
     (["run"], 2, "Which preset?"),
-    (["run", "--preset", "{tmp}/other.toml"], 2, "is not a preset"),
     (["run", "--preset", "demo", "-s", "polcy.model=x"], 2, "Did you mean 'policy'?"),
     (["run", "--preset", "demo-kata", "-s", "B-0.wieghts.dpo=1"], 2, "Did you mean weights?"),
     (["run", "--preset", "demo-kata", "-s", "seed=3"], 2, "A-0 and A-1"),
@@ -191,23 +186,18 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["collect", "--policy", "{tmp}/not-a-run", "-n", "1"], 4, "it has neither config.json nor adapter_config.json"),
     ([*COLLECT, "-s", "policy.api_key_env=sk-secret"], 2, "api_key_env takes the name of an environment variable"),
     *(([*REPLAY, f"{{tmp}}/{name}"], 2, part) for name, part in (
-        ("no-teacher.toml", "teachers"),
         ("one.toml", "teachers"),
         ("same.toml", "2 teachers have the name 'a'"),
         ("negative.toml", "(of a) in {tmp}/negative.toml"),
-        ("price.toml", "prices cannot be negative"),
         ("stream.toml", "stream"),
-        ("scheme.toml", "is not an address"),
         ("no-model.toml", "needs the setting teachers.0.model (of a)"),
     )),
     ([*COLLECT, "-c", "{tmp}/price.toml"], 2, "Nothing is left for collect"),
-    ([*COLLECT, "-s", "policy.max_tokens=9223372036854775808"], 2, "64 bits"),
     ([*COLLECT, "-s", 'policy.extra_body={n=3}'], 2, "one answer"),
     ([*COLLECT, "-s", "policy.request={max_tokens=false}"], 2, "max_completion_tokens"),
     ([*COLLECT, "-s", "policy.server.args={BAD=1}"], 2, "args"),
     ([*COLLECT, "-s", "policy.chat_template_kwargs={'a b'=1}"], 2, "chat_template_kwargs"),
     ([*COLLECT, "-s", "policy.price=free"], 2, "unknown"),
-    ([*COLLECT, "-s", "policy.base_url=http:///v1"], 2, "is not an address"),
     ([*COLLECT, "-s", "env.curriculum=/no/such"], 4, "/no/such"),
     ([*COLLECT, "--out", ""], 2, ""),
     ([*COLLECT, "--artifacts", "s3://bucket"], 2, "is an address"),
@@ -220,9 +210,7 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["import", "{tmp}/list.json"], 4, "list.json"),
     (["show", "{tmp}/number-run"], 4, "manifest.json"),
     (["query", "select 1; select 2"], 2, "one"),
-    (["query", "copy (select 1) to '/tmp/x'"], 2, "SELECT"),
     (["cancel", "nothing"], 4, "nothing"),
-    (["probe", "svd", "--from", "x"], 2, "reads no runs"),
     # Other things that a command works on and cannot find: 4.
     (["collect", "--env", "harbor", "-s", "env.path=nowhere"], 4, "no such folder"),
     # Settings that it cannot find, in files too: 2.

@@ -78,13 +78,6 @@ def test_an_arm_that_learns_from_more_than_the_presets_arm_of_its_name_is_noted(
     assert found.startswith(said) and bool(found) == bool(said)
 
 
-def test_settings_are_written_under_the_entry():
-    preset = load_preset("demo-kata")
-    configs = configure_preset(preset, [{"collect": {"tasks": 3}, "B-0": {"optimisation": {"steps": 2}}}])
-    assert (configs["collect"].tasks, configs["B-0"].optimisation.steps) == (3, 2)
-    assert configs["B-0"].weights.dpo > 0  # the preset's own settings stay underneath
-
-
 def test_a_stage_that_is_no_entry_stands_for_all_its_entries():
     """What is given by title goes over it, and of two layers the later."""
     preset = load_preset("three-arm")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.chains import SILENT
-from support.command_line import collect, model, teachers
+from support.command_line import collect, teachers
 from support.models import save_larger
 
 from composer_cli.stage_command import read_positionals
@@ -103,12 +103,24 @@ def test_resume_says_where_it_finds_a_run_of_other_settings_alone(composer, serv
     assert other.returncode == 0 and "Nothing to resume" not in other.stderr, "another label"
 
 
-def test_a_file_and_the_short_options_reach_the_settings(composer, server, tmp_path):
+def test_a_file_and_the_short_options_reach_the_settings(composer, tmp_path):
     (tmp_path / "small.toml").write_text("tasks = 9\nsamples = 1\n")
-    words = ["collect", *model(server), "-c", tmp_path / "small.toml", "-n", "3", "--seed", "5", "--env", "kata"]
+    words = [
+        "collect",
+        "--policy",
+        "reference",
+        "-c",
+        tmp_path / "small.toml",
+        "-n",
+        "2",
+        "--seed",
+        "5",
+        "--env",
+        "kata",
+    ]
     assert composer(*words).returncode == 0
     config = json.loads((latest(tmp_path, "collect") / "config.json").read_text())
-    assert (config["tasks"], config["samples"], config["seed"], config["env"]["name"]) == (3, 1, 5, "kata")
+    assert (config["tasks"], config["samples"], config["seed"], config["env"]["name"]) == (2, 1, 5, "kata")
 
 
 def test_one_settings_file_serves_all_stages(composer, server, tmp_path):

@@ -42,6 +42,8 @@ def policy(address: str, variable: str = "OPENAI_API_KEY") -> str:
                 "http://api.openai.com/v1",
             )
         ),
+        ("ANTHROPIC_API_KEY", EVIL, False),
+        ("OPENROUTER_API_KEY", EVIL, False),
         ("AWS_BEARER_TOKEN_BEDROCK", "https://bedrock-runtime.eu-west-1.amazonaws.com/openai/v1", True),
         ("AWS_BEARER_TOKEN_BEDROCK", "https://bedrock-runtime.a.execute-api.us-east-1.amazonaws.com/v1", False),
         ("AWS_SECRET_ACCESS_KEY", "https://x1.execute-api.us-east-1.amazonaws.com/v1", False),
@@ -57,8 +59,8 @@ def test_lookalike_domains_and_servers_in_a_cloud_are_not_the_provider(variable,
         require_trusted_servers("collect", config, [], trust=False)
 
 
-@pytest.mark.parametrize("variable", ["ANTHROPIC_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "OPENROUTER_API_KEY"])
-def test_every_stage_is_called_in_this_test(run_command, tmp_path, monkeypatch, variable):
+def test_no_settings_file_sends_a_key_to_another_server(run_command, tmp_path, monkeypatch):
+    variable = "HF_TOKEN"
     monkeypatch.setenv(variable, "a-key-of-the-user")
     settings = tmp_path / "settings.toml"
     settings.write_text(f"tasks = 2\n{policy(EVIL, variable)}\n")
@@ -69,10 +71,9 @@ def test_every_stage_is_called_in_this_test(run_command, tmp_path, monkeypatch, 
     (tmp_path / "teachers.toml").write_text(f"[[teachers]]\n{teacher}")
     code, _, err = run_command("replay-teachers", "--teachers", tmp_path / "teachers.toml", "--dry-run")
     assert code == 2 and "teachers.0.base_url" in err
-    if variable == "HF_TOKEN":
-        lines = ('format = "hub"', 'repo = "a/b"', f'endpoint = "{EVIL}"')
-        code, _, err = run_command("run", "--preset", preset(tmp_path, *lines, stage="export"), "--dry-run")
-        assert code == 2 and "endpoint would send it to" in err
+    lines = ('format = "hub"', 'repo = "a/b"', f'endpoint = "{EVIL}"')
+    code, _, err = run_command("run", "--preset", preset(tmp_path, *lines, stage="export"), "--dry-run")
+    assert code == 2 and "endpoint would send it to" in err
 
 
 def test_typed_trusted_and_local_addresses_are_accepted(run_command, tmp_path, monkeypatch):

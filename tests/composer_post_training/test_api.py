@@ -70,19 +70,7 @@ def test_a_run_of_the_command_line_is_found_done_however_it_is_asked_for(
         composer.collect(artifacts=own_runs, teachers=file)
 
 
-def test_no_error_of_a_call_names_an_option(made: Path, tmp_path: Path) -> None:
-    run = composer.find("collect", made)
-    for call, reads, words in (
-        (composer.collect, (run,), {}),
-        (composer.evaluate, (), {}),
-        (composer.extract_pairs, (run, run), {}),
-        (composer.collect, (), {"resume": True, "clean": True}),
-        (composer.collect, (), {"env": {"name": "gsm8k", "options": {"path": "/no/such/file"}}}),
-        (composer.tasks, (), {}),
-    ):
-        with pytest.raises(composer.ComposerError) as error:
-            call(*reads, artifacts=tmp_path, **words)
-        assert " --" not in str(error.value), str(error.value)
+def test_a_missing_input_is_answered_with_the_call_that_makes_it(tmp_path: Path) -> None:
     refused(lambda: composer.extract_pairs(artifacts=tmp_path), composer.BadInput, "Run `collect()`")
 
 
@@ -229,14 +217,9 @@ def test_a_file_sends_no_key_elsewhere(tmp_path: Path, monkeypatch: pytest.Monke
     study, preset = tmp_path / "study.toml", tmp_path / "preset.toml"
     study.write_text(policy)
     preset.write_text(f'[[stage]]\nstage = "collect"\n[stage.config]\n{policy}')
-    for call in (
-        lambda: composer.collect.plan(config=study),
-        lambda: composer.collect.plan(config=study, policy="other"),
-        lambda: composer.run(preset, artifacts=tmp_path),
-        lambda: composer.run(preset, {"collect.policy": "other"}, artifacts=tmp_path),
-    ):
-        with pytest.raises(composer.UsageError, match="or give trust=True if that server"):
-            call()
+    untrusted = "or give trust=True if that server"
+    refused(lambda: composer.collect.plan(config=study, policy="other"), composer.UsageError, untrusted)
+    refused(lambda: composer.run(preset, {"collect.policy": "o"}, artifacts=tmp_path), composer.UsageError, untrusted)
     with pytest.raises(composer.UsageError, match=r"OPENROUTER_API_KEY.* is not set"):
         composer.collect.plan(config=study, trust=True, tasks=1)
 

@@ -115,21 +115,14 @@ def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMPOSER_BENCHMARK_RESULTS", str(tmp_path))
 
 
-def test_the_published_result_is_what_the_table_gives(tmp_path: Path) -> None:
-    document = tmp_path / "teacher-pairs.md"
-    document.write_text(PAIRS.document.read_text())
-    teacher_pairs.result(PAIRS.items, document, tmp_path / "figure.svg")
-    assert document.read_text() == PAIRS.document.read_text()
-    assert (tmp_path / "figure.svg").read_bytes() == PAIRS.figure.read_bytes()
-
-
-def test_the_second_published_result_is_what_its_tables_give(tmp_path: Path) -> None:
-    document, table = tmp_path / SKILLS.document.name, tmp_path / SKILLS.items.name
-    for source in (SKILLS.document, SKILLS.items, SKILLS.document.with_suffix(".json")):
+@pytest.mark.parametrize(("design", "module"), [(PAIRS, teacher_pairs), (SKILLS, skills_teachers)])
+def test_a_published_result_is_what_its_tables_give(tmp_path: Path, design: Experiment, module: Any) -> None:
+    for source in (design.document, design.items, design.document.with_suffix(".json")):
         (tmp_path / source.name).write_bytes(source.read_bytes())
-    skills_teachers.result(table, document, tmp_path / "figure.svg")
-    assert document.read_text() == SKILLS.document.read_text()
-    assert (tmp_path / "figure.svg").read_bytes() == SKILLS.figure.read_bytes()
+    document = tmp_path / design.document.name
+    module.result(tmp_path / design.items.name, document, tmp_path / "figure.svg")
+    assert document.read_text() == design.document.read_text()
+    assert (tmp_path / "figure.svg").read_bytes() == design.figure.read_bytes()
 
 
 @pytest.mark.parametrize("name", ["demo", "coder", "coder-3e-4"])

@@ -212,11 +212,10 @@ TREE = re.compile(
 """Packages that only a clone has under these names, or that are no interface, where Python would look for them."""
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_document_uses_public_names_alone(path: Path) -> None:
-    """Its blocks, its code and its text; paths of files, and what generates a part of it, are none."""
-    text = re.sub(r"<!--.*?-->", "", path.read_text(), flags=re.S)
-    assert TREE.findall(text) == []
+def test_documents_use_public_names_alone() -> None:
+    """Their blocks, code and text; paths of files, and what generates a part of a document, are none."""
+    texts = {path: re.sub(r"<!--.*?-->", "", path.read_text(), flags=re.S) for path in DOCUMENTS}
+    assert {path: names for path, text in texts.items() if (names := TREE.findall(text))} == {}
 
 
 def test_internal_module_names_are_detected() -> None:

@@ -1,7 +1,6 @@
 """What `composer run --on` would submit, and what it refuses before anything is submitted."""
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -154,8 +153,3 @@ def test_a_job_that_is_over_is_shown_from_its_record(composer, tmp_path):
     (folder / "job.json").write_text("{}")
     damaged = composer("status", **more)
     assert damaged.returncode == 4 and "is not a record of a submitted job" in damaged.stderr
-
-
-def test_the_help_lists_what_an_executor_can_be_told(composer):
-    shown = composer("run", "--help", "--all", COLUMNS="200").stdout
-    assert "Settings of --on slurm" in shown and "on.options" in shown and os.linesep in shown
