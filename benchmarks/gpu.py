@@ -17,8 +17,8 @@ memory: the peak of a step, and of sampling, beside what is predicted.
 vllm: the tests marked vllm, where `./dev vllm` has been run.
 probe: gradients of single samples along a direction: time, and peak memory beside what is predicted.
 rehearsed: memory beside what is predicted, and launches, of training, sampling and the probe on a GPU of shapes alone
-    (tests/gpu/rehearsal.py): tensors have shapes and no numbers, and every operation is counted. Needs no GPU and takes
-    one to three minutes of a core for each --case, all by default; it is run where it is named.
+    (rehearsal.py): tensors have shapes and no numbers, and every operation is counted. Needs no GPU and takes one to
+    three minutes of a core for each --case, all by default; it is run where it is named.
 
 Numbers are kept in benchmarks/results/gpu-PART.json, each as it is found. A case that ends with an error is shown and
 counted as a missed goal, and the next one is measured.
@@ -655,7 +655,7 @@ def probe_table() -> list[str]:
 # A rehearsed GPU
 
 
-SCENARIOS = ROOT / "tests" / "gpu" / "scenarios.py"
+SCENARIOS = ROOT / "benchmarks" / "scenarios.py"
 SIZES = ("0.6B", "4B", "8B", "14B")
 REHEARSED = {
     **{

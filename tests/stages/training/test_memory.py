@@ -4,12 +4,15 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import trainings
 from support.models import tiny_model, tiny_tokenizer
+from support.refusals import refused
 from transformers import Gemma2Config, Qwen2Config, Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.shapes import shape
@@ -19,7 +22,7 @@ from composer_stages.backends import resources
 from composer_stages.errors import UsageError
 from composer_stages.policy.base import PolicyConfig
 from composer_stages.runs import runner, settings
-from composer_stages.runs.run import Inputs, Run
+from composer_stages.runs.run import Inputs
 from composer_stages.training import memory
 from composer_stages.training.memory import GIB, KEPT, Room
 from composer_stages.training.model_shape import ModelShape, Prompts, model_shape
@@ -47,6 +50,12 @@ def planned(folder: Path, processes: int = 1, rollout_tokens: int = 512, **setti
     policy = {"model": str(folder), **settings.pop("policy", {})}
     resolved = resolve(train.Config(policy=policy, **settings), processes)
     return replace(resolved, rollout_tokens=rollout_tokens)
+
+
+def too_large(plan: TrainPlan, room: Room, *names: str, **values: Any) -> str:
+    """The text of the refusal of a plan that does not fit."""
+    check = partial(memory.check_memory, plan, room)
+    return refused(check, UsageError, *names, code="training.too-little-memory", **values)
 
 
 def test_the_shape_is_that_of_the_model(tmp_path: Path, eight: Path) -> None:
@@ -92,14 +101,10 @@ def test_defaults_fit_eight_billion_on_one_accelerator_and_full_training_does_no
     full = planned(eight, optimisation=size, adapter={"rank": 0})
     total = memory.estimate_memory(full)
     assert total.gradients == 4 * 8_190_735_360 and total.optimiser == 8 * 8_190_735_360
-    words = (
-        r"about .* GiB \(weights 45\.8, gradients 30\.5, optimiser 61\.0, activations .*\), and there are 30\.0 GiB\. "
-        r".*optimisation\.gradient_checkpointing=true .*optimisation\.micro_batch=1 .*adapter\.rank=16 .* that fits"
-    )
-    with pytest.raises(UsageError, match=words):
-        memory.check_memory(full, Room(30 * GIB))
-    with pytest.raises(UsageError, match="still does not fit"):
-        memory.check_memory(full, Room(8 * GIB))
+    ways = ("optimisation.gradient_checkpointing=true", "optimisation.micro_batch=1", "adapter.rank=16")
+    for gib, fits in ((30, True), (8, False)):
+        names = ("weights 45.8, gradients 30.5, optimiser 61.0, activations", f"{gib}.0 GiB", *(ways if fits else ()))
+        too_large(full, Room(gib * GIB), *names, fits=fits)
 
 
 @pytest.mark.parametrize(("generations", "max_tokens", "rows"), [(8, 64, 8), (8, 752, 4), (6, 752, 3), (8, 4096, 1)])
@@ -122,11 +127,8 @@ def test_a_training_that_cannot_fit_is_refused_before_loading(tmp_path: Path) ->
     changes = {"hidden_size": 16384, "intermediate_size": 65536, "num_hidden_layers": 200}
     Qwen3Config(**{**EIGHT.to_dict(), **changes, "layer_types": None}).save_pretrained(tmp_path / "huge")
     tiny_tokenizer().save_pretrained(tmp_path / "huge")
-    config = train.Config(
-        env={"name": "support.environments:GuessEnv"}, policy={"model": str(tmp_path / "huge")}, tasks=4
-    )
-    with pytest.raises(UsageError, match="This training takes about"):
-        runner.execute("train", {}, config, root=tmp_path)
+    call = partial(runner.execute, "train", {}, trainings.settings(tmp_path / "huge"), root=tmp_path)
+    refused(call, UsageError, code="training.too-little-memory")
 
 
 def test_the_plan_lists_chosen_settings_with_their_reason(eight: Path) -> None:
@@ -161,8 +163,7 @@ def test_memory_counts_local_teachers_and_no_served_ones(eight: Path) -> None:
     assert beside.teacher_bytes == 2 * 8_190_735_360 and alone.teacher_bytes == served.teacher_bytes == 0
     room = memory.estimate_memory(alone).total + GIB
     memory.check_memory(alone, Room(int(room)))
-    with pytest.raises(UsageError, match=r"activations [\d.]+, teacher 15\.3, program 0\.7\), and there are"):
-        memory.check_memory(beside, Room(int(room)))
+    too_large(beside, Room(int(room)), "teacher 15.3, program 0.7)")
 
 
 def groups(root: Path, cgroup: str, **limits: str) -> Path:
@@ -285,30 +286,16 @@ def test_a_training_that_does_not_fit_beside_its_server_names_the_server_s_setti
     size = {"micro_batch": 8, "max_staleness": 1}
     own = served(eight, policy={"server": {"args": args}, "max_tokens": 752}, optimisation=size)
     found = memory.room(own, gpu_memory=gpu(80))
-    with pytest.raises(UsageError) as refused:
-        memory.check_memory(own, found)
-    words = (
-        r"there are 52\.0 GiB beside its vLLM server, which takes 28\.0\. "
-        r"policy\.server\.args\.gpu-memory-utilization=(\S+) alone makes it fit\. "
-        r".*optimisation\.micro_batch=1 .* that fits"
-    )
-    said = re.search(words, str(refused.value))
-    assert said, refused.value
-    mended = served(
-        eight,
-        policy={"server": {"args": {**args, "gpu-memory-utilization": float(said[1])}}, "max_tokens": 752},
-        optimisation=size,
-    )
+    sizes = "52.0 GiB beside its vLLM server, which takes 28.0", "optimisation.micro_batch=1 "
+    smaller = re.search(r"gpu-memory-utilization=(\S+) alone", too_large(own, found, *sizes, fits=True))
+    args["gpu-memory-utilization"] = float(smaller[1])
+    mended = served(eight, policy={"server": {"args": args}, "max_tokens": 752}, optimisation=size)
     memory.check_memory(mended, memory.room(mended, gpu_memory=gpu(80)))
     # Started, and larger than was assumed: the same setting, by what is free now.
-    with pytest.raises(
-        UsageError, match=r"there are 50\.0 GiB\. policy\.server\.args\.gpu-memory-utilization=0\.3[0-9]* "
-    ):
-        memory.check_memory(own, memory.room(own, started=True, gpu_memory=gpu(50)))
+    started = memory.room(own, started=True, gpu_memory=gpu(50))
+    too_large(own, started, "there are 50.0 GiB. policy.server.args.gpu-memory-utilization=0.3")
     # A server that could not even hold the model is no way out.
-    with pytest.raises(UsageError, match="One after the other") as refused:
-        memory.check_memory(own, memory.room(own, gpu_memory=gpu(60, 60)))
-    assert "alone" not in str(refused.value)
+    too_large(own, memory.room(own, gpu_memory=gpu(60, 60)), server="")
 
 
 def test_a_server_that_sleeps_leaves_its_memory_to_a_step_and_takes_it_between_steps(eight: Path) -> None:
@@ -322,12 +309,11 @@ def test_a_server_that_sleeps_leaves_its_memory_to_a_step_and_takes_it_between_s
         found = memory.room(sleeping(0.6), started=started, gpu_memory=gpu(free))
         assert found.bytes == 78 * GIB and "takes 2.0 asleep" in str(found)
         memory.check_memory(sleeping(0.6), found)
-    with pytest.raises(UsageError, match=r"Between its steps .* leaves 8\.0\. Take .*utilization=0\.8") as said:
-        memory.check_memory(sleeping(0.9), memory.room(sleeping(0.9), gpu_memory=gpu(80)))
-    part = float(re.search(r"utilization=(0\.\d+)", str(said.value))[1])
+    check = partial(memory.check_memory, sleeping(0.9), memory.room(sleeping(0.9), gpu_memory=gpu(80)))
+    text = refused(check, UsageError, "leaves 8.0", code="training.server-leaves-too-little")
+    part = float(re.search(r"utilization=(0\.8\d*)", text)[1])
     memory.check_memory(sleeping(part), memory.room(sleeping(part), gpu_memory=gpu(80)))
-    with pytest.raises(UsageError, match="while a step trains, when it would play the next rollouts"):
-        sleeping(0.6, max_staleness=1)
+    refused(lambda: sleeping(0.6, max_staleness=1), UsageError, code="training.sleep-and-staleness")
 
 
 SMALLEST = 79.1
@@ -469,8 +455,7 @@ def test_a_shared_prompt_counts_once_for_its_rollouts(eight: Path) -> None:
 
 def test_memory_limit_replaces_free_memory(eight: Path) -> None:
     small, enough = (planned(eight, optimisation={"memory_limit": limit}) for limit in (0.5, 400.0))
-    with pytest.raises(UsageError, match=r"there are 0\.5 GiB\..* optimisation\.memory_limit=GIB says"):
-        memory.check_memory(small, memory.room(small))
+    too_large(small, memory.room(small), "there are 0.5 GiB")
     memory.check_memory(enough, memory.room(enough))
 
 
@@ -480,13 +465,7 @@ def test_a_training_takes_the_passes_that_fit_and_records_them(tmp_path: Path) -
     model = Qwen3ForCausalLM(Qwen3Config(vocab_size=170_000, tie_word_embeddings=True, num_key_value_heads=4, **sizes))
     model.save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
-    config = train.Config(
-        env={"name": "support.environments:GuessEnv"},
-        policy={"model": str(tmp_path / "model"), "max_tokens": 4, "device": "cpu"},
-        tasks=2,
-        max_steps=1,
-        optimisation={"steps": 1, "prompts_per_step": 2, "generations": 2},
-    )
-    result = runner.execute("train", {}, config, root=tmp_path)
-    training = Run(result.path).manifest.models["policy"]["training"]
+    size = {"steps": 1, "generations": 2}
+    run = trainings.trained(tmp_path, tmp_path / "model", policy={"max_tokens": 4, "device": "cpu"}, optimisation=size)
+    training = run.manifest.models["policy"]["training"]
     assert (training["micro_batch"], training["gradient_checkpointing"]) == (4, False)

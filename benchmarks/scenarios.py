@@ -1,6 +1,6 @@
 """Runs the project's own code on a rehearsed GPU and prints what it asked of the device, one JSON object.
 
-    python tests/gpu/scenarios.py 'step(name="TRL", size="0.6B", layers=2)' ['sampling(...)' ...]
+    python benchmarks/scenarios.py 'step(name="TRL", size="0.6B", layers=2)' ['sampling(...)' ...]
 
 Each argument is a call of a function below. A process of its own, since a registered device changes the process.
 """
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(Path(__file__).parent), str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT), str(ROOT / "tests")]
 warnings.filterwarnings("ignore")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-import shapes  # noqa: E402 (the paths come first)
-import torch  # noqa: E402
-from rehearsal import GPU, model, rehearsed  # noqa: E402
+import shapes
+import torch
+from rehearsal import GPU, model, rehearsed
 
 torch.set_num_threads(1)
 
@@ -300,4 +300,4 @@ if __name__ == "__main__":
         "probe": probe,
         "wrong_device": wrong_device,
     }
-    print(json.dumps({call: eval(call, names) for call in sys.argv[1:]}))  # the arguments of the tests
+    print(json.dumps({call: eval(call, names) for call in sys.argv[1:]}))  # noqa: S307 (calls of the functions above)

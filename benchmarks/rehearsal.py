@@ -11,7 +11,7 @@ so that what depends on them (`tolist`, `nonzero`, a mask as an index) goes the 
 - `peak`: bytes of all storages on the device at once. CUDA's context, workspaces and fragmentation are not in it.
 
 Registering a device changes a process for good (`torch.accelerator` finds it, autograd starts a thread for it), so this
-belongs into a process of its own: tests/gpu/scenarios.py. torch's entry point for it is experimental.
+belongs into a process of its own: benchmarks/scenarios.py. torch's entry point for it is experimental.
 """
 
 import sys
@@ -72,7 +72,7 @@ backend_registration._setup_privateuseone_for_python_backend("gpu", backend_modu
 (torch.ones(1, requires_grad=True) * 2).sum().backward()  # starts autograd's thread for the device, before others exist
 
 GPU, CPU = torch.device("gpu", 0), torch.device("cpu")
-ROOT = f"{Path(__file__).parents[2]}/"
+ROOT = f"{Path(__file__).parents[1]}/"
 LARGEST = 2_000_000
 """Numbers of a tensor whose values are kept."""
 aten = torch.ops.aten
