@@ -153,6 +153,7 @@ STAGES: Registry[StageEntry] = Registry(
         ),
         "probe-plot": StageEntry("composer_stages.probe.plot", "Draw the probe's figures, as PNG and CSV.", "probe"),
     },
+    kind=StageEntry,
 )
 """Every stage by its name, in order. Whatever lists stages derives from this: commands, help, presets.
 

@@ -23,8 +23,8 @@ EntryT = TypeVar("EntryT")
 class Registry(MutableMapping[str, EntryT], Generic[EntryT]):
     """A table of entries by name, in the order in which they ship; those of installed packages follow.
 
-    group: the group of entry points. shipped: the entries of this project. entry: makes an entry of an entry point; by
-    default its object is the entry, which is imported for that.
+    group: the group of entry points. shipped: the entries of this project. kind: what an entry has to be. entry: makes
+    an entry of an entry point; by default its object is the entry, which is imported for that.
     """
 
     def __init__(
@@ -32,8 +32,9 @@ class Registry(MutableMapping[str, EntryT], Generic[EntryT]):
         group: str,
         shipped: dict[str, EntryT],
         entry: Callable[[EntryPoint], EntryT] = EntryPoint.load,
+        kind: type = object,
     ) -> None:
-        self.group = group
+        self.group, self._kind = group, kind
         self._entries, self._entry = dict(shipped), entry
         self._shipped = frozenset(shipped)
 
@@ -68,7 +69,10 @@ class Registry(MutableMapping[str, EntryT], Generic[EntryT]):
         if name not in self._entries:
             point = self._installed[name]
             try:
-                self._entries[name] = self._entry(point)
+                entry = self._entry(point)
+                if not isinstance(entry, self._kind):
+                    raise TypeError(f"it is a {type(entry).__name__}, and no {self._kind.__name__}")  # noqa: TRY301
+                self._entries[name] = entry
             except Exception as error:  # a package may raise anything
                 raise UsageError(
                     "entry-not-imported",
@@ -95,6 +99,10 @@ class Registry(MutableMapping[str, EntryT], Generic[EntryT]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries or name in self._installed
+
+    def added(self) -> list[str]:
+        """Return the names of entries that are no part of this project."""
+        return [name for name in self if name not in self._shipped]
 
     def ships(self, name: str) -> bool:
         """Return whether an entry of this name is part of this project."""

@@ -39,8 +39,9 @@ class Config(StageConfig):
     def identity(self) -> dict[str, Any]:
         """Replace the paths by the content of the files: the same logs elsewhere are the same work."""
         from composer_stages.comparison.logs import content
+        from composer_stages.formats import added_sha256
 
-        return super().identity() | {"paths": [content(path) for path in self.paths]}
+        return super().identity() | {"paths": [content(path) for path in self.paths]} | added_sha256()
 
     def label(self) -> str:
         """Return the names of the first two logs, or of their folders."""

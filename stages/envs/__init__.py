@@ -167,8 +167,10 @@ def load_attachment(name: str, attachment: Attachment) -> Any:
     """Import an attachment of a registered environment; raise UsageError where it has none of that kind."""
     entry = ENVIRONMENTS.get(name)
     target = entry and getattr(entry, attachment)
-    if entry and not target and not ENVIRONMENTS.ships(name) and hasattr(_load_class(name), attachment):
-        return getattr(_load_class(name), attachment)
+    if entry and not target and not ENVIRONMENTS.ships(name):
+        declared = getattr(_load_class(name), attachment, None)
+        if declared:
+            return declared
     if not target:
         having = (
             ", ".join(sorted(registered for registered, parts in ENVIRONMENTS.items() if getattr(parts, attachment)))

@@ -41,10 +41,16 @@ trl.py - TRL's logged completions, read and written
 verifiers.py - verifiers before 0.4, and verifiers 0.4 and PRIME-RL, read and written
 """
 
+import hashlib
+import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from composer_stages.errors import UsageError
 from composer_stages.formats.base import Reader
 from composer_stages.formats.transcripts import Writer
 from composer_stages.registry import Registry
@@ -99,13 +105,45 @@ else:
 
 def readers(name: str) -> list[Reader]:
     """Return the readers of a format in the order of their detection; of all detected formats for `auto`."""
-    names = [format_name for format_name, spec in FORMATS.items() if spec.detected] if name == "auto" else [name]
-    return [
-        reader
-        for format_name in names
-        for reader in import_module(FORMATS[format_name].module).READERS
-        if reader.name == format_name
-    ]
+    if name != "auto":
+        return _readers_of(name)
+    detectable = list[Reader]()
+    for detected in [each for each, spec in FORMATS.items() if spec.detected]:
+        try:
+            detectable += _readers_of(detected)
+        except UsageError as error:  # of an installed package, which must not keep others from being read
+            warnings.warn(str(error), stacklevel=2)
+    return detectable
+
+
+def _readers_of(name: str) -> list[Reader]:
+    """Return the readers of one format; `UsageError` for an installed one whose module has none of its name."""
+    module = FORMATS[name].module
+    if FORMATS.ships(name):
+        return [reader for reader in import_module(module).READERS if reader.name == name]
+    try:
+        declared = list(import_module(module).READERS)
+    except Exception as error:  # a package may raise anything
+        raise UsageError("formats.readers-not-imported", name=name, module=module, error=error) from error
+    named = [reader for reader in declared if isinstance(reader, Reader) and reader.name == name]
+    if not named:
+        others = [getattr(reader, "name", reader) for reader in declared]
+        raise UsageError("formats.no-reader-of-name", name=name, module=module, others=others)
+    return named
+
+
+def added_sha256() -> dict[str, dict[str, str]]:
+    """Return the digest of the file of each format that is not shipped: a changed reader has other results.
+
+    Part of the identity of what reads files, as `{"formats": {name: digest}}`; empty where there is no such format.
+    """
+    digests = dict[str, str]()
+    for name in FORMATS.added():
+        with suppress(ImportError):  # refused where it is read
+            spec = find_spec(FORMATS[name].module)
+            if spec and spec.origin:
+                digests[name] = hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
+    return {"formats": digests} if digests else {}
 
 
 def writer(name: str) -> Writer:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from composer_stages.formats import FORMATS, FormatName
+from composer_stages.formats import FORMATS, FormatName, added_sha256
 from composer_stages.runs.settings import StageConfig
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ class Config(StageConfig):
     def identity(self) -> dict[str, Any]:
         """Replace the paths by the content of the files: the same files elsewhere are the same work."""
         contents = [[source.label, source.sha256] for source in self.sources()]
-        return {"format": self.format, "model": self.model, "redact": self.redact, "files": contents}
+        named = {"format": self.format, "model": self.model, "redact": self.redact, "files": contents}
+        return named | added_sha256()
 
     def sources(self) -> "Sequence[Source]":
         """Return the files to read; a saved log counts as one with the files around it."""

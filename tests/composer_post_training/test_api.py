@@ -2,6 +2,7 @@
 
 import inspect
 import pydoc
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -183,7 +184,7 @@ def test_completion_shows_the_interface_alone() -> None:
     help_text = pydoc.render_doc(composer.collect, renderer=pydoc.plaintext)
     assert help_text.count("Play a policy in an environment") == 1
     assert "\n        tasks=25  - Number of tasks of the split." in help_text and "resume=False  - Go on" in help_text
-    assert "collect.settings() returns all 41 settings" in help_text
+    assert re.search(r"collect\.settings\(\) returns all \d+ settings", help_text)
     assert "svd" in dir(composer.probe) == sorted(dir(composer.probe)) and "svd" in repr(composer.probe)
     assert "probe.teacher_pool.settings()" in str(composer.probe.teacher_pool.__doc__)
     assert pydoc.render_doc(composer, renderer=pydoc.plaintext).index("composer.find(") < 400

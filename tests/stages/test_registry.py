@@ -50,6 +50,16 @@ def test_a_package_that_cannot_be_imported_stops_only_what_names_it(site: Path) 
         animals["horse"]
 
 
+def test_an_entry_of_another_kind_is_refused_by_the_name_of_its_package(site: Path) -> None:
+    installed(site, "zoo", {"cat": "math:pi", "module": "math", "cow": "string:digits"})
+    animals = Registry(GROUP, {"dog": "woof"}, kind=str)
+    with pytest.warns(UserWarning, match="it is a (float|module), and no str"):
+        assert [*animals] == ["dog", "cow"] and animals.added() == ["cow"]
+    with pytest.raises(UsageError) as error:
+        animals["module"]
+    assert error.value.values["target"] == "math"
+
+
 @pytest.mark.parametrize("points", [{"one": {"dog": "math:e"}}, {"one": {"cat": "math:e"}, "two": {"cat": "math:pi"}}])
 def test_no_package_takes_the_name_of_another(site: Path, points: Mapping[str, Mapping[str, str]]) -> None:
     for package, targets in points.items():

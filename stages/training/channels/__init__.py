@@ -88,6 +88,7 @@ CHANNELS = Registry[ChannelSpec](
             needs=("teacher", "teachers"),
         ),
     },
+    kind=ChannelSpec,
 )
 """All channels by name, in the order of settings, losses and columns; an entry point names a spec."""
 
