@@ -47,7 +47,7 @@ def accepted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     def make(folder: Path) -> None:
         generator = request.getfixturevalue("generator")
         kinds: dict[tuple[str, ...], Kind] = {("spine_label", "shorten"): "cluster", ("Shelf",): "class"}
-        kinds |= {(name,): "function" for name in ("shorten", "initials", "Shelf.add")}
+        kinds |= {(name,): "function" for name in ("shorten", "initials")}
         made = generator.make([removal(generator, *names, kind=kind) for names, kind in kinds.items()])
         rows = {names[0]: tried.row for names, tried in zip(kinds, made, strict=True) if tried.row}
         assert trees.changes(generator.package.root, generator.worker.tree) == {}, "making leaves the tree as it was"

@@ -39,7 +39,7 @@ def test_baseline_maps_lines_to_tests(generator: TaskGenerator) -> None:
 
 
 def test_accepted_rows_have_the_shape_of_swe_bench(accepted: dict[str, Row]) -> None:
-    assert {row["removal"] for row in accepted.values()} == {"function", "cluster", "class"} and len(accepted) == 5
+    assert {row["removal"] for row in accepted.values()} == {"function", "cluster", "class"} and len(accepted) == 4
     for row in accepted.values():
         assert set(row) >= CLASSIC | NEWER
         assert not [name for name, value in row.items() if isinstance(value, float)], "nothing that was measured"
@@ -58,7 +58,7 @@ def test_lists_are_the_outcomes_without_the_code(accepted: dict[str, Row]) -> No
 
 
 def test_patch_restores_the_package(accepted: dict[str, Row], generator: TaskGenerator, tmp_path: Path) -> None:
-    row = accepted["Shelf.add"]
+    row = accepted["Shelf"]
     folders.copy(generator.package.root, tmp_path)
     trees.apply(rows.delivered_files(row, generator.package), tmp_path)
     assert set(trees.changes(generator.package.root, tmp_path)) == {"shelf/books.py"}
@@ -144,7 +144,6 @@ def test_a_package_without_passing_tests_is_refused(tmp_path: Path) -> None:
 
 HOPELESS = (
     ("test_calc.py", "import nowhere_to_be_found\ndef test_it(): pass\n", "modules-missing"),
-    ("test_calc.py", "def test_it():\n    assert False\n", "all-tests-fail"),
     ("conftest.py", "import nowhere_to_be_found\n", "modules-missing"),
 )
 
