@@ -275,15 +275,8 @@ def test_one_sample_with_two_scores_is_refused_and_a_score_counts_where_a_file_h
     scored = [({"uuid": f"u{at}"}, at % 2) for at in range(4)]
     attempt(tmp_path / "log" / "x.json", scored)
     attempt(tmp_path / "log" / "x-scored.json", [({"uuid": f"u{at}"}, 1) for at in range(4)])
-    refused(
-        lambda: logs.read(str(tmp_path / "log")),
-        BadInput,
-        "quiz/0",
-        "u0",
-        "x.json",
-        "x-scored.json",
-        "the file that counts",
-    )
+    named = ("quiz/0", "u0", "x.json", "x-scored.json", "the file that counts")
+    refused(lambda: logs.read(str(tmp_path / "log")), BadInput, *named)
     bare = json.loads((tmp_path / "log" / "x.json").read_text())
     for sample in bare["samples"]:
         del sample["scores"]
@@ -322,26 +315,16 @@ def lm_eval(
     return str(folder)
 
 
-def turned(comparison: LogComparison) -> list[Any]:
-    """What a comparison shows, as it would be where all scores had the other sign."""
-    delta = recorded(comparison)
-    limits = [(-delta.high, -delta.low), *((-side.high, -side.low) for side in comparison.sides)]
-    means = [
-        -delta.estimate,
-        -(delta.worst or 0),
-        -(delta.best or 0),
-        *(-side.mean for side in comparison.sides),
-    ]
-    return [
-        delta.decision,
-        delta.wins,
-        delta.losses,
-        delta.holds,
-        delta.missing,
-        delta.needed,
-        *means,
-        *np.ravel(limits),
-    ]
+FALLING = {name: [start + at / 100 for at in range(30)] for name, start in (("a", 0.5), ("b", 0.3))}
+
+
+def shown(comparison: LogComparison, sign: int) -> tuple[list[Any], list[float]]:
+    """What a comparison shows, its means and limits as they would be where all scores had this sign."""
+    delta, (a, b) = recorded(comparison), comparison.sides
+    means = [delta.estimate, delta.worst or 0, delta.best or 0, a.mean, b.mean]
+    limits = [sorted((sign * side.low, sign * side.high)) for side in (delta, a, b)]
+    decided = [delta.decision, delta.wins, delta.losses, delta.holds, delta.missing, delta.needed]
+    return decided, [*(sign * mean for mean in means), *np.ravel(limits)]
 
 
 @pytest.mark.parametrize("missing", ["excluded", "failed", "bounds"])
@@ -353,38 +336,25 @@ def test_where_lower_is_better_all_is_as_for_the_scores_with_the_other_sign(
     random = np.random.default_rng(3)
     before = random.uniform(1, 2, 60)
     after = [None if at < 5 else float(value) for at, value in enumerate(before + shift + random.normal(0, 0.05, 60))]
+    sides = {"lower": (before, after), "higher": (-before, [None if value is None else -value for value in after])}
     lower, higher = (
         compared(
             *(
-                lm_eval(tmp_path / word / name, values, "wer", higher)
-                for name, values in (("a", sides[0]), ("b", sides[1]))
+                lm_eval(tmp_path / word / name, values, "wer", word == "higher")
+                for name, values in zip("ab", pair, strict=True)
             ),
             missing=missing,
             min_gain=0.02,
         )
-        for word, higher, sides in (
-            ("lower", False, (before, after)),
-            ("higher", True, (-before, [None if value is None else -value for value in after])),
-        )
+        for word, pair in sides.items()
     )
-    (delta, same) = recorded(lower), recorded(higher)
+    delta = recorded(lower)
     assert lower.lower_is_better and not higher.lower_is_better
     if missing == "excluded" and shift:
-        assert (delta.decision, np.sign(delta.estimate)) == (
-            "better" if shift < 0 else "worse",
-            np.sign(shift),
-        )
-    assert [
-        delta.decision,
-        delta.wins,
-        delta.losses,
-        delta.holds,
-        delta.missing,
-        delta.needed,
-    ] == turned(higher)[:6]
-    numbers = [delta.estimate, delta.worst or 0, delta.best or 0, *(side.mean for side in lower.sides)]
-    numbers += [delta.low, delta.high, *np.ravel([(side.low, side.high) for side in lower.sides])]
-    assert numbers == pytest.approx(turned(higher)[6:], abs=1e-6) and delta.p == pytest.approx(same.p, abs=0.003)
+        assert (delta.decision, np.sign(delta.estimate)) == ("better" if shift < 0 else "worse", np.sign(shift))
+    (decided, numbers), (decided_turned, numbers_turned) = shown(lower, 1), shown(higher, -1)
+    assert decided == decided_turned and numbers == pytest.approx(numbers_turned, abs=1e-6)
+    assert delta.p == pytest.approx(recorded(higher).p, abs=0.003)
     text = report.text(lower)
     assert "; lower is better" in report.describe_decision(lower, lower.differences[0])
     assert "lower is better (wer), as the logs say" in text
@@ -420,8 +390,7 @@ def test_rates_of_which_lower_is_better_are_no_pass_rates(tmp_path: Path) -> Non
     ids=["of older versions", "of the chosen metric", "of another name"],
 )
 def test_the_direction_is_that_of_the_metric_in_the_results(tmp_path: Path, results: dict[str, Any]) -> None:
-    sides = {"a": [0.5 + at / 100 for at in range(30)], "b": [0.3 + at / 100 for at in range(30)]}
-    paths = [lm_eval(tmp_path / name, values, results=results) for name, values in sides.items()]
+    paths = [lm_eval(tmp_path / name, values, results=results) for name, values in FALLING.items()]
     assert recorded(compared(*paths)).decision == "better"
     # Said for one side, it holds for the same metric of the other.
     next((tmp_path / "b").glob("results_*.json")).unlink()
@@ -430,8 +399,8 @@ def test_the_direction_is_that_of_the_metric_in_the_results(tmp_path: Path, resu
 
 def test_results_of_the_time_of_the_samples_count(tmp_path: Path) -> None:
     """Several runs of a model lie in one folder; the last results name another task alone."""
-    for name, off in (("a", 0.5), ("b", 0.3)):
-        lm_eval(tmp_path / name, [off + at / 100 for at in range(30)], higher=False)
+    for name, values in FALLING.items():
+        lm_eval(tmp_path / name, values, higher=False)
         document(
             tmp_path / name / "results_2026-03-01T00-00-00.000001.json",
             {"results": {}, "config": {}, "configs": {}, "higher_is_better": {"speech": {"wer": True}}},
@@ -441,17 +410,16 @@ def test_results_of_the_time_of_the_samples_count(tmp_path: Path) -> None:
 
 
 def test_a_direction_that_is_not_said_is_asked_for(tmp_path: Path) -> None:
-    sides = {"a": [0.5 + at / 100 for at in range(30)], "b": [0.3 + at / 100 for at in range(30)]}
-    bare = [lm_eval(tmp_path / name, values, "brier_score") for name, values in sides.items()]
+    bare = [lm_eval(tmp_path / name, values, "brier_score") for name, values in FALLING.items()]
     rows = [
         table(
             tmp_path / f"{name}.jsonl",
             ({"id": at, "value": score, "metric": "Val_Loss"} for at, score in enumerate(values)),
         )
-        for name, values in sides.items()
+        for name, values in FALLING.items()
     ]
     scorer = []
-    for name, values in sides.items():
+    for name, values in FALLING.items():
         path = tmp_path / f"{name}.json"
         inspect_log(path, asked(30))
         log = json.loads(path.read_text())
@@ -463,19 +431,18 @@ def test_a_direction_that_is_not_said_is_asked_for(tmp_path: Path) -> None:
         lower, higher = (compared(*paths, lower_is_better=word) for word in (True, False))
         assert [recorded(delta).decision for delta in (lower, higher)] == ["better", "worse"]
         assert "lower is better (" in report.text(lower) and "higher is better (" in report.text(higher)
-    named = [lm_eval(tmp_path / "f1" / name, values, "f1") for name, values in sides.items()]
+    named = [lm_eval(tmp_path / "f1" / name, values, "f1") for name, values in FALLING.items()]
     assert recorded(compared(*named)).decision == "worse", "a metric of which higher is better by its name"
 
 
 def test_directions_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
-    sides = {"a": [0.5 + at / 100 for at in range(30)], "b": [0.3 + at / 100 for at in range(30)]}
-    paths = [lm_eval(tmp_path / name, values, "score", name == "a") for name, values in sides.items()]
+    paths = [lm_eval(tmp_path / name, values, "score", name == "a") for name, values in FALLING.items()]
     refused(lambda: compared(*paths), BadInput, "a: score (higher", "b: score (lower", "--lower-is-better")
     assert recorded(compared(*paths, lower_is_better=True)).decision == "better"
-    third = lm_eval(tmp_path / "c", sides["b"], "accuracy")
+    third = lm_eval(tmp_path / "c", FALLING["b"], "accuracy")
     refused(lambda: compared(paths[1], third), BadInput, "accuracy", "--lower-is-better")
-    both = [lm_eval(tmp_path / "both" / name, values, "wer", False) for name, values in sides.items()]
-    for path, values in zip(both, sides.values(), strict=True):
+    both = [lm_eval(tmp_path / "both" / name, values, "wer", False) for name, values in FALLING.items()]
+    for path, values in zip(both, FALLING.values(), strict=True):
         lm_eval(Path(path), values, "acc", True, "arith", time="2026-01-02T03-04-05.000007")
     for word in (None, True):
         refused(
@@ -588,15 +555,9 @@ def test_tasks_are_matched_by_what_was_asked_where_ids_have_shifted(tmp_path: Pa
     """One row more in the middle: the first two thirds of the ids still name the same tasks, and the others do not."""
     rows = asked(30, lambda at: at % 2)
     longer = [*rows[:20], (20, "What is new?", "C"), *((at + 1, *fields) for at, *fields in rows[20:])]
-    paths = [inspect_log(tmp_path / "a.json", rows), inspect_log(tmp_path / "b.json", longer)]
-    delta = recorded(compared(*paths))
-    assert (delta.num_tasks, delta.wins, delta.losses, delta.missing) == (
-        30,
-        0,
-        0,
-        ({"not submitted": 1}, {}),
-    )
-    assert "questions" in delta.matched
+    delta = recorded(compared(inspect_log(tmp_path / "a.json", rows), inspect_log(tmp_path / "b.json", longer)))
+    assert (delta.num_tasks, delta.wins, delta.losses) == (30, 0, 0)
+    assert delta.missing == ({"not submitted": 1}, {}) and "questions" in delta.matched
 
 
 def test_tasks_of_one_side_alone_are_no_samples_of_others(tmp_path: Path) -> None:
@@ -604,10 +565,7 @@ def test_tasks_of_one_side_alone_are_no_samples_of_others(tmp_path: Path) -> Non
     rows = asked(30, lambda at: at % 2)
     longer = [*rows[:22], *((at, f"What is new in {at}?", "C") for at in range(8))]
     shuffled = [(new, *longer[old][1:]) for new, old in enumerate(np.random.default_rng(0).permutation(30))]
-    comparison = compared(
-        *(inspect_log(tmp_path / f"{name}.json", values) for name, values in (("a", rows), ("b", shuffled)))
-    )
-    delta = recorded(comparison)
+    delta = recorded(compared(inspect_log(tmp_path / "a.json", rows), inspect_log(tmp_path / "b.json", shuffled)))
     assert (delta.num_tasks, delta.estimate, delta.wins, delta.losses) == (22, 0.0, 0, 0)
     assert delta.missing == ({"not submitted": 8}, {"not submitted": 8})
 
@@ -619,8 +577,8 @@ def test_a_question_worded_anew_keeps_its_id(tmp_path: Path) -> None:
 
 
 def test_logs_of_different_tasks_are_refused(tmp_path: Path) -> None:
-    paths = [scores(tmp_path / "a.jsonl", [1] * 10)]
-    paths.append(table(tmp_path / "b.jsonl", ({"id": f"u{at}", "score": 1} for at in range(10))))
+    other = table(tmp_path / "b.jsonl", ({"id": f"u{at}", "score": 1} for at in range(10)))
+    paths = scores(tmp_path / "a.jsonl", [1] * 10), other
     refused(lambda: compared(*paths), BadInput, "a", "b", "0 have the same id")
 
 
@@ -673,11 +631,9 @@ def test_epochs_and_seeds_of_a_model_are_samples_of_its_tasks(tmp_path: Path) ->
 
 def test_samples_of_a_task_that_failed_are_missing(tmp_path: Path) -> None:
     """Two of three epochs that ended in errors would hide what they were: each counts, and the decision rests on it."""
-    samples = {"a": (1, 0, 0), "b": (1, None, None)}
+    samples = {"a.jsonl": (1, 0, 0), "b.jsonl": (1, None, None)}
     paths = [
-        table(
-            tmp_path / f"{name}.jsonl", ({"id": f"t{at}", "score": score} for at, score in product(range(40), scored))
-        )
+        table(tmp_path / name, ({"id": f"t{at}", "score": score} for at, score in product(range(40), scored)))
         for name, scored in samples.items()
     ]
     excluded, failed, bounds = (recorded(compared(*paths, missing=way)) for way in ("auto", "failed", "bounds"))
@@ -775,8 +731,7 @@ def test_categories_of_tasks_are_listed(tmp_path: Path) -> None:
 
 def test_scores_of_any_scale_are_compared_by_their_means(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
-    base = random.normal(50, 10, 80)
-    gain = random.normal(4, 5, 80)
+    base, gain = random.normal(50, 10, 80), random.normal(4, 5, 80)
     comparison = compared(scores(tmp_path / "a.jsonl", base), scores(tmp_path / "b.jsonl", base + gain))
     delta, of_t = recorded(comparison), stats.ttest_1samp(gain, 0).confidence_interval()
     assert not comparison.binary and delta.decision == "better" and delta.estimate == pytest.approx(gain.mean())
@@ -787,10 +742,7 @@ def test_scores_of_any_scale_are_compared_by_their_means(tmp_path: Path) -> None
 
 def test_equal_scores_outside_of_shares_are_no_difference(tmp_path: Path) -> None:
     delta = recorded(compared(*(scores(tmp_path / f"{name}.jsonl", [5] * 30) for name in "ab")))
-    assert (delta.estimate, delta.decision) == (
-        0.0,
-        "no difference",
-    ) and delta.low <= 0 <= delta.high
+    assert delta.estimate == 0.0 and delta.decision == "no difference" and delta.low <= 0 <= delta.high
 
 
 @pytest.mark.parametrize("skewed", [False, True])
