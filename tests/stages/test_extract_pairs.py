@@ -91,7 +91,7 @@ def url() -> Iterator[str]:
 
 
 def answered(
-    root: Path, url: str, student: str, teachers: tuple[str, ...], *, tasks: int = 3, **policy: Any
+    root: Path, url: str, student: str, teachers: tuple[str, ...], *, tasks: int = TWO, **policy: Any
 ) -> dict[str, Run]:
     """Rollouts and the teachers' answers; below one root equal ones are made once."""
     served = {"model": student, "base_url": url, "max_tokens": 99, **policy}
@@ -140,24 +140,6 @@ def test_the_criterion_decides(change: dict[str, Any], evidence: str, verdict: s
     assert ("of random pairs 0.300" in found.line) == (change.get("words", LIKE_RANDOM) is not None)
 
 
-def test_a_finished_run_is_judged_again_by_the_limits_of_each_call(tmp_path: Path, url: str) -> None:
-    given = answered(tmp_path, url, "sometimes", ("shared", "shared", "shared"), tasks=MOST)
-    run = extracted(tmp_path, given)
-    assert run.manifest.summary["verdict"] == "DISAGREEMENT TRACKS FAILURE"
-    failed = extracted(tmp_path, given, min_pairs_per_rollout=5.0)
-    assert failed.path == run.path and failed.manifest.attempts == 1 and failed.damage("bytes") is None
-    assert (failed.manifest.summary["verdict"], failed.manifest.outcome.exit_code) == ("FAIL", 1)
-    report = (failed.path / "report.txt").read_text()
-    assert report.count("\ncriterion: ") == 1 and "pairs a rollout (5 needed" in report and "(0 needed" not in report
-    again = extracted(tmp_path, given)
-    assert again.manifest.outcome == run.manifest.outcome and again.manifest.files == run.manifest.files
-    manifest = read_manifest(run.path)
-    del manifest.files["report-lines.json"]
-    write_manifest(run.path, manifest)
-    (run.path / "report-lines.json").unlink()  # as runs of earlier versions
-    assert (extracted(tmp_path, given, min_pairs_per_rollout=5.0).path / "report.txt").read_text() == report
-
-
 # Votes of teachers
 
 
@@ -169,7 +151,7 @@ def test_equal_outcomes_are_equal_actions_whatever_their_spelling(artifacts: Pat
     given = answered(artifacts, url, "student", VOTERS)
     run = extracted(artifacts, given)
     rows = edits(run)
-    assert len(rows) == 3
+    assert len(rows) == TWO
     assert all(row["rule"] == "majority_over_student" and row["compared_by"] == "outcome" for row in rows)
     assert {(row["votes_chosen"], row["votes_rejected"], row["num_teachers"]) for row in rows} == {(2.0, 1.0, 3)}
     assert all(row["prompt_token_ids"] is None and row["messages_json"] for row in pairs_with_states(run))
@@ -195,7 +177,7 @@ def test_everything_dropped_has_a_reason(artifacts: Path, url: str) -> None:
     run = extracted(artifacts, answered(artifacts, url, "right", ("right", "mute", "wrong")))
     dropped, counts = run.manifest.summary["dropped"], run.manifest.counts
     assert counts["planned"] == sum(dropped.values()) + len(run.rows(PAIR)) - dropped.get("duplicate", 0)
-    assert dropped["no_majority"] == counts["dropped_no_majority"] == 3
+    assert dropped["no_majority"] == counts["dropped_no_majority"] == TWO
 
 
 def test_a_majority_is_not_followed_against_a_rollout_that_passed(artifacts: Path, url: str) -> None:
@@ -204,15 +186,17 @@ def test_a_majority_is_not_followed_against_a_rollout_that_passed(artifacts: Pat
     kept, every = extracted(artifacts, given), extracted(artifacts, given, outcome="ignore")
     passed = {row["rollout_id"] for row in given["rollouts"].rows(ROLLOUT) if row["reward"] > 0}
     taught = [row for row in every.rows(PAIR) if row["rule"] == "majority_over_student"]
-    assert len(passed) == len(taught) == 3 and {row["rollout_id"] for row in taught} == passed
+    assert len(passed) == len(taught) == TWO and {row["rollout_id"] for row in taught} == passed
     assert [row for row in every.rows(PAIR) if row not in taught] == kept.rows(PAIR)
-    assert kept.manifest.summary["dropped"]["rejected_action_passed"] == 3
-    assert kept.manifest.counts["dropped_rejected_action_passed"] == 3
+    assert kept.manifest.summary["dropped"]["rejected_action_passed"] == TWO
+    assert kept.manifest.counts["dropped_rejected_action_passed"] == TWO
     assert "rejected_action_passed" in (kept.path / "report.txt").read_text()
     # The verdict is on all votes: dropping those that outcomes contradict would leave those that they support.
     assert kept.manifest.summary["alignment"] == every.manifest.summary["alignment"]
     measured = extracted(artifacts, given, 1).manifest.summary["dropped"]
-    assert measured == {"chosen_continuations_fail": 3, "unanimous": 9}, "both actions were played, which decides"
+    assert measured == {"chosen_continuations_fail": TWO, "unanimous": 3 * TWO}, (
+        "both actions were played, which decides"
+    )
     # A failed student is corrected as before.
     corrected = extracted(artifacts, answered(artifacts, url, "student", VOTERS))
     assert "rejected_action_passed" not in corrected.manifest.summary["dropped"]
@@ -234,7 +218,7 @@ def test_truncated_answers_are_no_side_of_a_pair(tmp_path: Path) -> None:
         return Reply(body=said)
 
     with serving(cut) as server:
-        given = answered(tmp_path, server.url, "right", ("right", "right", "wrong"))
+        given = answered(tmp_path, server.url, "right", ("right", "right", "wrong"), tasks=1)
         assert extracted(tmp_path, given).rows(PAIR) == []
 
 
@@ -244,7 +228,7 @@ def test_a_kept_pair_has_a_price(tmp_path: Path) -> None:
         return Reply(body=answer(ACTORS[body["model"]](body["messages"]), cost=cost))
 
     with serving(reply) as server:
-        given = answered(tmp_path, server.url, "student", VOTERS)
+        given = answered(tmp_path, server.url, "student", VOTERS, tasks=1)
         run = extracted(tmp_path, given)
     spent, rows = sum(row["cost_usd"] for row in given["teacher_actions"].rows(TEACHER_ACTION)), run.rows(PAIR)
     prices = run.manifest.summary["usd_per_pair"]
@@ -332,7 +316,7 @@ def test_continuations_are_saved_one_by_one_and_billed_once(tmp_path: Path) -> N
     with serving(reply) as server:
         # An answer costs .15 USD, and its tokens are not known before: more is reserved for it.
         prices = {"usd_per_mtok_in": 300.0, "usd_per_mtok_out": 300.0, "max_attempts": 1}
-        given = answered(tmp_path, server.url, "student", ("right",) * 3, tasks=TWO, **prices)
+        given = answered(tmp_path, server.url, "student", ("right",) * 3, **prices)
         before, broken["after"] = len(asked), len(asked) + 5
         with pytest.raises(Incomplete, match="continuations failed"):
             extracted(tmp_path, given, 1)
@@ -355,13 +339,13 @@ def test_continuations_are_saved_one_by_one_and_billed_once(tmp_path: Path) -> N
 
 
 def test_a_greedy_policy_is_continued_once(artifacts: Path, url: str) -> None:
-    run = extracted(artifacts, answered(artifacts, url, "student", ("right",) * 3, tasks=2, temperature=0.0), 5)
-    assert len(run.rows(CONTINUATION)) == 2 * 2
+    run = extracted(artifacts, answered(artifacts, url, "student", ("right",) * 3, tasks=1, temperature=0.0), 5)
+    assert len(run.rows(CONTINUATION)) == 2
     assert run.manifest.summary["verdict"] == "TOO LITTLE DATA" and run.manifest.outcome.exit_code == 3
 
 
 def test_rollouts_that_cannot_be_continued_are_refused_in_the_plan(tmp_path: Path, url: str) -> None:
-    given = answered(tmp_path, url, "student", ("right",), tasks=2)
+    given = answered(tmp_path, url, "student", ("right",), tasks=1)
     config = extract_pairs.Config(signal={"rollouts": 1})
     plan = extract_pairs.STAGE.plan(Inputs({name: [run] for name, run in given.items()}), config)
     assert plan.max_completion_tokens > 0 and "continuations" in plan.notes[0]
@@ -409,6 +393,19 @@ def test_a_group_of_models_needs_no_teachers(artifacts: Path, boat: Run) -> None
     assert "1 task, 4 models, 2 of 2 states shared" in report and "\nTOO LITTLE DATA: " in report
 
 
+def one_differs(root: Path, wrong_where_it_differs: bool) -> Run:
+    """Twelve questions. The model d differs from three others in six, and is wrong in these or in the other six."""
+    for name in "abcd":
+        rows = []
+        for number in range(12):
+            differs = name == "d" and number % 2 == 0
+            wrong = name == "d" and differs == wrong_where_it_differs
+            said = [assistant(f"No. {number}." if differs else f"Number {number}.")]
+            rows.append((f"What is {number}?", said, 0.0 if wrong else 1.0))
+        completions(root / "in", name, *rows)
+    return imported(root, root / "in")
+
+
 @pytest.mark.parametrize(
     ("wrong_where_it_differs", "verdict", "right", "exit_code"),
     [(True, "DISAGREEMENT TRACKS FAILURE", 1.0, 0), (False, "DISAGREEMENT NOT SHOWN TO TRACK FAILURE", 0.0, 3)],
@@ -416,21 +413,30 @@ def test_a_group_of_models_needs_no_teachers(artifacts: Path, boat: Run) -> None
 def test_groups_get_the_verdict_that_votes_and_rewards_allow(
     tmp_path: Path, wrong_where_it_differs: bool, verdict: str, right: float, exit_code: int
 ) -> None:
-    """Twelve questions. The model d differs from three others in six, and is wrong in these or in the other six."""
-    for name in "abcd":
-        rows = []
-        for number in range(12):
-            differs = name == "d" and number % 2 == 0
-            wrong = differs if wrong_where_it_differs else name == "d" and not differs
-            said = [assistant(f"No. {number}." if differs else f"Number {number}.")]
-            rows.append((f"What is {number}?", said, 0.0 if wrong else 1.0))
-        completions(tmp_path / "in", name, *rows)
-    run = extracted(tmp_path, imported(tmp_path, tmp_path / "in"), student="d")
+    run = extracted(tmp_path, one_differs(tmp_path, wrong_where_it_differs), student="d")
     found = run.manifest.summary
     assert (found["verdict"], run.manifest.outcome.exit_code) == (verdict, exit_code)
     assert (found["alignment"]["pairs"], found["alignment"]["right"]) == (6, right)
     report = (run.path / "report.txt").read_text()
     assert f"\n{verdict}: " in report and "cannot be continued" in report and "\ncriterion: PASS" in report
+
+
+def test_a_finished_run_is_judged_again_by_the_limits_of_each_call(tmp_path: Path) -> None:
+    given = one_differs(tmp_path, wrong_where_it_differs=True)
+    run = extracted(tmp_path, given)
+    assert run.manifest.summary["verdict"] == "DISAGREEMENT TRACKS FAILURE"
+    failed = extracted(tmp_path, given, min_pairs_per_rollout=5.0)
+    assert failed.path == run.path and failed.manifest.attempts == 1 and failed.damage("bytes") is None
+    assert (failed.manifest.summary["verdict"], failed.manifest.outcome.exit_code) == ("FAIL", 1)
+    report = (failed.path / "report.txt").read_text()
+    assert report.count("\ncriterion: ") == 1 and "pairs a rollout (5 needed" in report and "(0 needed" not in report
+    again = extracted(tmp_path, given)
+    assert again.manifest.outcome == run.manifest.outcome and again.manifest.files == run.manifest.files
+    manifest = read_manifest(run.path)
+    del manifest.files["report-lines.json"]
+    write_manifest(run.path, manifest)
+    (run.path / "report-lines.json").unlink()  # as runs of earlier versions
+    assert (extracted(tmp_path, given, min_pairs_per_rollout=5.0).path / "report.txt").read_text() == report
 
 
 def test_groups_refuse_continuations_and_unknown_students(

@@ -49,15 +49,8 @@ def block(drawn_states: Drawn, begin: int = 0) -> StateBlock:
     steps, answers = [], []
     for n, (students, given_answers) in enumerate(drawn_states, begin):
         for step, (action, truncated) in enumerate(students):
-            at = {
-                "n": n,
-                "state_sha256": f"s{n}",
-                "rollout_id": f"r{n}",
-                "task_id": "t",
-                "step": step,
-                "has_ids": False,
-            }
-            steps.append(at | {"action": action, "truncated": truncated})
+            place = {"n": n, "state_sha256": f"s{n}", "rollout_id": f"r{n}", "task_id": "t", "step": step}
+            steps.append(place | {"has_ids": False, "action": action, "truncated": truncated})
         answer = {"n": n, "served": "m", "cost_usd": 0.1}
         answers += [{**answer, "teacher": TEACHERS[who], "whole": text} for who, text in given_answers]
     columns = [("n", pa.int64()), ("teacher", pa.string()), ("whole", pa.string()), ("served", pa.string())]
@@ -111,6 +104,7 @@ def test_votes_on_arrays_are_the_votes_by_hand(drawn_states: Drawn) -> None:
     assert sorted(seen) == list(range(len(drawn_states))), "every state once"
 
 
+@settings(max_examples=40)
 @given(st.lists(STATE, min_size=1, max_size=6))
 def test_recorded_votes_give_the_classes_of_texts(drawn_states: Drawn) -> None:
     """Where nothing had to be run, what `vote` wrote into the journal says the same as the texts."""
@@ -210,7 +204,7 @@ def test_columns_are_the_same_in_numpy_and_arrow(values: list[int | None], skipp
 
 
 @settings(max_examples=40)
-@given(st.lists(st.lists(st.text(max_size=3), max_size=3), max_size=5))
+@given(st.lists(st.lists(st.text("a\0ä😀", max_size=3), max_size=3), max_size=5))
 def test_texts_are_the_same_in_arrow(lists: list[list[str]]) -> None:
     assert lists_to_arrow(lists).to_pylist() == lists
     assert [texts_to_arrow(texts).to_pylist() for texts in lists] == lists
