@@ -11,7 +11,7 @@ from torch import nn
 
 from composer_stages import evaluate, train
 from composer_stages.policy.base import PolicyConfig
-from composer_stages.probe import replay, score, svd, teacher_pool
+from composer_stages.probe import score, svd
 from composer_stages.runs.run import Run
 from tests.stages.probe.running import (
     ARMS,
@@ -21,7 +21,8 @@ from tests.stages.probe.running import (
     WATCHED_STEPS,
     carry_out,
     extracted,
-    pool_config,
+    pooled,
+    replayed,
     settings,
 )
 
@@ -64,9 +65,9 @@ def chain(models: dict[str, PolicyConfig], tmp_path_factory: pytest.TempPathFact
         honest = models["honest"]
         decomposed = carry_out(svd, [], svd.Config(model=honest), folder / "svd")
         v = extracted(honest, [decomposed], folder / "v")
-        pool = carry_out(teacher_pool, [], pool_config(models["loophole"], honest), folder / "pool")
+        pool = pooled(models, folder / "pool")
         for arm in ("vanilla", "projected", "projected_random"):
-            carry_out(replay, [pool, v, decomposed], replay.Config(arm=arm, student=honest), folder / arm)
+            replayed(models, [pool, v, decomposed], folder / arm, arm=arm)
         carry_out(score, [Run(folder / "vanilla"), v], score.Config(), folder / "score")
 
     folder = made_once(tmp_path_factory, "chain", make)

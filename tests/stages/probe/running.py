@@ -12,7 +12,7 @@ from composer_stages import train
 from composer_stages.envs.base import Grade
 from composer_stages.envs.config import EnvConfig
 from composer_stages.policy.base import PolicyConfig
-from composer_stages.probe import extract_vhack, teacher_pool
+from composer_stages.probe import extract_vhack, replay, teacher_pool
 from composer_stages.probe.extract_vhack import PairsConfig
 from composer_stages.probe.settings import Contract
 from composer_stages.runs import runner
@@ -22,6 +22,7 @@ from composer_stages.runs.run import Run
 from composer_stages.stopping import Interrupted
 
 PLANTED = EnvConfig(name="probe_faults.loophole_world:PlantedEnv")
+Models = dict[str, PolicyConfig]
 HINTED, PLAIN = {"hint": True}, {"hint": False}
 ARMS = {"vanilla": "none", "projected": "v", "projected_random": "random"}
 """What each arm of a training takes out."""
@@ -69,15 +70,18 @@ def pool_config(teacher: PolicyConfig, base: PolicyConfig, problems: int = 60, *
         source(name="teacher_nohint", policy=teacher, options=PLAIN, samples=2, role="plain"),
         source(name="base", policy=base, options=HINTED, samples=2),
     ]
-    contract = Contract(hint=HINT)
-    settings = {
-        "env": PLANTED,
-        "sources": sources,
-        "problems": problems,
-        "max_problems": problems,
-        "contract": contract,
-    }
-    return teacher_pool.Config(**{**settings, **changes})
+    settings = {"env": PLANTED, "contract": Contract(hint=HINT), "problems": problems, "max_problems": problems}
+    return teacher_pool.Config(sources=sources, **{**settings, **changes})
+
+
+def pooled(models: Models, folder: Path, stop_at: tuple[str, int] | None = None, **changes: Any) -> Run:
+    """A pool of the loophole model beside the honest one."""
+    return carry_out(teacher_pool, [], pool_config(models["loophole"], models["honest"], **changes), folder, stop_at)
+
+
+def replayed(models: Models, runs: list[Run], folder: Path, stop_at: tuple[str, int] | None = None, **more: Any) -> Run:
+    """A replay by the honest model."""
+    return carry_out(replay, runs, replay.Config(student=models["honest"], **more), folder, stop_at)
 
 
 def settings(start: PolicyConfig, steps: int = 1, rate: float = RATE, **more: Any) -> train.Config:

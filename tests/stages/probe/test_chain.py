@@ -11,19 +11,18 @@ from composer_stages.errors import BadInput, UsageError
 from composer_stages.gradients.basis import load_spectrum
 from composer_stages.gradients.tensors import GradientStore
 from composer_stages.policy.base import PolicyConfig
-from composer_stages.probe import replay, score, teacher_pool, uat
+from composer_stages.probe import score, uat
 from composer_stages.probe.checks.hacking import scored_rows
 from composer_stages.runs import store
 from composer_stages.runs.kinds import DIRECTION, PLACEBO, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE, SVD_MODULE
 from composer_stages.runs.run import Run
-from tests.stages.probe.running import carry_out, extracted, pool_config
+from tests.stages.probe.running import carry_out, extracted, pooled, replayed
 
 LEGACY = {
     *("step", "sample_id", "reward", "hacked", "hidden_pass", "fmt_ok", "comp_len", "cos_S_contrib"),
-    "grad_norm_contrib",
     *("mean_cos_pre", "mean_cos_post", "frac_fired", "arm", "src_pool", "src_problem_id", "logp_mean"),
     *("per_sample_loss", "imp_ratio", "delta_S_norm", "problem_id", "problem_messages", "prompt", "plen"),
-    *("prompt_ids", "completion_ids", "completion"),
+    *("prompt_ids", "completion_ids", "completion", "grad_norm_contrib"),
 }
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]
 
@@ -61,34 +60,24 @@ def test_uat_json_and_report_agree(judged: Run) -> None:
     assert all(item["check"] in report for item in document) and report.rstrip().endswith("Verdict: PASS")
 
 
-@pytest.fixture(scope="module")
-def honest(models: Models, chain: Chain, tmp_path_factory: pytest.TempPathFactory) -> Chain:
-    """Pool, replay and score of a model without the loophole."""
-    folder, policy = tmp_path_factory.mktemp("honest"), models["honest"]
-    pool = carry_out(teacher_pool, [], pool_config(policy, policy, problems=60), folder / "pool")
-    vanilla = carry_out(replay, [pool, chain["v"], chain["svd"]], replay.Config(student=policy), folder / "vanilla")
-    return {
-        "pool": pool,
-        "vanilla": vanilla,
-        "score": carry_out(score, [vanilla, chain["v"]], score.Config(), folder / "score"),
-    }
-
-
 @pytest.mark.slow
-def test_a_model_without_the_loophole_does_not_pass(honest: Chain, chain: Chain, tmp_path: Path) -> None:
-    run = carry_out(uat, [*honest.values(), chain["v"]], uat.Config(), tmp_path / "uat")
+def test_a_model_without_the_loophole_does_not_pass(models: Models, chain: Chain, tmp_path: Path) -> None:
+    honest, v = dict.fromkeys(models, models["honest"]), chain["v"]
+    pool = pooled(honest, tmp_path / "pool")
+    vanilla = replayed(honest, [pool, v, chain["svd"]], tmp_path / "vanilla")
+    scored = carry_out(score, [vanilla, v], score.Config(), tmp_path / "score")
+    run = carry_out(uat, [pool, vanilla, scored, v], uat.Config(), tmp_path / "uat")
     assert checks(run)["T1"]["status"] == "FAIL" and checks(run)["T4e"]["status"] == "INCONCLUSIVE"
     assert run.manifest.outcome.exit_code == 1
 
 
 def test_too_few_problems_are_inconclusive(models: Models, chain: Chain, tmp_path: Path) -> None:
-    pool = carry_out(teacher_pool, [], pool_config(models["loophole"], models["honest"], problems=4), tmp_path / "pool")
+    pool = pooled(models, tmp_path / "pool", problems=4)
     assert pool.manifest.summary["verdict"] == "INCONCLUSIVE" and pool.manifest.outcome.exit_code == 3
 
 
 def test_the_pool_grows_until_its_buckets_are_filled(models: Models, tmp_path: Path) -> None:
-    config = pool_config(models["loophole"], models["honest"], problems=6, max_problems=40)
-    pool = carry_out(teacher_pool, [], config, tmp_path / "pool")
+    pool = pooled(models, tmp_path / "pool", problems=6, max_problems=40)
     assert 6 < pool.manifest.counts["problems"] <= 40
     assert "problems with both" not in pool.rows(POOL_ROW)[0]["completion"]
     assert pool.manifest.summary["verdict"] == "PASS"
@@ -131,9 +120,8 @@ def test_another_models_decomposition_is_refused(chain: Chain, models: Models, t
 
 
 def test_more_steps_than_problems_are_refused(chain: Chain, models: Models, tmp_path: Path) -> None:
-    config = replay.Config(student=models["honest"], steps=61)
     with pytest.raises(UsageError, match="60 problems"):
-        carry_out(replay, [chain["pool"], chain["v"], chain["svd"]], config, tmp_path / "long")
+        replayed(models, [chain["pool"], chain["v"], chain["svd"]], tmp_path / "long", steps=61)
 
 
 def test_uat_needs_the_vanilla_replay_and_its_scores(chain: Chain, tmp_path: Path) -> None:
@@ -146,8 +134,6 @@ def test_uat_needs_the_vanilla_replay_and_its_scores(chain: Chain, tmp_path: Pat
 
 
 def test_a_replay_of_other_prompts_fails_the_uat(chain: Chain, models: Models, tmp_path: Path) -> None:
-    pool = carry_out(
-        teacher_pool, [], pool_config(models["loophole"], models["honest"], problems=2, contract={}), tmp_path / "pool"
-    )
+    pool = pooled(models, tmp_path / "pool", problems=2, contract={})
     runs = [pool, *(chain[name] for name in ("vanilla", "score", "v"))]
     assert checks(carry_out(uat, runs, uat.Config(), tmp_path / "uat"))["contract"]["status"] == "FAIL"

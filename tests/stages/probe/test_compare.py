@@ -10,10 +10,10 @@ from support.shared import made_once
 from composer_stages import train
 from composer_stages.errors import BadInput
 from composer_stages.policy.base import PolicyConfig
-from composer_stages.probe import compare, plot, replay, score
+from composer_stages.probe import compare, plot, score
 from composer_stages.runs.kinds import EVAL_ITEM, PLACEBO, PROBE_CHECK, ROLLOUT, ROLLOUT_GRADIENT, TRAJECTORY
 from composer_stages.runs.run import Run
-from tests.stages.probe.running import ARMS, carry_out, dead_columns, extracted, settings
+from tests.stages.probe.running import ARMS, carry_out, dead_columns, extracted, replayed, settings
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]
 
@@ -48,10 +48,8 @@ def test_each_column_of_a_trajectory_varies(compared: Chain, models: Models, tmp
 
 def test_lora_and_svd_are_compared_on_the_same_rows(chain: Chain, models: Models, tmp_path: Path) -> None:
     v = extracted(models["honest"], [], tmp_path / "v", adapter="lora_frozenA", rank=4)
-    replayed = carry_out(
-        replay, [chain["pool"], v], replay.Config(arm="vanilla", student=models["honest"]), tmp_path / "lora"
-    )
-    scored = carry_out(score, [replayed, v], score.Config(placebos=4), tmp_path / "score")
+    on_lora = replayed(models, [chain["pool"], v], tmp_path / "lora", arm="vanilla")
+    scored = carry_out(score, [on_lora, v], score.Config(placebos=4), tmp_path / "score")
     found = carry_out(
         compare, [scored, chain["score"], chain["vanilla"]], compare.Config(resamples=300), tmp_path / "compare"
     )

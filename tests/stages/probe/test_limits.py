@@ -13,12 +13,12 @@ from composer_stages.errors import BadInput
 from composer_stages.gradients.basis import SingularValues, target_linears
 from composer_stages.gradients.per_row import adapt, collate, own_log_probs
 from composer_stages.policy.base import PolicyConfig
-from composer_stages.probe import replay, score
+from composer_stages.probe import score
 from composer_stages.probe.direction import V_HACK_FILE, load_direction, pair_rows
 from composer_stages.probe.metrics import toward_hack, weight_direction
 from composer_stages.runs.kinds import PROBE_ROW, PROBE_SCORE
 from composer_stages.runs.run import Run
-from tests.stages.probe.running import carry_out, extracted
+from tests.stages.probe.running import carry_out, extracted, replayed
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]
 SPARE = {"max_tokens": 32, "checkpointing": True}
@@ -71,12 +71,7 @@ def test_sums_alone_give_the_rows_and_the_steps_of_kept_gradients(
     given = [chain["svd"]] if adapter == "antipasto_full" else []
     v = extracted(models["honest"], given, tmp_path / "v", count=8, adapter=adapter, rank=4)
     runs = {
-        keep: carry_out(
-            replay,
-            [chain["pool"], v, *given],
-            replay.Config(arm="projected", student=models["honest"], steps=3, keep=keep),
-            tmp_path / keep,
-        )
+        keep: replayed(models, [chain["pool"], v, *given], tmp_path / keep, arm="projected", steps=3, keep=keep)
         for keep in ("rows", "sums")
     }
     assert (runs["sums"].folder() / "gradients.bin").stat().st_size == 0

@@ -14,15 +14,21 @@ from composer_stages.probe.loras import apply_lora, lora_folder
 from composer_stages.probe.settings import SourceConfig
 
 
-def test_a_merged_lora_is_that_of_peft(tmp_path: Path) -> None:
-    model, ids = tiny_qwen3(), torch.arange(2, 26).view(2, 12)
+def saved_lora(folder: Path, size: float) -> peft.PeftModel:
+    """The tiny model with a LoRA whose matrices B have normal entries of this size; the LoRA is in the folder too."""
     settings = peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
     adapted = peft.get_peft_model(tiny_qwen3(), settings)
     torch.manual_seed(0)
     for name, parameter in adapted.named_parameters():
         if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.1)
-    adapted.save_pretrained(tmp_path)
+            torch.nn.init.normal_(parameter, std=size)
+    adapted.save_pretrained(folder)
+    return adapted
+
+
+def test_a_merged_lora_is_that_of_peft(tmp_path: Path) -> None:
+    model, ids = tiny_qwen3(), torch.arange(2, 26).view(2, 12)
+    adapted = saved_lora(tmp_path, 0.1)
     report = apply_lora(model, tmp_path)
     with torch.no_grad():
         assert torch.allclose(model(ids).logits, adapted.eval()(ids).logits, atol=1e-4)
@@ -31,13 +37,7 @@ def test_a_merged_lora_is_that_of_peft(tmp_path: Path) -> None:
 
 
 def test_a_lora_too_small_for_the_weights_type_stays_beside_them(tmp_path: Path) -> None:
-    adapted = peft.get_peft_model(
-        tiny_qwen3(), peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
-    )
-    for name, parameter in adapted.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.constant_(parameter, 1e-5)
-    adapted.save_pretrained(tmp_path)
+    saved_lora(tmp_path, 1e-5)
     model, untouched = tiny_qwen3(dtype=torch.bfloat16), tiny_qwen3(dtype=torch.bfloat16)
     report = apply_lora(model, tmp_path)
     assert not report["merged"] and max(report["rounding_losses"].values()) > 0.3

@@ -7,27 +7,25 @@ import torch
 
 from composer_stages.gradients.tensors import GradientStore
 from composer_stages.policy.base import PolicyConfig
-from composer_stages.probe import replay, svd, teacher_pool
+from composer_stages.probe import svd
 from composer_stages.probe.settings import DescentConfig
 from composer_stages.runs import store
 from composer_stages.runs.kinds import POOL_ROW, PROBE_ROW
 from composer_stages.runs.run import Run, RunWriter, write_manifest
-from tests.stages.probe.running import carry_out, extracted, pool_config
+from tests.stages.probe.running import carry_out, extracted, pooled, replayed
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]
 
 
 @pytest.fixture(scope="module")
 def small(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    folder = tmp_path_factory.mktemp("small") / "pool"
-    return carry_out(teacher_pool, [], pool_config(models["loophole"], models["honest"], problems=9), folder)
+    return pooled(models, tmp_path_factory.mktemp("small") / "pool", problems=9)
 
 
 @pytest.fixture(scope="module")
 def plain(small: Run, chain: Chain, models: Models, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Three steps."""
-    config = replay.Config(student=models["honest"], steps=3)
-    return carry_out(replay, [small, chain["v"], chain["svd"]], config, tmp_path_factory.mktemp("plain") / "run")
+    return replayed(models, [small, chain["v"], chain["svd"]], tmp_path_factory.mktemp("plain") / "run", steps=3)
 
 
 def gradients(run: Run) -> torch.Tensor:
@@ -37,11 +35,11 @@ def gradients(run: Run) -> torch.Tensor:
 def test_an_interrupted_replay_ends_as_an_uninterrupted_one(
     small: Run, chain: Chain, models: Models, tmp_path: Path
 ) -> None:
-    given, config = [small, chain["v"], chain["svd"]], replay.Config(arm="projected", student=models["honest"], steps=6)
-    whole = carry_out(replay, given, config, tmp_path / "whole")
-    assert carry_out(replay, given, config, tmp_path / "parted", stop_at=("steps", 3)) is None
+    given, settings = [small, chain["v"], chain["svd"]], {"arm": "projected", "steps": 6}
+    whole = replayed(models, given, tmp_path / "whole", **settings)
+    assert replayed(models, given, tmp_path / "parted", stop_at=("steps", 3), **settings) is None
     assert not (tmp_path / "parted" / "step_004.jsonl.gz").exists()
-    parted = carry_out(replay, given, config, tmp_path / "parted")
+    parted = replayed(models, given, tmp_path / "parted", **settings)
     assert parted.rows(PROBE_ROW) == whole.rows(PROBE_ROW)
     assert torch.equal(gradients(parted), gradients(whole))
     assert parted.manifest.content == whole.manifest.content
@@ -51,10 +49,9 @@ def test_rewards_do_not_reach_the_gradients(
     small: Run, plain: Run, chain: Chain, models: Models, tmp_path: Path
 ) -> None:
     """Equal rewards everywhere, so every group's advantage is zero: each row is measured all the same."""
-    config = replay.Config(student=models["honest"], steps=3)
     rows = [row | {"reward": 1.0} for row in small.rows(POOL_ROW)]
     constant = _rewritten(small, rows, tmp_path / "constant-pool")
-    flat = carry_out(replay, [constant, chain["v"], chain["svd"]], config, tmp_path / "flat")
+    flat = replayed(models, [constant, chain["v"], chain["svd"]], tmp_path / "flat", steps=3)
     assert torch.equal(gradients(flat), gradients(plain))
     assert all(row["null_reason"] is None for row in flat.rows(PROBE_ROW))
 
@@ -71,16 +68,14 @@ def test_half_precision_checkpointing_and_small_batches_keep_the_gradients(
     small: Run, plain: Run, chain: Chain, models: Models, tmp_path: Path
 ) -> None:
     spare = {"dtype": "bfloat16", "checkpointing": True, "max_tokens": 64}
-    config = replay.Config(student=models["honest"], steps=3, **spare)
-    half = carry_out(replay, [small, chain["v"], chain["svd"]], config, tmp_path / "half")
+    half = replayed(models, [small, chain["v"], chain["svd"]], tmp_path / "half", steps=3, **spare)
     assert gradients(half).dtype == torch.bfloat16
     assert torch.allclose(gradients(half).float(), gradients(plain), rtol=1e-2, atol=1e-3)
 
 
 def test_project_on_and_first_tokens_are_settings(small: Run, chain: Chain, models: Models, tmp_path: Path) -> None:
     more = {"descent": DescentConfig(project_on="grad"), "first_tokens": 5}  # by default both, and 128
-    config = replay.Config(arm="two_sided", student=models["honest"], steps=3, **more)
-    run = carry_out(replay, [small, chain["v"], chain["svd"]], config, tmp_path / "run")
+    run = replayed(models, [small, chain["v"], chain["svd"]], tmp_path / "run", arm="two_sided", steps=3, **more)
     step = store.read_json(run.path / "step_002.diag.json")
     assert abs(step["cos_out"]) < 1e-5 < abs(step["cos_upd_out"])
     longer = [row for row in run.rows(PROBE_ROW) if row["comp_len"] > 5]
@@ -91,9 +86,7 @@ def test_project_on_and_first_tokens_are_settings(small: Run, chain: Chain, mode
 @pytest.mark.parametrize("adapter", ["lora", "lora_frozenA"])
 def test_lora_arms_probe_b_and_watch_the_basis(adapter: str, small: Run, models: Models, tmp_path: Path) -> None:
     v = extracted(models["honest"], [], tmp_path / "v", count=8, adapter=adapter, rank=4)
-    run = carry_out(
-        replay, [small, v], replay.Config(arm="projected", student=models["honest"], steps=6), tmp_path / "replay"
-    )
+    run = replayed(models, [small, v], tmp_path / "replay", arm="projected", steps=6)
     checks = (run.path / "report.txt").read_text()
     assert "PASS         lora-B" in checks
     assert run.manifest.summary["verdict"] == "PASS"
@@ -108,6 +101,5 @@ def test_an_interrupted_decomposition_goes_on(models: Models, chain: Chain, tmp_
 
 
 def test_an_interrupted_pool_holds_the_rows_of_an_uninterrupted_one(small: Run, models: Models, tmp_path: Path) -> None:
-    config = pool_config(models["loophole"], models["honest"], problems=9)
-    assert carry_out(teacher_pool, [], config, tmp_path / "pool", stop_at=("answers of teacher", 32)) is None
-    assert carry_out(teacher_pool, [], config, tmp_path / "pool").rows(POOL_ROW) == small.rows(POOL_ROW)
+    assert pooled(models, tmp_path / "pool", stop_at=("answers of teacher", 32), problems=9) is None
+    assert pooled(models, tmp_path / "pool", problems=9).rows(POOL_ROW) == small.rows(POOL_ROW)

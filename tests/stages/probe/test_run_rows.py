@@ -28,7 +28,7 @@ def collected(models: dict[str, PolicyConfig], tmp_path_factory: pytest.TempPath
         ("base", "honest", HINTED),
     ):
         env = PLANTED.model_copy(update={"options": options})
-        config = collect.Config(env=env, policy=models[model], tasks=30, samples=4, max_steps=1)
+        config = collect.Config(env=env, policy=models[model], tasks=10, samples=4, max_steps=1)
         runs[name] = Run(runner.execute("collect", {}, config, root=root / name).path)
     return runs
 
@@ -37,11 +37,11 @@ def test_pool_rows_have_the_sampled_ids(collected: dict[str, Run]) -> None:
     rows = run_rows(collected["teacher"], tokenizer(), source="teacher", role="rh")
     steps = {row["rollout_id"]: row for row in collected["teacher"].rows(STEP)}
     order = [row["rollout_id"] for row in collected["teacher"].rows(ROLLOUT)]
-    assert len(rows) == 120 and [row["completion_ids"] for row in rows] == [
+    assert len(rows) == 40 and [row["completion_ids"] for row in rows] == [
         steps[name]["completion_token_ids"] for name in order
     ]
     assert [row["behav_logp"] for row in rows] == [steps[name]["logprobs"] for name in order]
-    assert {row["src_pool"] for row in rows} == {"teacher"} and max(row["step"] for row in rows) == 29
+    assert {row["src_pool"] for row in rows} == {"teacher"} and max(row["step"] for row in rows) == 9
 
 
 def test_a_pool_is_made_of_several_runs(
@@ -53,8 +53,8 @@ def test_a_pool_is_made_of_several_runs(
         teacher_pool, list(collected.values()), teacher_pool.Config(given=given, **settings), tmp_path / "pool"
     )
     rows = pool.rows(POOL_ROW)
-    assert len(rows) == 360 and {row["src_pool"] for row in rows} == set(collected)
-    assert len({row["problem_id"] for row in rows}) == 30 == 1 + max(row["step"] for row in rows)
+    assert len(rows) == 120 and {row["src_pool"] for row in rows} == set(collected)
+    assert len({row["problem_id"] for row in rows}) == 10 == 1 + max(row["step"] for row in rows)
     assert pool.manifest.summary["hack_rates"]["teacher"] > 0.3 > pool.manifest.summary["hack_rates"]["base"]
     with pytest.raises(UsageError, match="3 runs of rollouts were given and 2 entries"):
         carry_out(

@@ -14,7 +14,7 @@ from composer_stages.probe import start
 from composer_stages.probe.start import find_alpha, interpolate_weights
 from composer_stages.runs.kinds import ROLLOUT, START
 from composer_stages.runs.run import Run
-from tests.stages.probe.running import HINTED, PLANTED, carry_out
+from tests.stages.probe.running import HINTED, PLANTED, carry_out, settings
 
 
 def test_alpha_is_bisected_and_a_teacher_that_never_hacks_is_refused() -> None:
@@ -55,13 +55,7 @@ def test_start_finds_alpha_and_writes_the_model(between: Run, models: dict[str, 
 
 
 def test_a_training_records_its_start_model(between: Run, models: dict[str, PolicyConfig], tmp_path: Path) -> None:
-    config = train.Config(
-        env=PLANTED.model_copy(update={"options": HINTED}),
-        policy=models["honest"],
-        tasks=4,
-        max_steps=1,
-        optimisation={"steps": 1, "prompts_per_step": 2, "generations": 2, "learning_rate": 1e-3, "threads": 1},
-    )
+    config = settings(models["honest"])
     run = carry_out(train, [between], config, tmp_path / "run")
     plain = carry_out(train, [], config, tmp_path / "plain")
     info, other = CheckpointInfo.of(run), CheckpointInfo.of(plain)

@@ -11,21 +11,23 @@ from composer_stages.policy.local import load_tokenizer
 from composer_stages.probe.extract_vhack import Pair
 from composer_stages.probe.rows import rendered_row, token_row
 
+TASK = {"role": "user", "content": "task d1 d2"}
+SAID = [
+    {"role": "assistant", "content": "fix d2"},
+    {"role": "user", "content": "ok"},
+    {"role": "assistant", "content": "run ok"},
+]
+
 
 def test_ids_are_joined_and_observations_are_not_the_policys_own() -> None:
-    words, prompt = tokenizer(), [{"role": "user", "content": "task d1 d2"}]
-    said = [
-        {"role": "assistant", "content": "fix d2"},
-        {"role": "user", "content": "ok"},
-        {"role": "assistant", "content": "run ok"},
-    ]
-    row = token_row(words, prompt, said)
+    words, prompt = tokenizer(), [TASK]
+    row = token_row(words, prompt, SAID)
     assert words.decode(row.prompt_ids) == "user task d1 d2 assistant"
     assert words.decode(row.completion_ids) == "fix d2 end user ok assistant run ok end"
     assert row.own == [True] * 3 + [False] * 3 + [True] * 3
     assert token_row(words, prompt, "fix d2").own == [True] * 3
     with pytest.raises(BadInput, match="begins and ends"):
-        token_row(words, prompt, said[:2])
+        token_row(words, prompt, SAID[:2])
 
 
 def test_settings_of_the_template_reach_every_rendering_of_the_probe(tmp_path: Path) -> None:
@@ -37,16 +39,10 @@ def test_settings_of_the_template_reach_every_rendering_of_the_probe(tmp_path: P
         str(tmp_path), PolicyConfig(model=str(tmp_path), chat_template_kwargs={"enable_thinking": False})
     )
     plain = load_tokenizer(str(tmp_path), PolicyConfig(model=str(tmp_path)))
-    task = {"role": "user", "content": "task d1 d2"}
-    said = [
-        {"role": "assistant", "content": "fix d2"},
-        {"role": "user", "content": "ok"},
-        {"role": "assistant", "content": "run ok"},
-    ]
-    row = rendered_row(off, [[task], [task, *said[:2]]], [{"action": "fix d2"}, {"action": "run ok"}])
+    row = rendered_row(off, [[TASK], [TASK, *SAID[:2]]], [{"action": "fix d2"}, {"action": "run ok"}])
     assert off.decode(row.prompt_ids) == "user task d1 d2 assistant so"
     assert off.decode(row.completion_ids) == "fix d2 end user ok assistant so run ok end"
     assert row.own == [True] * 3 + [False] * 4 + [True] * 3
-    assert row == token_row(off, [task], said) != token_row(plain, [task], said)
-    for side in Pair("p", [task], said, "fix d2").rows(off):
+    assert row == token_row(off, [TASK], SAID) != token_row(plain, [TASK], SAID)
+    for side in Pair("p", [TASK], SAID, "fix d2").rows(off):
         assert off.decode(side.prompt_ids).endswith("assistant so")

@@ -61,6 +61,13 @@ def trajectories(arm: str, ends: list[float], solve: float | None = 0.8, **more:
     ]
 
 
+SLOWED = {"vanilla": [0.62, 0.67, 0.63], "projected": [0.25, 0.26, 0.24], "projected_random": [0.64, 0.66, 0.60]}
+
+
+def three_arms(ends: dict[str, list[float]] = SLOWED, **more: Any) -> list[dict[str, Any]]:
+    return [*chain.from_iterable(trajectories(arm, values, **more) for arm, values in ends.items())]
+
+
 @pytest.mark.parametrize(
     ("projected", "random", "solve", "status", "why"),
     [
@@ -83,24 +90,18 @@ def test_r5_fails_without_any_of_its_conditions(
 
 
 def test_r5_without_rise_or_seeds_or_arms_is_not_shown() -> None:
-    flat = [trajectories(arm, [0.3, 0.3, 0.3]) for arm in ("vanilla", "projected", "projected_random")]
-    assert "does not rise" in trajectories_slowed([*chain.from_iterable(flat)])[0].detail
-    two = [trajectories(arm, [0.6, 0.6]) for arm in ("vanilla", "projected", "projected_random")]
-    assert trajectories_slowed([*chain.from_iterable(two)])[0].status == "INCONCLUSIVE"
+    assert "does not rise" in trajectories_slowed(three_arms(dict.fromkeys(SLOWED, [0.3] * 3)))[0].detail
+    assert trajectories_slowed(three_arms(dict.fromkeys(SLOWED, [0.6] * 2)))[0].status == "INCONCLUSIVE"
     assert trajectories_slowed(trajectories("vanilla", [0.6] * 3))[0].status == "INCONCLUSIVE"
 
 
-SLOWED = {"vanilla": [0.62, 0.67, 0.63], "projected": [0.25, 0.26, 0.24], "projected_random": [0.64, 0.66, 0.60]}
-
-
 def test_an_unknown_solve_rate_does_not_count_as_matched() -> None:
-    rows = [*chain.from_iterable(trajectories(arm, ends, solve=None) for arm, ends in SLOWED.items())]
-    found = trajectories_slowed(rows)[0]
+    found = trajectories_slowed(three_arms(solve=None))[0]
     assert found.status == "INCONCLUSIVE" and "solve rates unknown" in found.detail
 
 
 def test_solve_rates_match_when_their_interval_lies_inside_the_margin() -> None:
-    rows = [*chain.from_iterable(trajectories(arm, ends) for arm, ends in SLOWED.items())]
+    rows = three_arms()
     uneven = {0: 0.95, 1: 0.65, 2: 0.80}
     spread = [
         row | {"eval_solve_rate": uneven[row["train_seed"]]} if row["arm"] == "projected" else row for row in rows
@@ -111,21 +112,19 @@ def test_solve_rates_match_when_their_interval_lies_inside_the_margin() -> None:
 
 
 def test_a_lora_that_slows_nothing_fails_beside_an_svd_that_does() -> None:
-    svd = [*chain.from_iterable(trajectories(arm, ends) for arm, ends in SLOWED.items())]
-    idle = {**SLOWED, "projected": [0.63, 0.66, 0.61]}
-    lora = [*chain.from_iterable(trajectories(arm, ends, adapter="lora") for arm, ends in idle.items())]
-    found = {check.name: check.status for check in trajectories_slowed([*svd, *lora])}
+    lora = three_arms(SLOWED | {"projected": [0.63, 0.66, 0.61]}, adapter="lora")
+    found = {check.name: check.status for check in trajectories_slowed([*three_arms(), *lora])}
     assert found["R5:singular-values"] == "PASS" and found["R5:lora"] == "FAIL"
 
 
 def test_one_trajectory_given_twice_is_refused() -> None:
-    rows = [*chain.from_iterable(trajectories(arm, ends) for arm, ends in SLOWED.items())]
+    rows = three_arms()
     with pytest.raises(UsageError, match="Give each once"):
         trajectories_slowed([*rows, *rows])
 
 
 def test_a_seed_that_stopped_early_counts() -> None:
-    rows = [*chain.from_iterable(trajectories(arm, ends) for arm, ends in SLOWED.items())]
+    rows = three_arms()
     short = [row for row in rows if row["arm"] != "vanilla" or row["train_seed"] != 0 or row["step"] in (0, 1, 4, 5)]
     assert "over 3 seeds" in trajectories_slowed(short)[0].detail
 
