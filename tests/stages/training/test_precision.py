@@ -1,4 +1,4 @@
-"""Weights that learn do move: the share that a few steps at a small learning rate change, in each mode."""
+"""Weights that learn do move: the share that one step at a small learning rate changes, in each mode."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from composer_stages.runs.kinds import CHECKPOINT
 
-RATE = 1e-6
+STEP = {"steps": 1, "learning_rate": 1e-6}
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +31,14 @@ def share_moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor])
 
 def test_full_training_moves_float32_masters(tmp_path: Path, half: Path) -> None:
     """Weights in bfloat16 would hardly move: such steps are below their spacing."""
-    run = trained(tmp_path, half, optimisation={"learning_rate": RATE}, weights={"sdpo": 1.0})
+    run = trained(tmp_path, half, optimisation=STEP, weights={"sdpo": 1.0})
     after = load_file(run.folder(CHECKPOINT) / "model.safetensors")
     assert {weight.dtype for weight in after.values()} == {torch.float32}
     assert share_moved(load_file(half / "model.safetensors"), after) > 0.95
 
 
 def test_adapters_move_in_float32_beside_a_base_that_stays(tmp_path: Path, half: Path) -> None:
-    run = trained(tmp_path, half, optimisation={"learning_rate": RATE}, adapter={"rank": 4})
+    run = trained(tmp_path, half, optimisation=STEP, adapter={"rank": 4})
     first, after = (
         load_file(half / "model.safetensors"),
         load_file(run.folder(CHECKPOINT) / "adapter_model.safetensors"),

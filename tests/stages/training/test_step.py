@@ -176,22 +176,12 @@ def test_scored_together_is_scored_as_trl_does(tmp_path: Path) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_without_weights_the_grpo_loss_is_returned_itself() -> None:
-    base = torch.tensor(1.5, requires_grad=True)
-    channel = {"dpo": ChannelLoss(torch.tensor(2.0), 3, {})}
-    assert compose_loss(base, channel, {}) is base
-    assert compose_loss(base, channel, {"dpo": 0.0}) is base
-
-
-def test_an_empty_channel_adds_nothing_even_when_it_is_nan() -> None:
-    base = torch.tensor(1.5)
-    assert compose_loss(base, {"dpo": ChannelLoss(torch.tensor(math.nan), 0, {})}, {"dpo": 1.0}) is base
-
-
-def test_losses_are_weighted() -> None:
+def test_losses_are_weighted_and_nothing_is_added_without_weight_or_rows() -> None:
+    base, empty = torch.tensor(1.0), {"dpo": ChannelLoss(torch.tensor(math.nan), 0, {})}
     channels = {"dpo": ChannelLoss(torch.tensor(2.0), 1, {}), "sft": ChannelLoss(torch.tensor(3.0), 1, {})}
-    total = compose_loss(torch.tensor(1.0), channels, {"dpo": 0.5, "sft": 2.0})
-    assert float(total) == 1.0 + 0.5 * 2.0 + 2.0 * 3.0
+    assert float(compose_loss(base, channels, {"dpo": 0.5, "sft": 2.0})) == 1.0 + 0.5 * 2.0 + 2.0 * 3.0
+    for losses, weights in ((channels, {}), (channels, {"dpo": 0.0}), (empty, {"dpo": 1.0})):
+        assert compose_loss(base, losses, weights) is base
 
 
 def test_cosines_of_parallel_opposite_and_orthogonal_gradients() -> None:
