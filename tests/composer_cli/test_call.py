@@ -37,7 +37,7 @@ POOLS = {"PASS": (True, 8), "FAIL": (False, 8), "INCONCLUSIVE": (True, 2)}
 
 
 def test_a_plan_of_an_evaluation_says_how_probable_each_verdict_is(tmp_path: Path) -> None:
-    words = ["evaluate", "--plan", "--limit", "30", "--set", "planning.gain=0.5", "--set", "planning.arms_differ=0.55"]
+    words = ["evaluate", "--plan", "--limit", "8", "--set", "planning.gain=0.5", "--set", "planning.arms_differ=0.55"]
     done = call(tmp_path, *words, "--set", "greedy=true")
     assert done.returncode == 0, done.stderr
     assert "A true gain of 50 points" in done.stdout and "What to add first: " in done.stdout

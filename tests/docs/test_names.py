@@ -246,9 +246,9 @@ def test_help_texts_and_messages_name_no_internal_module() -> None:
 
 def messages(path: Path) -> list[str]:
     """The texts of several words in a source that stand neither below what they document nor in a program."""
-    tree = ast.parse(path.read_text())
-    documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    nodes = [*ast.walk(ast.parse(path.read_text()))]
+    documented = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    texts = [node for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     return [node.value for node in texts if id(node) not in documented and " " in node.value and "\n" not in node.value]
 
 
