@@ -291,12 +291,12 @@ def test_workers_stop_between_units_when_the_run_is_asked_to(tmp_path: Path) -> 
 
     def slow(body: dict[str, Any], earlier: int) -> Reply:
         seen.set()
-        return Reply(body=letters(body, earlier).body, delay_s=0.4)
+        return Reply(body=letters(body, earlier).body, delay_s=0.4 * (earlier < 12))
 
     with serving(slow) as server:
         config = settings(server.url, policy={"concurrency": 1}, in_flight={"rollouts": 1})
         record = Manifest(composer="", stage="collect", stage_version=2, fingerprint="")
-        dealt = ShardScheduler(ProcessEngine(2), "collect", Inputs(), config)
+        dealt = ShardScheduler(ProcessEngine(1), "collect", Inputs(), config)
         out = RunWriter(tmp_path / "run", record, cache=tmp_path / "models", spread=dealt)
         threading.Thread(target=lambda: (seen.wait(60), time.sleep(1), out.stop.set()), daemon=True).start()
         with pytest.raises(Interrupted):
