@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from needs import needs
 from support import container_image
+from support.transcripts import assistant, jsonl, user
 
 ROOT = Path(__file__).parents[1]
 pytestmark = [pytest.mark.slow, needs("podman")]
@@ -54,12 +55,8 @@ def test_it_builds_and_runs_with_everything_inside(image: str, tmp_path: Path) -
 
 
 def test_runs_are_written_into_the_users_folder_and_belong_to_them(image: str, tmp_path: Path) -> None:
-    rows = tmp_path / "in" / "rows.jsonl"
-    rows.parent.mkdir()
-    rows.write_text(
-        '{"instance_id": "a__b-1", "messages": [{"role": "user", "content": "q"}, '
-        '{"role": "assistant", "content": "a"}], "resolved": true}\n'
-    )
+    row = {"instance_id": "a__b-1", "messages": [user("q"), assistant("a")], "resolved": True}
+    jsonl(tmp_path / "in" / "rows.jsonl", row)
     done = say(image, tmp_path, "import", "in", "--json")
     assert done.returncode == 0, done.stderr
     (manifest,) = tmp_path.glob("artifacts/import/2*/manifest.json")

@@ -100,13 +100,8 @@ def billing() -> Iterator[Bill]:
 def work_for(bill: Bill) -> Work:
     prices = {"usd_per_mtok_in": 0.0, "usd_per_mtok_out": 2000.0}
     policy = {"model": "m", "base_url": bill.url, "max_tokens": 5, "concurrency": IN_FLIGHT, "max_attempts": 8}
-    config = collect.Config(
-        env={"name": "support.environments:NumberedEnv"},
-        policy={**policy, **prices},
-        in_flight={"rollouts": IN_FLIGHT},
-        tasks=TASKS,
-        samples=SAMPLES,
-    )
+    size = {"in_flight": {"rollouts": IN_FLIGHT}, "tasks": TASKS, "samples": SAMPLES}
+    config = collect.Config(env={"name": "support.environments:NumberedEnv"}, policy={**policy, **prices}, **size)
     return Work("collect", config, (), IN_FLIGHT, max_cost=10 * USD * CALLS)
 
 

@@ -32,13 +32,8 @@ def patient(body: dict[str, Any], earlier: int) -> Reply:
 
 
 def config(server: Server) -> collect.Config:
-    return collect.Config(
-        env={"name": ENV},
-        policy={"model": "scripted", "base_url": server.url, "max_tokens": 8, "temperature": 0.0},
-        in_flight={"rollouts": AT_ONCE},
-        tasks=TASKS,
-        samples=1,
-    )
+    policy = {"model": "scripted", "base_url": server.url, "max_tokens": 8, "temperature": 0.0}
+    return collect.Config(env={"name": ENV}, policy=policy, in_flight={"rollouts": AT_ONCE}, tasks=TASKS, samples=1)
 
 
 def content(run: Path) -> str:

@@ -102,8 +102,10 @@ def test_normalized_run_can_be_exported(
         assert conversation(steps)[:-1] == transcripts(steps)[-1]
 
 
-def test_recipe_that_keeps_nothing_is_incomplete(tmp_path: Path, make: Callable[..., Run]) -> None:
-    refused(lambda: make(played(tmp_path, "no", "nor")), Incomplete, code="recipe-keeps-nothing", num_rollouts=2)
+def test_a_recipe_that_keeps_nothing_or_is_not_named_is_refused(tmp_path: Path, make: Callable[..., Run]) -> None:
+    source = played(tmp_path, "no", "nor")
+    refused(lambda: make(source), Incomplete, code="recipe-keeps-nothing", num_rollouts=2)
+    refused(lambda: make(source, recipe=None), UsageError, code="recipe-not-named")
 
 
 def test_a_full_disk_in_data_juicer_is_a_full_disk(tmp_path: Path, make: Callable[..., Run]) -> None:
@@ -112,10 +114,6 @@ def test_a_full_disk_in_data_juicer_is_a_full_disk(tmp_path: Path, make: Callabl
     program.chmod(0o755)
     with pytest.raises(ComposerError, match=r"^The disk is full or cannot be written: .*No space left on device"):
         make(played(tmp_path, "A" * 40), command=str(program))
-
-
-def test_missing_recipe_is_refused(tmp_path: Path, make: Callable[..., Run]) -> None:
-    refused(lambda: make(played(tmp_path, "A" * 40), recipe=None), UsageError, code="recipe-not-named")
 
 
 def test_error_of_data_juicer_is_reported(tmp_path: Path) -> None:

@@ -109,13 +109,8 @@ def pairs_run(folder: Path, count: int) -> Run:
     out = RunWriter(folder, record, cache=folder)
     letters = "abcdefghijkl"
     rows = [
-        {
-            **dict.fromkeys(PAIR.schema.names),
-            "pair_id": str(i),
-            "state_id": f"r/{i}",
-            "chosen": letters[: i % 7 + 1],
-            "rejected": letters[-(i % 4) - 2 :],
-        }
+        {**dict.fromkeys(PAIR.schema.names), "pair_id": str(i), "state_id": f"r/{i}"}
+        | {"chosen": letters[: i % 7 + 1], "rejected": letters[-(i % 4) - 2 :]}
         for i in range(count)
     ]
     out.table(PAIR, rows)

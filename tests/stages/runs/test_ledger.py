@@ -109,18 +109,10 @@ class Ledger(RuleBasedStateMachine):
 
 
 def histories(number: int, machine: type[Ledger] = Ledger) -> None:
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=number,
-            stateful_step_count=12,
-            deadline=None,
-            database=None,
-            derandomize=True,
-            phases=[Phase.generate],
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-        ),
-    )
+    size = settings(max_examples=number, stateful_step_count=12, deadline=None, database=None, derandomize=True)
+    accepted = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+    chosen = settings(size, phases=[Phase.generate], suppress_health_check=accepted)
+    run_state_machine_as_test(machine, settings=chosen)
 
 
 def test_no_history_overspends() -> None:

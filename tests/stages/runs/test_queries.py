@@ -53,18 +53,16 @@ def test_states_are_put_together_and_a_broken_chain_ends(tmp_path: Path) -> None
     assert "p2" not in found and "p3" in found
 
 
+PASSES = {"lost": ([None], [True]), "some": ([True, False], [True, None]), "all": ([True], [False])}
+"""Of the arms A and B, by task."""
+
+
 def test_tasks_without_an_outcome_have_no_difference_and_come_last(tmp_path: Path) -> None:
     items = [
         {"item_id": f"{arm}{task}{n}", "arm": arm, "task_id": task, "passed": passed, "transcript_json": said(task)}
-        for arm, task, outcomes in (
-            ("A", "lost", [None]),
-            ("B", "lost", [True]),
-            ("A", "some", [True, False]),
-            ("B", "some", [True, None]),
-            ("A", "all", [True]),
-            ("B", "all", [False]),
-        )
-        for n, passed in enumerate(outcomes)
+        for task, outcomes in PASSES.items()
+        for arm, passes in zip("AB", outcomes, strict=True)
+        for n, passed in enumerate(passes)
     ]
     run = Run(written(tmp_path, "evaluate/x", [(EVAL_ITEM, items)]))
     page = queries.tasks(run, "A", "B")

@@ -23,27 +23,23 @@ BACKENDS = get_args(get_args(train.Config.model_fields["report_to"].annotation)[
 ABSENT = [name for name in BACKENDS if find_spec(name) is None]
 
 
-def config(model: Path, *backends: str, **more: Any) -> train.Config:
-    return train.Config(
-        env={"name": "support.environments:GuessEnv"},
-        policy={"model": str(model), "max_tokens": 20},
-        tasks=2,
-        optimisation={"steps": 2, "prompts_per_step": 2, "generations": 2},
-        report_to=backends,
-        **more,
-    )
+ENV = {"name": "support.environments:GuessEnv"}
+
+
+def config(model: Path, *backends: str) -> train.Config:
+    policy = {"model": str(model), "max_tokens": 20}
+    size = {"steps": 2, "prompts_per_step": 2, "generations": 2}
+    return train.Config(env=ENV, policy=policy, tasks=2, optimisation=size, report_to=backends)
 
 
 def collecting(model: Path, *backends: str) -> collect.Config:
     policy = {"model": str(model), "max_tokens": 20}
-    env = {"name": "support.environments:GuessEnv"}
-    return collect.Config(env=env, policy=policy, tasks=2, samples=2, report_to=backends)
+    return collect.Config(env=ENV, policy=policy, tasks=2, samples=2, report_to=backends)
 
 
 def evaluating(model: Path, *backends: str) -> evaluate.Config:
     policies = {name: {"model": str(model), "max_tokens": 20} for name in "AB"}
-    env = {"name": "support.environments:GuessEnv"}
-    return evaluate.Config(env=env, policies=policies, tasks=2, control=None, with_start=False, report_to=backends)
+    return evaluate.Config(env=ENV, policies=policies, tasks=2, control=None, with_start=False, report_to=backends)
 
 
 @pytest.mark.skipif(not ABSENT, reason="all backends are installed")

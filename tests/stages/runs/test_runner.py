@@ -303,20 +303,17 @@ def test_what_an_attempt_left_is_never_deleted_without_being_asked(left: str, tm
             run(tmp_path / "b", tiny, out=out)
 
 
-def save_with_torch(path: Path) -> None:
-    torch.save(torch.zeros(100_000), path)
+SAVES: dict[str, Callable[[Path], object]] = {
+    "torch": lambda path: torch.save(torch.zeros(100_000), path),
+    "safetensors": lambda path: safetensors.torch.save_file({"a": torch.zeros(100_000)}, path),
+    "duckdb": lambda path: duckdb.sql(f"COPY (SELECT hash(range) FROM range(100000)) TO '{path}.parquet'"),
+}
 
 
-def save_with_safetensors(path: Path) -> None:
-    safetensors.torch.save_file({"a": torch.zeros(100_000)}, path)
-
-
-def save_with_duckdb(path: Path) -> None:
-    duckdb.sql(f"COPY (SELECT hash(range) FROM range(100000)) TO '{path}.parquet'")
-
-
-@pytest.mark.parametrize("save", [save_with_torch, save_with_safetensors, save_with_duckdb])
-def test_libraries_whose_errors_have_no_errno_report_a_full_disk(save: Callable[[Path], None], tmp_path: Path) -> None:
+@pytest.mark.parametrize("save", SAVES.values(), ids=SAVES)
+def test_libraries_whose_errors_have_no_errno_report_a_full_disk(
+    save: Callable[[Path], object], tmp_path: Path
+) -> None:
     with file_size_limit(50_000), pytest.raises((RuntimeError, safetensors.SafetensorError, duckdb.Error)) as raised:
         save(tmp_path / "file")
     assert not isinstance(raised.value, OSError)
