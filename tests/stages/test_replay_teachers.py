@@ -173,8 +173,10 @@ def half(body: dict[str, Any], n: int) -> Reply:
     return Reply(400, {"error": {"message": "no"}}) if n % 2 else Reply(body=answer("x"))
 
 
+CUT: dict[str, Any] = {**answer(""), "choices": [{"finish_reason": "length", "message": {"content": "a half"}}]}
 VERDICTS: dict[str, tuple[Callable[[dict[str, Any], int], Reply], dict[str, float], str, int]] = {
     "nothing but errors": (lambda body, n: Reply(400, {"error": {"message": "no such field"}}), {}, "INVALID-RUN", 1),
+    "nothing but answers cut off": (lambda body, n: Reply(body=CUT), {}, "INVALID-RUN", 1),
     "half are errors": (half, {}, "TOO FEW ANSWERS", 1),
     "half are enough": (half, {"min_answered": 0.4}, "AFFORDABLE", 0),
     "dear by default": (lambda body, n: Reply(body=answer("x", cost=20.0)), {}, "TOO EXPENSIVE", 1),
@@ -188,6 +190,7 @@ def test_the_verdict_is_the_exit_code(tmp_path: Path, collected: Collected, case
     reply, settings, verdict, exit_code = VERDICTS[case]
     run = judged(tmp_path, collected(), reply, **settings)
     assert (run.manifest.summary["verdict"], run.manifest.outcome.exit_code) == (verdict, exit_code)
+    assert run.manifest.counts["truncated"] == run.manifest.counts["planned"] * ("cut off" in case)
     report = (run.path / "report.txt").read_text()
     assert verdict in report and ("AFFORDABLE" in report) == (verdict == "AFFORDABLE")
 
@@ -221,14 +224,6 @@ def test_calls_without_an_answer_count_in_the_cost_of_a_rollout(tmp_path: Path, 
     total = run.manifest.summary["teachers"][-1]
     assert total["usd_per_rollout"] < 1 < 5 < run.manifest.cost_usd / run.manifest.summary["rollouts"]
     assert run.manifest.summary["verdict"] == "TOO EXPENSIVE"
-
-
-def test_answers_that_were_cut_off_are_no_answers(tmp_path: Path, collected: Collected) -> None:
-    cut = answer("a half")
-    cut["choices"][0]["finish_reason"] = "length"
-    run = judged(tmp_path, collected(), lambda body, n: Reply(body=cut))
-    assert run.manifest.summary["verdict"] == "INVALID-RUN"
-    assert run.manifest.counts["truncated"] == run.manifest.counts["planned"] > 0
 
 
 def test_an_unknown_price_is_not_zero(tmp_path: Path, collected: Collected, server: Server) -> None:

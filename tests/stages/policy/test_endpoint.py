@@ -77,10 +77,8 @@ def test_a_stop_cancels_waiting_requests_and_keeps_sent_ones(tmp_path: Path) -> 
 
 
 def test_a_wait_longer_than_two_minutes_stops_the_run(tmp_path: Path) -> None:
-    with (
-        serving(lambda body, n: Reply(429, {"error": {"message": "no"}}, {"Retry-After": "3600"})) as server,
-        pytest.raises(Incomplete, match="3600 s"),
-    ):
+    hour = Reply(429, {"error": {"message": "no"}}, {"Retry-After": "3600"})
+    with serving(lambda body, n: hour) as server, pytest.raises(Incomplete, match="3600 s"):
         ask_all(open_at(server.url, tmp_path), turns("a"))
 
 
@@ -101,9 +99,8 @@ def test_a_web_page_ends_the_run_unless_the_server_has_answered_before(tmp_path:
         with pytest.raises(UsageError, match=r"asked for an answer of 'big', but this is a web page; is the URL"):
             ask_all(open_at(server.url, tmp_path), turns("a"))
         assert len(server.requests) == 1
-    with serving(
-        lambda request, n: Reply(status, b"<html>busy</html>") if n == 1 else Reply(body=answer("x"))
-    ) as server:
+    busy = Reply(status, PAGE)
+    with serving(lambda request, n: busy if n == 1 else Reply(body=answer("x"))) as server:
         policy = open_at(server.url, tmp_path)
         assert [ask_all(policy, turns(text))[0].text for text in "ab"] == ["x", "x"]
         assert len(server.requests) == 3
@@ -252,10 +249,8 @@ def test_a_cached_answer_of_an_earlier_version_is_read_if_it_cost_money(tmp_path
         found, asked = [], PolicyConfig(model="big", base_url=server.url, max_tokens=64)
         for config in (asked, asked.model_copy(update={"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 2.0})):
             policy = EndpointPolicy(config, budget=Budget(), cache=kept_in(tmp_path))
-            request = policy.request(turns("a")[0])
-            AnswerCache(tmp_path / "answers.sqlite").put_all(
-                [(store.digest({"base_url": server.url, **request}), earlier)]
-            )
+            key = store.digest({"base_url": server.url, **policy.request(turns("a")[0])})
+            AnswerCache(tmp_path / "answers.sqlite").put_all([(key, earlier)])
             found += [one.text for one in ask_all(policy, turns("a"))]
     assert found == ["earlier" if cost_usd else "now", "earlier"]
 

@@ -49,9 +49,8 @@ NAMES = {
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path
 
 
 def turned(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -194,7 +193,7 @@ def test_a_file_is_trained_evaluated_and_exported(tmp_path: Path) -> None:
         assert torch.equal(adapted[name], weight) == ("_proj" not in name), name
 
 
-def test_a_downloaded_file_is_accepted_by_its_sha256_only(cache: Path) -> None:
+def test_a_downloaded_file_is_accepted_by_its_sha256_only() -> None:
     place = named.downloaded_path("qwen-coder")
     assert named.hub_revision("qwen-coder") == ("Qwen/Qwen2.5-Coder-0.5B-Instruct", named.NAMED["qwen-coder"].commit)
     place.parent.mkdir(parents=True)

@@ -79,9 +79,7 @@ def calls_of_adapters(policy: LocalPolicy) -> list[str]:
 
 
 @pytest.mark.parametrize("form", [{}, {"use_rslora": True}, {"use_dora": True}, {"lora_dropout": 0.5}])
-def test_merging_an_adapter_keeps_answers_and_restores_weights(
-    form: dict[str, Any],
-) -> None:
+def test_merging_an_adapter_keeps_answers_and_restores_weights(form: dict[str, Any]) -> None:
     policy = adapted(**form)
     model = policy.model
     before = {name: (p.data_ptr(), p.detach().clone()) for name, p in model.named_parameters()}
