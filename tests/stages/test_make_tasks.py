@@ -197,7 +197,7 @@ def test_run_resumes_after_the_server_was_down(package: Path, tmp_path: Path) ->
         return helpful(body, 0) if up[0] else Reply(503, {"error": {"message": "later"}})
 
     with serving(reply) as server:
-        config = proposed(package, server, tasks=1, questions=2)
+        config = proposed(package, server, tasks=1, questions=1)
         refused(lambda: make(tmp_path, config), Incomplete, "503", code="proposer-failed")
         up[0] = True
         assert len(make(tmp_path, config, resume=True).rows(TASK)) == 1

@@ -202,8 +202,8 @@ def test_a_digest_changes_with_any_file(tmp_path: Path) -> None:
         assert (task_folder.read(task.folder).digest == task.digest) is equal
 
 
-def test_hundreds_of_folders_are_read_within_bounds(tmp_path: Path) -> None:
-    for number in range(300):
+def test_many_folders_are_read_within_bounds(tmp_path: Path) -> None:
+    for number in range(140):
         files = KINDS[list(KINDS)[number % len(KINDS)]](f"task-{number}", f"family-{number % 30}")
         if number % 10 == 0:
             files["task.toml"] = '[environment]\ngpus = "many"\n' if number % 20 else "[environment\n"
@@ -213,7 +213,7 @@ def test_hundreds_of_folders_are_read_within_bounds(tmp_path: Path) -> None:
     tasks, found = load(str(tmp_path))
     seconds, (_, most) = time.process_time() - started, tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert (len(tasks), len(found)) == (270, 30) and len({task.name for task in tasks}) == 270
+    assert (len(tasks), len(found)) == (126, 14) and len({task.name for task in tasks}) == 126
     assert all(re.match(r"[^:]+/t\d*0/task\.toml: ", one) for one in found)
-    assert sum("no valid TOML" in one for one in found) == sum("environment.gpus" in one for one in found) == 15
-    assert seconds < 24 and most < 40e6
+    assert sum("no valid TOML" in one for one in found) == sum("environment.gpus" in one for one in found) == 7
+    assert seconds < 12 and most < 20e6

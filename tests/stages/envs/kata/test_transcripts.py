@@ -53,7 +53,7 @@ def graded(env: KataEnv, transcript: TaughtTranscript) -> Grade:
 
 
 def test_environment_answers_as_transcripts_state(env: KataEnv) -> None:
-    for transcript in knowledge_transcripts(12, 7, RECIPES["student"].knowledge):
+    for transcript in knowledge_transcripts(6, 7, RECIPES["student"].knowledge):
         graded(env, transcript)
 
 
