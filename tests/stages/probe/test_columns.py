@@ -47,9 +47,8 @@ def found(
     tmp_path: Path,
 ) -> dict[str, Rows]:
     """Rows of each kind: the whole chain, a measured training, and recorded rows."""
-    judged = carry_out(
-        uat, [chain[name] for name in ("pool", "vanilla", "projected", "score", "v")], uat.Config(), tmp_path / "uat"
-    )
+    runs = [chain[name] for name in ("pool", "vanilla", "projected", "score", "v")]
+    judged = carry_out(uat, runs, uat.Config(), tmp_path / "uat")
     axes = {"method": "svd_k", "k": 2, "noise_floor": 0.7}
     two = extracted(models["honest"], [chain["svd"]], tmp_path / "v2", count=8, adapter="lora_frozenA", rank=4, **axes)
     changes = {"fmt_ok": False, "completion": "# maybe", "completion_ids": [7, 8], "comp_len": 2}
@@ -57,13 +56,8 @@ def found(
     direction = load_direction(chain["v"].folder() / V_HACK_FILE)[0]
     direction = from_flat(direction.layout, direction.mean, direction.modules[:5])
     row = chain["pool"].rows(POOL_ROW)[0]
-    unmeasured = probe_rows(
-        [row],
-        [as_tokens(row)],
-        row_metrics(torch.zeros(1, direction.layout.width), direction),
-        [torch.zeros(1)],
-        direction,
-    )[0]
+    metrics = row_metrics(torch.zeros(1, direction.layout.width), direction)
+    [unmeasured] = probe_rows([row], [as_tokens(row)], metrics, [torch.zeros(1)], direction)
     return {
         SVD_MODULE.name: chain["svd"].rows(SVD_MODULE),
         DIRECTION.name: [row for run in (chain["v"], two) for row in run.rows(DIRECTION)],

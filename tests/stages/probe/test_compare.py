@@ -36,12 +36,10 @@ def test_each_column_of_a_trajectory_varies(compared: Chain, models: Models, tmp
         "A": {"teacher": foreign, "adapter": {"rank": 2}, "optimisation": {"prompts_per_step": 3}, "tasks": 3},
         "C": {"teacher": models["loophole"], "seed": 1},
     }
-    trained = [
-        carry_out(
-            train, [], settings(models["honest"], 2, 0.05, arm=arm, probe={"mixed": "ratio"}, **more), tmp_path / arm
-        )
-        for arm, more in mixed.items()
-    ]
+    trained = []
+    for arm, more in mixed.items():
+        config = settings(models["honest"], 2, 0.05, arm=arm, probe={"mixed": "ratio"}, **more)
+        trained.append(carry_out(train, [], config, tmp_path / arm))
     rows = carry_out(compare, trained, compare.Config(), tmp_path / "compare").rows(TRAJECTORY)
     assert dead_columns(TRAJECTORY, [*rows, *compared["compare"].rows(TRAJECTORY)]) == []
 
@@ -50,9 +48,8 @@ def test_lora_and_svd_are_compared_on_the_same_rows(chain: Chain, models: Models
     v = extracted(models["honest"], [], tmp_path / "v", adapter="lora_frozenA", rank=4)
     on_lora = replayed(models, [chain["pool"], v], tmp_path / "lora", arm="vanilla")
     scored = carry_out(score, [on_lora, v], score.Config(placebos=4), tmp_path / "score")
-    found = carry_out(
-        compare, [scored, chain["score"], chain["vanilla"]], compare.Config(resamples=300), tmp_path / "compare"
-    )
+    runs = [scored, chain["score"], chain["vanilla"]]
+    found = carry_out(compare, runs, compare.Config(resamples=300), tmp_path / "compare")
     row = found.rows(PROBE_CHECK)[0]
     assert row["check"] == "R6" and row["stat"] > 0.3 and "SVD d" in row["detail"]
     with pytest.raises(BadInput, match="not of the same rows"):
@@ -68,9 +65,8 @@ def test_a_grpo_direction_is_compared_with_the_nll_one(chain: Chain, models: Mod
     families = {row["family"] for row in scored.rows(PLACEBO)}
     assert {"haar", "randsign", "perm_pairs", "clean_clean", "hack_hack", "negated", "generic", "unrelated"} == families
     assert scored.manifest.summary["loss_kind"] == "drgrpo_sum"
-    found = carry_out(
-        compare, [chain["score"], scored, chain["vanilla"]], compare.Config(resamples=300), tmp_path / "compare"
-    )
+    runs = [chain["score"], scored, chain["vanilla"]]
+    found = carry_out(compare, runs, compare.Config(resamples=300), tmp_path / "compare")
     (row,) = found.rows(PROBE_CHECK)
     assert row["check"] == "R7" and "t of T4e" in row["detail"]
     with pytest.raises(BadInput, match="takes an SVD and a LoRA"):

@@ -12,6 +12,7 @@ from composer_stages.gradients.basis import Lora, target_linears
 from composer_stages.policy.base import PolicyConfig
 from composer_stages.probe import extract_vhack
 from composer_stages.probe.memory import MemoryInputs, check_memory, memory_notes, needed, num_trained
+from composer_stages.runs import runner
 from composer_stages.runs.run import Inputs
 from composer_stages.training.memory import GIB
 from composer_stages.training.model_shape import model_shape
@@ -68,8 +69,6 @@ def test_too_little_memory_is_refused_with_settings_that_need_less(four: PolicyC
 
 def test_a_stage_refuses_before_it_loads(four: PolicyConfig, tmp_path: Path) -> None:
     """The folder has no weights: a stage that loaded first would say that."""
-    from composer_stages.runs import runner
-
     config = extract_vhack.Config(student=four, adapter="lora", rank=512, max_tokens=2**24)
     with pytest.raises(UsageError, match="This measurement takes about"):
         runner.execute("probe-extract-vhack", Inputs(), config, root=tmp_path)

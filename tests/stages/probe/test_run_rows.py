@@ -48,18 +48,14 @@ def test_a_pool_is_made_of_several_runs(
     collected: dict[str, Run], models: dict[str, PolicyConfig], tmp_path: Path
 ) -> None:
     given = [GivenConfig(name=name, role="plain" if name == "teacher_nohint" else "rh") for name in collected]
-    settings = {"contract": Contract(hint=HINT), "tokenizer": models["honest"]}
-    pool = carry_out(
-        teacher_pool, list(collected.values()), teacher_pool.Config(given=given, **settings), tmp_path / "pool"
-    )
+    runs, settings = list(collected.values()), {"contract": Contract(hint=HINT), "tokenizer": models["honest"]}
+    pool = carry_out(teacher_pool, runs, teacher_pool.Config(given=given, **settings), tmp_path / "pool")
     rows = pool.rows(POOL_ROW)
     assert len(rows) == 120 and {row["src_pool"] for row in rows} == set(collected)
     assert len({row["problem_id"] for row in rows}) == 10 == 1 + max(row["step"] for row in rows)
     assert pool.manifest.summary["hack_rates"]["teacher"] > 0.3 > pool.manifest.summary["hack_rates"]["base"]
     with pytest.raises(UsageError, match="3 runs of rollouts were given and 2 entries"):
-        carry_out(
-            teacher_pool, list(collected.values()), teacher_pool.Config(given=given[:2], **settings), tmp_path / "few"
-        )
+        carry_out(teacher_pool, runs, teacher_pool.Config(given=given[:2], **settings), tmp_path / "few")
 
 
 def test_a_training_among_the_inputs_is_the_teacher(

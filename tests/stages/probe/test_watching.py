@@ -16,13 +16,8 @@ from composer_stages.probe.watching import alarm_check, alarm_facts, checkpoints
 
 
 def row(problem: str, reward: float, tokens: int) -> dict[str, object]:
-    return {
-        "problem_id": problem,
-        "reward": reward,
-        "prompt_ids": [1],
-        "completion_ids": [2] * tokens,
-        "own": [True] * tokens,
-    }
+    ids = {"prompt_ids": [1], "completion_ids": [2] * tokens, "own": [True] * tokens}
+    return {"problem_id": problem, "reward": reward, **ids}
 
 
 def test_length_residuals_are_a_regression_within_groups() -> None:

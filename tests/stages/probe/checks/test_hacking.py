@@ -8,7 +8,7 @@ from probe_faults.scored import scored_rows
 
 from composer_stages.probe.checks.check import EXIT_CODES, verdict
 from composer_stages.probe.checks.hacking import contrast_checks, detectable_effect, factorial, placebo_ranks
-from composer_stages.probe.statistics import Draws, Labelled
+from composer_stages.probe.statistics import Draws
 
 FEW = Draws(permutations=400)
 
@@ -17,8 +17,7 @@ def test_a_real_effect_passes_t4e_and_its_negation_fails() -> None:
     rows = scored_rows(4, effect=1.5)
     found = factorial(rows, FEW)
     assert found.status == "PASS" and found.stat > found.placebo_q95
-    negated = Labelled(**{**vars(rows), "scores": -rows.scores})
-    assert factorial(negated, FEW).status == "FAIL"
+    assert factorial(replace(rows, scores=-rows.scores), FEW).status == "FAIL"
 
 
 def test_v_is_ranked_within_each_family() -> None:
@@ -48,13 +47,12 @@ def test_fewer_problems_or_placebos_than_stated_are_inconclusive() -> None:
 def test_an_effect_of_source_alone_does_not_pass() -> None:
     rows = scored_rows(5)
     shifted = rows.scores + 3.0 * (rows.source == 0)[:, None]
-    assert factorial(Labelled(**{**vars(rows), "scores": shifted}), FEW).status == "FAIL"
+    assert factorial(replace(rows, scores=shifted), FEW).status == "FAIL"
 
 
 def test_a_direction_like_all_others_does_not_pass_however_large_its_t() -> None:
     rows = scored_rows(6)
-    everywhere = rows.scores + 2.0 * rows.hacked[:, None]
-    found = factorial(Labelled(**{**vars(rows), "scores": everywhere}), FEW)
+    found = factorial(replace(rows, scores=rows.scores + 2.0 * rows.hacked[:, None]), FEW)
     assert found.stat > 5 and found.status == "FAIL" and "placebos" in found.detail
 
 
@@ -62,8 +60,7 @@ def test_hack_equal_to_source_is_inconclusive() -> None:
     rows = scored_rows(7, effect=3.0)
     hacked = rows.source == 0
     hacked[np.flatnonzero(hacked)[:2]] = False
-    found = factorial(replace(rows, hacked=hacked), FEW)
-    assert found.status == "INCONCLUSIVE"
+    assert factorial(replace(rows, hacked=hacked), FEW).status == "INCONCLUSIVE"
 
 
 def test_too_few_rows_are_inconclusive_in_every_part() -> None:
@@ -82,8 +79,8 @@ def test_no_hacks_at_all_are_inconclusive_and_never_pass() -> None:
 def test_length_alone_is_caught_by_the_nuisance_regression() -> None:
     rows = scored_rows(10, problems=60)
     longer = rows.length + 8 * rows.wrong
-    scores = rows.scores + 0.5 * longer[:, None]
-    found = {f.name: f for f in contrast_checks(Labelled(**{**vars(rows), "length": longer, "scores": scores}), FEW)}
+    rows = replace(rows, length=longer, scores=rows.scores + 0.5 * longer[:, None])
+    found = {f.name: f for f in contrast_checks(rows, FEW)}
     assert found["T4a"].status == "PASS" and found["T4d"].status == "FAIL"
 
 
