@@ -175,9 +175,7 @@ def test_without_a_control_nothing_is_attributed():
     lacking = [item for item in with_control if (item["arm"], item["task_id"]) != ("C", "t7")]
     for verdict in (decided(items), decided(items, control=None), decided(lacking)):
         assert verdict.decision == "VALIDATED" and verdict.over_control is None
-        assert (
-            "the gain cannot be attributed" in why(verdict) and "What a gain of B comes from" in sentences(verdict)[1]
-        )
+        assert "gain cannot be attributed" in why(verdict) and "What a gain of B comes from" in sentences(verdict)[1]
 
 
 def test_the_start_is_a_control_that_was_not_trained():
@@ -229,17 +227,13 @@ def test_a_family_that_gains_alone_is_partial():
     """One family of forty tasks gains by twenty, the nine others are noise."""
     items = []
     for task in range(400):
-        family, position = task // 40, task % 40
-        gained = family == 0 and position < 20
+        family, position = divmod(task, 40)
         noise = family > 0 and position == 0
         items.append(row("A", task, family, noise and family % 2))
-        items.append(row("B", task, family, gained or (noise and family % 2 == 0)))
+        items.append(row("B", task, family, position < 20 if family == 0 else noise and family % 2 == 0))
     verdict = decided([{**item, "train_seed": seed} for item in items for seed in (0, 1, 2)], control=None)
-    assert (verdict.decision, worded(verdict).claim, verdict.exit_code) == (
-        "PARTIAL",
-        "",
-        3,
-    ) and verdict.gain.low <= 0
+    assert (verdict.decision, worded(verdict).claim, verdict.exit_code) == ("PARTIAL", "", 3)
+    assert verdict.gain.low <= 0
     assert [s.name for s in verdict.subsets if s.gains] == ["f0"] and "family f0 (+50.0 points" in why(verdict)
     assert "family f0 (+50.0)" in sentences(verdict)[0]
 
@@ -495,9 +489,7 @@ def test_settings_besides_the_channels_are_part_of_the_verdict():
     assert "optimisation.learning_rate (A 0.0002, B 0.0006)" in why(verdict) and "B and C differ" not in why(verdict)
     (named,) = (sentence for sentence in worded(verdict).not_shown if "channels" in sentence)
     assert "optimisation.learning_rate" in named and "weights.dpo" not in named
-    assert "differ in more" not in why(alike) and not any(
-        "channels" in sentence for sentence in worded(alike).not_shown
-    )
+    assert "differ in more" not in why(alike) and "channels" not in sentences(alike)[1]
     assert "- weights.dpo: A 0, B 1, C 0" in text_table(verdict)
     assert b"optimisation.learning_rate" in arms_chart(verdict) and b"also differ" not in arms_chart(alike)
 
@@ -521,14 +513,10 @@ def test_one_set_of_pairs_makes_the_interval_conditional():
 
     single, four, shared = on_pairs(lambda s: "p"), on_pairs(lambda s: f"p{s}"), on_pairs(lambda s: f"p{min(s, 2)}")
     assert [each.gain.num_collections for each in (single, four, shared)] == [1, 4, 3]
-    assert (
-        "conditional on these pairs" in worded(single).estimand
-        and "other collections of pairs" in worded(four).estimand
-    )
-    assert [(each.gain.method.num_top, each.gain.method.top) for each in (four, shared)] == [
-        (4, "training seeds"),
-        (3, "collections of pairs"),
-    ]
+    assert "conditional on these pairs" in worded(single).estimand
+    assert "other collections of pairs" in worded(four).estimand
+    tops = [(each.gain.method.num_top, each.gain.method.top) for each in (four, shared)]
+    assert tops == [(4, "training seeds"), (3, "collections of pairs")]
     assert describe_method(four.gain.method, "family").endswith("Student's t over 4 training seeds")
 
 
