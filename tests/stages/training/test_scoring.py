@@ -312,8 +312,7 @@ def test_one_call_for_segments_of_any_length_attends_as_blocks_do(heads: tuple[i
             weighted = attended * torch.arange(attended.numel(), dtype=torch.float64).view_as(attended)
             found.append([attended, *torch.autograd.grad(weighted.sum(), states)])
     assert calls == [(31, 31)]  # the prompt of 30 tokens with its one branch
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
 
 
 def test_flash_attention_is_taken_where_torch_has_it_and_is_as_near_to_the_truth() -> None:

@@ -20,6 +20,7 @@ from support.engine import Engine, running
 from support.environments import GuessEnv
 from support.models import save_tiny
 from support.refusals import refused
+from support.trainings import metrics_of
 from transformers import AutoModelForCausalLM
 
 from composer_stages import evaluate
@@ -60,10 +61,6 @@ def trained(root: Path, engine: Engine, tiny: Path, said: list[str] | None = Non
     return Run(runner.execute("train", {}, config, root=root, listener=lambda what, *_: told.append(what)).path)
 
 
-def metrics(run: Run) -> list[dict[str, Any]]:
-    return [line for line in trainings.metrics_of(run) if "reward" in line]
-
-
 def versions(run: Run) -> list[int]:
     """Of the policy behind each step of each rollout, in the order of training."""
     return [json.loads(row["sampling_json"])["policy_version"] for row in run.rows(STEP)]
@@ -97,8 +94,8 @@ def test_every_step_samples_from_the_newest_weights(followed: Followed) -> None:
     assert [name.partition("-")[2] for name in followed.sampled] == ["", "version-0", "version-1", "version-2"]
     assert followed.most == 2 and not followed.left, "versions that nobody samples from take memory"
     assert versions(followed.run) == sorted(versions(followed.run)) and set(versions(followed.run)) == {0, 1, 2}
-    assert all(line["sampling/sync_moved"] > 1e-3 for line in metrics(followed.run)[1:])
-    for line in metrics(followed.run):
+    assert all(line["sampling/sync_moved"] > 1e-3 for line in metrics_of(followed.run)[1:])
+    for line in metrics_of(followed.run):
         assert line["sampling/sync_difference"] < 1e-4
         assert line["sampling/stale_rollouts"] == 0 and line["sampling/sampling_logp_difference/max"] < 1e-4
         assert line["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=1e-4)
@@ -152,8 +149,8 @@ def test_the_tolerance_is_a_setting_and_steps_too_small_to_tell_are_named_once(t
             trained(tmp_path / "strict", engine, tiny)
         run = trained(tmp_path, engine, tiny, said, optimisation=ROUNDED | {"learning_rate": 1e-7})
     assert sum("a server that is a step behind" in what for what in said) == 1
-    assert all(0.01 < line["sampling/sync_difference"] < 0.4 for line in metrics(run))
-    assert "sampling/sync_moved" not in metrics(run)[0] and metrics(run)[1]["sampling/sync_moved"] < 1e-4
+    assert all(0.01 < line["sampling/sync_difference"] < 0.4 for line in metrics_of(run))
+    assert "sampling/sync_moved" not in metrics_of(run)[0] and metrics_of(run)[1]["sampling/sync_moved"] < 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +161,7 @@ def ahead_by_one(tiny: Path, artifacts: Path) -> Run:
 
 
 def test_rollouts_ahead_are_corrected_and_counted(ahead_by_one: Run) -> None:
-    lines = metrics(ahead_by_one)
+    lines = metrics_of(ahead_by_one)
     stale = [line["sampling/stale_rollouts"] for line in lines]
     assert stale[0] == 0 and all(stale[1:]), "those of a step begin one step earlier"
     assert all(0 < line["sampling/staleness"] <= 1 for line in lines[1:])
@@ -187,7 +184,7 @@ def test_the_logged_ratio_is_that_of_the_weights_then_and_now(tmp_path: Path, ah
                     with torch.no_grad():
                         logps = token_log_probs(now, score(now, [tree]))
                     ratios.append((logps - torch.tensor(row["logprobs"])).exp().clamp(max=3))
-        ratio, line = torch.cat(ratios), metrics(ahead_by_one)[step]
+        ratio, line = torch.cat(ratios), metrics_of(ahead_by_one)[step]
         clipped = (ratio == 3).float().mean().item()
         assert line["sampling/importance_sampling_ratio/clipped"] == pytest.approx(clipped)
         for name, value in (("min", ratio.min()), ("mean", ratio.mean()), ("max", ratio.max())):
@@ -214,7 +211,7 @@ def test_all_weights_are_replaced_each_step_and_restored_at_the_end(tmp_path: Pa
     assert all(torch.equal(after[name], value) for name, value in before.items())
     assert not Path(places[0]).parent.exists(), "versions are scratch"
     assert versions(run) == sorted(versions(run)) and set(versions(run)) == {0, 1, 2}
-    for line in metrics(run):
+    for line in metrics_of(run):
         assert line["sampling/sync_difference"] < 1e-5 and line["sampling/stale_rollouts"] == 0
         assert line["sampling/sampling_logp_difference/max"] < 1e-4
     ended = AutoModelForCausalLM.from_pretrained(run.folder(CHECKPOINT)).state_dict()

@@ -11,13 +11,13 @@ import pytest
 from support.engine import Engine, running
 from support.models import save_tiny
 from support.torchrun import start, train_all
+from support.trainings import metrics_of
 
 from composer_stages import train
 from composer_stages.backends.ranks import Ranks
 from composer_stages.policy import server
 from composer_stages.policy.base import PolicyConfig
 from composer_stages.runs.kinds import CHECKPOINT, ROLLOUT, STEP
-from composer_stages.runs.run import Run
 from composer_stages.training import weights
 from composer_stages.training.plan import TrainPlan
 
@@ -39,11 +39,6 @@ def settings(model: Path, engines: list[Engine], **optimisation: Any) -> dict[st
         "optimisation": size | optimisation,
         "adapter": {"rank": 4},
     }
-
-
-def metrics(run: Run) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run.read_file("metrics.jsonl") or b"").splitlines()]
-    return [line for line in lines if "reward" in line]
 
 
 def sampled(engine: Engine) -> list[str]:
@@ -79,7 +74,7 @@ def test_two_processes_sample_from_the_newest_weights(tmp_path: Path, model: Pat
     assert len(run.rows(ROLLOUT)) == 3 * 16
     versions = [json.loads(row["sampling_json"])["policy_version"] for row in run.rows(STEP)]
     assert versions == sorted(versions) and set(versions) == {0, 1, 2}
-    for line in metrics(run):
+    for line in metrics_of(run):
         assert line["sampling/sync_difference"] < 1e-4
         assert line["sampling/stale_rollouts"] == 0 and line["sampling/sampling_logp_difference/max"] < 1e-4
     assert (run.folder(CHECKPOINT) / "adapter_model.safetensors").exists()
@@ -97,7 +92,7 @@ def test_all_weights_of_two_processes_are_replaced_on_their_servers(tmp_path: Pa
         for engine in engines:
             loads = [body["kwargs"]["weights_path"] for path, body in engine.requests if path == "/collective_rpc"]
             assert [Path(place).name for place in loads[:-1]] == [f"version-{number:06d}" for number in range(3)]
-    for line in metrics(run):
+    for line in metrics_of(run):
         assert line["sampling/sync_difference"] < 1e-5 and line["sampling/stale_rollouts"] == 0
         assert line["sampling/sampling_logp_difference/max"] < 1e-4
     assert (run.folder(CHECKPOINT) / "model.safetensors").exists()
@@ -109,9 +104,9 @@ def test_each_process_samples_its_own_rollouts_ahead(tmp_path: Path, model: Path
     with ExitStack() as stack:
         engines = [stack.enter_context(running(model, lonely=1)) for _ in range(2)]
         run = train_all(tmp_path, {"run": settings(model, engines, max_staleness=1)}, 2)["run"]
-    stale = [line["sampling/stale_rollouts"] for line in metrics(run)]
+    stale = [line["sampling/stale_rollouts"] for line in metrics_of(run)]
     assert stale[0] == 0 and max(stale) > 8, "those of both are counted"
-    assert all(0 < line["sampling/staleness"] <= 1 for line in metrics(run)[1:])
+    assert all(0 < line["sampling/staleness"] <= 1 for line in metrics_of(run)[1:])
     assert len(run.rows(ROLLOUT)) == 3 * 16
 
 

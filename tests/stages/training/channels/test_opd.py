@@ -160,8 +160,7 @@ def test_neither_order_nor_padding_changes_the_loss(form: str) -> None:
         loss = channel(form=form).loss(taught(given, model)).loss
         loss.backward()
         found.append((loss.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
 
 
 def test_a_teacher_teaches_the_tasks_that_match() -> None:
