@@ -129,8 +129,8 @@ def test_a_chain_of_answers_that_name_each_other_is_dropped(tmp_path: Path) -> N
 
 def test_a_long_chain_of_lines_takes_no_recursion(tmp_path: Path) -> None:
     lines = [user("0", None, "Go.")]
-    lines += [{"type": "progress", "uuid": str(n), "parentUuid": str(n - 1), "sessionId": "s"} for n in range(1, 5000)]
-    (rollout,), _, _ = read(jsonl(tmp_path / "a.jsonl", *lines, says("a", "4999", "m", text("x"))))
+    lines += [{"type": "progress", "uuid": str(n), "parentUuid": str(n - 1), "sessionId": "s"} for n in range(1, 2000)]
+    (rollout,), _, _ = read(jsonl(tmp_path / "a.jsonl", *lines, says("a", "1999", "m", text("x"))))
     assert rollout.opening == [{"role": "user", "content": "Go."}]
 
 

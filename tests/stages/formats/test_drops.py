@@ -16,18 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.transcripts import (
-    INSTANCE,
-    PATCH,
-    assistant,
-    document,
-    imported,
-    jsonl,
-    prediction,
-    read,
-    submitted,
-    user,
-)
+from support.transcripts import INSTANCE, PATCH, assistant, document, imported, jsonl, prediction, read, submitted, user
 
 from composer_stages import export
 from composer_stages.errors import BadInput

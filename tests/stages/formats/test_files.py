@@ -52,10 +52,7 @@ SAMPLE = f'{{"id": 1, "epoch": 1, "messages": [], "x": {DEEP}}}'
         (lambda to: jsonl(to / "a.jsonl", GOOD, f'{{"info": {DEEP}}}'), "too_deep"),
         (lambda to: jsonl(to / "a.jsonl.gz", GOOD, f'{{"info": {DEEP}}}'), "too_deep"),
         (lambda to: jsonl(to / "a.json", f'{{"version": 2, "samples": [{SAMPLE}]}}'), "too_deep"),
-        (
-            lambda to: jsonl(to / "a.jsonl", GOOD | {"completion": [CALL]}),
-            "too_deep",
-        ),
+        (lambda to: jsonl(to / "a.jsonl", GOOD | {"completion": [CALL]}), "too_deep"),
         (lambda to: eval_archive(to / "a.eval", "samples/1.json"), "damaged_record"),
         (lambda to: eval_archive(to / "a.eval", "header.json"), "damaged_record"),
     ],
