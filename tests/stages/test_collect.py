@@ -115,11 +115,9 @@ def test_what_a_free_server_answered_is_of_its_run_alone(tmp_path: Path, how: di
 
 
 def test_a_plan_says_what_limits_a_rollout_and_what_goes_on_at_once() -> None:
-    config = collect.Config(
-        policy={"model": "m", "base_url": "http://127.0.0.1:1/v1"},
-        limits={"wall_s": 600, "context_tokens": 32_000, "cost_usd": 0.5},
-        history="last 5",
-    )
+    policy = {"model": "m", "base_url": "http://127.0.0.1:1/v1"}
+    limits = {"wall_s": 600, "context_tokens": 32_000, "cost_usd": 0.5}
+    config = collect.Config(policy=policy, limits=limits, history="last 5")
     notes = ", ".join(collect.plan(Inputs({}), config).notes)
     assert all(limit in notes for limit in ("8 steps", "600 s", "32,000 tokens", "0.5 USD", "last 5"))
     assert "64 rollouts, 8 commands and 4 gradings at once" in notes

@@ -37,11 +37,9 @@ def rollouts(artifacts: Path) -> Run:
     ]
     plain = [{"role": "user", "content": "Which ship?"}, *conversation[1:]]
     tools = [{"type": "function", "function": SEARCH}]
-    rows = [
-        {"messages": conversation, "task_id": "boat", "reward": 1.0, "tools": tools},
-        {"messages": plain, "task_id": "ship", "reward": 0.0},
-    ]
-    return imported(artifacts, jsonl(artifacts / "rows.jsonl", *rows))
+    boat = {"messages": conversation, "task_id": "boat", "reward": 1.0, "tools": tools}
+    ship = {"messages": plain, "task_id": "ship", "reward": 0.0}
+    return imported(artifacts, jsonl(artifacts / "rows.jsonl", boat, ship))
 
 
 def replay(root: Path, rollouts: Run, url: str, **more: Any) -> Run:
