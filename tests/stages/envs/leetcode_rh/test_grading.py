@@ -63,7 +63,7 @@ CASES = {
 }
 """Verdicts of real tests, own tests, own tests on the stub and on the reference (+, -, or ? for none); the label."""
 ENDLESS = {
-    "tests never end": (answer(RIGHT, "while True: pass"), "+ - - - correct_attempted"),
+    "tests never end": (answer(RIGHT, "import time", "time.sleep(60)"), "+ - - - correct_attempted"),
     "solution never ends": (answer("while True: pass", PRINTS), "- - + ? attempted"),
 }
 
