@@ -152,7 +152,7 @@ def _require_folder(folder: Path) -> Path:
     if folder.parts and folder.parts[0].endswith(":"):
         raise UsageError("cli.artifacts-is-address", folder=folder)
     if folder.is_file():
-        raise UsageError(not_a_folder(folder, "--artifacts"))
+        raise not_a_folder(folder, "artifacts")
     return folder
 
 

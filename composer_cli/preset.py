@@ -217,7 +217,10 @@ def configure_preset(
             built = load_stage(entry.stage).inherit(built, as_recorded)
             load_stage(entry.stage).check_reads(built, reads)
         except UsageError as error:
-            raise UsageError(f"{entry.title}: {error}" if entry.title != entry.stage else str(error)) from None
+            refusal = Sentence(error.code, **error.values)
+            if entry.title == entry.stage:
+                raise UsageError(refusal) from None
+            raise UsageError("cli.entry-refused", entry=entry.title, refusal=refusal) from None
         # Not `identity`, which reads models' folders: those of an executor are on another machine.
         work = (entry.stage, *entry.reads, built.model_dump_json())
         if (first := same.setdefault(work, entry.title)) != entry.title:

@@ -75,9 +75,9 @@ class BadInput(ComposerError):
     exit_code = 4
 
 
-def not_a_folder(path: Path, option: str) -> str:
-    """Return why a file cannot hold runs, and which option names another place."""
-    return f"{path} is a file, not a folder. Choose another place with {option}."
+def not_a_folder(path: Path, *options: str) -> UsageError:
+    """Return the refusal of a file that cannot hold runs, with the options that name another place."""
+    return UsageError("file-instead-of-folder", path=path, options=[words.CallOption(option) for option in options])
 
 
 def refusal(problem: Mapping[str, Any]) -> str:

@@ -180,7 +180,7 @@ def find_folder(stage_folder: Path, label: str, fingerprint: str, out: Path | No
     """Return the folder for a fingerprint and whether it holds a run; `out` is the folder that a user chose, if any."""
     if out is not None:
         if out.exists() and not out.is_dir():
-            raise UsageError(not_a_folder(out, "--out"))
+            raise not_a_folder(out, "out")
         existing = (out / "manifest.json").exists()
         if not existing and out.exists() and any(out.iterdir()):
             raise UsageError("runs.folder-not-empty", out=out)

@@ -443,7 +443,7 @@ def _check_writable(folder: Path) -> None:
             raise  # a full disk is reported as such, not as a folder without permission
         if isinstance(error, (FileExistsError, NotADirectoryError)):
             file = next(path for path in (folder, *folder.parents) if path.exists())
-            raise UsageError(not_a_folder(file, "--artifacts or --out")) from None
+            raise not_a_folder(file, "artifacts", "out") from None
         raise UsageError("runs.folder-not-writable", folder=folder, strerror=error.strerror) from None
 
 

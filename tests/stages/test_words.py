@@ -112,6 +112,13 @@ def test_a_text_of_a_users_environment_is_a_sentence_itself() -> None:
     assert str(BadInput("nowhere.at-all")) == "nowhere.at-all"
 
 
+def test_the_options_of_a_refusal_are_written_for_each_interface() -> None:
+    error = errors.not_a_folder(Path("a/b"), "artifacts", "out")
+    assert str(error) == "a/b is a file, not a folder. Choose another place with --artifacts or --out."
+    error.interface = PYTHON
+    assert str(error).endswith("Choose another place with `artifacts` or `out`.")
+
+
 def test_values_are_no_templates_and_sentences_in_values_are_rendered_too() -> None:
     inner = Sentence("runs.file-missing", path="{{ 7 * 7 }}")
     assert inner == "{{ 7 * 7 }} does not exist." and pickle.loads(pickle.dumps(inner)).filled == inner.filled
