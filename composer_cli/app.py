@@ -75,7 +75,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # of --help and --version; commands have their own
         discard(sys.stdout)
         sys.exit(FAILED)
-    except (OSError, UsageError) as error:
+    except typer.TyperException as error:
+        message = explain_mistake(error, words)
+        if "--json" in words:
+            print_error_json(message, USAGE)
+        say(message)
+        sys.exit(USAGE)
+    except Exception as error:
         if is_output_failure(error):
             discard(sys.stdout)
         sentence, code = sentence_and_code(error)
@@ -83,12 +89,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print_error_json(sentence, code)
         say(sentence)
         sys.exit(code)
-    except typer.TyperException as error:
-        message = explain_mistake(error, words)
-        if "--json" in words:
-            print_error_json(message, USAGE)
-        say(message)
-        sys.exit(USAGE)
 
 
 def require_working_folder() -> None:

@@ -29,7 +29,7 @@ from multiprocessing.process import BaseProcess
 from composer_cli.call import Arguments, StageJob, announce_start, ending
 from composer_cli.console import Console, Listener, Watch
 from composer_stages.backends import devices, resources
-from composer_stages.errors import ComposerError
+from composer_stages.errors import Breakdown, ComposerError
 from composer_stages.runs import runner
 from composer_stages.runs.runner import Result
 from composer_stages.runs.stage import load_stage
@@ -232,7 +232,7 @@ def _receive(worker: StageProcess) -> Result | BaseException | None:
     except EOFError:
         worker.process.join()
         code = worker.process.exitcode
-        return ComposerError("cli.entry-died", title=worker.job.title, exit_code=code)
+        return Breakdown("cli.entry-died", title=worker.job.title, exit_code=code)
     if not isinstance(message, tuple):
         return message
     worker.ready = True

@@ -19,12 +19,12 @@ from typing import Any, TextIO
 import orjson
 import typer
 
-from composer_stages.errors import ComposerError, UsageError
+from composer_stages.errors import Breakdown, ComposerError, UsageError
 from composer_stages.layout import STEERING, WORD, escape_control_characters, folded, width
 from composer_stages.redaction import redacted
 from composer_stages.words import Sentence
 
-FAILED, USAGE = 1, 2
+FAILED, USAGE = Breakdown.exit_code, UsageError.exit_code
 """Exit codes that no exception carries itself."""
 TRAIN = {
     *("torch", "transformers", "tokenizers", "datasets", "huggingface_hub", "trl", "accelerate", "peft"),
@@ -205,8 +205,8 @@ def sentence_and_code(error: BaseException, *, resumes: bool = False) -> tuple[s
 
     resumes: whether the command is that of a run, which goes on with --resume.
 
-    The codes: 1 failed, 2 usage or refusal, 3 incomplete but saved, or a server that does not answer, 4 bad input;
-    129 SIGHUP, 130 Ctrl-C, 143 SIGTERM.
+    The codes: 1 failed, 2 usage or refusal, 3 incomplete but saved, or a server that does not answer, 4 bad input, 5 an
+    error that nobody foresaw, or a machine without space or memory; 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM.
     """
     from composer_stages.stopping import Interrupted
 

@@ -101,6 +101,15 @@ def refusal(problem: Mapping[str, Any]) -> str:
     return str(problem["msg"]).removeprefix("Value error, ").replace("Input should", "it should")
 
 
+class Breakdown(ComposerError):
+    """The machine or Composer itself failed (a full disk, no memory, an error that nobody foresaw): exit code 5.
+
+    No verdict has this code: 1 may also mean "worse".
+    """
+
+    exit_code = 5
+
+
 class InfrastructureError(ComposerError):
     """Something around the work broke (server, sandbox, network, engine): exit code 3, for it may work later.
 

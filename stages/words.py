@@ -2,8 +2,8 @@
 
 A code names a sentence: `runs.run-damaged` is the entry `run-damaged` of `stages/runs/words.toml`, `cli.` and `python.`
 stand for the words of `composer_cli` and `composer_post_training`, and a code without a dot is in `stages/words.toml`.
-The tables of a file are the classes of errors (`[usage]`, `[input]`, `[infrastructure]`, `[incomplete]`, `[failed]`),
-and `[remark]` for sentences that end nothing. Templates are Jinja's; line breaks in them count as spaces.
+The tables of a file are the classes of errors (`[usage]`, `[input]`, `[infrastructure]`, `[incomplete]`, `[failed]`,
+`[breakdown]`), and `[remark]` for sentences that end nothing. Templates are of Jinja; line breaks count as spaces.
 
 A template writes what a user is to do as `option("resume")`, `setting("weights.dpo", 0.1)`, `command("status")` or
 `from_run("RUN")`, which the command line and Python render in their own way: `--resume` and `resume=True`.

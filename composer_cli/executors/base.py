@@ -30,6 +30,7 @@ EXIT_CODES = {
     2: "it was refused",
     3: "incomplete but saved, as where a server does not answer, or a verdict without enough data",
     4: "an input is missing, damaged or of another kind",
+    5: "Composer or its machine failed: an unforeseen error, a full disk, no memory",
 }
 
 EXECUTORS = Registry[str](

@@ -33,7 +33,7 @@ from filelock import FileLock, Timeout
 
 from composer_stages.backends import devices, ranks
 from composer_stages.backends.engine import Engine, find_engine
-from composer_stages.errors import BadInput, ComposerError, Incomplete, UsageError, not_a_folder
+from composer_stages.errors import BadInput, Breakdown, ComposerError, Incomplete, UsageError, not_a_folder
 from composer_stages.layout import escape_control_characters, shortened
 from composer_stages.runs import ledger, store
 from composer_stages.runs.activity import on_activity
@@ -468,7 +468,7 @@ def _point_latest(folder: Path, stage_folder: Path) -> None:
     except OSError as error:
         if full := _disk_full(error, folder):
             raise full from None
-        raise ComposerError(
+        raise Breakdown(
             "runs.latest-is-no-link", folder=folder, stage_folder=stage_folder / "latest", strerror=error.strerror
         ) from None
 
@@ -637,9 +637,9 @@ def _broken_off(error: OSError, out: RunWriter) -> ComposerError | None:
         return None
     where, why = error.filename or out.path, error.strerror
     if not out.path.is_dir():
-        return ComposerError("runs.run-deleted", out_path=out.path, where=where, why=why)
+        return Breakdown("runs.run-deleted", out_path=out.path, where=where, why=why)
     mend = "Raise `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else "Check the path and its permissions"
-    return ComposerError("runs.file-failed", where=where, why=why, out_path=out.path, mend=mend)
+    return Breakdown("runs.file-failed", where=where, why=why, out_path=out.path, mend=mend)
 
 
 @contextmanager
@@ -661,6 +661,6 @@ def _disk_full(error: BaseException, folder: Path) -> ComposerError | None:
         )
         if is_full or (not isinstance(cause, ComposerError) and any(words in str(cause) for words in FULL_WORDS)):
             first = (str(cause).splitlines() or [""])[0].rstrip(".")  # torch adds a trace of its C++ functions
-            return ComposerError("runs.disk-full", first=first, folder=folder)
+            return Breakdown("runs.disk-full", first=first, folder=folder)
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return None

@@ -4,11 +4,16 @@ A row is a mistake that takes another branch of the code, or one that was report
 value or the remedy.
 """
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
+
+from composer_cli.printing import reporting_errors
+from composer_stages.errors import Breakdown
 
 URL = "policy.base_url=http://127.0.0.1:9/v1"
 COLLECT = ["collect", "--policy", "m", "-s", URL, "-s", "policy.max_attempts=1"]
@@ -270,3 +275,19 @@ def test_a_failure_is_json_where_json_is_asked_for(run_command, words):
     code, out, err = run_command(*words, "--json")
     told = json.loads(out)
     assert told["exit_code"] == code and told["error"] and err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ZeroDivisionError("x"),
+        MemoryError(),
+        OSError(errno.ENOSPC, "full"),
+        Breakdown("runs.disk-full", first="x", folder="y"),
+    ],
+)
+def test_what_broke_is_no_verdict(error: Exception) -> None:
+    """Its exit code is 5 wherever it is raised: 1 would also say that B is worse."""
+    with pytest.raises(typer.Exit) as ended, reporting_errors():
+        raise error
+    assert ended.value.exit_code == 5

@@ -26,7 +26,7 @@ WORDS = [["status"], ["status", "--json"], ["show", "collect"], ["query", "selec
 def test_a_full_stdout_is_one_sentence(made, run):
     for words in WORDS if run == "here" else WORDS[:1]:
         done = call(made, *words, stdout="/dev/full") if run == "here" else shell(made, words, ">/dev/full")
-        assert done.returncode == 1 and "The output cannot be written" in done.stderr, words
+        assert done.returncode == 5 and "The output cannot be written" in done.stderr, words
         assert "No space left" in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
@@ -48,7 +48,7 @@ def test_a_limit_on_the_size_of_files_is_one_sentence_and_nothing_is_lost(server
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a limit would cut off files of bytecode
     with file_size_limit(num_kib * 1024):
         done = call(tmp_path, *words)
-    assert done.returncode == 1 and "The disk is full or cannot be written" in done.stderr, done.stderr
+    assert done.returncode == 5 and "The disk is full or cannot be written" in done.stderr, done.stderr
     assert "ulimit -f" in done.stderr and "Traceback" not in done.stderr
     resumed = call(tmp_path, *words, "--resume")
     assert resumed.returncode == 0, resumed.stderr

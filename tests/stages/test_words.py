@@ -21,6 +21,7 @@ TABLES = {
     "incomplete": errors.Incomplete,
     "infrastructure": errors.InfrastructureError,
     "failed": ComposerError,
+    "breakdown": errors.Breakdown,
     "remark": Sentence,
 }
 FUNCTIONS = {"option", "setting", "command", "stage_command", "from_run", "did_you_mean"}

@@ -14,6 +14,7 @@ CLASSES = {
     "incomplete": errors.Incomplete,
     "infrastructure": errors.InfrastructureError,
     "failed": errors.ComposerError,
+    "breakdown": errors.Breakdown,
 }
 
 
