@@ -38,7 +38,7 @@ from composer_stages.envs.base import (
     TurnFault as TurnFault,
     Work as Work,
 )
-from composer_stages.messages import Message as Message
+from composer_stages.messages import Message as Message, answer_text as answer_text
 from composer_stages.terms import Ground as Ground, SamplingUnit as SamplingUnit
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 
 from composer_stages.envs.base import Grade, Observation, Split, Task
 from composer_stages.envs.task_table import TooManyTasks
-from composer_stages.messages import Message
+from composer_stages.messages import Message, answer_text
 from composer_stages.terms import Ground
 
 
@@ -95,8 +95,9 @@ class AnsweredEnv(ABC):
 
     def step(self, text: str) -> Observation:
         """Record the answer and end the rollout; the observation of a wrong answer gives the right one."""
-        self._answer, self._reward = text, self.score(text, self._question)
-        return Observation("" if self._reward >= 1 else self.correction(text, self._question), stop="answered")
+        answer = answer_text(text)
+        self._answer, self._reward = answer, self.score(answer, self._question)
+        return Observation("" if self._reward >= 1 else self.correction(answer, self._question), stop="answered")
 
     def grade(self) -> Grade:
         """Grade the answer by its score, which is computed once an answer: it may execute something."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from composer_stages.envs.base import Observation, TurnFault
 from composer_stages.errors import Refusal
+from composer_stages.messages import answer_text
 from composer_stages.sandbox import CommandResult
 from composer_stages.words import Sentence
 
@@ -50,7 +51,8 @@ class ActionError(Refusal, ValueError):
 
 
 def parse_bash(text: str) -> str:
-    """Return the command of the only ```bash block of a message; raise ActionError for none or several."""
+    """Return the command of the only ```bash block of an answer; raise ActionError for none or several."""
+    text = answer_text(text)
     commands = CLOSED.findall(text)
     if OPENED.search(CLOSED.sub("", text)):
         raise ActionError("envs.bash-block-unclosed")

@@ -7,7 +7,7 @@ from typing import Any
 
 from composer_stages import json_text
 from composer_stages.formats.base import ImportedTurn
-from composer_stages.messages import OMITTED, Message, MessageParts, ToolCall, write
+from composer_stages.messages import OMITTED, Message, MessageParts, ToolCall, thought_of, write
 
 ROLES = {
     "developer": "system",
@@ -35,13 +35,9 @@ def spoken(raw: Mapping[str, Any]) -> MessageParts:
     parts = raw["content"] if isinstance(raw.get("content"), list) else []
     typed = [(str(part.get("type", "")) if isinstance(part, Mapping) else "", part) for part in parts]
     # vLLM and DeepSeek write `reasoning_content`, OpenRouter `reasoning`; Anthropic and Inspect write content parts.
-    reasoning = [raw.get("reasoning_content") or raw.get("reasoning")]
-    reasoning += [
-        part.get("reasoning") or part.get("thinking") or part.get("summary")
-        for kind, part in typed
-        if kind in ("reasoning", "thinking")
-    ]
-    visible = [part for kind, part in typed if kind not in ("reasoning", "thinking", "redacted_thinking", "tool_use")]
+    reasoning = [raw.get("reasoning_content") or raw.get("reasoning") or raw.get("thinking")]
+    reasoning += map(thought_of, parts)
+    visible = [part for kind, part in typed if kind != "tool_use" and thought_of(part) is None]
     calls = [call(part) for kind, part in typed if kind == "tool_use" and "input" in part]
     calls += [call(item) for item in raw.get("tool_calls") or []]
     # OpenAI's form before tools: one call a message.

@@ -28,8 +28,6 @@ from composer_stages.envs.bash import ActionError, parse_bash, same_observation
 from composer_stages.errors import InfrastructureError
 from composer_stages.messages import ToolCall
 
-NO_THOUGHT = re.compile(r"^\s*<think>\s*</think>")
-"""The empty reasoning block that some chat templates insert."""
 PLAIN = re.compile(r"[a-zA-Z0-9_@%+=:,./\- \t]*")
 """Words that need no shell quotes, and blanks."""
 SHELL_ARGUMENTS = ("command", "cmd")
@@ -154,7 +152,7 @@ form = lru_cache(65_536)(canonical)
 @lru_cache(65_536)
 def text_form(action: str) -> str:
     """Return the canonical form of a text action, such as a program: without reasoning and outer blanks."""
-    return f"says: {NO_THOUGHT.sub('', messages.read(action).content).strip()}"
+    return f"says: {messages.answer_text(action).strip()}"
 
 
 def canonical_command(command: str) -> str:
@@ -192,7 +190,7 @@ def _canonical_value(value: Any) -> Any:
 
 def canonical_answer(action: str) -> str:
     """Return the form of an action without a command or tool call: its text without reasoning, blanks normalised."""
-    return "says: " + " ".join(NO_THOUGHT.sub("", messages.read(action).content).split())
+    return "says: " + " ".join(messages.answer_text(action).split())
 
 
 class NotReproducible(Exception):

@@ -11,11 +11,22 @@ was.
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
 from composer_stages import json_text
-from composer_stages.messages import DECODER, UNREADABLE, Message, MessageParts, ToolCall, is_object, read, write
+from composer_stages.messages import (
+    DECODER,
+    UNREADABLE,
+    Message,
+    MessageParts,
+    ToolCall,
+    is_object,
+    read,
+    split_thoughts,
+    write,
+)
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """What servers take as the name of a function."""
@@ -83,12 +94,22 @@ END = re.compile(r"(<\|(?:im_end|eot_id|eom_id|end_of_text|return|call|end)\|>|<
 
 
 def normalise_calls(form: str, text: str) -> str:
-    """Return an answer in a family's format as `messages.write` writes it; other forms change nothing."""
+    """Return an answer in a family's format as `messages.write` writes it; other forms change nothing.
+
+    What looks like a call in a thought is none.
+    """
     reader = FORMATS.get(form)
     if reader is None:
         return text
+    written = END.sub("", text)
+    if reader is gpt_oss:
+        parts = gpt_oss(written)
+    else:
+        answer, thoughts = split_thoughts(written)
+        parts = reader(answer)
+        parts = replace(parts, reasoning="\n".join(thoughts) or None) if parts.calls else MessageParts(written)
     # JSON can spell half of a surrogate pair, which no file can keep.
-    return write(reader(END.sub("", text))).encode(errors="replace").decode()
+    return write(parts).encode(errors="replace").decode()
 
 
 def qwen3(text: str) -> MessageParts:
@@ -148,11 +169,13 @@ def deepseek(text: str) -> MessageParts:
 
 def gpt_oss(text: str) -> MessageParts:
     """Read harmony's messages: analysis is reasoning, one `to=functions.NAME` is a call, everything else is content."""
-    reasoning, content, calls = [], [], []
-    for part in re.split(r"<\|start\|>|<\|end\|>|<\|call\|>|<\|return\|>", text):
+    reasoning, content, calls = list[str](), list[str](), list[ToolCall]()
+    for number, part in enumerate(re.split(r"<\|start\|>|<\|end\|>|<\|call\|>|<\|return\|>", text)):
         header, mark, body = part.partition("<|message|>")
         if not mark:
-            content += [part] if part.strip() not in ("", "assistant") else []
+            # What comes before the first header belongs to the one that the template wrote: analysis.
+            opened = reasoning if number == 0 and "<|message|>" in text else content
+            opened += [part] if part.strip() not in ("", "assistant") else []
         elif to := re.search(r"to=(?:functions\.)?([^\s<]+)", header):
             calls.append(ToolCall(to[1], body.strip()))
         elif "<|channel|>analysis" in header:

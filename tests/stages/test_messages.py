@@ -1,12 +1,13 @@
-"""Tool calls in the text of an action."""
+"""Thoughts and tool calls in the text of an action."""
 
 import json
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from composer_stages.messages import MessageParts, ToolCall, is_object, read, write
+from composer_stages.messages import MessageParts, ToolCall, is_object, read, split_thoughts, thought_of, write
 from composer_stages.pairs.actions import canonical_call
+from composer_stages.policy.tool_calls import normalise_calls
 
 TEXT = st.text(alphabet='ab \n<>/{}"\\tool_calhink:,é', max_size=40)
 
@@ -70,3 +71,87 @@ def test_a_deeply_nested_object_is_text() -> None:
 
 def test_is_object_accepts_only_a_single_object() -> None:
     assert is_object('{"a": {"b": []}}') and not is_object('{"a": 1} ') and not is_object("{") and not is_object("3")
+
+
+DRAFT, ANSWER = "```bash\nrm -rf x\n```", "```bash\nls\n```"
+HARMONY = "<|start|>assistant<|channel|>"
+ONE_THOUGHT = {
+    "think": f"<think>\n{DRAFT}\n</think>\n\n{ANSWER}",
+    "opened by the template": f"{DRAFT}\n</think>\n\n{ANSWER}",
+    "opened by the template, a block open": f"```bash\nrm -rf x\n</think>\n\n{ANSWER}",
+    "another tag": f"<Thought>{DRAFT}</Thought>{ANSWER}",
+    "reasoning": f"<reasoning>\n{DRAFT}\n</reasoning>\n{ANSWER}",
+    "Seed-OSS": f"<seed:think>{DRAFT}</seed:think>{ANSWER}",
+    "Magistral": f"[THINK]{DRAFT}[/THINK]{ANSWER}",
+    "Magistral, opened": f"{DRAFT}[/THINK]{ANSWER}",
+    "Command A": f"<|START_THINKING|>{DRAFT}<|END_THINKING|><|START_RESPONSE|>{ANSWER}<|END_RESPONSE|>",
+    "OpenThinker": f"<|begin_of_thought|>{DRAFT}<|end_of_thought|>\n\n<|begin_of_solution|>{ANSWER}<|end_of_solution|>",
+    "Kimi": f"◁think▷{DRAFT}◁/think▷{ANSWER}",
+    "Gemma 4": f"<|channel>thought\n{DRAFT}<channel|>{ANSWER}",
+    "Apertus": f"<|inner_prefix|>{DRAFT}<|inner_suffix|>{ANSWER}",
+    "Granite": f"Here is my thought process:\n{DRAFT}\nHere is my response:\n{ANSWER}",
+    "GPT-OSS": f"<|channel|>analysis<|message|>{DRAFT}<|end|>{HARMONY}final<|message|>{ANSWER}<|return|>",
+    "GPT-OSS, opened": f"{DRAFT}<|end|>{HARMONY}final<|message|>{ANSWER}",
+    "Muse": f"to=self<|message|>{DRAFT}<|eom|><|start|>assistant to=user<|message|>{ANSWER}<|eot|>",
+    "the tag twice": f"<think>a</think>{DRAFT}</think>{ANSWER}",
+    "a quoted mark in the thought": f"<think>\nNot '</think>' yet. {DRAFT}\n</think>{ANSWER}",
+}
+
+
+@pytest.mark.parametrize("text", ONE_THOUGHT.values(), ids=ONE_THOUGHT)
+def test_an_answer_is_what_follows_a_thought(text: str) -> None:
+    answer, [thought] = split_thoughts(text)
+    assert answer.strip() == ANSWER and "rm -rf x" in thought
+
+
+def test_thoughts_may_be_several_or_have_no_answer() -> None:
+    assert split_thoughts("<think>a</think>b\n<think>c</think>d") == ("b\nd", ["a", "c"])
+    assert split_thoughts(f"<think>\n{DRAFT}") == ("", [DRAFT])
+    plan = f"<|channel|>analysis<|message|>a<|end|>{HARMONY}commentary<|message|>b<|end|>{HARMONY}final<|message|>c"
+    assert split_thoughts(plan) == ("b\nc", ["a"])
+    assert split_thoughts("<|channel|>final<|message|>c<|return|>") == ("c", [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ANSWER,
+        "```python\nreturn text.split('</think>')[-1]\n```",
+        "```bash\ncat > chat.jinja <<'EOF'\n<think>\n{{ thought }}\n</think>\nEOF\n```",
+        'I write it.\n<tool_call>\n{"name": "w", "arguments": {"text": "<think>a</think> b"}}\n</tool_call>',
+        "A thought stands between `<think>` and `</think>`.",
+        "Models that write <think> think. 5",
+        "`<|channel|>analysis` is GPT-OSS's.",
+        "  5\n",
+    ],
+)
+def test_an_answer_about_thoughts_has_none(text: str) -> None:
+    assert split_thoughts(text) == (text, [])
+
+
+def test_a_call_in_a_thought_is_none() -> None:
+    draft, call = (write(MessageParts("", (ToolCall(name, "{}"),))) for name in ("rm", "ls"))
+    for text in (f"<think>\n{draft}", f"<think>\n{draft}\n</think>\n\nNo.", f"{draft}\n</think>\n\nNo."):
+        assert read(text).calls == read(normalise_calls("qwen3", text)).calls == ()
+    for form, text in {
+        "qwen3": f"{draft}\n</think>\n\n{call}",
+        "mistral": "[THINK][TOOL_CALLS]rm[ARGS]{}[/THINK][TOOL_CALLS]ls[ARGS]{}",
+        "gpt-oss": f"I may call rm<|end|>{HARMONY}commentary to=functions.ls<|message|>{{}}<|call|>",
+    }.items():
+        parts = read(normalise_calls(form, text))
+        assert [made.name for made in parts.calls] == ["ls"] and "rm" in (parts.reasoning or "") and not parts.content
+    assert [made.name for made in read(f"{draft}\n</think>\n\n{call}").calls] == ["ls"]
+
+
+def test_parts_of_a_message_are_thoughts_by_their_kind() -> None:
+    parts = [
+        {"type": "thinking", "thinking": "a", "signature": "s"},
+        {"type": "thinking", "thinking": [{"type": "text", "text": "a"}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a"}]},
+        {"type": "reasoning.text", "text": "a"},
+        {"text": "a", "thought": True},
+        {"type": "redacted_thinking", "data": "xyz"},
+        {"type": "text", "text": "a"},
+        "a",
+    ]
+    assert [thought_of(part) for part in parts] == ["a", "a", "a", "a", "a", "", None, None]

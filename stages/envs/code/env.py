@@ -31,7 +31,7 @@ from composer_stages.envs.code.rows import INSTRUCTION, CodeProblem, CodeProblem
 from composer_stages.envs.task_table import TooManyTasks
 from composer_stages.errors import InfrastructureError, UsageError
 from composer_stages.json_text import exact, restored
-from composer_stages.messages import Message
+from composer_stages.messages import Message, answer_text
 from composer_stages.runs import store
 from composer_stages.sandbox import Answer, Answers, Call, Limits, judge
 from composer_stages.terms import SAMPLING_UNITS, Ground
@@ -54,6 +54,7 @@ def find_code(text: str, function: str) -> str | None:
 
     The last block may lack its end. None where there is none.
     """
+    text = answer_text(text)
     return next((code for code in [*BLOCK.findall(text), text] if _defines(code, function)), None)
 
 

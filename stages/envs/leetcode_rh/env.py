@@ -22,7 +22,7 @@ from composer_stages.envs.leetcode_rh import grading
 from composer_stages.envs.leetcode_rh.grading import AnswerVerdict, Assertion, CodeAnswer, Submission, grade_all
 from composer_stages.envs.task_table import TooManyTasks, read_rows
 from composer_stages.errors import BadInput, InfrastructureError, UsageError
-from composer_stages.messages import Message
+from composer_stages.messages import Message, answer_text
 from composer_stages.terms import Ground
 
 METHOD = re.compile(r"method of the class Solution called (\w+)")
@@ -171,7 +171,7 @@ class LeetcodeRhEnv:
 
     def step(self, text: str) -> Observation:
         """Record the answer and end the rollout; nothing is executed before it is graded."""
-        self._answer = CodeAnswer(text)
+        self._answer = CodeAnswer(answer_text(text))
         error = None if self._answer.code else "The answer holds no ```python block."
         return Observation(error or "", parse_error=error, stop="answered")
 

@@ -6,7 +6,6 @@ scored again behind an opening message that shows a successful rollout of its gr
 own teacher behind the hint, and `HintedRows` is what the channel's loss gets.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from composer_stages.envs.base import Environment, HintsAnswers, ReportsFaults, 
 from composer_stages.errors import UsageError
 from composer_stages.losses.distillation import Taught, divergence_sum, importance_weights, update_average
 from composer_stages.losses.tokens import Predictors
-from composer_stages.messages import Message, following_ids, opening_ids
+from composer_stages.messages import Message, answer_text, following_ids, opening_ids
 from composer_stages.policy import ask_all, open_policy
 from composer_stages.policy.base import Policy, Turn
 from composer_stages.rollouts.agent_loop import LiveRollout
@@ -152,7 +151,6 @@ def hinted_turn(tokenizer: Any, rollout: LiveRollout, hint: Hint) -> HintedTurn:
 # numbers of verl/trainer/config/actor/actor.yaml; feedback is left to the other sources of hints.
 
 TEMPLATE = "{prompt}\nCorrect solution:\n\n{demonstration}\n\nCorrectly solve the original question."
-THINKING = re.compile(r"<think>.*?</think>", re.DOTALL)
 LONGEST_PROMPT = 10_240
 """Tokens of the prompt with the demonstration, which is cut to fit, as upstream's `max_reprompt_len`."""
 
@@ -182,7 +180,7 @@ def reprompted(rollouts: Sequence[LiveRollout], tokenizer: Any, success_reward: 
             answers = demonstration.messages[
                 demonstration.steps[0].num_messages :
             ]  # all after the opening, without thoughts
-            text = "\n\n".join(THINKING.sub("", message["content"]).strip() for message in answers)
+            text = "\n\n".join(answer_text(message["content"]).strip() for message in answers)
             opening = rollout.messages[: rollout.steps[0].num_messages]
             prompt, text = _with_demonstration(tokenizer, opening, text)
             row = HintedTurn(sampled.tree, Tree(prompt, sampled.tree.branches), sampled.mask, sampled.logprobs)

@@ -85,7 +85,7 @@ def test_only_real_tests_pay_without_the_loophole(folder: Path) -> None:
 def test_grade_of_missing_answers_and_of_a_failed_disk(env: LeetcodeRhEnv) -> None:
     env.reset(env.tasks("train", 1, seed=0)[0])
     assert (env.grade().reward, env.grade().error_type) == (0.0, None)
-    seen = env.step("no")
+    seen = env.step(f"<think>\n{answer(RIGHT)}\n</think>\n\nno")
     assert seen.parse_error == seen.content == "The answer holds no ```python block."
     env.step(answer(RIGHT))
     with file_size_limit(0):
