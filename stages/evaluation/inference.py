@@ -158,7 +158,11 @@ class SignFlips:
         return None if self.normal else len(self._n_R) - (not self.exact)
 
     def p(self, mean_X: Array, at: Array | slice = slice(None)) -> Array:
-        """Return [X] the two-sided p of the hypothesis that the mean of experiment `at[x]` is `mean_X[x]`; ties count.
+        """Return [X] the two-sided p of the hypothesis that the mean of experiment `at[x]` is `mean_X[x]`.
+
+        Assignments with the observed t count half (mid-p: Lancaster, JASA 1961), as few units that pass or fail have
+        few different t, and a test that counts them whole finds half of what it could. Of all assignments at least the
+        observed one and its mirror image count: five units can never reject at 5 %.
 
         at: numbers of experiments, by default of all.
         """
@@ -172,7 +176,10 @@ class SignFlips:
         error_XR = np.maximum(error_XR, 0, out=error_XR)
         # How often t**2 is at least the observed one, by products: the error of a t can be zero.
         observed_XR, others_XR = top_XR[:, :1] ** 2 * error_XR, top_XR**2 * error_XR[:, :1]
-        share_X: Array = (others_XR >= observed_XR * (1 - TIE) - 1e-12 * squares_X1**2 * total).mean(1)
+        slack_XR = 1e-12 * squares_X1**2 * total
+        least_X = (others_XR >= observed_XR * (1 - TIE) - slack_XR).mean(1)
+        more_X = (others_XR > observed_XR * (1 + TIE) + slack_XR).mean(1)
+        share_X: Array = np.maximum((least_X + more_X) / 2, (1 + self.exact) / others_XR.shape[1])
         return share_X
 
 
@@ -215,19 +222,23 @@ class PairedTest:
         self.num_flipped = len(sizes_U)
         mean_X = d_XT.mean(1)
         squares_X = ((self.flips.sums_XU - sizes_U * mean_X[:, None]) ** 2).sum(1)
-        # The design effect: how much clustering multiplies the variance of independent tasks.
-        bernoulli_X = np.abs(d_XT).sum(1) - d_XT.shape[1] * mean_X**2
+        # The design effect: how much clustering multiplies the variance of independent tasks. Means of several samples
+        # differ by less than one: to the score test they are differences of the size seen, of which there are more.
+        total_X = np.abs(d_XT).sum(1)
+        bernoulli_X = total_X - d_XT.shape[1] * mean_X**2
+        size_X = np.where(total_X > 0, (d_XT**2).sum(1) / np.maximum(total_X, TOLERANCE), 1.0)
         if fixed:
             # Strata of equal outcomes have no spread in the sample, which is no proof that they have none: each counts
             # as if one task differed. Never worse than without strata, where one task more differs over all.
             squares_XH = by_unit((self.flips.sums_XU - mean_X[:, None]) ** 2, unit_T)
-            plain_X = ((d_XT - mean_X[:, None]) ** 2).sum(1) + 1
-            effect_X = np.minimum(np.maximum(squares_XH, 1).sum(1), plain_X) / (bernoulli_X + 1)
+            plain_X = ((d_XT - mean_X[:, None]) ** 2).sum(1) + size_X
+            seen_X = np.minimum(np.maximum(squares_XH, size_X[:, None]).sum(1), plain_X)
         else:
             # One event more, as clustered as the arms' outcomes are: a few differences cannot show how clustered they
             # are.
             arms = sum(design_effect(mean(arm_XST, 1), unit_T) for arm_XST in (treatment_XST, baseline_XST))
-            effect_X = (squares_X + arms / 2) / (bernoulli_X + 1)
+            seen_X = squares_X + size_X * arms / 2
+        effect_X = seen_X / (bernoulli_X + 1)
         # Wins, losses and tasks of the score test, each divided by the design effect.
         self.up_X, self.down_X = (np.clip(side_XT, 0, None).sum(1) / effect_X for side_XT in (d_XT, -d_XT))
         self.tasks_X = d_XT.shape[1] / effect_X

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import special
-from scipy.stats import binomtest, norm, permutation_test, t
+from scipy.stats import binom, binomtest, norm, permutation_test, t, ttest_1samp
 
 from composer_stages.evaluation.design import Design, draw
 from composer_stages.evaluation.difference import Decision, Verdict
@@ -73,7 +73,8 @@ def p_of(test, mean=0.0):
 
 
 def mcnemar(wins, losses):
-    return binomtest(wins, wins + losses).pvalue
+    """McNemar's mid-p: the observed count counts half (Fagerland, Lydersen and Laake 2013)."""
+    return binomtest(wins, wins + losses).pvalue - binom.pmf(wins, wins + losses, 0.5)
 
 
 # Against textbook tests.
@@ -83,7 +84,7 @@ def test_sign_flips_are_mcnemar_where_every_unit_is_one_task():
     assert p_of(flips([1] * 8 + [-1] * 2 + [0] * 2)) == pytest.approx(mcnemar(8, 2), abs=1e-12)
     assert p_of(flips([1] * 30 + [-1] * 14 + [0] * 100)) == pytest.approx(mcnemar(30, 14), abs=0.005)
     # sums 3, 2, 1, -1 of equal units: |sum| >= 5 among the 16 assignments: 7 once, 5 twice, and their negatives
-    assert p_of(flips([3, 2, 1, -1])) == pytest.approx(6 / 16)
+    assert p_of(flips([3, 2, 1, -1])) == pytest.approx((6 / 16 + 2 / 16) / 2)
 
 
 def test_unequal_units_are_studentised_anew_under_every_assignment():
@@ -98,7 +99,9 @@ def test_unequal_units_are_studentised_anew_under_every_assignment():
     for mean in (0.0, 0.1, -0.3):
         rest_U = sums_U - mean * sizes_U
         more = {"permutation_type": "samples", "alternative": "greater", "n_resamples": np.inf, "vectorized": True}
-        expected = permutation_test((rest_U,), studentised, **more).pvalue
+        scipys = permutation_test((rest_U,), studentised, **more)
+        larger = (scipys.null_distribution > scipys.statistic * (1 + 1e-9)).mean()
+        expected = max((scipys.pvalue + larger) / 2, 2 / 2**8)  # the least p of eight units
         assert p_of(flips(sums_U, sizes_U.tolist()), mean) == pytest.approx(expected, abs=1e-12)
 
 
@@ -132,6 +135,12 @@ def test_tangos_score_is_that_of_the_profile_likelihood():
         if abs(10 - 50 * delta) / np.sqrt(50 * (2 * best + delta * (1 - delta))) <= norm.isf(0.025):
             expected.append(delta)
     assert (accepted[0], accepted[-1]) == pytest.approx((expected[0], expected[-1]), abs=6e-4)
+
+
+def test_means_of_several_samples_are_decided_as_by_students_t():
+    """A difference counted as of a whole task would find half as much."""
+    d_T = np.random.default_rng(14).binomial(16, 0.55, 50) / 16 - 0.5
+    assert differing(d_T).p()[0] == pytest.approx(ttest_1samp(d_T, 0).pvalue, rel=0.05)
 
 
 def test_wilson_is_the_textbook_interval():
@@ -216,7 +225,7 @@ def test_below_three_training_seeds_neither_direction_is_of_other_trainings(seed
 
 def test_families_are_seen_where_mcnemar_sees_tasks():
     test = differing([1] * 20 + [0] * 180, ["a"] * 20 + [f"f{task // 20}" for task in range(180)])
-    assert mcnemar(20, 0) < 1e-5 and test.p()[0] == 1 and not test.rejects(0.0)[0]
+    assert mcnemar(20, 0) < 1e-5 and test.p()[0] == 0.5 and not test.rejects(0.0)[0]
 
 
 def test_five_families_are_never_significant_and_six_can_be():

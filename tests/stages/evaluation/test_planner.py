@@ -164,7 +164,7 @@ def test_a_detectable_gain_has_its_power_to_the_point():
 
 def test_units_that_are_too_few_or_all_pass_find_no_gain():
     question = PlanQuestion(TaskModel(), 0.08, 0.8, of_four)
-    assert question.detectable(Design((40,) * 5)) is None and question.detectable(Design((4,) * 6)) is None
+    assert question.detectable(Design((40,) * 5)) is None and question.detectable(Design((1,) * 6)) is None
     assert replace(question, model=TaskModel(pass_rate=0.98, arms_differ=0.03)).detectable(Design((4,) * 20)) is None
 
 
