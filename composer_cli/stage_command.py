@@ -155,7 +155,8 @@ def of_settings(config: Any) -> Declared:
     declared: Declared = {}
     for key, field, mark in marked(config):
         name = key.rpartition(".")[2]
-        kind = next((basic for basic in (bool, int, float) if field.annotation in (basic, basic | None)), str)
+        kind: Any = next((basic for basic in (bool, int, float) if field.annotation in (basic, basic | None)), str)
+        kind = list[str] if get_origin(field.annotation) is tuple else kind
         help_ = mark.help or f"Short for --set {key}={mark.metavar or 'true'}."
         completion = options.complete_environments if name == "env" else None
         option = typer.Option(
@@ -203,7 +204,7 @@ def typed_settings(stage: str, values: Mapping[str, Any]) -> list[dict[str, Any]
     loaded = load_stage(stage)
     short = {key: values.get(key.rpartition(".")[2]) for key, _, _ in settings.options(loaded.config)}
     short |= {loaded.limit_setting: values.get("limit")} if loaded.limit_setting else {}
-    layers = [settings.nested(key, value) for key, value in short.items() if value is not None]
+    layers = [settings.nested(key, value) for key, value in short.items() if value not in (None, [])]
     return [*layers, *map(settings.assignment, values.get("set_") or ())]
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from composer_stages.runs.settings import BASIC, Option, StageConfig
 
@@ -26,6 +26,21 @@ class Config(StageConfig):
     unit: Annotated[str, BASIC, Option("COLUMN")] = ""
     """Tasks that agree in this column (a document, a repository, a family) are no independent evidence: they are
     resampled together."""
+    score: Annotated[
+        tuple[str, ...],
+        BASIC,
+        Option("NAME"),
+        BeforeValidator(lambda names: [names] if isinstance(names, str) else names),
+    ] = ()
+    """The score to compare, where logs hold several (metrics, scorers, filters, columns): one for all sides, or one for
+    each. By default the one that all sides have, if it is one alone."""
+    id: Annotated[str, BASIC, Option("COLUMN[,COLUMN]")] = ""
+    """The columns of a table that identify a task. By default the first of `task_id`, `id` and their like."""
+    scale: Annotated[str, BASIC, Option("LOW,HIGH")] = ""
+    """The lowest and the highest score, where the logs do not declare them: what is missing is counted by it."""
+    unreconciled: Annotated[
+        bool, BASIC, Option(help="Decide although a side differs from what its own program reports.")
+    ] = False
     lower_is_better: Annotated[bool | None, BASIC, Option(help="Lower scores are better, as of errors or a loss.")] = (
         None
     )

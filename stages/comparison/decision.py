@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from composer_stages.comparison import direction
 from composer_stages.comparison.config import Config
 from composer_stages.comparison.logs import ReadLog
-from composer_stages.comparison.sides import TaskMatch, match, sampling
+from composer_stages.comparison.sides import TaskMatch, choose_score, match, sampling
 from composer_stages.comparison.words import describe_reasons
 from composer_stages.errors import BadInput, UsageError
 from composer_stages.evaluation.difference import Decision, Difference, MissingOutcomes, Quantity, Reason, ReasonKind
@@ -175,7 +175,7 @@ class ComparisonRules:
 
 def compare(sides: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa.Table]:
     """Compare every side with the first; returns the result, and the scores of all tasks as a table."""
-    base, *counterparts = sides
+    base, *counterparts = choose_score(sides, config.score)
     matches = [match(base, log) for log in counterparts]
     matched = [base, *(log for log, _ in matches)]
     scores = pa.chunked_array([part for log in matched for part in log.items["score"].drop_null().chunks], pa.float64())
@@ -229,7 +229,7 @@ def compare(sides: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
         rules.fixed,
         lower,
         config.lower_is_better is not None,
-        tuple(sorted({metric.name for log in matched for metric in log.metrics})),
+        tuple(sorted({kind.metric or kind.name for log in matched for kind in log.kinds(log.chosen)})),
     )
     return comparison, tabulate_tasks([pair.outcomes for pair in pairs], span, letters[1:], tables)
 
@@ -464,8 +464,8 @@ def compare_settings(base: ReadLog, second_log: ReadLog) -> list[SettingDifferen
     differences = []
     if base.models != second_log.models and base.models and second_log.models:
         differences.append(SettingDifference("model", ", ".join(base.models), ", ".join(second_log.models)))
-    for name in sorted({*base.facts, *second_log.facts}):
-        first, second = (", ".join(sorted(log.facts.get(name, ()))) for log in (base, second_log))
+    for name in sorted({*base.settings, *second_log.settings}):
+        first, second = (", ".join(sorted(log.settings.get(name, ()))) for log in (base, second_log))
         if first != second:
             digests = name == "system prompt" and bool(first and second)
             differences.append(SettingDifference(name, first, second, digests))

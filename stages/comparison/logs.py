@@ -20,18 +20,25 @@ import pyarrow.json as pjson
 import pyarrow.parquet as pq
 
 from composer_stages import json_text
-from composer_stages.comparison.direction import ScoreMetric
 from composer_stages.errors import BadInput, UsageError
 from composer_stages.evaluation.outcomes import KEPT, PASSED, PRIMARY, num_apart, without_twins
 from composer_stages.formats import files, readers, reading, repeats
-from composer_stages.formats.base import HIGHER_IS_BETTER, METRIC, Drop, Reader, Trajectory
+from composer_stages.formats.base import Drop, Reader, Trajectory
 from composer_stages.formats.files import Source
+from composer_stages.formats.measurement import (
+    MEASURED,
+    NO_SCORE,
+    REWARD,
+    UNCOUNTED,
+    MeasuredLog,
+    ScoreKind,
+    State,
+)
 from composer_stages.formats.messages import first_question
 from composer_stages.formats.reading import FileCount, ReadTrajectory
 from composer_stages.formats.repeats import StoredTables
 from composer_stages.formats.reports import Sidecars
 from composer_stages.formats.swebench import PREDICTIONS
-from composer_stages.layout import shortened
 from composer_stages.runs import catalog, store
 from composer_stages.runs.kinds import EVAL_ITEM, ORIGIN, ROLLOUT
 from composer_stages.runs.run import Run
@@ -43,12 +50,12 @@ ITEM = pa.schema(
         *((name, pa.string()) for name in ("model", "env", "task", "question")),
         ("seed", pa.int64()),
         ("score", pa.float64()),
-        *((name, pa.string()) for name in ("reason", "family", "unit", "place", "pair_set")),
+        *((name, pa.string()) for name in ("reason", "family", "unit", "place", "pair_set", "state")),
+        ("log", pa.int64()),
     ]
 )
-"""One sample. question: a digest of what was asked; reason: why there is no score; place: where the record is;
-pair_set: what the training of the model learnt from."""
-NO_SCORE, CANCELLED = "no score", "cancelled"
+"""One sample. question: a digest of what was asked; score: the chosen one; reason: why there is none; place: where the
+record is; pair_set: what the training of the model learnt from; state: null for scored; log: its number in `logs`."""
 ROLLOUT_PAGE, ID = "rollout/", "?id="
 """The address of a rollout for `composer view`: before the run's name, and before its id, which is not quoted here."""
 TABLES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json")
@@ -76,19 +83,26 @@ DATE = re.compile(r"(20\d\d)-?(0[1-9]|1[0-2])-?([0-3]\d)(?!\d)")
 class ReadLog:
     """The items of one side, and what is known about how they were made.
 
-    facts: by what it is, every value that occurs in the log. notes: sentences about what was left out. sampling: what
-    its tasks were drawn by, None for tasks alone. metrics: those that its scores are of, where it names them.
+    scores: every score of the rows of `items` by its name, of which `scored_by` makes one the score; NaN or null where
+    a row lacks it. weights: of the scores that are aggregated by weight. logs: what was measured. notes: sentences
+    about what was left out. sampling: what its tasks were drawn by, None for tasks alone. chosen: the name of
+    the score.
     """
 
     label: str
     items: pa.Table
     programs: tuple[str, ...]
     date: str = ""
-    facts: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    scores: Mapping[str, pa.ChunkedArray] = field(default_factory=dict)
+    weights: Mapping[str, pa.ChunkedArray] = field(default_factory=dict)
+    logs: tuple[MeasuredLog, ...] = ()
     notes: tuple[str, ...] = ()
     sampling: SamplingUnit | None = None
-    metrics: frozenset[ScoreMetric] = frozenset()
     name: str = ""
+    chosen: str = ""
+    prompts: frozenset[str] = frozenset()
+    """Digests of system prompts."""
+    id_columns: tuple[str, ...] = ()
     digests: tuple[str, ...] = ()
     """Of the files that were given, whose names do not count."""
 
@@ -104,7 +118,57 @@ class ReadLog:
 
     def of_model(self, model: str) -> "ReadLog":
         """Return the items of one model."""
-        return replace(self, items=self.items.filter(pc.equal(self.items["model"], model)), name=model)
+        return replace(self.kept(pc.fill_null(pc.equal(self.items["model"], model), False)), name=model)
+
+    def kept(self, rows: pa.ChunkedArray) -> "ReadLog":
+        """Return the log with some of its rows, by a mask."""
+        columns = ({name: column.filter(rows) for name, column in part.items()} for part in (self.scores, self.weights))
+        scores, weights = columns
+        return replace(self, items=self.items.filter(rows), scores=scores, weights=weights)
+
+    def counted(self, name: str) -> pa.ChunkedArray:
+        """Return one of the scores, null where its sample has no verdict."""
+        states = pa.array([state.value for state in UNCOUNTED])
+        uncounted = pc.fill_null(pc.is_in(self.items["state"], states), False)
+        return pc.if_else(uncounted, None, self.scores[name])
+
+    @property
+    def scored(self) -> list[str]:
+        """Return the names of the scores that any sample has."""
+        return [name for name in self.scores if pc.count(self.counted(name)).as_py()]
+
+    def kinds(self, name: str) -> frozenset[ScoreKind]:
+        """Return what a score is in each of the logs that have it."""
+        at = pc.unique(self.items["log"].filter(pc.is_valid(self.counted(name)))).drop_null().to_pylist()
+        return frozenset(self.logs[number].kind(name) for number in at)
+
+    @property
+    def settings(self) -> dict[str, frozenset[str]]:
+        """Return every value that occurs in the logs of each setting by which logs may be made differently."""
+        values: dict[str, set[str]] = {"system prompt": {*self.prompts}}
+        for log in self.logs:
+            for name, value in {"environment": log.task, "task version": log.task_version, **log.settings}.items():
+                values.setdefault(name, set()).update([value] if value else [])
+        return {name: frozenset(of_name) for name, of_name in values.items() if of_name}
+
+    def scored_by(self, name: str) -> "ReadLog":
+        """Return the log with one of its scores as the score; what measures other things alone is left out."""
+        has_it, has_any = pc.is_valid(self.scores[name]), None
+        for values in self.scores.values():
+            valid = pc.is_valid(values)
+            has_any = valid if has_any is None else pc.or_(has_any, valid)
+        of_log = self.items["log"]
+        with_it = pc.unique(of_log.filter(has_it))
+        other = pc.and_(pc.is_in(of_log, pc.unique(of_log.filter(has_any))), pc.invert(pc.is_in(of_log, with_it)))
+        log, notes = self, self.notes
+        if num := pc.sum(other).as_py():
+            log = self.kept(pc.invert(other))
+            notes = (*notes, Sentence("comparison.other-scores-left-out", samples=num, score=name))
+        items, score = log.items, log.counted(name)
+        reason = pc.if_else(pc.is_valid(score), None, pc.fill_null(items["reason"], NO_SCORE))
+        for column, values in (("score", score), ("reason", reason)):
+            items = items.set_column(items.schema.get_field_index(column), column, values)
+        return replace(log, items=items, notes=notes, chosen=name)
 
 
 def content(path: str) -> list[Any]:
@@ -156,9 +220,9 @@ def read_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
     """Return the items of the files of a program that `import` reads."""
     sidecars = Sidecars(redact=False)  # no text is kept
     detected = reading.detect_formats(list(sources), "auto", sidecars)
-    facts: dict[str, set[str]] = {}
-    drops, programs = Counter[str](), dict[str, None]()
-    samples, metrics = LoggedSamples(path, drops, alone=len(detected) == 1), set[ScoreMetric]()
+    drops, programs, prompts = Counter[str](), dict[str, None](), set[str]()
+    samples, logs = LoggedSamples(path, drops, alone=len(detected) == 1), list[MeasuredLog]()
+    numbers = dict[str, int]()
     # A folder may hold trajectories and the predictions that were made of them, which are the same attempts.
     reader_names = {reader.name for reader in detected.values() if reader}
     only = reader_names - {PREDICTIONS}
@@ -170,14 +234,13 @@ def read_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
             trajectory = record.trajectory
             if number == 0:
                 programs[record.format] = None
-                for fact, value in _facts(trajectory).items():
-                    facts.setdefault(fact, set()).add(value)
-            item = _item(record, unit)
-            samples.add(record, item)
-            if item["score"] is not None:
-                metrics.update(_metric(trajectory.extra))
+                if trajectory.opening and trajectory.opening[0]["role"] == "system":
+                    prompts.add(store.digest(trajectory.opening[0]["content"])[:8])
+            if trajectory.log and numbers.setdefault(trajectory.log.key, len(logs)) == len(logs):
+                logs.append(trajectory.log)
+            samples.add(record, _item(record, unit, numbers))
     counting = samples.counting()
-    rows = {name: [sample.row[name] for sample in counting] for name in ITEM.names}
+    rows = {name: [sample.row.get(name) for sample in counting] for name in ITEM.names}
     broken = Counter(sample.status for sample in counting if sample.status is not None)
     if not rows["task"]:
         first = next((item[1] for item in next(iter(detected)).records() if not isinstance(item, Drop)), None)
@@ -194,11 +257,19 @@ def read_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
         pa.table(rows, schema=ITEM),
         tuple(programs),
         _date(" ".join(source.label for source in detected)),
-        {name: frozenset(values) for name, values in facts.items()},
+        _columns([sample.row["scores"] for sample in counting]),
+        _columns([sample.row["weights"] for sample in counting]),
+        tuple(logs),
         tuple(notes),
-        choose_unit(set(rows["env"]), set(rows["family"])),
-        frozenset(metrics),
+        choose_unit({*map(str, rows["env"])}, {*rows["family"]}),
+        prompts=frozenset(prompts),
     )
+
+
+def _columns(rows: Sequence[Mapping[str, float | None]]) -> dict[str, pa.ChunkedArray]:
+    """Return the values of rows by name, a column each."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: pa.array([row.get(name) for row in rows], pa.float64()) for name in names}
 
 
 @dataclass
@@ -231,9 +302,9 @@ class LoggedSamples:
         acted = "" if self.alone else repeats.acted(trajectory)  # by which one file repeats another
         keys: list[Hashable] = [(trajectory.task_id, repeats.rollout_id(record))]
         earlier = self._known.get(keys[0])
-        if trajectory.own_id is None and trajectory.attempt_at is not None and not self.alone:
+        if trajectory.own_id is None and trajectory.measured.attempt is not None and not self.alone:
             # Older logs give samples no id: a retry holds a finished one as the same actions at the same attempt.
-            keys.append((trajectory.attempt_at, acted))
+            keys.append((trajectory.measured.attempt, acted))
             alike = self._known.get(keys[1])
             earlier = earlier or (alike if alike and alike.path != path else None)
         if earlier:
@@ -241,14 +312,16 @@ class LoggedSamples:
         elif not self.alone and self._tables.find_copy(path, acted):
             self.drops["duplicate"] += 1
         else:
-            self.samples.append(sample := LoggedSample(row, path, trajectory.log_status))
+            self.samples.append(sample := LoggedSample(row, path, _status(trajectory)))
             self._known |= {key: sample for key in keys if key not in self._known}
-            if trajectory.attempt_at is not None:
-                self._attempts.setdefault(trajectory.attempt_at, []).append(sample)
+            if trajectory.measured.attempt is not None:
+                self._attempts.setdefault(trajectory.measured.attempt, []).append(sample)
 
     def _repeat(self, earlier: LoggedSample, row: dict[str, Any], record: ReadTrajectory) -> None:
-        trajectory, scores = record.trajectory, (earlier.row["score"], row["score"])
-        if None not in scores and scores[0] != scores[1]:
+        trajectory, verdicts = record.trajectory, (_verdict(earlier.row), _verdict(row))
+        both = [(first, verdicts[1].get(name)) for name, first in verdicts[0].items()]
+        scores = next(((first, second) for first, second in both if second is not None and first != second), None)
+        if scores:
             raise BadInput(
                 "comparison.sample-with-two-scores",
                 path=self.path,
@@ -261,9 +334,9 @@ class LoggedSamples:
                 same_file=earlier.path == record.origin.path,
             )
         self.drops["duplicate"] += 1
-        if scores[0] is None:
+        if not verdicts[0]:
             earlier.row = row
-        if trajectory.log_status is None:
+        if _status(trajectory) is None:
             earlier.status = None
 
     def counting(self) -> list[LoggedSample]:
@@ -272,9 +345,9 @@ class LoggedSamples:
             id(attempt)
             for attempts in self._attempts.values()
             for number, attempt in enumerate(attempts)
-            if attempt.row["score"] is None
+            if not _verdict(attempt.row)
             and any(
-                later_attempt.path != attempt.path and (later_attempt.row["score"] is not None or later > number)
+                later_attempt.path != attempt.path and (_verdict(later_attempt.row) or later > number)
                 for later, later_attempt in enumerate(attempts)
             )
         }
@@ -292,13 +365,19 @@ def _trajectories(
             yield item
 
 
-def _item(record: ReadTrajectory, unit: str) -> dict[str, Any]:
-    trajectory = record.trajectory
+def _status(trajectory: Trajectory) -> str | None:
+    return trajectory.log.status if trajectory.log else None
+
+
+def _verdict(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the scores of a sample that count."""
+    counts = row["state"] not in UNCOUNTED
+    return {name: value for name, value in row["scores"].items() if value is not None} if counts else {}
+
+
+def _item(record: ReadTrajectory, unit: str, logs: Mapping[str, int]) -> dict[str, Any]:
+    trajectory, measured = record.trajectory, record.trajectory.measured
     question = trajectory.statement or first_question(trajectory.opening)
-    score = None if trajectory.error else trajectory.reward
-    reason = trajectory.error[0] if trajectory.error else None if score is not None else NO_SCORE
-    if trajectory.error and trajectory.error[0] == "error":
-        reason = shortened(_in_words(trajectory.error[1]), 120) or "error"
     family = trajectory.family if trajectory.family and trajectory.family != trajectory.task_id else None
     return {
         "model": trajectory.model or record.origin.sidecars.model,
@@ -306,27 +385,15 @@ def _item(record: ReadTrajectory, unit: str) -> dict[str, Any]:
         "task": trajectory.task_id,
         "question": store.digest(question.split())[:16] if question else None,
         "seed": 0,
-        "score": score,
-        "reason": reason,
+        "scores": measured.scores,
+        "weights": measured.weights,
+        "reason": measured.reason or None,
         "family": family,
         "unit": _column(trajectory, unit) if unit else None,
         "place": f"{record.origin.file}:{record.origin.line}",
-        "pair_set": None,
+        "state": measured.state,
+        "log": logs.get(trajectory.log.key) if trajectory.log else None,
     }
-
-
-def _metric(extra: Mapping[str, Any]) -> list[ScoreMetric]:
-    """Return the metric that a record names as that of its score, none where it names none."""
-    return [ScoreMetric(str(extra[METRIC]), extra.get(HIGHER_IS_BETTER))] if extra.get(METRIC) else []
-
-
-def _in_words(error: str) -> str:
-    r"""Return an error on one line, without the quotes of a `repr`: `RuntimeError("it\'s gone")` has them."""
-    if error.startswith("CancelledError"):
-        return CANCELLED  # what it says is the address of an object
-    quoted = re.match(r"""([\w.]+)\((['"])(.*)\2,?\)$""", error.strip(), re.DOTALL)
-    text = f"{quoted[1]}: {quoted[3]}" if quoted else error
-    return " ".join(text.replace("\\n", " ").replace("\\'", "'").replace('\\"', '"').split())
 
 
 def _column(trajectory: Trajectory, name: str) -> str | None:
@@ -342,15 +409,6 @@ def _column(trajectory: Trajectory, name: str) -> str | None:
         if isinstance(table, Mapping) and table.get(name) is not None:
             return str(table[name])
     return None
-
-
-def _facts(trajectory: Trajectory) -> dict[str, str]:
-    """Return how a rollout was made, in what two logs may differ."""
-    facts = {"environment": trajectory.env}
-    facts |= {name: str(value) for name, value in (trajectory.sampling or {}).items() if value is not None}
-    if trajectory.opening and trajectory.opening[0]["role"] == "system":
-        facts["system prompt"] = store.digest(trajectory.opening[0]["content"])[:8]
-    return facts
 
 
 def _date(text: str) -> str:
@@ -391,14 +449,14 @@ def read_run(run: Run, label: str, unit: str) -> ReadLog:
         units, env = None, rows["env"]
     units = rows[unit] if unit else units
     twins = len(all_rows) - len(rows)
-    score = pc.if_else(pc.is_valid(rows["error_type"]), None, pc.cast(cells["score"], pa.float64()))
+    measured = _measured_rows(run, rows, pc.cast(cells.pop("score"), pa.float64()), f"composer {manifest.stage}")
     columns_of_items = {
         **cells,
         "env": env,
         "task": rows["task_id"],
         "question": pa.nulls(len(rows), pa.string()),
-        "score": score,
-        "reason": pc.if_else(pc.is_valid(score), None, pc.fill_null(rows["error_type"], NO_SCORE)),
+        "score": pa.nulls(len(rows), pa.float64()),
+        **{name: measured.items[name] for name in ("reason", "state", "log")},
         "family": pc.if_else(pc.equal(rows["family"], rows["task_id"]), None, rows["family"]),
         "unit": pa.nulls(len(rows), pa.string()) if units is None else pc.cast(units, pa.string()),
     }
@@ -417,20 +475,30 @@ def read_run(run: Run, label: str, unit: str) -> ReadLog:
         f"{ROLLOUT_PAGE}{catalog.name(run.path)}", columns_of_items["place"], ID
     )
     items = pa.table(columns_of_items).select(ITEM.names).cast(ITEM)
-    facts = {"environment": names}
-    program, metrics = (f"composer {manifest.stage}",), read_metrics(run)
-    return ReadLog(label, items, program, _date(label), facts, notes, sampling, metrics)
+    return replace(measured, label=label, items=items, date=_date(label), notes=notes, sampling=sampling)
 
 
-def read_metrics(run: Run) -> frozenset[ScoreMetric]:
-    """Return the metrics that imported rollouts have their rewards of; none for a run of another stage."""
+def _measured_rows(run: Run, rows: pa.Table, reward: pa.ChunkedArray, program: str) -> ReadLog:
+    """Return what was measured of a run's rows: of imported rollouts what their logs say, of others the one score."""
+    failed = pc.is_valid(rows["error_type"])
     if not (run.holds(ORIGIN) and run.holds(ROLLOUT)):
-        return frozenset()
-    rollouts, origins = run.scan(ROLLOUT).arrow(["rollout_id", "reward"]), run.scan(ORIGIN)
-    scored = rollouts["rollout_id"].filter(pc.is_valid(rollouts["reward"]))
-    rows = origins.arrow(["rollout_id", "extra_json"])
-    extras = rows["extra_json"].filter(pc.is_in(rows["rollout_id"], scored.combine_chunks()))
-    return frozenset(metric for extra in pc.unique(extras).to_pylist() for metric in _metric(json.loads(extra or "{}")))
+        cells = {"reason": rows["error_type"], "state": pc.if_else(failed, State.MISSING.value, None)}
+        cells["log"] = pa.array(np.zeros(len(rows), dtype=np.int64))
+        env = (run.manifest.config.get("env") or {}).get("name") or ""
+        return ReadLog("", pa.table(cells), (program,), scores={REWARD: reward}, logs=(MeasuredLog(program, task=env),))
+    origins = run.scan(ORIGIN).arrow(["rollout_id", "extra_json"])
+    extras = origins["extra_json"].take(pc.index_in(rows["rollout_id"], origins["rollout_id"])).to_pylist()
+    measured = [json.loads(extra or "{}").get(MEASURED) or {} for extra in extras]
+    files = json.loads(run.read_file("sources.json") or "[]")
+    logs = {key: MeasuredLog.of(log) for file in files for key, log in file.get("logs", {}).items()}
+    at = {key: number for number, key in enumerate(logs)}
+    cells = {
+        "reason": pc.coalesce(pa.array([sample.get("reason") for sample in measured], pa.string()), rows["error_type"]),
+        "state": pa.array([sample.get("state") for sample in measured], pa.string()),
+        "log": pa.array([at.get(sample.get("log")) for sample in measured], pa.int64()),
+    }
+    scores, weights = (_columns([sample.get(name) or {} for sample in measured]) for name in ("scores", "weights"))
+    return ReadLog("", pa.table(cells), (program,), "", scores or {REWARD: reward}, weights, tuple(logs.values()))
 
 
 def choose_unit(environments: AbstractSet[str], foreign: AbstractSet[str | None] | None) -> SamplingUnit | None:
@@ -520,17 +588,21 @@ def read_scores(path: str, table: pa.Table, source: Source, unit: str) -> ReadLo
         "task": pc.cast(table[task], pa.string()),
         "question": nothing,
         "seed": pa.array(np.zeros(len(table), dtype=np.int64)),
-        "score": values,
-        "reason": pc.if_else(pc.is_valid(values), None, NO_SCORE),
+        "score": pa.nulls(len(table), pa.float64()),
+        "reason": nothing,
         "family": text(FAMILIES),
         "unit": pc.cast(table[unit], pa.string()) if unit else nothing,
         "place": nothing,
         "pair_set": nothing,
+        "state": nothing,
+        "log": pa.array(np.zeros(len(table), dtype=np.int64)),
     }
     items, metric = pa.table(cells).cast(ITEM), text(METRICS)
     named = pc.unique(pc.if_else(pc.is_valid(values), metric, None)).drop_null().to_pylist()
-    metrics = frozenset(ScoreMetric(name, None) for name in named)
-    return ReadLog(source.label, items, ("table",), _date(source.label), metrics=metrics)
+    if len(named) > 1:
+        raise BadInput("comparison.several-metrics", path=path, metrics=named)
+    log = MeasuredLog("table", kinds=(ScoreKind(REWARD, "".join(named)),))
+    return ReadLog(source.label, items, ("table",), _date(source.label), {REWARD: values}, {}, (log,))
 
 
 def _id_and_score(names: Sequence[str], label: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from composer_stages.comparison.logs import ReadLog, read
 from composer_stages.errors import BadInput, UsageError
 from composer_stages.evaluation.outcomes import START
+from composer_stages.formats.measurement import ScoreKind
 from composer_stages.formats.reports import differing_folders, stem
 from composer_stages.terms import SamplingUnit
 from composer_stages.words import Sentence
@@ -54,6 +55,43 @@ def read_sides(paths: Sequence[str], unit: str = "") -> list[ReadLog]:
         if len(set(names)) == len(names) and all(names):
             return [replace(log, name=name) for log, name in zip(logs, names, strict=True)]
     return [replace(log, name=path) for log, path in zip(logs, paths, strict=True)]
+
+
+def choose_score(logs: Sequence[ReadLog], names: Sequence[str] = ()) -> list[ReadLog]:
+    """Return the sides with their scores: the named one, or the one of each side in order, else the one they share.
+
+    Raises `BadInput` with what there is where a side lacks it, or where several are on all sides and no program calls
+    one its result.
+    """
+    scored = [log.scored or [*log.scores][:1] for log in logs]
+    listed = [
+        (log.name, [str(kind) for name in of_log for kind in _kinds(log, name)])
+        for log, of_log in zip(logs, scored, strict=True)
+    ]
+    if len(names) not in (0, 1, len(logs)):
+        raise UsageError("comparison.scores-of-other-sides", number=len(names), sides=len(logs))
+    if names:
+        chosen = [*names] * len(logs) if len(names) == 1 else [*names]
+        for at, (log, name) in enumerate(zip(logs, chosen, strict=True)):
+            meant = [each for each in log.scores if any(kind.called(name) for kind in _kinds(log, each))]
+            if name not in log.scores and len(meant) != 1:
+                raise BadInput("comparison.no-such-score", score=name, name=log.name, logs=listed)
+            chosen[at] = name if name in log.scores else meant[0]
+    else:
+        shared = [name for name in scored[0] if all(name in of_log for of_log in scored)]
+        mains = [name for name in shared if all(kind.main for log in logs for kind in _kinds(log, name))]
+        of_sides = [shared] * len(logs) if shared else scored
+        if len(mains) == 1:
+            of_sides = [mains] * len(logs)
+        chosen = [of_log[0] for of_log in of_sides]
+        metrics = {kind.metric for log, name in zip(logs, chosen, strict=True) for kind in _kinds(log, name)} - {""}
+        if any(len(of_log) > 1 for of_log in of_sides) or (not shared and len(metrics) > 1):
+            raise BadInput("comparison.several-scores", shared=shared, logs=listed, score=chosen[-1])
+    return [log.scored_by(name) for log, name in zip(logs, chosen, strict=True)]
+
+
+def _kinds(log: ReadLog, name: str) -> list[ScoreKind]:
+    return sorted(log.kinds(name), key=str) or [ScoreKind(name)]
 
 
 def sampling(logs: Sequence[ReadLog], unit: str) -> SamplingUnit | None:

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from composer_stages.comparison.logs import CANCELLED
 from composer_stages.comparison.sides import TaskMatch
 from composer_stages.evaluation.difference import Difference
 from composer_stages.evaluation.sentences import Sentences
+from composer_stages.formats.measurement import CANCELLED
 
 if TYPE_CHECKING:
     from composer_stages.comparison.decision import SettingDifference

@@ -8,6 +8,7 @@ What all formats share:
 base.py - trajectories, dropped records, and `Reader`
 files.py - finding files, and reading them record by record
 messages.py - chat messages of every dialect as role and text
+measurement.py - what a log says that it measured, of a log and of a sample
 reports.py - SWE-bench's reports, and other files that describe or judge trajectories
 reading.py - detection of a file's format, completion and validation, and all trajectories of a file
 secrets.py - secrets in texts, replaced by their kind

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import ConfigDict, SkipValidation, with_config
 
+from composer_stages.formats.measurement import MeasuredLog, MeasuredSample
 from composer_stages.formats.reports import Sidecars
 from composer_stages.messages import Message
 from composer_stages.rollouts import missing
@@ -34,9 +35,6 @@ WITHOUT_TRANSCRIPT = frozenset({missing.STEPS, missing.OPENING})
 """Facts that files of results lack, which hold no transcript."""
 RECORDED_REWARD = "recorded_reward"
 """Key of `Trajectory.extra` for a reward that a source records for a rollout in which the model did nothing."""
-METRIC, HIGHER_IS_BETTER = "metric", "higher_is_better"
-"""Keys of `Trajectory.extra`: the name of the metric that the reward is, and whether a higher one is better, None where
-the source does not say."""
 
 
 @dataclass(frozen=True)
@@ -86,19 +84,19 @@ class Trajectory:
     missing: set[Fact] = field(default_factory=set)
     """Facts that this record lacks, beyond those that its format lacks and those that rows show (`rows.absent`)."""
     own_id: str | None = None
-    attempt_at: str | None = None
-    """Key of the evaluation's sample and epoch, if the source repeats failed samples."""
     model: str | None = None
     statement: str | None = None
     """The problem statement, without a harness's instructions around it."""
     family: str | None = None
     split: str | None = None
+    log: SkipValidation[MeasuredLog | None] = None
+    """What the log is of; None: `reading.completed` knows the format, the environment and the model alone."""
+    measured: SkipValidation[MeasuredSample] = field(default_factory=MeasuredSample)
+    """What was scored. Where a reader gives scores, `reading.completed` makes one of them the reward."""
     reward: float | None = None
     resolved: bool | None = None
     unscored: bool = False
     """The source records whether it scored the rollout: a reward of None stays None whatever reports say."""
-    log_status: str | None = None
-    """The status of a log that is not a success: it is incomplete."""
     judged: bool = True
     """Whether a report's verdict on the file or its instance applies to this rollout."""
     submission: str | None = None
@@ -127,6 +125,13 @@ class Origin:
     sha256: str
     line: int
     sidecars: Sidecars
+
+    def log(self, key: Hashable, make: Callable[[], MeasuredLog]) -> MeasuredLog:
+        """Return what a log of this file is of, which is made once; key: which of its logs."""
+        made = self.sidecars.logs.get((self.path, key))
+        if made is None:
+            made = self.sidecars.logs[self.path, key] = make()
+        return made
 
     def make_drop(self, reason: str, detail: str) -> Drop:
         """Return the drop of this record with the name of the reason and the details."""

@@ -14,7 +14,6 @@ from typing import Any
 
 from composer_stages.formats.base import (
     FIELDS,
-    METRIC,
     WITHOUT_TRANSCRIPT,
     Drop,
     NumberedRecord,
@@ -24,6 +23,7 @@ from composer_stages.formats.base import (
     Trajectory,
     has_keys,
 )
+from composer_stages.formats.measurement import MeasuredLog, MeasuredSample, ScoreKind
 from composer_stages.words import Sentence
 
 NAME = "helm"
@@ -69,17 +69,26 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
         argument for argument in arguments.split(",") if argument and not argument.startswith("model=")
     )
     family = f"{env}:{scenario_arguments}" if scenario_arguments else env
-    metric = next((name for name in (MAIN.get(env), *METRICS) if name and means.get(name) is not None), None)
+    main = next((name for name in (MAIN.get(env), *METRICS) if name and means.get(name) is not None), None)
+    names = tuple(name for name in METRICS if means.get(name) is not None)
+    log = origin.log((family, names), lambda: _log(family, names, main, about))
     yield Trajectory(
         task_id=f"{family}/{record['instance_id']}",
         env=env,
         family=family,
         split=_split(record),
         model=about.get("model"),
-        reward=None if metric is None else float(means[metric]),
+        log=log,
+        measured=MeasuredSample({name: float(means[name]) for name in names}, epoch=record["train_trial_index"]),
         unscored=True,
-        extra={METRIC: metric, "trial": record["train_trial_index"]},
+        extra={"trial": record["train_trial_index"]},
     )
+
+
+def _log(family: str, names: tuple[str, ...], main: str | None, about: Record) -> MeasuredLog:
+    """Return what a run is of."""
+    kinds = tuple(ScoreKind(name, name, main=name == main) for name in names)
+    return MeasuredLog(NAME, "", family, "", about.get("model"), kinds)
 
 
 READERS = (Reader(NAME, recognises, trajectories, WITHOUT_TRANSCRIPT, join=of_main_split),)

@@ -116,7 +116,14 @@ class RolloutIdentity:
             trajectory.model,
             (trajectory.submission or "").strip(),
             repeats.acted(trajectory),
-            store.digest({**asdict(trajectory), "missing": sorted(trajectory.missing), "attempt_at": None}),
+            store.digest(
+                {
+                    **asdict(trajectory),
+                    "missing": sorted(trajectory.missing),
+                    "log": None,
+                    "measured": trajectory.measured.scores,
+                }
+            ),
             sum(len(turn.action) for turn in trajectory.turns),
             bool(trajectory.effective),
         )

@@ -1,8 +1,9 @@
 """Inspect logs: `.json` with all samples, or `.eval` archives with one document a sample, read and written.
 
 Texts that a log keeps apart (`attachment://`) are put back. A score is a number by Inspect's own rule (C, P, I and N,
-yes and no); a score that is no single value is not a reward. A sample that a person invalidated has no verdict. What
-the writer notes in a sample's metadata under `composer` is read back.
+yes and no); the parts of a dict or list are scores by their own names, `rubric.accuracy`. A sample that a person
+invalidated has no verdict. One that ended in an error and has a score counts as the log counts it: since 0.3.248, and
+before where `score_on_error` was set. What the writer notes in a sample's metadata under `composer` is read back.
 
 A log that is tried again repeats the finished samples under their `uuid`, and plays those again that failed or were
 invalidated, under another one: the evaluation's `task_id` and the folder are the same.
@@ -17,6 +18,7 @@ and `scorer/_metric.py`.
 """
 
 import io
+import re
 import statistics
 import zipfile
 from collections import Counter
@@ -26,7 +28,16 @@ from typing import Any
 import orjson
 
 from composer_stages import messages
-from composer_stages.formats.base import METRIC, Drop, ImportedTurn, Origin, Reader, Record, Trajectory
+from composer_stages.formats.base import Drop, ImportedTurn, Origin, Reader, Record, Trajectory
+from composer_stages.formats.measurement import (
+    MeasuredLog,
+    MeasuredSample,
+    Reported,
+    ScoreKind,
+    State,
+    as_settings,
+    reason_of,
+)
 from composer_stages.formats.messages import message, split_turns
 from composer_stages.formats.transcripts import ExportedTranscript, File, Writer, small_file
 from composer_stages.messages import Message
@@ -55,6 +66,10 @@ STOP_REASONS = {
     "content_filter": "content_filter",
 }
 SAMPLING = ("temperature", "max_tokens", "top_p", "top_k", "seed")
+COUNTS_ERRORS = (0, 3, 248)
+"""The version from which a score counts although its sample ended in an error."""
+MEANS = frozenset({"accuracy", "mean"})
+"""Metrics that are the mean of the samples' values."""
 SUMMARY = ("id", "epoch", "input", "target", "scores", "model_usage", "uuid", "metadata")
 
 
@@ -77,15 +92,73 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
             trajectory = _rollout(record["eval"], record.get("plan") or {}, sample)
             if (task := record["eval"].get("task_id")) and sample.get("epoch") is not None:
                 # The number 1 and the text "1" are two ids.
-                trajectory.attempt_at = (
-                    f"{origin.path.parent}/{task}/{trajectory.model}/{sample['id']!r}/{sample['epoch']}"
-                )
-            # An archive without a header, of an evaluation that runs or was killed, has no status.
-            status = record.get("status", "started")
-            trajectory.log_status = None if status == "success" else status
+                folder = origin.file.rpartition("/")[0]
+                trajectory.measured.attempt = f"{folder}/{task}/{trajectory.model}/{sample['id']!r}/{sample['epoch']}"
+            trajectory.log = origin.log(trajectory.model, lambda: _log(record))
             yield trajectory
         else:
             yield origin.make_drop("sample_without_messages", f"sample {sample.get('id')} is a summary")
+
+
+def _log(record: Record) -> MeasuredLog:
+    """Return what a log is of, from its header."""
+    about, results = record["eval"], record.get("results") or {}
+    config, declared = about.get("config") or {}, about.get("headline_metric") or {}
+    reducers = config.get("epochs_reducer") or []
+    scorers = [str(scorer.get("name")) for scorer in about.get("scorers") or []]
+    kinds = {scorer: ScoreKind(scorer, scorer, scorer) for scorer in scorers}
+    reported = list[Reported]()
+    for score in results.get("scores") or []:
+        scorer, key = str(score.get("scorer") or score["name"]), str(score["name"])
+        name = key if key == scorer else f"{scorer}.{key}"
+        main = bool(declared) and declared.get("scorer") in (None, scorer) and declared.get("score") in (None, key)
+        if name != scorer:
+            kinds.pop(scorer, None)
+        kinds[name] = ScoreKind(name, name, scorer, reducer=", ".join(reducers), main=main)
+        for metric in (score.get("metrics") or {}).values():
+            if (title := str(metric.get("name")).rpartition("/")[2]) in MEANS and not metric.get("group"):
+                value, reducer = metric.get("value"), score.get("reducer") or ""
+                if isinstance(value, int | float):
+                    number = Reported(name, title, float(value), reducer=reducer, count=score.get("scored_samples"))
+                    reported.append(number)
+    # An archive without a header, of an evaluation that runs or was killed, has no status.
+    status = record.get("status", "started")
+    settings = (about.get("model_generate_config") or {}) | ((record.get("plan") or {}).get("config") or {})
+    version = str((about.get("packages") or {}).get("inspect_ai") or "")
+    reduced = {"reducer": ", ".join(reducers)} if reducers and reducers != ["mean"] else {}
+    return MeasuredLog(
+        NAME,
+        version,
+        str(about["task"]),
+        str(about.get("task_version", "")),
+        about["model"],
+        tuple(kinds.values()),
+        as_settings({**about.get("task_args", {}), **settings, **reduced}),
+        None if status == "success" else str(status),
+        tuple(reported),
+    )
+
+
+def _scores(about: Record, scores: Record) -> dict[str, float | None]:
+    """Return the values of a sample by the names of their scores: those of the scorers that the evaluation names."""
+    named = [scorer["name"] for scorer in about.get("scorers") or [] if scorer.get("name") in scores]
+    values = dict[str, float | None]()
+    for scorer in named or scores:
+        value = scores[scorer].get("value")
+        parts = value if isinstance(value, dict) else dict(enumerate(value)) if isinstance(value, list) else None
+        values |= (
+            {scorer: _number(value)}
+            if parts is None
+            else {f"{scorer}.{key}": _number(part) for key, part in parts.items()}
+        )
+    return values
+
+
+def _counts_errors(about: Record) -> bool:
+    """Return whether a score counts in the log although its sample ended in an error."""
+    version = re.match(r"(\d+)\.(\d+)\.(\d+)", str((about.get("packages") or {}).get("inspect_ai")))
+    is_recent = version is not None and tuple(map(int, version.groups())) >= COUNTS_ERRORS
+    return is_recent or bool((about.get("config") or {}).get("score_on_error"))
 
 
 def _rollout(about: Record, plan: Record, sample: Record) -> Trajectory:
@@ -94,7 +167,7 @@ def _rollout(about: Record, plan: Record, sample: Record) -> Trajectory:
     opening, turns = _conversation(sample)
     _add_outputs(sample, turns)
     scores = sample.get("scores") or ({"score": sample["score"]} if sample.get("score") else {})
-    scorer = _scorer(about, scores)
+    measured = MeasuredSample(_scores(about, scores), epoch=sample.get("epoch"))
     usage = (sample.get("model_usage") or {}).get(about["model"]) or {}
     marked = (sample.get("metadata") or {}).get("composer") or {}
     # The writer noted the type of an error; Inspect's own is a message (text in old logs) and tracebacks.
@@ -104,8 +177,11 @@ def _rollout(about: Record, plan: Record, sample: Record) -> Trajectory:
         error = marked["error_type"], marked["error"] or ""
     elif invalidation := sample.get("invalidation"):
         error = "invalidated", str(invalidation.get("reason") or invalidation.get("author") or "")
+        measured.state = State.INVALID
     elif failure:
         error = "error", str(failure.get("message") if isinstance(failure, dict) else failure)
+        if _counts_errors(about) and any(value is not None for value in measured.scores.values()):
+            measured.state, measured.reason, error = State.SCORED_WITH_ERROR, reason_of(error), None
     # An object with the kind and its number; summaries have the kind alone.
     limit = sample.get("limit")
     limit_type = limit.get("type") if isinstance(limit, dict) else limit
@@ -120,7 +196,7 @@ def _rollout(about: Record, plan: Record, sample: Record) -> Trajectory:
         statement=marked.get("prompt") or (sample["input"] if isinstance(sample.get("input"), str) else None),
         family=marked.get("family"),
         split=marked.get("split"),
-        reward=None if scorer is None else _number(scores[scorer].get("value")),
+        measured=measured,
         unscored=bool(scores),
         resolved=marked.get("hidden_pass"),
         submission=marked.get("submission"),
@@ -134,7 +210,7 @@ def _rollout(about: Record, plan: Record, sample: Record) -> Trajectory:
         if marked
         else {name: sample[name] for name in ("target", "choices", "metadata") if sample.get(name)},
         tools=marked.get("tools") or [],
-        extra={"scores": scores, "epoch": sample.get("epoch"), METRIC: scorer},
+        extra={"scores": scores, "epoch": sample.get("epoch")},
     )
 
 
@@ -188,12 +264,6 @@ def _add_outputs(sample: Record, turns: list[ImportedTurn]) -> None:
         turn.finish_reason = FINISH_REASONS.get(stop, stop)
         turn.prompt_tokens, turn.completion_tokens = usage.get("input_tokens"), usage.get("output_tokens")
         turn.latency_s, turn.cost_usd = output.get("time"), usage.get("total_cost")
-
-
-def _scorer(about: Record, scores: Record) -> str | None:
-    """Return the first scorer that the evaluation names of those that scored the sample, else the first of these."""
-    named = (scorer["name"] for scorer in about.get("scorers") or [] if scorer.get("name") in scores)
-    return next(named, next(iter(scores), None))
 
 
 def _number(value: Any) -> float | None:

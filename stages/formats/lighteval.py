@@ -1,7 +1,8 @@
 """LightEval: `details_TASK_TIME.parquet`, an item a row with its document and metrics; no transcript.
 
-The score is the first metric of a row. A document is identified by its question. The model is the folder above that of
-the time: `details/ORG/MODEL/TIME/details_TASK_TIME.parquet`.
+Every metric of a row is a score. A document is identified by its question. The model is the folder above that of the
+time: `details/ORG/MODEL/TIME/details_TASK_TIME.parquet`. What the program reports is in
+`results/ORG/MODEL/results_TIME.json` beside the folder of details.
 
 Format read from huggingface/lighteval, `src/lighteval/logging/info_loggers.py` of versions 0.6 and 0.10.
 """
@@ -9,7 +10,8 @@ Format read from huggingface/lighteval, `src/lighteval/logging/info_loggers.py` 
 from collections.abc import Iterator
 from typing import Any
 
-from composer_stages.formats.base import METRIC, WITHOUT_TRANSCRIPT, Origin, Reader, Record, Trajectory
+from composer_stages.formats.base import WITHOUT_TRANSCRIPT, Origin, Reader, Record, Trajectory
+from composer_stages.formats.measurement import Aggregate, MeasuredLog, MeasuredSample, Reported, ScoreKind, as_settings
 from composer_stages.formats.reports import task_of
 from composer_stages.runs import store
 
@@ -29,20 +31,45 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     document = record.get("doc") or {}
     question = document.get("query") or record.get("example") or record["full_prompt"]
     scored = record["metric"] if "metric" in record else record["metrics"]
-    metric, score = next(((name, value) for name, value in scored.items() if value is not None), (None, None))
     task = task_of(origin.path)
     folders = origin.path.parts
     at = folders.index("details") if "details" in folders else len(folders)
     model = "/".join(folders[at + 1 : -2]) or None
+    names = tuple(scored)
     yield Trajectory(
         task_id=f"{task}/{store.digest(question.split())[:12]}",
         env=task,
         family=task,
         model=model,
         statement=question,
-        reward=float(score) if isinstance(score, bool | int | float) else None,
+        log=origin.log((task, names), lambda: _log(task, model, names, origin.sidecars.description(origin.path))),
+        measured=MeasuredSample(
+            {name: float(value) if isinstance(value, bool | int | float) else None for name, value in scored.items()}
+        ),
         unscored=True,
-        extra={METRIC: metric},
+    )
+
+
+def _log(task: str, model: str | None, names: tuple[str, ...], about: Record) -> MeasuredLog:
+    """Return what a file of details is of."""
+    results = (about.get("results") or {}).get(task.replace("_", "|")) or (about.get("results") or {}).get(task) or {}
+    general = about.get("config_general") or {}
+    settings = {name: general.get(name) for name in ("num_fewshot_seeds", "max_samples", "generation_parameters")}
+    reported = (
+        Reported(name, name, float(results[name]), Aggregate.SAMPLES)
+        for name in names
+        if isinstance(results.get(name), int | float)
+    )
+    version = (about.get("versions") or {}).get(task)
+    return MeasuredLog(
+        NAME,
+        str(general.get("lighteval_sha") or ""),
+        task,
+        "" if version is None else str(version),
+        model,
+        tuple(ScoreKind(name, name, how=Aggregate.SAMPLES) for name in names),
+        as_settings(settings),
+        reported=tuple(reported),
     )
 
 

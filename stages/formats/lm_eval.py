@@ -1,19 +1,20 @@
-"""lm-evaluation-harness: `samples_TASK_TIME.jsonl` of `--log_samples`, an item a line, without a transcript.
+"""lm-evaluation-harness: `samples_TASK_TIME.jsonl` of `--log_samples`, an item a document, without a transcript.
 
-The score is the first metric that a line names. A document is identified by `doc_hash`, as `doc_id` is a row number.
-Where several filters scored the same answers, the lines of the first one are read. The model, and whether a higher
-value of a metric is better, are in `results_TIME.json` of the same folder and time.
+Every metric that a line names is a score, under the name that the program has for it, `exact_match,strict-match`: a
+file has a line of a document for each filter, which are one item. (Before 2024-11 lines do not name their filter: the
+scores are then `exact_match,filter 1` and so on.) A document is identified by `doc_hash`, as `doc_id` is a row number.
+`results_TIME.json` of the same folder and time has the model, each metric's direction and aggregation, and the numbers
+that the program reports. Metrics over all documents (BLEU, F1, MCC) have no score by document; perplexities have pairs
+of log-likelihood and weight.
 
-Format read from EleutherAI/lm-evaluation-harness, `lm_eval/loggers/evaluation_tracker.py` of version 0.4.9, and files
-that it wrote.
+Format read from EleutherAI/lm-evaluation-harness, `lm_eval/loggers/evaluation_tracker.py`, `evaluator.py` and
+`api/metrics.py` of versions 0.4.9 and 0.4.13, and files that it wrote.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from composer_stages.formats.base import (
-    HIGHER_IS_BETTER,
-    METRIC,
     WITHOUT_TRANSCRIPT,
     Drop,
     NumberedRecord,
@@ -23,61 +24,150 @@ from composer_stages.formats.base import (
     Trajectory,
     has_keys,
 )
+from composer_stages.formats.measurement import (
+    Aggregate,
+    MeasuredLog,
+    MeasuredSample,
+    Reported,
+    ScoreKind,
+    as_settings,
+)
 from composer_stages.formats.reports import task_of
-from composer_stages.words import Sentence
+from composer_stages.runs import store
 
 NAME = "lm-eval"
-METRICS = ("exact_match", "acc", "pass@1", "pass_at_1", "f1")
+METRICS = ("exact_match", "acc", "acc_norm", "pass@1", "pass_at_1", "f1")
 """Metrics of lines that name none, which older versions wrote."""
+AGGREGATIONS = {
+    "mean": Aggregate.SAMPLES,
+    "nanmean": Aggregate.SAMPLES,
+    "median": Aggregate.MEDIAN,
+    "perplexity": Aggregate.PERPLEXITY,
+    "weighted_perplexity": Aggregate.PERPLEXITY,
+    "bits_per_byte": Aggregate.BITS,
+}
+"""How a number is made of documents, by the program's name for it; any other is made of all documents at once."""
+OF_METRIC = {
+    "perplexity": "perplexity",
+    "word_perplexity": "weighted_perplexity",
+    "byte_perplexity": "weighted_perplexity",
+    "bits_per_byte": "bits_per_byte",
+}
+"""The aggregation of a metric whose task declares none; of any other it is the mean."""
+WEIGHTED = frozenset({Aggregate.PERPLEXITY, Aggregate.BITS})
+BYPASS = "bypass"
+"""The metric of `--predict_only`, which is 999 for every document."""
+KEPT = ("doc_id", "doc", "doc_hash", "metrics", *METRICS)
+"""What lines of a document's other filters, and those that wait for them, keep beside their metrics."""
+FILTERS = "filters"
 
 
 def recognises(record: Any) -> bool:
     """Whether a record is a logged sample: a document, its target and the model's filtered responses."""
-    return has_keys(record, "doc_id doc target filtered_resps")
+    return has_keys(record, "doc_id doc target filtered_resps") or has_keys(record, f"doc_id {FILTERS}")
 
 
-def of_first_filter(
+def of_documents(
     records: Iterator[NumberedRecord | Drop], make_drop: Callable[[int, str, str], Drop]
 ) -> Iterator[NumberedRecord | Drop]:
-    """Yield the lines of the first filter, and drops of the others."""
-    first: list[Any] = []
+    """Yield one record a document, with the metrics of each filter; drops as they come."""
+    del make_drop
+    documents: dict[str, tuple[int, Record]] = {}
     for record in records:
-        used = record[1].get("filter") if not isinstance(record, Drop) and isinstance(record[1], dict) else None
-        first = first or ([used] if used else [])
-        if used and used != first[0]:
-            yield make_drop(record[0], "other_filter", Sentence("formats.other-filter", used=used, first=first[0]))  # type: ignore[index]
-        else:
+        if isinstance(record, Drop) or not recognises(record[1]):
             yield record
+            continue
+        line, sample = record
+        kept = {name: sample[name] for name in KEPT if name in sample}
+        _, document = documents.setdefault(repr(sample["doc_id"]), (line, kept | {FILTERS: {}}))
+        names = sample.get("metrics") or [name for name in METRICS if name in sample]
+        used = sample.get("filter") or f"filter {len(document[FILTERS]) + 1}"
+        document[FILTERS][str(used)] = {name: sample.get(name) for name in names}
+    yield from documents.values()
 
 
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
-    """Yield one item; its score is unknown if the metric is computed over all items."""
-    names = record.get("metrics") or [name for name in METRICS if name in record]
-    metric = names[0] if names else None
-    score = None if metric is None else record.get(metric)
-    task = task_of(origin.path)
+    """Yield one item."""
     about = origin.sidecars.description(origin.path)
+    task = _task(origin, about)
+    # A lone filter of older files has no name, neither in the results.
+    filters = {
+        ("none" if [*record[FILTERS]] == ["filter 1"] else used): values for used, values in record[FILTERS].items()
+    }
+    names = tuple((metric, used) for used, values in filters.items() for metric in values)
+    log = origin.log((task, names), lambda: _log(task, names, about))
+    measured = MeasuredSample()
+    for kind in log.kinds:
+        value = filters[kind.filter].get(kind.metric)
+        if kind.metric != BYPASS:
+            value, weight = (
+                value if isinstance(value, list) and len(value) == 2 and kind.how in WEIGHTED else (value, 1.0)
+            )
+            measured.scores[kind.name] = float(value) if isinstance(value, int | float) else None
+            if kind.how in WEIGHTED and isinstance(weight, int | float):
+                measured.weights[kind.name] = float(weight)
     yield Trajectory(
         task_id=f"{task}/{str(record.get('doc_hash') or record['doc_id'])[:16]}",
         env=task,
         family=task,
         model=about.get("model"),
-        reward=float(score) if isinstance(score, int | float) else None,
+        log=log,
+        measured=measured,
         unscored=True,
         sampling=about.get("sampling"),
         task_data={"doc": record["doc"]},
-        extra={"filter": record.get("filter"), "doc_id": record["doc_id"]}
-        | {METRIC: metric, HIGHER_IS_BETTER: _higher_is_better(about, task, metric)},
+        extra={"doc_id": record["doc_id"]},
     )
 
 
-def _higher_is_better(about: Record, task: str, metric: str | None) -> bool | None:
+def _task(origin: Origin, about: Record) -> str:
+    """Return the task of a file; files of before 2024-08 are named after model and task."""
+    named, known = task_of(origin.path), [*(about.get("results") or {})]
+    ends = [task for task in known if named.endswith(f"_{task}")]
+    return ends[0] if named not in known and len(ends) == 1 else named
+
+
+def _log(task: str, names: tuple[tuple[str, str], ...], about: Record) -> MeasuredLog:
+    """Return what a file of samples is of, from the results of its time; the metrics alone where there are none."""
+    config = (about.get("configs") or {}).get(task) or {}
+    declared = {str(item.get("metric")): item.get("aggregation") for item in config.get("metric_list") or []}
+    kinds, reported = list[ScoreKind](), list[Reported]()
+    results = (about.get("results") or {}).get(task) or {}
+    for metric, used in names:
+        aggregation = declared.get(metric) or OF_METRIC.get(metric, "mean")
+        how = AGGREGATIONS.get(str(aggregation), Aggregate.OTHER)
+        reported_as = f"{metric},{used}"
+        name = metric if used == "none" else reported_as
+        kinds.append(
+            ScoreKind(name, metric, filter=used, higher_is_better=_higher_is_better(about, task, metric), how=how)
+        )
+        value = results.get(reported_as, results.get(metric))
+        if isinstance(value, int | float) and how is not Aggregate.OTHER and metric != BYPASS:
+            reported.append(Reported(name, reported_as, float(value), how, count=results.get("sample_len")))
+    shots = about.get("n-shot") or {}
+    settings = {**(about.get("sampling") or {}), **({"num_fewshot": {task: shots[task]}} if task in shots else {})}
+    prompts = {name: config.get(name) for name in ("doc_to_text", "description") if isinstance(config.get(name), str)}
+    # Templates are long: their digests tell them apart.
+    settings |= {name: store.digest(text)[:8] for name, text in prompts.items() if text}
+    version = (about.get("versions") or {}).get(task)
+    return MeasuredLog(
+        NAME,
+        str(about.get("lm_eval_version") or ""),
+        task,
+        "" if version is None else str(version),
+        about.get("model"),
+        tuple(kinds),
+        as_settings(settings),
+        reported=tuple(reported),
+    )
+
+
+def _higher_is_better(about: Record, task: str, metric: str) -> bool | None:
     """Return whether higher values of a metric are better for this task, else for all tasks; None if not recorded."""
-    by_task = about.get(HIGHER_IS_BETTER, {})
-    # Files of before 2024-08 are named after model and task.
+    by_task = about.get("directions", {})
     of_task = [by_task[task]] if task in by_task else by_task.values()
     directions = {metrics[metric] for metrics in of_task if metrics.get(metric) is not None}
     return directions.pop() if len(directions) == 1 else None
 
 
-READERS = (Reader(NAME, recognises, trajectories, WITHOUT_TRANSCRIPT, join=of_first_filter),)
+READERS = (Reader(NAME, recognises, trajectories, WITHOUT_TRANSCRIPT, join=of_documents),)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,16 @@ from composer_stages.errors import BadInput
 from composer_stages.formats import FORMATS, readers
 from composer_stages.formats.base import INSTANCE, Drop, Origin, Reader, Trajectory, family_of
 from composer_stages.formats.files import Source
+from composer_stages.formats.measurement import (
+    NO_SCORE,
+    REWARD,
+    UNCOUNTED,
+    MeasuredLog,
+    State,
+    alone,
+    as_settings,
+    reason_of,
+)
 from composer_stages.formats.messages import first_question
 from composer_stages.formats.reports import FileLocation, Sidecars
 from composer_stages.formats.secrets import Redactions, clean
@@ -50,6 +61,8 @@ class FileCount:
     previews: list[str] = field(default_factory=list)
     """Kind, line and surrounding text of the first `PREVIEWS` redactions."""
     missing: set[str] = field(default_factory=set)
+    logs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What its logs are of, by their keys, which rollouts have in `extra_json`."""
 
     def record(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
@@ -151,6 +164,8 @@ def read(
                 count.dropped[item.reason] += 1
                 yield item
             else:
+                if item.log and item.log.key not in count.logs:
+                    count.logs[item.log.key] = item.log.record()
                 yield ReadTrajectory(item, origin, reader.name if reader else "", index, bool(secrets))
         count.redacted.update(secrets)
         previews = [f"line {origin.line}: {preview}" for _, preview in secrets.previews]
@@ -195,12 +210,36 @@ def completed(trajectory: Trajectory, origin: Origin, reader: Reader) -> Traject
             trajectory.resolved, trajectory.model = verdict.resolved, trajectory.model or verdict.model
     if trajectory.reward is None and trajectory.resolved is not None:
         trajectory.reward = float(trajectory.resolved)
+    _measure(trajectory, origin, reader)
     trajectory.task_id = trajectory.task_id or f"{reader.name}/{store.digest(first_question(trajectory.opening))[:12]}"
     trajectory.family = trajectory.family or family_of(trajectory.task_id)
     if not (trajectory.turns or trajectory.error or missing.STEPS in reader.missing):
         trajectory.error = "no_actions", trajectory.terminated_by or Sentence("formats.no-action")
     trajectory.missing |= reader.missing
     return trajectory
+
+
+def _measure(trajectory: Trajectory, origin: Origin, reader: Reader) -> None:
+    """Fill in what was measured: the log where a reader knows no more of it, the reward, the state and its reason."""
+    measured, error = trajectory.measured, trajectory.error
+    if is_bare := trajectory.log is None:
+        env, model = trajectory.env, trajectory.model
+        settings = as_settings(trajectory.sampling)
+        key = (env, model, *settings.items())
+        trajectory.log = origin.log(key, lambda: MeasuredLog(reader.name, task=env, model=model, settings=settings))
+    measured.scores = {
+        name: value if value is not None and isfinite(value) else None for name, value in measured.scores.items()
+    }
+    if not measured.scores and is_bare:
+        measured.scores = {REWARD: trajectory.reward}
+    elif measured.scores and measured.state not in UNCOUNTED:
+        name = alone(trajectory.log, measured.scores, origin.sidecars.score)
+        trajectory.reward = measured.scores.get(name) if name else None
+    if measured.state is None:
+        has_score = any(value is not None for value in measured.scores.values())
+        measured.state = State.SCORED if has_score and not error else State.MISSING
+    if measured.state in UNCOUNTED and not measured.reason:
+        measured.reason = reason_of(error) if error else NO_SCORE
 
 
 def check(trajectory: Trajectory) -> Trajectory:

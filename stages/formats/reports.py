@@ -11,11 +11,12 @@ whatever its run predicted and it does not list was not resolved.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from composer_stages.formats.measurement import MeasuredLog
 from composer_stages.runs.kinds import Row
 from composer_stages.words import Sentence
 
@@ -202,12 +203,16 @@ class Sidecars:
     """The model of files that record none."""
     redact: bool = True
     """Whether likely secrets are replaced."""
+    score: str = ""
+    """The score that is the reward, where a log holds several."""
     descriptions: dict[tuple[Path, str], Row] = field(default_factory=dict)
     verdicts: dict[tuple[Path, str], ReportedOutcome] = field(default_factory=dict)
     reports: Reports = field(default_factory=Reports)
     statements: dict[str, str] = field(default_factory=dict)
     trials: dict[Path, Row] = field(default_factory=dict)
     """Harbor's results of single trials, by folder."""
+    logs: dict[tuple[Path, Hashable], MeasuredLog] = field(default_factory=dict)
+    """What the logs of the files are of (`Origin.log`)."""
 
     def description(self, path: Path) -> Row:
         """Return the run description with a file's stem or time, else the folder's last one, else an empty one."""
@@ -238,9 +243,7 @@ class Sidecars:
             config = record["config"]
             model = record.get("model_name") or config.get("model_args") or config.get("model")
             sampling = {name: config.get(name) for name in ("gen_kwargs", "limit") if config.get(name) is not None}
-            shots = record.get("n-shot") or {}
-            about = {"model": model, "sampling": {**sampling, "num_fewshot": str(shots)}}
-            about["higher_is_better"] = _directions(record)
+            about = {**record, "model": model, "sampling": sampling, "directions": _directions(record)}
             self.descriptions[path.parent, _time_of(path)] = self.descriptions[path.parent, ""] = about
         elif isinstance(record.get("adapter_spec"), Mapping) and "scenario_spec" in record:
             # The specification of a run of HELM.

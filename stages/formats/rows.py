@@ -3,6 +3,7 @@
 from itertools import accumulate
 
 from composer_stages.formats.base import ImportedTurn, Trajectory
+from composer_stages.formats.measurement import MEASURED
 from composer_stages.formats.reading import ReadTrajectory
 from composer_stages.formats.repeats import rollout_id
 from composer_stages.messages import OMITTED, Message
@@ -82,9 +83,17 @@ def payload(item: ReadTrajectory, sample_idx: int) -> ImportedPayload:
             "submission": trajectory.submission,
             "missing": sorted(trajectory.missing | absent(trajectory, steps, model)),
             "tools_json": tools,
-            "extra_json": store.encode(trajectory.extra).decode(),
+            "extra_json": store.encode({**trajectory.extra, **_measured(trajectory)}).decode(),
         },
     }
+
+
+def _measured(trajectory: Trajectory) -> Row:
+    """Return what was measured, as `compare` reads it of imported rollouts."""
+    measured = trajectory.measured
+    fields: Row = {"epoch": measured.epoch, "weights": measured.weights, "attempt": measured.attempt}
+    fields |= {"reason": measured.reason, "state": measured.state, "log": trajectory.log and trajectory.log.key}
+    return {MEASURED: {"scores": measured.scores, **{name: value for name, value in fields.items() if value}}}
 
 
 def _steps(trajectory: Trajectory, identity: Row, reward: float | None) -> list[Row]:

@@ -198,7 +198,7 @@ def attempt(path: Path, samples: Iterable[tuple[LogSample, Any]], status: str = 
 
 def sample_scores(log: logs.ReadLog) -> dict[str, list[float | None]]:
     scores_by_task: dict[str, list[float | None]] = {}
-    for row in log.items.to_pylist():
+    for row in log.scored_by(*log.scores).items.to_pylist():
         scores_by_task.setdefault(row["task"], []).append(row["score"])
     return scores_by_task
 
@@ -432,13 +432,17 @@ def test_directions_that_contradict_each_other_are_refused(tmp_path: Path) -> No
     refused(lambda: compared(*paths), BadInput, "a: score (higher", "b: score (lower", "--lower-is-better")
     assert recorded(compared(*paths, lower_is_better=True)).decision == "better"
     third = lm_eval(tmp_path / "c", FALLING["b"], "accuracy")
-    refused(lambda: compared(paths[1], third), BadInput, "accuracy", "--lower-is-better")
+    refused(lambda: compared(paths[1], third), BadInput, "accuracy", "--score", code="comparison.several-scores")
     both = [lm_eval(tmp_path / "both" / name, values, "wer", False) for name, values in FALLING.items()]
     for path, values in zip(both, FALLING.values(), strict=True):
         lm_eval(Path(path), values, "acc", True, "arith", time="2026-01-02T03-04-05.000007")
-    named = ("acc (higher", "wer (lower", "one metric")
     for word in (None, True):
-        refused(lambda word=word: compared(*both, lower_is_better=word), BadInput, *named)
+        named = ("acc (higher", "wer (lower")
+        refused(
+            lambda word=word: compared(*both, lower_is_better=word), BadInput, *named, code="comparison.several-scores"
+        )
+    chosen = [compared(*both, score=name) for name in ("wer", "acc")]
+    assert [(side.lower_is_better, recorded(side).decision) for side in chosen] == [(True, "better"), (False, "worse")]
     # A metric over all documents has no scores to mix.
     for path in both:
         lm_eval(Path(path), [None] * 30, "wer", False)
@@ -515,7 +519,7 @@ def test_a_line_of_a_table_that_is_nested_too_deeply_is_named(tmp_path: Path, na
 
 def test_columns_of_several_types_and_json_arrays_are_read(tmp_path: Path) -> None:
     rows = [{"id": 1, "score": True}, {"id": "t2", "score": 0.5}, {"id": "t3", "score": None}]
-    items = logs.read(str(document(tmp_path / "a.json", rows))).items
+    items = logs.read(str(document(tmp_path / "a.json", rows))).scored_by("reward").items
     assert (items["task"].to_pylist(), items["score"].to_pylist()) == (["1", "t2", "t3"], [1.0, 0.5, None])
 
 

@@ -49,7 +49,7 @@ def test_a_sample_is_a_rollout(tmp_path: Path) -> None:
 
 def test_scores_are_numbers_by_inspects_own_rule(tmp_path: Path) -> None:
     rewards = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0, "yes": 1.0, "0.5": 0.5, "hm": None}
-    values = [*rewards.items(), (True, 1.0), (0.25, 0.25), ({"a": 1}, None)]
+    values = [*rewards.items(), (True, 1.0), (0.25, 0.25), ({"a": 1}, 1.0), ({"a": 1, "b": 0}, None)]
     samples = [sample(number, value) for number, (value, _) in enumerate(values)]
     rollouts, _, _ = read(document(tmp_path / "log.json", log(*samples)))
     assert [rollout.reward for rollout in rollouts] == [reward for _, reward in values]

@@ -33,10 +33,12 @@ def test_samples_of_lm_evaluation_harness(tmp_path: Path) -> None:
     document(tmp_path / "org__model" / f"results_{time}.json", about)
     for path in (tmp_path, tmp_path / "org__model" / f"samples_gsm8k_{time}.jsonl"):
         rollouts, drops, _ = read(path)
-        assert formats(path) == {"lm-eval"} and [rollout.reward for rollout in rollouts] == [0.0, 1.0]
+        scores = [rollout.measured.scores for rollout in rollouts]
+        assert formats(path) == {"lm-eval"} and [rollout.reward for rollout in rollouts] == [None, None]
+        assert scores == [{"exact_match,strict": float(at), "exact_match,loose": 0.0} for at in range(2)]
         assert {(rollout.model, rollout.family) for rollout in rollouts} == {("org/model", "gsm8k")}
         assert [rollout.task_id for rollout in rollouts] == [f"gsm8k/{at:064x}"[:22] for at in range(2)]
-        assert [drop.reason for drop in drops] == ["other_filter"] * 2 and rollouts[0].error is None
+        assert not drops and rollouts[0].error is None
 
 
 def test_a_metric_over_all_items_is_no_score(tmp_path: Path) -> None:
