@@ -5,9 +5,11 @@ raises RecursionError near 1,000, as do functions that walk a value, and Arrow's
 the process, which then ends by SIGSEGV. What comes from elsewhere is therefore measured before it is read.
 
 Python reads and writes integers of any size, NaN and infinities as JSON. orjson, which writes rows and digests, refuses
-integers beyond 64 bits, reads them as floats, and writes NaN and infinities as null: `exact` keeps them as text.
+integers beyond 64 bits, reads them as floats, and writes NaN and infinities as null: `exact` keeps them as text. Values
+that JSON lacks (sets, tuples, bytes, mappings with other keys than texts) are written as Python literals.
 """
 
+import ast
 import json
 import math
 import re
@@ -58,32 +60,59 @@ def loads(text: bytes | str, **options: Any) -> Any:
     return json.loads(text, **options)
 
 
-NUMBER = "$number"
-"""The key of an object that stands for a number, which is its text: {"$number": "nan"}."""
-MARKED = re.compile(r"\$+number")
-"""Keys that get another `$` in front, so that no object of the value itself is taken for a number."""
+NUMBER, LITERAL = "$number", "$python"
+"""Keys of an object that stands for a number, or for a Python literal, whose text it has: {"$python": "{1, 2}"}."""
+MARKED = re.compile(r"\$+(number|python)")
+"""Keys that get another `$` in front, so that no object of the value itself is taken for one of these."""
+NAMES = {"nan": math.nan, "inf": math.inf}
 
 
 def exact(value: Any) -> Any:
-    """Return a JSON value in which every number that orjson would change is an object with its text.
+    """Return a value as JSON in which what orjson would change or refuse is an object with its text.
 
     All else stays as it is, and so do digests. `restored` returns the value.
     """
-    if isinstance(value, dict):
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {f"${key}" if MARKED.fullmatch(key) else key: exact(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return [exact(item) for item in value]
+    if isinstance(value, dict | tuple | set | bytes | complex):
+        return {LITERAL: repr(value)}
     return {NUMBER: repr(value)} if _is_changed(value) else value
 
 
 def restored(value: Any) -> Any:
-    """Return the value that `exact` was given; tuples have become lists."""
+    """Return the value that `exact` was given."""
     if isinstance(value, dict):
         if value.keys() == {NUMBER}:
             text = value[NUMBER]
-            return float(text) if text.lstrip("-") in ("nan", "inf") else int(text)
+            return float(text) if text.lstrip("-") in NAMES else int(text)
+        if value.keys() == {LITERAL}:
+            return literal(value[LITERAL])
         return {key[1:] if MARKED.fullmatch(key) else key: restored(item) for key, item in value.items()}
     return [restored(item) for item in value] if isinstance(value, list) else value
+
+
+def literal(text: str) -> Any:
+    """Return the value of a Python literal, in which nan and inf are numbers; ValueError for any other text."""
+    try:
+        return ast.literal_eval(_Numbers().visit(ast.parse(text.strip(), mode="eval")))
+    except (SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
+class _Numbers(ast.NodeTransformer):
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(NAMES[node.id]) if node.id in NAMES else node
+
+
+def read_literals(value: Any) -> Any:
+    """Return a JSON value with the objects {"$python": text} read as their literals; ValueError for other texts."""
+    if isinstance(value, dict):
+        if value.keys() == {LITERAL} and isinstance(text := value[LITERAL], str):
+            return literal(text)
+        return {key: read_literals(item) for key, item in value.items()}
+    return [read_literals(item) for item in value] if isinstance(value, list) else value
 
 
 def changed_numbers(value: Any) -> Iterator[float]:

@@ -246,8 +246,8 @@ def play_once(environment: Environment, task: Task, play: Play) -> PlayResult:
 
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-TELLING = (re.compile(r"(FAILED|ERROR) "), re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)\b"), re.compile(""))
-"""The beginnings of lines that tell why tests failed: pytest's summary, the end of a traceback, any line."""
+TELLING = (re.compile(r"(FAILED|FAIL|ERROR) "), re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)\b"), re.compile(""))
+"""The beginnings of lines that tell why tests failed: of a summary, of the end of a traceback, any line."""
 LONGEST_LINE = 200
 
 

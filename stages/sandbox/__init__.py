@@ -6,8 +6,9 @@ bubblewrap.py - the bwrap command line: visible files, the seccomp filter (sysca
 containers.py - container engines, and commands run in a container
 memory_group.py - the kernel's limit of a sandbox's memory, where the kernel allows one
 session.py - the host's end of the channel to a supervisor
-guest/ - the supervisor, process 1 of the sandbox
+guest/ - the supervisor, process 1 of the sandbox, and the encoding of values (values.py)
 judge.py - what candidates' functions return, compared outside of their sandbox
+equality.py - which values, exceptions and texts count as the expected ones
 """
 
 from composer_stages.sandbox.contract import CommandResult, Limits, Sandbox, View

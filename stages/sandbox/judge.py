@@ -9,14 +9,16 @@ Comparing with what was expected happens on the host, where the candidate's code
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from composer_stages.errors import UsageError
 from composer_stages.sandbox.contract import Limits, View
+from composer_stages.sandbox.equality import equal
+from composer_stages.sandbox.guest.values import decoded
 from composer_stages.sandbox.session import KILLED, Reply, SupervisorLost
 from composer_stages.sandbox.supervised import SupervisedSandbox, probe
 
@@ -28,7 +30,7 @@ class Call:
     source: bytes
     function: str
     arguments: Sequence[tuple]
-    """Tuples of None, bool, int, float, str, list, tuple and dict."""
+    """Tuples of what marshal takes: None, bool, numbers, str, bytes, and lists, tuples, dicts and sets of them."""
     file: str = "solution.py"
     """The name of the file that the program seems to be in."""
 
@@ -41,8 +43,10 @@ class Answer:
     """
 
     value: Any = None
-    """Built-in types only; any other object is {"__type__": name of its type}."""
+    """Of the types that guest/values.py decodes; any other object is a `Foreign`."""
     error: str | None = None
+    classes: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """Of an exception: its class and the bases of it, as `class_names` returns them."""
 
 
 Answers = tuple[Answer, ...]
@@ -50,23 +54,10 @@ Answers = tuple[Answer, ...]
 
 
 def match(answers: Answers, expected: Sequence[Any]) -> bool:
-    """Return whether every call returned the expected value, of the same type at every depth."""
+    """Return whether every call returned the expected value."""
     return len(answers) == len(expected) and all(
-        answer.error is None and same(answer.value, value) for answer, value in zip(answers, expected, strict=True)
+        answer.error is None and equal(answer.value, value) for answer, value in zip(answers, expected, strict=True)
     )
-
-
-def same(value: Any, expected: Any) -> bool:
-    """Compare value and type at every depth: True is not 1, 1 is not 1.0, (1,) is not [1]; NaN is NaN."""
-    if type(value) is not type(expected):
-        return False
-    if isinstance(value, list | tuple):
-        return len(value) == len(expected) and all(map(same, value, expected))
-    if isinstance(value, dict):
-        # Sorted by repr, since keys of several types have no order.
-        pairs = [sorted(((repr(k), k, v) for k, v in d.items()), key=lambda pair: pair[0]) for d in (value, expected)]
-        return same(*pairs)
-    return bool(value == expected or (value != value and expected != expected))
 
 
 def judge(
@@ -108,53 +99,12 @@ def _answers(sandbox: SupervisedSandbox, call: Call) -> Answers:
 def _parsed(line: bytes) -> Answer:
     """Parse the answer in one line of a child, which may contain anything: what cannot be parsed is a crash."""
     try:
-        kind, content = json.loads(line)
-        value = decoded(content, DECODERS)
+        kind, content, *bases = json.loads(line)
+        value, classes = decoded(content), tuple(map(str, decoded(bases[0]))) if bases else ()
     # Every exception: the candidate chooses the bytes. OverflowError came from an integer where a float's text belongs.
     except Exception:
         return Answer(error="crash")
     if kind == "v":
         return Answer(value=value)
-    return Answer(error=value if type(value) is str and value.isidentifier() else "crash")
-
-
-def decoded(node: Any, decoders: "Decoders", depth: int = 0) -> Any:
-    """Return the value of a tagged tree (guest/candidate.py: `encoded`), read by the decoder of each tag.
-
-    Any Exception of a tree of another form.
-    """
-    # Deeper values could be decoded and would then exhaust the stack of whoever compares, prints or hashes them.
-    if depth > DEEPEST:
-        raise ValueError(f"more than {DEEPEST} levels")
-    if not isinstance(node, list):
-        if node is None or type(node) in (bool, int):  # json.loads would also give float and str, which have tags
-            return node
-        raise ValueError(f"{node!r} has no tag")
-    return decoders[node[0]](node[1:], lambda part: decoded(part, decoders, depth + 1))
-
-
-def _decoded_dict(nodes: list[Any], read: Callable[[Any], Any]) -> dict[Any, Any]:
-    pairs = [(read(key), read(value)) for key, value in nodes]
-    refuse_chosen_hashes([key for key, _ in pairs])
-    return dict(pairs)
-
-
-def refuse_chosen_hashes(keys: Sequence[Any]) -> None:
-    """Raise ValueError where many keys have one hash: 4 MB of such integers would stop the host for minutes."""
-    if len(keys) > MANY_KEYS and len(set(map(hash, keys))) < len(keys) // 2:
-        raise ValueError("keys that were chosen to have one hash")
-
-
-DEEPEST = 100
-"""Levels of a value."""
-MANY_KEYS = 1000
-Decoders = Mapping[str, Callable[[list[Any], Callable[[Any], Any]], Any]]
-"""Tag -> what reads the rest of a list with this tag, given what reads a part of it."""
-DECODERS: dict[str, Callable[[list[Any], Callable[[Any], Any]], Any]] = {
-    "f": lambda nodes, _: float(bytes(nodes[0], "ascii")),  # only text: of an integer the float may overflow
-    "s": lambda nodes, _: bytes.fromhex(nodes[0]).decode("utf-8", "surrogatepass"),
-    "l": lambda nodes, read: [read(node) for node in nodes],
-    "t": lambda nodes, read: tuple(read(node) for node in nodes),
-    "d": _decoded_dict,
-    "o": lambda nodes, read: {"__type__": read(nodes[0])},
-}
+    is_name = type(value) is str and value.isidentifier()
+    return Answer(error=value, classes=classes) if is_name else Answer(error="crash")

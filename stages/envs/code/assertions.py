@@ -19,6 +19,7 @@ from typing import Any
 from composer_stages.errors import Refusal
 from composer_stages.layout import shortened
 from composer_stages.sandbox import Answer
+from composer_stages.sandbox.guest.values import Foreign
 from composer_stages.words import Sentence
 
 MOST_STATEMENTS = 100_000
@@ -430,16 +431,6 @@ TAGS: dict[str, Callable[[Any], Any]] = {
     "__bytes__": lambda parts: bytes(list(parts)),
     "__type__": lambda name: Foreign(str(name)),
 }
-
-
-@dataclass(frozen=True, eq=False)
-class Foreign:
-    """A returned value of a type that is not built in: true, and equal to nothing else."""
-
-    type: str
-
-    def __repr__(self) -> str:
-        return f"<{self.type}>"
 
 
 def restore_value(value: Any) -> Any:

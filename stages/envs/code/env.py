@@ -218,7 +218,7 @@ class CodeEnv:
         return [self._task(problem, split) for problem in problems[:count]]
 
     def _task(self, problem: CodeProblem, split: Split) -> Task:
-        data = asdict(problem) | {"inputs": exact(problem.inputs)}
+        data = asdict(problem) | {"inputs": exact([[*values] for values in problem.inputs])}
         task_id, prompt = f"{self.name}-{problem.problem_id}", f"{data.pop('task')}\n{INSTRUCTION}"
         return Task(task_id, self.name, split, problem.problem_id, prompt, data)
 

@@ -21,7 +21,7 @@ from typing import Any
 from unittest.mock import ANY
 from uuid import UUID
 
-from composer_stages.sandbox.judge import DECODERS, decoded, refuse_chosen_hashes
+from composer_stages.sandbox.guest.values import DECODERS, decoded, refuse_chosen_hashes
 from composer_stages.words import Sentence
 
 

@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from composer_stages import json_text
 from composer_stages.envs import folders
@@ -64,10 +64,19 @@ class CallRow(BaseModel):
     function: Annotated[str, AfterValidator(check_function)]
     """Its module and its name: package.module:function."""
     args: list[Any] = []
+    """A value that JSON lacks is written as a Python literal, here and in the next two: {"$python": "{1: {2, 3}}"}."""
     kwargs: dict[str, Any] = {}
     returns: Any = None
-    raises: str = Field(default="", pattern=r"^([A-Z]\w*)?$")
-    """The name of an exception."""
+    raises: str = Field(default="", pattern=r"^([A-Za-z_][\w.]*)?$")
+    """The name of an exception or of a base of it, with or without its module."""
+
+    @field_validator("args", "kwargs", "returns")
+    @classmethod
+    def _read(cls, value: Any) -> Any:
+        try:
+            return json_text.read_literals(value)
+        except ValueError as error:
+            raise ValueError(Sentence("envs.tasks.not-a-literal", error=error)) from None
 
     @model_validator(mode="after")
     def _check(self) -> "CallRow":
@@ -86,9 +95,13 @@ class ScriptRow(BaseModel):
     """Words of a shell in the task's folder: python3 count.py --all."""
     stdin: str = ""
     stdout: str | None = None
-    """Line breaks at the end do not count; what goes to stderr is not compared."""
+    """Line ends, blanks before them and empty lines at the end do not count; what goes to stderr is not compared."""
     files: dict[SafePath, str] = {}
     """Path -> the text that the command leaves there."""
+    numbers: Literal["close", "text"] = "close"
+    """Whether numbers with a decimal point may differ by 1e-6, as judges take it, or are compared as text."""
+    exit_code: int | Literal["any"] = 0
+    """That of the command."""
 
     @model_validator(mode="after")
     def _check(self) -> "ScriptRow":
@@ -178,7 +191,7 @@ def load(path: str) -> list[Row]:
             problems.append(f"{where}: {record}".removesuffix("."))
             continue
         try:
-            json.dumps(record, ensure_ascii=False).encode()
+            json.dumps(json_text.exact(record), ensure_ascii=False).encode()
         except TypeError as error:  # of a table
             problems.append(Sentence("envs.tasks.not-json", where=where, error=error))
             continue

@@ -5,7 +5,6 @@ writes leaves the sandbox and is compared here with what is expected, which is n
 same where another call of the same function is given it, or a hidden file holds it.
 """
 
-import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from composer_stages.envs.repo.task import RunTask
 from composer_stages.json_text import restored
 from composer_stages.layout import shortened
 from composer_stages.sandbox import Answer, Call, judge
+from composer_stages.sandbox.equality import equal, equal_texts, formatted, is_raised
 from composer_stages.swebench.lists import Statuses
 from composer_stages.words import Sentence
 
@@ -46,8 +46,6 @@ EXACT = ("args", "kwargs", "returns")
 LONGEST = 200
 """Characters of a value in the log."""
 _short = partial(shortened, most=LONGEST)
-RELATIVE = 1e-9
-"""Distance of floats that count as equal, relative to the larger one."""
 
 
 def test_names(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -64,7 +62,7 @@ def calls_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def format_call(call: Mapping[str, Any]) -> str:
     """Format a call as Python code."""
-    arguments = [*map(repr, call["args"]), *(f"{name}={value!r}" for name, value in call["kwargs"].items())]
+    arguments = [*map(formatted, call["args"]), *(f"{key}={formatted(value)}" for key, value in call["kwargs"].items())]
     return f"{call['function']}({_short(', '.join(arguments))})"
 
 
@@ -90,13 +88,13 @@ EASY = frozenset(map(str, (*GUESSED, True, False)))
 
 def _contains(value: Any, expected: Any) -> bool:
     """Return whether a value contains the expected one, as a part or as a word of its text: 31 does not contain 3."""
-    if agrees(value, expected):
+    if equal(value, expected, json=True):
         return True
-    if isinstance(value, dict | list):
+    if isinstance(value, dict | list | tuple | set):
         return any(
             _contains(part, expected) for part in ([*value, *value.values()] if isinstance(value, dict) else value)
         )
-    text = str(expected).strip()
+    text = formatted(expected) if isinstance(expected, int) else str(expected).strip()
     if not isinstance(expected, int | float) and not re.fullmatch(r"-?[\d.]+", text):
         return isinstance(value, str) and isinstance(expected, str) and text in value
     # Zeros behind the point tell nothing: 7.50 is 7.5.
@@ -136,11 +134,12 @@ def _calls(kind: str, row: Mapping[str, Any], folder: Path) -> Iterator[str]:
 
 
 def _wrong_answer(call: Mapping[str, Any], answer: Answer) -> str:
-    expected = call["raises"] or _short(repr(call["returns"]))
-    right = (
-        answer.error == call["raises"] if call["raises"] else not answer.error and agrees(answer.value, call["returns"])
-    )
-    result = f"ended with {answer.error}" if answer.error else f"returned {_short(repr(answer.value))}"
+    if call["raises"]:
+        right, expected = is_raised(answer.classes, call["raises"]), call["raises"]
+    else:
+        right = answer.error is None and equal(answer.value, call["returns"], json=True)
+        expected = _short(formatted(call["returns"]))
+    result = f"ended with {answer.error}" if answer.error else f"returned {_short(formatted(answer.value))}"
     return "" if right else f"{result}, expected {expected}"
 
 
@@ -155,13 +154,17 @@ def _script(kind: str, row: Mapping[str, Any], script: Mapping[str, Any], folder
             result = sandbox.run(f"bash -c {shlex.quote(script['command'])} <{shlex.quote(str(stdin))} 2>/dev/null")
         if result.timed_out:
             return Sentence("envs.tasks.script-timed-out", limit_s=row["timeout_s"])
-        if script["stdout"] is not None and result.output.rstrip("\n") != script["stdout"].rstrip("\n"):
+        if script["exit_code"] not in ("any", result.returncode):
+            return Sentence("envs.tasks.other-exit-code", code=result.returncode, expected=script["exit_code"])
+        is_same = partial(equal_texts, numbers=script["numbers"] == "close")
+        if script["stdout"] is not None and not is_same(result.output, script["stdout"]):
             return f"it printed {_short(repr(result.output))}, not {_short(repr(script['stdout']))}"
         for path, text in script["files"].items():
             file = trees.read(tree, path)
-            if file is None or file.data.rstrip(b"\n") != text.encode().rstrip(b"\n"):
-                content = "no such file" if file is None else _short(repr(file.data.decode(errors="replace")))
-                return f"{path} holds {content}, not {_short(repr(text))}"
+            content = None if file is None else file.data.decode(errors="replace")
+            if content is None or not is_same(content, text):
+                written = "no such file" if content is None else _short(repr(content))
+                return f"{path} holds {written}, not {_short(repr(text))}"
     return ""
 
 
@@ -171,23 +174,3 @@ def _stdin(text: str) -> Iterator[Path]:
     with trees.scratch() as folder:
         (folder / "stdin").write_text(text)
         yield folder / "stdin"
-
-
-def agrees(value: Any, expected: Any) -> bool:
-    """Compare a value with the expected one as JSON represents them: tuples are lists, 2 is 2.0, True is not 1.
-
-    Floats agree within RELATIVE.
-    """
-    if isinstance(expected, list):
-        return isinstance(value, list | tuple) and len(value) == len(expected) and all(map(agrees, value, expected))
-    if isinstance(expected, dict):
-        if not isinstance(value, dict) or value.keys() != expected.keys():
-            return False
-        return all(agrees(value[key], part) for key, part in expected.items())
-    if isinstance(expected, bool) or not isinstance(expected, int | float):
-        return type(value) is type(expected) and bool(value == expected)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    if isinstance(value, int) or isinstance(expected, int):
-        return bool(value == expected)
-    return math.isclose(value, expected, rel_tol=RELATIVE) or (value != value and expected != expected)

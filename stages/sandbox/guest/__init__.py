@@ -7,6 +7,7 @@ candidate.py - runs a candidate's function and writes what it returned
 watchdog.py - what all processes use together, and the size of the work folder, beside their limits
 capture.py - what is kept of a stream
 protocol.py - frames between host and supervisor, imported by both
+values.py - the encoding of values, read by both
 
 Inside, this folder is no package: its files lie on the path of modules, and import each other by their bare names.
 Names for annotations are imported behind `TYPE_CHECKING = False`: `typing` would cost a third of the start-up, and

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from composer_stages.sandbox.guest.protocol import write_all
+    from composer_stages.sandbox.guest.values import class_names, encoded
 else:
     from protocol import write_all
+    from values import class_names, encoded
 
 OWN_FOLDER = os.path.dirname(os.path.abspath(__file__))
 
@@ -53,24 +55,5 @@ def load(source: bytes, file: str, function: str) -> Any:
 
 def failure(error: BaseException) -> bytes:
     """Return the line for a call that raised."""
-    return b'["e",' + encoded(type(error).__name__).encode() + b"]\n"
-
-
-def encoded(value: Any) -> str:
-    """Return JSON in which containers are tagged lists; of a value of any but a built-in type only the type's name."""
-    # By identity of the type, and by the base type's own methods: a subclass may lie in its __repr__ or __eq__.
-    kind = type(value)
-    if value is None or kind is bool:
-        return {None: "null", True: "true", False: "false"}[value]
-    if kind is int:
-        return int.__repr__(value)
-    if kind is float:
-        return '["f","' + float.__repr__(value) + '"]'
-    if kind is str:
-        # Hexadecimal, so that no character of the candidate's can end the line or the string.
-        return '["s","' + value.encode("utf-8", "surrogatepass").hex() + '"]'
-    if kind is list or kind is tuple:
-        return ",".join(['["l"' if kind is list else '["t"', *map(encoded, value)]) + "]"
-    if kind is dict:
-        return ",".join(['["d"', *(f"[{encoded(key)},{encoded(item)}]" for key, item in value.items())]) + "]"
-    return '["o",' + encoded(kind.__name__) + "]"
+    names = encoded(type(error).__name__) + "," + encoded(class_names(type(error)))
+    return b'["e",' + names.encode() + b"]\n"

@@ -4,6 +4,7 @@ import gc
 import math
 import os
 import time
+from collections import deque
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from support.refusals import refused
 
 from composer_stages.errors import UsageError
 from composer_stages.sandbox import KINDS, Answer, Answers, Call, Limits, judge, match
+from composer_stages.sandbox.equality import equal, formatted, is_raised
 from composer_stages.sandbox.guest.protocol import HEAD
 from composer_stages.sandbox.judge import _parsed
 from tests.stages.sandbox.conftest import PROGRAMS, count_processes
@@ -122,19 +124,87 @@ VALUES: list[Any] = [
 
 def test_values_keep_their_types() -> None:
     calls = alone("def echo(value): return value", "echo", *((value,) for value in VALUES))
-    source = "class L(list): pass\ndef odd(): return [1j, {1}, b'x', object(), L([1])]"
-    outcome, odd = judge("bubblewrap", [*calls, *alone(source, "odd")])
+    [outcome] = judge("bubblewrap", calls)
     assert [repr(answer.value) for answer in outcome] == list(map(repr, VALUES)) and match(outcome, VALUES)
-    assert odd[0].value == [{"__type__": name} for name in ("complex", "set", "bytes", "object", "L")]
 
 
-@pytest.mark.parametrize(
-    ("returned", "expected"),
-    [(1, True), (1, 1.0), ((1,), [1]), ({"a": 1}, {"a": True}), ({1: 2}, {True: 2}), ([1], [1, 2]), ("1", 1)],
-)
-def test_match_compares_types(returned: Any, expected: Any) -> None:
-    assert not match((Answer(returned),), [expected])
-    assert match((Answer({"b": math.nan, "a": 1}),), [{"a": 1, "b": math.nan}]), "the order of keys counts for nothing"
+STANDARD = """\
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from decimal import Decimal
+from enum import IntEnum, StrEnum
+from fractions import Fraction
+
+Point = namedtuple("Point", "x y")
+Size = IntEnum("Size", {"big": 3})
+Name = StrEnum("Name", {"first": "a"})
+def value(number): return eval(VALUES[number])
+"""
+RETURNED: dict[str, tuple[Any, str]] = {
+    "Counter('aab')": ({"a": 2, "b": 1}, "Counter({'a': 2, 'b': 1})"),
+    "list(OrderedDict(a=1).items())": ([("a", 1)], "[('a', 1)]"),
+    "defaultdict(int, a=1)": ({"a": 1}, "defaultdict(None, {'a': 1})"),
+    "Point(1, 2)": ((1, 2), "(1, 2)"),
+    "[Size.big, Name.first]": ([3, "a"], "[3, 'a']"),
+    "Fraction(1, 2)": (0.5, "Fraction(1, 2)"),
+    "Decimal('0.1')": (0.1, "Decimal('0.1')"),
+    "range(0, 6, 2)": (range(0, 5, 2), "range(0, 6, 2)"),
+    "deque([1, 2], 2)": (deque([1, 2]), "deque([1, 2], maxlen=2)"),
+    "{1: 'a'}.keys()": ({1}, "dict_keys([1])"),
+    "{1: 'a'}.items()": ({(1, "a")}, "dict_items([(1, 'a')])"),
+    "{1, 2}": (frozenset({2, 1}), "{1, 2}"),
+    "b'x\\n'": (b"x\n", "b'x\\n'"),
+    "1j": (1j, "1j"),
+    "10**5000": (10**5000, "<int of more than 4300 digits>"),
+}
+"""What a program returns, a value that it equals, and how it is shown."""
+FOREIGN = {
+    "object()": "<object>",
+    "{1: 'a'}.values()": "dict_values(['a'])",
+    "(n for n in [1, 2])": "<generator of [1, 2]>",
+    "map(int, '12')": "<map of [1, 2]>",
+    "type('Counter', (), {})()": "<Counter>",
+}
+
+
+def test_values_of_other_types_are_those_that_a_caller_sees() -> None:
+    names = [*RETURNED, *FOREIGN]
+    source = f"{STANDARD}VALUES = {names!r}\n"
+    [answers] = judge("bubblewrap", alone(source, "value", *((number,) for number in range(len(names)))))
+    assert [formatted(answer.value) for answer in answers] == [
+        *(text for _, text in RETURNED.values()),
+        *FOREIGN.values(),
+    ]
+    for answer, (expected, _) in zip(answers, RETURNED.values(), strict=False):
+        assert equal(answer.value, expected) and not equal(answer.value, [expected]), expected
+    generator = answers[names.index("(n for n in [1, 2])")].value
+    assert not equal(generator, [1, 2]) and list(generator) == [1, 2] and list(generator) == []
+
+
+def test_exceptions_are_those_of_their_class_or_a_base() -> None:
+    source = """\
+class Bad(KeyError): pass
+class ValueError(Exception): pass
+def fail(name): exec(f"import json, struct; raise {name}")
+"""
+    names = ("Bad(1)", "ValueError(1)", "json.JSONDecodeError('', '', 0)", "struct.error", "OSError", "SystemExit")
+    [answers] = judge("bubblewrap", alone(source, "fail", *((name,) for name in names)))
+    raised = {
+        expected: [is_raised(answer.classes, expected) for answer in answers]
+        for expected in (
+            "Bad",
+            "LookupError",
+            "ValueError",
+            "JSONDecodeError",
+            "struct.error",
+            "IOError",
+            "Exception",
+            "rror",
+        )
+    }
+    assert [[*map(int, row)] for row in raised.values()] == [
+        *([1, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 0, 1, 0, 0]),
+        *([0, 0, 0, 0, 1, 0], [1, 1, 1, 1, 1, 0], [0, 0, 0, 0, 0, 0]),
+    ]
 
 
 def test_arguments_must_be_built_in() -> None:

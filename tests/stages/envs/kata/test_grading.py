@@ -27,7 +27,6 @@ FORGERIES = {
     "is equal to everything": lambda t: solution(
         t, "return Yes()", before="class Yes(int):\n    __eq__ = lambda self, other: True\n    __hash__ = None"
     ),
-    "returns a float": lambda t: solution(t, f"return float({answer(t)})"),
     "returns a long text": lambda t: solution(t, "return '\\ud800x' * 10_000"),
     "has no function": lambda t: "x = 1",
     "reads the expected values": lambda t: solution(

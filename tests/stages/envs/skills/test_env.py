@@ -139,7 +139,7 @@ ANN = (json.dumps({"name": "Ann", "age": 3}), {"json": True})
         (ANN, "{", False),
         (HALVES, "x // 2  # half", True),
         (HALVES, "(lambda half: half)(x >> 1)", True),
-        (HALVES, "x / 2", False),  # 1.0 is not 1
+        (HALVES, "x / 2", True),  # 1.0 == 1
         (HALVES, "x // 2)\n(", False),
         (HALVES, "x // 2) or (0", True),  # still one expression
         (HALVES, "__import__('os')._exit(0)", False),

@@ -43,8 +43,12 @@ BAD = {
         {"prompt": "p", "calls": [{"function": "b", "returns": 1}]},
         "calls.0.function: it should be a module and a function, such as shapes",
     ),
-    "a time-out as an exception": (
-        {"prompt": "p", "calls": [{"function": "a:b", "raises": "timeout"}]},
+    "what is no literal": (
+        {"prompt": "p", "calls": [{"function": "a:b", "args": [[{"$python": "set(1"}]], "returns": 1}]},
+        "calls.0.args: $python should be the text of a Python literal",
+    ),
+    "a sentence as an exception": (
+        {"prompt": "p", "calls": [{"function": "a:b", "raises": "no int"}]},
         "calls.0.raises: it should match the pattern",
     ),
     "a script that shows nothing": ({"prompt": "p", "script": [{"command": "true"}]}, "give stdout, files or both"),
