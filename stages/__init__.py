@@ -13,6 +13,7 @@ layout.py  - tables with aligned columns, durations and ages, as text
 stopping.py - what signals do: the first asks work to stop, the second ends it
 redaction.py - keys of servers are kept out of everything that is written or shown
 terms.py - what environments declare and evaluations read: sampling units, twins, grounds of a pass
+endings.py - why an answer ended, by the words of servers, and what that means for it
 messages.py - the messages of environments and policies: tool calls in their text, and their token ids
 backends/   - several processes, and the communication between them
 runs/       - a run on disk: artifacts, store, manifest, inputs, records, the runner

@@ -24,7 +24,7 @@ LAYERS = {
         "sandbox | swebench",
         "runs",
         "backends",
-        "messages",
+        "messages | endings",
         "redaction",
         "terms",
         "registry",

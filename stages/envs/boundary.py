@@ -163,14 +163,18 @@ KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-def run_calls(environment: Any, text: str) -> Observation:
+def run_calls(environment: Any, text: str, *, fault: str | None = None) -> Observation:
     """Execute the tool calls of an answer in order; `results` of the observation has one text a call.
+
+    fault: why the server could not read the calls.
 
     Texts and commands are joined in order; the exit code is the last one, the mistake the first one.
 
     An answer without a call, an undeclared tool and arguments that do not fit the schema are mistakes of the model: the
     observation and its `parse_error` name the mistake.
     """
+    if fault is not None:
+        return environment.malformed(fault)
     calls = messages.read(text).calls
     if not calls:
         names = [tool["name"] for tool in environment.tools]

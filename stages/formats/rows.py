@@ -2,6 +2,7 @@
 
 from itertools import accumulate
 
+from composer_stages.endings import NOT_WHOLE, ending_of
 from composer_stages.formats.base import ImportedTurn, Trajectory
 from composer_stages.formats.measurement import MEASURED
 from composer_stages.formats.reading import ReadTrajectory
@@ -135,7 +136,7 @@ def _steps(trajectory: Trajectory, identity: Row, reward: float | None) -> list[
                 "num_messages": sizes[index],
                 "state_sha256": digests[index],
                 "action": turn.action,
-                "truncated": None if turn.finish_reason is None else turn.finish_reason == "length",
+                "truncated": None if turn.finish_reason is None else ending_of(turn.finish_reason) in NOT_WHOLE,
                 "observation": "\n".join(message["content"] for message in turn.observed),
                 "capture_level": capture_level(turn),
                 "prompt_len": None if prompt is None else len(prompt),

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from composer_stages.endings import NOT_WHOLE
 from composer_stages.envs.base import Environment, Task
 from composer_stages.errors import BadInput
 from composer_stages.pairs.actions import (
@@ -57,13 +58,14 @@ SELECT states.rowid AS n, nth, state_sha256, rollout_id, task_id, step, action, 
 prompt_delta_token_ids IS NOT NULL AS has_ids
 FROM numbered JOIN states USING (state_sha256)
 """
-ANSWERS = """
-SELECT states.rowid AS n, file_row_number AS nth, teacher,
-CASE WHEN finish_reason IS DISTINCT FROM 'length' THEN action END AS whole,
+WHOLE = f"CASE WHEN coalesce(finish_reason, '') NOT IN {NOT_WHOLE} THEN action END"
+"""A teacher's answer, null where it is not whole, so no action."""
+ANSWERS = f"""
+SELECT states.rowid AS n, file_row_number AS nth, teacher, {WHOLE} AS whole,
 coalesce(nullif(served_model, ''), model) AS served,
 CASE WHEN error_type IS NULL THEN cost_usd ELSE coalesce(cost_usd, 0) END AS cost_usd
 FROM answers JOIN states USING (state_sha256)
-"""
+"""  # noqa: S608 (our own words)
 """A failed call without a bill costs 0."""
 MEMORY_MB, MORE_MB = 150, 15
 """Memory of DuckDB to number and join: at least, and per million rows. Less was not enough."""

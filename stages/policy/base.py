@@ -349,8 +349,9 @@ class Sample:
     a completion token, under `logprob_kind` ("processed": after temperature; "raw": before). A failed call has
     `error_type` and no text. reasoning: the model's reasoning, where its server separates it. usage_by: source of the
     token counts, "server" or "bound" (an upper bound). price_known: False where `cost_usd` is 0 because no price is
-    known. claimed_usd: the cost by the server's own bill, where that is below `cost_usd`. served_model, provider: from
-    the server's response. finish_reason: the server's word, "length" where the answer is cut off, or `IDLE`.
+    known. claimed_usd: the cost by the server's own bill, where that is below `cost_usd`. served_model, provider,
+    system_fingerprint: from the server's response. finish_reason: the server's word, one of `endings.NOT_WHOLE` where
+    the answer is not whole, or `IDLE`. With `MALFORMED`, `error` is what the server said of the call.
     """
 
     text: str = ""
@@ -369,6 +370,7 @@ class Sample:
     usage_by: str = "server"
     served_model: str | None = None
     provider: str | None = None
+    system_fingerprint: str | None = None
     latency_s: float = 0.0
     attempts: int = 1
     error_type: str | None = None
@@ -377,7 +379,7 @@ class Sample:
     """Optimiser steps that the weights had taken, where a server samples from a model under training."""
 
 
-FINAL = (None, "rejected", "context", "no_text", "malformed")
+FINAL = (None, "rejected", "context", "no_text", "malformed", "unknown_ending")
 """Values of `error_type` that asking again would not change."""
 
 

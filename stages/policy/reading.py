@@ -14,7 +14,8 @@ from typing import Any
 
 import orjson
 
-from composer_stages.messages import MessageParts, ToolCall, write
+from composer_stages import endings
+from composer_stages.messages import MessageParts, ToolCall, read as parts_of, thought_of, write
 from composer_stages.policy.base import PolicyConfig, Sample
 from composer_stages.policy.client import (
     CallError,
@@ -52,14 +53,17 @@ UNUSABLE: dict[str, tuple[str, bool]] = {
     "not a completion": ("garbage", True),
     "broken off": ("garbage", True),
     "no choices": ("no_text", False),
-    "no text": ("no_text", False),
     "malformed": ("malformed", False),
+    "unknown ending": ("unknown_ending", False),
 }
 """Why a body with status 200 is not an answer: the kind of the error, and whether the call is repeated.
 
-A gateway in trouble sends no completion, and will recover. What a model has finished would be bought again as it is:
-an answer that was filtered has no choices, and a tool call that the server could not parse has no name.
+A gateway in trouble sends no completion, and will recover. What a model has finished would be bought again as it is.
 """
+THOUGHTS = ("reasoning_content", "reasoning", "reasoning_text", "thinking", "reasoning_details", "thinking_blocks")
+"""Fields of a message in which servers put what is no part of its answer; the first that holds text counts."""
+ENDINGS = ("finish_reason", "finishReason", "native_finish_reason", "stop_reason")
+"""Fields of a choice that say why it ended; the last is no reason where the first is there (vLLM: the stop text)."""
 
 
 STOPS = (KeyboardInterrupt, SystemExit)
@@ -131,8 +135,9 @@ def read(raw: bytes, config: PolicyConfig, bounds: CallBounds, *, latency_s: flo
         )
     try:
         choice = choices[0]
-        message, finish = choice["message"], _finish(choice)
-        text, thoughts, written = _text(message), _thoughts(message), _written(message)
+        word = _ending_word(choice)
+        message = choice["message"] if word is None else choice.get("message") or {}
+        text, thoughts, written = _text(message, config), _thoughts(message), _written(message)
         logprobs = _logprobs(choice)
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise _unusable(
@@ -141,24 +146,27 @@ def read(raw: bytes, config: PolicyConfig, bounds: CallBounds, *, latency_s: flo
             cost(body, [], bounds, config),
         ) from None
     usage = cost(body, [*written, thoughts or ""], bounds, config)
-    if finish == "error":
-        raise _unusable("broken off", Sentence("policy.answer-broken-off"), usage)
-    # A reasoning model that used up max_tokens on its thoughts has no text either: that is a truncated answer.
-    if text is None and finish != "length":
-        raise _unusable(
-            "no text",
-            Sentence("policy.answer-without-text", finish=finish),
-            {**usage, "finish_reason": finish or "stop"},
-        )
-    model, provider = (body.get(name) if isinstance(body.get(name), str) else None for name in ("model", "provider"))
+    # Without a word a server has ended its answer, unless it has sent nothing at all.
+    ending = endings.ending_of(word) if word else endings.FINISHED if text or thoughts else endings.BROKEN
+    if ending == endings.BROKEN:
+        raise _unusable("broken off", Sentence("policy.answer-broken-off", finish=word), usage)
+    if ending == endings.UNKNOWN:
+        raise _unusable("unknown ending", Sentence("policy.answer-ended-unknown", finish=word), usage)
+    if ending == endings.FINISHED and _completion_tokens(body) >= bounds.completion_tokens and parts_of(text).calls:
+        ending = endings.CUT  # servers that read calls say that one was made, whether it is whole or not
+    model, provider, fingerprint = (
+        body.get(name) if isinstance(body.get(name), str) else None
+        for name in ("model", "provider", "system_fingerprint")
+    )
     sample = Sample(
-        text=normalise_calls(config.tool_calls, text or ""),
+        text=text,
         reasoning=thoughts,
         logprobs=logprobs,
         logprob_kind="unknown" if logprobs else None,
-        finish_reason=finish or "stop",
+        finish_reason=(word or "stop") if ending == endings.FINISHED else ending,
         served_model=model,
         provider=provider,
+        system_fingerprint=fingerprint,
         latency_s=latency_s,
         attempts=attempts,
         **usage,
@@ -180,7 +188,8 @@ def parse(raw: bytes) -> Any:
         bill = raw[raw.find(b'"usage"') :]  # mostly the end: to count in all of 8 kB takes a tenth of a call's time
         if not any(bill.count(b'"%s"' % key.encode()) > 1 for key in BILL_KEYS):
             return body
-    return json.loads(raw.decode("utf-8-sig", errors="replace"), object_pairs_hook=_merged, parse_int=_integer)
+    text = raw.decode(errors="replace").lstrip("\ufeff \t\r\n")
+    return json.loads(text, object_pairs_hook=_merged, parse_int=_integer)
 
 
 def _integer(digits: str) -> float:
@@ -212,7 +221,7 @@ def _unusable(reason: str, message: Sentence, usage: dict[str, Any] | None) -> C
     """Return the error of a body that is not an answer. usage: its bill, as fields of a `Sample`."""
     kind, mends = UNUSABLE[reason]
     usage = usage or {}
-    bill = usage if usage.get("usage_by") == "server" or reason == "no text" else {}
+    bill = usage if usage.get("usage_by") == "server" else {}
     billed_usd, claimed_usd = bill.get("cost_usd"), bill.get("claimed_usd")
     if mends:
         return RetryableError(kind, message, billed_usd=billed_usd, claimed_usd=claimed_usd)
@@ -243,11 +252,11 @@ def read_charge(raw: bytes, free: bool, *, bounds: CallBounds, config: PolicyCon
     return max((float(usage["cost_usd"]) for usage in costs if usage["usage_by"] == "server"), default=None)
 
 
-def _finish(choice: dict[str, Any]) -> str | None:
-    finish = choice.get("finish_reason")
-    if finish is not None and not isinstance(finish, str):
-        raise TypeError(f"a finish_reason that is not text: {_excerpt(finish)}")
-    return finish
+def _ending_word(choice: dict[str, Any]) -> str | None:
+    word = next((value for name in ENDINGS if (value := choice.get(name)) not in (None, "")), None)
+    if word is not None and not isinstance(word, str):
+        raise TypeError(f"a finish_reason that is not text: {_excerpt(word)}")
+    return word
 
 
 def _logprobs(choice: dict[str, Any]) -> list[float] | None:
@@ -260,40 +269,57 @@ def _logprobs(choice: dict[str, Any]) -> list[float] | None:
 
 
 def _thoughts(message: dict[str, Any]) -> str | None:
-    """Return the reasoning that a server separates from the answer, under either of its names."""
-    values = (message.get(name) for name in ("reasoning_content", "reasoning"))
-    return next((thought for thought in values if isinstance(thought, str) and thought), None)
-
-
-def _text(message: dict[str, Any]) -> str | None:
-    """Return content and tool calls as one text; None for null content, `KeyError` without either."""
+    """Return the reasoning that a server separates from the answer, in a field of its own or in parts of content."""
+    for value in (message.get(name) for name in THOUGHTS):
+        parts = value if isinstance(value, list) else [value]
+        texts = [part if isinstance(part, str) else part and thought_of({"type": "thinking"} | part) for part in parts]
+        if thought := "\n".join(filter(None, texts)):
+            return thought
     content = message.get("content")
-    if isinstance(content, list):
-        content = "".join(part.get("text") or "" for part in content)
-    if content is not None and not isinstance(content, str):
+    return "\n".join(filter(None, map(thought_of, content))) or None if isinstance(content, list) else None
+
+
+def _text(message: dict[str, Any], config: PolicyConfig) -> str:
+    """Return content and tool calls as one text, empty where a server writes nothing, in whatever way it does."""
+    content = "".join(_spoken(message))
+    calls = _calls(message)
+    return normalise_calls(config.tool_calls, write(MessageParts(content, calls)) if calls else content)
+
+
+def _spoken(message: dict[str, Any]) -> list[str]:
+    """Return the pieces of the content that are no thoughts; a refusal in a field of its own is content."""
+    content = message.get("content") or message.get("refusal") or ""
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, (list, dict)):
         raise TypeError("a content that is not text")
-    if calls := _calls(message):
-        return write(MessageParts(content or "", calls))
-    if "content" not in message:
-        raise KeyError("content")
-    return content
+    parts = [part for part in ([content] if isinstance(content, dict) else content) if thought_of(part) is None]
+    return [part.get("text") or part.get("refusal") or "" for part in parts]
 
 
 def _calls(message: dict[str, Any]) -> tuple[ToolCall, ...]:
-    calls = []
-    for function in (call["function"] for call in message.get("tool_calls") or []):
-        value = function.get("arguments") or "{}"
+    calls = list(message.get("tool_calls") or [])
+    if not calls and message.get("function_call"):  # as OpenAI had it before there were several calls
+        calls = [{"function": message["function_call"]}]
+    read = []
+    for call in calls:
+        function = call.get("function") or call
+        value = function.get("arguments")
         # Some servers give the arguments as an object, where the protocol has the text of its JSON.
-        arguments = value if isinstance(value, str) else orjson.dumps(value).decode()
-        calls.append(ToolCall(str(function["name"] or ""), arguments))
-    return tuple(calls)
+        arguments = value if isinstance(value, str) else orjson.dumps(value or {}).decode()
+        read.append(ToolCall(str(function["name"] or ""), arguments or "{}"))
+    return tuple(read)
 
 
 def _written(message: dict[str, Any]) -> list[str]:
     """Return the pieces of an answer that the model has written itself, without the marks of our own format."""
-    content = message.get("content")
-    parts = [part.get("text") or "" for part in content] if isinstance(content, list) else [content or ""]
-    return [*parts, *(piece for call in _calls(message) for piece in (call.name, call.arguments))]
+    return [*_spoken(message), *(piece for call in _calls(message) for piece in (call.name, call.arguments))]
+
+
+def _completion_tokens(body: Mapping[str, Any]) -> int:
+    usage = body.get("usage")
+    billed = usage.get("completion_tokens") if isinstance(usage, Mapping) else 0
+    return billed if isinstance(billed, int) and billed <= MOST_TOKENS else 0
 
 
 def cost(body: Mapping[str, Any], texts: list[str], bounds: CallBounds, config: PolicyConfig) -> dict[str, Any]:
@@ -377,10 +403,7 @@ SLACK = 2
 
 def find_overlong(body: Mapping[str, Any], texts: list[str], bounds: CallBounds) -> int:
     """Return the tokens of an answer that is longer than it may be, by the bill or by its own text; else 0."""
-    usage = body.get("usage")
-    billed = usage.get("completion_tokens") if isinstance(usage, Mapping) else 0
-    billed = billed if isinstance(billed, int) and billed <= MOST_TOKENS else 0
-    tokens = max(billed, sum(map(least_tokens, texts)))
+    tokens = max(_completion_tokens(body), sum(map(least_tokens, texts)))
     return tokens if tokens > bounds.completion_tokens + SLACK else 0
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+from composer_stages import endings
 from composer_stages.envs import boundary
 from composer_stages.envs.base import Environment, Grade, GradesTogether, HasSolutions, Observation, Task
 from composer_stages.errors import ComposerError, InfrastructureError, UsageError
@@ -244,16 +245,16 @@ def act(rollout: LiveRollout, environment: Environment, turn: Turn, sample: Samp
     if sample.error_type is not None:
         rollout.terminated_by, rollout.error = "model_error", (sample.error_type, sample.error or "")
         return
-    # A truncated answer is recorded but not executed: half a command may do what the whole one would not.
-    truncated = sample.finish_reason == "length"
-    if truncated:
+    # An answer that was cut or filtered is recorded but not executed: half a command may do what the whole would not.
+    ends = {endings.CUT: "max_tokens", endings.FILTERED: endings.FILTERED}.get(sample.finish_reason)
+    if ends is not None:
         observation: Observation | None = Observation("")
     elif sample.finish_reason == IDLE:
         observation = Observation("", stop=IDLE)
     elif rollout.summarising:
         observation = Observation(PROMPTS["after_summary"])
     else:
-        step = partial(boundary.run_calls, environment) if rollout.tools else environment.step
+        step = partial(boundary.run_calls, environment, fault=sample.error) if rollout.tools else environment.step
         observation = _guarded(rollout, environment, lambda: boundary.check_observation(step(sample.text)))
     if observation is None:
         return
@@ -262,11 +263,11 @@ def act(rollout: LiveRollout, environment: Environment, turn: Turn, sample: Samp
     new_messages = transcript[recorded:]
     rollout.steps.append(Step(new_messages, len(transcript), digest, sample, observation, turn.seed, summary))
     rollout.messages = [*transcript, {"role": "assistant", "content": sample.text}]
-    if observation.stop is None and not truncated:
+    if observation.stop is None and ends is None:
         results = [{"role": "tool", "content": result} for result in observation.results]
         rollout.messages += results or [{"role": "user", "content": observation.content}]
-    if truncated:
-        rollout.terminated_by = "max_tokens"
+    if ends is not None:
+        rollout.terminated_by = ends
     elif observation.stop is not None:
         rollout.terminated_by = observation.stop
     elif sum(not step.summary for step in rollout.steps) >= rules.max_steps:

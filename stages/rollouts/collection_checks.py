@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from composer_stages import endings
 from composer_stages.layout import aligned
 from composer_stages.rollouts import missing
 from composer_stages.rollouts.history import FULL, SUMMARISE, SUMMARY_REQUEST
@@ -28,6 +29,7 @@ STEP_CHECKS = (
     "prompt extends the last",
     "prompt length as stored",
     "answers not truncated",
+    "answers not filtered",
     "no output elided",
     "actions well-formed",
 )
@@ -36,6 +38,7 @@ CHECKS = {
     "reward in [0, 1]": 0.0,
     **dict.fromkeys(STEP_CHECKS, 0.0),
     "answers not truncated": 0.2,
+    "answers not filtered": 0.2,
     "actions well-formed": 0.2,
 }
 """The checks of rollouts and steps, with the tolerated share of failures."""
@@ -152,7 +155,13 @@ class CollectionChecks:
             ),
             missing.TOKENS,
         )
-        count("answers not truncated", steps, lambda s: not s["truncated"], missing.FINISH)
+        count(
+            "answers not truncated",
+            steps,
+            lambda s: not s["truncated"] or s["finish_reason"] in (endings.FILTERED, endings.MALFORMED),
+            missing.FINISH,
+        )
+        count("answers not filtered", steps, lambda s: s["finish_reason"] != endings.FILTERED, missing.FINISH)
         count("no output elided", steps, lambda s: not s["elided_chars"], missing.ELISION)
         count("actions well-formed", steps, lambda s: s["parse_error"] is None, missing.PARSE)
 

@@ -2,6 +2,7 @@
 
 import orjson
 
+from composer_stages import endings
 from composer_stages.envs.base import Grade, Observation, Work
 from composer_stages.policy.base import Policy, Sample
 from composer_stages.rollouts.agent_loop import LiveRollout, Step
@@ -177,7 +178,7 @@ def step_rows(rollout: LiveRollout, policy: Policy) -> list[Row]:
             "new_messages_json": store.encode(step.new_messages).decode(),
             "action": sample.text,
             "commands": list(observation.commands),
-            "truncated": sample.finish_reason == "length",
+            "truncated": sample.finish_reason in endings.NOT_WHOLE,
             "observation": observation.content,
             "reward": (rollout.grade.reward if last else 0.0) if scored else None,
             "done": last,
@@ -206,7 +207,7 @@ def action_facts(rollout: LiveRollout) -> Row:
     for step in rollout.steps:
         values = {
             "completion_tokens": step.sample.completion_tokens,
-            "truncated": step.sample.finish_reason == "length",
+            "truncated": step.sample.finish_reason in endings.NOT_WHOLE,
             **_observation_columns(step.observation),
         }
         # An exit code of 0 is a fact.

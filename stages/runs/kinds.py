@@ -358,8 +358,9 @@ STEP = Kind(
     frozenset({"latency_s", "command_s"}),
 )
 """`new_messages_json` and `num_messages` are of the complete transcript; `state_sha256` is the digest of the part of it
-that the policy was shown, by `history`: null and "full" mean all. By lines: whose step it is, the state, the action,
-the observation, the reward, the tokens, the policy, the cost."""
+that the policy was shown, by `history`: null and "full" mean all. `truncated`: the answer is not whole, because it was
+cut, filtered, or a call that the server could not read, as `finish_reason` says. By lines: whose step it is, the state,
+the action, the observation, the reward, the tokens, the policy, the cost."""
 
 ORIGIN = Kind(
     "origin",

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
+from composer_stages.endings import NOT_WHOLE
 from composer_stages.pairs.actions import ROUNDING, Ballot, canonical, decide
 from composer_stages.pairs.states import in_random_share
 from composer_stages.policy.requests import price_bound
@@ -184,6 +185,8 @@ def _ask(
     for digest, whom in teachers_by_state.items():
         for name in whom:
             rows = [(out.journal.get(q.key) or {})["answer"] for q in states[digest].questions[name]]
-            # A truncated answer is no action, so it is no vote either.
-            states[digest].answers[name] = [row["action"] if row["finish_reason"] != "length" else None for row in rows]
+            # An answer that is not whole is no action, so it is no vote either.
+            states[digest].answers[name] = [
+                None if row["finish_reason"] in NOT_WHOLE else row["action"] for row in rows
+            ]
             states[digest].costs[name] = [row["cost_usd"] or 0.0 for row in rows]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from composer_stages.endings import NOT_WHOLE
 from composer_stages.layout import LEFT, RIGHT, aligned
 from composer_stages.runs import ledger
 from composer_stages.runs.kinds import Row
@@ -128,7 +129,7 @@ class Tally:
             self._counts[name] += row[name]
         self._by_rollout[row["rollout_id"]] += row["cost_usd"] or 0.0
         if complete:
-            self._counts["truncated"] += row["finish_reason"] == "length"
+            self._counts["truncated"] += row["finish_reason"] in NOT_WHOLE
             self._counts["unpriced"] += row["cost_usd"] is None
             self._states.append(hash(row["state_sha256"]))  # 8 bytes instead of 64 characters; only equality counts
             self._seconds.append(row["latency_s"])

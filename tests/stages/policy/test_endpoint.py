@@ -178,12 +178,12 @@ def test_a_tool_call_is_an_answer(tmp_path: Path) -> None:
     assert messages.read(sample.text).calls == (messages.ToolCall("search", '{"query": "boat"}'),)
 
 
-@pytest.mark.parametrize(("finish", "error"), [("length", None), ("content_filter", "no_text")])
-def test_an_answer_without_text_is_requested_once(tmp_path: Path, finish: str, error: str | None) -> None:
+@pytest.mark.parametrize("finish", ["stop", "length", "content_filter"])
+def test_an_answer_without_text_is_requested_once(tmp_path: Path, finish: str) -> None:
     body = choice(finish_reason=finish, message={"content": None})
     with serving(lambda request, n: Reply(body=body)) as server:
         (sample,) = ask_all(open_at(server.url, tmp_path), turns("a"))
-    assert (sample.error_type, sample.finish_reason, len(server.requests)) == (error, finish, 1)
+    assert (sample.error_type, sample.finish_reason, len(server.requests)) == (None, finish, 1)
     assert sample.cost_usd > 0
 
 
@@ -321,7 +321,7 @@ def test_a_deeply_nested_answer_costs_its_bill_once(tmp_path: Path, prices: dict
     assert len(server.requests) == 2
 
 
-@pytest.mark.parametrize("reason", ["not JSON", "no text"])
+@pytest.mark.parametrize("reason", ["not JSON", "unknown ending"])
 def test_an_unusable_body_is_requested_again_by_the_next_process(tmp_path: Path, reason: str) -> None:
     """It was kept before it was read, and it does not stand in the way of an answer."""
     with serving(lambda body, n: Reply(body=answer("at last") if n else BODIES[reason])) as server:
@@ -420,7 +420,7 @@ BODIES: dict[str, Any] = {
     "not a completion": {"detail": "busy"},
     "broken off": choice(finish_reason="error"),
     "no choices": {**answer(""), "choices": []},
-    "no text": choice(finish_reason="content_filter", message={"content": None}),
+    "unknown ending": choice(finish_reason="tired"),
     "malformed": choice(**NAMELESS),
 }
 

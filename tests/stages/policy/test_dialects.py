@@ -1,0 +1,118 @@
+"""Answers of servers as they write them, `tests/fixtures/dialects`: read, played, and as votes of teachers."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import duckdb
+import orjson
+import pyarrow as pa
+import pytest
+from support.environments import GuessEnv
+
+from composer_stages import messages
+from composer_stages.endings import NOT_WHOLE
+from composer_stages.pairs.states import WHOLE
+from composer_stages.policy.base import PolicyConfig, Sample, Turn
+from composer_stages.policy.client import CallError, RejectedError, RetryableError
+from composer_stages.policy.reading import read
+from composer_stages.policy.requests import CallBounds
+from composer_stages.rollouts.agent_loop import LiveRollout, play
+from composer_stages.rollouts.recording import step_rows
+from composer_stages.teachers.config import TeacherConfig
+from composer_stages.teachers.questions import TeacherQuestion
+from composer_stages.teachers.spending import Tally
+
+FOLDER = Path(__file__).parents[2] / "fixtures" / "dialects"
+ANSWERS = {row["dialect"]: row for row in map(json.loads, (FOLDER / "answers.jsonl").read_text().splitlines())}
+ANSWERED = [name for name, row in ANSWERS.items() if "error" not in row["expect"]]
+
+
+def read_as(row: dict[str, Any], **more: Any) -> Sample:
+    body = row["body"]
+    raw = body.encode() if isinstance(body, str) else orjson.dumps(body)
+    config = PolicyConfig(**{"model": "m", "base_url": "http://127.0.0.1:9/v1", "max_tokens": 64, **more})
+    return read(
+        raw, config, CallBounds(500, 64, ({"role": "user", "content": "Which word?"},)), latency_s=0, attempts=1
+    )
+
+
+@pytest.mark.parametrize("name", ANSWERED)
+def test_an_answer_is_read_alike_in_every_dialect(name: str) -> None:
+    expected, sample = ANSWERS[name]["expect"], read_as(ANSWERS[name])
+    spoken = messages.read(sample.text)
+    assert sample.error_type is None and len(spoken.calls) == expected.get("calls", 0)
+    assert {call.name for call in spoken.calls} <= {"guess"} and (spoken.calls or sample.text == expected["text"])
+    assert sample.reasoning == expected.get("reasoning")
+    whole = sample.finish_reason not in NOT_WHOLE
+    assert whole if expected["ending"] == "whole" else sample.finish_reason == expected["ending"]
+
+
+@pytest.mark.parametrize("name", ANSWERS.keys() - ANSWERED)
+def test_what_is_no_answer_is_named(name: str) -> None:
+    expected = ANSWERS[name]["expect"]
+    with pytest.raises(CallError) as caught:
+        read_as(ANSWERS[name])
+    error: Any = caught.value
+    assert error.kind == expected["error"] and expected.get("names", "") in str(error)
+    assert isinstance(error, RetryableError if error.kind == "garbage" else RejectedError)
+
+
+class Calling(GuessEnv):
+    """Guess the word by text, or by a call; `executed` counts what was executed."""
+
+    tools = ({"name": "guess", "parameters": {"type": "object", "properties": {"word": {"type": "string"}}}},)
+
+    def use_tools(self) -> None:
+        pass
+
+    def call(self, name: str, arguments: dict[str, Any]) -> Any:
+        return self.step(str(arguments.get("word")))
+
+    def malformed(self, error: str) -> Any:
+        return super().step("")
+
+
+class Repeats:
+    """A policy that gives one answer, always."""
+
+    capture_level, batch_size = "text", 8
+
+    def __init__(self, sample: Sample, calls: bool) -> None:
+        self.config = PolicyConfig(model="m", base_url="http://h", tool_calls="native" if calls else "none")
+        self.answer = sample
+
+    def sample(self, turns: list[Turn]) -> list[Sample]:
+        return [self.answer for _ in turns]
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.mark.parametrize("name", ANSWERED)
+def test_only_a_whole_answer_is_executed(name: str) -> None:
+    """What is cut or filtered ends the rollout, which is graded as it stands; a call that no server reads is told."""
+    expected = ANSWERS[name]["expect"]
+    policy = Repeats(read_as(ANSWERS[name]), calls="calls" in expected or expected["ending"] == "malformed_call")
+    (rollout,) = play(Calling, policy, [LiveRollout(GuessEnv().tasks("train", 1, 0)[0], 0, 0)], max_steps=2)
+    assert rollout.error is None and rollout.grade.reward is not None
+    rows = step_rows(rollout, policy)
+    assert rows[0]["truncated"] is (expected["ending"] != "whole")
+    ends = {"length": "max_tokens", "content_filter": "content_filter"}.get(expected["ending"])
+    assert (rollout.terminated_by == ends and not rows[0]["observation"]) if ends else rows[0]["observation"]
+
+
+@pytest.mark.parametrize("name", ANSWERED)
+def test_only_a_whole_answer_of_a_teacher_is_counted_as_whole(name: str) -> None:
+    state: Any = SimpleNamespace(digest="0" * 64, task_id="t", rollout_id="r", step=0, num_steps=1)
+    teacher, sample = TeacherConfig(name="t", model="m", base_url="http://h"), read_as(ANSWERS[name])
+    row = TeacherQuestion(teacher, {}, state, lambda state: [], 0, 0).row(sample)
+    tally = Tally(["r"])
+    tally.add(row)
+    assert row["reasoning"] == ANSWERS[name]["expect"].get("reasoning") and row["action"] == sample.text
+    assert tally.line("t").truncated == (ANSWERS[name]["expect"]["ending"] != "whole")
+    connection = duckdb.connect()
+    connection.register("answers", pa.table({name: [value] for name, value in row.items()}))
+    vote = connection.execute(f"SELECT {WHOLE} FROM answers").fetchall()
+    assert vote == [(sample.text if ANSWERS[name]["expect"]["ending"] == "whole" else None,)]
