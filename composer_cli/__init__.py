@@ -16,6 +16,7 @@ parallel.py      - several stages at once, each in a process
 preset.py        - presets: chains of stages in TOML, and the settings of their entries
 presets/         - the presets shipped with Composer
 printing.py      - results on stdout, sentences on stderr, exit codes
+sampler.py       - the queue of requests for a model in this process
 serve.py         - `composer serve`: a server of a model or of a run's checkpoint
 show/            - `composer show`, `status`, `query`, and the facts about runs
 stage_command.py - the command of a stage, and that of a chain, `composer run`

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from composer_cli import options
+from composer_cli.loopback import HOST
 from composer_cli.printing import fit_to_terminal, interrupt_leaves, print_result, reports_errors, say
 from composer_stages.words import Sentence
 
@@ -252,6 +253,9 @@ def serve(
         str, typer.Argument(metavar="MODEL|RUN", help="A model folder or hub id, or a run whose checkpoint is served.")
     ],
     port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="0 takes a free one.")] = 0,
+    host: Annotated[
+        str, typer.Option("--host", help="All but this machine's own address need a key: --set api_key_env=NAME.")
+    ] = HOST,
     set_: options.Set = None,
     json: options.Json = False,
     verbose: options.Verbose = False,
@@ -262,4 +266,4 @@ def serve(
     from composer_cli import serve as serving
     from composer_cli.console import Console
 
-    raise typer.Exit(serving.serve(model, port, set_ or [], artifacts, Console(quiet), json))
+    raise typer.Exit(serving.serve(model, port, set_ or [], artifacts, Console(quiet), json, host))

@@ -1,9 +1,9 @@
-"""The HTTP application of `composer serve`: OpenAI's chat completions of a model in this process.
+"""The HTTP application of `composer serve`: OpenAI's chat completions, and completions, of a model in this process.
 
 Answers are sampled by the policy that a stage would have of the model: template, draws, end tokens and log-probs are
 those of `composer_stages.policy.local`, and equal seeds give equal tokens. A field of a request that would shape an
-answer in a way that the policy does not have is refused by its name. `Sampler` holds the requests that wait; the thread
-that owns the model calls `sample_next`, while the server answers in a thread of its own.
+answer in a way that the policy does not have is refused by its name. `/v1/completions` takes token ids and tells them
+and prompt log-probs as vLLM does: policies `vllm:...` and TRL's clients work with it.
 """
 
 import asyncio
@@ -12,11 +12,10 @@ import socket
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from queue import Empty, SimpleQueue
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal
 
 import orjson
@@ -30,33 +29,35 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from composer_cli.loopback import HOSTS
+from composer_cli.loopback import HOST, HOSTS, address
+from composer_cli.sampler import Likeliest, Sampler, SamplingQuestion, ScoredAnswer
 from composer_stages.errors import InfrastructureError, refusal
 from composer_stages.formats.messages import message
-from composer_stages.messages import MessageParts, read, write
-from composer_stages.policy.base import Sample, Turn
-from composer_stages.policy.local import LocalPolicy
+from composer_stages.messages import MessageParts, least_tokens, read, write
+from composer_stages.policy.base import Turn
 from composer_stages.policy.tool_calls import declare_tools, normalise_calls
-from composer_stages.stopping import Interrupted
 from composer_stages.words import Sentence
 
 MOST_BYTES = 64 * 2**20
 """Length of a request that is read."""
+MOST_ANSWERS = 128
+"""Answers to one request."""
 GRACE_S = 10
 """Seconds in which requests are told that the server ends."""
-ENDING = "The server is ending. Ask again once it runs."
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "stream": (False,),
+    "best_of": (1,),
+    "echo": (False,),
     "top_p": (1,),
     "top_k": (0, -1),
     "min_p": (0,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
     "logit_bias": ({},),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
-    "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
+    "skip_special_tokens": (False,),
     "tool_choice": ("auto",),
     "parallel_tool_calls": (True,),
 }
@@ -102,127 +103,97 @@ class ChatMessage(BaseModel):
     tool_calls: list[EarlierCall] | None = None
 
 
-class ChatRequest(BaseModel):
-    """The supported fields of a chat completion request, besides `NEUTRAL` and `WITHOUT_EFFECT`.
+class StreamOptions(BaseModel):
+    """Whether a stream ends with an event that has the usage."""
 
-    return_token_ids: as vLLM has it, for the token ids of prompt and answer.
+    model_config = ConfigDict(extra="forbid")
+    include_usage: bool = False
+
+
+class SamplingRequest(BaseModel):
+    """The fields that both kinds of requests have, besides `NEUTRAL` and `WITHOUT_EFFECT`.
+
+    n: answers, with the seeds `seed`, `seed` + 1, ... return_token_ids: as vLLM has it, for the token ids of prompt and
+    answer. stop_token_ids: of the model's own end tokens, which end an answer in any case.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
     model: str
-    messages: list[ChatMessage] = Field(min_length=1)
     temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     max_tokens: int | None = Field(default=None, gt=0)
-    max_completion_tokens: int | None = Field(default=None, gt=0)
     seed: int | None = None
+    n: int = Field(default=1, ge=1, le=MOST_ANSWERS)
     stop: str | list[str] = []
-    tools: list[dict[str, Any]] = []
-    logprobs: bool = False
+    stop_token_ids: list[int] = []
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
     return_token_ids: bool = False
-    chat_template_kwargs: dict[str, Any] = {}
 
     def stops(self) -> list[str]:
         """Return the texts before which the answer ends."""
         return [stop for stop in ([self.stop] if isinstance(self.stop, str) else self.stop) if stop]
 
 
-# Requests that wait, and the model.
+class ChatRequest(SamplingRequest):
+    """The fields of a chat completion request."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, gt=0)
+    tools: list[dict[str, Any]] = []
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0, le=20)
+    chat_template_kwargs: dict[str, Any] = {}
+
+
+TokenIds = list[int]
+
+
+class TextRequest(SamplingRequest):
+    """The fields of a completion request: a prompt, or several, as text or as token ids."""
+
+    prompt: str | TokenIds | list[str] | list[TokenIds] = Field(min_length=1)
+    logprobs: int | None = Field(default=None, ge=0, le=128)
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=128)
+    return_tokens_as_token_ids: bool = False
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """A request: its turn, how its answer is sampled, and the answer once it is there."""
+class FinishedAnswer:
+    """An answer before its stop text. raw: as the model wrote it; text: with its calls as `messages.write` has them."""
 
-    turn: Turn
-    temperature: float
-    max_tokens: int | None
-    answer: Future[Sample] = field(default_factory=Future)
-
-
-class Sampler:
-    """A queue of requests for one model, sampled in one thread; requests with equal settings form a batch.
-
-    An answer depends on its own request alone, up to rounding.
-    """
-
-    def __init__(self, policy: LocalPolicy) -> None:
-        self.policy = policy
-        self._arrived = SimpleQueue[Waiting]()
-        self._waiting, self._running = list[Waiting](), list[Waiting]()
-        self._closing, self._closed = threading.Lock(), False
-
-    def ask(self, turn: Turn, temperature: float, max_tokens: int | None) -> Future[Sample]:
-        """Return a future of the answer, from any thread; cancelling it before it is sampled withdraws the request."""
-        request = Waiting(turn, temperature, max_tokens)
-        with self._closing:  # none may be put after `close` has answered all: the server would wait for it for ever
-            if self._closed:
-                request.answer.set_exception(InfrastructureError(ENDING))
-            else:
-                self._arrived.put(request)
-        return request.answer
-
-    def sample_next(self, wait_s: float) -> None:
-        """Sample the answer to the request that has waited longest, and with it all with its settings.
-
-        Returns after `wait_s` where none has come. An error of the model is the answer to these requests.
-        """
-        with suppress(Empty):
-            if not self._waiting:
-                self._admit(self._arrived.get(timeout=wait_s))
-            while True:
-                self._admit(self._arrived.get_nowait())
-        if not self._waiting:
-            return
-        settings = self._waiting[0].temperature, self._waiting[0].max_tokens
-        batch = [request for request in self._waiting if (request.temperature, request.max_tokens) == settings]
-        self._waiting = [request for request in self._waiting if (request.temperature, request.max_tokens) != settings]
-        self._running = [request for request in batch if request.answer.set_running_or_notify_cancel()]
-        policy = self.policy.sampling_at(*settings)
-        try:
-            samples = policy.sample([request.turn for request in self._running]) if self._running else []
-            for request, sample in zip(self._running, samples, strict=True):
-                # Without a limit all of a batch end where its longest prompt leaves no room: the others have more.
-                cut_off = settings[1] is None and len(samples) > 1 and sample.finish_reason == "length"
-                request.answer.set_result(policy.sample([request.turn])[0] if cut_off else sample)
-        except Interrupted:
-            raise
-        except Exception as error:
-            for request in self._running:
-                if not request.answer.done():
-                    request.answer.set_exception(error)
-        self._running = []
-
-    def close(self) -> None:
-        """Answer all that wait, are being sampled or come later with the error that the server ends."""
-        with self._closing:
-            self._closed = True
-        with suppress(Empty):
-            while True:
-                self._waiting.append(self._arrived.get_nowait())
-        for request in (*self._running, *self._waiting):
-            if not request.answer.done():
-                request.answer.set_exception(InfrastructureError(ENDING))
-
-    def _admit(self, request: Waiting) -> None:
-        """Add a request to those that wait, unless its conversation cannot be rendered."""
-        try:
-            room = self.policy.context - self.policy.count_tokens(request.turn)
-        except Exception as error:
-            if request.answer.set_running_or_notify_cancel():
-                request.answer.set_exception(error)
-            return
-        fits = request.max_tokens is not None and request.max_tokens <= room
-        self._waiting.append(request if fits else replace(request, max_tokens=None))
+    raw: str
+    text: str
+    ids: list[int]
+    logprobs: list[float]
+    finish_reason: str
+    prompt_ids: list[int]
+    likeliest: list[Likeliest] = field(default_factory=list)
+    prompt_likeliest: list[Likeliest] = field(default_factory=list)
 
 
-# Requests and answers of the protocol.
-
-
-class ChatCompletions:
+class CompletionPages:
     """The addresses of the server, as methods. name: of the model, which every request has to give."""
 
-    def __init__(self, sampler: Sampler, name: str) -> None:
-        self._sampler, self._policy, self._name = sampler, sampler.policy, name
+    def __init__(self, sampler: Sampler, name: str, key: str | None) -> None:
+        self._sampler, self._policy, self._name, self._key = sampler, sampler.policy, name, key
+
+    def routes(self) -> list[Route]:
+        """Return the addresses; all but /health need the key, if there is one."""
+        return [
+            Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
+            Route("/v1/completions", self._guarded(self.text), methods=["POST"]),
+            Route("/v1/models", self._guarded(self.models)),
+            Route("/health", self.health),
+        ]
+
+    def _guarded(self, page: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def checked(request: Request) -> Response:
+            sent = request.headers.get("authorization", "").encode()
+            if self._key is not None and not secrets.compare_digest(sent, f"Bearer {self._key}".encode()):
+                raise RefusedRequest(Sentence("cli.request-without-key"), 401, code="invalid_api_key")
+            return await page(request)
+
+        return checked
 
     async def models(self, request: Request) -> Response:
         """List the one model, and its context where it states one."""
@@ -237,101 +208,169 @@ class ChatCompletions:
         del request
         return JSONResponse({"status": "ok"})
 
-    async def complete(self, request: Request) -> Response:
+    async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
-        chat = self._checked(await _body(request))
-        turn = Turn(
-            [message(chat_message.model_dump(exclude_none=True)) for chat_message in chat.messages],
-            secrets.randbits(60) if chat.seed is None else chat.seed,
-            tools=chat.tools,
-        )
-        config, limit = self._policy.config, chat.max_completion_tokens or chat.max_tokens
-        temperature = config.temperature if chat.temperature is None else chat.temperature
-        answer = asyncio.wrap_future(self._sampler.ask(turn, temperature, limit or config.max_tokens))
-        gone = asyncio.ensure_future(request.receive())
-        either: set[asyncio.Future[Any]] = {answer, gone}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        gone.cancel()
-        if not answer.done():  # who asked has given up, and may have asked again: nobody would read this answer
-            answer.cancel()
-            return Response(status_code=499)
-        try:
-            sample = answer.result()
-        except TemplateError as error:
-            raise RefusedRequest(Sentence("cli.chat-template-refuses", name=self._name, error=error)) from None
-        if sample.error_type is not None:
-            raise RefusedRequest(f"{sample.error}.", param="messages", code="context_length_exceeded")
-        return JSONResponse(self._completion(chat, self._stopped(sample, chat.stops())))
-
-    def _checked(self, body: Any) -> ChatRequest:
-        """Validate a request and return it; raise `RefusedRequest` with the field's name for an unsupported one."""
-        if not isinstance(body, dict):
-            raise RefusedRequest(Sentence("cli.request-not-object"))
-        fields = {name: value for name, value in body.items() if value is not None and name not in WITHOUT_EFFECT}
-        for name in NEUTRAL.keys() & fields.keys():
-            if (value := fields.pop(name)) not in NEUTRAL[name]:
-                raise RefusedRequest(
-                    Sentence(
-                        "cli.field-not-neutral",
-                        name=name,
-                        value=value,
-                        neutral=NEUTRAL[name][0],
-                    ),
-                    param=name,
-                )
-        try:
-            chat = ChatRequest.model_validate(fields)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            name = ".".join(map(str, problem["loc"]))
-            raise RefusedRequest(f"{name}: {refusal(problem)}.", param=name) from None
-        if chat.model != self._name:
-            text = Sentence("cli.other-model", model=chat.model, name=self._name)
-            raise RefusedRequest(text, 404, param="model", code="model_not_found")
+        chat = self._checked(ChatRequest, await _body(request))
         if chat.max_tokens and chat.max_completion_tokens and chat.max_tokens != chat.max_completion_tokens:
             raise RefusedRequest(Sentence("cli.two-token-limits"), param="max_tokens")
         for tool in chat.tools:
             if not declare_tools([tool]):
-                text = Sentence("cli.tool-without-name", tool=tool)
-                raise RefusedRequest(text, param="tools")
+                raise RefusedRequest(Sentence("cli.tool-without-name", tool=tool), param="tools")
         pinned = self._policy.config.chat_template_kwargs
         if chat.chat_template_kwargs and chat.chat_template_kwargs != pinned:
-            raise RefusedRequest(
-                Sentence(
-                    "cli.chat-template-kwargs-differ",
-                    kwargs=chat.chat_template_kwargs,
-                    pinned=pinned,
-                ),
-                param="chat_template_kwargs",
-            )
-        return chat
+            text = Sentence("cli.chat-template-kwargs-differ", kwargs=chat.chat_template_kwargs, pinned=pinned)
+            raise RefusedRequest(text, param="chat_template_kwargs")
+        messages = [message(chat_message.model_dump(exclude_none=True)) for chat_message in chat.messages]
+        questions = self._questions(
+            chat,
+            [Turn(messages, 0, tools=chat.tools)],
+            max_tokens=chat.max_completion_tokens or chat.max_tokens,
+            likeliest=chat.top_logprobs if chat.logprobs and chat.top_logprobs else None,
+        )
+        choices = await self._answered(request, chat, questions)
+        if choices is None:
+            return Response(status_code=499)
+        written = [self._chat_choice(chat, index, choice) for index, choice in enumerate(choices)]
+        about = {"prompt_token_ids": choices[0].prompt_ids} if chat.return_token_ids else {}
+        return self._response("chatcmpl", "chat.completion", chat, choices, written, about)
 
-    def _stopped(self, sample: Sample, stops: list[str]) -> Sample:
+    async def text(self, request: Request) -> Response:
+        """Go on with a prompt, or with several."""
+        asked = self._checked(TextRequest, await _body(request))
+        one = isinstance(asked.prompt, str) or isinstance(asked.prompt[0], int)
+        prompts = [self._token_ids(prompt) for prompt in ([asked.prompt] if one else asked.prompt)]
+        vocabulary = self._policy.model.get_input_embeddings().num_embeddings
+        if wrong := [token for ids in prompts for token in ids if not 0 <= token < vocabulary]:
+            raise RefusedRequest(Sentence("cli.no-such-token", token=wrong[0], vocabulary=vocabulary), param="prompt")
+        if not all(prompts) or len(prompts) * asked.n > MOST_ANSWERS:
+            raise RefusedRequest(Sentence("cli.prompts-none-or-many", most=MOST_ANSWERS), param="prompt")
+        questions = self._questions(
+            asked,
+            prompts,
+            max_tokens=asked.max_tokens,
+            likeliest=asked.logprobs or None,
+            prompt_likeliest=asked.prompt_logprobs,
+        )
+        choices = await self._answered(request, asked, questions)
+        if choices is None:
+            return Response(status_code=499)
+        written = [self._text_choice(asked, index, choice) for index, choice in enumerate(choices)]
+        return self._response("cmpl", "text_completion", asked, choices, written, {})
+
+    def _token_ids(self, prompt: Any) -> list[int]:
+        tokenizer, most = self._policy.tokenizer, self._policy.context
+        if isinstance(prompt, list):
+            return prompt
+        if len(prompt) > most and (least := least_tokens(tokenizer, prompt)) > most:  # before it takes gigabytes
+            text = Sentence("policy.prompt-beyond-context", number=f"at least {least:,} tokens", context=most)
+            raise RefusedRequest(f"{text}.", param="prompt", code="context_length_exceeded")
+        ids: list[int] = tokenizer(prompt)["input_ids"]
+        return ids
+
+    def _checked(self, kind: type[Any], body: Any) -> Any:
+        """Validate a request and return it; raise `RefusedRequest` with the field's name for an unsupported one."""
+        if not isinstance(body, dict):
+            raise RefusedRequest(Sentence("cli.request-not-object"))
+        fields = {name: value for name, value in body.items() if value is not None and name not in WITHOUT_EFFECT}
+        if fields.get("tool_choice") == "none" and not fields.get("tools"):
+            del fields["tool_choice"]
+        for name in NEUTRAL.keys() & fields.keys():
+            if (value := fields.pop(name)) not in NEUTRAL[name]:
+                text = Sentence("cli.field-not-neutral", name=name, value=value, neutral=NEUTRAL[name][0])
+                raise RefusedRequest(text, param=name)
+        try:
+            asked = kind.model_validate(fields)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            name = ".".join(map(str, problem["loc"]))
+            raise RefusedRequest(f"{name}: {refusal(problem)}.", param=name) from None
+        if asked.model != self._name:
+            text = Sentence("cli.other-model", model=asked.model, name=self._name)
+            raise RefusedRequest(text, 404, param="model", code="model_not_found")
+        if others := set(asked.stop_token_ids) - self._policy.model_facts.end_ids:
+            text = Sentence(
+                "cli.other-stop-tokens", others=sorted(others), ends=sorted(self._policy.model_facts.end_ids)
+            )
+            raise RefusedRequest(text, param="stop_token_ids")
+        return asked
+
+    def _questions(
+        self, asked: SamplingRequest, prompts: Sequence[Turn | list[int]], *, max_tokens: int | None, **fields: Any
+    ) -> list[SamplingQuestion]:
+        """Return the questions of a request, the answers to one prompt one after the other."""
+        config = self._policy.config
+        temperature = config.temperature if asked.temperature is None else asked.temperature
+        return [
+            SamplingQuestion(
+                prompt,
+                secrets.randbits(60) if asked.seed is None else asked.seed + index,
+                temperature,
+                max_tokens or config.max_tokens,
+                **fields,
+            )
+            for prompt in prompts
+            for index in range(asked.n)
+        ]
+
+    async def _answered(
+        self, request: Request, asked: SamplingRequest, questions: Sequence[SamplingQuestion]
+    ) -> list[FinishedAnswer] | None:
+        """Return an answer to each question; None where who asked has given up: nobody would read them."""
+        answers = asyncio.gather(*(asyncio.wrap_future(self._sampler.ask(question)) for question in questions))
+        gone = asyncio.ensure_future(request.receive())
+        either: set[asyncio.Future[Any]] = {answers, gone}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        gone.cancel()
+        if not answers.done():
+            answers.cancel()
+            return None
+        try:
+            answered = answers.result()
+        except TemplateError as error:
+            raise RefusedRequest(Sentence("cli.chat-template-refuses", name=self._name, error=error)) from None
+        for answer in answered:
+            if answer.sample.error_type is not None:
+                param = "messages" if isinstance(asked, ChatRequest) else "prompt"
+                raise RefusedRequest(f"{answer.sample.error}.", param=param, code="context_length_exceeded")
+        return [self._choice(answer, asked.stops()) for answer in answered]
+
+    def _choice(self, answer: ScoredAnswer, stops: list[str]) -> FinishedAnswer:
         """Cut an answer before the first stop text; keep the tokens up to the one that completed it."""
-        ids, decode = sample.completion_ids or [], self._policy.tokenizer.decode
+        sample, ends, decode = answer.sample, self._policy.model_facts.end_ids, self._decode
+        ids, finish_reason = sample.completion_ids or [], sample.finish_reason
 
         def holds(num: int) -> bool:
-            text = decode(ids[:num], skip_special_tokens=False)
+            text = decode(ids[:num])
             return any(stop in text for stop in stops)
 
-        if not holds(len(ids)):
-            return sample
-        num = bisect_left(range(len(ids)), True, key=holds)
-        text = decode(ids[:num], skip_special_tokens=False)
-        text = text[: min(text.index(stop) for stop in stops if stop in text)]
-        return replace(
-            sample,
-            text=normalise_calls(self._policy.config.tool_calls, text),
-            completion_ids=ids[:num],
-            logprobs=(sample.logprobs or [])[:num],
-            completion_tokens=num,
-            finish_reason="stop",
+        raw = decode(ids[:-1] if ids and ids[-1] in ends else ids)
+        text = sample.text
+        if holds(len(ids)):
+            ids, finish_reason = ids[: bisect_left(range(len(ids)), True, key=holds)], "stop"
+            raw = decode(ids)
+            raw = raw[: min(raw.index(stop) for stop in stops if stop in raw)]
+            text = normalise_calls(self._policy.config.tool_calls, raw)
+        return FinishedAnswer(
+            raw,
+            text,
+            ids,
+            (sample.logprobs or [])[: len(ids)],
+            finish_reason,
+            sample.prompt_ids or [],
+            answer.likeliest[: len(ids)],
+            answer.prompt_likeliest,
         )
 
-    def _completion(self, chat: ChatRequest, sample: Sample) -> dict[str, Any]:
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self._policy.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def _chat_choice(self, chat: ChatRequest, index: int, choice: FinishedAnswer) -> dict[str, Any]:
         """Return an answer as the protocol has it; calls are told apart from the text where tools were declared."""
-        spoken = read(sample.text) if chat.tools else MessageParts(sample.text)
-        reply: dict[str, Any] = {"role": "assistant", "content": write(replace(spoken, calls=()))}
+        spoken = read(choice.text) if chat.tools else MessageParts(choice.text)
+        reply: dict[str, Any] = {
+            "role": "assistant",
+            "content": write(MessageParts(spoken.content, (), spoken.reasoning)),
+        }
         if spoken.calls:
             reply["tool_calls"] = [
                 {
@@ -341,38 +380,104 @@ class ChatCompletions:
                 }
                 for call in spoken.calls
             ]
-        ids, logprobs = sample.completion_ids or [], sample.logprobs or []
-        tokens = [
-            {
-                "token": self._policy.tokenizer.decode([token], skip_special_tokens=False),
-                "logprob": logprob,
-                "bytes": None,
-                "top_logprobs": [],
-            }
-            for token, logprob in zip(ids, logprobs, strict=True)
-        ]
-        ended = "tool_calls" if spoken.calls and sample.finish_reason == "stop" else sample.finish_reason
         return {
-            "id": f"chatcmpl-{secrets.token_hex(12)}",
-            "object": "chat.completion",
+            "index": index,
+            "message": reply,
+            "finish_reason": "tool_calls" if spoken.calls and choice.finish_reason == "stop" else choice.finish_reason,
+            "logprobs": {"content": self._chat_logprobs(chat, choice)} if chat.logprobs else None,
+            **({"token_ids": choice.ids} if chat.return_token_ids else {}),
+        }
+
+    def _chat_logprobs(self, chat: ChatRequest, choice: FinishedAnswer) -> list[dict[str, Any]]:
+        def entry(token: int, logprob: float) -> dict[str, Any]:
+            text = self._decode([token])
+            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+        rows = choice.likeliest or [{} for _ in choice.ids]
+        return [
+            {
+                **entry(token, logprob),
+                "top_logprobs": [entry(top, value) for top, (value, rank) in row.items() if rank <= chat.top_logprobs],
+            }
+            for token, logprob, row in zip(choice.ids, choice.logprobs, rows, strict=True)
+        ]
+
+    def _text_choice(self, asked: TextRequest, index: int, choice: FinishedAnswer) -> dict[str, Any]:
+        """Return a completion as vLLM writes it."""
+
+        def name(token: int) -> str:
+            return f"token_id:{token}" if asked.return_tokens_as_token_ids else self._decode([token])
+
+        logprobs = None
+        if asked.logprobs is not None:
+            rows = choice.likeliest or [{} for _ in choice.ids]
+            logprobs = {
+                "tokens": [name(token) for token in choice.ids],
+                "token_logprobs": choice.logprobs,
+                "top_logprobs": [
+                    {name(token): logprob} | {name(other): top for other, (top, _) in row.items() if other != token}
+                    for token, logprob, row in zip(choice.ids, choice.logprobs, rows, strict=True)
+                ],
+                "text_offset": [0, *accumulate(len(self._decode([token])) for token in choice.ids[:-1])],
+            }
+        written = {"index": index, "text": choice.raw, "finish_reason": choice.finish_reason, "logprobs": logprobs}
+        if asked.return_token_ids:
+            written |= {"token_ids": choice.ids, "prompt_token_ids": choice.prompt_ids}
+        if asked.prompt_logprobs is not None:
+            entries = [
+                {
+                    str(token): {"logprob": logprob, "rank": rank, "decoded_token": self._decode([token])}
+                    for token, (logprob, rank) in row.items()
+                }
+                for row in choice.prompt_likeliest
+            ]
+            written["prompt_logprobs"] = [None, *entries]
+        return written
+
+    def _response(
+        self,
+        prefix: str,
+        kind: str,
+        asked: SamplingRequest,
+        choices: Sequence[FinishedAnswer],
+        written: list[dict[str, Any]],
+        about: dict[str, Any],
+    ) -> Response:
+        """Return the answers in one body, or as the events of a stream."""
+        prompt_tokens = sum(len(choice.prompt_ids) for choice in choices[:: asked.n])
+        completion_tokens = sum(len(choice.ids) for choice in choices)
+        usage = {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+        }
+        chat = kind == "chat.completion"
+        body = {
+            "id": f"{prefix}-{secrets.token_hex(12)}",
+            "object": f"{kind}.chunk" if chat and asked.stream else kind,
             "created": int(time.time()),
             "model": self._name,
-            "choices": [
-                {
-                    "index": 0,
-                    "message": reply,
-                    "finish_reason": ended,
-                    "logprobs": {"content": tokens} if chat.logprobs else None,
-                    **({"token_ids": ids} if chat.return_token_ids else {}),
-                }
-            ],
-            "usage": {
-                "prompt_tokens": sample.prompt_tokens,
-                "completion_tokens": sample.completion_tokens,
-                "total_tokens": sample.prompt_tokens + sample.completion_tokens,
-            },
-            **({"prompt_token_ids": sample.prompt_ids} if chat.return_token_ids else {}),
         }
+        if not asked.stream:
+            return JSONResponse({**body, "choices": written, "usage": usage, **about})
+        events = [
+            {**body, "choices": [part], **about}
+            for choice in written
+            for part in (_parts(choice) if chat else [choice])
+        ]
+        events += [{**body, "choices": [], "usage": usage}] if asked.stream_options.include_usage else []
+        lines = [f"data: {orjson.dumps(event).decode()}\n\n" for event in events]
+        return Response("".join([*lines, "data: [DONE]\n\n"]), media_type="text/event-stream")
+
+
+def _parts(choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a chat's answer as a stream has it: the message, then why it ended."""
+    message = dict(choice["message"])
+    if "tool_calls" in message:
+        message["tool_calls"] = [{"index": index, **call} for index, call in enumerate(message["tool_calls"])]
+    rest = {name: value for name, value in choice.items() if name not in ("message", "finish_reason")}
+    yield {**rest, "delta": message, "finish_reason": None}
+    yield {"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"], "logprobs": None}
 
 
 async def _body(request: Request) -> Any:
@@ -404,24 +509,23 @@ def _error(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": {"message": text, "type": kind, "param": param, "code": code}}, status)
 
 
-def build(sampler: Sampler, name: str) -> TrustedHostMiddleware:
+def build(sampler: Sampler, name: str, key: str | None, host: str) -> Any:
     """Return the application, which serves the sampler's model under this name."""
-    pages = ChatCompletions(sampler, name)
-    routes = [
-        Route("/v1/chat/completions", pages.complete, methods=["POST"]),
-        Route("/v1/models", pages.models),
-        Route("/health", pages.health),
-    ]
     errors: Mapping[Any, Any] = dict.fromkeys((RefusedRequest, HTTPException, InfrastructureError, Exception), _error)
-    app = Starlette(routes=routes, exception_handlers=errors)
-    return TrustedHostMiddleware(app, allowed_hosts=HOSTS, www_redirect=False)
+    app = Starlette(routes=CompletionPages(sampler, name, key).routes(), exception_handlers=errors)
+    return TrustedHostMiddleware(app, allowed_hosts=HOSTS if host in HOSTS else ["*"], www_redirect=False)
 
 
 @contextmanager
-def listening(sampler: Sampler, name: str, listener: socket.socket) -> Iterator[str]:
-    """Answer requests in a thread until the block ends; yields the root of the server's addresses."""
+def listening(
+    sampler: Sampler, name: str, listener: socket.socket, *, key: str | None = None, host: str = HOST
+) -> Iterator[str]:
+    """Answer requests in a thread until the block ends; yields the root of the server's addresses.
+
+    key: that requests have to carry; another host than this machine needs one.
+    """
     config = uvicorn.Config(
-        build(sampler, name),
+        build(sampler, name, key, host),
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -433,7 +537,7 @@ def listening(sampler: Sampler, name: str, listener: socket.socket) -> Iterator[
     thread = threading.Thread(target=server.run, args=([listener],), name="completions")
     thread.start()
     try:
-        yield f"http://{listener.getsockname()[0]}:{listener.getsockname()[1]}/v1"
+        yield f"{address(listener)}/v1"
     finally:
         sampler.close()
         server.should_exit = True

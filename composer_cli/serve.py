@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from composer_cli.console import Console
-from composer_cli.loopback import bound
+from composer_cli.loopback import HOST, HOSTS, bound
 from composer_cli.printing import print_json, print_text
 from composer_stages.errors import BadInput, UsageError
 from composer_stages.policy import adapters, base, require_source
@@ -27,8 +27,8 @@ from composer_stages.stopping import Interrupted, on_signals
 from composer_stages.words import Sentence
 
 POLL_S = 1.0
-SHAPING = ("temperature", "max_tokens", "chat_template_kwargs", "tool_calls")
-"""Settings of a policy that shape its answers, so that a stage needs them to sample as the server was asked to."""
+TOLD = ("api_key_env", "temperature", "max_tokens", "chat_template_kwargs", "tool_calls")
+"""Settings of a policy that a stage needs to sample as the server was asked to."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,9 @@ class ServedModel:
     logs: Path
 
 
-def serve(text: str, port: int, words: Sequence[str], artifacts: Path, console: Console, as_json: bool) -> int:
+def serve(
+    text: str, port: int, words: Sequence[str], artifacts: Path, console: Console, as_json: bool, host: str = HOST
+) -> int:
     """Serve until a signal, and return its exit code; a server that dies is started again, a few times.
 
     text: the model or run. words: settings of a policy. Prints the address, and a command that uses it, once it
@@ -50,10 +52,12 @@ def serve(text: str, port: int, words: Sequence[str], artifacts: Path, console: 
     config = settings.build("serve", PolicyConfig, layers)
     try:
         require_source(config)
-        if interpreter(config) is not None:
-            serve_with_vllm(config, served.logs, port, console, as_json)
+        if interpreter(config) is None:
+            serve_in_process(config, port, host, console, as_json)
+        elif host not in HOSTS or config.api_key_env:
+            raise UsageError("cli.host-of-vllm")
         else:
-            serve_in_process(config, port, console, as_json)
+            serve_with_vllm(config, served.logs, port, console, as_json)
     except (KeyboardInterrupt, Interrupted) as error:
         console.notify(Sentence("cli.server-ended", source=config.source))
         return 128 + int(getattr(error, "signal_number", 2))
@@ -81,19 +85,23 @@ def serve_with_vllm(config: PolicyConfig, logs: Path, port: int, console: Consol
         server.stop()
 
 
-def serve_in_process(config: PolicyConfig, port: int, console: Console, as_json: bool) -> NoReturn:
+def serve_in_process(config: PolicyConfig, port: int, host: str, console: Console, as_json: bool) -> NoReturn:
     """Load a model and answer requests until a signal, which is raised."""
     if config.server.args:
         raise UsageError("cli.server-args-without-vllm", args=config.server.args)
-    local = config.in_process()
-    with bound(port) as listener:
+    if host not in HOSTS and not config.api_key_env:
+        raise UsageError("cli.host-without-key", host=host)
+    local, key = config.in_process(), config.key() if config.api_key_env else None
+    with bound(port, host) as listener:
         with console.watching() as watch:
-            from composer_cli.completions import Sampler, listening  # imports torch
+            from composer_cli.completions import listening  # imports torch
+            from composer_cli.sampler import Sampler
             from composer_stages.policy.local import LocalPolicy
 
             policy = LocalPolicy.open(local, listener=watch.listener("serve"))
         sampler = Sampler(policy)
-        with on_signals(), policy.reusing_prefixes(), listening(sampler, local.model, listener) as url:
+        serving = listening(sampler, local.model, listener, key=key, host=host)
+        with on_signals(), policy.reusing_prefixes(), serving as url:
             about = {"url": url, "model": local.model, "program": "composer", "pid": os.getpid()}
             announce(about, "in this process: answers are those that `composer collect` would sample", local, as_json)
             while True:
@@ -115,12 +123,12 @@ def announce(about: dict[str, Any], program: str, config: PolicyConfig, as_json:
 
 def client_words(url: str, config: PolicyConfig) -> list[str]:
     """Return the words of a command line with which a stage samples from a server as its configuration has it."""
-    shaping = {name: getattr(config, name) for name in SHAPING}
+    told = {name: getattr(config, name) for name in TOLD}
     usual = PolicyConfig(model=config.model)
-    shaping = {name: value for name, value in shaping.items() if value != getattr(usual, name)}
-    if "tool_calls" in shaping and not config.served:
-        shaping["tool_calls"] = "native"  # the server reads what the model writes
-    policy = {"model": config.model, "base_url": url, **shaping}
+    told = {name: value for name, value in told.items() if value != getattr(usual, name)}
+    if "tool_calls" in told and not config.served:
+        told["tool_calls"] = "native"  # the server reads what the model writes
+    policy = {"model": config.model, "base_url": url, **told}
     return [word for name, value in policy.items() for word in ("--set", _word(f"policy.{name}", value))]
 
 

@@ -151,8 +151,8 @@ class PolicyConfig(Settings):
     """Settings of the chat template, in every rendering: {"enable_thinking": false} for Qwen3 without thinking."""
     tool_calls: Literal["none", "native", "qwen3", "llama3", "mistral", "deepseek", "gpt-oss"] = "none"
     """How tools are called: `native` where a server reads calls, else in which family's format answers are written."""
-    dtype: str = "auto"
-    """Floating-point type of a local model's weights: auto, float32, bfloat16 or float16."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Floating-point type of a local model's weights."""
     device: str = Field(default="auto", json_schema_extra={"affects_results": False})
     """auto takes a GPU when there is one."""
     lockstep: int = Field(default=32, gt=0)

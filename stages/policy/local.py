@@ -8,7 +8,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -110,25 +110,25 @@ class LocalPolicy:
 
     def sample(self, turns: list[Turn]) -> list[Sample]:
         """Return the answers of turns, sampled together as far as memory allows."""
+        return self.sample_ids([self.model_facts.render(turn) for turn in turns], [turn.seed for turn in turns])
+
+    def sample_ids(self, rendered: Sequence[list[int] | Sample], seeds: Sequence[int]) -> list[Sample]:
+        """Return the answers to prompts as token ids; a failed sample in a prompt's place is its answer."""
         # The model may be one under training: without dropout, and afterwards as it was.
         was_training = self.model.training
         self.model.eval()
         try:
             with adapter_merged(self.model):
-                return self._sample(turns)
+                return self._sample(rendered, seeds)
         finally:
             self.model.train(was_training)
 
-    def _sample(self, turns: list[Turn]) -> list[Sample]:
+    def _sample(self, rendered: Sequence[list[int] | Sample], seeds: Sequence[int]) -> list[Sample]:
         started = time.monotonic()
-        prepared = [self.model_facts.render(turn) for turn in turns]
-        prompts, seeds = list[list[int]](), list[int]()
-        for ids, turn in zip(prepared, turns, strict=True):
-            if isinstance(ids, list):
-                prompts.append(ids)
-                seeds.append(turn.seed)
+        prompts = [ids for ids in rendered if isinstance(ids, list)]
+        seeds = [seed for ids, seed in zip(rendered, seeds, strict=True) if isinstance(ids, list)]
         if not prompts:
-            return [refused for refused in prepared if isinstance(refused, Sample)]
+            return [refused for refused in rendered if isinstance(refused, Sample)]
         prefixes, most = self._reused or (None, sampling.row_budget(self.model, self.config))
         max_tokens = self.config.max_tokens or self._room(prompts)
         batches = sampling.split_batches(self.model, prompts, max_tokens, most)
@@ -151,14 +151,14 @@ class LocalPolicy:
             drawn |= dict(zip(numbers, completions, strict=True))
         about = {
             "logprob_kind": "processed" if self.config.temperature else "raw",
-            "latency_s": (time.monotonic() - started) / len(turns),  # of an answer: its share of the batch
+            "latency_s": (time.monotonic() - started) / len(rendered),  # of an answer: its share of the batch
         }
         answers = (
             self.model_facts.read(prompt, ids, logprobs=logps, **about)
             for number, prompt in enumerate(prompts)
             for ids, logps in [drawn[number]]
         )
-        return [next(answers) if isinstance(ids, list) else ids for ids in prepared]
+        return [next(answers) if isinstance(ids, list) else ids for ids in rendered]
 
     def _room(self, prompts: list[list[int]]) -> int:
         """Return the tokens that the context leaves for an answer after the longest prompt, at least one."""
@@ -204,9 +204,17 @@ def load_model(
         dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
         if empty:
             return _opened(source, config, revision, dtype=dtype, device_map="meta")[0], tokenizer
-        model = _opened(source, config, revision, dtype=dtype)[0].to(device(config.device))
+        model = _opened(source, config, revision, dtype=dtype)[0].to(_usable(device(config.device)))
         model_checks.require_finite(config, model)
     return model, tokenizer
+
+
+def _usable(name: str) -> torch.device:
+    """Return a device that tensors can be on; `UsageError` for another."""
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError("policy.no-device", name=name, error=str(error).partition("\n")[0]) from None
 
 
 def check_folder(source: str, config: PolicyConfig, revision: str | None = None) -> Any:

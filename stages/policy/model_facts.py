@@ -41,10 +41,10 @@ class ModelFacts:
         self.end_ids: set[int] = {i for i in (*ids, end_id) if i is not None}
         self.pad_id: int = next(i for i in (tokenizer.pad_token_id, end_id, 0) if i is not None)
 
-    def render(self, turn: Turn) -> list[int] | Sample:
-        """Return a turn's prompt ids; the failed sample where they leave no room for an answer in the context."""
+    def render(self, turn: Turn | list[int]) -> list[int] | Sample:
+        """Return prompt ids; the failed sample where they leave no room for an answer in the context."""
         try:
-            ids = prompt_ids(self.tokenizer, turn, self.context)
+            ids = turn if isinstance(turn, list) else prompt_ids(self.tokenizer, turn, self.context)
         except TooManyTokens as error:
             number = str(error)
         else:

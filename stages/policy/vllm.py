@@ -96,6 +96,8 @@ class Completions:
         """Where the weights are that the server was given; None while it has those that it was started with."""
         self._version: str | None = None
         self._listed: set[str] = set()
+        self._seeds = 2**31
+        """Number of different seeds that are sent."""
         self._restarts = server.restarts if server else 0
         """Those of the server after which it was given its adapters and weights again."""
         self._reviving: asyncio.Task[None] | None = None
@@ -122,7 +124,7 @@ class Completions:
             "skip_special_tokens": False,
             "stop_token_ids": sorted(ends),
             **UNSHAPED,
-            **({} if seed is None else {"seed": seed % 2**31}),
+            **({} if seed is None else {"seed": seed % self._seeds}),
         }
         async with self._lock_scoring.sampling() if self._lock_scoring else nullcontext():
             body, attempts = await self._ask("/completions", request)
@@ -268,6 +270,8 @@ class Completions:
         base = next((model for model in listed or [] if not model.get("parent")), None)
         if base is None or not base.get("max_model_len"):
             raise UsageError("policy.not-a-vllm-server", base_url=self._config.base_url)
+        own = base.get("owned_by") == "composer"  # `composer serve` draws as the policy in process, seed for seed
+        self._seeds = 2**63 if own else self._seeds
         root = self._root()
 
         async def find_going() -> None:
@@ -294,7 +298,7 @@ class Completions:
         before = await self.score(name, prompt, sampled.ids)
         raw = max(abs(a - b) for a, b in zip(before, sampled.logprobs, strict=True)) < SAME
         kind = "raw" if raw else "processed"
-        return ServerFacts(name, int(base["max_model_len"]), kind, self._server is not None, self._version)
+        return ServerFacts(name, int(base["max_model_len"]), kind, own or self._server is not None, self._version)
 
     async def _ask(self, path: str, body: Mapping[str, Any], *, most_bytes: int = BODY_BYTES) -> tuple[Any, int]:
         """Return the response as JSON and the number of launches."""

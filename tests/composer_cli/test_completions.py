@@ -15,22 +15,26 @@ from typing import Any
 
 import openai
 import pytest
+import torch
 from support.command_line import until
 from support.models import save_tiny, tiny_tokenizer
 
-from composer_cli.completions import Sampler, listening
+from composer_cli.completions import listening
 from composer_cli.loopback import bound
+from composer_cli.sampler import Sampler, SamplingQuestion
 from composer_stages.errors import InfrastructureError, UsageError
-from composer_stages.policy import ask_all
+from composer_stages.policy import ask_all, open_policy
 from composer_stages.policy.base import PolicyConfig, Sample, Turn
 from composer_stages.policy.endpoint import EndpointPolicy
 from composer_stages.policy.local import LocalPolicy
+from composer_stages.policy.vllm import VllmPolicy
 from composer_stages.runs.ledger import Budget
 from composer_stages.runs.run import AnswerFolders
 
 MESSAGES = [{"role": "user", "content": "Fix the function add."}]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 NAME = "student"
+TOKENS = {"return_token_ids": True, "return_tokens_as_token_ids": True}
 
 
 @dataclass
@@ -43,6 +47,9 @@ class Running:
 
     def ask(self, **fields: Any) -> Any:
         return self.client.chat.completions.create(**{"model": NAME, "messages": MESSAGES, **fields})
+
+    def go_on(self, **fields: Any) -> Any:
+        return self.client.completions.create(**{"model": NAME, **fields})
 
     def ids(self, **fields: Any) -> list[int]:
         """The token ids of an answer."""
@@ -60,7 +67,7 @@ class Running:
 
 
 @contextmanager
-def running(policy: Any) -> Iterator[Running]:
+def running(policy: Any, key: str | None = None) -> Iterator[Running]:
     """Serve a policy until the block ends, as `composer serve` does, but with its model in a thread."""
     sampler, ends = Sampler(policy), threading.Event()
 
@@ -69,7 +76,7 @@ def running(policy: Any) -> Iterator[Running]:
             sampler.sample_next(0.02)
 
     thread = threading.Thread(target=sample)
-    with bound(0) as listener, listening(sampler, NAME, listener) as url, ExitStack() as at_end:
+    with bound(0) as listener, listening(sampler, NAME, listener, key=key) as url, ExitStack() as at_end:
         thread.start()
         at_end.callback(thread.join)
         at_end.callback(ends.set)
@@ -171,12 +178,12 @@ def test_an_answer_ends_before_a_stop(random_server: Running) -> None:
     ("fields", "param"),
     [
         ({"top_p": 0.9}, "top_p"),
-        ({"n": 2}, "n"),
-        ({"stream": True}, "stream"),
+        ({"n": 0}, "n"),
         ({"presence_penalty": 0.5}, "presence_penalty"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
-        ({"logprobs": True, "top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"extra_body": {"stop_token_ids": [5]}}, "stop_token_ids"),
         ({"extra_body": {"top_k": 5}}, "top_k"),
         ({"extra_body": {"mirostat": 2}}, "mirostat"),
         ({"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, "chat_template_kwargs"),
@@ -243,6 +250,121 @@ def test_conversations_with_calls_are_rendered_as_in_process(served: Running, po
     assert (answer.prompt_token_ids, answer.choices[0].token_ids) == (own.prompt_ids, own.completion_ids)
 
 
+def test_several_answers_have_the_seeds_that_follow(random_server: Running) -> None:
+    answer = random_server.ask(seed=7, n=3, extra_body={"return_token_ids": True})
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert [choice.token_ids for choice in answer.choices] == [random_server.ids(seed=seed) for seed in (7, 8, 9)]
+    tokens = sum(len(choice.token_ids) for choice in answer.choices)
+    assert answer.usage.completion_tokens == tokens and answer.usage.prompt_tokens == len(answer.prompt_token_ids)
+    assert len({choice.message.content for choice in random_server.ask(n=4).choices}) > 1
+
+
+def test_a_stream_brings_the_same_answer_and_errors_keep_their_status(random_server: Running) -> None:
+    whole = random_server.ask(seed=5, n=2, logprobs=True)
+    events = list(random_server.ask(seed=5, n=2, logprobs=True, stream=True, stream_options={"include_usage": True}))
+    assert events[-1].usage == whole.usage and not events[-1].choices
+    parts = [choice for event in events for choice in event.choices]
+    for choice in whole.choices:
+        said, ended = (part for part in parts if part.index == choice.index)
+        assert (said.delta.role, said.delta.content) == ("assistant", choice.message.content)
+        assert said.logprobs.model_dump() == choice.logprobs.model_dump()
+        assert ended.finish_reason == choice.finish_reason and said.finish_reason is None
+    with pytest.raises(openai.BadRequestError) as refused:
+        random_server.ask(messages=[{"role": "user", "content": "abc " * 1000}], stream=True)
+    assert refused.value.code == "context_length_exceeded"
+    text = list(random_server.client.completions.create(model=NAME, prompt="abc", seed=1, stream=True))
+    assert "".join(event.choices[0].text for event in text) == random_server.go_on(prompt="abc", seed=1).choices[0].text
+
+
+@torch.no_grad()
+def forward(policy: LocalPolicy, ids: list[int], temperature: float) -> torch.Tensor:
+    """Log-probs of all tokens at each place but the first, from one pass of the model."""
+    logits = policy.model(input_ids=torch.tensor([ids])).logits[0, :-1]
+    return torch.log_softmax(logits / (temperature or 1), -1)
+
+
+@pytest.mark.parametrize("temperature", [0, 0.6, 1])
+def test_log_probs_of_likeliest_and_of_prompt_tokens_are_those_of_a_forward_pass(
+    random_server: Running, rambling: LocalPolicy, temperature: float
+) -> None:
+    prompt = [(7 * place) % 13 + 3 for place in range(600)]  # more than are scored at once
+    [choice] = random_server.go_on(
+        prompt=prompt, seed=3, temperature=temperature, logprobs=3, extra_body=TOKENS | {"prompt_logprobs": 2}
+    ).choices
+    ids = [*choice.prompt_token_ids, *choice.token_ids]
+    assert ids[: len(prompt)] == prompt
+    expected = forward(rambling, ids, temperature)
+    best = expected.topk(3)
+    assert choice.prompt_logprobs[0] is None and len(choice.prompt_logprobs) == len(prompt)
+    for place, entry in enumerate(choice.prompt_logprobs[1:]):
+        own, row = entry[str(ids[place + 1])], expected[place]
+        assert own["logprob"] == pytest.approx(row[ids[place + 1]].item(), abs=1e-4)
+        assert own["rank"] == int((row > row[ids[place + 1]]).sum()) + 1
+        assert {int(token) for token in entry} == {*best.indices[place, :2].tolist(), ids[place + 1]}
+    for place, (token, logprob, likeliest) in enumerate(
+        zip(choice.token_ids, choice.logprobs.token_logprobs, choice.logprobs.top_logprobs, strict=True),
+        start=len(prompt) - 1,
+    ):
+        assert logprob == pytest.approx(expected[place, token].item(), abs=1e-4)
+        found = {int(name.removeprefix("token_id:")): value for name, value in likeliest.items()}
+        assert found.pop(token) == logprob
+        told = dict(zip(best.indices[place].tolist(), best.values[place].tolist(), strict=True))
+        told.pop(token, None)
+        assert found == pytest.approx(told, abs=1e-4)
+    [chat] = random_server.ask(seed=3, temperature=temperature, logprobs=True, top_logprobs=3).choices
+    for entry in chat.logprobs.content:
+        values = [top.logprob for top in entry.top_logprobs]
+        assert len(values) == 3 and values == sorted(values, reverse=True) and entry.bytes is not None
+
+
+def test_completions_of_token_ids_are_those_of_the_conversation(random_server: Running) -> None:
+    chat = random_server.ask(seed=11, extra_body={"return_token_ids": True})
+    ids = list(chat.prompt_token_ids)
+    answer = random_server.go_on(prompt=[ids, ids[:5]], n=2, seed=11, extra_body=TOKENS)
+    assert [len(choice.prompt_token_ids) for choice in answer.choices] == [len(ids)] * 2 + [5] * 2
+    assert answer.choices[0].token_ids == chat.choices[0].token_ids
+    assert answer.choices[1].token_ids == random_server.ids(seed=12)
+    assert answer.usage.prompt_tokens == len(ids) + 5
+    text = random_server.go_on(prompt="abc", max_tokens=4, seed=1, extra_body=TOKENS).choices[0]
+    assert text.prompt_token_ids == random_server.sampler.policy.tokenizer("abc")["input_ids"]
+    for wrong in ([10**6], [-1], [], [[]], ["a", "b"] * 65, "abc " * 10**6):
+        with pytest.raises(openai.BadRequestError) as refused:
+            random_server.go_on(prompt=wrong)
+        assert str(refused.value.param).split(".")[0] == "prompt"
+
+
+def test_a_policy_by_token_ids_answers_as_the_one_in_process(
+    random_server: Running, rambling: LocalPolicy, tmp_path: Path
+) -> None:
+    """Token by token, with 60 bits of seed, and with the sampled ids of the conversation before."""
+    config = PolicyConfig(
+        model=f"vllm:{rambling.config.model}", base_url=random_server.url, device="cpu", max_tokens=12
+    )
+    served = open_policy(config, cache=AnswerFolders(tmp_path, tmp_path), budget=Budget(), listener=lambda *a: None)
+    assert isinstance(served, VllmPolicy)
+    turns = [Turn(MESSAGES, seed) for seed in (1, 2**31 + 1, 2**59 + 1)]
+    answers, own = ask_all(served, turns), rambling.sample(turns)
+    for answer, sample in zip(answers, own, strict=True):
+        assert (answer.prompt_ids, answer.completion_ids) == (sample.prompt_ids, sample.completion_ids)
+        assert answer.logprobs == pytest.approx(sample.logprobs, abs=1e-4) and answer.logprob_kind == "processed"
+    held = [*(own[0].prompt_ids or ()), *(own[0].completion_ids or ())]
+    going_on = [Turn([*MESSAGES, {"role": "assistant", "content": own[0].text}, *MESSAGES], 3, held_ids=held)]
+    assert [one.completion_ids for one in ask_all(served, going_on)] == [
+        one.completion_ids for one in rambling.sample(going_on)
+    ]
+    assert served.likeliest_all([(held[:9], held[9:12])], 4)[0].shape == (3, 8)
+
+
+def test_a_key_is_asked_of_all_but_the_health_check(policy: LocalPolicy) -> None:
+    with running(policy, key="secret") as server:
+        for headers in ({}, {"Authorization": "Bearer other"}, {"Authorization": "secret"}):
+            for method, path in (("GET", "/v1/models"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions")):
+                status, told = server.send(method, path, **headers)
+                assert status == 401 and told["error"]["code"] == "invalid_api_key"
+        assert server.send("GET", "/v1/models", Authorization="Bearer secret")[0] == 200
+        assert server.send("GET", "/health")[0] == 200
+
+
 def test_a_policy_with_its_address_answers_as_the_one_in_process(
     random_server: Running, rambling: LocalPolicy, tmp_path: Path
 ) -> None:
@@ -271,15 +393,18 @@ class Scripted:
 
     def __post_init__(self) -> None:
         self.busy.set()
+        self.model_facts = self
+        self.end_ids = set[int]()
 
     def sampling_at(self, temperature: float, max_tokens: int | None) -> "Scripted":
         return self
 
-    def count_tokens(self, turn: Turn) -> int:
-        return len(turn.messages[-1]["content"])
+    def render(self, turn: Turn) -> list[int]:
+        ids: list[int] = self.tokenizer(turn.messages[-1]["content"])["input_ids"]
+        return ids
 
-    def sample(self, turns: list[Turn]) -> list[Sample]:
-        said = [turn.messages[-1]["content"] for turn in turns]
+    def sample_ids(self, prompts: list[list[int]], seeds: list[int]) -> list[Sample]:
+        said = [self.tokenizer.decode(prompt) for prompt in prompts]
         self.batches.append(said)
         assert self.busy.wait(30)
         if "fail" in said:
@@ -303,6 +428,10 @@ def test_calls_are_told_apart_where_tools_were_declared() -> None:
         [call] = choice.message.tool_calls
         assert (call.function.name, call.function.arguments) == ("look", '{"at": "x"}')
         assert (choice.message.content, choice.finish_reason) == ("I look.", "tool_calls")
+        said, ended = (event.choices[0] for event in server.ask(messages=told("go"), tools=[TOOL], stream=True))
+        [told_call] = said.delta.tool_calls
+        assert (told_call.index, told_call.function.model_dump()) == (0, call.function.model_dump())
+        assert ended.finish_reason == "tool_calls"
         [choice] = server.ask(messages=told("go")).choices
         assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (written, None, "stop")
         [choice] = server.ask(messages=told("say"), tools=[TOOL]).choices
@@ -354,7 +483,7 @@ def test_requests_under_way_are_told_that_the_server_ends() -> None:
         with pytest.raises(openai.InternalServerError, match="ending"):
             asked.result(30)
         client.close()
-    late = sampler.ask(Turn(MESSAGES, 1), 1.0, 8)
+    late = sampler.ask(SamplingQuestion(Turn(MESSAGES, 1), 1, 1.0, 8))
     assert isinstance(late.exception(0), InfrastructureError), "what comes once all were told would wait for ever"
 
 

@@ -183,9 +183,41 @@ def test_a_server_that_fails_to_start_is_reported_at_once(tmp_path: Path, progra
 
 
 @without_vllm
-def test_vllm_options_without_vllm_are_refused(tmp_path: Path, model: Path) -> None:
-    done = call(tmp_path, "serve", model, "--set", "server.args.max-model-len=512", COMPOSER_VLLM="")
-    assert done.returncode == 2 and "max-model-len" in done.stderr
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--set", "server.args.max-model-len=512"), "max-model-len"),
+        (("--host", "0.0.0.0"), "api_key_env"),
+        (("--host", "0.0.0.0", "--set", "api_key_env=NO_SUCH_KEY"), "NO_SUCH_KEY"),
+        (("--host", "203.0.113.7", "--set", "api_key_env=SERVE_KEY"), "203.0.113.7"),
+        (("--set", "device=gpu"), "gpu"),
+        (("--set", "dtype=float99"), "float99"),
+    ],
+)
+def test_a_start_that_cannot_succeed_is_refused(
+    tmp_path: Path, model: Path, words: tuple[str, ...], named: str
+) -> None:
+    done = call(tmp_path, "serve", model, *words, COMPOSER_VLLM="", SERVE_KEY="secret")
+    assert done.returncode == 2 and named in done.stderr and done.stdout == ""
+
+
+@without_vllm
+def test_all_addresses_are_served_with_a_key_alone(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVE_KEY", "secret")
+    with serving(tmp_path, model, "--host", "0.0.0.0", "--set", "api_key_env=SERVE_KEY") as (_, printed):
+        command = printed_command(printed)
+        url = command[command.index("--set", 2) + 1].partition("=")[2]
+        assert url.startswith("http://127.0.0.1:") and "policy.api_key_env=SERVE_KEY" in command
+        other = url.replace("127.0.0.1", "127.0.0.2")
+        for key, seen in (("secret", True), ("other", False)):
+            with openai.OpenAI(base_url=other, api_key=key, max_retries=0) as client:
+                if seen:
+                    assert [one.id for one in client.models.list().data] == [str(model)]
+                else:
+                    with pytest.raises(openai.AuthenticationError):
+                        client.models.list()
 
 
 def test_an_interpreter_that_does_not_exist_is_named(tmp_path: Path, model: Path) -> None:
