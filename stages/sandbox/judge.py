@@ -1,14 +1,18 @@
 """Verdicts on candidates' functions: what they return, compared outside of their sandbox.
 
-The calls of a candidate run in one forked child of the supervisor, which knows the arguments of them all. It may lie
-about its own return values: it holds no channel to the host, and cannot trace or kill the supervisor. Nor do candidates
-meet: their sources lie in no folder of the sandbox, the supervisor wipes what it passed on, and a sandbox in which one
-left a trace is replaced.
+Each call runs in a forked child of the supervisor, which is given the candidate's source and the arguments of this
+call, and nothing else: the arguments of one call may be what another has to return. Of more than MOST_PROCESSES calls
+several share a process, dealt at random: code that looks results up among arguments finds few. A child may lie about
+its own return values: it holds no channel to the host, and cannot trace or kill the supervisor. Nor do processes meet:
+sources and arguments lie in no folder of the sandbox, the supervisor wipes what it passed on, and a sandbox in which
+one left a trace is replaced.
 Comparing with what was expected happens on the host, where the candidate's code never runs.
 """
 
 import json
+import random
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +27,10 @@ from composer_stages.sandbox.session import KILLED, Reply, SupervisorLost
 from composer_stages.sandbox.supervised import SupervisedSandbox, probe
 
 
+MOST_PROCESSES = 64
+"""Processes for the calls of one candidate."""
+
+
 @dataclass(frozen=True)
 class Call:
     """One candidate: a Python program, a function in it, and what to call it with; it is in no file."""
@@ -33,6 +41,8 @@ class Call:
     """Tuples of what marshal takes: None, bool, numbers, str, bytes, and lists, tuples, dicts and sets of them."""
     file: str = "solution.py"
     """The name of the file that the program seems to be in."""
+    in_one_process: bool = False
+    """Whether the calls run in one process, in order, for functions with a state. It knows all arguments."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +73,13 @@ def match(answers: Answers, expected: Sequence[Any]) -> bool:
 def judge(
     sandbox_kind: str, calls: Sequence[Call], limits: Limits | None = None, *, folder: Path | None = None
 ) -> list[Answers]:
-    """Run each call in a process of its own, in one sandbox that shows nothing; `limits.wall_s` is for one Call.
+    """Run the calls in processes of their own, in one sandbox that shows nothing; `limits.wall_s` is for one Call.
 
     `folder`: one that the candidates may read and import from. Answers of each call, in order. `UsageError` where
     the sandbox does not work here or arguments are not built-in types.
     """
     probe(sandbox_kind)
-    # One sandbox, a fork a candidate: 64 candidates take .1 s, in sandboxes of their own 1.4 s.
+    # One sandbox, a fork a call: 64 take .1 s, in sandboxes of their own 1.4 s.
     with (
         tempfile.TemporaryDirectory(prefix="composer-judge-") as empty,
         SupervisedSandbox(sandbox_kind, folder or Path(empty), limits or Limits(), View(writable=False)) as sandbox,
@@ -78,22 +88,41 @@ def judge(
 
 
 def _answers(sandbox: SupervisedSandbox, call: Call) -> Answers:
+    """Return the answers of a candidate, whose calls have the time of one."""
+    deadline = time.monotonic() + sandbox.limits.wall_s
+    numbers = list(range(len(call.arguments)))
+    processes = 1 if call.in_one_process else min(len(numbers), MOST_PROCESSES)
+    if processes < len(numbers) and not call.in_one_process:
+        random.SystemRandom().shuffle(numbers)
+    answers = [Answer(error="timeout")] * len(numbers)
+    for start in range(processes):
+        dealt, remaining_s = numbers[start::processes], deadline - time.monotonic()
+        if remaining_s > 0:
+            results = _answers_of_process(sandbox, call, [call.arguments[number] for number in dealt], remaining_s)
+            for number, answer in zip(dealt, results, strict=True):
+                answers[number] = answer
+    return tuple(answers)
+
+
+def _answers_of_process(
+    sandbox: SupervisedSandbox, call: Call, arguments: Sequence[tuple], wall_s: float
+) -> tuple[Answer, ...]:
     reply = Reply(KILLED, False, "sandbox", 0, b"")
-    content = (call.source, call.file, call.function, list(call.arguments))
+    content = (call.source, call.file, call.function, list(arguments))
     try:
         # Twice, since an earlier call may have ended this sandbox: no candidate pays for another. A candidate that ends
         # the fresh one as well has crashed.
         for _ in range(2):
             with suppress(SupervisorLost):
-                reply = sandbox.ask({"kind": "call"}, content=content)
+                reply = sandbox.ask({"kind": "call"}, wall_s, content)
                 break
     except ValueError as error:
         raise UsageError("sandbox.arguments-not-built-in", function=call.function, error=str(error)) from None
     # Output beyond the limit has a gap in the middle, so that no line of it can be trusted to be one answer.
     lines = reply.output.splitlines() if reply.output_bytes == len(reply.output) else []
     failure = Answer(error="timeout" if reply.timed_out else "crash")
-    answers = tuple(_parsed(line) for line in lines[: len(call.arguments)])
-    return answers + (failure,) * (len(call.arguments) - len(answers))
+    answers = tuple(_parsed(line) for line in lines[: len(arguments)])
+    return answers + (failure,) * (len(arguments) - len(answers))
 
 
 def _parsed(line: bytes) -> Answer:
