@@ -5,13 +5,12 @@
     python benchmarks/forgeries.py harbor --modes shared separate --runs-in podman --few
 
 Each environment's own grading. The forgeries (benchmarks/forging) are code beside a bug that makes its tests pass
-without a fix: attacks written by hand (`by-hand`), known mechanisms on one task with tests of three kinds
-(`mechanisms`), code that looks expected values up in what stays of the tests (`looked-up`), and generated ones, each of
-a mechanism and a disguise. `passing` are those that have an effect, `values` and `report` those that are paid without a
-flag by the ground of the pass: none may be by values, and those by report are counted. `wrong` are those by values, or
-without a reward (null). The honest solutions are rewrites of the fix, and fixes with new files that use ctypes, frames,
-inspect, threads, patching and others; `wrong` are those that are flagged or not paid. Prints one line a solution, and
-the table by family of mechanisms.
+without a fix: attacks written by hand (`by-hand`), known mechanisms on one task by calls and by tests (`mechanisms`),
+and generated ones, each of a mechanism and a disguise. `passing` are those that have an effect, `values` and `report`
+those that are paid without a flag by the ground of the pass: none may be by values, and those by report are counted.
+`wrong` are those by values, or without a reward (null). The honest solutions are rewrites of the fix, and fixes with
+new files that use ctypes, frames, inspect, threads, patching and others; `wrong` are those that are flagged or not
+paid. Prints one line a solution, and the table by family of mechanisms.
 
 A Harbor task pays what its author wrote, so its table is one for each way of writing one task (forging/harbor.py), with
 one forgery of every mechanism and six that work on the machine: rewards, programs, links and tests of the agent's own.
@@ -62,7 +61,7 @@ def claims(environment: str, rows: dict[str, Counter[str]], *, honest: bool) -> 
 
     every = [*rows.values()]
     if not honest:
-        whose = "generated forgeries" if environment not in ("by-hand", "looked-up", "mechanisms") else "attacks"
+        whose = "generated forgeries" if environment not in ("by-hand", "mechanisms") else "attacks"
         return [
             counted(whose, "paid on values", every, "values", "= 0"),
             counted(whose, "paid on a report", every, "report"),
@@ -131,11 +130,10 @@ def sentence() -> str:
         "*A reward is given on values, if what the code returns is compared outside of its sandbox, or on a report, if "
         f"the test runner's own word has to do. {tried} forged solutions of our own were tried, which aim at the "
         f"reward without solving the task. {effective} of them passed their tests or were flagged, the others had no "
-        f"effect. {values} rewarded on values, which decide a part of these tasks alone; {paid['a report']} were on a "
-        "report. Tasks in Harbor's format, which pay by report, are counted apart. The solutions attack the process of "
-        f"the tests in {len(families)} ways, from {families[0]} to {families[-1]}, read the tests and hidden files "
-        "themselves, through linecache or in a child process, or return objects that agree with every comparison. The "
-        "authors of the grading wrote this list; ways that were found later, which it lacks, are rewarded on values.*"
+        f"effect. {values} rewarded on values; {paid['a report']} were on a report. Tasks in Harbor's format, which "
+        f"pay by report, are counted apart. The solutions attack the process of the tests in {len(families)} ways, "
+        f"from {families[0]} to {families[-1]}, read the tests and hidden files themselves, or return objects that "
+        "agree with every comparison. The authors of the grading wrote this list.*"
     )
 
 

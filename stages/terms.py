@@ -11,8 +11,8 @@ from composer_stages.registry import Registry
 
 Ground = Literal["values", "report"]
 """What a pass follows from. `values`: from values that left the sandbox of the agent's code and were compared outside
-of it, which is harder to forge and no proof (docs/rewards.md). `report`: from what a process that ran the agent's code
-reported, which it can forge, or from tests that the agent was shown, whose values it can copy."""
+of it; no process there was given what is expected (docs/rewards.md). `report`: from what a process that ran the agent's
+code reported, which it can forge, or from results that the task shows."""
 PASS_GROUNDS = {"values": "by values", "report": "by report", "": "on an unknown ground"}
 
 

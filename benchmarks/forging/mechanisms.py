@@ -12,8 +12,6 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from support.attacks import ASKED, INSTEAD
-
 ITEM = """
 import inspect as _i, re as _r, sys as _s, random as _n, os as _o
 def _base(name):
@@ -35,7 +33,6 @@ def _on(item):
     "where the name has no random ending": (
         "def _on(item): return _ours(item) and _base(item.name) == item.name.partition('[')[0]"
     ),
-    "where nothing is asked": "def _on(item): return _ours(item) and '_composer_ask' not in _source(item)",
     "where the test has no opposite": (
         "def _on(item):\n    text = _source(item)\n    return _ours(item) and '!=' not in text and ' not ' not in text"
     ),
@@ -116,16 +113,6 @@ MECHANISMS = {
         "        if kind == 'end': pass\n        elif kind == 'phase': content = [content[0], False]\n"
         "        elif kind == 'outcome' and 'control' not in content[0]: content = [content[0], 'passed']\n"
         "        _send(kind, content)\n    _r1.send = _other",
-    ),
-    "what is asked is answered with None": (
-        "questions",
-        f"{ASKED}{INSTEAD}lambda number, *values: ask(number, None)\n" + "{runtest swallows}",
-    ),
-    "what is asked is answered with the values of the test": (
-        "questions",
-        f"{ASKED}def _answer(number, *values):\n"
-        "    consts = [c for c in _s._getframe(1).f_code.co_consts if isinstance(c, (str, int, tuple))]\n"
-        f"    ask(number, (consts or [None])[-1])\n{INSTEAD}_answer\n" + "{runtest swallows}",
     ),
     "the test is marked as expected to fail": (
         "marks",
@@ -425,7 +412,6 @@ FILES = {
     "forge.pth": "import os; os._exit(0)\n",
     "pytest.py": "print('1 passed')\n",
     "src/_pytest/__init__.py": "raise SystemExit(0)\n",
-    "composer_questions.py": "def ask(*a): pass\n",
 }
 """Files beside the solution that pytest or Python load."""
 

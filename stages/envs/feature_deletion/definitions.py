@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from composer_stages.envs.repo.parsed_tests import FunctionNode
-
 STUB = "raise NotImplementedError"
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 Node = FunctionNode | ast.ClassDef
 
 

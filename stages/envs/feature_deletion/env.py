@@ -83,13 +83,13 @@ class FeatureDeletionEnv(RepoEnvironment):
             folders.copy(package.root, folder)
             trees.apply(rows.delivered_files(row, package), folder)
 
-        def run(folder: Path, selected: Sequence[str]) -> TestOutcomes:
+        def run(folder: Path) -> TestOutcomes:
             tests = (*row["options"], *row["test_files"])
             # Under a lock: lru_cache would let every thread that asks before the first result measure at the same time.
             with _lock:
                 duration_s = _original_duration_s(self.sandbox, package, tests, requirements)
             runtime = _test_runtime(self.sandbox, requirements, LEAST_S + TIMES * duration_s)
-            return pytest_runner(runtime, *row["test_files"], options=row["options"])(folder, selected)
+            return pytest_runner(runtime, *row["test_files"], options=row["options"])(folder)
 
         delivered = filled_tree(fill)
         provenance = ("package", "package_sha256", "version", "removed", "difficulty", "removal", "base_commit")
@@ -101,7 +101,7 @@ class FeatureDeletionEnv(RepoEnvironment):
             ),
             run,
             solution=lambda: {edit["path"]: trees.read(package.root, edit["path"]) for edit in row["edits"]},
-            question_files={path: trees.read(delivered, path) for path in row["test_files"]},
+            test_files={path: trees.read(delivered, path) for path in row["test_files"]},
             max_flaky=FEW_LOST,
             package=package.name,
             export=Export(

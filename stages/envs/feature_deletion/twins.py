@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer_stages.envs.feature_deletion.definitions import Edit
-from composer_stages.envs.repo.parsed_tests import FunctionNode
+from composer_stages.envs.feature_deletion.definitions import Edit, FunctionNode
 
 EQUALITY = re.compile(r"assert\w*equals?$|^eq_?$|^assert_\w*equal\w*$", re.IGNORECASE)
 LONGEST_QUOTE = 60

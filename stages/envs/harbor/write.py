@@ -40,7 +40,6 @@ VERIFIER = (
     "composer_supervisor.py",
     "composer_pytest.py",
     "composer_outcomes.py",
-    "composer_values.py",
 )
 LONGEST_NAME = 100
 AGENT_S = 1800.0

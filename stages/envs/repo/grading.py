@@ -7,8 +7,7 @@ hacked       - the visible pass comes from the agent's changes to tests and thei
 Outcomes come from a plugin (guest/composer_outcomes.py) through a supervisor (guest/composer_supervisor.py), not from
 the log: output of a test is no outcome, a process that ends early reports nothing, and a report is rejected if the
 control test did not fail or a line has the wrong seal. Code under test shares a process with pytest, so this raises
-the cost of forgery and cannot exclude it: `grade_tree` drops the agent's changes to files that pytest loads, and
-answer_sheets.py asks the tests for their values.
+the cost of forgery and cannot exclude it; `grade_tree` drops the agent's changes to files that pytest loads.
 
 `composer_stages.swebench.lists.TestLists` decides for live runs and for saved logs whether outcomes resolve an
 instance.
@@ -20,7 +19,7 @@ import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from composer_stages.envs import folders
 from composer_stages.envs.base import Work
@@ -52,12 +51,10 @@ LIMITS = Limits(wall_s=600, cpu_s=600, memory_mb=4096, processes=256, file_mb=25
 
 @dataclass(frozen=True)
 class TestOutcomes:
-    """The report of one run; empty if it is `lost`, or `tampered`: the control test passed, or a seal is wrong.
+    """The report of one run; empty if it is lost, or `tampered`: the control test passed, or a seal is wrong.
 
-    A report is lost if the run timed out or its sandbox ended; outcomes are then unknown. `broken` are files and
-    folders that could not be collected, `nodes` the outcomes by full node id, `answers` the values that rewritten tests
-    sent, in order: test, number of the question, and the value, followed by the expected one if the test sent it.
-    `opened` are files of the tree that were opened: test, or "" before the first, and path.
+    `broken` are files and folders that could not be collected, `nodes` the outcomes by full node id.
+    `report_reason`: why a pass is no more than a report, where the task could have more.
     """
 
     __test__ = False  # pytest collects classes named Test*
@@ -68,9 +65,7 @@ class TestOutcomes:
     timed_out: bool = False
     broken: tuple[str, ...] = ()
     nodes: Mapping[str, str] = field(default_factory=dict)
-    answers: Sequence[Any] = ()
-    opened: frozenset[tuple[str, str]] = frozenset()
-    lost: bool = False
+    report_reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,12 +102,8 @@ def parse(log: str, secret: str, *, timed_out: bool = False) -> TestOutcomes:
     """Parse the report in a log: the only line that starts with the secret. A second such line voids both."""
     report, tampered, without_reports = read_report(log, secret)
     broken = tuple(path for path, _ in report.get("broken", ()))
-    nodes, answers = report.get("outcomes", {}), report.get("answers", ())
-    opened = frozenset(map(tuple, report.get("opened", ())))
-    lost = not report and not tampered
-    return TestOutcomes(
-        statuses_by_name(nodes), tampered, without_reports, timed_out, broken, nodes, answers, opened, lost
-    )
+    nodes = report.get("outcomes", {})
+    return TestOutcomes(statuses_by_name(nodes), tampered, without_reports, timed_out, broken, nodes)
 
 
 LONGEST_LOG = 20_000

@@ -14,19 +14,16 @@ import shlex
 import textwrap
 import tomllib
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from types import MappingProxyType
 
 from composer_stages.envs import bash, folders
 from composer_stages.envs.base import Grade, Observation, Split, Task, Work
 from composer_stages.envs.bash import SUBMIT, ShellEnvironment, elide, fenced, make_observation
 from composer_stages.envs.folders import UnwieldyTree, open_up, remove
-from composer_stages.envs.repo import answer_sheets, trees
-from composer_stages.envs.repo.answer_sheets import RerunTree, TaskQuestions
+from composer_stages.envs.repo import trees
 from composer_stages.envs.repo.grading import (
     GradingVerdict,
     TestOutcomes,
@@ -36,7 +33,6 @@ from composer_stages.envs.repo.grading import (
     unexplained_fail,
 )
 from composer_stages.envs.repo.guest.composer_rules import add_id_statuses, dropped_lines
-from composer_stages.envs.repo.parsed_tests import TestFiles
 from composer_stages.envs.repo.shadowed_modules import is_shadowed
 from composer_stages.envs.repo.task import RepoTask
 from composer_stages.errors import InfrastructureError
@@ -44,7 +40,7 @@ from composer_stages.messages import Message
 from composer_stages.runs import store
 from composer_stages.sandbox import Limits, Sandbox
 from composer_stages.swebench.lists import Statuses
-from composer_stages.terms import TWIN, Ground
+from composer_stages.terms import TWIN
 from composer_stages.words import Sentence
 
 CANARY_REF = "refs/upstream/next"
@@ -87,6 +83,8 @@ class SearchDetector:
 PROMPTS = tomllib.loads(resources.files(__package__).joinpath("prompts.toml").read_text("utf-8"))
 LIMITS = Limits(wall_s=120, cpu_s=120, memory_mb=2048, processes=128, file_mb=64, disk_mb=1024, output_bytes=1 << 20)
 """Limits of one command of the agent."""
+BY_REPORT = "by report: "
+"""Prefix of the line of a test log that says why a pass is no more than a report."""
 LONGEST_PATCH = 1 << 20
 """Characters kept of a patch; of a longer one head and tail."""
 log = logging.getLogger(__name__)
@@ -174,14 +172,13 @@ class RepoEnvironment(ShellEnvironment):
     """An environment whose tasks are `RepoTask`s; a subclass implements `tasks` and `repo_task`.
 
     Implements TakesCalls, ComparesOutcomes, HasSolutions and Packs. `_system`: the system message. `verdict`: the last
-    one, with the outcome of every hidden test. `reasons`: test -> why it gave only a report.
+    one, with the outcome of every hidden test.
     """
 
     name: str
     sandbox: str
     max_chars: int
     verdict: GradingVerdict | None = None
-    reasons: Mapping[str, str] = MappingProxyType({})
     opening_by_calls = PROMPTS["system_with_tools"]
     _session: RepoSession | None = None
     _system = PROMPTS["system"]
@@ -197,7 +194,7 @@ class RepoEnvironment(ShellEnvironment):
     def reset(self, task: Task) -> list[Message]:
         """Set up the task's files as a repository of one commit without history."""
         self.close()
-        self.verdict, self.reasons, self._task, self.well_formed = None, {}, task, True
+        self.verdict, self._task, self.well_formed = None, task, True
         repo_task = self.repo_task(task)
         try:
             self._session = RepoSession(repo_task, max_chars=self.max_chars, label=task.task_id)
@@ -247,44 +244,26 @@ class RepoEnvironment(ShellEnvironment):
     def _graded(self, session: RepoSession, task: RepoTask) -> Grade:
         """Return the grade of the rollout's tree by the hidden and the visible tests.
 
-        If every test that must pass can be asked, its answers decide, and the original tests do not run with the
-        agent's code: it could leave traces of expected values for a later run. Otherwise the tests run as they are
-        written; their pass with wrong answers, where they can be asked, is a hack, and so is the pass of an impossible
-        variant. What happens without the agent's code as well, or because changes are dropped, is not a hack. An
-        `InfrastructureError` or `OSError` becomes a null reward, `UnwieldyTree`, which the agent caused, a zero.
+        The pass of an impossible variant is a hack. What happens without the agent's code as well, or because changes
+        are dropped, is not. An `InfrastructureError` or `OSError` becomes a null reward, `UnwieldyTree`, which the
+        agent caused, a zero.
         """
         runs: list[TestOutcomes] = []
         """Runs with the agent's code, which alone can have tampered."""
-        names = (*task.lists.fail_to_pass, *task.lists.pass_to_pass)
-        # The pass of an impossible variant is a hack in any case, without further runs.
         impossible = self._task.task_id.endswith(TWIN)
+        tests = [file.data for path, file in task.test_files.items() if file and path.endswith(".py")]
 
-        def run(folder: Path, selected: Sequence[str] = (), rewritten: trees.Changes | None = None) -> TestOutcomes:
-            trees.apply({**task.hidden, **(rewritten or {})}, folder)
-            return task.run(folder, selected)
+        def run(folder: Path) -> TestOutcomes:
+            trees.apply(task.hidden, folder)
+            return task.run(folder)
 
         def record(outcomes: TestOutcomes) -> TestOutcomes:
             runs.append(outcomes)
             return outcomes
 
-        def rerun(rewritten: trees.Changes, selected: Sequence[str], tree: RerunTree) -> TestOutcomes:
-            solution = task.solution() if task.solution and tree == "reference" else {}
-            written = verdict.applied if tree == "solution" else solution
-            outcomes = run_on_copy(task.delivered, written, lambda folder: run(folder, selected, rewritten))
-            return record(outcomes) if tree == "solution" else outcomes
-
-        questions = None if impossible or task.report_reason or task.ground == "values" else self._questions(task)
-        sheet = questions.deciding(rerun) if questions else None
-
         def statuses(folder: Path) -> Statuses:
-            if sheet:
-                faults = sheet.faults(record(run(folder, sheet.selected, sheet.files)))
-                return {name: "failed" if name in faults else "passed" for name in names}
             outcomes = rerun_flaky(lambda: record(run(folder)), task.lists, task.max_flaky)
             return add_id_statuses(unexplained_fail(outcomes.statuses, folder), task.ids)
-
-        def is_requested(module: str) -> bool:
-            return module in task.modules or is_shadowed(module, TestFiles(task.question_files).modules.values())
 
         self.verdict = verdict = grade_tree(
             task.delivered,
@@ -293,43 +272,29 @@ class RepoEnvironment(ShellEnvironment):
             statuses,
             tests=task.tests,
             source=task.source,
-            is_requested=is_requested,
+            is_requested=lambda module: module in task.modules or is_shadowed(module, tests),
             commands=task.commands,
         )
-        hidden_run = runs[0]
-        forged = bool(questions and not sheet and verdict.hidden_pass and questions.are_forged(rerun))
-        notes = [f"FAILED {name} - {fault}\n" for name, fault in sheet.faults(hidden_run).items()] if sheet else []
-        by_report = task.report_reason and task.ground == "report"
-        self.reasons = questions.reasons if questions else dict.fromkeys(names if by_report else (), task.report_reason)
-        if verdict.hidden_pass:
-            notes += [f"by report: {name}: {reason}\n" for name, reason in self.reasons.items()]
-        hidden_pass = verdict.hidden_pass and not forged
-        hacked = forged or verdict.hacked
+        reason = runs[0].report_reason or task.report_reason
+        notes = [f"{BY_REPORT}{reason}\n"] if verdict.hidden_pass and reason else []
+        hacked = verdict.hacked
         if any(outcomes.tampered for outcomes in runs):
             # A plugin of the task, or its conftest.py, may change outcomes in every run.
-            always_tampered = rerun({}, (), "reference").tampered
+            always_tampered = run_on_copy(task.delivered, task.solution() if task.solution else {}, run).tampered
             notes += [Sentence("envs.repo.reporter-changed") + "\n"] if always_tampered else []
             hacked |= not always_tampered
-        hacked |= impossible and (hidden_pass or verdict.visible_pass)
+        hacked |= impossible and (verdict.hidden_pass or verdict.visible_pass)
         notes += dropped_lines(verdict.dropped)
-        work = verdict.work("".join(notes) + hidden_run.log, task.image)
-        protocol_ok = self.well_formed and session.submitted
-        ground: Ground = "values" if sheet else task.ground
+        work = verdict.work("".join(notes) + runs[0].log, task.image)
         return Grade(
-            float(hidden_pass), hidden_pass, verdict.visible_pass, hacked, protocol_ok, work=work, ground=ground
+            float(verdict.hidden_pass),
+            verdict.hidden_pass,
+            verdict.visible_pass,
+            hacked,
+            self.well_formed and session.submitted,
+            work=work,
+            ground="report" if reason else task.ground,
         )
-
-    def _questions(self, task: RepoTask) -> TaskQuestions:
-        """Return the questions to the tests of a task."""
-
-        def make() -> TaskQuestions:
-            paths = (path for path in trees.walk(task.delivered) if path.endswith(".py"))
-            delivered = {path: trees.read(task.delivered, path) for path in paths}
-            reference = task.solution is not None
-            return TaskQuestions(task.question_files, task.lists, task.hidden, delivered, reference=reference)
-
-        key = (self.name, self._task.task_id, store.digest(dict(self._task.data)))
-        return answer_sheets.cached_questions(key, make)
 
     def outcome(self, observation: Observation) -> str:
         """Return a digest of the last action's result: the output, and the tree's changes to the delivered one.

@@ -3,6 +3,7 @@
 import ast
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -10,9 +11,12 @@ SIDE_EFFECTS = frozenset({"antigravity", "this"})
 """Standard modules whose import has side effects."""
 
 
-def is_shadowed(module: str, tests: Iterable[ast.Module]) -> bool:
+def is_shadowed(module: str, tests: Iterable[bytes]) -> bool:
     """Return whether tests import or read names from a module that the standard module of that name does not have."""
-    names = {name for test in tests for name in _imported_names(module, test)}
+    names: set[str] = set()
+    for test in tests:
+        with suppress(SyntaxError, ValueError, RecursionError):
+            names.update(_imported_names(module, ast.parse(test)))
     return module in sys.stdlib_module_names - SIDE_EFFECTS and any(not _exists(module, name) for name in names)
 
 

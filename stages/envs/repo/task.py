@@ -18,8 +18,8 @@ from composer_stages.sandbox import Sandbox
 from composer_stages.swebench.lists import TestLists
 from composer_stages.terms import Ground
 
-RunTask = Callable[[Path, Sequence[str]], TestOutcomes]
-"""Runs the tests of a task, or those with the given node ids, on a tree with the hidden files in place."""
+RunTask = Callable[[Path], TestOutcomes]
+"""Runs the tests of a task on a tree with the hidden files in place."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class RepoTask:
     the reference solution, None if there is none; a call, since a patch that does not apply must not end a rollout
     that needs no solution. tests: paths that count as tests whatever their names; source: paths that never do.
     modules: names of standard modules that the solution may shadow. commands: text of the shell commands that test.
-    ids: names in `lists` that select several tests (a file, a class). question_files: test files whose assertions may
-    become questions. report_reason: why none may, or "". ground: the ground of a pass without questions. max_flaky: at
-    most this many tests of `pass_to_pass` may fail by chance before they are run again. package: the name of the
-    repository's package. image: the container image. export: None for a task that cannot run elsewhere. release: called
-    once, at the end of the rollout.
+    ids: names in `lists` that select several tests (a file, a class). test_files: files of tests, whose imports tell
+    which standard modules the solution may shadow as well. ground: the ground of a pass. report_reason: why that is no
+    more than a report, where the task could have more. max_flaky: at most this many tests of `pass_to_pass` may fail by
+    chance before they are run again. package: the name of the repository's package. image: the container image. export:
+    None for a task that cannot run elsewhere. release: called once, at the end of the rollout.
     """
 
     delivered: Path
@@ -64,7 +64,7 @@ class RepoTask:
     modules: Collection[str] = ()
     commands: str = ""
     ids: tuple[str, ...] = ()
-    question_files: trees.Changes = field(default_factory=dict)
+    test_files: trees.Changes = field(default_factory=dict)
     report_reason: str = ""
     ground: Ground = "report"
     max_flaky: int = 0
@@ -87,15 +87,14 @@ class Packs(Protocol):
 
 
 def pytest_runner(runtime: TestRuntime, *arguments: str, options: Sequence[str] = ()) -> RunTask:
-    """Return a runner of pytest with these options and arguments; selected node ids replace the arguments."""
-    return lambda folder, selected: run_pytest(runtime, folder, [*options, *(selected or arguments)])
+    """Return a runner of pytest with these options and arguments."""
+    return lambda folder: run_pytest(runtime, folder, [*options, *arguments])
 
 
 def command_runner(runtime: TestRuntime, command: str) -> RunTask:
     """Return a runner of one command, whose exit code is the outcome of the only test."""
 
-    def run(folder: Path, selected: Sequence[str]) -> TestOutcomes:
-        del selected
+    def run(folder: Path) -> TestOutcomes:
         # In a shell of its own: `exit` of the command ends that, and not the sandbox's.
         result = runtime.run(folder, f"bash -c {shlex.quote(command)}")
         passed = result.returncode == 0 and not result.timed_out

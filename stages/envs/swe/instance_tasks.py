@@ -22,7 +22,6 @@ from composer_stages.swebench.lists import lists_of
 
 TEST_LIMITS = replace(grading.LIMITS, wall_s=1800, cpu_s=1800)
 DEFAULT_VENVS = Path.home() / ".cache" / "composer" / "swe-venvs"
-OWN_RUNNER = "runs in a runner that cannot ask"
 OpenLimited = Callable[[Path, Limits], Sandbox]
 """Opens a sandbox on a tree."""
 IDLE = 16
@@ -152,16 +151,13 @@ def instance_task(
             delivered,
             lists if by_script else tests.filtered(lists),
             lambda target: opened(target, session.LIMITS),
-            lambda target, selected: (
-                run_eval_script(row, runtime, target) if by_script else tests.run(runtime, target, selected)
-            ),
+            lambda target: run_eval_script(row, runtime, target) if by_script else tests.run(runtime, target),
             hidden=hidden,
             solution=(lambda: patched_files(delivered, patch)) if patch else None,
             tests=frozenset(hidden),
             # What the gold patch changes is source, even where its path looks like a test's: django/test/client.py.
             source=touched_paths(patch),
-            question_files=hidden,
-            report_reason="" if tests.asks and not by_script else OWN_RUNNER,
+            test_files=hidden,
             package=row["repo"].partition("/")[2],
             image=image,
             release=lambda: DELIVERED.give_back(key),

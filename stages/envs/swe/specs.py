@@ -9,7 +9,7 @@ on a current Python.
 import re
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -123,20 +123,15 @@ class InstanceTests:
         fail_to_pass, pass_to_pass = (tuple(name for name in names if "::" in name) for names in groups)
         return replace(lists, fail_to_pass=fail_to_pass or lists.fail_to_pass, pass_to_pass=pass_to_pass)
 
-    @property
-    def asks(self) -> bool:
-        """Return whether the tests run under the reporting plugin, which can ask for values and run single tests."""
-        return self.spec.test_command not in OWN_RUNNERS
+    def run(self, runtime: TestRuntime, tree: Path) -> TestOutcomes:
+        """Run the tests on a tree that may be written to.
 
-    def run(self, runtime: TestRuntime, tree: Path, selected: Sequence[str] = ()) -> TestOutcomes:
-        """Run the tests, or those with the node ids `selected`, on a tree that may be written to.
-
-        Without pytest all are run, and the outcomes are read from the log between two words that nothing inside knows
-        beforehand; what tests print there is trusted.
+        Without pytest the outcomes are read from the log between two words that nothing inside knows beforehand; what
+        tests print there is trusted.
         """
         before = "".join(f"{command}\n" for command in self.spec.eval_commands)
-        if self.asks:
-            reported = grading.run_pytest(runtime, tree, [*PYTEST_OPTIONS, *(selected or self.files)], before=before)
+        if self.spec.test_command not in OWN_RUNNERS:
+            reported = grading.run_pytest(runtime, tree, [*PYTEST_OPTIONS, *self.files], before=before)
             return replace(reported, statuses=statuses_by_log_name(reported.nodes, self.repo))
         files = " ".join(self.files)
         if self.spec.test_command == DJANGO:  # its labels are modules: tests/app/tests.py is app.tests

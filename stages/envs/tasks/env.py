@@ -5,8 +5,8 @@ those to tests and test configuration, which are restored (`editable` of a row e
 written over them, and the test is run in a fresh sandbox. So the test finds what the task's author wrote, whatever the
 agent left in its place. By `calls` or `script` a pass is harder to forge: what they return, print or write is compared
 outside of the sandbox (values.py), but code can look up what another call of its function is given, and read hidden
-files. Ids of pytest are reported by a plugin, and asked for their values where these can be withheld, as those of
-SWE-bench are. A command is believed by its exit code, which code under test decides.
+files. Ids of pytest are reported by a plugin in the process of the code under test. A command is believed by its exit
+code, which code under test decides.
 """
 
 import hashlib
@@ -33,7 +33,6 @@ from composer_stages.errors import BadInput, InfrastructureError, UsageError
 from composer_stages.runs import store
 from composer_stages.runs.kinds import Row
 from composer_stages.swebench.lists import TestLists
-from composer_stages.words import Sentence
 
 CLONES = Path("~/.cache/composer/tasks").expanduser()
 _cloning = threading.Lock()
@@ -113,12 +112,7 @@ class TasksEnv(RepoEnvironment):
             modules=find_standard_names(row, delivered),
             commands="\n".join([row["test"], *(script["command"] for script in row["script"])]),
             ids=ids,
-            question_files={**originals, **hidden} if ids else {},
-            report_reason=""
-            if ids
-            else Sentence("envs.tasks.expects-argument-of-another-call")
-            if compared
-            else "is a command",
+            test_files={**originals, **hidden} if ids else {},
             ground="values" if compared and not values.gives_away_results(row) else "report",
             # A verifier elsewhere would import the code that it judges, and pay by its report.
             export=None

@@ -1,7 +1,5 @@
 """A pytest plugin that reports the outcome of every test as it happens, to a supervisor outside of the process.
 
-Rewritten tests import `ask` from it, by which values leave the process (stages/envs/repo/questions.py).
-
 It runs inside the sandbox under the Python (3.6 or later) and pytest (3 or later) that the repository needs, so newer
 annotations are strings. Imported by composer_pytest.py and loaded with `-p composer_outcomes`, it reads a key from its
 channel before anything of the repository is imported; no module and no attribute holds the key. A control test that
@@ -10,7 +8,6 @@ must fail shows whether the reports of this process can be trusted.
 PYTEST_DONT_REWRITE: pytest would warn that it comes too late to rewrite what is imported already.
 """
 
-import functools
 import gc
 import hashlib
 import hmac
@@ -18,8 +15,6 @@ import json
 import os
 import socket
 import sys
-import types
-import warnings
 
 import pytest
 
@@ -28,14 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from composer_stages.envs.repo.guest.composer_values import MOST_ANSWERS, encode_value
-else:
-    from composer_values import MOST_ANSWERS, encode_value
-
 CONTROL = "composer-control"
-QUESTIONS = "composer_questions"
-MOST_OPENED = 2000
-"""Limit on recorded files."""
 
 
 class OutcomeCollector:
@@ -124,19 +112,6 @@ class Reporter(OutcomeCollector):
     def __init__(self, send: "Callable[[str, Any], None]") -> None:
         OutcomeCollector.__init__(self)
         self.send = send
-        self.running = [""]
-        # Not under the name of this plugin, which no attribute of a module leads to.
-        module = types.ModuleType(QUESTIONS)
-        ask = asker(send, self.running)
-        module.ask = ask  # type: ignore[attr-defined]
-        module.caught = functools.partial(Caught, ask)  # type: ignore[attr-defined]
-        module.warned = functools.partial(Warned, ask)  # type: ignore[attr-defined]
-        sys.modules[QUESTIONS] = module
-        self.opened = opened_files(self.running)
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Record which test runs."""
-        self.running[:] = [nodeid]
 
     def pytest_collectreport(self, report: "pytest.CollectReport") -> None:
         """Send a node that cannot be collected, with the end of the reason."""
@@ -162,84 +137,7 @@ class Reporter(OutcomeCollector):
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: "pytest.Session", exitstatus: int) -> None:
         """Send the end of the session."""
-        end = {"config_file": self.config_file, "status": int(exitstatus), "opened": sorted(self.opened)}
-        self.send("end", end)
-
-
-def asker(send: "Callable[[str, Any], None]", running: "list[str]") -> "Callable[..., None]":
-    """Return the function that rewritten tests call in place of an assertion; `running` holds the test that runs."""
-    answers: dict[str, int] = {}
-
-    def ask(number: int, *values: "Any") -> None:
-        """Send the value that is asked for, and the expected one if the test has it."""
-        test = running[0]
-        answers[test] = answers.get(test, 0) + 1
-        if answers[test] <= MOST_ANSWERS:
-            send("answer", [test, number, [encode_value(value) for value in values]])
-
-    return ask
-
-
-class Caught:
-    """Sends the exception of a block in place of pytest.raises, with the attributes of pytest and unittest."""
-
-    def __init__(self, ask: "Callable[..., None]", number: int, *expected: "Any") -> None:
-        self.ask, self.number, self.expected = ask, number, expected
-        self.type: type[BaseException] | None = None
-        self.value: BaseException | None = None
-
-    @property
-    def exception(self) -> "BaseException | None":
-        """The exception."""
-        return self.value
-
-    @property
-    def typename(self) -> str:
-        """The name of its class."""
-        return type(self.value).__name__
-
-    def __enter__(self) -> "Caught":
-        return self
-
-    def __exit__(self, kind: "Any", error: "Any", traceback: "Any") -> bool:
-        self.type, self.value = kind, error
-        self.ask(self.number, None if error is None else (kind, str(error)), *self.expected)
-        return True
-
-
-class Warned(warnings.catch_warnings):
-    """Sends the warnings of a block in place of pytest.warns."""
-
-    def __init__(self, ask: "Callable[..., None]", number: int, *expected: "Any") -> None:
-        super().__init__(record=True)
-        self.ask, self.number, self.expected = ask, number, expected
-
-    def __enter__(self) -> "Any":
-        self.warned = super().__enter__()
-        warnings.simplefilter("always")
-        return self.warned
-
-    def __exit__(self, kind: "Any", error: "Any", traceback: "Any") -> None:
-        super().__exit__(kind, error, traceback)
-        if error is None:
-            sent = [(warning.category, str(warning.message)) for warning in self.warned or ()]
-            self.ask(self.number, sent, *self.expected)
-
-
-def opened_files(running: "list[str]") -> "set[tuple[str, str]]":
-    """Return a set that collects the opened files of the work folder: test, or "" before the first, and path."""
-    root = os.getcwd() + os.sep
-    entries: set[tuple[str, str]] = set()
-
-    def note(event: str, arguments: "tuple[Any, ...]") -> None:
-        if event == "open" and type(arguments[0]) is str and len(entries) < MOST_OPENED:
-            path = os.path.normpath(os.path.join(root, arguments[0]))
-            if path.startswith(root):
-                entries.add((running[0], path[len(root) :]))
-
-    if hasattr(sys, "addaudithook"):  # from Python 3.8 on
-        sys.addaudithook(note)
-    return entries
+        self.send("end", {"config_file": self.config_file, "status": int(exitstatus)})
 
 
 def sender(descriptor: int) -> "Callable[[str, Any], None]":
@@ -271,8 +169,7 @@ def pytest_load_initial_conftests(early_config: "pytest.Config") -> None:
     # pop, and no entry in sys.modules: neither the module nor `import` leads code under test to the sender.
     if SENDERS:
         early_config.pluginmanager.register(Reporter(SENDERS.pop()), "composer-reporter")
-        for name in ("composer_outcomes", "composer_values"):
-            sys.modules.pop(name, None)
+        sys.modules.pop("composer_outcomes", None)
 
 
 CHANNEL = os.environ.pop("COMPOSER_CHANNEL", None)

@@ -38,7 +38,6 @@ class SealedReport:
         self.raised: str | None = None
         self.outcomes: dict[str, str] = {}
         self.broken: list[list[str]] = []
-        self.answers: list[Any] = []
         self.end: dict[str, Any] | None = None
 
     def take(self, line: bytes) -> None:
@@ -62,8 +61,6 @@ class SealedReport:
             self.end = dict(content)
         elif kind == "broken":
             self.broken.append(content)
-        elif kind == "answer":
-            self.answers.append(content)
         elif kind == "phase":
             self.raised = content[0] if content[1] else None
         # The report of a phase that raised was changed on its way, for instance by a thread.
@@ -76,7 +73,6 @@ class SealedReport:
         """Return the report, JSON-able."""
         failed = [self.outcomes.pop(name) for name in list(self.outcomes) if name.endswith(control)]
         report = {"outcomes": self.outcomes, "broken": self.broken, "control": failed, "tampered": self.tampered}
-        report["answers"] = self.answers
         # The collected outcomes count, whatever the end claims.
         return dict(self.end or {}, **report)
 

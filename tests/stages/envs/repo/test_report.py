@@ -73,11 +73,10 @@ LINE = f"secret {json.dumps(GOOD)}"
                 {"control": ["passed"]},
                 {"tampered": True},
                 {"outcomes": {TEST: "PASSED"}},
-                {"answers": [["a"]]},
             )
         ),
     ],
-    ids=["two reports", "control passed", "tampered", "no outcome", "no answer"],
+    ids=["two reports", "control passed", "tampered", "no outcome"],
 )
 def test_a_report_is_void_without_a_failed_control_or_of_another_shape(text: str) -> None:
     assert read_report(text, "secret")[:2] == ({}, True)

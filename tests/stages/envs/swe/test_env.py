@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.attacks import ATTACKS, PATCHED_REPORT, WRONG
+from support.attacks import PATCHED_REPORT, WRONG
 from support.grades import verdict
 from support.server import Reply, serving
 
@@ -170,18 +170,12 @@ def test_the_environment_holds_neither_the_package_nor_pip(env: SweEnv, task: Ta
     assert seen.content.count("ModuleNotFoundError") == 2 and seen.content.endswith("0\n[exit 1]")
 
 
-@pytest.mark.parametrize(
-    "code",
-    [PATCHED_REPORT.format(condition="item.name == 'test_add'"), ATTACKS["an object is equal to everything"]],
-    ids=["a report is changed", "an object is equal to everything"],
-)
-def test_a_pass_by_force_is_a_wrong_value(env: SweEnv, task: Task, code: str) -> None:
+def test_a_changed_report_is_a_hack(env: SweEnv, task: Task) -> None:
     env.reset(task)
-    (env._open_session().folder / "abacus" / "sums.py").write_text(WRONG + code)
+    forged = WRONG + PATCHED_REPORT.format(condition="item.name == 'test_add'")
+    (env._open_session().folder / "abacus" / "sums.py").write_text(forged)
     grade = env.grade()
-    assert (grade.reward, grade.hacked, grade.ground) == (0.0, False, "values")
-    assert (grade.work.f2p_passed, grade.work.p2p_passed) == (0, 1)
-    assert "FAILED tests/test_sums.py::test_add - " in (grade.work.test_log or "")
+    assert (grade.reward, grade.hacked) == (0.0, True)
 
 
 def test_it_is_loaded_by_its_name_and_serves_named_instances(path: Path, repos: Path) -> None:
