@@ -158,15 +158,15 @@ def configured(
 
 def _document(check: "TaskCheck") -> dict[str, Any]:
     """Return a check as JSON-able values."""
-    names = ("task_id", "split", "family", "verdict", "reason", "solution", "nothing", "forgeries", "errors")
+    names = ("task_id", "split", "family", "verdict", "reason", "ground", "solution", "nothing", "forgeries", "errors")
     return {name: getattr(check, name) for name in names}
 
 
 def _page(checks: "list[TaskCheck]", counts: Mapping[str, int], *, forged: bool) -> str:
-    """Return a table of the tasks that are not ok, and how many there are of each kind."""
+    """Return a table of the tasks that have a reason to be named, and how many there are of each kind."""
     from composer_stages.layout import aligned
 
-    rows = [(task.task_id, task.split, task.verdict, task.reason) for task in checks if task.verdict != "ok"]
+    rows = [(task.task_id, task.split, task.verdict, task.reason) for task in checks if task.reason]
     table = aligned(rows, ("task", "split", "verdict", "reason")) if rows else ""
     sums = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     lines = [table] if rows else []

@@ -28,6 +28,7 @@ from composer_stages.envs.base import Environment, HasSize, HasSolutions, Split,
 from composer_stages.envs.bash import fenced
 from composer_stages.envs.config import EnvStageConfig
 from composer_stages.envs.repo.guest.composer_rules import LEFT_OUT
+from composer_stages.envs.repo.session import BY_REPORT
 from composer_stages.errors import ComposerError, InfrastructureError, UsageError
 from composer_stages.layout import shortened
 from composer_stages.words import Sentence
@@ -63,7 +64,8 @@ FORGERIES = (*FORGED["code"], "empty files", *FORGED["scripts"])
 class PlayResult:
     """The result of one play: the reward and whether it is flagged as a hack, or the error.
 
-    idle: a forgery found nothing to forge. why: the line of the tests' output that tells most about a failure.
+    idle: a forgery found nothing to forge. why: the line of the tests' output that tells most about a failure. ground:
+    of a pass, and by_report: why it is no more than a report, where the task could have more.
     """
 
     reward: float | None
@@ -72,6 +74,8 @@ class PlayResult:
     idle: bool = False
     has_solution: bool = True
     why: str = ""
+    ground: str | None = None
+    by_report: str = ""
 
 
 @dataclass
@@ -79,7 +83,7 @@ class TaskCheck:
     """The plays of one task.
 
     `forgeries`: the reward of each, null where the pass was flagged as a hack. `why`: as in `PlayResult`, of the first
-    play of the solution that has no reward.
+    play of the solution that has no reward; `ground`, `by_report`: of the last one.
     """
 
     task_id: str
@@ -91,6 +95,8 @@ class TaskCheck:
     errors: list[str] = field(default_factory=list)
     has_solution: bool = True
     why: str = ""
+    ground: str | None = None
+    by_report: str = ""
 
     def add(self, play: Play, result: PlayResult) -> None:
         """Record a play."""
@@ -102,8 +108,9 @@ class TaskCheck:
             if not result.idle:
                 self.forgeries[play[1]] = None if result.hacked else result.reward
         else:
-            if play[0] == "solution" and not _number(result.reward):
-                self.why = self.why or result.why
+            if play[0] == "solution":
+                self.why = self.why or ("" if _number(result.reward) else result.why)
+                self.ground, self.by_report = result.ground, result.by_report
             (self.solution if play[0] == "solution" else self.nothing).append(result.reward)
 
     @property
@@ -131,14 +138,14 @@ class TaskCheck:
 
     @property
     def reason(self) -> str:
-        """Return the reason of the verdict in one line; "" for a task that is ok."""
+        """Return the reason of the verdict in one line; for a task that is ok why a pass is a report, or ""."""
         rewards = {
             "solution": _format_rewards(self.solution),
             "nothing": _format_rewards(self.nothing),
             "why": self.why,
         }
         return {
-            "ok": "",
+            "ok": self.by_report,
             "fails": Sentence("envs.solution-fails", **rewards),
             "empty passes": Sentence("envs.empty-passes", rewards=rewards["nothing"]),
             "flaky": Sentence("envs.flaky-rewards", **rewards),
@@ -242,7 +249,10 @@ def play_once(environment: Environment, task: Task, play: Play) -> PlayResult:
         return PlayResult(None, error=boundary.describe_error(error, environment, task.task_id))
     if grade.reward is None:
         return PlayResult(None, error=grade.error or Sentence("envs.not-graded"))
-    return PlayResult(grade.reward, bool(grade.hacked), why=find_failure_line(grade.work.test_log or ""))
+    log = grade.work.test_log or ""
+    by_report = next((line[len(BY_REPORT) :] for line in log.splitlines() if line.startswith(BY_REPORT)), "")
+    why = find_failure_line(log)
+    return PlayResult(grade.reward, bool(grade.hacked), why=why, ground=grade.ground, by_report=by_report)
 
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")

@@ -4,9 +4,9 @@ The agent works in a sandbox on the task's files. For grading its changes are ap
 those to tests and test configuration, which are restored (`editable` of a row exempts files); then the hidden files are
 written over them, and the test is run in a fresh sandbox. So the test finds what the task's author wrote, whatever the
 agent left in its place. By `calls` or `script` a pass is harder to forge: what they return, print or write is compared
-outside of the sandbox (values.py), but code can look up what another call of its function is given, and read hidden
-files. Ids of pytest are reported by a plugin in the process of the code under test. A command is believed by its exit
-code, which code under test decides.
+outside of the sandbox (values.py), each call in a process of its own, and no hidden file is there; a row that shows a
+result all the same (shown.py) gives a report. So do ids of pytest, which a plugin reports, and a command, which is
+believed by its exit code.
 """
 
 import hashlib
@@ -25,10 +25,10 @@ from composer_stages.envs.repo import grading, runner, session, trees
 from composer_stages.envs.repo.grading import TestRuntime
 from composer_stages.envs.repo.guest.composer_rules import COMMAND, is_test, shadowed_module
 from composer_stages.envs.repo.session import RepoEnvironment
-from composer_stages.envs.repo.task import Export, RepoTask, command_runner, filled_tree, pytest_runner
+from composer_stages.envs.repo.task import Export, RepoTask, command_runner, filled_tree, pytest_runner, read_files
 from composer_stages.envs.repo.trees import TreeFile
 from composer_stages.envs.task_table import check_eval_share, draw_rows, family_of, split_rows
-from composer_stages.envs.tasks import rows, values
+from composer_stages.envs.tasks import rows, shown, values
 from composer_stages.errors import BadInput, InfrastructureError, UsageError
 from composer_stages.runs import store
 from composer_stages.runs.kinds import Row
@@ -95,17 +95,27 @@ class TasksEnv(RepoEnvironment):
         runtime = TestRuntime(lambda tree: runner.open_package_sandbox(self.sandbox, tree, limits, None))
         delivered = filled_tree(lambda folder: write_files(folder, row))
         compared = values.test_names(row)
+        reason = runs_hidden = ""
+        if compared:
+            results = [*shown.expected_results(row, values.calls_of(row), compared)]
+            runs_hidden = shown.hidden_inputs(row)
+            reason = runs_hidden or shown.find_shown(results, row["prompt"], read_files(delivered))
+
+        def write_reference(folder: Path) -> None:
+            folders.copy(delivered, folder)
+            trees.apply({**file_changes(solution or {}), **(hidden if runs_hidden else {})}, folder)
+
         originals = {path: trees.read(delivered, path) for path in paths if path not in hidden}
         return RepoTask(
             delivered,
             TestLists(compared or ids or (COMMAND,), (), skip_fails=True),
             lambda folder: runner.open_package_sandbox(self.sandbox, folder, session.LIMITS, None),
-            values.compare_values(self.sandbox, row)
+            values.compare_values(self.sandbox, row, None if solution is None else write_reference)
             if compared
             else pytest_runner(runtime, *row["tests"], options=["-q"])
             if ids
             else command_runner(runtime, row["test"]),
-            hidden=hidden,
+            hidden={} if compared and not runs_hidden else hidden,
             solution=None if solution is None else lambda: file_changes(solution),
             tests={*hidden, *paths},
             source=row["editable"],
@@ -113,7 +123,8 @@ class TasksEnv(RepoEnvironment):
             commands="\n".join([row["test"], *(script["command"] for script in row["script"])]),
             ids=ids,
             test_files={**originals, **hidden} if ids else {},
-            ground="values" if compared and not values.gives_away_results(row) else "report",
+            ground="values" if compared else "report",
+            report_reason=reason,
             # A verifier elsewhere would import the code that it judges, and pay by its report.
             export=None
             if compared

@@ -128,7 +128,7 @@ class TaskRow(BaseModel):
     """A local git repository, its path relative to the file of the rows, or an address to clone from."""
     commit: str = Field(default="", pattern=r"^([0-9a-f]{7,40})?$")
     calls: list[CallRow] = []
-    """Calls whose results are compared outside of the sandbox; those of one function in a row run in one process."""
+    """Calls whose results are compared outside of the sandbox, each in a process that is given its arguments alone."""
     script: list[ScriptRow] = []
     """Commands whose output and files are compared outside of the sandbox, each on a fresh copy of the files."""
     test: str = ""
@@ -136,7 +136,8 @@ class TaskRow(BaseModel):
     tests: list[str] = []
     """Ids of pytest that must pass, such as tests/test_a.py::test_b."""
     hidden: dict[SafePath, str] = {}
-    """Files that are written for grading alone, over whatever the agent left there."""
+    """Files that are written for grading alone, over whatever the agent left there. Beside `calls` and `script` only
+    where one of these names such a file."""
     solution: dict[SafePath, str | None] | None = None
     """Path -> text of the files of a solution, null for one that it deletes."""
     editable: list[SafePath] = []

@@ -1,13 +1,12 @@
 """Tests of a row that are decided by values: calls of functions, and scripts with what they print and write.
 
-The code under test runs in sandboxes that hold its tree and what it is called with. What it returns, raises, prints or
-writes leaves the sandbox and is compared here with what is expected, which is not sent into it. It is there all the
-same where another call of the same function is given it, or a hidden file holds it.
+The code under test runs in sandboxes that hold its tree, each call in a process that is given its own arguments and
+nothing else. What it returns, raises, prints or writes leaves the sandbox and is compared here with what is expected,
+which is not sent into it. shown.py tells where a row shows it all the same.
 """
 
-import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -65,70 +64,59 @@ def format_call(call: Mapping[str, Any]) -> str:
     return f"{call['function']}({_short(', '.join(arguments))})"
 
 
-def gives_away_results(row: Mapping[str, Any]) -> bool:
-    """Return whether an expected result is an argument of another call or script, where code could look it up."""
-    calls = calls_of(row)
-    inputs = [(call["function"], [*call["args"], *call["kwargs"].values()]) for call in calls]
-    inputs += [(script["command"], [script["command"], script["stdin"]]) for script in row["script"]]
-    expected = [(call["function"], call["returns"]) for call in calls]
-    expected += [
-        (script["command"], text) for script in row["script"] for text in (script["stdout"], *script["files"].values())
-    ]
-    return any(
-        str(value).strip() not in EASY and name != input_name and any(_contains(argument, value) for argument in values)
-        for name, value in expected
-        for input_name, values in inputs
-    )
+def compare_values(kind: str, row: Mapping[str, Any], reference: Callable[[Path], None] | None) -> RunTask:
+    """Return a runner of the calls and scripts of a row, in sandboxes of this kind.
 
-
-EASY = frozenset(map(str, (None, True, False, 0, 1, -1, "")))
-"""Texts of values that need no look: code that guesses them needs none either."""
-
-
-def _contains(value: Any, expected: Any) -> bool:
-    """Return whether a value contains the expected one, as a part or as a word of its text: 31 does not contain 3."""
-    if equal(value, expected, json=True):
-        return True
-    if isinstance(value, dict | list | tuple | set):
-        return any(
-            _contains(part, expected) for part in ([*value, *value.values()] if isinstance(value, dict) else value)
-        )
-    text = formatted(expected) if isinstance(expected, int) else str(expected).strip()
-    if not isinstance(expected, int | float) and not re.fullmatch(r"-?[\d.]+", text):
-        return isinstance(value, str) and isinstance(expected, str) and text in value
-    # Zeros behind the point tell nothing: 7.50 is 7.5.
-    number = re.escape(text) + (r"0*" if "." in text else "")
-    return re.search(rf"(?<![\d.]){number}(?!\d|\.\d)", re.sub(r"python[\d.]+", "", str(value))) is not None
-
-
-def compare_values(kind: str, row: Mapping[str, Any]) -> RunTask:
-    """Return a runner of the calls and scripts of a row, in sandboxes of this kind."""
+    `reference` writes the tree of the reference solution into a folder; None where there is none.
+    """
 
     def run(folder: Path) -> TestOutcomes:
-        failures = [*_calls(kind, row, folder), *(_script(kind, row, script, folder) for script in row["script"])]
+        failures, reason = _calls(kind, row, folder), ""
+        if (
+            any(failures)
+            and not any(_calls(kind, row, folder, in_one_process=True))
+            and _have_state(kind, row, reference)
+        ):
+            failures, reason = [""] * len(failures), Sentence("envs.tasks.calls-with-state")
+        failures += [_script(kind, row, script, folder) for script in row["script"]]
         statuses: Statuses = {}
         lines = []
         for name, failure in zip(test_names(row), failures, strict=True):
             statuses[name] = "failed" if failure else "passed"
             lines.append(f"FAIL {name}: {failure}" if failure else f"ok   {name}")
-        return TestOutcomes(statuses, tampered=False, log="".join(f"{line}\n" for line in lines))
+        log = "".join(f"{line}\n" for line in lines)
+        return TestOutcomes(statuses, tampered=False, log=log, report_reason=reason)
 
     return run
 
 
-def _calls(kind: str, row: Mapping[str, Any], folder: Path) -> Iterator[str]:
-    """Run the calls; yield for each the difference from the expected result, "" for none."""
+def _have_state(kind: str, row: Mapping[str, Any], reference: Callable[[Path], None] | None) -> bool:
+    """Return whether calls need what earlier ones left: equal ones differ, or the reference solution needs it."""
+    inputs, results = (
+        {formatted([call[name] for name in names]) for call in calls_of(row)}
+        for names in (("function", "args", "kwargs"), ("function", "args", "kwargs", "returns", "raises"))
+    )
+    if len(results) > len(inputs) or reference is None:
+        return len(results) > len(inputs)
+    with trees.scratch() as tree:
+        reference(tree)
+        return any(_calls(kind, row, tree)) and not any(_calls(kind, row, tree, in_one_process=True))
+
+
+def _calls(kind: str, row: Mapping[str, Any], folder: Path, *, in_one_process: bool = False) -> list[str]:
+    """Run the calls; return for each the difference from the expected result, "" for none."""
     groups = [(function, [*calls]) for function, calls in groupby(calls_of(row), lambda call: call["function"])]
-    if not groups:
-        return
     requests = []
     for function, calls in groups:
         module, _, name = function.partition(":")
+        source = CALLER.format(module=module, name=name).encode()
         arguments = [(tuple(call["args"]), call["kwargs"]) for call in calls]
-        requests.append(Call(CALLER.format(module=module, name=name).encode(), "call", arguments, "composer_caller.py"))
+        requests.append(Call(source, "call", arguments, "composer_caller.py", in_one_process))
+    if not requests:
+        return []
     answered = judge(kind, requests, replace(grading.LIMITS, wall_s=row["timeout_s"]), folder=folder)
-    for (_, calls), answers in zip(groups, answered, strict=True):
-        yield from map(_wrong_answer, calls, answers)
+    answers = (answer for group in answered for answer in group)
+    return [*map(_wrong_answer, calls_of(row), answers)]
 
 
 def _wrong_answer(call: Mapping[str, Any], answer: Answer) -> str:

@@ -11,7 +11,6 @@ from support.own_tasks import RowGrader
 
 from composer_stages.collect import task_row
 from composer_stages.envs.task_table import read_task
-from composer_stages.envs.tasks.values import gives_away_results
 from composer_stages.errors import InfrastructureError
 
 COUNT = """\
@@ -43,7 +42,7 @@ ROWS: dict[str, dict[str, Any]] = {
     },
 }
 
-OPEN: dict[str, dict[str, Any]] = {
+LOOKS: dict[str, dict[str, Any]] = {
     "arguments-of-other-calls": {
         "files": {
             "sums.py": """\
@@ -61,19 +60,52 @@ def swap(text):
             {"function": "sums:swap", "args": ["w-xyz"], "returns": "w-abc"},
         ],
     },
+    "memory-of-earlier-calls": {
+        "files": {
+            "sums.py": "import pathlib\nMARKS = [pathlib.Path(f'{one}/mark') for one in ('/tmp', '/dev/shm', '.')]\n"
+            "def f(text):\n    seen = [one.read_text() for one in MARKS if one.exists()]\n"
+            "    for one in MARKS:\n        try: one.write_text(text)\n        except OSError: pass\n"
+            "    return seen[0] if seen else 'first'\n"
+        },
+        "calls": [
+            {"function": "sums:f", "args": ["a"], "returns": "first"},
+            {"function": "sums:f", "args": ["b"], "returns": "a"},
+        ],
+    },
     "hidden-files-beside-calls": {
         "files": {"sums.py": "def add(a, b):\n    return int(open('expected.txt').read())\n"},
         "calls": [{"function": "sums:add", "args": [4000, 125], "returns": 4125}],
         "hidden": {"expected.txt": "4125"},
     },
 }
-"""Forgeries as a task's files, rewarded by a way that docs/rewards.md names under "What gets through on values"."""
+"""Forgeries as a task's files: code that looks for what another call is given, or a hidden file holds."""
+CHECK = "from sums import add\nimport sys\nprint(add(*map(int, sys.argv[1:])))\n"
+STATE = "n = 0\ndef f(by=1):\n    global n\n    n += by\n    return n\n"
+OTHERS: dict[str, dict[str, Any]] = {
+    "equal-calls": {"calls": [{"function": "m:f", "args": [], "returns": n} for n in (1, 2)]},
+    "other-calls": {
+        "calls": [{"function": "m:f", "args": [n], "returns": total} for n, total in ((3, 3), (4, 7), (10, 17))],
+        "solution": {"m.py": STATE},
+    },
+    "hidden-module": {
+        "calls": [{"function": "checks:f", "args": [2], "returns": 4}],
+        "hidden": {"checks.py": "from sums import add\ndef f(x): return add(x, x)\n"},
+    },
+    "hidden-script": {
+        "script": [{"command": "python3 check.py 20 22", "stdout": "42"}],
+        "hidden": {"check.py": CHECK},
+    },
+    "hidden-data": {
+        "script": [{"command": "cat cases.txt", "stdout": "42"}],
+        "hidden": {"cases.json": "42"},
+    },
+}
 
 
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RowGrader]:
     """The grade of files in the place of those of a row's task."""
-    made = RowGrader(tmp_path_factory.mktemp("rows"), {**ROWS, **OPEN})
+    made = RowGrader(tmp_path_factory.mktemp("rows"), {**ROWS, **LOOKS, **OTHERS})
     yield made
     made.close()
 
@@ -153,13 +185,23 @@ def test_an_end_without_an_answer_a_hang_and_a_missing_module_are_no_pass(graded
         assert graded("calls", {"abacus/sums.py": text}).reward == 0.0
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="known ways: where one is closed, take it out of docs/rewards.md too"
-)
-@pytest.mark.parametrize("way", OPEN)
-def test_a_forgery_that_the_documents_name_is_not_rewarded_on_values(graded: RowGrader, way: str) -> None:
-    grade = graded(way, {})
-    assert (grade.reward, grade.ground) != (1.0, "values")
+@pytest.mark.parametrize("way", LOOKS)
+def test_no_process_of_a_call_is_given_what_another_expects(graded: RowGrader, way: str) -> None:
+    assert graded(way, {}).reward == 0.0
+
+
+@pytest.mark.parametrize("row", ["equal-calls", "other-calls"])
+def test_calls_that_need_what_earlier_ones_left_pass_by_a_report(graded: RowGrader, row: str) -> None:
+    grade = graded(row, {"m.py": STATE})
+    assert (grade.reward, grade.ground) == (1.0, "report")
+    assert grade.work.test_log and "one process" in grade.work.test_log
+    assert graded(row, {"m.py": "def f(by=1): return by\n"}).reward == 0.0
+
+
+@pytest.mark.parametrize(("row", "reward"), [("hidden-module", 1.0), ("hidden-script", 1.0), ("hidden-data", 0.0)])
+def test_hidden_files_are_there_where_a_call_or_script_runs_one(graded: RowGrader, row: str, reward: float) -> None:
+    grade = graded(row, {"sums.py": RIGHT})
+    assert (grade.reward, grade.ground) == (reward, "report" if reward else "values")
 
 
 LINES = b'["v",["any"]]\n["v",["approx",1,["f","inf"],true]]\n["e",["s",""]]\n["v",3,3]\n'
@@ -177,39 +219,3 @@ def test_a_task_that_values_decide_cannot_be_played_elsewhere(graded: RowGrader)
     graded.env.reset(graded.tasks["calls"])
     with pytest.raises(InfrastructureError, match="`calls` or `script`"):
         graded.env.packed()
-
-
-@pytest.mark.parametrize(
-    ("given", "returns", "told"),
-    [
-        ("cba", "abc", True),
-        ("to abc.", "abc", True),
-        ({"a": ["abc"]}, "abc", True),
-        ({"abc": 2}, "abc", True),
-        ("cba", 1, False),
-        ("b", "c", False),
-    ],
-)
-def test_what_another_function_is_given_is_told(given: object, returns: object, told: bool) -> None:
-    """As of a function and its inverse: all sandboxes share what the kernel has read of /usr."""
-    call = {"kwargs": {}, "raises": "", "function": "m:decode", "args": ["x"], "returns": returns}
-    other = {**call, "function": "m:encode", "args": ["abc" if given == "cba" else given], "returns": given}
-    assert gives_away_results({"calls": [call, other], "script": []}) == told
-    assert not gives_away_results({"calls": [call, {**other, "function": "m:decode"}], "script": []})
-
-
-@pytest.mark.parametrize(
-    ("command", "stdin", "stdout", "told"),
-    [
-        ("python3 n.py --decode=cba", "", "cba\n", True),
-        ("python3 n.py 7 x", "", "7\n", True),
-        ("python3 n.py", "a 7.\n", "7", True),
-        ("python7 n.py 17 7.5", "77", "7", False),
-        ("python3 n.py 1", "", "1\n", False),
-    ],
-)
-def test_what_words_or_input_of_another_script_hold_is_told(command: str, stdin: str, stdout: str, told: bool) -> None:
-    one = {"command": "python3 n.py", "stdin": stdin, "stdout": stdout, "files": {}}
-    other = {"command": command + " ", "stdin": stdin, "stdout": None, "files": {}}
-    assert gives_away_results({"calls": [], "script": [one, other]}) == told
-    assert not gives_away_results({"calls": [], "script": [one]}), "its own words are its input"

@@ -1,0 +1,118 @@
+"""Find what shows a result that a row expects of its calls and scripts: to other calls, or to the agent.
+
+A result that stands in an argument of another call, in the prompt or in a delivered file need not be computed. Only
+texts are compared: a result that is told in other words is not noticed.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from composer_stages.envs.repo import trees
+from composer_stages.sandbox.equality import equal, formatted
+from composer_stages.words import Sentence
+
+EASY = frozenset(map(str, (None, True, False, 0, 1, -1, "")))
+"""Texts of results that need no look: code that guesses them needs none either."""
+SHORTEST = 3
+"""Characters of a result that tells something wherever it stands; a shorter one does in a line with its function."""
+LARGEST = 1 << 20
+"""Bytes of a file that is searched."""
+
+
+@dataclass(frozen=True)
+class ExpectedResult:
+    """One result of a call or script: its test, the word that names what gives it, what that is called with."""
+
+    test: str
+    word: str
+    inputs: Sequence[Any]
+    value: Any
+
+
+def expected_results(
+    row: Mapping[str, Any], calls: Sequence[Mapping[str, Any]], tests: Sequence[str]
+) -> Iterator[ExpectedResult]:
+    """Yield what each call returns and each script prints or writes; `tests` are their names, in order."""
+    for test, call in zip(tests, calls, strict=False):
+        inputs = [*call["args"], *call["kwargs"].values()]
+        yield ExpectedResult(
+            test, call["function"].rpartition(":")[2], inputs, None if call["raises"] else call["returns"]
+        )
+    for test, script in zip(tests[len(calls) :], row["script"], strict=True):
+        words = [PurePosixPath(word).name for word in script["command"].split() if "." in word] or [script["command"]]
+        for text in (script["stdout"], *script["files"].values()):
+            yield ExpectedResult(test, words[0], [script["command"], script["stdin"]], text)
+
+
+def find_shown(results: Sequence[ExpectedResult], prompt: str, files: trees.Changes) -> str:
+    """Return the first result that is shown, and where, in words; "" for none."""
+    texts = {"the prompt": prompt}
+    texts |= {
+        path: file.data.decode(errors="replace") for path, file in files.items() if file and len(file.data) <= LARGEST
+    }
+    for result in results:
+        if _text(result.value) in EASY or result.value in ([], {}):
+            continue
+        for other in results:
+            # The inputs of a call are its own: what it is given it may return.
+            if other.inputs != result.inputs and any(_contains(given, result.value) for given in other.inputs):
+                return Sentence("envs.tasks.result-shown", test=result.test, where=other.test)
+        for where, text in texts.items():
+            if _is_told(text, result):
+                return Sentence("envs.tasks.result-shown", test=result.test, where=where)
+    return ""
+
+
+def _contains(value: Any, expected: Any) -> bool:
+    """Return whether a value contains the expected one, as a part or as a word of its text: 31 does not contain 3."""
+    if equal(value, expected, json=True):
+        return True
+    if isinstance(value, dict | list | tuple | set):
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        return any(_contains(part, expected) for part in parts)
+    text = _text(expected)
+    if not isinstance(expected, int | float) and not re.fullmatch(r"-?[\d.]+", text):
+        return isinstance(value, str) and isinstance(expected, str) and text in value
+    # Zeros behind the point tell nothing: 7.50 is 7.5.
+    number = re.escape(text) + (r"0*" if "." in text else "")
+    return re.search(rf"(?<![\d.]){number}(?!\d|\.\d)", re.sub(r"python[\d.]+", "", _text(value))) is not None
+
+
+def _text(value: Any) -> str:
+    return value.strip() if isinstance(value, str) else formatted(value)
+
+
+def _is_told(text: str, result: ExpectedResult) -> bool:
+    """Return whether a text holds a result as a word: a short one only in a line that names what gives it."""
+    spellings = {_text(result.value), formatted(result.value)}
+    if not isinstance(result.value, int):
+        spellings.add(json.dumps(result.value, default=formatted, ensure_ascii=False))
+    for spelling in spellings:
+        words = re.escape(re.sub(r"\s+", " ", spelling)).replace(r"\ ", r"\s*")
+        pattern = re.compile(rf"(?<![\w.]){words}(?![\w]|\.\d)" if spelling[:1] not in "'\"[{(" else words)
+        for match in pattern.finditer(text):
+            line = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
+            if len(spelling) >= SHORTEST or re.search(rf"(?<!\w){re.escape(result.word)}(?!\w)", line):
+                return True
+    return False
+
+
+def hidden_inputs(row: Mapping[str, Any]) -> str:
+    """Return, in words, the first call or script that runs a hidden file; "" for none.
+
+    No other hidden file is written where calls or scripts decide: code under test could read it.
+    """
+    for path in row["hidden"]:
+        module = re.sub(r"^(src|lib)/", "", path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        if any(call["function"].partition(":")[0] == module for call in row["calls"]):
+            return Sentence("envs.tasks.runs-hidden-file", path=path)
+        words = (
+            rf"(?<![\w.-])({re.escape(path)}|{re.escape(PurePosixPath(path).name)}|-m\s+{re.escape(module)})(?![\w-])"
+        )
+        if any(re.search(words, script["command"]) for script in row["script"]):
+            return Sentence("envs.tasks.runs-hidden-file", path=path)
+    return ""

@@ -1,0 +1,79 @@
+"""What shows a result that a row expects: an argument of another call, the prompt, a file; and what does not."""
+
+from typing import Any
+
+import pytest
+
+from composer_stages.envs.repo.trees import TreeFile
+from composer_stages.envs.tasks import shown, values
+
+CALL: dict[str, Any] = {"kwargs": {}, "raises": ""}
+
+
+def find(calls: list[tuple[str, Any, Any]], script: list[dict[str, Any]], prompt: str = "", **files: str) -> str:
+    """What shows a result of calls (function, argument, result) and scripts."""
+    row = {
+        "calls": [
+            {**CALL, "function": f"m:{name}", "args": [given], "returns": result} for name, given, result in calls
+        ],
+        "script": [{"stdin": "", "stdout": None, "files": {}, **one} for one in script],
+    }
+    results = shown.expected_results(row, row["calls"], values.test_names(row))
+    return shown.find_shown([*results], prompt, {name: TreeFile(text.encode()) for name, text in files.items()})
+
+
+@pytest.mark.parametrize(
+    ("given", "returns", "told"),
+    [
+        ("abc", "abc", True),
+        ("to abc.", "abc", True),
+        ({"a": ["abc"]}, "abc", True),
+        ({"abc": 2}, "abc", True),
+        ([7, 8], 8, True),
+        ([[1, 2], 3], [1, 2], True),
+        ("cba", 1, False),
+        ("b", "c", False),
+        (81, 8, False),
+        (True, 1, False),
+    ],
+)
+@pytest.mark.parametrize("other", ["f", "g"])
+def test_what_another_call_is_given_is_told(given: Any, returns: Any, told: bool, other: str) -> None:
+    assert bool(find([("f", "x", returns), (other, given, 0)], [])) == told
+    assert not find([("f", given, returns)], []), "its own argument is its input"
+
+
+@pytest.mark.parametrize(
+    ("command", "stdin", "stdout", "told"),
+    [
+        ("python3 n.py --decode=cba", "", "cba\n", True),
+        ("python3 n.py 7 x", "", "7\n", True),
+        ("python3 n.py", "a 7.\n", "7", True),
+        ("python7 n.py 17 7.5", "77", "7", False),
+        ("python3 n.py 1", "", "1\n", False),
+    ],
+)
+def test_what_words_or_input_of_another_script_hold_is_told(command: str, stdin: str, stdout: str, told: bool) -> None:
+    script = {"command": "python3 n.py", "stdout": stdout}
+    assert bool(find([], [script, {"command": f"{command} ", "stdin": stdin, "files": {"o": "1"}}])) == told
+    assert not find([], [{**script, "stdin": stdin}]), "its own words are its input"
+
+
+@pytest.mark.parametrize(
+    ("text", "returns", "told"),
+    [
+        ("It gives 4125.", 4125, True),
+        ("m.f(2) == 8", 8, True),
+        (">>> f('q')\n'x7q'", "x7q", True),
+        ("f([3, 1]) is [1,3]", [1, 3], True),
+        ('f gives {"a": 2.5}', {"a": 2.5}, True),
+        ("It gives 41250 or 1.4125.", 4125, False),
+        ("Write 8 functions.", 8, False),
+        ("f gives true or 1", True, False),
+        ("f is short", "or", False),
+        ("f(2)", [], False),
+    ],
+)
+def test_what_the_prompt_or_a_file_holds_is_told(text: str, returns: Any, told: bool) -> None:
+    assert bool(find([("f", "x", returns)], [], text)) == bool(find([("f", "x", returns)], [], note=text)) == told
+    assert not told or "note" in find([("f", "x", returns)], [], note=text)
