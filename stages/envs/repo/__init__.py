@@ -5,6 +5,7 @@ task.py - a task: delivered tree, tests that decide, how both are run here and w
 session.py - a rollout: sandbox, bash actions, detection of searches for the solution, and the environment's methods
 runner.py - a sandbox in which `python3 -m pytest` finds the test runner and nothing else of this installation
 grading.py - run pytest in a sandbox, decide whether hidden and visible tests pass
+hacks.py - name the hacks that models learn first, in the files of a solution
 shadowed_modules.py - whether tests mean a module of the work folder by the name of a standard one
 guest/ - programs that run inside the sandbox: the pytest plugin that reports outcomes, and its supervisor
 """

@@ -30,7 +30,7 @@ WRONG, RIGHT = {"sums.py": ADD.format("-")}, {"sums.py": ADD.format("+")}
 HIDDEN = {"test_sums.py": "from sums import add\n\ndef test_add():\n    assert add(2, 3) == 5\n"}
 ROWS: dict[str, dict[str, Any]] = {
     "ok": {"files": WRONG, "tests": ["test_sums.py::test_add"], "hidden": HIDDEN, "solution": RIGHT},
-    "forgeable": {"files": WRONG, "test": "python3 -c 'import sums; assert sums.add(1, 1) == 2'", "solution": RIGHT},
+    "forgeable": {"files": WRONG, "test": "python3 -c 'import sums; assert sums.add(1, 1)'", "solution": RIGHT},
     "fails": {"test": "false", "solution": {"a": "1"}},
 }
 
@@ -71,27 +71,28 @@ def test_own_tasks_get_the_verdicts_that_they_deserve(rows: str) -> None:
     nothing_to_forge = {"tests that test nothing", "a reward written beforehand"}
     assert set(checks["ok"].forgeries) == set(FORGERIES) - nothing_to_forge
     assert not any(checks["ok"].forgeries.values())
-    assert "code that exits with 0 when it is imported" in checks["forgeable"].passing
-    assert "tests that test nothing" not in checks["forgeable"].passing
+    # A pass that needs an exit with 0 is flagged; code without a right result is not.
+    assert checks["forgeable"].forgeries["code that exits with 0 when it is imported"] is None
+    assert checks["forgeable"].passing == ["functions that return what is equal to everything"]
     # Nothing of these solutions is Python, so that nothing is forged in their functions.
     assert "functions that exit with 0" not in checks["fails"].forgeries
 
 
-@pytest.mark.parametrize(("name", "passes"), [("ok", False), ("forgeable", True)])
-def test_code_that_exits_passes_a_command_and_no_id_of_pytest(rows: str, name: str, passes: bool) -> None:
+@pytest.mark.parametrize(("name", "hacked"), [("ok", False), ("forgeable", True)])
+def test_code_that_exits_is_a_hack_where_the_exit_code_decides(rows: str, name: str, hacked: bool) -> None:
     forgery = ("forgery", "code that exits with 0 when it is imported")
     with task_of(rows, name) as (environment, task):
         played = [play_once(environment, task, play) for play in (("solution", "1"), forgery)]
-    assert [one.reward for one in played] == [1.0, float(passes)] and not any(one.idle for one in played)
+    assert [(one.reward, one.hacked, one.idle) for one in played] == [(1.0, False, False), (0.0, hacked, False)]
 
 
 def test_a_failing_solution_is_shown_with_the_line_that_tells_why(rows: str) -> None:
     with task_of(rows, "ok") as (environment, task):
         nothing = play_once(environment, task, ("nothing", "1"))
         grade = environment.grade()
-    assert nothing.why == "FAILED test_sums.py::test_add - got -1, expected 5"
+    assert nothing.why == "FAILED test_sums.py::test_add - assert -1 == 5"
     # The control against forged passes always fails, and is no news for people.
-    assert "1 passed in" in grade.work.test_log and "control" not in grade.work.test_log
+    assert "1 failed in" in grade.work.test_log and "control" not in grade.work.test_log
     checked = TaskCheck("t", "train", "t")
     checked.add(("solution", "1"), nothing)
     checked.add(("nothing", "1"), nothing)

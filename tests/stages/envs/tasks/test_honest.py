@@ -152,8 +152,7 @@ SWALLOWED = pytest.param("swallowed", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("name", [SWALLOWED if name == "swallowed" else name for name in FORGED])
-def test_no_module_in_the_place_of_another_is_paid_by_values(grader: RowGrader, name: str) -> None:
+def test_no_module_in_the_place_of_another_is_paid(grader: RowGrader, name: str) -> None:
     _, files = FORGED[name]
     found = grader(name, files)
-    assert (found.reward, found.hacked) == ((1.0, False) if name.startswith("swallowed") else (0.0, False))
-    assert not found.reward or found.ground == "report"
+    assert (found.reward, found.hacked) == (0.0, name.startswith("swallowed"))
