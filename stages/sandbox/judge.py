@@ -26,7 +26,6 @@ from composer_stages.sandbox.guest.values import decoded
 from composer_stages.sandbox.session import KILLED, Reply, SupervisorLost
 from composer_stages.sandbox.supervised import SupervisedSandbox, probe
 
-
 MOST_PROCESSES = 64
 """Processes for the calls of one candidate."""
 
