@@ -27,8 +27,7 @@ from composer_stages.envs import boundary
 from composer_stages.envs.base import Environment, HasSize, HasSolutions, Split, Task
 from composer_stages.envs.bash import fenced
 from composer_stages.envs.config import EnvStageConfig
-from composer_stages.envs.repo.guest.composer_rules import LEFT_OUT
-from composer_stages.envs.repo.session import BY_REPORT
+from composer_stages.envs.repo.guest.composer_rules import BY_REPORT, LEFT_OUT
 from composer_stages.errors import ComposerError, InfrastructureError, UsageError
 from composer_stages.layout import shortened
 from composer_stages.words import Sentence

@@ -40,7 +40,8 @@ class KnownHacks:
             kinds[path] = kinds_of(module) - known
         everywhere = set[str]().union(*kinds.values())
         self.names = [Sentence("envs.repo.hack-runner")] if "runner" in everywhere else []
-        self.suspected = [Sentence(f"envs.repo.hack-{kind}") for kind in ("equal", "exit") if kind in everywhere]
+        self.suspected = [Sentence("envs.repo.hack-equal")] if "equal" in everywhere else []
+        self.suspected += [Sentence("envs.repo.hack-exit")] if "exit" in everywhere else []
         self.changes: dict[str, trees.TreeFile | None] = {}
         files = {path for path in applied if path.endswith(".py")}
         for path, module in _modules(applied).items() if self.suspected else ():

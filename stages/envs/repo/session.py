@@ -33,7 +33,7 @@ from composer_stages.envs.repo.grading import (
     run_on_copy,
     unexplained_fail,
 )
-from composer_stages.envs.repo.guest.composer_rules import add_id_statuses, dropped_lines
+from composer_stages.envs.repo.guest.composer_rules import BY_REPORT, add_id_statuses, dropped_lines
 from composer_stages.envs.repo.hacks import KnownHacks
 from composer_stages.envs.repo.shadowed_modules import is_shadowed
 from composer_stages.envs.repo.task import RepoTask
@@ -85,8 +85,6 @@ class SearchDetector:
 PROMPTS = tomllib.loads(resources.files(__package__).joinpath("prompts.toml").read_text("utf-8"))
 LIMITS = Limits(wall_s=120, cpu_s=120, memory_mb=2048, processes=128, file_mb=64, disk_mb=1024, output_bytes=1 << 20)
 """Limits of one command of the agent."""
-BY_REPORT = "by report: "
-"""Prefix of the line of a test log that says why a pass is no more than a report."""
 HACK = "hack: "
 """Prefix of a line of a test log that names a hack."""
 LONGEST_PATCH = 1 << 20

@@ -146,6 +146,8 @@ def shadowed_module(path: str) -> str:
 
 LONGEST_NOTE = 20
 """Limit on files that a note names."""
+BY_REPORT = "by report: "
+"""Prefix of the line of a test log that says why a pass is no more than a report."""
 LEFT_OUT = "left out of grading: "
 """Prefix of a line of a test log that names a dropped change."""
 
