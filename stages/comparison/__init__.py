@@ -3,6 +3,7 @@
 stage.py     - what `compare` does, and what it writes
 config.py    - its settings
 logs.py      - logs of any program as tables of items
+tables.py    - CSV, JSON Lines and Parquet with an id and a score a row
 sides.py     - the sides of a comparison by name, and the same tasks under one name
 direction.py - whether lower scores are better
 decision.py  - sides measured against the first, and decided

@@ -1,11 +1,16 @@
 """The settings of `compare`."""
 
+from math import inf, nan
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from composer_stages.errors import UsageError
 from composer_stages.runs.settings import BASIC, Option, StageConfig
+
+if TYPE_CHECKING:
+    from composer_stages.comparison.tables import Columns
 
 LONGEST_NAME = 16
 """Characters of a log's name in the name of the run, enough for the date and the time of Inspect's logs."""
@@ -57,6 +62,24 @@ class Config(StageConfig):
         from composer_stages.formats import added_sha256
 
         return super().identity() | {"paths": [content(path) for path in self.paths]} | added_sha256()
+
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """Return the lowest and the highest score, where they are given; `UsageError` if they are no two numbers."""
+        try:
+            low, high = map(float, self.scale.split(",")) if self.scale else (0.0, 0.0)
+        except ValueError:
+            low = high = nan
+        if self.scale and not -inf < low < high < inf:
+            raise UsageError("comparison.bad-scale", scale=self.scale)
+        return (low, high) if self.scale else None
+
+    @property
+    def columns(self) -> "Columns":
+        """Return what is said of the columns of tables."""
+        from composer_stages.comparison.tables import Columns
+
+        return Columns(self.unit, tuple(self.id.split(",")) if self.id else (), self.score)
 
     def label(self) -> str:
         """Return the names of the first two logs, or of their folders."""

@@ -95,17 +95,18 @@ class LogComparison:
     """Everything that a comparison found.
 
     differences, pairings: of every side but the first, in their order; numbers are in units of the score, and wins are
-    tasks on which the side is better. scale: the lowest and the highest score. unit: what tasks are resampled in, empty
-    for tasks alone. direction_was_set: the user gave whether lower scores are better. metrics: those that the logs
-    name.
+    tasks on which the side is better. scale: the lowest and the highest score that there can be, None where that is not
+    known; span: that, or of those that occur. unit: what tasks are resampled in, empty for tasks alone.
+    direction_was_set: the user gave whether lower scores are better. metrics: those that the logs name.
     """
 
     sides: tuple[SideSummary, ...]
     differences: tuple[Difference, ...]
     pairings: tuple[Pairing, ...]
     binary: bool
-    scale: tuple[float, float]
-    min_gain: float
+    scale: tuple[float, float] | None
+    span: tuple[float, float]
+    min_gain: float | None
     unit: str
     fixed: bool
     lower_is_better: bool
@@ -151,8 +152,10 @@ class ComparisonRules:
     unit: SamplingUnit | None
     binary: bool
     missing: Literal["excluded", "failed", "bounds"]
-    min_gain: float
-    """In units of the score."""
+    min_gain: float | None
+    """In units of the score; None where their scale is not known."""
+    bounded: bool = True
+    """Whether the span is the scale: else it is of the scores that occur, and says nothing of what is missing."""
 
     @property
     def fixed(self) -> bool:
@@ -162,7 +165,7 @@ class ComparisonRules:
     @property
     def min_share(self) -> float:
         """Return the smallest difference of interest as a share of the span."""
-        return self.min_gain / abs(self.span.width)
+        return (self.min_gain or 0.0) / abs(self.span.width)
 
     def fewest_units(self, alpha: float = ALPHA) -> int:
         """Return the units below which nothing is decided at this level."""
@@ -183,22 +186,23 @@ def compare(sides: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
         reasons = Counter(reason or "without a reason" for log in matched for reason in log.items["reason"].to_pylist())
         raise BadInput("comparison.no-scores", reasons=describe_reasons(reasons))
     low, high = (float(value) for value in (pc.min(scores).as_py(), pc.max(scores).as_py()))
-    scale = (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
+    scale = find_scale(matched, (low, high), config)
     lower = direction.lower_is_better(matched, config.lower_is_better)
-    span = ScoreSpan(*(scale[::-1] if lower else scale))
+    ends = scale or (low, high)
+    span = ScoreSpan(*(ends[::-1] if lower else ends))
     unit = sampling(matched, config.unit)
-    min_gain = config.min_gain or MIN_GAIN * abs(span.width)
-    if scale == (0.0, 1.0) and min_gain > 1:
-        raise UsageError("comparison.min-gain-too-large", min_gain=min_gain)
+    min_gain = config.min_gain or (MIN_GAIN * abs(span.width) if scale else None)
+    if scale and min_gain and min_gain > abs(span.width):
+        raise UsageError("comparison.min-gain-too-large", min_gain=min_gain, low=scale[0], high=scale[1])
     binary = bool(pc.all(pc.or_(pc.equal(scores, 0.0), pc.equal(scores, 1.0))).as_py())
-    rules = ComparisonRules(span, unit, binary, choose_missing(config, matched), min_gain)
+    rules = ComparisonRules(span, unit, binary, choose_missing(config, matched), min_gain, bool(scale))
     tables = [average_samples(log, span, unit) for log in matched]
     if rules.missing == "failed":  # what any side submitted is what all are measured on
         submitted = pa.concat_tables(tables)
         tables = [add_absent_tasks(table, submitted) for table in tables]
     lost = [Counter(log.items["reason"].filter(pc.is_null(log.items["score"])).to_pylist()) for log in matched]
     pairs = [
-        pair_sides((tables[0], table), (lost[0], missing), (base.name, log.name), rules.missing)
+        pair_sides((tables[0], table), (lost[0], missing), (base.name, log.name), rules)
         for table, missing, log in zip(tables[1:], lost[1:], counterparts, strict=True)
     ]
     letters = [name_side(index) for index in range(len(matched))]
@@ -224,6 +228,7 @@ def compare(sides: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
         pairings,
         binary,
         scale,
+        ends,
         min_gain,
         unit.noun if unit else "",
         rules.fixed,
@@ -262,6 +267,7 @@ def measure_sides(pairs: Sequence[PairedSides], letters: Sequence[str], rules: C
         )
         decided = (decide_difference([test], rules.min_share, alpha, two_sided=True) for test in tests[index])
         holds = difference.too_few or all(decision is difference.decision for decision in decided)
+        holds = holds and (rules.bounded or not any(pair.missing))
         bounds = [float(test.estimate_X[0]) * rules.span.width for test in tests[index][1:]]
         worst, best = bounds or (None, None)
         missing = MissingOutcomes((dict(pair.missing[0]), dict(pair.missing[1])), rules.missing, worst, best, holds)
@@ -277,7 +283,7 @@ def explain(difference: Difference, num_tests: int, rules: ComparisonRules) -> D
     needed, reasons = None, difference.reasons
     if difference.decision is Decision.UNDECIDED:
         reasons = (*reasons, Reason.of(ReasonKind.LOW_POWER if num_tests == 1 else ReasonKind.RESTS_ON_MISSING))
-    if difference.decision is Decision.UNDECIDED and num_tests == 1:
+    if difference.decision is Decision.UNDECIDED and num_tests == 1 and rules.min_gain:
         # A difference of as many standard errors as level and power take together is found at that power.
         at_level, at_power = (NormalDist().inv_cdf(share) for share in (1 - difference.alpha / 2, POWER))
         error = (difference.high - difference.low) / 2 / at_level
@@ -298,6 +304,23 @@ def explain(difference: Difference, num_tests: int, rules: ComparisonRules) -> D
 def name_side(number: int) -> str:
     """Return the letter of a side, from A on."""
     return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[number] if number < 26 else f"side {number + 1}"
+
+
+def find_scale(sides: Sequence[ReadLog], occurring: tuple[float, float], config: Config) -> tuple[float, float] | None:
+    """Return the lowest and the highest score that there can be: the user's, the declared ones, 0 and 1, or None.
+
+    occurring: the lowest and the highest score that there is, which are no scale.
+    """
+    if config.limits:
+        if occurring[0] < config.limits[0] or occurring[1] > config.limits[1]:
+            lowest, highest = occurring
+            raise BadInput("comparison.score-outside-scale", scale=config.scale, lowest=lowest, highest=highest)
+        return config.limits
+    declared = {kind.scale for log in sides for kind in log.kinds(log.chosen)}
+    for scale in (*(declared if len(declared) == 1 else ()), (0.0, 1.0)):
+        if scale and scale[0] <= occurring[0] and occurring[1] <= scale[1]:
+            return scale
+    return None
 
 
 def choose_missing(config: Config, sides: Sequence[ReadLog]) -> Literal["excluded", "failed", "bounds"]:
@@ -362,7 +385,7 @@ def average_samples(log: ReadLog, span: ScoreSpan, unit: SamplingUnit | None) ->
 
 
 def pair_sides(
-    tables: tuple[pa.Table, pa.Table], lost: Sequence[Counter[str]], names: tuple[str, str], counted_as: str
+    tables: tuple[pa.Table, pa.Table], lost: Sequence[Counter[str]], names: tuple[str, str], rules: ComparisonRules
 ) -> PairedSides:
     """Pair two sides by task; a task that one of them lacks becomes an item without an outcome.
 
@@ -383,12 +406,15 @@ def pair_sides(
         return paired(pa.concat_tables(items), "B", "A", PASSED, missing)
 
     # Where not submitting is failing, there is nothing else to assume.
-    failed = counted_as == "failed"
+    failed = rules.missing == "failed"
+    if any(missing) and rules.missing != "excluded" and not rules.bounded:
+        lowest, highest = sorted((rules.span.worst, rules.span.best))
+        raise BadInput("comparison.scale-unknown", missing=rules.missing, lowest=lowest, highest=highest)
     outcomes = assuming("failed", "lowest", "lowest") if failed else assuming("excluded", "passed", "passed")
     if outcomes is None:
         reasons = [f"{name}: {describe_reasons(side)}" for name, side in zip(names, missing, strict=True) if side]
         raise BadInput("comparison.no-common-task", first=names[0], second=names[1], reasons="; ".join(reasons))
-    if failed or not any(missing):
+    if failed or not any(missing) or not rules.bounded:
         return PairedSides(outcomes, missing, None, None)
     worst, best = assuming("against", "highest", "lowest"), assuming("for", "lowest", "highest")
     return PairedSides(outcomes, missing, worst, best)

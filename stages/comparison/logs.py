@@ -15,14 +15,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pcsv
-import pyarrow.json as pjson
-import pyarrow.parquet as pq
 
-from composer_stages import json_text
+from composer_stages.comparison.tables import EVERY_COLUMN, Columns, ScoreTable, is_csv, read_table
 from composer_stages.errors import BadInput, UsageError
 from composer_stages.evaluation.outcomes import KEPT, PASSED, PRIMARY, num_apart, without_twins
-from composer_stages.formats import files, readers, reading, repeats
+from composer_stages.formats import files, reading, repeats
 from composer_stages.formats.base import Drop, Reader, Trajectory
 from composer_stages.formats.files import Source
 from composer_stages.formats.measurement import (
@@ -58,24 +55,7 @@ ITEM = pa.schema(
 record is; pair_set: what the training of the model learnt from; state: null for scored; log: its number in `logs`."""
 ROLLOUT_PAGE, ID = "rollout/", "?id="
 """The address of a rollout for `composer view`: before the run's name, and before its id, which is not quoted here."""
-TABLES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json")
-IDS = (
-    "task_id",
-    "instance_id",
-    "id",
-    "item_id",
-    "example_id",
-    "question_id",
-    "sample_id",
-    "doc_id",
-    "task",
-    "question",
-)
-SCORES = ("score", "reward", "passed", "correct", "is_correct", "resolved", "success", "acc", "exact_match", "value")
-MODELS = ("model", "model_name", "model_id")
-FAMILIES = ("family", "category", "subject", "topic", "repo", "repository")
-METRICS = ("metric", "metric_name")
-"""Names of columns in tables of scores, the first that is there."""
+TABLES = (".parquet", ".jsonl", ".ndjson", ".json", ".gz")
 DATE = re.compile(r"(20\d\d)-?(0[1-9]|1[0-2])-?([0-3]\d)(?!\d)")
 
 
@@ -103,6 +83,9 @@ class ReadLog:
     prompts: frozenset[str] = frozenset()
     """Digests of system prompts."""
     id_columns: tuple[str, ...] = ()
+    """Of a table: that of the id, after those that tell equal ids apart."""
+    numbered: bool = False
+    """Whether ids are numbers beside questions, which then tell what the tasks are."""
     digests: tuple[str, ...] = ()
     """Of the files that were given, whose names do not count."""
 
@@ -193,7 +176,7 @@ def find_run(folder: Path) -> Run | None:
 def find_sources(path: str) -> list[Source]:
     """Return the files of a log, those beside them included."""
     file = Path(path).expanduser()
-    if file.is_file() and file.suffix in (".csv", ".tsv"):
+    if file.is_file() and is_csv(file.name):
         file_path = file.resolve()
         return [
             Source(file_path, f"{file_path.parent.name}/{file_path.name}", store.file_sha256(file_path), root=file_path)
@@ -201,15 +184,15 @@ def find_sources(path: str) -> list[Source]:
     return files.find([path], also=(".csv", ".tsv"))
 
 
-def read(path: str, unit: str = "") -> ReadLog:
-    """Return the items of a log; unit: a column whose values are the units that tasks are resampled in."""
+def read(path: str, columns: Columns = EVERY_COLUMN) -> ReadLog:
+    """Return the items of a log; columns: what the user says of those of a table, and the units of its tasks."""
     log_path = Path(path).expanduser()
     if run := find_run(log_path):
-        return replace(read_run(run, log_path.name, unit), digests=(run.manifest.content,))
+        return replace(read_run(run, log_path.name, columns.unit), digests=(run.manifest.content,))
     sources = find_sources(path)
-    alone = len(sources) == 1 or (log_path.is_file() and log_path.suffix in TABLES)
-    table = read_plain_table(path, sources[0]) if alone else None
-    log = read_program(path, sources, unit) if table is None else read_scores(path, table, sources[0], unit)
+    alone = len(sources) == 1 or (log_path.is_file() and (is_csv(path) or log_path.suffix in TABLES))
+    table = read_table(path, sources[0], columns) if alone else None
+    log = read_program(path, sources, columns.unit) if table is None else read_scores(table, sources[0])
     return replace(log, digests=tuple(sorted(source.sha256 for source in sources if not source.is_sidecar)))
 
 
@@ -245,7 +228,7 @@ def read_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
     if not rows["task"]:
         first = next((item[1] for item in next(iter(detected)).records() if not isinstance(item, Drop)), None)
         if isinstance(first, dict) and not reader_names:
-            _id_and_score([*first], path)
+            EVERY_COLUMN.choose(path, [*first])
         raise BadInput("comparison.no-sample", path=path, drops=drops.most_common(3))
     if unit and not any(rows["unit"]):
         raise UsageError("comparison.no-unit", path=path, column=unit)
@@ -519,104 +502,19 @@ def _require_column(columns: Sequence[str], unit: str, label: str) -> None:
 # Tables of scores.
 
 
-def read_plain_table(path: str, source: Source) -> pa.Table | None:
-    """Return a file as a table where it has an id and a score a row, and is of no program; else None.
-
-    `BadInput` where a line of such a file is no JSON.
-    """
-    with suppress(pa.ArrowException, ValueError, OSError):
-        if source.path.suffix in (".csv", ".tsv"):
-            options = pcsv.ParseOptions(delimiter="\t" if source.path.suffix == ".tsv" else ",")
-            return pcsv.read_csv(source.path, parse_options=options)
-        first = next((item[1] for item in source.records() if not isinstance(item, Drop)), None)
-        if not isinstance(first, dict) or any(reading.fits(reader, first) for reader in readers("auto")):
-            return None
-        plain = [name for name, value in first.items() if not isinstance(value, (dict, list))]
-        if not (set(plain).intersection(IDS) and set(plain).intersection(SCORES)):
-            return None
-        if source.path.suffix == ".parquet":
-            return pq.read_table(source.path, columns=plain)
-        # What Arrow cannot read, or unpack, is read once more by lines, which names the line that is at fault.
-        with suppress(pa.ArrowInvalid, OSError):
-            with pa.input_stream(str(source.path)) as stream:
-                text = stream.read()
-            # Arrow's reader takes any depth, until the stack of the process is full and it ends.
-            if json_text.depth(text) <= json_text.MOST_LEVELS:
-                return pjson.read_json(pa.BufferReader(text), pjson.ReadOptions(block_size=16 << 20))
-        rows = list[dict[str, Any]]()
-        for item in source.records():
-            if isinstance(item, Drop):
-                raise BadInput("comparison.line-no-json", path=path, line=item.line, detail=item.detail)
-            if not isinstance(item[1], dict):
-                raise BadInput("comparison.line-no-object", path=path, line=item[0])
-            rows.append(item[1])
-        # Values of a column are of several types, such as numbers and words.
-        return pa.table({name: pa.array([_as_text(row.get(name)) for row in rows], pa.string()) for name in plain})
-    return None
-
-
-def _as_text(value: Any) -> str | None:
-    return None if value is None else str(int(value) if isinstance(value, bool) else value)
-
-
-def read_scores(path: str, table: pa.Table, source: Source, unit: str) -> ReadLog:
+def read_scores(table: ScoreTable, source: Source) -> ReadLog:
     """Return the items of a table with an id and a score a row."""
-    if not len(table):
-        raise BadInput("comparison.no-row", path=path)
-    names = table.column_names
-    task, score = _id_and_score(names, path)
-    column = table[score]
-    if pa.types.is_string(column.type):
-        column = pc.if_else(pc.equal(column, ""), None, column)
-    try:
-        values = pc.cast(column, pa.float64())
-    except pa.ArrowException:
-        row, value = next((at, cell) for at, cell in enumerate(column.to_pylist(), 1) if not _is_score(cell))
-        raise BadInput("comparison.bad-score", path=path, column=score, score=value, row=row) from None
-    values = pc.if_else(pc.is_finite(values), values, None)
-    nothing = pa.nulls(len(table), pa.string())
-    if unit:
-        _require_column(names, unit, path)
-
-    def text(candidates: Sequence[str]) -> Any:
-        name = next((name for name in candidates if name in names and name != task), None)
-        return nothing if name is None else pc.cast(table[name], pa.string())
-
-    cells = {
-        "model": text(MODELS),
-        "env": nothing,
-        "task": pc.cast(table[task], pa.string()),
-        "question": nothing,
-        "seed": pa.array(np.zeros(len(table), dtype=np.int64)),
-        "score": pa.nulls(len(table), pa.float64()),
-        "reason": nothing,
-        "family": text(FAMILIES),
-        "unit": pc.cast(table[unit], pa.string()) if unit else nothing,
-        "place": nothing,
-        "pair_set": nothing,
-        "state": nothing,
-        "log": pa.array(np.zeros(len(table), dtype=np.int64)),
-    }
-    items, metric = pa.table(cells).cast(ITEM), text(METRICS)
-    named = pc.unique(pc.if_else(pc.is_valid(values), metric, None)).drop_null().to_pylist()
-    if len(named) > 1:
-        raise BadInput("comparison.several-metrics", path=path, metrics=named)
-    log = MeasuredLog("table", kinds=(ScoreKind(REWARD, "".join(named)),))
-    return ReadLog(source.label, items, ("table",), _date(source.label), {REWARD: values}, {}, (log,))
-
-
-def _id_and_score(names: Sequence[str], label: str) -> tuple[str, str]:
-    """Return the columns of the id and of the score; `BadInput` where one is missing."""
-    task, score = (next((name for name in options if name in names), None) for options in (IDS, SCORES))
-    if task is None or score is None:
-        ids, scores = IDS if task is None else (), SCORES if score is None else ()
-        raise BadInput("comparison.no-table", label=label, ids=ids, scores=scores, columns=names)
-    return task, score
-
-
-def _is_score(value: Any) -> bool:
-    try:
-        pa.scalar(value).cast(pa.float64())
-    except pa.ArrowException:
-        return False
-    return True
+    number = pa.array(np.zeros(len(table), dtype=np.int64))
+    nothing = {name: pa.nulls(len(table), ITEM.field(name).type) for name in ITEM.names}
+    items = pa.table({**nothing, **table.texts, "seed": number, "log": number}).select(ITEM.names).cast(ITEM)
+    logs = (MeasuredLog("table", kinds=table.kinds),)
+    return ReadLog(
+        source.label,
+        items,
+        ("table",),
+        _date(source.label),
+        table.scores,
+        logs=logs,
+        id_columns=table.id_columns,
+        numbered=table.numbered,
+    )

@@ -39,7 +39,8 @@ POINTS = " points"
 
 def describe_decision(comparison: "LogComparison", difference: Difference) -> str:
     """Return the decision in one sentence."""
-    bar = f"{100 * comparison.min_gain:.3g}{POINTS}" if comparison.binary else f"{comparison.min_gain:.3g}"
+    gain = comparison.min_gain
+    bar = "" if gain is None else f"{100 * gain:.3g}{POINTS}" if comparison.binary else f"{gain:.3g}"
     names = [_name_side(comparison, letter) for letter in (difference.treatment, "A")]
     return SENTENCES.text("decision", comparison, difference, *names, describe_size(comparison, difference), bar)
 
@@ -100,6 +101,8 @@ def _details(comparison: "LogComparison", difference: Difference, pairing: "Pair
         if missing.worst is not None and missing.best is not None:
             limits = (_signed(comparison, bound) for bound in sorted((missing.worst, missing.best)))
             rows.append(("", SENTENCES.text("bounds", difference, *limits)))
+        elif not comparison.scale:
+            rows.append(("", SENTENCES.text("unbounded")))
     if matched := describe_match(pairing.matched):
         rows.append(("matched", f"tasks were matched {matched}"))
     if pairing.settings:
@@ -211,9 +214,9 @@ def page(comparison: "LogComparison", tasks: pa.Table) -> str:
 def _plot(comparison: "LogComparison", difference: Difference, tasks: pa.Table) -> str:
     """Return both means and their difference with intervals; for scores a dot a task too, A across and B up."""
     sides = [side for side in comparison.sides if side.letter in ("A", difference.treatment)]
-    low, high = comparison.scale
+    low, high = comparison.span
     rows = [(side.letter, side.mean, side.low, side.high, low, high) for side in sides]
-    reach = max(abs(difference.low), abs(difference.high), comparison.min_gain) * 1.1
+    reach = max(abs(difference.low), abs(difference.high), comparison.min_gain or 0.0) * 1.1
     rows.append((f"{difference.treatment} - A", difference.estimate, difference.low, difference.high, -reach, reach))
     parts = []
     for at, (name, mean, least, most, start, end) in enumerate(rows):

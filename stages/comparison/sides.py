@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from composer_stages.comparison.logs import ReadLog, read
+from composer_stages.comparison.tables import EVERY_COLUMN, Columns
 from composer_stages.errors import BadInput, UsageError
 from composer_stages.evaluation.outcomes import START
 from composer_stages.formats.measurement import ScoreKind
@@ -24,10 +25,20 @@ ENOUGH_SHARED = 0.5
 """The share from which ids, or their last parts, match tasks."""
 
 
-def read_sides(paths: Sequence[str], unit: str = "") -> list[ReadLog]:
+def read_sides(paths: Sequence[str], columns: Columns = EVERY_COLUMN) -> list[ReadLog]:
     """Return the sides of a comparison, each with a name by which people can tell it from the others."""
-    logs = [read(path, unit) for path in paths]
+    logs = [read(path, columns) for path in paths]
+    # What tells the tasks of one table apart is a part of their ids in all of them.
+    outer = tuple(dict.fromkeys(name for log in logs for name in log.id_columns[:-1]))
+    if not columns.ids:
+        together = replace(columns, outer=outer)
+        logs = [
+            read(path, together) if log.id_columns and log.id_columns[:-1] != outer else log
+            for path, log in zip(paths, logs, strict=True)
+        ]
     if len(logs) == 1:
+        if (row := pc.index(pc.is_null(logs[0].items["model"]), True).as_py()) >= 0 and logs[0].models:
+            raise BadInput("comparison.row-without-model", path=paths[0], row=row + 1)
         models = logs[0].models
         if len(models) < 2:
             raise UsageError("comparison.one-log", path=paths[0], models=models)
@@ -130,7 +141,10 @@ def match(base: ReadLog, candidate: ReadLog) -> tuple[ReadLog, TaskMatch]:
     share = {way: shared[way] / (min(len(side) for side in sides) or 1) for way, sides in keys.items()}
     agreeing, both_worded = _agreeing(base, candidate)
     # Ids that count the tasks of one file name other tasks in another: questions then pair more tasks than ids do.
-    if share["questions"] >= LEAST_SHARED and shared["questions"] * (both_worded or 1) > agreeing * shared[""]:
+    by_number = base.numbered and candidate.numbered and agreeing < both_worded
+    if by_number or (
+        share["questions"] >= LEAST_SHARED and shared["questions"] * (both_worded or 1) > agreeing * shared[""]
+    ):
         way = "questions"
     else:
         way = next((way for way in ("", "bare") if share[way] >= ENOUGH_SHARED), "")
@@ -153,7 +167,9 @@ def match(base: ReadLog, candidate: ReadLog) -> tuple[ReadLog, TaskMatch]:
     at = pc.index_in(candidate.items["task"], both["task"])
     # An id that is another task's in the first.
     renamed = pc.binary_join_element_wise(candidate.items["task"], f"({candidate.name})", " ")
-    tasks = pc.coalesce(both["task_base"].take(at), renamed)
+    # Of tasks that share a question, that of the same id.
+    same = pc.is_in(_asked(candidate), value_set=_asked(base).combine_chunks())
+    tasks = pc.coalesce(both["task_base"].take(at), pc.if_else(same, candidate.items["task"], None), renamed)
     column = candidate.items.schema.get_field_index("task")
     return replace(candidate, items=candidate.items.set_column(column, "task", tasks)), TaskMatch(way)
 
@@ -162,6 +178,11 @@ def _ids(log: ReadLog) -> pa.Table:
     """Return every task with its id as the key."""
     tasks = pc.unique(log.items["task"])
     return pa.table({"key": tasks, "task": tasks})
+
+
+def _asked(log: ReadLog) -> pa.ChunkedArray:
+    """Return the id and the question of each row, as one text."""
+    return pc.binary_join_element_wise(log.items["question"], log.items["task"], " ")
 
 
 def _bare(ids: pa.Table) -> pa.Table:
@@ -176,7 +197,7 @@ def _questions(log: ReadLog) -> pa.Table:
     pairs = worded.group_by(["question", "task"]).aggregate([]).select(["question", "task"])
     alone = pairs.group_by("question", use_threads=False).aggregate([("task", "count"), ("task", "first")])
     alone = alone.filter(pc.equal(alone["task_count"], 1))
-    if len(alone) < 0.9 * len(pairs):
+    if len(alone) < 0.9 * len(pairs) and not log.numbered:
         alone = alone[:0]
     return pa.table({"key": alone["question"], "task": alone["task_first"]})
 

@@ -37,7 +37,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Read the logs, compare every side with the first, and write the result."""
     del inputs
-    sides = read_sides(config.paths, config.unit)
+    sides = read_sides(config.paths, config.columns)
     comparison, tasks = compare(sides, config)
     content = document(comparison)
     out.set_summary(**summarize(comparison, content))

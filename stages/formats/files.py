@@ -7,14 +7,15 @@ is kept.
 
 import gzip
 import json
+import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -50,9 +51,14 @@ LOOK_LINES = 10_000
 """Lines of a broken document that are examined for JSON Lines."""
 BATCH_BYTES = 2 * MOST_BYTES
 """Limit on bytes of a column in a batch of rows."""
+Loads = Callable[[bytes], Any]
 LFS = b"version https://git-lfs.github.com/spec/"
 HEADERS = ("header.json", "_journal/start.json")
 """Members of an Inspect archive that hold its header, the first that is there."""
+SUMMARIES, JOURNAL = "summaries.json", "_journal/summaries/"
+SHORTENED = "(content truncated)"
+"""The end of an input that a summary does not hold in full."""
+PART = re.compile(r"(?P<sample>samples/.+_epoch_\d+)/(?P<part>sample|metadata|skeleton|\w+(?=/))(?:/\w+)?\.json")
 ZSTD = 93
 """The compression method of recent Inspect archives, which zipfile itself knows only from Python 3.14 on."""
 DAMAGE = (zipfile.BadZipFile, OSError, ValueError, KeyError, RuntimeError, zlib.error, EOFError, pa.ArrowException)
@@ -73,8 +79,11 @@ class Source:
     root: Path = field(default=Path("/"), kw_only=True, compare=False)
     is_sidecar: bool = field(default=False, kw_only=True, compare=False)
 
-    def records(self) -> Iterator[NumberedRecord | Drop]:
-        """Yield every record with its line number (from 1), or a drop if it cannot be read."""
+    def records(self, loads: Loads = json.loads, *, brief: bool = False) -> Iterator[NumberedRecord | Drop]:
+        """Yield every record with its line number (from 1), or a drop if it cannot be read.
+
+        loads: reads JSON text. brief: samples of an archive after the first may be its summaries of them.
+        """
         with self.path.open("rb") as file:
             head = file.read(64)
         # By content, not by name: data sets store JSON Lines as `.json` and gzip without `.gz`.
@@ -100,9 +109,9 @@ class Source:
             except (pa.ArrowException, OSError) as error:
                 yield self.make_drop(number + 1, "damaged_file", str(error))
         elif head.startswith(b"PK\x03\x04"):
-            yield from self._archive_samples()
+            yield from self._archive_samples(brief)
         else:
-            yield from self._json_records()
+            yield from self._json_records(loads)
 
     def _rows(self, batch: pa.RecordBatch, before: int) -> Iterator[NumberedRecord | Drop]:
         """Yield the rows of a batch with their numbers, and a drop for a row with text that is not UTF-8."""
@@ -123,16 +132,17 @@ class Source:
         """Return the drop of the record at a line of this file, with the name of the reason and the details."""
         return Drop(self.label, line, reason, detail)
 
-    def _archive_samples(self) -> Iterator[NumberedRecord | Drop]:
-        """Yield every sample of an Inspect archive as a log with that one sample.
+    def _archive_samples(self, brief: bool) -> Iterator[NumberedRecord | Drop]:
+        """Yield every sample of an Inspect archive as a log with that one sample, or with its summary.
 
-        An archive is a zip file, some with Zstandard, of a header and one JSON document a sample.
+        An archive is a zip file, some with Zstandard, of a header, one JSON document a sample or a folder of its parts,
+        and summaries of all samples.
         """
         number = 0
         try:
             with zipfile.ZipFile(self.path) as archive:
                 # Without `header.json` the evaluation is still running or was killed: only its start is recorded.
-                names = archive.namelist()
+                names = {*archive.namelist()}
                 header: Any = next((_value(_member(archive, name)) for name in HEADERS if name in names), {})
                 unpacked = sum(info.file_size for info in archive.infolist())
                 if unpacked > MOST_UNPACKED:
@@ -141,19 +151,26 @@ class Source:
                         1, Sentence("formats.archive-too-large", unpacked=unpacked >> 30, limit=limit)
                     )
                     return
-                for name in sorted(name for name in names if name.startswith("samples/")):
+                parts = _parts_of_samples(names)
+                # A summary does not say that its sample was invalidated.
+                summaries = _summaries(archive, names) if brief and not header.get("invalidated") else {}
+                for name, within in sorted(parts.items()):
                     number += 1
+                    # The first in full: it says how the samples were made.
+                    if number > 1 and name in summaries:
+                        yield number, {**header, "summaries": [summaries[name]]}
+                        continue
                     # A sample may be damaged (a wrong checksum) in an archive whose directory is intact.
                     try:
-                        sample = {**header, "samples": [_value(_member(archive, name))]}
+                        sample = _joined(archive, name, within) if within else _value(_member(archive, f"{name}.json"))
                     except DAMAGE as error:
-                        yield self.make_drop(number, "damaged_record", f"{name}: {error}")
+                        yield self.make_drop(number, "damaged_record", f"{name}.json: {error}")
                     else:
-                        yield number, sample
+                        yield number, {**header, "samples": [sample]}
         except DAMAGE as error:
             yield self.make_drop(number + 1, "damaged_record", str(error))
 
-    def _json_records(self) -> Iterator[NumberedRecord | Drop]:
+    def _json_records(self, loads: Loads) -> Iterator[NumberedRecord | Drop]:
         """Yield the lines of JSON Lines, the elements of an array of objects, or the one document.
 
         A broken document is one dropped record, unless any of its lines is an object: then it is JSON Lines whose
@@ -165,7 +182,7 @@ class Source:
         json_lines: Iterable[tuple[int, bytes]] = []
         why = ("not_json", "")
         # JSON Lines are read one by one, since files of rollouts outgrow the memory; a document has to be read as one.
-        if len(head) == 2 and isinstance(_parse(head[0][1])[0], dict | list):
+        if len(head) == 2 and isinstance(_parse(head[0][1], loads)[0], dict | list):
             json_lines = chain(head, lines)
         else:
             collected, size = head, sum(len(line) for _, line in head)
@@ -174,33 +191,39 @@ class Source:
                 if (size := size + len(numbered[1])) > MOST_BYTES:
                     break
             is_complete = size <= MOST_BYTES
-            value, number, why = _parse(b"".join(line for _, line in collected)) if is_complete else (None, 1, why)
+            value, number, why = (
+                _parse(b"".join(line for _, line in collected), loads) if is_complete else (None, 1, why)
+            )
             # An array is a table of records unless it is one record: a list of messages or of captured calls.
             is_table = isinstance(value, list) and all(
                 isinstance(item, dict) and not PARTS & item.keys() for item in value
             )
             if value is not None:
                 yield from enumerate(value, 1) if is_table else [(1, value)]
-            elif any(isinstance(_parse(line)[0], dict) for _, line in collected[:LOOK_LINES]):
+            elif any(isinstance(_parse(line, loads)[0], dict) for _, line in collected[:LOOK_LINES]):
                 json_lines = chain(collected, lines)
             elif not is_complete:
                 yield self._too_large(1, Sentence("formats.document-too-large"))
             elif collected and not damage:
                 yield self.make_drop(number, *why)
         for number, line in json_lines:
-            value, _, why = _parse(line)
+            value, _, why = _parse(line, loads)
             yield (number, value) if value is not None else self.make_drop(number, *why)
         # Last, so that the records before the damage keep their lines.
         yield from damage
+
+    def unpacked(self) -> BinaryIO:
+        """Open the file to read its bytes, unpacked."""
+        with self.path.open("rb") as file:
+            is_packed = file.read(2) == b"\x1f\x8b"
+        return gzip.open(self.path) if is_packed else self.path.open("rb")  # type: ignore[return-value]
 
     def lines(self, damage: list[Drop]) -> Iterator[tuple[int, bytes]]:
         """Yield the non-blank lines of a text file, plain or gzip; add a drop if reading stops early."""
         number = 0
         try:
-            with self.path.open("rb") as file:
-                is_packed = file.read(2) == b"\x1f\x8b"
             unpacked = 0
-            with gzip.open(self.path) if is_packed else self.path.open("rb") as file:
+            with self.unpacked() as file:
                 while line := file.readline(MOST_BYTES + 1):
                     number, unpacked = number + 1, unpacked + len(line)
                     if len(line) > MOST_BYTES:
@@ -245,20 +268,79 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
         return content
 
 
-def _value(text: bytes) -> Any:
+def _parts_of_samples(names: Iterable[str]) -> dict[str, dict[str, list[str]]]:
+    """Return the samples of an archive by the name of their document without its ending, with those of its parts.
+
+    A sample in parts has its chunks of messages, events and attachments in order; one in one document has none.
+    """
+    parts: dict[str, dict[str, list[str]]] = {}
+    folders = {name.removesuffix("/sample.json") for name in names if name.endswith("/sample.json")}
+    for name in sorted((name for name in names if name.startswith("samples/")), key=lambda name: (len(name), name)):
+        match = PART.fullmatch(name)
+        if match and match["sample"] in folders:
+            parts.setdefault(match["sample"], {}).setdefault(match["part"], []).append(name)
+        else:
+            parts.setdefault(name.removesuffix(".json"), {})
+    return parts
+
+
+def _joined(archive: zipfile.ZipFile, name: str, parts: dict[str, list[str]]) -> dict[str, Any]:
+    """Return a sample whose messages, events and attachments are in chunks as one document."""
+    chunks = {kind: parts.get(kind, []) for kind in ("messages", "events", "attachments")}
+    if (size := sum(archive.getinfo(part).file_size for part in chain(*chunks.values()))) > MOST_BYTES:
+        raise ValueError(Sentence("formats.member-too-large", mib=size >> 20, limit=MOST_BYTES >> 20))
+    sample: dict[str, Any] = _value(_member(archive, f"{name}/sample.json"))
+    # Beside chunks of events are lists and counts about them.
+    pool, events, attachments = (
+        [item for part in kind if part[:-5].rpartition("/")[2].isdigit() for item in _value(_member(archive, part))]
+        for kind in chunks.values()
+    )
+    sample["messages"] = [pool[at] for start, end in sample.get("message_refs") or () for at in range(start, end)]
+    sample |= {"events": events, "attachments": {str(at): text for at, text in enumerate(attachments)}}
+    if f"{name}/metadata.json" in parts.get("metadata", ()):
+        sample["metadata"] = _value(_member(archive, f"{name}/metadata.json"))
+    return sample
+
+
+def _summaries(archive: zipfile.ZipFile, names: Collection[str]) -> dict[str, Any]:
+    """Return the summaries of samples that say all that a comparison needs, by the name of the sample's document.
+
+    What Inspect has shortened, an input that is no text, and our own samples, whose metadata name their task, are read
+    in full.
+    """
+    journal = sorted((name for name in names if name.startswith(JOURNAL)), key=lambda name: (len(name), name))
+    found: dict[str, Any] = {}
+    for name in [SUMMARIES] if SUMMARIES in names else journal:
+        with suppress(*DAMAGE):
+            for summary in _value(_member(archive, name)):
+                question, about = summary.get("input"), summary.get("metadata") or {}
+                document = f"samples/{summary.get('id')}_epoch_{summary.get('epoch')}"
+                # A later summary replaces that of the same sample.
+                found.pop(document, None)
+                if (
+                    isinstance(question, str)
+                    and not question.endswith(SHORTENED)
+                    and summary.get("uuid")
+                    and "composer" not in about
+                ):
+                    found[document] = summary
+    return found
+
+
+def _value(text: bytes, loads: Loads = json.loads) -> Any:
     """Return the value of a JSON text; `ValueError` if it is invalid, or too deep for the parser."""
     try:
         # Not measured beforehand, which would take as long again: what the parser can take, `clean` measures.
-        return json.loads(text)
+        return loads(text)
     except RecursionError:
         json_text.require_shallow(text)
         raise
 
 
-def _parse(text: bytes) -> tuple[Any, int, tuple[str, str]]:
+def _parse(text: bytes, loads: Loads) -> tuple[Any, int, tuple[str, str]]:
     """Return the value of a JSON text; for an invalid text or null None, the line of the error, reason and detail."""
     try:
-        return _value(text), 1, ("not_json", Sentence("formats.null-record"))
+        return _value(text, loads), 1, ("not_json", Sentence("formats.null-record"))
     except json.JSONDecodeError as error:
         excerpt = error.doc.split("\n")[error.lineno - 1][:40].strip()
         problem = Sentence("formats.invalid-json", message=error.msg, column=error.colno, excerpt=excerpt)

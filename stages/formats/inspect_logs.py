@@ -425,6 +425,7 @@ def _summary(sample: Row) -> Row:
     short = {name: sample[name] for name in SUMMARY}
     marked = sample["metadata"]["composer"]
     short["metadata"] = {name: marked[name] for name in ("family", "split") if marked[name] is not None}
+    short["metadata"]["composer"] = True  # a sample of ours is read in full: its metadata name its task
     ends = {"error": sample["error"]["message"]} if "error" in sample else {}
     ends |= {"limit": sample["limit"]["type"]} if "limit" in sample else {}
     return {**short, "completed": True, "message_count": len(sample["messages"]), **ends}

@@ -10,6 +10,7 @@ tests come from instance rows near the logs, else from the harness's report, els
 names, else from files named after SWE-bench next to the folder.
 """
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ import orjson
 from composer_stages.errors import BadInput
 from composer_stages.formats import swebench_logs
 from composer_stages.formats.base import WITHOUT_TRANSCRIPT, Drop, NumberedRecord, Origin, Reader, Record, Trajectory
-from composer_stages.formats.files import Source
+from composer_stages.formats.files import Loads, Source
 from composer_stages.formats.swebench_logs import EvalLog, GradedLog
 from composer_stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines, small_file
 from composer_stages.runs.store import FolderNames
@@ -103,8 +104,9 @@ class Log(Source):
         """The verdict on the log, computed at the first access."""
         return swebench_logs.grade_log(self.eval_log)
 
-    def records(self) -> Iterator[NumberedRecord | Drop]:
+    def records(self, loads: Loads = json.loads, *, brief: bool = False) -> Iterator[NumberedRecord | Drop]:
         """Yield the graded log as one record."""
+        del loads, brief
         yield 1, self.graded.record()
 
 

@@ -73,7 +73,7 @@ def test_passes_decide_and_compare_tells_the_same_whatever_the_conduct(tmp_path,
     compared = [each for each in verdict["comparisons"] if each["rate"].startswith("pass@1")]
     assert [each["difference"]["estimate"] for each in compared] == [1.0, 0.0]
     config = comparison.Config(paths=[str(run.path)])
-    difference = compare(read_sides(config.paths, config.unit), config)[0].differences[0]
+    difference = compare(read_sides(config.paths, config.columns), config)[0].differences[0]
     numbers = tuple(verdict["gain"][name] for name in ("estimate", "low", "high", "p_value"))
     assert (difference.estimate, difference.low, difference.high, difference.p_value) == pytest.approx(numbers)
 

@@ -69,7 +69,7 @@ def recorded(comparison: LogComparison, number: int = 0) -> SimpleNamespace:
 
 def compared(*paths: str, **settings: Any) -> LogComparison:
     config = Config(paths=list(paths), **settings)
-    return compare(read_sides(config.paths, config.unit), config)[0]
+    return compare(read_sides(config.paths, config.columns), config)[0]
 
 
 def asked(num: int, right: Callable[[int], bool] = lambda at: True) -> list[tuple[Any, str, str]]:
@@ -343,6 +343,7 @@ def test_where_lower_is_better_all_is_as_for_the_scores_with_the_other_sign(
             ),
             missing=missing,
             min_gain=0.02,
+            scale="0,3" if word == "lower" else "-3,0",
         )
         for word, pair in sides.items()
     )
@@ -519,7 +520,7 @@ def test_a_line_of_a_table_that_is_nested_too_deeply_is_named(tmp_path: Path, na
 
 def test_columns_of_several_types_and_json_arrays_are_read(tmp_path: Path) -> None:
     rows = [{"id": 1, "score": True}, {"id": "t2", "score": 0.5}, {"id": "t3", "score": None}]
-    items = logs.read(str(document(tmp_path / "a.json", rows))).scored_by("reward").items
+    items = logs.read(str(document(tmp_path / "a.json", rows))).scored_by("score").items
     assert (items["task"].to_pylist(), items["score"].to_pylist()) == (["1", "t2", "t3"], [1.0, 0.5, None])
 
 
@@ -735,8 +736,39 @@ def test_scores_of_any_scale_are_compared_by_their_means(tmp_path: Path) -> None
 
 
 def test_equal_scores_outside_of_shares_are_no_difference(tmp_path: Path) -> None:
-    delta = recorded(compared(*(scores(tmp_path / f"{name}.jsonl", [5] * 30) for name in "ab")))
+    paths = [scores(tmp_path / f"{name}.jsonl", [5] * 30) for name in "ab"]
+    delta = recorded(compared(*paths, scale="0,10"))
     assert delta.estimate == 0.0 and delta.decision == "no difference" and delta.low <= 0 <= delta.high
+
+
+def test_what_occurs_is_no_scale(tmp_path: Path) -> None:
+    """Scores of 40 to 60 that may be from 0 to 100: no margin, and no bounds of what is missing."""
+    before = [40 + at / 3 for at in range(60)]
+    after = [None] * 6 + [value + 4 + at % 3 for at, value in enumerate(before[6:])]
+    paths = [scores(tmp_path / "a.jsonl", before), scores(tmp_path / "b.jsonl", after)]
+    comparison = compared(*paths)
+    delta = recorded(comparison)
+    assert (comparison.scale, comparison.min_gain) == (None, None) and delta.decision == "better"
+    assert (delta.worst, delta.best, delta.holds) == (None, None, False) and "--scale" in report.text(comparison)
+    for way in ("failed", "bounds"):
+        refused(lambda way=way: compared(*paths, missing=way), BadInput, code="comparison.scale-unknown")
+    scaled = recorded(compared(*paths, missing="bounds", scale="0,100"))
+    apart = [0.9 * 5 + (limit - mean) / 10 for limit, mean in ((0, 40 + 5 / 6), (100, 40 + 5 / 6))]
+    assert (scaled.worst, scaled.best) == (
+        pytest.approx(apart[0]),
+        pytest.approx(apart[1]),
+    ) and scaled.decision == "undecided"
+    assert compared(*paths, scale="0,100").min_gain == 2
+    few = compared(*paths[:1], paths[0], min_gain=None)
+    assert few.differences[0].decision == "undecided" and few.differences[0].needed is None
+    refused(
+        lambda: compared(*paths, scale="0,50"),
+        BadInput,
+        code="comparison.score-outside-scale",
+        highest=pytest.approx(after[-1], abs=2),
+    )
+    for scale in ("0", "5,5", "9,1", "0,nan", "a,b", "0,1,2"):
+        refused(lambda scale=scale: compared(*paths, scale=scale), UsageError, code="comparison.bad-scale", scale=scale)
 
 
 @pytest.mark.parametrize("skewed", [False, True])

@@ -1,0 +1,530 @@
+"""Tables with an id and a score a row: CSV, JSON Lines, a JSON array or Parquet, each cell as it stands in its file.
+
+An id is the text of its cell, to the character. Where ids repeat and a column tells them apart (`SPACES`), a task has
+both as its id. All columns that may be the score are read, by name or path (`rubric.accuracy`); of a table with a row
+for each metric, each metric is one. What is missing, doubled or unreadable is refused with its row or line.
+"""
+
+import csv
+import io
+import json
+import re
+import sys
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pcsv
+import pyarrow.json as pjson
+import pyarrow.parquet as pq
+
+from composer_stages import json_text
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.formats import readers, reading
+from composer_stages.formats.base import Drop
+from composer_stages.formats.files import Source
+from composer_stages.formats.measurement import ScoreKind
+from composer_stages.runs import store
+
+CSV = re.compile(r"\.(csv|tsv)(\.gz)?$")
+IDS = (
+    "task_id",
+    "instance_id",
+    "id",
+    "item_id",
+    "example_id",
+    "question_id",
+    "sample_id",
+    "doc_id",
+    "task",
+    "question",
+)
+VERDICTS = ("score", "reward", "passed", "correct", "is_correct", "resolved", "success", "value")
+"""Columns of scores that name no metric: those of two logs are comparable whichever each has."""
+SCORES = (*VERDICTS, "acc", "accuracy", "exact_match", "f1")
+GROUPS = ("scores", "rewards", "metrics", "rubric")
+"""Columns whose keys are scores."""
+MODELS = ("model", "model_name", "model_id")
+FAMILIES = ("family", "category", "subject", "topic", "repo", "repository")
+METRICS = ("metric", "metric_name", "scorer", "filter")
+"""Columns that say what the score of a row is of."""
+CONTEXT = ("context", "passage", "choices", "options", "target", "reference", "gold", "expected", "ground_truth")
+"""What two tasks may differ in that share a question."""
+SPACES = (
+    *("benchmark", "suite", "dataset", "subset", "subtask", "task", "task_name", "split", "config"),
+    *("language", "lang", "locale", "domain", "level", *FAMILIES),
+)
+"""Columns that tell tasks apart whose ids are the same."""
+QUESTIONS = ("question", "prompt", "problem", "input", "query", "instruction")
+NULLS = pcsv.ConvertOptions().null_values
+WORDS = {"true": "1", "True": "1", "TRUE": "1", "false": "0", "False": "0", "FALSE": "0"}
+"""Truth values in CSV, which has no types."""
+ROUNDED = r"^-?\d\.\d{6,}[eE]\+?\d+$"
+"""An integer that some program has held as a floating-point number, and with it its neighbours."""
+CHUNK = 1 << 16
+DAMAGE = (EOFError, zlib.error, OSError, pa.ArrowException)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a user says of a table's columns, empty where nothing is said."""
+
+    unit: str = ""
+    ids: tuple[str, ...] = ()
+    scores: tuple[str, ...] = ()
+    outer: tuple[str, ...] = ()
+    """Columns that tell equal ids of another side apart."""
+
+    def reads(self, name: str) -> bool:
+        """Return whether a column of the file is read, by its name."""
+        asked = {*self.ids, *self.outer, *self.scores, self.unit}
+        return (
+            name in KNOWN
+            or name in asked
+            or any(path.startswith(f"{name}.") or name.startswith(f"{path}.") for path in asked)
+        )
+
+    def choose(self, path: str, names: Sequence[str]) -> list[str]:
+        """Return the columns to read of a file; `BadInput` where it lacks an id or a score, or has one twice."""
+        wanted = list(filter(self.reads, names))
+        if twice := next((name for name in wanted if names.count(name) > 1), None):
+            raise BadInput("comparison.column-twice", path=path, column=twice)
+        has_id, has_score = self.ids or {*IDS} & {*names}, self.scores or {*SCORES, *GROUPS} & {*names}
+        if not (has_id and has_score):
+            ids, scores = () if has_id else IDS, () if has_score else SCORES
+            raise BadInput("comparison.no-table", label=path, ids=ids, scores=scores, columns=names)
+        return wanted
+
+
+EVERY_COLUMN = Columns()
+KNOWN = frozenset((*IDS, *SCORES, *GROUPS, *MODELS, *METRICS, *CONTEXT, *SPACES, *QUESTIONS))
+
+
+@dataclass(frozen=True)
+class ScoreTable:
+    """The rows of a table: their texts by what they are in an item, and their scores by kind.
+
+    id_columns: of the task's id, which is that of the last one within the others. numbered: ids are numbers beside
+    questions, which then tell what the tasks are.
+    """
+
+    texts: Mapping[str, pa.ChunkedArray | pa.Array]
+    scores: Mapping[str, pa.ChunkedArray]
+    kinds: tuple[ScoreKind, ...]
+    id_columns: tuple[str, ...]
+    numbered: bool
+
+    def __len__(self) -> int:
+        return len(self.texts["task"])
+
+
+def is_csv(name: str) -> bool:
+    """Return whether a file of this name is CSV or TSV, or packed so."""
+    return bool(CSV.search(name))
+
+
+def read_table(path: str, source: Source, columns: Columns) -> ScoreTable | None:
+    """Return the scores of a file that is of no program; None for one of a program.
+
+    `BadInput` for what no score can be read from, `UsageError` for a named column that it lacks.
+    """
+    table = _load(path, source, columns)
+    if table is None:
+        return None
+    if not len(table):
+        raise BadInput("comparison.no-row", path=path)
+    table = _unnested(table, columns)
+    names = table.column_names
+    for name in (*columns.ids, *columns.outer):
+        if name not in names:
+            outer = name if name in columns.outer else ""
+            raise UsageError("comparison.no-id-column", path=path, column=name, columns=names, outer=outer)
+    if columns.unit and columns.unit not in names:
+        raise UsageError("comparison.no-unit-column", label=path, column=columns.unit, columns=names)
+    texts = {name: _text(table[name]) for name in names if name not in SCORES}
+
+    def first(options: Sequence[str], *but: str) -> Any:
+        name = next((name for name in options if name in texts and name not in but), None)
+        return pa.nulls(len(table), pa.string()) if name is None else texts[name]
+
+    filled = {name for name, column in texts.items() if not pc.all(_is_empty(column)).as_py()}
+    metrics = _together(path, [name for name in METRICS if name in filled.difference(columns.ids)], texts)
+    id_columns = columns.ids or _id_columns(texts, first(MODELS), metrics, columns.outer)
+    tasks = _together(path, id_columns, texts)
+    rounded = pc.index(pc.match_substring_regex(tasks, ROUNDED), True).as_py()
+    if rounded >= 0:
+        raise BadInput(
+            "comparison.rounded-id", path=path, column=id_columns[-1], id=tasks[rounded].as_py(), row=rounded + 1
+        )
+    model = first(MODELS)
+    cells = {
+        "model": pc.if_else(_is_empty(model), None, model),
+        "task": tasks,
+        "family": first(FAMILIES, *id_columns),
+        "unit": texts[columns.unit] if columns.unit else first(()),
+    }
+    asked_in = next((name for name in QUESTIONS if name in texts), None)
+    numbered = False
+    if asked_in:
+        cells["question"] = _questions(texts, asked_in, tasks)
+        if not columns.ids:
+            numbered = asked_in != id_columns[-1] and bool(
+                pc.all(pc.match_substring_regex(texts[id_columns[-1]], r"^\d+$")).as_py()
+            )
+            _require_one_question(path, id_columns, cells, texts[asked_in])
+    else:
+        cells["question"] = first(())
+    scores = _scores(path, table, columns, id_columns, is_csv(source.path.name))
+    if not scores:
+        raise BadInput("comparison.no-table", label=path, ids=(), scores=SCORES, columns=names)
+    kinds = tuple(ScoreKind(name, "" if name in VERDICTS else name) for name in scores)
+    if metrics is not None:
+        cells, scores, kinds = _by_metric(cells, scores, metrics)
+    return ScoreTable(cells, scores, kinds, id_columns, numbered)
+
+
+# Files.
+
+
+def _load(path: str, source: Source, columns: Columns) -> pa.Table | None:
+    """Return the columns of a file that are read; None for a file of a program, and for one that is no table."""
+    if is_csv(source.path.name):
+        return _load_csv(path, source, columns)
+    with source.unpacked() as file:
+        is_parquet = file.read(4) == b"PAR1"
+    first = next((item[1] for item in source.records() if not isinstance(item, Drop)), None)
+    if not isinstance(first, dict) or any(reading.fits(reader, first) for reader in readers("auto")):
+        return None
+    if not is_parquet:
+        return _load_json(path, source, columns)
+    try:
+        rows = pq.ParquetFile(source.path, pre_buffer=False)
+        return rows.read(columns.choose(path, rows.schema_arrow.names))
+    except DAMAGE as error:
+        raise BadInput("comparison.unreadable", path=path, problem=str(error)) from None
+
+
+def _load_csv(path: str, source: Source, columns: Columns) -> pa.Table:
+    """Return the read columns of CSV or TSV as text; `BadInput` with the line of what is no row of the table."""
+    csv.field_size_limit(sys.maxsize)
+    with source.unpacked() as file:
+        encoding = json.detect_encoding(file.read(4))
+    delimiter = "\t" if ".tsv" in source.path.name else ","
+    line, parts = 0, list[pa.Table]()
+    try:
+        with source.unpacked() as file, io.TextIOWrapper(file, encoding, newline="") as text:
+            rows = csv.reader(text, delimiter=delimiter, strict=True)
+            names = next((row for row in rows if row), [])
+            if len(names) == 1 and re.search(r"[;\t|]", names[0]):
+                raise BadInput("comparison.other-separator", path=path, head=names[0], row=next(rows, []))
+            wanted = columns.choose(path, names) if names else []
+            numbers = [names.index(name) for name in wanted]
+            cells: list[list[str]] = [[] for _ in wanted]
+            line, width = rows.line_num, len(names)
+            for row in rows:
+                if len(row) == width:
+                    for column, number in zip(cells, numbers, strict=True):
+                        column.append(row[number])
+                    if len(cells[0]) == CHUNK:
+                        parts.append(_of_texts(wanted, cells))
+                        cells = [[] for _ in wanted]
+                elif row:
+                    raise BadInput(
+                        "comparison.other-columns", path=path, line=line + 1, row=row, number=len(row), columns=names
+                    )
+                line = rows.line_num
+    except UnicodeDecodeError as error:
+        with source.unpacked() as file:  # text is decoded ahead of its rows
+            line = next((number for number, text in enumerate(file, 1) if not _is_utf_8(text)), 0)
+        line = line if encoding.startswith("utf-8") else 0
+        raise BadInput("comparison.not-text", path=path, line=line, encoding=encoding, problem=error.reason) from None
+    except csv.Error as error:
+        raise BadInput("comparison.bad-csv", path=path, line=line + 1, problem=str(error)) from None
+    except DAMAGE as error:
+        raise BadInput("comparison.unreadable", path=path, problem=str(error)) from None
+    return pa.concat_tables([*parts, _of_texts(wanted, cells)])
+
+
+def _is_utf_8(line: bytes) -> bool:
+    with suppress(UnicodeDecodeError):
+        return line.decode() is not None
+    return False
+
+
+def _of_texts(names: Sequence[str], cells: Sequence[Sequence[str | None]]) -> pa.Table:
+    return pa.table([pa.array(column, pa.string()) for column in cells], names=list(names))
+
+
+def _load_json(path: str, source: Source, columns: Columns) -> pa.Table:
+    """Return the read columns of JSON Lines or of an array of objects, as text where Arrow would change an id."""
+    # What Arrow cannot read, or unpack, is read once more by lines, which names the line that is at fault.
+    with suppress(pa.ArrowInvalid, OSError):
+        with pa.input_stream(str(source.path)) as stream:
+            text = stream.read()
+        # Arrow's reader takes any depth, until the stack of the process is full and it ends.
+        if json_text.depth(text) <= json_text.MOST_LEVELS:
+            table = pjson.read_json(pa.BufferReader(text), pjson.ReadOptions(block_size=16 << 20))
+            table = table.select(columns.choose(path, table.column_names))
+            if not any(_is_changed(field, columns) for field in table.schema):
+                return table
+    cells, texts, num = dict[str, list[str | None]](), dict[str, set[int]](), 0
+    for item in source.records(EXACT):
+        if isinstance(item, Drop):
+            raise BadInput("comparison.line-no-json", path=path, line=item.line, detail=item.detail)
+        line, record = item
+        if not isinstance(record, dict):
+            raise BadInput("comparison.line-no-object", path=path, line=line)
+        for name in filter(columns.reads, record):
+            for leaf, value in _leaves(name, record[name], columns):
+                if isinstance(value, Twice):
+                    raise BadInput("comparison.column-twice", path=f"{path}:{line}", column=leaf)
+                column = cells.setdefault(leaf, [])
+                column += [None] * (num - len(column)) + [_as_text(value)]
+                if isinstance(value, str) and not isinstance(value, Number):
+                    texts.setdefault(leaf, set()).add(num)
+        num += 1
+    for name in {*IDS, *columns.ids} & cells.keys():
+        as_text = {cells[name][row] for row in texts.get(name, ())}
+        for row, id_text in enumerate(cells[name] if as_text else ()):
+            if id_text in as_text and row not in texts[name]:
+                raise BadInput("comparison.id-as-number-and-text", path=path, row=row + 1, column=name, id=id_text)
+    # Names of the fields and of what is in them; a field is there where anything of it is.
+    columns.choose(path, list(dict.fromkeys(name.partition(".")[0] for name in cells)))
+    return _of_texts([*cells], [column + [None] * (num - len(column)) for column in cells.values()])
+
+
+class Number(str):
+    """The text of a number in JSON."""
+
+
+class Twice(str):
+    """The name of a key that an object has twice."""
+
+
+def _exact(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        names = [name for name, _ in pairs]
+        record |= {name: Twice(name) for name in record if names.count(name) > 1}
+    return record
+
+
+EXACT = partial(json.loads, object_pairs_hook=_exact, parse_int=Number, parse_float=Number)
+
+
+def _is_changed(field: pa.Field, columns: Columns) -> bool:
+    """Return whether Arrow reads a JSON column as another thing than its text: times, and ids as doubles."""
+    is_score = field.name in (*SCORES, *GROUPS) or field.name in columns.scores
+    if pa.types.is_nested(field.type):
+        return True
+    return pa.types.is_temporal(field.type) or (pa.types.is_floating(field.type) and not is_score)
+
+
+def _unnested(table: pa.Table, columns: Columns) -> pa.Table:
+    """Return a table with a column of text for each value within its nested ones."""
+    for name in [field.name for field in table.schema if pa.types.is_nested(field.type)]:
+        cells = dict[str, list[str | None]]()
+        for row, nested in enumerate(table[name].to_pylist()):
+            for leaf, value in _leaves(name, nested, columns):
+                cells.setdefault(leaf, [None] * len(table))[row] = _as_text(value)
+        table = table.drop_columns([name])
+        for leaf, column in cells.items():
+            table = table.append_column(leaf, pa.array(column, pa.string()))
+    return table
+
+
+def _leaves(name: str, value: Any, columns: Columns) -> Iterator[tuple[str, Any]]:
+    """Yield the values within a value by their paths; of what is no score or id, the whole value."""
+    root = name.partition(".")[0]
+    is_apart = root in (*SCORES, *GROUPS) or any(
+        path.startswith(f"{root}.") for path in (*columns.ids, *columns.scores)
+    )
+    if not is_apart or not isinstance(value, dict | list):
+        yield name, value
+        return
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from _leaves(f"{name}.{key}", inner, columns)
+
+
+def _as_text(value: Any) -> str | None:
+    if isinstance(value, dict | list):
+        return json.dumps(value, sort_keys=True, default=str)
+    return None if value is None else str(int(value) if isinstance(value, bool) else value)
+
+
+def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.cast(column, pa.string())
+
+
+# Ids.
+
+
+def _is_empty(column: Any) -> Any:
+    return pc.fill_null(pc.equal(pc.utf8_trim_whitespace(column), ""), True)
+
+
+def _together(path: str, names: Sequence[str], texts: Mapping[str, Any]) -> Any:
+    """Return the text of several columns, with the names of the outer ones before the last; None for no column.
+
+    `BadInput` with the row in which one of them is empty.
+    """
+    for name in names:
+        if (row := pc.index(_is_empty(texts[name]), True).as_py()) >= 0:
+            raise BadInput("comparison.empty-id", path=path, column=name, row=row + 1)
+    # So that no two pairs have one text.
+    outer = [pc.replace_substring_regex(texts[name], r"([/\\])", r"\\\1") for name in names[:-1]]
+    return pc.binary_join_element_wise(*outer, texts[names[-1]], "/") if names else None
+
+
+def _id_columns(texts: Mapping[str, Any], model: Any, metrics: Any, outer: Sequence[str]) -> tuple[str, ...]:
+    """Return the column of ids, after those that tell equal ids apart."""
+    name = next(name for name in IDS if name in texts)
+    rows = pa.table({"model": model, "metric": pa.nulls(len(model)) if metrics is None else metrics})
+    within = [name, *outer]
+
+    def num_distinct(names: Sequence[str]) -> int:
+        keyed = rows
+        for number, column in enumerate(names):
+            keyed = keyed.append_column(f"{number}", texts[column])
+        return len(keyed.group_by(keyed.column_names).aggregate([]))
+
+    spaces = CONTEXT if name in QUESTIONS else ()
+    num = num_distinct(within)
+    for space in (*SPACES, *spaces):
+        tells = num < len(model) and space in texts and space not in within
+        if tells and (more := num_distinct([*within, space])) > num:
+            within, num = [*within, space], more
+    return *within[1:], name
+
+
+def _questions(texts: Mapping[str, Any], name: str, tasks: Any) -> pa.Array:
+    """Return a digest of what each row asks, with what is beside a question that several tasks share."""
+    question = texts[name]
+    pairs = pa.table({"question": question, "task": tasks}).group_by(["question", "task"]).aggregate([])
+    counts = pairs.group_by("question").aggregate([([], "count_all")])
+    shared = counts["question"].filter(pc.greater(counts["count_all"], 1))
+    if beside := [other for other in CONTEXT if other in texts and len(shared)]:
+        more = pc.binary_join_element_wise(
+            question, *(pc.fill_null(texts[other], "") for other in beside), "\n", null_handling="skip"
+        )
+        question = pc.if_else(pc.is_in(question, value_set=shared), more, question)
+    coded = pc.dictionary_encode(question)
+    coded = coded.combine_chunks() if isinstance(coded, pa.ChunkedArray) else coded
+    digests = [text and store.digest(text.split())[:16] for text in coded.dictionary.to_pylist()]
+    return pa.array([digest or None for digest in digests], pa.string()).take(coded.indices)
+
+
+def _require_one_question(path: str, id_columns: Sequence[str], cells: Mapping[str, Any], question: Any) -> None:
+    """Raise `BadInput` where an id stands beside several questions."""
+    rows = pa.table({"task": cells["task"], "question": cells["question"]})
+    several = rows.group_by("task").aggregate([("question", "count_distinct")])
+    several = several.filter(pc.greater(several["question_count_distinct"], 1))
+    if len(several):
+        task = several["task"][0]
+        first = pc.index(rows["task"], task).as_py()
+        of_task = pc.and_(pc.equal(rows["task"], task), pc.not_equal(rows["question"], rows["question"][first]))
+        second = pc.index(of_task, True).as_py()
+        raise BadInput(
+            "comparison.id-of-several-questions",
+            path=path,
+            column=id_columns[-1],
+            id=task.as_py(),
+            rows=[first + 1, second + 1],
+            questions=[question[first].as_py()[:60], question[second].as_py()[:60]],
+        )
+
+
+# Scores.
+
+
+def _scores(
+    path: str, table: pa.Table, columns: Columns, id_columns: Sequence[str], is_csv: bool
+) -> dict[str, pa.ChunkedArray]:
+    """Return every column that may be the score, by its name or path."""
+    scores, others = dict[str, pa.ChunkedArray](), [*columns.scores]
+    for name in table.column_names:
+        root = name.partition(".")[0]
+        if name in id_columns or not (root in (*SCORES, *GROUPS) or name in columns.scores):
+            continue
+        try:
+            scores[name] = _numbers(table[name], is_csv)
+        except pa.ArrowException:
+            # Of the keys of an object, texts are explanations; and a column counts only where no other was named.
+            if name not in others and (others or "." in name):
+                continue
+            row, value = next(
+                (at, cell) for at, cell in enumerate(table[name].to_pylist(), 1) if not _is_score(cell, is_csv)
+            )
+            raise BadInput("comparison.bad-score", path=path, column=name, score=value, row=row) from None
+    return scores
+
+
+def _numbers(column: pa.ChunkedArray, is_csv: bool) -> pa.ChunkedArray:
+    if not (pa.types.is_primitive(column.type) or pa.types.is_decimal(column.type)):
+        column = pc.utf8_trim_whitespace(_text(column))
+        column = pc.if_else(pc.is_in(column, value_set=pa.array(NULLS)), None, column)
+        if is_csv:
+            for word, number in WORDS.items():
+                column = pc.if_else(pc.equal(column, word), number, column)
+    values = pc.cast(column, pa.float64())
+    return pc.if_else(pc.is_finite(values), values, None)
+
+
+def _is_score(value: Any, is_csv: bool) -> bool:
+    try:
+        _numbers(pa.chunked_array([pa.array([value])]), is_csv)
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def _by_metric(
+    cells: Mapping[str, Any], scores: Mapping[str, Any], metrics: Any
+) -> tuple[dict[str, Any], dict[str, Any], tuple[ScoreKind, ...]]:
+    """Return a table of which each row is of one metric with a row for each sample and a score for each metric.
+
+    The samples of a task have no names here: the first row of one metric and the first of another are one sample.
+    """
+    names = pc.unique(metrics).to_pylist()
+    samples = _codes(cells["model"], cells["task"], _numbers_within(_codes(cells["model"], cells["task"], metrics)))
+    first_rows = np.unique(samples, return_index=True)[1]
+    wide, kinds = dict[str, Any](), list[ScoreKind]()
+    for metric in names:
+        of_metric = pc.equal(metrics, metric).to_numpy(zero_copy_only=False)
+        for name, values in scores.items():
+            column = np.full(len(first_rows), np.nan)
+            column[samples[of_metric]] = values.to_numpy()[of_metric]
+            kinds.append(ScoreKind(metric if len(scores) == 1 else f"{metric}.{name}", metric))
+            wide[kinds[-1].name] = pa.chunked_array([pa.array(column, from_pandas=True)])
+    return {name: column.take(pa.array(first_rows)) for name, column in cells.items()}, wide, tuple(kinds)
+
+
+def _codes(*columns: Any) -> Any:
+    """Return a number for each row, from 0 on, that rows share which agree in all columns."""
+    codes = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        _, numbers = (
+            np.unique(column, return_inverse=True) if isinstance(column, np.ndarray) else (None, _coded(column))
+        )
+        codes = codes * (int(numbers.max()) + 1) + numbers
+    return np.unique(codes, return_inverse=True)[1]
+
+
+def _coded(column: Any) -> Any:
+    coded = pa.chunked_array([column] if isinstance(column, pa.Array) else column.chunks).combine_chunks()
+    return pc.fill_null(pc.dictionary_encode(coded, null_encoding="encode").indices, 0).to_numpy()
+
+
+def _numbers_within(codes: Any) -> Any:
+    """Return the number of each row among those of its code, from 0 on."""
+    order = np.argsort(codes, kind="stable")
+    starts = np.flatnonzero(np.r_[True, np.diff(codes[order]) != 0])
+    numbers = np.empty(len(codes), dtype=np.int64)
+    numbers[order] = np.arange(len(codes)) - np.repeat(starts, np.diff(np.r_[starts, len(codes)]))
+    return numbers

@@ -1,0 +1,342 @@
+"""Tables of ids and scores are read to the character, and what is doubtful in them is refused by its row or line."""
+
+import gzip
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.refusals import refused
+from support.transcripts import assistant, document, jsonl, user
+
+from composer_stages.comparison import logs
+from composer_stages.comparison.config import Config
+from composer_stages.comparison.decision import compare
+from composer_stages.comparison.sides import read_sides
+from composer_stages.errors import BadInput, UsageError
+
+BIG = 12345678901234567000
+
+
+def read(path: Path, **settings: Any) -> logs.ReadLog:
+    return logs.read(str(path), Config(paths=[str(path)], **settings).columns)
+
+
+def compared(*paths: Path, **settings: Any) -> tuple[int, float, str]:
+    """The number of tasks that two tables share, the difference, and how tasks were matched."""
+    config = Config(paths=[*map(str, paths)], **settings)
+    comparison, tasks = compare(read_sides(config.paths, config.columns), config)
+    return len(tasks), round(comparison.differences[0].estimate, 6), comparison.pairings[0].matched.way
+
+
+def made(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """A table in the format of its name; in CSV None is empty."""
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist([*rows]), path)
+    elif path.suffix == ".csv":
+        names = [*rows[0]]
+        lines = [[("" if row[name] is None else str(row[name])) for name in names] for row in rows]
+        quoted = [",".join(f'"{cell}"' if "," in cell or "\n" in cell else cell for cell in line) for line in lines]
+        path.write_text("\n".join([",".join(names), *quoted]) + "\n")
+    else:
+        jsonl(path, *rows)
+    return path
+
+
+FORMATS = pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+
+
+@FORMATS
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [str(BIG + at) for at in range(40)],
+        [BIG // 1000 + at for at in range(40)],
+        [f"{at:03}" for at in range(40)],
+        [f"1.{at}" for at in range(10, 100, 10)],
+        [
+            *("1", "01", "1.0", "1e0", "+1"),
+            *("2020-01-01", "2020-01-01 00:00:00"),
+            *("true", "True", "nan", "None", "ü"),
+        ],
+    ],
+    ids=["beyond 64 bits", "numbers", "leading zeros", "versions", "of one value"],
+)
+def test_an_id_is_the_text_of_its_cell(tmp_path: Path, ending: str, ids: list[Any]) -> None:
+    path = made(tmp_path / f"a.{ending}", [{"id": name, "score": at % 2} for at, name in enumerate(ids)])
+    log = read(path)
+    assert log.items["task"].to_pylist() == [*map(str, ids)]
+    assert log.scores["score"].to_pylist() == [at % 2 for at in range(len(ids))]
+
+
+@pytest.mark.parametrize(
+    ("written", "ids"),
+    [
+        (
+            f'{{"id": {BIG * 10}, "score": 1}}\n{{"id": {BIG * 10 + 1}, "score": true}}',
+            [f"{BIG * 10}", f"{BIG * 10 + 1}"],
+        ),
+        ('{"id": 1.10, "score": 1}\n{"id": 1.1, "score": 1}', ["1.10", "1.1"]),
+        ('{"id": 1, "score": 1}\n{"id": 1.0, "score": 1}', ["1", "1.0"]),
+        ('{"id": 1, "score": "1"}\n{"id": "t2", "score": 1.0}', ["1", "t2"]),
+        ('[{"id": 1.10, "score": 1}, {"id": 007e1, "score": 1}]'.replace("007e1", "7e1"), ["1.10", "7e1"]),
+        ('{"id": "2024-01-01", "score": 1}\n{"id": "2024-01-02", "score": 1}', ["2024-01-01", "2024-01-02"]),
+        ('{"doc": {"id": 3}, "id": "x", "score": 1}\n{"doc": {"id": 4}, "id": "x", "score": 1}', ["x", "x"]),
+    ],
+)
+def test_ids_of_json_keep_their_digits(tmp_path: Path, written: str, ids: list[str]) -> None:
+    (tmp_path / "a.jsonl").write_text(written + "\n")
+    assert read(tmp_path / "a.jsonl").items["task"].to_pylist() == ids
+
+
+def test_a_path_within_an_object_is_an_id(tmp_path: Path) -> None:
+    rows = [{"doc": {"id": at}, "id": "x", "score": at % 2} for at in range(4)]
+    assert read(made(tmp_path / "a.jsonl", rows), id="doc.id").items["task"].to_pylist() == ["0", "1", "2", "3"]
+
+
+def test_the_same_text_as_a_number_and_as_a_text_is_refused(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", {"id": "1", "score": 1}, {"id": "2", "score": 1}, {"id": 1, "score": 0})
+    refused(lambda: read(path), BadInput, code="comparison.id-as-number-and-text", id="1", row=3)
+
+
+@FORMATS
+@pytest.mark.parametrize("empty", [None, "", "  "])
+def test_an_empty_id_is_refused_with_its_row(tmp_path: Path, ending: str, empty: str | None) -> None:
+    rows = [{"id": f"t{at}" if at != 7 else empty, "score": 1} for at in range(9)]
+    path = made(tmp_path / f"a.{ending}", rows)
+    refused(lambda: read(path), BadInput, code="comparison.empty-id", row=8, column="id")
+
+
+@FORMATS
+@pytest.mark.parametrize("column", ["benchmark", "subset", "task", "split", "config", "subject", "lang"])
+def test_ids_that_repeat_are_told_apart_by_the_column_beside_them(tmp_path: Path, ending: str, column: str) -> None:
+    """On both sides, also where the other one holds each id once."""
+    rows = [{"id": at, column: name, "score": (at + (name == "y")) % 2} for name in "xy" for at in range(6)]
+    first, whole = made(tmp_path / f"a.{ending}", rows[:6]), made(tmp_path / f"b.{ending}", rows)
+    assert read(whole).id_columns == (column, "id") and read(first).id_columns == ("id",)
+    assert compared(whole, first) == (6, 0.0, "")
+    assert compared(whole, whole) == (12, 0.0, "")
+    bare = made(tmp_path / f"c.{ending}", [{"id": at, "score": 1} for at in range(6)])
+    refused(lambda: compared(whole, bare), UsageError, code="comparison.no-id-column", column=column, outer=column)
+    assert compared(whole, bare, id="id") == (6, 0.5, ""), "the user's word counts"
+
+
+def test_two_columns_never_make_one_id_of_two_tasks(tmp_path: Path) -> None:
+    rows = [{"subset": subset, "id": name, "score": 1} for subset, name in (("a/b", "c"), ("a", "b/c"), ("a", "c"))]
+    assert len({*read(made(tmp_path / "a.jsonl", rows), id="subset,id").items["task"].to_pylist()}) == 3
+
+
+def test_seeds_and_what_does_not_tell_apart_are_samples_of_a_task(tmp_path: Path) -> None:
+    rows = [{"id": at, "split": "test", "seed": seed, "score": (at + seed) % 2} for seed in range(3) for at in range(4)]
+    log = read(made(tmp_path / "a.csv", rows))
+    assert log.id_columns == ("id",) and log.num_tasks == 4 and len(log.items) == 12
+
+
+def asked(path: Path, order: Sequence[int], score: Any, text: str = "What is {}?", **beside: Any) -> Path:
+    """Questions under the numbers of their rows."""
+    rows = [
+        {
+            "id": row,
+            "question": text.format(at),
+            "score": score(at),
+            **{name: value(at) for name, value in beside.items()},
+        }
+        for row, at in enumerate(order)
+    ]
+    return made(path, rows)
+
+
+@FORMATS
+def test_numbers_beside_questions_are_matched_by_question(tmp_path: Path, ending: str) -> None:
+    base = asked(tmp_path / f"a.{ending}", range(30), lambda at: at % 2)
+    turned = asked(tmp_path / f"b.{ending}", range(29, -1, -1), lambda at: at % 2)
+    assert compared(base, turned) == (30, 0.0, "questions")
+    # One of them is another question: no number makes it the same task.
+    other = asked(tmp_path / f"c.{ending}", [*range(29), 99], lambda at: at % 2)
+    assert compared(base, other) == (29, 0.0, "questions")
+    foreign = asked(tmp_path / f"d.{ending}", range(30), lambda at: at % 2, "Who is {}?")
+    refused(lambda: compared(base, foreign), BadInput, code="comparison.other-tasks", same_ids=30, same_questions=0)
+    assert compared(base, foreign, id="id") == (30, 0.0, "")
+    program = document(
+        tmp_path / "log.json",
+        {
+            "eval": {"task": "t", "model": "m", "scorers": [{"name": "match"}]},
+            "status": "success",
+            "samples": [
+                {"id": at, "epoch": 1, "input": f"What is {at}?", "messages": [user(f"What is {at}?"), assistant("x")]}
+                | {"scores": {"match": {"value": at % 2}}}
+                for at in range(30)
+            ],
+        },
+    )
+    assert compared(program, turned, score=["match", "score"]) == (30, 0.0, "questions")
+
+
+def test_tasks_that_share_a_question_stay_apart(tmp_path: Path) -> None:
+    """Two of 30 questions are one text with other choices, which are in another order in the second table."""
+    text = ["Which is true?" if at in (3, 20) else f"What is {at}?" for at in range(30)]
+    sides = [
+        made(
+            tmp_path / f"{name}.jsonl",
+            [
+                {"id": row, "question": text[at], "choices": [f"a{at}", "b"], "score": at % 2}
+                for row, at in enumerate(order)
+            ],
+        )
+        for name, order in (("a", range(30)), ("b", range(29, -1, -1)))
+    ]
+    assert compared(*sides) == (30, 0.0, "questions")
+    rows = [{"question": text[at], "choices": f"a{at}", "score": 1} for at in range(30)]
+    bare = made(tmp_path / "a.csv", rows), made(tmp_path / "b.csv", rows[::-1])
+    assert compared(*bare) == (30, 0.0, "") and read(bare[0]).id_columns == ("choices", "question")
+
+
+def test_an_id_beside_several_questions_is_refused(tmp_path: Path) -> None:
+    rows = [{"id": at % 5, "question": f"What is {at}?", "score": 1} for at in range(10)]
+    path = made(tmp_path / "a.csv", rows)
+    values = {"rows": [1, 6], "questions": ["What is 0?", "What is 5?"]}
+    refused(lambda: read(path), BadInput, code="comparison.id-of-several-questions", id="0", **values)
+    assert read(path, id="id").num_tasks == 5 and read(path, id="question").num_tasks == 10
+
+
+@pytest.mark.parametrize(
+    ("columns", "kinds"),
+    [
+        ({"score": 0.9, "correct": True}, ["score", "correct"]),
+        ({"score": {"accuracy": 1, "style": 0.5, "why": "good"}}, ["score.accuracy", "score.style"]),
+        ({"score": [1, 0.5]}, ["score.0", "score.1"]),
+        ({"scores": {"rubric": {"accuracy": 1}}}, ["scores.rubric.accuracy"]),
+    ],
+)
+def test_every_score_is_read_by_its_name(tmp_path: Path, columns: dict[str, Any], kinds: list[str]) -> None:
+    for ending in ("jsonl", "parquet"):
+        path = made(tmp_path / f"a.{ending}", [{"id": f"t{at}", **columns} for at in range(20)])
+        assert [*read(path).scores] == kinds
+        if len(kinds) > 1:
+            refused(lambda path=path: compared(path, path), BadInput, code="comparison.several-scores", shared=kinds)
+        for kind in kinds:
+            assert compared(path, path, score=kind)[:2] == (20, 0.0)
+
+
+def test_a_column_or_path_of_any_name_is_the_score_where_it_is_named(tmp_path: Path) -> None:
+    rows = [{"Nr": at, "marks": {"exam": {"total": at}}, "id": "x"} for at in range(20)]
+    path = made(tmp_path / "a.jsonl", rows)
+    assert compared(path, path, score="marks.exam.total", id="Nr") == (20, 0.0, "")
+    refused(lambda: read(path), BadInput, code="comparison.no-table", ids=(), columns=["Nr", "marks", "id"])
+    refused(
+        lambda: read(path, id="nr", score="marks.exam.total"), UsageError, code="comparison.no-id-column", column="nr"
+    )
+
+
+def long_form(path: Path, gain: int, metrics: Mapping[str, Any], seeds: int = 1) -> Path:
+    rows = [
+        {"task_id": at, "metric": metric, "seed": seed, "value": value(at, gain)}
+        for metric, value in metrics.items()
+        for seed in range(seeds)
+        for at in range(20)
+    ]
+    return made(path, rows)
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_a_row_of_each_metric_is_a_score_of_each(tmp_path: Path, seeds: int) -> None:
+    metrics = {"accuracy": lambda at, gain: (at % 2) | gain, "steps": lambda at, gain: at - gain}
+    a, b = (long_form(tmp_path / f"{name}.csv", gain, metrics, seeds) for name, gain in (("a", 0), ("b", 1)))
+    refused(lambda: compared(a, b), BadInput, code="comparison.several-scores", shared=["accuracy", "steps"])
+    assert compared(a, b, score="accuracy")[:2] == (20, 0.5) and compared(a, b, score="steps")[:2] == (20, -1.0)
+    one = long_form(tmp_path / "c.csv", 1, {"accuracy": metrics["accuracy"]}, seeds)
+    assert compared(a, one)[:2] == (20, 0.5), "the one that both have"
+    loss = [
+        long_form(tmp_path / f"{name}.csv", gain, {"val_loss": metrics["steps"]}) for name, gain in (("d", 0), ("e", 1))
+    ]
+    refused(lambda: compared(*loss), BadInput, code="comparison.direction-unknown", metrics=["val_loss"])
+    refused(lambda: compared(one, loss[0]), BadInput, code="comparison.several-scores", shared=[])
+
+
+QUOTED = 'id,score,note\nt0,1,"a, ""b""\nand c"\nt1,0,"{}"\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "scores"),
+    [
+        (QUOTED.format("x").encode(), [1, 0]),
+        (QUOTED.format("line\n" * 500_000).encode(), [1, 0]),
+        (QUOTED.format("x").replace("\n", "\r\n").encode("utf-8-sig"), [1, 0]),
+        (QUOTED.format("ü").encode("utf-16"), [1, 0]),
+        (QUOTED.format("ü").encode("utf-16-le"), [1, 0]),
+        (gzip.compress(QUOTED.format("ü").encode("utf-16")), [1, 0]),
+        (b"\n\nid,score\n\nt0, TRUE \nt1,NaN\n\nt2,inf\nt3,-1e-3\nt4,\nt5,N/A", [1, None, None, -0.001, None, None]),
+        (b"id,note,score,note\nt0,a,0.5,b\n", [0.5]),
+    ],
+    ids=["quoted", "long", "bom", "utf-16", "utf-16 without mark", "gzip", "blank lines", "another column twice"],
+)
+def test_csv_is_read_whatever_wrote_it(tmp_path: Path, content: bytes, scores: list[float | None]) -> None:
+    (tmp_path / "a.csv").write_bytes(content)
+    log = read(tmp_path / "a.csv")
+    assert log.scores["score"].to_pylist() == scores
+    assert log.items["task"].to_pylist() == [f"t{at}" for at in range(len(scores))]
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "values"),
+    [
+        ('id,score,note\nt0,1,"a\nb"\nt1,1,a, b\n', "other-columns", {"line": 4, "row": ["t1", "1", "a", " b"]}),
+        ("id,score\nt0,1\nt1\n", "other-columns", {"line": 3, "number": 1}),
+        ('id,score,note\nt0,1,"open\nt1,0,x\n', "bad-csv", {"line": 2}),
+        ('id,score,note\nt0,1,x\nt1,0,"a" b\n', "bad-csv", {"line": 3}),
+        ("id;score\nt0;0,5\n", "other-separator", {"head": "id;score", "row": ["t0;0", "5"]}),
+        ("id\tscore\nt0\t1\n", "other-separator", {"head": "id\tscore"}),
+        ('id,score\nt0,"0,5"\n', "bad-score", {"score": "0,5", "row": 1}),
+        ("id,score\nt0,1\nt1,1.234.5\n", "bad-score", {"row": 2}),
+        ("id,score\nt0,1\n\xff1,1\n", "not-text", {"line": 3}),
+        ("id,score,score\nt0,1,0\n", "column-twice", {"column": "score"}),
+        ("id,score,id\nt0,1,0\n", "column-twice", {"column": "id"}),
+        ("id,score\n1.2345678901234568e+19,1\n", "rounded-id", {"row": 1, "id": "1.2345678901234568e+19"}),
+        ("id,metric,value\nt0,acc,1\nt0,,1\n", "empty-id", {"row": 2, "column": "metric"}),
+        ("id,score\n", "no-row", {}),
+        ("", "no-row", {}),
+    ],
+)  # fmt: skip
+def test_what_is_no_row_of_csv_is_refused_with_its_place(
+    tmp_path: Path, content: str, code: str, values: dict[str, Any]
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(content.encode("latin-1"))
+    refused(lambda: read(path), BadInput, "a.csv", code=f"comparison.{code}", **values)
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "values"),
+    [
+        (['{"id": "t0", "score": 1}', '{"id": "t1", "score": 1, "score": 0}'], "column-twice", {"column": "score"}),
+        (['{"id": "t0", "score": 1}', '{"score": 1}'], "empty-id", {"row": 2}),
+        (['{"id": "t0", "score": 1}', "[1]"], "line-no-object", {"line": 2}),
+        (['{"id": "t0", "score": 1}', '{"id": "t1", "score": 1'], "line-no-json", {"line": 2}),
+        (['{"id": "t0", "score": {"why": "good"}}'], "no-table", {"columns": ["id", "score.why"]}),
+    ],
+)
+def test_what_is_no_row_of_json_is_refused_with_its_place(
+    tmp_path: Path, lines: list[str], code: str, values: dict[str, Any]
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    refused(lambda: read(path), BadInput, "a.jsonl", code=f"comparison.{code}", **values)
+
+
+@FORMATS
+def test_one_file_of_both_sides_names_a_model_in_each_row(tmp_path: Path, ending: str) -> None:
+    rows = [{"id": f"t{at}", "model": "ab"[at % 2] if at != 5 else None, "score": 1} for at in range(12)]
+    path = made(tmp_path / f"a.{ending}", rows)
+    refused(lambda: compared(path), BadInput, code="comparison.row-without-model", row=6)
+    whole = made(
+        tmp_path / f"b.{ending}", [{**row, "id": f"t{at // 2}", "model": "ab"[at % 2]} for at, row in enumerate(rows)]
+    )
+    assert compared(whole) == (6, 0.0, "")
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
+    path = made(tmp_path / "a.parquet", [{"id": "t", "score": 1}] * 50)
+    path.write_bytes(path.read_bytes()[:-20])
+    refused(lambda: read(path), BadInput, "a.parquet")
