@@ -113,6 +113,7 @@ NEEDS = {
     "prime-rl-clone": Need(named("PRIME_RL_CLONE"), "PRIME_RL_CLONE names a clone: FOLDER or FOLDER@COMMIT"),
     "ray": Need(package("ray"), "./dev extra ray (220 MB)"),
     "real": Need(lambda: str(REAL) if REAL.is_dir() else None, f"real data in {REAL}"),
+    "math": Need(package("math_verify"), "./dev extra math"),
     "reasoning-gym": Need(package("reasoning_gym"), "./dev extra reasoning-gym"),
     "slurm": Need(
         all_programs("slurmctld", "slurmd", "sbatch", "scontrol", "scancel", "sinfo"), "Debian's package slurm-wlm"

@@ -1,4 +1,6 @@
 """Grade-school maths: one question, one answer, and a reward for the right number.
 
-env.py - numbers in texts, questions from files of the user or from the hub, the environment
+env.py - questions from files of the user or from the hub, the environment
+answers.py - what counts as the final answer of a text, and whether it is right
+worker.py - the process that asks math-verify
 """

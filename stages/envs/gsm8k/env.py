@@ -1,15 +1,14 @@
-"""The environment `gsm8k`: answer a question with a number.
+"""The environment `gsm8k`: answer a question with a number, or one of your own with an expression.
 
-In order: the number in a text, questions from files of the user or from the hub, the environment.
+In order: questions from files of the user or from the hub, the environment.
 """
 
 import random
-import re
-from decimal import Decimal
 from pathlib import Path
 
 from composer_stages.envs.answered import AnsweredEnv, Question
 from composer_stages.envs.base import Split
+from composer_stages.envs.gsm8k import answers
 from composer_stages.envs.task_table import hub_rows, is_held_out, read_rows
 from composer_stages.errors import BadInput
 from composer_stages.runs import store
@@ -19,34 +18,6 @@ from composer_stages.words import Sentence
 SYSTEM = "Solve the problem. End with a line #### and the answer as a number."
 HUB_ID, HUB_CONFIG = "openai/gsm8k", "main"
 HUB_SPLIT = {"train": "train", "eval": "test"}
-
-NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)")
-MARKED = re.compile(r"####(.*)")
-BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")
-THOUSANDS = re.compile(r"(?<=[0-9])(?:,|\\,|\{,\})(?=[0-9]{3}(?![0-9]))")
-
-
-def answer_number(text: str) -> Decimal | None:
-    r"""Return the first number after the last `####`; if there is none, in the last `\boxed{}`; else the last number.
-
-    $1,200.00 is 1200: currency signs, commas between thousands, a full stop behind the number and zeros behind the
-    decimal point do not count, a percent sign neither. None where the text holds no number.
-    """
-    plain = _plain(text)
-    for pattern in (MARKED, BOXED):
-        if (places := pattern.findall(plain)) and (numbers := NUMBER.findall(places[-1])):
-            return Decimal(numbers[0])
-    numbers = NUMBER.findall(plain)
-    return Decimal(numbers[-1]) if numbers else None
-
-
-def is_marked(text: str) -> bool:
-    r"""Return whether the text marks a number as its answer, behind `####` or in `\boxed{}`."""
-    return any(NUMBER.search(answer) for pattern in (MARKED, BOXED) for answer in pattern.findall(_plain(text))[-1:])
-
-
-def _plain(text: str) -> str:
-    return THOUSANDS.sub("", text.replace("\\$", "").replace("$", "").replace("\N{MINUS SIGN}", "-"))
 
 
 def load(split: Split, path: str, eval_path: str) -> list[Question]:
@@ -74,25 +45,29 @@ def load(split: Split, path: str, eval_path: str) -> list[Question]:
 def _questions(source: str, rows: list[Row]) -> list[Question]:
     questions: dict[str, Question] = {}
     for number, row in enumerate(rows, 1):
-        text, solution = row.get("question"), row.get("answer")
+        text, solution = row.get("question", row.get("prompt")), row.get("answer")
         if not isinstance(text, str) or not isinstance(solution, str):
             raise BadInput("envs.gsm8k.row-without-fields", source=source, number=number, fields=list(row))
-        answer = answer_number(solution) if "####" in solution else None
-        if answer is None:
+        # Of mathematics of the user's own the whole answer counts, unless it marks one.
+        _, mark, answer = solution.rpartition("####")
+        is_number = answers.is_number(answer)
+        answer = answers.plain(answer).strip() if is_number else answer.strip()
+        if not answer or not (row.get("kind") == "math" or (mark and is_number)):
             raise BadInput("envs.gsm8k.row-without-number", source=source, number=number, solution=solution[-40:])
         # By the question alone: a repeated one counts once, whatever its solution, and cannot be in two splits.
         question_id = store.digest(text.strip())[:12]
-        questions[question_id] = Question(question_id, text, str(answer))
+        questions[question_id] = Question(question_id, text, answer)
     return list(questions.values())
 
 
 class Gsm8kEnv(AnsweredEnv):
     """Implements Environment, HasSolutions and HasSize.
 
-    The reward is 1 when `answer_number` equals the recorded number, else 0.
+    The reward is 1 when the final answer (answers.py) equals the recorded one, which math-verify decides, else 0.
 
-    `path`: a file of JSON lines with `question` and `answer`, the latter ending with `#### <number>`; `eval_path`:
-    another one for the split eval. Without `path` the rows are those of openai/gsm8k on the hub.
+    `path`: a file of JSON lines with `question` and `answer`, the latter ending with `#### <number>`, or, with `kind`
+    "math", being any expression; `eval_path`: another one for the split eval. Without `path` the rows are those of
+    openai/gsm8k on the hub.
     """
 
     name, system = "gsm8k", SYSTEM
@@ -107,23 +82,24 @@ class Gsm8kEnv(AnsweredEnv):
     def questions(self, split: Split, count: int, seed: int) -> list[Question]:
         """Return all questions of a split in an order drawn from the seed; `load` defines the splits."""
         del count
+        answers.require_math_verify()
         questions = load(split, self.path, self.eval_path)
         random.Random(f"{self.name}/{split}/{seed}").shuffle(questions)  # noqa: S311 - draws data, no secret
         return questions
 
     def score(self, answer: str, question: Question) -> float:
-        """Return 1 for the right number; an answer without a number is wrong, not an error."""
-        return float(answer_number(answer) == Decimal(question.answer))
+        """Return 1 for the right answer; a text without one is wrong, not an error."""
+        return float(answers.is_right(answer, question.answer))
 
     def correction(self, answer: str, question: Question) -> str:
-        """Return which number was read, and the right one."""
-        number = answer_number(answer)
-        wrong = "There is no number" if number is None else f"{number} is wrong"
+        """Return what was read as the answer, and the right one."""
+        read = answers.final_answers(answer, is_number=answers.is_number(question.answer))
+        wrong = f"{' or '.join(read)} is wrong" if read else "There is no answer"
         return f"{wrong}; the answer is {question.answer}."
 
     def is_well_formed(self, answer: str) -> bool:
         """Return whether the answer marks a number."""
-        return is_marked(answer)
+        return answers.is_marked(answer)
 
     def solution(self) -> list[str]:
         """Return the recorded number, marked."""

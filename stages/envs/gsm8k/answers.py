@@ -1,0 +1,245 @@
+r"""What counts as the final answer of a text, and whether it equals the right one, which math-verify decides.
+
+The final answer is the last that the text marks: by `####`, `\boxed{}`, `<answer>` or the words "answer is"; where it
+marks none, the bold or the last number of its last line with a number. A heading is no mark (#### Step 2: May). Several
+answers side by side, 18 or 19, have to be equal. Behind a sum stands its result, behind a number its unit.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import threading
+import unicodedata
+from collections.abc import Iterator
+from functools import cache, lru_cache
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, cast
+
+from composer_stages.errors import UsageError
+
+LONGEST = 400
+"""Characters of an answer."""
+WORKER = Path(__file__).with_name("worker.py")
+
+ATOM = r"(?:\d+(?:\.\d+)?|\.\d+)%?"
+FRACTION = r"\d*\s*\\[dt]?frac\s*(?:\{[^{}]*\}|\d)\s*(?:\{[^{}]*\}|\d)|\d*\s*\\sqrt\s*\{[^{}]*\}"
+QUANTITY = re.compile(
+    rf"[-+]?(?:{FRACTION})|(?<![\w.^:/])(?<!\^\{{)[-+]?\(*[-+]?{ATOM}\)*(?:\s*(?:\*\*|[-+*/^])\s*[({{]*[-+]?{ATOM}[)}}]*)*(?!\.?\d|:\d|[A-Za-z]\d)"
+)
+"""A number, or an expression of numbers; times of day are none."""
+HEADING = re.compile(r"(?i)(?:step|part|case|problem|question|solution|note)\b|\d+[.):]\s+[a-z]")
+TAG = re.compile(r"(?is)<answer>(.*?)(?:</answer>|\Z)")
+HASHES = re.compile(r"(?<!#)####(?!#)(.*)")
+PHRASE = re.compile(r"(?i)\banswers?\b[\s*_]*(?:\bis\b|\bare\b|[:=])[\s*_:]*(.*)")
+BEFORE_PHRASE = re.compile(r"(?i)(.*)\bis (?:the|my) (?:final |correct )?answer\b")
+BOLD = re.compile(r"\*\*(.+?)\*\*|__(.+?)__")
+JOINED = re.compile(
+    r"(?i)[\s*_]*(?:[a-z°]+[\s*_]+){0,2}?[a-z°]*[\s*_]*(?:,|;|&|\bor\b|\band\b|\bto\b)[\s*_]*(?:also )?"
+)
+"""What stands between two answers side by side."""
+SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"
+DIGITS = str.maketrans(SUPERSCRIPTS, "0123456789-")
+LATEX = {
+    r"\\(?:text|mathrm|textbf|mathbf|mbox|operatorname)\s*\{([^{}]*)\}": r" \1 ",
+    r"\{,\}|\\,(?=\d{3})|\\!": ",",
+    r"\\(?:left|right|displaystyle)\b|\\[()\[\]]": "",
+    r"\\[ ;:,]|\\q?quad\b|~": " ",
+    r"\\(?:times|cdot)\b|[×·]": "*",
+    r"\\div\b|÷|\u2044": "/",
+    r"\\approx\b|≈|\\implies\b|\\Rightarrow\b": "=",
+    r"\\%": "%",
+    r"\^\s*\{?\s*\\circ\s*\}?|°": " ",
+    r"\\?[$€£¥]": "",
+}
+NUMBERS = {
+    r"(?<=\d)(?:[ \u00a0\u2009\u202f'’_,](?=\d{3}(?:\D|$)))": "",
+    r"\b(\d{1,3})\.(\d{3})\.(\d{3})\b": r"\1\2\3",
+    r"\b(\d{1,3})\.(\d{3}),(\d{1,2})\b": r"\1\2.\3",
+    r"(?<![\d.])(\d+(?:\.\d+)?)[eE]([-+]?\d+)\b": r"\1*10^{\2}",
+    r"(?<![\d./])(\d+)\s+(\d+)\s*/\s*(\d+)\b": r"(\1+\2/\3)",
+    r"(\d)(?:\s*(?i:thousand)|[kK])\b": r"\1*10^{3}",
+    r"(\d)(?:\s*(?i:million)|M)\b": r"\1*10^{6}",
+    r"(\d)\s*(?i:billion)\b": r"\1*10^{9}",
+    r"(?<=\d):00\b": "",
+}
+"""Writings of numbers -> those that math-verify reads."""
+THOUSANDS = re.compile(
+    r"(?<![\d.])\d{1,3}(?:([ \u00a0\u2009\u202f'’_,])\d{3})(?:\1\d{3})*(?!\d)|(?<![\d.])\d{1,2}(?:,\d\d)+,\d{3}(?!\d)"
+)
+
+
+@cache
+def require_math_verify() -> None:
+    """Raise UsageError where math-verify is not installed."""
+    if find_spec("math_verify") is None:
+        raise UsageError("envs.gsm8k.no-math-verify")
+
+
+def is_right(text: str, right: str) -> bool:
+    """Return whether the final answer of a text is the right one."""
+    require_math_verify()
+    number = is_number(right)
+    answers = final_answers(text, is_number=number)
+    right = plain(right) if number else right
+    return bool(answers) and all(_judge.is_equal(right, answer) for answer in answers)
+
+
+def is_number(right: str) -> bool:
+    """Return whether a right answer is a number."""
+    return QUANTITY.fullmatch(plain(right).strip()) is not None
+
+
+def is_marked(text: str) -> bool:
+    r"""Return whether a text marks a number as its answer, by `####`, `\boxed{}` or `<answer>`."""
+    text = plain(text)
+    marks = [*TAG.findall(text), *(mark for line in text.splitlines() for mark in _marks(line, phrases=False))]
+    return any(QUANTITY.search(mark) for mark in marks)
+
+
+def final_answers(text: str, *, is_number: bool = True) -> list[str]:
+    """Return the final answer of a text, as expressions; several where it gives several, none where it gives none."""
+    text = plain(text) if is_number else text
+    if tags := TAG.findall(text):
+        text = tags[-1]
+    if marks := _marked_lines(text):
+        return [answer for mark in marks for answer in _expressions(mark, is_number)]
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not is_number:
+        last = lines[-1] if lines else ""
+        return _expressions(next(iter(re.findall(r"\$([^$]+)\$", last)[-1:]), last), is_number)
+    for line in reversed(lines):
+        if not HEADING.match(line.strip(" #*")) and (numbers := [*QUANTITY.finditer(line)]):
+            bold = [match[1] or match[2] for match in BOLD.finditer(line)]
+            if marked := [mark for mark in bold if QUANTITY.search(mark)]:
+                return _expressions(marked[-1], is_number)
+            return _expressions(line[_begin_of_last(line, numbers) :], is_number)
+    return []
+
+
+def plain(text: str) -> str:
+    """Return a text with one writing of numbers, signs and operators."""
+    text = re.sub(f"[{SUPERSCRIPTS}]+", lambda match: f"^{{{match[0].translate(DIGITS)}}}", text)
+    text = re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞])", " ", text)
+    text = unicodedata.normalize("NFKC", text.replace("\N{MINUS SIGN}", "-"))
+    text = re.sub(r"(?<![\w.])[–‒—](?=\s?[$€£¥]?\d)", "-", text)
+    for pattern, replacement in LATEX.items():
+        text = re.sub(pattern, replacement, text)
+    text = THOUSANDS.sub(lambda match: re.sub(r"\D", "", match[0]), text)
+    for pattern, replacement in NUMBERS.items():
+        text = re.sub(pattern, replacement, text)
+    return text
+
+
+def _marked_lines(text: str) -> list[str]:
+    """Return what the last marked line marks, and the marked lines right before it."""
+    lines = text.splitlines()
+    marked: list[str] = []
+    for number in range(len(lines) - 1, -1, -1):
+        line = lines[number]
+        if not line.strip():
+            continue
+        behind = next((other for other in lines[number + 1 :] if other.strip()), "")
+        marks = [mark for mark in _marks(line, behind=behind) if mark.strip()]
+        if marks:
+            marked += marks
+        elif marked:
+            break
+    return marked
+
+
+def _marks(line: str, *, behind: str = "", phrases: bool = True) -> Iterator[str]:
+    """Yield what a line marks as an answer; a mark at its end stands for the next line."""
+    boxes = list(_boxes(line))
+    yield from boxes
+    rest = re.sub(r"\\f?boxed\s*\{.*\}", "", line) if boxes else line
+    hashes = HASHES.search(rest)
+    if hashes:
+        content = hashes[1].strip(" *_#")
+        if phrase := PHRASE.search(content):
+            content = phrase[1]
+        elif HEADING.match(content) or (behind and content[:1].isalpha() and "=" not in content):
+            return
+        if content or behind:
+            yield content or behind
+    elif phrases and not boxes:
+        if phrase := PHRASE.search(rest):
+            yield phrase[1].strip(" *_") or behind
+        elif phrase := BEFORE_PHRASE.search(rest):
+            numbers = [*QUANTITY.finditer(phrase[1])]
+            yield phrase[1][_begin_of_last(phrase[1], numbers) :] if numbers else phrase[1]
+
+
+def _boxes(line: str) -> Iterator[str]:
+    r"""Yield the contents of all `\boxed{}`."""
+    for match in re.finditer(r"\\f?boxed\s*\{", line):
+        level = 1
+        for end in range(match.end(), len(line)):
+            level += {"{": 1, "}": -1}.get(line[end], 0)
+            if not level:
+                yield line[match.end() : end]
+                break
+
+
+def _begin_of_last(line: str, numbers: list[re.Match[str]]) -> int:
+    """Return where the last number of a line begins, or the first of those that stand in a list or before an `or`."""
+    begin = numbers[-1].start()
+    for before, number in zip(numbers[-2::-1], numbers[:0:-1], strict=True):
+        between = line[before.end() : number.start()]
+        if not re.fullmatch(r"\s*[,;]\s*", between) and not (
+            JOINED.fullmatch(between) and re.search(r"(?i)\bor\b", between)
+        ):
+            break
+        begin = before.start()
+    return begin
+
+
+def _expressions(mark: str, is_number: bool) -> list[str]:
+    """Return the expressions of a marked text: one, or several that stand side by side."""
+    mark = mark.strip(" *_`:#\t").rstrip(".")
+    if re.match(r"(?i)not\b", mark):
+        return []
+    if not is_number:
+        return [mark.strip("$ ")[:LONGEST]] if mark else []
+    _, sign, result = mark.rpartition("=")
+    mark = result if sign and re.search(r"\d", result) else mark
+    if "\\" in mark:
+        return [re.split(r"(?<![\\a-zA-Z])[A-Za-z]{2,}", mark.strip())[0][:LONGEST]]
+    mark = re.sub(r"(?<=[\w%])\s+\([^()]*\)", " ", mark)
+    numbers = [*QUANTITY.finditer(mark)]
+    side_by_side = numbers[:1]
+    for before, number in pairwise(numbers):
+        if not JOINED.fullmatch(mark[before.end() : number.start()]):
+            break
+        side_by_side.append(number)
+    return [match[0][:LONGEST] for match in side_by_side]
+
+
+class _Judge:
+    """The worker, started when it is first asked, and again where an answer has ended it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+
+    def ask(self, right: str, answer: str) -> bool:
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                command = [sys.executable, "-I", str(WORKER)]
+                pipe = subprocess.PIPE
+                self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+            requests, answers = cast(IO[str], self._process.stdin), cast(IO[str], self._process.stdout)
+            requests.write(json.dumps([right, answer]) + "\n")
+            requests.flush()
+            # Without a line the answer has ended the worker: no expression that can be evaluated.
+            return answers.readline() == "true\n"
+
+    @lru_cache(maxsize=4096)  # noqa: B019 - there is one judge
+    def is_equal(self, right: str, answer: str) -> bool:
+        """Return whether an answer equals the right one."""
+        return self.ask(right, answer)
+
+
+_judge = _Judge()
