@@ -24,7 +24,7 @@ from records import Claim, share
 from scipy.optimize import brentq
 
 from composer_stages.evaluation.design import Design, draw, outlook, simulated
-from composer_stages.evaluation.difference import Decision, Verdict
+from composer_stages.evaluation.difference import GAINS, Verdict
 from composer_stages.evaluation.inference import MIN_SEEDS, PairedTest, shows
 from composer_stages.evaluation.outcomes import START, find_collapsed, items_table
 from composer_stages.evaluation.pilot import bootstrap, complete, fit_models, measure
@@ -144,7 +144,7 @@ def planned(experiments: int = 1000) -> Iterator[Claim]:
             raise RuntimeError(f"{name}: no gain is found by 80 % of such experiments")
         gain, at = least[0], question.model_at(least[0])
         tests = simulated(at, design, gain, experiments, seed=77)
-        found = np.concatenate([shows([test]) == Decision.BETTER for test in tests])
+        found = np.concatenate([np.isin(shows([test]), GAINS) for test in tests])
         yield share_of(found, f"{name}: experiments that find the {100 * gain:.1f} points that 80 % should find")
 
 
@@ -178,7 +178,7 @@ def collapses(experiments: int = 1000) -> Iterator[Claim]:
                 arms[0][fell] = 0.0
                 test = PairedTest(*arms, units, fixed=design.fixed, num_flips=399)
                 held.append(~test.rejects(truth))
-                gained.append(shows([test]) == Decision.BETTER)
+                gained.append(np.isin(shows([test]), GAINS))
                 seen.append(fell.any(1))
             covered, better, at_least_one = (np.concatenate(each) for each in (held, gained, seen))
             what = f"{name}, {seeds} seeds of which {100 * FAILING:g} % collapse, mean {100 * truth:.1f} points"

@@ -39,6 +39,7 @@ CUT, UNSURE = 0.25, 0.5
 """A training has collapsed, too, if it cuts more than this share of its answers, or its entropy doubles beyond this."""
 SHOWN = {
     Decision.BETTER: "a gain is shown",
+    Decision.BETTER_BY_LESS: "a gain of less than 2 points is shown",
     Decision.WORSE: "a loss is shown",
     Decision.NO_GAIN: "less than 2 points",
     Decision.UNDECIDED: "undecided",
@@ -59,11 +60,11 @@ def primary(items: pa.Table, sampling: SamplingUnit = FAMILIES) -> dict[str, tup
     # At a p-value's own level of Holm's procedure, so that intervals of tests and decisions do not contradict.
     for (name, one), p in zip(rest, holm([one.p_value for _, one in rest]), strict=True):
         said[name] = f"{SHOWN[one.decision]}, p {p:.3g} after Holm"
-        if one.decision == Decision.BETTER and p >= ALPHA:
+        if one.gains and p >= ALPHA:
             said[name] = f"undecided, p {p:.3g} after Holm"
         if one.decision == Decision.WORSE and p >= ALPHA:  # its interval lies below 2 points all the same
             said[name] = f"{SHOWN[Decision.NO_GAIN]}; a loss is not shown, p {p:.3g} after Holm"
-        if first.decision != Decision.BETTER:
+        if not first.gains:
             said[name] = "a description, as no gain of C − A is shown"
     return {name.replace(AT_ZERO, ""): (one, said[name]) for name, one in found.items()}
 

@@ -269,7 +269,7 @@ class ComparedLogs(ReadableRun):
 
     @property
     def decision(self) -> str:
-        """Return "better", "worse", "no gain", "no difference" or "undecided"."""
+        """Return "better", "better by less" (than `min_gain`), "worse", "no gain", "no difference" or "undecided"."""
         return str(self.document["differences"][0]["decision"])
 
     @property

@@ -20,6 +20,7 @@ from composer_stages.runs.stage import Plan
 
 EXIT_CODES = {
     Decision.BETTER: 0,
+    Decision.BETTER_BY_LESS: 3,
     Decision.WORSE: 1,
     Decision.NO_GAIN: 1,
     Decision.NO_DIFFERENCE: 1,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from composer_stages.evaluation.difference import Decision, Verdict
+from composer_stages.evaluation.difference import GAINS, Verdict
 from composer_stages.evaluation.inference import ALPHA, Array, PairedTest, fewest_units, shows, verdict_of
 from composer_stages.evaluation.task_model import TaskModel, latent_correlations, normal_quantile
 
@@ -174,7 +174,7 @@ def least_gain(
 
     def found(gain: float) -> float:
         tests = simulated(model_at(gain), design, gain, num)
-        power_at[gain] = float(np.concatenate([shows([test], alpha=alpha) == Decision.BETTER for test in tests]).mean())
+        power_at[gain] = float(np.concatenate([np.isin(shows([test], alpha=alpha), GAINS) for test in tests]).mean())
         return power_at[gain]
 
     low, high, at_low = 0.0, 0.99 - model_at(0.0).pass_rate, 0.0

@@ -16,12 +16,17 @@ class Decision(StrEnum):
     """What a paired test shows of a difference."""
 
     BETTER = "better"
+    BETTER_BY_LESS = "better by less"
+    """A gain, which is smaller than the smallest one of interest."""
     WORSE = "worse"
     NO_GAIN = "no gain"
     """Less than the smallest gain of interest, which would have been found."""
     NO_DIFFERENCE = "no difference"
     """Less than it in either direction."""
     UNDECIDED = "undecided"
+
+
+GAINS = (Decision.BETTER, Decision.BETTER_BY_LESS)
 
 
 class Verdict(StrEnum):
@@ -172,6 +177,11 @@ class Difference:
     """The test; of a verdict that was read from its file, in the words there."""
     missing: MissingOutcomes | None = None
     """What logs lack."""
+
+    @property
+    def gains(self) -> bool:
+        """Return whether a gain is shown, of any size."""
+        return self.decision in GAINS
 
     @property
     def units(self) -> str:

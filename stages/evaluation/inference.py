@@ -332,27 +332,31 @@ class PairedTest:
         """Return [X] the mean that units must reject so that both levels reject `mean_X`, and whether they can.
 
         Limits of independent parts add in squares: a limit lies sqrt(share * u**2 + s**2) from the estimate, u being
-        the units' distance and s that of the top level.
+        the units' distance and s that of the top level, and never nearer than u: that trainings are alike is no
+        evidence about tasks.
         """
         distance_X = mean_X - self.estimate_X
         if self.top_error_X is None:
             return mean_X, np.ones(len(distance_X), dtype=bool)
         left_X = distance_X**2 - (student_quantile(self.num_top - 1, 1 - np.asarray(alpha) / 2) * self.top_error_X) ** 2
         for_units_X = np.sqrt(np.maximum(left_X, 0) / np.maximum(self._share_X, 1e-6))
+        for_units_X = np.minimum(for_units_X, np.abs(distance_X))
         return np.clip(self.estimate_X + np.sign(distance_X) * for_units_X, -1, 1), left_X > 0
 
 
 def shows(tests: Sequence[PairedTest], min_gain: float = MIN_GAIN, alpha: float = ALPHA) -> Array:
     """Return [X] what is shown. It must hold in every test: the first as observed, others with lost outcomes imputed.
 
-    BETTER: a gain. WORSE: a loss. NO_GAIN: less than `min_gain`, which would have been found. Else UNDECIDED.
+    BETTER: a gain. BETTER_BY_LESS: a gain, and less than `min_gain`. WORSE: a loss. NO_GAIN: less than `min_gain`, which
+    would have been found. Else UNDECIDED.
     """
     moved = [(test, test.rejects(0.0, alpha)) for test in tests]
     better_X = np.logical_and.reduce([moved_X & (test.estimate_X > 0) for test, moved_X in moved])
     worse_X = np.logical_and.reduce([moved_X & (test.estimate_X < 0) for test, moved_X in moved])
     short_X = np.logical_and.reduce([test.below(min_gain, alpha) for test in tests])
-    choices = [Decision.BETTER.value, Decision.WORSE.value, Decision.NO_GAIN.value]
-    return np.select([better_X, worse_X, short_X], choices, Decision.UNDECIDED.value)
+    choices = (Decision.BETTER_BY_LESS, Decision.BETTER, Decision.WORSE, Decision.NO_GAIN)
+    found = [better_X & short_X, better_X, worse_X, short_X]
+    return np.select(found, [choice.value for choice in choices], Decision.UNDECIDED.value)
 
 
 def decide_difference(
@@ -382,6 +386,8 @@ def verdict_of(decision: str, num_seeds: int) -> Verdict:
     Below three seeds the spread of trainings is not seen, and neither direction is about more than these checkpoints:
     with one or two seeds, 8 to 30 % of true gains of 2 to 5 points looked like none.
     """
+    if decision == Decision.BETTER_BY_LESS:
+        return Verdict.PARTIAL
     if decision == Decision.BETTER:
         return Verdict.VALIDATED if num_seeds >= MIN_SEEDS else Verdict.PARTIAL
     lacking = decision in (Decision.WORSE, Decision.NO_GAIN) and num_seeds >= MIN_SEEDS

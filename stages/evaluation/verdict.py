@@ -1,8 +1,8 @@
 """Decide whether one arm of an experiment beats another: evaluation items in, a verdict with its reasons out.
 
 VALIDATED: a gain is shown, over tasks and training seeds; the claim is whether it reaches 2 points. PARTIAL: a gain
-is shown of these checkpoints alone (fewer than three training seeds), or for a family or another arm after Holm's
-correction. INVALIDATED: over three or more training seeds no gain of 2 points, which would have been detected, or
+is shown of less than 2 points, of these checkpoints alone (fewer than three training seeds), or for a family or another
+arm after Holm's correction. INVALIDATED: over three or more training seeds no gain of 2 points, which would have been detected, or
 worse. UNDERPOWERED: neither is shown. INVALID-RUN: the arms cannot be compared.
 
 The order is fixed: treatment against baseline, then against the control that only imitates the chosen actions, and the
@@ -33,7 +33,7 @@ from composer_stages.evaluation.arm_comparison import (
     next_to,
 )
 from composer_stages.evaluation.arm_settings import ArmDifference
-from composer_stages.evaluation.difference import Decision, Difference, Reason, ReasonKind, Verdict
+from composer_stages.evaluation.difference import GAINS, Decision, Difference, Reason, ReasonKind, Verdict
 from composer_stages.evaluation.inference import ALPHA, MIN_GAIN, MIN_SEEDS, decide_difference, verdict_of
 from composer_stages.evaluation.measurement import Comparison
 from composer_stages.evaluation.outcomes import AT_ZERO, PASSED, PRIMARY, START, ArmSummary, Collapse, Missing, Outcome
@@ -291,25 +291,28 @@ def judge_gain(
     """
     difference, tests = gain.difference, [comparison.test for comparison in (gain, *bounds)]
     decision = decide_difference(tests, question.min_gain, question.alpha)
-    worst, best = (comparison.difference for comparison in bounds) if bounds else (difference, difference)
-    reasons = [size_reason(decision, min(difference.low, worst.low), max(difference.high, best.high), question)]
+    worst_low = min((comparison.difference.low for comparison in bounds), default=difference.low)
+    reasons = [size_reason(decision, min(difference.low, worst_low), question)]
     if decision is Decision.UNDECIDED and difference.decision is not Decision.UNDECIDED:
-        reasons = [size_reason(difference.decision, difference.low, difference.high, question)]
+        reasons = [size_reason(difference.decision, difference.low, question)]
         reasons.append(Reason.of(ReasonKind.RESTS_ON_LOST, num_lost=num_lost))
     elif decision is not Decision.UNDECIDED and difference.num_seeds < MIN_SEEDS:
         reasons.append(Reason.of(ReasonKind.FEW_SEEDS))
     claim = None
-    if decision is Decision.BETTER:
+    if decision in GAINS:
         claim = Claim.REACHES_BAR if reasons[0].kind is ReasonKind.REACHES_BAR else Claim.GAIN
     return verdict_of(decision, difference.num_seeds), claim, tuple(reasons)
 
 
-def size_reason(decision: Decision, low: float, high: float, question: EvalQuestion) -> Reason:
-    """Return what is shown, by the limits of the interval, beside the smallest gain of interest."""
+def size_reason(decision: Decision, low: float, question: EvalQuestion) -> Reason:
+    """Return what is shown, by the lower limit of the interval, beside the smallest gain of interest."""
     if decision is Decision.BETTER:
-        below = ReasonKind.BELOW_BAR if high < question.min_gain else ReasonKind.MAY_REACH_BAR
-        return Reason.of(ReasonKind.REACHES_BAR if low >= question.min_gain else below)
-    kinds = {Decision.WORSE: ReasonKind.SIGNIFICANTLY_WORSE, Decision.NO_GAIN: ReasonKind.GAIN_EXCLUDED}
+        return Reason.of(ReasonKind.REACHES_BAR if low >= question.min_gain else ReasonKind.MAY_REACH_BAR)
+    kinds = {
+        Decision.BETTER_BY_LESS: ReasonKind.BELOW_BAR,
+        Decision.WORSE: ReasonKind.SIGNIFICANTLY_WORSE,
+        Decision.NO_GAIN: ReasonKind.GAIN_EXCLUDED,
+    }
     return Reason.of(kinds.get(decision, ReasonKind.LOW_POWER))
 
 

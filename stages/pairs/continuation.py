@@ -247,6 +247,7 @@ class PairOutcome:
 
 SIGNALS: Mapping[str, SignalVerdict] = {
     Decision.BETTER: "SIGNAL",
+    Decision.BETTER_BY_LESS: "SIGNAL",
     Decision.WORSE: "NO SIGNAL",
     Decision.NO_GAIN: "NO SIGNAL",
 }
