@@ -5,7 +5,8 @@
 Prints, for each registered comparison, the mean difference in passes with the protocol kept at temperature 0, in
 points, with its 95 % interval and p. Written from the rule's description alone, by numpy and the t and normal
 distributions of scipy: families are flipped whole by signs, the p of flips and of Tango's score test is the larger one,
-and trainings enter with Student's t; distances of both levels add in squares.
+a difference counts as of the mean size of differences, and trainings enter with Student's t; distances of both levels
+add in squares, and are no smaller than that of families.
 """
 
 import sys
@@ -32,12 +33,12 @@ def cube(rows, arm):
 
 
 def flipped_p(signs, sums, sizes, mean):
-    """Return how often a t ratio of units with flipped signs is at least the observed one, the first."""
+    """Return how often a t ratio of units with flipped signs is above the observed one, the first; ties count half."""
     flipped, total = signs * (sums - sizes * mean), sizes.sum()
     middle = flipped.sum(1) / total
     error = ((flipped - sizes * middle[:, None]) ** 2).sum(1)
     ratios = flipped.sum(1) ** 2 / np.maximum(error, 1e-300)
-    return np.mean(ratios >= ratios[0] * (1 - 1e-9))
+    return (np.mean(ratios >= ratios[0] * (1 - 1e-9)) + np.mean(ratios > ratios[0] * (1 + 1e-9))) / 2
 
 
 def score_p(up, down, num, mean):
@@ -63,7 +64,8 @@ def compare(rows, treatment, baseline):
     mean = per_task.mean()
     spread = ((sums - sizes * mean) ** 2).sum()
     clustered = sum(effect(arm.mean(0), group, num) for arm in (one, other)) / 2
-    design = (spread + clustered) / (np.abs(per_task).sum() - num * mean**2 + 1)
+    size = (per_task**2).sum() / np.abs(per_task).sum()
+    design = (spread + size * clustered) / (np.abs(per_task).sum() - num * mean**2 + 1)
     up, down = (np.clip(side, 0, None).sum() / design for side in (per_task, -per_task))
     seeds = len(by_training)
     error = by_training.std(ddof=1) / seeds**0.5
@@ -80,7 +82,8 @@ def limits(mean, error, num_top, share, units, counts):
 
     def rejects(value, alpha):
         left = (value - mean) ** 2 - (t.ppf(1 - alpha / 2, num_top - 1) * error) ** 2
-        at = np.clip(mean + np.sign(value - mean) * (max(left, 0) / share) ** 0.5, -1, 1)
+        apart = min((max(left, 0) / share) ** 0.5, abs(value - mean))
+        at = np.clip(mean + np.sign(value - mean) * apart, -1, 1)
         return left > 0 and max(flipped_p(signs, sums, sizes, at), score_p(up, down, num, at)) < alpha
 
     def bisect(inside, outside, out):
