@@ -347,7 +347,7 @@ class PairedTest:
 def shows(tests: Sequence[PairedTest], min_gain: float = MIN_GAIN, alpha: float = ALPHA) -> Array:
     """Return [X] what is shown. It must hold in every test: the first as observed, others with lost outcomes imputed.
 
-    BETTER: a gain. BETTER_BY_LESS: a gain, and less than `min_gain`. WORSE: a loss. NO_GAIN: less than `min_gain`, which
+    BETTER: a gain. BETTER_BY_LESS: a gain of less than `min_gain`. WORSE: a loss. NO_GAIN: less than `min_gain`, which
     would have been found. Else UNDECIDED.
     """
     moved = [(test, test.rejects(0.0, alpha)) for test in tests]

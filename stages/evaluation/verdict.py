@@ -2,8 +2,8 @@
 
 VALIDATED: a gain is shown, over tasks and training seeds; the claim is whether it reaches 2 points. PARTIAL: a gain
 is shown of less than 2 points, of these checkpoints alone (fewer than three training seeds), or for a family or another
-arm after Holm's correction. INVALIDATED: over three or more training seeds no gain of 2 points, which would have been detected, or
-worse. UNDERPOWERED: neither is shown. INVALID-RUN: the arms cannot be compared.
+arm after Holm's correction. INVALIDATED: over three or more training seeds no gain of 2 points, which would have been
+detected, or worse. UNDERPOWERED: neither is shown. INVALID-RUN: the arms cannot be compared.
 
 The order is fixed: treatment against baseline, then against the control that only imitates the chosen actions, and the
 second is a test only where the first found a gain. All other questions share one level by Holm's correction.
