@@ -50,7 +50,7 @@ LAYOUTS = {
     "120 tasks in six sampled units": (UNLIKE, Design((20,) * 6)),
     "120 tasks in three sampled units": (UNLIKE, Design((40,) * 3)),
 }
-GAINS = (0.0, 0.1)
+TRUE_GAINS = (0.0, 0.1)
 
 
 def true_mean(model: TaskModel, design: Design, gain: float) -> float:
@@ -80,7 +80,7 @@ def verdicts(experiments: int = 4000) -> Iterator[Claim]:
     for name, (model, design) in LAYOUTS.items():
         for seeds in (1, 3, 5):
             shown = replace(model, seed_sd=0.0) if seeds == 1 else model
-            for gain in GAINS:
+            for gain in TRUE_GAINS:
                 played = replace(design, seeds=seeds)
                 truth = true_mean(shown, played, gain)
                 held = coverage(shown, played, gain, truth, experiments)
