@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 from composer_stages.comparison import direction
 from composer_stages.comparison.config import Config
 from composer_stages.comparison.logs import ReadLog
-from composer_stages.comparison.sides import TaskMatch, choose_score, match, sampling
+from composer_stages.comparison.reconciliation import Reconciled, reconcile, require, weigh
+from composer_stages.comparison.sides import TaskMatch, choose_score, match, sampling, told_apart
 from composer_stages.comparison.words import describe_reasons
 from composer_stages.errors import BadInput, UsageError
 from composer_stages.evaluation.difference import Decision, Difference, MissingOutcomes, Quantity, Reason, ReasonKind
@@ -39,6 +40,7 @@ from composer_stages.evaluation.inference import (
 from composer_stages.evaluation.measurement import measure_difference, paired_test
 from composer_stages.evaluation.outcomes import NOT_SUBMITTED, PASSED, Missing, PairedOutcomes, average_cells, paired
 from composer_stages.formats import terminal_bench
+from composer_stages.formats.measurement import ScoreKind, State
 from composer_stages.terms import SWE_BENCH, SamplingUnit
 
 POWER = 0.8
@@ -66,6 +68,11 @@ class SideSummary:
     low: float
     high: float
     notes: tuple[str, ...]
+    score: str
+    kind: ScoreKind
+    task_versions: tuple[str, ...]
+    id_columns: tuple[str, ...]
+    reported: tuple[Reconciled, ...]
 
 
 @dataclass(frozen=True)
@@ -178,12 +185,16 @@ class ComparisonRules:
 
 def compare(sides: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa.Table]:
     """Compare every side with the first; returns the result, and the scores of all tasks as a table."""
-    base, *counterparts = choose_score(sides, config.score)
+    chosen = choose_score(sides, config.score)
+    reconciled = [reconcile(log) for log in chosen]
+    for log, numbers in zip(chosen, reconciled, strict=True):
+        require(log.name, numbers, config.unreconciled)
+    base, *counterparts = told_apart([weigh(log) for log in chosen])
     matches = [match(base, log) for log in counterparts]
     matched = [base, *(log for log, _ in matches)]
     scores = pa.chunked_array([part for log in matched for part in log.items["score"].drop_null().chunks], pa.float64())
     if not len(scores):
-        reasons = Counter(reason or "without a reason" for log in matched for reason in log.items["reason"].to_pylist())
+        reasons = Counter(reason for log in matched for reason in log.items["reason"].to_pylist())
         raise BadInput("comparison.no-scores", reasons=describe_reasons(reasons))
     low, high = (float(value) for value in (pc.min(scores).as_py(), pc.max(scores).as_py()))
     scale = find_scale(matched, (low, high), config)
@@ -197,6 +208,11 @@ def compare(sides: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
     binary = bool(pc.all(pc.or_(pc.equal(scores, 0.0), pc.equal(scores, 1.0))).as_py())
     rules = ComparisonRules(span, unit, binary, choose_missing(config, matched), min_gain, bool(scale))
     tables = [average_samples(log, span, unit) for log in matched]
+    if rules.missing == "failed" and config.missing == "auto":  # a rule about what was tried and did not succeed
+        unrun = [log.items["task"].filter(never_run(log)) for log in matched]
+        for_none = pc.unique(pa.chunked_array([part for tasks in unrun for part in tasks.chunks], pa.string()))
+        tables = [table.filter(pc.invert(pc.is_in(table["task_id"], for_none))) for table in tables]
+        matched = [leave_out(log) for log in matched]
     if rules.missing == "failed":  # what any side submitted is what all are measured on
         submitted = pa.concat_tables(tables)
         tables = [add_absent_tasks(table, submitted) for table in tables]
@@ -219,8 +235,9 @@ def compare(sides: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
             (count_as_failed(table) if rules.missing == "failed" else table).filter(pc.is_in(table["task_id"], tasks)),
             letter,
             rules,
+            numbers,
         )
-        for letter, log, table, tasks in zip(letters, matched, tables, compared, strict=True)
+        for letter, log, table, tasks, numbers in zip(letters, matched, tables, compared, reconciled, strict=True)
     )
     comparison = LogComparison(
         summaries,
@@ -384,6 +401,19 @@ def average_samples(log: ReadLog, span: ScoreSpan, unit: SamplingUnit | None) ->
     )
 
 
+def never_run(log: ReadLog) -> pa.ChunkedArray:
+    """Return which samples were never run, or have a verdict that is worth nothing."""
+    states = pa.array([State.NOT_RUN.value, State.INVALID.value])
+    return pc.fill_null(pc.is_in(log.items["state"], states), False)
+
+
+def leave_out(log: ReadLog) -> ReadLog:
+    """Return a log whose reasons say that what was never run is left out."""
+    reasons = log.items["reason"]
+    said = pc.if_else(never_run(log), pc.binary_join_element_wise(reasons, "left out", ", "), reasons)
+    return replace(log, items=log.items.set_column(log.items.schema.get_field_index("reason"), "reason", said))
+
+
 def pair_sides(
     tables: tuple[pa.Table, pa.Table], lost: Sequence[Counter[str]], names: tuple[str, str], rules: ComparisonRules
 ) -> PairedSides:
@@ -450,7 +480,9 @@ def joint_p_value(tests: Sequence[PairedTest]) -> float:
     return max(float(test.p()[0]) for test in tests) if same_sign else 1.0
 
 
-def summarize_side(log: ReadLog, table: pa.Table, letter: str, rules: ComparisonRules) -> SideSummary:
+def summarize_side(
+    log: ReadLog, table: pa.Table, letter: str, rules: ComparisonRules, reconciled: tuple[Reconciled, ...]
+) -> SideSummary:
     """Return what a side is, and its mean over the compared tasks, which are those of the table."""
     values_ST, unit_T, collection_S = average_cells(table, PASSED)
     mean = low = high = float("nan")
@@ -482,6 +514,11 @@ def summarize_side(log: ReadLog, table: pa.Table, letter: str, rules: Comparison
         low,
         high,
         log.notes,
+        log.chosen,
+        next(iter(sorted(log.kinds(log.chosen), key=str)), ScoreKind(log.chosen)),
+        tuple(sorted(log.settings.get("task version", ()))),
+        log.id_columns,
+        reconciled,
     )
 
 

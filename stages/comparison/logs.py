@@ -47,12 +47,13 @@ ITEM = pa.schema(
         *((name, pa.string()) for name in ("model", "env", "task", "question")),
         ("seed", pa.int64()),
         ("score", pa.float64()),
-        *((name, pa.string()) for name in ("reason", "family", "unit", "place", "pair_set", "state")),
+        *((name, pa.string()) for name in ("reason", "family", "unit", "place", "pair_set", "state", "item")),
         ("log", pa.int64()),
     ]
 )
 """One sample. question: a digest of what was asked; score: the chosen one; reason: why there is none; place: where the
-record is; pair_set: what the training of the model learnt from; state: null for scored; log: its number in `logs`."""
+record is; pair_set: what the training of the model learnt from; state: null for scored; item: the source's name of the
+task; log: its number in `logs`."""
 ROLLOUT_PAGE, ID = "rollout/", "?id="
 """The address of a rollout for `composer view`: before the run's name, and before its id, which is not quoted here."""
 TABLES = (".parquet", ".jsonl", ".ndjson", ".json", ".gz")
@@ -136,6 +137,8 @@ class ReadLog:
 
     def scored_by(self, name: str) -> "ReadLog":
         """Return the log with one of its scores as the score; what measures other things alone is left out."""
+        if name not in self.scores:
+            self = replace(self, scores={**self.scores, name: pa.nulls(len(self.items), pa.float64())})
         has_it, has_any = pc.is_valid(self.scores[name]), None
         for values in self.scores.values():
             valid = pc.is_valid(values)
@@ -367,6 +370,7 @@ def _item(record: ReadTrajectory, unit: str, logs: Mapping[str, int]) -> dict[st
         "env": trajectory.env,
         "task": trajectory.task_id,
         "question": store.digest(question.split())[:16] if question else None,
+        "item": measured.item or None,
         "seed": 0,
         "scores": measured.scores,
         "weights": measured.weights,
@@ -439,7 +443,7 @@ def read_run(run: Run, label: str, unit: str) -> ReadLog:
         "task": rows["task_id"],
         "question": pa.nulls(len(rows), pa.string()),
         "score": pa.nulls(len(rows), pa.float64()),
-        **{name: measured.items[name] for name in ("reason", "state", "log")},
+        **{name: measured.items[name] for name in ("reason", "state", "item", "log")},
         "family": pc.if_else(pc.equal(rows["family"], rows["task_id"]), None, rows["family"]),
         "unit": pa.nulls(len(rows), pa.string()) if units is None else pc.cast(units, pa.string()),
     }
@@ -466,6 +470,7 @@ def _measured_rows(run: Run, rows: pa.Table, reward: pa.ChunkedArray, program: s
     failed = pc.is_valid(rows["error_type"])
     if not (run.holds(ORIGIN) and run.holds(ROLLOUT)):
         cells = {"reason": rows["error_type"], "state": pc.if_else(failed, State.MISSING.value, None)}
+        cells["item"] = pa.nulls(len(rows), pa.string())
         cells["log"] = pa.array(np.zeros(len(rows), dtype=np.int64))
         env = (run.manifest.config.get("env") or {}).get("name") or ""
         return ReadLog("", pa.table(cells), (program,), scores={REWARD: reward}, logs=(MeasuredLog(program, task=env),))
@@ -478,6 +483,7 @@ def _measured_rows(run: Run, rows: pa.Table, reward: pa.ChunkedArray, program: s
     cells = {
         "reason": pc.coalesce(pa.array([sample.get("reason") for sample in measured], pa.string()), rows["error_type"]),
         "state": pa.array([sample.get("state") for sample in measured], pa.string()),
+        "item": pa.array([sample.get("item") for sample in measured], pa.string()),
         "log": pa.array([at.get(sample.get("log")) for sample in measured], pa.int64()),
     }
     scores, weights = (_columns([sample.get(name) or {} for sample in measured]) for name in ("scores", "weights"))

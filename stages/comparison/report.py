@@ -67,6 +67,11 @@ def text(comparison: "LogComparison") -> str:
         table = aligned([[row[at] for at in filled[:-1]] for row in rows], [head[at] for at in filled[:-1]])
         table += "\n" + aligned([(f"log ({side.letter})", side.log) for side in comparison.sides])
     lines += ["", table]
+    said = {side.letter: SENTENCES.text("measured", side) for side in comparison.sides}
+    if len({*said.values()}) == 1:
+        said = {"": said["A"]}
+    rows = [(f"score ({letter})" if letter else "score", text) for letter, text in said.items() if text]
+    lines += ["", aligned(rows)] if rows else []
     for difference, pairing in zip(comparison.differences, comparison.pairings, strict=True):
         lines += ["", *_details(comparison, difference, pairing)]
     lines += [escape_line(f"note ({side.letter}): {note}") for side in comparison.sides for note in side.notes]

@@ -8,11 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from composer_stages.comparison.logs import ReadLog, read
+from composer_stages.comparison.logs import ITEM, ReadLog, read
 from composer_stages.comparison.tables import EVERY_COLUMN, Columns
 from composer_stages.errors import BadInput, UsageError
 from composer_stages.evaluation.outcomes import START
-from composer_stages.formats.measurement import ScoreKind
+from composer_stages.formats.measurement import REWARD, ScoreKind
 from composer_stages.formats.reports import differing_folders, stem
 from composer_stages.terms import SamplingUnit
 from composer_stages.words import Sentence
@@ -74,7 +74,8 @@ def choose_score(logs: Sequence[ReadLog], names: Sequence[str] = ()) -> list[Rea
     Raises `BadInput` with what there is where a side lacks it, or where several are on all sides and no program calls
     one its result.
     """
-    scored = [log.scored or [*log.scores][:1] for log in logs]
+    # A side without any score is measured in that of the others.
+    scored = [log.scored for log in logs]
     listed = [
         (log.name, [str(kind) for name in of_log for kind in _kinds(log, name)])
         for log, of_log in zip(logs, scored, strict=True)
@@ -89,7 +90,9 @@ def choose_score(logs: Sequence[ReadLog], names: Sequence[str] = ()) -> list[Rea
                 raise BadInput("comparison.no-such-score", score=name, name=log.name, logs=listed)
             chosen[at] = name if name in log.scores else meant[0]
     else:
-        shared = [name for name in scored[0] if all(name in of_log for of_log in scored)]
+        having = [of_log for of_log in scored if of_log] or [[REWARD]]
+        scored = [of_log or having[0] for of_log in scored]
+        shared = [name for name in having[0] if all(name in of_log for of_log in having)]
         mains = [name for name in shared if all(kind.main for log in logs for kind in _kinds(log, name))]
         of_sides = [shared] * len(logs) if shared else scored
         if len(mains) == 1:
@@ -103,6 +106,24 @@ def choose_score(logs: Sequence[ReadLog], names: Sequence[str] = ()) -> list[Rea
 
 def _kinds(log: ReadLog, name: str) -> list[ScoreKind]:
     return sorted(log.kinds(name), key=str) or [ScoreKind(name)]
+
+
+def told_apart(logs: Sequence[ReadLog]) -> list[ReadLog]:
+    """Return the sides with tasks of their own for what any of them has several items of under one name."""
+    shared = set[str]()
+    for log in logs:
+        pairs = log.items.filter(pc.is_valid(log.items["item"])).group_by(["task", "item"]).aggregate([])
+        counts = pairs.group_by("task").aggregate([("item", "count")])
+        shared.update(counts["task"].filter(pc.greater(counts["item_count"], 1)).to_pylist())
+    if not shared:
+        return [*logs]
+    apart, column = pa.array(sorted(shared), pa.string()), ITEM.get_field_index("task")
+    parted = []
+    for log in logs:
+        named = pc.binary_join_element_wise(log.items["task"], log.items["item"], "#")
+        tasks = pc.if_else(pc.is_in(log.items["task"], apart), pc.coalesce(named, log.items["task"]), log.items["task"])
+        parted.append(replace(log, items=log.items.set_column(column, "task", tasks)))
+    return parted
 
 
 def sampling(logs: Sequence[ReadLog], unit: str) -> SamplingUnit | None:

@@ -26,6 +26,7 @@ SENTENCES = Sentences(
     "comparison.jinja",
     reasons=describe_reasons,
     rounded=lambda number: f"{float(f'{number:.2g}'):,.0f}",
+    general=lambda number: f"{number:.6g}",
 )
 
 

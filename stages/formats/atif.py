@@ -25,12 +25,24 @@ from composer_stages.formats.base import (
     has_keys,
     seconds,
 )
+from composer_stages.formats.measurement import (
+    REWARD,
+    Aggregate,
+    MeasuredLog,
+    MeasuredSample,
+    Reported,
+    State,
+    alone,
+    as_settings,
+)
 from composer_stages.formats.messages import arguments_text, context, text
+from composer_stages.formats.reports import STATS
 from composer_stages.messages import Message, MessageParts, ToolCall, write
 from composer_stages.runs import store
 from composer_stages.words import Sentence
 
 NAME = "atif"
+MEAN = "mean"
 SCHEMA = "ATIF-v1."
 INVALID_REWARD = "invalid_reward"
 """The error of a trial whose reward Harbor marks as invalid without an exception that says why."""
@@ -50,29 +62,65 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
     # The trial's `result.json` is next to the trajectory, or one folder up where that is in `agent/`.
     folder, trials = origin.path.parent, origin.sidecars.trials
     trial = trials.get(folder) or trials.get(folder.parent) or {}
+    log = _log_of(trial, origin)
     waiting: list[tuple[Record, bool]] = [(record, False)]
     # A queue and no recursion: how deep sub-agents are nested is up to the file.
     while waiting:
         document, is_subagent = waiting.pop(0)
-        yield _rollout(document, {} if is_subagent else trial, is_subagent)
+        yield _rollout(document, {} if is_subagent else trial, is_subagent, None if is_subagent else log)
         waiting += [(inner, True) for inner in document.get("subagent_trajectories") or []]
 
 
-def _rollout(document: Record, trial: Record, is_subagent: bool) -> Trajectory:
+def _log_of(trial: Record, origin: Origin) -> MeasuredLog | None:
+    """Return what a trial is of, the same for all of a job; None where there is no trial."""
+    agent, job = trial.get("agent_info") or {}, origin.path.parents[1 + (origin.path.name != "result.json")]
+    key = trial.get("source"), (agent.get("model_info") or {}).get("name"), agent.get("name")
+    return origin.sidecars.log((job, key), lambda: _log(trial, origin)) if trial else None
+
+
+def _log(trial: Record, origin: Origin) -> MeasuredLog:
+    """Return what a trial is of, and what the result of its job reports."""
+    agent, source = trial.get("agent_info") or {}, trial.get("source")
+    model = (agent.get("model_info") or {}).get("name")
+    jobs = (origin.sidecars.descriptions.get((folder, STATS)) for folder in origin.path.parents)
+    job: Record = next(filter(None, jobs), {})
+    settings = {"agent": f"{agent.get('name') or ''} {agent.get('version') or ''}".strip() or None}
+    settings["timeout_multiplier"] = (trial.get("config") or {}).get("timeout_multiplier")
+    evaluation = (job.get("evals") or {}).get(
+        "__".join(filter(None, (agent.get("name"), model, source or "adhoc")))
+    ) or {}
+    numbers: Record
+    numbers, rewards = (
+        next(iter(evaluation.get("metrics") or []), {}),
+        [*(evaluation.get("reward_stats") or {REWARD: {}})],
+    )
+    # Of one reward the metric has the name of the mean, of several the names of the rewards.
+    values = {rewards[0]: numbers.get(MEAN)} if len(rewards) == 1 else numbers
+    reported = [
+        Reported(name, MEAN, float(v), Aggregate.SAMPLES) for name, v in values.items() if isinstance(v, int | float)
+    ]
+    return MeasuredLog(
+        "harbor", task=str(source or ""), model=model, settings=as_settings(settings), reported=tuple(reported)
+    )
+
+
+def _rollout(document: Record, trial: Record, is_subagent: bool, log: MeasuredLog | None) -> Trajectory:
     agent, metrics, steps = document.get("agent") or {}, document.get("final_metrics") or {}, document["steps"]
     opening, turns = _conversation(steps)
     rewards = (trial.get("verifier_result") or {}).get("rewards") or {}
     # A verifier may write several finite numbers; the one called `reward` is the score, the others are metrics.
-    value = rewards.get("reward", next(iter(rewards.values())) if len(rewards) == 1 else None)
+    scores = {name: None if value is None else float(value) for name, value in rewards.items()}
     # Harbor leaves out of its own statistics what an exception of certain kinds (an API's limit, a lost machine) made
     # of no worth, although the verifier wrote a number.
-    is_void = value is not None and trial.get("reward_valid") is False
-    reward = None if value is None or is_void else float(value)
+    is_void = bool(scores) and trial.get("reward_valid") is False
+    measured = MeasuredSample(scores, State.INVALID if is_void else None)
+    reward = None if is_void or not log else scores.get(alone(log, scores) or "")
     # An exception that was followed by a verdict is only how the rollout ended.
     problem = _exception(trial) or {}
     if is_void and not problem:
         problem = {"exception_type": INVALID_REWARD, "exception_message": Sentence("formats.invalid-reward")}
-    failed = bool(problem) and reward is None
+    has_verdict = not is_void and any(value is not None for value in scores.values())
+    failed = bool(problem) and not has_verdict
     task = trial.get("task_name")
     times = [step["timestamp"] for step in steps if step.get("timestamp")]
     # `trajectory_id` names a document since 1.7. Before, only `session_id` exists, which continuations and sub-agents
@@ -88,11 +136,13 @@ def _rollout(document: Record, trial: Record, is_subagent: bool) -> Trajectory:
         model=agent.get("model_name")
         or next((s["model_name"] for s in steps if s.get("model_name")), None)
         or of_agent,
+        log=log,
+        measured=measured,
         reward=reward,
         resolved=bool(reward) if reward in (0.0, 1.0) else None,
         unscored=is_void,
         judged=not is_subagent,
-        terminated_by=(trial.get("exception_info") or {}).get("exception_type") if reward is not None else None,
+        terminated_by=(trial.get("exception_info") or {}).get("exception_type") if has_verdict else None,
         error=(str(problem.get("exception_type")), str(problem.get("exception_message"))) if failed else None,
         prompt_tokens=metrics.get("total_prompt_tokens"),
         completion_tokens=metrics.get("total_completion_tokens"),
@@ -173,8 +223,7 @@ def is_trial(record: Any) -> bool:
 
 def trial_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """Yield the item of a trial whose agent left no trajectory."""
-    del origin
-    trajectory = _rollout({"steps": []}, record, is_subagent=False)
+    trajectory = _rollout({"steps": []}, record, is_subagent=False, log=_log_of(record, origin))
     trajectory.unscored = True
     yield trajectory
 

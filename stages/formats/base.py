@@ -128,10 +128,7 @@ class Origin:
 
     def log(self, key: Hashable, make: Callable[[], MeasuredLog]) -> MeasuredLog:
         """Return what a log of this file is of, which is made once; key: which of its logs."""
-        made = self.sidecars.logs.get((self.path, key))
-        if made is None:
-            made = self.sidecars.logs[self.path, key] = make()
-        return made
+        return self.sidecars.log((self.path, key), make)
 
     def make_drop(self, reason: str, detail: str) -> Drop:
         """Return the drop of this record with the name of the reason and the details."""
@@ -158,6 +155,8 @@ class Reader:
     and detail."""
     describes: bool = False
     """Whether a record describes a rollout of its folder or of a file above, and is a rollout only without one."""
+    judges: bool = False
+    """Whether a record judges rollouts of any other files, and holds rollouts only where there are none."""
 
 
 def family_of(task_id: str) -> str:

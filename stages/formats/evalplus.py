@@ -1,6 +1,7 @@
 """EvalPlus: `*eval_results.json`, which holds every solution with its status, by task; no transcript.
 
-A solution passes where it passes the benchmark's tests and those that EvalPlus added.
+A solution has two scores: `base`, whether it passes the benchmark's tests, and, where they were run, `plus`, whether it
+passes these and those that EvalPlus added, which is its result. The program prints pass@1 and does not write it.
 
 Format read from evalplus/evalplus, `evalplus/evaluate.py` of version 0.3.1, and files that it wrote.
 """
@@ -10,8 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from composer_stages.formats.base import WITHOUT_TRANSCRIPT, Origin, Reader, Record, Trajectory
+from composer_stages.formats.measurement import MeasuredLog, MeasuredSample, ScoreKind
 
 NAME = "evalplus"
+BASE, PLUS = "base", "plus"
 BACKENDS = "vllm|hf|openai|mistral|anthropic|google|bedrock|ollama|gptqmodel"
 MODEL = re.compile(rf"(?P<model>.+?)(?:_(?:{BACKENDS}))?_temp_[\d.]+")
 """The beginning of a file's or its folder's name, in which `--` stands for the slash of a hub id."""
@@ -27,18 +30,35 @@ def recognises(record: Any) -> bool:
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """Yield one item a solution."""
     named = MODEL.match(origin.path.name) or MODEL.match(origin.path.parent.name)
+    model = named["model"].replace("--", "/") if named else None
+    names = (
+        [BASE, PLUS] if any(s.get("plus_status") for of_task in record["eval"].values() for s in of_task) else [BASE]
+    )
+    log = origin.log("", lambda: _log(record, model, names))
     for task, solutions in record["eval"].items():
-        for solution in solutions:
-            statuses = [solution[name] for name in ("base_status", "plus_status") if solution.get(name) is not None]
+        for number, solution in enumerate(solutions):
+            base, plus = solution.get("base_status"), solution.get("plus_status")
+            scores = {BASE: float(base == "pass")} if base is not None else {}
+            # What fails the benchmark's tests may not be run on the others.
+            if PLUS in names and base is not None and (plus is not None or base != "pass"):
+                scores[PLUS] = float(base == plus == "pass")
             yield Trajectory(
                 task_id=task,
                 env=task.partition("/")[0],
-                model=named["model"].replace("--", "/") if named else None,
-                reward=float(all(status == "pass" for status in statuses)) if statuses else None,
+                model=model,
+                log=log,
+                measured=MeasuredSample(dict(scores), epoch=number),
                 unscored=True,
                 submission=solution.get("solution"),
                 extra={name: solution.get(name) for name in ("base_status", "plus_status")},
             )
+
+
+def _log(record: Record, model: str | None, names: list[str]) -> MeasuredLog:
+    """Return what a file of results is of; `hash` is that of the benchmark's problems."""
+    kinds = tuple(ScoreKind(name, f"pass@1 ({name})", scale=(0.0, 1.0), main=name == names[-1]) for name in names)
+    benchmark = next(iter(record["eval"])).partition("/")[0]
+    return MeasuredLog(NAME, "", benchmark, str(record.get("hash") or ""), model, kinds)
 
 
 READERS = (Reader(NAME, recognises, trajectories, WITHOUT_TRANSCRIPT),)

@@ -40,6 +40,8 @@ BESIDE = (
     "run_metadata.json",
     *OF_A_RUN,
 )
+DETAILS = "details"
+"""LightEval's folder of details, beside that of results."""
 PARTS = {"role", "prompt_token_ids", "kind"}
 """Keys of the parts of one record: of messages, of captured calls, of OpenHands' events."""
 MOST_BYTES = 64 * 2**20
@@ -381,13 +383,13 @@ def _matching(path: Path) -> list[Source]:
         file, folder = path.resolve(), path.resolve().parent
         names = [name.format(stem=stem(file)) for name in BESIDE]
         sources = [Source(file, f"{folder.name}/{file.name}", "", root=file)]
-        return sources + _sidecars(folder, names) + _sidecars(folder.parent, OF_A_RUN)
+        return [*sources, *_sidecars(folder, names), *_sidecars(folder.parent, OF_A_RUN), *_lighteval_results(folder)]
     if path.is_dir():
         folder = path.resolve()
         inside = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in READABLE)
         inside = _foreign_files(inside)
         sources = [Source(p.resolve(), f"{folder.name}/{p.relative_to(path)}", "", root=folder) for p in inside]
-        return sources + _sidecars(folder.parent, OF_A_RUN) if sources else []
+        return [*sources, *_sidecars(folder.parent, OF_A_RUN), *_lighteval_results(folder)] if sources else []
     if any(character in path.name for character in "*?["):
         return [source for match in sorted(path.parent.glob(path.name)) for source in _matching(match)]
     return []
@@ -405,6 +407,15 @@ def _foreign_files(files: Sequence[Path]) -> list[Path]:
     # A run folder may be inside another one: the nearest counts.
     runs = {path: next((folder for folder in path.parents if folder in exported), None) for path in files}
     return [path for path, run in runs.items() if run is None or path in exported[run]]
+
+
+def _lighteval_results(folder: Path) -> list[Source]:
+    """Return LightEval's results of the details in or below a folder, which are in another branch of its tree."""
+    parts = folder.parts
+    if DETAILS not in parts:
+        return []
+    at = parts.index(DETAILS)
+    return _sidecars(Path(*parts[:at], "results", *parts[at + 1 : at + 3]), ["**/results_*.json"])
 
 
 def _sidecars(folder: Path, names: Sequence[str]) -> list[Source]:

@@ -23,7 +23,8 @@ from composer_stages.formats.base import (
     Trajectory,
     has_keys,
 )
-from composer_stages.formats.measurement import MeasuredLog, MeasuredSample, ScoreKind
+from composer_stages.formats.measurement import Aggregate, MeasuredLog, MeasuredSample, Reported, ScoreKind, as_settings
+from composer_stages.formats.reports import STATS
 from composer_stages.words import Sentence
 
 NAME = "helm"
@@ -71,12 +72,13 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
     family = f"{env}:{scenario_arguments}" if scenario_arguments else env
     main = next((name for name in (MAIN.get(env), *METRICS) if name and means.get(name) is not None), None)
     names = tuple(name for name in METRICS if means.get(name) is not None)
-    log = origin.log((family, names), lambda: _log(family, names, main, about))
+    split, stats = _split(record), origin.sidecars.descriptions.get((origin.path.parent, STATS), {}).get(STATS, [])
+    log = origin.log((family, names), lambda: _log(family, names, main, about, split, stats))
     yield Trajectory(
         task_id=f"{family}/{record['instance_id']}",
         env=env,
         family=family,
-        split=_split(record),
+        split=split,
         model=about.get("model"),
         log=log,
         measured=MeasuredSample({name: float(means[name]) for name in names}, epoch=record["train_trial_index"]),
@@ -85,10 +87,26 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
     )
 
 
-def _log(family: str, names: tuple[str, ...], main: str | None, about: Record) -> MeasuredLog:
+def _log(
+    family: str, names: tuple[str, ...], main: str | None, about: Record, split: str | None, stats: list[Record]
+) -> MeasuredLog:
     """Return what a run is of."""
     kinds = tuple(ScoreKind(name, name, main=name == main) for name in names)
-    return MeasuredLog(NAME, "", family, "", about.get("model"), kinds)
+    reported = [
+        Reported(stat["name"]["name"], "mean", float(stat["mean"]), Aggregate.SAMPLES)
+        for stat in stats
+        if stat["name"].get("name") in names and stat["name"].get("split") == split and stat.get("mean") is not None
+        if not stat["name"].get("perturbation")
+    ]
+    adapter = {"num_fewshot": about.get("max_train_instances"), "temperature": about.get("temperature")}
+    return MeasuredLog(
+        NAME,
+        task=family,
+        model=about.get("model"),
+        kinds=kinds,
+        settings=as_settings(adapter),
+        reported=tuple(reported),
+    )
 
 
 READERS = (Reader(NAME, recognises, trajectories, WITHOUT_TRANSCRIPT, join=of_main_split),)

@@ -8,6 +8,7 @@ Format read from huggingface/lighteval, `src/lighteval/logging/info_loggers.py` 
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from composer_stages.formats.base import WITHOUT_TRANSCRIPT, Origin, Reader, Record, Trajectory
@@ -35,6 +36,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     folders = origin.path.parts
     at = folders.index("details") if "details" in folders else len(folders)
     model = "/".join(folders[at + 1 : -2]) or None
+    results = Path(*folders[:at], "results", *folders[at + 1 : -2], origin.path.name)
     names = tuple(scored)
     yield Trajectory(
         task_id=f"{task}/{store.digest(question.split())[:12]}",
@@ -42,7 +44,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         family=task,
         model=model,
         statement=question,
-        log=origin.log((task, names), lambda: _log(task, model, names, origin.sidecars.description(origin.path))),
+        log=origin.log((task, names), lambda: _log(task, model, names, origin.sidecars.description(results))),
         measured=MeasuredSample(
             {name: float(value) if isinstance(value, bool | int | float) else None for name, value in scored.items()}
         ),
@@ -52,8 +54,12 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
 
 def _log(task: str, model: str | None, names: tuple[str, ...], about: Record) -> MeasuredLog:
     """Return what a file of details is of."""
-    results = (about.get("results") or {}).get(task.replace("_", "|")) or (about.get("results") or {}).get(task) or {}
-    general = about.get("config_general") or {}
+    results, general = (about.get("results") or {}).get(task) or {}, about.get("config_general") or {}
+    configured = (about.get("config_tasks") or {}).get(task) or {}
+    declared = [item for item in configured.get("metrics") or configured.get("metric") or [] if isinstance(item, dict)]
+    directions = {str(item.get("metric_name")): item.get("higher_is_better") for item in declared}
+    # Metrics that are computed together have a direction each.
+    directions |= {name: way for found in directions.values() if isinstance(found, dict) for name, way in found.items()}
     settings = {name: general.get(name) for name in ("num_fewshot_seeds", "max_samples", "generation_parameters")}
     reported = (
         Reported(name, name, float(results[name]), Aggregate.SAMPLES)
@@ -67,10 +73,14 @@ def _log(task: str, model: str | None, names: tuple[str, ...], about: Record) ->
         task,
         "" if version is None else str(version),
         model,
-        tuple(ScoreKind(name, name, how=Aggregate.SAMPLES) for name in names),
+        tuple(ScoreKind(name, name, higher_is_better=_way(directions.get(name))) for name in names),
         as_settings(settings),
         reported=tuple(reported),
     )
+
+
+def _way(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
 
 
 READERS = (Reader(NAME, recognises, trajectories, WITHOUT_TRANSCRIPT),)

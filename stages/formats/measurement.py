@@ -50,6 +50,7 @@ class Aggregate(StrEnum):
     TASKS = "mean of tasks"
     """The mean over tasks of the mean of their samples."""
     SAMPLES = "mean of samples"
+    SUM = "sum"
     MEDIAN = "median"
     OTHER = "a number of all samples at once"
     PERPLEXITY = "exp(-sum / sum of weights)"
@@ -129,7 +130,8 @@ class MeasuredLog:
 
     def kind(self, name: str) -> ScoreKind:
         """Return one of the scores by its name; one that the log does not describe has its name as its metric."""
-        return next((kind for kind in self.kinds if kind.name == name), ScoreKind(name, name))
+        bare = ScoreKind(main=True) if name == REWARD else ScoreKind(name, name)
+        return next((kind for kind in self.kinds if kind.name == name), bare)
 
     def record(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
@@ -151,7 +153,8 @@ class MeasuredSample:
 
     scores: by the name of their kind, None for one that it lacks. state, reason: None and empty where they follow from
     scores and error (`reading.completed`). epoch: or trial. weights: of the scores that a program aggregates by
-    weight. attempt: key of the evaluation's sample and epoch, where the source plays failed samples again.
+    weight. attempt: key of the evaluation's sample and epoch, where the source plays failed samples again. item:
+    the source's own name of the task, by which `compare` tells apart what was asked in the same words.
     """
 
     scores: dict[str, float | None] = field(default_factory=dict)
@@ -160,6 +163,7 @@ class MeasuredSample:
     epoch: int | None = None
     weights: dict[str, float] = field(default_factory=dict)
     attempt: str | None = None
+    item: str = ""
 
 
 def alone(log: MeasuredLog, scores: Mapping[str, float | None], chosen: str = "") -> str | None:
@@ -173,7 +177,7 @@ def alone(log: MeasuredLog, scores: Mapping[str, float | None], chosen: str = ""
     # Of a scorer whose values are dicts, the header may have the name alone.
     named = [name for name in named if not any(score.startswith(f"{name}.") for score in scores)]
     names = [*dict.fromkeys([*named, *scores])]
-    mains = [kind.name for kind in log.kinds if kind.main]
+    mains = [name for name in names if log.kind(name).main]
     return mains[0] if len(mains) == 1 else names[0] if len(names) == 1 else None
 
 

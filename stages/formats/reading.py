@@ -96,23 +96,25 @@ def detect_formats(sources: list[Source], format_name: str, sidecars: Sidecars) 
         # Record by record, since the first lines of a file may be no rollouts (a header, a summary, a broken line).
         fitting = next((i for record in records for i in candidates if not source.is_sidecar and fits(i, record)), None)
         is_useful = False
-        if fitting is None or fitting.describes:
+        if fitting is None or fitting.describes or fitting.judges:
             location = FileLocation(source.path, source.label, source.root)
             for item in source.records():
                 if not isinstance(item, Drop):
                     with suppress(*MALFORMED):
                         is_useful |= sidecars.add(location, item[1])
-        if fitting is not None and fitting.describes:
+        if fitting is not None and (fitting.describes or fitting.judges):
             descriptions[source] = fitting
         elif fitting is not None or not (is_useful or source.is_sidecar):
             chosen[source] = fitting
     detected = [(source.path, reader.name) for source, reader in chosen.items() if reader]
     above = {folder for path, _ in detected for folder in path.parents}
+    judges_alone = not detected and all(reader.judges for reader in descriptions.values())
     beside = {(path.parent, name) for path, name in detected}
     chosen |= {
         source: reader
         for source, reader in descriptions.items()
-        if source.path.parent not in above and not beside & {(folder, reader.name) for folder in source.path.parents}
+        if (judges_alone if reader.judges else source.path.parent not in above)
+        and not beside & {(folder, reader.name) for folder in source.path.parents}
     }
 
     def instances(folder: Path | None) -> Iterator[str]:
@@ -208,6 +210,7 @@ def completed(trajectory: Trajectory, origin: Origin, reader: Reader) -> Traject
         verdict = origin.sidecars.verdict(origin.path, named or None, trajectory.model)
         if verdict is not None:
             trajectory.resolved, trajectory.model = verdict.resolved, trajectory.model or verdict.model
+            trajectory.measured.state, trajectory.measured.reason = verdict.state, verdict.reason
     if trajectory.reward is None and trajectory.resolved is not None:
         trajectory.reward = float(trajectory.resolved)
     _measure(trajectory, origin, reader)
@@ -227,14 +230,14 @@ def _measure(trajectory: Trajectory, origin: Origin, reader: Reader) -> None:
         settings = as_settings(trajectory.sampling)
         key = (env, model, *settings.items())
         trajectory.log = origin.log(key, lambda: MeasuredLog(reader.name, task=env, model=model, settings=settings))
-    measured.scores = {
-        name: value if value is not None and isfinite(value) else None for name, value in measured.scores.items()
-    }
-    if not measured.scores and is_bare:
+    for name, value in measured.scores.items():
+        if not isinstance(value, int | float | None) or isinstance(value, bool):
+            raise TypeError(f"{name} is {value!r:.60}")
+        measured.scores[name] = value if value is not None and isfinite(value) else None
+    if not measured.scores and (is_bare or trajectory.reward is not None):
         measured.scores = {REWARD: trajectory.reward}
     elif measured.scores and measured.state not in UNCOUNTED:
-        name = alone(trajectory.log, measured.scores, origin.sidecars.score)
-        trajectory.reward = measured.scores.get(name) if name else None
+        trajectory.reward = measured.scores.get(alone(trajectory.log, measured.scores, origin.sidecars.score) or "")
     if measured.state is None:
         has_score = any(value is not None for value in measured.scores.values())
         measured.state = State.SCORED if has_score and not error else State.MISSING

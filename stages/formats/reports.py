@@ -16,15 +16,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from composer_stages.formats.measurement import MeasuredLog
+from composer_stages.formats.measurement import MeasuredLog, State
 from composer_stages.runs.kinds import Row
 from composer_stages.words import Sentence
 
 SB_CLI = "sb-cli-reports"
 """The folder in which sb-cli writes reports of SWE-bench's hosted evaluation, below its working folder."""
 HARNESS_FOLDERS = frozenset({"logs", "results", "reports", "evaluation", "run_evaluation", SB_CLI})
-NOT_PREDICTED = "incomplete_ids"
-"""The instances of the dataset that a run did not predict; they are no evidence of which run a report belongs to."""
+NOT_RUN = ("incomplete_ids", "pending_ids")
+"""Lists of instances that a run did not predict or judge: they are no evidence of which run a report belongs to, and
+what was predicted of them has no verdict."""
+INFRASTRUCTURE, REASONS = "infra_failure_ids", "failure_reasons"
+"""Instances that SWE-bench 5 lists as failures of its machines, beside their place among the unresolved; and why."""
+STATS = "stats"
+"""What numbers that a program reports of a folder are described under."""
 SHOWN = 10
 """Limit on listed reports, and on listed contradicting instances."""
 SUFFIXES = (".gz", ".jsonl", ".json", ".traj", ".eval", ".parquet", ".csv", ".tsv")
@@ -52,6 +57,10 @@ class Report:
     location: FileLocation
     verdicts: dict[str, bool]
     whole_run: bool
+    unjudged: dict[str, tuple[State, str]] = field(default_factory=dict)
+    """Why instances have no verdict."""
+    total: tuple[int, int | None] | None = None
+    """How many instances are resolved as the program counts, and of how many that it judged."""
     scope: Path | None = None
     used: bool = True
     judged: set[str] = field(default_factory=set)
@@ -75,10 +84,18 @@ def parse_report(location: FileLocation, record: Mapping[str, Any]) -> Report | 
     # `resolved_ids` is SWE-bench's report of a run since 2.0; leaderboard submissions have a list under `resolved`.
     ids = record.get("resolved_ids", record.get("resolved"))
     if isinstance(ids, list):
-        listed = {i for key, value in record.items() if isinstance(value, list) and key != NOT_PREDICTED for i in value}
-        if not all(isinstance(instance, str) for instance in listed):
+        lists = {key: value for key, value in record.items() if isinstance(value, list)}
+        if not all(isinstance(instance, str) for value in lists.values() for instance in value):
             raise TypeError(Sentence("formats.report-id-not-text"))
-        return Report(location, {instance: instance in ids for instance in listed}, whole_run=True)
+        listed = {instance for key, value in lists.items() if key not in NOT_RUN for instance in value}
+        unrun = {instance for key in NOT_RUN for instance in lists.get(key, ())}
+        reasons = record.get(REASONS) or {}
+        unjudged = dict.fromkeys(unrun - {*ids}, (State.NOT_RUN, State.NOT_RUN.value))
+        for instance in lists.get(INFRASTRUCTURE, ()):
+            unjudged[instance] = State.INVALID, str(reasons.get(instance) or "infrastructure failure")
+        number, of = (record.get(f"{name}_instances") for name in ("resolved", "submitted"))
+        total = (number, of if isinstance(of, int) else None) if isinstance(number, int) else None
+        return Report(location, {instance: instance in ids for instance in listed}, True, unjudged, total)
     # The verdict without the instance around it: then the folder names the instance.
     if isinstance(ids, bool) and "patch_exists" in record and location.path.stem == "report":
         return Report(location, {location.path.parent.name: ids}, whole_run=False)
@@ -113,7 +130,12 @@ class Reports:
                 for instance in report.verdicts:
                     self.single[report.scope, instance].append(report)
 
-    def resolved(self, path: Path, instance: str, model: str | None = None) -> bool | None:
+    def num_resolved(self, path: Path) -> tuple[int, int | None] | None:
+        """Return how many instances the nearest report of a run calls resolved, and of how many; None without one."""
+        found = next((runs for scope in (*path.parents, None) if (runs := self.runs.get(scope))), [])
+        return found[0].total if len(found) == 1 else None
+
+    def outcome(self, path: Path, instance: str, model: str | None = None) -> "ReportedOutcome | None":
         """Return the verdict of the nearest reports on a file's instance; None without one, or if two differ."""
         beginnings = (path.name[:end] for end, character in enumerate(path.name) if character == ".")
         names = {*path.parts[1:-1], *beginnings} - HARNESS_FOLDERS
@@ -127,14 +149,18 @@ class Reports:
             applying = [*single, *(r for r in runs if not single or instance in r.verdicts)]
             if not applying:
                 continue
+            unjudged = [report.unjudged[instance] for report in applying if instance in report.unjudged]
+            applying = [report for report in applying if instance not in report.unjudged]
+            if not applying:
+                return ReportedOutcome(None, None, None, *unjudged[0])
             verdicts = {report.verdicts.get(instance, False) for report in applying}
             if len(verdicts) > 1:
                 self.contradicted.add(instance)
-                return None
+                return ReportedOutcome(None, None, None, State.MISSING, "reports contradict")
             for report in applying:
                 report.judged.add(instance)
                 report.unlisted |= {instance} - report.verdicts.keys()
-            return verdicts.pop()
+            return ReportedOutcome(verdicts.pop())
         return None
 
     def usage(self) -> dict[str, Any]:
@@ -193,6 +219,8 @@ class ReportedOutcome:
     resolved: bool | None
     model: str | None = None
     agent: str | None = None
+    state: State | None = None
+    reason: str = ""
 
 
 @dataclass
@@ -214,6 +242,13 @@ class Sidecars:
     logs: dict[tuple[Path, Hashable], MeasuredLog] = field(default_factory=dict)
     """What the logs of the files are of (`Origin.log`)."""
 
+    def log(self, key: tuple[Path, Hashable], make: Callable[[], MeasuredLog]) -> MeasuredLog:
+        """Return what a log is of, which is made once; key: a file or folder, and which of its logs."""
+        made = self.logs.get(key)
+        if made is None:
+            made = self.logs[key] = make()
+        return made
+
     def description(self, path: Path) -> Row:
         """Return the run description with a file's stem or time, else the folder's last one, else an empty one."""
         names = (stem(path), _time_of(path), "")
@@ -225,8 +260,7 @@ class Sidecars:
         of_file = next((self.verdicts[key] for key in places if key in self.verdicts), None)
         if of_file is not None or instance is None:
             return of_file
-        resolved = self.reports.resolved(path, instance, model)
-        return None if resolved is None else ReportedOutcome(resolved)
+        return self.reports.outcome(path, instance, model)
 
     def add(self, location: FileLocation, record: Any) -> bool:
         """Add a record that is not a trajectory; return False if it is of no known kind."""
@@ -248,9 +282,18 @@ class Sidecars:
         elif isinstance(record.get("adapter_spec"), Mapping) and "scenario_spec" in record:
             # The specification of a run of HELM.
             self.descriptions[path.parent, ""] = {
-                "model": record["adapter_spec"].get("model"),
+                **record["adapter_spec"],
                 "env": record.get("name"),
             }
+        elif {"results", "config_general"} <= record.keys():
+            # The results of LightEval, which has them in another folder than the details.
+            self.descriptions[path.parent, _time_of(path)] = dict(record)
+        elif {"name", "count", "sum"} <= record.keys() and isinstance(record["name"], Mapping):
+            # One of HELM's statistics of a run.
+            self.descriptions.setdefault((path.parent, STATS), {}).setdefault(STATS, []).append(dict(record))
+        elif isinstance(record.get("stats"), Mapping) and "evals" in record["stats"]:
+            # Harbor's result of a job.
+            self.descriptions[path.parent, STATS] = dict(record["stats"])
         elif {"run_id", "agent_name", "model_name"} <= record.keys():
             # The metadata of a run of Terminal-Bench.
             self.descriptions[path.parent, ""] = {"model": record["model_name"]}

@@ -92,7 +92,12 @@ def payload(item: ReadTrajectory, sample_idx: int) -> ImportedPayload:
 def _measured(trajectory: Trajectory) -> Row:
     """Return what was measured, as `compare` reads it of imported rollouts."""
     measured = trajectory.measured
-    fields: Row = {"epoch": measured.epoch, "weights": measured.weights, "attempt": measured.attempt}
+    fields: Row = {
+        "item": measured.item,
+        "epoch": measured.epoch,
+        "weights": measured.weights,
+        "attempt": measured.attempt,
+    }
     fields |= {"reason": measured.reason, "state": measured.state, "log": trajectory.log and trajectory.log.key}
     return {MEASURED: {"scores": measured.scores, **{name: value for name, value in fields.items() if value}}}
 

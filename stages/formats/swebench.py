@@ -5,6 +5,8 @@ file holds one patch a line, or an object of them by instance. The writer makes 
 and, where the rollouts were judged, `report.json`. A file may hold an instance once, so a model's further rollouts of
 an instance go into folders of their own. Of a rollout that a limit ended, the patch is its changes until then.
 
+A report of a run without its predictions, of SWE-bench or Multi-SWE-bench, is an item for each instance that it lists.
+
 `composer import swe-logs FOLDER [ROWS]` returns a rollout without steps for every log that has a verdict. The lists of
 tests come from instance rows near the logs, else from the harness's report, else from rows in a file that the user
 names, else from files named after SWE-bench next to the folder.
@@ -24,9 +26,12 @@ from composer_stages.errors import BadInput
 from composer_stages.formats import swebench_logs
 from composer_stages.formats.base import WITHOUT_TRANSCRIPT, Drop, NumberedRecord, Origin, Reader, Record, Trajectory
 from composer_stages.formats.files import Loads, Source
+from composer_stages.formats.measurement import REWARD, Aggregate, MeasuredLog, Reported, ScoreKind
+from composer_stages.formats.reports import FileLocation, parse_report, stem
 from composer_stages.formats.swebench_logs import EvalLog, GradedLog
 from composer_stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines, small_file
 from composer_stages.runs.store import FolderNames
+from composer_stages.terms import SWE_BENCH
 
 PREDICTIONS, LOGS = "swebench-preds", "swe-logs"
 LOST = ("everything but submissions and the verdicts on them",)
@@ -51,14 +56,45 @@ def predicted_trajectories(record: Record, origin: Origin) -> Iterator[Trajector
         for instance, prediction in record.items():
             yield from predicted_trajectories({"instance_id": instance, **prediction}, origin)
         return
-    instance = str(record["instance_id"])
+    instance, model = str(record["instance_id"]), record.get("model_name_or_path")
     yield Trajectory(
         task_id=instance,
         env="swe-bench",
-        model=record.get("model_name_or_path"),
+        model=model,
+        log=origin.log(model, lambda: _log(model, origin.sidecars.reports.num_resolved(origin.path))),
         statement=origin.sidecars.statements.get(instance),
         submission=record["model_patch"] or None,
     )
+
+
+def _log(model: str | None, total: tuple[int, int | None] | None) -> MeasuredLog:
+    """Return what predictions and the report on them are of."""
+    kind = ScoreKind(REWARD, scale=(0.0, 1.0))
+    reported = [Reported(REWARD, "resolved", total[0], Aggregate.SUM, count=total[1])] if total else []
+    return MeasuredLog(SWE_BENCH, task=SWE_BENCH, model=model, kinds=(kind,), reported=tuple(reported))
+
+
+def is_report(record: Any) -> bool:
+    """Whether a record is the report of a run: resolved instances, beside lists of others."""
+    lists = ("unresolved_ids", "submitted_ids", "completed_ids", "error_ids")
+    is_list = isinstance(record, dict) and isinstance(record.get("resolved_ids"), list)
+    return is_list and "results" not in record and any(isinstance(record.get(name), list) for name in lists)
+
+
+def report_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
+    """Yield an item for each instance that a report lists."""
+    if (report := parse_report(FileLocation(origin.path, origin.file, origin.path), record)) is None:
+        return
+    named = stem(origin.path).partition(".")[0]
+    model = None if named in ("report", "results", "final_report") else named.replace("__", "/")
+    log = origin.log("", lambda: _log(model, report.total))
+    for instance in sorted({*report.verdicts, *report.unjudged}):
+        trajectory = Trajectory(task_id=instance, env=SWE_BENCH, model=model, log=log, unscored=True)
+        if instance in report.unjudged:
+            trajectory.measured.state, trajectory.measured.reason = report.unjudged[instance]
+        else:
+            trajectory.resolved = report.verdicts[instance]
+        yield trajectory
 
 
 class Prediction(NamedTuple):
@@ -148,5 +184,6 @@ READERS = (
         log_trajectories,
         WITHOUT_TRANSCRIPT,
     ),
+    Reader(PREDICTIONS, is_report, report_trajectories, WITHOUT_TRANSCRIPT, judges=True),
 )
 WRITER = Writer(LOST, prediction_files)

@@ -1,5 +1,7 @@
 """tau-bench: results of version 1, a list of simulations, and of tau2, an object with its settings and simulations.
 
+Of a simulation that the infrastructure ended nothing is known, whatever reward is recorded.
+
 Format read from sierra-research/tau-bench, `historical_trajectories/`, and sierra-research/tau2-bench,
 `src/tau2/data_model/simulation.py`.
 """
@@ -8,10 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from composer_stages.formats.base import Origin, Reader, Record, Trajectory, has_keys
+from composer_stages.formats.measurement import REWARD, MeasuredLog, MeasuredSample, ScoreKind, as_settings
 from composer_stages.formats.messages import message, split_turns
 from composer_stages.formats.reports import stem
 
 NAME = "tau-bench"
+INFRASTRUCTURE = "infrastructure_error"
 
 
 def is_result(record: Any) -> bool:
@@ -33,15 +37,20 @@ def is_run(record: Any) -> bool:
 
 def run_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """Yield one rollout a simulation."""
-    del origin
     info = record["info"]
     domain = (info.get("environment_info") or {}).get("domain_name") or NAME
     agent = info.get("agent_info") or {}
+    user = (info.get("user_info") or {}).get("llm")
+    settings = {**(agent.get("llm_args") or {}), "user simulator": user, "max_steps": info.get("max_steps")}
+    log = origin.log("", lambda: _log(domain, agent.get("llm"), settings))
     for simulation in record["simulations"]:
         judged = simulation.get("reward_info") or {}
         trajectory = _rollout(domain, simulation, simulation["messages"], judged.get("reward"), simulation.get("trial"))
         trajectory.model, trajectory.sampling = agent.get("llm"), agent.get("llm_args")
         trajectory.own_id, trajectory.seed = simulation.get("id"), simulation.get("seed")
+        trajectory.log = log
+        if simulation.get("termination_reason") == INFRASTRUCTURE:
+            trajectory.error = INFRASTRUCTURE, str(judged.get("info") or "")
         trajectory.wall_s, trajectory.cost_usd = simulation.get("duration"), simulation.get("agent_cost")
         yield trajectory
 
@@ -57,11 +66,16 @@ def _rollout(
         opening=opening,
         turns=turns,
         statement=statement,
-        reward=None if reward is None else float(reward),
+        measured=MeasuredSample({REWARD: None if reward is None else float(reward)}, epoch=trial),
         unscored=True,
         terminated_by=record.get("termination_reason"),
         extra={"trial": trial},
     )
+
+
+def _log(domain: str, model: str | None, settings: Record) -> MeasuredLog:
+    kinds = (ScoreKind(REWARD, scale=(0.0, 1.0)),)
+    return MeasuredLog(NAME, task=domain, model=model, kinds=kinds, settings=as_settings(settings))
 
 
 READERS = (Reader(NAME, is_result, result_trajectories), Reader(NAME, is_run, run_trajectories))

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from composer_stages import json_text
 from composer_stages.formats.base import Origin, Reader, Record, Trajectory
+from composer_stages.formats.measurement import REWARD, MeasuredSample
 from composer_stages.formats.messages import message, split_turns
 from composer_stages.formats.secrets import clean
 from composer_stages.formats.transcripts import MARK, ExportedTranscript, File, Writer
@@ -73,9 +74,9 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         for name, value in record.items()
         if name not in COLUMNS | OUR_COLUMNS and isinstance(value, float | int)
     }
-    reward = record.get("reward")
-    if "reward" not in record and len(rewards) == 1:
-        (reward,) = rewards.values()
+    scores: dict[str, float | None] = {name: float(value) for name, value in rewards.items()}
+    if "reward" in record:
+        scores[REWARD] = record["reward"]
     env = record.get("env") or NAME
     yield Trajectory(
         task_id=record.get("task_id") or f"{env}/{store.digest(record['prompt'])[:12]}",
@@ -88,7 +89,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         model=record.get("model"),
         family=record.get("family"),
         split=record.get("split"),
-        reward=reward,
+        measured=MeasuredSample(scores),
         unscored="reward" in record,
         error=None if turns else ("empty_completion", Sentence("formats.no-model-message")),
         tools=clean(json_text.loads(record.get("tools") or "[]"), None),

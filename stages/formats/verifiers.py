@@ -1,8 +1,8 @@
 """verifiers: `results.jsonl` of versions before 0.4, and `traces.jsonl` of 0.4 and PRIME-RL, also written.
 
-Before 0.4 a line is one rollout, and `metadata.json` in the same folder describes the run. The id of an example
-identifies neither the problem nor the question everywhere (it may be a row number, and one prompt may hide several
-answers), so a task is identified by its environment, the user's messages and the answer.
+Before 0.4 a line is one rollout, and `metadata.json` in the same folder describes the run. The `id` of older lines
+identifies neither the problem nor the question, and one prompt may hide several answers, so a task is identified by its
+environment, the user's messages and the answer; `compare` tells apart what only has another `example_id`.
 
 Since 0.4 a line is one Episode, or one Trace. A trace is a graph of messages whose leaves are branches (compaction,
 sub-agents). Each branch is a rollout, the final one first; an action that several branches share is a step of one of
@@ -34,6 +34,15 @@ from composer_stages.formats.base import (
     Record,
     Trajectory,
     path_to_root,
+)
+from composer_stages.formats.measurement import (
+    REWARD,
+    Aggregate,
+    MeasuredLog,
+    MeasuredSample,
+    Reported,
+    ScoreKind,
+    as_settings,
 )
 from composer_stages.formats.messages import context, message, split_turns
 from composer_stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines
@@ -90,14 +99,14 @@ def result_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
             turn.prompt_ids = tokens.get("prompt_ids") or None
             turn.completion_ids = tokens.get("completion_ids") or None
             turn.logprobs = tokens.get("completion_logprobs") or None
-    # `example_id` (`id` in older runs) is no identity: in recorded math-python runs one id covers three problems, and
-    # in wordle five secret words share one prompt.
+    # `id` of older runs is no identity: in recorded math-python runs one covers three problems, and three are one
+    # problem; in wordle five secret words share one prompt.
     prompt, info, timing = record["prompt"], record.get("info"), record.get("timing") or {}
     question = (
         prompt if isinstance(prompt, str) else [item["content"] for item in prompt or [] if item["role"] == "user"]
     )
     described = {k: v for k, v in info.items() if k != "oai_tools"} if isinstance(info, dict) else info
-    task = store.digest([env, question, record.get("answer") or described])[:12]
+    task, example = store.digest([env, question, record.get("answer") or described])[:12], record.get("example_id")
     # A failed run may record a reward of 0 with an empty completion, and a failed request an object or a text.
     failure = record.get("error")
     error: tuple[str, str] | None = None if turns else ("empty_completion", Sentence("formats.completion-missing"))
@@ -114,7 +123,8 @@ def result_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         opening=[*opening, *lead],
         turns=turns,
         model=about.get("model") or model_of_folder,
-        reward=record["reward"],
+        log=origin.log("", lambda: _result_log(env, about)),
+        measured=MeasuredSample({REWARD: record["reward"]}, item="" if example is None else str(example)),
         unscored=True,
         terminated_by=record.get("stop_condition"),
         error=error,
@@ -126,6 +136,21 @@ def result_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         tools=record.get("tool_defs") or (info.get("oai_tools") if isinstance(info, dict) else None) or [],
         extra={name: value for name, value in record.items() if name not in RESULT_COLUMNS}
         | ({} if turns or record["reward"] is None else {RECORDED_REWARD: record["reward"]}),
+    )
+
+
+def _result_log(env: str, about: Record) -> MeasuredLog:
+    """Return what a run is of, from its metadata."""
+    average = about.get("avg_reward")
+    numbers = [average] if isinstance(average, int | float) else []
+    return MeasuredLog(
+        NAME,
+        str(about.get("version") or ""),
+        env,
+        model=about.get("model"),
+        kinds=(ScoreKind(),),
+        settings=as_settings({**(about.get("sampling_args") or {}), **(about.get("env_args") or {})}),
+        reported=tuple(Reported(REWARD, "avg_reward", float(number), Aggregate.SAMPLES) for number in numbers),
     )
 
 
@@ -243,6 +268,11 @@ def _trace_rollout(
     # The reward is the weighted sum of what was scored; a bare number counts with weight 1.
     scored = [reward for reward in rewards.values() if reward is not None]
     values = [r["score"] * r.get("weight", 1.0) if isinstance(r, dict) else float(r) for r in scored]
+    parts = {
+        f"rewards.{name}": None if r is None else float(r["score"] if isinstance(r, dict) else r)
+        for name, r in rewards.items()
+        if len(rewards) > 1
+    }
     model = next((call["model"] for call in calls if call.get("model")), None)
     configured = ((trace.get("agent") or {}).get("config") or {}).get("model")
     return Trajectory(
@@ -256,7 +286,7 @@ def _trace_rollout(
         statement=data["prompt"] if isinstance(data.get("prompt"), str) else None,
         family=marked.get("family"),
         split=marked.get("split"),
-        reward=sum(values) if values else None,
+        measured=MeasuredSample({REWARD: sum(values) if values else None, **parts} if rewards else {}),
         unscored=bool(rewards) or "traces" in trace,
         resolved=marked.get("hidden_pass"),
         submission=marked.get("submission"),

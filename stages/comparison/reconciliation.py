@@ -1,0 +1,238 @@
+"""Each side reconciled with the numbers that its own program reports: what we read is what the program counted.
+
+A number is computed again from the samples as the program does it. Where that gives another one, the known reasons are
+tried in turn, and one explains the difference only if it gives the reported number. What none explains was read wrong,
+or the log is not what it says: nothing is decided on it.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from math import comb, isclose, isnan
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from composer_stages.comparison.logs import ReadLog
+from composer_stages.errors import BadInput
+from composer_stages.formats.measurement import UNCOUNTED, Aggregate, MeasuredLog, Reported
+
+LOG_2 = float(np.log(2))
+CLOSE = 1e-6
+FEWEST_DIGITS = 3
+"""Digits behind the point from which a reported number may be a rounded one."""
+Values = np.ndarray[tuple[int], np.dtype[np.float64]]
+Reason = Literal["", "reducer", "missing", "recorded", "recorded and missing", "weighting", "absent", "unknown"]
+
+
+@dataclass(frozen=True)
+class Reconciled:
+    """One number of a program beside ours. reason: empty where they agree; number: of the samples that explain it."""
+
+    program: str
+    task: str
+    name: str
+    reported: float
+    ours: float
+    reason: Reason = ""
+    number: int = 0
+    reducer: str = ""
+
+
+@dataclass(frozen=True)
+class LogRows:
+    """The samples of a log. counted: their scores as we count them; recorded: as the log has them; NaN for none."""
+
+    tasks: Sequence[str]
+    counted: Values
+    recorded: Values
+    weights: Values
+
+    def number(self, values: Values, how: str, reducer: str = "") -> float:
+        """Return the one number that a program makes of these scores; NaN of none."""
+        at = ~np.isnan(values)
+        if not at.any():
+            return float("nan")
+        known, weights = values[at], self.weights[at]
+        if how == Aggregate.SUM:
+            return float(known.sum())
+        if how in (Aggregate.PERPLEXITY, Aggregate.BITS):
+            return aggregated(known, weights, how)
+        if how == Aggregate.MEDIAN:
+            return float(np.sort(known)[len(known) // 2])
+        if how == Aggregate.SAMPLES:
+            return float(known.mean())
+        by_task: dict[str, list[float]] = {}
+        for task, value in zip((name for name, has in zip(self.tasks, at, strict=True) if has), known, strict=True):
+            by_task.setdefault(task, []).append(float(value))
+        reduced = np.array([reduce_epochs(scores, reducer) for scores in by_task.values()])
+        return float(reduced[~np.isnan(reduced)].mean()) if (~np.isnan(reduced)).any() else float("nan")
+
+
+def aggregated(values: Values, weights: Values, how: str) -> float:
+    """Return a perplexity, or bits, of log-likelihoods and their weights as lm-evaluation-harness computes them."""
+    mean = -float(values.sum() / weights.sum())
+    return mean / LOG_2 if how == Aggregate.BITS else float(np.exp(mean))
+
+
+def contributions(values: Values, weights: Values, how: str) -> Values:
+    """Return scores of documents whose mean is `aggregated`, and whose spread is that of its linear approximation."""
+    known = ~np.isnan(values)
+    if not known.any():
+        return values
+    number, ratio = aggregated(values[known], weights[known], how), values[known].sum() / weights[known].sum()
+    slope = 1 / LOG_2 if how == Aggregate.BITS else number
+    result: Values = number - slope * (values - ratio * weights) / weights[known].mean()
+    return result
+
+
+def weigh(log: ReadLog) -> ReadLog:
+    """Return a side whose scores are the documents' contributions, where their program aggregates them by weight."""
+    if log.chosen not in log.weights:
+        return log
+    column, weights = log.items["score"], log.weights[log.chosen]
+    values, at = _numbers(column), np.asarray(pc.fill_null(log.items["log"], -1))
+    for number, measured in enumerate(log.logs):
+        how, rows = measured.kind(log.chosen).how, at == number
+        if how in (Aggregate.PERPLEXITY, Aggregate.BITS):
+            values[rows] = contributions(values[rows], _numbers(weights)[rows], how)
+    score = pa.array(values, pa.float64(), from_pandas=True)
+    return replace(log, items=log.items.set_column(log.items.schema.get_field_index("score"), "score", score))
+
+
+def reduce_epochs(scores: Sequence[float], reducer: str) -> float:
+    """Return what Inspect makes of the scores of a sample's epochs (`scorer/_reducer/reducer.py`)."""
+    kind, _, k = reducer.rpartition("_") if re.search(r"_\d+$", reducer) else (reducer, "", "1")
+    total, passed, drawn = len(scores), sum(score >= 1 for score in scores), int(k)
+    if kind == "median":
+        return float(np.median(scores))
+    if kind == "mode":
+        return max(dict.fromkeys(scores), key=scores.count)
+    if kind == "max":
+        return max(scores)
+    if kind == "at_least":
+        return float(passed >= drawn)
+    if kind in ("pass_at", "pass_k"):
+        if total < drawn:
+            return float("nan")
+        of_all = comb(total, drawn)
+        return comb(passed, drawn) / of_all if kind == "pass_k" else 1 - comb(total - passed, drawn) / of_all
+    return float(np.mean(scores))
+
+
+def reconcile(log: ReadLog) -> tuple[Reconciled, ...]:
+    """Return the numbers that the programs of a side report of its score, beside ours."""
+    found = []
+    for at, measured in enumerate(log.logs):
+        reported = [number for number in measured.reported if number.score == log.chosen]
+        # A log that was tried again repeats samples of another one, which count there.
+        kin = [n for n, each in enumerate(log.logs) if _evaluation(each) == _evaluation(measured)]
+        sets = [rows for numbers in ([at], kin) if (rows := rows_of(log, numbers)).tasks]
+        order = REASONS.index
+        each = [
+            min((explain(measured, number, rows) for rows in sets), key=lambda result: order(result.reason))
+            for number in reported
+            if sets
+        ]
+        unknown = [result for result in each if result.reason == "unknown"]
+        found += unknown[:1] or sorted(each, key=lambda result: order(result.reason))[:1]
+    return tuple(found)
+
+
+def _evaluation(log: MeasuredLog) -> tuple[str, str, str | None]:
+    return log.program, log.task, log.model
+
+
+def rows_of(log: ReadLog, numbers: Sequence[int]) -> LogRows:
+    """Return the samples of some of a side's logs."""
+    at = pc.fill_null(pc.is_in(log.items["log"], pa.array(numbers, pa.int64())), False)
+    items, recorded = log.items.filter(at), _numbers(log.scores[log.chosen].filter(at))
+    weights = log.weights.get(log.chosen)
+    uncounted = pc.fill_null(pc.is_in(items["state"], pa.array([state.value for state in UNCOUNTED])), False)
+    return LogRows(
+        items["task"].to_pylist(),
+        np.where(uncounted.to_numpy(), np.nan, recorded),
+        recorded,
+        np.ones(len(items)) if weights is None else _numbers(weights.filter(at)),
+    )
+
+
+def _numbers(column: pa.ChunkedArray) -> Values:
+    return np.asarray(pc.fill_null(pc.cast(column, pa.float64()), float("nan")), dtype=np.float64)
+
+
+def explain(log: MeasuredLog, reported: Reported, rows: LogRows) -> Reconciled:
+    """Return a reported number beside ours, with the first known reason that gives it where they differ."""
+    how = log.kind(reported.score).how if reported.how == Aggregate.TASKS else reported.how
+    ours = rows.number(rows.counted, how if how != Aggregate.SAMPLES else Aggregate.TASKS)
+    reason, number = next(
+        (
+            (reason, number)
+            for reason, number, value in guesses(reported, rows, how)
+            if same(reported.value, value(), how)
+        ),
+        ("unknown", 0),
+    )
+    if reason in ("", "weighting") and same(reported.value, ours, how):
+        reason, number = "", 0
+    absent = (reported.count or 0) - int((~np.isnan(rows.counted)).sum())
+    if reason == "unknown" and absent > 0:
+        total, of = float(np.nansum(rows.counted)), reported.count or 1
+        low, high = (total, total + absent) if how == Aggregate.SUM else (total / of, (total + absent) / of)
+        if how != Aggregate.PERPLEXITY and low - CLOSE <= reported.value <= high + CLOSE:
+            reason, number = "absent", absent
+    return Reconciled(log.program, log.task, reported.name, reported.value, ours, reason, number, reported.reducer)
+
+
+def guesses(reported: Reported, rows: LogRows, how: str) -> Iterator[tuple[Reason, int, Callable[[], float]]]:
+    """Yield how the program may have come to its number: the reason, its number of samples, and the number."""
+    missing = int(np.isnan(rows.counted).sum())
+    recorded = int((np.isnan(rows.counted) & ~np.isnan(rows.recorded)).sum())
+    swapped = Aggregate.SAMPLES if how == Aggregate.TASKS else Aggregate.TASKS
+    reducer = reported.reducer
+    first: Reason = "reducer" if reducer not in ("", "mean") else ""
+    yield first, 0, lambda: rows.number(rows.counted, how, reducer)
+    if missing:
+        yield "missing", missing, lambda: rows.number(np.nan_to_num(rows.counted), how, reducer)
+    if recorded:
+        yield "recorded", recorded, lambda: rows.number(rows.recorded, how, reducer)
+        zeros = np.nan_to_num(rows.recorded)
+        yield "recorded and missing", missing, lambda: rows.number(zeros, how, reducer)
+    if how in (Aggregate.TASKS, Aggregate.SAMPLES):
+        yield "weighting", 0, lambda: rows.number(rows.counted, swapped)
+        yield "missing", missing, lambda: rows.number(np.nan_to_num(rows.counted), swapped)
+
+
+REASONS: tuple[Reason, ...] = (
+    *("", "reducer", "weighting", "recorded", "missing", "recorded and missing", "absent", "unknown"),
+)
+"""From the one that needs the least explanation."""
+
+
+def same(reported: float, ours: float, how: str) -> bool:
+    """Return whether two numbers are the same, but for how the program wrote its own: rounded, or a mean in percent."""
+    is_mean = how in (Aggregate.TASKS, Aggregate.SAMPLES)
+    for scaled in (ours, 100 * ours) if is_mean else (ours,):
+        digits = -int(Decimal(repr(reported)).as_tuple().exponent)
+        is_rounded = digits >= FEWEST_DIGITS and abs(round(scaled, digits) - reported) < 10.0**-digits / 2
+        if isclose(scaled, reported, rel_tol=CLOSE, abs_tol=CLOSE) or is_rounded or (isnan(scaled) and isnan(reported)):
+            return True
+    return False
+
+
+def require(name: str, numbers: Sequence[Reconciled], unreconciled: bool) -> None:
+    """Raise `BadInput` for a side of which a number is not explained, unless the user lets it pass."""
+    first = next((number for number in numbers if number.reason == "unknown"), None)
+    if first and not unreconciled:
+        raise BadInput(
+            "comparison.unreconciled",
+            name=name,
+            program=first.program,
+            task=first.task,
+            ours=first.ours,
+            reported=first.reported,
+            number=first.name,
+        )
