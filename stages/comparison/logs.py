@@ -216,7 +216,7 @@ def read_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
     for source, reader in detected.items():
         if (reader is None and reader_names) or (reader is not None and only and reader.name == PREDICTIONS):
             continue
-        for number, record in enumerate(_trajectories(source, reader, sidecars, drops)):
+        for number, record in enumerate(_trajectories(source, reader, sidecars, drops, not unit)):
             trajectory = record.trajectory
             if number == 0:
                 programs[record.format] = None
@@ -342,9 +342,9 @@ class LoggedSamples:
 
 
 def _trajectories(
-    source: Source, reader: Reader | None, sidecars: Sidecars, drops: Counter[str]
+    source: Source, reader: Reader | None, sidecars: Sidecars, drops: Counter[str], brief: bool
 ) -> Iterator[ReadTrajectory]:
-    for item in reading.read(source, reader, sidecars, FileCount("", "", "")):
+    for item in reading.read(source, reader, sidecars, FileCount("", "", ""), brief=brief):
         if isinstance(item, Drop):
             drops[item.reason] += 1
         else:

@@ -63,7 +63,17 @@ SHORTENED = "(content truncated)"
 PART = re.compile(r"(?P<sample>samples/.+_epoch_\d+)/(?P<part>sample|metadata|skeleton|\w+(?=/))(?:/\w+)?\.json")
 ZSTD = 93
 """The compression method of recent Inspect archives, which zipfile itself knows only from Python 3.14 on."""
-DAMAGE = (zipfile.BadZipFile, OSError, ValueError, KeyError, RuntimeError, zlib.error, EOFError, pa.ArrowException)
+DAMAGE = (
+    zipfile.BadZipFile,
+    OSError,
+    ValueError,
+    KeyError,
+    AttributeError,
+    RuntimeError,
+    zlib.error,
+    EOFError,
+    pa.ArrowException,
+)
 """Errors of a damaged archive; RuntimeError: encrypted, or packed in an unknown way."""
 
 
@@ -146,6 +156,8 @@ class Source:
                 # Without `header.json` the evaluation is still running or was killed: only its start is recorded.
                 names = {*archive.namelist()}
                 header: Any = next((_value(_member(archive, name)) for name in HEADERS if name in names), {})
+                # Each sample has the header: what grows with their number would be read in its square.
+                header.get("eval", {}).get("dataset", {}).pop("sample_ids", None)
                 unpacked = sum(info.file_size for info in archive.infolist())
                 if unpacked > MOST_UNPACKED:
                     limit = MOST_UNPACKED >> 30

@@ -80,16 +80,20 @@ def recognises(record: Any) -> bool:
 
 
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
-    """Yield one rollout a sample and epoch."""
-    samples = record.get("samples") or []
+    """Yield one rollout a sample and epoch; summaries of samples have no steps."""
+    brief = "summaries" in record
+    samples = record["summaries"] if brief else record.get("samples") or []
     if not samples:
         # Logs written with `log_samples=False`, and runs that failed before the first sample, have none.
         yield origin.make_drop(
             "log_without_samples", Sentence("formats.log-without-samples", status=record.get("status"))
         )
     for sample in samples:
+        if brief:
+            sample["messages"] = [{"role": "user", "content": sample["input"]}]
         if isinstance(sample.get("messages"), list):
             trajectory = _rollout(record["eval"], record.get("plan") or {}, sample)
+            trajectory.missing |= {missing.STEPS} if brief else set()
             if (task := record["eval"].get("task_id")) and sample.get("epoch") is not None:
                 # The number 1 and the text "1" are two ids.
                 folder = origin.file.rpartition("/")[0]

@@ -141,10 +141,13 @@ def fits(reader: Reader, record: Any) -> bool:
 
 
 def read(
-    source: Source, reader: Reader | None, sidecars: Sidecars, count: FileCount
+    source: Source, reader: Reader | None, sidecars: Sidecars, count: FileCount, *, brief: bool = False
 ) -> Iterator[ReadTrajectory | Drop]:
-    """Yield all trajectories and drops of a file, and count them. Without a reader every record is dropped."""
-    records = source.records()
+    """Yield all trajectories and drops of a file, and count them. Without a reader every record is dropped.
+
+    brief: steps may be left out where scores stand elsewhere in the file.
+    """
+    records = source.records(brief=brief)
     items: Iterator[Trajectory | Drop]
     if reader is not None and reader.join is not None:
         records = reader.join(records, source.make_drop)
@@ -216,7 +219,7 @@ def completed(trajectory: Trajectory, origin: Origin, reader: Reader) -> Traject
     _measure(trajectory, origin, reader)
     trajectory.task_id = trajectory.task_id or f"{reader.name}/{store.digest(first_question(trajectory.opening))[:12]}"
     trajectory.family = trajectory.family or family_of(trajectory.task_id)
-    if not (trajectory.turns or trajectory.error or missing.STEPS in reader.missing):
+    if not (trajectory.turns or trajectory.error or missing.STEPS in reader.missing | trajectory.missing):
         trajectory.error = "no_actions", trajectory.terminated_by or Sentence("formats.no-action")
     trajectory.missing |= reader.missing
     return trajectory

@@ -9,6 +9,9 @@ from typing import Any
 import pyarrow as pa
 from support.transcripts import action, assistant, document, payloads, read, tool, user
 
+from composer_stages.comparison import logs
+from composer_stages.runs import store
+
 EVAL = {"task": "popularity", "model": "openai/m", "scorers": [{"name": "match"}]}
 EVAL |= {"model_generate_config": {"temperature": 0.5}}
 
@@ -82,10 +85,10 @@ def test_a_sample_that_a_person_invalidated_has_no_verdict(tmp_path: Path) -> No
     assert row["rollout"]["reward"] is None and {step["reward"] for step in row["steps"]} == {None}
 
 
-def archive(path: Path, samples: Mapping[int, bytes], compression: int = zipfile.ZIP_DEFLATED) -> Path:
+def archive(path: Path, samples: Mapping[int, bytes], compression: int = zipfile.ZIP_DEFLATED, **header: Any) -> Path:
     """A log with these bytes as samples of these ids."""
     with zipfile.ZipFile(path, "w", compression) as file:
-        file.writestr("header.json", json.dumps({"version": 2, "eval": EVAL, "plan": {}}))
+        file.writestr("header.json", json.dumps({"version": 2, "eval": EVAL, "plan": {}, **header}))
         for number, content in samples.items():
             file.writestr(f"samples/{number}_epoch_1.json", content)
     return path
@@ -101,6 +104,82 @@ def test_an_archive_gives_the_same_as_a_document_but_for_a_damaged_sample(tmp_pa
     )
     assert packed == plain
     assert [(drop.reason, drop.line) for drop in read(path)[1]] == [("damaged_record", 3)]
+
+
+def in_chunks(path: Path, samples: Mapping[str, dict[str, Any]], size: int = 2) -> Path:
+    """A log as `inspect log convert-chunked` of inspect_ai 0.3.285 writes it: a folder of chunks a sample."""
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("header.json", json.dumps({"version": 2, "status": "success", "eval": EVAL, "plan": {}}))
+        for name, whole in samples.items():
+            shell = {key: value for key, value in whole.items() if key not in ("messages", "events", "attachments")}
+            attached, pool = (
+                [*whole["attachments"].values()],
+                [{"role": "user", "content": "spare"}, *whole["messages"]],
+            )
+            parts = {"messages": pool, "events": whole["events"], "attachments": attached, "calls": [{}] * 3}
+            file.writestr(f"samples/{name}_epoch_1/metadata.json", json.dumps(shell.pop("metadata", {})))
+            shell |= {"message_refs": [[1, 3], [3, len(pool)]], "input": "attachment://0"}
+            file.writestr(f"samples/{name}_epoch_1/sample.json", json.dumps(shell))
+            for part, items in parts.items():
+                for start in range(0, len(items), size):
+                    text = json.dumps(items[start : start + size]).replace("attachment://abc", "attachment://0")
+                    file.writestr(f"samples/{name}_epoch_1/{part}/{start}.json", text)
+            file.writestr(f"samples/{name}_epoch_1/events/stats.json", '{"chunks": []}')
+            file.writestr(f"samples/{name}_epoch_1/skeleton.json", "{}")
+    return path
+
+
+def test_a_sample_in_chunks_is_that_of_one_document(tmp_path: Path) -> None:
+    output = {"choices": [{"stop_reason": "stop"}], "usage": {"input_tokens": 3, "output_tokens": 1}}
+    whole = sample(events=[{"event": "model", "output": output}] * 2, metadata={"document": "d1"})
+    names = {"1": whole, "a/b": {**whole, "id": "a/b"}}
+    rollouts, drops, _ = read(in_chunks(tmp_path / "log.eval", names))
+    plain, _, _ = read(document(tmp_path / "log.json", log(*names.values())))
+    assert len(rollouts) == 2 and not drops
+    for chunked, one in zip(rollouts, plain, strict=True):
+        assert [vars(turn) for turn in chunked.turns] == [vars(turn) for turn in one.turns] and len(one.turns) == 2
+        assert (chunked.opening, chunked.task_data, chunked.task_id) == (one.opening, one.task_data, one.task_id)
+
+
+def test_a_comparison_reads_summaries_in_the_place_of_transcripts(tmp_path: Path) -> None:
+    """But for the first sample, what was shortened, our own samples, an invalidated log, and for a column of units."""
+    short = {"error": "E('x')", "limit": "token"}
+    samples = [sample(at, "CI"[at % 2], uuid=f"u{at}", input=f"What is {at}?", attachments={}) for at in range(8)]
+    summaries = [
+        {key: item[key] for key in ("id", "epoch", "input", "target", "scores", "uuid")}
+        | {"message_count": 6, "metadata": {}}
+        for item in samples
+    ]
+    summaries[5] |= short
+    summaries[6]["input"] = samples[6]["input"] = "long"
+    summaries[6]["input"] += "...\n(content truncated)"
+    summaries[7]["metadata"] = {"composer": True}
+    for layout, entries in (
+        ("whole", {"summaries.json": summaries}),
+        ("running", {f"_journal/summaries/{at + 1}.json": [summary] for at, summary in enumerate(summaries)}),
+        (
+            "again",
+            {"_journal/summaries/9.json": [{**summaries[2], "scores": {}}], "_journal/summaries/10.json": summaries},
+        ),
+    ):
+        path = archive(tmp_path / f"{layout}.eval", {at: json.dumps(item).encode() for at, item in enumerate(samples)})
+        spoilt = archive(
+            tmp_path / f"spoilt-{layout}.eval", {**dict.fromkeys(range(8), b"{"), 0: json.dumps(samples[0]).encode()}
+        )
+        for file, full in ((path, samples), (spoilt, samples[:6])):
+            with zipfile.ZipFile(file, "a") as packed:
+                for name, content in entries.items():
+                    packed.writestr(name, json.dumps(content))
+            items = logs.read(str(file)).items.to_pylist()
+            assert [row["task"] for row in items] == [f"popularity/{item['id']}" for item in full]
+            assert [row["question"] for row in items] == [store.digest(item["input"].split())[:16] for item in full]
+        scores = logs.read(str(path)).scores["match"].to_pylist()
+        assert scores == [1 - at % 2 for at in range(8)] and logs.read(str(path)).items["reason"][5].as_py() is not None
+        assert all(turn.action for rollout in read(path)[0] for turn in rollout.turns), "an import has the transcripts"
+    marked = archive(tmp_path / "invalidated.eval", {0: json.dumps(samples[0]).encode(), 1: b"{"}, invalidated=True)
+    with zipfile.ZipFile(marked, "a") as packed:
+        packed.writestr("summaries.json", json.dumps(summaries))
+    assert len(logs.read(str(marked)).items) == 1
 
 
 def test_an_archive_compressed_with_zstandard(tmp_path: Path) -> None:
