@@ -11,6 +11,7 @@ endpoint.py - an OpenAI-compatible server: a budget, retries, a probe, an adapti
 request_fields.py - which fields a user may add to a request without making a call unbounded
 requests.py - the bodies of requests to a server, and upper bounds of their cost
 client.py - HTTP requests, each sent once, their typed errors with costs, and the retry loop
+faults.py - what a refusal of a server means, by its codes, numbers and words
 reading.py - responses read as samples with their bills, which are checked against request and answer
 token_counts.py - lower bounds of the tokens of a text, by its words or by a model's own tokenizer
 answer_cache.py - the cache of answers, each with a digest

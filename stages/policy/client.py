@@ -14,7 +14,6 @@ once a server takes connections: that takes 0.9 s, which no mistake in an addres
 import asyncio
 import errno
 import functools
-import math
 import re
 import socket
 import ssl
@@ -25,9 +24,10 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.util import find_spec
+from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-from urllib.request import getproxies
+from urllib.request import getproxies, proxy_bypass
 
 import anyio
 import httpx2
@@ -35,8 +35,9 @@ import orjson
 import tenacity
 
 from composer_stages.errors import BadInput, ComposerError, Incomplete, InfrastructureError, UsageError
-from composer_stages.policy import background
+from composer_stages.policy import background, faults
 from composer_stages.policy.base import PolicyConfig
+from composer_stages.policy.faults import Fault, Sent, parse_fault, refused_field
 from composer_stages.redaction import redacted, redacted_bytes
 from composer_stages.words import Sentence
 
@@ -108,9 +109,10 @@ class RefusedConnection(RetryableError):
     """A refused connection: the server restarts, or no server has this address."""
 
     def __init__(self, config: PolicyConfig) -> None:
-        super().__init__("connection", Sentence("policy.connection-refused", base_url=config.base_url))
+        base_url, proxy = config.base_url, proxy_of(config.base_url)
+        super().__init__("connection", Sentence("policy.connection-refused", base_url=base_url, proxy=proxy))
         self.permanent = UnavailableError(
-            "policy.server-refuses-connections", base_url=config.base_url, model=config.model, billed_usd=0.0
+            "policy.server-refuses-connections", base_url=base_url, proxy=proxy, model=config.model, billed_usd=0.0
         )
 
 
@@ -118,6 +120,7 @@ class WebPage(RetryableError):
     """A page for people in the place of an answer: a wrong address, or a gateway's for a server that is busy."""
 
     def __init__(self, config: PolicyConfig, hint: str) -> None:
+        self.message = f"a web page; {hint}"
         super().__init__("garbage", Sentence("policy.web-page-not-json", hint=hint), billed_usd=None)
         self.permanent = RefusedError(
             "policy.web-page-for-answer", base_url=config.base_url, model=config.model, hint=hint
@@ -125,16 +128,23 @@ class WebPage(RetryableError):
 
 
 class RejectedError(CallError):
-    """A request that can never succeed. Kinds: "context" (too long), "no_text", "malformed", "rejected".
+    """A request that can never succeed. Kinds: "context" (too long), "no_text", "malformed", "rejected", and others.
 
-    usage: the server's token counts and price, as fields of a `Sample`.
+    usage: the server's token counts and price, as fields of a `Sample`. text: what the model wrote, where the server
+    could not read its call.
     """
 
     def __init__(
-        self, kind: str, message: str, *, billed_usd: float | None = 0.0, usage: dict[str, Any] | None = None
+        self,
+        kind: str,
+        message: str,
+        *,
+        billed_usd: float | None = 0.0,
+        usage: dict[str, Any] | None = None,
+        text: str = "",
     ) -> None:
         super().__init__(message)
-        self.kind, self.usage = kind, usage or {}
+        self.kind, self.usage, self.text = kind, usage or {}, text
         self.billed_usd = self.usage.get("cost_usd", billed_usd)
         self.claimed_usd = self.usage.get("claimed_usd")
 
@@ -152,11 +162,48 @@ class RefusedError(FatalError, UsageError):
 
 
 class MissingModel(FatalError, BadInput):
-    """A server without the requested model."""
+    """A server without the requested model, or without such an address."""
+
+    @property
+    def message(self) -> str:
+        """Return what the server said."""
+        return str(self.values["message"])
+
+    @property
+    def permanent(self) -> FatalError:
+        """Return the error itself, which another launch would not change."""
+        return self
 
 
 class UnavailableError(FatalError, InfrastructureError):
     """A server that answers nothing, or not without money."""
+
+
+class Forbidden(RejectedError):
+    """A 403: of this input alone, or of all requests (`permanent`), which the answer to another request tells."""
+
+    def __init__(self, config: PolicyConfig, message: str, *, billed_usd: float | None) -> None:
+        super().__init__("rejected", Sentence("policy.status-of-error", status=403, message=message))
+        self.billed_usd = billed_usd
+        self.permanent = RefusedError(
+            "policy.request-refused",
+            base_url=config.base_url,
+            model=config.model,
+            status=403,
+            message=message,
+            billed_usd=billed_usd,
+        )
+
+
+class RefusedField(CallError):
+    """A field of the request that the server does not take, or (`permanent`) not with this value."""
+
+    def __init__(self, config: PolicyConfig, field: str, message: str, *, billed_usd: float | None) -> None:
+        super().__init__(message)
+        self.field, self.billed_usd = field, billed_usd
+        self.permanent = RefusedError(
+            "policy.field-refused", base_url=config.base_url, field=field, message=message, billed_usd=billed_usd
+        )
 
 
 def cost_by_status(body: bytes, free: bool) -> float | None:
@@ -177,7 +224,7 @@ class Client:
 
     @functools.cached_property
     def _http(self) -> Any:
-        return _http_client()
+        return _http_client(proxy_of(self.config.base_url))
 
     @functools.cached_property
     def _client(self) -> "openai.AsyncOpenAI":
@@ -185,9 +232,8 @@ class Client:
 
         # openai 3.51 repeats 408, 409, 429, 5xx and lost connections on its own and sends no idempotency key, so that
         # a request which timed out would be executed and billed again without an entry in the ledger.
-        client = openai.AsyncOpenAI(
-            base_url=self.config.base_url, api_key=self._key, max_retries=0, http_client=self._http
-        )
+        base_url = str(self.config.base_url).partition("?")[0]
+        client = openai.AsyncOpenAI(base_url=base_url, api_key=self._key, max_retries=0, http_client=self._http)
         weakref.finalize(self, _close, client)
         return client
 
@@ -205,10 +251,35 @@ class Client:
         Raises `RetryableError`, `RejectedError` or `FatalError`. timeout_s: limit of the call. most_bytes: limit of the
         response. charged: as in `error_of`.
         """
-        response = await self._exchange("POST", path, orjson.dumps(dict(body)), timeout_s, most_bytes)
+        content = orjson.dumps(dict(body))
+        response = await self._exchange("POST", path, content, timeout_s, most_bytes)
         if response.status != 200:
-            raise error_of(response, self.config, charged)
+            raise error_of(response, self.config, charged, Sent.of(body, len(content)))
         return response.body
+
+    async def explained(self, error: "WebPage | MissingModel") -> FatalError:
+        """Return the error of an address that is none of the API's, with the one to use where that can be told."""
+        base = str(self.config.base_url).rstrip("/")
+        if self.config.model in str(error.message) or await self._lists_models(base):
+            return error.permanent
+        doubled = re.sub(r"(/v\d+)\1$", r"\1", base)
+        others = [doubled] if doubled != base else [f"{base}/v1"] if not re.search(r"/v\d\w*$", base) else []
+        others += [re.sub(r"/v\d+$", "", base)] if not others else []
+        known = [other for other in others if await self._lists_models(other)]
+        return RefusedError(
+            "policy.other-address",
+            base_url=self.config.base_url,
+            address=[*known, *others][0],
+            message=error.message,
+            known=bool(known),
+        )
+
+    async def _lists_models(self, base_url: str) -> bool:
+        try:
+            client = Client(self.config.model_copy(update={"base_url": base_url}), connect_s=self._connect_s)
+            return await client.models() is not None
+        except (CallError, ComposerError):
+            return False
 
     async def get(self, path: str, *, timeout_s: float | None = None) -> Response:
         """Return the response, of any status, to a GET below the base URL; such a request costs nothing."""
@@ -256,7 +327,7 @@ class Client:
     async def _knock(self) -> None:
         """Raise `RefusedConnection` if every address refuses, `RetryableError` for an unknown host name."""
         parts = urlsplit(self.config.base_url or "")
-        if getproxies():
+        if proxy_of(self.config.base_url):
             return  # the server may only be reachable through the proxy
         try:
             where = parts.hostname or "", parts.port or {"https": 443}.get(parts.scheme, 80)
@@ -269,7 +340,8 @@ class Client:
             pass  # the request has longer, and reports an address that is none
         except OSError as error:
             raise RetryableError(
-                "connection", Sentence("policy.connection-failed", base_url=self.config.base_url, reason=error.strerror)
+                "connection",
+                Sentence("policy.connection-failed", base_url=self.config.base_url, reason=error.strerror, proxy=None),
             ) from None
 
     def _request(self, method: str, path: str, content: bytes, timeout: httpx2.Timeout) -> httpx2.Request:
@@ -278,11 +350,11 @@ class Client:
         # of a call. `chat.completions.create` also transforms every message again, and pydantic takes 31 ms for an
         # answer with 200 tokens and 20 log-probs each.
         if (method, path) not in self._requests:
-            base = self._client.base_url
+            base, query = self._client.base_url, str(self.config.base_url).partition("?")[2]
             headers = {name: value for name, value in self._client.default_headers.items() if isinstance(value, str)}
             template = self._http.build_request(
                 method,
-                base.copy_with(raw_path=base.raw_path + path.lstrip("/").encode()),
+                base.copy_with(raw_path=f"{base.raw_path.decode()}{path.lstrip('/')}{query and '?'}{query}".encode()),
                 headers={"Authorization": f"Bearer {self._key}", **headers},
             )
             template.headers.pop("Content-Length", None)  # of no body
@@ -349,7 +421,7 @@ class TooLong(Exception):
     """A response with more bytes than its limit."""
 
 
-def _http_client() -> Any:
+def _http_client(proxy: str | None) -> Any:
     """Return the HTTP client below openai's: through aiohttp or httpx2, without redirects, with bounded bodies."""
     import openai
 
@@ -367,7 +439,25 @@ def _http_client() -> Any:
             headers = [(name, value) for name, value in response.headers.raw if name.lower() not in OF_TRANSFER]
             return httpx2.Response(response.status_code, headers=headers, content=body, request=request)
 
-    return Bounded(verify=_ssl_context())
+    if not proxy:
+        return Bounded(verify=_ssl_context(), trust_env=False)
+    try:
+        return Bounded(verify=_ssl_context(), trust_env=False, proxy=proxy)
+    except (ImportError, ValueError) as error:
+        raise UsageError("policy.proxy-unusable", proxy=proxy, error=str(error)) from None
+
+
+def proxy_of(base_url: str | None) -> str | None:
+    """Return the proxy that the environment names for an address; None for an address of NO_PROXY."""
+    parts, proxies = urlsplit(base_url or ""), getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    host, exempt = parts.hostname or "", False
+    with suppress(ValueError):  # a name, not an address; networks are entries that urllib does not know
+        networks = [entry.strip() for entry in proxies.get("no", "").split(",") if "/" in entry]
+        exempt = any(ip_address(host) in ip_network(network, strict=False) for network in networks)
+    if not proxy or exempt or proxy_bypass(parts.netloc.rpartition("@")[2]):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
 
 
 OF_TRANSFER = (b"content-encoding", b"content-length", b"transfer-encoding")
@@ -425,10 +515,13 @@ def _typed_errors(config: PolicyConfig, timeout_s: float) -> Iterator[None]:
         if cause.__cause__ is not None and _is_of_aiohttp(cause.__cause__):
             cause, library = cause.__cause__, "aiohttp"
         why = redacted(str(cause)) or type(cause).__name__
+        if fatal := _fault_of_tls(config, error):
+            raise fatal from None
         if any(kind.__name__ in NOT_CONNECTED[library] for kind in type(cause).__mro__):
             if _is_refused(cause):
                 raise RefusedConnection(config) from None
-            message = Sentence("policy.connection-failed", base_url=config.base_url, reason=why)
+            about = {"base_url": config.base_url, "proxy": proxy_of(config.base_url), "reason": why}
+            message = Sentence("policy.connection-failed", **about)
             raise RetryableError("connection", message) from None
         if isinstance(cause, TimeoutError if library == "aiohttp" else httpx2.TimeoutException):
             raise _timed_out(config, timeout_s) from None
@@ -449,14 +542,32 @@ def _lost(config: PolicyConfig, why: str) -> RetryableError:
     return RetryableError("connection", message, billed_usd=None)
 
 
-def _is_refused(failed: BaseException) -> bool:
-    """Return whether a connection was refused; HTTP libraries wrap that error."""
+def _causes(failed: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what caused it; HTTP libraries wrap errors."""
     cause: BaseException | None = failed
     while cause is not None:
-        if isinstance(cause, ConnectionRefusedError) or getattr(cause, "errno", None) == errno.ECONNREFUSED:
-            return True
+        yield cause
         cause = cause.__cause__ or cause.__context__
-    return False
+
+
+def _is_refused(failed: BaseException) -> bool:
+    return any(getattr(cause, "errno", None) == errno.ECONNREFUSED for cause in _causes(failed))
+
+
+NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
+"""What OpenSSL says of a server that answers without TLS."""
+
+
+def _fault_of_tls(config: PolicyConfig, failed: BaseException) -> FatalError | None:
+    """Return the error of a certificate that is not trusted, or of a server without TLS; None for any other."""
+    for cause in reversed([*_causes(failed)]):  # aiohttp's own have the same types, and say less
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            why = getattr(cause, "verify_message", None) or str(cause)
+            return RefusedError("policy.certificate-not-trusted", base_url=config.base_url, reason=why, billed_usd=0.0)
+        if getattr(cause, "reason", None) in NO_TLS:
+            address = f"http://{str(config.base_url).removeprefix('https://')}"
+            return RefusedError("policy.no-tls", base_url=config.base_url, address=address, billed_usd=0.0)
+    return None
 
 
 def _is_of_aiohttp(error: BaseException) -> bool:
@@ -473,14 +584,9 @@ NO_SUCH_METHOD = {405, 501}
 """Answers of servers of files and pages to a POST."""
 PUSHES_BACK = {429, 503, 529}
 """Statuses of an overloaded server."""
-TOO_LONG = re.compile(
-    r"context[_ ](length|window|size)|exceed_context|maximum context|longer than the (model|context)"
-    r"|(prompt|input|request) (is|was) too long|(prompt|input) (contains|has) \d+ tokens.*(limit|max)"
-    r"|too many (input |prompt )?tokens|exceeds? the (available|maximum) (context|number of tokens)",
-    re.IGNORECASE,
-)
-"""Messages about a prompt that does not fit (OpenAI's code, vLLM, SGLang, llama.cpp, Anthropic, OpenRouter)."""
-FATAL: dict[int, type[FatalError]] = {401: RefusedError, 402: UnavailableError, 403: RefusedError, 404: MissingModel}
+MESSAGE_BYTES = 2000
+NOTHING_SENT = Sent()
+FATAL: dict[int, type[FatalError]] = {401: RefusedError, 402: UnavailableError, 404: MissingModel}
 FREE = {401, 402, 403, 404, 405, 413, 415, 429}
 """Statuses that refuse a request before any work, which is free unless a bill comes with it; others may be billed.
 
@@ -502,20 +608,11 @@ def web_page(body: bytes, base_url: str | None) -> str | None:
     return "is the URL that of an API?" if ends_in_v1 else "is /v1 missing from the URL?"
 
 
-MESSAGE = 2000
-"""Characters of a server's message: `TOO_LONG` takes the cube of them for one that repeats the first words of it."""
-
-
-def excerpt(value: Any, most: int, form: Callable[[Any], str] = str) -> str:
-    """Return the beginning of a value from a server as text, whatever it is."""
-    try:
-        return form(value)[:most]
-    except RecursionError:  # a reader of JSON takes a thousand levels, and Python's writer fewer
-        return f"{type(value).__name__} that is nested too deeply"
-
-
 def error_of(
-    response: Response, config: PolicyConfig, charged: Callable[[bytes, bool], float | None] = cost_by_status
+    response: Response,
+    config: PolicyConfig,
+    charged: Callable[[bytes, bool], float | None] = cost_by_status,
+    sent: Sent = NOTHING_SENT,
 ) -> CallError:
     """Return the typed error of a response whose status is not 200.
 
@@ -523,23 +620,20 @@ def error_of(
     """
     try:
         body = orjson.loads(response.body)
-        error = body.get("error", body)
-        message = excerpt(error.get("message", error) if isinstance(error, dict) else error, MESSAGE)
-        if isinstance(error, dict) and isinstance(error.get("code"), str) and error["code"] not in message:
-            message = f"{message} ({error['code']})"
-    except (ValueError, AttributeError):
-        message = response.body[:200].decode(errors="replace")
+    except ValueError:
+        body = response.body[:MESSAGE_BYTES].decode(errors="replace")
         # Above 500, gateways send their own pages for a server that is down.
         if response.status < 500 or response.status in NO_SUCH_METHOD:
             hint = web_page(response.body, config.base_url)
-            message = f"this is a web page; {hint}" if hint else message
+            body = f"this is a web page; {hint}" if hint else body
             if hint and response.status in NO_SUCH_METHOD:
                 return WebPage(config, hint)
-    billed = charged(response.body, response.status in FREE)
+    fault = parse_fault(body)
     if 300 <= response.status < 400:
-        message = f"to {_origin(response.headers.get('location'))}"
-    wait_s = _retry_after_s(response.headers.get("retry-after"))
-    return error_of_status(response.status, message[:MESSAGE], config, billed_usd=billed, wait_s=wait_s)
+        fault = Fault(f"to {_origin(response.headers.get('location'))}")
+    wait_s = faults.told_wait_s(response.headers, fault)
+    billed = charged(response.body, response.status in FREE)
+    return error_of_fault(fault, response.status, config, sent, billed_usd=billed, wait_s=wait_s)
 
 
 def _origin(location: str | None) -> str:
@@ -552,29 +646,34 @@ def _origin(location: str | None) -> str:
     return redacted(where)[:200]
 
 
-def error_of_status(
-    status: int, message: str, config: PolicyConfig, *, billed_usd: float | None, wait_s: float | None = None
+def error_of_fault(
+    fault: Fault,
+    status: int,
+    config: PolicyConfig,
+    sent: Sent,
+    *,
+    billed_usd: float | None,
+    wait_s: float | None = None,
 ) -> CallError:
-    """Return the typed error of a status, which a response or its body holds."""
+    """Return the typed error of a refusal, by what it means and then by its status; a 200 may hold one, too."""
+    message, means = fault.message[:200], faults.meaning(fault, status, sent)
+    about: dict[str, Any] = {"base_url": config.base_url, "status": status, "message": message}
+    sentence = Sentence("policy.status-of-error", status=status, message=message)
+    if means == faults.ACCOUNT:  # which is asked before any work
+        return UnavailableError("policy.account-empty", model=config.model, billed_usd=billed_usd or 0.0, **about)
     if status in FATAL:
-        return FATAL[status](
-            "policy.request-refused",
-            base_url=config.base_url,
-            model=config.model,
-            status=status,
-            message=message[:200],
-            billed_usd=billed_usd,
-        )
+        return FATAL[status]("policy.request-refused", model=config.model, billed_usd=billed_usd, **about)
     if 300 <= status < 400:
-        return RefusedError(
-            "policy.redirect",
-            base_url=config.base_url,
-            status=status,
-            message=message[:200],
-            billed_usd=billed_usd,
-        )
-    sentence = Sentence("policy.status-of-error", status=status, message=message[:200])
-    if status in RETRYABLE or status > 504:  # above 504: those of proxies, such as Cloudflare's 520 to 526
+        return RefusedError("policy.redirect", billed_usd=billed_usd, **about)
+    if means == faults.MALFORMED_CALL:
+        return RejectedError(means, message, billed_usd=billed_usd, text=fault.generation)
+    if means == faults.CONTEXT:
+        return RejectedError(means, sentence, billed_usd=billed_usd)
+    if means == faults.PARAMETER and status in (400, 415, 422) and (field := refused_field(fault, sent)):
+        return RefusedField(config, field, message, billed_usd=billed_usd)
+    if status == 403:
+        return Forbidden(config, message, billed_usd=billed_usd)
+    if means != faults.FILTERED and (status in RETRYABLE or status > 504):  # above: Cloudflare's 520 to 526 and others
         return RetryableError(
             "rate_limit" if status == 429 else "server",
             sentence,
@@ -582,13 +681,6 @@ def error_of_status(
             wait_s=wait_s,
             pushes_back=status in PUSHES_BACK,
         )
-    return RejectedError("context" if TOO_LONG.search(message) else "rejected", sentence, billed_usd=billed_usd)
-
-
-def _retry_after_s(text: str | None) -> float | None:
-    """Return the seconds of a Retry-After header; None for a date, for no number of seconds and for no header."""
-    try:
-        wait_s = float(text) if text is not None else math.nan
-    except ValueError:
-        return None
-    return max(wait_s, 0.0) if math.isfinite(wait_s) else None
+    if means is None:
+        sentence = Sentence("policy.refusal-not-understood", status=status, message=message, least=sent.least)
+    return RejectedError("rejected", sentence, billed_usd=billed_usd)

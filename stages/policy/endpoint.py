@@ -24,9 +24,10 @@ from urllib.parse import urlsplit
 
 import tenacity
 
-from composer_stages.errors import Incomplete, UsageError
+from composer_stages import endings
+from composer_stages.errors import ComposerError, Incomplete, UsageError
 from composer_stages.layout import counted
-from composer_stages.policy import available
+from composer_stages.policy import available, faults
 from composer_stages.policy.answer_cache import AnswerCache
 from composer_stages.policy.base import PolicyConfig, Sample, Turn
 from composer_stages.policy.client import (
@@ -38,7 +39,11 @@ from composer_stages.policy.client import (
     NO_ANSWER,
     CallError,
     Client,
+    FatalError,
+    Forbidden,
+    MissingModel,
     RefusedConnection,
+    RefusedField,
     RejectedError,
     RetryableError,
     WebPage,
@@ -46,7 +51,15 @@ from composer_stages.policy.client import (
     retrying,
 )
 from composer_stages.policy.reading import OverlongAnswer, UnreadableAnswer, make_record, read_charge, read_record
-from composer_stages.policy.requests import CallBounds, Request, max_tokens_field, probe_request, request_body
+from composer_stages.policy.request_fields import LIMITS
+from composer_stages.policy.requests import (
+    QUESTION,
+    CallBounds,
+    Request,
+    max_tokens_field,
+    probe_request,
+    request_body,
+)
 from composer_stages.policy.token_counts import tokenizer
 from composer_stages.policy.tool_calls import PROBED_FIELDS
 from composer_stages.runs import store
@@ -234,11 +247,17 @@ class EndpointPolicy:
         self._max_tokens = max_tokens_field(config)
         self.longest = available.longest_answer(config)
         """Tokens of the longest answer to a request without a limit; asked for here, as it may take a request."""
-        self._answered = False
+        self._answered = self._answers = False
+        """Whether the server has answered at all, and since it last forbade an input."""
+        self._deciding = asyncio.Lock()
+        self._undecided: asyncio.Event | None = None
+        """While it is asked whether the server forbids an input or everything, other requests wait for the event."""
+        self._refused: dict[str, str | None] = {}
+        """Fields of requests that the server refuses, with the field that takes their place, if one does."""
         self._has_reported = False
         """Whether the first failure was reported, and `_has_overlong`: the first answer that was too long."""
         self._has_overlong = False
-        self._halted: Incomplete | None = None
+        self._halted: ComposerError | None = None
         """The error after which nothing more is asked."""
 
     @classmethod
@@ -253,6 +272,7 @@ class EndpointPolicy:
         facts: dict[str, Any] = {"accepts": asdict(self._accepted)} if self._accepted else {}
         damaged = sum(cache.damaged for cache in self._caches)
         facts |= {"damaged_in_cache": damaged} if damaged else {}
+        facts |= {"refused_fields": sorted(self._refused)} if self._refused else {}
         return {"model": self.config.model, "base_url": self.config.base_url, **facts}
 
     async def probe(self) -> Accepted:
@@ -264,12 +284,14 @@ class EndpointPolicy:
         if self._accepted is not None:
             return self._accepted
         plain, fields = probe_request(self.config, self._max_tokens)
-        answered = (None, "no_text")  # error types of requests whose fields were accepted
+        answered = (None, "no_text", "unknown_ending")  # error types of requests whose fields were accepted
         sample = await self.send(plain | fields, 0)
-        accepted: dict[str, bool | None] = dict.fromkeys(fields, True if sample.error_type in answered else None)
+        all_fields = True if sample.error_type in answered else None
+        accepted: dict[str, bool | None] = {name: name not in self._refused and all_fields for name in fields}
         if sample.error_type == "rejected":
-            alone = {name: await self.send(plain | {name: value}, 0) for name, value in fields.items()}
-            accepted = {name: answer.error_type in answered for name, answer in alone.items()}
+            left = {name: value for name, value in fields.items() if name not in self._refused}
+            alone = {name: await self.send(plain | {name: value}, 0) for name, value in left.items()}
+            accepted = {name: name in alone and alone[name].error_type in answered for name in fields}
             # Perhaps none of the fields is at fault, but the model's name or the settings: ask without any.
             refused = None if any(accepted.values()) else await self.send(plain, 0)
             if refused is not None and refused.error_type is not None:
@@ -308,7 +330,15 @@ class EndpointPolicy:
                 with launch:
                     attempt = launch.retry_state.attempt_number
                     return await self._launch_when_free(key, request, attempt)
+        except RefusedField as error:
+            if self._halted is error.permanent:
+                raise self._halted from None
+            return await self.send(request, seed)
         except RejectedError as error:
+            if isinstance(error, Forbidden) and not await self._answers_others(request):
+                raise error.permanent from None
+            if error.kind == endings.MALFORMED:
+                return Sample(error.text, finish_reason=error.kind, error=str(error), attempts=attempt, **error.usage)
             return Sample(error_type=error.kind, error=str(error), attempts=attempt, **error.usage)
         except UnreadableAnswer as error:
             message = Sentence("policy.answer-kept-unread", error=str(error))
@@ -319,6 +349,52 @@ class EndpointPolicy:
             why = f"{error} (after {counted(attempt, 'attempt')})"
             return Sample(error_type=error.kind, error=why, attempts=attempt)
         raise AssertionError("tenacity ends with a result or an error")
+
+    def _as_taken(self, request: Request) -> Request:
+        """Return a request with what the server takes in the place of the fields that it was found to refuse."""
+        taken = {name: value for name, value in request.items() if name not in self._refused}
+        others = [(other, request[name]) for name, other in self._refused.items() if other and name in request]
+        return taken | dict(others)
+
+    def _leave_out(self, error: RefusedField, request: Request) -> None:
+        """Send requests without a field from now on, and say so once; halt where that would change the answers.
+
+        A limit of the answer goes into the field that has the other name. A temperature is only left out where it is
+        1, which servers take by default.
+        """
+        field, limits = error.field, {LIMITS[0]: LIMITS[1], LIMITS[1]: LIMITS[0]}
+        if field in self._refused:
+            return  # by another request that was in flight
+        other = limits.get(field)
+        value_refused = not faults.WORDS[faults.UNKNOWN_FIELD].search(str(error))
+        if value_refused or other in self._refused or (field == "temperature" and request.get(field) != 1):
+            self._halted = self._halted or error.permanent
+            return
+        self._refused[field] = other
+        if self._waits.listener is not None:
+            notice = Sentence("policy.field-left-out", source=self._waits.source, field=field, other=other)
+            with suppress(Interrupted):
+                self._waits.listener(Notice(notice), 0, 0)
+
+    async def _answers_others(self, request: Request) -> bool:
+        """Return whether the server answers another request than the one that it forbade: a plain question."""
+        if request.get("messages") == QUESTION:
+            return False
+        async with self._deciding:
+            if self._undecided is None:
+                return True
+            plain, _ = probe_request(self.config, self._max_tokens)
+            try:
+                await self._launch_when_free(store.digest([plain, time.time()]), plain, 1)
+            except Forbidden as error:
+                self._halted = self._halted or error.permanent
+                return False
+            except CallError:
+                pass
+            finally:
+                self._undecided.set()
+                self._undecided = None
+            return True
 
     def _kept(self, key: str, request: Request) -> Sample | None:
         """Return the cached answer of a request; None if no cache has one, or a body that is no answer."""
@@ -395,6 +471,10 @@ class EndpointPolicy:
         bounds = CallBounds.of_request(request, self.longest)
         usd = bounds.max_usd(self.config) if self.config.priced else None
         await self._slots.acquire()
+        while self._undecided is not None and request.get("messages") != QUESTION:
+            self._slots.release()
+            await self._undecided.wait()
+            await self._slots.acquire()
         try:
             await self._host.enter()
             try:
@@ -406,7 +486,7 @@ class EndpointPolicy:
             self._slots.release()
             raise
         # A request that was sent may be billed, so it is not cancelled with its caller; `drain` waits for it.
-        task = asyncio.create_task(self._launch(key, request, bounds, reservation, attempt))
+        task = asyncio.create_task(self._launch(key, self._as_taken(request), bounds, reservation, attempt))
         self._in_flight.add(task)
         task.add_done_callback(self._in_flight.discard)
         # Retrieve the exception, which asyncio would print: the caller may be gone, and the ledger records the failure.
@@ -443,16 +523,25 @@ class EndpointPolicy:
             else:
                 self._report_overlong(error)
         except CallError as error:
+            # Before the next `await`, so that calls that wait for a slot learn of it.
+            if isinstance(error, FatalError) and not isinstance(error, MissingModel):
+                self._halted = self._halted or error
+            elif isinstance(error, RefusedField):
+                self._leave_out(error, request)
+            elif isinstance(error, Forbidden):
+                if not self._answers and self._undecided is None:
+                    self._undecided = asyncio.Event()
+                self._answers = False  # an answer is evidence for one refusal: a key may be withdrawn
             self._halted = self._halted or self.budget.exceeded(reservation, error.billed_usd)
             if isinstance(error, UnreadableAnswer) and error.billed_usd:
                 await self._share(key, entry)
             # Without a bill the server may have done the work: the bound counts as possibly spent.
             await self.budget.settle(reservation, error.billed_usd, error.claimed_usd)
             # From a server that has answered before, a page is a gateway's, and the server will be back.
-            if isinstance(error, WebPage) and not self._answered:
-                raise error.permanent from None
+            if isinstance(error, (WebPage, MissingModel)) and not self._answered:
+                raise await self.client.explained(error) from None
             raise
-        self._answered = True
+        self._answered = self._answers = True
         # Before the next `await`, as above: writing takes time, in which others would be launched.
         self._halted = self._halted or self.budget.exceeded(reservation, sample.cost_usd)
         if sample.cost_usd:

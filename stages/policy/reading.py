@@ -8,6 +8,7 @@ cost. `UNUSABLE` lists why a body is not an answer, and whether a retry can help
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -19,13 +20,14 @@ from composer_stages.messages import MessageParts, ToolCall, read as parts_of, t
 from composer_stages.policy.base import PolicyConfig, Sample
 from composer_stages.policy.client import (
     CallError,
+    RefusedError,
     RejectedError,
     RetryableError,
     WebPage,
-    error_of_status,
-    excerpt,
+    error_of_fault,
     web_page,
 )
+from composer_stages.policy.faults import Sent, excerpt, meaning, parse_fault
 from composer_stages.policy.requests import CallBounds
 from composer_stages.policy.token_counts import LONGEST_TOKEN, least_tokens, tokenizer
 from composer_stages.policy.tool_calls import normalise_calls
@@ -113,20 +115,18 @@ def read(raw: bytes, config: PolicyConfig, bounds: CallBounds, *, latency_s: flo
         # Repeated as other garbage is: gateways send pages for a server that is busy, also with status 200.
         if hint := web_page(raw, config.base_url):
             raise WebPage(config, hint) from None
+        if STREAM.match(raw):
+            raise RefusedError("policy.answer-is-stream", base_url=config.base_url, billed_usd=None) from None
         raise _unusable("not JSON", Sentence("policy.answer-not-json", error=str(error)), None) from None
     if not isinstance(body, dict):
         raise _unusable("not a completion", Sentence("policy.answer-not-an-object", body=repr(excerpt(body, 80))), None)
     # OpenRouter sends status 200 as soon as a model begins to answer, and puts what fails afterwards into the body.
-    if fault := body.get("error"):
-        code = fault.get("code") if isinstance(fault, dict) else None
-        raise error_of_status(
-            code if type(code) is int else 500,
-            excerpt(fault, 200),
-            config,
-            billed_usd=read_charge(raw, False, bounds=bounds, config=config),
-        )
+    if fault := body.get("error") or _error_of_choice(body):
+        raise _error_inside(fault, raw, bounds, config)
     choices = body.get("choices")
     if not isinstance(choices, list) or not choices:
+        if meaning(parse_fault(body), 200, _sent(bounds)) is not None:  # an error in the place of an answer
+            raise _error_inside(body, raw, bounds, config)
         reason = "not a completion" if not isinstance(choices, list) else "no choices"
         raise _unusable(
             reason,
@@ -174,6 +174,29 @@ def read(raw: bytes, config: PolicyConfig, bounds: CallBounds, *, latency_s: flo
     if tokens := find_overlong(body, written, bounds):
         raise OverlongAnswer(sample, tokens, bounds.completion_tokens)
     return sample
+
+
+STREAM = re.compile(rb"\s*(data|event|id): ?\S")
+"""The beginning of a stream of events."""
+
+
+def _error_of_choice(body: Mapping[str, Any]) -> Any:
+    choices = body.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    return first.get("error") if isinstance(first, dict) else None
+
+
+def _sent(bounds: CallBounds) -> Sent:
+    fields = frozenset(("seed", "temperature", "max_tokens"))
+    return Sent(sum(map(least_tokens, _contents(bounds))), bounds.prompt_tokens, bounds.completion_tokens, fields)
+
+
+def _error_inside(fault: Any, raw: bytes, bounds: CallBounds, config: PolicyConfig) -> CallError:
+    """Return the typed error of a refusal in a body with status 200."""
+    code = fault.get("code") if isinstance(fault, dict) else None
+    status = code if type(code) is int and 300 <= code < 600 else 500
+    billed = read_charge(raw, False, bounds=bounds, config=config)
+    return error_of_fault(parse_fault(fault), status, config, _sent(bounds), billed_usd=billed)
 
 
 def parse(raw: bytes) -> Any:

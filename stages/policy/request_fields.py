@@ -22,7 +22,7 @@ def find_unbounded(
     for key, value in fields.items():
         name = re.sub(r"[^a-z0-9]", "", str(key).lower())
         is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        if name in FIELDS["several"]:
+        if name in FIELDS["several"] and not (name == "stream" and value is False):
             return Sentence("policy.field-of-several-answers", field=setting, path=path, key=key)
         if key in LIMITS and not path:
             if not is_count and not (value is False and setting == "request"):

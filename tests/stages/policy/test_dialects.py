@@ -16,6 +16,7 @@ from composer_stages.endings import NOT_WHOLE
 from composer_stages.pairs.states import WHOLE
 from composer_stages.policy.base import PolicyConfig, Sample, Turn
 from composer_stages.policy.client import CallError, RejectedError, RetryableError
+from composer_stages.policy.faults import Sent, meaning, parse_fault, told_wait_s
 from composer_stages.policy.reading import read
 from composer_stages.policy.requests import CallBounds
 from composer_stages.rollouts.agent_loop import LiveRollout, play
@@ -27,6 +28,11 @@ from composer_stages.teachers.spending import Tally
 FOLDER = Path(__file__).parents[2] / "fixtures" / "dialects"
 ANSWERS = {row["dialect"]: row for row in map(json.loads, (FOLDER / "answers.jsonl").read_text().splitlines())}
 ANSWERED = [name for name, row in ANSWERS.items() if "error" not in row["expect"]]
+
+
+REFUSALS = [json.loads(line) for line in (FOLDER / "refusals.jsonl").read_text().splitlines()]
+ASKED = {"messages": [{"role": "user", "content": "word " * 9000}], "max_tokens": 64, "seed": 1, "temperature": 1.0}
+"""The request that was refused, of 9,000 words."""
 
 
 def read_as(row: dict[str, Any], **more: Any) -> Sample:
@@ -116,3 +122,32 @@ def test_only_a_whole_answer_of_a_teacher_is_counted_as_whole(name: str) -> None
     connection.register("answers", pa.table({name: [value] for name, value in row.items()}))
     vote = connection.execute(f"SELECT {WHOLE} FROM answers").fetchall()
     assert vote == [(sample.text if ANSWERS[name]["expect"]["ending"] == "whole" else None,)]
+
+
+@pytest.mark.parametrize("number", range(len(REFUSALS)))
+def test_a_refusal_means_what_its_codes_numbers_or_words_say(number: int) -> None:
+    refusal, sent = REFUSALS[number], Sent.of(ASKED, len(orjson.dumps(ASKED)))
+    assert meaning(parse_fault(refusal["body"]), refusal["status"], sent) == refusal["means"], refusal["body"]
+
+
+WAITS: list[tuple[dict[str, str], str, float | None]] = [
+    ({"retry-after": "3"}, "", 3.0),
+    ({"retry-after": "nan"}, "", None),
+    ({"retry-after": "Sun, 06 Nov 1994 08:49:37 GMT"}, "", 0.0),
+    ({"retry-after-ms": "250", "retry-after": "1"}, "", 0.25),
+    ({}, "Please try again in 1m2.5s.", 62.5),
+    ({}, "Retry after 30 seconds", 30.0),
+    ({"x-ratelimit-reset-requests": "1s", "x-ratelimit-reset-tokens": "6m0s"}, "", 1.0),
+    ({"x-ratelimit-reset-tokens": "6m0s", "x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset": "1"}, "", 360.0),
+    ({"x-ratelimit-reset": "17"}, "", 17.0),
+    ({"x-ratelimit-reset": "1000000000500"}, "", 0.0),
+    ({"anthropic-ratelimit-tokens-reset": "2001-01-01T00:00:00Z"}, "", 0.0),
+    ({}, "slower", None),
+]
+
+
+@pytest.mark.parametrize(("headers", "message", "wait_s"), WAITS)
+def test_a_wait_is_read_wherever_a_server_says_it(headers: dict[str, str], message: str, wait_s: float | None) -> None:
+    info = [{"error": {"message": "x", "details": [{"@type": "google.rpc.RetryInfo", "retryDelay": "17.5s"}]}}]
+    assert told_wait_s(headers, parse_fault({"error": {"message": message}})) == wait_s
+    assert told_wait_s({}, parse_fault(info)) == 17.5

@@ -96,7 +96,7 @@ def test_a_rejected_request_fails_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("status", [200, 405, 501])
 def test_a_web_page_ends_the_run_unless_the_server_has_answered_before(tmp_path: Path, status: int) -> None:
     with serving(lambda request, n: Reply(status, b"<!doctype html><html>hi</html>")) as server:
-        with pytest.raises(UsageError, match=r"asked for an answer of 'big', but this is a web page; is the URL"):
+        with pytest.raises(UsageError, match=r"is not the address of an API for chats \(a web page; is the URL"):
             ask_all(open_at(server.url, tmp_path), turns("a"))
         assert len(server.requests) == 1
     busy = Reply(status, PAGE)

@@ -312,7 +312,7 @@ STATUSES: dict[int, tuple[type[CallError], str | None]] = {
     402: (UnavailableError, None),
     404: (MissingModel, None),
     408: (RetryableError, "server"),
-    413: (RejectedError, "rejected"),
+    413: (RejectedError, "context"),
     429: (RetryableError, "rate_limit"),
     500: (RetryableError, "server"),
     501: (RejectedError, "rejected"),
@@ -362,21 +362,6 @@ def test_what_a_refusal_was_billed_counts_against_the_limit(tmp_path: Path) -> N
         (sample,) = ask_all(policy, turns(1))
         assert (sample.error_type, len(server.requests)) == ("rate_limit", 3)
     assert totals(tmp_path) == pytest.approx((0.75, 0.0)) and budget.spent == pytest.approx(0.75)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        {"error": {"message": "Your messages are too many.", "code": "context_length_exceeded"}},
-        {"object": "error", "message": "This model's maximum context length is 1024 tokens. However, you ..."},
-        {"error": {"message": "the request exceeds the available context size", "code": 400}},
-        {"error": {"message": "prompt is too long: 201000 tokens > 200000 maximum"}},
-        {"error": {"message": "The input is longer than the model's context length (4096 tokens)."}},
-    ],
-)
-def test_a_prompt_beyond_the_context_has_the_kind_context(error: dict[str, Any]) -> None:
-    found = error_of(Response(400, {}, orjson.dumps(error)), config())
-    assert isinstance(found, RejectedError) and found.kind == "context"
 
 
 @pytest.mark.parametrize(

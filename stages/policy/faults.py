@@ -1,0 +1,198 @@
+"""What a server means by a refusal: by its codes, by the two numbers of an overflow, then by its words.
+
+Servers refuse in forms of their own, nested or inside a 200. `Fault` holds what they say, `meaning` what it means:
+`CONTEXT`, `ACCOUNT`, `FILTERED`, `MALFORMED_CALL`, `PARAMETER`, or None for what no table knows.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import orjson
+
+from composer_stages.data_files import load_toml
+from composer_stages.policy.token_counts import least_tokens
+
+TABLE = load_toml(__package__, "faults.toml")
+CONTEXT, ACCOUNT, FILTERED, MALFORMED_CALL, PARAMETER, UNKNOWN_FIELD = TABLE
+WORDS = {name: re.compile("|".join(table["words"]), re.IGNORECASE | re.DOTALL) for name, table in TABLE.items()}
+CODES = ("code", "type", "status", "error_type", "error_code", "__type", "reason", "name", "status_code", "innererror")
+TEXTS = ("message", "msg", "detail", "details", "error", "errors", "error_msg", "status_msg", "error_message", "raw")
+"""Fields with codes and with texts, at any depth; a text may be JSON again, as gateways pass it on."""
+MESSAGE = 2000
+"""Characters of a server's message that are read: expressions with `.*` take the square of them."""
+DEPTH = 8
+MOST_NUMBER = 10**8
+"""Larger numbers of a message count no tokens: they name requests and times."""
+NOT_OF_LENGTH = (401, 402, 404, 429)
+"""Statuses of refusals that are never about the length of a prompt, whatever words they use."""
+OPTIONAL = ("seed", "temperature", "max_tokens", "max_completion_tokens", "chat_template_kwargs")
+"""Fields of our requests that a server may not take."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What was sent: the fewest and the most tokens that the prompt can have, the limit of the answer, the fields."""
+
+    least: int = 0
+    most: int = 0
+    limit: int = 0
+    fields: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, request: Mapping[str, Any], size: int) -> "Sent":
+        """Return what a request of this many bytes holds."""
+        texts = [message.get("content") for message in request.get("messages", ())]
+        limits = [request.get(name) for name in ("max_tokens", "max_completion_tokens")]
+        limit = max((n for n in limits if isinstance(n, int)), default=0)
+        return cls(sum(least_tokens(text) for text in texts if isinstance(text, str)), size, limit, frozenset(request))
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A refusal: its message, all of its texts, its codes without signs, the field that it names, what the model wrote.
+
+    wait_s: the seconds that it asks to wait.
+    """
+
+    message: str
+    said: str = ""
+    codes: frozenset[str] = frozenset()
+    parameter: str | None = None
+    generation: str = ""
+    wait_s: float | None = None
+
+
+def parse_fault(body: Any) -> Fault:
+    """Return what a refusal says; body: JSON as it was read, or a text."""
+    values: dict[str, list[Any]] = defaultdict(list)
+    for name, value in _scalars(body, "message", DEPTH):
+        values[name].append(value)
+    texts = [text for name in TEXTS for text in values[name] if isinstance(text, str) and text.strip()]
+    message = texts[0] if texts else excerpt(body, MESSAGE)
+    code = next((code for code in values["code"] if isinstance(code, str)), "")
+    waits = [_duration_s(text) for text in (*map(str, values["retryDelay"]), *_WAIT.findall(" ".join(texts)[:MESSAGE]))]
+    return Fault(
+        f"{message[:MESSAGE]} ({code})" if code and code not in message else message[:MESSAGE],
+        " ".join(texts)[:MESSAGE],
+        frozenset(_plain(value) for name in CODES for value in values[name] if value is not None),
+        next((str(name) for name in (*values["param"], *values["loc"][::-1]) if name), None),
+        next((text for text in values["failed_generation"] if isinstance(text, str)), ""),
+        next((wait for wait in waits if wait is not None), None),
+    )
+
+
+def _scalars(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """Yield the values of an object with the names of their fields; a text that is JSON again is walked, too."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "[") and depth:
+        with suppress(ValueError):
+            value = orjson.loads(value)
+    if isinstance(value, Mapping) and depth:
+        for inner, entry in value.items():
+            yield from _scalars(entry, str(inner), depth - 1)
+    elif isinstance(value, list) and depth:
+        for entry in value[:20]:
+            yield from _scalars(entry, name, depth - 1)
+    elif not isinstance(value, (Mapping, list)):
+        yield name, value
+
+
+def _plain(value: Any) -> str:
+    return re.sub(r"[^a-z0-9]", "", excerpt(value, 80).lower())
+
+
+def meaning(fault: Fault, status: int, sent: Sent) -> str | None:
+    """Return what a refusal means; None where no table knows its codes and words, and its numbers are not ours."""
+    for name, table in TABLE.items():
+        if not fault.codes.isdisjoint(table["codes"]) and (name != PARAMETER or refused_field(fault, sent)):
+            return name
+    if status == 413:
+        return CONTEXT
+    if status == 429 and fault.wait_s is not None:
+        return None
+    if status not in NOT_OF_LENGTH and _is_beyond(fault, sent):
+        return CONTEXT
+    for name in (MALFORMED_CALL, ACCOUNT, CONTEXT, PARAMETER, FILTERED):
+        if name in (CONTEXT, PARAMETER, FILTERED) and status in NOT_OF_LENGTH:
+            continue
+        if WORDS[name].search(fault.said) and (name != PARAMETER or refused_field(fault, sent)):
+            return name
+    return None
+
+
+def refused_field(fault: Fault, sent: Sent) -> str | None:
+    """Return which field of the request a refusal names, of those that may be left out."""
+    for name in (name for name in OPTIONAL if name in sent.fields):
+        if fault.parameter == name or re.search(rf"(?<![\w]){name}(?![\w])", fault.said):
+            return name
+    return None
+
+
+def _is_beyond(fault: Fault, sent: Sent) -> bool:
+    """Return whether a message has the tokens of this prompt beside a smaller number, or a number below all of them."""
+    numbers = [int(text.replace(",", "")) for text in re.findall(r"(?<![\w.,-])\d[\d,]{1,11}(?![\w.-]*\w)", fault.said)]
+    numbers = [number for number in numbers if 64 <= number < MOST_NUMBER and number != sent.limit]
+    about = re.search(r"token|context|length|prompt|input|long|长|字", fault.said, re.IGNORECASE)
+    ours = [n for n in numbers if sent.least <= n <= sent.most + sent.limit]
+    return bool(about) and any(limit < n for n in ours for limit in numbers)
+
+
+# Waits: a number of seconds, a date, a duration such as 6m0s, or a time since 1970 in seconds or milliseconds.
+
+_WAIT = re.compile(
+    r"(?:again|retry|wait)(?: after| in| for)?:? ((?:[\d.]+ ?(?:m?s|m(?=\d)|seconds?|minutes?))+)\b", re.IGNORECASE
+)
+_UNITS = {
+    "ms": 0.001,
+    "s": 1.0,
+    "sec": 1.0,
+    "second": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "minute": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+}
+
+
+def told_wait_s(headers: Mapping[str, str], fault: Fault) -> float | None:
+    """Return how many seconds a server asks to wait, in any of the fields that servers have for it; None for none."""
+    for name in ("retry-after-ms", "x-ms-retry-after-ms"):
+        if (wait := _duration_s(f"{headers.get(name, '')}ms")) is not None:
+            return wait
+    if (wait := _duration_s(headers.get("retry-after", ""))) is not None:
+        return wait
+    if fault.wait_s is not None:
+        return fault.wait_s
+    resets = [name for name in headers if re.search(r"ratelimit.*reset", name)]
+    spent = [name for name in resets if headers.get(name.replace("reset", "remaining"), "").strip() == "0"]
+    waits = [wait for name in spent or resets if (wait := _duration_s(headers[name])) is not None]
+    return max(waits) if spent else min(waits, default=None)
+
+
+def _duration_s(text: str) -> float | None:
+    text = text.strip()
+    parts = re.findall(r"([\d.]+) ?([a-z]+)", text.lower())
+    with suppress(ValueError, TypeError, OverflowError, KeyError):
+        if parts and re.fullmatch(r"(?:[\d.]+ ?[a-z]+ ?)+", text.lower()):
+            return sum(float(n) * (_UNITS.get(unit) or _UNITS[unit.rstrip("s")]) for n, unit in parts)
+        if re.fullmatch(r"[-+]?[\d.]+", text):
+            wait, now = float(text), datetime.now(UTC).timestamp()
+            wait -= now if wait > 1e9 else 0.0
+            return max(wait / 1000 - now if wait > 1e11 else wait, 0.0)
+        at = datetime.fromisoformat(text) if text[:4].isdigit() else parsedate_to_datetime(text)
+        return max((at.replace(tzinfo=at.tzinfo or UTC) - datetime.now(UTC)).total_seconds(), 0.0)
+    return None
+
+
+def excerpt(value: Any, most: int, form: Callable[[Any], str] = str) -> str:
+    """Return the beginning of a value from a server as text, whatever it is."""
+    try:
+        return form(value)[:most]
+    except RecursionError:  # a reader of JSON takes a thousand levels, and Python's writer fewer
+        return f"{type(value).__name__} that is nested too deeply"
