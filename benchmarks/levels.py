@@ -1,6 +1,6 @@
 """How often the verdict of `composer evaluate` is right: coverage of its intervals and frequencies of its verdicts.
 
-    python benchmarks/levels.py [verdicts|start|planned|collapsed|healthy|pilots] [--experiments 4000]
+    python benchmarks/levels.py [verdicts|start|planned|sizes|collapsed|healthy|pilots] [--experiments 4000]
 
 Experiments are simulated with the planner's model of tasks and decided by the rule of `composer evaluate`: at kata's
 operations (sampled, and as fixed strata) and families, at SWE-bench Lite's repositories (fixed, and sampled), at tasks
@@ -148,6 +148,38 @@ def planned(experiments: int = 1000) -> Iterator[Claim]:
         yield share_of(found, f"{name}: experiments that find the {100 * gain:.1f} points that 80 % should find")
 
 
+SIZED = {
+    "120 tasks": (replace(UNLIKE, seed_sd=0.0), Design((1,) * 120), 0.05),
+    "120 tasks, 3 seeds that vary by 3 points": (UNLIKE, Design((1,) * 120, seeds=3), 0.08),
+    "120 tasks, 5 seeds that vary by 3 points": (UNLIKE, Design((1,) * 120, seeds=5), 0.05),
+    "120 tasks in 24 families": (replace(UNLIKE, seed_sd=0.0), Design((5,) * 24), 0.08),
+    "300 tasks that 97 % pass": (
+        TaskModel(0.97, 0.02, 0.03, family_correlation=0.0, seed_sd=0.0),
+        Design((1,) * 300),
+        0.02,
+    ),
+}
+"""Pilots from which `compare` says how many tasks and seeds find a difference."""
+
+
+def sizes(experiments: int = 1000) -> Iterator[Claim]:
+    """How often experiments of the size that such pilots name, at the median, find the difference that 80 % should."""
+    for name, (model, design, gain) in SIZED.items():
+        random, unit_T = np.random.default_rng(0), np.repeat(np.arange(len(design.sizes)), design.sizes)
+        pilots = (PairedTest(*draw(model, design, gain / 2, 1, random), unit_T, num_flips=199) for _ in range(100))
+        named = [pilot.size_for(gain) for pilot in pilots]
+        tasks = float(np.median([size.tasks for size in named]))
+        seeds = int(np.median([size.seeds or design.seeds for size in named]))
+        each = design.sizes[0]
+        grown = replace(design, sizes=(each,) * round(tasks / each), seeds=seeds)
+        tests = simulated(model, grown, gain, experiments, seed=77)
+        found = np.concatenate([np.isin(shows([test], 0.0), GAINS) for test in tests])
+        size = f"{grown.num_tasks} tasks and {seeds} seeds" if design.seeds > 1 else f"{grown.num_tasks} tasks"
+        yield share_of(
+            found, f"pilots of {name} ask for {size}: experiments of this size that find {100 * gain:g} points"
+        )
+
+
 FAILING = 0.15
 """The share of trainings that collapse, and then pass nothing."""
 MEAN = -0.005
@@ -255,6 +287,7 @@ CASES = {
     "verdicts": verdicts,
     "start": against_start,
     "planned": planned,
+    "sizes": sizes,
     "collapsed": collapses,
     "healthy": healthy,
     "pilots": pilots,

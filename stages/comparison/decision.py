@@ -10,8 +10,6 @@ assumption is about what is better; the record is in units of the score again, a
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
-from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
@@ -43,7 +41,6 @@ from composer_stages.formats import terminal_bench
 from composer_stages.formats.measurement import ScoreKind, State
 from composer_stages.terms import SWE_BENCH, SamplingUnit
 
-POWER = 0.8
 """Of the number of tasks that finds `min_gain`."""
 COUNTING_AS_FAILED = frozenset({SWE_BENCH, terminal_bench.NAME})
 """The environments whose own tables count what has no verdict as failed."""
@@ -288,23 +285,20 @@ def measure_sides(pairs: Sequence[PairedSides], letters: Sequence[str], rules: C
         bounds = [float(test.estimate_X[0]) * rules.span.width for test in tests[index][1:]]
         worst, best = bounds or (None, None)
         missing = MissingOutcomes((dict(pair.missing[0]), dict(pair.missing[1])), rules.missing, worst, best, holds)
-        differences.append(replace(explain(difference, len(deciding[index]), rules), missing=missing))
+        differences.append(replace(explain(difference, deciding[index], rules), missing=missing))
     return differences
 
 
-def explain(difference: Difference, num_tests: int, rules: ComparisonRules) -> Difference:
+def explain(difference: Difference, tests: Sequence[PairedTest], rules: ComparisonRules) -> Difference:
     """Return a difference of shares in units of the score; where nothing is decided, with what would decide it.
 
-    num_tests: of which all must agree on the decision.
+    tests: all must agree on the decision.
     """
     needed, reasons = None, difference.reasons
     if difference.decision is Decision.UNDECIDED:
-        reasons = (*reasons, Reason.of(ReasonKind.LOW_POWER if num_tests == 1 else ReasonKind.RESTS_ON_MISSING))
-    if difference.decision is Decision.UNDECIDED and num_tests == 1 and rules.min_gain:
-        # A difference of as many standard errors as level and power take together is found at that power.
-        at_level, at_power = (NormalDist().inv_cdf(share) for share in (1 - difference.alpha / 2, POWER))
-        error = (difference.high - difference.low) / 2 / at_level
-        needed = ceil(difference.num_tasks * ((at_level + at_power) * error / rules.min_share) ** 2)
+        reasons = (*reasons, Reason.of(ReasonKind.LOW_POWER if len(tests) == 1 else ReasonKind.RESTS_ON_MISSING))
+    if difference.decision is Decision.UNDECIDED and len(tests) == 1 and rules.min_gain:
+        needed = tests[0].size_for(rules.min_share, difference.alpha)
     width = rules.span.width
     limits = difference.low * width, difference.high * width
     return replace(

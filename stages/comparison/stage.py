@@ -57,7 +57,8 @@ def document(comparison: LogComparison) -> dict[str, Any]:
     names = ("estimate", "low", "high", "p_holm", "alpha", "num_tasks", "num_units", "wins", "losses")
     differences = [
         {
-            **{name: getattr(difference, name) for name in (*names, "needed")},
+            **{name: getattr(difference, name) for name in names},
+            "needed": difference.needed and difference.needed._asdict(),
             "letter": difference.treatment,
             "decision": difference.decision.value,
             "p": difference.p_value,

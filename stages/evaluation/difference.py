@@ -7,7 +7,7 @@ found: all of them by `Difference`. Records hold numbers and enumerations; sente
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 from composer_stages.layout import counted
 
@@ -117,6 +117,15 @@ class MissingOutcomes:
     holds: bool = True
 
 
+class Size(NamedTuple):
+    """The tasks that find a gain, the range in which they lie with 80 % confidence, and the seeds where seeds lack."""
+
+    tasks: int
+    fewest: int
+    most: int
+    seeds: int | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Difference:
     """The treatment's rate minus the baseline's, as fractions of one: 0.25 is 25 points.
@@ -167,8 +176,8 @@ class Difference:
     """The two-sided level of the interval and the decision."""
     mde: float | None = None
     """Where nothing is decided, the true difference that 80 % of such experiments would find, by simulation."""
-    needed: int | None = None
-    """Where nothing is decided, the number of tasks that finds the smallest difference of interest in 80 % of cases."""
+    needed: Size | None = None
+    """Where nothing is decided, the size that finds the smallest difference of interest in 80 % of cases."""
     elsewhere: tuple[float, float] | None = None
     """The interval for other units, where those played are fixed."""
     num_collections: int = 0

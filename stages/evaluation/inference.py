@@ -31,10 +31,11 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property, lru_cache, partial
 from itertools import pairwise
+from statistics import NormalDist
 
 import numpy as np
 
-from composer_stages.evaluation.difference import Decision, Verdict
+from composer_stages.evaluation.difference import Decision, Size, Verdict
 
 Array = np.ndarray
 TINY, MAX_TERMS = 1e-300, 10_000
@@ -104,6 +105,7 @@ def _incomplete_beta(a: float, b: float, x: float, complement: float) -> float:
 
 ALPHA = 0.05
 MIN_GAIN = 0.02
+POWER = 0.8
 MIN_SEEDS = 3
 """With fewer, a result holds for these checkpoints and not for training."""
 NUM_FLIPS = 3999
@@ -112,6 +114,7 @@ MANY_UNITS = 2000
 """From so many units on that all differ, the t of sign flips is normal."""
 MIN_SCORE_UNITS = 20
 """With fewer, skewed scores find a gain in nothing in up to 17 % of cases (benchmarks/compare.py)."""
+MOST_SEEDS = 1000
 STEPS = 26
 """Steps of bisection; a limit is found to 2**-26."""
 TIE, TOLERANCE = 1e-9, 1e-12
@@ -183,6 +186,14 @@ class SignFlips:
         return share_X
 
 
+def chi_square(degrees: float, z: float = 0) -> float:
+    """Return the value of chi-square over its degrees that the normal value z stands for: by default the median.
+
+    Wilson and Hilferty, Proceedings of the National Academy of Sciences 1931.
+    """
+    return max(1 - 2 / (9 * degrees) + z * math.sqrt(2 / (9 * degrees)), 0.1) ** 3
+
+
 class PairedTest:
     """Test treatment minus baseline, of X experiments with the same layout of tasks, units and seeds.
 
@@ -226,7 +237,7 @@ class PairedTest:
         # differ by less than one: to the score test they are differences of the size seen, of which there are more.
         total_X = np.abs(d_XT).sum(1)
         bernoulli_X = total_X - d_XT.shape[1] * mean_X**2
-        size_X = np.where(total_X > 0, (d_XT**2).sum(1) / np.maximum(total_X, TOLERANCE), 1.0)
+        self.size_X = size_X = np.where(total_X > 0, (d_XT**2).sum(1) / np.maximum(total_X, TOLERANCE), 1.0)
         if fixed:
             # Strata of equal outcomes have no spread in the sample, which is no proof that they have none: each counts
             # as if one task differed. Never worse than without strata, where one task more differs over all.
@@ -298,6 +309,38 @@ class PairedTest:
             out_X = self.rejects(mean, middle_X)
             low_X, high_X = np.where(out_X, low_X, middle_X), np.where(out_X, middle_X, high_X)
         return high_X
+
+    def size_for(self, gain: float, alpha: float = ALPHA, power: float = POWER) -> Size:
+        """Return the size at which an experiment like the first of these finds a gain with this power.
+
+        Squared errors of units fall with tasks, those of trainings with training seeds alone: where the seeds leave no
+        room for tasks, as many seeds are named as leave half of the error to these.
+        """
+        sizes_U, num_units = self.flips.sizes_U, len(self.flips.sizes_U)
+        rest_U = self.flips.sums_XU[0] - sizes_U * self.estimate_X[0]
+        seen = float((rest_U**2).sum()) * num_units / max(num_units - 1, 1)
+        # Where nothing differs, one task may: of the size seen.
+        variance = max(seen, float(self.size_X[0])) / sizes_U.sum() ** 2
+        at_level, at_power = (NormalDist().inv_cdf(share) for share in (1 - alpha / 2, power))
+        room, seeds = gain**2, None
+        if (top_error_X := self.top_error_X) is not None:
+            variance *= float(self._share_X[0])
+            num = self.num_top
+
+            def of_seeds(num: int) -> float:
+                at_top = float(student_quantile(num - 1, 1 - alpha / 2)) + at_power
+                return at_top**2 * float(top_error_X[0]) ** 2 / chi_square(self.num_top - 1) * self.num_top / num
+
+            while of_seeds(num) > room / 2 and num < MOST_SEEDS:
+                num += 1
+            seeds = num if num > self.num_top else None
+            room -= min(of_seeds(num), room / 2)
+        tasks = sizes_U.sum() * (at_level + at_power) ** 2 * variance / room
+        # A variance is known to its degrees of freedom, and that of rare differences to their number.
+        differing = float((rest_U**2).sum() / max((rest_U**4).sum(), TINY) * (rest_U**2).sum())
+        degrees = max(min(num_units - 1, 2 * differing), 1)
+        low, middle, high = (math.ceil(tasks / chi_square(degrees, z)) for z in (1.2816, 0, -1.2816))
+        return Size(middle, low, high, seeds)
 
     def score(self, mean_X: Array) -> Array:
         """Return [X] Tango's score statistic for a difference of matched proportions."""

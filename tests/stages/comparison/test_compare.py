@@ -111,7 +111,9 @@ def test_decisions(tmp_path: Path, num: int, gained: int, lost: int, min_gain: f
     comparison = compared(*(scores(tmp_path / f"{name}.jsonl", values) for name, values in sides), min_gain=min_gain)
     delta = recorded(comparison)
     assert delta.decision == decision
-    assert (delta.needed or 0) > (num if decision == "undecided" and not delta.too_few else -1)
+    assert (delta.needed["tasks"] if delta.needed else 0) > (
+        num if decision == "undecided" and not delta.too_few else -1
+    )
     text = report.describe_decision(comparison, comparison.differences[0])
     assert ("5 tasks, and 6 are needed to show anything" in text) == bool(delta.too_few)
 

@@ -274,6 +274,17 @@ def test_training_seeds_that_agree_are_no_evidence_about_tasks():
         assert five.p()[0] >= units.p()[0] - 1e-6
 
 
+def test_seeds_are_named_where_tasks_cannot_help():
+    """The width of three trainings of 3 points is theirs, and no number of tasks takes it away."""
+    model, design, random = replace(PLAIN, seed_sd=0.03), Design((1,) * 200, seeds=3), np.random.default_rng(1)
+    sizes = [PairedTest(*draw(model, design, 0.0, 1, random), np.arange(200)).size_for(0.05) for _ in range(20)]
+    assert np.median([size.seeds or 3 for size in sizes]) > 5
+    alone = [PairedTest(*(arm[:, :1] for arm in draw(PLAIN, design, 0.0, 1, random)), np.arange(200)) for _ in "abcde"]
+    assert all(test.size_for(0.05).seeds is None for test in alone)
+    (few, *_), (many, *_) = (alone[0].size_for(gain) for gain in (0.1, 0.05))
+    assert many == pytest.approx(4 * few, abs=4)
+
+
 def test_gains_of_collections_give_the_t_test_over_collections():
     gain_S, of_collection = np.random.default_rng(0).normal(0.02, 0.05, 24), np.repeat(np.arange(6), 4)
     error, num = top_error(gain_S[None], of_collection)
