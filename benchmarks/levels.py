@@ -165,8 +165,8 @@ SIZED = {
 def sizes(experiments: int = 1000) -> Iterator[Claim]:
     """How often experiments of the size that such pilots name, at the median, find the difference that 80 % should."""
     for name, (model, design, gain) in SIZED.items():
-        random, unit_T = np.random.default_rng(0), np.repeat(np.arange(len(design.sizes)), design.sizes)
-        pilots = (PairedTest(*draw(model, design, gain / 2, 1, random), unit_T, num_flips=199) for _ in range(100))
+        random, units = np.random.default_rng(0), np.repeat(np.arange(len(design.sizes)), design.sizes)
+        pilots = (PairedTest(*draw(model, design, gain / 2, 1, random), units, num_flips=199) for _ in range(100))
         named = [pilot.size_for(gain) for pilot in pilots]
         tasks = float(np.median([size.tasks for size in named]))
         seeds = int(np.median([size.seeds or design.seeds for size in named]))
