@@ -47,7 +47,8 @@ def syscall_filter(machine: str = "") -> bytes:
     program += [_instruction(LOAD, NUMBER_AT), _instruction(AT_LEAST, X32_BIT, 0, 1), absent]
     for table, verdict in ((SYSCALLS["refused"], refuse), (SYSCALLS["absent"], absent)):
         for numbers in table.values():
-            program += [_instruction(EQUAL, numbers[column], 0, 1), verdict]
+            if numbers[column] >= 0:
+                program += [_instruction(EQUAL, numbers[column], 0, 1), verdict]
     for x86_64, aarch64, position, test, operand in SYSCALLS["refused_with"].values():
         number = (x86_64, aarch64)[column]
         if number >= 0:

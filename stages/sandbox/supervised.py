@@ -89,7 +89,7 @@ class SupervisedSandbox(AbstractContextManager["SupervisedSandbox"]):
             environment, inside, group = {**FIXED_ENV, "HOME": str(self.work), "PATH": path}, str(self.work), None
             command = nullcontext(([str(base_python()), "-sS", str(guest_folder())], []))
         # The supervisor itself gets no variable of the caller's, such as a PYTHONPATH that leads into the work folder.
-        settings = {"work": inside, "env": {**environment, **self.view.env}}
+        settings = {"work": inside, "env": {**environment, **self.view.env}, "counts_sockets": group is None}
         return SupervisorSession(command, environment, self.limits, settings, group)
 
 

@@ -41,7 +41,10 @@ def serve(descriptor: int) -> None:
     os.close(descriptor)
     processes.protect_supervisor()
     settings = read_request(channel)
-    watchdog = Watchdog(settings["work"], settings["limits"]) if os.getpid() == 1 else None
+    counts_sockets = settings["counts_sockets"]
+    watchdog = None
+    if os.getpid() == 1:
+        watchdog = Watchdog(settings["work"], settings["limits"], counts_sockets=counts_sockets)
     # Before the first job: what every later state is compared with is that of a fresh sandbox.
     fresh, devices = (sandbox_state(), {path: status(path) for path in DEVICES}) if watchdog else (None, {})
     write_all(channel, READY)

@@ -153,6 +153,7 @@ def free_bytes(folder: str) -> int:
 
 MB = 1 << 20
 MAPPED_PER_TABLE_BYTE = 512  # 8 bytes of a page table map a page of 4 KiB
+USUAL_BUFFER, MOST_DATAGRAMS = 212_992, 10  # the kernel's net.core.wmem_max and net.unix.max_dgram_qlen
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 SCRATCH = ("/tmp", "/dev/shm", "/home/agent")  # noqa: S108 (folders of the sandbox's own, mode 0700)
 
@@ -160,12 +161,14 @@ SCRATCH = ("/tmp", "/dev/shm", "/home/agent")  # noqa: S108 (folders of the sand
 class Watchdog:
     """Names the limit that the running command broke."""
 
-    def __init__(self, work: str, limits: dict[str, Any]) -> None:
+    def __init__(self, work: str, limits: dict[str, Any], *, counts_sockets: bool = False) -> None:
         self.max_threads = limits["processes"]
         self.max_bytes = limits["memory_mb"] * MB
         # One that is a place of the work folder lies on its disk, and counts there.
         self.scratch = [folder for folder in SCRATCH if os.stat(folder).st_dev != os.stat(work).st_dev]
         self.disk = DiskQuota(work, limits["disk_mb"] * MB)
+        # Where there is a control group, the kernel counts them.
+        self.counts_sockets = counts_sockets
 
     def look(self) -> str | None:
         """Return the first limit that is broken now, or None. Called every few milliseconds."""
@@ -176,6 +179,8 @@ class Watchdog:
         for folder in self.scratch:  # memory file systems, with their inodes: no process's resident memory shows them
             disk = os.statvfs(folder)
             used += (disk.f_blocks - disk.f_bfree) * disk.f_frsize + (disk.f_files - disk.f_ffree) * INODE_BYTES
+        if self.counts_sockets:
+            used += socket_bytes()
         # Page tables, which resident memory does not show either, can only be large where the address space is: else
         # their size, which costs a file each, is not asked.
         if sum(virtual for *_, virtual in tasks) // MAPPED_PER_TABLE_BYTE > self.max_bytes // 32:
@@ -198,6 +203,22 @@ def running_tasks() -> Iterator[Task]:
             fields = _read(f"/proc/{name}/stat").rpartition(b")")[2].split()
             if fields:
                 yield int(name), int(fields[17]), int(fields[21]) * PAGE_BYTES, int(fields[20])
+
+
+def socket_bytes(folder: str = "/proc/self/net") -> int:
+    """Return the bytes in the queues of sockets; of a local one, whose queue nothing shows, as many as it may hold."""
+    largest = 2 * int(_read("/proc/sys/net/core/wmem_max") or USUAL_BUFFER)  # the kernel doubles what a program sets
+    used = 0
+    for line in _read(f"{folder}/unix").splitlines()[1:]:
+        kind, state = line.split()[4:6]
+        if kind == b"0002":  # of datagrams: several senders' buffers
+            used += MOST_DATAGRAMS * largest
+        elif state == b"03":  # connected
+            used += largest
+    for name in ("tcp", "tcp6", "udp", "udp6"):
+        for line in _read(f"{folder}/{name}").splitlines()[1:]:
+            used += sum(int(queued, 16) for queued in line.split()[4].split(b":"))
+    return used
 
 
 def counted_bytes(path: str, field: bytes, otherwise: int) -> int:

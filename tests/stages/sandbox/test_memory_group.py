@@ -76,7 +76,9 @@ def session_of(work: Path, limits: Limits, group: MemoryGroup | None) -> Iterato
     """A supervisor in bubblewrap, with a group or without."""
     with bwrap_command(work, limits, View()) as (argv, descriptors):
         command = nullcontext(([*argv, "--", str(LINKS / "python3"), "-sS", GUEST], descriptors))
-        session = SupervisorSession(command, FIXED_ENV, limits, {"work": TESTBED, "env": FIXED_ENV}, group)
+        session = SupervisorSession(
+            command, FIXED_ENV, limits, {"work": TESTBED, "env": FIXED_ENV, "counts_sockets": False}, group
+        )
     try:
         yield session
     finally:

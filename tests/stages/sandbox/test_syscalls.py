@@ -26,7 +26,7 @@ def test_unknown_machine_is_refused() -> None:
 
 @pytest.mark.skipif("__import__('platform').machine() != 'x86_64'", reason="the numbers below are those of x86_64")
 def test_refused_calls_are_refused(box: Sandbox) -> None:
-    calls = [(numbers[0], (0, 0, 0, 0, 0, 0)) for numbers in SYSCALLS["refused"].values()]
+    calls = [(numbers[0], (0, 0, 0, 0, 0, 0)) for numbers in SYSCALLS["refused"].values() if numbers[0] >= 0]
     for number, _, position, _, operand in SYSCALLS["refused_with"].values():
         calls.append((number, tuple(operand if at == position else 0 for at in range(6))))
     assert box.run(f"python3 -c '{PROGRAMS['system_calls'].format(calls=calls)}'").output.split() == ["1"] * len(calls)

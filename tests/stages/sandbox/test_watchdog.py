@@ -2,9 +2,14 @@
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from composer_stages.sandbox.guest.watchdog import INODE_BYTES, DiskQuota, scan, unlinked_files
+from composer_stages.sandbox import Limits, View
+from composer_stages.sandbox.bubblewrap import GUEST, LINKS, TESTBED, bwrap_command
+from composer_stages.sandbox.guest.watchdog import INODE_BYTES, DiskQuota, scan, socket_bytes, unlinked_files
+from composer_stages.sandbox.session import SupervisorSession
+from composer_stages.sandbox.supervised import FIXED_ENV
 
 
 def whole(folder: Path) -> int:
@@ -51,3 +56,27 @@ def test_a_folder_over_its_quota_may_shrink_but_not_grow(tmp_path: Path) -> None
     (tmp_path / "more").write_bytes(b"x")
     time.sleep(0.05)  # scans are rarer than they are long
     assert quota.end(broken=False)
+
+
+def test_buffers_of_sockets_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "unix").write_text("Num\n0: 2 0 0 0001 03 7\n0: 2 0 0 0001 01 8\n")
+    connected = socket_bytes(str(tmp_path))
+    assert connected >= 2 * 65_536
+    (tmp_path / "unix").write_text("Num\n0: 2 0 0 0002 01 7\n")
+    assert socket_bytes(str(tmp_path)) == 10 * connected
+    (tmp_path / "unix").unlink()
+    (tmp_path / "tcp").write_text("sl\n0: 0100007F:1F90 0100007F:D2F0 01 00000010:00000100 00:0 0 0 0 0\n")
+    assert socket_bytes(str(tmp_path)) == 0x110
+
+
+def test_a_process_that_fills_sockets_is_ended_without_a_control_group(tmp_path: Path) -> None:
+    limits = replace(Limits(), memory_mb=32)
+    fill = "import socket, time\npairs = [socket.socketpair() for _ in range(100)]\ntime.sleep(20)"
+    view, settings = View(), {"work": TESTBED, "env": FIXED_ENV, "counts_sockets": True}
+    command = bwrap_command(tmp_path, limits, view, [str(LINKS / "python3"), "-sS", GUEST])
+    session = SupervisorSession(command, FIXED_ENV, limits, settings)
+    try:
+        reply = session.ask({"kind": "command", "command": f"python3 -c '{fill}'".encode()}, 10.0)
+        assert reply.killed_for == "memory"
+    finally:
+        session.close()
