@@ -35,6 +35,7 @@ from composer_stages.envs.base import (
     Split as Split,
     TakesCalls as TakesCalls,
     Task as Task,
+    TellsGrounds as TellsGrounds,
     TurnFault as TurnFault,
     Work as Work,
 )

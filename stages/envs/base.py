@@ -215,6 +215,15 @@ class LeavesOut(Protocol):
 
 
 @runtime_checkable
+class TellsGrounds(Protocol):
+    """An environment that knows before a rollout whether a task's pass can rest on values."""
+
+    def report_reason(self, task: Task) -> str:
+        """Return why a pass of a task can be no more than a report; an empty text where it can rest on values."""
+        ...
+
+
+@runtime_checkable
 class GradesTogether(Protocol):
     """An environment that grades several rollouts at once, far more cheaply than one by one."""
 

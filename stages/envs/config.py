@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from composer_stages import envs
 from composer_stages.envs import boundary, task_table
-from composer_stages.envs.base import Environment, LeavesOut, Task
+from composer_stages.envs.base import Environment, LeavesOut, Task, TellsGrounds
 from composer_stages.errors import ComposerError, UsageError
 from composer_stages.runs.activity import Checking, Notice, activity
 from composer_stages.runs.run import RunWriter
@@ -125,10 +125,15 @@ class EnvStageConfig(StageConfig):
                 raise UsageError("envs.no-module", name=self.env.name)
             unseen = Sentence("envs.dry-run-imports-nothing", name=self.env.name, path=path)
             return [unseen, *super().check()]
-        drawn = self.draw(self.opener(), getattr(self, "tasks", 1))
+        make = self.opener()
+        drawn = self.draw(make, getattr(self, "tasks", 1))
         sentence = Sentence("envs.tasks-drawn", name=self.env.name, num_tasks=len(drawn), split=self.env.split)
         sandbox = f", a command run under {self.sandbox}" if envs.has_option(self.env.name, "sandbox") else ""
-        return [sentence + sandbox, *self.remarks(drawn), *super().check()]
+        reasons = _report_reasons(make, drawn)
+        grounds = Sentence(
+            "envs.grounds-possible", num_tasks=len(drawn), reasons=reasons, most=task_table.MOST_REPORTED
+        )
+        return [sentence + sandbox, grounds, *self.remarks(drawn), *super().check()]
 
     def remarks(self, tasks: Sequence[Task]) -> list[str]:
         """Return remarks on these tasks before they are played, a clause each."""
@@ -160,6 +165,9 @@ class EnvStageConfig(StageConfig):
             raise UsageError("envs.tasks-failed", name=self.env.name, reason=_describe_error(error)) from error
         finally:
             environment.close()
+        if self.env.require == "values" and (reasons := _report_reasons(make, tasks)):
+            most = task_table.MOST_REPORTED
+            raise UsageError("envs.tasks-by-report", num_tasks=len(tasks), reasons=reasons, most=most)
         return tasks
 
     def _at_most(self, environment: Environment, count: int, fewer: bool) -> list[Task]:
@@ -203,6 +211,20 @@ class EnvStageConfig(StageConfig):
     def counts_by_default(self) -> bool:
         """Return whether the number of tasks is the default, so that a smaller split gives all of its tasks."""
         return "tasks" in type(self).model_fields and "tasks" not in self.model_fields_set
+
+
+def _report_reasons(make: Callable[[], Environment], tasks: Sequence[Task]) -> dict[str, str]:
+    """Return, by task, why a pass can be no more than a report; without those that can rest on values."""
+    environment = make()
+    try:
+        if isinstance(environment, TellsGrounds):
+            reasons = {task.task_id: environment.report_reason(task) for task in tasks}
+        else:
+            by_report = getattr(environment, "ground", None) == "report"
+            reasons = dict.fromkeys((task.task_id for task in tasks if by_report), Sentence("envs.env-reports"))
+    finally:
+        environment.close()
+    return {task_id: reason for task_id, reason in reasons.items() if reason}
 
 
 def _describe_error(error: BaseException) -> str:

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,14 @@ class TasksEnv(RepoEnvironment):
         chosen = draw_rows(self._path, self._splits(), split, count, seed)
         return [Task(row["id"], self.name, split, family_of(row), row["prompt"], row) for row in chosen]
 
+    def report_reason(self, task: Task) -> str:
+        """Return why a pass of a task can be no more than a report; "" for calls and scripts that nothing shows."""
+        if not (compared := values.test_names(task.data)):
+            return super().report_reason(task)
+        with trees.scratch() as folder:
+            write_files(folder, task.data)
+            return _find_shown(task.data, compared, folder)
+
     def repo_task(self, task: Task) -> RepoTask:
         """Set up the task's files in a folder, and its test in a fresh sandbox with the limit of its row."""
         row = task.data
@@ -95,11 +103,7 @@ class TasksEnv(RepoEnvironment):
         runtime = TestRuntime(lambda tree: runner.open_package_sandbox(self.sandbox, tree, limits, None))
         delivered = filled_tree(lambda folder: write_files(folder, row))
         compared = values.test_names(row)
-        reason = runs_hidden = ""
-        if compared:
-            results = [*shown.expected_results(row, values.calls_of(row), compared)]
-            runs_hidden = shown.hidden_inputs(row)
-            reason = runs_hidden or shown.find_shown(results, row["prompt"], read_files(delivered))
+        runs_hidden = bool(compared and shown.hidden_inputs(row))
 
         def write_reference(folder: Path) -> None:
             folders.copy(delivered, folder)
@@ -124,7 +128,7 @@ class TasksEnv(RepoEnvironment):
             ids=ids,
             test_files={**originals, **hidden} if ids else {},
             ground="values" if compared else "report",
-            report_reason=reason,
+            report_reason=_find_shown(row, compared, delivered) if compared else "",
             # A verifier elsewhere would import the code that it judges, and pay by its report.
             export=None
             if compared
@@ -136,6 +140,12 @@ class TasksEnv(RepoEnvironment):
             ),
             release=lambda: folders.remove(delivered),
         )
+
+
+def _find_shown(row: Mapping[str, Any], tests: Sequence[str], delivered: Path) -> str:
+    """Return what shows a result of a row's calls and scripts, or that one runs a hidden file; "" for neither."""
+    results = [*shown.expected_results(row, values.calls_of(row), tests)]
+    return shown.hidden_inputs(row) or shown.find_shown(results, row["prompt"], read_files(delivered))
 
 
 MODULE_FILE = re.compile(r"(?<![\w./-])(?:\./|/testbed/)?((?:src/|lib/)?\w+(?:/__init__)?\.py)\b")

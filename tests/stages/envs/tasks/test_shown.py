@@ -1,11 +1,16 @@
 """What shows a result that a row expects: an argument of another call, the prompt, a file; and what does not."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.refusals import refused
+from support.transcripts import jsonl
 
+from composer_stages import collect
 from composer_stages.envs.repo.trees import TreeFile
 from composer_stages.envs.tasks import shown, values
+from composer_stages.errors import UsageError
 
 CALL: dict[str, Any] = {"kwargs": {}, "raises": ""}
 
@@ -77,3 +82,19 @@ def test_what_words_or_input_of_another_script_hold_is_told(command: str, stdin:
 def test_what_the_prompt_or_a_file_holds_is_told(text: str, returns: Any, told: bool) -> None:
     assert bool(find([("f", "x", returns)], [], text)) == bool(find([("f", "x", returns)], [], note=text)) == told
     assert not told or "note" in find([("f", "x", returns)], [], note=text)
+
+
+ROWS = {
+    "calls": {"calls": [{"function": "m:f", "args": [3], "returns": 6}]},
+    "told": {"prompt": "f(3) is 60.", "calls": [{"function": "m:f", "args": [3], "returns": 60}]},
+    "pytest": {"tests": ["test_m.py"], "hidden": {"test_m.py": "def test(): pass"}},
+}
+
+
+def test_a_task_says_before_any_rollout_on_what_ground_it_can_pass(tmp_path: Path) -> None:
+    named = ({"id": name, "prompt": f"{name}: write m.py.", "split": "train", **row} for name, row in ROWS.items())
+    env = {"name": "tasks", "path": str(jsonl(tmp_path / "my.jsonl", *named))}
+    (line,) = (line for line in collect.Config(env=env, tasks=3).check() if line.startswith("grounds: "))
+    assert "1 of 3 tasks" in line and "told (shown: the prompt" in line and "pytest (its tests run" in line
+    strict = collect.Config(env={**env, "require": "values"}, tasks=3)
+    refused(strict.check, UsageError, code="envs.tasks-by-report", num_tasks=3)
