@@ -167,7 +167,8 @@ def solution_call(task: Task, source: bytes | None) -> Call:
 @lru_cache(maxsize=4096)
 def run_solution(kind: str, source: bytes, function: str, arguments: Inputs) -> Answers:
     """Return the results of a function: the identity of a solution independent of its spelling."""
-    return judge(kind, [Call(source, function, arguments, SOLUTION)], LIMITS)[0]
+    # In one process: no reward rests on it, and every step of a rollout asks.
+    return judge(kind, [Call(source, function, arguments, SOLUTION, in_one_process=True)], LIMITS)[0]
 
 
 class KataEnv:
