@@ -11,6 +11,7 @@ The trainer stays TRL's, with all of its arguments. Contracts read from huggingf
 `trl/trainer/grpo_trainer.py` (`_prepare_inputs`, `_generate_and_score_completions`, `_calculate_rewards`).
 """
 
+import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ import orjson
 from datasets import Dataset
 from jaxtyping import Float
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from trl.data_utils import _tokenize, common_prefix_length
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -34,19 +36,21 @@ from composer_stages.integrations.trl import (
     environment_reward as environment_reward,
     tool_environments as tool_environments,
 )
+from composer_stages.messages import parsed_calls
 from composer_stages.policy.base import PolicyConfig
+from composer_stages.policy.tool_calls import declare_tools
 from composer_stages.probe.checks.alarm import CheckpointRollouts, alarm
 from composer_stages.probe.statistics import codes
 from composer_stages.probe.watching import Watcher
 from composer_stages.rollouts.agent_loop import LiveRollout
 from composer_stages.rollouts.trace import pairs_with_states
-from composer_stages.runs import catalog
+from composer_stages.runs import catalog, store
 from composer_stages.runs.kinds import Row
 from composer_stages.runs.run import Run
 from composer_stages.runs.settings import build
 from composer_stages.training.channels import CHANNELS
 from composer_stages.training.channels.hints import HintedTurn, HintSource, SelfTeacher, spread, with_hint
-from composer_stages.training.channels.pairs import PairSource, tokenise
+from composer_stages.training.channels.pairs import PairSource, TokenPair, fitted
 from composer_stages.training.channels.rollouts import OwnRollout
 from composer_stages.training.checkpoints import SourcesFollow
 from composer_stages.training.config import Config, Hints
@@ -54,21 +58,30 @@ from composer_stages.training.scoring import Tree, require_head
 from composer_stages.training.step import Channels, ComposedStep
 
 SIDES = ("chosen", "rejected")
+THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
+"""Where messages of one program or another have the thoughts of an answer."""
 
 
 def preference_dataset(run: Run) -> Dataset:
     """Return a run's preference pairs as `DPOTrainer` takes them: conversations `prompt`, `chosen` and `rejected`.
 
-    run: such as `find("extract-pairs")`.
+    run: such as `find("extract-pairs")`. Where tools could be called, the column `tools` has them as JSON, and calls
+    and thoughts stand apart from the content.
 
     Raises `UsageError` for what is no run, `BadInput` for a run without pairs.
     """
     with errors_in_python():
         folders_of_runs([run])
         pairs = list(pairs_with_states(run))
-    answers = [{side: [{"role": "assistant", "content": pair[side]}] for side in SIDES} for pair in pairs]
-    prompts = [{"prompt": orjson.loads(pair["messages_json"])} for pair in pairs]
-    return Dataset.from_list([prompt | sides for prompt, sides in zip(prompts, answers, strict=True)])
+    rows, with_tools = list[Row](), any(pair["tools_json"] for pair in pairs)
+    for pair in pairs:
+        prompt, tools = orjson.loads(pair["messages_json"]), declare_tools(orjson.loads(pair["tools_json"] or "[]"))
+        row: Row = {"prompt": parsed_calls(prompt) if tools else prompt}
+        for side in SIDES:
+            answer = [{"role": "assistant", "content": pair[side]}]
+            row[side] = parsed_calls([*prompt, *answer])[-1:] if tools else answer
+        rows.append(row | ({"tools": store.encode(tools).decode() if tools else None} if with_tools else {}))
+    return Dataset.from_list(rows, on_mixed_types="use_json" if with_tools else None)
 
 
 # Channels
@@ -80,7 +93,8 @@ def with_channels(trainer: type[GRPOTrainer] = GRPOTrainer) -> type[Any]:
     Its constructor takes the trainer's arguments, and:
 
     weights: of `dpo`, `simpo` and `sft` on pairs, of `sdpo` on hints, and of `grpo`, the trainer's own loss (1).
-    pairs: rows with `prompt`, `chosen` and `rejected`, as `DPOTrainer` takes them.
+    pairs: rows with `prompt`, `chosen` and `rejected`, perhaps `tools` and `chat_template_kwargs`, as `DPOTrainer`
+    takes and tokenises them.
     hints: a function with the arguments of a reward function that returns a hint for each completion, or None. Where
     there is one, the model learns what it predicts for the same completion behind the prompt with the hint.
     settings: the groups `pairs` and `hints` of `composer train`, such as `{"pairs": {"per_step": 8, "beta": 0.2}}`.
@@ -156,19 +170,25 @@ class _ChannelStep(ComposedStep):
             raise UsageError("python.uneven-generation", generation=generation, step=step)
 
     def _take(self, rows: list[Row], config: Config) -> None:
-        """Tokenise pairs, their prompts as the trainer tokenises its own, and score them by the model as it is."""
+        """Tokenise pairs as `DPOTrainer` does, and score them by the model as it is."""
         for number, row in enumerate(rows):
             if lacking := [name for name in ("prompt", *SIDES) if name not in row]:
                 raise BadInput("python.pair-lacks-key", number=number, key=lacking[0])
-        self._batch_environments = [None] * len(rows)  # of whose tools TRL tells in each prompt
-        prompts = self._tokenize_prompts([row["prompt"] for row in rows])[0]
-        named = [
-            {"pair_id": str(i), "messages_json": "", "prompt_token_ids": list(prompt)}
-            | {side: _text(i, side, row[side]) for side in SIDES}
-            for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True))
+        # Where a row has no tools, the prompts of the trainer have its own.
+        own_tools = self.tools if self.environment_factories is None else self._env_tools.get(None)
+        settings: Any = self.chat_template_kwargs
+        token_pairs = [
+            _token_pair(
+                self.processing_class,
+                number,
+                row,
+                tools=_tools(row) or own_tools or None,
+                chat_template=self.chat_template,
+                **(settings | (row.get("chat_template_kwargs") or {})),
+            )
+            for number, row in enumerate(rows)
         ]
-        tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
-        self._pairs.pairs, dropped = tokenise(named, tokenizer, config.pairs.max_tokens)
+        self._pairs.pairs, dropped = fitted(token_pairs, config.pairs.max_tokens)
         lost = f"{dropped.total()} of {len(rows)} pairs are left out: {dict(dropped)}."
         if not self._pairs.pairs:
             raise UsageError("python.no-pairs-left", lost=lost)
@@ -214,13 +234,71 @@ class _ChannelStep(ComposedStep):
             follower.load(Path(resume_from_checkpoint))
 
 
-def _text(number: int, side: str, content: Any) -> str:
-    """Return the text of one side of a pair; `BadInput` where it is not one message."""
-    if isinstance(content, str):
-        return content
-    if len(content) != 1 or content[0]["role"] != "assistant":
-        raise BadInput("python.pair-not-one-message", number=number, messages=len(content), side=side)
-    return str(content[0]["content"])
+def _tools(row: Row) -> list[Any] | None:
+    tools = row.get("tools")
+    return json.loads(tools) if isinstance(tools, str) else tools
+
+
+def _token_pair(processing_class: Any, number: int, row: Row, **rendering: Any) -> TokenPair:
+    """Return a row's token ids as `DPOTrainer` makes them: both conversations whole, cut where they leave the prompt.
+
+    `BadInput` names the row and what of it the chat template does not write.
+    """
+    sides = {side: row[side] for side in SIDES}
+    if isinstance(row["prompt"], str):
+        end = getattr(processing_class, "tokenizer", processing_class).eos_token or ""
+        texts = [row["prompt"], *(row["prompt"] + side.removesuffix(end) + end for side in sides.values())]
+        prompt, *whole = (_tokenize(processing_class, text)["input_ids"] for text in texts)
+    else:
+        conversations = []
+        for side, answer in sides.items():
+            said = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
+            if len(said) != 1 or said[0]["role"] != "assistant":
+                raise BadInput("python.pair-not-one-message", number=number, messages=len(said), side=side)
+            conversations.append([*row["prompt"], *said])
+            if lost := _unwritten(processing_class, conversations[-1], **rendering):
+                raise BadInput("python.pair-not-written", number=number, side=side, lost=lost)
+        prompt = _tokenize(processing_class, row["prompt"], add_generation_prompt=True, **rendering)["input_ids"]
+        whole = [_tokenize(processing_class, messages, **rendering)["input_ids"] for messages in conversations]
+    length = min(common_prefix_length(prompt, ids) for ids in whole)
+    return TokenPair(str(number), Tree(prompt[:length], (whole[0][length:], whole[1][length:])))
+
+
+def _unwritten(processing_class: Any, messages: list[Row], **rendering: Any) -> str:
+    """Return what of a conversation the chat template leaves out, or writes as a value of Python; "" for nothing.
+
+    Thoughts are looked for in the answer alone: of earlier ones many templates leave them out by design.
+    """
+    text, filled = (
+        processing_class.apply_chat_template(conversation, tokenize=False, **rendering)
+        for conversation in (messages, list(map(_filled, messages)))
+    )
+    if text.count(str(None)) > filled.count(str(None)):
+        return "null (it writes None)"
+    for tool in rendering["tools"] or ():
+        name = tool.get("function", tool).get("name") if isinstance(tool, Mapping) else tool.__name__
+        if name not in text:
+            return f"the tool {name}"
+    for message in messages:
+        content = message.get("content")
+        parts = [] if isinstance(content, str) or content is None else content
+        if any(part.get("type") != "text" or part["text"].strip() not in text for part in parts) or (
+            parts and str(parts) in text
+        ):
+            return "content in parts"
+        for call in message.get("tool_calls") or ():
+            if call["function"]["name"] not in text:
+                return f"the call of {call['function']['name']}"
+    for name in THOUGHT_KEYS:
+        thought = messages[-1].get(name)
+        if isinstance(thought, str) and thought.strip() not in text:
+            return name
+    return ""
+
+
+def _filled(message: Row) -> Row:
+    """Return a message without its nulls; content is empty then."""
+    return {"content": "", **{name: value for name, value in message.items() if value is not None}}
 
 
 def _hinted(prompt: Any, hint: str) -> Any:

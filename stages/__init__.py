@@ -15,6 +15,7 @@ redaction.py - keys of servers are kept out of everything that is written or sho
 terms.py - what environments declare and evaluations read: sampling units, twins, grounds of a pass
 endings.py - why an answer ended, by the words of servers, and what that means for it
 messages.py - the messages of environments and policies: tool calls in their text, and their token ids
+thoughts.py - thoughts in answers and content parts: what is neither executed nor graded
 backends/   - several processes, and the communication between them
 runs/       - a run on disk: artifacts, store, manifest, inputs, records, the runner
 rollouts/   - the agent loop, its rows, and the collection checks

@@ -24,14 +24,21 @@ import json
 import math
 import re
 import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
-from typing import Any
+from datetime import date
+from itertools import count, takewhile
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from composer_stages import json_text
-from composer_stages.errors import UsageError
+from composer_stages.thoughts import (
+    answer_text as answer_text,
+    split_thoughts as split_thoughts,
+    thought_of as thought_of,
+    thought_spans,
+)
 
 Message = dict[str, str]
 """A chat message: {"role": "system" | "user" | "assistant", "content": text}."""
@@ -44,128 +51,6 @@ NAME, ARGUMENTS = '{"name": ', ', "arguments": '
 DECODER = json.JSONDecoder()
 UNREADABLE = (ValueError, RecursionError)
 """What Python's reader of JSON raises for a text that is none, or one that is nested a thousand deep."""
-
-
-# A thought is no action and no answer. The marks are those of the reasoning parsers of vLLM 0.11 and of the chat
-# templates of TRL 1.16; what a template opens, the text of an answer only closes.
-
-TAG = r"(?:\w{1,16}[:|])?(?:\w{1,16}_)?(?:think(?:ing)?|thoughts?|reasoning|reflection|scratchpad)(?:_\w{1,16})?"
-THOUGHTS = (
-    (rf"<{TAG}>", rf"</{TAG}>", True),
-    (r"\[THINK\]", r"\[/THINK\]", True),
-    (r"<\|START_THINKING\|>", r"<\|END_THINKING\|>", True),
-    (r"<\|begin_of_thought\|>", r"<\|end_of_thought\|>", True),
-    (r"<\|inner_prefix\|>", r"<\|inner_suffix\|>", True),
-    ("◁think▷", "◁/think▷", True),
-    (r"<\|channel>thought\b", r"<channel\|>", True),  # Gemma 4
-    (r"<unused94>thought\b", "<unused95>", True),  # MedGemma
-    (r"(?:<\|start\|>assistant)? ?to=self<\|message\|>", r"<\|e(?:om|ot)\|>", False),
-    (r"(?:<\|start\|>assistant)?<\|channel\|>analysis[^<=]*<\|message\|>", r"<\|(?:end|return)\|>", False),
-    # The template has opened GPT-OSS's analysis: its end comes before the first channel.
-    (r"\A(?=(?:(?!<\|channel\|>).)*<\|end\|><\|start\|>assistant<\|channel\|>)", r"<\|end\|>", False),
-    (r"<\|think\|>", r"<\|end\|>", False),  # Solar
-    (r"\AHere(?:'s| is) my thought process:", r"Here(?:'s| is) my response:", False),  # Granite
-)
-"""The begin and end marks of a thought, and whether the end may stand alone, where the template opened the thought."""
-DATA = (
-    r"^[ \t]*```[^`\n]*\n(?:(?![ \t]*```)[^\n]*\n)*[ \t]*```[ \t]*$",
-    r"<(?P<call>tool_call|function=[^>\n]*)>(?:(?!</?(?:tool_call|function)\b).)*</(?:tool_call|function)>",
-)
-"""Complete blocks of code and calls: marks in them are what the answer says about marks."""
-MARK = re.compile(
-    "|".join(
-        (
-            *DATA,
-            f"(?P<line>^[ \t]*)?(?:{'|'.join(f'(?P<open{n}>{begin})' for n, (begin, _, _) in enumerate(THOUGHTS))})",
-            f"(?P<close>{'|'.join(end for _, end, alone in THOUGHTS if alone)})",
-        )
-    ),
-    re.MULTILINE | re.DOTALL | re.IGNORECASE,
-)
-WORDS = ("think", "thought", "reasoning", "reflection", "scratchpad", "<|", "|>", "<unused95>")
-"""One of which every mark holds."""
-ENDS = [re.compile(end, re.IGNORECASE) for _, end, _ in THOUGHTS]
-FRAME = re.compile(
-    r"(?:<\|(?:end|eom)\|>)?(?:<\|(?:start|begin)\|>assistant)?(?:<\|channel\|>(?:final|commentary)\s*<\|message\|>"
-    r"|<\|content\|>| ?to=user<\|message\|>|<\|START_(?:RESPONSE|TEXT)\|>|<\|begin_of_solution\|>)"
-)
-FRAME_END = re.compile(r"<\|(?:end|return|eom|eot|END_(?:RESPONSE|TEXT)|end_of_solution)\|>\s*\Z")
-"""What families write around the answer behind a thought."""
-OPENING, CLOSING = {*"\"'`“‘«"}, {*"\"'`”’»\\"}
-THOUGHT_PARTS = re.compile(r"(?:redacted_)?(?:reasoning|thinking|thought)(?:[._]\w+)?")
-THOUGHT_FIELDS = ("thinking", "reasoning", "reasoning_content", "summary", "text", "content")
-
-
-def answer_text(text: str) -> str:
-    """Return an answer without its thoughts: what may be executed, graded, counted or compared."""
-    return split_thoughts(text)[0]
-
-
-def split_thoughts(text: str) -> tuple[str, list[str]]:
-    """Return an answer without its thoughts, and their texts; a text without any is not changed.
-
-    A thought that is never closed has no answer behind it, where it begins a line. What stands before a lone end mark
-    is a thought, since the template opened it.
-    """
-    spans = _thought_spans(text)
-    if not spans and not FRAME.match(text.lstrip()):
-        return text, []
-    bounds = [0, *(bound for start, _, _, end in spans for bound in (start, end)), len(text)]
-    pieces = [text[start:end] for start, end in zip(bounds[::2], bounds[1::2], strict=True)]
-    answer = FRAME_END.sub("", FRAME.sub("\n", "".join(pieces)))
-    return answer.lstrip("\n"), [text[begin:end].strip() for _, begin, end, _ in spans]
-
-
-def _thought_spans(text: str) -> list[tuple[int, int, int, int]]:
-    """Return where each thought begins, its text begins and ends, and it ends; in order."""
-    spans: list[tuple[int, int, int, int]] = []
-    at, unclosed = 0, set[int]()
-    lowered = text.lower()
-    if not any(word in lowered for word in WORDS):  # a hundredth of the time of the search
-        return spans
-    while mark := MARK.search(text, at):
-        at = max(mark.end(), at + (mark.end() == mark.start()))
-        number = next((n for n in range(len(THOUGHTS)) if mark[f"open{n}"] is not None), None)
-        if number is not None and not _is_quoted(text, mark.start(f"open{number}"), mark.end()):
-            end = None
-            if number not in unclosed:
-                ends = ENDS[number].finditer(text, mark.end())
-                end = next((end for end in ends if not _is_quoted(text, *end.span())), None)
-            if end is None:
-                unclosed.add(number)
-                if mark["line"] is None and mark.start() > 0 and not (spans and spans[-1][3] == mark.start()):
-                    continue  # a mention in a sentence
-            closing = (len(text), len(text)) if end is None else end.span()
-            spans.append((mark.start(), mark.end(), *closing))
-            at = closing[1]
-        elif mark["close"] is not None and not _is_quoted(text, *mark.span()):
-            spans = [(0, spans[0][1] if spans and spans[0][0] == 0 else 0, *mark.span())]
-    return spans
-
-
-def _is_quoted(text: str, start: int, end: int) -> bool:
-    """Return whether a mark stands in quotes, as in prose and programs about marks."""
-    behind = text[end : end + 1]
-    return text[start - 1 : start] in OPENING and behind in CLOSING and text[start - 3 : start] != "```"
-
-
-def thought_of(part: Any) -> str | None:
-    """Return the thought that a content part holds, "" where it is withheld; None for a part that is no thought."""
-    if not isinstance(part, Mapping) or not (
-        THOUGHT_PARTS.fullmatch(str(part.get("type"))) or part.get("thought") is True
-    ):
-        return None
-    return "\n".join(_thought_texts(part))
-
-
-def _thought_texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from next((list(_thought_texts(value[name])) for name in THOUGHT_FIELDS if value.get(name)), [])
-    elif isinstance(value, Sequence):
-        for part in value:
-            yield from _thought_texts(part)
 
 
 @dataclass(frozen=True)
@@ -217,7 +102,7 @@ def read(text: str) -> MessageParts:
     # Content may hold the mark of a call, so the first place where calls reach to the end counts. What does not give
     # the same text again, such as arguments spelled otherwise, stays content: a record must not change the answer.
     start = body.find(OPEN)
-    spans = _thought_spans(body) if start >= 0 else []
+    spans = thought_spans(body) if start >= 0 else []
     while start >= 0:
         in_thought = any(begin <= start < end for begin, _, _, end in spans)
         calls = () if in_thought else _calls(body, start)
@@ -284,18 +169,32 @@ def number_calls(conversation: Iterable[Message], numbers: Iterator[int]) -> lis
     return converted
 
 
-def pin_settings(tokenizer: Any, settings: Mapping[str, bool | int | float | str]) -> None:
-    """Fix these settings in a tokenizer's chat template, so that every later rendering uses them.
+DIRECTIVES = "aAbBcdHIjmMpSUwWxXyYZ"
+"""Of `strftime`."""
 
-    The settings are `set` statements before the template: a saved tokenizer renders alike elsewhere, and the template's
-    digest covers them.
+
+def pin_settings(tokenizer: Any, settings: Mapping[str, bool | int | float | str], today: date) -> None:
+    """Fix these settings, and the date, in a tokenizer's chat template, so that every later rendering uses them.
+
+    They are statements before the template: a saved tokenizer renders alike elsewhere, and the template's digest covers
+    them.
     """
     lines = "".join(f"{{%- set {name} = {json.dumps(value)} -%}}" for name, value in sorted(settings.items()))
+    if "strftime_now" in tokenizer.chat_template:
+        written = {f"%{letter}": today.strftime(f"%{letter}") for letter in DIRECTIVES}
+        written |= {f"%-{letter}": str(number) for letter, number in (("d", today.day), ("m", today.month))}
+        replaced = "".join(f" | replace({name!r}, {text!r})" for name, text in written.items())
+        lines += f"{{%- macro strftime_now(format) -%}}{{{{ format{replaced} }}}}{{%- endmacro -%}}"
     if not tokenizer.chat_template.startswith(lines):
         tokenizer.chat_template = lines + tokenizer.chat_template
 
 
-SENTINEL = "\u2063ANSWER\u2063"
+SENTINEL, QUESTION = "\u2063ANSWER\u2063", "\u2063QUESTION\u2063"
+TRIMMED = f" <think>\nx\n</think>\n\n{SENTINEL}\n "
+"""What a template changes that takes thoughts apart or cuts blanks off."""
+PROBED_TOOL = {"type": "function", "function": {"name": "probed_tool", "parameters": {"type": "object"}}}
+Tools = Sequence[Mapping[str, Any]]
+"""Tools as chat completions declare them."""
 
 
 class TooManyTokens(Exception):
@@ -306,51 +205,256 @@ class TooManyTokens(Exception):
         self.least = least
 
 
-def opening_ids(
-    tokenizer: Any, messages: list[Message], tools: Sequence[Mapping[str, Any]] = (), most: float = math.inf
-) -> list[int]:
+@dataclass(frozen=True)
+class TurnForm:
+    """How a chat template writes an answer.
+
+    end: the special token behind the last answer, "" for none. closing: what is written behind it, up to that token.
+    opening: the end of an opening, from its last special token; None where this depends on the conversation. verbatim:
+    whether the last answer is its text between these. rewrites: whether an answer that others follow is written
+    otherwise; what was sampled stays as it was sampled.
+    """
+
+    end: str
+    closing: str
+    opening: str | None
+    verbatim: bool
+    rewrites: bool
+
+
+def turn_form(tokenizer: Any) -> TurnForm:
+    """Return how a tokenizer's chat template writes an answer."""
+    return _known(tokenizer, "turn_form", lambda: _turn_form(tokenizer))
+
+
+def _turn_form(tokenizer: Any) -> TurnForm:
+    question: Message = {"role": "user", "content": QUESTION}
+    answer, trimmed = ({"role": "assistant", "content": text} for text in (SENTINEL, TRIMMED))
+    opening, whole, changed = render(
+        tokenizer, [([question], True), ([question, answer], False), ([question, trimmed], False)]
+    )
+    [followed] = render(tokenizer, [([question, answer, question], True)])
+    _, _, closing = whole.rpartition(SENTINEL)
+    ending = _special(tokenizer).search(closing) if SENTINEL in whole else None
+    stop = len(closing) if ending is None else ending.end()
+    last = max((match.start() for match in _special(tokenizer).finditer(opening)), default=0)
+    return TurnForm(
+        "" if ending is None else ending["token"],
+        closing[:stop],
+        opening[last:] if last and QUESTION not in opening[last:] else None,
+        changed == f"{opening}{TRIMMED}{closing}",
+        not followed.startswith(opening + SENTINEL),
+    )
+
+
+def render(tokenizer: Any, conversations: Sequence[tuple[Sequence[Message], bool]], tools: Tools = ()) -> list[str]:
+    """Return conversations as the chat template writes them, each up to where an answer begins if it is said to.
+
+    Tool calls are rendered from their parts where tools are declared and the template has calls. What it has not, or
+    refuses, is written in the nearest form that it takes: calls in the text, results as the user's, and messages of one
+    role in a row as one.
+    """
+    native = bool(tools) and _takes_calls(tokenizer)
+    forms = [parsed_calls, _written_calls] if native else [list] if _takes_results(tokenizer) else []
+    error: Exception | None = None
+    for form in (*forms, _plain):
+        try:
+            return [
+                tokenizer.apply_chat_template(
+                    form(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=answering
+                )
+                for messages, answering in conversations
+            ]
+        except Exception as raised:  # the template's author chooses what is raised
+            error = error or raised
+    assert error is not None  # noqa: S101
+    raise error
+
+
+def _written_calls(messages: Sequence[Message]) -> list[Any]:
+    return number_calls(messages, count())
+
+
+def parsed_calls(messages: Sequence[Message]) -> list[Any]:
+    """Return messages with the arguments of calls as objects, which most templates write out."""
+    rendered = _written_calls(messages)
+    for call in (call for message in rendered for call in message.get("tool_calls", ())):
+        if is_object(call["function"]["arguments"]):
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    return rendered
+
+
+def _plain(messages: Sequence[Message]) -> list[Any]:
+    """Return messages of the roles that every template has, in turn."""
+    plain: list[Message] = []
+    for message in messages:
+        role, content = message["role"], message["content"]
+        if role not in ("user", "assistant") and (role != "system" or plain):
+            role = "user"
+        if plain and plain[-1]["role"] == role:
+            plain[-1] = {"role": role, "content": f"{plain[-1]['content']}\n\n{content}"}
+        else:
+            plain.append({"role": role, "content": content})
+    return plain
+
+
+def _takes_calls(tokenizer: Any) -> bool:
+    """Return whether a template writes calls and their results from their parts."""
+    return _known(tokenizer, "calls", lambda: _writes(tokenizer, [PROBED_TOOL], (parsed_calls, _written_calls)))
+
+
+def _takes_results(tokenizer: Any) -> bool:
+    """Return whether a template writes the result of a call that stands in the text of an answer."""
+    return _known(tokenizer, "results", lambda: _writes(tokenizer, [], (list,)))
+
+
+def _writes(tokenizer: Any, tools: list[Any], forms: Sequence[Callable[[Sequence[Message]], list[Any]]]) -> bool:
+    said = write(MessageParts("", (ToolCall("probed_tool", json.dumps({"a": QUESTION}, ensure_ascii=False)),)))
+    roles = {"user": ".", "assistant": said, "tool": SENTINEL}
+    for form in forms:
+        with suppress(Exception):
+            text = tokenizer.apply_chat_template(
+                form([{"role": role, "content": content} for role, content in roles.items()]),
+                tools=tools or None,
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+            return SENTINEL in text and QUESTION in text
+    return False
+
+
+def opening_ids(tokenizer: Any, messages: Sequence[Message], tools: Tools = (), most: float = math.inf) -> list[int]:
     """Return token ids of a conversation up to where the assistant's answer begins; `tokenizer` has a chat template.
 
-    With tools, in OpenAI's form, these are declared as the template does it, and calls are rendered from their parts.
     `TooManyTokens` where it must have more than `most`, as its characters show.
     """
-    rendered: list[Any] = list(messages)
-    if tools:
-        rendered = number_calls(messages, count())
-        for call in (call for message in rendered for call in message.get("tool_calls", ())):
-            if is_object(call["function"]["arguments"]):  # what templates write out, and do not take apart
-                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-    text = tokenizer.apply_chat_template(
-        rendered, tools=list(tools) or None, tokenize=False, add_generation_prompt=True
-    )
-    return _ids(tokenizer, text, most)
+    return _ids(tokenizer, render(tokenizer, [(messages, True)], tools)[0], most)
 
 
-def following_ids(tokenizer: Any, new: list[Message], most: float = math.inf) -> list[int]:
-    """Return the token ids that the template puts after the end token of an answer, up to the next answer.
+def following_ids(
+    tokenizer: Any,
+    new: Sequence[Message],
+    most: float = math.inf,
+    *,
+    answer: str = "",
+    last_id: int | None = None,
+    tools: Tools = (),
+) -> list[int]:
+    """Return the token ids that the template puts behind the end of an answer, up to the next answer.
 
-    `new` are the messages in between. The ids are found by rendering them behind a marked answer and keeping what
-    follows the mark and its end token, which works for any template that keeps earlier text. `UsageError` for a
-    template that does not end an answer with the tokenizer's end token, `TooManyTokens` as of `opening_ids`.
+    new: the messages in between. answer, last_id: text and last token of the answer, which decide where its calls have
+    no results without it, and where a template has several ends. The ids are found by rendering the messages behind a
+    marked answer. `TooManyTokens` as of `opening_ids`.
     """
-    conversation = [{"role": "user", "content": "."}, {"role": "assistant", "content": SENTINEL}, *new]
-    text = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
-    _, mark, suffix = text.rpartition(SENTINEL)
-    end = tokenizer.eos_token
-    if not mark or not suffix.lstrip("\n").startswith(end):
-        raise UsageError("template-without-end-token", name_or_path=tokenizer.name_or_path, end=end)
-    return _ids(tokenizer, suffix.lstrip("\n").removeprefix(end), most)
+    marked, calls = MessageParts(SENTINEL), read(answer).calls if tools else ()
+    if calls:  # in the last one: some templates write calls alone
+        last_call = ToolCall(calls[-1].name, json.dumps({"a": SENTINEL}, ensure_ascii=False))
+        marked = MessageParts("", (*calls[:-1], last_call))
+    asked: list[Message] = [{"role": "user", "content": "."}, {"role": "assistant", "content": write(marked)}]
+    alone, whole = render(tokenizer, [(asked, False), ([*asked, *new], True)], tools)
+    last = "" if last_id is None else str(tokenizer.convert_ids_to_tokens(last_id))
+    last = last if _special(tokenizer).fullmatch(last) else ""
+    if SENTINEL in alone and SENTINEL in whole:
+        closing, text = (rendered.rpartition(SENTINEL)[2] for rendered in (alone, whole))
+        stop, end = _end_of_answer(tokenizer, closing, text, bool(calls))
+        text = text[stop:]
+        if last and last != end and text.lstrip().startswith(last):
+            text = text.lstrip()[len(last) :]  # the mark of the next role, which ends answers of GLM
+    else:  # a template that leaves answers out
+        text, end = render(tokenizer, [(new, True)], tools)[0].removeprefix(tokenizer.bos_token or ""), ""
+    return _ids(tokenizer, text, most, behind=last or end or tokenizer.eos_token)
 
 
-def _ids(tokenizer: Any, text: str, most: float) -> list[int]:
+def _end_of_answer(tokenizer: Any, closing: str, text: str, calls: bool) -> tuple[int, str]:
+    """Return where an answer ends in the text behind its content, and the token that ends it, "" for none.
+
+    closing: the text where nothing follows the answer. Both begin alike, up to the end token, but where the template
+    ends its last answer with a token of its own.
+    """
+    length = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(closing, text, strict=False)))
+    if ends := list(_special(tokenizer).finditer(text, 0, length)):
+        end = ends[-1 if calls else 0]
+        return end.end(), end["token"]
+    first = _leading_special(tokenizer, text)
+    if first is None or _leading_special(tokenizer, closing) is None:
+        return 0, ""
+    # An end, if the user's messages have it too; else it begins the next message.
+    [asked] = render(tokenizer, [([{"role": "user", "content": QUESTION}], True)])
+    of_user = _leading_special(tokenizer, asked.rpartition(QUESTION)[2])
+    same = of_user is not None and of_user["token"] == first["token"]
+    return (first.end(), first["token"]) if same else (0, "")
+
+
+def answer_ids(tokenizer: Any, messages: Sequence[Message], answer: str, tools: Tools = ()) -> list[int]:
+    """Return the token ids of an answer to a conversation with the token that ends it, as they are trained on.
+
+    The template writes it, as `DPOTrainer` has it; an answer that the template changes (thoughts that it leaves out)
+    stays as it was said.
+    """
+    form, parts = turn_form(tokenizer), read(answer)
+    opening, text = form.opening, answer + form.closing
+    if opening is None or not form.verbatim or (tools and parts.calls):
+        said: Message = {"role": "assistant", "content": answer}
+        rendered, whole = render(tokenizer, [(messages, True), ([*messages, said], False)], tools)
+        kept = [parts.content.strip(), (parts.reasoning or "").strip(), *(call.name for call in parts.calls)]
+        written = whole[len(rendered) :] if whole.startswith(rendered) else ""
+        if written and (not form.verbatim or parts.calls) and all(part in written for part in kept):
+            at = written.rfind(form.end) if form.end else -1
+            text = written if at < 0 else written[: at + len(form.end)]
+        opening = rendered[max((m.start() for m in _special(tokenizer).finditer(rendered)), default=0) :]
+    before, ids = (_ids(tokenizer, piece, math.inf) for piece in (opening, opening + text))
+    # A token may reach over the end of the opening, which is as it is.
+    if ids[: len(before)] == before:
+        return ids[len(before) :]
+    return _ids(tokenizer, text, math.inf, behind=form.end or tokenizer.eos_token)
+
+
+def end_id(tokenizer: Any) -> int | None:
+    """Return the id of the token that ends an answer: that of the template, else the tokenizer's own, if it has one."""
+    end = turn_form(tokenizer).end
+    return tokenizer.convert_tokens_to_ids(end) if end else tokenizer.eos_token_id
+
+
+def _special(tokenizer: Any) -> re.Pattern[str]:
+    """Return a pattern of a tokenizer's special tokens, as the group `token`."""
+    return _known(tokenizer, "special", lambda: _special_pattern(tokenizer))
+
+
+def _special_pattern(tokenizer: Any) -> re.Pattern[str]:
+    tokens = {str(token) for token in tokenizer.added_tokens_decoder.values()} | set(tokenizer.all_special_tokens)
+    return re.compile(f"(?P<token>{'|'.join(map(re.escape, sorted(tokens, key=len, reverse=True))) or '(?!)'})")
+
+
+def _leading_special(tokenizer: Any, text: str) -> re.Match[str] | None:
+    """Return the special token that a text begins with, behind blanks."""
+    return _special(tokenizer).match(text, len(text) - len(text.lstrip()))
+
+
+Fact = TypeVar("Fact")
+_FACTS: WeakKeyDictionary[Any, dict[tuple[str, str], Any]] = WeakKeyDictionary()
+
+
+def _known(tokenizer: Any, name: str, find: Callable[[], Fact]) -> Fact:
+    """Return a fact about a tokenizer with its template, found once."""
+    facts = _FACTS.setdefault(tokenizer, {})
+    key = (name, str(tokenizer.chat_template))
+    if key not in facts:
+        facts[key] = find()
+    return facts[key]
+
+
+def _ids(tokenizer: Any, text: str, most: float, behind: str | None = None) -> list[int]:
+    """Return the token ids of a text, at the beginning of a conversation or behind a special token."""
     # To tokenise 50 MB takes gigabytes; to count its characters takes nothing.
     if len(text) > most and (least := least_tokens(tokenizer, text)) > most:
         raise TooManyTokens(least)
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids
-
-
-_LONGEST: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+    if behind and text:
+        # Some tokenizers put a blank before a text that begins a conversation, and some tokens take in blanks behind.
+        first, *ids = tokenizer(behind + text, add_special_tokens=False)["input_ids"]
+        if first == tokenizer.convert_tokens_to_ids(behind):
+            return ids
+    plain: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return plain
 
 
 def least_tokens(tokenizer: Any, text: str) -> int:
@@ -359,9 +463,7 @@ def least_tokens(tokenizer: Any, text: str) -> int:
     White space does not count: special tokens may take in any amount of it. 0 for tokenizers that drop characters, or
     make one token of any number of them: only byte-pair encodings without normaliser, or with NFC, are known not to.
     """
-    if tokenizer not in _LONGEST:
-        _LONGEST[tokenizer] = _longest_token(tokenizer)
-    longest = _LONGEST[tokenizer]
+    longest = _known(tokenizer, "longest", lambda: _longest_token(tokenizer))
     return -(-(len(text) - sum(map(text.count, string.whitespace))) // longest) if longest else 0
 
 

@@ -25,6 +25,7 @@ LAYERS = {
         "runs",
         "backends",
         "messages | endings",
+        "thoughts",
         "redaction",
         "terms",
         "registry",

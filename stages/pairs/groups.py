@@ -32,6 +32,7 @@ from composer_stages.rollouts.trace import (
     state_rows,
     states,
     step_groups,
+    tools_by_rollout,
 )
 from composer_stages.runs import store
 from composer_stages.runs.kinds import PAIR, STEP, Row
@@ -346,7 +347,7 @@ def pair_row(
 
 
 def task_state(task: Task) -> Row:
-    """Return the `state/1` row of a task's prompt, before the first action."""
+    """Return the `state/2` row of a task's prompt, before the first action."""
     messages = [{"role": "user", "content": task.prompt}]
     return opening_row(f"{task.task_id}/{TASK_STEP}", messages, state_sha256(messages))
 
@@ -367,8 +368,9 @@ class NamedStates:
             self._last[owner] = max(self._last.get(owner, 0), int(step))
 
     def rows(self, rollouts: Run, tasks: Iterable[Task] = ()) -> Iterator[Row]:
-        """Yield their `state/1` rows, and those of the steps before them; the steps of a run are read once."""
+        """Yield their `state/2` rows, and those of the steps before them; the steps of a run are read once."""
+        tools = tools_by_rollout(rollouts)
         for steps in step_groups(rollouts.scan(STEP).rows(STATE_COLUMNS)):
-            if steps[0]["rollout_id"] in self._last:
-                yield from state_rows(steps, self._last[steps[0]["rollout_id"]])
+            if (owner := steps[0]["rollout_id"]) in self._last:
+                yield from state_rows(steps, self._last[owner], tools.get(owner))
         yield from (task_state(task) for task in tasks if task.task_id in self._tasks)

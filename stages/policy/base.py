@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -150,6 +151,8 @@ class PolicyConfig(Settings):
         default={}
     )
     """Settings of the chat template, in every rendering: {"enable_thinking": false} for Qwen3 without thinking."""
+    template_date: date = date(2024, 7, 26)
+    """What chat templates that write the date of today, such as Llama 3.2's and GPT-OSS's, take for it in all runs."""
     tool_calls: Literal["none", "native", "qwen3", "llama3", "mistral", "deepseek", "gpt-oss"] = "none"
     """How tools are called: `native` where a server reads calls, else in which family's format answers are written."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -241,7 +244,7 @@ class PolicyConfig(Settings):
     @property
     def loaded(self) -> str:
         """Return a key of the model and tokenizer that this process loads; policies with equal keys can share them."""
-        return repr((self.source, self.dtype, self.device, self.chat_template_kwargs))
+        return repr((self.source, self.dtype, self.device, self.chat_template_kwargs, self.template_date))
 
     @property
     def folder(self) -> Path:

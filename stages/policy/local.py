@@ -41,7 +41,7 @@ def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = Non
         text = Sentence("policy.no-system-messages", model=config.model)
         with activity(Notice(text)):
             pass
-    pin_settings(tokenizer, config.chat_template_kwargs)
+    pin_settings(tokenizer, config.chat_template_kwargs, config.template_date)
     return tokenizer
 
 

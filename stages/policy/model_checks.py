@@ -18,6 +18,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from composer_stages.data_files import load_text
 from composer_stages.errors import BadInput, ComposerError
+from composer_stages.messages import PROBED_TOOL
 from composer_stages.policy import base
 from composer_stages.policy.base import NotFinite, PolicyConfig
 from composer_stages.words import Sentence
@@ -29,6 +30,8 @@ MOST_LAYERS = 1000
 MOST_S = 2.0
 """Limit of the CPU time of that rendering, in seconds; it usually takes milliseconds."""
 USER, SYSTEM = "\u2063USER\u2063", "\u2063SYSTEM\u2063"
+PARTS = "".join(load_text(__package__, "content_parts.jinja").splitlines())
+"""Prefix for a chat template that takes content in parts alone."""
 FOLD = "".join(load_text(__package__, "fold_system.jinja").splitlines())
 """Prefix for a chat template without system messages: their text goes before the first user message, as users of vLLM
 and TRL do it by hand. It is part of the template, so that a saved tokenizer renders alike elsewhere."""
@@ -130,34 +133,55 @@ def require_embedded(config: PolicyConfig, tokenizer: Any, model: Any) -> None:
 
 
 def fit_template(config: PolicyConfig, tokenizer: Any) -> bool:
-    """Check the chat template on two conversations; return whether it had no system messages and was given `FOLD`.
+    """Check the chat template on three conversations; return whether it had no system messages and was given `FOLD`.
 
-    `BadInput` where it fails on a user message, leaves it out, or takes too long or too much.
+    Of templates with names, `tool_use` is for conversations with tools, as transformers has it. `BadInput` where it
+    fails on a user message or behind an answer, leaves the user out, or takes too long or too much.
     """
-    if isinstance(tokenizer.chat_template, dict):  # of several, by name
-        tokenizer.chat_template = tokenizer.chat_template.get("default")
-    if not tokenizer.chat_template:
+    named = tokenizer.chat_template
+    if not isinstance(named, dict):
+        named = {"default": named}
+    usual, with_tools = named.get("default"), named.get("tool_use")
+    if not (usual or with_tools):
         raise BadInput("policy.no-chat-template", model=config.model)
-    question = [{"role": "user", "content": USER}]
-    if USER not in _rendered(config, tokenizer, question):
-        raise _unfit(config, Sentence("policy.template-omits-user"))
+    fitted = _fitted(config, tokenizer, str(usual or with_tools), None if usual else [PROBED_TOOL])
+    tokenizer.chat_template = fitted
+    if usual and with_tools:
+        # The empty texts keep blanks that Jinja cuts off around statements.
+        parts = (_fitted(config, tokenizer, with_tools, [PROBED_TOOL]), fitted)
+        inner = '{% else %}{{ "" }}'.join(part.removesuffix("\n") + '{{ "" }}' for part in parts)
+        tokenizer.chat_template = f'{{% if tools %}}{{{{ "" }}}}{inner}{{% endif %}}'
+    return fitted.startswith(FOLD)
+
+
+def _fitted(config: PolicyConfig, tokenizer: Any, template: str, tools: list[Any] | None) -> str:
+    """Return a template with the prefixes that it needs to render text and system messages."""
+
+    def rendered(template: str, *roles: str) -> str:
+        messages = [{"role": role, "content": SYSTEM if role == "system" else USER} for role in roles]
+        return _rendered(config, tokenizer, template, messages, tools)
+
+    if USER not in rendered(template, "user"):
+        template = PARTS + template
+        if USER not in rendered(template, "user"):
+            raise _unfit(config, Sentence("policy.template-omits-user"))
     try:
-        text = _rendered(config, tokenizer, [{"role": "system", "content": SYSTEM}, *question])
+        text = rendered(template, "system", "user")
     except BadInput:
         text = ""
-    if SYSTEM in text and USER in text:
-        return False
-    tokenizer.chat_template = FOLD + tokenizer.chat_template
-    return True
+    rendered(template, "user", "assistant", "user")
+    return template if SYSTEM in text and USER in text else FOLD + template
 
 
-def _rendered(config: PolicyConfig, tokenizer: Any, messages: list[dict[str, str]]) -> str:
-    """Return a conversation as the template renders it, within limits of time and size."""
+def _rendered(
+    config: PolicyConfig, tokenizer: Any, source: str, messages: list[dict[str, str]], tools: list[Any] | None
+) -> str:
+    """Return a conversation as a template renders it, within limits of time and size."""
     pieces, size = list[str](), 0
     try:
         # Piece by piece, which `apply_chat_template` cannot: a text of gigabytes must not be joined to be measured.
-        template = _compile_jinja_template(tokenizer.chat_template)
-        variables = {"tools": None, "documents": None, "add_generation_prompt": True, **tokenizer.special_tokens_map}
+        template = _compile_jinja_template(source)
+        variables = {"tools": tools, "documents": None, "add_generation_prompt": True, **tokenizer.special_tokens_map}
         with _processor_time(MOST_S):
             for piece in template.generate(messages=messages, **variables):
                 pieces.append(piece)

@@ -7,6 +7,7 @@ vLLM server alike.
 import math
 from typing import Any
 
+from composer_stages import messages
 from composer_stages.messages import TooManyTokens, following_ids, opening_ids
 from composer_stages.policy import base
 from composer_stages.policy.base import PolicyConfig, Sample, Turn
@@ -23,22 +24,29 @@ def prompt_ids(tokenizer: Any, turn: Turn, most: float = math.inf) -> list[int]:
     if turn.held_ids is None:
         return opening_ids(tokenizer, turn.messages, declare_tools(turn.tools), most)
     last = max(i for i, message in enumerate(turn.messages) if message["role"] == "assistant")
-    return turn.held_ids + following_ids(tokenizer, turn.messages[last + 1 :], most)
+    return turn.held_ids + following_ids(
+        tokenizer,
+        turn.messages[last + 1 :],
+        most,
+        answer=turn.messages[last]["content"],
+        last_id=turn.held_ids[-1],
+        tools=declare_tools(turn.tools),
+    )
 
 
 class ModelFacts:
     """A model's tokenizer with its chat template, the ids that end and pad answers, and the context in tokens.
 
-    end_ids: those of the generation config, and the tokenizer's own. pad_id: the padding token, else the end token,
-    else the first; padded positions are masked in any case. context: tokens that prompt and answer may have together;
-    infinite where the model states no number.
+    end_ids: those of the generation config, the tokenizer's own, and that of the chat template. pad_id: the padding
+    token, else the end token, else the first; padded positions are masked in any case. context: tokens that prompt and
+    answer may have together; infinite where the model states no number.
     """
 
     def __init__(self, config: PolicyConfig, tokenizer: Any, generation_config: Any, context: float) -> None:
         self.config, self.tokenizer, self.context = config, tokenizer, context
         declared, end_id = generation_config.eos_token_id, tokenizer.eos_token_id
         ids = declared if isinstance(declared, list) else [declared]
-        self.end_ids: set[int] = {i for i in (*ids, end_id) if i is not None}
+        self.end_ids: set[int] = {i for i in (*ids, end_id, messages.end_id(tokenizer)) if i is not None}
         self.pad_id: int = next(i for i in (tokenizer.pad_token_id, end_id, 0) if i is not None)
 
     def render(self, turn: Turn | list[int]) -> list[int] | Sample:
@@ -83,4 +91,6 @@ class ModelFacts:
             **(maker.facts(self.config.source) if (maker := base.real_models(self.config.source)) else {}),
             "tokenizer_sha256": store.digest(sorted(self.tokenizer.get_vocab().items())),
             "chat_template_sha256": store.digest(self.tokenizer.chat_template),
+            # Earlier answers are kept as they were sampled: what another program renders differs where this is true.
+            "template_rewrites_answers": messages.turn_form(self.tokenizer).rewrites,
         }

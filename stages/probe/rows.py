@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, SupportsFloat
 from composer_stages.envs.task_table import read_rows
 from composer_stages.errors import BadInput
 from composer_stages.gradients.per_row import TokenRow
-from composer_stages.messages import Message, following_ids, opening_ids
+from composer_stages.messages import Message, Tools, answer_ids, following_ids, opening_ids
+from composer_stages.policy.tool_calls import declare_tools
 from composer_stages.rollouts import trace
 from composer_stages.rollouts.agent_loop import LiveRollout
 from composer_stages.runs import store
@@ -34,11 +35,11 @@ def as_tokens(row: Row) -> TokenRow:
     return TokenRow(row["prompt_ids"], row["completion_ids"], row["own"])
 
 
-def token_row(tokenizer: Any, prompt: str | list[Message], answer: str | list[Message]) -> TokenRow:
+def token_row(tokenizer: Any, prompt: str | list[Message], answer: str | list[Message], tools: Tools = ()) -> TokenRow:
     """Build the ids of a prompt and an answer, as a policy would have read and written them.
 
     A prompt is a list of messages, or a rendered string. An answer is a string, or a list of messages; messages of the
-    environment between the assistant's are not the policy's own. Every assistant message ends with the end token.
+    environment between the assistant's are not the policy's own. Every assistant message ends as the template ends it.
     `BadInput` when an answer does not begin and end with an assistant message.
     """
     messages = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
@@ -47,29 +48,31 @@ def token_row(tokenizer: Any, prompt: str | list[Message], answer: str | list[Me
     ids: list[int] = []
     own_mask: list[bool] = []
     between: list[Message] = []
+    said, before = "", [{"role": "user", "content": "."}] if isinstance(prompt, str) else list(prompt)
     for message in messages:
         if message["role"] != "assistant":
             between.append(message)
             continue
         if between:
-            observed = following_ids(tokenizer, between)
+            observed = following_ids(tokenizer, between, answer=said, last_id=ids[-1], tools=tools)
             ids += observed
             own_mask += [False] * len(observed)
-            between = []
-        written = [*tokenizer(message["content"], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        said, before, between = message["content"], [*before, *between], []
+        written = answer_ids(tokenizer, before, said, tools)
         ids += written
         own_mask += [True] * len(written)
+        before.append(message)
     if isinstance(prompt, str):
         # A rendered prompt holds its special tokens as text, so the tokenizer must add none.
         return TokenRow(tokenizer(prompt, add_special_tokens=False)["input_ids"], ids, own_mask)
-    return TokenRow(opening_ids(tokenizer, prompt), ids, own_mask)
+    return TokenRow(opening_ids(tokenizer, prompt, tools), ids, own_mask)
 
 
-def rendered_row(tokenizer: Any, states: list[list[Message]], steps: list[Row]) -> TokenRow:
+def rendered_row(tokenizer: Any, states: list[list[Message]], steps: list[Row], tools: Tools = ()) -> TokenRow:
     """Render a recorded rollout's text with `tokenizer`; `states` are the conversations before each of its steps."""
     start = len(states[0])
     answer = [*states[-1][start:], {"role": "assistant", "content": steps[-1]["action"]}]
-    return token_row(tokenizer, states[0], answer)
+    return token_row(tokenizer, states[0], answer, tools)
 
 
 def sampled_row(
@@ -154,7 +157,7 @@ def run_rows(run: Run, tokenizer: Any, *, source: str, role: str) -> list[Row]:
     """
     trained = run.holds(TRAINING_REWARD) is not None
     step_of = {row["rollout_id"]: row["training_step"] for row in run.rows(TRAINING_REWARD)} if trained else {}
-    places, rows = dict[str, int](), list[Row]()
+    places, rows, tools = dict[str, int](), list[Row](), trace.tools_by_rollout(run)
     for rollout, steps in trace.rollout_rows(run):
         if not steps or rollout["reward"] is None:
             continue
@@ -164,7 +167,10 @@ def run_rows(run: Run, tokenizer: Any, *, source: str, role: str) -> list[Row]:
         exact = all(step["prefix_ok"] for step in steps)
         turns = zip(trace.prompt_ids(steps), steps, strict=True)
         parts = [(prompt, step["completion_token_ids"], step["logprobs"]) for prompt, step in turns]
-        tokens, behaviour = (exact and sampled_row(parts)) or (rendered_row(tokenizer, states, steps), None)
+        tokens, behaviour = (exact and sampled_row(parts)) or (
+            rendered_row(tokenizer, states, steps, declare_tools(json.loads(tools.get(rollout["rollout_id"], "[]")))),
+            None,
+        )
         row = _decoded_row(
             tokens,
             tokenizer,

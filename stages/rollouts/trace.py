@@ -1,7 +1,7 @@
 """Read rollouts, states and pairs from rows; `recording.py` writes these rows.
 
 A `step/1` row holds what the transcript and the token ids gained since the step before, so that each is stored once;
-`transcripts`, `states` and `prompt_ids` rebuild the full values of one rollout. A `state/1` row holds what a state has
+`transcripts`, `states` and `prompt_ids` rebuild the full values of one rollout. A `state/2` row holds what a state has
 more than the state that it follows; `pairs_with_states` joins pairs with theirs. `rollout_rows` reads a run one rollout
 after the other, so that the run may exceed memory.
 """
@@ -18,7 +18,7 @@ from composer_stages.errors import BadInput
 from composer_stages.messages import Message
 from composer_stages.rollouts.history import FULL, SUMMARY_REQUEST, visible_messages
 from composer_stages.runs import store
-from composer_stages.runs.kinds import PAIR, ROLLOUT, STATE, STEP, Row
+from composer_stages.runs.kinds import ORIGIN, PAIR, ROLLOUT, STATE, STEP, Row
 from composer_stages.runs.run import Run
 
 OUT_OF_STEPS = "max_steps"
@@ -136,6 +136,7 @@ STATE_COLUMNS = [
     *("prompt_delta_token_ids", "completion_token_ids", "prefix_ok"),
 ]
 """The columns of steps that `state_rows` reads."""
+TOOL_COLUMNS = ["state_id", "tools_json"]
 
 
 def state_id(step: Row) -> str:
@@ -143,8 +144,8 @@ def state_id(step: Row) -> str:
     return f"{step['rollout_id']}/{step['step']}"
 
 
-def state_rows(steps: list[Row], last: int) -> Iterator[Row]:
-    """Yield the `state/1` rows of one rollout, from its first step to `last`."""
+def state_rows(steps: list[Row], last: int, tools_json: str | None = None) -> Iterator[Row]:
+    """Yield the `state/2` rows of one rollout, from its first step to `last`."""
     before, held_messages, previous_ids = None, list[Message](), list[int]()
     for row, messages, prompt in zip(steps[: last + 1], states(steps), prompt_ids(steps), strict=False):
         num_kept = len(held_messages)
@@ -161,15 +162,16 @@ def state_rows(steps: list[Row], last: int) -> Iterator[Row]:
             "new_messages_json": store.encode(messages[num_kept:]).decode(),
             "kept_token_ids": None if prompt is None else kept_ids,
             "new_token_ids": None if prompt is None else prompt[kept_ids:],
+            "tools_json": tools_json,
         }
         before, held_messages, previous_ids = state_id(row), messages, prompt or []
 
 
 def opening_row(name: str, messages: list[Message], digest: str) -> Row:
-    """Return the `state/1` row of a state that follows no other."""
+    """Return the `state/2` row of a state that follows no other."""
     text = store.encode(messages).decode()
     gained = {"kept_messages": 0, "new_messages_json": text, "kept_token_ids": None, "new_token_ids": None}
-    return {"state_id": name, "before_id": None, "state_sha256": digest, **gained}
+    return {"state_id": name, "before_id": None, "state_sha256": digest, **gained, "tools_json": None}
 
 
 def read_states(rows: Iterable[Row]) -> Iterator[tuple[str, list[Message], list[int] | None]]:
@@ -188,20 +190,35 @@ def read_states(rows: Iterable[Row]) -> Iterator[tuple[str, list[Message], list[
 
 
 def pairs_with_states(run: Run) -> Iterator[Row]:
-    """Yield the pairs of a run, each with `messages_json` and `prompt_token_ids` of its state; the ids may be None.
+    """Yield the pairs of a run, each with `messages_json`, `tools_json` and `prompt_token_ids` of its state.
+
+    The ids and the tools may be None.
 
     Each state is in memory once, however many pairs name it.
     """
-    table = run.scan(PAIR)
+    table, state_table = run.scan(PAIR), run.scan(STATE)
     state_ids = {row["state_id"] for row in table.rows(["state_id"])}
     states_by_id = {
         name: (store.encode(messages).decode(), ids)
-        for name, messages, ids in read_states(run.scan(STATE).rows())
+        for name, messages, ids in read_states(state_table.rows())
         if name in state_ids
     }
+    has_tools = "tools_json" in state_table.columns  # since state/2
+    tools = {row["state_id"]: row["tools_json"] for row in state_table.rows(TOOL_COLUMNS)} if has_tools else {}
     for row in table.rows():
         messages_json, ids = states_by_id[row["state_id"]]
-        yield {**row, "messages_json": messages_json, "prompt_token_ids": ids}
+        tools_json = tools.get(row["state_id"])
+        yield {**row, "messages_json": messages_json, "prompt_token_ids": ids, "tools_json": tools_json}
+
+
+def tools_by_rollout(run: Run) -> dict[str, str]:
+    """Return the JSON of the tools that each rollout could call, as its environment or its source declared them."""
+    tools: dict[str, str] = {}
+    for kind in (ORIGIN, ROLLOUT):
+        if run.holds(kind) and "tools_json" in run.scan(kind).columns:
+            rows = run.scan(kind).rows(["rollout_id", "tools_json"])
+            tools |= {row["rollout_id"]: row["tools_json"] for row in rows if row["tools_json"]}
+    return tools
 
 
 def rollout_rows(run: Run) -> Iterator[tuple[Row, list[Row]]]:

@@ -166,15 +166,16 @@ pairs; null where that is not known. All three are null for pairs of imported gr
 
 STATE = Kind(
     "state",
-    1,
+    2,
     columns("""
         state_id before_id state_sha256 kept_messages:int new_messages_json kept_token_ids:int new_token_ids:tokens
+        tools_json
         """),
 )
 """A state as the difference from the state before it in its rollout, whose row precedes its own: the first
 `kept_messages` messages and `kept_token_ids` ids of that state are kept, and these are added. `before_id` is null for a
 first state; token ids are null where they are not known. A state that several rollouts reached has one row, with the
-first of them, unless token ids are known, which may differ."""
+first of them, unless token ids are known, which may differ. `tools_json`: what could be called in it."""
 
 CONTINUATION = Kind(
     "continuation",

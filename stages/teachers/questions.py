@@ -24,9 +24,9 @@ from composer_stages.messages import OMITTED, Message
 from composer_stages.policy import Sample, Turn
 from composer_stages.policy.base import VLLM
 from composer_stages.rollouts.distinct import DistinctState, DistinctStates
-from composer_stages.rollouts.trace import states
+from composer_stages.rollouts.trace import states, tools_by_rollout
 from composer_stages.runs import store
-from composer_stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK, Row
+from composer_stages.runs.kinds import STEP, TASK, Row
 from composer_stages.runs.run import Run
 from composer_stages.runs.store import Spool
 from composer_stages.teachers.config import TeacherConfig
@@ -81,13 +81,8 @@ class RecordedStates(AbstractContextManager["RecordedStates"]):
         self._rollouts, self._folder = rollouts, folder
         self._spool, self._places, self._lock = Spool(folder), dict[str, list[int]](), Lock()
         self._history = "history" in rollouts.scan(STEP).columns
-        # By rollout the tools that it could call, as its environment or its source declared them.
-        self.tools: dict[str, list[Any]] = {}
         read = lru_cache(64)(orjson.loads)  # most rollouts have the same tools
-        for kind in (ORIGIN, ROLLOUT):
-            if rollouts.holds(kind) and "tools_json" in rollouts.scan(kind).columns:
-                rows = rollouts.scan(kind).rows(["rollout_id", "tools_json"])
-                self.tools |= {row["rollout_id"]: read(row["tools_json"]) for row in rows if row["tools_json"]}
+        self.tools: dict[str, list[Any]] = {name: read(text) for name, text in tools_by_rollout(rollouts).items()}
         self._conversation = lru_cache(CACHED_CONVERSATIONS)(self._read)
         self._environments = dict[str, Environment]()
 

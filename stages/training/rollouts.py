@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from composer_stages.backends.ranks import Ranks
 from composer_stages.envs.base import Environment, Task
+from composer_stages.messages import end_id
 from composer_stages.policy import background
 from composer_stages.policy.base import Policy
 from composer_stages.rollouts.agent_loop import (
@@ -362,7 +363,7 @@ def trl_columns(rollouts: Sequence[LiveRollout], tokenizer: Any) -> dict[str, li
         if tokens is None:
             # It failed before its first action. TRL needs as many rows as prompts, so it gets one masked token behind
             # another, and no reward: a reward of 0 would blame the policy for the machinery.
-            end = [tokenizer.eos_token_id]
+            end = [end_id(tokenizer) or 0]
             tokens = OwnRollout(Tree(end, (end,)), [0], [0.0])
         reward = None if rollout.error else rollout.grade.reward
         row = (tokens.tree.prompt, tokens.tree.branches[0], tokens.logprobs, tokens.mask, reward)

@@ -22,9 +22,10 @@ from composer_stages.envs.base import Environment, HintsAnswers, ReportsFaults, 
 from composer_stages.errors import UsageError
 from composer_stages.losses.distillation import Taught, divergence_sum, importance_weights, update_average
 from composer_stages.losses.tokens import Predictors
-from composer_stages.messages import Message, answer_text, following_ids, opening_ids
+from composer_stages.messages import Message, Tools, answer_text, following_ids, opening_ids
 from composer_stages.policy import ask_all, open_policy
 from composer_stages.policy.base import Policy, Turn
+from composer_stages.policy.tool_calls import declare_tools
 from composer_stages.rollouts.agent_loop import LiveRollout
 from composer_stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, ScoredRows, SourceInputs
 from composer_stages.training.channels.rollouts import own_rollout
@@ -133,15 +134,16 @@ def hinted_turn(tokenizer: Any, rollout: LiveRollout, hint: Hint) -> HintedTurn:
 
     The hint is at the end of the message that the agent answered; ids before that message are as sampled.
     """
-    step = rollout.steps[hint.turn]
+    step, tools = rollout.steps[hint.turn], declare_tools(rollout.tools)
     messages = with_hint(rollout.messages[: step.num_messages], hint.text)
     # The ids of earlier turns are those that were sampled: a text may be tokenised in another way than it was sampled.
     if hint.turn == 0:
-        prompt = opening_ids(tokenizer, messages)
+        prompt = opening_ids(tokenizer, messages, tools)
     else:
         previous = rollout.steps[hint.turn - 1]
         sampled = [*(previous.sample.prompt_ids or []), *(previous.sample.completion_ids or [])]
-        prompt = sampled + following_ids(tokenizer, messages[previous.num_messages + 1 :])
+        new, answer = messages[previous.num_messages + 1 :], previous.sample.text
+        prompt = sampled + following_ids(tokenizer, new, answer=answer, last_id=sampled[-1], tools=tools)
     action = (step.sample.completion_ids or [],)
     return HintedTurn(Tree(step.sample.prompt_ids or [], action), Tree(prompt, action), logprobs=step.sample.logprobs)
 
@@ -182,18 +184,18 @@ def reprompted(rollouts: Sequence[LiveRollout], tokenizer: Any, success_reward: 
             ]  # all after the opening, without thoughts
             text = "\n\n".join(answer_text(message["content"]).strip() for message in answers)
             opening = rollout.messages[: rollout.steps[0].num_messages]
-            prompt, text = _with_demonstration(tokenizer, opening, text)
+            prompt, text = _with_demonstration(tokenizer, opening, text, declare_tools(rollout.tools))
             row = HintedTurn(sampled.tree, Tree(prompt, sampled.tree.branches), sampled.mask, sampled.logprobs)
             rows.append(Reprompted(rollout, row, text, demonstration.rollout_id))
     return rows
 
 
-def _with_demonstration(tokenizer: Any, opening: Sequence[Message], text: str) -> tuple[list[int], str]:
+def _with_demonstration(tokenizer: Any, opening: Sequence[Message], text: str, tools: Tools) -> tuple[list[int], str]:
     """Return token ids of the opening with the demonstration in its last message, and the text that fitted."""
     *before, last = opening
     for attempt in (1, 2):
         content = TEMPLATE.format(prompt=last["content"], demonstration=text)
-        ids = opening_ids(tokenizer, [*before, {**last, "content": content}])
+        ids = opening_ids(tokenizer, [*before, {**last, "content": content}], tools)
         excess = len(ids) - LONGEST_PROMPT
         if excess <= 0 or attempt == 2:
             break

@@ -9,7 +9,7 @@ Shapes: P pairs, N completion tokens of all rows. Log-probs are natural, in nats
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -21,7 +21,8 @@ from torch import Tensor
 from composer_stages.backends.ranks import Ranks
 from composer_stages.errors import BadInput, UsageError
 from composer_stages.losses.preference import PairLogProbs, dpo_losses, simpo_loss
-from composer_stages.messages import opening_ids
+from composer_stages.messages import answer_ids, opening_ids
+from composer_stages.policy.tool_calls import declare_tools
 from composer_stages.rollouts.agent_loop import LiveRollout
 from composer_stages.rollouts.trace import pairs_with_states
 from composer_stages.runs.kinds import Row
@@ -45,17 +46,26 @@ def tokenise(rows: Iterable[Row], tokenizer: Any, max_tokens: int) -> tuple[list
     Reasons: `no_room` (the prompt alone fills max_tokens), `equal_after_tokenisation`, `equal_after_truncation`.
     `BadInput` names a missing column.
     """
-    token_pairs: list[TokenPair] = []
-    dropped = Counter[str]()
-    for row in rows:
-        if missing := [name for name in COLUMNS if name not in row]:
-            raise BadInput("training.channels.pair-lacks-column", column=missing[0], columns=COLUMNS)
-        prompt = row["prompt_token_ids"] or opening_ids(tokenizer, orjson.loads(row["messages_json"]))
-        chosen, rejected = (
-            [*tokenizer(row[side], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-            for side in ("chosen", "rejected")
-        )
-        room = max_tokens - len(prompt)
+    return fitted((_token_sides(row, tokenizer) for row in rows), max_tokens)
+
+
+def _token_sides(row: Row, tokenizer: Any) -> TokenPair:
+    """Return a pair in token ids, each side as the template ends it."""
+    if missing := [name for name in COLUMNS if name not in row]:
+        raise BadInput("training.channels.pair-lacks-column", column=missing[0], columns=COLUMNS)
+    messages, tools = (orjson.loads(row.get(name) or "[]") for name in ("messages_json", "tools_json"))
+    declared = declare_tools(tools)
+    prompt = row["prompt_token_ids"] or opening_ids(tokenizer, messages, declared)
+    chosen, rejected = (answer_ids(tokenizer, messages, row[side], declared) for side in ("chosen", "rejected"))
+    return TokenPair(row["pair_id"], Tree(prompt, (chosen, rejected)))
+
+
+def fitted(pairs: Iterable[TokenPair], max_tokens: int) -> tuple[list[TokenPair], Counter[str]]:
+    """Return the pairs cut to `max_tokens` that still differ, and the number of dropped ones by reason."""
+    token_pairs, dropped = list[TokenPair](), Counter[str]()
+    for pair in pairs:
+        chosen, rejected = pair.tree.branches
+        room = max_tokens - len(pair.tree.prompt)
         if room < 1:
             dropped["no_room"] += 1
         elif chosen == rejected:
@@ -63,7 +73,7 @@ def tokenise(rows: Iterable[Row], tokenizer: Any, max_tokens: int) -> tuple[list
         elif chosen[:room] == rejected[:room]:
             dropped["equal_after_truncation"] += 1
         else:
-            token_pairs.append(TokenPair(row["pair_id"], Tree(prompt, (chosen[:room], rejected[:room]))))
+            token_pairs.append(replace(pair, tree=replace(pair.tree, branches=(chosen[:room], rejected[:room]))))
     return token_pairs, dropped
 
 

@@ -1,0 +1,208 @@
+"""Turns of a conversation as chat templates write them: how answers end, and what comes before the next one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trl
+from support.chat_forms import FORMS, byte_tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from composer_stages.errors import BadInput
+from composer_stages.messages import (
+    Message,
+    answer_ids,
+    end_id,
+    following_ids,
+    opening_ids,
+    pin_settings,
+    turn_form,
+)
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.policy.model_checks import fit_template
+
+
+def conversation(*texts: str, first: str = "user") -> list[Message]:
+    roles = ("user", "assistant") if first == "user" else ("assistant", "user")
+    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+def whole_text(tokenizer: Any, messages: list[Message], answering: bool = True) -> str:
+    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answering)
+    return text
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_what_follows_an_answer_is_what_the_template_writes(form: Any) -> None:
+    tokenizer = byte_tokenizer(form.template, form.eos, form.others)
+    whole = whole_text(tokenizer, conversation("one", "two", "five"))
+    new = conversation("five")
+    assert whole.endswith(form.following)
+    assert tokenizer.decode(following_ids(tokenizer, new)) == form.following
+    # The token that was sampled as the end stays, and is not written twice.
+    for sampled in form.sampled:
+        last = tokenizer.convert_tokens_to_ids(sampled)
+        assert tokenizer.decode(following_ids(tokenizer, new, answer="two", last_id=last)) == form.after(sampled)
+    answered = whole_text(tokenizer, conversation("one", "two"), False)
+    trained = answer_ids(tokenizer, conversation("one"), "two")
+    assert tokenizer.decode(opening_ids(tokenizer, conversation("one")) + trained) == form.trained(answered)
+    assert end_id(tokenizer) == tokenizer.convert_tokens_to_ids(form.end or form.eos)
+
+
+# Special tokens of the models that TRL's templates belong to: the tokenizer's end token first.
+SPECIAL = {
+    "cohere cohere2": "<|END_OF_TURN_TOKEN|>",
+    "deepseekv3": "<｜end▁of▁sentence｜>",
+    "diffusion_gemma": "<eos> <turn|> <|turn>",
+    "gemma gemma3": "<eos> <start_of_turn> <end_of_turn>",
+    "glm4moe": "<|endoftext|> <|user|> <|assistant|> <|observation|> <|system|>",
+    "gptoss": "<|return|> <|start|> <|end|> <|message|> <|channel|> <|call|>",
+    "idefics3": "<|im_end|> <end_of_utterance>",
+    "llava_next": "</s>",
+    "llama3 llama3_1 llama3_2": "<|eot_id|> <|start_header_id|> <|end_header_id|>",
+    "phi3 phi3_5": "<|endoftext|> <|end|> <|user|> <|assistant|> <|system|>",
+    "lfm2 lfm2_2_5 nemotron_3_nano nemotron_3_super nemotron_3_ultra qwen2_5 qwen2_5_vl qwen3 qwen3_5_nothink "
+    "qwen3_5_think qwen3_6 qwen3_instruct_2507 qwen3_vl": "<|im_end|> <|im_start|>",
+}
+PUBLIC = {name: special.split() for names, special in SPECIAL.items() for name in names.split()}
+REWRITING = {  # they write an earlier answer otherwise than they open the next one
+    *("deepseekv3", "glm4moe", "gptoss", "nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra"),
+    *("qwen3_5_nothink", "qwen3_5_think", "qwen3_6"),
+    *("idefics3", "llava_next"),  # a space
+}
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_a_public_template_is_appended_to(name: str) -> None:
+    eos, *others = PUBLIC[name]
+    template = (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
+    tokenizer = byte_tokenizer(template, eos, others)
+    fit_template(PolicyConfig(model=name), tokenizer)
+    pin_settings(tokenizer, {}, PolicyConfig(model=name).template_date)
+    form = turn_form(tokenizer)
+    system: Message = {"role": "system", "content": "Be brief."}
+    asked, new = [system, *conversation("one")], conversation("five")
+    opening = tokenizer.decode(opening_ids(tokenizer, asked))
+    following = tokenizer.decode(following_ids(tokenizer, new, answer="two", last_id=end_id(tokenizer)))
+    whole = whole_text(tokenizer, [*asked, *conversation("two", first="assistant"), *new])
+    assert whole.endswith(following) and form.rewrites == (name in REWRITING)
+    if not form.rewrites:
+        assert f"{opening}two{form.closing}{following}" == whole
+    # Pairs end as DPOTrainer ends them, but for the line break behind the end token.
+    answered = whole_text(tokenizer, [*asked, *conversation("two", first="assistant")], False)
+    trained = tokenizer.decode(answer_ids(tokenizer, asked, "two"))
+    assert trained.endswith(f"two{form.closing}") and f"two{form.closing}" in answered
+    assert not answered.startswith(opening) or answered.startswith(opening + trained)
+
+
+def test_an_answer_that_a_template_changes_stays_as_it_was_said() -> None:
+    """As DeepSeek's template drops thoughts, and Llama 3's cuts blanks off."""
+    body = "{{ m['role'] }}: {{ m['content'].split('</think>')[-1] | trim }}<end>"
+    tokenizer = byte_tokenizer(f"{{% for m in messages %}}{body}{{% endfor %}}{{{{ 'assistant: ' }}}}", "<end>", [])
+    said = "<think>\nwhy\n</think>\n\nb"
+    assert tokenizer.decode(answer_ids(tokenizer, conversation("a"), said)) == f"{said}<end>"
+    assert not turn_form(tokenizer).verbatim
+
+
+def test_messages_that_a_template_refuses_are_written_in_the_nearest_form() -> None:
+    strict = (
+        "{% for m in messages %}{% if m['role'] not in ('user', 'assistant') or "
+        "(m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('no') }}{% endif %}"
+        "<{{ m['role'] }}>{{ m['content'] }}<end>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    tokenizer = byte_tokenizer(strict, "<end>", [])
+    results: list[Message] = [{"role": "tool", "content": "a"}, {"role": "tool", "content": "b"}]
+    assert tokenizer.decode(following_ids(tokenizer, results)) == "<user>a\n\nb<end><assistant>"
+    asked: list[Message] = [{"role": "system", "content": "s"}, *conversation("one", "two"), *results]
+    assert fit_template(PolicyConfig(model="m"), tokenizer)
+    assert tokenizer.decode(opening_ids(tokenizer, asked)) == (
+        "<user>s\n\none<end><assistant>two<end><user>a\n\nb<end><assistant>"
+    )
+
+
+def test_content_is_given_in_parts_where_the_template_takes_nothing_else() -> None:
+    parts = (
+        "{% for m in messages %}<{{ m['role'] }}>{% for part in m['content'] %}{{ part['text'] }}{% endfor %}<end>"
+        "{% endfor %}"
+    )
+    tokenizer = byte_tokenizer(parts, "<end>", [])
+    assert not fit_template(PolicyConfig(model="m"), tokenizer)
+    assert whole_text(tokenizer, conversation("one", "two")) == "<user>one<end><assistant>two<end>"
+
+
+def test_a_template_that_fails_behind_an_answer_is_refused_when_it_is_loaded() -> None:
+    once = "{% if loop.index0 > 1 %}{{ raise_exception('once') }}{% endif %}"
+    fails = f"{{% for m in messages %}}{once}{{{{ m['content'] }}}}{{% endfor %}}"
+    with pytest.raises(BadInput) as error:
+        fit_template(PolicyConfig(model="m"), byte_tokenizer(fails, "<end>", []))
+    assert error.value.code == "policy.template-unusable"
+
+
+def test_named_templates_become_one_that_chooses_by_tools() -> None:
+    usual = "{% for m in messages %}\n  {{ m['content'] }}\n{% endfor %}\n"
+    with_tools = "\n  {{ tools | length }} tools{% for m in messages %}{{ m['content'] }}{% endfor %}  \n"
+    upstream, tokenizer = (byte_tokenizer({"default": usual, "tool_use": with_tools}, "<end>", []) for _ in range(2))
+    fit_template(PolicyConfig(model="m"), tokenizer)
+    tool = {"type": "function", "function": {"name": "ls", "parameters": {"type": "object", "properties": {}}}}
+    asked: list[Message] = [{"role": "system", "content": "s"}, *conversation("one")]
+    for tools in (None, [tool]):
+        texts = [one.apply_chat_template(asked, tools=tools, tokenize=False) for one in (tokenizer, upstream)]
+        assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("call", "right"),
+    [
+        ('strftime_now("%d %b %Y")', "05 Mar 2031"),
+        ("strftime_now('%Y-%m-%d')", "2031-03-05"),
+        ('strftime_now("%B %-d")', "March 5"),
+    ],
+)
+def test_the_date_of_a_template_is_that_of_the_settings(call: str, right: str) -> None:
+    macro = f"{{% macro today() %}}{{{{ {call} }}}}{{% endmacro %}}"
+    template = f"{macro}{{{{ today() }}}} {{{{ messages[0]['content'] }}}}"
+    tokenizer = byte_tokenizer(template, "<end>", [])
+    config = PolicyConfig.model_validate({"model": "m", "template_date": "2031-03-05"})
+    pin_settings(tokenizer, {}, config.template_date)
+    assert whole_text(tokenizer, conversation("one")) == f"{right} one"
+
+
+LLAMA = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]"
+    "{% else %} {{ m['content'] }}</s>{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("scheme", ["always", "first", "never"])
+def test_a_space_before_the_first_word_is_written_once(scheme: str) -> None:
+    core = Tokenizer(models.BPE(unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme)
+    core.decoder = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
+    letters = "abcdefghijklmnopqrstuvwxyz[]/INST▁\n"
+    special = ["<unk>", "<s>", "</s>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=200, special_tokens=special, initial_alphabet=list(letters), show_progress=False
+    )
+    core.train_from_iterator(["hello there how are you", "list the files now", "[INST] hello [/INST]"] * 50, trainer)
+    core.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token="<s>", eos_token="</s>", unk_token="<unk>", chat_template=LLAMA
+    )
+    messages = conversation("hello there", "the answer", "list the files")
+
+    def ids(count: int) -> list[int]:
+        text = whole_text(tokenizer, messages[:count], False)
+        found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return found
+
+    opening, answered = opening_ids(tokenizer, messages[:1]), ids(2)
+    answer = answer_ids(tokenizer, messages[:1], "the answer")
+    assert opening + answer == answered
+    assert answered + following_ids(tokenizer, messages[2:]) == ids(3)
+
+
+def test_a_tokenizer_without_an_end_token_ends_answers_as_its_template() -> None:
+    tokenizer = byte_tokenizer(FORMS["the answer ends with eos_token"].template, None, ["<start>", "<end>"])
+    assert tokenizer.eos_token_id is None and end_id(tokenizer) == tokenizer.convert_tokens_to_ids("<end>")
+    assert tokenizer.decode(answer_ids(tokenizer, conversation("a"), "b")) == "b<end>"
