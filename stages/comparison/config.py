@@ -24,6 +24,9 @@ class Config(StageConfig):
     min_gain: Annotated[float | None, BASIC, Option("D")] = Field(default=None, gt=0)
     """The smallest difference of interest, in units of the score: 0.02 is two points of a pass rate. By default 2 % of
     the scale."""
+    not_worse: Annotated[float | None, BASIC, Option("D")] = Field(default=None, gt=0)
+    """Decide by whether the side is worse by this or more: exit code 0 where its interval ends above -D, 1 where it
+    ends below, else 3. In units of the score, as `min_gain`."""
     missing: Annotated[Literal["auto", "excluded", "failed", "bounds"], BASIC, Option("WAY")] = "auto"
     """Tasks that one side lacks, and samples without a score. `excluded`: these tasks leave both sides, these samples
     the mean of their task. `failed`: they count as the worst score. `bounds`: what is decided must hold however they

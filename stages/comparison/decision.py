@@ -41,7 +41,6 @@ from composer_stages.formats import terminal_bench
 from composer_stages.formats.measurement import ScoreKind, State
 from composer_stages.terms import SWE_BENCH, SamplingUnit
 
-"""Of the number of tasks that finds `min_gain`."""
 COUNTING_AS_FAILED = frozenset({SWE_BENCH, terminal_bench.NAME})
 """The environments whose own tables count what has no verdict as failed."""
 MOST_FAMILIES = 60
@@ -111,6 +110,7 @@ class LogComparison:
     scale: tuple[float, float] | None
     span: tuple[float, float]
     min_gain: float | None
+    not_worse: float | None
     unit: str
     fixed: bool
     lower_is_better: bool
@@ -158,6 +158,7 @@ class ComparisonRules:
     missing: Literal["excluded", "failed", "bounds"]
     min_gain: float | None
     """In units of the score; None where their scale is not known."""
+    not_worse: float | None = None
     bounded: bool = True
     """Whether the span is the scale: else it is of the scores that occur, and says nothing of what is missing."""
 
@@ -200,10 +201,12 @@ def compare(sides: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
     span = ScoreSpan(*(ends[::-1] if lower else ends))
     unit = sampling(matched, config.unit)
     min_gain = config.min_gain or (MIN_GAIN * abs(span.width) if scale else None)
-    if scale and min_gain and min_gain > abs(span.width):
-        raise UsageError("comparison.min-gain-too-large", min_gain=min_gain, low=scale[0], high=scale[1])
+    if scale and (largest := max(config.min_gain or 0, config.not_worse or 0)) > abs(span.width):
+        raise UsageError("comparison.min-gain-too-large", min_gain=largest, low=scale[0], high=scale[1])
     binary = bool(pc.all(pc.or_(pc.equal(scores, 0.0), pc.equal(scores, 1.0))).as_py())
-    rules = ComparisonRules(span, unit, binary, choose_missing(config, matched), min_gain, bool(scale))
+    rules = ComparisonRules(
+        span, unit, binary, choose_missing(config, matched), min_gain, config.not_worse, bool(scale)
+    )
     tables = [average_samples(log, span, unit) for log in matched]
     if rules.missing == "failed" and config.missing == "auto":  # a rule about what was tried and did not succeed
         unrun = [log.items["task"].filter(never_run(log)) for log in matched]
@@ -244,6 +247,7 @@ def compare(sides: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
         scale,
         ends,
         min_gain,
+        config.not_worse,
         unit.noun if unit else "",
         rules.fixed,
         lower,
@@ -280,6 +284,13 @@ def measure_sides(pairs: Sequence[PairedSides], letters: Sequence[str], rules: C
             p_holm=adjusted[index],
         )
         decided = (decide_difference([test], rules.min_share, alpha, two_sided=True) for test in tests[index])
+        if rules.not_worse and not difference.too_few:
+            worst_share = -rules.not_worse / abs(rules.span.width)
+            above, below = (
+                all(bool(shown(worst_share, alpha)[0]) for shown in shows)
+                for shows in ([test.above for test in deciding[index]], [test.below for test in deciding[index]])
+            )
+            difference = replace(difference, not_worse=True if above else False if below else None)
         holds = difference.too_few or all(decision is difference.decision for decision in decided)
         holds = holds and (rules.bounded or not any(pair.missing))
         bounds = [float(test.estimate_X[0]) * rules.span.width for test in tests[index][1:]]

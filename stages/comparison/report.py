@@ -39,10 +39,13 @@ POINTS = " points"
 
 def describe_decision(comparison: "LogComparison", difference: Difference) -> str:
     """Return the decision in one sentence."""
-    gain = comparison.min_gain
-    bar = "" if gain is None else f"{100 * gain:.3g}{POINTS}" if comparison.binary else f"{gain:.3g}"
+    bar = "" if comparison.min_gain is None else _bar(comparison, comparison.min_gain)
     names = [_name_side(comparison, letter) for letter in (difference.treatment, "A")]
     return SENTENCES.text("decision", comparison, difference, *names, describe_size(comparison, difference), bar)
+
+
+def _bar(comparison: "LogComparison", margin: float) -> str:
+    return f"{100 * margin:.3g}{POINTS}" if comparison.binary else f"{margin:.3g}"
 
 
 def describe_size(comparison: "LogComparison", difference: Difference) -> str:
@@ -55,6 +58,9 @@ def text(comparison: "LogComparison") -> str:
     """Return the result for a terminal, but for the tasks on which the sides differ."""
     # A line break in a name or a note would begin a line that looks like one of the report.
     lines = [escape_line(describe_decision(comparison, difference)) for difference in comparison.differences]
+    if margin := comparison.not_worse:
+        bar = _bar(comparison, margin)
+        lines += [SENTENCES.text("not_worse", difference, bar) for difference in comparison.differences]
     if len(comparison.differences) > 1:
         lines.append(SENTENCES.text("corrected"))
     mean = mean_of(comparison)

@@ -26,6 +26,7 @@ EXIT_CODES = {
     Decision.NO_DIFFERENCE: 1,
     Decision.UNDECIDED: 3,
 }
+NOT_WORSE_CODES = {True: 0, False: 1, None: 3}
 TASKS = "tasks.parquet"
 
 
@@ -54,7 +55,7 @@ def document(comparison: LogComparison) -> dict[str, Any]:
     """Return a comparison as `comparison.json` holds it."""
     fields = {name: value for name, value in asdict(comparison).items() if name != "pairings"}
     rows = zip(comparison.differences, comparison.pairings, strict=True)
-    names = ("estimate", "low", "high", "p_holm", "alpha", "num_tasks", "num_units", "wins", "losses")
+    names = ("estimate", "low", "high", "p_holm", "alpha", "num_tasks", "num_units", "wins", "losses", "not_worse")
     differences = [
         {
             **{name: getattr(difference, name) for name in names},
@@ -79,7 +80,7 @@ def summarize(comparison: LogComparison, content: dict[str, Any]) -> dict[str, A
     """Return the most important numbers for the manifest. content: of `comparison.json`."""
     first = comparison.differences[0]
     return {
-        "exit_code": EXIT_CODES[first.decision],
+        "exit_code": NOT_WORSE_CODES[first.not_worse] if comparison.not_worse else EXIT_CODES[first.decision],
         "verdict": first.decision.value,
         "by": report.describe_size(comparison, first),
         "why": report.describe_decision(comparison, first),

@@ -172,6 +172,8 @@ class Difference:
     """Why nothing is decided; empty where something is."""
     quantity: Quantity = Quantity.SHARE
     """The unit of the estimate and its interval."""
+    not_worse: bool | None = None
+    """Whether the treatment is shown not X
     alpha: float = 0.05
     """The two-sided level of the interval and the decision."""
     mde: float | None = None

@@ -20,7 +20,7 @@ from composer_stages.comparison import logs, report
 from composer_stages.comparison.config import Config
 from composer_stages.comparison.decision import LogComparison, compare
 from composer_stages.comparison.sides import read_sides
-from composer_stages.comparison.stage import document as document_of
+from composer_stages.comparison.stage import document as document_of, summarize
 from composer_stages.comparison.words import describe_reasons
 from composer_stages.envs import sampling_unit
 from composer_stages.errors import BadInput, UsageError
@@ -701,6 +701,27 @@ def test_the_name_of_a_benchmark_is_no_unit_of_its_tasks(tmp_path: Path) -> None
         table(tmp_path / name / "samples_gsm8k_2026-01-02T03-04-05.000006.jsonl", rows)
     comparison = compared(str(tmp_path / "a"), str(tmp_path / "b"))
     assert comparison.unit == "" and recorded(comparison).num_units == 12 and recorded(comparison).decision == "better"
+
+
+@pytest.mark.parametrize(
+    ("num", "gained", "lost", "exit_code", "sentence"),
+    [
+        (2000, 20, 30, 0, "B is not worse than A by 2 points."),
+        (100, 6, 6, 3, "It is not shown that B is not worse than A by 2 points."),
+        (2000, 20, 140, 1, "B is worse than A by 2 points or more."),
+        (5, 0, 0, 3, "It is not shown that B is not worse than A by 2 points."),
+    ],
+)
+def test_a_side_that_is_not_worse_passes_where_that_is_asked(
+    tmp_path: Path, num: int, gained: int, lost: int, exit_code: int, sentence: str
+) -> None:
+    """Of few tasks that is not shown, whatever their difference: a gate that they pass would hold nothing back."""
+    paths = [
+        scores(tmp_path / f"{name}.jsonl", side) for name, side in zip("ab", outcomes(num, gained, lost), strict=True)
+    ]
+    comparison = compared(*paths, not_worse=0.02)
+    assert summarize(comparison, document_of(comparison))["exit_code"] == exit_code
+    assert sentence in report.text(comparison).splitlines()
 
 
 def test_several_logs_share_one_level(tmp_path: Path) -> None:
