@@ -173,7 +173,7 @@ class Difference:
     quantity: Quantity = Quantity.SHARE
     """The unit of the estimate and its interval."""
     not_worse: bool | None = None
-    """Whether the treatment is shown not X
+    """Whether the treatment is shown not to be worse by a margin, or to be so; None where neither is shown."""
     alpha: float = 0.05
     """The two-sided level of the interval and the decision."""
     mde: float | None = None
