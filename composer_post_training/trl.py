@@ -54,7 +54,7 @@ from composer_stages.training.channels.pairs import PairSource, TokenPair, fitte
 from composer_stages.training.channels.rollouts import OwnRollout
 from composer_stages.training.checkpoints import SourcesFollow
 from composer_stages.training.config import Config, Hints
-from composer_stages.training.scoring import Tree, require_head
+from composer_stages.training.scoring import Tree
 from composer_stages.training.step import Channels, ComposedStep
 
 SIDES = ("chosen", "rejected")
@@ -101,7 +101,7 @@ def with_channels(trainer: type[GRPOTrainer] = GRPOTrainer) -> type[Any]:
     max_tokens: of one forward pass, where a micro-batch with its share of the pairs does not fit into memory.
 
     Each process trains on one GPU, which holds the entire model. The constructor raises `UsageError` for FSDP and
-    DeepSpeed, for a model with an unknown output head, and for weights without their rows; `BadInput` for pairs of
+    DeepSpeed, and for weights without their rows; `BadInput` for pairs of
     another form.
     """
     return type(f"Composed{trainer.__name__}", (_ChannelStep, trainer), {})
@@ -157,7 +157,6 @@ class _ChannelStep(ComposedStep):
             self.add_callback(SourcesFollow(channels))
             was_training = self.model.training
             self.model.eval()
-            require_head(self.model, type(self).__name__ + "'s model", "Set the weights of channels to 0.")
             if rows:
                 self._take(rows, config)
             self.model.train(was_training)

@@ -229,14 +229,16 @@ def _write_merged(policy: PolicyConfig, out: RunWriter) -> None:
     model: Any
     model, tokenizer = load_model(policy, listener=out.progress, merged=False)
     changed = weights = 0
-    for name, module in list(model.named_modules()):
-        if isinstance(module, BaseTunerLayer):
-            linear: Any = module.get_base_layer()
-            original = linear.weight.detach().clone()
-            module.merge()
-            changed += int((linear.weight != original).sum())
-            weights += original.numel()
-            model.set_submodule(name, linear)  # a plain Linear in the place of the adapted one
+    # Fused experts have one wrapper around another, of which the outer one comes first.
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)]
+    for name, module in reversed(layers):
+        layer: Any = module.get_base_layer()
+        adapted = getattr(module, "parameter_name", "weight")
+        original = getattr(layer, adapted).detach().clone()
+        module.merge()
+        changed += int((getattr(layer, adapted) != original).sum())
+        weights += original.numel()
+        model.set_submodule(name, layer)  # the plain one in the place of the adapted one
 
     def fill(target: Any) -> None:
         model.save_pretrained(target)

@@ -5,6 +5,8 @@ local.py - a Hugging Face model in this process: loading, and turns as prompts a
 model_facts.py - a model's tokenizer, chat template and context: prompts of turns, samples of token ids
 model_checks.py - whether such a model can be used: tensors, numbers, tokenizer, chat template
 sampling.py - token sampling with a local model: the loop over tokens, prefill, batches that fit into memory
+trials.py - which fast ways to compute are right for an architecture, tried on a small model and kept
+small_models.py - a small model of an architecture, by its configuration
 kv_cache.py - rows of a batch in a KV cache that is written in place; the decoding step as a CUDA graph
 scripted.py - policies without a model, which check an environment: `reference` and `noop`
 endpoint.py - an OpenAI-compatible server: a budget, retries, a probe, an adaptive limit

@@ -5,6 +5,7 @@ never read.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -31,6 +32,33 @@ class AdapterBase(Settings):
     """Floating-point type of the base's weights while the adapter was trained."""
     revision: str | None = None
     """Commit of a model from the hub."""
+
+
+def linears(model: Any) -> dict[str, tuple[int, int]]:
+    """Return inputs and outputs of the Linears of a model's layers by name, also as GPT-2 stores them (`Conv1D`)."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    head, sizes = model.get_output_embeddings(), dict[str, tuple[int, int]]()
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and module is not head:
+            sizes[name] = module.in_features, module.out_features
+        elif isinstance(module, Conv1D):
+            sizes[name] = module.nx, module.nf
+    return sizes
+
+
+def targets(model: Any) -> str | list[str]:
+    """Return peft's name for all Linears, or the last names of those that it adapts in models with Mamba's layers."""
+    from peft import LoraConfig
+    from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
+
+    kinds, fitting = sorted({name.rpartition(".")[2] for name in linears(model)}), list[str]()
+    for kind in kinds:
+        with suppress(ValueError):
+            _check_lora_target_modules_mamba(LoraConfig(), model, kind)
+            fitting.append(kind)
+    return "all-linear" if fitting == kinds else fitting
 
 
 def is_adapter(source: str) -> bool:

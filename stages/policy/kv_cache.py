@@ -4,10 +4,8 @@ From top to bottom: layers whose tables are written in place; the rows, which ar
 equal prompts; the recorded decoding step; which models' caches can be written in place.
 """
 
-import inspect
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,7 +16,7 @@ from composer_stages.backends.ranks import world_size
 from composer_stages.stopping import Interrupted, stop_requested
 
 
-def _raise_if_stopped() -> None:
+def raise_if_stopped() -> None:
     """Raise `Interrupted` after a request to stop, unless other processes take part, which stop at the same step."""
     if stop_requested() and world_size() == 1:
         raise Interrupted
@@ -58,7 +56,7 @@ class Layer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write behind the columns in use, and return these and the new ones."""
         del args, kwargs
-        _raise_if_stopped()  # in each layer: a pass over long prompts takes minutes on a CPU
+        raise_if_stopped()  # in each layer: a pass over long prompts takes minutes on a CPU
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         keys, values = (
@@ -158,7 +156,7 @@ class Rows:
         return logits
 
     def _pass(self, ids: Tensor, positions: Tensor, mask: Tensor) -> Float[Tensor, "b v"]:
-        _raise_if_stopped()
+        raise_if_stopped()
         out = self.model(
             input_ids=ids,
             attention_mask=mask,
@@ -310,35 +308,3 @@ def can_replay(model: Any) -> bool:
 
 SCALED_DOT_PRODUCT = {"sdpa"}
 """Attention that takes a mask as it is, by transformers' names; stages/training/scoring.py adds its own."""
-LAYERS = {"full_attention", "sliding_attention"}
-UNFIT: WeakSet[Any] = WeakSet()
-"""Models some of whose layers were seen not to write keys and values in place."""
-
-
-def fits_in_place(model: Any, longest: int) -> bool:
-    """Whether the keys and values of rows of up to `longest` tokens can be written in place, as all attend to all."""
-    return (
-        model not in UNFIT
-        and model.config.get_text_config()._attn_implementation in SCALED_DOT_PRODUCT
-        and sees_all(model, longest)
-    )
-
-
-def sees_all(model: Any, longest: int) -> bool:
-    """Return whether, by the configuration, every token of rows up to `longest` attends to all earlier tokens."""
-    config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or LAYERS)  # a window is for all layers where none is named
-    window = getattr(config, "sliding_window", None) if "sliding_attention" in kinds else None
-    parameters = inspect.signature(model.get_decoder().forward).parameters
-    accepts = "position_ids" in parameters and any(
-        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
-    )
-    stateful = getattr(model, "_is_stateful", False)
-    return accepts and not stateful and kinds <= LAYERS and (window is None or longest <= window)
-
-
-def kv_width(config: Any) -> int:
-    """Return the width of a layer's keys, which is that of its values, by the configuration of a text model."""
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(heads * width)

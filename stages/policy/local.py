@@ -89,6 +89,9 @@ class LocalPolicy:
         # An adapter is not merged into its base, as in training: merged weights are rounded to the base's type.
         model, tokenizer = load_model(config, listener=listener, merged=False)
         sampling.check_cache(model, config)
+        if slower := sampling.describe_ways(config, model):
+            with activity(Notice(slower)):
+                pass
         return cls(model.eval(), tokenizer, config)
 
     def sampling_at(self, temperature: float, max_tokens: int | None) -> "LocalPolicy":

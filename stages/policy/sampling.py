@@ -11,20 +11,29 @@ A row does not depend on the other rows of its batch, up to rounding: equal seed
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise, takewhile
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from composer_stages.backends import resources
 from composer_stages.errors import UsageError
 from composer_stages.layout import counted
+from composer_stages.policy import small_models, trials
 from composer_stages.policy.base import NotFinite, PolicyConfig
-from composer_stages.policy.kv_cache import UNFIT, Rows, can_replay, fits_in_place, kv_width
+from composer_stages.policy.kv_cache import Rows, can_replay, raise_if_stopped
 from composer_stages.runs.activity import detail
+from composer_stages.words import Sentence
 
+IN_PLACE, BATCHED, ALONE = "in_place", "batched", "alone"
+TOGETHER = (IN_PLACE, BATCHED)
+"""Ways to sample, the fastest first: a batch in tables of our own, in the model's own cache, and one row by
+`generate`."""
 SHRINK = 0.75
 """Ended rows are dropped when at most this share of the batch still runs: each drop copies the running rows."""
 GIB = 2**30
@@ -56,14 +65,59 @@ def sample_batch(
     Temperature 0 takes the most likely token, with log-probs of the untempered distribution. prefixes: the KV cache of
     the previous call, which prompts may continue, replaced by that of this call. look_every: tokens between two checks
     for ended rows. fixed: whether decoding steps are a `FixedStep`; None chooses by the device.
+
+    A row is sampled in the fastest way that is right for its length (`try_sampling`), and where it outgrows that, it
+    goes on in the next one.
     """
-    device = next(model.parameters()).device
     # A generator per row, on the CPU in float64: a row's draws depend neither on the batch nor on the device.
     generators = [torch.Generator().manual_seed(seed % 2**63) for seed in seeds]
-    drawn = [torch.rand(max_tokens, dtype=torch.float64, generator=generator) for generator in generators]
-    uniforms = torch.stack(drawn).to(device)  # [B, max_tokens]
-    rows, logits = _prefilled(model, prompts, max_tokens, pad_id, prefill_tokens, prefixes)
-    rows.fixed = rows.in_place and (can_replay(model) if fixed is None else fixed)
+    uniforms = [torch.rand(max_tokens, dtype=torch.float64, generator=generator) for generator in generators]
+    drawn: list[Drawn] = [([], []) for _ in prompts]
+    ways = trials.outcome(model, try_sampling)
+    for way in (*TOGETHER, ALONE):
+        room = math.inf if way == ALONE else trials.longest(ways, way, model.config)
+        while rows := [
+            row
+            for row, (ids, _) in enumerate(drawn)
+            if len(ids) < max_tokens and end_ids.isdisjoint(ids[-1:]) and len(prompts[row]) + len(ids) < room
+        ]:
+            begun = [[*prompts[row], *drawn[row][0]] for row in rows]
+            left = [uniforms[row][len(drawn[row][0]) :] for row in rows]
+            if way == ALONE:
+                pairs = zip(begun, left, strict=True)
+                found = [
+                    sample_alone(model, *pair, temperature, end_ids, cached=bool(ways.get(ALONE))) for pair in pairs
+                ]
+            else:
+                most = int(min(max(map(len, left)), room - max(map(len, begun))))
+                table = pad_sequence(left, batch_first=True)[:, :most]
+                kept, more = prefixes if len(rows) == len(prompts) else None, (prefill_tokens, look_every, fixed)
+                in_place = way == IN_PLACE
+                found = _together(model, begun, table, temperature, end_ids, pad_id, in_place, kept, *more)
+            for row, own, (ids, logps) in zip(rows, left, found, strict=True):
+                drawn[row][0].extend(ids[: len(own)])
+                drawn[row][1].extend(logps[: len(own)])
+    return drawn
+
+
+def _together(
+    model: Any,
+    prompts: Sequence[list[int]],
+    uniforms: Float[Tensor, "B m"],
+    temperature: float,
+    end_ids: set[int],
+    pad_id: int,
+    in_place: bool,
+    prefixes: "PrefixCache | None" = None,
+    prefill_tokens: int = 8192,
+    look_every: int | None = None,
+    fixed: bool | None = None,
+) -> list[Drawn]:
+    """Draw as many tokens for each prompt as there are `uniforms`, in one batch; in_place: in tables of our own."""
+    device, max_tokens = next(model.parameters()).device, uniforms.shape[1]
+    uniforms = uniforms.to(device)
+    rows, logits = _prefilled(model, prompts, max_tokens, pad_id, prefill_tokens, prefixes, in_place)
+    rows.fixed = in_place and (can_replay(model) if fixed is None else fixed)
     look = look_every or (1 if device.type == "cpu" else 16)  # a GPU is waited for at each look, a CPU never
     completions: list[Drawn] = [([], []) for _ in prompts]
     ended, pending = [False] * len(prompts), list[Tensor]()
@@ -97,6 +151,43 @@ def sample_batch(
     if prefixes is not None:
         prefixes.keep(rows, prompts, [ids for ids, _ in completions])
     return completions
+
+
+def sample_alone(
+    model: Any, prompt: list[int], uniforms: Float[Tensor, " m"], temperature: float, end_ids: set[int], *, cached: bool
+) -> Drawn:
+    """Draw one completion as transformers' `generate` computes it; cached: whether in its cache, or each pass anew."""
+    drawn, device = _Drawing(uniforms, temperature), next(model.parameters()).device
+    ids = torch.tensor([prompt], device=device)
+    if not cached:
+        while len(drawn.ids) < len(uniforms) and end_ids.isdisjoint(drawn.ids[-1:]):
+            token = drawn(ids, model(input_ids=ids, use_cache=False).logits[:, -1]).argmax(-1, keepdim=True)
+            ids = torch.cat([ids, token], 1)
+        return drawn.ids, drawn.logps
+    # In place of the model's own settings, which would fill in what is not set.
+    settings = GenerationConfig(max_new_tokens=len(uniforms), eos_token_id=sorted(end_ids) or None, pad_token_id=0)
+    of_model, model.generation_config = model.generation_config, settings
+    try:
+        model.generate(ids, attention_mask=torch.ones_like(ids), logits_processor=LogitsProcessorList([drawn]))
+    finally:
+        model.generation_config = of_model
+    return drawn.ids, drawn.logps
+
+
+class _Drawing(LogitsProcessor):
+    """Draws each token of a row in `generate`, which is left with this token alone."""
+
+    def __init__(self, uniforms: Float[Tensor, " m"], temperature: float) -> None:
+        self.ids, self.logps, self._uniforms, self._temperature = list[int](), list[float](), uniforms, temperature
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        raise_if_stopped()
+        token, logp = draw(scores, self._uniforms[None, len(self.ids)].to(scores.device), self._temperature)
+        if logp.isnan():
+            raise NotFinite(NO_NUMBERS)
+        self.ids.append(int(token))
+        self.logps.append(min(float(logp), 0.0))
+        return torch.full_like(scores, -torch.inf).index_fill_(-1, token, 0.0)
 
 
 def draw(
@@ -168,6 +259,7 @@ def _prefilled(
     pad_id: int,
     most: int,
     prefixes: PrefixCache | None,
+    in_place: bool,
 ) -> tuple["Rows", Float[Tensor, "B V"]]:
     """Prefill all prompts in passes of at most `most` tokens; return their rows and next-token logits.
 
@@ -176,16 +268,17 @@ def _prefilled(
     completion.
     """
     order = {prompt: number for number, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
-    in_place = fits_in_place(model, max(map(len, prompts)) + max_tokens)
     rows = [None if prefixes is None or not in_place else prefixes.find(prompt) for prompt in order]
     lengths = [0 if row is None else len(row[1]) for row in rows]
     beginnings = [] if any(lengths) or not in_place else _beginnings(order, next(model.parameters()).device)
     if beginnings:
         begun = PrefixCache()
-        begun.keep(_prefilled(model, beginnings, 0, pad_id, most, None)[0], beginnings, [[] for _ in beginnings])
+        begun.keep(
+            _prefilled(model, beginnings, 0, pad_id, most, None, in_place)[0], beginnings, [[] for _ in beginnings]
+        )
         if prefixes is not None:
             prefixes.clear()
-        return _prefilled(model, prompts, max_tokens, pad_id, most, begun)
+        return _prefilled(model, prompts, max_tokens, pad_id, most, begun, in_place)
     prefix = max(lengths)
     width = max(len(prompt) - start for prompt, start in zip(order, lengths, strict=True))
     ids = torch.full((len(order), width), pad_id)
@@ -210,8 +303,7 @@ def _prefilled(
     for start in range(0, width, step):
         logits = batch.read(ids[:, start : start + step], positions[:, start : start + step])
     if in_place and not batch.complete:
-        UNFIT.add(model)
-        return _prefilled(model, prompts, max_tokens, pad_id, most, None)
+        raise ValueError("some layers keep no keys and values")  # which a trial reads
     batch.next = positions[:, -1:] + 1
     if repeated:
         numbers = torch.tensor([order[tuple(prompt)] for prompt in prompts])
@@ -256,14 +348,100 @@ def _runs(
             start = end
 
 
+# Which ways are right
+
+
+def try_sampling(model: Any, switch: int) -> dict[str, Any]:
+    """Return for which rows each way to sample gives the log-probs of the model's own pass of a row alone.
+
+    Only until one is right for all. numbers: of keys and values that the whole model keeps for a token, 0 if unknown.
+    """
+    found: dict[str, Any] = {"numbers": _cached_numbers(model)}
+    for way in TOGETHER:
+        found[way], wrong = trials.try_lengths(partial(_differences, model, way == IN_PLACE), switch)
+        if wrong:
+            found[f"not_{way}"] = wrong
+        if found[way] == "all":
+            return found
+    wrong = trials.agrees(
+        lambda: _difference(
+            model, [5, 6, 7, 8], sample_alone(model, [5, 6, 7, 8], _uniforms(switch + 6), 1.0, set(), cached=True)
+        )
+    )
+    return found | {ALONE: not wrong} | ({"not_alone": wrong} if wrong else {})
+
+
+def describe_ways(config: PolicyConfig, model: Any) -> Sentence | None:
+    """Return which rows of a model are not sampled in the fastest way, and why; None where all are."""
+    ways = trials.outcome(model, try_sampling)
+    if ways.get(IN_PLACE) == "all":
+        return None
+    limits = {way: trials.longest(ways, way, model.config) for way in TOGETHER}
+    reason = ways.get("unmade") or ways[f"not_{IN_PLACE}"]
+    return Sentence(
+        "policy.sampled-slowly",
+        model=config.model,
+        limits=limits,
+        infinity=math.inf,
+        cached=bool(ways.get(ALONE)),
+        reason=reason,
+    )
+
+
+def _uniforms(*shape: int) -> Tensor:
+    return torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+@torch.inference_mode()
+def _differences(model: Any, in_place: bool, switch: int) -> Tensor:
+    """Return how log-probs of rows, sampled together, differ from those of rows alone.
+
+    One row grows beyond `switch`, another begins there, two are equal, and one ends before the others; then all go on
+    as the prompts of another call. Without a switch all rows stay below the shortest one.
+    """
+    prompts = [[5, 6, 7, 8], [9 + i % 40 for i in range(switch + 3)] if switch else [9, 10], [5, 6, 7, 8]]
+    uniforms, prefixes = _uniforms(3, switch + 6 if switch else small_models.SWITCH - 6), PrefixCache()
+    ended = _together(model, prompts, uniforms, 1.0, set(), 0, in_place)
+    ends = {ended[0][0][2]}
+    found = _together(model, prompts, uniforms, 1.0, ends, 0, in_place, prefixes, fixed=False)
+    parts = [_difference(model, prompt, row) for prompt, row in zip(prompts, ended, strict=True)]
+    for (ids, logps), (_, all_logps) in zip(found, ended, strict=True):
+        parts.append(torch.tensor(logps) - torch.tensor(all_logps[: len(ids)]))
+    longer = [[*prompt, *ids, 11] for prompt, (ids, _) in zip(prompts, found, strict=True)]
+    again = _together(model, longer, uniforms[:, :1], 1.0, set(), 0, in_place, prefixes, fixed=in_place)
+    return torch.cat([*parts, *(_difference(model, prompt, row) for prompt, row in zip(longer, again, strict=True))])
+
+
+def _difference(model: Any, prompt: list[int], row: Drawn) -> Tensor:
+    """Return the difference of a row's log-probs, where a switch is near and at both ends, from passes of it alone."""
+    ids, logps = row
+    near = (0, 1, small_models.SWITCH - 1)
+    chosen = [
+        i for i in range(len(ids)) if i in (0, 1, len(ids) - 1) or (len(prompt) + i) % small_models.SWITCH in near
+    ]
+    return torch.tensor([logps[i] for i in chosen]) - small_models.log_probs_alone(model, prompt, ids, chosen)
+
+
+@torch.inference_mode()
+def _cached_numbers(model: Any) -> int:
+    """Return the numbers that the cache of the model whose small one this is keeps for each token."""
+    try:
+        tokens = small_models.SWITCH // 2
+        cache = model(input_ids=torch.arange(4, 4 + tokens)[None], use_cache=True).past_key_values
+        numbers = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers) // tokens
+    except Exception:  # a cache of another kind
+        return 0
+    return numbers * model.division * model.layers_in_all // model.config.get_text_config().num_hidden_layers
+
+
 # Memory
 
 
 def row_bytes(model: Any, columns: int) -> int:
     """Return the memory of a row with this many tokens: KV cache and sampling distribution, in bytes."""
-    text = model.config.get_text_config()
+    numbers = trials.outcome(model, try_sampling).get("numbers", 0)
     # Logits, and log-probs, probabilities and their sums in float32 and float64.
-    return 2 * text.num_hidden_layers * kv_width(text) * model.dtype.itemsize * columns + 32 * text.vocab_size
+    return int(numbers) * model.dtype.itemsize * columns + 32 * int(model.config.get_text_config().vocab_size)
 
 
 def row_budget(model: Any, config: PolicyConfig) -> int:

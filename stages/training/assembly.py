@@ -27,7 +27,7 @@ from composer_stages.runs import store
 from composer_stages.runs.activity import Checking, activity
 from composer_stages.runs.run import Inputs, RunWriter
 from composer_stages.stopping import Interrupted
-from composer_stages.training import checkpoints, scoring, step, weights
+from composer_stages.training import checkpoints, step, weights
 from composer_stages.training.channels import row_sources
 from composer_stages.training.channels.base import SourceInputs
 from composer_stages.training.channels.rollouts import open_teacher
@@ -131,8 +131,6 @@ class TrainingSession:
             with checkpointed(model) if size.gradient_checkpointing else nullcontext():
                 direction = weight_direction(model, store.read_json(run.folder() / PAIRS))
         student = Student.prepare(model, tokenizer, plan, ranks)
-        if config.weights.active() or size.shared_prompts:  # before the model gets an adapter
-            student.score(lambda: scoring.require_head(model, config.policy.model))
         out.model("policy", **(sampler or student.policy).facts(), training={**plan.facts(), "processes": ranks.count})
         folder = ranks.broadcast_from_rank0(lambda: out.scratch("trainer"))
         outer = None if replica is None else OuterSteps(replica, out, folder)

@@ -139,7 +139,7 @@ def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
     shape, size, rank = plan.shape, plan.config.optimisation, plan.config.adapter.rank
     if shape is None:
         raise ValueError("the model's shape is not known")
-    inputs, outputs = (sum(side) for side in zip(*shape.linears, strict=True))
+    inputs, outputs = (sum(sizes[side] for sizes in shape.linears) for side in (0, 1))
     trained = num_trained(plan, shape)
     if rank:
         weights: float = shape.bytes * shape.parameters + 4 * trained
@@ -233,7 +233,7 @@ def _direction(plan: TrainPlan, shape: ModelShape, trained: int, row: float, tra
     frozen = bool(plan.config.adapter.rank) or plan.spectral
     kept_bytes = (copies * shape.bytes * area + 4 * (trained if frozen else area)) / shares
     # v is found before anything is trained: float32 sums, and the gradient of one Linear of one row.
-    largest = max(width * height for width, height in shape.linears)
+    largest = max((width * height for width, height in shape.linears), default=0)
     finding = shape.bytes * shape.parameters + 4 * area + shape.bytes * largest + row
     return max(kept_bytes, finding - training)
 
@@ -392,8 +392,8 @@ def describe_plan(plan: TrainPlan) -> tuple[str, ...]:
         smallest=plan.smallest,
     )
     if shape is None:
-        return (choices,)
-    unpacked = Sentence("training.prompts-not-packed")
+        return (choices, Sentence("training.no-estimate"))
+    unpacked = Sentence("training.prompts-not-packed", alone=not shape.pads)
     # Of shares, first the whole masters, then the optimiser's two moments (`ShardedTrainer`).
     gathered = 8 * shape.parameters / GIB if plan.sharded and not rank else 0
     needed = Sentence(

@@ -15,6 +15,8 @@ from composer_stages.runs import hub
 
 PROMPT_TOKENS = 1024
 """Assumed length of a prompt where none is measured."""
+SIZES = ("num_hidden_layers", "hidden_size", "vocab_size")
+"""Without which there is no estimate of memory."""
 QUESTIONS, SESSIONS = 32, 2
 """Tasks that are measured, those with the longest texts: of an environment of questions, and of one that sets up files
 or a shell for each task."""
@@ -65,9 +67,10 @@ def measure_prompts(environment: Environment, tasks: Sequence[Task], tokenizer: 
 class ModelShape:
     """Sizes of a causal LM. parameters: tied weights counted once. linears: (inputs, outputs) of those in its layers.
 
-    kv: width of the keys of one layer. bytes: of one weight as it is loaded, 2 or 4. packs: whether packing.py can have
-    each prompt computed once for its samples. eager_heads: of queries, where attention is eager and holds the scores of
-    all pairs of tokens; else 0.
+    kv: mean width of the keys of one layer; 0 where it keeps none. bytes: of one weight as it is loaded, 2 or 4. packs:
+    whether packing.py can have each prompt computed once for its samples. eager_heads: of queries, where attention is
+    eager and holds the scores of all pairs of tokens; else 0. pads: whether TRL's batches, padded on both sides, give
+    the log-probs of rows alone. no_lora: why peft adapts no layer; empty where it does.
     """
 
     parameters: int
@@ -79,6 +82,8 @@ class ModelShape:
     bytes: int
     packs: bool = False
     eager_heads: int = 0
+    pads: bool = True
+    no_lora: str = ""
 
 
 def model_shape(policy: PolicyConfig) -> ModelShape | None:
@@ -98,7 +103,9 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
-    from composer_stages.policy import kv_cache, model_checks
+    from composer_stages.policy import model_checks, trials
+    from composer_stages.policy.sampling import try_sampling
+    from composer_stages.training.scoring import PACKED, PADDED, try_scoring
 
     source = str(Path(policy.model).expanduser())
     if adapters.is_adapter(source):
@@ -113,19 +120,24 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
     except (OSError, BadInput):
         return None  # opening the model will name what is wrong with it
     model.tie_weights()  # which a model without weights does not do by itself
-    head, text = model.get_output_embeddings(), config.get_text_config()
-    linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    text = config.get_text_config()
+    sizes = {**text.to_dict(), **{name: getattr(text, other, 0) for name, other in text.attribute_map.items()}}
+    if not all(type(sizes.get(name)) is int for name in SIZES):
+        return None
+    sampled, scored = trials.outcome(model, try_sampling), trials.outcome(model, try_scoring)
     loaded = getattr(config, "dtype", None) if policy.dtype == "auto" else getattr(torch, policy.dtype)
     return ModelShape(
         parameters=sum(p.numel() for p in model.parameters()),
-        linears=tuple((m.in_features, m.out_features) for m in linears),
-        layers=text.num_hidden_layers,
-        hidden=text.hidden_size,
-        kv=kv_cache.kv_width(text),
-        vocabulary=text.vocab_size,
+        linears=tuple(adapters.linears(model).values()),
+        layers=sizes["num_hidden_layers"],
+        hidden=sizes["hidden_size"],
+        kv=sampled.get("numbers", 0) // (2 * sizes["num_hidden_layers"]),
+        vocabulary=sizes["vocab_size"],
         bytes=2 if loaded in (torch.bfloat16, torch.float16) else 4,
-        packs=text._attn_implementation in kv_cache.SCALED_DOT_PRODUCT and kv_cache.sees_all(model, PROMPT_TOKENS),
-        eager_heads=text.num_attention_heads if text._attn_implementation == "eager" else 0,
+        packs=trials.longest(scored, PACKED, config) >= PROMPT_TOKENS,
+        eager_heads=sizes.get("num_attention_heads") or 0 if text._attn_implementation == "eager" else 0,
+        pads=scored.get(PADDED) == "all",
+        no_lora=scored.get("lora", ""),
     )
 
 

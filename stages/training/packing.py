@@ -24,7 +24,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from composer_stages.policy.kv_cache import SCALED_DOT_PRODUCT, kv_width, sees_all
+from composer_stages.policy.kv_cache import SCALED_DOT_PRODUCT
 
 try:
     from torch.nn.attention import varlen
@@ -186,10 +186,9 @@ def predicting(model: Any, families: Sequence[Family], max_tokens: int) -> Float
 
     A pass takes at most `max_tokens` tokens, but a prompt with one branch is never cut.
     """
-    longest = max(len(prompt) + len(branch) for prompt, branches in families for branch in branches)
-    if not _fits(model, longest):
-        return None
     decoder, states_of_passes = model.get_decoder(), []
+    if decoder in _UNFIT or decoder.config._attn_implementation not in SCALED_DOT_PRODUCT:
+        return None
     weight = next(model.parameters())
     device, dtype = weight.device, weight.dtype
     if torch.is_autocast_enabled(device.type):
@@ -199,7 +198,8 @@ def predicting(model: Any, families: Sequence[Family], max_tokens: int) -> Float
     groups = getattr(config, "num_key_value_heads", None) or heads
     # Flash attention neither drops weights nor takes values of another width than keys.
     plain = not getattr(config, "attention_dropout", 0) and not hasattr(config, "v_head_dim")
-    fast = plain and flash_agrees(device, dtype, heads, groups, kv_width(config) // groups)
+    width = config.to_dict().get("head_dim") or config.hidden_size // heads
+    fast = plain and flash_agrees(device, dtype, heads, groups, width)
     lay_out = ragged if fast else padded
     if decoder.config._attn_implementation != NAME:  # setting it walks through all modules
         decoder.set_attn_implementation(NAME)
@@ -220,14 +220,6 @@ def predicting(model: Any, families: Sequence[Family], max_tokens: int) -> Float
             return None
         states_of_passes.append(states.squeeze(0).index_select(0, predictors))
     return torch.cat(states_of_passes)
-
-
-def _fits(model: Any, longest: int) -> bool:
-    """Whether every token of rows of up to `longest` tokens attends, through `sdpa`, to all earlier ones."""
-    decoder = model.get_decoder()
-    if decoder in _UNFIT or decoder.config._attn_implementation not in ("sdpa", NAME):
-        return False
-    return sees_all(model, longest)
 
 
 def _passes(families: Sequence[Family], max_tokens: int) -> Iterator[list[Family]]:

@@ -161,7 +161,8 @@ def resolve(config: Config, processes: int, inputs: Container[str] = (), directi
     if size.shared_prompts is None:
         # Of shares, gradients stay whole in a pass that goes through a layer more than once (`estimate_memory`).
         packs = shape is not None and shape.packs and not small and not (plan.sharded and not rank)
-        plan = plan.changed(optimisation={"shared_prompts": packs})
+        # TRL's pass pads rows on both sides, which not all architectures can tell from tokens.
+        plan = plan.changed(optimisation={"shared_prompts": packs or (shape is not None and not shape.pads)})
     if (refusal := next(refusals(plan), None)) is not None:
         raise refusal
     return plan

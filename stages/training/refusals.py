@@ -37,6 +37,10 @@ def _input_refusals(plan: "TrainPlan") -> Iterator[UsageError]:
     if plan.pairs and not needing:
         on_pairs = [f"weights.{name}" for name, channel in CHANNELS.items() if "pairs" in channel.needs]
         yield UsageError("training.pairs-unused", settings=on_pairs)
+    if plan.shape is not None and config.adapter.rank and not config.adapter.targets and plan.shape.no_lora:
+        yield UsageError("training.no-lora", model=config.policy.model, reason=plan.shape.no_lora)
+    if plan.shape is not None and not plan.shape.pads and config.optimisation.shared_prompts is False:
+        yield UsageError("training.rows-not-padded", model=config.policy.model)
     if plan.direction and config.adapter.dora:
         yield UsageError("training.direction-and-dora")
     if config.optimisation.stop_on_collapse and config.diloco.store is not None:

@@ -5,22 +5,24 @@ branches' tokens, and only these reach the output head (`token_log_probs`). The 
 rounding. packing.py computes each prompt once and pads nothing, where a model's attention allows it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
+from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from trl.kernels import ChunkedLogProbFunction
 
-from composer_stages.errors import UsageError
-from composer_stages.losses.tokens import Head
+from composer_stages.losses.tokens import Head, Predictors, widened
+from composer_stages.policy import adapters, small_models, trials
 from composer_stages.training.memory import SCORED_TOKENS, VOCABULARY_CHUNK
 from composer_stages.training.packing import by_length, on_device, predicting
-from composer_stages.words import Sentence
 
+PACKED, BATCHED, PADDED, HEAD = "packed", "batched", "padded", "head"
 CPU_VOCABULARY_CHUNK = 8192
 """Columns of logits at once on a CPU, where TRL's 32,768, meant for Triton, make temporaries of gigabytes."""
 
@@ -37,14 +39,15 @@ class Tree:
 class Scored:
     """Hidden states that predict the branches' tokens, in the order of trees, branches, tokens.
 
-    hidden: [N, H]. targets: [N] token ids. branch: [N] index of the branch, counted over all trees. sizes: tokens of
-    each branch.
+    hidden: [N, H]; where the output head is one that `head` does not know, the model's own logits. targets: [N] token
+    ids. branch: [N] index of the branch, counted over all trees. sizes: tokens of each branch.
     """
 
     hidden: Float[Tensor, "n h"]
     targets: Int[Tensor, " n"]
     branch: Int[Tensor, " n"]
     sizes: tuple[int, ...]
+    are_logits: bool = False
 
     @property
     def num_branches(self) -> int:
@@ -66,10 +69,20 @@ class Scored:
 def score(model: Any, trees: Sequence[Tree]) -> Scored:
     """Return hidden states for all branches; gradients flow if they are enabled.
 
-    All trees are one row where the model can be packed; else rows of like length are batched.
+    All trees are one row where the model can be packed, by `try_scoring`; else rows of like length are batched, and
+    those that it found wrong in a batch go alone.
     """
+    return _scored(model, trees, trials.outcome(model, try_scoring))
+
+
+def _scored(model: Any, trees: Sequence[Tree], ways: Mapping[str, Any]) -> Scored:
     branches, device = [branch for tree in trees for branch in tree.branches], next(model.parameters()).device
-    hidden = predicting(model, [(tree.prompt, tree.branches) for tree in trees], SCORED_TOKENS)
+    longest = max((len(tree.prompt) + len(branch) for tree in trees for branch in tree.branches), default=0)
+    packs = ways.get(HEAD) and longest <= trials.longest(ways, PACKED, model.config)
+    hidden = predicting(model, [(tree.prompt, tree.branches) for tree in trees], SCORED_TOKENS) if packs else None
+    if hidden is None:
+        batched = trials.longest(ways, BATCHED, model.config) if ways.get(HEAD) else 0
+        hidden = _separately(model, trees, batched, logits=not ways.get(HEAD))
     targets, numbers = (
         torch.tensor(values, dtype=torch.long)
         for values in (
@@ -78,7 +91,7 @@ def score(model: Any, trees: Sequence[Tree]) -> Scored:
         )
     )
     targets, numbers = on_device([targets, numbers], device)
-    return Scored(_separately(model, trees) if hidden is None else hidden, targets, numbers, tuple(map(len, branches)))
+    return Scored(hidden, targets, numbers, tuple(map(len, branches)), not ways.get(HEAD))
 
 
 def score_together(model: Any, parts: Sequence[Sequence[Tree]]) -> list[Scored]:
@@ -97,17 +110,31 @@ def score_together(model: Any, parts: Sequence[Sequence[Tree]]) -> list[Scored]:
         indices += [torch.tensor(rows, dtype=torch.long), torch.tensor(numbers, dtype=torch.long)]
     placed = on_device(indices, scored.targets.device)
     return [
-        Scored(scored.hidden.index_select(0, index), scored.targets[index], number, tuple(len(b) for _, b in part))
+        Scored(
+            scored.hidden.index_select(0, index),
+            scored.targets[index],
+            number,
+            tuple(len(b) for _, b in part),
+            scored.are_logits,
+        )
         for part, index, number in zip(keys, placed[::2], placed[1::2], strict=True)
     ]
 
 
-def _separately(model: Any, trees: Sequence[Tree]) -> Float[Tensor, "n h"]:
-    """Score every branch as a row of its own. Rows are causal and padding follows them, so no mask is needed."""
+def _separately(model: Any, trees: Sequence[Tree], batched: float, logits: bool) -> Float[Tensor, "n h"]:
+    """Score every branch as a row of its own. Rows are causal and padding follows them, so no mask is needed.
+
+    batched: tokens of the longest rows that are batched. logits: whether to return the model's logits.
+    """
     rows = list(enumerate((tree.prompt, branch) for tree in trees for branch in tree.branches))
     device = next(model.parameters()).device
     parts, order = list[Tensor](), list[int]()
-    for bucket in by_length(rows, lambda row: sum(map(len, row[1])), lambda length: length, SCORED_TOKENS):
+    for bucket in by_length(
+        rows,
+        lambda row: sum(map(len, row[1])),
+        lambda length: length if length <= batched else SCORED_TOKENS,
+        SCORED_TOKENS,
+    ):
         inputs = [prompt + branch[:-1] for _, (prompt, branch) in bucket]
         width = max(map(len, inputs))
         places = [
@@ -117,7 +144,9 @@ def _separately(model: Any, trees: Sequence[Tree]) -> Float[Tensor, "n h"]:
         ]
         padded = torch.tensor([row + [0] * (width - len(row)) for row in inputs], dtype=torch.long)
         ids, positions = on_device([padded, torch.tensor(places)], device)
-        hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state  # [B, T, H]
+        compute = model if logits else model.get_decoder()
+        out = compute(input_ids=ids, use_cache=False)
+        hidden = out.logits if logits else out.last_hidden_state  # [B, T, H]
         parts.append(hidden.flatten(0, 1).index_select(0, positions))
         order += [number for number, (_, branch) in bucket for _ in branch]
     # Buckets are in order of length: a stable order of the rows' numbers puts their tokens back.
@@ -136,8 +165,8 @@ def through_head(model: Any, scored: Scored, temperature: float, outputs: tuple[
     [N, V] logits are never held. Source: TRL 1.16 kernels/chunked_logprob.py. That kernel answers in float32 whatever
     it is given; a float64 model, which serves checks, is answered in float64.
     """
-    if scored.hidden.dtype == torch.float64:
-        table = (logits(model, scored) / temperature).log_softmax(-1)
+    if scored.are_logits or scored.hidden.dtype == torch.float64:
+        table = (widened(logits(model, scored)) / temperature).log_softmax(-1)
         return table.gather(-1, scored.targets[:, None])[:, 0], -(table.exp() * table).sum(-1)
     layer, (softcap, scale) = model.get_output_embeddings(), after_head(model)
     columns = CPU_VOCABULARY_CHUNK if scored.hidden.device.type == "cpu" else VOCABULARY_CHUNK
@@ -154,35 +183,93 @@ def after_head(model: Any) -> tuple[float | None, float]:
     return getattr(config, "final_logit_softcapping", None), scale
 
 
-@torch.no_grad()
-def require_head(model: Any, name: str, remedy: str | None = None) -> None:
-    """Raise `UsageError` where a model transforms its logits after the output head in a way that `after_head` lacks.
-
-    What architectures do after the head has no common name in transformers, so it is tried on a few tokens.
-    """
-    ids = torch.arange(8, device=next(model.parameters()).device)
-    model_logits = model(input_ids=ids[None], use_cache=False).logits[0]
-    hidden = model.get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0]
-    head_logits = logits(model, Scored(hidden, ids, ids, (len(ids),)))
-    roundings = 2.0**-5 if model_logits.dtype in (torch.bfloat16, torch.float16) else 1e-4
-    if (model_logits - head_logits).abs().max() > roundings * model_logits.abs().max():
-        kind = type(model).__name__
-        raise UsageError(
-            "training.unknown-output-head",
-            name=name,
-            kind=kind,
-            remedy=remedy or Sentence("training.train-without-channels"),
-        )
-
-
 def head(model: Any) -> Head:
     """Return a model's output head with the soft cap and the factor."""
     layer, (softcap, scale) = model.get_output_embeddings(), after_head(model)
     return Head(layer.weight, layer.bias, scale, softcap)
 
 
+def predictors(model: Any, scored: Scored) -> Predictors:
+    """Return the predictions of every completion token."""
+    return Predictors(scored.hidden, None if scored.are_logits else head(model))
+
+
 def logits(model: Any, scored: Scored) -> Float[Tensor, "n v"]:
     """Return the model's logits for every completion token."""
+    if scored.are_logits:
+        return scored.hidden
     softcap, scale = after_head(model)
     raw = model.get_output_embeddings()(scored.hidden) * scale
     return raw if softcap is None else softcap * torch.tanh(raw / softcap)
+
+
+# Which ways are right
+
+
+def try_scoring(model: Any, switch: int) -> dict[str, Any]:
+    """Return for which rows each way to score gives the log-probs and a LoRA's gradients of rows alone.
+
+    packed, batched: those of this module. padded: TRL's batches of rows with padding on both sides. head: whether the
+    logits are those of the output head with what `after_head` knows. lora: what peft says where it adapts no layer.
+    """
+    found: dict[str, Any] = {}
+    try:
+        settings = LoraConfig(
+            task_type="CAUSAL_LM", r=2, target_modules=adapters.targets(model), init_lora_weights=False
+        )
+        get_peft_model(model, settings)
+    except Exception as error:
+        found["lora"] = f"{type(error).__name__}: {error}"[:300]
+    wrong = trials.agrees(lambda: _difference(model, {HEAD: True}, 0))
+    found[HEAD] = not wrong
+    if wrong:
+        found["not_head"] = wrong
+    for way in (PACKED, BATCHED) if found[HEAD] else ():
+        found[way], wrong = trials.try_lengths(partial(_difference, model, {HEAD: True, way: "all"}), switch)
+        if found[way] == "all":
+            break
+        found[f"not_{way}"] = wrong
+    found[PADDED], wrong = trials.try_lengths(partial(_padded_difference, model), switch)
+    return found
+
+
+def _trees(switch: int) -> list[Tree]:
+    """Return trees whose rows pass `switch`; without one, shorter ones than the shortest."""
+    trees = [Tree([5, 6, 7, 8], ([9, 10, 11], [12, 13])), Tree([20, 21], ([22], [23, 24, 25, 26]))]
+    room = (switch or small_models.SWITCH - 8) + 3
+    long = [30 + i % 50 for i in range(room)]
+    return [*trees, Tree(long, ([61, 62], [63, 64, 65])), Tree(long[3:9], (long[:room],))]
+
+
+def _alone(model: Any, prompt: list[int], branch: list[int]) -> Float[Tensor, " n"]:
+    logits = model(input_ids=torch.tensor([prompt + branch]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+    return logits.float().log_softmax(-1).gather(-1, torch.tensor(branch)[:, None])[:, 0]
+
+
+def _difference(model: Any, ways: Mapping[str, Any], switch: int) -> Tensor:
+    """Return how log-probs and gradients differ from those of rows alone, gradients as parts of the largest."""
+    trees, learning = _trees(switch), [weight for weight in model.parameters() if weight.requires_grad]
+
+    if PACKED in ways and predicting(model, [(tree.prompt, tree.branches) for tree in trees], SCORED_TOKENS) is None:
+        raise ValueError("not all layers attend through sdpa")
+
+    def measured(log_probs: Tensor) -> tuple[Tensor, Tensor]:
+        loss = (log_probs * torch.linspace(0.5, 1.5, len(log_probs))).sum()
+        gradients = torch.autograd.grad(loss, learning, allow_unused=True)
+        return log_probs.detach(), torch.cat([each.flatten() for each in gradients if each is not None])
+
+    ours, of_ours = measured(token_log_probs(model, _scored(model, trees, ways)))
+    right, of_right = measured(torch.cat([_alone(model, tree.prompt, b) for tree in trees for b in tree.branches]))
+    return torch.cat([ours - right, (of_ours - of_right) / of_right.abs().max()])
+
+
+@torch.no_grad()
+def _padded_difference(model: Any, switch: int) -> Tensor:
+    """Return how log-probs of rows in a batch that is padded on both sides, as TRL's, differ from those alone."""
+    rows = [(tree.prompt, branch) for tree in _trees(switch) for branch in tree.branches]
+    left, right = (max(map(len, side)) for side in zip(*rows, strict=True))
+    ids = torch.tensor([[0] * (left - len(p)) + p + b + [0] * (right - len(b)) for p, b in rows])
+    mask = torch.tensor([[0] * (left - len(p)) + [1] * len(p + b) + [0] * (right - len(b)) for p, b in rows])
+    table = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, left - 1 : -1].float().log_softmax(-1)
+    found = table.gather(-1, ids[:, left:, None])[..., 0]
+    return torch.cat([found[i, : len(b)] - _alone(model, p, b) for i, (p, b) in enumerate(rows)])

@@ -39,6 +39,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from composer_stages.backends.ranks import Ranks, join
 from composer_stages.errors import BadInput
 from composer_stages.gradients.per_row import by_length
+from composer_stages.policy import trials
 from composer_stages.policy.local import LocalPolicy
 from composer_stages.rollouts.agent_loop import LiveRollout
 from composer_stages.runs.activity import activity
@@ -48,7 +49,7 @@ from composer_stages.training.channels.base import ChannelLoss, RowSource, State
 from composer_stages.training.config import GRPO, Config
 from composer_stages.training.packing import on_device
 from composer_stages.training.rollouts import Rollouts, environment_reward, trl_columns
-from composer_stages.training.scoring import Scored, Tree, score_together, through_head
+from composer_stages.training.scoring import PADDED, Scored, Tree, score, score_together, through_head, try_scoring
 
 # Announced on every start. A filter and not TRL's variable: trainings of a chain get the variables of its process.
 warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
@@ -219,6 +220,8 @@ class ComposedStep(AnyTrainer):
         self._scored: tuple[Tensor, Tensor] | None = None
         for argument in (*args, *trl.values()):
             if isinstance(argument, GRPOConfig):
+                # As in DPOTrainer: what a channel compares with (reference, teacher) computes without dropout, too.
+                argument.disable_dropout |= bool(channels.weights)
                 # A process trains on one GPU; the Trainer would split each batch over all that it sees (transformers
                 # 5.23, trainer.py: DataParallel where args.n_gpu > 1), and leave the channels' rows on the first.
                 argument._n_gpu = min(argument.n_gpu, 1)
@@ -338,10 +341,23 @@ class ComposedStep(AnyTrainer):
         """Return the result of `work`, which runs the model's passes of a part."""
         return work()
 
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
-        """Return the log-probs scored together with the channels' rows; without any, those of TRL's own pass."""
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *args: Any, **kwargs: Any
+    ) -> tuple[Any, Any, Any]:
+        """Return the log-probs scored together with the channels' rows; without any, those of TRL's own pass.
+
+        Of an architecture that cannot be padded as TRL's pass does it, also a reference's rows are scored as trees.
+        """
         if self._scored is None:  # a reference's pass, or a step without channels
-            return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+            if not self._shared_prompts or trials.outcome(model, try_scoring).get(PADDED) == "all":
+                return super()._get_per_token_logps_and_entropies(
+                    model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+                )
+            columns = {"ids": input_ids, "mask": attention_mask}
+            rows = {f"prompt_{name}": column[:, :-logits_to_keep] for name, column in columns.items()}
+            groups = group(rows | {f"completion_{name}": c[:, -logits_to_keep:] for name, c in columns.items()})
+            plain = self.accelerator.unwrap_model(model)
+            self._scored = statistics(plain, groups, score(plain, groups.trees), self.temperature)
         scored, self._scored = self._scored, None
         return (*scored, None)
 

@@ -6,12 +6,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import torch
 from peft import LoraConfig
 from pydantic import TypeAdapter, ValidationError
 from trl.trainer.grpo_config import GRPOConfig
 
 from composer_stages.errors import UsageError, refusal
+from composer_stages.policy import adapters
 from composer_stages.runs.reporting import PROJECT
 from composer_stages.training.collapse import kept_checkpoints
 from composer_stages.training.config import OURS, AdapterSettings, Optimisation
@@ -158,8 +158,7 @@ def lora(settings: AdapterSettings, model: Any) -> LoraConfig | None:
     if not settings.rank:
         return None
     # peft would leave an unknown name out without a word as long as another one matches.
-    head = model.get_output_embeddings()
-    linears = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and module != head}
+    linears = adapters.linears(model)
     for target in settings.targets:
         if not any(name == target or name.endswith(f".{target}") for name in linears):
             available = ", ".join(sorted({name.rpartition(".")[2] for name in linears}))
@@ -168,7 +167,7 @@ def lora(settings: AdapterSettings, model: Any) -> LoraConfig | None:
         task_type="CAUSAL_LM",
         r=settings.rank,
         lora_alpha=settings.alpha,
-        target_modules=list(settings.targets) or "all-linear",
+        target_modules=list(settings.targets) or adapters.targets(model),
         lora_dropout=settings.dropout,
         use_rslora=settings.rslora,
         use_dora=settings.dora,

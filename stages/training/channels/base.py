@@ -20,7 +20,7 @@ from composer_stages.losses.tokens import Predictors
 from composer_stages.rollouts.agent_loop import LiveRollout
 from composer_stages.runs.run import Inputs, RunWriter
 from composer_stages.training.config import Config
-from composer_stages.training.scoring import Scored, Tree, head, token_log_probs
+from composer_stages.training.scoring import Scored, Tree, predictors, token_log_probs
 
 if TYPE_CHECKING:
     from composer_stages.training.distributed import Student
@@ -111,7 +111,7 @@ class ScoredRows:
     @property
     def student(self) -> Predictors:
         """Hidden states of all completion tokens, with gradient, and the head behind them."""
-        return Predictors(self.scored.hidden, head(self.model))
+        return predictors(self.model, self.scored)
 
     def student_logps(self, temperature: float) -> Float[Tensor, " N"]:
         """Return the log-probs (nats) of the completion tokens under the student, with gradient."""

@@ -30,7 +30,7 @@ from composer_stages.rollouts.agent_loop import LiveRollout
 from composer_stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, ScoredRows, SourceInputs
 from composer_stages.training.channels.rollouts import own_rollout
 from composer_stages.training.config import Hints
-from composer_stages.training.scoring import Tree, head, score
+from composer_stages.training.scoring import Tree, predictors, score
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ class SelfTeacher:
         """Return hidden states and output head for all completion tokens, without gradient."""
 
         def scored() -> Predictors:
-            return Predictors(score(student, trees).hidden, head(student))
+            return predictors(student, score(student, trees))
 
         if self._kind == "current":
             return Taught(scored())

@@ -37,7 +37,7 @@ from composer_stages.training.channels.rollouts import (
     own_rollout,
 )
 from composer_stages.training.config import OpdTeacher
-from composer_stages.training.scoring import Scored, Tree, head, score_together, token_log_probs
+from composer_stages.training.scoring import Scored, Tree, predictors, score_together, token_log_probs
 
 ServerAnswer = Sequence[float] | Likeliest | None
 """The answer of a teacher behind a server for the n tokens of a rollout: their log-probs (nats), or at each position
@@ -95,7 +95,7 @@ class Lesson:
         """Return the predictions of the tokens; those of a server are over the student's vocabulary."""
         if self.teacher.model is None:
             return Listed(self.server_answers(), vocabulary)
-        return Predictors(self.scored().hidden, head(self.teacher.model))
+        return predictors(self.teacher.model, self.scored())
 
 
 class TaughtRows(RolloutRows):

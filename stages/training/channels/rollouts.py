@@ -33,8 +33,7 @@ from composer_stages.training.channels.base import (
     State,
 )
 from composer_stages.training.config import Config
-from composer_stages.training.scoring import Tree, head, require_head, score
-from composer_stages.words import Sentence
+from composer_stages.training.scoring import Tree, predictors, score
 
 if TYPE_CHECKING:
     from composer_stages.training.distributed import Student
@@ -89,7 +88,7 @@ class RolloutRows(ScoredRows):
         if teacher is None:
             raise UsageError("training.channels.no-teacher-model")
         with torch.no_grad():
-            return Predictors(score(teacher, [e.tree for e in self.rows]).hidden, head(teacher))
+            return predictors(teacher, score(teacher, [e.tree for e in self.rows]))
 
 
 @dataclass(eq=False)
@@ -121,7 +120,6 @@ def open_teacher(config: PolicyConfig, role: str, student: "Student", out: RunWr
     if config.loaded not in student.frozen:
         model, tokenizer = load_model(config, listener=out.progress)
         check_vocabulary(student.policy.tokenizer, tokenizer, config.model)
-        require_head(model, config.model, Sentence("training.other-teacher"))
         student.frozen[config.loaded] = model.eval().requires_grad_(False), tokenizer
     teacher = LocalPolicy(*student.frozen[config.loaded], config)
     out.model(role, **teacher.facts())

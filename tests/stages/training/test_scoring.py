@@ -1,6 +1,5 @@
 """Trees of prompts and branches score as separate rows do, packed or row by row, on every kind of model."""
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,10 +28,9 @@ from transformers import (
     SmolLM3Config,
 )
 
-from composer_stages.errors import UsageError
 from composer_stages.training import packing
 from composer_stages.training.channels.rollouts import OwnRollout
-from composer_stages.training.scoring import Tree, logits, require_head, score, score_together, token_log_probs
+from composer_stages.training.scoring import Tree, logits, predictors, score, score_together, token_log_probs
 from composer_stages.training.step import row_lengths, rows_in_batch, rows_of, share, split_until
 from tests.stages.training.flash import flash_on_cpu
 
@@ -117,22 +115,15 @@ def test_branches_of_one_token_need_nothing_but_their_prompt() -> None:
     torch.testing.assert_close(token_log_probs(model, score(model, trees)).double(), expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["Granite", "Cohere", "Gemma-2, soft caps, which sdpa has not"])
-def test_a_head_is_tried_before_it_is_relied_on(kind: str, dtype: torch.dtype) -> None:
-    require_head(made(ARCHITECTURES[kind]).to(dtype), "m")
-
-
-def test_a_model_that_changes_its_logits_in_another_way_is_refused() -> None:
-    torch.manual_seed(0)
-    config = FalconH1Config(**GROUPED, mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8)
-    for multiplier in (1.0, 0.5):
-        config.lm_head_multiplier = multiplier
-        model = AutoModelForCausalLM.from_config(config).eval()
-        with nullcontext() if multiplier == 1 else pytest.raises(UsageError, match="FalconH1ForCausalLM"):
-            require_head(model, "m")
-    with pytest.raises(UsageError, match="Name another teacher"):
-        require_head(model, "m", "Name another teacher.")
+@pytest.mark.parametrize("multiplier", [1.0, 0.5])
+def test_a_head_that_is_unknown_gives_its_own_logits(multiplier: float) -> None:
+    given = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}
+    model = made(FalconH1Config(**GROUPED, **given, lm_head_multiplier=multiplier)).requires_grad_()
+    scored = score(model, TREES)
+    assert scored.are_logits == (multiplier != 1)
+    expected = torch.cat([separate(model, tree.prompt, branch) for tree in TREES for branch in tree.branches])
+    torch.testing.assert_close(token_log_probs(model, scored), expected, rtol=1e-5, atol=1e-5)
+    assert predictors(model, scored).logits(scored.hidden).shape == (len(expected), 96)
 
 
 # Packed: one row without padding for all trees

@@ -1,0 +1,167 @@
+"""A small model of an architecture: its configuration with narrow layers, two of each kind, and random weights.
+
+Lengths at which a layer computes otherwise (windows, chunks, the original context of a rotary embedding) become
+`SWITCH` tokens and multiples of it, so that a row of some 50 tokens passes all of them.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.initialization import no_init_weights
+
+SWITCH = 16
+"""Tokens of the shortest length at which a small model switches."""
+HEAD = 8
+"""Width of a head at least; all widths are divided by one number, so that their products and sums still fit."""
+VOCABULARY = 96
+MOST = {"experts": 16, "max_position": 512, "n_positions": 512, "n_ctx": 512, "seq_len": 512}
+LAYERS = 8
+LENGTHS = re.compile(r"window|chunk|original_max|topk|block_size|local_attention|stride")
+WIDTHS_BY_N = {"n_embd", "n_inner"}
+COUNTS = re.compile(
+    r"^(num|n)_|heads$|(num|n|query)_head$|layers?$|groups?$|experts|top_?k|_ids?$|kernel|period|offset|freq|interval|base"
+)
+
+
+class Unmade(Exception):
+    """No small model of an architecture can be made, in the words of the first attempt."""
+
+
+def small_model(config: Any, attention: str | None) -> Any:
+    """Return a small model of a configuration in evaluation mode, float32, on the CPU; `Unmade` where none is.
+
+    attention: transformers' name of the kind of attention.
+    """
+    text = config.get_text_config()
+    sizes = text.to_dict() | {"hidden_size": getattr(text, "hidden_size", 0)}
+    heads = next((n for n in map(sizes.get, ("num_attention_heads", "n_head", "num_heads")) if type(n) is int and n), 1)
+    division, width = 1, sizes.get("head_dim") or sizes["hidden_size"] // heads
+    while 2 * division * HEAD <= width:
+        division *= 2
+    refused: list[Exception] = []
+    for divided in (division, division // 2, division // 4):
+        try:
+            return _made(config, divided, attention)
+        except Exception as error:  # sizes that do not fit are refused by every architecture in its own way
+            refused.append(error)
+    raise Unmade(" ".join(str(refused[0]).split())[:300]) from refused[0]
+
+
+def _made(config: Any, division: int, attention: str | None) -> Any:
+    whole = config.to_dict()
+    lengths = sorted(set(_lengths(whole)))
+    switches = {length: SWITCH * (number + 1) for number, length in enumerate(lengths)}
+    layers = config.get_text_config().num_hidden_layers
+    options: dict[str, Any] = {"attn_implementation": attention, "dtype": torch.float32}
+    torch.manual_seed(0)
+    narrow = type(config)(**_narrowed(whole, division, switches, layers, layers))
+    with torch.device("meta"), no_init_weights():
+        depth = _depth(AutoModelForCausalLM.from_config(narrow, **options), layers)
+    narrow = type(config)(**_narrowed(whole, division, switches, layers, depth))
+    model = AutoModelForCausalLM.from_config(narrow, **options).eval()
+    _spread(model)
+    if not model(input_ids=torch.arange(4, 4 + SWITCH)[None], use_cache=False).logits.isfinite().all():
+        raise ValueError("its logits are not finite")
+    model.division, model.layers_in_all = division, layers
+    return model
+
+
+def longest_switch(config: Any) -> int:
+    """Return the tokens of the longest length at which a small model of a configuration switches; 0 without any."""
+    return SWITCH * len(set(_lengths(config.to_dict())))
+
+
+def first_switch(config: Any) -> int:
+    """Return the tokens of the shortest length at which a model of a configuration switches; 0 without any."""
+    return min(_lengths(config.to_dict()), default=0)
+
+
+def _lengths(values: Any, name: str = "") -> list[int]:
+    if isinstance(values, dict):
+        return [length for key, value in values.items() for length in _lengths(value, str(key))]
+    if isinstance(values, list):
+        return [length for value in values for length in _lengths(value, name)]
+    is_length = LENGTHS.search(name) and type(values) is int and values >= SWITCH
+    return [values] if is_length else []
+
+
+def _narrowed(value: Any, division: int, switches: dict[int, int], layers: int, depth: int, name: str = "") -> Any:
+    """Return a part of a configuration as that of the small model has it."""
+    if isinstance(value, dict):
+        inside = {key: each for key, each in value.items() if not str(key).isdecimal() or int(key) < depth}  # by layer
+        return {key: _narrowed(each, division, switches, layers, depth, str(key)) for key, each in inside.items()}
+    if isinstance(value, list):
+        if len(value) == layers:
+            return value[:depth]
+        if "factor" in name:
+            return value[: max(len(value) // division, 1)]
+        return [_narrowed(each, division, switches, layers, depth, name) for each in value]
+    if type(value) is not int:
+        return value
+    if name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") and value == layers:
+        return depth
+    if name.endswith(("token_id", "token_ids", "_token_index")):
+        return min(value, 3)
+    if LENGTHS.search(name) and value >= SWITCH:
+        return switches[value]
+    if "vocab_size" in name:
+        return VOCABULARY
+    for what, most in MOST.items():
+        if what in name:
+            return min(value, most)
+    if value <= 16 or (COUNTS.search(name) and name not in WIDTHS_BY_N):
+        return value
+    return max(value // division, 1)
+
+
+def _depth(model: Any, layers: int) -> int:
+    """Return how many of the first layers hold two of each kind, or one of each where that takes too many."""
+    stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == layers]
+    if not stacks:
+        return layers
+    kinds = [_kind(layer) for layer in stacks[0]]
+    total = Counter(kinds)
+    for least in (2, 1):
+        seen = Counter[Any]()
+        depth = 0
+        while depth < layers and any(seen[each] < min(least, number) for each, number in total.items()):
+            seen[kinds[depth]] += 1
+            depth += 1
+        if depth <= LAYERS:
+            break
+    return depth
+
+
+def _kind(layer: nn.Module) -> tuple[Any, ...]:
+    plain = (bool, str, int, float, type(None))
+    return tuple(
+        (
+            name,
+            type(module).__name__,
+            *sorted((k, repr(v)) for k, v in vars(module).items() if isinstance(v, plain) and "idx" not in k),
+        )
+        for name, module in layer.named_modules()
+    )
+
+
+@torch.no_grad()
+def _spread(model: nn.Module) -> None:
+    """Draw weights by which tokens and positions differ much, so that a wrong one shows."""
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            weight.normal_(0, 1.5 * weight.shape[-1] ** -0.5)
+        else:
+            weight.add_(0.1 * torch.randn_like(weight))
+
+
+@torch.no_grad()
+def log_probs_alone(model: Any, prompt: list[int], ids: list[int], places: Sequence[int]) -> Tensor:
+    """Return the log-prob of some ids by a forward pass of what stood before each of them; [places]."""
+    rows = (torch.tensor([prompt + ids[:place]]) for place in places)
+    last = torch.stack([model(input_ids=row, use_cache=False).logits[0, -1].float() for row in rows])
+    return last.log_softmax(-1).gather(-1, torch.tensor([ids[place] for place in places])[:, None])[:, 0]
