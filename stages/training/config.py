@@ -234,6 +234,10 @@ class Probe(Settings):
 
 
 Weight = Annotated[float, Field(ge=0)]
+SCORED_TOKENS = 16_384
+"""Of one pass through the layers in scoring.py, which takes several for more."""
+VOCABULARY_CHUNK = 32_768
+"""Logits of one token that are held at once, as in TRL; on a CPU `composer_stages.training.scoring` holds fewer."""
 GRPO = "grpo"
 """GRPO's name among the weights, in gradient norms and in cosines."""
 

@@ -13,12 +13,11 @@ from dataclasses import asdict, dataclass, replace
 from composer_stages.backends import resources
 from composer_stages.errors import UsageError
 from composer_stages.policy.server import cpu_cache_bytes, memory_utilisation
+from composer_stages.training.config import SCORED_TOKENS, VOCABULARY_CHUNK
 from composer_stages.training.model_shape import ModelShape, Prompts
 from composer_stages.training.plan import PASS_TOKENS, RANK, TrainPlan, divisors, longest_rollout, rows_per_pass
 from composer_stages.words import Sentence
 
-SCORED_TOKENS = 16_384
-"""Of one pass through the layers in scoring.py, which takes several for more."""
 KEPT = 1.65
 """Numbers that a layer keeps for each number that goes into or comes out of its Linears."""
 KEPT_ON_GPU = 1.28
@@ -30,8 +29,6 @@ into a float32 buffer. Gloo holds them once more."""
 TAKEN, TAKEN_ON_GPU = 1 / 3, 0.85
 """Part of the free memory that a choice of this module may take: a CPU's memory is shared with other programs, and with
 other trainings of a chain, which begin at the same moment. What a user sets may take all of it."""
-VOCABULARY_CHUNK = 32_768
-"""Logits of one token that are held at once, as in TRL; on a CPU `composer_stages.training.scoring` holds fewer."""
 TOKEN_CHUNK = 4096
 """Tokens whose logits are held at once, as in TRL (1.16, kernels/chunked_logprob.py TOKEN_CHUNK_SIZE)."""
 EAGER = 8

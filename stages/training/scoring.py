@@ -19,7 +19,7 @@ from trl.kernels import ChunkedLogProbFunction
 
 from composer_stages.losses.tokens import Head, Predictors, widened
 from composer_stages.policy import adapters, small_models, trials
-from composer_stages.training.memory import SCORED_TOKENS, VOCABULARY_CHUNK
+from composer_stages.training.config import SCORED_TOKENS, VOCABULARY_CHUNK
 from composer_stages.training.packing import by_length, on_device, predicting
 
 PACKED, BATCHED, PADDED, HEAD = "packed", "batched", "padded", "head"
