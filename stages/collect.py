@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from composer_stages.envs import task_table
 from composer_stages.envs.base import Task
 from composer_stages.errors import Incomplete
 from composer_stages.layout import counted
@@ -96,6 +97,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         collection_checks={check.name: [check.total - check.failed, check.total] for check in checks},
         failed_checks=failed_checks,
     )
+    if config.env.curriculum:
+        out.set_summary(selected_by=task_table.selected_by(config.env.curriculum))
     outcome = "nothing scored" if mean is None else f"mean reward {mean:.3f}"
     if hidden_pass is not None and visible_pass is not None:
         outcome += f", hidden tests pass {100 * hidden_pass:.1f} %, visible tests pass {100 * visible_pass:.1f} %"

@@ -110,7 +110,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     reasons = Counter(reason for reason in why.values() if reason)
     out.count(planned=len(tasks), done=len(selected), ungraded=sum(task.ungraded for task in tasks.values()))
     out.count(**{f"left out, {reason}": number for reason, number in sorted(reasons.items())})
-    out.set_summary(tasks=len(selected))
+    out.set_summary(tasks=len(selected), selected_by=_selected_by(inputs))
     out.write_file("report.txt", _report(tasks, len(selected), reasons, models))
     if not selected:
         raise Incomplete(
@@ -120,6 +120,16 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             max_rate=config.max_rate,
             reasons=dict(reasons),
         )
+
+
+def _selected_by(inputs: Inputs) -> list[str]:
+    """Return the digests of the runs whose rollouts select, and of those that selected their tasks before.
+
+    Chance that made a task pass here is gone where it is played again, so these rollouts are no measure of its model.
+    """
+    runs = inputs.many("rollouts")
+    earlier = (run.manifest.outcome.summary.get("selected_by", []) for run in runs)
+    return sorted({*(run.manifest.content for run in runs), *(digest for digests in earlier for digest in digests)})
 
 
 def _measure(inputs: Inputs) -> tuple[dict[str, MeasuredTask], list[str]]:

@@ -89,6 +89,8 @@ class ReadLog:
     """Whether ids are numbers beside questions, which then tell what the tasks are."""
     digests: tuple[str, ...] = ()
     """Of the files that were given, whose names do not count."""
+    selected_by: frozenset[str] = frozenset()
+    """Digests of the runs whose rollouts selected the tasks of this one."""
 
     @property
     def models(self) -> list[str]:
@@ -191,7 +193,9 @@ def read(path: str, columns: Columns = EVERY_COLUMN) -> ReadLog:
     """Return the items of a log; columns: what the user says of those of a table, and the units of its tasks."""
     log_path = Path(path).expanduser()
     if run := find_run(log_path):
-        return replace(read_run(run, log_path.name, columns.unit), digests=(run.manifest.content,))
+        selected_by = frozenset(run.manifest.outcome.summary.get("selected_by", []))
+        log = read_run(run, log_path.name, columns.unit)
+        return replace(log, digests=(run.manifest.content,), selected_by=selected_by)
     sources = find_sources(path)
     alone = len(sources) == 1 or (log_path.is_file() and (is_csv(path) or log_path.suffix in TABLES))
     table = read_table(path, sources[0], columns) if alone else None

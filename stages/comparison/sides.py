@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
 
 import pyarrow as pa
@@ -51,6 +52,9 @@ def read_sides(paths: Sequence[str], columns: Columns = EVERY_COLUMN) -> list[Re
                 same = paths[alike.index(log.digests)]
                 notes.append(Sentence("comparison.log-with-itself", path=paths[at], same=same))
             logs[at] = replace(log, notes=(*log.notes, *notes))
+        for (path, log), (selecting, other) in permutations(zip(paths, logs, strict=True), 2):
+            if log.selected_by & {*other.digests}:
+                raise BadInput("comparison.selected-by-side", path=path, selecting=selecting)
     stems = [stem(Path(log.label)) for log in logs]
     # Of a long name the first part that differs: of Inspect's logs these are the date, the time, the task and an id.
     parts = zip(*(re.split(r"_|(?<=\d)T(?=\d)", name) for name in stems), strict=False)

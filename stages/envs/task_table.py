@@ -40,6 +40,11 @@ def read_tasks(folder: str, env: str, split: Split, count: int) -> list[Task]:
     return chosen
 
 
+def selected_by(folder: str) -> list[str]:
+    """Return the digests of the runs whose rollouts selected the tasks of a run of curriculum."""
+    return list(Run(Path(folder).expanduser()).manifest.outcome.summary.get("selected_by", []))
+
+
 def identity(folder: str) -> str:
     """Return a digest of a run's tasks, independent of the run's path."""
     run = Run(Path(folder).expanduser())

@@ -12,6 +12,8 @@ from support.server import Reply, answer, serving
 from support.trainings import settings
 
 from composer_stages import collect, curriculum, train
+from composer_stages.comparison.sides import read_sides
+from composer_stages.envs import task_table
 from composer_stages.envs.config import EnvConfig
 from composer_stages.errors import BadInput, Incomplete, UsageError
 from composer_stages.runs import runner
@@ -166,6 +168,11 @@ def test_collect_plays_the_tasks_of_a_curriculum_in_its_order(tmp_path: Path) ->
         again = collected(tmp_path, server.url, curriculum=str(rates.path))
     assert ids(again) == ordered and again.rows(TASK) == rates.rows(TASK)
     assert len(again.rows(ROLLOUT)) == 8 * len(ordered)
+    paths = str(first.path), str(again.path)
+    for sides in (paths, paths[::-1]):
+        refused(lambda sides=sides: read_sides(sides), BadInput, code="comparison.selected-by-side", selecting=paths[0])
+    further = make(tmp_path, again, min_rollouts=8, max_rate=0.99)
+    assert {first.manifest.content, again.manifest.content} == {*task_table.selected_by(str(further.path))}
 
 
 def test_curriculum_of_another_environment_is_refused(tmp_path: Path) -> None:
