@@ -48,7 +48,7 @@ LAYERS = {
         "task_checks",
         "config",
         "answered",
-        "bash | boundary | task_table",
+        "bash | boundary | programs | task_table",
         "folders",
         "base",
     ),

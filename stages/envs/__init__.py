@@ -6,6 +6,7 @@ bash.py - the text protocol of a bash action, and the faulty turns of a shell ro
 folders.py - folders with arbitrary content of an agent: walk, read, copy, write, delete; temporary folders
 config.py - the settings of a stage's environment: name, split, options, sandbox
 answered.py - an environment of questions with one right answer each
+programs.py - the Python program of an answer
 task_checks.py - checks that a task passes its solution, and fails no solution and forged ones
 task_table.py - tasks from the table of a run, and rows of a JSON lines file of the user
 kata/ - small code-repair tasks, generated, with small models that act in them

@@ -70,18 +70,25 @@ def match(answers: Answers, expected: Sequence[Any]) -> bool:
 
 
 def judge(
-    sandbox_kind: str, calls: Sequence[Call], limits: Limits | None = None, *, folder: Path | None = None
+    sandbox_kind: str,
+    calls: Sequence[Call],
+    limits: Limits | None = None,
+    *,
+    folder: Path | None = None,
+    packages: Sequence[Path] = (),
 ) -> list[Answers]:
     """Run the calls in processes of their own, in one sandbox that shows nothing; `limits.wall_s` is for one Call.
 
-    `folder`: one that the candidates may read and import from. Answers of each call, in order. `UsageError` where
-    the sandbox does not work here or arguments are not built-in types.
+    `folder`: one that the candidates may read and import from; `packages`: as of `View`. Answers of each call, in
+    order. `UsageError` where the sandbox does not work here or arguments are not built-in types.
     """
     probe(sandbox_kind)
     # One sandbox, a fork a call: 64 take .1 s, in sandboxes of their own 1.4 s.
     with (
         tempfile.TemporaryDirectory(prefix="composer-judge-") as empty,
-        SupervisedSandbox(sandbox_kind, folder or Path(empty), limits or Limits(), View(writable=False)) as sandbox,
+        SupervisedSandbox(
+            sandbox_kind, folder or Path(empty), limits or Limits(), View(writable=False, packages=packages)
+        ) as sandbox,
     ):
         return [_answers(sandbox, call) for call in calls]
 

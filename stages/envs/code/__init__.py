@@ -1,6 +1,7 @@
-"""Write one function: MBPP, HumanEval, EvalPlus, or rows of the user's own; assertions decide, outside of the sandbox.
+"""Write one function: MBPP, HumanEval, EvalPlus, or rows of the user's own; their tests decide, apart from the answer.
 
-assertions.py - assertions as calls of a function, and as expressions over what the calls returned
+testing.py - which tests can be asked, and how they are played with what a program returned
+checker.py - plays a test, in a sandbox without the program
 rows.py - problems from files or the hub, their formats and splits, and what is left out
-env.py - the code in an answer, its execution, the environment
+env.py - what an agent is told, the environment
 """

@@ -1,16 +1,13 @@
 """The environment `code`: write one function; hidden assertions on what it returns decide.
 
-In order: the code in an answer, what a program returns, the environment.
+In order: the tests of a problem, what an agent is told, the environment.
 """
 
-import ast
 import hashlib
+import json
 import random
-import re
-import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,139 +16,113 @@ import orjson
 
 from composer_stages.envs.base import Grade, Observation, Split, Task, Work
 from composer_stages.envs.bash import elide
-from composer_stages.envs.code.assertions import (
-    RETURNED,
-    RETURNS,
-    CallAssertion,
-    canonical_text,
-    make_comparisons,
-    restore_value,
-)
-from composer_stages.envs.code.rows import INSTRUCTION, CodeProblem, CodeProblems, assertions, load
+from composer_stages.envs.code.rows import INSTRUCTION, CodeProblem, CodeProblems, load
+from composer_stages.envs.code.testing import AssertionOutcome, CannotAsk, Played, Tests, build_program, play, prepare
+from composer_stages.envs.programs import find_error, find_program
 from composer_stages.envs.task_table import TooManyTasks
 from composer_stages.errors import InfrastructureError, UsageError
 from composer_stages.json_text import exact, restored
-from composer_stages.messages import Message, answer_text
+from composer_stages.messages import Message
 from composer_stages.runs import store
-from composer_stages.sandbox import Answer, Answers, Call, Limits, judge
+from composer_stages.sandbox import Answer
+from composer_stages.sandbox.equality import formatted
+from composer_stages.sandbox.guest.values import decoded
 from composer_stages.terms import SAMPLING_UNITS, Ground
 from composer_stages.words import Sentence
 
-LIMITS = Limits(wall_s=12.0, cpu_s=4, memory_mb=512, processes=32, file_mb=1, disk_mb=8, output_bytes=1 << 22)
-"""Of all calls of one program. Processor time is the tighter limit: it does not depend on how busy the machine is."""
 MBPP = Path(__file__).parent / "mbpp.jsonl.gz"
 """All 974 problems as published (google-research/google-research, mbpp/mbpp.jsonl; Austin et al. 2021, CC BY 4.0)."""
 LONGEST_VALUE = 200
 """Characters of a returned value in an observation."""
 MOST_NAMED = 5
 """Problems that are left out and named."""
-BLOCK = re.compile(r"```[ \t]*(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
-FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
-
-
-def find_code(text: str, function: str) -> str | None:
-    """Return the first code block of an answer that defines a function, else the text where it is such a program.
-
-    The last block may lack its end. None where there is none.
-    """
-    text = answer_text(text)
-    return next((code for code in [*BLOCK.findall(text), text] if _defines(code, function)), None)
-
-
-def _defines(code: str, function: str) -> bool:
-    # What the compiler refuses, with NULs and bottomless nesting, is no program.
-    with warnings.catch_warnings(action="ignore"), suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-        for node in ast.parse(code).body:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function:
-                return True
-            if isinstance(node, ast.Assign) and any(getattr(target, "id", "") == function for target in node.targets):
-                return True
-    return False
-
-
-def build_program(before: str, code: str, function: str) -> str:
-    """Return the program to execute: the code that the task gives, the answer's code, and the conversion of results."""
-    futures = "\n".join(FUTURE.findall(code))  # have to stand first
-    return "\n".join([futures, before, FUTURE.sub("", code), RETURNS.format(function=function)])
-
-
-@dataclass(frozen=True, eq=False)
-class Tests:
-    """The assertions of a problem: those that the agent can read, and all that decide."""
-
-    visible: Sequence[CallAssertion]
-    deciding: Sequence[CallAssertion]
-
-    @property
-    def arguments(self) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Return the arguments of every call, in order."""
-        return [arguments for assertion in (*self.visible, *self.deciding) for arguments in assertion.arguments]
-
-
-@dataclass(frozen=True)
-class ProgramVerdict:
-    """The verdict on a program: which visible and deciding assertions hold, and the first visible one that fails.
-
-    failure: None where the visible ones hold.
-    """
-
-    visible: Sequence[bool]
-    deciding: Sequence[bool]
-    failure: str | None
-
-
-@lru_cache(maxsize=4096)
-def run_calls(kind: str, source: str, tests: Tests) -> Answers:
-    """Run every call of the tests on the program in a sandbox; InfrastructureError where the sandbox fails."""
-    return judge(kind, [Call(source.encode(errors="replace"), RETURNED, tests.arguments)], LIMITS)[0]
 
 
 @lru_cache(maxsize=1024)
 def load_tests(kind: str, data: bytes) -> Tests:
-    """Return the tests of a problem, given as the JSON of its task's data.
+    """Return the tests of a problem, given as the JSON of its task's data, with their calls.
 
-    Where a solution gives the expected values, it runs here, in a sandbox of its own. Raises InfrastructureError where
-    it fails.
+    The solution, where there is one, runs here, in a sandbox of its own. Raises InfrastructureError where it fails.
     """
     problem = _problem_of(orjson.loads(data))
-    deciding: Sequence[CallAssertion] = assertions(problem.test, problem.function)
-    if problem.inputs:
-        questions = make_comparisons(problem.function, problem.inputs, [None] * len(problem.inputs), problem.tolerance)
-        source = build_program(problem.before, problem.solution, problem.function)
-        results = run_calls(kind, source, Tests((), questions))
-        for values, answer in zip(problem.inputs, results, strict=True):
-            if answer.error is not None:
-                raise InfrastructureError(
-                    "envs.code.solution-fails",
-                    problem_id=problem.problem_id,
-                    error=answer.error,
-                    arguments=values,
-                )
-        expected = [restore_value(answer.value) for answer in results]
-        deciding = make_comparisons(problem.function, problem.inputs, expected, problem.tolerance)
-    return Tests(assertions(problem.shown, problem.function), deciding)
+    tests = Tests(problem.before, problem.shown, problem.test, problem.function)
+    try:
+        if not problem.inputs:
+            return prepare(kind, tests, problem.solution)
+        of_inputs = replace(tests, deciding=EVALPLUS.format(function=problem.function))
+        given = {"inputs": problem.inputs, "results": [None] * len(problem.inputs), "atol": problem.tolerance}
+        played = play(
+            kind, build_program(problem.before, problem.solution, problem.function), replace(of_inputs, given=given)
+        )
+        answers = played.answers[len(played.answers) - len(problem.inputs) :]
+        given["results"] = [answer.value for answer in answers]
+        return prepare(kind, replace(of_inputs, given=given), problem.solution)
+    except CannotAsk as error:
+        raise InfrastructureError("envs.code.solution-fails", problem_id=problem.problem_id, error=error) from None
+
+
+EVALPLUS = """
+import numpy as np
+
+def is_floats(x):
+    if isinstance(x, float):
+        return True
+    return isinstance(x, (list, tuple)) and bool(x) and all(isinstance(i, float) for i in x)
+
+def assertion(out, exp, atol):
+    if atol == 0 and is_floats(exp):
+        atol = 1e-6
+    if out != exp and atol != 0:
+        assert type(out) == type(exp)
+        if isinstance(exp, (list, tuple)):
+            assert len(out) == len(exp)
+        assert np.allclose(out, exp, rtol=1e-07, atol=atol)
+    else:
+        assert out == exp
+
+for inp, exp in zip(inputs, results):
+    assertion({function}(*inp), exp, atol)
+"""
+"""The comparison of EvalPlus (evalplus/evalplus @ 0.3.1, evalplus/eval/__init__.py: `unsafe_execute`)."""
+
+
+_play = lru_cache(maxsize=1024)(play)
 
 
 def _problem_of(data: Mapping[str, Any]) -> CodeProblem:
     return CodeProblem(**{**data, "inputs": tuple(map(tuple, restored(data["inputs"])))}, task="")
 
 
-def judge_answers(tests: Tests, answers: Sequence[Answer]) -> ProgramVerdict:
-    """Decide every assertion from the results of its calls."""
-    following, results, failure = iter(answers), [], None
-    for number, assertion in enumerate((*tests.visible, *tests.deciding)):
-        call_answers = [next(following) for _ in assertion.calls]
-        results.append(assertion.holds(call_answers))
-        if number < len(tests.visible) and failure is None and not results[-1]:
-            failure = f"{assertion} fails: {'; '.join(map(_describe_answer, assertion.calls, call_answers))}."
-    return ProgramVerdict(results[: len(tests.visible)], results[len(tests.visible) :], failure)
+def describe_failure(function: str, outcomes: Sequence[AssertionOutcome]) -> str | None:
+    """Return the first assertion that fails, and how its calls ended; None where all hold."""
+    for outcome in outcomes:
+        if not outcome.holds:
+            calls = [f"{function}{_describe_call(*call)}" for call in outcome.calls]
+            return f"{outcome.text} fails{': ' * bool(calls)}{'; '.join(calls)}."
+    return None
 
 
-def _describe_answer(call: ast.Call, answer: Answer) -> str:
-    """Return in words how a call ended."""
+def _describe_call(call: str, answer: Answer) -> str:
+    """Return the arguments of a call, and in words how it ended."""
+    positional, named = decoded(json.loads(call))
+    arguments = [*map(formatted, positional), *(f"{name}={formatted(value)}" for name, value in named.items())]
     ends = {None: "returns", "timeout": "takes too long", "crash": "ends the process"}
-    value = elide(canonical_text(restore_value(answer.value)), LONGEST_VALUE)[0] if answer.error is None else ""
-    return f"{ast.unparse(call)} {ends.get(answer.error, f'raises {answer.error}')} {value}".rstrip()
+    value = elide(canonical_text(answer.value), LONGEST_VALUE)[0] if answer.error is None else ""
+    return f"({', '.join(arguments)}) {ends.get(answer.error, f'raises {answer.error}')} {value}".rstrip()
+
+
+def canonical_text(value: Any) -> str:
+    """Return a canonical text of a value: sets and dictionaries are sorted, so equal values are equal texts."""
+    if isinstance(value, dict):
+        return (
+            f"{{{', '.join(sorted(f'{canonical_text(key)}: {canonical_text(item)}' for key, item in value.items()))}}}"
+        )
+    if isinstance(value, set | frozenset) and value:
+        return f"{{{', '.join(sorted(map(canonical_text, value)))}}}"
+    if type(value) in (list, tuple):
+        items = ", ".join(map(canonical_text, value))
+        return f"[{items}]" if type(value) is list else f"({items}{',' if len(value) == 1 else ''})"
+    return formatted(value)
 
 
 class CodeEnv:
@@ -232,18 +203,21 @@ class CodeEnv:
         """Execute an answer; the observation names the first visible assertion that fails, and no hidden one."""
         self._given += 1
         last = "answered" if self._given == self.answers else None
-        code = find_code(text, self._problem.function)
+        code = find_program(text, self._problem.function)
         if code is None:
             self._source, self._well_formed = None, False
-            error = Sentence("envs.code.no-function-in-answer", function=self._problem.function)
+            function = self._problem.function
+            if reason := find_error(text, function):
+                error = Sentence("envs.code.code-not-python", function=function, reason=reason)
+            else:
+                error = Sentence("envs.code.no-function-in-answer", function=function)
             return Observation(error, parse_error=error, stop=last)
         self._source = build_program(self._problem.before, code, self._problem.function)
-        failure = self._verdict(self._source).failure
+        failure = describe_failure(self._problem.function, self._played(self._source).shown)
         return Observation(failure or "", stop="answered" if failure is None else last)
 
-    def _verdict(self, source: str) -> ProgramVerdict:
-        tests = load_tests(self.sandbox, self._data)
-        return judge_answers(tests, run_calls(self.sandbox, source, tests))
+    def _played(self, source: str) -> Played:
+        return _play(self.sandbox, source, load_tests(self.sandbox, self._data))
 
     def grade(self) -> Grade:
         """Grade the last answer: 1 where all deciding assertions hold; null where the sandbox fails."""
@@ -251,19 +225,18 @@ class CodeEnv:
         if self._source is None:
             return Grade(0.0, False, False if self._problem.shown else None, protocol_ok=False)
         try:
-            verdict = self._verdict(self._source)
+            played = self._played(self._source)
         except (InfrastructureError, OSError) as error:
             return Grade(reward=None, error_type=type(error).__name__, error=str(error))
-        passed = all(verdict.deciding)
-        metrics = {"assertions_passed": sum(verdict.deciding) / len(verdict.deciding)}
-        visible = all(verdict.visible) if verdict.visible else None
-        return Grade(float(passed), passed, visible, protocol_ok=protocol_ok, work=Work(metrics=metrics))
+        holds = [outcome.holds for outcome in played.deciding]
+        visible = all(outcome.holds for outcome in played.shown) if played.shown else None
+        work = Work(metrics={"assertions_passed": sum(holds) / len(holds)})
+        return Grade(float(all(holds)), all(holds), visible, protocol_ok=protocol_ok, work=work)
 
     def outcome(self, observation: Observation) -> str:
         """Digest the results of the last answer for every call: equal behaviour is an equal action."""
-        tests = load_tests(self.sandbox, self._data)
-        results = run_calls(self.sandbox, self._source, tests) if self._source is not None else ()
-        facts = [observation.stop, *(answer.error or canonical_text(restore_value(answer.value)) for answer in results)]
+        answers = self._played(self._source).answers if self._source is not None else ()
+        facts = [observation.stop, *(answer.error or canonical_text(answer.value) for answer in answers)]
         return hashlib.sha256(orjson.dumps(facts)).hexdigest()
 
     def solution(self) -> list[str]:

@@ -11,19 +11,19 @@ A format is recognised by the columns of a row:
 """
 
 import ast
+import builtins
 import doctest
 import math
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from composer_stages.envs.base import Split
-from composer_stages.envs.code.assertions import FUNCTIONS, CallAssertion, CannotAsk, read_assertions
+from composer_stages.envs.code.testing import CannotAsk, check_test
 from composer_stages.envs.task_table import hub_rows, is_held_out, read_rows
 from composer_stages.errors import BadInput, Refusal
 from composer_stages.runs import store
@@ -101,13 +101,8 @@ def _check(problem: CodeProblem) -> None:
     """Raise CannotAsk for a problem that cannot be asked."""
     if problem.refused:
         raise CannotAsk(problem.refused)
-    assertions(problem.test, problem.function)
-
-
-@lru_cache(maxsize=4096)
-def assertions(test: str, function: str) -> tuple[CallAssertion, ...]:
-    """Return the assertions of a test, or none of an empty one; CannotAsk where one cannot be asked."""
-    return tuple(read_assertions(test, {function})) if test else ()
+    if problem.test:
+        check_test(problem.test, problem.function, problem.before)
 
 
 def _is_in(problem: CodeProblem, split: Split) -> bool:
@@ -243,7 +238,7 @@ def _examples(prompt: str, function: str) -> str:
         for example in doctest.DocTestParser().get_examples(written or ""):
             text = f"assert {example.source.strip()} == {example.want.strip()}"
             with suppress(CannotAsk):
-                assertions(text, function)
+                check_test(text, function, prompt)
                 examples.append(text)
     return "\n".join(examples)
 
@@ -261,7 +256,9 @@ def _function(tests: Sequence[str], solution: str) -> str:
     called = [[name for node in _statements(test) for name in _called(node)] for test in tests]
     in_all = [name for name in dict.fromkeys(called[0]) if all(name in names for names in called)]
     defined = {node.name for node in _functions(solution)}
-    candidates = [name for name in in_all if name in defined] or [name for name in in_all if name not in FUNCTIONS]
+    candidates = [name for name in in_all if name in defined] or [
+        name for name in in_all if not hasattr(builtins, name)
+    ]
     if not candidates:
         raise CannotAsk("envs.code.no-common-function")
     return candidates[0]

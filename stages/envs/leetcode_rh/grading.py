@@ -19,12 +19,11 @@ from functools import cache, cached_property
 from typing import Any
 
 from composer_stages.data_files import load_toml
+from composer_stages.envs.programs import LANGUAGES, UNREADABLE, find_program, read_blocks
 from composer_stages.sandbox import Answers, Call, Limits, judge
+from composer_stages.sandbox.equality import equal
 
-BLOCK = re.compile(r"```(?:python)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 MAIN_GUARD = "if __name__"
-UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
-"""Errors of the compiler on text that is no program: the last three on NULs and on bottomless nesting."""
 
 PLAIN = "plain"
 NODES = {"list_node": "is_same_list", "tree_node": "is_same_tree"}
@@ -61,6 +60,16 @@ class TestFunction:
         return f"{'Solution().' if self.is_method else ''}{self.name}()"
 
 
+def is_program(code: str) -> bool:
+    """Return whether Python compiles a text."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            compile(code, "answer.py", "exec")
+    except UNREADABLE:
+        return False
+    return True
+
+
 @dataclass(frozen=True)
 class CodeAnswer:
     """One assistant message. Nothing of it is executed here."""
@@ -69,21 +78,18 @@ class CodeAnswer:
 
     @cached_property
     def code(self) -> str | None:
-        """Return the joined ```python blocks, or unlabelled ones; the last may lack its end. None without any."""
-        blocks = [block.strip() for block in BLOCK.findall(self.text)]
-        return "\n\n".join(filter(None, blocks)) or None
+        """Return the joined Python blocks where they are a program, else the last one of the class Solution.
+
+        None without any block.
+        """
+        blocks = [block.code.strip() for block in read_blocks(self.text) if block.language in LANGUAGES]
+        joined = "\n\n".join(filter(None, blocks)) or None
+        return joined if joined and is_program(joined) else find_program(self.text, "Solution") or joined
 
     @cached_property
     def compiles(self) -> bool:
         """Return whether the code is a Python program."""
-        if self.code is None:
-            return False
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                compile(self.code, "answer.py", "exec")
-        except UNREADABLE:
-            return False
-        return True
+        return self.code is not None and is_program(self.code)
 
     def test_function(self, name: str) -> TestFunction | None:
         """Return the first function `name`, outermost first, or None.
@@ -120,7 +126,7 @@ class Assertion:
         return self.expected[0], self.positional, self.named
 
     def holds(self, returned: Any) -> bool:
-        """Return whether this value, of built-in types only, equals the expected one: 2 equals 2.0, but [1] not (1,).
+        """Return whether this value equals the expected one (sandbox/equality.py).
 
         None at the end of a tree's list is ignored.
         """
@@ -130,7 +136,7 @@ class Assertion:
             expected = list(expected)
             while expected and expected[-1] is None:
                 expected.pop()
-        return bool(returned == expected)
+        return equal(returned, expected)
 
 
 def read_assertions(statements: Sequence[str], parameters: Sequence[str] | None = None) -> list[Assertion] | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from composer_stages.envs.answered import AnsweredEnv, Question
 from composer_stages.envs.base import Grade, HackPair, Split, Task
+from composer_stages.envs.programs import read_blocks
 from composer_stages.envs.skills import drawing
 from composer_stages.envs.skills.families import FAMILIES, HELD_OUT, TEMPLATES, Exercise
 from composer_stages.errors import UsageError
@@ -49,6 +50,8 @@ def _value(answer: str) -> Any:
 
 def _returns(expression: str, check: Mapping[str, Any], sandbox: str) -> bool:
     """Return whether an expression gives the expected results; it is executed in the sandbox alone."""
+    if fenced := [block.code for block in read_blocks(expression) if block.language is not None]:
+        expression = fenced[-1].strip()
     if not 0 < len(expression) <= LONGEST_EXPRESSION or len(expression.splitlines()) != 1:
         return False
     # A line of its own, so that a comment does not hide the bracket.

@@ -6,9 +6,9 @@ import pytest
 
 from composer_stages.envs.answered import AnsweredEnv
 from composer_stages.envs.base import Task
-from composer_stages.envs.code.env import find_code
 from composer_stages.envs.gsm8k.env import Gsm8kEnv
 from composer_stages.envs.kata.env import KataEnv
+from composer_stages.envs.programs import find_program
 from composer_stages.envs.skills.env import SkillsEnv
 from composer_stages.pairs.actions import canonical, canonical_answer, text_form
 
@@ -53,8 +53,8 @@ def test_no_thought_is_graded(said: Callable[[str, str], str], env: AnsweredEnv,
 @thinks
 def test_no_draft_is_the_program(said: Callable[[str, str], str]) -> None:
     draft, final = (f"```python\ndef f():\n    return {number}\n```" for number in (1, 2))
-    assert find_code(said(draft, final), "f") == "def f():\n    return 2\n"
-    assert find_code(said(draft, "No."), "f") is None
+    assert find_program(said(draft, final), "f") == "def f():\n    return 2\n"
+    assert find_program(said(draft, "No."), "f") is None
 
 
 @thinks

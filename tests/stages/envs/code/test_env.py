@@ -9,7 +9,8 @@ from support.refusals import refused
 from support.transcripts import jsonl
 
 from composer_stages.envs.base import ComparesOutcomes, Grade, HasSize, HasSolutions, LeavesOut
-from composer_stages.envs.code.env import CodeEnv, find_code
+from composer_stages.envs.code.env import CodeEnv
+from composer_stages.envs.programs import find_program
 from composer_stages.errors import BadInput, UsageError
 
 ADD = "def add(a, b):\n    return a + b"
@@ -146,14 +147,14 @@ def test_equal_behaviour_is_one_outcome(tmp_path: Path) -> None:
         ("```python\nimport os\n```\nthen\n```py\ndef f(): pass\n```", "def f(): pass\n"),
         ("```\nf = len\n```", "f = len\n"),
         ("```python\ndef f(): pass", "def f(): pass"),
-        ("def f(): pass", "def f(): pass"),
+        ("def f(): pass", "def f(): pass\n"),
         ("```python\ndef g(): pass\n```", None),
         ("```python\ndef f(: pass\n```", None),
         ("The function f.", None),
     ],
 )
 def test_the_code_of_an_answer(text: str, code: str | None) -> None:
-    assert find_code(text, "f") == code
+    assert find_program(text, "f") == code
 
 
 def test_published_ids_are_the_splits_of_mbpp(tmp_path: Path) -> None:
@@ -215,7 +216,7 @@ def test_options_are_refused_in_a_sentence(tmp_path: Path) -> None:
     refused(lambda: env.size("train"), BadInput, "1 problems are in")
 
 
-@pytest.mark.parametrize(("path", "train", "held_out"), [("", 372, 499), (HUMANEVAL_FILE, 126, 33)])
+@pytest.mark.parametrize(("path", "train", "held_out"), [("", 372, 499), (HUMANEVAL_FILE, 129, 35)])
 def test_the_solutions_of_the_real_sets_pass(path: str, train: int, held_out: int) -> None:
     """All pass (`collect --policy reference`); three are played here."""
     if path and not Path(path).exists():

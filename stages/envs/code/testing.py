@@ -1,0 +1,311 @@
+"""Tests of a function: which can be asked, and how they are played with what a program returned.
+
+The program under test runs in one sandbox and sees arguments alone; the test, with its own helpers and expected values,
+runs in another with the returned values in place of the function (checker.py). Both begin anew where a call turns out
+to have other arguments, as of a changed list or of `f(f(1))`.
+
+In order: which tests can be asked, the program under test, plays.
+"""
+
+import ast
+import builtins
+import importlib.util
+import json
+import math
+import re
+import warnings
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from fractions import Fraction
+from functools import cache, lru_cache
+from itertools import chain
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from composer_stages.errors import InfrastructureError, Refusal
+from composer_stages.layout import shortened
+from composer_stages.sandbox import Answer, Call, Limits, judge
+from composer_stages.sandbox.bubblewrap import GUEST, guest_folder
+from composer_stages.sandbox.guest.values import decoded, encoded
+from composer_stages.words import Sentence
+
+LIMITS = Limits(wall_s=12.0, cpu_s=4, memory_mb=512, processes=32, file_mb=1, disk_mb=8, output_bytes=1 << 22)
+"""Of all calls of one program. Processor time is the tighter limit: it does not depend on how busy the machine is."""
+CHECKING = replace(LIMITS, wall_s=60.0, cpu_s=20, memory_mb=1024, output_bytes=1 << 24)
+TIMES = 3
+"""How many times as long as the solution a program may take, at least."""
+MOST_ROUNDS = 5
+ALLOWED = ("numpy",)
+"""Packages that tests may use: EvalPlus compares floats by numpy."""
+KNOWN_TYPES = (int, float, complex, str, bytes, list, tuple, dict, set, range, Counter, deque, Fraction, Decimal)
+ATTRIBUTES = frozenset(chain.from_iterable(map(dir, KNOWN_TYPES)))
+
+
+class CannotAsk(Refusal):
+    """A test cannot be played with recorded results; the text is the reason."""
+
+
+@lru_cache(maxsize=4096)
+def check_test(test: str, function: str, before: str = "") -> None:
+    """Raise CannotAsk for a test that calls no function under test, or does with a result what a copy of it decides.
+
+    before: code in front of the test.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            tree, given = ast.parse(test), ast.parse(before)
+            nodes = [*ast.walk(tree)]
+    except (SyntaxError, ValueError) as error:
+        raise CannotAsk("envs.code.not-python", error=error) from None
+    except (RecursionError, MemoryError):
+        raise CannotAsk("envs.code.nested-too-deep") from None
+    defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    bound = {name for node in (*nodes, *ast.walk(given)) for name in _bound(node)}
+    used = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    if unknown := [name for name in used if name not in bound | {function} and not hasattr(builtins, name)]:
+        raise CannotAsk("envs.code.undefined-name", name=unknown[0])
+    checks = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
+    names = {function, *(node.args.args[0].arg for node in checks if node.args.args)}
+    calls = [node for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "id", "") in names]
+    if not calls:
+        raise CannotAsk("envs.code.no-call", function=function)
+    for node in nodes:
+        if node in calls and isinstance(node, ast.Call):
+            for part in chain.from_iterable(map(ast.walk, (*node.args, *(word.value for word in node.keywords)))):
+                if isinstance(part, ast.Lambda) or (isinstance(part, ast.Name) and part.id in defined):
+                    raise CannotAsk("envs.code.no-plain-value", expression=_short(part))
+        elif isinstance(node, ast.Attribute) and node.value in calls and node.attr not in ATTRIBUTES:
+            raise CannotAsk("envs.code.operation-on-result", expression=_short(node))
+        elif isinstance(node, ast.Compare) and not all(map(_decides, node.ops, node.comparators)):
+            sides = [node.left, *node.comparators]
+            if not all(isinstance(side, ast.Name) or side in calls for side in sides):
+                raise CannotAsk("envs.code.compares-identity", expression=_short(node))
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a node binds."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.arg):
+        yield node.arg
+    elif isinstance(node, ast.alias):
+        yield (node.asname or node.name).partition(".")[0]
+    elif isinstance(node, ast.ExceptHandler) and node.name:
+        yield node.name
+
+
+def _decides(comparing: ast.cmpop, operand: ast.expr) -> bool:
+    """Return whether a comparison can be made with a copy: identity with None, True, False and built-in types alone."""
+    if not isinstance(comparing, ast.Is | ast.IsNot):
+        return True
+    if isinstance(operand, ast.Name):
+        return isinstance(getattr(builtins, operand.id, None), type)
+    return isinstance(operand, ast.Constant) and isinstance(operand.value, bool | None)
+
+
+def _short(node: ast.AST) -> str:
+    return shortened(" ".join(ast.unparse(node).split()))
+
+
+@lru_cache(maxsize=4096)
+def wrapped(test: str) -> CodeType:
+    """Return a test whose statements report how they ended; calls of `check` are left to who plays it."""
+    with warnings.catch_warnings(action="ignore"):
+        tree = ast.parse(test)
+        checks = [node for node in tree.body if _is_check(node)]
+        if checks:
+            tree.body = [node for node in tree.body if node in checks or "check(" not in ast.unparse(node)]
+        tree.body = [*map(_wrapped, tree.body)]
+        return compile(ast.fix_missing_locations(tree), "test", "exec", dont_inherit=True)
+
+
+def _is_check(node: ast.stmt) -> bool:
+    return isinstance(node, ast.FunctionDef) and node.name == "check"
+
+
+def _wrapped(statement: ast.stmt) -> ast.stmt:
+    """Return a statement that reports how it ended, and lets the next one run."""
+    if isinstance(statement, (ast.For, ast.While, ast.If)):
+        statement.body = [*map(_wrapped, statement.body)]
+        statement.orelse = [*map(_wrapped, statement.orelse)]
+        return statement
+    if isinstance(statement, ast.FunctionDef) and statement.name == "check":
+        statement.body = [*map(_wrapped, statement.body)]
+        return statement
+    simple = (ast.Assert, ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Try, ast.With, ast.Delete)
+    if not isinstance(statement, simple):
+        return statement
+    is_assertion = isinstance(statement, ast.Assert)
+    text = ast.unparse(ast.Assert(statement.test) if isinstance(statement, ast.Assert) else statement)
+    end = f"_play.end({text!r}, {is_assertion}, _error)"
+    [wrapped] = ast.parse(
+        f"try:\n    _play.begin()\n    _error = None\n    pass\n    {end}\nexcept BaseException as _error:\n    {end}"
+    ).body
+    wrapped.body[2] = statement  # type: ignore[attr-defined]
+    return wrapped
+
+
+RETURNED = "_composer_returned"
+RETURNS = """
+
+def _composer_returned(positional, named):
+    from time import process_time
+
+    before = repr((positional, named))
+    result = {function}(*positional, **named)
+    arguments = [*positional, *named.values()]
+    index = next((n for n, part in enumerate(arguments) if part is result and type(part) in (list, dict, set)), -1)
+    return result, index, None if repr((positional, named)) == before else arguments, process_time()
+"""
+FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
+
+
+def build_program(before: str, code: str, function: str) -> str:
+    """Return the program to execute: the code that the task gives, the answer's code, and what calls the function."""
+    futures = "\n".join(FUTURE.findall(code))  # have to stand first
+    return "\n".join([futures, before, FUTURE.sub("", code), RETURNS.format(function=function)])
+
+
+@dataclass(frozen=True, eq=False)
+class Tests:
+    """The tests of a problem: what the agent can read, and what decides.
+
+    given: variables of them. calls: the encoded arguments of their calls, as far as these do not depend on results.
+    """
+
+    __test__ = False  # pytest takes classes named Test* for tests
+
+    before: str
+    shown: str
+    deciding: str
+    function: str
+    given: dict[str, Any] = field(default_factory=dict)
+    calls: Sequence[str] = ()
+    limits: Limits = LIMITS
+
+
+@dataclass(frozen=True)
+class AssertionOutcome:
+    """How a statement of a test ended, and the calls that it made, with their answers."""
+
+    holds: bool
+    text: str
+    calls: Sequence[tuple[str, Answer]]
+
+
+@dataclass(frozen=True)
+class Played:
+    """The outcomes of the shown and of the deciding tests, the calls, their answers, and the processor time of them."""
+
+    shown: Sequence[AssertionOutcome]
+    deciding: Sequence[AssertionOutcome]
+    calls: Sequence[str]
+    answers: Sequence[Answer]
+    cpu_s: float
+
+
+def play(kind: str, source: str, tests: Tests) -> Played:
+    """Play the tests with what a program returns; `CannotAsk` where they cannot be played."""
+    calls = tests.calls
+    for _ in range(MOST_ROUNDS):
+        answers, returned = _run_calls(kind, source, tuple(calls), tests.limits) if calls else ([], [])
+        results = [_result(*pair) for pair in zip(calls, returned, strict=True)]
+        further, parts = _check(kind, tests, results)
+        if further is None:
+            break
+        calls = further
+    known = [*zip(calls, answers, strict=False)]
+    outcomes = [
+        [
+            AssertionOutcome(holds, text, [known[number] for number in numbers if number < len(known)])
+            for holds, text, numbers in part
+        ]
+        for part in parts
+    ]
+    if further is not None:  # its calls follow from its own results without end
+        outcomes[-1].append(AssertionOutcome(False, Sentence("envs.code.too-many-rounds"), ()))
+    cpu_s = max((answer.value[3] for answer in returned if answer.error is None), default=0.0)
+    return Played(outcomes[0], outcomes[-1], calls, answers, cpu_s)
+
+
+def prepare(kind: str, tests: Tests, solution: str) -> Tests:
+    """Return tests with their calls, and with limits of three times what the solution needs.
+
+    `CannotAsk` where they cannot be played, or the solution fails them.
+    """
+    calls, parts = _check(kind, tests, [])
+    if wrong := [text for part in parts for holds, text, numbers in part if not (holds or numbers)]:
+        raise CannotAsk("envs.code.false-assertion", expression=shortened(wrong[0]))
+    tests = replace(tests, calls=calls or ())
+    if not solution:
+        return tests
+    slow = replace(LIMITS, wall_s=TIMES * LIMITS.wall_s, cpu_s=TIMES * LIMITS.cpu_s)
+    played = play(kind, build_program(tests.before, solution, tests.function), replace(tests, limits=slow))
+    if wrong := [outcome.text for outcome in played.deciding if not outcome.holds]:
+        raise CannotAsk("envs.code.solution-fails-test", expression=shortened(wrong[0]))
+    needed = math.ceil(TIMES * played.cpu_s)
+    limits = replace(LIMITS, wall_s=max(LIMITS.wall_s, 3.0 * needed), cpu_s=max(LIMITS.cpu_s, needed))
+    return replace(tests, calls=played.calls, limits=limits)
+
+
+@lru_cache(maxsize=4096)
+def _run_calls(
+    kind: str, source: str, calls: tuple[str, ...], limits: Limits
+) -> tuple[Sequence[Answer], Sequence[Answer]]:
+    """Call a program; return what it returned, and that with what `RETURNS` adds."""
+    arguments = [decoded(json.loads(call)) for call in calls]
+    returned = [
+        answer
+        if answer.error is not None or (type(answer.value) is tuple and len(answer.value) == 4)
+        else Answer(error="crash")  # the program has replaced what calls it
+        for answer in judge(kind, [Call(source.encode(errors="replace"), RETURNED, arguments)], limits)[0]
+    ]
+    return [answer if answer.error is not None else Answer(answer.value[0]) for answer in returned], returned
+
+
+def _result(call: str, answer: Answer) -> tuple[Any, ...]:
+    if answer.error is not None:
+        return call, list(answer.classes or ("RuntimeError", "Exception")), "", -1, None
+    value, index, after, _ = answer.value
+    return call, None, json.loads(encoded(value)), index, None if after is None else json.loads(encoded(after))
+
+
+def _check(kind: str, tests: Tests, results: Sequence[tuple[Any, ...]]) -> tuple[list[str] | None, list[Any]]:
+    packages = [path for name in ALLOWED if name in tests.before + tests.deciding for path in _package(name)]
+    parts, given = [*map(wrapped, (tests.shown, tests.deciding))], json.loads(encoded(tests.given))
+    source = _checker(kind, tuple(sorted({str(path.parent) for path in packages})))
+    arguments = (tests.before, parts, tests.function, given, list(results))
+    [[answer]] = judge(kind, [Call(source, "play", [arguments])], CHECKING, packages=packages)
+    if answer.error is not None:
+        raise CannotAsk("envs.code.test-ends", error=answer.error)
+    problem, calls, outcomes = answer.value
+    if problem == "argument":
+        raise CannotAsk("envs.code.argument-not-plain")
+    if problem:
+        raise CannotAsk("envs.code.loops-too-long")
+    return calls, outcomes
+
+
+@cache
+def _checker(kind: str, folders: tuple[str, ...]) -> bytes:
+    """Return the checker behind a line that lets it import `values`, and packages, which interpreters start without."""
+    site_packages = "{sys.prefix}/lib/python3.{sys.version_info.minor}/site-packages"
+    path = [str(guest_folder()), *folders] if kind == "none" else [GUEST]
+    text = Path(__file__).with_name("checker.py").read_text()
+    future = "from __future__ import annotations\n"
+    return f"{future}import sys\nsys.path += [*{path!r}, f'{site_packages}']\n{text.replace(future, '')}".encode()
+
+
+@cache
+def _package(name: str) -> list[Path]:
+    """Return the folders of an installed package and of its libraries."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise InfrastructureError("envs.code.package-missing", name=name)
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    return [path for path in (folder, folder.with_name(f"{name}.libs")) if path.is_dir()]
