@@ -31,6 +31,11 @@ class Config(StageConfig):
     """Tasks that one side lacks, and samples without a score. `excluded`: these tasks leave both sides, these samples
     the mean of their task. `failed`: they count as the worst score. `bounds`: what is decided must hold however they
     would have ended. `auto`: failed for SWE-bench and Terminal-Bench, whose rule that is, else excluded."""
+    outcome: Annotated[str, BASIC, Option("mean|pass@K|pass^K")] = Field(
+        default="mean", pattern=r"^(mean|pass[@^][1-9]\d*)$"
+    )
+    """What counts of a task's samples: their mean, the chance that one or more of K pass, or that all K do. Estimated
+    without bias from all samples of the task, of which there are K or more."""
     unit: Annotated[str, BASIC, Option("COLUMN")] = ""
     """Tasks that agree in this column (a document, a repository, a family) are no independent evidence: they are
     resampled together."""
@@ -65,6 +70,11 @@ class Config(StageConfig):
         from composer_stages.formats import added_sha256
 
         return super().identity() | {"paths": [content(path) for path in self.paths]} | added_sha256()
+
+    @property
+    def of_samples(self) -> tuple[str, int]:
+        """Return what counts of a task's samples: "mean", "pass@" or "pass^", and of how many."""
+        return (self.outcome, 1) if self.outcome == "mean" else (self.outcome[:5], int(self.outcome[5:]))
 
     @property
     def limits(self) -> tuple[float, float] | None:

@@ -114,6 +114,7 @@ class LogComparison:
     unit: str
     fixed: bool
     lower_is_better: bool
+    outcome: str
     direction_was_set: bool
     metrics: tuple[str, ...]
 
@@ -207,7 +208,11 @@ def compare(sides: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
     rules = ComparisonRules(
         span, unit, binary, choose_missing(config, matched), min_gain, config.not_worse, bool(scale)
     )
-    tables = [average_samples(log, span, unit) for log in matched]
+    if config.outcome != "mean" and not (binary and scale == (0.0, 1.0) and not lower):
+        raise UsageError("comparison.outcome-of-scores", outcome=config.outcome, low=low, high=high)
+    tables = [average_samples(log, span, unit, *config.of_samples) for log in matched]
+    if not any(pc.count(table["passed"]).as_py() for table in tables):
+        raise BadInput("comparison.too-few-samples", outcome=config.outcome)
     if rules.missing == "failed" and config.missing == "auto":  # a rule about what was tried and did not succeed
         unrun = [log.items["task"].filter(never_run(log)) for log in matched]
         for_none = pc.unique(pa.chunked_array([part for tasks in unrun for part in tasks.chunks], pa.string()))
@@ -251,6 +256,7 @@ def compare(sides: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
         unit.noun if unit else "",
         rules.fixed,
         lower,
+        config.outcome,
         config.lower_is_better is not None,
         tuple(sorted({kind.metric or kind.name for log in matched for kind in log.kinds(log.chosen)})),
     )
@@ -364,10 +370,26 @@ def holm_level(p_values: Sequence[float], index: int) -> float:
     return level
 
 
-def average_samples(log: ReadLog, span: ScoreSpan, unit: SamplingUnit | None) -> pa.Table:
+def chance_of_k(passed: Array, num: Array, kind: str, k: int) -> Array:
+    """Return the chance that any (`pass@`) or all (`pass^`) of k samples pass, of `num` samples of which some passed.
+
+    The share of choices of k among the samples: Chen et al., arXiv 2107.03374, equation 1; Yao et al., arXiv
+    2406.12045, section 3. NaN with fewer than k samples.
+    """
+    at = np.arange(k)[:, None]
+    of_all = np.where(num >= k, num, np.nan) - at
+    chosen = (passed if kind == "pass^" else num - passed) - at
+    all_alike = (np.clip(chosen, 0, None) / of_all).prod(0)
+    return all_alike if kind == "pass^" else 1 - all_alike
+
+
+def average_samples(
+    log: ReadLog, span: ScoreSpan, unit: SamplingUnit | None, outcome: str = "mean", k: int = 1
+) -> pa.Table:
     """Return one row a task and training seed, as `outcomes.paired` reads them: the mean of its samples in 0..1.
 
-    lowest, highest: the mean with the samples that have no score at 0, the worst, and at 1, the best.
+    outcome, k: "mean", or the chance that any or all of k samples pass. lowest, highest: with the samples that have no
+    score at 0, the worst, and at 1, the best.
     """
     scaled = pc.divide(pc.subtract(log.items["score"], span.worst), span.width)
     items = log.items.set_column(log.items.schema.get_field_index("score"), "score", scaled)
@@ -379,7 +401,18 @@ def average_samples(log: ReadLog, span: ScoreSpan, unit: SamplingUnit | None) ->
         ]
     )
     num = pc.cast(groups["count_all"], pa.float64())
-    lowest = pc.divide(pc.fill_null(groups["score_sum"], 0.0), num)
+    total, scored = pc.fill_null(groups["score_sum"], 0.0), pc.cast(groups["score_count"], pa.float64())
+    lacking = pc.subtract(num, scored)
+    if outcome == "mean":
+        mean, reason = groups["score_mean"], groups["reason_first"]
+        lowest = pc.divide(total, num)
+        highest = pc.add(lowest, pc.divide(lacking, num))
+    else:
+        mean, lowest, highest = (
+            pa.array(chance_of_k(passed.to_numpy(), of_num.to_numpy(), outcome, k), from_pandas=True)
+            for passed, of_num in ((total, scored), (total, num), (pc.add(total, lacking), num))
+        )
+        reason = pc.coalesce(groups["reason_first"], pa.scalar(f"fewer than {k} samples"))
     task = groups["task"]
     units = task
     if unit is not None:
@@ -397,10 +430,10 @@ def average_samples(log: ReadLog, span: ScoreSpan, unit: SamplingUnit | None) ->
             "family": groups["family_first"],
             "unit": units,
             "sample_idx": pa.array(np.zeros(len(task), dtype=np.int64)),
-            "passed": groups["score_mean"],
+            "passed": mean,
             "lowest": lowest,
-            "highest": pc.add(lowest, pc.divide(pc.subtract(num, groups["score_count"]), num)),
-            "error_type": pc.if_else(pc.is_valid(groups["score_mean"]), None, groups["reason_first"]),
+            "highest": highest,
+            "error_type": pc.if_else(pc.is_valid(mean), None, reason),
             "place": groups["place_first"],
         }
     )

@@ -86,6 +86,8 @@ def text(comparison: "LogComparison") -> str:
 
 def mean_of(comparison: "LogComparison") -> str:
     """Return what the mean of a side is called: no pass where lower is better."""
+    if comparison.outcome != "mean":
+        return comparison.outcome
     return "mean score" if not comparison.binary else "rate" if comparison.lower_is_better else "pass rate"
 
 

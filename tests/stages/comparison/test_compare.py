@@ -5,6 +5,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import product
+from math import comb
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from support.transcripts import assistant, document, jsonl, prediction, user
 
 from composer_stages.comparison import logs, report
 from composer_stages.comparison.config import Config
-from composer_stages.comparison.decision import LogComparison, compare
+from composer_stages.comparison.decision import LogComparison, chance_of_k, compare
 from composer_stages.comparison.sides import read_sides
 from composer_stages.comparison.stage import document as document_of, summarize
 from composer_stages.comparison.words import describe_reasons
@@ -722,6 +723,34 @@ def test_a_side_that_is_not_worse_passes_where_that_is_asked(
     comparison = compared(*paths, not_worse=0.02)
     assert summarize(comparison, document_of(comparison))["exit_code"] == exit_code
     assert sentence in report.text(comparison).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "rates"), [("pass@2", (5 / 6, 1 / 2)), ("pass^2", (1 / 6, 0.0)), ("mean", (0.5, 0.25))]
+)
+def test_what_counts_of_samples_is_chosen(tmp_path: Path, outcome: str, rates: tuple[float, float]) -> None:
+    """Of four samples two pass, or one: the share of pairs of samples that hold a pass, or two."""
+    rows = ({"id": f"t{at // 4}", "score": int(at % 4 < passed)} for passed in (2, 1) for at in range(160))
+    rows = [*rows]
+    paths = [table(tmp_path / f"{name}.jsonl", half) for name, half in (("a", rows[:160]), ("b", rows[160:]))]
+    comparison = compared(*paths, outcome=outcome)
+    assert tuple(side.mean for side in comparison.sides) == pytest.approx(rates)
+    assert comparison.differences[0].decision == "worse" and comparison.differences[0].losses == 40
+    assert (outcome in report.text(comparison)) == (outcome != "mean")
+
+
+def test_chances_of_k_samples_are_those_of_the_papers() -> None:
+    passed, num = np.array([3.0, 0.0, 10.0, 1.0]), np.array([10.0, 10.0, 10.0, 4.0])
+    expected = [1 - comb(n - c, 5) / comb(n, 5) if n >= 5 else np.nan for c, n in ((3, 10), (0, 10), (10, 10), (1, 4))]
+    assert chance_of_k(passed, num, "pass@", 5) == pytest.approx(expected, nan_ok=True)
+    assert chance_of_k(passed, num, "pass^", 3) == pytest.approx([1 / 120, 0, 1, 0])
+
+
+def test_an_outcome_that_the_samples_cannot_have_is_refused(tmp_path: Path) -> None:
+    passes = [scores(tmp_path / f"{name}.jsonl", [0, 1] * 10) for name in "ab"]
+    refused(lambda: compared(*passes, outcome="pass@4"), BadInput, code="comparison.too-few-samples")
+    points = [scores(tmp_path / f"{name}.jsonl", [0.5, 1] * 10) for name in "ab"]
+    refused(lambda: compared(*points, outcome="pass@2"), UsageError, code="comparison.outcome-of-scores")
 
 
 def test_several_logs_share_one_level(tmp_path: Path) -> None:
