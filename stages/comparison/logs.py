@@ -116,7 +116,8 @@ class ReadLog:
         """Return one of the scores, null where its sample has no verdict."""
         states = pa.array([state.value for state in UNCOUNTED])
         uncounted = pc.fill_null(pc.is_in(self.items["state"], states), False)
-        return pc.if_else(uncounted, None, self.scores[name])
+        values = self.scores.get(name)
+        return pc.if_else(uncounted, None, pa.nulls(len(self.items), pa.float64()) if values is None else values)
 
     @property
     def scored(self) -> list[str]:

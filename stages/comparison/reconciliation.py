@@ -161,7 +161,8 @@ def rows_of(log: ReadLog, numbers: Sequence[int]) -> LogRows:
 
 
 def _numbers(column: pa.ChunkedArray) -> Values:
-    return np.asarray(pc.fill_null(pc.cast(column, pa.float64()), float("nan")), dtype=np.float64)
+    values: Values = np.asarray(pc.fill_null(pc.cast(column, pa.float64()), float("nan"))).copy()
+    return values
 
 
 def explain(log: MeasuredLog, reported: Reported, rows: LogRows) -> Reconciled:

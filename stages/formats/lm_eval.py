@@ -55,6 +55,8 @@ OF_METRIC = {
 }
 """The aggregation of a metric whose task declares none; of any other it is the mean."""
 WEIGHTED = frozenset({Aggregate.PERPLEXITY, Aggregate.BITS})
+UNVERSIONED = "Yaml"
+"""What stands for the version of a task that declares none."""
 BYPASS = "bypass"
 """The metric of `--predict_only`, which is 999 for every document."""
 KEPT = ("doc_id", "doc", "doc_hash", "metrics", *METRICS)
@@ -146,6 +148,7 @@ def _log(task: str, names: tuple[tuple[str, str], ...], about: Record) -> Measur
             reported.append(Reported(name, reported_as, float(value), how, count=results.get("sample_len")))
     shots = about.get("n-shot") or {}
     settings = {**(about.get("sampling") or {}), **({"num_fewshot": {task: shots[task]}} if task in shots else {})}
+    settings |= {name: about.get(name) for name in ("chat_template_sha", "system_instruction_sha")}
     prompts = {name: config.get(name) for name in ("doc_to_text", "description") if isinstance(config.get(name), str)}
     # Templates are long: their digests tell them apart.
     settings |= {name: store.digest(text)[:8] for name, text in prompts.items() if text}
@@ -154,7 +157,7 @@ def _log(task: str, names: tuple[tuple[str, str], ...], about: Record) -> Measur
         NAME,
         str(about.get("lm_eval_version") or ""),
         task,
-        "" if version is None else str(version),
+        "" if version in (None, UNVERSIONED) else str(version),
         about.get("model"),
         tuple(kinds),
         as_settings(settings),
