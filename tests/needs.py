@@ -96,6 +96,7 @@ NEEDS = {
     "data-juicer": Need(program(variable="COMPOSER_DATA_JUICER"), "COMPOSER_DATA_JUICER names a dj-process"),
     "harbor": Need(harbor, "COMPOSER_HARBOR names a Python 3.12 with harbor; else python3.12 and a package index"),
     "inspect": Need(interpreter("COMPOSER_INSPECT", "inspect_ai"), "COMPOSER_INSPECT names a Python with inspect_ai"),
+    "lm-eval": Need(interpreter("COMPOSER_LM_EVAL", "lm_eval"), "COMPOSER_LM_EVAL names a Python with lm_eval"),
     "mini-swe-agent": Need(package("minisweagent"), "pip install mini-swe-agent"),
     "mkdocs": Need(package("mkdocs"), "./dev extra docs"),
     "modal": Need(package("modal"), "./dev extra modal"),

@@ -44,6 +44,8 @@ from composer_stages.terms import SWE_BENCH, SamplingUnit
 COUNTING_AS_FAILED = frozenset({SWE_BENCH, terminal_bench.NAME})
 """The environments whose own tables count what has no verdict as failed."""
 MOST_FAMILIES = 60
+PERCENT, FEW_PERCENT = 100, 5
+"""The top of a scale in percent, and the median above which scores are no shares of 1."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,8 @@ def compare(sides: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
     if not len(scores):
         reasons = Counter(reason for log in matched for reason in log.items["reason"].to_pylist())
         raise BadInput("comparison.no-scores", reasons=describe_reasons(reasons))
+    if not config.scale:
+        refuse_other_scales(matched)
     low, high = (float(value) for value in (pc.min(scores).as_py(), pc.max(scores).as_py()))
     scale = find_scale(matched, (low, high), config)
     lower = direction.lower_is_better(matched, config.lower_is_better)
@@ -332,6 +336,16 @@ def explain(difference: Difference, tests: Sequence[PairedTest], rules: Comparis
 def name_side(number: int) -> str:
     """Return the letter of a side, from A on."""
     return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[number] if number < 26 else f"side {number + 1}"
+
+
+def refuse_other_scales(sides: Sequence[ReadLog]) -> None:
+    """Raise `BadInput` where the scores of one side are shares and those of another percentages."""
+    scores = {log.name: np.asarray(log.items["score"].drop_null()) for log in sides}
+    tops = {name: float(values.max()) for name, values in scores.items() if len(values) and values.min() >= 0}
+    shares = [name for name, top in tops.items() if 0 < top <= 1]
+    percents = [name for name, top in tops.items() if 1 < top <= PERCENT and np.median(scores[name]) > FEW_PERCENT]
+    if shares and percents:
+        raise BadInput("comparison.scales-differ", first=shares[0], second=percents[0], top=tops[percents[0]])
 
 
 def find_scale(sides: Sequence[ReadLog], occurring: tuple[float, float], config: Config) -> tuple[float, float] | None:

@@ -31,7 +31,6 @@ from composer_stages.formats.measurement import (
     ScoreKind,
     State,
 )
-from composer_stages.formats.messages import first_question
 from composer_stages.formats.reading import FileCount, ReadTrajectory
 from composer_stages.formats.repeats import StoredTables
 from composer_stages.formats.reports import Sidecars
@@ -284,7 +283,7 @@ class LoggedSamples:
         self.path, self.drops, self.alone = path, drops, alone
         self.samples: list[LoggedSample] = []
         self._known: dict[Hashable, LoggedSample] = {}
-        self._attempts: dict[str, list[LoggedSample]] = {}
+        self._attempts: list[str | None] = []
         self._tables = StoredTables()
 
     def add(self, record: ReadTrajectory, row: dict[str, Any]) -> None:
@@ -305,8 +304,7 @@ class LoggedSamples:
         else:
             self.samples.append(sample := LoggedSample(row, path, _status(trajectory)))
             self._known |= {key: sample for key in keys if key not in self._known}
-            if trajectory.measured.attempt is not None:
-                self._attempts.setdefault(trajectory.measured.attempt, []).append(sample)
+            self._attempts.append(trajectory.measured.attempt)
 
     def _repeat(self, earlier: LoggedSample, row: dict[str, Any], record: ReadTrajectory) -> None:
         trajectory, verdicts = record.trajectory, (_verdict(earlier.row), _verdict(row))
@@ -332,18 +330,28 @@ class LoggedSamples:
 
     def counting(self) -> list[LoggedSample]:
         """Return the samples without attempts that failed and were played again in another file."""
-        again = {
-            id(attempt)
-            for attempts in self._attempts.values()
-            for number, attempt in enumerate(attempts)
-            if not _verdict(attempt.row)
-            and any(
-                later_attempt.path != attempt.path and (_verdict(later_attempt.row) or later > number)
-                for later, later_attempt in enumerate(attempts)
-            )
-        }
+        verdicts = [bool(_verdict(sample.row)) for sample in self.samples]
+        again = replayed(self._attempts, verdicts, [sample.path for sample in self.samples])
         self.drops["failed and played again"] += len(again)
-        return [sample for sample in self.samples if id(sample) not in again]
+        return [sample for number, sample in enumerate(self.samples) if number not in again]
+
+
+def replayed(attempts: Sequence[str | None], verdicts: Sequence[bool], files: Sequence[Hashable]) -> set[int]:
+    """Return the numbers of samples that failed and were played again in another file.
+
+    Of the samples of one attempt counts that with a verdict, or else the last.
+    """
+    numbers = dict[str, list[int]]()
+    for number, attempt in enumerate(attempts):
+        if attempt is not None:
+            numbers.setdefault(attempt, []).append(number)
+    return {
+        number
+        for of_attempt in numbers.values()
+        for number in of_attempt
+        if not verdicts[number]
+        and any(files[other] != files[number] and (verdicts[other] or other > number) for other in of_attempt)
+    }
 
 
 def _trajectories(
@@ -368,13 +376,12 @@ def _verdict(row: Mapping[str, Any]) -> dict[str, float]:
 
 def _item(record: ReadTrajectory, unit: str, logs: Mapping[str, int]) -> dict[str, Any]:
     trajectory, measured = record.trajectory, record.trajectory.measured
-    question = trajectory.statement or first_question(trajectory.opening)
     family = trajectory.family if trajectory.family and trajectory.family != trajectory.task_id else None
     return {
         "model": trajectory.model or record.origin.sidecars.model,
         "env": trajectory.env,
         "task": trajectory.task_id,
-        "question": store.digest(question.split())[:16] if question else None,
+        "question": measured.asked or None,
         "item": measured.item or None,
         "seed": 0,
         "scores": measured.scores,
@@ -446,9 +453,8 @@ def read_run(run: Run, label: str, unit: str) -> ReadLog:
         **cells,
         "env": env,
         "task": rows["task_id"],
-        "question": pa.nulls(len(rows), pa.string()),
         "score": pa.nulls(len(rows), pa.float64()),
-        **{name: measured.items[name] for name in ("reason", "state", "item", "log")},
+        **{name: measured.items[name] for name in ("question", "reason", "state", "item", "log")},
         "family": pc.if_else(pc.equal(rows["family"], rows["task_id"]), None, rows["family"]),
         "unit": pa.nulls(len(rows), pa.string()) if units is None else pc.cast(units, pa.string()),
     }
@@ -467,7 +473,9 @@ def read_run(run: Run, label: str, unit: str) -> ReadLog:
         f"{ROLLOUT_PAGE}{catalog.name(run.path)}", columns_of_items["place"], ID
     )
     items = pa.table(columns_of_items).select(ITEM.names).cast(ITEM)
-    return replace(measured, label=label, items=items, date=_date(label), notes=notes, sampling=sampling)
+    read_log = replace(measured, label=label, items=items, date=_date(label), notes=notes, sampling=sampling)
+    counts = measured.items["counts"] if "counts" in measured.items.column_names else None
+    return read_log if counts is None else read_log.kept(counts)
 
 
 def _measured_rows(run: Run, rows: pa.Table, reward: pa.ChunkedArray, program: str) -> ReadLog:
@@ -475,12 +483,13 @@ def _measured_rows(run: Run, rows: pa.Table, reward: pa.ChunkedArray, program: s
     failed = pc.is_valid(rows["error_type"])
     if not (run.holds(ORIGIN) and run.holds(ROLLOUT)):
         cells = {"reason": rows["error_type"], "state": pc.if_else(failed, State.MISSING.value, None)}
-        cells["item"] = pa.nulls(len(rows), pa.string())
+        cells |= dict.fromkeys(("item", "question"), pa.nulls(len(rows), pa.string()))
         cells["log"] = pa.array(np.zeros(len(rows), dtype=np.int64))
         env = (run.manifest.config.get("env") or {}).get("name") or ""
         return ReadLog("", pa.table(cells), (program,), scores={REWARD: reward}, logs=(MeasuredLog(program, task=env),))
-    origins = run.scan(ORIGIN).arrow(["rollout_id", "extra_json"])
-    extras = origins["extra_json"].take(pc.index_in(rows["rollout_id"], origins["rollout_id"])).to_pylist()
+    origins = run.scan(ORIGIN).arrow(["rollout_id", "extra_json", "file"])
+    origins = origins.take(pc.index_in(rows["rollout_id"], origins["rollout_id"]))
+    extras = origins["extra_json"].to_pylist()
     measured = [json.loads(extra or "{}").get(MEASURED) or {} for extra in extras]
     files = json.loads(run.read_file("sources.json") or "[]")
     logs = {key: MeasuredLog.of(log) for file in files for key, log in file.get("logs", {}).items()}
@@ -489,9 +498,13 @@ def _measured_rows(run: Run, rows: pa.Table, reward: pa.ChunkedArray, program: s
         "reason": pc.coalesce(pa.array([sample.get("reason") for sample in measured], pa.string()), rows["error_type"]),
         "state": pa.array([sample.get("state") for sample in measured], pa.string()),
         "item": pa.array([sample.get("item") for sample in measured], pa.string()),
+        "question": pa.array([sample.get("asked") for sample in measured], pa.string()),
         "log": pa.array([at.get(sample.get("log")) for sample in measured], pa.int64()),
     }
     scores, weights = (_columns([sample.get(name) or {} for sample in measured]) for name in ("scores", "weights"))
+    verdicts = [bool(_verdict({"state": None, "scores": {}, **sample})) for sample in measured]
+    again = replayed([sample.get("attempt") for sample in measured], verdicts, origins["file"].to_pylist())
+    cells["counts"] = pa.array([number not in again for number in range(len(rows))])
     return ReadLog("", pa.table(cells), (program,), "", scores or {REWARD: reward}, weights, tuple(logs.values()))
 
 

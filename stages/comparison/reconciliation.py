@@ -196,12 +196,12 @@ def guesses(reported: Reported, rows: LogRows, how: str) -> Iterator[tuple[Reaso
     reducer = reported.reducer
     first: Reason = "reducer" if reducer not in ("", "mean") else ""
     yield first, 0, lambda: rows.number(rows.counted, how, reducer)
-    if missing:
-        yield "missing", missing, lambda: rows.number(np.nan_to_num(rows.counted), how, reducer)
     if recorded:
         yield "recorded", recorded, lambda: rows.number(rows.recorded, how, reducer)
         zeros = np.nan_to_num(rows.recorded)
         yield "recorded and missing", missing, lambda: rows.number(zeros, how, reducer)
+    if missing:
+        yield "missing", missing, lambda: rows.number(np.nan_to_num(rows.counted), how, reducer)
     if how in (Aggregate.TASKS, Aggregate.SAMPLES):
         yield "weighting", 0, lambda: rows.number(rows.counted, swapped)
         yield "missing", missing, lambda: rows.number(np.nan_to_num(rows.counted), swapped)

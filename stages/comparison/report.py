@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 FLIPS = 20
 """Tasks on which the sides differ that are shown."""
 SHOWN_FAMILIES = 15
+MEASURING = (
+    *("task version", "num_fewshot", "reducer", "doc_to_text", "description", "chat_template_sha"),
+    *("system_instruction_sha", "user simulator"),
+)
+"""Settings by which two sides were asked or counted differently."""
 WIDTH = 100
 """Columns of the report."""
 SHOWN_ID = 64
@@ -63,6 +68,8 @@ def text(comparison: "LogComparison") -> str:
         lines += [SENTENCES.text("not_worse", difference, bar) for difference in comparison.differences]
     if len(comparison.differences) > 1:
         lines.append(SENTENCES.text("corrected"))
+    apart = [setting for pairing in comparison.pairings for setting in pairing.settings if setting.name in MEASURING]
+    lines += [escape_line(SENTENCES.text("measured_apart", list(map(describe_setting, apart))))] if apart else []
     mean = mean_of(comparison)
     # The long names last, so that numbers stay below their heads where a narrow terminal folds the lines.
     head = ("side", "tasks", "samples", "date", f"{mean} [95 %]", "name", "program", "model", "log")

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
 
 from composer_stages.formats import FORMATS, FormatName, added_sha256
-from composer_stages.runs.settings import StageConfig
+from composer_stages.runs.settings import BASIC, Option, StageConfig
 
 if TYPE_CHECKING:
     from composer_stages.formats.files import Source
@@ -22,6 +22,9 @@ class Config(StageConfig):
     """Files, folders or patterns. Run descriptions and reports among them are used, not imported."""
     model: str | None = None
     """The model of rollouts whose files name none."""
+    score: Annotated[str, BASIC, Option("NAME")] = ""
+    """The score that is the reward, where logs hold several (metrics, scorers, filters). By default the one that their
+    program calls its result, else none."""
     redact: bool = True
     """Replace what is likely a secret; `report.txt` shows what stood around each. `false` leaves all texts as they
     are."""
@@ -38,7 +41,13 @@ class Config(StageConfig):
     def identity(self) -> dict[str, Any]:
         """Replace the paths by the content of the files: the same files elsewhere are the same work."""
         contents = [[source.label, source.sha256] for source in self.sources()]
-        named = {"format": self.format, "model": self.model, "redact": self.redact, "files": contents}
+        named = {
+            "format": self.format,
+            "model": self.model,
+            "redact": self.redact,
+            "score": self.score,
+            "files": contents,
+        }
         return named | added_sha256()
 
     def sources(self) -> "Sequence[Source]":

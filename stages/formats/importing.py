@@ -44,7 +44,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Read every file, then write the tables, the collection checks and the report."""
     del inputs
-    sidecars = Sidecars(config.model, config.redact)
+    sidecars = Sidecars(config.model, config.redact, config.score)
     sources, chosen = config.sources(), dict[Source, Reader | None]()
     if config.format == swebench.LOGS:
         (reader,) = readers(config.format)
@@ -86,7 +86,7 @@ class RolloutIdentity:
     """The fields that identify a rollout.
 
     acted: digest of task, model, submission, actions; content: digest of the whole record; length: characters of the
-    actions; file: its name in rows.
+    actions; attempt: the evaluation's sample and epoch, where the source gives it no id; file: its name in rows.
     """
 
     rollout_id: str
@@ -100,6 +100,7 @@ class RolloutIdentity:
     acted: str
     content: str
     length: int
+    attempt: str | None
     effective: bool
 
     @classmethod
@@ -125,6 +126,7 @@ class RolloutIdentity:
                 }
             ),
             sum(len(turn.action) for turn in trajectory.turns),
+            None if trajectory.own_id else trajectory.measured.attempt,
             bool(trajectory.effective),
         )
 
@@ -210,6 +212,7 @@ class ImportSession:
         self.effective: dict[str, bool] = {}
         self._by_task: dict[str, list[RolloutIdentity]] = defaultdict(list)
         self._tables = StoredTables()
+        self._attempts: dict[tuple[str, str], Path] = {}
         self._contents: dict[str, tuple[RolloutIdentity, str]] = {}
         """The first rollout of each content, and the digest of its file."""
         self.repeated = 0
@@ -284,6 +287,9 @@ class ImportSession:
     def _duplicate_of(self, item: RolloutIdentity) -> str | None:
         """Return which rollout this one repeats; record it and return None if it is new. Predictions are read last."""
         path, predicted = item.path, item.importer == swebench.PREDICTIONS
+        # Older logs of Inspect give samples no id: a retry holds finished ones, the same actions at the same attempt.
+        if item.attempt and (first := self._attempts.setdefault((item.attempt, item.acted), path)) != path:
+            return Sentence("formats.duplicate-task", task_id=item.task_id, file=first.name)
         if earlier := self._tables.find_copy(path, item.acted, predicted=predicted):
             return Sentence("formats.duplicate-task", task_id=item.task_id, file=earlier.name)
         if not predicted:

@@ -30,6 +30,7 @@ import orjson
 from composer_stages import messages
 from composer_stages.formats.base import Drop, ImportedTurn, Origin, Reader, Record, Trajectory
 from composer_stages.formats.measurement import (
+    REWARD,
     MeasuredLog,
     MeasuredSample,
     Reported,
@@ -68,6 +69,8 @@ STOP_REASONS = {
 SAMPLING = ("temperature", "max_tokens", "top_p", "top_k", "seed")
 COUNTS_ERRORS = (0, 3, 248)
 """The version from which a score counts although its sample ended in an error."""
+VERDICTS = ("hidden_pass", "hacked")
+"""What the writer notes as scores beside the reward."""
 MEANS = frozenset({"accuracy", "mean"})
 """Metrics that are the mean of the samples' values."""
 SUMMARY = ("id", "epoch", "input", "target", "scores", "model_usage", "uuid", "metadata")
@@ -118,6 +121,7 @@ def _log(record: Record) -> MeasuredLog:
         main = bool(declared) and declared.get("scorer") in (None, scorer) and declared.get("score") in (None, key)
         if name != scorer:
             kinds.pop(scorer, None)
+        main = main or (key == REWARD and {str(each["name"]) for each in results["scores"]} <= {REWARD, *VERDICTS})
         kinds[name] = ScoreKind(name, name, scorer, reducer=", ".join(reducers), main=main)
         for metric in (score.get("metrics") or {}).values():
             if (title := str(metric.get("name")).rpartition("/")[2]) in MEANS and not metric.get("group"):
@@ -134,7 +138,7 @@ def _log(record: Record) -> MeasuredLog:
         NAME,
         version,
         str(about["task"]),
-        str(about.get("task_version", "")),
+        str(about.get("task_version") or ""),
         about["model"],
         tuple(kinds.values()),
         as_settings({**about.get("task_args", {}), **settings, **reduced}),
@@ -351,7 +355,7 @@ def _sample(transcript: ExportedTranscript, model: str, epoch: int) -> Row:
     # Inspect's viewer shows a column for every score.
     answer = {"answer": transcript.submission} if transcript.submission else {}
     scores: Row = {} if rollout["reward"] is None else {"reward": {"value": rollout["reward"], **answer}}
-    scores |= {name: {"value": bool(rollout[name])} for name in ("hidden_pass", "hacked") if rollout[name] is not None}
+    scores |= {name: {"value": bool(rollout[name])} for name in VERDICTS if rollout[name] is not None}
     sample = {
         "id": rollout["task_id"],
         "epoch": epoch,

@@ -154,7 +154,8 @@ class MeasuredSample:
     scores: by the name of their kind, None for one that it lacks. state, reason: None and empty where they follow from
     scores and error (`reading.completed`). epoch: or trial. weights: of the scores that a program aggregates by
     weight. attempt: key of the evaluation's sample and epoch, where the source plays failed samples again. item:
-    the source's own name of the task, by which `compare` tells apart what was asked in the same words.
+    the source's own name of the task, by which `compare` tells apart what was asked in the same words. asked: a digest
+    of the question.
     """
 
     scores: dict[str, float | None] = field(default_factory=dict)
@@ -164,6 +165,7 @@ class MeasuredSample:
     weights: dict[str, float] = field(default_factory=dict)
     attempt: str | None = None
     item: str = ""
+    asked: str = ""
 
 
 def alone(log: MeasuredLog, scores: Mapping[str, float | None], chosen: str = "") -> str | None:

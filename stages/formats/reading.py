@@ -241,6 +241,8 @@ def _measure(trajectory: Trajectory, origin: Origin, reader: Reader) -> None:
         measured.scores = {REWARD: trajectory.reward}
     elif measured.scores and measured.state not in UNCOUNTED:
         trajectory.reward = measured.scores.get(alone(trajectory.log, measured.scores, origin.sidecars.score) or "")
+    if question := trajectory.statement or first_question(trajectory.opening):
+        measured.asked = store.digest(question.split())[:16]
     if measured.state is None:
         has_score = any(value is not None for value in measured.scores.values())
         measured.state = State.SCORED if has_score and not error else State.MISSING

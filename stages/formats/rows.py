@@ -94,6 +94,7 @@ def _measured(trajectory: Trajectory) -> Row:
     measured = trajectory.measured
     fields: Row = {
         "item": measured.item,
+        "asked": measured.asked,
         "epoch": measured.epoch,
         "weights": measured.weights,
         "attempt": measured.attempt,

@@ -1,0 +1,505 @@
+"""What a log says that it measured is read whole, and each side is held against the number of its own program.
+
+Numbers of programs were printed by inspect_ai 0.3.285 (`eval()` of a scorer with `Epochs(3, REDUCER)`), lm_eval 0.4.13
+(`lm_eval.api.metrics`), swebench 5.0.2 (`make_run_report`), and harbor 0.26.0 (`harbor.metrics.mean.Mean`).
+"""
+
+import subprocess
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.real_logs import RUN_INSPECT, RUN_LM_EVAL
+from support.refusals import refused
+from support.transcripts import assistant, document, imported, jsonl, prediction, user
+
+from composer_stages.comparison import report
+from composer_stages.comparison.config import Config
+from composer_stages.comparison.decision import LogComparison, compare
+from composer_stages.comparison.sides import read_sides
+from composer_stages.comparison.stage import document as document_of
+from composer_stages.errors import BadInput, UsageError
+from composer_stages.runs.kinds import ROLLOUT
+from tests.needs import needs, where
+
+EPOCHS = [[float((task * 7 + epoch * 3) % 5 < 3) for epoch in (1, 2, 3)] for task in range(12)]
+"""Scores of twelve samples in three epochs."""
+
+
+def compared(*paths: Path | str, **settings: Any) -> LogComparison:
+    config = Config(paths=list(map(str, paths)), **settings)
+    return compare(read_sides(config.paths, config.columns), config)[0]
+
+
+def missing(comparison: LogComparison) -> tuple[dict[str, int], dict[str, int]]:
+    counts = comparison.differences[0].missing
+    assert counts is not None
+    return counts.by_side
+
+
+def means(comparison: LogComparison) -> list[float]:
+    return [round(side.mean, 6) for side in comparison.sides]
+
+
+def inspect(
+    path: Path, scores: Iterable[Mapping[str, Any]], results: Iterable[Mapping[str, Any]] = (), **about: Any
+) -> Path:
+    """An Inspect log of samples with these fields, and what it reports: scorer, metric, value and more."""
+    samples = []
+    for number, sample in enumerate(scores):
+        asked = {"id": number, "epoch": 1, "uuid": f"{path}-{number}", "input": f"{number}?"}
+        asked |= {"messages": [user(f"{number}?"), assistant("a")], **sample}
+        asked["scores"] = {name: {"value": value} for name, value in (sample.get("scores") or {}).items()}
+        samples.append(asked)
+    reported = [
+        {"name": row.get("name", row["scorer"]), "scorer": row["scorer"], "reducer": row.get("reducer")}
+        | {"scored_samples": row.get("count"), "metrics": {"m": {"name": row["metric"], "value": row["value"]}}}
+        for row in results
+    ]
+    evaluation = {"task": "quiz", "task_id": path.stem, "model": "m", **about}
+    log = {"version": 2, "status": "success", "eval": evaluation, "samples": samples, "results": {"scores": reported}}
+    return document(path, log)
+
+
+def epochs(path: Path, reducer: str, value: float) -> Path:
+    rows = [
+        {"id": task, "epoch": epoch, "uuid": f"{task}-{epoch}", "scores": {"letter": "C" if score else "I"}}
+        for task, scores in enumerate(EPOCHS)
+        for epoch, score in enumerate(scores, 1)
+    ]
+    return inspect(path, rows, [{"scorer": "letter", "metric": "accuracy", "value": value, "reducer": reducer}])
+
+
+@pytest.mark.parametrize(
+    ("reducer", "value", "reason"),
+    [
+        ("mean", 0.5833333333333334, ""),
+        ("mode", 0.75, "reducer"),
+        ("median", 0.75, "reducer"),
+        ("max", 1.0, "reducer"),
+        ("at_least_2", 0.75, "reducer"),
+        ("pass_at_2", 0.9166666666666665, "reducer"),
+        ("pass_k_2", 0.25, "reducer"),
+        ("mode", 0.74, "unknown"),
+        ("of_another_package", 0.75, "unknown"),
+    ],
+)
+def test_the_number_of_a_reducer_is_computed_as_inspect_does(
+    tmp_path: Path, reducer: str, value: float, reason: str
+) -> None:
+    path = epochs(tmp_path / "a.json", reducer, value)
+    if reason == "unknown":
+        refused(
+            lambda: compared(path, path), BadInput, code="comparison.unreconciled", program="inspect", reported=value
+        )
+    (number,) = compared(path, path, unreconciled=True).sides[0].reported
+    assert (number.reason, round(number.ours, 4), number.reported) == (reason, 0.5833, value)
+
+
+def scored(*values: Any, **more: Any) -> list[dict[str, Any]]:
+    return [{"scores": {"match": value}, **more} for value in values]
+
+
+FAILED = {"error": {"message": "E('x')"}}
+
+
+@pytest.mark.parametrize(
+    ("samples", "value", "count", "reason", "number"),
+    [
+        ([*scored(1, 0, 1), *scored(*[None] * 3, **FAILED)], 2 / 3, 3, "", 0),
+        ([*scored(1, 0, 1), {**FAILED}], 0.5, 4, "missing", 1),
+        ([*scored(1, 0, 1), *scored(1, **FAILED)], 0.75, 4, "recorded", 1),
+        ([*scored(1, 0, 1), *scored(0, invalidation={"author": "a"})], 0.5, 4, "recorded", 1),
+        ([*scored(1, 0, 1), *scored(1, **FAILED), {**FAILED}], 0.6, 5, "recorded and missing", 2),
+        (scored(1, 0, 1), 0.75, 4, "absent", 1),
+        (scored(1, 0, 1), 0.9, 4, "unknown", 0),
+        (scored(1, 0, 1), 66.66666666666667, 3, "", 0),
+        (scored(1, 0, 1), 0.667, 3, "", 0),
+        (scored(1, 0, 1), 0.67, 3, "unknown", 0),
+        (scored(1, 0, 1), 0.668, 3, "unknown", 0),
+        ([*scored(1, id=1, epoch=1), *scored(1, id=1, epoch=2), *scored(0, id=2)], 2 / 3, 3, "weighting", 0),
+    ],
+)
+def test_a_known_reason_explains_a_difference_only_where_it_gives_the_number(
+    tmp_path: Path, samples: list[dict[str, Any]], value: float, count: int, reason: str, number: int
+) -> None:
+    path = inspect(
+        tmp_path / "a.json", samples, [{"scorer": "match", "metric": "mean", "value": value, "count": count}]
+    )
+    comparison = compared(path, path, unreconciled=True)
+    (found,) = comparison.sides[0].reported
+    assert (found.reason, found.number) == (reason, number)
+    assert (", as inspect reports" in report.text(comparison)) == (reason == "")
+    assert ("inspect reports" in report.text(comparison)) and document_of(comparison)["sides"][0]["reported"]
+
+
+@pytest.mark.parametrize(
+    ("version", "config", "state"),
+    [
+        ("0.3.247", {}, "missing"),
+        ("0.3.248", {}, "scored"),
+        ("0.3.285", {}, "scored"),
+        ("0.3.247", {"score_on_error": True}, "scored"),
+        ("", {}, "missing"),
+    ],
+)
+def test_a_score_of_a_sample_with_an_error_counts_as_its_log_counts_it(
+    tmp_path: Path, version: str, config: dict[str, Any], state: str
+) -> None:
+    samples = [*scored(1, 0, 1), *scored(0, **FAILED)]
+    about = {"config": config, "packages": {"inspect_ai": version} if version else {}}
+    path = inspect(tmp_path / "a.json", samples, **about)
+    comparison = compared(path, path)
+    assert missing(comparison)[0] == ({} if state == "scored" else {"E: x": 1})
+    assert means(comparison)[0] == (0.5 if state == "scored" else round(2 / 3, 6))
+    run = imported(tmp_path, path)
+    assert means(compared(run.path, run.path)) == means(comparison)
+
+
+SEVERAL = [{"scores": {"rubric": {"accuracy": at % 2, "style": 1.0}, "match": "CI"[at % 2]}} for at in range(8)]
+NAMED = {"scorers": [{"name": "rubric"}, {"name": "match"}]}
+
+
+def test_one_score_is_compared_and_several_are_refused_with_their_names(tmp_path: Path) -> None:
+    both = inspect(tmp_path / "both.json", SEVERAL, **NAMED)
+    names = ("rubric.accuracy", "rubric.style", "match")
+    refused(lambda: compared(both, both), BadInput, *names, "--score", code="comparison.several-scores")
+    refused(lambda: compared(both, both, score="rubric.tone"), BadInput, *names, code="comparison.no-such-score")
+    refused(lambda: compared(both, both, score=["match"] * 3), UsageError, code="comparison.scores-of-other-sides")
+    chosen = compared(both, both, score="rubric.accuracy")
+    assert means(chosen) == [0.5, 0.5] and chosen.sides[0].score == "rubric.accuracy"
+    assert means(compared(both, both, score=["match", "rubric.style"])) == [0.5, 1.0]
+    # What both sides have, if it is one alone.
+    alone = inspect(tmp_path / "alone.json", [{"scores": {"match": "C"}} for _ in range(8)])
+    assert compared(both, alone).sides[1].score == "match"
+    # The evaluation declares its result.
+    declared = inspect(
+        *(tmp_path / "declared.json", SEVERAL),
+        [
+            {"scorer": "match", "metric": "accuracy", "value": 0.5},
+            {"scorer": "rubric", "name": "style", "metric": "mean"} | {"value": 1},
+        ],
+        **NAMED,
+        headline_metric={"scorer": "rubric", "score": "style"},
+    )
+    assert compared(declared, declared).sides[0].score == "rubric.style"
+
+
+def lm_eval(folder: Path, lines: Iterable[Mapping[str, Any]], task: str = "t", **results: Any) -> Path:
+    rows = [
+        {"doc_id": at, "doc": {}, "target": "", "filtered_resps": [], "doc_hash": f"{at:02d}" * 32, **line}
+        for at, line in enumerate(lines)
+    ]
+    jsonl(folder / f"samples_{task}_2026-01-02T03-04-05.000006.jsonl", *rows)
+    if results:
+        about = {"config": {}, "configs": {}, "model_name": folder.name, "lm_eval_version": "0.4.13", **results}
+        document(folder / "results_2026-01-02T03-04-05.000006.json", about)
+    return folder
+
+
+PAIRS = [(-12.5, 10), (-30.25, 25), (-7.0, 5), (-40.0, 28)]
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "aggregation", "number"),
+    [
+        ("word_perplexity", PAIRS, None, 3.7428709145933357),
+        ("byte_perplexity", PAIRS, "weighted_perplexity", 3.7428709145933357),
+        ("bits_per_byte", PAIRS, None, 1.904145292938007),
+        ("perplexity", [-0.5, -1.25, -2.0, -0.25], None, 2.718281828459045),
+        ("acc", [1, 0, 1, 1], None, 0.75),
+    ],
+)
+def test_a_metric_is_aggregated_as_lm_eval_does(
+    tmp_path: Path, metric: str, values: list[Any], aggregation: str | None, number: float
+) -> None:
+    declared = {"metric": metric} | ({"aggregation": aggregation} if aggregation else {})
+    results = {"results": {"t": {f"{metric},none": number}}, "configs": {"t": {"metric_list": [declared]}}}
+    directions = {"higher_is_better": {"t": {metric: metric == "acc"}}}
+    lines = [{"filter": "none", "metrics": [metric], metric: value} for value in values]
+    path = lm_eval(tmp_path / "a", lines, **results, **directions)
+    comparison = compared(path, path)
+    (reported,) = comparison.sides[0].reported
+    assert reported.reason == "" and comparison.sides[0].mean == pytest.approx(number, rel=1e-12)
+    assert comparison.lower_is_better == (metric != "acc")
+    wrong = lm_eval(
+        tmp_path / "b", lines, **results | {"results": {"t": {f"{metric},none": number + 0.01}}}, **directions
+    )
+    refused(lambda: compared(wrong, wrong), BadInput, code="comparison.unreconciled")
+
+
+def test_filters_and_metrics_of_lm_eval_are_scores_of_one_document(tmp_path: Path) -> None:
+    """Before 2024-11 lines do not name their filter; `bypass` is no score."""
+    named = [
+        {
+            "doc_id": at,
+            "doc_hash": f"{at:02d}" * 32,
+            "filter": name,
+            "metrics": ["exact_match"],
+            "exact_match": at % 2 if name == "strict" else 1,
+        }
+        for name in ("strict", "flexible")
+        for at in range(8)
+    ]
+    bare = [{name: value for name, value in line.items() if name not in ("filter", "metrics")} for line in named]
+    for folder, lines, first, second in (
+        ("named", named, "exact_match,strict", "exact_match,flexible"),
+        ("bare", bare, "exact_match,filter 1", "exact_match,filter 2"),
+    ):
+        path = lm_eval(tmp_path / folder, lines)
+        refused(lambda path=path: compared(path, path), BadInput, first, second, code="comparison.several-scores")
+        sides = [compared(path, path, score=name) for name in (first, second)]
+        assert [(means(side)[0], side.sides[0].num_tasks) for side in sides] == [(0.5, 8), (1.0, 8)]
+    bypass = lm_eval(tmp_path / "bypass", [{"metrics": ["bypass"], "bypass": 999, "filter": "none"} for _ in range(4)])
+    refused(lambda: compared(bypass, bypass), BadInput, code="comparison.no-scores")
+    both = lm_eval(
+        tmp_path / "both",
+        ({"filter": "none", "metrics": ["acc", "acc_norm"], "acc": 1, "acc_norm": 0} for _ in range(4)),
+    )
+    assert means(compared(both, both, score=["acc,none", "acc_norm"])) == [1.0, 0.0]
+    # Tasks of a folder that have another metric alone are left out by name.
+    lm_eval(both, ({"filter": "none", "metrics": ["f1"], "f1": 0.5} for _ in range(3)), task="u")
+    other = compared(both, both, score="acc")
+    assert other.sides[0].num_tasks == 4 and "3 samples" in other.sides[0].notes[0]
+
+
+def swe_bench(folder: Path, report: Mapping[str, Any], predicted: int = 20) -> Path:
+    jsonl(folder / "all_preds.jsonl", *(prediction(f"o__r-{at}", "+x", folder.name) for at in range(predicted)))
+    document(folder / "report.json", {name: ids(value) for name, value in report.items()})
+    return folder
+
+
+def ids(value: Any) -> Any:
+    return [f"o__r-{at}" for at in value] if isinstance(value, range) else value
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["with predictions", "the report alone"])
+@pytest.mark.parametrize(
+    ("lists", "lost", "tasks"),
+    [
+        ({"incomplete_ids": range(12, 20)}, {"not run, left out": 8}, 12),
+        ({"pending_ids": range(12, 20)}, {"not run, left out": 8}, 12),
+        (
+            {
+                "unresolved_ids": range(8, 20),
+                "infra_failure_ids": range(15, 20),
+                "failure_reasons": {"o__r-15": "disk full"},
+            },
+            {"disk full, left out": 1, "infrastructure failure, left out": 4},
+            15,
+        ),
+        ({"error_ids": range(12, 16), "empty_patch_ids": range(16, 20)}, {}, 20),
+    ],
+)
+def test_instances_that_a_report_never_judged_are_missing(
+    tmp_path: Path, lists: dict[str, Any], lost: dict[str, int], tasks: int, alone: bool
+) -> None:
+    complete = {"resolved_ids": range(10), "unresolved_ids": range(10, 20), "resolved_instances": 10}
+    partial = {"resolved_ids": range(8), "unresolved_ids": range(8, 12), "resolved_instances": 8, **lists}
+    paths = [swe_bench(tmp_path / name, about) for name, about in (("a", complete), ("b", partial))]
+    if alone:
+        for path in paths:
+            (path / "all_preds.jsonl").unlink()
+    comparison = compared(*paths)
+    assert missing(comparison) == ({}, lost) and comparison.differences[0].num_tasks == tasks
+    assert [number.reason for side in comparison.sides for number in side.reported] == ["", ""]
+    runs = [imported(tmp_path / name, path) for name, path in zip("ab", paths, strict=True)]
+    assert means(compared(*(run.path for run in runs))) == means(comparison)
+
+
+def evalplus(path: Path, statuses: Iterable[tuple[str, str | None]]) -> Path:
+    tasks = {
+        f"HumanEval/{at}": [{"task_id": f"HumanEval/{at}", "base_status": base, "plus_status": plus}]
+        for at, (base, plus) in enumerate(statuses)
+    }
+    return document(path, {"date": "2026-01-01", "hash": "0", "eval": tasks})
+
+
+def test_base_tests_of_evalplus_are_compared_with_base_tests(tmp_path: Path) -> None:
+    """EvalPlus 0.3.1 prints pass@1 0.750 (base) and 0.500 (base and extra) for these."""
+    both = evalplus(tmp_path / "b.json", [("pass", "pass"), ("pass", "fail"), ("fail", None), ("pass", "pass")])
+    base = evalplus(tmp_path / "a.json", [("pass", None), ("pass", None), ("fail", None), ("pass", None)])
+    comparison = compared(base, both)
+    assert means(comparison) == [0.75, 0.75] and [side.score for side in comparison.sides] == ["base", "base"]
+    assert means(compared(both, both)) == [0.5, 0.5] and means(compared(both, both, score="base")) == [0.75, 0.75]
+
+
+def trial(job: Path, at: int, rewards: Mapping[str, float] | None, **more: Any) -> None:
+    about = {"task_name": f"t{at}", "trial_name": f"t{at}__x", "source": "bench", "config": {}, **more}
+    about |= {"agent_info": {"name": "agent", "version": "1", "model_info": {"name": "m"}}}
+    document(job / f"t{at}__x" / "result.json", about | {"verifier_result": rewards and {"rewards": rewards}})
+
+
+@pytest.mark.parametrize(
+    ("metrics", "rewards", "reason"),
+    [
+        ({"mean": 0.6666666666666666}, [1, 0, 1, None], ""),
+        ({"mean": 0.5}, [1, 0, 1, None], "missing"),  # before 0.25 a trial without a verdict was 0
+        ({"mean": 0.9}, [1, 0, 1, None], "unknown"),
+    ],
+)
+def test_a_job_of_harbor_is_held_against_its_result(
+    tmp_path: Path, metrics: dict[str, float], rewards: list[float | None], reason: str
+) -> None:
+    for at, reward in enumerate(rewards):
+        failed = {"exception_info": {"exception_type": "EnvironmentError", "exception_message": "x"}}
+        trial(
+            tmp_path / "job",
+            at,
+            None if reward is None else {"reward": reward},
+            **({} if reward is not None else failed),
+        )
+    stats = {"evals": {"agent__m__bench": {"metrics": [metrics], "reward_stats": {"reward": {}}}}}
+    document(tmp_path / "job" / "result.json", {"id": "j", "n_total_trials": 4, "stats": stats})
+    comparison = compared(tmp_path / "job", tmp_path / "job", unreconciled=True)
+    (number,) = comparison.sides[0].reported
+    assert number.reason == reason and missing(comparison)[0] == {"EnvironmentError": 1}
+
+
+def test_several_rewards_of_harbor_are_scores_of_their_own(tmp_path: Path) -> None:
+    for at in range(4):
+        trial(tmp_path / "job", at, {"correctness": at % 2, "style": 1.0})
+        trial(tmp_path / "main", at, {"reward": 1.0, "style": at % 2})
+    job = tmp_path / "job"
+    refused(lambda: compared(job, job), BadInput, "correctness", "style", code="comparison.several-scores")
+    assert means(compared(job, job, score=["correctness", "style"])) == [0.5, 1.0]
+    assert means(compared(tmp_path / "main", tmp_path / "main")) == [1.0, 1.0]
+
+
+def helm(folder: Path) -> Path:
+    names = ("exact_match", "quasi_exact_match")
+    rows = [
+        {"instance_id": f"id{at}", "train_trial_index": 0}
+        | {
+            "stats": [
+                {"name": {"name": name, "split": "test"}, "mean": float(at % 4 > number)}
+                for number, name in enumerate(names)
+            ]
+        }
+        for at in range(8)
+    ]
+    stat = {"name": {"name": "exact_match", "split": "test"}, "count": 1, "sum": 0.75, "mean": 0.75}
+    perturbed = {"name": {**stat["name"], "perturbation": {"name": "typos"}}, "count": 1, "sum": 0, "mean": 0}  # type: ignore[dict-item]
+    document(folder / "per_instance_stats.json", rows)
+    document(folder / "stats.json", [stat, perturbed])
+    spec = {"name": "mmlu:subject=law,model=m", "scenario_spec": {}, "adapter_spec": {"model": "m"}}
+    document(folder / "run_spec.json", spec)
+    return folder
+
+
+def lighteval(folder: Path) -> Path:
+    time = "2026-01-02T03-04-05.000006"
+    details = folder / "details" / "org" / "m" / time
+    details.mkdir(parents=True)
+    rows = [{"doc": {"query": f"{at}?"}, "model_response": {}, "metric": {"em": float(at % 4 > 0)}} for at in range(8)]
+    pq.write_table(
+        pa.Table.from_pylist([{**row, "model_response": {"t": "x"}} for row in rows]),
+        details / f"details_a|0_{time}.parquet",
+    )
+    results = {"a|0": {"em": 0.75, "em_stderr": 0.1}}
+    document(folder / "results" / "org" / "m" / f"results_{time}.json", {"config_general": {}, "results": results})
+    return folder / "details" / "org" / "m"
+
+
+def verifiers(folder: Path) -> Path:
+    rows = [
+        {
+            "example_id": at,
+            "prompt": [user("Play.")],
+            "completion": [assistant("a")],
+            "answer": "yes",
+            "info": {},
+            "reward": float(at % 4 > 0),
+        }
+        for at in range(8)
+    ]
+    jsonl(folder / "results.jsonl", *rows)
+    document(folder / "metadata.json", {"env_id": "game", "model": "m", "avg_reward": 0.75})
+    return folder
+
+
+@pytest.mark.parametrize("write", [helm, lighteval, verifiers])
+def test_what_a_program_reports_of_a_folder_is_found(tmp_path: Path, write: Callable[[Path], Path]) -> None:
+    """And tasks of verifiers that share their question and answer stay apart, in logs and in their imports."""
+    path = write(tmp_path / "log")
+    comparison = compared(path, path)
+    (number,) = comparison.sides[0].reported
+    assert (number.reported, number.reason, comparison.differences[0].num_tasks) == (0.75, "", 8)
+    run = imported(tmp_path, path)
+    again = compared(run.path, run.path)
+    assert (means(again), again.differences[0].num_tasks) == (means(comparison), 8)
+    assert [side.reported for side in again.sides] == [side.reported for side in comparison.sides]
+
+
+def test_simulations_that_the_infrastructure_ended_are_missing(tmp_path: Path) -> None:
+    """Whatever reward is recorded, and however far they came."""
+    talk = [assistant("hi"), user("case"), assistant("done")]
+    simulations = [
+        {"id": f"s{at}", "task_id": str(at), "trial": 0, "messages": talk, "reward_info": {"reward": float(at > 3)}}
+        | {"termination_reason": "infrastructure_error" if at < 3 else "user_stop"}
+        for at in range(8)
+    ]
+    info = {"environment_info": {"domain_name": "shop"}, "agent_info": {"llm": "m"}, "user_info": {"llm": "u"}}
+    path = document(tmp_path / "a.json", {"info": info, "tasks": [], "simulations": simulations})
+    comparison = compared(path, path)
+    assert missing(comparison)[0] == {"infrastructure_error": 3} and means(comparison) == [0.8, 0.8]
+
+
+def test_sides_that_were_not_measured_alike_are_named_first_or_refused(tmp_path: Path) -> None:
+    line = {"filter": "none", "metrics": ["acc"], "acc": 1}
+    about = [{"versions": {"t": version}, "n-shot": {"t": shots}, "results": {}} for version, shots in ((1, 5), (2, 0))]
+    paths = [lm_eval(tmp_path / name, [line] * 8, **results) for name, results in zip("ab", about, strict=True)]
+    first = " ".join(report.text(compared(*paths)).split("\n\n")[0].split())
+    assert "task version: 1 and 2" in first and "num_fewshot: {'t': 5} and {'t': 0}" in first
+    shares, percents = ([{"id": at, "score": top * (at % 2)} for at in range(8)] for top in (1, 100))
+    tables = [jsonl(tmp_path / f"{name}.jsonl", *rows) for name, rows in (("x", shares), ("y", percents))]
+    refused(lambda: compared(*tables), BadInput, "--scale", code="comparison.scales-differ")
+    assert means(compared(*tables, scale="0,100")) == [0.5, 50.0]
+
+
+def test_the_reward_of_an_import_is_the_chosen_score(tmp_path: Path) -> None:
+    path = inspect(tmp_path / "a.json", SEVERAL, **NAMED)
+    rewards = [
+        {*imported(tmp_path / (name or "none"), path, score=name).scan(ROLLOUT).arrow(["reward"])["reward"].to_pylist()}
+        for name in ("", "match", "rubric.style")
+    ]
+    assert rewards == [{None}, {0.0, 1.0}, {1.0}]
+
+
+@pytest.mark.slow
+@needs("inspect")
+def test_logs_of_inspect_itself_are_reconciled(tmp_path: Path) -> None:
+    subprocess.run([where("inspect"), "-c", RUN_INSPECT, str(tmp_path)], check=True, capture_output=True, timeout=280)
+    folders = sorted(tmp_path.iterdir())
+    reasons = {
+        (folder.name, score): [number.reason for number in compared(folder, folder, score=score).sides[0].reported]
+        for folder in folders
+        for score in ("letter", "parts.a", "parts.b")
+    }
+    assert len(folders) == 10
+    assert {key[0] for key, reason in reasons.items() if reason != [""]} <= {
+        "mode.json",
+        "mode.eval",
+        "pass.json",
+        "pass.eval",
+    }
+    assert {reason for of_log in reasons.values() for reason in of_log} <= {"", "reducer"}
+
+
+@pytest.mark.slow
+@needs("lm-eval")
+def test_logs_of_lm_eval_itself_are_reconciled(tmp_path: Path) -> None:
+    subprocess.run([where("lm-eval"), "-c", RUN_LM_EVAL, str(tmp_path)], check=True, capture_output=True, timeout=280)
+    folder = next((tmp_path / "out").iterdir())
+    scores = {"choice": ("acc", "acc_norm"), "words": ("perplexity", "acc")}
+    scores["rolling"] = ("word_perplexity", "byte_perplexity", "bits_per_byte")  # type: ignore[assignment]
+    reasons = []
+    for task, names in scores.items():
+        samples = next(folder.glob(f"samples_{task}_*.jsonl"))
+        for name in names:
+            (number,) = compared(samples, samples, score=name).sides[0].reported
+            reasons.append((number.reason, number.name))
+    assert reasons == [("", f"{name},none") for names in scores.values() for name in names]
