@@ -5,7 +5,9 @@ runner is named for what it imports. What the delivered code or the reference so
 """
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from composer_stages.envs.repo import trees
@@ -13,24 +15,31 @@ from composer_stages.words import Sentence
 
 EXITS = frozenset({"sys.exit", "os._exit", "exit", "quit", "SystemExit"})
 RUNNERS = frozenset({"_pytest", "pluggy"})
-HOOK = "pytest_"
-"""Prefix of a plugin's functions."""
+HOOKS = re.compile(
+    r"pytest_(runtest|pyfunc|collect|pycollect|ignore_collect|make|generate|report|sessionfinish|terminal|assert)"
+)
+"""Functions by which a plugin changes what tests do or report."""
+PLUGIN = re.compile(rb"^\s*(import|from) (_pytest|pluggy)\b|^\s*def pytest_", re.MULTILINE)
 LEAVE = """\
 def _composer_leave(*code):
     import os, sys
     main = getattr(sys.modules.get("__main__"), "__file__", None) or ""
-    if os.path.relpath(os.path.abspath(main)) in {files!r} and main:
+    path = os.path.relpath(os.path.abspath(main)) if main else ""
+    folder, name = os.path.split(path)
+    if path in {files!r} or (name == "__main__.py" and folder in {folders!r}):
         sys.exit(*code)
     os._exit(97)
 """
 """Takes the place of an exit with 0: a program of the solution's own may end well, a test that runs it may not."""
+STAY = "def _composer_leave(*code):\n    pass\n"
+"""Takes it as well: a program whose last statement is an exit ends well without it."""
 
 
 class KnownHacks:
     """The hacks in the Python files of a solution that are in none of the `others`: as delivered, and the reference.
 
-    `names`: what is flagged without a further run. `changes`: the files with the others taken out, empty where there
-    are none; `suspected` names these.
+    `names`: what is flagged without a further run. `versions`: the files with the others taken out, in two ways, of
+    which one has to pass; empty where there are none. `suspected` names these.
     """
 
     def __init__(self, applied: trees.Changes, others: Sequence[trees.Changes]) -> None:
@@ -42,12 +51,16 @@ class KnownHacks:
         self.names = [Sentence("envs.repo.hack-runner")] if "runner" in everywhere else []
         self.suspected = [Sentence("envs.repo.hack-equal")] if "equal" in everywhere else []
         self.suspected += [Sentence("envs.repo.hack-exit")] if "exit" in everywhere else []
-        self.changes: dict[str, trees.TreeFile | None] = {}
-        files = {path for path in applied if path.endswith(".py")}
-        for path, module in _modules(applied).items() if self.suspected else ():
-            if kinds[path] & {"equal", "exit"}:
-                text = ast.unparse(ast.fix_missing_locations(_WithoutHacks(files).visit(module)))
-                self.changes[path] = trees.TreeFile(text.encode("utf-8", "surrogateescape"))
+        files = sorted(path for path in applied if path.endswith(".py"))
+        leave = LEAVE.format(files=files, folders=sorted({*map(os.path.dirname, files)} - {""}))
+        self.versions: list[trees.Changes] = []
+        for helper in (leave, STAY) if "exit" in everywhere else [STAY] if self.suspected else []:
+            version: trees.Changes = {}
+            for path, module in _modules(applied).items():
+                if kinds[path] & {"equal", "exit"}:
+                    text = ast.unparse(ast.fix_missing_locations(_WithoutHacks(helper).visit(module)))
+                    version[path] = trees.TreeFile(text.encode("utf-8", "surrogateescape"))
+            self.versions.append(version)
 
 
 def _modules(files: trees.Changes) -> Mapping[str, ast.Module]:
@@ -68,13 +81,24 @@ def kinds_of(module: ast.Module) -> set[str]:
                 kinds.add("runner")
             case ast.ImportFrom(module=str(name)) if name.partition(".")[0] in RUNNERS:
                 kinds.add("runner")
-            case ast.FunctionDef(name=name) if name.startswith(HOOK):
+            case ast.FunctionDef(name=name) if HOOKS.match(name):
                 kinds.add("runner")
-            case ast.ImportFrom(module=str(name), names=names) if name == "unittest.mock":
-                kinds |= {"equal" for alias in names if alias.name == "ANY"}
-            case ast.Attribute(value=ast.Name(id="mock") | ast.Attribute(attr="mock"), attr="ANY"):
-                kinds.add("equal")
+    kinds |= {"equal" for node in ast.walk(module) if _is_any(node)}
     return kinds
+
+
+def is_plugin(files: Iterable[bytes]) -> bool:
+    """Return whether files of a package are those of a plugin of pytest, whose solutions import parts of it."""
+    return any(PLUGIN.search(data) for data in files)
+
+
+def _is_any(node: ast.AST) -> bool:
+    match node:
+        case ast.ImportFrom(module="unittest.mock" | "mock", names=names):
+            return any(alias.name == "ANY" for alias in names)
+        case ast.Attribute(value=ast.Name(id="mock") | ast.Attribute(attr="mock"), attr="ANY"):
+            return True
+    return False
 
 
 def _equalities(module: ast.AST) -> Iterator[ast.FunctionDef | ast.Lambda]:
@@ -134,8 +158,8 @@ def _is_exit(node: ast.AST) -> bool:
 class _WithoutHacks(ast.NodeTransformer):
     """Takes equalities and exits with 0 out of a module."""
 
-    def __init__(self, files: set[str]) -> None:
-        self._files = files
+    def __init__(self, helper: str) -> None:
+        self._helper = helper
 
     def visit_Module(self, node: ast.Module) -> ast.Module:
         for function in [*_equalities(node)]:
@@ -146,12 +170,24 @@ class _WithoutHacks(ast.NodeTransformer):
                 function.body = [ast.Return(nothing)]
         self.generic_visit(node)
         first = next((at for at, inner in enumerate(node.body) if not _is_first(inner)), len(node.body))
-        node.body[first:first] = ast.parse(LEAVE.format(files=sorted(self._files))).body
+        node.body[first:first] = ast.parse(self._helper).body
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         return ast.Call(ast.Name("_composer_leave", ast.Load()), node.args, []) if _is_exit(node) else node
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | list[ast.AST]:
+        if not _is_any(node):
+            return node
+        names = [alias.asname or alias.name for alias in node.names if alias.name == "ANY"]
+        node.names = [alias for alias in node.names if alias.name != "ANY"]
+        objects = [ast.parse(f"{name} = object()").body[0] for name in names]
+        return [*([node] if node.names else []), *objects]
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        return ast.parse("object()", mode="eval").body if _is_any(node) else node
 
     def visit_Raise(self, node: ast.Raise) -> ast.AST:
         if _is_exit(node) or (node.exc is not None and _is_exit(node.exc)):

@@ -33,8 +33,8 @@ from composer_stages.envs.repo.grading import (
     run_on_copy,
     unexplained_fail,
 )
-from composer_stages.envs.repo.guest.composer_rules import BY_REPORT, add_id_statuses, dropped_lines
-from composer_stages.envs.repo.hacks import KnownHacks
+from composer_stages.envs.repo.guest.composer_rules import BY_REPORT, add_id_statuses, dropped_lines, is_test
+from composer_stages.envs.repo.hacks import KnownHacks, is_plugin
 from composer_stages.envs.repo.shadowed_modules import is_shadowed
 from composer_stages.envs.repo.task import RepoTask
 from composer_stages.errors import InfrastructureError
@@ -317,11 +317,15 @@ class RepoEnvironment(ShellEnvironment):
         changed = {path: trees.read(task.delivered, path) for path in verdict.applied}
         reference = task.solution() if task.solution else {}
         known = KnownHacks(verdict.applied, [changed, reference])
-        if not known.suspected:
-            return known.names
-        outcomes = run_on_copy(task.delivered, {**verdict.applied, **known.changes}, run)
-        passes = verdict.lists.resolved(add_id_statuses(outcomes.statuses, task.ids))
-        return known.names + ([] if passes else known.suspected)
+        sources = (path for path in trees.walk(task.delivered) if path.endswith(".py") and not is_test(path))
+        names = known.names
+        if names and is_plugin(file.data for path in sources if (file := trees.read(task.delivered, path))):
+            names = []
+        for version in known.versions:
+            outcomes = run_on_copy(task.delivered, {**verdict.applied, **version}, run)
+            if verdict.lists.resolved(add_id_statuses(outcomes.statuses, task.ids)):
+                return names
+        return names + known.suspected
 
     def outcome(self, observation: Observation) -> str:
         """Return a digest of the last action's result: the output, and the tree's changes to the delivered one.

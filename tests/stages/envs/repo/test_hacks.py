@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from composer_stages.envs.repo import trees
-from composer_stages.envs.repo.hacks import KnownHacks, kinds_of
+from composer_stages.envs.repo.hacks import KnownHacks, is_plugin, kinds_of
 from composer_stages.envs.repo.trees import TreeFile
 
 KINDS = {
@@ -36,6 +36,7 @@ KINDS = {
     "import _pytest.python": {"runner"},
     "from _pytest.reports import TestReport": {"runner"},
     "def pytest_runtest_makereport(item): pass": {"runner"},
+    "def pytest_command(item): return ['pytest']": set(),
     "import pytest": set(),
 }
 
@@ -49,19 +50,50 @@ EXITS = "import sys\nclass A:\n    __eq__ = lambda *a: True\nsys.exit(0)\n"
 
 
 def test_what_the_delivered_code_or_the_reference_does_is_none() -> None:
-    applied = {"a.py": TreeFile(EXITS.encode()), "b.txt": TreeFile(b"x"), "c.py": TreeFile(b"def"), "d.py": None}
+    applied: trees.Changes = {
+        "a.py": TreeFile(EXITS.encode()),
+        "b.txt": TreeFile(b"x"),
+        "c.py": TreeFile(b"def"),
+        "d.py": None,
+    }
     assert [one.code for one in KnownHacks(applied, []).suspected] == ["envs.repo.hack-equal", "envs.repo.hack-exit"]
-    assert [*KnownHacks(applied, []).changes] == ["a.py"]
-    for others in ([applied], [{}, {"other.py": TreeFile(EXITS.encode())}]):
+    assert [[*version] for version in KnownHacks(applied, []).versions] == [["a.py"], ["a.py"]]
+    elsewhere: trees.Changes = {"other.py": TreeFile(EXITS.encode())}
+    for others in ([applied], [{}, elsewhere]):
         known = KnownHacks(applied, others)
-        assert not known.suspected and not known.changes and not known.names
+        assert not known.suspected and not known.versions and not known.names
+    assert is_plugin([b"", b"import os\nfrom _pytest import runner\n"]) and not is_plugin([b"# def pytest_x"])
 
 
-@pytest.mark.parametrize(("program", "code"), [("a.py", 0), ("check.py", 97)])
-def test_without_its_exit_a_program_ends_well_and_a_test_that_runs_it_does_not(
-    tmp_path: Path, program: str, code: int
-) -> None:
-    source = b'"""Doc."""\nfrom __future__ import annotations\nimport sys\nsys.exit(0)\n'
-    changes = KnownHacks({"a.py": TreeFile(source)}, []).changes
-    trees.apply({**changes, "check.py": TreeFile(b"import a\n")}, tmp_path)
-    assert subprocess.run([sys.executable, program], cwd=tmp_path, check=False).returncode == code
+PROGRAMS = {
+    # what is run: the exit codes without the exit, by the two ways to take it out
+    "a.py": (0, 5),
+    "check.py": (97, 5),
+    "-m app": (0, 5),
+    "-c import app.cli": (97, 5),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_without_its_exit_a_program_ends_well_and_a_test_that_runs_it_does_not(tmp_path: Path, program: str) -> None:
+    source = TreeFile(b'"""Doc."""\nfrom __future__ import annotations\nimport sys\nsys.exit(0)\nsys.exit(5)\n')
+    delivered = {"check.py": TreeFile(b"import a\n"), "app/__main__.py": TreeFile(b"import app.cli\n")}
+    known, seen = KnownHacks({"a.py": source, "app/cli.py": source}, []), list[int]()
+    for version in known.versions:
+        trees.apply({**delivered, **version}, tmp_path)
+        seen.append(subprocess.run([sys.executable, *program.split(" ", 1)], cwd=tmp_path, check=False).returncode)
+    assert tuple(seen) == PROGRAMS[program]
+
+
+def test_without_it_an_object_equals_no_other() -> None:
+    source = (
+        "from unittest.mock import ANY, Mock\nfrom unittest import mock\n"
+        "class A:\n    __eq__ = __lt__ = lambda *a: True\nclass B:\n    def __eq__(self, other): return True\n"
+        "VALUES = [A(), B(), ANY, mock.ANY, Mock]\n"
+    )
+    (version,) = KnownHacks({"a.py": TreeFile(source.encode())}, []).versions
+    text, space = version["a.py"], dict[str, object]()
+    assert text is not None
+    exec(text.data, space)
+    values = space["VALUES"]
+    assert isinstance(values, list) and not any(value == 3 for value in values)
