@@ -210,6 +210,26 @@ def read(root: Path, path: str) -> tuple[bytes, os.stat_result] | None:
         os.close(folder)
 
 
+def read_open_link(name: str, folder: int | None = None) -> bytes | None:
+    """Return what a link names; None where there is no link."""
+    try:
+        return os.fsencode(os.readlink(name, dir_fd=folder))
+    except OSError:
+        return None
+
+
+def read_link(root: Path, path: str) -> bytes | None:
+    """Return what a link names, or None; no other link on the path is followed."""
+    try:
+        folder = descend(root, path)
+    except OSError:
+        return None
+    try:
+        return read_open_link(PurePosixPath(path).name, folder)
+    finally:
+        os.close(folder)
+
+
 def descend(root: Path, path: str, before: Callable[[str, int], None] = lambda name, above: None) -> int:
     """Open the parent folder of a path; `before` is called with each folder's name and the descriptor above it.
 
@@ -229,27 +249,51 @@ def descend(root: Path, path: str, before: Callable[[str, int], None] = lambda n
 
 
 def write(root: Path, path: str, data: bytes, mode: int) -> None:
-    """Write a file into a folder of ours; a link, file or folder in its place is deleted."""
+    """Write a file, or with the mode of a link a link to `data`; a link, file or folder in its place is deleted."""
     folder, name = descend(root, path, _make_folder), PurePosixPath(path).name
     try:
         # Deleted and created anew (O_EXCL): to write into an existing file would write through a hard link.
         _unlink(name, folder)
+        if stat.S_ISLNK(mode):
+            os.symlink(data, os.fsencode(name), dir_fd=folder)
+            return
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
-            os.fchmod(descriptor, mode)
+            os.fchmod(descriptor, mode & 0o777)
     finally:
         os.close(folder)
 
 
-def unlink(root: Path, path: str) -> None:
-    """Delete a file or folder below a folder of ours, if it exists; no link on the path is followed."""
+def unlink(root: Path, path: str, *, keep_full: bool = False) -> None:
+    """Delete a file or folder below a folder of ours, if it exists; no link on the path is followed.
+
+    keep_full: whether a folder with something in it stays.
+    """
     with suppress(FileNotFoundError, NotADirectoryError):
-        folder = descend(root, path)
+        folder, name = descend(root, path), PurePosixPath(path).name
         try:
-            _unlink(PurePosixPath(path).name, folder)
+            if keep_full and stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+                with suppress(OSError):
+                    os.rmdir(name, dir_fd=folder)
+            else:
+                _unlink(name, folder)
         finally:
             os.close(folder)
+
+
+def make_folder(root: Path, path: str) -> None:
+    """Make a folder below a folder of ours, unless it is there; a link or file in its place is deleted."""
+    os.close(descend(root, f"{path}/_", _make_folder))
+
+
+def set_mode(root: Path, path: str, mode: int) -> None:
+    """Set the mode of a folder that `make_folder` has made."""
+    descriptor = descend(root, f"{path}/_")
+    try:
+        os.fchmod(descriptor, mode)
+    finally:
+        os.close(descriptor)
 
 
 def _make_folder(name: str, above: int) -> None:

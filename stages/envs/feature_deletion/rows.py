@@ -125,5 +125,5 @@ def _edited_files(package: Package, edits: Iterable[Mapping[str, Any]]) -> trees
         file = trees.read(package.root, path)
         if file is None:
             raise BadInput("envs.feature_deletion.edited-file-missing", package=package.label, path=path)
-        files[path] = trees.TreeFile(apply_edits(file.data.decode(), changes).encode(), file.executable)
+        files[path] = trees.TreeFile(apply_edits(file.data.decode(), changes).encode(), file.mode)
     return files

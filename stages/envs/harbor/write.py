@@ -126,7 +126,7 @@ def write_task(task: Task, packed: RepoTask, folder: Path, base_image: str) -> N
 
 
 def _text(text: str, *, executable: bool = False) -> trees.TreeFile:
-    return trees.TreeFile(text.encode(), executable)
+    return trees.TreeFile(text.encode(), trees.EXECUTABLE if executable else trees.REGULAR)
 
 
 def _dockerfile(export: Export, has_files: bool, base_image: str) -> str:

@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import shlex
+import stat
 import textwrap
 import tomllib
 from abc import abstractmethod
@@ -164,9 +165,15 @@ def write_script(changed: trees.Changes) -> str:
         if file is None:
             lines.append(f"rm -f {name}")
             continue
-        lines += [f'mkdir -p "$(dirname {name})"', f"base64 -d > {name} <<'END'"]
-        lines += [*textwrap.wrap(base64.b64encode(file.data).decode(), 76), "END"]
-        lines.append(f"chmod {'755' if file.executable else '644'} {name}")
+        lines.append(f'mkdir -p "$(dirname {name})"')
+        if file.is_regular:
+            lines += [f"base64 -d > {name} <<'END'", *textwrap.wrap(base64.b64encode(file.data).decode(), 76), "END"]
+        elif stat.S_ISLNK(file.mode):
+            lines.append(f"ln -sfn {shlex.quote(os.fsdecode(file.data))} {name}")
+            continue
+        else:
+            lines.append(f"mkdir -p {name}")
+        lines.append(f"chmod {file.mode & 0o777:o} {name}")
     return "\n".join(lines)
 
 

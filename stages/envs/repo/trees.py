@@ -28,7 +28,7 @@ from composer_stages.errors import BadInput
 from composer_stages.words import Sentence
 
 CACHES = frozenset(
-    {"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".tox", ".nox", ".eggs", ".cache"}
+    {"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".tox", ".nox", ".eggs"}
 )
 HISTORY = frozenset({".git", ".hg", ".svn", ".bzr"})
 COMPILED = (".pyc", ".pyo")
@@ -42,16 +42,27 @@ AUTHOR = {
 }
 
 
+REGULAR, EXECUTABLE = stat.S_IFREG | 0o644, stat.S_IFREG | 0o755
+
+
 @dataclass(frozen=True)
 class TreeFile:
-    """A regular file: its bytes and whether it is executable."""
+    """A regular file, a link, or a folder that is empty or has another mode: bytes, and `st_mode`.
+
+    data: of a link the path that it names, of a folder nothing.
+    """
 
     data: bytes
-    executable: bool = False
+    mode: int = REGULAR
+
+    @property
+    def is_regular(self) -> bool:
+        """Return whether it is a regular file."""
+        return stat.S_ISREG(self.mode)
 
 
 Changes = dict[str, TreeFile | None]
-"""Path below the root -> the new file, None if it was deleted."""
+"""Path below the root -> what is there now, None if it was deleted."""
 
 
 @contextmanager
@@ -67,61 +78,91 @@ def scratch() -> Iterator[Path]:
 def walk(root: Path) -> Iterator[str]:
     """Yield the paths of the regular files below a folder, without caches, history and bytecode."""
     for entry in _sources(root):
-        yield entry.path
+        if entry.is_file:
+            yield entry.path
 
 
 def _sources(root: Path) -> Iterator[TreeEntry]:
-    """Yield the entries of the regular files below a folder, without caches, history and bytecode."""
+    """Yield the regular files, links and folders below a folder, without caches, history and bytecode."""
     for entry in folders.entries(root, lambda path: path.rpartition("/")[2] not in CACHES | HISTORY):
-        if entry.is_file and not entry.name.endswith(COMPILED):
+        kept = not entry.name.endswith(COMPILED) if entry.is_file else entry.name not in CACHES | HISTORY
+        if kept and (entry.is_file or entry.is_folder or stat.S_ISLNK(entry.status.st_mode)):
             yield entry
 
 
 def irregular_paths(root: Path) -> set[str]:
-    """Return the paths of all other files that may change a run: links, bytecode, caches; no history."""
+    """Return the paths of all other files that may change a run: bytecode, caches, pipes; no history."""
+    sources = {entry.path for entry in _sources(root)}
     return {
         entry.path
         for entry in folders.entries(root, lambda path: path.rpartition("/")[2] not in HISTORY)
-        if not entry.is_folder
-        and (not entry.is_file or entry.name.endswith(COMPILED) or bool(CACHES & set(entry.path.split("/")[:-1])))
+        if not entry.is_folder and entry.path not in sources
     }
 
 
 def read(root: Path, path: str) -> TreeFile | None:
-    """Read one regular file, None if there is none; no part of the path may be a link."""
+    """Read one regular file or link, None if there is none; no part of the path above it may be a link."""
     content = folders.read(root, path)
-    return None if content is None else TreeFile(content[0], bool(content[1].st_mode & stat.S_IXUSR))
+    if content is not None:
+        return TreeFile(content[0], stat.S_IFREG | stat.S_IMODE(content[1].st_mode) & 0o777)
+    target = folders.read_link(root, path)
+    return None if target is None else TreeFile(target, stat.S_IFLNK)
 
 
 def changes(before: Path, after: Path) -> Changes:
-    """Return the regular files that were added, changed or deleted, without caches and history.
+    """Return the files, links and folders that were added, changed or deleted, without caches and history.
 
-    `UnwieldyTree` if the files of another size have more than CHANGED_BYTES together.
+    Of folders only those that are new and empty, have another mode, or are gone. `UnwieldyTree` if the files of another
+    size have more than CHANGED_BYTES together.
     """
     # Sizes first: new or resized files that do not fit into memory are not read.
-    old = {entry.path: entry.status.st_size for entry in _sources(before)}
-    new = {entry.path: entry.status.st_size for entry in _sources(after)}
-    if (size := sum(size for path, size in new.items() if old.get(path) != size)) > CHANGED_BYTES:
+    old = {entry.path: entry for entry in _sources(before)}
+    new = {entry.path: entry for entry in _sources(after)}
+    resized = [
+        entry.status.st_size
+        for path, entry in new.items()
+        if entry.is_file and (path not in old or old[path].status.st_size != entry.status.st_size)
+    ]
+    if (size := sum(resized)) > CHANGED_BYTES:
         raise UnwieldyTree("envs.repo.changes-too-large", mib=size >> 20, limit_mib=CHANGED_BYTES >> 20)
     changed: Changes = dict.fromkeys(sorted(old.keys() - new.keys()))
-    new_files: dict[str, TreeFile] = {}
+    above = {path.rpartition("/")[0] for path in new}
+    present: dict[str, TreeFile] = {}
     for entry in _sources(after):
-        # By the descriptor of its folder, not by path: no part of the path can become a link meanwhile.
-        if (content := folders.read_open_file(entry.name, entry.folder)) is None:
+        mode, same = stat.S_IFMT(entry.status.st_mode) | entry.status.st_mode & 0o777, old.get(entry.path)
+        if entry.is_folder:
+            was_folder = same is not None and same.is_folder
+            if same and was_folder and same.status.st_mode & 0o777 == mode & 0o777:
+                continue
+            if was_folder or entry.path not in above or mode & 0o700 != 0o700:
+                present[entry.path] = TreeFile(b"", mode)
             continue
-        file = TreeFile(content[0], bool(content[1].st_mode & stat.S_IXUSR))
-        if entry.path not in old or read(before, entry.path) != file:
-            new_files[entry.path] = file
-    return changed | {path: new_files[path] for path in sorted(new_files)}
+        # By the descriptor of its folder, not by path: no part of the path can become a link meanwhile.
+        if entry.is_file:
+            content = folders.read_open_file(entry.name, entry.folder)
+            data = None if content is None else content[0]
+        else:
+            data, mode = folders.read_open_link(entry.name, entry.folder), stat.S_IFLNK
+        if data is not None and (same is None or read(before, entry.path) != TreeFile(data, mode)):
+            present[entry.path] = TreeFile(data, mode)
+    return changed | {path: present[path] for path in sorted(present)}
 
 
 def apply(changes_: Mapping[str, TreeFile | None], root: Path) -> None:
-    """Write changes into a private folder, deletions first; existing entries are replaced."""
-    for path, file in sorted(changes_.items(), key=lambda change: change[1] is not None):
+    """Write changes into a private folder, deletions first; existing entries are replaced, full folders are kept."""
+    for path in sorted((path for path, file in changes_.items() if file is None), reverse=True):
+        unlink(root, path, keep_full=True)
+    modes: list[tuple[str, int]] = []
+    for path, file in changes_.items():
         if file is None:
-            unlink(root, path)
+            continue
+        if stat.S_ISDIR(file.mode):
+            folders.make_folder(root, path)
+            modes.append((path, file.mode & 0o777))
         else:
-            write(root, path, file.data, 0o755 if file.executable else 0o644)
+            write(root, path, file.data, file.mode)
+    for path, mode in sorted(modes, reverse=True):  # a folder must be filled before it is closed
+        folders.set_mode(root, path, mode)
 
 
 def patch(before: Path, changed: Changes) -> str:
@@ -150,7 +191,15 @@ def git(root: Path, *arguments: str, codes: tuple[int, ...] = (0,), env: Mapping
     completed = subprocess.run(
         ["git", "-c", "core.hooksPath=/dev/null", "-c", "core.autocrlf=false", *arguments],
         cwd=root,
-        env={"PATH": os.defpath, "LANG": "C.UTF-8", **GIT_ENV, **AUTHOR, **(env or {})},
+        # No repository around a temporary folder: `git apply` would skip what lies outside of its part of that.
+        env={
+            "PATH": os.defpath,
+            "LANG": "C.UTF-8",
+            "GIT_CEILING_DIRECTORIES": str(root.resolve().parent),
+            **GIT_ENV,
+            **AUTHOR,
+            **(env or {}),
+        },
         capture_output=True,
     )
     if completed.returncode not in codes:

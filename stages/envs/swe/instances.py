@@ -4,7 +4,10 @@ Rows have one of two shapes. The classic one has twelve columns, and repository 
 run. The newer one (swebench 5) adds `image`, `eval_script`, `log_parser` and `eval_type`.
 """
 
+import ast
+import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -124,24 +127,38 @@ def check_out(mirror: Path, commit: str, target: Path) -> None:
 def patched_files(base: Path, patch: str) -> trees.Changes:
     """Return the files that a patch changes in a tree; `InfrastructureError` when it does not apply to `base`."""
     # Only the files of the patch are copied, into a folder without repository: `git apply` needs none.
-    with trees.scratch() as work:
-        for path in touched_paths(patch):
-            if file := trees.read(base, path):
-                trees.apply({path: file}, work)
-        before = {path: trees.read(work, path) for path in trees.walk(work)}
-        (work / ".patch").write_text(patch)
+    with trees.scratch() as room:
+        work, file = room / "tree", room / "patch"
+        work.mkdir()
+        file.write_text(patch, newline="")
+        touched = touched_paths(patch)
+        before = {path: trees.read(base, path) for path in touched}
+        trees.apply({path: content for path, content in before.items() if content}, work)
         try:
-            trees.git(work, "apply", "--whitespace=nowarn", ".patch")
+            trees.git(work, "apply", "--whitespace=nowarn", str(file))
         except RuntimeError as error:
             raise InfrastructureError("envs.swe.patch-does-not-apply", error=error) from None
-        (work / ".patch").unlink()
-        after = {path: trees.read(work, path) for path in trees.walk(work)}
-    return {path: after.get(path) for path in sorted({*before, *after}) if before.get(path) != after.get(path)}
+        after = {path: trees.read(work, path) for path in touched}
+    return {path: after[path] for path in sorted(touched) if before[path] != after[path]}
 
 
-def touched_paths(patch: str) -> list[str]:
-    """Return the paths that a patch changes, removes or creates."""
-    heads = [line[4:] for line in patch.splitlines() if line.startswith(("--- ", "+++ "))]
-    renamed = [line.split(" ", 2)[2] for line in patch.splitlines() if line.startswith(("rename from ", "rename to "))]
-    named = [head.partition("\t")[0][2:] for head in heads if head.startswith(("a/", "b/"))]
-    return list(dict.fromkeys([*named, *renamed]))
+SOURCE = re.compile(r"^(?:rename|copy) from (.*?)\r?$", re.MULTILINE)
+
+
+@cache
+def touched_paths(patch: str) -> tuple[str, ...]:
+    """Return the paths that a patch changes, removes or creates, and those that it renames or copies.
+
+    As git reads them: binary files, modes alone and quoted names too. `InfrastructureError` for what it cannot read.
+    """
+    with trees.scratch() as room:
+        (room / "patch").write_text(patch, newline="")
+        try:
+            listed = trees.git(room, "apply", "--numstat", "-z", "patch") if patch.strip() else ""
+        except RuntimeError as error:
+            raise InfrastructureError("envs.swe.patch-does-not-apply", error=error) from None
+    named = [entry.split("\t", 2)[2] for entry in listed.split("\0") if entry]
+    sources = [
+        ast.literal_eval(f"b{name}").decode() if name.startswith('"') else name for name in SOURCE.findall(patch)
+    ]
+    return tuple(dict.fromkeys([*named, *sources]))

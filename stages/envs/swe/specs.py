@@ -33,11 +33,8 @@ GUESSED = "the repository itself"
 IN_PLACE = re.compile(r"(pip install(?: -(?!e\b)\S+)* )\.")
 """A plain `pip install .` would leave a copy of the repository in the environment, maybe of a later commit."""
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
-NO_TESTS = (
-    *(".json", ".png", ".csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".yml", ".yaml", ".toml"),
-    *(".cfg", ".rst", ".svg"),
-)
-"""Endings of files in a test patch that are not tests."""
+GONE = re.compile(r"^(?:rename from (.*?)|--- a/(?=.*\n\+\+\+ /dev/null)(.*?))(?:\t.*)?\r?$", re.MULTILINE)
+"""Head of a file in a patch that is not there afterwards."""
 LOG_WORDS = {outcome: word for word, outcome in logs.OUTCOMES.items()} | {"xpassed": "XPASS"}
 SEVERITY = {"passed": 0, "xfailed": 1, "skipped": 2, "xpassed": 3, "failed": 4, "error": 5}
 
@@ -149,9 +146,10 @@ class InstanceTests:
 
 
 def instance_tests(row: Mapping[str, Any], spec: EnvironmentSpec) -> InstanceTests:
-    """Return the tests of a row: the files that its test patch changes, as in SWE-bench."""
-    files = [path for path in touched_paths(row["test_patch"]) if not path.endswith(NO_TESTS)]
-    return InstanceTests(spec, row["repo"], tuple(dict.fromkeys(files)))
+    """Return the tests of a row: the files that its test patch changes, as in SWE-bench, and does not take away."""
+    gone = {path for pair in GONE.findall(row["test_patch"]) for path in pair}
+    files = [path for path in touched_paths(row["test_patch"]) if path.endswith(".py") and path not in gone]
+    return InstanceTests(spec, row["repo"], tuple(files))
 
 
 def statuses_by_log_name(nodes: Mapping[str, str], repo: str) -> Statuses:

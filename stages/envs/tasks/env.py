@@ -26,7 +26,7 @@ from composer_stages.envs.repo.grading import TestRuntime
 from composer_stages.envs.repo.guest.composer_rules import COMMAND, is_test, shadowed_module
 from composer_stages.envs.repo.session import RepoEnvironment
 from composer_stages.envs.repo.task import Export, RepoTask, command_runner, filled_tree, pytest_runner, read_files
-from composer_stages.envs.repo.trees import TreeFile
+from composer_stages.envs.repo.trees import EXECUTABLE, REGULAR, TreeFile
 from composer_stages.envs.task_table import check_eval_share, draw_rows, family_of, split_rows
 from composer_stages.envs.tasks import rows, shown, values
 from composer_stages.errors import BadInput, InfrastructureError, UsageError
@@ -171,7 +171,8 @@ def find_standard_names(row: Mapping[str, Any], delivered: Path) -> frozenset[st
 def file_changes(files: Mapping[str, str | None]) -> trees.Changes:
     """Convert files of a row to changes of a tree; a file with a first line `#!` is executable."""
     return {
-        path: None if text is None else TreeFile(text.encode(), text.startswith("#!")) for path, text in files.items()
+        path: None if text is None else TreeFile(text.encode(), EXECUTABLE if text.startswith("#!") else REGULAR)
+        for path, text in files.items()
     }
 
 

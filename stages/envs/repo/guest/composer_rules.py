@@ -70,12 +70,12 @@ def statuses_by_name(outcomes: Mapping[str, str]) -> dict[str, str]:
 CONFIGURATION = frozenset(
     {
         *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg"),
-        *("pyproject.toml", ".coveragerc", "noxfile.py", "runtests.py"),
+        *("pyproject.toml", ".coveragerc"),
     }
 )
 LOADED_BY_PYTHON = frozenset({"sitecustomize.py", "usercustomize.py", "pyvenv.cfg"})
 METADATA = (".egg-info", ".dist-info", ".egg-link")
-NATIVE = (".pth", ".so", ".pyd", ".pyc", ".pyo", ".egg", ".whl")
+NATIVE = (".so", ".pyd", ".pyc", ".pyo")
 TEST_FOLDERS = frozenset({"tests", "test", "testing", "__tests__"})
 IMPORT_ROOTS = ("", "src", "lib")
 TEST_RUNNERS = frozenset(
@@ -107,11 +107,12 @@ def is_protected(
     modules that a solution may shadow. The run of the hidden tests drops changes to protected paths.
     """
     parts = PurePosixPath(path).parts
+    # What is not imported counts as a test where it was one: an answer may be asked for in a folder of tests.
+    importable = path.endswith((".py", *NATIVE))
     return (
         path in also
-        or is_test(path)
+        or (is_test(path) and (importable or path in existing))
         or parts[-1] in CONFIGURATION | LOADED_BY_PYTHON
-        or path.endswith(NATIVE)
         or any(part.endswith(METADATA) for part in parts)
         # Only new files: the repository's own modules may have such names.
         or (path not in existing and shadowed_module(path) not in ("", *modules))
@@ -121,12 +122,9 @@ def is_protected(
 def is_test(path: str) -> bool:
     """Return whether the path has the name of a test, or of a file that only tests use."""
     parts = PurePosixPath(path).parts
-    name = parts[-1]
-    return (
-        bool(TEST_FOLDERS & set(parts[:-1]))
-        or name == "conftest.py"
-        or name in ("tests.py", "test.py")
-        or (name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py")))
+    name, importable = parts[-1].partition(".")[0], path.endswith((".py", *NATIVE))
+    return bool(TEST_FOLDERS & set(parts[:-1])) or (
+        importable and (name in ("conftest", "tests", "test") or name.startswith("test_") or name.endswith("_test"))
     )
 
 
@@ -137,7 +135,8 @@ def shadowed_module(path: str) -> str:
     """
     for root in IMPORT_ROOTS:
         name = path[len(root) + 1 :] if root and path.startswith(f"{root}/") else path
-        module = name[: -len(".py")] if name.endswith(".py") else ""
+        above, _, file = name.rpartition("/")
+        module = f"{above}/{file.partition('.')[0]}".lstrip("/") if file.endswith((".py", *NATIVE)) else ""
         module = module[: -len("/__init__")] if module.endswith("/__init__") else module
         if module in sys.stdlib_module_names | TEST_RUNNERS:
             return module

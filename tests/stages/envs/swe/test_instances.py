@@ -1,6 +1,8 @@
 """Instances of both shapes load from every kind of file, and a row of neither shape is named."""
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,10 @@ import pytest
 from needs import REAL, needs
 from support.transcripts import document, jsonl
 
+from composer_stages.envs.repo import trees
 from composer_stages.envs.swe import instances
-from composer_stages.envs.swe.instances import CLASSIC, NEWER, is_newer, load
-from composer_stages.errors import BadInput
+from composer_stages.envs.swe.instances import CLASSIC, NEWER, is_newer, load, patched_files, touched_paths
+from composer_stages.errors import BadInput, InfrastructureError
 
 SHARED = REAL / "swe-lite"
 CLASSIC_ROW: dict[str, Any] = {name: f"some {name}" for name in CLASSIC} | {
@@ -80,3 +83,75 @@ def test_all_real_rows_load(name: str, count: int) -> None:
     rows = load(SHARED / f"swe-bench-{name}.jsonl.gz")
     assert len(rows) == count and len({row["instance_id"] for row in rows}) == count
     assert not any(is_newer(row) for row in rows) and instances.check_rows(rows, name) == rows
+
+
+PATCHED = {
+    "binary changed": "printf '\\0\\2\\1' > data.bin",
+    "binary added": "printf '\\0\\3' > new.bin",
+    "mode alone": "chmod 755 run.sh",
+    "removed": "rm a.txt",
+    "folder removed": "rm -r deep",
+    "empty added": "touch empty",
+    "empty removed": "rm void",
+    "renamed": "mv a.txt b.txt",
+    "renamed and changed": "mv a.txt b.txt; echo more >> b.txt",
+    "copied": "cp a.txt c.txt; echo more >> a.txt",
+    "quoted names": "printf x > 'a blank.txt'; printf y > \"$(printf 'tab\\tquote\\\"')\"; printf z > é.txt; rm ü.txt",
+    "quoted name moved": "mv ü.txt ö.txt",
+    "link added": "ln -s a.txt link",
+    "link in place of a file": "rm run.sh; ln -s a.txt run.sh",
+    "lines like heads": "printf -- '--- a/x\\n+++ b/y\\nrename from z\\n' >> a.txt",
+    "line ends": "printf 'one\\r\\ntwo' > crlf.txt",
+}
+
+
+@pytest.mark.parametrize("prefix", ["", "a/b/"])
+@pytest.mark.parametrize("what", PATCHED)
+def test_every_patch_of_git_applies_also_inside_of_a_work_tree(
+    what: str, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "core.autocrlf=false", *words],
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+
+    base, after = tmp_path / "base" / prefix, tmp_path / "after"
+    base.mkdir(parents=True)
+    (base / "deep" / "er").mkdir(parents=True)
+    for path, data in {
+        "a.txt": b"1\n2\n3\n4\n",
+        "data.bin": b"\0\1\2",
+        "run.sh": b"echo\n",
+        "void": b"",
+        "ü.txt": b"u\n",
+    }.items():
+        (base / path).write_bytes(data)
+    (base / "deep" / "er" / "x").write_text("x\n")
+    shutil.copytree(tmp_path / "base", after)
+    subprocess.run(["bash", "-e", "-c", PATCHED[what]], cwd=after / prefix, check=True)
+    git("init", "--quiet")
+    git("--work-tree=base", "add", "--all")
+    git("commit", "--quiet", "-m", "x")
+    git("--work-tree=after", "add", "--all")
+    patch = subprocess.run(
+        ["git", "diff", "--cached", "--binary", "-M", "-C"], cwd=tmp_path, check=True, capture_output=True
+    ).stdout.decode()
+    assert patch
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "base"))  # inside of a work tree, where TMPDIR may be
+    changed = patched_files(tmp_path / "base", patch)
+    shutil.copytree(tmp_path / "base", tmp_path / "done", ignore=shutil.ignore_patterns("composer-of-*"))
+    trees.apply(changed, tmp_path / "done")
+    assert {
+        path: file for path, file in trees.changes(after, tmp_path / "done").items() if file is None or file.data
+    } == {}
+    assert set(changed) <= set(touched_paths(patch))
+
+
+def test_a_patch_that_git_cannot_read_ends_the_rollout_alone(tmp_path: Path) -> None:
+    with pytest.raises(InfrastructureError):
+        touched_paths("no patch")
+    assert touched_paths("") == ()
