@@ -63,6 +63,9 @@ class Config(StageConfig):
     html: Annotated[str | None, BASIC, Option("FILE", "Write the result as one page.")] = Field(
         default=None, json_schema_extra={"affects_results": False}
     )
+    markdown: Annotated[str | None, BASIC, Option("FILE", "Write a summary for a comment or a job, as Markdown.")] = (
+        Field(default=None, json_schema_extra={"affects_results": False})
+    )
 
     def identity(self) -> dict[str, Any]:
         """Replace the paths by the content of the files: the same logs elsewhere are the same work."""

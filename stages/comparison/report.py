@@ -1,5 +1,6 @@
 """The result of a comparison: one screen for a terminal, and one page with a plot of both sides' scores."""
 
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,7 @@ SHOWN_ID = 64
 DOTS = 2000
 """Tasks in a plot."""
 POINTS = " points"
+MARKUP = re.compile(r"[\\`*_\[\]<>&|@#~:!]")
 
 
 def describe_decision(comparison: "LogComparison", difference: Difference) -> str:
@@ -62,22 +64,11 @@ def describe_size(comparison: "LogComparison", difference: Difference) -> str:
 def text(comparison: "LogComparison") -> str:
     """Return the result for a terminal, but for the tasks on which the sides differ."""
     # A line break in a name or a note would begin a line that looks like one of the report.
-    lines = [escape_line(describe_decision(comparison, difference)) for difference in comparison.differences]
-    if margin := comparison.not_worse:
-        bar = _bar(comparison, margin)
-        lines += [SENTENCES.text("not_worse", difference, bar) for difference in comparison.differences]
-    if len(comparison.differences) > 1:
-        lines.append(SENTENCES.text("corrected"))
-    apart = [setting for pairing in comparison.pairings for setting in pairing.settings if setting.name in MEASURING]
-    lines += [escape_line(SENTENCES.text("measured_apart", list(map(describe_setting, apart))))] if apart else []
-    mean = mean_of(comparison)
-    # The long names last, so that numbers stay below their heads where a narrow terminal folds the lines.
-    head = ("side", "tasks", "samples", "date", f"{mean} [95 %]", "name", "program", "model", "log")
-    rows = [_row(comparison, side) for side in comparison.sides]
-    filled = [at for at in range(len(head)) if any(row[at] for row in rows)]
-    table = aligned([[row[at] for at in filled] for row in rows], [head[at] for at in filled])
+    lines = _decisions(comparison)
+    head, *rows = _sides(comparison)
+    table = aligned(rows, head)
     if max(map(width, table.split("\n"))) > WIDTH:  # the logs are then named below it
-        table = aligned([[row[at] for at in filled[:-1]] for row in rows], [head[at] for at in filled[:-1]])
+        table = aligned([row[:-1] for row in rows], head[:-1])
         table += "\n" + aligned([(f"log ({side.letter})", side.log) for side in comparison.sides])
     lines += ["", table]
     said = {side.letter: SENTENCES.text("measured", side) for side in comparison.sides}
@@ -89,6 +80,44 @@ def text(comparison: "LogComparison") -> str:
         lines += ["", *_details(comparison, difference, pairing)]
     lines += [escape_line(f"note ({side.letter}): {note}") for side in comparison.sides for note in side.notes]
     return folded("\n".join(lines), WIDTH)
+
+
+def markdown(comparison: "LogComparison", tasks: pa.Table) -> str:
+    """Return the result as a comment in Markdown: the decision, the sides, and the report folded."""
+    first, *others = map(_spelled, _decisions(comparison))
+    head, *rows = ([_spelled(cell) for cell in row] for row in _sides(comparison))
+    table = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
+    folded_report = escape(text(comparison) + flips(tasks, FLIPS, places=True))
+    details = f"<details><summary>report</summary>\n\n<pre>{folded_report}</pre>\n\n</details>\n"
+    return "\n\n".join([f"**{first}**", *others, "\n".join(table), details])
+
+
+def _spelled(line: str) -> str:
+    """Return a line of which Markdown shows every character: ids and names make no links, mentions or tags."""
+    return MARKUP.sub(lambda found: f"&#{ord(found[0])};", escape_line(line))
+
+
+def _decisions(comparison: "LogComparison") -> list[str]:
+    """Return the decisions about all sides, whether p is corrected for their number, and what was measured otherwise."""
+    lines = [escape_line(describe_decision(comparison, difference)) for difference in comparison.differences]
+    if margin := comparison.not_worse:
+        bar = _bar(comparison, margin)
+        lines += [SENTENCES.text("not_worse", difference, bar) for difference in comparison.differences]
+    lines += [SENTENCES.text("corrected")] if len(comparison.differences) > 1 else []
+    apart = [setting for pairing in comparison.pairings for setting in pairing.settings if setting.name in MEASURING]
+    return [
+        *lines,
+        *([escape_line(SENTENCES.text("measured_apart", list(map(describe_setting, apart))))] if apart else []),
+    ]
+
+
+def _sides(comparison: "LogComparison") -> list[list[str]]:
+    """Return the table of sides with its head, without the columns that are empty."""
+    # The long names last, so that numbers stay below their heads where a narrow terminal folds the lines.
+    head = ("side", "tasks", "samples", "date", f"{mean_of(comparison)} [95 %]", "name", "program", "model", "log")
+    rows = [_row(comparison, side) for side in comparison.sides]
+    filled = [at for at in range(len(head)) if any(row[at] for row in rows)]
+    return [[row[at] for at in filled] for row in (head, *rows)]
 
 
 def mean_of(comparison: "LogComparison") -> str:

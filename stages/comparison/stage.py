@@ -49,6 +49,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     flips = report.flips(tasks, len(tasks), places=True) if config.flips else report.flips(tasks, report.FLIPS)
     out.write_file("report.txt", f"{report.text(comparison)}{flips}\n")
     out.write_file("comparison.html", report.page(comparison, tasks))
+    out.write_file("comparison.md", report.markdown(comparison, tasks))
 
 
 def document(comparison: LogComparison) -> dict[str, Any]:
@@ -97,6 +98,7 @@ def _write(table: pa.Table, file: BinaryIO) -> int:
 
 
 def finish(run: Run, config: Config) -> None:
-    """Write the page where a file is named for it."""
-    if config.html:
-        store.write_sealed(Path(config.html), run.read_file("comparison.html") or b"")
+    """Write the page and the summary where files are named for them."""
+    for path, name in ((config.html, "comparison.html"), (config.markdown, "comparison.md")):
+        if path:
+            store.write_sealed(Path(path), run.read_file(name) or b"")
