@@ -98,7 +98,7 @@ def _spelled(line: str) -> str:
 
 
 def _decisions(comparison: "LogComparison") -> list[str]:
-    """Return the decisions about all sides, whether p is corrected for their number, and what was measured otherwise."""
+    """Return the decisions about all sides, whether p is corrected, and what was measured otherwise."""
     lines = [escape_line(describe_decision(comparison, difference)) for difference in comparison.differences]
     if margin := comparison.not_worse:
         bar = _bar(comparison, margin)
