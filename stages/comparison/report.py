@@ -74,8 +74,8 @@ def text(comparison: "LogComparison") -> str:
     said = {side.letter: SENTENCES.text("measured", side) for side in comparison.sides}
     if len({*said.values()}) == 1:
         said = {"": said["A"]}
-    rows = [(f"score ({letter})" if letter else "score", text) for letter, text in said.items() if text]
-    lines += ["", aligned(rows)] if rows else []
+    named = [(f"score ({letter})" if letter else "score", text) for letter, text in said.items() if text]
+    lines += ["", aligned(named)] if named else []
     for difference, pairing in zip(comparison.differences, comparison.pairings, strict=True):
         lines += ["", *_details(comparison, difference, pairing)]
     lines += [escape_line(f"note ({side.letter}): {note}") for side in comparison.sides for note in side.notes]
