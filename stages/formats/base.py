@@ -33,6 +33,8 @@ INSTANCE = re.compile(r"(?P<owner>[\w.-]{1,100}?)__(?P<name>[\w.-]{1,100}?)(?:-\
 
 WITHOUT_TRANSCRIPT = frozenset({missing.STEPS, missing.OPENING})
 """Facts that files of results lack, which hold no transcript."""
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
+"""What reading a record raises that is not as its format says."""
 RECORDED_REWARD = "recorded_reward"
 """Key of `Trajectory.extra` for a reward that a source records for a rollout in which the model did nothing."""
 

@@ -15,6 +15,7 @@ from composer_stages.formats.measurement import MeasuredLog, MeasuredSample, Sco
 
 NAME = "evalplus"
 BASE, PLUS = "base", "plus"
+STATUSES = ("pass", "fail", "timeout")
 BACKENDS = "vllm|hf|openai|mistral|anthropic|google|bedrock|ollama|gptqmodel"
 MODEL = re.compile(rf"(?P<model>.+?)(?:_(?:{BACKENDS}))?_temp_[\d.]+")
 """The beginning of a file's or its folder's name, in which `--` stands for the slash of a hub id."""
@@ -38,10 +39,11 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     for task, solutions in record["eval"].items():
         for number, solution in enumerate(solutions):
             base, plus = solution.get("base_status"), solution.get("plus_status")
-            scores = {BASE: float(base == "pass")} if base is not None else {}
+            # A status that is none of the program's is no verdict.
+            scores = {BASE: float(base == STATUSES[0])} if base in STATUSES else {}
             # What fails the benchmark's tests may not be run on the others.
-            if PLUS in names and base is not None and (plus is not None or base != "pass"):
-                scores[PLUS] = float(base == plus == "pass")
+            if PLUS in names and scores and (plus in STATUSES or (base != STATUSES[0] and plus is None)):
+                scores[PLUS] = float(base == plus == STATUSES[0])
             yield Trajectory(
                 task_id=task,
                 env=task.partition("/")[0],

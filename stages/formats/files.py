@@ -325,7 +325,7 @@ def _summaries(archive: zipfile.ZipFile, names: Collection[str]) -> dict[str, An
     journal = sorted((name for name in names if name.startswith(JOURNAL)), key=lambda name: (len(name), name))
     found: dict[str, Any] = {}
     for name in [SUMMARIES] if SUMMARIES in names else journal:
-        with suppress(*DAMAGE):
+        with suppress(*DAMAGE, TypeError):
             for summary in _value(_member(archive, name)):
                 question, about = summary.get("input"), summary.get("metadata") or {}
                 document = f"samples/{summary.get('id')}_epoch_{summary.get('epoch')}"

@@ -10,10 +10,12 @@ runs of it in evaleval/every_eval_ever, `tests/data/helm/`.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from composer_stages.formats.base import (
     FIELDS,
+    MALFORMED,
     WITHOUT_TRANSCRIPT,
     Drop,
     NumberedRecord,
@@ -53,9 +55,9 @@ def of_main_split(
 
 def _split(record: Any) -> str | None:
     """Return the split of an instance, which its statistics name."""
-    if not recognises(record):
-        return None
-    return next((stat["name"]["split"] for stat in record["stats"] if stat["name"].get("split")), None)
+    with suppress(*MALFORMED):
+        return next((stat["name"]["split"] for stat in record["stats"] if stat["name"].get("split")), None)
+    return None
 
 
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:

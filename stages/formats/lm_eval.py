@@ -73,7 +73,6 @@ def of_documents(
     records: Iterator[NumberedRecord | Drop], make_drop: Callable[[int, str, str], Drop]
 ) -> Iterator[NumberedRecord | Drop]:
     """Yield one record a document, with the metrics of each filter; drops as they come."""
-    del make_drop
     documents: dict[str, tuple[int, Record]] = {}
     for record in records:
         if isinstance(record, Drop) or not recognises(record[1]):
@@ -81,10 +80,16 @@ def of_documents(
             continue
         line, sample = record
         kept = {name: sample[name] for name in KEPT if name in sample}
+        try:
+            values = {
+                name: sample.get(name) for name in sample.get("metrics") or [name for name in METRICS if name in sample]
+            }
+        except TypeError as error:
+            yield make_drop(line, "malformed_record", f"metrics: {error}")
+            continue
         _, document = documents.setdefault(repr(sample["doc_id"]), (line, kept | {FILTERS: {}}))
-        names = sample.get("metrics") or [name for name in METRICS if name in sample]
         used = sample.get("filter") or f"filter {len(document[FILTERS]) + 1}"
-        document[FILTERS][str(used)] = {name: sample.get(name) for name in names}
+        document[FILTERS][str(used)] = values
     yield from documents.values()
 
 

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from composer_stages.errors import BadInput
 from composer_stages.formats import FORMATS, readers
-from composer_stages.formats.base import INSTANCE, Drop, Origin, Reader, Trajectory, family_of
+from composer_stages.formats.base import INSTANCE, MALFORMED, Drop, Origin, Reader, Trajectory, family_of
 from composer_stages.formats.files import Source
 from composer_stages.formats.measurement import (
     NO_SCORE,
@@ -42,7 +42,6 @@ LOOK = 20
 PREVIEWS = 50
 SHOWN = 12
 """Keys of a record that a drop lists."""
-MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 TRAJECTORY = TypeAdapter(Trajectory)
 
 
