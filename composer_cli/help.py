@@ -56,15 +56,19 @@ class HelpCommand(TyperCommand):
         """List the settings with their defaults, from their declarations, and how many are not shown."""
         from composer_stages.runs.settings import basic_settings
 
-        hidden = 0
+        hidden, environments = 0, False
         for title, config, prefix in self.settings(ctx):
             rows, basic = describe_settings(config, prefix), basic_settings(config)
+            environments |= any(key == "env.options" for key, *_ in rows)
             complete = ctx.meta.get(ALL) or len(rows) <= FEW
             entries = [(name, text) for key, name, text in rows if complete or key in basic]
             hidden += len(rows) - len(entries)
             if entries:
                 with formatter.section(title):
                     formatter.write_dl(entries)
+        if environments and ctx.meta.get(ALL):
+            with formatter.section("Options of each environment, for --set env.KEY=VALUE"):
+                formatter.write_dl(describe_environments())
         if not ctx.meta.get(ALL):
             rare = sum(param.name in RARE_OPTIONS and not param.hidden for param in self.all_params(ctx))
             more = [counted(hidden, "setting")] if hidden else []
@@ -111,3 +115,14 @@ def describe_settings(config: Any, prefix: str = "") -> list[tuple[str, str, str
         choices = f"One of {', '.join(get_args(field.annotation))}." if get_origin(field.annotation) is Literal else ""
         rows.append((name, f"{prefix}{entry}", " ".join(filter(None, [field.description, choices]))))
     return rows
+
+
+def describe_environments() -> list[tuple[str, str]]:
+    """Return the environments that ship, and the options of each with their defaults."""
+    from composer_stages import envs
+
+    names = filter(envs.ENVIRONMENTS.ships, sorted(envs.ENVIRONMENTS))
+    return [
+        (name, ", ".join(f"{option}={default}" for option, default in envs.constructor_options(name).items()))
+        for name in names
+    ]

@@ -21,6 +21,7 @@ harbor/ - task folders in Harbor's format, played in containers or in bubblewrap
 feature_deletion/ - tasks made from any tested package by removing a feature of it
 """
 
+import ast
 import hashlib
 import importlib
 import inspect
@@ -133,6 +134,27 @@ def load(name: str, options: Mapping[str, Any]) -> Environment:
 def is_task_file(name: str) -> bool:
     """Return whether a name is that of a file of rows, which the environment `tasks` plays."""
     return name.endswith((".jsonl", ".parquet"))
+
+
+def constructor_options(name: str) -> dict[str, str]:
+    """Return the options of a shipped environment's constructor with their defaults as Python writes them.
+
+    Read from the source, since the import of an environment takes its time; `sandbox` is a setting of its own.
+    """
+    module, _, class_name = ENVIRONMENTS[name].environment.partition(":")
+    source = Path(__file__).parents[1].joinpath(*module.split(".")[1:]).with_suffix(".py").read_text("utf-8")
+    classes = {node.name: node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
+    options: dict[str, str] = {}
+    for node in classes[class_name]:
+        if isinstance(node, ast.AnnAssign) and node.value is not None:  # of a dataclass
+            options[ast.unparse(node.target)] = ast.unparse(node.value)
+        elif isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            arguments = node.args.args[1:]
+            defaults = [ast.unparse(default) for default in node.args.defaults]
+            options = dict(
+                zip([argument.arg for argument in arguments[len(arguments) - len(defaults) :]], defaults, strict=True)
+            )
+    return {option: default for option, default in options.items() if option not in ("sandbox", "ground")}
 
 
 def has_option(name: str, option: str) -> bool:

@@ -24,7 +24,7 @@ from pydantic import Field
 
 from composer_stages import envs
 from composer_stages.envs import boundary
-from composer_stages.envs.base import Environment, HasSize, HasSolutions, Split, Task
+from composer_stages.envs.base import Environment, Grade, HasSize, HasSolutions, Split, Task
 from composer_stages.envs.bash import fenced
 from composer_stages.envs.config import EnvStageConfig
 from composer_stages.envs.repo.guest.composer_rules import BY_REPORT, LEFT_OUT
@@ -250,8 +250,16 @@ def play_once(environment: Environment, task: Task, play: Play) -> PlayResult:
         return PlayResult(None, error=grade.error or Sentence("envs.not-graded"))
     log = grade.work.test_log or ""
     by_report = next((line[len(BY_REPORT) :] for line in log.splitlines() if line.startswith(BY_REPORT)), "")
-    why = find_failure_line(log)
+    why = "; ".join(filter(None, (_count_tests(grade), find_failure_line(log))))
     return PlayResult(grade.reward, bool(grade.hacked), why=why, ground=grade.ground, by_report=by_report)
+
+
+def _count_tests(grade: Grade) -> str:
+    """Return in words how many hidden tests passed, and whether the visible ones did; "" where neither is known."""
+    counts = ((grade.work.f2p_passed, grade.work.f2p_total), (grade.work.p2p_passed, grade.work.p2p_total))
+    known = [(passed, total) for passed, total in counts if passed is not None and total is not None]
+    passed, total = sum(passed for passed, _ in known), sum(total for _, total in known)
+    return Sentence("envs.tests-passed", passed=passed, total=total, visible=grade.visible_pass) if total else ""
 
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")

@@ -7,7 +7,8 @@ those that cannot be used.
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,8 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise BadInput("envs.file-damaged", path=path, error=error) from None
     except OSError as error:
         raise BadInput("envs.file-unreadable", path=path, reason=error.strerror, nearest=store.nearest(path)) from None
+    if text.lstrip()[:1] == "[":
+        raise BadInput("envs.file-is-an-array", path=path)
     # split and not splitlines, which also cuts at U+2028 and its like, and these are legal inside a JSON string.
     yield from ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
 
@@ -125,6 +128,22 @@ def is_held_out(digest: str) -> bool:
     return int(digest[:12], 16) % HELD_OUT == 0
 
 
+MEANT = {
+    **dict.fromkeys(("instruction", "instructions", "question", "problem", "input", "task", "description"), "prompt"),
+    **dict.fromkeys(("canonical_solution", "reference", "reference_solution", "patch", "gold"), "solution"),
+    **dict.fromkeys(("test_list", "assertions", "asserts", "test_cases"), "tests"),
+    **dict.fromkeys(("fn_name", "function_name", "func_name"), "entry_point"),
+    **dict.fromkeys(("timeout", "time_limit"), "timeout_s"),
+    **dict.fromkeys(("task_id", "instance_id", "name"), "id"),
+}
+"""What other programs call the fields of rows."""
+
+
+def meant_field(field: str, fields: Collection[str]) -> list[str]:
+    """Return the field that an unknown one may stand for, in a list, by what other programs call it or its spelling."""
+    return [MEANT[field]] if MEANT.get(field) in fields else get_close_matches(field, fields, 1)
+
+
 MOST_REPORTED = 20
 """Tasks that cannot be used and are named; the number of all is given."""
 
@@ -172,17 +191,17 @@ DIVIDED_BY = "divided_by"
 
 
 def check_eval_share(eval_share: float) -> None:
-    """Raise UsageError for a share of held-out families that is not between 0 and 1."""
-    if not 0 < eval_share < 1:
+    """Raise UsageError for a share of held-out families below 0, or from 1 on."""
+    if not 0 <= eval_share < 1:
         raise UsageError("envs.eval-share-out-of-range", eval_share=eval_share)
 
 
 def split_rows(rows: Sequence[Row], seed: int, eval_share: float) -> dict[Split, list[Row]]:
     """Return the rows of each split: by their field `split`, or by family where no row has one.
 
-    By family: the families in an order drawn from the seed, and of these the first `eval_share`, at least one, for
-    eval; such rows have both numbers as `DIVIDED_BY`. A family alone is for training. UsageError where rows with and
-    without a split are mixed, or a family is in both.
+    By family: the families in an order drawn from the seed, and of these the first `eval_share`, at least one unless
+    it is 0, for eval; such rows have both numbers as `DIVIDED_BY`. A family alone is for training. UsageError where
+    rows with and without a split are mixed, or a family is in both.
     """
     named_splits = [row["split"] for row in rows if row["split"] is not None]
     if named_splits and len(named_splits) < len(rows):
@@ -196,7 +215,8 @@ def split_rows(rows: Sequence[Row], seed: int, eval_share: float) -> dict[Split,
             raise UsageError("envs.family-in-both-splits", family=both[0])
         return parts
     ordered = sorted(families, key=lambda family: store.digest([seed, family]))
-    held_out = set(ordered[: min(max(1, round(eval_share * len(ordered))), len(ordered) - 1)])
+    most = min(max(1, round(eval_share * len(ordered))), len(ordered) - 1) if eval_share else 0
+    held_out = set(ordered[:most])
     # In each task's data, and so in the runs: the options of a run hold only those that were given.
     marked = [{**row, DIVIDED_BY: {"split_seed": seed, "eval_share": eval_share}} for row in rows]
     return {

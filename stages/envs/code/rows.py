@@ -24,7 +24,7 @@ from typing import Any
 
 from composer_stages.envs.base import Split
 from composer_stages.envs.code.testing import CannotAsk, check_test
-from composer_stages.envs.task_table import hub_rows, is_held_out, read_rows
+from composer_stages.envs.task_table import hub_rows, is_held_out, meant_field, read_rows
 from composer_stages.errors import BadInput, Refusal
 from composer_stages.runs import store
 from composer_stages.runs.kinds import Row
@@ -146,7 +146,8 @@ def _problem(row: Row) -> CodeProblem:
         return CodeProblem(**_signature(row), test=_text(row, "test"))  # HumanEval
     if "prompt" in row and "tests" in row:
         return _own(row)
-    raise UnknownFormat("envs.code.unknown-format", columns=list(row))
+    meant = {name: near for name in row for near in meant_field(name, OWN) if near not in row}
+    raise UnknownFormat("envs.code.unknown-format", columns=list(row), meant=meant)
 
 
 def _mbpp(row: Row) -> CodeProblem:
@@ -164,11 +165,19 @@ def _mbpp(row: Row) -> CodeProblem:
     )
 
 
+OWN = ("prompt", "tests", "solution", "entry_point", "id")
+"""Fields of a row of the user's own."""
+
+
 def _own(row: Row) -> CodeProblem:
+    for name in row:
+        if name not in OWN:
+            raise UnknownFormat("envs.tasks.no-such-field", field=name, near=" or ".join(meant_field(name, OWN)))
     tests = _texts(row, "tests")
     solution = _text(row, "solution") if row.get("solution") is not None else ""
     function = _text(row, "entry_point") if row.get("entry_point") is not None else ""
-    return _of_assertions("", _text(row, "prompt"), tests, solution, function=function, test="\n".join(tests))
+    name = _text(row, "id") if row.get("id") is not None else ""
+    return _of_assertions(name, _text(row, "prompt"), tests, solution, function=function, test="\n".join(tests))
 
 
 def _of_assertions(

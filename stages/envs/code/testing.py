@@ -277,9 +277,11 @@ def _result(call: str, answer: Answer) -> tuple[Any, ...]:
 
 def _check(kind: str, tests: Tests, results: Sequence[tuple[Any, ...]]) -> tuple[list[str] | None, list[Any]]:
     packages = [path for name in ALLOWED if name in tests.before + tests.deciding for path in _package(name)]
+    # With a seed, so that the calls are the same each time.
+    before = f"{tests.before}\nimport random\nrandom.seed(0)\n" if "random" in tests.deciding else tests.before
     parts, given = [*map(wrapped, (tests.shown, tests.deciding))], json.loads(encoded(tests.given))
     source = _checker(kind, tuple(sorted({str(path.parent) for path in packages})))
-    arguments = (tests.before, parts, tests.function, given, list(results))
+    arguments = (before, parts, tests.function, given, list(results))
     [[answer]] = judge(kind, [Call(source, "play", [arguments])], CHECKING, packages=packages)
     if answer.error is not None:
         raise CannotAsk("envs.code.test-ends", error=answer.error)

@@ -49,6 +49,12 @@ def test_every_environment_loads_and_knows_its_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ENVIRONMENTS))
+def test_the_options_of_the_source_are_those_of_the_constructor(name: str) -> None:
+    options = envs.constructor_options(name)
+    assert options and all(envs.has_option(name, option) for option in options)
+
+
+@pytest.mark.parametrize("name", sorted(ENVIRONMENTS))
 def test_recorded_rollouts_have_the_sampling_unit_of_their_environment(name: str) -> None:
     assert name in SAMPLING_UNITS and sampling_unit_of(name) == envs.sampling_unit(name)
 

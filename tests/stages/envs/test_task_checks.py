@@ -90,7 +90,10 @@ def test_a_failing_solution_is_shown_with_the_line_that_tells_why(rows: str) -> 
     with task_of(rows, "ok") as (environment, task):
         nothing = play_once(environment, task, ("nothing", "1"))
         grade = environment.grade()
-    assert nothing.why == "FAILED test_sums.py::test_add - assert -1 == 5"
+    assert (
+        nothing.why
+        == "0 of 1 hidden tests pass, the visible ones do not; FAILED test_sums.py::test_add - assert -1 == 5"
+    )
     # The control against forged passes always fails, and is no news for people.
     assert "1 failed in" in grade.work.test_log and "control" not in grade.work.test_log
     checked = TaskCheck("t", "train", "t")

@@ -195,7 +195,8 @@ def test_inputs_are_the_numbers_that_the_row_holds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"question": "?"}, "question"),
+        ({"question": "?"}, "did you mean prompt by question?"),
+        ({**OWN, "entry_pont": "add"}, "did you mean entry_point?"),
         ({**EVALPLUS, "atol": math.inf}, "atol"),
         ({**OWN, "tests": []}, "tests"),
         ({**OWN, "tests": "assert add(1, 2) == 3"}, "tests"),

@@ -52,6 +52,10 @@ BAD = {
         "calls.0.raises: it should match the pattern",
     ),
     "a script that shows nothing": ({"prompt": "p", "script": [{"command": "true"}]}, "give stdout, files or both"),
+    "a column of another program": (
+        {"instruction": "p", "test": "true"},
+        "instruction: rows have no such field; did you mean prompt?",
+    ),
     "an unknown column": ({**GOOD, "promt": "p"}, "promt: rows have no such field; did you mean prompt?"),
     "no prompt": ({"test": "true"}, "prompt: it is missing"),
     "an empty prompt": ({**GOOD, "prompt": ""}, "prompt: it should not be empty"),
@@ -148,6 +152,14 @@ def test_a_value_of_a_table_that_json_lacks_is_named(tmp_path: Path, column: str
         rows.load(str(tmp_path / "my.parquet"))
 
 
+def test_an_array_in_place_of_lines_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps([GOOD, OTHER], indent=1))
+    with pytest.raises(BadInput) as raised:
+        rows.load(str(path))
+    assert raised.value.code == "envs.file-is-an-array"
+
+
 @pytest.mark.parametrize("path", ["my.txt", "no/such/file.csv", "folder"])
 def test_what_is_no_file_of_rows_is_refused(tmp_path: Path, path: str) -> None:
     with pytest.raises((UsageError, BadInput), match=r"Name a"):
@@ -162,6 +174,7 @@ def test_families_are_divided_by_a_seed_and_never_in_both(tmp_path: Path) -> Non
     assert (len(families["train"]), len(families["eval"])) == (6, 2) and not families["train"] & families["eval"]
     assert split_rows(loaded[::-1], 0, 0.25)["eval"][::-1] == parts["eval"], "the order of rows changes nothing"
     assert [row[DIVIDED_BY] for row in parts["train"]] == [{"split_seed": 0, "eval_share": 0.25}] * 30
+    assert len(split_rows(loaded, 0, 0)["train"]) == 40 and split_rows(loaded, 0, 0)["eval"] == []
     by_seed = {frozenset(row["family"] for row in split_rows(loaded, n, 0.25)["eval"]) for n in range(6)}
     assert len(by_seed) > 1
     assert len(split_rows(loaded, 0, 0.001)["eval"]) == 5 and len(split_rows(loaded, 0, 0.999)["train"]) == 5
