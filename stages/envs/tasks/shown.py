@@ -86,18 +86,26 @@ def _text(value: Any) -> str:
     return value.strip() if isinstance(value, str) else formatted(value)
 
 
+THOUSANDS = re.compile(r"(?<=\d)[,_](?=\d{3}(?!\d))")
+UNIFORM = str.maketrans({"(": "[", ")": "]", "'": '"', **dict.fromkeys(" \t\r\n")})
+"""Of containers white space, the kind of brackets and of quotes tell nothing."""
+
+
 def _is_told(text: str, result: ExpectedResult) -> bool:
     """Return whether a text holds a result as a word: a short one only in a line that names what gives it."""
-    spellings = {_text(result.value), formatted(result.value)}
-    if not isinstance(result.value, int):
-        spellings.add(json.dumps(result.value, default=formatted, ensure_ascii=False))
-    for spelling in spellings:
-        words = re.escape(re.sub(r"\s+", " ", spelling)).replace(r"\ ", r"\s*")
-        pattern = re.compile(rf"(?<![\w.]){words}(?![\w]|\.\d)" if spelling[:1] not in "'\"[{(" else words)
-        for match in pattern.finditer(text):
-            line = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
-            if len(spelling) >= SHORTEST or re.search(rf"(?<!\w){re.escape(result.word)}(?!\w)", line):
-                return True
+    value = result.value
+    if isinstance(value, list | tuple | dict):
+        spellings = {formatted(value), json.dumps(value, default=formatted, ensure_ascii=False)}
+        uniform = [spelling.translate(UNIFORM) for spelling in spellings]
+        # A short one may be an index: [1].
+        return any(len(spelling) > SHORTEST and spelling in text.translate(UNIFORM) for spelling in uniform)
+    spelling = _text(value)
+    words = re.escape(re.sub(r"\s+", " ", spelling)).replace(r"\ ", r"\s+")
+    for match in re.finditer(rf"(?<![\w.]){words}(?![\w]|\.\d)", THOUSANDS.sub("", text)):
+        before, after = match.string[: match.start()], match.string[match.end() :]
+        line = before.rpartition("\n")[2] + spelling + after.partition("\n")[0]
+        if len(spelling) >= SHORTEST or re.search(rf"(?<!\w)(?<!def ){re.escape(result.word)}(?!\w)", line):
+            return True
     return False
 
 

@@ -72,11 +72,18 @@ def test_what_words_or_input_of_another_script_hold_is_told(command: str, stdin:
         (">>> f('q')\n'x7q'", "x7q", True),
         ("f([3, 1]) is [1,3]", [1, 3], True),
         ('f gives {"a": 2.5}', {"a": 2.5}, True),
+        ("f gives {'a' : 2.5 }", {"a": 2.5}, True),
+        ("f gives (1, [3,\n 4])", [1, [3, 4]], True),
+        ("8 is what f(2) gives", 8, True),
+        ("It gives 4,125 or 4_125.", 4125, True),
+        ("two\n    lines", "two\nlines", True),
+        ("def f(x): return 8 - x", 8, False),
         ("It gives 41250 or 1.4125.", 4125, False),
         ("Write 8 functions.", 8, False),
         ("f gives true or 1", True, False),
         ("f is short", "or", False),
         ("f(2)", [], False),
+        ("f(x) is x[1]", [1], False),
     ],
 )
 def test_what_the_prompt_or_a_file_holds_is_told(text: str, returns: Any, told: bool) -> None:
