@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from composer_stages.comparison import direction
+from composer_stages.comparison import benchmarks, direction
+from composer_stages.comparison.benchmarks import BenchmarkDifference
 from composer_stages.comparison.config import Config
 from composer_stages.comparison.logs import ReadLog
 from composer_stages.comparison.reconciliation import Reconciled, reconcile, require, weigh
@@ -93,6 +94,8 @@ class Pairing:
     matched: TaskMatch
     settings: tuple[SettingDifference, ...]
     families: tuple[Mapping[str, Any], ...]
+    benchmarks: tuple[BenchmarkDifference, ...] = ()
+    """The difference on each of several benchmarks, and last that of all with equal weights."""
 
 
 @dataclass(frozen=True)
@@ -232,10 +235,19 @@ def compare(sides: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
     ]
     letters = [name_side(index) for index in range(len(matched))]
     differences = measure_sides(pairs, letters[1:], rules)
+    benchmark_of = benchmarks.benchmarks_of(base)
     pairings = tuple(
-        Pairing(task_match, tuple(compare_settings(base, log)), tuple(compare_categories(pair.outcomes, rules)))
-        for pair, (_, task_match), log in zip(pairs, matches, counterparts, strict=True)
+        Pairing(
+            task_match,
+            tuple(compare_settings(base, log)),
+            tuple(compare_categories(pair.outcomes, rules)),
+            tuple(compare_benchmarks(pair.outcomes, benchmark_of, rules, difference.alpha)),
+        )
+        for pair, (_, task_match), log, difference in zip(pairs, matches, counterparts, differences, strict=True)
     )
+    differences = [
+        keep_if_alike(difference, pairing.benchmarks) for difference, pairing in zip(differences, pairings, strict=True)
+    ]
     paired_tasks = [pa.array(pair.outcomes.tasks, pa.string()) for pair in pairs]
     compared = [pc.unique(pa.chunked_array(paired_tasks)), *paired_tasks]
     summaries = tuple(
@@ -331,6 +343,34 @@ def explain(difference: Difference, tests: Sequence[PairedTest], rules: Comparis
         needed=needed,
         reasons=reasons,
     )
+
+
+def keep_if_alike(difference: Difference, rows: Sequence[BenchmarkDifference]) -> Difference:
+    """Return a difference undecided where the mean over benchmarks with equal weights does not show the same."""
+    directions = {Decision.BETTER_BY_LESS: Decision.BETTER}
+    decided = directions.get(difference.decision, difference.decision)
+    if not rows or decided not in (Decision.BETTER, Decision.WORSE) or decided is rows[-1].decision:
+        return difference
+    reasons = (*difference.reasons, Reason.of(ReasonKind.RESTS_ON_WEIGHTS, num=len(rows) - 1))
+    return replace(difference, decision=Decision.UNDECIDED, reasons=reasons)
+
+
+def compare_benchmarks(
+    outcomes: PairedOutcomes, benchmark_of: Mapping[str, str], rules: ComparisonRules, alpha: float
+) -> list[BenchmarkDifference]:
+    """Return the difference on each benchmark, and last of all with equal weights; none where there is one alone."""
+    names = np.array([benchmark_of.get(task, "") for task in outcomes.tasks])
+    distinct = sorted({*names.tolist()})
+    if len(distinct) < 2:
+        return []
+    tests = []
+    for name in distinct:
+        part = choose_tasks(outcomes, np.flatnonzero(names == name))
+        test = rules.test(part)
+        first, second = (float(np.nanmean(np.nanmean(side_ST, 0))) for side_ST in (part.baseline_ST, part.treatment_ST))
+        decides = test.num_flipped >= rules.fewest_units(alpha)
+        tests.append(benchmarks.BenchmarkTest(name, len(part.tasks), first, second, test, decides))
+    return benchmarks.measure(tests, rules.span.width, rules.span.worst, alpha)
 
 
 def name_side(number: int) -> str:

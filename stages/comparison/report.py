@@ -24,6 +24,7 @@ from composer_stages.layout import (
 )
 
 if TYPE_CHECKING:
+    from composer_stages.comparison.benchmarks import BenchmarkDifference
     from composer_stages.comparison.decision import LogComparison, Pairing, SideSummary
 
 FLIPS = 20
@@ -55,7 +56,7 @@ def _bar(comparison: "LogComparison", margin: float) -> str:
     return f"{100 * margin:.3g}{POINTS}" if comparison.binary else f"{margin:.3g}"
 
 
-def describe_size(comparison: "LogComparison", difference: Difference) -> str:
+def describe_size(comparison: "LogComparison", difference: "Difference | BenchmarkDifference") -> str:
     """Return a difference with its interval: "+41.7 points [+29.2, +54.1]"."""
     low, high = (_signed(comparison, limit).removesuffix(POINTS) for limit in (difference.low, difference.high))
     return f"{_signed(comparison, difference.estimate)} [{low}, {high}]"
@@ -157,6 +158,21 @@ def _details(comparison: "LogComparison", difference: Difference, pairing: "Pair
     if pairing.settings:
         rows.append(("settings", "; ".join(map(describe_setting, pairing.settings))))
     lines = [aligned(rows)]
+    if pairing.benchmarks:
+        of_benchmarks = [
+            (
+                escape_line(row.benchmark) or SENTENCES.text("alike"),
+                f"{row.num_tasks:,}",
+                _value(comparison, row.baseline),
+                _value(comparison, row.treatment),
+                describe_size(comparison, row).removesuffix(POINTS),
+                "" if row.p_holm is None else f"{row.p_holm:.3f}",
+                row.decision.value,
+            )
+            for row in pairing.benchmarks
+        ]
+        columns = ("benchmark", "tasks", "A", difference.treatment, f"{difference.treatment} - A", "p (Holm)", "")
+        lines += ["", aligned(of_benchmarks, columns)]
     if pairing.families:
         largest = sorted(pairing.families, key=lambda row: -abs(row["B"] - row["A"]))[:SHOWN_FAMILIES]
         cells = [

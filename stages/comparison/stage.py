@@ -70,6 +70,7 @@ def document(comparison: LogComparison) -> dict[str, Any]:
             "matched": describe_match(pairing.matched),
             "settings": [describe_setting(setting) for setting in pairing.settings],
             "families": pairing.families,
+            "benchmarks": [asdict(row) for row in pairing.benchmarks],
         }
         for difference, pairing in rows
         if difference.missing
@@ -87,7 +88,8 @@ def summarize(comparison: LogComparison, content: dict[str, Any]) -> dict[str, A
         "why": report.describe_decision(comparison, first),
         "lower_is_better": comparison.lower_is_better,
         "differences": [
-            {name: value for name, value in row.items() if name != "families"} for row in content["differences"]
+            {name: value for name, value in row.items() if name not in ("families", "benchmarks")}
+            for row in content["differences"]
         ],
     }
 

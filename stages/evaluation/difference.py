@@ -59,6 +59,7 @@ class ReasonKind(StrEnum):
     LOW_POWER = auto()
     RESTS_ON_LOST = auto()  # num_lost
     RESTS_ON_MISSING = auto()
+    RESTS_ON_WEIGHTS = auto()  # num: of benchmarks
     FEW_SEEDS = auto()  # to be about other trainings
     # Why two arms cannot be compared.
     NOT_NAMED = auto()

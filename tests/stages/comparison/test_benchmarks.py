@@ -1,0 +1,72 @@
+"""Several benchmarks: a decision for each, and a mean in which they weigh alike."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from composer_stages.comparison import report
+from composer_stages.comparison.benchmarks import BenchmarkTest, measure
+from composer_stages.comparison.config import Config
+from composer_stages.comparison.decision import LogComparison, compare
+from composer_stages.comparison.sides import read_sides
+from composer_stages.evaluation.difference import Decision
+from composer_stages.evaluation.inference import PairedTest
+
+SHIFTS = {"large": (600, 90, 30), "b/c": (60, 2, 18), "d": (60, 3, 18)}
+"""Of each benchmark its tasks, and how many the second side gains and loses."""
+
+
+def compared(folder: Path, column: str = "benchmark") -> LogComparison:
+    paths = []
+    for side in range(2):
+        path = folder / f"{'ab'[side]}.csv"
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow([column, "id", "score"])
+            for name, (num, gained, lost) in SHIFTS.items():
+                before = [0] * gained + [1] * lost + [at % 2 for at in range(num - gained - lost)]
+                after = [1] * gained + [0] * lost + before[gained + lost :]
+                writer.writerows((name, at, (before, after)[side][at]) for at in range(num))
+        paths.append(str(path))
+    config = Config(paths=paths)
+    return compare(read_sides(config.paths, config.columns), config)[0]
+
+
+def test_better_over_all_tasks_and_worse_on_two_of_three_is_not_better(tmp_path: Path) -> None:
+    comparison = compared(tmp_path)
+    (difference,), (pairing,) = comparison.differences, comparison.pairings
+    assert difference.estimate == pytest.approx(29 / 720) and difference.p_value < 0.05
+    assert difference.decision is Decision.UNDECIDED
+    rows = {row.benchmark: row for row in pairing.benchmarks}
+    assert [(name, row.num_tasks, row.decision.value) for name, row in rows.items()] == [
+        ("b/c", 60, "worse"),
+        ("d", 60, "worse"),
+        ("large", 600, "better"),
+        ("", 720, "worse"),
+    ]
+    assert rows[""].estimate == pytest.approx((60 / 600 - 16 / 60 - 15 / 60) / 3)
+    assert all(row.low <= row.estimate <= row.high for row in pairing.benchmarks)
+    text = report.text(comparison)
+    assert "depends on how the benchmarks are weighed" in text and "all, with equal weights" in text
+
+
+def test_parts_of_one_benchmark_are_pooled(tmp_path: Path) -> None:
+    """As lm-evaluation-harness and others pool the subjects of MMLU."""
+    comparison = compared(tmp_path, "subset")
+    assert comparison.differences[0].decision is Decision.BETTER and not comparison.pairings[0].benchmarks
+
+
+def test_the_interval_of_equal_weights_covers_and_finds_nothing_in_nothing() -> None:
+    """500 experiments on benchmarks of 300, 60 and 40 tasks, of which the difference is 0, 10 and -10 points."""
+    random, covered = np.random.default_rng(0), []
+    for _ in range(500):
+        tests = []
+        for name, num, gain in (("a", 300, 0.0), ("b", 60, 0.1), ("c", 40, -0.1)):
+            rate = np.clip(random.normal(0.5, 0.2, num), 0.15, 0.85)
+            sides = [(random.random(num) < chance).astype(float)[None, None] for chance in (rate + gain, rate)]
+            tests.append(BenchmarkTest(name, num, 0, 0, PairedTest(*sides, np.arange(num), num_flips=199), True))
+        alike = measure(tests, 1.0, 0.0)[-1]
+        covered.append(alike.low <= 0 <= alike.high)
+    assert 0.93 <= np.mean(covered) <= 0.99
