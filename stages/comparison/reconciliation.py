@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from math import comb, isclose, isnan
+from math import comb, isclose, isfinite, isnan
 from typing import Literal
 
 import numpy as np
@@ -20,6 +20,7 @@ from composer_stages.comparison.logs import ReadLog
 from composer_stages.errors import BadInput
 from composer_stages.formats.measurement import UNCOUNTED, Aggregate, MeasuredLog, Reported
 
+MEAN = "mean"
 LOG_2 = float(np.log(2))
 CLOSE = 1e-6
 FEWEST_DIGITS = 3
@@ -44,9 +45,12 @@ class Reconciled:
 
 @dataclass(frozen=True)
 class LogRows:
-    """The samples of a log. counted: their scores as we count them; recorded: as the log has them; NaN for none."""
+    """The samples of a log. tasks: their numbers; counted: their scores as we count them; recorded: as the log has them.
 
-    tasks: Sequence[str]
+    NaN for no score.
+    """
+
+    tasks: np.ndarray[tuple[int], np.dtype[np.int64]]
     counted: Values
     recorded: Values
     weights: Values
@@ -65,11 +69,15 @@ class LogRows:
             return float(np.sort(known)[len(known) // 2])
         if how == Aggregate.SAMPLES:
             return float(known.mean())
-        by_task: dict[str, list[float]] = {}
-        for task, value in zip((name for name, has in zip(self.tasks, at, strict=True) if has), known, strict=True):
-            by_task.setdefault(task, []).append(float(value))
-        reduced = np.array([reduce_epochs(scores, reducer) for scores in by_task.values()])
-        return float(reduced[~np.isnan(reduced)].mean()) if (~np.isnan(reduced)).any() else float("nan")
+        tasks = self.tasks[at]
+        if reducer in ("", MEAN):
+            num, total = np.bincount(tasks), np.bincount(tasks, known)
+            return float((total[num > 0] / num[num > 0]).mean())
+        order = np.argsort(tasks, kind="stable")
+        parts = np.split(known[order], np.flatnonzero(np.diff(tasks[order])) + 1)
+        reduced = np.array([reduce_epochs(scores.tolist(), reducer) for scores in parts])
+        reduced = reduced[~np.isnan(reduced)]
+        return float(reduced.mean()) if len(reduced) else float("nan")
 
 
 def aggregated(values: Values, weights: Values, how: str) -> float:
@@ -127,10 +135,14 @@ def reconcile(log: ReadLog) -> tuple[Reconciled, ...]:
     """Return the numbers that the programs of a side report of its score, beside ours."""
     found = []
     for at, measured in enumerate(log.logs):
+        if not measured.reported:
+            continue
         reported = [number for number in measured.reported if number.score == log.chosen]
         # A log that was tried again repeats samples of another one, which count there.
         kin = [n for n, each in enumerate(log.logs) if _evaluation(each) == _evaluation(measured)]
-        sets = [rows for numbers in ([at], kin) if (rows := rows_of(log, numbers)).tasks]
+        sets = [
+            rows for numbers in ([at], *([kin] if len(kin) > 1 else [])) if len((rows := rows_of(log, numbers)).tasks)
+        ]
         order = REASONS.index
         each = [
             min((explain(measured, number, rows) for rows in sets), key=lambda result: order(result.reason))
@@ -153,7 +165,7 @@ def rows_of(log: ReadLog, numbers: Sequence[int]) -> LogRows:
     weights = log.weights.get(log.chosen)
     uncounted = pc.fill_null(pc.is_in(items["state"], pa.array([state.value for state in UNCOUNTED])), False)
     return LogRows(
-        items["task"].to_pylist(),
+        np.asarray(items["task"].combine_chunks().dictionary_encode().indices, dtype=np.int64),
         np.where(uncounted.to_numpy(), np.nan, recorded),
         recorded,
         np.ones(len(items)) if weights is None else _numbers(weights.filter(at)),
@@ -194,7 +206,7 @@ def guesses(reported: Reported, rows: LogRows, how: str) -> Iterator[tuple[Reaso
     recorded = int((np.isnan(rows.counted) & ~np.isnan(rows.recorded)).sum())
     swapped = Aggregate.SAMPLES if how == Aggregate.TASKS else Aggregate.TASKS
     reducer = reported.reducer
-    first: Reason = "reducer" if reducer not in ("", "mean") else ""
+    first: Reason = "reducer" if reducer not in ("", MEAN) else ""
     yield first, 0, lambda: rows.number(rows.counted, how, reducer)
     if recorded:
         yield "recorded", recorded, lambda: rows.number(rows.recorded, how, reducer)
@@ -215,11 +227,13 @@ REASONS: tuple[Reason, ...] = (
 
 def same(reported: float, ours: float, how: str) -> bool:
     """Return whether two numbers are the same, but for how the program wrote its own: rounded, or a mean in percent."""
+    if not isfinite(reported) or not isfinite(ours):
+        return isnan(reported) and isnan(ours)
     is_mean = how in (Aggregate.TASKS, Aggregate.SAMPLES)
     for scaled in (ours, 100 * ours) if is_mean else (ours,):
         digits = -int(Decimal(repr(reported)).as_tuple().exponent)
         is_rounded = digits >= FEWEST_DIGITS and abs(round(scaled, digits) - reported) < 10.0**-digits / 2
-        if isclose(scaled, reported, rel_tol=CLOSE, abs_tol=CLOSE) or is_rounded or (isnan(scaled) and isnan(reported)):
+        if isclose(scaled, reported, rel_tol=CLOSE, abs_tol=CLOSE) or is_rounded:
             return True
     return False
 

@@ -175,7 +175,8 @@ def _rollout(about: Record, plan: Record, sample: Record) -> Trajectory:
     opening, turns = _conversation(sample)
     _add_outputs(sample, turns)
     scores = sample.get("scores") or ({"score": sample["score"]} if sample.get("score") else {})
-    measured = MeasuredSample(_scores(about, scores), epoch=sample.get("epoch"))
+    # The number 1 and the text "1" are two ids.
+    measured = MeasuredSample(_scores(about, scores), epoch=sample.get("epoch"), item=repr(sample["id"]))
     usage = (sample.get("model_usage") or {}).get(about["model"]) or {}
     marked = (sample.get("metadata") or {}).get("composer") or {}
     # The writer noted the type of an error; Inspect's own is a message (text in old logs) and tracebacks.

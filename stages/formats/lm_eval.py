@@ -32,7 +32,7 @@ from composer_stages.formats.measurement import (
     ScoreKind,
     as_settings,
 )
-from composer_stages.formats.reports import task_of
+from composer_stages.formats.reports import TIME, task_of, time_of
 from composer_stages.runs import store
 
 NAME = "lm-eval"
@@ -61,6 +61,8 @@ BYPASS = "bypass"
 """The metric of `--predict_only`, which is 999 for every document."""
 KEPT = ("doc_id", "doc", "doc_hash", "metrics", *METRICS)
 """What lines of a document's other filters, and those that wait for them, keep beside their metrics."""
+OF_A_FOLDER = ("model", "sampling", "directions")
+"""What the results of another run in the same folder say of a model's samples."""
 FILTERS = "filters"
 
 
@@ -95,7 +97,9 @@ def of_documents(
 
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """Yield one item."""
-    about = origin.sidecars.description(origin.path)
+    about, time = origin.sidecars.description(origin.path), time_of(origin.path)
+    if time and about.get(TIME) not in (None, "", time):  # of another run in the folder: its numbers are not of these
+        about = {name: about[name] for name in OF_A_FOLDER}
     task = _task(origin, about)
     # A lone filter of older files has no name, neither in the results.
     filters = {

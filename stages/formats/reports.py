@@ -30,6 +30,7 @@ INFRASTRUCTURE, REASONS = "infra_failure_ids", "failure_reasons"
 """Instances that SWE-bench 5 lists as failures of its machines, beside their place among the unresolved; and why."""
 STATS = "stats"
 """What numbers that a program reports of a folder are described under."""
+TIME = "time of the file"
 SHOWN = 10
 """Limit on listed reports, and on listed contradicting instances."""
 SUFFIXES = (".gz", ".jsonl", ".json", ".traj", ".eval", ".parquet", ".csv", ".tsv")
@@ -251,7 +252,7 @@ class Sidecars:
 
     def description(self, path: Path) -> Row:
         """Return the run description with a file's stem or time, else the folder's last one, else an empty one."""
-        names = (stem(path), _time_of(path), "")
+        names = (stem(path), time_of(path), "")
         return next(filter(None, (self.descriptions.get((path.parent, name)) for name in names)), {})
 
     def verdict(self, path: Path, instance: str | None, model: str | None = None) -> ReportedOutcome | None:
@@ -278,7 +279,8 @@ class Sidecars:
             model = record.get("model_name") or config.get("model_args") or config.get("model")
             sampling = {name: config.get(name) for name in ("gen_kwargs", "limit") if config.get(name) is not None}
             about = {**record, "model": model, "sampling": sampling, "directions": _directions(record)}
-            self.descriptions[path.parent, _time_of(path)] = self.descriptions[path.parent, ""] = about
+            about[TIME] = time_of(path)
+            self.descriptions[path.parent, time_of(path)] = self.descriptions[path.parent, ""] = about
         elif isinstance(record.get("adapter_spec"), Mapping) and "scenario_spec" in record:
             # The specification of a run of HELM.
             self.descriptions[path.parent, ""] = {
@@ -287,7 +289,7 @@ class Sidecars:
             }
         elif {"results", "config_general"} <= record.keys():
             # The results of LightEval, which has them in another folder than the details.
-            self.descriptions[path.parent, _time_of(path)] = dict(record)
+            self.descriptions[path.parent, time_of(path)] = dict(record)
         elif {"name", "count", "sum"} <= record.keys() and isinstance(record["name"], Mapping):
             # One of HELM's statistics of a run.
             self.descriptions.setdefault((path.parent, STATS), {}).setdefault(STATS, []).append(dict(record))
@@ -333,7 +335,7 @@ def _directions(results: Mapping[str, Any]) -> dict[str, dict[str, bool]]:
     return directions
 
 
-def _time_of(path: Path) -> str:
+def time_of(path: Path) -> str:
     """Return the time at the end of a file's name, empty without one."""
     match = TIME_OF_FILE.search(stem(path))
     return match[0] if match else ""

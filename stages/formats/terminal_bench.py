@@ -8,9 +8,11 @@ Format read from logs of eleven agents in laude-institute/terminal-bench-leaderb
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from composer_stages.formats.base import WITHOUT_TRANSCRIPT, Origin, Reader, Record, Trajectory, has_keys, seconds
+from composer_stages.formats.measurement import REWARD, Aggregate, MeasuredLog, Reported, ScoreKind
 
 NAME = "terminal-bench"
 UNSET = "unset"
@@ -52,7 +54,16 @@ def trial_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
 def run_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """Yield the items of a run's trials."""
     for trial in record["results"]:
-        yield from trial_trajectories(trial, origin)
+        for trajectory in trial_trajectories(trial, origin):
+            trajectory.log = origin.log("", partial(_log, record.get("accuracy"), trajectory.model))
+            yield trajectory
+
+
+def _log(accuracy: Any, model: str | None) -> MeasuredLog:
+    """Return what a run is of; a trial without a verdict is none that was resolved."""
+    numbers = [float(accuracy)] if isinstance(accuracy, int | float) else []
+    reported = tuple(Reported(REWARD, "accuracy", number, Aggregate.SAMPLES) for number in numbers)
+    return MeasuredLog(NAME, task=NAME, model=model, kinds=(ScoreKind(scale=(0.0, 1.0)),), reported=reported)
 
 
 READERS = (
