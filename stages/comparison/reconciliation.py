@@ -45,7 +45,7 @@ class Reconciled:
 
 @dataclass(frozen=True)
 class LogRows:
-    """The samples of a log. tasks: their numbers; counted: their scores as we count them; recorded: as the log has them.
+    """The samples of a log: the numbers of their tasks, their scores as we count them, and as the log has them.
 
     NaN for no score.
     """

@@ -2,7 +2,7 @@
 
 Every metric that a line names is a score, under the name that the program has for it, `exact_match,strict-match`: a
 file has a line of a document for each filter, which are one item. (Before 2024-11 lines do not name their filter: the
-scores are then `exact_match,filter 1` and so on.) A document is identified by `doc_hash`, as `doc_id` is a row number.
+scores are then `exact_match,filter-1` and so on.) A document is identified by `doc_hash`, as `doc_id` is a row number.
 `results_TIME.json` of the same folder and time has the model, each metric's direction and aggregation, and the numbers
 that the program reports. Metrics over all documents (BLEU, F1, MCC) have no score by document; perplexities have pairs
 of log-likelihood and weight.
@@ -11,6 +11,7 @@ Format read from EleutherAI/lm-evaluation-harness, `lm_eval/loggers/evaluation_t
 `api/metrics.py` of versions 0.4.9 and 0.4.13, and files that it wrote.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -75,7 +76,8 @@ def of_documents(
     records: Iterator[NumberedRecord | Drop], make_drop: Callable[[int, str, str], Drop]
 ) -> Iterator[NumberedRecord | Drop]:
     """Yield one record a document, with the metrics of each filter; drops as they come."""
-    documents: dict[str, tuple[int, Record]] = {}
+    documents: dict[tuple[str, int], tuple[int, Record]] = {}
+    times = Counter[tuple[str, str]]()
     for record in records:
         if isinstance(record, Drop) or not recognises(record[1]):
             yield record
@@ -89,9 +91,12 @@ def of_documents(
         except TypeError as error:
             yield make_drop(line, "malformed_record", f"metrics: {error}")
             continue
-        _, document = documents.setdefault(repr(sample["doc_id"]), (line, kept | {FILTERS: {}}))
-        used = sample.get("filter") or f"filter {len(document[FILTERS]) + 1}"
-        document[FILTERS][str(used)] = values
+        identity, used = repr(sample["doc_id"]), str(sample.get("filter") or "")
+        # A named filter that scored a document again scored another sample of it.
+        time = times[identity, used] if used else 0
+        times[identity, used] += 1
+        _, document = documents.setdefault((identity, time), (line, kept | {FILTERS: {}}))
+        document[FILTERS][used or f"filter-{len(document[FILTERS]) + 1}"] = values
     yield from documents.values()
 
 
@@ -103,7 +108,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     task = _task(origin, about)
     # A lone filter of older files has no name, neither in the results.
     filters = {
-        ("none" if [*record[FILTERS]] == ["filter 1"] else used): values for used, values in record[FILTERS].items()
+        ("none" if [*record[FILTERS]] == ["filter-1"] else used): values for used, values in record[FILTERS].items()
     }
     names = tuple((metric, used) for used, values in filters.items() for metric in values)
     log = origin.log((task, names), lambda: _log(task, names, about))

@@ -247,12 +247,17 @@ def test_filters_and_metrics_of_lm_eval_are_scores_of_one_document(tmp_path: Pat
     bare = [{name: value for name, value in line.items() if name not in ("filter", "metrics")} for line in named]
     for folder, lines, first, second in (
         ("named", named, "exact_match,strict", "exact_match,flexible"),
-        ("bare", bare, "exact_match,filter 1", "exact_match,filter 2"),
+        ("bare", bare, "exact_match,filter-1", "exact_match,filter-2"),
     ):
         path = lm_eval(tmp_path / folder, lines)
         refused(lambda path=path: compared(path, path), BadInput, first, second, code="comparison.several-scores")
         sides = [compared(path, path, score=name) for name in (first, second)]
         assert [(means(side)[0], side.sides[0].num_tasks) for side in sides] == [(0.5, 8), (1.0, 8)]
+    twice = [
+        {"doc_id": at % 4, "doc_hash": f"{at % 4:02d}" * 32, "filter": "none", "metrics": ["acc"]} for at in range(8)
+    ]
+    path = lm_eval(tmp_path / "twice", [{**line, "acc": int(at < 4)} for at, line in enumerate(twice)])
+    assert means(compared(path, path)) == [0.5, 0.5] and compared(path, path).sides[0].samples == "2"
     bypass = lm_eval(tmp_path / "bypass", [{"metrics": ["bypass"], "bypass": 999, "filter": "none"} for _ in range(4)])
     refused(lambda: compared(bypass, bypass), BadInput, code="comparison.no-scores")
     both = lm_eval(
