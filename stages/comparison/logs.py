@@ -181,6 +181,12 @@ def find_run(folder: Path) -> Run | None:
 def find_sources(path: str) -> list[Source]:
     """Return the files of a log, those beside them included."""
     file = Path(path).expanduser()
+    inside = [each for each in file.rglob("*") if each.is_file()] if file.is_dir() else []
+    tables = sorted(each for each in inside if is_csv(each.name))
+    if tables and not any(each.suffix in files.READABLE for each in {*inside}.difference(tables)):
+        if len(tables) > 1:
+            raise BadInput("comparison.several-tables", path=path, tables=[each.name for each in tables])
+        file = tables[0]
     if file.is_file() and is_csv(file.name):
         file_path = file.resolve()
         return [
@@ -236,7 +242,7 @@ def read_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
         first = next((item[1] for item in next(iter(detected)).records() if not isinstance(item, Drop)), None)
         if isinstance(first, dict) and not reader_names:
             EVERY_COLUMN.choose(path, [*first])
-        raise BadInput("comparison.no-sample", path=path, drops=drops.most_common(3))
+        raise BadInput("comparison.no-sample", path=path, drops=(+drops).most_common(3))
     if unit and not any(rows["unit"]):
         raise UsageError("comparison.no-unit", path=path, column=unit)
     notes = [Sentence("comparison.dropped-records", records=num, reason=reason) for reason, num in (+drops).items()]

@@ -28,11 +28,12 @@ from composer_stages import json_text
 from composer_stages.errors import BadInput, UsageError
 from composer_stages.formats import readers, reading
 from composer_stages.formats.base import Drop
-from composer_stages.formats.files import Source
+from composer_stages.formats.files import LFS, Source
 from composer_stages.formats.measurement import ScoreKind
 from composer_stages.runs import store
+from composer_stages.words import Sentence
 
-CSV = re.compile(r"\.(csv|tsv)(\.gz)?$")
+CSV = re.compile(r"\.(csv|tsv)(\.gz)?$", re.IGNORECASE)
 IDS = (
     "task_id",
     "instance_id",
@@ -57,7 +58,8 @@ METRICS = ("metric", "metric_name", "scorer", "filter")
 CONTEXT = ("context", "passage", "choices", "options", "target", "reference", "gold", "expected", "ground_truth")
 """What two tasks may differ in that share a question."""
 SPACES = (
-    *("benchmark", "suite", "dataset", "subset", "subtask", "task", "task_name", "split", "config"),
+    *("benchmark", "benchmark_name", "suite", "dataset", "dataset_name", "subset", "subset_name", "corpus", "source"),
+    *("eval", "eval_name", "subtask", "task", "task_name", "split", "config", "config_name", "section"),
     *("language", "lang", "locale", "domain", "level", *FAMILIES),
 )
 """Columns that tell tasks apart whose ids are the same."""
@@ -198,7 +200,16 @@ def _load(path: str, source: Source, columns: Columns) -> pa.Table | None:
         return _load_csv(path, source, columns)
     with source.unpacked() as file:
         is_parquet = file.read(4) == b"PAR1"
-    first = next((item[1] for item in source.records() if not isinstance(item, Drop)), None)
+    first, damage = None, list[Drop]()
+    for item in source.records():
+        if not isinstance(item, Drop):
+            first = item[1]
+            break
+        damage.append(item)
+    if first is None and damage:
+        if damage[0].reason == "not_json":
+            raise BadInput("comparison.line-no-json", path=path, line=damage[0].line, detail=damage[0].detail)
+        raise BadInput("comparison.unreadable", path=path, problem=damage[0].detail)
     if not isinstance(first, dict) or any(reading.fits(reader, first) for reader in readers("auto")):
         return None
     if not is_parquet:
@@ -213,11 +224,14 @@ def _load(path: str, source: Source, columns: Columns) -> pa.Table | None:
 def _load_csv(path: str, source: Source, columns: Columns) -> pa.Table:
     """Return the read columns of CSV or TSV as text; `BadInput` with the line of what is no row of the table."""
     csv.field_size_limit(sys.maxsize)
-    with source.unpacked() as file:
-        encoding = json.detect_encoding(file.read(4))
-    delimiter = "\t" if ".tsv" in source.path.name else ","
+    delimiter = "\t" if ".tsv" in source.path.name.lower() else ","
     line, parts = 0, list[pa.Table]()
     try:
+        with source.unpacked() as file:
+            head = file.read(len(LFS))
+        if head == LFS:
+            raise BadInput("comparison.unreadable", path=path, problem=Sentence("formats.lfs-pointer"))
+        encoding = json.detect_encoding(head[:4])
         with source.unpacked() as file, io.TextIOWrapper(file, encoding, newline="") as text:
             rows = csv.reader(text, delimiter=delimiter, strict=True)
             names = next((row for row in rows if row), [])

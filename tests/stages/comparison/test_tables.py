@@ -295,6 +295,7 @@ def test_csv_is_read_whatever_wrote_it(tmp_path: Path, content: bytes, scores: l
         ("id,score,id\nt0,1,0\n", "column-twice", {"column": "id"}),
         ("id,score\n1.2345678901234568e+19,1\n", "rounded-id", {"row": 1, "id": "1.2345678901234568e+19"}),
         ("id,metric,value\nt0,acc,1\nt0,,1\n", "empty-id", {"row": 2, "column": "metric"}),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n", "unreadable", {}),
         ("id,score\n", "no-row", {}),
         ("", "no-row", {}),
     ],
@@ -336,7 +337,25 @@ def test_one_file_of_both_sides_names_a_model_in_each_row(tmp_path: Path, ending
     assert compared(whole) == (6, 0.0, "")
 
 
-def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
+def test_a_folder_with_one_table_is_that_table(tmp_path: Path) -> None:
+    rows = [{"id": f"t{at}", "score": at % 2} for at in range(12)]
+    first = made(tmp_path / "a.csv", rows)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "SCORES.CSV").write_bytes(first.read_bytes())
+    (tmp_path / "b" / "README.md").write_text("about")
+    assert compared(first, tmp_path / "b") == (12, 0.0, "")
+    made(tmp_path / "b" / "more.csv", rows)
+    named = ["SCORES.CSV", "more.csv"]
+    refused(lambda: read(tmp_path / "b"), BadInput, code="comparison.several-tables", tables=named)
+    (tmp_path / "b.txt").write_text("id,score\nt0,1\n")
+    refused(lambda: read(tmp_path / "b.txt"), BadInput, ".csv", code="comparison.line-no-json", line=1)
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    packed = gzip.compress(b"id,score\n" + b"".join(b"t%d,1\n" % at for at in range(50)))
+    for end in (2, 12, 40, len(packed) - 4):
+        (tmp_path / "a.csv.gz").write_bytes(packed[:end])
+        refused(lambda: read(tmp_path / "a.csv.gz"), BadInput, "a.csv.gz", code="comparison.unreadable")
     path = made(tmp_path / "a.parquet", [{"id": "t", "score": 1}] * 50)
     path.write_bytes(path.read_bytes()[:-20])
     refused(lambda: read(path), BadInput, "a.parquet")
