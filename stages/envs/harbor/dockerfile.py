@@ -80,8 +80,7 @@ def follow_dockerfile(text: str, context: Path) -> DockerRecipe:
         elif word == "RUN":
             if commands := _parse_run(arguments, line):
                 recipe.steps.append((commands, recipe.workdir))
-                mkdirs = [command.split() for command in commands.split(" && ") if command.startswith("mkdir ")]
-                recipe.folders += [word for words in mkdirs for word in words if word.startswith("/")]
+                recipe.folders += [absolute_path(path, recipe.workdir) for path in _written_folders(commands, line)]
         elif word not in IGNORED:
             raise NotFollowed("envs.harbor.instruction-not-followed", line=line, word=word)
     if not recipe.image:
@@ -181,6 +180,32 @@ def _parse_run(arguments: str, line: int) -> str:
         if not commands[0].startswith("rm "):
             carried_out.append(" || ".join(commands))
     return " && ".join(carried_out)
+
+
+def _written_folders(commands: str, line: int) -> Iterator[str]:
+    """Yield the folders that commands of RUN make or write into."""
+    for command in re.split(r"\s*(?:&&|\|\|)\s*", commands):
+        lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
+        lexer.whitespace_split, lexer.commenters = True, ""
+        try:
+            tokens = list(lexer)
+        except ValueError as error:
+            raise NotFollowed(f"line {line}: {error}") from None
+        if "&" in tokens:  # something else goes on behind it
+            raise NotFollowed("envs.harbor.run-not-followed", line=line, command_=command[:60])
+        files, words = list[str](), list[str]()
+        for before, token in zip(["", *tokens], tokens, strict=False):
+            into = before.strip("&|") in (">", ">>", "<>")
+            if into and not (before.endswith("&") and token.isdigit()) and not token.startswith("/dev/"):
+                files.append(token)
+            if not into and not token.startswith("-") and not set(token) & set("<>&"):
+                words.append(token)
+        program, *arguments = words
+        files += arguments[1:] if program == "chmod" else arguments[-1:] if program in ("cp", "ln") else ()
+        files += arguments if program in ("touch", "mv") else ()
+        made = arguments if program == "mkdir" else ()
+        for path in (*made, *(file if file.endswith("/") else str(PurePosixPath(file).parent) for file in files)):
+            yield path.replace("~", "/root", 1) if path.startswith("~") else path
 
 
 def _is_available(command: str, line: int) -> bool:

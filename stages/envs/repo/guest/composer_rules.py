@@ -172,12 +172,15 @@ def is_selected_by(name: str, test_id: str) -> bool:
 
 
 def add_id_statuses(statuses: Mapping[str, str], ids: Sequence[str]) -> dict[str, str]:
-    """Add the outcomes of node ids: an id of several tests has that of the worst, one without a run test none."""
+    """Add the outcomes of node ids: an id of several tests fails with any of them, and else passes with any.
+
+    As in pytest, where tests that are skipped beside others change nothing. An id without a run test has none.
+    """
     merged = dict(statuses)
     for test_id in (name.split()[0] for name in ids):
         selected = [status for name, status in statuses.items() if is_selected_by(name, test_id)]
         if selected:
-            merged[test_id] = next((status for status in selected if status not in PASSING), selected[0])
+            merged[test_id] = min(selected, key=lambda status: (status not in FAILING, status not in PASSING))
     return merged
 
 

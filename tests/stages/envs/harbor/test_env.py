@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import tarfile
 import time
 from pathlib import Path
@@ -174,6 +175,30 @@ def test_links_that_an_agent_leaves_lead_nowhere_on_this_machine(made: Any, tmp_
     grade = env.grade()
     assert grade.reward == 0.0
     assert sorted(path.name for path in outside.rglob("*")) == ["kept", "verifier"], "nothing written or deleted there"
+
+
+@pytest.mark.parametrize(
+    ("steps", "reason"),
+    [
+        ("RUN echo 1 > /opt/x", "the folder /opt belongs to the machine's system"),
+        ("RUN printf a >>/etc/x", "the folder /etc belongs to the machine's system"),
+        ("RUN mv x.sh /usr/bin/", "the folder /usr/bin"),
+        ("RUN chmod 755 ../x", "the folder / belongs to the machine's system"),
+        ("RUN touch a & sleep 9", "line 3: RUN touch a & sleep 9 is not carried out"),
+        ("HEALTHCHECK CMD true", "line 3: HEALTHCHECK is not carried out"),
+        ("RUN echo 1 > /data/x && ln -s /etc/hosts a 2>/dev/null", None),
+    ],
+)
+def test_a_step_that_writes_where_bubblewrap_cannot_is_refused_before_the_start(
+    steps: str, reason: str | None, tmp_path: Path
+) -> None:
+    text = f"FROM python:3.13\nWORKDIR /app\n{steps}\n"
+    write(tmp_path / "t", {**python_task("x-0", "x"), "environment/Dockerfile": text})
+    if reason is None:
+        assert len(HarborEnv(path=str(tmp_path), runs_in="bubblewrap").tasks("train", 1, 0)) == 1
+        return
+    with pytest.raises(BadInput, match=re.escape(reason)):
+        HarborEnv(path=str(tmp_path), runs_in="bubblewrap").tasks("train", 1, 0)
 
 
 def test_everything_that_is_not_followed_is_refused_before_the_start(tmp_path: Path) -> None:

@@ -71,10 +71,13 @@ def test_skipped_tests_resolve_unless_the_lists_say_that_a_skipped_fix_fails() -
         ("t.py::TestSums", "passed"),
         ("t.py::test_ad", None),
         ("t.py::TestNone", None),
+        ("skips.py", "passed"),
+        ("skips.py::TestAll", "skipped"),
     ],
 )
-def test_an_id_has_the_worst_outcome_of_all_tests_that_pytest_selects_by_it(wanted: str, outcome: str | None) -> None:
+def test_an_id_has_the_outcome_of_all_tests_that_pytest_selects_by_it(wanted: str, outcome: str | None) -> None:
     statuses = {"t.py::test_add[1]": "passed", "t.py::test_add[2]": "failed", "t.py::TestSums::test_total": "passed"}
+    statuses |= {"skips.py::TestAll::test_a": "skipped", "skips.py::test_b": "passed", "skips.py::test_c": "skipped"}
     assert add_id_statuses(statuses, [wanted]).get(wanted) == outcome
 
 
