@@ -134,6 +134,8 @@ class PolicyConfig(Settings):
     """Price of a million input tokens of a server in USD; 0 where it is free."""
     usd_per_mtok_cached_in: float | None = None
     """Price of a million input tokens that the server reports as cached; without it they cost as much as others."""
+    usd_per_mtok_cache_write: float | None = None
+    """Price of a million input tokens that the server writes to its cache; without it 1.25 times that of others."""
     usd_per_mtok_out: float | None = None
     """Price of a million output tokens in USD."""
     price: Literal["unknown"] | None = None
@@ -194,7 +196,7 @@ class PolicyConfig(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> "PolicyConfig":
-        prices = (self.usd_per_mtok_in, self.usd_per_mtok_cached_in, self.usd_per_mtok_out)
+        prices = [value for name, value in self if name.startswith("usd_per_mtok")]
         if min(price or 0.0 for price in prices) < 0:
             raise ValueError(Sentence("policy.negative-price"))
         if self.served and not self.source:
@@ -292,11 +294,17 @@ class PolicyConfig(Settings):
             )
         return key
 
-    def cost(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float:
-        """Return the price of a call in USD, `cached_tokens` of the prompt being cached; an unknown price is 0."""
-        new, cached, out = (self.usd_per_mtok_in or 0.0, self.usd_per_mtok_cached_in, self.usd_per_mtok_out or 0.0)
-        uncached = prompt_tokens - cached_tokens
-        return (uncached * new + cached_tokens * (new if cached is None else cached) + completion_tokens * out) / 1e6
+    def cost(
+        self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0, written_tokens: int = 0
+    ) -> float:
+        """Return the price of a call in USD; an unknown price is 0.
+
+        Of the prompt, `cached_tokens` were read from the server's cache and `written_tokens` written to it.
+        """
+        new, out, write = self.usd_per_mtok_in or 0.0, self.usd_per_mtok_out or 0.0, self.usd_per_mtok_cache_write
+        cached = new if self.usd_per_mtok_cached_in is None else self.usd_per_mtok_cached_in
+        whole = (prompt_tokens - cached_tokens - written_tokens) * new + completion_tokens * out
+        return (whole + cached_tokens * cached + written_tokens * (1.25 * new if write is None else write)) / 1e6
 
 
 BasicPolicy = Annotated[

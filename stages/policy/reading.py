@@ -341,8 +341,23 @@ def _written(message: dict[str, Any]) -> list[str]:
 
 def _completion_tokens(body: Mapping[str, Any]) -> int:
     usage = body.get("usage")
-    billed = usage.get("completion_tokens") if isinstance(usage, Mapping) else 0
+    billed = usage.get("completion_tokens", usage.get("output_tokens")) if isinstance(usage, Mapping) else 0
     return billed if isinstance(billed, int) and billed <= MOST_TOKENS else 0
+
+
+CACHED = (
+    "cached_tokens",
+    "cache_read_input_tokens",
+    "prompt_cache_hit_tokens",
+    "cache_read_tokens",
+    "num_cached_tokens",
+)
+WRITTEN = ("cache_creation_input_tokens", "cache_creation_tokens", "cache_write_tokens", "cache_write_input_tokens")
+"""Fields of the tokens of a prompt that a server read from its cache, and that it wrote there, at any place."""
+DETAILS = ("prompt_tokens_details", "input_tokens_details", "completion_tokens_details", "output_tokens_details")
+COSTS = {"cost": 1.0, "total_cost": 1.0, "estimated_cost": 1.0, "cost_usd": 1.0, "cost_in_usd_ticks": 1e-10}
+UPSTREAM = ("cost", "prompt_cost", "completions_cost")
+"""Fields of what a call cost, and the USD of their units: OpenRouter's, Perplexity's, DeepInfra's, LiteLLM's, xAI's."""
 
 
 def cost(body: Mapping[str, Any], texts: list[str], bounds: CallBounds, config: PolicyConfig) -> dict[str, Any]:
@@ -357,27 +372,64 @@ def cost(body: Mapping[str, Any], texts: list[str], bounds: CallBounds, config: 
     with suppress(MalformedBill):
         # OpenRouter's own field, in every response since it ignores `usage: {include: true}`. Asking others for it is
         # an error: api.openai.com refuses unknown fields with 400.
-        billed = claimed = _number(usage, "cost", MOST_USD, integer=False)
-        prompt, completion = _number(usage, "prompt_tokens"), _number(usage, "completion_tokens")
-        cached = _number(_details(usage, "prompt_tokens_details"), "cached_tokens") or 0
+        billed = claimed = _charged(usage)
+        cached, written = (_most(usage, names) for names in (CACHED, WRITTEN))
+        prompt, completion = (
+            _tokens(usage, "prompt_tokens", "input_tokens"),
+            _tokens(usage, "completion_tokens", "output_tokens"),
+        )
+        if prompt is not None and "prompt_tokens" not in usage and "input_tokens_details" not in usage:
+            prompt += cached + written  # as Anthropic counts: neither is among the input tokens
         if prompt is not None and completion is not None:
             completion = _with_reasoning(usage, prompt, completion)
             if claimed is None:
-                claimed = config.cost(prompt, completion, cached)
-            possible = 0 <= cached <= prompt and completion >= 0 and (billed is None or billed >= 0)
+                claimed = config.cost(prompt, completion, cached, written)
+            possible = min(cached, written) >= 0 and cached + written <= prompt and completion >= 0
             count = tokenizer(config.model) if config.has_price else None
             # No tokenizer makes as few tokens of the answer or of the prompt as the bill has.
             too_small = config.has_price and (
                 _fewer(completion, texts, count) or _fewer(prompt, _contents(bounds), count)
             )
-            if possible and not too_small:
-                listed = config.cost(prompt, completion, cached)
+            if possible and (billed is None or billed >= 0) and not too_small:
+                listed = config.cost(prompt, completion, cached, written)
                 return _fields(prompt, completion, cached, max(billed or 0.0, listed), claimed, config, billed)
         elif billed is not None and billed >= config.cost(*_least(texts, bounds, config)):
             return _fields(bounds.prompt_tokens, bounds.completion_tokens, 0, billed, claimed, config, billed)
     most = max(bounds.max_usd(config), billed or 0.0)
     bound = _fields(bounds.prompt_tokens, bounds.completion_tokens, 0, most, claimed, config, None)
     return {**bound, "usage_by": "bound"}
+
+
+def _charged(usage: Mapping[str, Any]) -> float | None:
+    """Return what a server says that a call cost, with what the owner of a key pays elsewhere (`is_byok`)."""
+    places = [usage, usage["cost"]] if isinstance(usage.get("cost"), Mapping) else [usage]
+    amounts = [
+        amount * unit
+        for place in places
+        for name, unit in COSTS.items()
+        if not isinstance(place.get(name), Mapping)
+        and (amount := _number(place, name, MOST_USD / unit, integer=False)) is not None
+    ]
+    charged = min(amounts) if amounts and min(amounts) < 0 else max(amounts, default=None)
+    if usage.get("is_byok") is not True:
+        return charged
+    details = _details(usage, "cost_details")
+    upstream = [_number(details, f"upstream_inference_{part}", MOST_USD, integer=False) for part in UPSTREAM]
+    whole, *parts = upstream
+    if whole is None and None in parts:
+        return None  # what the owner pays is not told
+    return (charged or 0.0) + (sum(parts) if whole is None else whole)
+
+
+def _tokens(usage: Mapping[str, Any], *names: str) -> Any:
+    return next((number for name in names if (number := _number(usage, name)) is not None), None)
+
+
+def _most(usage: Mapping[str, Any], names: tuple[str, ...]) -> int:
+    """Return the largest number of these fields, wherever a server puts it; a negative one comes first."""
+    places = [usage, *(_details(usage, name) for name in DETAILS)]
+    numbers = [number for place in places for name in names if (number := _number(place, name)) is not None]
+    return min(numbers) if numbers and min(numbers) < 0 else max(numbers, default=0)
 
 
 def _fields(
@@ -434,7 +486,7 @@ def _with_reasoning(usage: Mapping[str, Any], prompt: int, completion: int) -> i
     """Return the completion tokens with reasoning tokens that the server counts separately."""
     # OpenAI counts reasoning among the completion tokens. Gemini's and xAI's compatible servers leave it out of them
     # and add it to the total.
-    reasoning = _number(_details(usage, "completion_tokens_details"), "reasoning_tokens") or 0
+    reasoning = max(_most(usage, ("reasoning_tokens",)), 0)
     total = _number(usage, "total_tokens") or 0
     return max(completion, total - prompt, completion + reasoning if reasoning > completion else 0)
 

@@ -70,9 +70,10 @@ class CallBounds:
         return cls(prompt, longest, tuple(request.get("messages", ())))
 
     def max_usd(self, config: PolicyConfig) -> float:
-        """Return the most that the call can cost in USD, however much of its prompt was cached."""
-        prompt = self.prompt_tokens
-        return max(config.cost(prompt, self.completion_tokens, cached) for cached in (0, prompt))
+        """Return the most that the call can cost in USD, however much of its prompt is read from a cache or written."""
+        prompt, written = self.prompt_tokens, self.prompt_tokens if config.usd_per_mtok_cache_write else 0
+        ways = ((0, 0), (prompt, 0), (0, written))
+        return max(config.cost(prompt, self.completion_tokens, *way) for way in ways)
 
 
 def price_bound(config: PolicyConfig, turns: Iterable[Turn]) -> float:

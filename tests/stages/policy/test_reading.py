@@ -83,6 +83,16 @@ def reasoning(tokens: int, completion: int = 61) -> dict[str, Any]:
     return {**TRUE, "completion_tokens": completion, "completion_tokens_details": {"reasoning_tokens": tokens}}
 
 
+def written(field: str) -> dict[str, Any]:
+    return {**TRUE, "prompt_tokens_details": {"cached_tokens": 0, field: 20}}
+
+
+def byok(**upstream: float) -> dict[str, Any]:
+    return {"is_byok": True, "cost_details": upstream}
+
+
+ANTHROPIC = {"input_tokens": 0, "cache_read_input_tokens": 20, "cache_creation_input_tokens": 10, "output_tokens": 60}
+RESPONSES = {"input_tokens": 30, "input_tokens_details": {"cached_tokens": 20}, "output_tokens": 60}
 BILLS: dict[str, tuple[Any, tuple[int, int, float] | None, float | None]] = {
     # what the server bills; prompt and completion tokens and USD that count, None for the bound; the claim if lower
     "honest": (TRUE, (30, 60, LIST_PRICE), None),
@@ -98,6 +108,30 @@ BILLS: dict[str, tuple[Any, tuple[int, int, float] | None, float | None]] = {
     "a cost alone, too low for the words": ({"cost": 0.01}, None, 0.01),
     "a cost alone, above the bound": ({"prompt_tokens": 1, "completion_tokens": 1, "cost": 2.0}, (500, 64, 2.0), None),
     "cached at its price": (cached(20), (30, 60, 0.072), None),
+    "cached of DeepSeek": ({**TRUE, "prompt_cache_hit_tokens": 20}, (30, 60, 0.072), None),
+    "cached of Moonshot": ({**TRUE, "cached_tokens": 20}, (30, 60, 0.072), None),
+    "cached and written of Anthropic": (ANTHROPIC, (30, 60, 0.0745), None),
+    "cached of Responses": (RESPONSES, (30, 60, 0.072), None),
+    "written of LiteLLM": (written("cache_creation_tokens"), (30, 60, 0.095), None),
+    "written of OpenRouter": (written("cache_write_tokens"), (30, 60, 0.095), None),
+    "more written than there is": ({**TRUE, "cache_creation_input_tokens": 31}, None, None),
+    "a key of one's own": ({**TRUE, "cost": 0, **byok(upstream_inference_cost=0.5)}, (30, 60, 0.5), None),
+    "a key of one's own, a fee": ({**TRUE, "cost": 0.1, **byok(upstream_inference_cost=0.5)}, (30, 60, 0.6), None),
+    "a key of one's own, in parts": (
+        {**TRUE, **byok(upstream_inference_prompt_cost=0.2, upstream_inference_completions_cost=0.3)},
+        (30, 60, 0.5),
+        None,
+    ),
+    "a key of one's own, untold": ({**TRUE, "cost": 0, **byok()}, (30, 60, LIST_PRICE), None),
+    "another's key": (
+        {**TRUE, "cost": 0.5, **byok(upstream_inference_cost=0.5), "is_byok": False},
+        (30, 60, 0.5),
+        None,
+    ),
+    "a cost of Perplexity": ({**TRUE, "cost": {"total_cost": 0.5, "request_cost": 0.1}}, (30, 60, 0.5), None),
+    "a cost of DeepInfra": ({**TRUE, "estimated_cost": 0.5}, (30, 60, 0.5), None),
+    "a cost of xAI": ({**TRUE, "cost_in_usd_ticks": 5_000_000_000}, (30, 60, 0.5), None),
+    "reasoning at the top": ({**TRUE, "reasoning_tokens": 500}, (30, 560, 0.59), None),
     "more cached than there is": (cached(10**6), None, None),
     "less cached than nothing": (cached(-5), None, None),
     "reasoning counted apart": (reasoning(500), (30, 561, 0.591), None),
@@ -120,9 +154,12 @@ def test_a_possible_bill_counts_and_an_impossible_one_costs_the_bound(name: str)
         assert found["claimed_usd"] is None
 
 
-def test_cached_tokens_without_a_price_of_their_own_cost_the_list_price() -> None:
+def test_cached_and_written_tokens_have_prices_of_their_own() -> None:
     found = cost({"usage": cached(20)}, [TEXT], ASKED, config(usd_per_mtok_cached_in=None))
     assert (found["cached_tokens"], found["cost_usd"]) == pytest.approx((20, LIST_PRICE))
+    dear = config(usd_per_mtok_cache_write=2000.0)
+    assert cost({"usage": written("cache_write_tokens")}, [TEXT], ASKED, dear)["cost_usd"] == pytest.approx(0.11)
+    assert ASKED.max_usd(dear) == pytest.approx(1.064)
 
 
 NO_NUMBERS: dict[str, Any] = {
