@@ -48,6 +48,8 @@ class Arguments(Settings):
     """Workers to which the work is dealt, such as processes:4, ray or ray://HOST:PORT."""
     max_cost: Annotated[float | None, Field(ge=0), typer.Option("--max-cost", metavar="USD", min=0.0)] = None
     """USD, never more, over all attempts."""
+    fresh: Annotated[bool, typer.Option("--fresh")] = False
+    """Ask anew also where another run has bought the answer."""
     trust: Annotated[bool, typer.Option("--trust")] = False
     """Send a provider's key to another server where a settings file says so."""
     quiet: Annotated[bool, options.QUIET] = False
@@ -171,7 +173,14 @@ class StageJob:
     def execution_arguments(self, arguments: Arguments) -> dict[str, Any]:
         """Return the keywords with which `runner.execute` runs the job."""
         on = arguments.on if load_stage(self.stage).work else None
-        return {**arguments.where(), "max_cost": arguments.max_cost, "on": on, "gpus": self.gpus, "mirror": self.mirror}
+        return {
+            **arguments.where(),
+            "max_cost": arguments.max_cost,
+            "fresh": arguments.fresh,
+            "on": on,
+            "gpus": self.gpus,
+            "mirror": self.mirror,
+        }
 
 
 def add_mirror(job: StageJob, arguments: Arguments) -> tuple[StageJob, Arguments]:

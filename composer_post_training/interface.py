@@ -173,6 +173,7 @@ class _ChainWords(TypedDict, total=False):
     resume: bool
     clean: bool
     max_cost: float | None
+    fresh: bool
     to_the_end: bool
     trust: bool
     quiet: bool
@@ -206,6 +207,7 @@ def run(
     resume: bool = False,
     clean: bool = False,
     max_cost: float | None = None,
+    fresh: bool = False,
     to_the_end: bool = False,
     trust: bool = False,
     quiet: bool = False,
@@ -217,8 +219,9 @@ def run(
     model that every entry starts from. on: "processes:4" deals the work to workers here; "slurm", "hf-jobs" or "modal"
     submits the chain there, with settings such as `{"on.options.partition": "gpu"}`, and returns at once. resume: go on
     with unfinished runs. clean: delete what the runs' folders hold and start again. max_cost: USD, which no stage
-    exceeds. to_the_end: go on after an entry that did not pass its own checks, or left them open. trust: send a
-    provider's key to another server where a file says so. quiet: no progress on stderr.
+    exceeds. fresh: ask anew also where another run has bought the answer. to_the_end: go on after an entry that did not
+    pass its own checks, or left them open. trust: send a provider's key to another server where a file says so. quiet:
+    no progress on stderr.
 
     Raises `UsageError` for a preset or settings that cannot be run, `BadInput` for an input that a stage cannot read,
     `Incomplete` if part of a stage failed and the rest is saved, or an entry left open what others build on, and
@@ -233,7 +236,14 @@ def run(
 
     with errors_in_python(resumes=True):
         options = {"config": config, "artifacts": artifacts, "resume": resume, "clean": clean, "max_cost": max_cost}
-        options |= {"on": on, "trust": trust, "quiet": quiet, "policy": policy, "to_the_end": to_the_end}
+        options |= {
+            "on": on,
+            "trust": trust,
+            "fresh": fresh,
+            "quiet": quiet,
+            "policy": policy,
+            "to_the_end": to_the_end,
+        }
         requested = settings.build("run", ChainArguments, [options])
         requested = requested.model_copy(update={"artifacts": requested.artifacts.resolve()})
         console = PythonConsole(quiet)

@@ -88,6 +88,20 @@ class AnswerCache:
             self._report_damage(key, Sentence("policy.cached-answer-changed", path=file.path, key=key[:12]))
         return None
 
+    def keys(self, begin: str) -> list[str]:
+        """Return the keys that continue this one behind a colon; damage to where they stand hides them."""
+        found: list[str] = []
+        for file in self._files:
+            try:
+                found += file.keys(begin)
+            except FAILURES as error:
+                if not _is_damage(error, file.path):
+                    raise _machine_error(error, file.path) from None
+                self._report_damage(
+                    begin, Sentence("policy.cached-answer-unreadable", path=file.path, error=str(error))
+                )
+        return found
+
     def replace(self, key: str) -> None:
         """Let the next answer of a key replace the stored answer, as for a damaged one."""
         self._bad_keys.add(key)
@@ -97,10 +111,14 @@ class AnswerCache:
         rows = [(key, redacted_bytes(answer)) for key, answer in answers]
         file, why = self._files[-1], "an answer that was written there cannot be read"
         try:
-            file.put(rows, self._bad_keys)
-            # A damaged index may hold a key without its row: SQLite then ignores what is inserted.
-            if all(self._readable(file, key) for key, _ in rows):
-                return
+            # To write into a damaged file may lose more of it: an index that is split again, for example.
+            if (damage := file.find_damage()) is not None:
+                why = damage
+            else:
+                file.put(rows, self._bad_keys)
+                # A damaged index may hold a key without its row: SQLite then ignores what is inserted.
+                if all(self._readable(file, key) for key, _ in rows):
+                    return
         except FAILURES as error:
             if not _is_damage(error, file.path):
                 raise _machine_error(error, file.path) from None
@@ -137,7 +155,7 @@ class _File:
     """One SQLite file, with separate connections for reading and writing: reading does not wait for a commit."""
 
     def __init__(self, path: Path, number: int) -> None:
-        self.path, self.number = path, number
+        self.path, self.number, self._checked = path, number, not path.exists()
         # A connection may be used by any thread, but by one at a time.
         self._locks = {"read": threading.Lock(), "write": threading.Lock()}
         # timeout: seconds that a write waits for one of another process. isolation_level None: transactions begin where
@@ -161,6 +179,22 @@ class _File:
         with self._locks["read"]:
             row = self._reader.execute("SELECT answer, sha256 FROM answers WHERE key = ?", (key,)).fetchone()
         return tuple(row) if row else None
+
+    def find_damage(self) -> str | None:
+        """Return what SQLite finds wrong with the file as an earlier process left it, read once; None for nothing."""
+        if not self._checked:
+            with self._locks["write"]:
+                ((found, *_),) = self._writer.execute("PRAGMA integrity_check(1)").fetchall()
+            self._checked = found == "ok"
+            return None if self._checked else str(found)
+        return None
+
+    def keys(self, begin: str) -> list[str]:
+        """Return the keys that continue this one behind a colon."""
+        with self._locks["read"]:
+            query = "SELECT CAST(key AS TEXT) FROM answers WHERE key > ? AND key < ?"
+            rows = self._reader.execute(query, (f"{begin}:", f"{begin};")).fetchall()
+        return [key.decode(errors="replace") for (key,) in rows if isinstance(key, bytes)]
 
     def put(self, rows: Sequence[tuple[str, bytes]], bad_keys: set[str]) -> None:
         """Store rows; rows of `bad_keys` replace stored rows, and their keys are removed from the set."""

@@ -367,7 +367,8 @@ class Sample:
     `error_type` and no text. reasoning: the model's reasoning, where its server separates it. usage_by: source of the
     token counts, "server" or "bound" (an upper bound). price_known: False where `cost_usd` is 0 because no price is
     known. claimed_usd: the cost by the server's own bill, where that is below `cost_usd`. served_model, provider,
-    system_fingerprint: from the server's response. finish_reason: the server's word, one of `endings.NOT_WHOLE` where
+    system_fingerprint: from the server's response. prompt_read: the tokens that a server counted of a prompt that has
+    more. finish_reason: the server's word, one of `endings.NOT_WHOLE` where
     the answer is not whole, or `IDLE`. With `MALFORMED`, `error` is what the server said of the call.
     """
 
@@ -388,6 +389,7 @@ class Sample:
     served_model: str | None = None
     provider: str | None = None
     system_fingerprint: str | None = None
+    prompt_read: int | None = None
     latency_s: float = 0.0
     attempts: int = 1
     error_type: str | None = None

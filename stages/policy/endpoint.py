@@ -50,7 +50,15 @@ from composer_stages.policy.client import (
     max_response_bytes,
     retrying,
 )
-from composer_stages.policy.reading import OverlongAnswer, UnreadableAnswer, make_record, read_charge, read_record
+from composer_stages.policy.origin import Origins, described
+from composer_stages.policy.reading import (
+    OverlongAnswer,
+    UnreadableAnswer,
+    make_record,
+    read_charge,
+    read_record,
+    time_of,
+)
 from composer_stages.policy.request_fields import LIMITS
 from composer_stages.policy.requests import (
     QUESTION,
@@ -238,6 +246,8 @@ class EndpointPolicy:
             AnswerCache(folder / "answers.sqlite", lambda report: listener(report, 0, 0) if listener else None)
             for folder in folders
         ]
+        self.origins = Origins(str(config.base_url), cache.run)
+        self._fresh, self._described = cache.fresh, False
         self._store, self._store_shared = (GroupCommit(cache.put_all) for cache in (self._caches[0], self._caches[-1]))
         if config.has_price:
             tokenizer(config.model)  # what its bills are checked with is imported before the first of them
@@ -249,14 +259,14 @@ class EndpointPolicy:
         """Tokens of the longest answer to a request without a limit; asked for here, as it may take a request."""
         self._answered = self._answers = False
         """Whether the server has answered at all, and since it last forbade an input."""
-        self._deciding = asyncio.Lock()
+        self._deciding, self._describing = asyncio.Lock(), asyncio.Lock()
         self._undecided: asyncio.Event | None = None
         """While it is asked whether the server forbids an input or everything, other requests wait for the event."""
         self._refused: dict[str, str | None] = {}
         """Fields of requests that the server refuses, with the field that takes their place, if one does."""
         self._has_reported = False
-        """Whether the first failure was reported, and `_has_overlong`: the first answer that was too long."""
-        self._has_overlong = False
+        """Whether the first failure was reported, and `_told`: what else was."""
+        self._told = set[str]()
         self._halted: ComposerError | None = None
         """The error after which nothing more is asked."""
 
@@ -273,6 +283,7 @@ class EndpointPolicy:
         damaged = sum(cache.damaged for cache in self._caches)
         facts |= {"damaged_in_cache": damaged} if damaged else {}
         facts |= {"refused_fields": sorted(self._refused)} if self._refused else {}
+        facts |= self.origins.facts()
         return {"model": self.config.model, "base_url": self.config.base_url, **facts}
 
     async def probe(self) -> Accepted:
@@ -324,7 +335,9 @@ class EndpointPolicy:
         key = store.digest({"base_url": self.config.base_url, **request, **unsent})
         attempt = 0
         try:
-            if (cached := self._kept(key, request)) is not None:
+            if self.config.has_price or request.get("messages") == QUESTION:
+                await self._describe()
+            if (cached := await self._kept(key, request)) is not None:
                 return cached
             async for launch in retrying(self.config, stop=self._is_last, before_sleep=self._report_first_failure):
                 with launch:
@@ -383,9 +396,8 @@ class EndpointPolicy:
         async with self._deciding:
             if self._undecided is None:
                 return True
-            plain, _ = probe_request(self.config, self._max_tokens)
             try:
-                await self._launch_when_free(store.digest([plain, time.time()]), plain, 1)
+                await self._greet()
             except Forbidden as error:
                 self._halted = self._halted or error.permanent
                 return False
@@ -396,23 +408,54 @@ class EndpointPolicy:
                 self._undecided = None
             return True
 
-    def _kept(self, key: str, request: Request) -> Sample | None:
+    async def _kept(self, key: str, request: Request) -> Sample | None:
         """Return the cached answer of a request; None if no cache has one, or a body that is no answer."""
-        for cache in self._caches:
-            if (entry := cache.get(key)) is None:
-                continue
-            try:
-                sample = self._read(cache, key, entry, CallBounds.of_request(request, self.longest))
-            except OverlongAnswer as error:
-                sample = error.sample
-            except UnreadableAnswer:
-                raise
-            except CallError:  # it was to be asked again, and the process was killed
-                continue
-            # Of all runs: earlier versions kept there what cost nothing, too.
-            if cache is self._caches[0] or sample.cost_usd:
+        for cache in dict.fromkeys(self._caches):
+            keys = [key] if cache is not self._caches[-1] else await self._bought(cache, key, request)
+            for full_key in keys:
+                if (entry := cache.get(full_key)) is None:
+                    continue
+                try:
+                    sample = self._read(cache, full_key, entry, CallBounds.of_request(request, self.longest))
+                except OverlongAnswer as error:
+                    sample = error.sample
+                except UnreadableAnswer:
+                    raise
+                except CallError:  # it was to be asked again, and the process was killed
+                    continue
+                if cache is self._caches[-1] and (at := time_of(entry)) < self.origins.since:
+                    self.origins.count(at)
                 return sample
         return None
+
+    async def _bought(self, cache: AnswerCache, key: str, request: Request) -> list[str]:
+        """Return the keys of bought answers to a request that the server would give now, by their origin."""
+        keys = cache.keys(key)
+        if not keys or self._fresh:
+            return []
+        await self._describe()
+        async with self._deciding:
+            if not self.origins.known and request.get("messages") != QUESTION:
+                try:
+                    await self._greet()
+                except Forbidden as error:
+                    raise error.permanent from None
+                except CallError:
+                    return []  # the request itself will tell
+        return [full for full in keys if full.rpartition(":")[2] in self.origins.known]
+
+    async def _describe(self) -> None:
+        """Ask once what the server tells of its model, before its first answer is kept under its origin."""
+        if not self._described:
+            async with self._describing:
+                if not self._described:
+                    self.origins.described = await described(self.client, self.config.model)
+                    self._described = True
+
+    async def _greet(self) -> Sample:
+        """Return the answer to a plain question of few tokens: who answers, and whether anything is answered."""
+        plain, _ = probe_request(self.config, self._max_tokens)
+        return await self._launch_when_free(store.digest([plain, time.time()]), plain, 1)
 
     def _read(self, cache: AnswerCache, key: str, entry: bytes, bounds: CallBounds) -> Sample:
         """Return the answer in a record of a cache; raise as `read_record` does."""
@@ -452,19 +495,19 @@ class EndpointPolicy:
         with suppress(Interrupted):  # the stage gets the same interrupt at its next report
             self._waits.listener(Notice(notice), 0, 0)
 
-    def _report_overlong(self, overlong: OverlongAnswer) -> None:
-        """Report the first answer of a free server that is longer than was asked for."""
-        if not self._has_overlong and self._waits.listener is not None:
-            self._has_overlong = True
+    def _tell(self, code: str, **values: Any) -> None:
+        """Tell the listener once what was noticed of the server's answers."""
+        if code not in self._told and self._waits.listener is not None:
+            self._told.add(code)
             with suppress(Interrupted):  # as above
-                self._waits.listener(
-                    Notice(Sentence("policy.overlong-answers-kept", source=self._waits.source, error=overlong)), 0, 0
-                )
+                self._waits.listener(Notice(Sentence(code, source=self._waits.source, **values)), 0, 0)
 
     async def drain(self) -> None:
         """Wait for all requests in flight, so that no paid answer is lost."""
         while self._in_flight:
             await asyncio.gather(*self._in_flight, return_exceptions=True)
+        if facts := self.origins.facts().get("reused"):
+            self._tell("policy.answers-of-other-runs", number=facts, days=self.origins.facts()["reused_from"])
 
     async def _launch_when_free(self, key: str, request: Request, attempt: int) -> Sample:
         """Wait for a free slot and a reservation, then launch in a task that outlives its caller."""
@@ -511,7 +554,7 @@ class EndpointPolicy:
         # bought twice, whatever it does to its reader.
         overlong: Incomplete | None = None
         try:
-            entry = await self._send(key, request, bounds, reservation, attempt)
+            key, entry = await self._send(key, request, bounds, reservation, attempt)
             sample = self._read(self._caches[0], key, entry, bounds)  # before the next `await`: see `_halted`
         except OverlongAnswer as error:
             sample, unknown = error.sample, self.budget.limit is not None and not self.config.priced
@@ -521,14 +564,14 @@ class EndpointPolicy:
                     "policy.overlong-answer-paid", base_url=self.config.base_url, error=error
                 )
             else:
-                self._report_overlong(error)
+                self._tell("policy.overlong-answers-kept", error=error)
         except CallError as error:
             # Before the next `await`, so that calls that wait for a slot learn of it.
             if isinstance(error, FatalError) and not isinstance(error, MissingModel):
                 self._halted = self._halted or error
             elif isinstance(error, RefusedField):
                 self._leave_out(error, request)
-            elif isinstance(error, Forbidden):
+            elif isinstance(error, Forbidden) and request.get("messages") != QUESTION:
                 if not self._answers and self._undecided is None:
                     self._undecided = asyncio.Event()
                 self._answers = False  # an answer is evidence for one refusal: a key may be withdrawn
@@ -542,6 +585,8 @@ class EndpointPolicy:
                 raise await self.client.explained(error) from None
             raise
         self._answered = self._answers = True
+        if sample.prompt_read is not None:
+            self._tell("policy.prompt-cut", read=sample.prompt_read)
         # Before the next `await`, as above: writing takes time, in which others would be launched.
         self._halted = self._halted or self.budget.exceeded(reservation, sample.cost_usd)
         if sample.cost_usd:
@@ -554,12 +599,13 @@ class EndpointPolicy:
     async def _share(self, key: str, entry: bytes) -> None:
         """Store an answer for all runs if only its bill could show that it cost money."""
         if not self.config.has_price:
-            await self._store_shared((key, entry))
+            await self._describe()
+            await self._store_shared((self._origin_key(key, entry.partition(b"\n")[2]), entry))
 
     async def _send(
         self, key: str, request: Request, bounds: CallBounds, reservation: Reservation, attempt: int
-    ) -> bytes:
-        """Return the record of a response with status 200, which is durable; release host limit and slot."""
+    ) -> tuple[str, bytes]:
+        """Return key and record of a response with status 200, which is durable; release host limit and slot."""
         pushed_back, wait_s = False, None
         try:
             await self.budget.record(reservation)
@@ -568,7 +614,12 @@ class EndpointPolicy:
                 charge = partial(read_charge, bounds=bounds, config=self.config)
                 body = await self.client.ask("/chat/completions", request, most_bytes=most, charged=charge)
             self._host.has_answered = True
-            entry = make_record(body, latency_s=time.monotonic() - started, attempts=attempt)
+            latency_s = time.monotonic() - started
+            entry = make_record(body, latency_s=latency_s, attempts=attempt, at=time.time())
+            if self.config.has_price:
+                key = self._origin_key(key, body)
+            elif request.get("messages") == QUESTION:
+                self.origins.see(self.origins.of(body))
             await self._store((key, entry))
         except RetryableError as error:
             self._host.has_answered |= error.kind not in NO_ANSWER
@@ -581,4 +632,12 @@ class EndpointPolicy:
             # A longer wait ends the run (`retrying`), so the host is not closed to others for it.
             self._host.leave(pushed_back=pushed_back, wait_s=wait_s if (wait_s or 0.0) <= MAX_WAIT_S else None)
             self._slots.release()
-        return entry
+        return key, entry
+
+    def _origin_key(self, key: str, body: bytes) -> str:
+        """Return the key of a bought answer, which holds its origin."""
+        origin = self.origins.of(body)
+        self.origins.see(origin)
+        if self._fresh:
+            self._caches[-1].replace(f"{key}:{origin}")
+        return f"{key}:{origin}"

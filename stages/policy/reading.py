@@ -83,15 +83,21 @@ class UnreadableAnswer(CallError):
         self.billed_usd = billed_usd
 
 
-def make_record(raw: bytes, *, latency_s: float, attempts: int) -> bytes:
-    """Return a cache record: latency and number of launches as JSON, then the body of the response."""
-    return orjson.dumps({"latency_s": latency_s, "attempts": attempts}) + b"\n" + raw
+def make_record(raw: bytes, *, latency_s: float, attempts: int, at: float = 0.0) -> bytes:
+    """Return a cache record: latency, number of launches and time as JSON, then the body of the response."""
+    return orjson.dumps({"latency_s": latency_s, "attempts": attempts, "at": at}) + b"\n" + raw
+
+
+def time_of(entry: bytes) -> float:
+    """Return when the answer in a record came, in seconds since 1970; 0 where that was not recorded."""
+    return float(orjson.loads(entry.partition(b"\n")[0]).get("at", 0.0))
 
 
 def read_record(entry: bytes, config: PolicyConfig, bounds: CallBounds) -> Sample:
     """Return the answer in a record; raise as `read` does, and `UnreadableAnswer` for any other exception."""
     head, is_body, raw = entry.partition(b"\n")
     about = orjson.loads(head)
+    about.pop("at", None)
     if not is_body:  # of an earlier commit: the fields of the sample that was read
         return Sample(**about)
     try:
@@ -167,6 +173,7 @@ def read(raw: bytes, config: PolicyConfig, bounds: CallBounds, *, latency_s: flo
         served_model=model,
         provider=provider,
         system_fingerprint=fingerprint,
+        prompt_read=_prompt_read(body, bounds),
         latency_s=latency_s,
         attempts=attempts,
         **usage,
@@ -337,6 +344,16 @@ def _calls(message: dict[str, Any]) -> tuple[ToolCall, ...]:
 def _written(message: dict[str, Any]) -> list[str]:
     """Return the pieces of an answer that the model has written itself, without the marks of our own format."""
     return [*_spoken(message), *(piece for call in _calls(message) for piece in (call.name, call.arguments))]
+
+
+def _prompt_read(body: Mapping[str, Any], bounds: CallBounds) -> int | None:
+    """Return how many tokens of the prompt a server counted, where it was sent more: it read only a part of it."""
+    usage = body.get("usage")
+    with suppress(MalformedBill):
+        if isinstance(usage, Mapping) and (prompt := _tokens(usage, "prompt_tokens", "input_tokens")):
+            read = prompt + _most(usage, CACHED) + _most(usage, WRITTEN)  # in case they are not among the others
+            return read if _fewer(read, _contents(bounds), None) else None
+    return None
 
 
 def _completion_tokens(body: Mapping[str, Any]) -> int:

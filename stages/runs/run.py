@@ -411,10 +411,12 @@ class AnswerFolders:
     """Where answers of servers are kept: `shared` by all runs those that cost money, in `run` those of one run.
 
     What costs nothing is asked again by every other run: behind the same address and name may be another model by then.
+    fresh: nothing that other runs bought is taken.
     """
 
     shared: Path
     run: Path
+    fresh: bool = False
 
 
 class RunWriter:
@@ -430,11 +432,12 @@ class RunWriter:
         *,
         cache: Path,
         max_cost: float | None = None,
+        fresh: bool = False,
         listener: Listener | None = None,
         spread: "Callable[[RunWriter, Sequence[Sequence[str]], str, Any], None] | None" = None,
     ) -> None:
         self.path, self.manifest = path, record
-        self.cache = AnswerFolders(cache, path / "scratch" / ANSWERS)
+        self.cache = AnswerFolders(cache, path / "scratch" / ANSWERS, fresh)
         self.budget = ledger.Budget(max_cost, path / ledger.NAME)
         self.stop = threading.Event()
         self.attempted: set[str] = set()

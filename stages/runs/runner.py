@@ -103,6 +103,7 @@ def execute(
     resume: bool = False,
     clean: bool = False,
     max_cost: float | None = None,
+    fresh: bool = False,
     listener: Listener | None = None,
     on: str | None = None,
     gpus: int | None = None,
@@ -150,6 +151,7 @@ def execute(
                 record,
                 cache=root / MODELS,
                 max_cost=max_cost,
+                fresh=fresh,
                 listener=listener,
                 spread=ShardScheduler(engine, stage, inputs, config),
             )

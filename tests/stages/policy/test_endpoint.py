@@ -13,17 +13,17 @@ from typing import Any
 import orjson
 import pytest
 from support.letters import letter_tokenizer
+from support.loopback import Handler, listening
 from support.server import Reply, answer, kept_in, serving
 
 from composer_stages import messages
 from composer_stages.errors import Incomplete, InfrastructureError, UsageError
 from composer_stages.policy import ask_all, available, background
-from composer_stages.policy.answer_cache import AnswerCache
 from composer_stages.policy.base import FINAL, PolicyConfig, Sample, Turn
 from composer_stages.policy.endpoint import REFUSALS, START, EndpointPolicy, HostLimit, host_limit
 from composer_stages.policy.reading import UNUSABLE
+from composer_stages.policy.requests import QUESTION
 from composer_stages.policy.token_counts import tokenizer
-from composer_stages.runs import store
 from composer_stages.runs.activity import Notice
 from composer_stages.runs.ledger import Budget
 from composer_stages.runs.run import AnswerFolders
@@ -241,18 +241,43 @@ def test_a_paid_answer_is_cached_for_all_runs(tmp_path: Path, prices: dict[str, 
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("cost_usd", [0.0, 0.01])
-def test_a_cached_answer_of_an_earlier_version_is_read_if_it_cost_money(tmp_path: Path, cost_usd: float) -> None:
-    """It kept the fields of the answer in the place of its body, and for all runs whatever it cost."""
-    earlier = orjson.dumps(vars(Sample("earlier", cost_usd=cost_usd, latency_s=2.0)))
-    with serving(lambda body, n: Reply(body=answer("now"))) as server:
-        found, asked = [], PolicyConfig(model="big", base_url=server.url, max_tokens=64)
-        for config in (asked, asked.model_copy(update={"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 2.0})):
-            policy = EndpointPolicy(config, budget=Budget(), cache=kept_in(tmp_path))
-            key = store.digest({"base_url": server.url, **policy.request(turns("a")[0])})
-            AnswerCache(tmp_path / "answers.sqlite").put_all([(key, earlier)])
-            found += [one.text for one in ask_all(policy, turns("a"))]
-    assert found == ["earlier" if cost_usd else "now", "earlier"]
+@pytest.mark.parametrize("told", ["fingerprint", "model", "root", "owner", "props"])
+@pytest.mark.parametrize("prices", [{"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 2.0}, FREE], ids=["priced", "billed"])
+def test_a_paid_answer_is_reused_under_the_same_origin_only(tmp_path: Path, prices: dict[str, Any], told: str) -> None:
+    """A newly trained checkpoint behind the old address got the score of the old one, without a request."""
+    loaded, asked = ["A"], list[int]()
+
+    class Local(Handler):
+        def get(self) -> None:
+            row = {"id": "big", "created": time.time_ns(), "root": "r", "owned_by": "llamacpp"}
+            row |= {"root": {"root": loaded[0]}, "owner": {"owned_by": loaded[0]}}.get(told, {})
+            props = {"model_path": loaded[0] if told == "props" else "p", "total_slots": time.time_ns()}
+            body = {"/v1/models": {"data": [row]}, "/props": props}.get(self.path)
+            self.send(*((200, body) if body else (404, {"error": "no such page"})))
+
+        def post(self) -> None:
+            plain = orjson.loads(self.body())["messages"] == QUESTION
+            asked.append(not plain)
+            body = answer(loaded[0], cost=0.01)
+            self.send(
+                200,
+                body | {"fingerprint": {"system_fingerprint": loaded[0]}, "model": {"model": loaded[0]}}.get(told, {}),
+            )
+
+    def run(name: str, fresh: bool = False) -> tuple[str, EndpointPolicy]:
+        config = PolicyConfig(model="big", base_url=f"{url}/v1", max_tokens=64, **prices)
+        folders = AnswerFolders(tmp_path / "shared", tmp_path / name, fresh)
+        policy = EndpointPolicy(config, budget=Budget(), cache=folders)
+        return ask_all(policy, turns("a"))[0].text, policy
+
+    with listening(Local) as url:
+        said, number = list[str](), list[int]()
+        for name, loaded[0] in (("one", "A"), ("two", "A"), ("three", "B"), ("two", "B"), ("four", "A"), ("five", "B")):
+            said.append(run(name)[0])
+            number.append(sum(asked))
+        assert said == ["A", "A", "B", "A", "A", "B"] and number == [1, 1, 2, 2, 2, 2]
+        assert run("six")[1].facts()["reused"] == 1 and "reused" not in run("seven", fresh=True)[1].facts()
+        assert sum(asked) == 3, "a fresh run asks anew"
 
 
 # A reader that fails: the answer is paid, kept, and read again once the reader is mended.
