@@ -16,6 +16,7 @@ from composer_stages.errors import Incomplete
 from composer_stages.layout import counted
 from composer_stages.policy import PolicyConfig, available, kind_of, scripted
 from composer_stages.policy.base import BasicPolicy
+from composer_stages.policy.served import answered_by, policy_notes
 from composer_stages.policy.serving import Serving
 from composer_stages.rollouts import collection_checks, recording
 from composer_stages.rollouts.agent_loop import LiveRollout, play_missing
@@ -109,7 +110,11 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     counts = (counted(num, "rollout"), counted(account.steps, "step"), counted(failed, "error"))
     head = ", ".join([*counts, outcome])
     table, advice = collection_checks.table(checks), collection_checks.advice(failed_checks)
-    out.write_file("report.txt", f"{head}\n\n{table}\n{advice}")
+    notes = [
+        *answered_by(counted_checks.served, config.policy.model),
+        *policy_notes(out.manifest.models["policy"], counted_checks.cut_prompts),
+    ]
+    out.write_file("report.txt", "\n".join([f"{head}\n", table, *notes, advice]))
     if account.first_failure is not None:
         raise Incomplete("rollouts-failed", failed=failed, number=num, error=account.first_failure)
 
@@ -140,6 +145,7 @@ def _play(config: Config, out: RunWriter) -> tuple[list[Task], list[LiveRollout]
             out=out,
             noun="rollouts",
         )
+        out.model("policy", **policy.facts())  # what was found while asking
     return tasks, rollouts
 
 

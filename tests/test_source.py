@@ -24,6 +24,7 @@ MAY_OPEN = {
     "stages/integrations/": "what a server under another interpreter is told, and its log",
     "stages/policy/brought.py": "a file that is put together of its parts",
     "stages/policy/gguf.py": "GGUF files that a user names, and the card of the folder that is made of one",
+    "stages/policy/origin.py": "which servers answered to earlier attempts of a run",
     "stages/gradients/tensors.py": "tensors of a run, mapped into memory",
     "stages/words.py": "the sentences of this program",
     "stages/data_files.py": "the data files of this program",

@@ -1,12 +1,14 @@
 """What `evaluate` does: its plan, its run, the share of a worker, and the study of a planned run."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from itertools import combinations
 from typing import Any
+
+import orjson
 
 from composer_stages import envs
 from composer_stages.arms.config import Config
@@ -28,8 +30,10 @@ from composer_stages.evaluation.words import SENTENCES, describe_verdict
 from composer_stages.policy import PolicyConfig, available, kind_of, scripted
 from composer_stages.policy.adapters import CheckpointInfo, refuse_trained
 from composer_stages.policy.base import VLLM, NotFinite
+from composer_stages.policy.served import answered_by, policy_notes
 from composer_stages.policy.serving import Serving
 from composer_stages.rollouts.agent_loop import LiveRollout, play_missing
+from composer_stages.rollouts.collection_checks import SERVED
 from composer_stages.rollouts.recording import action_facts, verdict_columns, work_columns
 from composer_stages.runs import reporting
 from composer_stages.runs.catalog import name as run_name
@@ -440,9 +444,26 @@ def _play(
             out=out,
             noun=f"rollouts of arm {arm.name}",
         )
+        out.model(f"{arm.name}/{arm.seed}", **policy.facts())  # what was found while asking
     except NotFinite as error:
         return str(error)
     return None
+
+
+def _answer_notes(items: list[Row], out: RunWriter) -> list[str]:
+    """Return notes on who answered in each arm, and on reused answers."""
+    served = defaultdict[str, Counter[tuple[str | None, ...]]](Counter)
+    for record in out.journal.read([item["item_id"] for item in items]):
+        item = record["item"]
+        for fact in orjson.loads(item["steps_json"] or "[]"):
+            if any(named := tuple(fact.get(name) for name in SERVED)):
+                served[f"{item['arm']}/{item['train_seed']}"][named] += 1
+    models = out.manifest.models
+    return [
+        line
+        for arm, counts in served.items()
+        for line in (*answered_by(counts, str(models[arm]["model"]), arm), *policy_notes(models[arm]))
+    ]
 
 
 def _finish(verdict: EvalVerdict, items: list[Row], out: RunWriter) -> None:
@@ -462,7 +483,7 @@ def _finish(verdict: EvalVerdict, items: list[Row], out: RunWriter) -> None:
     out.document("verdict", verdict_document(verdict, words))
     if find_spec("matplotlib"):  # which the extra `train` brings
         out.write_file("chart.svg", arms_chart(verdict))
-    out.write_file("report.txt", text_table(verdict, words) + "\n")
+    out.write_file("report.txt", "\n".join([text_table(verdict, words), *_answer_notes(items, out), ""]))
     if failed:
         first = next(item for item in items if item["error_type"])
         raise Incomplete(

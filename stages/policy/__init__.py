@@ -17,6 +17,7 @@ faults.py - what a refusal of a server means, by its codes, numbers and words
 reading.py - responses read as samples with their bills, which are checked against request and answer
 token_counts.py - lower bounds of the tokens of a text, by its words or by a model's own tokenizer
 origin.py - who answers behind an address, and whose answers a run may reuse
+served.py - notes for reports on who answered
 answer_cache.py - the cache of answers, each with a digest
 named.py - models with short names, such as `smollm2`, and their sources
 brought.py - the download of a named model's GGUF file in parts by pip

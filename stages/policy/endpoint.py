@@ -384,10 +384,7 @@ class EndpointPolicy:
             self._halted = self._halted or error.permanent
             return
         self._refused[field] = other
-        if self._waits.listener is not None:
-            notice = Sentence("policy.field-left-out", source=self._waits.source, field=field, other=other)
-            with suppress(Interrupted):
-                self._waits.listener(Notice(notice), 0, 0)
+        self._tell(Sentence("policy.field-left-out", source=self._waits.source, field=field, other=other))
 
     async def _answers_others(self, request: Request) -> bool:
         """Return whether the server answers another request than the one that it forbade: a plain question."""
@@ -495,19 +492,22 @@ class EndpointPolicy:
         with suppress(Interrupted):  # the stage gets the same interrupt at its next report
             self._waits.listener(Notice(notice), 0, 0)
 
-    def _tell(self, code: str, **values: Any) -> None:
-        """Tell the listener once what was noticed of the server's answers."""
-        if code not in self._told and self._waits.listener is not None:
-            self._told.add(code)
+    def _tell(self, sentence: Sentence) -> None:
+        """Tell the listener once what was noticed of the server: the first sentence of each code, of fields of each."""
+        about = f"{sentence.code} {sentence.filled.get('field')}"
+        if about not in self._told and self._waits.listener is not None:
+            self._told.add(about)
             with suppress(Interrupted):  # as above
-                self._waits.listener(Notice(Sentence(code, source=self._waits.source, **values)), 0, 0)
+                self._waits.listener(Notice(sentence), 0, 0)
 
     async def drain(self) -> None:
         """Wait for all requests in flight, so that no paid answer is lost."""
         while self._in_flight:
             await asyncio.gather(*self._in_flight, return_exceptions=True)
-        if facts := self.origins.facts().get("reused"):
-            self._tell("policy.answers-of-other-runs", number=facts, days=self.origins.facts()["reused_from"])
+        if (facts := self.origins.facts()).get("reused"):
+            days = facts["reused_from"]
+            number, source = facts["reused"], self._waits.source
+            self._tell(Sentence("policy.answers-reused", source=source, number=number, days=days))
 
     async def _launch_when_free(self, key: str, request: Request, attempt: int) -> Sample:
         """Wait for a free slot and a reservation, then launch in a task that outlives its caller."""
@@ -564,7 +564,7 @@ class EndpointPolicy:
                     "policy.overlong-answer-paid", base_url=self.config.base_url, error=error
                 )
             else:
-                self._tell("policy.overlong-answers-kept", error=error)
+                self._tell(Sentence("policy.overlong-answers-kept", source=self._waits.source, error=error))
         except CallError as error:
             # Before the next `await`, so that calls that wait for a slot learn of it.
             if isinstance(error, FatalError) and not isinstance(error, MissingModel):
@@ -586,7 +586,8 @@ class EndpointPolicy:
             raise
         self._answered = self._answers = True
         if sample.prompt_read is not None:
-            self._tell("policy.prompt-cut", read=sample.prompt_read)
+            source, read = self._waits.source, sample.prompt_read
+            self._tell(Sentence("policy.prompt-cut", source=source, read=read))
         # Before the next `await`, as above: writing takes time, in which others would be launched.
         self._halted = self._halted or self.budget.exceeded(reservation, sample.cost_usd)
         if sample.cost_usd:

@@ -8,8 +8,6 @@ the server answers with the same origin now.
 
 import re
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +17,6 @@ import orjson
 
 from composer_stages.policy.client import CallError, Client
 from composer_stages.runs import store
-from composer_stages.words import Sentence
 
 LISTED = ("root", "parent", "owned_by", "owner", "meta", "digest", "quantization", "hugging_face_id")
 """Fields of a row of a list of models that tell which weights are behind its name."""
@@ -95,24 +92,3 @@ class Origins:
         days = [f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M}" for at in self.times]
         told = {"server": self.described} if self.described else {}
         return {**told, **({"reused": self.reused, "reused_from": days} if self.reused else {})}
-
-
-def notes(facts: Mapping[str, Any]) -> list[str]:
-    """Return for a report what the facts of a policy say of reused answers, refused fields and cut prompts."""
-    reused, fields = facts.get("reused"), facts.get("refused_fields")
-    lines = [Sentence("policy.answers-reused", number=reused, days=facts["reused_from"])] if reused else []
-    lines += [Sentence("policy.fields-left-out", fields=fields)] if fields else []
-    return [f"Note: {line}." for line in lines]
-
-
-def answered_by(served: Iterable[tuple[str | None, str | None, str | None]], asked: str) -> list[str]:
-    """Return a note on who answered, where that was not the asked model alone; served: model, provider, fingerprint."""
-    counts = Counter(served)
-    names = {model for model, _, _ in counts if model}
-    if len(counts) <= 1 and names <= {asked} and not any(provider for _, provider, _ in counts):
-        return []
-    told = [
-        (model or "?", provider, fingerprint if len({entry[2] for entry in counts}) > 1 else None, number)
-        for (model, provider, fingerprint), number in counts.most_common(6)
-    ]
-    return [f"Note: {Sentence('policy.answered-by', asked=asked, served=told, kinds=len(counts))}."]

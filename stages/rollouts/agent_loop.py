@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -258,6 +258,10 @@ def act(rollout: LiveRollout, environment: Environment, turn: Turn, sample: Samp
         observation = _guarded(rollout, environment, lambda: boundary.check_observation(step(sample.text)))
     if observation is None:
         return
+    last = rollout.steps[-1].sample if rollout.steps and rollout.history == FULL else None
+    if last is not None and last.usage_by == sample.usage_by == "server" and sample.prompt_tokens <= last.prompt_tokens:
+        # A conversation that grew has more tokens: a server that counts no more reads its end alone.
+        sample = replace(sample, prompt_read=sample.prompt_tokens or None)
     transcript, recorded = rollout.messages, rollout.steps[-1].num_messages if rollout.steps else 0
     digest, summary = state_sha256(turn.messages), rollout.summarising
     new_messages = transcript[recorded:]

@@ -19,6 +19,7 @@ from composer_stages.rollouts.trace import OUT_OF_STEPS, by_rollout, prompt_ids,
 from composer_stages.runs.kinds import Row
 from composer_stages.words import Sentence
 
+SERVED = ("served_model", "provider", "system_fingerprint")
 SAMPLE_CHECKS = ("ids as many as log-probs", "log-probs finite, <= 0")
 STEP_CHECKS = (
     "steps dense from 0",
@@ -85,6 +86,11 @@ class CollectionChecks:
     _tallies: dict[str, _Tally] = field(default_factory=lambda: {name: _Tally() for name in CHECKS})
     _ids: set[str] = field(default_factory=set)
     _rollouts: int = 0
+    served: Counter[tuple[str | None, ...]] = field(default_factory=Counter)
+    """Answers by `SERVED`, where a server says it."""
+    cut_prompts: int = 0
+    """Prompts of which the server counted fewer tokens than they have."""
+    _unnamed: int = 0
 
     def add(self, rollout: Row | None, steps: list[Row], absent: Collection[Fact] = ()) -> None:
         """Check one rollout, None where its row is missing, and its steps in order; `absent`: facts not recorded."""
@@ -162,6 +168,10 @@ class CollectionChecks:
             missing.FINISH,
         )
         count("answers not filtered", steps, lambda s: s["finish_reason"] != endings.FILTERED, missing.FINISH)
+        self.cut_prompts += sum(row.get("prompt_read") is not None for row in steps)
+        named = [tuple(row.get(name) for name in SERVED) for row in steps]
+        self.served.update(entry for entry in named if any(entry))
+        self._unnamed += sum(not any(entry) for entry in named)
         count("no output elided", steps, lambda s: not s["elided_chars"], missing.ELISION)
         count("actions well-formed", steps, lambda s: s["parse_error"] is None, missing.PARSE)
 
@@ -169,12 +179,18 @@ class CollectionChecks:
         """Return all checks over what was added, where `planned` rollouts were planned."""
         # By distinct id: a rollout that was written twice must not hide one that is missing.
         ids = len(self._ids)
+        arms = Counter[tuple[str | None, ...]]()
+        for (*model_and_provider, _), number in self.served.items():
+            arms[tuple(model_and_provider)] += number
         return [
             CollectionCheck("rollouts collected", planned - ids, planned),
             CollectionCheck("rollout ids unique", self._rollouts - ids, self._rollouts),
             *(
                 CollectionCheck(name, tally.failed, tally.total, CHECKS[name], tally.unrecorded)
                 for name, tally in self._tallies.items()
+            ),
+            CollectionCheck(
+                "answers of one model", arms.total() - max(arms.values(), default=0), arms.total(), 0.0, self._unnamed
             ),
         ]
 

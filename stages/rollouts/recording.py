@@ -1,5 +1,7 @@
 """Write rollouts as rows and journal records, and restore a rollout from its record."""
 
+from typing import Any
+
 import orjson
 
 from composer_stages import endings
@@ -9,6 +11,9 @@ from composer_stages.rollouts.agent_loop import LiveRollout, Step
 from composer_stages.rollouts.trace import RolloutPayload, conversation, prompt_ids
 from composer_stages.runs import store
 from composer_stages.runs.kinds import Row
+
+OF_SERVER = ("served_model", "provider", "system_fingerprint", "reasoning", "prompt_read")
+"""Columns of a step that are null where no server was asked."""
 
 
 def _identity(rollout: LiveRollout) -> Row:
@@ -82,6 +87,7 @@ def restore_rollout(planned: LiveRollout, recorded: RolloutPayload) -> LiveRollo
     )
     for step, prompt in zip(steps, prompt_ids(steps), strict=True):
         used = orjson.loads(step["sampling_json"])
+        of_server: dict[str, Any] = {name: step.get(name) for name in OF_SERVER}
         sample = Sample(
             text=step["action"],
             prompt_ids=prompt,
@@ -94,6 +100,7 @@ def restore_rollout(planned: LiveRollout, recorded: RolloutPayload) -> LiveRollo
             completion_tokens=step["completion_tokens"],
             cost_usd=step["cost_usd"],
             latency_s=step["latency_s"],
+            **of_server,
         )
         observation = Observation(
             step["observation"],
@@ -192,6 +199,7 @@ def step_rows(rollout: LiveRollout, policy: Policy) -> list[Row]:
             "sampling_json": store.encode(used | version).decode(),
             "command_s": observation.duration_s,
             "history": rollout.history,
+            **{name: getattr(sample, name) for name in OF_SERVER},
         }
         rows.append(row)
         prefix = [*(prompt or []), *(sample.completion_ids or [])]
@@ -208,6 +216,7 @@ def action_facts(rollout: LiveRollout) -> Row:
         values = {
             "completion_tokens": step.sample.completion_tokens,
             "truncated": step.sample.finish_reason in endings.NOT_WHOLE,
+            **{name: getattr(step.sample, name) for name in OF_SERVER},
             **_observation_columns(step.observation),
         }
         # An exit code of 0 is a fact.

@@ -344,7 +344,7 @@ the environment, or the source of an import, has no value."""
 
 STEP = Kind(
     "step",
-    1,
+    2,
     columns("""
         rollout_id task_id env group_id sample_idx:int step:int num_steps:int
         new_messages_json num_messages:int state_sha256
@@ -355,13 +355,15 @@ STEP = Kind(
         logprobs:floats logprob_kind
         model sampling_json seed:int
         prompt_tokens:int completion_tokens:int cost_usd:float latency_s:float command_s:float history
+        served_model provider system_fingerprint reasoning prompt_read:int
         """),
     frozenset({"latency_s", "command_s"}),
 )
 """`new_messages_json` and `num_messages` are of the complete transcript; `state_sha256` is the digest of the part of it
 that the policy was shown, by `history`: null and "full" mean all. `truncated`: the answer is not whole, because it was
 cut, filtered, or a call that the server could not read, as `finish_reason` says. By lines: whose step it is, the state,
-the action, the observation, the reward, the tokens, the policy, the cost."""
+the action, the observation, the reward, the tokens, the policy, the cost, what a server says of itself and its model's
+thoughts apart from the answer. `prompt_read`: the tokens that it counted, where it read less than the whole prompt."""
 
 ORIGIN = Kind(
     "origin",

@@ -13,6 +13,7 @@ from composer_stages.pairs.evidence import PASSED_COLUMNS, passed_by_rollout
 from composer_stages.policy import available, open_policy
 from composer_stages.policy.base import FINAL, AsyncPolicy
 from composer_stages.policy.requests import price_bound, probe_price_bound
+from composer_stages.policy.served import answered_by, policy_notes
 from composer_stages.policy.tool_calls import PROBED_FIELDS
 from composer_stages.runs.kinds import ROLLOUT, TEACHER_ACTION, Row
 from composer_stages.runs.run import Inputs, Run, RunWriter
@@ -127,12 +128,15 @@ class AnswerSummary:
     def __init__(self, rollout_ids: Sequence[str]) -> None:
         self.by_teacher, self.total = defaultdict[str, Tally](partial(Tally, rollout_ids)), Tally(rollout_ids)
         self.rollouts, self.unfinished, self.bound = len(rollout_ids), 0, 0
+        self.served = defaultdict[str, Counter[tuple[str | None, ...]]](Counter)
         self.first: Row | None = None  # the first failed answer that --resume asks for again
 
     def add(self, row: Row) -> Row:
         """Count a row and return it unchanged."""
         for tally in (self.by_teacher[row["teacher"]], self.total):
             tally.add(row)
+        if any(named := (row["served_model"], row["provider"], None)):
+            self.served[row["teacher"]][named] += 1
         self.bound += row["usage_by"] == "bound" and row["error_type"] is None
         if row["error_type"] not in FINAL:
             self.unfinished, self.first = self.unfinished + 1, self.first or row
@@ -163,6 +167,12 @@ def _report(
         prompt=total.prompt_tokens, cached=total.cached_tokens, completion=total.completion_tokens
     )
     notes = _notes(answers, spent, omitting, spared, out)
+    for teacher in config.teachers:
+        served = answers.served[teacher.name]
+        notes += [
+            *answered_by(served, teacher.model, teacher.name),
+            *policy_notes(out.manifest.models.get(teacher.name, {})),
+        ]
     notes += [f"Note: {note}." for note in [*(t.prompt_in_words() for t in config.teachers), *same] if note]
     out.write_report([table(spent), ""], judgement.line, notes)
     if answers.first is not None:

@@ -21,7 +21,7 @@ def test_a_run_begins_with_a_few_facts_and_lists_its_rollouts(made):
     path, decision = head.splitlines()
     assert path == str((made / "collect" / "latest").resolve())
     assert [line.split()[0] for line in facts.splitlines()] == ["status", "began", "models", "report"]
-    assert "all 13 passed; 2 more need what was not recorded" in decision and "0 errors" in result
+    assert "all 14 passed; 3 more need what was not recorded" in decision and "0 errors" in result
     titles, *lines = table.splitlines()
     assert titles.split() == ["rollout", "reward", "outcome", "steps", "ended", "by", "prompt"]
     ids = [f"0000{task}#{sample}" for task in (0, 1) for sample in (0, 1)]
