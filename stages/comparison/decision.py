@@ -10,6 +10,7 @@ assumption is about what is better; the record is in units of the score again, a
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
@@ -96,6 +97,8 @@ class Pairing:
     families: tuple[Mapping[str, Any], ...]
     benchmarks: tuple[BenchmarkDifference, ...] = ()
     """The difference on each of several benchmarks, and last that of all with equal weights."""
+    noise: float | None = None
+    """How large a difference repeated runs alone make in 95 % of cases, in units of the score; None without repeats."""
 
 
 @dataclass(frozen=True)
@@ -242,6 +245,7 @@ def compare(sides: Sequence[ReadLog], config: Config) -> tuple[LogComparison, pa
             tuple(compare_settings(base, log)),
             tuple(compare_categories(pair.outcomes, rules)),
             tuple(compare_benchmarks(pair.outcomes, benchmark_of, rules, difference.alpha)),
+            noise_of_repeats((base, log), pair.outcomes.tasks) if config.outcome == "mean" else None,
         )
         for pair, (_, task_match), log, difference in zip(pairs, matches, counterparts, differences, strict=True)
     )
@@ -371,6 +375,25 @@ def compare_benchmarks(
         decides = test.num_flipped >= rules.fewest_units(alpha)
         tests.append(benchmarks.BenchmarkTest(name, len(part.tasks), first, second, test, decides))
     return benchmarks.measure(tests, rules.span.width, rules.span.worst, alpha)
+
+
+def noise_of_repeats(sides: Sequence[ReadLog], tasks: Sequence[str]) -> float | None:
+    """Return the difference of two sides with equal rates that 95 % of repeated runs stay below, from their repeats.
+
+    Samples of a task vary; the mean over n of them has an nth of that variance. None where most tasks of a side have no
+    second sample: a single run does not show what another one would give.
+    """
+    variance = 0.0
+    for log in sides:
+        items = log.items.filter(pc.is_in(log.items["task"], pa.array(tasks, pa.string())))
+        wanted = [("score", "variance", pc.VarianceOptions(ddof=1)), ("score", "count")]
+        cells = items.group_by(["task"], use_threads=False).aggregate(wanted)
+        repeated = cells.filter(pc.greater(cells["score_count"], 1))
+        if len(repeated) * 2 <= len(tasks):
+            return None
+        of_means = pc.divide(repeated["score_variance"], pc.cast(repeated["score_count"], pa.float64()))
+        variance += float(pc.mean(of_means).as_py()) / len(tasks)
+    return float(NormalDist().inv_cdf(1 - ALPHA / 2)) * variance**0.5
 
 
 def name_side(number: int) -> str:

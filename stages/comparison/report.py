@@ -157,6 +157,8 @@ def _details(comparison: "LogComparison", difference: Difference, pairing: "Pair
         rows.append(("matched", f"tasks were matched {matched}"))
     if pairing.settings:
         rows.append(("settings", "; ".join(map(describe_setting, pairing.settings))))
+    if pairing.noise is not None:
+        rows.append(("repeats", SENTENCES.text("noise", _value(comparison, pairing.noise))))
     lines = [aligned(rows)]
     if pairing.benchmarks:
         of_benchmarks = [

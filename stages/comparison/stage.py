@@ -70,6 +70,7 @@ def document(comparison: LogComparison) -> dict[str, Any]:
             "matched": describe_match(pairing.matched),
             "settings": [describe_setting(setting) for setting in pairing.settings],
             "families": pairing.families,
+            "noise": pairing.noise,
             "benchmarks": [asdict(row) for row in pairing.benchmarks],
         }
         for difference, pairing in rows

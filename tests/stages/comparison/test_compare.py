@@ -753,6 +753,24 @@ def test_an_outcome_that_the_samples_cannot_have_is_refused(tmp_path: Path) -> N
     refused(lambda: compared(*points, outcome="pass@2"), UsageError, code="comparison.outcome-of-scores")
 
 
+def test_repeats_say_how_large_a_difference_they_make_alone(tmp_path: Path) -> None:
+    """Held against 2,000 pairs of runs of one model: 95 % of their differences are smaller."""
+    random = np.random.default_rng(0)
+    rates = random.beta(1, 1, 100)
+    draws = random.binomial(4, rates, (2, 2000, 100)) / 4
+    apart = np.quantile(np.abs((draws[0] - draws[1]).mean(1)), 0.95)
+    paths = []
+    for name in "ab":
+        passed = random.random((100, 4)) < rates[:, None]
+        rows = ({"id": f"t{task}", "score": int(value)} for (task, _), value in np.ndenumerate(passed))
+        paths.append(table(tmp_path / f"{name}.jsonl", rows))
+    comparison = compared(*paths)
+    assert comparison.pairings[0].noise == pytest.approx(apart, rel=0.15)
+    assert "two runs without any difference are up to" in report.text(comparison)
+    single = [scores(tmp_path / f"{name}.jsonl", [0, 1] * 10) for name in "cd"]
+    assert compared(*single).pairings[0].noise is None
+
+
 def test_several_logs_share_one_level(tmp_path: Path) -> None:
     """Each has the level that Holm's procedure leaves it, and its interval agrees with its decision."""
     before, after = outcomes(120, gained=15, lost=5)
