@@ -44,7 +44,7 @@ from composer_stages.probe.statistics import codes
 from composer_stages.probe.watching import Watcher
 from composer_stages.rollouts.agent_loop import LiveRollout
 from composer_stages.rollouts.trace import pairs_with_states
-from composer_stages.runs import catalog, store
+from composer_stages.runs import catalog
 from composer_stages.runs.kinds import Row
 from composer_stages.runs.run import Run
 from composer_stages.runs.settings import build
@@ -80,7 +80,7 @@ def preference_dataset(run: Run) -> Dataset:
         for side in SIDES:
             answer = [{"role": "assistant", "content": pair[side]}]
             row[side] = parsed_calls([*prompt, *answer])[-1:] if tools else answer
-        rows.append(row | ({"tools": store.encode(tools).decode() if tools else None} if with_tools else {}))
+        rows.append(row | ({"tools": json.dumps(tools) if tools else None} if with_tools else {}))
     return Dataset.from_list(rows, on_mixed_types="use_json" if with_tools else None)
 
 
@@ -268,12 +268,10 @@ def _unwritten(processing_class: Any, messages: list[Row], **rendering: Any) -> 
 
     Thoughts are looked for in the answer alone: of earlier ones many templates leave them out by design.
     """
-    text, filled = (
-        processing_class.apply_chat_template(conversation, tokenize=False, **rendering)
-        for conversation in (messages, list(map(_filled, messages)))
-    )
-    if text.count(str(None)) > filled.count(str(None)):
-        return "null (it writes None)"
+    try:
+        text = processing_class.apply_chat_template(messages, tokenize=False, **rendering)
+    except Exception as error:  # the template's author chooses what is raised
+        return f"it fails ({type(error).__name__}: {error})"
     for tool in rendering["tools"] or ():
         name = tool.get("function", tool).get("name") if isinstance(tool, Mapping) else tool.__name__
         if name not in text:
@@ -293,11 +291,6 @@ def _unwritten(processing_class: Any, messages: list[Row], **rendering: Any) -> 
         if isinstance(thought, str) and thought.strip() not in text:
             return name
     return ""
-
-
-def _filled(message: Row) -> Row:
-    """Return a message without its nulls; content is empty then."""
-    return {"content": "", **{name: value for name, value in message.items() if value is not None}}
 
 
 def _hinted(prompt: Any, hint: str) -> Any:

@@ -2,6 +2,8 @@
 
 from itertools import accumulate
 
+import orjson
+
 from composer_stages.endings import NOT_WHOLE, ending_of
 from composer_stages.formats.base import ImportedTurn, Trajectory
 from composer_stages.formats.measurement import MEASURED
@@ -46,7 +48,7 @@ def payload(item: ReadTrajectory, sample_idx: int) -> ImportedPayload:
         totals[column] = stated if stated is not None else sum(parts) if parts and None not in parts else None
     questions = [message["content"] for message in trajectory.opening if message["role"] == "user"]
     error_type, error = trajectory.error or (None, None)
-    tools = store.encode(trajectory.tools).decode()
+    tools = orjson.dumps(trajectory.tools).decode()  # in their order, in which templates write them
     return {
         "task": {
             **task,

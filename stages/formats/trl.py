@@ -10,6 +10,7 @@ column cannot.
 Format read from huggingface/trl at its state of 2026-07-24, `trl/trainer/grpo_trainer.py`.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -120,7 +121,7 @@ def files(transcripts: Iterable[ExportedTranscript], dropped: Counter[str]) -> I
                     "advantage": None,
                     "reward": transcript.rollout["reward"],
                     "model": transcript.rollout["model"],
-                    "tools": store.encode(transcript.tools).decode(),
+                    "tools": json.dumps(transcript.tools),
                     **transcript.mark,
                 }
 

@@ -50,7 +50,7 @@ def payload(rollout: LiveRollout, policy: Policy, *, sandbox: str, source: str =
         "prompt_tokens": sum(sample.prompt_tokens for sample in samples),
         "completion_tokens": sum(sample.completion_tokens for sample in samples),
         "cost_usd": sum(sample.cost_usd for sample in samples),
-        "tools_json": store.encode([dict(tool) for tool in rollout.tools]).decode() if rollout.tools else None,
+        "tools_json": orjson.dumps([dict(tool) for tool in rollout.tools]).decode() if rollout.tools else None,
         **work_columns(grade.work),
     }
     return {"rollout": row, "steps": step_rows(rollout, policy)}

@@ -10,15 +10,22 @@ import pytest
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
+from support.chat_forms import FULL
 from support.models import save_tiny, tiny_model, tiny_tokenizer
+from support.refusals import refused
 from support.torchrun import BROKEN, launch, wait
+from transformers import AutoTokenizer
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer
 
 import composer_post_training as composer
-from composer_post_training.trl import ProbeCallback, preference_dataset, with_channels
+from composer_post_training.trl import SIDES, ProbeCallback, preference_dataset, with_channels
 from composer_stages.backends.ranks import Ranks, join
+from composer_stages.policy.base import PolicyConfig
+from composer_stages.policy.local import load_tokenizer
+from composer_stages.rollouts.trace import pairs_with_states
 from composer_stages.runs import store
 from composer_stages.runs.run import Run
+from composer_stages.training.channels.pairs import tokenise
 
 LETTERS = "abcdef"
 ROUNDING = 0.1 * 4 * 20 * torch.finfo(torch.float32).eps
@@ -50,7 +57,7 @@ class Own(GRPOTrainer):
 
 def trainer(folder: Path, kind: Any = GRPOTrainer, model: Any = None, steps: int = 2, **more: Any) -> Any:
     """A script of a user, with a tiny model."""
-    tokenizer = tiny_tokenizer(LETTERS)
+    tokenizer = more.pop("tokenizer", None) or tiny_tokenizer(LETTERS)
     size = {
         "per_device_train_batch_size": 4,
         "gradient_accumulation_steps": 2,
@@ -253,6 +260,110 @@ def test_dpo_trainer_takes_the_pairs_of_a_run(tmp_path: Path, made: Path) -> Non
     dpo = DPOTrainer(folder, args=args, train_dataset=pairs)
     dpo.train()
     assert dpo.state.log_history[-1]["train_loss"] == pytest.approx(0.693, abs=0.01)
+
+
+LS = {"type": "function", "function": {"name": "ls", "description": "list", "parameters": {"type": "object"}}}
+
+
+def called(content: Any, folder: str, **more: Any) -> list[dict[str, Any]]:
+    call = {"type": "function", "function": {"name": "ls", "arguments": {"dir": folder}}}
+    return [{"role": "assistant", "content": content, "tool_calls": [call], **more}]
+
+
+def parts(text: str) -> list[dict[str, Any]]:
+    return [{"role": "assistant", "content": [{"type": "text", "text": text}]}]
+
+
+RICH = {
+    "calls": {"chosen": called(None, "x"), "rejected": called(None, "y")},
+    "a call beside words": {"chosen": called(None, "x"), "rejected": said("None")},
+    "calls with words and thoughts": {
+        "chosen": called("a", "x", reasoning_content="why"),
+        "rejected": called("b", "x", reasoning_content="so"),
+    },
+    "tools": {"chosen": said("a"), "rejected": said("b"), "tools": [LS]},
+    "parts": {"chosen": parts("a"), "rejected": parts("b")},
+}
+
+
+def test_pairs_are_tokenised_as_by_dpo_trainer(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "tiny", characters=None)
+    (folder / "chat_template.jinja").write_text(FULL)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = [{"prompt": asked("a"), "tools": None, **sides} for sides in RICH.values()]
+    args = DPOConfig(str(tmp_path), max_length=None, report_to=[], bf16=False, use_cpu=True)
+    dataset = Dataset.from_list(rows, on_mixed_types="use_json")
+    theirs = DPOTrainer(str(folder), args=args, train_dataset=dataset).train_dataset
+    model = tiny_model(vocabulary=len(tokenizer))
+    script = trainer(tmp_path, with_channels(), model, weights={"sft": 1.0}, pairs=rows, tokenizer=tokenizer)
+    for pair, row in zip(script._pairs.pairs, theirs, strict=True):
+        assert [pair.tree.prompt, *pair.tree.branches] == [row[f"{name}_ids"] for name in ("prompt", *SIDES)]
+
+
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [
+        ("calls", "the call of ls"),
+        ("a call beside words", "it fails (TypeError: Object of type Undefined is not JSON serializable)"),
+        ("calls with words and thoughts", "the call of ls"),
+        ("tools", "the tool ls"),
+        ("parts", "content in parts"),
+    ],
+)
+def test_a_pair_that_the_template_does_not_write_is_refused(tmp_path: Path, name: str, lost: str) -> None:
+    pairs = [PAIRS[0], {"prompt": asked("a"), **RICH[name]}]
+    tokenizer = tiny_tokenizer(LETTERS)
+    if "fails" in lost:
+        tokenizer.chat_template = tokenizer.chat_template.replace("m['content']", "m['content'] | tojson")
+    refused(
+        lambda: trainer(tmp_path, with_channels(), weights={"sft": 1.0}, pairs=pairs, tokenizer=tokenizer),
+        composer.BadInput,
+        code="python.pair-not-written",
+        number=1,
+        side="chosen",
+        lost=lost,
+    )
+
+
+def test_pairs_of_imported_rollouts_declare_their_tools(tmp_path: Path) -> None:
+    """To `DPOTrainer` and to `composer train` alike, with calls and thoughts."""
+    result: dict[str, Any] = {"role": "tool", "content": "f", "tool_call_id": "x"}
+    rows = [
+        {
+            "instance_id": f"t{task}",
+            "model": "m",
+            "tools": [LS],
+            "reward": float(number % 2),
+            "messages": [
+                *asked(f"task {task}"),
+                *called(None, "a", reasoning_content="I look"),
+                result,
+                *called("see", "ab"[number % 2], reasoning_content=f"thought {number}"),
+                result,
+                *said(f"done {number}"),
+            ],
+        }
+        for task in range(2)
+        for number in range(24)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    where = {"artifacts": tmp_path / "artifacts", "quiet": True}
+    imported = composer.import_traces(tmp_path / "rows.jsonl", **where)
+    run = composer.extract_pairs(imported, **where)
+    folder = save_tiny(tmp_path / "tiny", characters=None)
+    (folder / "chat_template.jinja").write_text(FULL)
+    args = DPOConfig(str(tmp_path), max_length=None, report_to=[], bf16=False, use_cpu=True)
+    theirs = DPOTrainer(str(folder), args=args, train_dataset=preference_dataset(run)).train_dataset
+    tokenizer = load_tokenizer(str(folder), PolicyConfig(model=str(folder)))
+    ours, dropped = tokenise(pairs_with_states(run), tokenizer, 4096)
+    assert len(ours) == len(theirs) > 0 and not dropped
+    for pair, row in zip(ours, theirs, strict=True):
+        newline = tokenizer("\n")["input_ids"]  # behind the end token, where no model writes
+        assert [pair.tree.prompt, *(side + newline for side in pair.tree.branches)] == [
+            row[f"{name}_ids"] for name in ("prompt", *SIDES)
+        ]
+        text = tokenizer.decode(pair.tree.prompt)
+        assert text.startswith("<|im_start|>system\ntools ") and "I look" in text
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,18 @@ OWN_END = (
     "{% if add_generation_prompt %}<start>assistant\n{% endif %}"
 )
 
+# Writes all that a message may hold.
+FULL = (
+    "{% if tools %}<|im_start|>system\ntools{% for t in tools %} {{ t | tojson }}{% endfor %}<|im_end|>{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m.get('reasoning_content') %}<think>\n{{ m['reasoning_content'] }}\n</think>\n\n{% endif %}"
+    "{% if m['content'] is string %}{{ m['content'] }}"
+    "{% else %}{% for part in m['content'] or [] %}{{ part['text'] }}{% endfor %}{% endif %}"
+    "{% for c in m.get('tool_calls') or [] %}<call>{{ c['function']['name'] }} "
+    "{{ c['function']['arguments'] | tojson }}</call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
 
 @dataclass(frozen=True)
 class ChatForm:
