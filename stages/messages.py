@@ -34,6 +34,7 @@ from weakref import WeakKeyDictionary
 
 from composer_stages import json_text
 from composer_stages.thoughts import (
+    OPENED,
     answer_text as answer_text,
     split_thoughts as split_thoughts,
     thought_of as thought_of,
@@ -192,6 +193,8 @@ def pin_settings(tokenizer: Any, settings: Mapping[str, bool | int | float | str
 SENTINEL, QUESTION = "\u2063ANSWER\u2063", "\u2063QUESTION\u2063"
 TRIMMED = f" <think>\nx\n</think>\n\n{SENTINEL}\n "
 """What a template changes that takes thoughts apart or cuts blanks off."""
+MOST_OPENED = 100
+"""Characters of the mark with which a template opens a thought, and of the blanks behind."""
 PROBED_TOOL = {"type": "function", "function": {"name": "probed_tool", "parameters": {"type": "object"}}}
 Tools = Sequence[Mapping[str, Any]]
 """Tools as chat completions declare them."""
@@ -371,8 +374,7 @@ def _end_of_answer(tokenizer: Any, closing: str, text: str, calls: bool) -> tupl
     closing: the text where nothing follows the answer. Both begin alike, up to the end token, but where the template
     ends its last answer with a token of its own.
     """
-    length = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(closing, text, strict=False)))
-    if ends := list(_special(tokenizer).finditer(text, 0, length)):
+    if ends := list(_special(tokenizer).finditer(text, 0, _length_in_common(closing, text))):
         end = ends[-1 if calls else 0]
         return end.end(), end["token"]
     first = _leading_special(tokenizer, text)
@@ -385,28 +387,34 @@ def _end_of_answer(tokenizer: Any, closing: str, text: str, calls: bool) -> tupl
     return (first.end(), first["token"]) if same else (0, "")
 
 
-def answer_ids(tokenizer: Any, messages: Sequence[Message], answer: str, tools: Tools = ()) -> list[int]:
-    """Return the token ids of an answer to a conversation with the token that ends it, as they are trained on.
+def answer_ids(tokenizer: Any, messages: Sequence[Message], answer: str, tools: Tools = ()) -> tuple[list[int], int]:
+    """Return the token ids of an answer with the token that ends it, as `DPOTrainer` trains on them.
 
-    The template writes it, as `DPOTrainer` has it; an answer that the template changes (thoughts that it leaves out)
-    stays as it was said.
+    Also the number of tokens at the end of the opening that they replace, where the template opens a thought that it
+    does not write into an answer without one. What the template leaves out of an answer stays as it was said.
     """
     form, parts = turn_form(tokenizer), read(answer)
-    opening, text = form.opening, answer + form.closing
-    if opening is None or not form.verbatim or (tools and parts.calls):
+    opening, common = form.opening or "", len(form.opening or "")
+    whole = f"{opening}{answer}{form.closing}"
+    if form.opening is None or not form.verbatim or (tools and parts.calls):
         said: Message = {"role": "assistant", "content": answer}
-        rendered, whole = render(tokenizer, [(messages, True), ([*messages, said], False)], tools)
+        opening, whole = render(tokenizer, [(messages, True), ([*messages, said], False)], tools)
+        common = _length_in_common(opening, whole)
         kept = [parts.content.strip(), (parts.reasoning or "").strip(), *(call.name for call in parts.calls)]
-        written = whole[len(rendered) :] if whole.startswith(rendered) else ""
-        if written and (not form.verbatim or parts.calls) and all(part in written for part in kept):
-            at = written.rfind(form.end) if form.end else -1
-            text = written if at < 0 else written[: at + len(form.end)]
-        opening = rendered[max((m.start() for m in _special(tokenizer).finditer(rendered)), default=0) :]
-    before, ids = (_ids(tokenizer, piece, math.inf) for piece in (opening, opening + text))
-    # A token may reach over the end of the opening, which is as it is.
-    if ids[: len(before)] == before:
-        return ids[len(before) :]
-    return _ids(tokenizer, text, math.inf, behind=form.end or tokenizer.eos_token)
+        fits = common == len(opening) or OPENED.search(opening[-MOST_OPENED:])
+        if fits and all(part in whole[common:] for part in kept):
+            at = whole.rfind(form.end, common) if form.end else -1
+            whole = whole if at < 0 else whole[: at + len(form.end)]
+        else:
+            whole, common = f"{opening}{answer}{form.closing}", len(opening)
+    start = max((found.start() for found in _special(tokenizer).finditer(opening, 0, common)), default=0)
+    before, ids = (_ids(tokenizer, text[start:], math.inf) for text in (opening, whole))
+    held = _length_in_common(before, ids)
+    return ids[held:], len(before) - held
+
+
+def _length_in_common(first: Sequence[Any], second: Sequence[Any]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def end_id(tokenizer: Any) -> int | None:

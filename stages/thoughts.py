@@ -42,6 +42,8 @@ MARK = re.compile(
 )
 WORDS = ("think", "thought", "reasoning", "reflection", "scratchpad", "<|", "|>", "<unused95>")
 """One of which every mark holds."""
+OPENED = re.compile(rf"(?:{'|'.join(begin for begin, _, alone in THOUGHTS if alone)})\s*\Z", re.IGNORECASE)
+"""The end of an opening in which the template begins a thought."""
 ENDS = [re.compile(end, re.IGNORECASE) for _, end, _ in THOUGHTS]
 FRAME = re.compile(
     r"(?:<\|(?:end|eom)\|>)?(?:<\|(?:start|begin)\|>assistant)?(?:<\|channel\|>(?:final|commentary)\s*<\|message\|>"

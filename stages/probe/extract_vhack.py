@@ -20,8 +20,10 @@ from pydantic import Field
 
 from composer_stages.envs import ENVIRONMENTS
 from composer_stages.errors import BadInput, UsageError
-from composer_stages.messages import Message
+from composer_stages.formats.messages import message
+from composer_stages.messages import Message, Tools
 from composer_stages.policy.base import PolicyConfig
+from composer_stages.policy.tool_calls import declare_tools
 from composer_stages.probe.settings import AdapterName
 from composer_stages.runs import store
 from composer_stages.runs.kinds import CHECKPOINT, DIRECTION, SVD_MODULE, Row
@@ -88,7 +90,8 @@ class Config(StageConfig):
 class Pair:
     """One prompt, two answers; `longer`, where the source has it, has the content of the clean answer in more tokens.
 
-    A prompt is rendered text or messages; an answer is text or messages (see `rows.token_row`).
+    A prompt is rendered text or messages; an answer is text or messages (see `rows.token_row`). tools: those that
+    could be called, as chat completions declare them.
     """
 
     pair_id: str
@@ -96,12 +99,22 @@ class Pair:
     hack: str | list[Message]
     clean: str | list[Message]
     longer: str | list[Message] | None = None
+    tools: Tools = ()
 
     def rows(self, tokenizer: Any) -> "tuple[TokenRow, TokenRow]":
         """Return the (hack, clean) answers as ids."""
+        return self.row(tokenizer, self.hack), self.row(tokenizer, self.clean)
+
+    def row(self, tokenizer: Any, answer: str | list[Message]) -> "TokenRow":
+        """Return an answer as ids."""
         from composer_stages.probe.rows import token_row
 
-        return token_row(tokenizer, self.prompt, self.hack), token_row(tokenizer, self.prompt, self.clean)
+        return token_row(tokenizer, self.prompt, answer, self.tools)
+
+
+def _messages(value: Any) -> Any:
+    """Return messages with their calls, thoughts and parts as text; other values as they are."""
+    return list(map(message, value)) if isinstance(value, list) else value
 
 
 def load_pairs(config: PairsConfig, seed: int) -> list[Pair]:
@@ -123,7 +136,8 @@ def load_pairs(config: PairsConfig, seed: int) -> list[Pair]:
         if missing:
             raise BadInput("probe.pair-incomplete", index=index, missing=missing[0], fields=sorted(fields))
         name = str(fields.get("pair_id") or fields.get("task_id") or fields.get("problem_id") or index)
-        pairs.append(Pair(name, fields["prompt"], fields["hack"], fields["clean"], fields.get("longer")))
+        prompt, hack, clean, longer = (_messages(fields.get(part)) for part in (*REQUIRED, "longer"))
+        pairs.append(Pair(name, prompt, hack, clean, longer, declare_tools(fields.get("tools") or ())))
     if len(pairs) < total:
         raise UsageError("probe.too-few-pairs", source=config.source, pairs=len(pairs), total=total)
     return pairs[:total]
@@ -244,13 +258,12 @@ def _validate(
 ) -> list["Check"]:
     from composer_stages.probe.checks.direction import length_cosine, other_than_nll, recombined, validate
     from composer_stages.probe.direction import grpo_differences
-    from composer_stages.probe.rows import token_row
 
     used, held_out = rows[: config.pairs.count], rows[config.pairs.count :]
     problems = [store.digest(pair.prompt) for pair in pairs[: config.pairs.count]]
     checks = validate(student, direction, gradients, held_out, LOSSES[config.loss], config.seed, problems)
     lengthened = [pair for pair in pairs[: len(used)] if pair.longer is not None]
-    longer = [token_row(student.tokenizer, pair.prompt, pair.longer or "") for pair in lengthened]
+    longer = [pair.row(student.tokenizer, pair.longer or "") for pair in lengthened]
     # Longer answers of all pairs, or of none: mixed with answers cut in half they would be no direction of length.
     complete = longer if len(longer) == len(used) else None
     checks.append(length_cosine(student, direction, [clean for _, clean in used], complete))

@@ -45,8 +45,14 @@ def token_row(tokenizer: Any, prompt: str | list[Message], answer: str | list[Me
     messages = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
     if not messages or {messages[0]["role"], messages[-1]["role"]} != {"assistant"}:
         raise BadInput("probe.answer-not-of-assistant")
-    ids: list[int] = []
-    own_mask: list[bool] = []
+    # A rendered prompt holds its special tokens as text, so the tokenizer must add none.
+    opening = (
+        tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        if isinstance(prompt, str)
+        else opening_ids(tokenizer, prompt, tools)
+    )
+    ids: list[int] = list(opening)
+    own_mask = [False] * len(ids)
     between: list[Message] = []
     said, before = "", [{"role": "user", "content": "."}] if isinstance(prompt, str) else list(prompt)
     for message in messages:
@@ -58,14 +64,12 @@ def token_row(tokenizer: Any, prompt: str | list[Message], answer: str | list[Me
             ids += observed
             own_mask += [False] * len(observed)
         said, before, between = message["content"], [*before, *between], []
-        written = answer_ids(tokenizer, before, said, tools)
-        ids += written
-        own_mask += [True] * len(written)
+        written, replaced = answer_ids(tokenizer, before, said, tools)
+        ids[len(ids) - replaced :] = written
+        own_mask[len(own_mask) - replaced :] = [True] * len(written)
         before.append(message)
-    if isinstance(prompt, str):
-        # A rendered prompt holds its special tokens as text, so the tokenizer must add none.
-        return TokenRow(tokenizer(prompt, add_special_tokens=False)["input_ids"], ids, own_mask)
-    return TokenRow(opening_ids(tokenizer, prompt, tools), ids, own_mask)
+    start = own_mask.index(True)
+    return TokenRow(ids[:start], ids[start:], own_mask[start:])
 
 
 def rendered_row(tokenizer: Any, states: list[list[Message]], steps: list[Row], tools: Tools = ()) -> TokenRow:

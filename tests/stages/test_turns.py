@@ -45,7 +45,8 @@ def test_what_follows_an_answer_is_what_the_template_writes(form: Any) -> None:
         last = tokenizer.convert_tokens_to_ids(sampled)
         assert tokenizer.decode(following_ids(tokenizer, new, answer="two", last_id=last)) == form.after(sampled)
     answered = whole_text(tokenizer, conversation("one", "two"), False)
-    trained = answer_ids(tokenizer, conversation("one"), "two")
+    trained, replaced = answer_ids(tokenizer, conversation("one"), "two")
+    assert not replaced
     assert tokenizer.decode(opening_ids(tokenizer, conversation("one")) + trained) == form.trained(answered)
     assert end_id(tokenizer) == tokenizer.convert_tokens_to_ids(form.end or form.eos)
 
@@ -91,9 +92,12 @@ def test_a_public_template_is_appended_to(name: str) -> None:
         assert f"{opening}two{form.closing}{following}" == whole
     # Pairs end as DPOTrainer ends them, but for the line break behind the end token.
     answered = whole_text(tokenizer, [*asked, *conversation("two", first="assistant")], False)
-    trained = tokenizer.decode(answer_ids(tokenizer, asked, "two"))
-    assert trained.endswith(f"two{form.closing}") and f"two{form.closing}" in answered
-    assert not answered.startswith(opening) or answered.startswith(opening + trained)
+    trained, replaced = answer_ids(tokenizer, asked, "two")
+    prompt = opening_ids(tokenizer, asked)
+    text = tokenizer.decode(prompt[: len(prompt) - replaced] + trained)
+    assert (
+        answered.startswith(text) and text.endswith(f"two{form.closing}") and bool(replaced) == (name == "deepseekv3")
+    )
 
 
 def test_an_answer_that_a_template_changes_stays_as_it_was_said() -> None:
@@ -101,7 +105,7 @@ def test_an_answer_that_a_template_changes_stays_as_it_was_said() -> None:
     body = "{{ m['role'] }}: {{ m['content'].split('</think>')[-1] | trim }}<end>"
     tokenizer = byte_tokenizer(f"{{% for m in messages %}}{body}{{% endfor %}}{{{{ 'assistant: ' }}}}", "<end>", [])
     said = "<think>\nwhy\n</think>\n\nb"
-    assert tokenizer.decode(answer_ids(tokenizer, conversation("a"), said)) == f"{said}<end>"
+    assert tokenizer.decode(answer_ids(tokenizer, conversation("a"), said)[0]) == f"{said}<end>"
     assert not turn_form(tokenizer).verbatim
 
 
@@ -197,7 +201,7 @@ def test_a_space_before_the_first_word_is_written_once(scheme: str) -> None:
         return found
 
     opening, answered = opening_ids(tokenizer, messages[:1]), ids(2)
-    answer = answer_ids(tokenizer, messages[:1], "the answer")
+    answer, _ = answer_ids(tokenizer, messages[:1], "the answer")
     assert opening + answer == answered
     assert answered + following_ids(tokenizer, messages[2:]) == ids(3)
 
@@ -205,4 +209,4 @@ def test_a_space_before_the_first_word_is_written_once(scheme: str) -> None:
 def test_a_tokenizer_without_an_end_token_ends_answers_as_its_template() -> None:
     tokenizer = byte_tokenizer(FORMS["the answer ends with eos_token"].template, None, ["<start>", "<end>"])
     assert tokenizer.eos_token_id is None and end_id(tokenizer) == tokenizer.convert_tokens_to_ids("<end>")
-    assert tokenizer.decode(answer_ids(tokenizer, conversation("a"), "b")) == "b<end>"
+    assert tokenizer.decode(answer_ids(tokenizer, conversation("a"), "b")[0]) == "b<end>"

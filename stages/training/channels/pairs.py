@@ -56,8 +56,10 @@ def _token_sides(row: Row, tokenizer: Any) -> TokenPair:
     messages, tools = (orjson.loads(row.get(name) or "[]") for name in ("messages_json", "tools_json"))
     declared = declare_tools(tools)
     prompt = row["prompt_token_ids"] or opening_ids(tokenizer, messages, declared)
-    chosen, rejected = (answer_ids(tokenizer, messages, row[side], declared) for side in ("chosen", "rejected"))
-    return TokenPair(row["pair_id"], Tree(prompt, (chosen, rejected)))
+    answers = [answer_ids(tokenizer, messages, row[side], declared) for side in ("chosen", "rejected")]
+    end = len(prompt) - max(replaced for _, replaced in answers)
+    chosen, rejected = (prompt[end : len(prompt) - replaced] + ids for ids, replaced in answers)
+    return TokenPair(row["pair_id"], Tree(prompt[:end], (chosen, rejected)))
 
 
 def fitted(pairs: Iterable[TokenPair], max_tokens: int) -> tuple[list[TokenPair], Counter[str]]:
