@@ -30,9 +30,7 @@ def ways(found: dict[str, Any]) -> str:
 def differences(model: Any, switch: int) -> tuple[float, float]:
     """Return the largest difference of sampled and of scored log-probs from passes of rows alone, in nats."""
     prompts = [[7, 8, 9], [11 + i % 60 for i in range(switch + 5)], [70, 71, 72, 73, 74]]
-    rows = sample_batch(
-        model, prompts, seeds=[1, 2, 3], max_tokens=switch + 9, temperature=1.0, end_ids={3}, pad_id=0
-    )
+    rows = sample_batch(model, prompts, seeds=[1, 2, 3], max_tokens=switch + 9, temperature=1.0, end_ids={3}, pad_id=0)
     sampled = [
         torch.tensor(logps) - small_models.log_probs_alone(model, prompt, ids, range(len(ids)))
         for prompt, (ids, logps) in zip(prompts, rows, strict=True)

@@ -3,8 +3,9 @@
 Answers: can others read what was collected here? Reads rollouts, own or imported, writes files in the run's folder and
 a report of what the format has no room for. `harbor` writes the tasks of a run as folders, with solution and verifier.
 `model` writes a plain Hugging Face folder for other programs instead: a trained adapter merged into its base, or the
-folder that was made of a GGUF file or a named model. `hub` writes any one run as a folder for the Hugging Face hub, and
-sends it there where a repository is named. `TARGETS` holds what each format reads and how it is written.
+folder that was made of a GGUF file or a named model; `gguf` writes such a model as one file for llama.cpp. `hub` writes
+any one run as a folder for the Hugging Face hub, and sends it there where a repository is named. `TARGETS` holds what
+each format reads and how it is written.
 """
 
 from collections import Counter
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copytree
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 from composer_stages.envs import task_table
 from composer_stages.envs.config import EnvStageConfig
@@ -24,17 +25,18 @@ from composer_stages.layout import aligned, counted
 from composer_stages.policy import adapters
 from composer_stages.policy.adapters import CheckpointInfo
 from composer_stages.policy.base import PolicyConfig
+from composer_stages.runs import store
 from composer_stages.runs.kinds import CHECKPOINT, PAIR, ROLLOUT, STEP, TASK, Kind
 from composer_stages.runs.run import Inputs, Run, RunWriter, Slot
 from composer_stages.runs.settings import Given, Option, StageConfig, basic_of, with_default
 from composer_stages.runs.stage import Plan, Stage
 
-MODEL = "model"
+MODEL, GGUF = "model", "gguf"
 ROLLOUT_FORMATS = tuple(name for name, spec in FORMATS.items() if spec.written)
 if TYPE_CHECKING:
     Written = str
 else:
-    Written = Literal[*ROLLOUT_FORMATS, harbor.FORMAT, MODEL, hub.FORMAT]
+    Written = Literal[*ROLLOUT_FORMATS, harbor.FORMAT, MODEL, GGUF, hub.FORMAT]
 """A key of `TARGETS`."""
 
 
@@ -46,7 +48,9 @@ class Config(StageConfig):
     policy: Annotated[
         Given[PolicyConfig | None, PolicyConfig | Mapping[str, Any] | str | None], basic_of("model"), Option("MODEL")
     ] = with_default(None)
-    """With `model`: the model to write, instead of that of a training."""
+    """With `model` and `gguf`: the model to write, instead of that of a training."""
+    gguf_type: Literal["f32", "f16", "bf16", "q8_0"] = "f16"
+    """With `gguf`: the type of the matrices; vectors are float32."""
     base_image: str = harbor.BASE_IMAGE
     """With `harbor`: the image that each task's Dockerfile begins with; it needs python3 of version 3.11 or later."""
     repo: str = ""
@@ -61,12 +65,13 @@ class Config(StageConfig):
     def identity(self) -> dict[str, Any]:
         """Return the settings without those of other formats, and without the hub's where nothing is sent."""
         absent = {name for key, target in TARGETS.items() if key != self.format for name in target.settings}
+        absent -= set(TARGETS[self.format].settings)
         absent |= set() if self.repo else set(TARGETS[hub.FORMAT].settings)
         return {name: value for name, value in super().identity().items() if name not in absent}
 
     def uses_gpu(self) -> bool:
         """Return whether the weights are loaded: `model` adds an adapter to its base."""
-        return self.format == MODEL
+        return self.format in (MODEL, GGUF)
 
     def check(self) -> list[str]:
         """Return lines about a model and the token for sending; `UsageError` without one, or for another format."""
@@ -78,7 +83,7 @@ class Config(StageConfig):
 
     def reads_runs(self) -> bool:
         """Return whether a run is read: not where a model is given; `UsageError` for another format than model."""
-        if self.policy is not None and self.format != MODEL:
+        if self.policy is not None and self.format not in (MODEL, GGUF):
             raise UsageError("policy-without-model-format", model=self.policy.model, format=self.format)
         return self.policy is None
 
@@ -196,7 +201,7 @@ def _find_model(inputs: Inputs, config: Config) -> PolicyConfig:
     if config.policy is not None or checkpoint is None:
         raise UsageError("no-single-model", both=checkpoint is not None)
     folder = checkpoint.folder()
-    if not adapters.is_adapter(str(folder)):
+    if config.format == MODEL and not adapters.is_adapter(str(folder)):
         raise BadInput("model-is-whole", run=checkpoint.path, folder=folder)
     return CheckpointInfo.of(checkpoint).start.model_copy(update={"model": str(folder)})
 
@@ -210,11 +215,28 @@ def _write_model(policy: PolicyConfig, config: Config, out: RunWriter) -> None:
     if adapters.is_adapter(str(source)):
         _write_merged(policy, out)
     elif source.is_dir():
-        out.checkpoint(lambda target: copytree(source, target, dirs_exist_ok=True), MODEL)
+
+        def copy(target: Path) -> None:
+            copytree(source, target, dirs_exist_ok=True)
+            _name_older_tokenizer(target)
+
+        out.checkpoint(copy, MODEL)
         out.write_file("report.txt", f"{policy.model} in {out.path / MODEL}\n")
     else:
         raise UsageError("model-of-hub", model=policy.model)
     out.set_summary(format=MODEL)
+
+
+def _name_older_tokenizer(folder: Path) -> None:
+    """Describe a tokenizer by the words that transformers 4 reads, too, which are those of version 5 before its own."""
+    path = folder / "tokenizer_config.json"
+    settings = store.read_json(path)
+    if settings.get("tokenizer_class") == "TokenizersBackend":
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        if isinstance(more := settings.get("extra_special_tokens"), list):
+            settings["additional_special_tokens"] = more
+            del settings["extra_special_tokens"]
+        store.write_json(path, settings)
 
 
 def _write_merged(policy: PolicyConfig, out: RunWriter) -> None:
@@ -243,6 +265,7 @@ def _write_merged(policy: PolicyConfig, out: RunWriter) -> None:
     def fill(target: Any) -> None:
         model.save_pretrained(target)
         tokenizer.save_pretrained(target)
+        _name_older_tokenizer(target)
 
     out.checkpoint(fill, MODEL)
     out.count(adapted_weights=weights, changed_weights=changed)
@@ -251,6 +274,24 @@ def _write_merged(policy: PolicyConfig, out: RunWriter) -> None:
         f"{policy.model} merged into {out.path / MODEL}\n"
         f"{changed / weights:.1%} of the adapted weights differ from the base's in {str(model.dtype)[6:]}\n",
     )
+
+
+def _write_gguf(policy: PolicyConfig, config: Config, out: RunWriter) -> None:
+    """Write `model.gguf`, an adapter added to its base's weights; `BadInput` for a family that is not written."""
+    from composer_stages.policy import gguf_writing
+    from composer_stages.policy.local import load_model
+
+    model, tokenizer = load_model(policy, listener=out.progress)
+
+    def fill(file: BinaryIO) -> int:
+        def tell(done: int, total: int) -> None:
+            out.progress("tensors", done, total)
+
+        return gguf_writing.write(model, tokenizer, Path(file.name), config.gguf_type, tell)
+
+    out.count(tensors=out.write_export("model.gguf", fill))
+    out.set_summary(format=GGUF, type=config.gguf_type)
+    out.write_file("report.txt", f"{policy.model} in {out.path / 'model.gguf'}, matrices in {config.gguf_type}\n")
 
 
 def _write_hub(source: Run, config: Config, out: RunWriter) -> None:
@@ -268,6 +309,7 @@ TARGETS = {
     **dict.fromkeys(ROLLOUT_FORMATS, Target(_find_rollouts, _write_rollouts, "rollouts", ROLLOUT)),
     harbor.FORMAT: Target(_find_tasks, _write_tasks, "tasks", TASK, ("base_image",)),
     MODEL: Target(_find_model, _write_model, "model", settings=("policy",)),
+    GGUF: Target(_find_model, _write_gguf, "file", settings=("policy", "gguf_type")),
     hub.FORMAT: Target(
         lambda inputs, config: hub.one_run(inputs),
         _write_hub,

@@ -22,6 +22,7 @@ answer_cache.py - the cache of answers, each with a digest
 named.py - models with short names, such as `smollm2`, and their sources
 brought.py - the download of a named model's GGUF file in parts by pip
 gguf.py - a GGUF file as a Hugging Face folder: its header, and its weights dequantised once
+gguf_writing.py - a Hugging Face model as one GGUF file
 available.py - whether a model is available, and its context, before it is opened
 vllm.py - a model behind a vLLM server: token ids in, token ids and log-probs out
 server.py - a model server as a child process: start, restart and end

@@ -7,6 +7,7 @@ Lengths at which a layer computes otherwise (windows, chunks, the original conte
 import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -44,25 +45,26 @@ def small_model(config: Any, attention: str | None) -> Any:
     while 2 * division * HEAD <= width:
         division *= 2
     refused: list[Exception] = []
-    for divided in (division, division // 2, division // 4):
+    # All layers where the first few do not fit together, as where later ones share their keys and values.
+    for divided, deep in product((division, division // 2, division // 4), (False, True)):
         try:
-            return _made(config, divided, attention)
+            return _made(config, divided, deep, attention)
         except Exception as error:  # sizes that do not fit are refused by every architecture in its own way
             refused.append(error)
     raise Unmade(" ".join(str(refused[0]).split())[:300]) from refused[0]
 
 
-def _made(config: Any, division: int, attention: str | None) -> Any:
-    whole = config.to_dict()
-    lengths = sorted(set(_lengths(whole)))
+def _made(config: Any, division: int, deep: bool, attention: str | None) -> Any:
+    sizes = config.to_dict()
+    lengths = sorted(set(_lengths(sizes)))
     switches = {length: SWITCH * (number + 1) for number, length in enumerate(lengths)}
     layers = config.get_text_config().num_hidden_layers
     options: dict[str, Any] = {"attn_implementation": attention, "dtype": torch.float32}
     torch.manual_seed(0)
-    narrow = type(config)(**_narrowed(whole, division, switches, layers, layers))
+    narrow = type(config)(**_narrowed(sizes, division, switches, layers, layers))
     with torch.device("meta"), no_init_weights():
-        depth = _depth(AutoModelForCausalLM.from_config(narrow, **options), layers)
-    narrow = type(config)(**_narrowed(whole, division, switches, layers, depth))
+        depth = layers if deep else _depth(AutoModelForCausalLM.from_config(narrow, **options), layers)
+    narrow = type(config)(**_narrowed(sizes, division, switches, layers, depth))
     model = AutoModelForCausalLM.from_config(narrow, **options).eval()
     _spread(model)
     if not model(input_ids=torch.arange(4, 4 + SWITCH)[None], use_cache=False).logits.isfinite().all():
@@ -93,14 +95,13 @@ def _lengths(values: Any, name: str = "") -> list[int]:
 def _narrowed(value: Any, division: int, switches: dict[int, int], layers: int, depth: int, name: str = "") -> Any:
     """Return a part of a configuration as that of the small model has it."""
     if isinstance(value, dict):
-        inside = {key: each for key, each in value.items() if not str(key).isdecimal() or int(key) < depth}  # by layer
-        return {key: _narrowed(each, division, switches, layers, depth, str(key)) for key, each in inside.items()}
+        parts = {key: each for key, each in value.items() if not str(key).isdecimal() or int(key) < depth}  # by layer
+        return {key: _narrowed(each, division, switches, layers, depth, str(key)) for key, each in parts.items()}
     if isinstance(value, list):
-        if len(value) == layers:
-            return value[:depth]
         if "factor" in name:
             return value[: max(len(value) // division, 1)]
-        return [_narrowed(each, division, switches, layers, depth, name) for each in value]
+        inside = value[:depth] if len(value) == layers else value
+        return [_narrowed(each, division, switches, layers, depth, name) for each in inside]
     if type(value) is not int:
         return value
     if name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") and value == layers:

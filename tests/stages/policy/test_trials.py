@@ -43,9 +43,7 @@ def llama(**rope: Any) -> LlamaConfig:
     return LlamaConfig(**SIZES, max_position_embeddings=256, rope_parameters={"rope_theta": 10000.0, **rope})
 
 
-PHI3 = Phi3Config(
-    **SIZES, max_position_embeddings=256, original_max_position_embeddings=CONTEXT, rope_parameters=LONG
-)
+PHI3 = Phi3Config(**SIZES, max_position_embeddings=256, original_max_position_embeddings=CONTEXT, rope_parameters=LONG)
 STATES = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.5}
 FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "longrope": (PHI3, {IN_PLACE: "before", BATCHED: "before", ALONE: True}),

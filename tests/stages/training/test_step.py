@@ -9,6 +9,7 @@ import torch
 from pydantic import ValidationError
 from support.environments import GuessEnv
 from support.models import tiny_model, tiny_tokenizer
+from transformers import GPT2Config, GPT2LMHeadModel
 from trl import GRPOConfig, GRPOTrainer
 
 from composer_stages.errors import BadInput
@@ -54,10 +55,12 @@ def composed(
     rows: Batch | None = None,
     settings: Optimisation = SETTINGS,
     num_gpus: int = 0,
+    held: LocalPolicy | None = None,
+    source: PairSource | None = None,
 ) -> ComposedTrainer:
-    held, args = policy(), arguments(folder, settings)
+    held, args = held or policy(), arguments(folder, settings)
     args._n_gpu = num_gpus
-    channels = Channels(Config(weights=weights or Weights()), [PairSource([], per_step=1, seed=0)])
+    channels = Channels(Config(weights=weights or Weights()), [source or PairSource([], per_step=1, seed=0)])
     return ComposedTrainer(
         policy=held,
         rollouts=rollouts(held),
@@ -142,6 +145,20 @@ def test_without_grpo_only_the_pairs_are_learnt_from(tmp_path: Path) -> None:
     scale = min(1.0, SETTINGS.max_grad_norm / norm.item())
     of_model = [p.grad for p in model.parameters() if p.grad is not None]
     assert all(torch.allclose(a, scale * b, rtol=1e-4, atol=1e-7) for a, b in zip(found, of_model, strict=True))
+
+
+def test_dropout_is_off_as_in_dpo_trainer(tmp_path: Path) -> None:
+    """GPT-2 has dropout by default: before the first update DPO's margin is 0 and its loss ln 2."""
+    like = policy()
+    sizes = {"vocab_size": 260, "n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3}
+    held = LocalPolicy(GPT2LMHeadModel(GPT2Config(**sizes)).eval(), like.tokenizer, like.config)
+    pairs = [TokenPair("p", Tree([1, 2, 3], ([4, 5], [5, 4])))]
+    source = PairSource(pairs, per_step=1, seed=0)
+    source.cache_reference(held.model)
+    trainer = composed(tmp_path, Weights(grpo=0, dpo=1.0), Batch({"pairs": pairs}), held=held, source=source)
+    _, _, loss = gradients_of_first_step(trainer)
+    assert trainer.state.log_history[0]["dpo/margin"] == pytest.approx(0, abs=1e-6)
+    assert loss == pytest.approx(math.log(2), abs=1e-6)
 
 
 def test_training_on_nothing_is_refused() -> None:
