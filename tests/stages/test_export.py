@@ -11,13 +11,15 @@ from typing import Any, Literal, NotRequired
 import orjson
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
 from datasets import load_dataset
 from needs import REAL, needs, where
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from pydantic import ConfigDict, TypeAdapter, with_config
 from support.command_line import call_process
 from support.hub import OID, Hub, hub
+from support.models import tiny_tokenizer
 from support.refusals import refused
 from support.trainings import LORA, trained
 from support.transcripts import (
@@ -34,7 +36,7 @@ from support.transcripts import (
     tool,
     user,
 )
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from typing_extensions import TypedDict
 
 from composer_stages import collect, export
@@ -42,6 +44,8 @@ from composer_stages.errors import BadInput, ComposerError, InfrastructureError,
 from composer_stages.formats import FORMATS, writer
 from composer_stages.formats.hub import dataset_card
 from composer_stages.messages import MessageParts, ToolCall, number_calls, read, write
+from composer_stages.policy import adapters
+from composer_stages.policy.base import PolicyConfig
 from composer_stages.runs import runner, store
 from composer_stages.runs.catalog import assign_inputs
 from composer_stages.runs.kinds import ORIGIN, ROLLOUT, STEP, Row
@@ -262,6 +266,32 @@ def test_hidden_test_log_is_not_exported(artifacts: Path, wanted: str) -> None:
     files = [path for path in exported(artifacts, rollouts, wanted).path.rglob("*") if path.is_file()]
     written = [str(pq.read_table(p).to_pylist()) if p.suffix == ".parquet" else str(p.read_bytes()) for p in files]
     assert any("solution.py" in text for text in written) and not any("hidden cases" in text for text in written)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+def test_fused_experts_are_merged_and_the_tokenizer_is_one_of_transformers_4_too(tmp_path: Path, family: str) -> None:
+    """The exported model has peft's logits of the same adapter."""
+    tokenizer, sizes = tiny_tokenizer(), {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": len(tokenizer)}
+    sizes |= {"num_experts_per_tok": 2, "num_local_experts": 4, "moe_intermediate_size": 32}
+    base = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes, initializer_range=0.3))
+    for one in (base, tokenizer):
+        one.save_pretrained(tmp_path / "base")
+    start = PolicyConfig(model=str(tmp_path / "base"))
+    adapted = get_peft_model(base, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)).eval()
+    adapters.save_adapter(adapted, adapters.describe_base(start, base), tmp_path / "adapter")
+    tokenizer.save_pretrained(tmp_path / "adapter")
+    settings = export.Config(format="model", policy={"model": str(tmp_path / "adapter")})
+    folder = runner.execute("export", {}, settings, root=tmp_path).path / "model"
+    ids = torch.tensor([[5, 9, 30, 77, 12]])
+    with torch.no_grad():
+        merged, apart = (model(ids).logits for model in (AutoModelForCausalLM.from_pretrained(folder).eval(), adapted))
+    torch.testing.assert_close(merged, apart, rtol=1e-4, atol=1e-4)
+    written = json.loads((folder / "tokenizer_config.json").read_text())
+    assert written["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert written["additional_special_tokens"] == ["<|im_start|>"] and "extra_special_tokens" not in written
+    text = "<|im_start|>user\nfix"
+    assert AutoTokenizer.from_pretrained(folder)(text)["input_ids"] == tokenizer(text)["input_ids"]
 
 
 def test_formats_refuse_other_sources(tmp_path: Path, artifacts: Path, tiny: Path) -> None:
