@@ -100,21 +100,20 @@ def _exception(classes: list[str]) -> BaseException:
 
 
 def play(
-    before: str, parts: list[CodeType], function: str, given: Any, results: list[tuple[Any, ...]]
-) -> tuple[Any, ...]:
-    """Play tests one after another; return the problem, the encoded calls, None where all were known, and the outcomes.
+    before: str, parts: list[tuple[CodeType, list[tuple[Any, ...]]]], function: str, given: Any
+) -> list[tuple[str, list[str] | None, list[tuple[bool, str, list[int]]]]]:
+    """Play tests with the results of each; return of each the problem, the calls, and the outcomes.
 
     before: code in front of all of them. given: further variables, an encoded dict. The problem is "argument", of a
-    type that is not built in, "loops", without end, or empty. The outcomes, of each part: whether a statement held, its
-    text, and the numbers of its calls.
+    type that is not built in, "loops", without end, or empty; the calls are encoded, None where all were known. The
+    outcomes: whether a statement held, its text, and the numbers of its calls.
     """
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     warnings.simplefilter("ignore")
-    state, outcomes = Play(results), []
-    for part in parts:
+    played = []
+    for part, results in parts:
+        state = Play(results)
         names: dict[str, Any] = {"__name__": "test", "_play": state, **decoded(given)}
-        state.outcomes = []
-        outcomes.append(state.outcomes)
         try:
             exec(before, names)  # noqa: S102 (inside the sandbox)
             names[function] = state.call
@@ -122,10 +121,9 @@ def play(
             check: Any = names.get("check")
             if getattr(getattr(check, "__code__", None), "co_filename", "") == part.co_filename:  # of the test itself
                 check(state.call)
-        except Unknown:
+        except (Unknown, SystemExit):
             pass
-        except SystemExit:
-            break
         except BaseException as error:  # of the test itself, between its statements
             state.outcomes.append((False, f"{type(error).__name__}: {error}"[:200], []))
-    return state.problem, state.calls if state.unknown else None, outcomes
+        played.append((state.problem, state.calls if state.unknown else None, state.outcomes))
+    return played

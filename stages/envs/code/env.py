@@ -54,8 +54,7 @@ def load_tests(kind: str, data: bytes) -> Tests:
         played = play(
             kind, build_program(problem.before, problem.solution, problem.function), replace(of_inputs, given=given)
         )
-        answers = played.answers[len(played.answers) - len(problem.inputs) :]
-        given["results"] = [answer.value for answer in answers]
+        given["results"] = [answer.value for answer in played.answers[1]]
         return prepare(kind, replace(of_inputs, given=given), problem.solution)
     except CannotAsk as error:
         raise InfrastructureError("envs.code.solution-fails", problem_id=problem.problem_id, error=error) from None
@@ -236,7 +235,10 @@ class CodeEnv:
     def outcome(self, observation: Observation) -> str:
         """Digest the results of the last answer for every call: equal behaviour is an equal action."""
         answers = self._played(self._source).answers if self._source is not None else ()
-        facts = [observation.stop, *(answer.error or canonical_text(answer.value) for answer in answers)]
+        facts = [
+            observation.stop,
+            *(answer.error or canonical_text(answer.value) for part in answers for answer in part),
+        ]
         return hashlib.sha256(orjson.dumps(facts)).hexdigest()
 
     def solution(self) -> list[str]:

@@ -185,7 +185,7 @@ class Tests:
     deciding: str
     function: str
     given: dict[str, Any] = field(default_factory=dict)
-    calls: Sequence[str] = ()
+    calls: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     limits: Limits = LIMITS
 
 
@@ -198,39 +198,66 @@ class AssertionOutcome:
     calls: Sequence[tuple[str, Answer]]
 
 
+Calls = tuple[tuple[str, ...], tuple[str, ...]]
+"""The encoded arguments of the calls of the shown and of the deciding tests."""
+
+
 @dataclass(frozen=True)
 class Played:
-    """The outcomes of the shown and of the deciding tests, the calls, their answers, and the processor time of them."""
+    """The outcomes of the shown and of the deciding tests, the calls of both, and their answers.
+
+    cpu_s: processor time of the calls.
+    """
 
     shown: Sequence[AssertionOutcome]
     deciding: Sequence[AssertionOutcome]
-    calls: Sequence[str]
-    answers: Sequence[Answer]
+    calls: Calls
+    answers: Sequence[Sequence[Answer]]
     cpu_s: float
 
 
-def play(kind: str, source: str, tests: Tests) -> Played:
-    """Play the tests with what a program returns; `CannotAsk` where they cannot be played."""
-    calls = tests.calls
+def play(kind: str, source: str, tests: Tests, *, is_solution: bool = False) -> Played:
+    """Play the tests with what a program returns; a test that cannot be played with it fails.
+
+    is_solution: that raises `CannotAsk` instead.
+    """
+    calls, problem = tests.calls, ""
     for _ in range(MOST_ROUNDS):
-        answers, returned = _run_calls(kind, source, tuple(calls), tests.limits) if calls else ([], [])
-        results = [_result(*pair) for pair in zip(calls, returned, strict=True)]
-        further, parts = _check(kind, tests, results)
-        if further is None:
+        returned = _run_calls(kind, source, calls, tests.limits)
+        results = [[*map(_result, *part)] for part in zip(calls, returned, strict=True)]
+        try:
+            parts = _check(kind, tests, results)
+        except CannotAsk as reason:
+            if is_solution:
+                raise
+            parts, problem = [(None, []), (None, [])], str(reason)
+        if all(further is None for further, _ in parts):
             break
-        calls = further
-    known = [*zip(calls, answers, strict=False)]
+        calls = _next_calls(calls, parts)
+    else:  # its calls follow from its own results without end
+        problem = Sentence("envs.code.too-many-rounds")
+    answers = [[_without_additions(answer) for answer in part] for part in returned]
     outcomes = [
         [
             AssertionOutcome(holds, text, [known[number] for number in numbers if number < len(known)])
             for holds, text, numbers in part
         ]
-        for part in parts
+        for known, (_, part) in zip(
+            [[*zip(*pair, strict=False)] for pair in zip(calls, answers, strict=True)], parts, strict=True
+        )
     ]
-    if further is not None:  # its calls follow from its own results without end
-        outcomes[-1].append(AssertionOutcome(False, Sentence("envs.code.too-many-rounds"), ()))
-    cpu_s = max((answer.value[3] for answer in returned if answer.error is None), default=0.0)
-    return Played(outcomes[0], outcomes[-1], calls, answers, cpu_s)
+    if problem:
+        outcomes[-1].append(AssertionOutcome(False, problem, ()))
+    cpu_s = sum(max((answer.value[3] for answer in part if answer.error is None), default=0.0) for part in returned)
+    return Played(outcomes[0], outcomes[1], calls, answers, cpu_s)
+
+
+def _next_calls(calls: Calls, parts: Sequence[tuple[list[str] | None, Any]]) -> Calls:
+    """Return the calls of the next round: of a part all of whose calls were known the same."""
+    shown, deciding = (
+        before if further is None else tuple(further) for before, (further, _) in zip(calls, parts, strict=True)
+    )
+    return shown, deciding
 
 
 def prepare(kind: str, tests: Tests, solution: str) -> Tests:
@@ -238,14 +265,14 @@ def prepare(kind: str, tests: Tests, solution: str) -> Tests:
 
     `CannotAsk` where they cannot be played, or the solution fails them.
     """
-    calls, parts = _check(kind, tests, [])
-    if wrong := [text for part in parts for holds, text, numbers in part if not (holds or numbers)]:
+    parts = _check(kind, tests, [[], []])
+    if wrong := [text for _, part in parts for holds, text, numbers in part if not (holds or numbers)]:
         raise CannotAsk("envs.code.false-assertion", expression=shortened(wrong[0]))
-    tests = replace(tests, calls=calls or ())
+    tests = replace(tests, calls=_next_calls(tests.calls, parts))
     if not solution:
         return tests
-    slow = replace(LIMITS, wall_s=TIMES * LIMITS.wall_s, cpu_s=TIMES * LIMITS.cpu_s)
-    played = play(kind, build_program(tests.before, solution, tests.function), replace(tests, limits=slow))
+    slow = replace(tests, limits=replace(LIMITS, wall_s=120.0, cpu_s=40))
+    played = play(kind, build_program(tests.before, solution, tests.function), slow, is_solution=True)
     if wrong := [outcome.text for outcome in played.deciding if not outcome.holds]:
         raise CannotAsk("envs.code.solution-fails-test", expression=shortened(wrong[0]))
     needed = math.ceil(TIMES * played.cpu_s)
@@ -254,18 +281,24 @@ def prepare(kind: str, tests: Tests, solution: str) -> Tests:
 
 
 @lru_cache(maxsize=4096)
-def _run_calls(
-    kind: str, source: str, calls: tuple[str, ...], limits: Limits
-) -> tuple[Sequence[Answer], Sequence[Answer]]:
-    """Call a program; return what it returned, and that with what `RETURNS` adds."""
-    arguments = [decoded(json.loads(call)) for call in calls]
-    returned = [
-        answer
-        if answer.error is not None or (type(answer.value) is tuple and len(answer.value) == 4)
-        else Answer(error="crash")  # the program has replaced what calls it
-        for answer in judge(kind, [Call(source.encode(errors="replace"), RETURNED, arguments)], limits)[0]
-    ]
-    return [answer if answer.error is not None else Answer(answer.value[0]) for answer in returned], returned
+def _run_calls(kind: str, source: str, calls: Calls, limits: Limits) -> list[list[Answer]]:
+    """Call a program for each part of the tests; return what it returned, with what `RETURNS` adds."""
+    # In one process, as in a test: a default argument that keeps what an earlier call left in it is a mistake.
+    code = source.encode(errors="replace")
+    arguments = [[decoded(json.loads(call)) for call in part] for part in calls]
+    asked = [Call(code, RETURNED, part, in_one_process=True) for part in arguments if part]
+    answers = iter(judge(kind, asked, limits) if asked else [])
+    return [[*map(_checked, next(answers))] if part else [] for part in calls]
+
+
+def _checked(answer: Answer) -> Answer:
+    """Return an answer; a crash where the program has replaced what calls it."""
+    is_whole = answer.error is not None or (type(answer.value) is tuple and len(answer.value) == 4)
+    return answer if is_whole else Answer(error="crash")
+
+
+def _without_additions(answer: Answer) -> Answer:
+    return answer if answer.error is not None else Answer(answer.value[0])
 
 
 def _result(call: str, answer: Answer) -> tuple[Any, ...]:
@@ -275,22 +308,23 @@ def _result(call: str, answer: Answer) -> tuple[Any, ...]:
     return call, None, json.loads(encoded(value)), index, None if after is None else json.loads(encoded(after))
 
 
-def _check(kind: str, tests: Tests, results: Sequence[tuple[Any, ...]]) -> tuple[list[str] | None, list[Any]]:
+def _check(kind: str, tests: Tests, results: Sequence[list[Any]]) -> list[tuple[list[str] | None, list[Any]]]:
+    """Play both parts with results; return of each the calls, None where all are known, and the outcomes."""
     packages = [path for name in ALLOWED if name in tests.before + tests.deciding for path in _package(name)]
     # With a seed, so that the calls are the same each time.
     before = f"{tests.before}\nimport random\nrandom.seed(0)\n" if "random" in tests.deciding else tests.before
     parts, given = [*map(wrapped, (tests.shown, tests.deciding))], json.loads(encoded(tests.given))
     source = _checker(kind, tuple(sorted({str(path.parent) for path in packages})))
-    arguments = (before, parts, tests.function, given, list(results))
+    arguments = (before, [*zip(parts, results, strict=True)], tests.function, given)
     [[answer]] = judge(kind, [Call(source, "play", [arguments])], CHECKING, packages=packages)
     if answer.error is not None:
         raise CannotAsk("envs.code.test-ends", error=answer.error)
-    problem, calls, outcomes = answer.value
-    if problem == "argument":
+    problems = [problem for problem, _, _ in answer.value if problem]
+    if "argument" in problems:
         raise CannotAsk("envs.code.argument-not-plain")
-    if problem:
+    if problems:
         raise CannotAsk("envs.code.loops-too-long")
-    return calls, outcomes
+    return [(calls, outcomes) for _, calls, outcomes in answer.value]
 
 
 @cache

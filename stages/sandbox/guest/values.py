@@ -28,6 +28,9 @@ FIELDS: Mapping[str, Callable[[Any], list[Any]]] = {
     "collections.deque": lambda value: [list(value), value.maxlen],
     "decimal.Decimal": lambda value: [str(value)],
     "fractions.Fraction": lambda value: [value.numerator, value.denominator],
+    "datetime.date": lambda value: [value.year, value.month, value.day],
+    "datetime.timedelta": lambda value: [value.days, value.seconds, value.microseconds],
+    "pathlib.PosixPath": lambda value: [str(value)],
 }
 """Type of the standard library -> what its values are made from."""
 SUBCLASSES = {f"collections.{name}" for name in ("Counter", "OrderedDict", "defaultdict")}
@@ -169,45 +172,41 @@ def _decoded_dict(nodes: list[Any], read: Callable[[Any], Any]) -> dict[Any, Any
 
 
 def _made(nodes: list[Any], read: Callable[[Any], Any]) -> Any:
-    """Make a value of the standard library."""
+    """Make a value of the standard library, of parts whose types cannot stand for more than was sent."""
     name, fields = read(nodes[0]), read(nodes[1])
-    if name == "builtins.complex":
-        return complex(*fields)
-    if name == "builtins.range":
-        return range(*fields)
-    if name == "collections.deque":
-        from collections import deque
-
-        return deque(*fields)
-    if name == "fractions.Fraction":
-        from fractions import Fraction
-
-        return Fraction(*fields)
-    from decimal import Decimal
-
-    number = Decimal(*fields)
-    if number.is_finite() and abs(number.adjusted()) > LARGEST_EXPONENT:
+    wanted = PARTS.get(name, (int,))
+    if name not in FIELDS or any(type(part) not in wanted for part in fields):
+        raise ValueError(f"{name!r} is not made of these")
+    module, _, attribute = name.rpartition(".")
+    made = getattr(__import__(module), attribute)(*fields)
+    if name == "decimal.Decimal" and made.is_finite() and abs(made.adjusted()) > LARGEST_EXPONENT:
         raise ValueError("an integer of it would fill the memory")
-    return number
+    return made
 
 
+PARTS: Mapping[str, tuple[type, ...]] = {
+    "builtins.complex": (float,),
+    "collections.deque": (list, int, type(None)),
+    "decimal.Decimal": (str,),
+    "pathlib.PosixPath": (str,),
+}
+"""Types of the parts, where these are not integers."""
 LARGEST_EXPONENT = 10_000
 
 
 def _subclass(nodes: list[Any], read: Callable[[Any], Any]) -> Any:
     """Make a value of a subclass: of the standard library's, or a named tuple; of any other the value of its base."""
     name, value, fields = map(read, nodes)
-    if fields is not None:
-        made = type(name, (tuple,), {"_fields": fields, **{key: _item(place) for place, key in enumerate(fields)}})
-        return made(value)
-    if name not in SUBCLASSES:
+    if fields is not None and type(value) is tuple:
+        properties = {key: _item(place) for place, key in enumerate(fields)}
+        return type(name, (tuple,), {"_fields": tuple(fields), **properties})(value)
+    if name not in SUBCLASSES or type(value) is not dict:
         return value
     import collections
 
-    attribute = name.rpartition(".")[2]
-    return (
-        collections.defaultdict(None, value) if attribute == "defaultdict" else getattr(collections, attribute)(value)
-    )
+    if name == "collections.defaultdict":
+        return collections.defaultdict(None, value)
+    return getattr(collections, name.rpartition(".")[2])(value)
 
 
 def _item(place: int) -> property:
@@ -216,6 +215,8 @@ def _item(place: int) -> property:
 
 def _view(nodes: list[Any], read: Callable[[Any], Any]) -> Any:
     name, items = nodes[0], read(nodes[1])
+    if type(items) is not list:
+        raise ValueError("a view of no list")
     if name == "values":
         return dict(enumerate(items)).values()
     if name == "keys":

@@ -1,5 +1,6 @@
 """A candidate gets a passing outcome by returning the right values, and in no other way."""
 
+import datetime
 import gc
 import math
 import os
@@ -54,6 +55,18 @@ LINES = {
     "a text that is no hexadecimal": b'["v",["s",true]]',
     "pairs that are none": b'["v",["d",5]]',
     "no pair": b"5",
+    "a deque of more than was sent": b'["v",["x",["s","636f6c6c656374696f6e732e6465717565"],["l",["x",["s","'
+    + b"builtins.range".hex().encode()
+    + b'"],["l",0,1000000000000,1]]]]]',
+    "a fraction of a text": b'["v",["x",["s","'
+    + b"fractions.Fraction".hex().encode()
+    + b'"],["l",["s","316539393939"]]]]',
+    "a counter of a range": b'["v",["u",["s","'
+    + b"collections.Counter".hex().encode()
+    + b'"],["v","keys",["x",["s","'
+    + b"builtins.range".hex().encode()
+    + b'"],["l",0,1000000000000,1]]],null]]',
+    "a type of another module": b'["v",["x",["s","' + b"os.system".hex().encode() + b'"],["l",["s","6c73"]]]]',
     "keys with one hash": b'["v",["d",' + b",".join(b"[%d,1]" % (n * (2**61 - 1)) for n in range(60_000)) + b"]]",
 }
 """What a candidate may write on descriptor 3 in place of an answer."""
@@ -129,6 +142,8 @@ def test_values_keep_their_types() -> None:
 
 
 STANDARD = """\
+import datetime
+from pathlib import Path
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from decimal import Decimal
 from enum import IntEnum, StrEnum
@@ -154,6 +169,12 @@ RETURNED: dict[str, tuple[Any, str]] = {
     "{1, 2}": (frozenset({2, 1}), "{1, 2}"),
     "b'x\\n'": (b"x\n", "b'x\\n'"),
     "1j": (1j, "1j"),
+    "datetime.date(2020, 1, 31)": (datetime.date(2020, 1, 31), "datetime.date(2020, 1, 31)"),
+    "datetime.timedelta(1, 2, 3)": (
+        datetime.timedelta(1, 2, 3),
+        "datetime.timedelta(days=1, seconds=2, microseconds=3)",
+    ),
+    "Path('a/b')": (Path("a/b"), "PosixPath('a/b')"),
     "10**5000": (10**5000, "<int of more than 4300 digits>"),
 }
 """What a program returns, a value that it equals, and how it is shown."""

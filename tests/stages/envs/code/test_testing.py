@@ -50,6 +50,7 @@ FORMS: dict[str, tuple[str, str, str]] = {
     "a dictionary after the call": ("d = {}\nf(d)\nassert d == {1: 2}", "x.update({1: 2})", "{1: 2}"),
     "twice": ("assert f(f(1)) == 3", "x + 1", "x + 2"),
     "an argument from a result": ("y = f(1)\nassert f(y) == 4", "x * 2 if x > 1 else 2", "2"),
+    "what an earlier call leaves": ("assert f(1) == [1]\nassert f(2) == [2]", "[x]", "KEPT.append(x) or KEPT"),
     "a chain": ("assert f(1) == 2 and f(2) == 3", "x + 1", "2"),
     "a comparison in a chain": ("assert 1 < f(1) < 3", "2", "3"),
     "tolerance": ("assert abs(f(1) - 0.5) < 1e-6", "0.5", "0.6"),
@@ -90,7 +91,7 @@ def test_a_test_is_decided_as_python_decides_it(name: str) -> None:
     verdicts = []
     tests = prepare("bubblewrap", Tests("", "", test, "f"), f"def f(x):\n    return {returned[0]}")
     for value in returned:
-        code = f"def f(x):\n    return {value}"
+        code = f"KEPT = []\ndef f(x):\n    return {value}"
         played = play("bubblewrap", build_program("", code, "f"), tests)
         verdicts.append(bool(played.deciding) and all(outcome.holds for outcome in played.deciding))
         names: dict[str, Any] = {}
@@ -106,7 +107,14 @@ def test_a_test_is_played_without_a_solution_and_tells_its_calls() -> None:
     tests = prepare("bubblewrap", Tests("", "assert f(1) == 2", "assert f(f(1)) == 3\nassert f(x=5) == 6", "f"), "")
     played = play("bubblewrap", "def f(x): return x + 1\n" + build_program("", "", "f"), tests)
     assert [outcome.holds for outcome in (*played.shown, *played.deciding)] == [True] * 3
-    assert [answer.value for answer in played.answers] == [2, 2, 3, 6]
+    assert [[answer.value for answer in part] for part in played.answers] == [[2], [2, 3, 6]]
+
+
+def test_a_test_that_cannot_be_played_with_an_answer_fails() -> None:
+    tests = prepare("bubblewrap", Tests("", "", "assert f(f(1)) == 1", "f"), "def f(x): return 1")
+    for code in ("from fractions import Fraction\ndef f(x): return Fraction(2)", "def f(x): return object()"):
+        played = play("bubblewrap", build_program("", code, "f"), tests)
+        assert [outcome.holds for outcome in played.deciding] == [False]
 
 
 def test_a_slow_solution_gets_three_times_its_own_time() -> None:
