@@ -95,9 +95,8 @@ def test_a_public_template_is_appended_to(name: str) -> None:
     trained, replaced = answer_ids(tokenizer, asked, "two")
     prompt = opening_ids(tokenizer, asked)
     text = tokenizer.decode(prompt[: len(prompt) - replaced] + trained)
-    assert (
-        answered.startswith(text) and text.endswith(f"two{form.closing}") and bool(replaced) == (name == "deepseekv3")
-    )
+    assert answered.startswith(text) and text.endswith(f"two{form.closing}")
+    assert bool(replaced) == name.startswith(("deepseek", "nemotron"))  # whose opening begins a thought
 
 
 def test_an_answer_that_a_template_changes_stays_as_it_was_said() -> None:
