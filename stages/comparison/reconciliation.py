@@ -117,8 +117,9 @@ def reduce_epochs(scores: Sequence[float], reducer: str) -> float:
     total, passed, drawn = len(scores), sum(score >= 1 for score in scores), int(k)
     if kind == "median":
         return float(np.median(scores))
-    if kind == "mode":
-        return max(dict.fromkeys(scores), key=scores.count)
+    if kind in ("mode", "majority"):
+        most = max(dict.fromkeys(scores), key=scores.count)
+        return most if kind == "mode" or 2 * scores.count(most) > total else float("nan")
     if kind == "max":
         return max(scores)
     if kind == "at_least":
@@ -230,9 +231,9 @@ def same(reported: float, ours: float, how: str) -> bool:
     if not isfinite(reported) or not isfinite(ours):
         return isnan(reported) and isnan(ours)
     is_mean = how in (Aggregate.TASKS, Aggregate.SAMPLES)
-    for scaled in (ours, 100 * ours) if is_mean else (ours,):
-        digits = -int(Decimal(repr(reported)).as_tuple().exponent)
-        is_rounded = digits >= FEWEST_DIGITS and abs(round(scaled, digits) - reported) < 10.0**-digits / 2
+    digits = -int(Decimal(repr(reported)).as_tuple().exponent)
+    for scaled, fewest in ((ours, FEWEST_DIGITS), (100 * ours, FEWEST_DIGITS - 2))[: 1 + is_mean]:
+        is_rounded = digits >= fewest and abs(round(scaled, digits) - reported) < 10.0**-digits / 2
         if isclose(scaled, reported, rel_tol=CLOSE, abs_tol=CLOSE) or is_rounded:
             return True
     return False

@@ -117,6 +117,7 @@ FAILED = {"error": {"message": "E('x')"}}
         (scored(1, 0, 1), 0.75, 4, "absent", 1),
         (scored(1, 0, 1), 0.9, 4, "unknown", 0),
         (scored(1, 0, 1), 66.66666666666667, 3, "", 0),
+        (scored(1, 0, 1), 66.7, 3, "", 0),
         (scored(1, 0, 1), 0.667, 3, "", 0),
         (scored(1, 0, 1), 0.67, 3, "unknown", 0),
         (scored(1, 0, 1), 0.668, 3, "unknown", 0),
