@@ -226,6 +226,10 @@ def test_a_metric_is_aggregated_as_lm_eval_does(
     (reported,) = comparison.sides[0].reported
     assert reported.reason == "" and comparison.sides[0].mean == pytest.approx(number, rel=1e-12)
     assert comparison.lower_is_better == (metric != "acc")
+    if metric == "perplexity":  # the least likely document contributes most to it
+        config = Config(paths=[str(path)] * 2)
+        scores = compare(read_sides(config.paths, config.columns), config)[1]["score"].to_pylist()
+        assert scores.index(max(scores)) == values.index(min(values))
     wrong = lm_eval(
         tmp_path / "b", lines, **results | {"results": {"t": {f"{metric},none": number + 0.01}}}, **directions
     )

@@ -10,6 +10,7 @@ import pyarrow as pa
 from support.transcripts import action, assistant, document, payloads, read, tool, user
 
 from composer_stages.comparison import logs
+from composer_stages.formats.measurement import State
 from composer_stages.runs import store
 
 EVAL = {"task": "popularity", "model": "openai/m", "scorers": [{"name": "match"}]}
@@ -81,6 +82,7 @@ def test_a_sample_that_a_person_invalidated_has_no_verdict(tmp_path: Path) -> No
     invalidated = sample(invalidation={"timestamp": "2026-01-01T00:00:00Z", "author": "someone", "reason": "it leaked"})
     (rollout, second), _, _ = read(document(tmp_path / "a.json", log(invalidated, sample(2, invalidation=None))))
     assert rollout.error == ("invalidated", "it leaked") and second.error is None
+    assert (rollout.measured.state, second.measured.state) == (State.INVALID, State.SCORED)
     (row, _) = payloads(tmp_path / "a.json")
     assert row["rollout"]["reward"] is None and {step["reward"] for step in row["steps"]} == {None}
 
