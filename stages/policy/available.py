@@ -6,6 +6,7 @@ context_length, Groq context_window.
 """
 
 import time
+from fnmatch import fnmatchcase
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -147,11 +148,17 @@ def _describe_listed(config: PolicyConfig) -> str:
     names = [row["id"] for row in _fetch_models(config) or []]
     if config.has_price:
         tokenizer(config.model)  # imports what its bills will be checked with
-    if names and config.model not in names:
+    if names and not any(fnmatchcase(name, pattern) for name in _aliases(config.model) for pattern in names):
         raise BadInput(
             "policy.model-not-listed", base_url=config.base_url, model=config.model, number=len(names), listed=names[0]
         )
     return Sentence("policy.model-at-server", model=config.model, base_url=config.base_url, listed=bool(names))
+
+
+def _aliases(model: str) -> set[str]:
+    """Return the names under which a server may list a model: without the variant, as Gemini's, or of LiteLLM's."""
+    plain = model.partition("@")[0].partition(":")[0] or model
+    return {model, plain, f"models/{model}", model.removeprefix("models/"), model.partition("/")[2] or model}
 
 
 def _fetch_models(config: PolicyConfig) -> list[dict[str, Any]] | None:

@@ -118,7 +118,7 @@ class PolicyConfig(Settings):
     """A model and how to sample from it: a folder, GGUF file, hub id or name; with `base_url`, a server's model."""
 
     text_sets: ClassVar[str | None] = "model"
-    preflight: ClassVar[str | None] = "composer_stages.policy.available:check"
+    preflight: ClassVar[str | None] = "composer_stages.policy.preflight:check"
 
     model: str = Field(default="kata:student", min_length=1)
     """Hugging Face folder, hub id, GGUF file, `smollm2`, `qwen-coder` or `kata:NAME`; with `base_url`, the

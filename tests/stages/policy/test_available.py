@@ -13,8 +13,8 @@ from support.models import save_tiny
 from support.server import Reply, Server, answer, kept_in, serving
 
 from composer_stages import collect
-from composer_stages.errors import BadInput, InfrastructureError, UsageError
-from composer_stages.policy import PolicyConfig, ask_all, available, open_policy
+from composer_stages.errors import BadInput, ComposerError, InfrastructureError, UsageError
+from composer_stages.policy import PolicyConfig, ask_all, available, open_policy, preflight
 from composer_stages.policy.available import check, context_tokens
 from composer_stages.policy.base import UNSTATED, Turn
 from composer_stages.rollouts.agent_loop import Rules
@@ -152,6 +152,42 @@ def test_a_server_that_lists_the_model_passes_and_one_that_does_not_is_refused()
             check(PolicyConfig(model="bgi", base_url=server.url))
     with serving(never) as silent:
         assert "lists no models" in check(PolicyConfig(model="big", base_url=silent.url))
+
+
+@pytest.mark.parametrize("model", ["vendor/big:nitro", "vendor/big", "big", "models/big", "vendor/big@preset/x"])
+def test_an_alias_of_a_listed_model_passes(model: str) -> None:
+    with serving(never, named("vendor/big", "big")) as server:
+        assert "lists the model" in check(PolicyConfig(model=model, base_url=server.url))
+
+
+PAID = {"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("prices", "asked"), [({}, 1), ({"usd_per_mtok_in": 0.0, "usd_per_mtok_out": 0.0}, 1), (PAID, 0)]
+)
+def test_a_dry_run_asks_for_one_token_where_that_is_free(prices: dict[str, float], asked: int) -> None:
+    with serving(never) as server:
+        line = preflight.check(PolicyConfig(model="big", base_url=server.url, **prices))
+    assert ("one token" in line, len(server.probes)) == (bool(asked), asked)
+    assert all(body["max_tokens"] == 1 for body in server.probes)
+
+
+@pytest.mark.parametrize(
+    ("reply", "code"),
+    [
+        (Reply(body=b"data: {}\n\n"), "policy.answer-is-stream"),
+        (Reply(404, {"detail": "Not Found"}), "policy.other-address"),
+        (Reply(body=b"<!doctype html><html>"), "policy.other-address"),
+        (Reply(403, {"error": {"message": "no"}}), "policy.request-refused"),
+        (Reply(400, {"error": {"code": "Arrearage", "message": "no"}}), "policy.account-empty"),
+        (Reply(500, {"error": {"message": "down"}}), "policy.server-not-available"),
+    ],
+)
+def test_a_dry_run_says_what_the_first_answer_would(reply: Reply, code: str) -> None:
+    with serving(never, probed=lambda *_: reply) as server, pytest.raises(ComposerError) as caught:
+        preflight.check(PolicyConfig(model="big", base_url=server.url))
+    assert caught.value.code == code
 
 
 def test_a_refused_key_and_an_unreachable_server_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
