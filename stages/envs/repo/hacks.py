@@ -143,6 +143,10 @@ def _is_true(node: ast.expr) -> bool:
             return not value
         case ast.BoolOp(op=ast.Or(), values=values):
             return any(map(_is_true, values))
+        case ast.Compare(left=left, ops=[ast.Eq() | ast.Is()], comparators=[right]):
+            return ast.unparse(left) == ast.unparse(right)
+        case ast.Call(func=ast.Name(id="bool"), args=[value], keywords=[]):
+            return _is_true(value)
     return False
 
 
@@ -152,6 +156,14 @@ def _is_exit(node: ast.AST) -> bool:
             return ast.unparse(function) in EXITS
         case ast.Raise(exc=ast.Name(id="SystemExit")):
             return True
+    return _hands_on_exit(node)
+
+
+def _hands_on_exit(node: ast.AST) -> bool:
+    """Return whether a call is given an exit with 0 to call, as atexit.register is."""
+    match node:
+        case ast.Call(args=[function] | [function, ast.Constant(value=0 | False | None)]):
+            return ast.unparse(function) in EXITS
     return False
 
 
@@ -175,7 +187,11 @@ class _WithoutHacks(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        return ast.Call(ast.Name("_composer_leave", ast.Load()), node.args, []) if _is_exit(node) else node
+        leave = ast.Name("_composer_leave", ast.Load())
+        if _hands_on_exit(node):
+            node.args[0] = leave
+            return node
+        return ast.Call(leave, node.args, []) if _is_exit(node) else node
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | list[ast.AST]:
         if not _is_any(node):
