@@ -92,11 +92,19 @@ def named(variable: str) -> Callable[[], str | None]:
 
 NEEDS = {
     "chromium": Need(program("chromium", "chromium-browser", "google-chrome"), "Debian's package chromium"),
+    "clients": Need(
+        program(variable="COMPOSER_CLIENTS"),
+        "COMPOSER_CLIENTS names a Python with openai, inspect_ai and mini-swe-agent",
+    ),
     "compiler": Need(program("cc"), "a C compiler, as cc"),
     "data-juicer": Need(program(variable="COMPOSER_DATA_JUICER"), "COMPOSER_DATA_JUICER names a dj-process"),
     "harbor": Need(harbor, "COMPOSER_HARBOR names a Python 3.12 with harbor; else python3.12 and a package index"),
     "inspect": Need(interpreter("COMPOSER_INSPECT", "inspect_ai"), "COMPOSER_INSPECT names a Python with inspect_ai"),
     "lm-eval": Need(interpreter("COMPOSER_LM_EVAL", "lm_eval"), "COMPOSER_LM_EVAL names a Python with lm_eval"),
+    "litellm": Need(program(variable="COMPOSER_LITELLM"), "COMPOSER_LITELLM names the program of litellm[proxy]"),
+    "llama-cpp": Need(
+        program(variable="COMPOSER_LLAMA_CPP"), "COMPOSER_LLAMA_CPP names a Python with llama-cpp-python[server]"
+    ),
     "mini-swe-agent": Need(package("minisweagent"), "pip install mini-swe-agent"),
     "mkdocs": Need(package("mkdocs"), "./dev extra docs"),
     "modal": Need(package("modal"), "./dev extra modal"),

@@ -1,6 +1,5 @@
 """The server of `composer serve` without vLLM: it answers as the policy in process, and refuses what it cannot do."""
 
-import http.client
 import json
 import socket
 import threading
@@ -8,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import pytest
 import torch
 from support.command_line import until
 from support.models import save_tiny, tiny_tokenizer
+from support.served import NAME, Running, running
 
 from composer_cli.completions import listening
 from composer_cli.loopback import bound
@@ -33,55 +32,7 @@ from composer_stages.runs.run import AnswerFolders
 
 MESSAGES = [{"role": "user", "content": "Fix the function add."}]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-NAME = "student"
 TOKENS = {"return_token_ids": True, "return_tokens_as_token_ids": True}
-
-
-@dataclass
-class Running:
-    """A server in this process, with openai's client of it."""
-
-    url: str
-    sampler: Sampler
-    client: openai.OpenAI
-
-    def ask(self, **fields: Any) -> Any:
-        return self.client.chat.completions.create(**{"model": NAME, "messages": MESSAGES, **fields})
-
-    def go_on(self, **fields: Any) -> Any:
-        return self.client.completions.create(**{"model": NAME, **fields})
-
-    def ids(self, **fields: Any) -> list[int]:
-        """The token ids of an answer."""
-        answer = self.ask(**fields, extra_body={"return_token_ids": True})
-        return list(answer.choices[0].token_ids)
-
-    def send(self, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, dict[str, Any]]:
-        """Status and JSON of the answer to a request as it stands."""
-        connection = http.client.HTTPConnection(self.url.removeprefix("http://").removesuffix("/v1"), timeout=60)
-        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
-        answer = connection.getresponse()
-        text = answer.read()
-        connection.close()
-        return answer.status, json.loads(text) if text.startswith(b"{") else {}
-
-
-@contextmanager
-def running(policy: Any, key: str | None = None) -> Iterator[Running]:
-    """Serve a policy until the block ends, as `composer serve` does, but with its model in a thread."""
-    sampler, ends = Sampler(policy), threading.Event()
-
-    def sample() -> None:
-        while not ends.is_set():
-            sampler.sample_next(0.02)
-
-    thread = threading.Thread(target=sample)
-    with bound(0) as listener, listening(sampler, NAME, listener, key=key) as url, ExitStack() as at_end:
-        thread.start()
-        at_end.callback(thread.join)
-        at_end.callback(ends.set)
-        with openai.OpenAI(base_url=url, api_key="EMPTY", max_retries=0) as client:
-            yield Running(url, sampler, client)
 
 
 @pytest.fixture(scope="module")
