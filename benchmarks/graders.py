@@ -3,24 +3,20 @@
     python benchmarks/graders.py answers
     python benchmarks/graders.py code --count 200
 
-`answers`: phrasings (tests/support/phrasings.py), beside what math-verify says of the whole text, and the gold answers
+`answers`: phrasings (tests/support/phrasings.toml), beside what math-verify says of the whole text, and gold answers
 of GSM8K. `code`: solutions of MBPP, and the same with every result changed, which rows with tests of truth or of types
 alone accept. `--rows`, `--path`: files of your own copy of GSM8K, HumanEval, MBPP+ or EvalPlus.
 """
 
-import sys
+import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
 import cases
-from records import ROOT, Claim, measured
-
-sys.path.insert(0, str(ROOT / "tests"))
-
 from math_verify import parse, verify
-from support.phrasings import RIGHT, WRONG
+from records import ROOT, Claim, measured
 
 from composer_stages.envs.base import Task
 from composer_stages.envs.code.env import CodeEnv
@@ -55,11 +51,12 @@ WRITINGS = ("#### {}", "The answer is {}.", "\\\\boxed{{{}}}", "**{}**", "#### {
 
 def answers(rows: Path = ROOT / "examples" / "gsm8k.jsonl") -> Iterator[Claim]:
     """Phrasings of final answers, and gold answers. rows: of GSM8K."""
-    for table, right, words in (
-        (RIGHT, True, "right answers that get 0"),
-        (WRONG, False, "wrong answers that are paid"),
+    phrasings = tomllib.loads((ROOT / "tests" / "support" / "phrasings.toml").read_text("utf-8"))
+    for name, right, words in (
+        ("right", True, "right answers that get 0"),
+        ("wrong", False, "wrong answers that are paid"),
     ):
-        texts = [(text, answer) for answer, texts in table.items() for text in texts]
+        texts = [(text, answer) for answer, texts in phrasings[name].items() for text in texts]
         of_ours = sum(is_right(text, answer) is not right for text, answer in texts)
         of_theirs = sum(bool(verify(parse(answer), parse(text))) is not right for text, answer in texts)
         yield measured(f"phrasings: {words}", of_ours, n=len(texts), goal="= 0")

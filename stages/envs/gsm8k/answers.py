@@ -6,6 +6,7 @@ answers side by side, 18 or 19, have to be equal. Behind a sum stands its result
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, cast
 
-from composer_stages.errors import UsageError
+from composer_stages.errors import InfrastructureError, UsageError
 
 LONGEST = 400
 """Characters of an answer."""
@@ -218,28 +219,39 @@ def _expressions(mark: str, is_number: bool) -> list[str]:
 
 
 class _Judge:
-    """The worker, started when it is first asked, and again where an answer has ended it."""
+    """The worker, started when it is first asked, and again where an answer has ended it or this process is a fork."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
+        self._owner = 0
 
     def ask(self, right: str, answer: str) -> bool:
+        """Return whether an answer equals the right one; InfrastructureError where no worker can be started."""
         with self._lock:
-            if self._process is None or self._process.poll() is not None:
-                command = [sys.executable, "-I", str(WORKER)]
-                pipe = subprocess.PIPE
-                self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+            if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
+                self._process, self._owner = _start(), os.getpid()
             requests, answers = cast(IO[str], self._process.stdin), cast(IO[str], self._process.stdout)
             requests.write(json.dumps([right, answer]) + "\n")
             requests.flush()
             # Without a line the answer has ended the worker: no expression that can be evaluated.
-            return answers.readline() == "true\n"
+            line = answers.readline()
+            if not line:
+                self._process.wait()
+            return line == "true\n"
 
     @lru_cache(maxsize=4096)  # noqa: B019 - there is one judge
     def is_equal(self, right: str, answer: str) -> bool:
         """Return whether an answer equals the right one."""
         return self.ask(right, answer)
+
+
+def _start() -> subprocess.Popen[str]:
+    command, pipe = [sys.executable, "-I", str(WORKER)], subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+    if cast(IO[str], process.stdout).readline() != "ready\n":
+        raise InfrastructureError("envs.gsm8k.math-verify-fails", code=process.wait())
+    return process
 
 
 _judge = _Judge()

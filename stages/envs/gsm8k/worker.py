@@ -27,6 +27,7 @@ def main() -> None:
         expressions = parse(f"${text}$", configs, parsing_timeout=None)
         return expressions or parse(text, configs, parsing_timeout=None)
 
+    print("ready", flush=True)
     for line in sys.stdin:
         right, answer = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, CPU_S)

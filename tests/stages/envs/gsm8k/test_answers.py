@@ -2,15 +2,17 @@
 
 import os
 import time
+import tomllib
+from pathlib import Path
 
 import pytest
 from needs import REAL, needs
-from support.phrasings import RIGHT, WRONG
 
 from composer_stages.envs.gsm8k.answers import final_answers, is_marked, is_right
 from composer_stages.envs.task_table import read_rows
 
 pytestmark = needs("math")
+PHRASINGS = tomllib.loads((Path(__file__).parents[3] / "support" / "phrasings.toml").read_text("utf-8"))
 
 MATHEMATICS = [
     *(
@@ -24,9 +26,9 @@ MATHEMATICS = [
 ]
 
 
-@pytest.mark.parametrize(("table", "right"), [(RIGHT, True), (WRONG, False)], ids=["right", "wrong"])
-def test_phrasings(table: dict[str, tuple[str, ...]], right: bool) -> None:
-    texts = [(text, answer) for answer, texts in table.items() for text in texts]
+@pytest.mark.parametrize(("name", "right"), [("right", True), ("wrong", False)])
+def test_phrasings(name: str, right: bool) -> None:
+    texts = [(text, answer) for answer, texts in PHRASINGS[name].items() for text in texts]
     assert [(text, answer, final_answers(text)) for text, answer in texts if is_right(text, answer) is not right] == []
 
 
