@@ -7,6 +7,7 @@ only through run folders on disk.
 registry.py - tables of what ships and of what installed packages add by entry points
 errors.py   - the errors that end a stage, each with an exit code
 words.py    - the sentences of errors and remarks, from words.toml files, for the command line and for Python
+checkout.py - the folder's own name, `stages`, for the same modules
 data_files.py - the data files of packages: prompts, tables and queries
 json_text.py - JSON of other programs: text that is not too deep, and numbers kept exactly
 layout.py  - tables with aligned columns, durations and ages, as text
@@ -42,6 +43,11 @@ from typing import Literal
 
 from composer_stages.registry import Registry
 from composer_stages.words import words_of_stage
+
+if __name__ == "stages":
+    from composer_stages.checkout import alias
+
+    alias()
 
 Group = Literal["pipeline", "beside", "probe"]
 

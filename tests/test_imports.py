@@ -31,7 +31,7 @@ LAYERS = {
         "registry",
         "data_files | errors | stopping | json_text",
         "words",
-        "layout",
+        "layout | checkout",
     ),
     "composer_stages.probe": (
         "figures | watching",
