@@ -1,6 +1,10 @@
 """How often `composer compare` is right, beside the two packages that do a part of it: level, power and coverage.
 
-    python benchmarks/compare.py [--experiments 500]
+    python benchmarks/compare.py levels [--experiments 500]
+    python benchmarks/compare.py speed [--items 3000] [--many 1000000] [--rounds 5]
+
+`speed`: the command in a fresh process, in seconds of processor time of all its threads and children, which other
+programs on the machine disturb least; on an idle machine it takes no longer than that by the clock.
 
 Two sides answer the same tasks. A task has a difficulty, shared in part by the tasks of a document (`clusters` of
 five); each side passes it or scores it by chance around that. Scores are skewed: most differences are small, some are
@@ -16,14 +20,20 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import statistics
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 
 import cases
 import numpy as np
 import records
 from records import Claim
 from scipy.special import bdtr, chdtrc, ndtr, stdtr, stdtrit
+from support.score_logs import inspect_document, make, pack
 
 from composer_stages.evaluation.inference import PairedTest
 
@@ -163,7 +173,45 @@ def frequencies(experiments: int, tasks: int, gain: float, binary: bool, cluster
     return shares
 
 
-CASES = {"levels": levels}
+def speed(items: int = 3000, many: int = 1_000_000, rounds: int = 5) -> Iterator[Claim]:
+    """Processor time and memory of comparisons in fresh processes: tables, and an Inspect archive of transcripts."""
+    goals = {"csv": "<= 0.95", "jsonl": "<= 0.95", "parquet": "<= 0.95", "inspect .eval": "<= 1.8"}
+    for name, goal in goals.items():
+        taken = [spent(name, items) for _ in range(rounds)]
+        seconds = sorted(second for second, _ in taken)
+        what = f"{items:,} items a side, {name}: processor time"
+        yield records.measured(
+            what, statistics.median(seconds), (seconds[0], seconds[-1]), n=rounds, unit="s", goal=goal
+        )
+    second, peak = spent("csv", many)
+    yield records.measured(f"{many:,} items a side, csv: processor time", second, n=1, unit="s", goal="<= 12")
+    yield records.measured(f"{many:,} items a side, csv: memory", peak / 1e9, n=1, unit="GB", goal="<= 1.5")
+
+
+def spent(name: str, items: int) -> tuple[float, float]:
+    """Return the processor time of a comparison of two logs of this format, and its largest resident size in bytes."""
+    random = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = []
+        for side, rate in (("a", 0.5), ("b", 0.52)):
+            scores = (random.random(items) < rate).astype(float).tolist()
+            if name == "inspect .eval":
+                log = inspect_document(scores)
+                for sample in log["samples"]:
+                    sample["messages"] *= 40
+                    sample["messages"][1] = {"role": "assistant", "content": "lorem ipsum " * 400}
+                paths.append(Path(folder, f"{side}.eval"))
+                pack(paths[-1], log)
+            else:
+                paths.append(make(Path(folder, side), name, scores))
+        command = [sys.executable, "-m", "composer_cli", "compare", *map(str, paths), "--out", f"{folder}/run", "-q"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=folder)
+        _, status, usage = os.wait4(process.pid, 0)
+        assert os.waitstatus_to_exitcode(status) in (0, 1, 3), status
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+
+
+CASES = {"levels": levels, "speed": speed}
 
 if __name__ == "__main__":
     cases.main(__file__, CASES)

@@ -159,11 +159,13 @@ def match(base: ReadLog, candidate: ReadLog) -> tuple[ReadLog, TaskMatch]:
     keys = {"": [_ids(log) for log in (base, candidate)], "questions": [_questions(log) for log in (base, candidate)]}
     # What a program puts before an id tells nothing where no question contradicts it.
     worded = any(len(side) for side in keys["questions"])
-    keys["bare"] = [side[:0] if worded else _bare(side) for side in keys[""]]
-    shared = {
-        way: int(pc.sum(pc.is_in(second["key"], first["key"])).as_py() or 0) for way, (first, second) in keys.items()
-    }
-    share = {way: shared[way] / (min(len(side) for side in sides) or 1) for way, sides in keys.items()}
+    shared, share = dict[str, int](), dict[str, float]()
+    for way in ("", "questions", "bare"):
+        if way == "bare":
+            keys[way] = [side[:0] if worded or share[""] >= ENOUGH_SHARED else _bare(side) for side in keys[""]]
+        first, second = keys[way]
+        shared[way] = int(pc.sum(pc.is_in(second["key"], first["key"])).as_py() or 0)
+        share[way] = shared[way] / (min(map(len, keys[way])) or 1)
     agreeing, both_worded = _agreeing(base, candidate)
     # Ids that count the tasks of one file name other tasks in another: questions then pair more tasks than ids do.
     by_number = base.numbered and candidate.numbered and agreeing < both_worded

@@ -155,8 +155,8 @@ def read_table(path: str, source: Source, columns: Columns) -> ScoreTable | None
         name = next((name for name in options if name in texts and name not in but), None)
         return pa.nulls(len(table), pa.string()) if name is None else texts[name]
 
-    filled = {name for name, column in texts.items() if not pc.all(_is_empty(column)).as_py()}
-    metrics = _together(path, [name for name in METRICS if name in filled.difference(columns.ids)], texts)
+    named = [name for name in METRICS if name in texts and name not in columns.ids]
+    metrics = _together(path, [name for name in named if not pc.all(_is_empty(texts[name])).as_py()], texts)
     id_columns = columns.ids or _id_columns(texts, first(MODELS), metrics, columns.outer)
     tasks = _together(path, id_columns, texts)
     rounded = pc.index(pc.match_substring_regex(tasks, ROUNDED), True).as_py()
@@ -232,6 +232,8 @@ def _load_csv(path: str, source: Source, columns: Columns) -> pa.Table:
         if head == LFS:
             raise BadInput("comparison.unreadable", path=path, problem=Sentence("formats.lfs-pointer"))
         encoding = json.detect_encoding(head[:4])
+        if (table := _load_unquoted(path, source, columns, delimiter)) is not None:
+            return table
         with source.unpacked() as file, io.TextIOWrapper(file, encoding, newline="") as text:
             rows = csv.reader(text, delimiter=delimiter, strict=True)
             names = next((row for row in rows if row), [])
@@ -263,6 +265,27 @@ def _load_csv(path: str, source: Source, columns: Columns) -> pa.Table:
     except DAMAGE as error:
         raise BadInput("comparison.unreadable", path=path, problem=str(error)) from None
     return pa.concat_tables([*parts, _of_texts(wanted, cells)])
+
+
+def _load_unquoted(path: str, source: Source, columns: Columns, delimiter: str) -> pa.Table | None:
+    """Return the read columns of CSV without quotes, which Arrow reads alike, and faster; None for any other."""
+    with source.unpacked() as file:
+        text = file.read()
+    first = text[: text.find(b"\n")].rstrip(b"\r")
+    if b'"' in text or not first.isascii() or b"\0" in first or delimiter.encode() not in first:
+        return None
+    names = first.decode().split(delimiter)
+    wanted = columns.choose(path, names)
+    numbers = [f"{names.index(name)}" for name in wanted]
+    with suppress(pa.ArrowInvalid):  # of which the other reader names the line
+        table = pcsv.read_csv(
+            pa.BufferReader(text),
+            pcsv.ReadOptions(column_names=[f"{number}" for number in range(len(names))], skip_rows_after_names=1),
+            pcsv.ParseOptions(delimiter=delimiter),
+            pcsv.ConvertOptions(include_columns=numbers, column_types=dict.fromkeys(numbers, pa.string())),
+        )
+        return table.rename_columns(wanted)
+    return None
 
 
 def _is_utf_8(line: bytes) -> bool:
@@ -408,11 +431,11 @@ def _id_columns(texts: Mapping[str, Any], model: Any, metrics: Any, outer: Seque
             keyed = keyed.append_column(f"{number}", texts[column])
         return len(keyed.group_by(keyed.column_names).aggregate([]))
 
-    spaces = CONTEXT if name in QUESTIONS else ()
-    num = num_distinct(within)
-    for space in (*SPACES, *spaces):
-        tells = num < len(model) and space in texts and space not in within
-        if tells and (more := num_distinct([*within, space])) > num:
+    spaces = [*SPACES, *(CONTEXT if name in QUESTIONS else ())]
+    spaces = [space for space in spaces if space in texts and space not in within]
+    num = num_distinct(within) if spaces else len(model)
+    for space in spaces:
+        if num < len(model) and (more := num_distinct([*within, space])) > num:
             within, num = [*within, space], more
     return *within[1:], name
 
@@ -480,12 +503,15 @@ def _scores(
 
 
 def _numbers(column: pa.ChunkedArray, is_csv: bool) -> pa.ChunkedArray:
+    with suppress(pa.ArrowInvalid):  # as most are
+        values = pc.cast(column, pa.float64())
+        return pc.if_else(pc.is_finite(values), values, None)
     if not (pa.types.is_primitive(column.type) or pa.types.is_decimal(column.type)):
         column = pc.utf8_trim_whitespace(_text(column))
         column = pc.if_else(pc.is_in(column, value_set=pa.array(NULLS)), None, column)
         if is_csv:
-            for word, number in WORDS.items():
-                column = pc.if_else(pc.equal(column, word), number, column)
+            number = pc.index_in(column, value_set=pa.array([*WORDS]))
+            column = pc.coalesce(pa.array([*WORDS.values()]).take(number.combine_chunks()), column)
     values = pc.cast(column, pa.float64())
     return pc.if_else(pc.is_finite(values), values, None)
 

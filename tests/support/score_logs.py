@@ -43,9 +43,13 @@ def inspect_json(folder: Path, scores: Values) -> None:
 
 def inspect_eval(folder: Path, scores: Values) -> None:
     """An Inspect log as an archive with summaries."""
-    whole = inspect_document(scores)
+    pack(folder / "log.eval", inspect_document(scores))
+
+
+def pack(path: Path, whole: dict[str, Any]) -> None:
+    """The archive of an Inspect log."""
     samples = whole.pop("samples")
-    with zipfile.ZipFile(folder / "log.eval", "w") as archive:
+    with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("header.json", json.dumps(whole))
         archive.writestr(
             "summaries.json", json.dumps([{k: v for k, v in s.items() if k != "messages"} for s in samples])
