@@ -357,8 +357,9 @@ def try_sampling(model: Any, switch: int) -> dict[str, Any]:
     Only until one is right for all. numbers: of keys and values that the whole model keeps for a token, 0 if unknown.
     """
     found: dict[str, Any] = {"numbers": _cached_numbers(model)}
+    most = trials.rounding(model)
     for way in TOGETHER:
-        found[way], wrong = trials.try_lengths(partial(_differences, model, way == IN_PLACE), switch)
+        found[way], wrong = trials.try_lengths(partial(_differences, model, way == IN_PLACE), switch, most)
         if wrong:
             found[f"not_{way}"] = wrong
         if found[way] == "all":
@@ -366,7 +367,8 @@ def try_sampling(model: Any, switch: int) -> dict[str, Any]:
     wrong = trials.agrees(
         lambda: _difference(
             model, [5, 6, 7, 8], sample_alone(model, [5, 6, 7, 8], _uniforms(switch + 6), 1.0, set(), cached=True)
-        )
+        ),
+        most,
     )
     return found | {ALONE: not wrong} | ({"not_alone": wrong} if wrong else {})
 

@@ -155,7 +155,7 @@ def _spread(model: nn.Module) -> None:
     """Draw weights by which tokens and positions differ much, so that a wrong one shows."""
     for weight in model.parameters():
         if weight.ndim > 1:
-            weight.normal_(0, 1.5 * weight.shape[-1] ** -0.5)
+            weight.normal_(0, weight.shape[-1] ** -0.5)
         else:
             weight.add_(0.1 * torch.randn_like(weight))
 

@@ -26,6 +26,8 @@ from composer_stages.stopping import Interrupted
 
 AGREEING = 1e-4
 """Largest difference of log-probs in nats, and of gradients as a part of the largest one, in float32."""
+MOST = 1e-3
+"""What counts as rounding at most."""
 NO_SHAPE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "id2label", "label2id")
 Check = Callable[[Any, int], dict[str, Any]]
 """From a small model, and the longest length at which it switches (0 without any), to what it shows, as JSON."""
@@ -93,7 +95,20 @@ def longest(ways: Mapping[str, Any], way: str, config: Any) -> float:
     return small_models.first_switch(config) if ways.get(way) == "before" else 0
 
 
-def agrees(compute: Callable[[], torch.Tensor]) -> str:
+def rounding(model: Any) -> float:
+    """Return the difference that counts as rounding: `AGREEING`, or more where a recurrence magnifies its own.
+
+    That is measured on a row that is too short to switch: all of it at once, and each token behind those before it.
+    """
+    ids = list(range(5, 5 + small_models.SWITCH))
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
+    whole = logits[3:-1].log_softmax(-1).gather(-1, torch.tensor(ids[4:])[:, None])[:, 0]
+    apart = small_models.log_probs_alone(model, ids[:4], ids[4:], range(len(ids) - 4))
+    return min(max(AGREEING, 4 * float((whole - apart).abs().max())), MOST)
+
+
+def agrees(compute: Callable[[], torch.Tensor], most: float = AGREEING) -> str:
     """Return "" where the differences that are computed vanish, else how large they are, or what was raised."""
     try:
         difference = float(compute().abs().max())
@@ -101,14 +116,14 @@ def agrees(compute: Callable[[], torch.Tensor]) -> str:
         raise
     except Exception as error:  # a way that does not fit fails in the words of each architecture
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    return "" if difference <= AGREEING else f"off by {difference:.2g}"
+    return "" if difference <= most else f"off by {difference:.2g}"
 
 
-def try_lengths(compute: Callable[[int], torch.Tensor], switch: int) -> tuple[str | None, str]:
+def try_lengths(compute: Callable[[int], torch.Tensor], switch: int, most: float = AGREEING) -> tuple[str | None, str]:
     """Return for which rows a way is right, "all", "before" the first switch or None, and what is wrong with others.
 
-    compute: from the length that rows shall pass to the differences.
+    compute: from the length that rows shall pass to the differences. most: that count as rounding.
     """
-    if not (wrong := agrees(lambda: compute(switch))):
+    if not (wrong := agrees(lambda: compute(switch), most)):
         return "all", ""
-    return ("before" if switch and not agrees(lambda: compute(0)) else None), wrong
+    return ("before" if switch and not agrees(lambda: compute(0), most) else None), wrong

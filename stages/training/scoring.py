@@ -212,7 +212,7 @@ def try_scoring(model: Any, switch: int) -> dict[str, Any]:
     packed, batched: those of this module. padded: TRL's batches of rows with padding on both sides. head: whether the
     logits are those of the output head with what `after_head` knows. lora: what peft says where it adapts no layer.
     """
-    found: dict[str, Any] = {}
+    found, most = dict[str, Any](), trials.rounding(model)
     try:
         settings = LoraConfig(
             task_type="CAUSAL_LM", r=2, target_modules=adapters.targets(model), init_lora_weights=False
@@ -220,16 +220,16 @@ def try_scoring(model: Any, switch: int) -> dict[str, Any]:
         get_peft_model(model, settings)
     except Exception as error:
         found["lora"] = f"{type(error).__name__}: {error}"[:300]
-    wrong = trials.agrees(lambda: _difference(model, {HEAD: True}, 0))
+    wrong = trials.agrees(lambda: _difference(model, {HEAD: True}, 0), most)
     found[HEAD] = not wrong
     if wrong:
         found["not_head"] = wrong
     for way in (PACKED, BATCHED) if found[HEAD] else ():
-        found[way], wrong = trials.try_lengths(partial(_difference, model, {HEAD: True, way: "all"}), switch)
+        found[way], wrong = trials.try_lengths(partial(_difference, model, {HEAD: True, way: "all"}), switch, most)
         if found[way] == "all":
             break
         found[f"not_{way}"] = wrong
-    found[PADDED], wrong = trials.try_lengths(partial(_padded_difference, model), switch)
+    found[PADDED], wrong = trials.try_lengths(partial(_padded_difference, model), switch, most)
     return found
 
 
