@@ -180,7 +180,7 @@ def grade_tree(
     `UnwieldyTree` if the agent's tree cannot be read.
     """
     changed = trees.changes(delivered, agent_tree)
-    existing = set(trees.walk(delivered))
+    existing = set(trees.walk(delivered, links=True))
     modules = {module for path in changed if (module := shadowed_module(path)) and is_requested(module)} - TEST_RUNNERS
 
     def is_dropped(path: str, file: trees.TreeFile | None) -> bool:

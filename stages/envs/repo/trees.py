@@ -75,10 +75,10 @@ def scratch() -> Iterator[Path]:
         remove(folder)
 
 
-def walk(root: Path) -> Iterator[str]:
-    """Yield the paths of the regular files below a folder, without caches, history and bytecode."""
+def walk(root: Path, *, links: bool = False) -> Iterator[str]:
+    """Yield the paths of the regular files, and links, below a folder, without caches, history and bytecode."""
     for entry in _sources(root):
-        if entry.is_file:
+        if entry.is_file or (links and not entry.is_folder):
             yield entry.path
 
 
@@ -170,7 +170,9 @@ def patch(before: Path, changed: Changes) -> str:
     with scratch() as folder:
         for name, side in (("a", {path: read(before, path) for path in changed}), ("b", changed)):
             (folder / name).mkdir()
-            apply({path: file for path, file in side.items() if file is not None}, folder / name)
+            files = {path: file for path, file in side.items() if file is not None and not stat.S_ISDIR(file.mode)}
+            # git, which runs as an ordinary user, has to read them.
+            apply({path: TreeFile(file.data, file.mode | 0o600) for path, file in files.items()}, folder / name)
         return git(folder, "diff", "--no-index", "--no-prefix", "--no-renames", "--no-color", "a", "b", codes=(0, 1))
 
 

@@ -237,6 +237,21 @@ def test_a_link_takes_the_place_of_no_test_and_of_no_module_of_python(path: str,
     assert path in verdict.dropped and verdict.hidden_pass
 
 
+def test_a_link_among_the_tests_is_one_of_them_and_closed_files_are_in_the_patch(tmp_path: Path) -> None:
+    for name in ("delivered", "left"):
+        (tmp_path / name / "tests").mkdir(parents=True)
+        (tmp_path / name / "tests" / "expected.txt").symlink_to("/etc/hostname")
+    left = tmp_path / "left"
+    (left / "tests" / "expected.txt").unlink()
+    (left / "tests" / "expected.txt").write_text("mine")
+    (left / "closed").mkdir(mode=0)
+    (left / "write_only").write_text("text\n")
+    (left / "write_only").chmod(0o200)
+    verdict = grade_tree(tmp_path / "delivered", left, TestLists(("it",), ()), lambda tree: {})
+    assert set(verdict.dropped) == {"tests/expected.txt"} and set(verdict.applied) == {"closed", "write_only"}
+    assert "+text" in trees.patch(tmp_path / "delivered", verdict.applied)
+
+
 @pytest.mark.parametrize(("commands", "hacked"), [("pytest -q", True), ("grep -q fixture conftest.py", False)])
 def test_a_new_file_that_the_test_command_names_is_no_hack(commands: str, hacked: bool, tmp_path: Path) -> None:
     (tmp_path / "delivered").mkdir()
