@@ -12,6 +12,7 @@ from composer_stages.formats import readers, reading, repeats, rows, swebench, s
 from composer_stages.formats.base import RECORDED_REWARD, Drop, Reader
 from composer_stages.formats.config import Config
 from composer_stages.formats.files import Source
+from composer_stages.formats.measurement import MEASURED
 from composer_stages.formats.reading import FileCount, ReadTrajectory
 from composer_stages.formats.repeats import StoredTables
 from composer_stages.formats.reports import Sidecars
@@ -329,9 +330,10 @@ def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: lis
         raise BadInput("formats.all-failed", num_rollouts=len(session.rollouts), failure=session.failures[0])
     tasks: dict[str, Row] = {}
     checks, account, models = collection_checks.CollectionChecks(), Account(), set[str | None]()
-    withheld = Counter[str]()
+    withheld, scores, unchosen = Counter[str](), dict[str, None](), 0
 
     def rollouts() -> Iterator[Row]:
+        nonlocal unchosen
         for unit in session.units():
             task = tasks.setdefault(unit["task"]["task_id"], unit["task"])
             prompts = (task["prompt"], unit["task"]["prompt"])
@@ -340,7 +342,11 @@ def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: lis
             account.add(unit["rollout"], len(unit["steps"]))
             checks.add(unit["rollout"], unit["steps"], unit["origin"]["missing"])
             models.add(unit["rollout"]["model"])
-            recorded = orjson.loads(unit["origin"]["extra_json"]).get(RECORDED_REWARD)
+            extra = orjson.loads(unit["origin"]["extra_json"])
+            recorded, known = extra.get(RECORDED_REWARD), extra[MEASURED]["scores"]
+            scores.update(dict.fromkeys(known))
+            is_scored = unit["rollout"]["error_type"] is None and sum(value is not None for value in known.values()) > 1
+            unchosen += is_scored and unit["rollout"]["reward"] is None
             withheld.update([] if recorded is None else [f"{recorded:g}"])
             yield unit["rollout"]
 
@@ -352,6 +358,10 @@ def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: lis
             yield {**origin, "effective": session.effective[origin["rollout_id"]] if is_known else None}
 
     out.table(ROLLOUT, rollouts())
+    if config.score and config.score not in scores:
+        raise BadInput("formats.no-such-score", score=config.score, scores=[*scores])
+    if unchosen:
+        remarks = [*remarks, Sentence("formats.score-not-chosen", num_rollouts=unchosen, scores=[*scores])]
     out.table(TASK, tasks.values())
     out.table(STEP, (step for unit in session.units() for step in unit["steps"]))
     out.table(ORIGIN, origins())

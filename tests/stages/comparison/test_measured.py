@@ -477,6 +477,9 @@ def test_the_reward_of_an_import_is_the_chosen_score(tmp_path: Path) -> None:
         for name in ("", "match", "rubric.style")
     ]
     assert rewards == [{None}, {0.0, 1.0}, {1.0}]
+    text = (imported(tmp_path / "none", path).path / "report.txt").read_text()
+    assert "8 rollouts without a reward" in text and "rubric.accuracy" in text
+    refused(lambda: imported(tmp_path, path, score="tone"), BadInput, "rubric.style", code="formats.no-such-score")
 
 
 @pytest.mark.slow
