@@ -58,7 +58,7 @@ def read_blocks(text: str) -> list[CodeBlock]:
         block = CodeBlock(token.content, language)
         if language in LANGUAGES and block.body is None and token.map:
             # A fence in a text of the program, which is not indented by four blanks, ends the block in CommonMark.
-            block = next(_longer(lines[token.map[0] + 1 :]), block)
+            block = next(_repaired(block.code, lines[token.map[0] + 1 :]), block)
         blocks.append(block)
     return [block for block in blocks if block.language is None or block.language in LANGUAGES] or blocks
 
@@ -73,8 +73,11 @@ def _markdown() -> MarkdownIt:
     return MarkdownIt("commonmark")
 
 
-def _longer(lines: Sequence[str]) -> Iterator[CodeBlock]:
-    """Yield the programs that end at a later fence."""
+def _repaired(code: str, lines: Sequence[str]) -> Iterator[CodeBlock]:
+    """Yield what may be meant by a block: without prompts, up to a fence behind its last line, up to a later fence."""
+    prompted = [line[4:] for line in code.split("\n") if line.startswith((">>> ", "... "))]
+    for shorter in (["\n".join([*prompted, ""])] if prompted else []), re.split(r"`{3,}|~{3,}", code)[:1]:
+        yield from (block for block in map(CodeBlock, shorter) if block.body)
     for number, line in enumerate(lines):
         if FENCE.match(line) and (block := CodeBlock("\n".join([*lines[:number], ""]))).body:
             yield block

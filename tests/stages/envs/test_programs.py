@@ -21,6 +21,8 @@ ANSWERS = {
         f"info {info}": fenced(RIGHT, info) for info in ("Python", 'python title="a.py"', "python {linenos=1}", " py3 ")
     },
     **{f"mark {mark}": fenced(RIGHT, mark=mark) for mark in ("~~~", "````", "~~~~~")},
+    "a fence behind the last line": "```python\ndef f(x): return x```",
+    "prompts": fenced(">>> def f(x):\n...     return x\n>>> f(1)\n1\n", "pycon"),
     "CRLF": fenced(RIGHT).replace("\n", "\r\n"),
     "no end": fenced(RIGHT).removesuffix("```\n"),
     "in a list": "1. Here:\n   ```python\n   def f(x):\n       return x\n   ```\n2. Done.",
