@@ -28,10 +28,13 @@ WORKER = Path(__file__).with_name("worker.py")
 ATOM = r"(?:\d+(?:\.\d+)?|\.\d+)%?"
 FRACTION = r"\d*\s*\\[dt]?frac\s*(?:\{[^{}]*\}|\d)\s*(?:\{[^{}]*\}|\d)|\d*\s*\\sqrt\s*\{[^{}]*\}"
 QUANTITY = re.compile(
-    rf"[-+]?(?:{FRACTION})|(?<![\w.^:/])(?<!\^\{{)[-+]?\(*[-+]?{ATOM}\)*(?:\s*(?:\*\*|[-+*/^])\s*[({{]*[-+]?{ATOM}[)}}]*)*(?!\.?\d|:\d|[A-Za-z]\d)"
+    rf"[-+]?(?:{FRACTION})|(?<![\w.^:/])(?<!\^\{{)[-+]?\(*[-+]?{ATOM}\)*(?:\s*(?:\*\*|[-+*/^])\s*[({{]*[-+]?{ATOM}[)}}]*)*(?!\.?\d|[:%]\d|[A-Za-z]\d|[xyzn]\b)"
 )
 """A number, or an expression of numbers; times of day are none."""
 HEADING = re.compile(r"(?i)(?:step|part|case|problem|question|solution|note)\b|\d+[.):]\s+[a-z]")
+ENUMERATOR = re.compile(r"^\s*\d+[.)]\s+(?=\D)")
+ASIDE = re.compile(r"(?<=[\w%])\s+\([^()]*\)")
+"""What stands in brackets behind a word or number."""
 TAG = re.compile(r"(?is)<answer>(.*?)(?:</answer>|\Z)")
 HASHES = re.compile(r"(?<!#)####(?!#)(.*)")
 PHRASE = re.compile(r"(?i)\banswers?\b[\s*_]*(?:\bis\b|\bare\b|[:=])[\s*_:]*(.*)")
@@ -112,6 +115,9 @@ def final_answers(text: str, *, is_number: bool = True) -> list[str]:
         last = lines[-1] if lines else ""
         return _expressions(next(iter(re.findall(r"\$([^$]+)\$", last)[-1:]), last), is_number)
     for line in reversed(lines):
+        line = ENUMERATOR.sub("", line)
+        bare = ASIDE.sub(" ", line)
+        line = bare if QUANTITY.search(bare) else line
         if not HEADING.match(line.strip(" #*")) and (numbers := [*QUANTITY.finditer(line)]):
             bold = [match[1] or match[2] for match in BOLD.finditer(line)]
             if marked := [mark for mark in bold if QUANTITY.search(mark)]:
@@ -208,7 +214,7 @@ def _expressions(mark: str, is_number: bool) -> list[str]:
     mark = result if sign and re.search(r"\d", result) else mark
     if "\\" in mark:
         return [re.split(r"(?<![\\a-zA-Z])[A-Za-z]{2,}", mark.strip())[0][:LONGEST]]
-    mark = re.sub(r"(?<=[\w%])\s+\([^()]*\)", " ", mark)
+    mark = ASIDE.sub(" ", mark)
     numbers = [*QUANTITY.finditer(mark)]
     side_by_side = numbers[:1]
     for before, number in pairwise(numbers):
