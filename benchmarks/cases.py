@@ -176,7 +176,7 @@ def answer_requests(respond: Callable[[bytes, Callable[[bytes], None]], None]) -
             head, end, rest = self.held.partition(b"\r\n\r\n")
             if not end:
                 return
-            length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+            length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0] or 0)
             if len(rest) >= length:
                 self.held = rest[length:]
                 respond(rest[:length], self.send)

@@ -63,6 +63,7 @@ class Origins:
     def __init__(self, base_url: str, folder: Path) -> None:
         self._base_url, self._path = base_url, folder / NAME
         self.described: dict[str, Any] = {}
+        self._origins: dict[Served, str] = {}
         self.reused, self.times = 0, list[float]()
         self.known, self.since = set[str](), time.time()
         with suppress(OSError, ValueError):
@@ -72,7 +73,10 @@ class Origins:
 
     def of(self, body: bytes) -> str:
         """Return the origin of a response as it came, in 16 hexadecimal digits."""
-        return store.digest([self._base_url, self.described, *served(body)])[:16]
+        named = served(body)
+        if named not in self._origins:
+            self._origins[named] = store.digest([self._base_url, self.described, *named])[:16]
+        return self._origins[named]
 
     def see(self, origin: str) -> None:
         """Remember that the server answers so now, also for a resumed run."""

@@ -155,7 +155,7 @@ def test_a_missing_key_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 def test_a_call_that_fails_after_cancellation_prints_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """asyncio would print a traceback for each of them, hundreds where a run ends while a server is down."""
     with serving(lambda body, n: Reply(500, {"error": {"message": "down"}}, delay_s=0.3)) as server:
-        policy = open_at(server.url, tmp_path)
+        policy = open_at(server.url, tmp_path, usd_per_mtok_in=None, usd_per_mtok_out=None)
 
         async def leave() -> None:
             asked = asyncio.create_task(policy.ask(turns("a")[0]))
