@@ -195,7 +195,11 @@ TRIMMED = f" <think>\nx\n</think>\n\n{SENTINEL}\n "
 """What a template changes that takes thoughts apart or cuts blanks off."""
 MOST_OPENED = 100
 """Characters of the mark with which a template opens a thought, and of the blanks behind."""
-PROBED_TOOL = {"type": "function", "function": {"name": "probed_tool", "parameters": {"type": "object"}}}
+PROBED_PARAMETERS = {"type": "object", "properties": {"a": {"type": "string", "description": "a"}}, "required": ["a"]}
+PROBED_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "probed_tool", "description": "probed", "parameters": PROBED_PARAMETERS},
+}
 Tools = Sequence[Mapping[str, Any]]
 """Tools as chat completions declare them."""
 
@@ -258,7 +262,8 @@ def render(tokenizer: Any, conversations: Sequence[tuple[Sequence[Message], bool
     role in a row as one.
     """
     native = bool(tools) and _takes_calls(tokenizer)
-    forms = [parsed_calls, _written_calls] if native else [list] if _takes_results(tokenizer) else []
+    results = any(message["role"] == "tool" for messages, _ in conversations for message in messages)
+    forms = [parsed_calls, _written_calls] if native else [] if results and not _takes_results(tokenizer) else [list]
     error: Exception | None = None
     for form in (*forms, _plain):
         try:
@@ -299,6 +304,14 @@ def _plain(messages: Sequence[Message]) -> list[Any]:
         else:
             plain.append({"role": role, "content": content})
     return plain
+
+
+def declares_tools(tokenizer: Any) -> bool:
+    """Return whether a template tells the model of tools."""
+    with suppress(Exception):  # a template that fails on tools declares none
+        [text] = render(tokenizer, [([{"role": "user", "content": "."}], True)], [PROBED_TOOL])
+        return PROBED_TOOL["function"]["name"] in text
+    return False
 
 
 def _takes_calls(tokenizer: Any) -> bool:

@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from composer_stages.backends import resources
 from composer_stages.errors import UsageError
-from composer_stages.messages import pin_settings
+from composer_stages.messages import declares_tools, pin_settings
 from composer_stages.policy import adapters, base, model_checks, sampling
 from composer_stages.policy.base import UNSTATED, PolicyConfig, Sample, Turn
 from composer_stages.policy.model_facts import ModelFacts
@@ -37,11 +37,14 @@ def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = Non
     """
     with model_checks.translate_errors(config):
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
-    if model_checks.fit_template(config, tokenizer):
-        text = Sentence("policy.no-system-messages", model=config.model)
+    folded = model_checks.fit_template(config, tokenizer)
+    pin_settings(tokenizer, config.chat_template_kwargs, config.template_date)
+    notices = [Sentence("policy.no-system-messages", model=config.model)] if folded else []
+    if config.tool_calls != "none" and not declares_tools(tokenizer):
+        notices.append(Sentence("policy.no-tool-declarations", model=config.model))
+    for text in notices:
         with activity(Notice(text)):
             pass
-    pin_settings(tokenizer, config.chat_template_kwargs, config.template_date)
     return tokenizer
 
 

@@ -124,6 +124,17 @@ def test_messages_that_a_template_refuses_are_written_in_the_nearest_form() -> N
     )
 
 
+def test_results_reach_a_template_that_leaves_their_role_out() -> None:
+    silent = (
+        "{% for m in messages %}{% if m['role'] in ('user', 'assistant') %}<{{ m['role'] }}>{{ m['content'] }}<end>"
+        "{% endif %}{% endfor %}"
+    )
+    tokenizer = byte_tokenizer(silent, "<end>", [])
+    assert tokenizer.decode(following_ids(tokenizer, [{"role": "tool", "content": "a"}])) == "<user>a<end>"
+    two = [*conversation("a"), *conversation("b")]
+    assert tokenizer.decode(opening_ids(tokenizer, two)) == "<user>a<end><user>b<end>"
+
+
 def test_content_is_given_in_parts_where_the_template_takes_nothing_else() -> None:
     parts = (
         "{% for m in messages %}<{{ m['role'] }}>{% for part in m['content'] %}{{ part['text'] }}{% endfor %}<end>"
