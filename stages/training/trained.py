@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import functional as F
 
+from composer_stages.errors import UsageError
 from composer_stages.gradients.basis import factorise, layer_linears
 
 
@@ -257,9 +258,12 @@ class TrainedSingularValues(Trained):
 
 
 def train_singular_values(model: nn.Module) -> None:
-    """Freeze a model but for a change of the singular values of every Linear of its layers."""
+    """Freeze a model but for a change of the singular values of every Linear of its layers; `UsageError` without any."""
     model.requires_grad_(False)
-    for name, linear in layer_linears(model):
+    linears = dict(layer_linears(model))
+    if not linears:
+        raise UsageError("training.no-singular-values", kind=type(model).__name__)
+    for name, linear in linears.items():
         model.set_submodule(name, SingularValueLinear(linear))
 
 

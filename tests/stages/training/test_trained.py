@@ -6,8 +6,11 @@ import peft
 import pytest
 import torch
 from probe_faults.loophole_world import tiny_qwen3
+from support.refusals import refused
 from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
 
+from composer_stages.errors import UsageError
 from composer_stages.gradients.basis import layer_linears
 from composer_stages.gradients.per_row import TokenRow
 from composer_stages.training.projection import random_like
@@ -103,3 +106,10 @@ def test_few_rollouts_with_all_the_weight_are_saturation_too() -> None:
     assert ratio_report(logps, behaviour, [0.0] * 10).saturated is None
     behaviour[0] = torch.full((5,), -9.0)
     assert "effective sample size" in (ratio_report(logps, behaviour, [0.0] * 10).saturated or "")
+
+
+def test_a_model_without_such_linears_is_refused_before_it_trains_nothing() -> None:
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=96, n_embd=32, n_layer=1, n_head=4))
+    refused(
+        lambda: train_singular_values(model), UsageError, code="training.no-singular-values", kind="GPT2LMHeadModel"
+    )
