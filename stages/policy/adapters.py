@@ -41,7 +41,7 @@ def linears(model: Any) -> dict[str, tuple[int, int]]:
 
     head, sizes = model.get_output_embeddings(), dict[str, tuple[int, int]]()
     for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear) and module is not head:
+        if type(module) is torch.nn.Linear and module is not head:  # no router that returns more than a product
             sizes[name] = module.in_features, module.out_features
         elif isinstance(module, Conv1D):
             sizes[name] = module.nx, module.nf
@@ -50,6 +50,7 @@ def linears(model: Any) -> dict[str, tuple[int, int]]:
 
 def targets(model: Any) -> str | list[str]:
     """Return peft's name for all Linears, or the last names of those that it adapts in models with Mamba's layers."""
+    import torch
     from peft import LoraConfig
     from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
 
@@ -58,7 +59,8 @@ def targets(model: Any) -> str | list[str]:
         with suppress(ValueError):
             _check_lora_target_modules_mamba(LoraConfig(), model, kind)
             fitting.append(kind)
-    return "all-linear" if fitting == kinds else fitting
+    others = any(isinstance(m, torch.nn.Linear) and type(m) is not torch.nn.Linear for m in model.modules())
+    return "all-linear" if fitting == kinds and not others else fitting
 
 
 def is_adapter(source: str) -> bool:

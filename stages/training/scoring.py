@@ -135,7 +135,9 @@ def _separately(model: Any, trees: Sequence[Tree], batched: float, logits: bool)
         lambda length: length if length <= batched else SCORED_TOKENS,
         SCORED_TOKENS,
     ):
-        inputs = [prompt + branch[:-1] for _, (prompt, branch) in bucket]
+        # Nothing is predicted from a last token, but a row that goes alone may switch by its whole length.
+        ends = [None if len(prompt) + len(branch) > batched else -1 for _, (prompt, branch) in bucket]
+        inputs = [prompt + branch[:end] for end, (_, (prompt, branch)) in zip(ends, bucket, strict=True)]
         width = max(map(len, inputs))
         places = [
             row * width + len(prompt) - 1 + i
@@ -218,6 +220,7 @@ def try_scoring(model: Any, switch: int) -> dict[str, Any]:
             task_type="CAUSAL_LM", r=2, target_modules=adapters.targets(model), init_lora_weights=False
         )
         get_peft_model(model, settings)
+        model(input_ids=torch.arange(5, 9)[None], use_cache=False)
     except Exception as error:
         found["lora"] = f"{type(error).__name__}: {error}"[:300]
     wrong = trials.agrees(lambda: _difference(model, {HEAD: True}, 0), most)

@@ -258,7 +258,7 @@ class TrainedSingularValues(Trained):
 
 
 def train_singular_values(model: nn.Module) -> None:
-    """Freeze a model but for a change of the singular values of every Linear of its layers; `UsageError` without any."""
+    """Freeze a model but for a change of its layers' Linears' singular values; `UsageError` where it has none."""
     model.requires_grad_(False)
     linears = dict(layer_linears(model))
     if not linears:

@@ -106,6 +106,7 @@ def test_log_probs_are_those_of_rows_alone_on_both_sides_of_every_switch(family:
         torch.testing.assert_close(torch.tensor(logps), alone, rtol=1e-4, atol=1e-4)
         assert sample_batch(model, [prompt], seeds=[seed], **settings)[0][0] == ids, "the same row alone"
     trees = [Tree(prompt, (ids, ids[:3])) for prompt, (ids, _) in zip(prompts, rows, strict=True)]
+    trees.append(Tree([7, 8, 9], ([20 + i for i in range(CONTEXT - 2)],)))  # a token more than the context
     with torch.no_grad():
         logits = [
             model(input_ids=torch.tensor([tree.prompt + branch]), use_cache=False).logits[0, len(tree.prompt) - 1 : -1]
