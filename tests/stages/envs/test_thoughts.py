@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from needs import needs
 
 from composer_stages.envs.answered import AnsweredEnv
 from composer_stages.envs.base import Task
@@ -38,7 +39,11 @@ def test_no_draft_is_executed(said: Callable[[str, str], str]) -> None:
 
 @thinks
 @pytest.mark.parametrize(
-    ("env", "right"), [(Gsm8kEnv(), "#### 42"), (SkillsEnv(shots=0, loose=True), "42")], ids=["gsm8k", "skills"]
+    ("env", "right"),
+    [
+        pytest.param(Gsm8kEnv(), "#### 42", marks=needs("math"), id="gsm8k"),
+        pytest.param(SkillsEnv(shots=0, loose=True), "42", id="skills"),
+    ],
 )
 def test_no_thought_is_graded(said: Callable[[str, str], str], env: AnsweredEnv, right: str) -> None:
     rewards = {}
