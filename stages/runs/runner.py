@@ -30,6 +30,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from filelock import FileLock, Timeout
+from pydantic_core import to_jsonable_python
 
 from composer_stages.backends import devices, ranks
 from composer_stages.backends.engine import Engine, find_engine
@@ -343,6 +344,7 @@ def _read(manifest: Manifest) -> dict[str, list[str]]:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str, str]]:
     """Return the settings that differ: the key, what was found and what is asked, as text."""
     changed = list[tuple[str, str, str]]()
+    now = to_jsonable_python(now, inf_nan_mode="constants")  # as they are recorded: a date is a text there
     for key in dict.fromkeys([*now, *before]):
         old, new = before.get(key), now.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):

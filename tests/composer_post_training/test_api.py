@@ -111,7 +111,7 @@ def test_every_function_has_the_settings_of_its_stage_as_its_words() -> None:
             assert set(inspect.signature(function).parameters) >= words
     words = inspect.signature(composer.collect)
     assert words == inspect.signature(composer.collect.__call__)  # which a notebook shows of an object
-    assert repr(composer.compare).startswith("<stage function compare(*paths, seed=0, min_gain=None, missing=")
+    assert repr(composer.compare).startswith("<stage function compare(*paths, seed=0, min_gain=None, not_worse=None, ")
     assert "policy: str | dict = {}, tasks: int = 25," in str(words) and "artifacts: str = 'artifacts'" in str(words)
     assert "teacher: dict | None = None" in str(inspect.signature(composer.train))
     assert "composer_stages." not in str(inspect.signature(composer.probe.teacher_pool)).replace(

@@ -95,7 +95,7 @@ def test_a_latest_that_cannot_be_pointed_is_no_wrong_path(tmp_path: Path, tiny: 
     (tmp_path / "collect" / "latest" / "mine").mkdir(parents=True)
     with pytest.raises(ComposerError, match=r"is complete, but .*latest cannot be made a link to it \(") as raised:
         run(tmp_path, tiny)
-    assert raised.value.exit_code == 1
+    assert raised.value.exit_code == 5
     (tmp_path / "collect" / "latest" / "mine").rmdir()
     (tmp_path / "collect" / "latest").rmdir()
     done = run(tmp_path, tiny)
@@ -117,7 +117,7 @@ def test_a_disk_that_fails_outside_the_stage_is_reported_as_one(
     monkeypatch.setattr(runner, step, failing)
     with pytest.raises(ComposerError, match=r"The disk is full or cannot be written: .*--resume") as raised:
         run(tmp_path, tiny)
-    assert raised.value.exit_code == 1
+    assert raised.value.exit_code == 5
     monkeypatch.setattr(runner, step, kept)
     assert run(tmp_path, tiny, resume=True).status == "complete"
 
@@ -319,5 +319,5 @@ def test_libraries_whose_errors_have_no_errno_report_a_full_disk(
     assert not isinstance(raised.value, OSError)
     shown = runner._disk_full(raised.value, tmp_path)
     assert shown is not None and str(shown).startswith("The disk is full or cannot be written: ")
-    assert len(str(shown).splitlines()) == 1 and shown.exit_code == 1
+    assert len(str(shown).splitlines()) == 1 and shown.exit_code == 5
     assert runner._disk_full(ValueError("the file has 3 columns"), tmp_path) is None
