@@ -190,7 +190,10 @@ class CollectionChecks:
                 for name, tally in self._tallies.items()
             ),
             CollectionCheck(
-                "answers of one model", arms.total() - max(arms.values(), default=0), arms.total(), 0.0, self._unnamed
+                "answers of one model",
+                arms.total() - max(arms.values(), default=0),
+                arms.total(),
+                unrecorded=self._unnamed or not arms,
             ),
         ]
 

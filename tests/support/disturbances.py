@@ -259,7 +259,7 @@ def check_end(code: int | None, disturbance: Disturbance | None, said: Path, bef
         assert code < 0 or stopped == [signal.Signals(disturbance).name], about
     elif disturbance in (FULL, READ_ONLY):
         full, refused = (told.count(w) for w in ("The disk is full or cannot be written", "Nothing can be written to"))
-        assert (code, full, refused) in ((1, 1, 0), (2, 0, 1)), about
+        assert (code, full, refused) in ((5, 1, 0), (2, 0, 1)), about
     else:
         raise AssertionError(about)
 

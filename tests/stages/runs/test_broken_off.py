@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from composer_stages.errors import ComposerError
+from composer_stages.errors import Breakdown, ComposerError
 from composer_stages.runs import runner
 from composer_stages.runs.run import Manifest, RunWriter, write_manifest
 
@@ -38,7 +38,7 @@ def test_after_work_it_is_a_failure_that_says_what_is_saved(tmp_path: Path, code
     out = writer(tmp_path / "run")
     with pytest.raises(ComposerError, match=f"Everything finished is saved in {out.path}.*{remedy}") as ended:
         fail(out, OSError(code, "as the system says", name))
-    assert type(ended.value) is ComposerError and ended.value.exit_code == 1
+    assert type(ended.value) is Breakdown and ended.value.exit_code == 5
 
 
 def test_a_deleted_folder_is_said_to_be_gone(tmp_path: Path) -> None:
