@@ -15,7 +15,6 @@ from pathlib import Path
 from random import Random
 
 import cases
-from math_verify import parse, verify
 from records import ROOT, Claim, measured
 
 from composer_stages.envs.base import Task
@@ -51,6 +50,9 @@ WRITINGS = ("#### {}", "The answer is {}.", "\\\\boxed{{{}}}", "**{}**", "#### {
 
 def answers(rows: Path = ROOT / "examples" / "gsm8k.jsonl") -> Iterator[Claim]:
     """Phrasings of final answers, and gold answers. rows: of GSM8K."""
+    cases.needed("math_verify", by=cases.EXTRA.format("math"))
+    from math_verify import parse, verify
+
     phrasings = tomllib.loads((ROOT / "tests" / "support" / "phrasings.toml").read_text("utf-8"))
     for name, right, words in (
         ("right", True, "right answers that get 0"),

@@ -72,10 +72,12 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise BadInput("envs.file-damaged", path=path, error=error) from None
     except OSError as error:
         raise BadInput("envs.file-unreadable", path=path, reason=error.strerror, nearest=store.nearest(path)) from None
-    if text.lstrip()[:1] == "[":
-        raise BadInput("envs.file-is-an-array", path=path)
     # split and not splitlines, which also cuts at U+2028 and its like, and these are legal inside a JSON string.
-    yield from ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    # One that is nested too deeply is no array of rows: who reads the line says so.
+    if lines and (first := lines[0][1]).lstrip()[:1] == "[" and json_text.depth(first) <= json_text.MOST_LEVELS:
+        raise BadInput("envs.file-is-an-array", path=path)
+    yield from lines
 
 
 def parse_line(line: str, prefix: str = "", *, measured: bool = False) -> Row:

@@ -1,7 +1,7 @@
 """What a server means by a refusal: by its codes, by the two numbers of an overflow, then by its words.
 
 Servers refuse in forms of their own, nested or inside a 200. `Fault` holds what they say, `meaning` what it means:
-`CONTEXT`, `ACCOUNT`, `FILTERED`, `MALFORMED_CALL`, `PARAMETER`, or None for what no table knows.
+`CONTEXT`, `ACCOUNT`, `FILTERED`, `MALFORMED_CALL`, `LOGPROBS`, `PARAMETER`, or None for what no table knows.
 """
 
 import re
@@ -19,7 +19,7 @@ from composer_stages.data_files import load_toml
 from composer_stages.policy.token_counts import least_tokens
 
 TABLE = load_toml(__package__, "faults.toml")
-CONTEXT, ACCOUNT, FILTERED, MALFORMED_CALL, PARAMETER, UNKNOWN_FIELD = TABLE
+CONTEXT, ACCOUNT, FILTERED, MALFORMED_CALL, LOGPROBS, PARAMETER, UNKNOWN_FIELD = TABLE
 WORDS = {name: re.compile("|".join(table["words"]), re.IGNORECASE | re.DOTALL) for name, table in TABLE.items()}
 CODES = ("code", "type", "status", "error_type", "error_code", "__type", "reason", "name", "status_code", "innererror")
 TEXTS = ("message", "msg", "detail", "details", "error", "errors", "error_msg", "status_msg", "error_message", "raw")
@@ -115,6 +115,8 @@ def meaning(fault: Fault, status: int, sent: Sent) -> str | None:
         return CONTEXT
     if status == 429 and fault.wait_s is not None:
         return None
+    if status not in NOT_OF_LENGTH and WORDS[LOGPROBS].search(fault.said):  # its two numbers count no prompt's tokens
+        return LOGPROBS
     if status not in NOT_OF_LENGTH and _is_beyond(fault, sent):
         return CONTEXT
     for name in (MALFORMED_CALL, ACCOUNT, CONTEXT, PARAMETER, FILTERED):

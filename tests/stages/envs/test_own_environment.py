@@ -14,12 +14,12 @@ from support.server import Reply, answer, serving
 from composer_stages.envs.config import EnvConfig
 
 ROOT = Path(__file__).parents[3]
-EXAMPLE = re.compile(r"^```python[^\n]*\n(.*?)^```$", re.M | re.S)
+EXAMPLE = re.compile(r'^```python title="riddles\.py"\n(.*?)^```$', re.M | re.S)
 
 
 @pytest.fixture
 def example() -> str:
-    """The first Python block of docs/environments.md."""
+    """The file `riddles.py` of docs/environments.md."""
     found = EXAMPLE.search((ROOT / "docs" / "environments.md").read_text())
     assert found is not None
     return found[1]
