@@ -69,7 +69,7 @@ def test_every_loss_runs_forward_and_backward_on_the_device() -> None:
 
 def test_sampling_waits_every_16_tokens_and_copies_nothing_a_token() -> None:
     found = rehearse(*QUICK)[QUICK[7]]
-    assert found["waits"] == {"tolist at stages/policy/sampling.py:sample_batch": 32 // 16}
+    assert found["waits"] == {"tolist at stages/policy/sampling.py:_together": 32 // 16}
     assert sum(found["copies"].values()) <= 9  # before: one wait and two kernels a token for the mask alone
     assert found["launches"] / 32 < 155
 
