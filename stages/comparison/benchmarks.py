@@ -54,13 +54,12 @@ def benchmarks_of(log: ReadLog) -> Mapping[str, str]:
     if log.id_columns[:-1] and log.id_columns[0] in NAMES:
         tasks = pc.unique(log.items["task"]).to_pylist()
         names = {task: ESCAPED.sub(r"\1", found[1]) for task in tasks if (found := BEFORE_ID.match(task))}
-    else:
+    elif len(pc.unique(log.items["env"]).drop_null()) > 1:
         rows = log.items.select(["task", "env"]).group_by(["task"], use_threads=False).aggregate([("env", "first")])
-        names = (
-            {}
-            if len(pc.unique(rows["env_first"]).drop_null()) < 2
-            else dict(zip(rows["task"].to_pylist(), rows["env_first"].to_pylist(), strict=True))
-        )
+        several = len(pc.unique(rows["env_first"]).drop_null()) > 1
+        names = dict(zip(rows["task"].to_pylist(), rows["env_first"].to_pylist(), strict=True)) if several else {}
+    else:
+        names = {}
     return names if len({*names.values()}) > 1 else {}
 
 

@@ -363,6 +363,8 @@ def compare_benchmarks(
     outcomes: PairedOutcomes, benchmark_of: Mapping[str, str], rules: ComparisonRules, alpha: float
 ) -> list[BenchmarkDifference]:
     """Return the difference on each benchmark, and last of all with equal weights; none where there is one alone."""
+    if not benchmark_of:
+        return []
     names = np.array([benchmark_of.get(task, "") for task in outcomes.tasks])
     distinct = sorted({*names.tolist()})
     if len(distinct) < 2:
