@@ -1,19 +1,17 @@
-"""How often `composer compare` is right, beside the two packages that do a part of it: level, power and coverage.
+"""How often `composer compare` is right, beside nine other ways to compare: level, coverage and power; and its speed.
 
-    python benchmarks/compare.py levels [--experiments 500]
-    python benchmarks/compare.py speed [--items 3000] [--many 1000000] [--rounds 5]
+    python benchmarks/compare.py levels [--experiments 1000]
+    python benchmarks/compare.py speed [--items 3000] [--many 1000000] [--rounds 7]
+
+`levels`: the worlds are those of levels.py without a spread of trainings, the same with several samples of a task, its
+pilots (`SIZED`; of several trainings the other methods see each task's mean), and pairs of logs. In these a task has a
+difficulty, shared in part by the tasks of a document (five); each side passes it or scores it by chance around that.
+Scores are skewed: most differences are small, some are large losses or gains. Where outcomes are missing, the second
+side has none for 5 % of the tasks, three in four of them tasks that it would have failed; they are left out on both
+sides. Methods that know units are told the sampled ones; tasks of fixed units are units of their own.
 
 `speed`: the command in a fresh process, in seconds of processor time of all its threads and children, which other
 programs on the machine disturb least; on an idle machine it takes no longer than that by the clock.
-
-Two sides answer the same tasks. A task has a difficulty, shared in part by the tasks of a document (`clusters` of
-five); each side passes it or scores it by chance around that. Scores are skewed: most differences are small, some are
-large losses or gains. `missing`: the second side has no outcome for 5 % of the tasks, three in four of them tasks that
-it would have failed; they are left out on both sides. `gain`: what an average task gains; 0 asks for the level.
-
-evalconfidence 0.1.1: McNemar's test and a normal interval for pass and fail, Student's t over tasks for scores.
-paired-eval 0.4.0: sign flips of tasks over the mean, and the percentiles of a bootstrap. Both are computed here for
-many experiments at once, with 399 flips and resamples. The comparison of neither knows documents.
 """
 
 import os
@@ -24,36 +22,119 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from itertools import product
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import cases
+import levels as verdict_levels
 import numpy as np
 import records
+from methods import METHODS, OF_PAIRS, Found, is_binary
 from records import Claim
-from scipy.special import bdtr, chdtrc, ndtr, stdtr, stdtrit
+from scipy.special import ndtr
 from support.score_logs import inspect_document, make, pack
 
+from composer_stages.evaluation import design as designs
+from composer_stages.evaluation.design import Design
 from composer_stages.evaluation.inference import PairedTest
+from composer_stages.evaluation.task_model import TaskModel
 
-SIZES = (50, 300, 2000)
-GAINS = {50: 0.2, 300: 0.08, 2000: 0.03}
-"""The gain whose power is asked, by the number of tasks."""
+Array = np.ndarray
+Sides = tuple[Array, Array]
+"""Outcomes of treatment and baseline [X, S, T]."""
 CLUSTER = 5
-BLOCK = 250
-DRAWS = 399
 SPREAD = 0.35
 """Of what a side gains on a document."""
-OURS, T, FLIPS = PROGRAMS = ("compare", "evalconfidence", "paired-eval")
+OURS = "compare"
 
 
-def draw(
-    num: int, tasks: int, gain: float, binary: bool, clustered: bool, random: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return outcomes of both sides [X, T] in 0..1, and the document of each task."""
+@dataclass(frozen=True)
+class World:
+    """A world of experiments: the unit of each task, a gain, the true mean at a gain, and what draws experiments.
+
+    draw: from a gain, a number of experiments and random numbers. fixed: units are strata. missing: outcomes are.
+    """
+
+    kind: str
+    name: str
+    unit: Array
+    gain: float
+    truth: Callable[[float], float]
+    draw: Callable[[float, int, np.random.Generator], Sides]
+    fixed: bool = False
+    scores: bool = False
+    missing: bool = False
+
+
+def worlds() -> Iterator[World]:
+    """Yield every world, those of a kind in turn."""
+    for name, (model, design) in verdict_levels.LAYOUTS.items():
+        yield of_tasks(kind_of(design), name, replace(model, seed_sd=0.0), design, 0.1)
+    for name, (model, design, gain) in SAMPLED.items():
+        yield of_tasks(kind_of(design), name, replace(model, seed_sd=0.0), design, gain)
+    for name, (model, design, gain) in verdict_levels.SIZED.items():
+        yield of_tasks(kind_of(design), name, model, design, gain)
+    for tasks, gain in ((50, 0.2), (300, 0.08)):
+        for clustered in (False, True):
+            for binary in (True, False):
+                kind = ("units" if clustered else "tasks alone") if binary else "skewed scores"
+                of = "in documents of five" if clustered else "alone"
+                yield of_documents(
+                    kind, f"{tasks} {'tasks' if binary else 'scores'} {of}", tasks, gain, binary, clustered
+                )
+    for binary in (True, False):
+        name = f"300 {'tasks' if binary else 'scores'} in documents of five, 5 % missing"
+        yield replace(of_documents("outcomes missing", name, 300, 0.08, binary, True), missing=True)
+
+
+SAMPLED = {
+    "300 tasks, four samples": (verdict_levels.UNLIKE, Design((1,) * 300, samples=4), 0.04),
+    "50 tasks, eight samples": (verdict_levels.UNLIKE, Design((1,) * 50, samples=8), 0.08),
+    "120 tasks in 12 units, four samples": (verdict_levels.UNLIKE, Design((10,) * 12, samples=4), 0.08),
+    "100 tasks passed by 10 %, four samples": (verdict_levels.LOW, Design((1,) * 100, samples=4), 0.05),
+}
+
+
+def kind_of(design: Design) -> str:
+    """Return the kind of a world of this design."""
+    kinds = {
+        "several trainings": design.seeds > 1,
+        "several samples": design.samples > 1,
+        "tasks alone": design.fixed or max(design.sizes) == 1,
+        "few units": len(design.sizes) < 10,
+    }
+    return next((kind for kind, holds in kinds.items() if holds), "units")
+
+
+def of_tasks(kind: str, name: str, model: TaskModel, design: Design, gain: float) -> World:
+    """Return a world of the planner's model of tasks."""
+    return World(
+        kind,
+        name,
+        np.repeat(np.arange(len(design.sizes)), design.sizes),
+        gain,
+        partial(verdict_levels.true_mean, model, design),
+        partial(designs.draw, model, design),
+        fixed=design.fixed,
+    )
+
+
+def of_documents(kind: str, name: str, tasks: int, gain: float, binary: bool, clustered: bool) -> World:
+    """Return a world of two logs."""
     unit = np.arange(tasks) // CLUSTER if clustered else np.arange(tasks)
-    documents = int(unit.max()) + 1
+
+    def draw(gain: float, num: int, random: np.random.Generator) -> Sides:
+        second, first = outcomes(num, unit, gain, binary, clustered, random)
+        return second[:, None], first[:, None]
+
+    return World(kind, name, unit, gain, lambda gain: truth(gain, binary, clustered), draw, scores=not binary)
+
+
+def outcomes(num: int, unit: Array, gain: float, binary: bool, clustered: bool, random: np.random.Generator) -> Sides:
+    """Return outcomes of the second and the first side [X, T] in 0..1."""
+    tasks, documents = len(unit), int(unit.max()) + 1
     shared, gains = random.normal(size=(num, documents)), random.normal(size=(num, documents))
     weight = 0.7 if clustered else 0.0
     own = random.normal(size=(num, tasks))
@@ -63,10 +144,10 @@ def draw(
     if binary:
         first = difficulty + 0.5 * random.normal(size=(num, tasks)) > 0
         second = difficulty + probit(gain) + shift + 0.5 * random.normal(size=(num, tasks)) > 0
-        return second.astype(float), first.astype(float), unit
+        return second.astype(float), first.astype(float)
     base = 1 / (1 + np.exp(-difficulty))
     apart = (random.exponential(size=(num, tasks)) ** 1.5 - 1.3293) * 0.06
-    return base + gain / 4 + apart + 0.1 * shift, base, unit
+    return base + gain / 4 + apart + 0.1 * shift, base
 
 
 def probit(gain: float) -> float:
@@ -79,101 +160,84 @@ def truth(gain: float, binary: bool, clustered: bool) -> float:
     return float(ndtr(probit(gain) / (1.25 + clustered * SPREAD**2) ** 0.5)) - 0.5 if binary else gain / 4
 
 
-def thinned(second: np.ndarray, random: np.random.Generator) -> np.ndarray:
+def thinned(second: Array, random: np.random.Generator) -> Array:
     """Return the second side without 5 % of its outcomes, three in four of them below its median or failed."""
-    low = second <= np.median(second, axis=1, keepdims=True)
+    low = second <= np.median(second, axis=-1, keepdims=True)
     chance = np.where(low, 0.075, 0.025)
     return np.where(random.random(second.shape) < chance, np.nan, second)
 
 
-def verdicts(second: np.ndarray, first: np.ndarray, unit: np.ndarray, binary: bool, true: float) -> np.ndarray:
-    """Return [P, 3, X] of each program whether it finds a difference, a gain, and whether its interval covers."""
-    apart = second - first
-    num, mean = apart.shape[1], apart.mean(1)
-    test = PairedTest(second[:, None], first[:, None], unit, scores=not binary, num_flips=DRAWS)
-    found, covers = [test.rejects(0.0)], [~test.rejects(true)]
-    if binary:
-        wins, losses = (apart > 0).sum(1), (apart < 0).sum(1)
-        both = wins + losses
-        exact = 2 * bdtr(np.minimum(wins, losses), np.maximum(both, 1), 0.5)
-        corrected = chdtrc(1, (np.abs(wins - losses) - 1) ** 2 / np.maximum(both, 1))
-        found.append(np.where(both <= 25, exact, corrected) < 0.05)
-        half = 1.959964 * np.sqrt((both / num - mean**2) / num)
-    else:
-        error = np.maximum(apart.std(1, ddof=1), 1e-12) / num**0.5
-        found.append(2 * stdtr(num - 1, -np.abs(mean) / error) < 0.05)
-        half = stdtrit(num - 1, 0.975) * error
-    covers.append(np.abs(mean - true) <= half)
-    random = np.random.default_rng(7)
-    signs = random.integers(0, 2, size=(DRAWS, num)) * 2.0 - 1
-    flipped = np.abs(apart @ signs.T) >= np.abs(apart.sum(1))[:, None] * (1 - 1e-9)
-    found.append((flipped.sum(1) + 1) / (DRAWS + 1) < 0.05)
-    drawn = np.sort(apart @ random.multinomial(num, [1 / num] * num, size=DRAWS).T / num, axis=1)
-    covers.append((drawn[:, int(0.025 * DRAWS)] <= true) & (true <= drawn[:, int(0.975 * DRAWS) - 1]))
-    return np.stack([(moved, moved & (mean > 0), cover) for moved, cover in zip(found, covers, strict=True)])
-
-
-def levels(experiments: int = 500) -> Iterator[Claim]:
-    """Level, power and coverage of each program, by size, clusters, kind of score and missing outcomes."""
-    rows, worst = [], dict[str, tuple[float, float]]()
-    for tasks, binary, clustered, missing in product(SIZES, (True, False), (False, True), (False, True)):
-        kind, alike = "pass or fail" if binary else "skewed scores", "5" if clustered else "1"
-        gain = GAINS[tasks]
-        null, real = (frequencies(experiments, tasks, of, binary, clustered, missing) for of in (0.0, gain))
-        rows.append(
-            {
-                "tasks": f"{tasks:,}",
-                "outcomes": kind,
-                "of one document": alike,
-                "missing": "5 %" if missing else "none",
-                "a difference in nothing": cell(null[:, 0]),
-                "a gain in nothing": cell(null[:, 1]),
-                "intervals that cover": cell((null[:, 2] + real[:, 2]) / 2),
-                "the gain": f"{truth(gain, binary, clustered):.2g}",
-                "found": cell(real[:, 0]),
-            }
-        )
-        print(*rows[-1].values(), sep=" | ", flush=True)
-        if not missing:
-            world = f"{kind}, {alike} of one document"
-            level, covered = worst.get(world, (0.0, 1.0))
-            worst[world] = max(level, null[0, 0]), min(covered, null[0, 2], real[0, 2])
+def levels(experiments: int = 1000) -> Iterator[Claim]:
+    """Level, coverage and power of each method in each world; claims are those of `compare`, the rest a table."""
+    rows = []
+    for world in worlds():
+        null, real = (frequencies(world, gain, experiments) for gain in (0.0, world.gain))
+        for name in null:
+            # Without a gain, fixed units have true differences of their own.
+            level = 1 - null[name][1] if world.fixed else null[name][0]
+            finds = np.nan if world.fixed else real[name][0]
+            found = {"level": level, "covers": (null[name][1] + real[name][1]) / 2, "finds": finds}
+            cells = {column: "" if np.isnan(share) else f"{100 * share:.1f}" for column, share in found.items()}
+            rows.append({"kind": world.kind, "world": world.name, "method": name, **cells})
+        print(*rows[-len(null)].values(), sep=" | ", flush=True)
+        for words, share, of, goal in (
+            ("95 % intervals cover the true difference", (null[OURS][1] + real[OURS][1]) / 2, 2, ">= 93"),
+            ("a difference is found where there is none", null[OURS][0], 1, "<= 7"),
+            (f"a gain of {100 * world.gain:g} points is found", real[OURS][0], 1, None),
+        )[: 1 if world.fixed else 3]:
+            yield records.share(f"{world.name}: {words}", round(share * of * experiments), of * experiments, goal)
     records.keep(__file__, "levels", rows)
-    sizes = ", ".join(map(str, SIZES))
-    for world, (level, covered) in worst.items():
-        for words, rate, goal in (
-            ("a difference is found where there is none, at most", level, "<= 8"),
-            ("an interval covers the true difference, at least", covered, ">= 92"),
-        ):
-            yield records.share(f"{world}: {words} over {sizes} tasks", round(rate * experiments), experiments, goal)
 
 
-def cell(shares: np.ndarray) -> str:
-    """Return the shares of all programs in per cent."""
-    return " / ".join(f"{100 * share:.1f}" for share in shares)
-
-
-def frequencies(experiments: int, tasks: int, gain: float, binary: bool, clustered: bool, missing: bool) -> np.ndarray:
-    """Return [P, 3] how often each program finds a difference, a gain, and covers the true difference."""
-    random = np.random.default_rng([tasks, binary, clustered, missing, int(100 * gain)])
-    true, found = truth(gain, binary, clustered), []
-    block = BLOCK if tasks < 1000 else 50
-    for _ in range(experiments // block):
-        second, first, unit = draw(block, tasks, gain, binary, clustered, random)
-        if not missing:
-            parts = [(second, first, unit)]
-        else:  # which tasks are left is another question in each experiment
-            there = ~np.isnan(thinned(second, random))
+def frequencies(world: World, gain: float, experiments: int) -> dict[str, tuple[float, float]]:
+    """Return of each method how often it finds a difference, and how often its interval holds the true one, or NaN."""
+    random, true = np.random.default_rng([3, int(1000 * gain)]), world.truth(gain)
+    held: dict[str, list[tuple[Array, Array]]] = {}
+    block = max(1, min(experiments, 20_000_000 // (400 * len(world.unit))))
+    for start in range(0, experiments, block):
+        second, first = world.draw(gain, min(block, experiments - start), random)
+        parts = [(second, first, world.unit)]
+        if world.missing:  # which tasks are left is another question in each experiment
+            second = thinned(second, random)
+            left = ~np.isnan(second[:, 0])
             parts = [
-                (second[at : at + 1, kept], first[at : at + 1, kept], np.unique(unit[kept], return_inverse=True)[1])
-                for at, kept in enumerate(there)
+                (
+                    second[at : at + 1, :, kept],
+                    first[at : at + 1, :, kept],
+                    np.unique(world.unit[kept], return_inverse=True)[1],
+                )
+                for at, kept in enumerate(left)
             ]
-        found += [verdicts(*part, binary, true) for part in parts]
-    shares: np.ndarray = np.concatenate(found, axis=2).mean(2)
-    return shares
+        for part in parts:
+            for name, decided in decisions(world, true, *part).items():
+                held.setdefault(name, []).append(decided)
+    return {
+        name: (
+            float(np.concatenate([moved for moved, _ in each]).mean()),
+            float(np.concatenate([c for _, c in each]).mean()),
+        )
+        for name, each in held.items()
+    }
 
 
-def speed(items: int = 3000, many: int = 1_000_000, rounds: int = 5) -> Iterator[Claim]:
+def decisions(world: World, true: float, second: Array, first: Array, unit: Array) -> dict[str, tuple[Array, Array]]:
+    """Return of each method [X] whether it finds a difference, and whether its interval holds the true one, or NaN."""
+    test = PairedTest(second, first, unit, fixed=world.fixed, scores=world.scores, num_flips=399)
+    found = {OURS: (test.rejects(0.0), (~test.rejects(true)).astype(float))}
+    apart = (second - first).mean(1)
+    for name, method in METHODS.items():
+        if name not in OF_PAIRS or is_binary(apart):
+            result = method(apart, np.arange(len(unit)) if world.fixed else unit)
+            found[name] = (result.p < 0.05, covers(result, true))
+    return found
+
+
+def covers(found: Found, true: float) -> Array:
+    """Return [X] whether intervals hold the true difference, as 0 or 1; NaN where there is none."""
+    return np.where(np.isnan(found.low), np.nan, (found.low <= true) & (true <= found.high))
+
+
+def speed(items: int = 3000, many: int = 1_000_000, rounds: int = 7) -> Iterator[Claim]:
     """Processor time and memory of comparisons in fresh processes: tables, and an Inspect archive of transcripts."""
     goals = {"csv": "<= 0.95", "jsonl": "<= 0.95", "parquet": "<= 0.95", "inspect .eval": "<= 1.8"}
     for name, goal in goals.items():

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from scipy import stats
 
-from benchmarks import cases, crash, records
+from benchmarks import cases, crash, methods, records
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "benchmarks").glob("*.py"))
@@ -162,3 +164,48 @@ def test_equivalence_of_replicas_is_claimed_falsely_in_five_per_cent() -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
     at_margin, below, small = map(float, done.stdout.split())
     assert abs(at_margin - 0.05) < 0.024 and abs(below - 0.05) < 0.024 and small > 0.95
+
+
+APART = np.array(["-0+".index(sign) - 1 for sign in "0+-++0-0+0++00--000000+-0++-+0000+00000++00+-00000000++0000-"])
+PACKAGES = {
+    "pass or fail": (
+        APART,
+        {
+            "evalconfidence": (0.15159, -0.0231, 0.289767),
+            "errorbars": (0.054447, -0.003028, 0.269695),
+            "paired t": (0.102918, -0.027723, 0.29439),
+            "paired-eval": (0.150385, -0.016667, 0.283333),
+        },
+    ),
+    "scores": (
+        0.3 * APART + 0.1 * np.sin(np.arange(60)),
+        {
+            "evalconfidence": (0.095212, -0.007783, 0.094248),
+            "errorbars": (0.067946, -0.00378, 0.090244),
+            "paired t": (0.095212, -0.007783, 0.094248),
+            "paired-eval": (0.09579, -0.006219, 0.093262),
+        },
+    ),
+}
+"""Of 60 differences in units of five: the packages' own p-values and intervals (the paired t is that of errorbars)."""
+
+
+@pytest.mark.parametrize("kind", PACKAGES)
+def test_other_methods_find_what_their_packages_do(kind: str) -> None:
+    apart, packages = PACKAGES[kind]
+    for name, numbers in packages.items():
+        found = [float(each[0]) for each in methods.METHODS[name](apart[None], np.arange(60) // 5)]
+        assert found == pytest.approx(numbers, abs=0.03 if name == "paired-eval" else 1e-6), "resamples of its own"
+
+
+def test_methods_without_a_package_are_those_of_their_papers() -> None:
+    wins, both, unit = (APART > 0).sum(), np.abs(APART).sum(), np.arange(60) // 5
+    exact = stats.binomtest(int(wins), int(both)).pvalue
+    found = {name: method(APART[None], unit) for name, method in methods.METHODS.items()}
+    assert found["McNemar"].p[0] == pytest.approx(exact)
+    assert found["McNemar mid-p"].p[0] == pytest.approx(exact - stats.binom.pmf(wins, both, 0.5))
+    # Units of one size: CR2 is CR1, and its degrees of freedom are those of a t-test over units.
+    sums = np.bincount(unit, APART)
+    assert found["CR2"].p[0] == pytest.approx(stats.ttest_1samp(sums, 0).pvalue)
+    assert found["cluster z"].p[0] == pytest.approx(2 * stats.norm.sf(sums.mean() / sums.std() * 12**0.5))
+    assert (found["cluster bootstrap"].low, found["cluster bootstrap"].high) == pytest.approx((0.02, 0.26), abs=0.03)
