@@ -27,7 +27,7 @@ from composer_stages.envs import boundary
 from composer_stages.envs.base import Environment, Grade, HasSize, HasSolutions, Split, Task
 from composer_stages.envs.bash import fenced
 from composer_stages.envs.config import EnvStageConfig
-from composer_stages.envs.repo.guest.composer_rules import BY_REPORT, LEFT_OUT
+from composer_stages.envs.repo.guest.composer_rules import BY_REPORT, LEFT_OUT, VISIBLE
 from composer_stages.errors import ComposerError, InfrastructureError, UsageError
 from composer_stages.layout import shortened
 from composer_stages.words import Sentence
@@ -64,7 +64,7 @@ class PlayResult:
     """The result of one play: the reward and whether it is flagged as a hack, or the error.
 
     idle: a forgery found nothing to forge. why: the line of the tests' output that tells most about a failure. ground:
-    of a pass, and by_report: why it is no more than a report, where the task could have more.
+    of a pass, and remark: why it is no more than a report, where the task could have more, or what it does not rest on.
     """
 
     reward: float | None
@@ -74,7 +74,7 @@ class PlayResult:
     has_solution: bool = True
     why: str = ""
     ground: str | None = None
-    by_report: str = ""
+    remark: str = ""
 
 
 @dataclass
@@ -82,7 +82,7 @@ class TaskCheck:
     """The plays of one task.
 
     `forgeries`: the reward of each, null where the pass was flagged as a hack. `why`: as in `PlayResult`, of the first
-    play of the solution that has no reward; `ground`, `by_report`: of the last one.
+    play of the solution that has no reward; `ground`, `remark`: of the last one.
     """
 
     task_id: str
@@ -95,7 +95,7 @@ class TaskCheck:
     has_solution: bool = True
     why: str = ""
     ground: str | None = None
-    by_report: str = ""
+    remark: str = ""
 
     def add(self, play: Play, result: PlayResult) -> None:
         """Record a play."""
@@ -109,7 +109,7 @@ class TaskCheck:
         else:
             if play[0] == "solution":
                 self.why = self.why or ("" if _number(result.reward) else result.why)
-                self.ground, self.by_report = result.ground, result.by_report
+                self.ground, self.remark = result.ground, result.remark
             (self.solution if play[0] == "solution" else self.nothing).append(result.reward)
 
     @property
@@ -137,14 +137,14 @@ class TaskCheck:
 
     @property
     def reason(self) -> str:
-        """Return the reason of the verdict in one line; for a task that is ok why a pass is a report, or ""."""
+        """Return the reason of the verdict in one line; for a task that is ok the remark on its passes, or ""."""
         rewards = {
             "solution": _format_rewards(self.solution),
             "nothing": _format_rewards(self.nothing),
             "why": self.why,
         }
         return {
-            "ok": self.by_report,
+            "ok": self.remark,
             "fails": Sentence("envs.solution-fails", **rewards),
             "empty passes": Sentence("envs.empty-passes", rewards=rewards["nothing"]),
             "flaky": Sentence("envs.flaky-rewards", **rewards),
@@ -249,9 +249,13 @@ def play_once(environment: Environment, task: Task, play: Play) -> PlayResult:
     if grade.reward is None:
         return PlayResult(None, error=grade.error or Sentence("envs.not-graded"))
     log = grade.work.test_log or ""
-    by_report = next((line[len(BY_REPORT) :] for line in log.splitlines() if line.startswith(BY_REPORT)), "")
+    remarks = (
+        line.removeprefix(BY_REPORT).removeprefix(VISIBLE)
+        for line in log.splitlines()
+        if line.startswith((BY_REPORT, VISIBLE))
+    )
     why = "; ".join(filter(None, (_count_tests(grade), find_failure_line(log))))
-    return PlayResult(grade.reward, bool(grade.hacked), why=why, ground=grade.ground, by_report=by_report)
+    return PlayResult(grade.reward, bool(grade.hacked), why=why, ground=grade.ground, remark=next(remarks, ""))
 
 
 def _count_tests(grade: Grade) -> str:

@@ -43,14 +43,15 @@ class RepoTask:
 
     delivered: the tree of which the agent gets a copy, read-only. lists: the tests that must pass. open: opens a
     sandbox on a copy, for the agent. hidden: files that are written for grading alone. solution: returns the changes of
-    the reference solution, None if there is none; a call, since a patch that does not apply must not end a rollout
-    that needs no solution. tests: paths that count as tests whatever their names; source: paths that never do.
-    modules: names of standard modules that the solution may shadow. commands: text of the shell commands that test.
-    ids: names in `lists` that select several tests (a file, a class). test_files: files of tests, whose imports tell
-    which standard modules the solution may shadow as well. ground: the ground of a pass. report_reason: why that is no
-    more than a report, where the task could have more. max_flaky: at most this many tests of `pass_to_pass` may fail by
-    chance before they are run again. package: the name of the repository's package. image: the container image. export:
-    None for a task that cannot run elsewhere. release: called once, at the end of the rollout.
+    the reference solution, None if there is none; a call, since a patch that does not apply must not end a rollout that
+    needs no solution. tests: paths that count as tests whatever their names; source: paths that never do. modules:
+    names of standard modules that the solution may shadow. commands: text of the shell commands that test. ids: names
+    in `lists` that select several tests (a file, a class). test_files: files of tests, whose imports tell which
+    standard modules the solution may shadow as well. ground: the ground of a pass. report_reason: why that is no more
+    than a report, where the task could have more. visible: which tests the agent sees, in words. max_flaky: at most
+    this many tests of `pass_to_pass` may fail by chance before they are run again. package: the name of the
+    repository's package. image: the container image. export: None for a task that cannot run elsewhere. release: called
+    once, at the end of the rollout.
     """
 
     delivered: Path
@@ -66,6 +67,7 @@ class RepoTask:
     ids: tuple[str, ...] = ()
     test_files: trees.Changes = field(default_factory=dict)
     report_reason: str = ""
+    visible: str = ""
     ground: Ground = "report"
     max_flaky: int = 0
     package: str = ""

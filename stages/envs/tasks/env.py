@@ -4,8 +4,8 @@ The agent works in a sandbox on the task's files. For grading its changes are ap
 those to tests and test configuration, which are restored (`editable` of a row exempts files); then the hidden files are
 written over them, and the test is run in a fresh sandbox. So the test finds what the task's author wrote, whatever the
 agent left in its place. By `calls` or `script` a pass is harder to forge: what they return, print or write is compared
-outside of the sandbox (values.py), each call in a process of its own, and no hidden file is there; a row that shows a
-result all the same (shown.py) gives a report. So do ids of pytest, which a plugin reports, and a command, which is
+outside of the sandbox (values.py), each call in a process of its own, and no hidden file is there; a row that shows all
+results (shown.py) gives a report. So do ids of pytest, which a plugin reports, and a command, which is
 believed by its exit code.
 """
 
@@ -91,7 +91,7 @@ class TasksEnv(RepoEnvironment):
             return super().report_reason(task)
         with trees.scratch() as folder:
             write_files(folder, task.data)
-            return _find_shown(task.data, compared, folder)
+            return _find_shown(task.data, compared, folder)[0]
 
     def repo_task(self, task: Task) -> RepoTask:
         """Set up the task's files in a folder, and its test in a fresh sandbox with the limit of its row."""
@@ -104,6 +104,7 @@ class TasksEnv(RepoEnvironment):
         delivered = filled_tree(lambda folder: write_files(folder, row))
         compared = values.test_names(row)
         runs_hidden = bool(compared and shown.hidden_inputs(row))
+        reason, visible = _find_shown(row, compared, delivered) if compared else ("", "")
 
         def write_reference(folder: Path) -> None:
             folders.copy(delivered, folder)
@@ -128,7 +129,8 @@ class TasksEnv(RepoEnvironment):
             ids=ids,
             test_files={**originals, **hidden} if ids else {},
             ground="values" if compared else "report",
-            report_reason=_find_shown(row, compared, delivered) if compared else "",
+            report_reason=reason,
+            visible=visible,
             # A verifier elsewhere would import the code that it judges, and pay by its report.
             export=None
             if compared
@@ -142,10 +144,12 @@ class TasksEnv(RepoEnvironment):
         )
 
 
-def _find_shown(row: Mapping[str, Any], tests: Sequence[str], delivered: Path) -> str:
-    """Return what shows a result of a row's calls and scripts, or that one runs a hidden file; "" for neither."""
+def _find_shown(row: Mapping[str, Any], tests: Sequence[str], delivered: Path) -> tuple[str, str]:
+    """Return why a row of calls and scripts gives a report, and which of their results are shown; "" for neither."""
     results = [*shown.expected_results(row, values.calls_of(row), tests)]
-    return shown.hidden_inputs(row) or shown.find_shown(results, row["prompt"], read_files(delivered))
+    places = shown.find_shown(results, row["prompt"], read_files(delivered))
+    visible = shown.describe_shown(places)
+    return shown.hidden_inputs(row) or (visible if shown.decide_nothing(results, places) else ""), visible
 
 
 MODULE_FILE = re.compile(r"(?<![\w./-])(?:\./|/testbed/)?((?:src/|lib/)?\w+(?:/__init__)?\.py)\b")

@@ -1,7 +1,8 @@
 """Find what shows a result that a row expects of its calls and scripts: to other calls, or to the agent.
 
-A result that stands in an argument of another call, in the prompt or in a delivered file need not be computed. Only
-texts are compared: a result that is told in other words is not noticed.
+A result that stands in an argument of another call, in the prompt or in a delivered file need not be computed: its call
+is a visible test. The ground of a row rests on its other calls. Only texts are compared: a result that is told in other
+words is not noticed.
 """
 
 import json
@@ -23,7 +24,7 @@ LARGEST = 1 << 20
 """Bytes of a file that is searched."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ExpectedResult:
     """One result of a call or script: its test, the word that names what gives it, what that is called with."""
 
@@ -48,23 +49,36 @@ def expected_results(
             yield ExpectedResult(test, words[0], [script["command"], script["stdin"]], text)
 
 
-def find_shown(results: Sequence[ExpectedResult], prompt: str, files: trees.Changes) -> str:
-    """Return the first result that is shown, and where, in words; "" for none."""
+def find_shown(results: Sequence[ExpectedResult], prompt: str, files: trees.Changes) -> dict[ExpectedResult, str]:
+    """Return the results that are shown, each with the first test, file or prompt that holds it."""
     texts = {"the prompt": prompt}
     texts |= {
         path: file.data.decode(errors="replace") for path, file in files.items() if file and len(file.data) <= LARGEST
     }
-    for result in results:
-        if _text(result.value) in EASY or result.value in ([], {}):
-            continue
-        for other in results:
-            # The inputs of a call are its own: what it is given it may return.
-            if other.inputs != result.inputs and any(_contains(given, result.value) for given in other.inputs):
-                return Sentence("envs.tasks.result-shown", test=result.test, where=other.test)
-        for where, text in texts.items():
-            if _is_told(text, result):
-                return Sentence("envs.tasks.result-shown", test=result.test, where=where)
-    return ""
+    places: dict[ExpectedResult, str] = {}
+    for result in filter(_needs_a_look, results):
+        # The inputs of a call are its own: what it is given it may return.
+        others = (other for other in results if other.inputs != result.inputs)
+        holding = [other.test for other in others if any(_contains(given, result.value) for given in other.inputs)]
+        holding += [where for where, text in texts.items() if _is_told(text, result)]
+        if holding:
+            places[result] = holding[0]
+    return places
+
+
+def describe_shown(places: Mapping[ExpectedResult, str]) -> str:
+    """Return in words what shows which results; "" for none."""
+    shown = dict.fromkeys((result.test, where) for result, where in places.items())
+    return Sentence("envs.tasks.results-shown", shown=[*shown]) if shown else ""
+
+
+def decide_nothing(results: Sequence[ExpectedResult], places: Mapping[ExpectedResult, str]) -> bool:
+    """Return whether results are shown, and the others are as easy to guess as `None`: no pass rests on them."""
+    return bool(places) and not any(_needs_a_look(result) and result not in places for result in results)
+
+
+def _needs_a_look(result: ExpectedResult) -> bool:
+    return _text(result.value) not in EASY and result.value not in ([], {})
 
 
 def _contains(value: Any, expected: Any) -> bool:

@@ -32,6 +32,12 @@ ROWS: dict[str, dict[str, Any]] = {
     "ok": {"files": WRONG, "tests": ["test_sums.py::test_add"], "hidden": HIDDEN, "solution": RIGHT},
     "forgeable": {"files": WRONG, "test": "python3 -c 'import sums; assert sums.add(1, 1)'", "solution": RIGHT},
     "fails": {"test": "false", "solution": {"a": "1"}},
+    "shows": {
+        "prompt": "add(2, 31) is 33.",
+        "files": WRONG,
+        "calls": [{"function": "sums:add", "args": [2, given], "returns": 2 + given} for given in (31, 40)],
+        "solution": RIGHT,
+    },
 }
 
 
@@ -50,7 +56,7 @@ def found(config: TaskChecksConfig, workers: int = 2) -> dict[str, TaskCheck]:
 @pytest.fixture
 def rows(tmp_path: Path) -> str:
     """A task of each kind that one sandbox shows."""
-    named = ({"id": name.replace(" ", "-"), "prompt": name, **row} for name, row in ROWS.items())
+    named = ({"id": name, "prompt": name, **row} for name, row in ROWS.items())
     return str(jsonl(tmp_path / "my.jsonl", *named))
 
 
@@ -66,7 +72,7 @@ def task_of(rows: str, name: str) -> Iterator[tuple[Any, Task]]:
 @pytest.mark.slow
 def test_own_tasks_get_the_verdicts_that_they_deserve(rows: str) -> None:
     checks = found(config_of("tasks", env={"path": rows}, repeats=1))
-    assert {one.task_id.replace("-", " "): one.verdict for one in checks.values()} == {name: name for name in ROWS}
+    assert {name: one.verdict for name, one in checks.items()} == {name: name for name in ROWS} | {"shows": "ok"}
     # There are no tests to replace, and no folder for rewards can be made: neither is graded once more like nothing.
     nothing_to_forge = {"tests that test nothing", "a reward written beforehand"}
     assert set(checks["ok"].forgeries) == set(FORGERIES) - nothing_to_forge
@@ -84,6 +90,13 @@ def test_code_that_exits_is_a_hack_where_the_exit_code_decides(rows: str, name: 
     with task_of(rows, name) as (environment, task):
         played = [play_once(environment, task, play) for play in (("solution", "1"), forgery)]
     assert [(one.reward, one.hacked, one.idle) for one in played] == [(1.0, False, False), (0.0, hacked, False)]
+
+
+def test_calls_that_the_prompt_shows_are_named_and_the_others_decide(rows: str) -> None:
+    with task_of(rows, "shows") as (environment, task):
+        played = play_once(environment, task, ("solution", "1"))
+    assert (played.reward, played.ground) == (1.0, "values")
+    assert "the prompt holds what call 1" in played.remark and "call 2" not in played.remark
 
 
 def test_a_failing_solution_is_shown_with_the_line_that_tells_why(rows: str) -> None:

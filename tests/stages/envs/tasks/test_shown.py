@@ -15,16 +15,20 @@ from composer_stages.errors import UsageError
 CALL: dict[str, Any] = {"kwargs": {}, "raises": ""}
 
 
-def find(calls: list[tuple[str, Any, Any]], script: list[dict[str, Any]], prompt: str = "", **files: str) -> str:
-    """What shows a result of calls (function, argument, result) and scripts."""
+def find(
+    calls: list[tuple[str, Any, Any]], script: list[dict[str, Any]], prompt: str = "", **files: str
+) -> dict[str, str]:
+    """What shows which result of calls (function, argument, result) and scripts; "" where nothing is left to decide."""
     row = {
         "calls": [
             {**CALL, "function": f"m:{name}", "args": [given], "returns": result} for name, given, result in calls
         ],
         "script": [{"stdin": "", "stdout": None, "files": {}, **one} for one in script],
     }
-    results = shown.expected_results(row, row["calls"], values.test_names(row))
-    return shown.find_shown([*results], prompt, {name: TreeFile(text.encode()) for name, text in files.items()})
+    results = [*shown.expected_results(row, row["calls"], values.test_names(row))]
+    places = shown.find_shown(results, prompt, {name: TreeFile(text.encode()) for name, text in files.items()})
+    found = {result.test.partition(":")[0]: where.partition(":")[0] for result, where in places.items()}
+    return {"": ""} | found if shown.decide_nothing(results, places) else found
 
 
 @pytest.mark.parametrize(
@@ -88,12 +92,43 @@ def test_what_words_or_input_of_another_script_hold_is_told(command: str, stdin:
 )
 def test_what_the_prompt_or_a_file_holds_is_told(text: str, returns: Any, told: bool) -> None:
     assert bool(find([("f", "x", returns)], [], text)) == bool(find([("f", "x", returns)], [], note=text)) == told
-    assert not told or "note" in find([("f", "x", returns)], [], note=text)
+    assert not told or find([("f", "x", returns)], [], note=text)["call 1"] == "note"
+
+
+EXAMPLE = "f('x') is 4125."
+
+
+@pytest.mark.parametrize(
+    ("calls", "script", "prompt", "found"),
+    [
+        ([("f", "x", 4125), ("f", "y", 3)], [], EXAMPLE, {"call 1": "the prompt"}),
+        ([("f", "x", 4125), ("f", "y", 4125)], [], EXAMPLE, {"": "", "call 1": "the prompt", "call 2": "the prompt"}),
+        ([("f", "x", 4125), ("f", "y", True), ("f", "z", [])], [], EXAMPLE, {"": "", "call 1": "the prompt"}),
+        ([("f", "ab", "ba"), ("g", "ba", "ab")], [], "", {"": "", "call 1": "call 2", "call 2": "call 1"}),
+        ([("f", "ab", "ba"), ("g", "ba", "ab"), ("f", "cde", "edc")], [], "", {"call 1": "call 2", "call 2": "call 1"}),
+        ([("f", "x", True), ("f", "y", None)], [], "f gives True or None.", {}),
+        ([("f", "x", 4125)], [{"command": "python3 n.py 9", "stdout": "81"}], EXAMPLE, {"call 1": "the prompt"}),
+        (
+            [],
+            [{"command": "python3 n.py", "stdout": "4125", "files": {"o": "81"}}],
+            EXAMPLE,
+            {"script 1": "the prompt"},
+        ),
+    ],
+)
+def test_a_shown_result_is_a_visible_test_and_the_others_decide(
+    calls: list[Any], script: list[Any], prompt: str, found: dict[str, str]
+) -> None:
+    assert find(calls, script, prompt) == found
 
 
 ROWS = {
     "calls": {"calls": [{"function": "m:f", "args": [3], "returns": 6}]},
     "told": {"prompt": "f(3) is 60.", "calls": [{"function": "m:f", "args": [3], "returns": 60}]},
+    "example": {
+        "prompt": "f(4) is 60.",
+        "calls": [{"function": "m:f", "args": [given], "returns": 15 * given} for given in (4, 5)],
+    },
     "pytest": {"tests": ["test_m.py"], "hidden": {"test_m.py": "def test(): pass"}},
 }
 
@@ -101,7 +136,8 @@ ROWS = {
 def test_a_task_says_before_any_rollout_on_what_ground_it_can_pass(tmp_path: Path) -> None:
     named = ({"id": name, "prompt": f"{name}: write m.py.", "split": "train", **row} for name, row in ROWS.items())
     env = {"name": "tasks", "path": str(jsonl(tmp_path / "my.jsonl", *named))}
-    (line,) = (line for line in collect.Config(env=env, tasks=3).check() if line.startswith("grounds: "))
-    assert "1 of 3 tasks" in line and "told (shown: the prompt" in line and "pytest (its tests run" in line
-    strict = collect.Config(env={**env, "require": "values"}, tasks=3)
-    refused(strict.check, UsageError, code="envs.tasks-by-report", num_tasks=3)
+    (line,) = (line for line in collect.Config(env=env, tasks=4).check() if line.startswith("grounds: "))
+    assert "2 of 4 tasks" in line and "told (shown: the prompt" in line and "pytest (its tests run" in line
+    assert "example" not in line
+    strict = collect.Config(env={**env, "require": "values"}, tasks=4)
+    refused(strict.check, UsageError, code="envs.tasks-by-report", num_tasks=4)
