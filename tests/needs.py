@@ -120,6 +120,7 @@ NEEDS = {
     "podman": Need(rootless_podman, "podman that can run a container for an ordinary user"),
     "prime-rl": Need(package("prime_rl"), "prime-rl, which needs CUDA"),
     "prime-rl-clone": Need(named("PRIME_RL_CLONE"), "PRIME_RL_CLONE names a clone: FOLDER or FOLDER@COMMIT"),
+    "prices": Need(package("genai_prices"), "./dev extra prices"),
     "ray": Need(package("ray"), "./dev extra ray (220 MB)"),
     "real": Need(lambda: str(REAL) if REAL.is_dir() else None, f"real data in {REAL}"),
     "math": Need(package("math_verify"), "./dev extra math"),

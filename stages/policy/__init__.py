@@ -14,7 +14,8 @@ request_fields.py - which fields a user may add to a request without making a ca
 requests.py - the bodies of requests to a server, and upper bounds of their cost
 client.py - HTTP requests, each sent once, their typed errors with costs, and the retry loop
 faults.py - what a refusal of a server means, by its codes, numbers and words
-reading.py - responses read as samples with their bills, which are checked against request and answer
+reading.py - responses read as samples
+bills.py - what a call cost, checked against request and answer
 token_counts.py - lower bounds of the tokens of a text, by its words or by a model's own tokenizer
 origin.py - who answers behind an address, and whose answers a run may reuse
 served.py - notes for reports on who answered
@@ -24,6 +25,7 @@ brought.py - the download of a named model's GGUF file in parts by pip
 gguf.py - a GGUF file as a Hugging Face folder: its header, and its weights dequantised once
 gguf_writing.py - a Hugging Face model as one GGUF file
 available.py - whether a model is available, and its context, before it is opened
+prices.py - prices of models at known hosts, by a public table
 preflight.py - what a dry run asks of a model, and of its server
 vllm.py - a model behind a vLLM server: token ids in, token ids and log-probs out
 server.py - a model server as a child process: start, restart and end

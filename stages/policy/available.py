@@ -152,7 +152,10 @@ def _describe_listed(config: PolicyConfig) -> str:
         raise BadInput(
             "policy.model-not-listed", base_url=config.base_url, model=config.model, number=len(names), listed=names[0]
         )
-    return Sentence("policy.model-at-server", model=config.model, base_url=config.base_url, listed=bool(names))
+    prices = config.table.source if config.table else None
+    return Sentence(
+        "policy.model-at-server", model=config.model, base_url=config.base_url, listed=bool(names), prices=prices
+    )
 
 
 def _aliases(model: str) -> set[str]:

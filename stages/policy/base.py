@@ -19,6 +19,7 @@ from composer_stages import envs
 from composer_stages.errors import BadInput, UsageError
 from composer_stages.messages import Message
 from composer_stages.policy import gguf, named
+from composer_stages.policy.prices import TablePrice, table_price
 from composer_stages.policy.request_fields import LIMITS, find_unbounded
 from composer_stages.redaction import secret_in
 from composer_stages.runs import store
@@ -131,7 +132,8 @@ class PolicyConfig(Settings):
     api_key_env: str = ""
     """Name of the environment variable that holds the key; empty for a server that needs none."""
     usd_per_mtok_in: float | None = None
-    """Price of a million input tokens of a server in USD; 0 where it is free."""
+    """Price of a million input tokens of a server in USD; 0 where it is free. Without prices those of the package
+    genai-prices count, if it is installed and knows model and host."""
     usd_per_mtok_cached_in: float | None = None
     """Price of a million input tokens that the server reports as cached; without it they cost as much as others."""
     usd_per_mtok_cache_write: float | None = None
@@ -224,8 +226,15 @@ class PolicyConfig(Settings):
 
     @property
     def priced(self) -> bool:
-        """Return whether a call's price is known in advance: both prices are given, or no server is paid."""
-        return self.base_url is None or None not in (self.usd_per_mtok_in, self.usd_per_mtok_out)
+        """Return whether a call's price is known in advance: by the settings or a table, or as no server is paid."""
+        given = None not in (self.usd_per_mtok_in, self.usd_per_mtok_out)
+        return self.base_url is None or given or self.table is not None
+
+    @property
+    def table(self) -> TablePrice | None:
+        """Return the price by a public table, where the settings say nothing of prices."""
+        told = self.price, self.usd_per_mtok_in, self.usd_per_mtok_out
+        return None if self.base_url is None or told != (None, None, None) else table_price(self.base_url, self.model)
 
     def limits(self) -> list[int]:
         """Return the configured limits of an answer in tokens; empty where only the context limits it."""
@@ -236,7 +245,7 @@ class PolicyConfig(Settings):
     @property
     def has_price(self) -> bool:
         """Return whether a call costs money by the prices given."""
-        return bool(self.usd_per_mtok_in or self.usd_per_mtok_out)
+        return bool(self.usd_per_mtok_in or self.usd_per_mtok_out or self.table)
 
     @property
     def source(self) -> str:
@@ -301,6 +310,8 @@ class PolicyConfig(Settings):
 
         Of the prompt, `cached_tokens` were read from the server's cache and `written_tokens` written to it.
         """
+        if (table := self.table) is not None:
+            return table.cost(prompt_tokens, completion_tokens, cached_tokens, written_tokens)
         new, out, write = self.usd_per_mtok_in or 0.0, self.usd_per_mtok_out or 0.0, self.usd_per_mtok_cache_write
         cached = new if self.usd_per_mtok_cached_in is None else self.usd_per_mtok_cached_in
         whole = (prompt_tokens - cached_tokens - written_tokens) * new + completion_tokens * out

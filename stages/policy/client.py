@@ -206,11 +206,6 @@ class RefusedField(CallError):
         )
 
 
-def cost_by_status(body: bytes, free: bool) -> float | None:
-    """Return the cost of a call without an answer by its status: 0 if the status is free, else None."""
-    return 0.0 if free else None
-
-
 class Client:
     """A client of the server of one model, `config.base_url`, that reuses its connections.
 
@@ -244,9 +239,9 @@ class Client:
         *,
         timeout_s: float | None = None,
         most_bytes: int = BODY_BYTES,
-        charged: Callable[[bytes, bool], float | None] = cost_by_status,
-    ) -> bytes:
-        """Return the body of the response with status 200 to a POST of this JSON below the base URL.
+        charged: Callable[[Response, bool], float | None] | None = None,
+    ) -> Response:
+        """Return the response with status 200 to a POST of this JSON below the base URL.
 
         Raises `RetryableError`, `RejectedError` or `FatalError`. timeout_s: limit of the call. most_bytes: limit of the
         response. charged: as in `error_of`.
@@ -255,7 +250,7 @@ class Client:
         response = await self._exchange("POST", path, content, timeout_s, most_bytes)
         if response.status != 200:
             raise error_of(response, self.config, charged, Sent.of(body, len(content)))
-        return response.body
+        return response
 
     async def explained(self, error: "WebPage | MissingModel") -> FatalError:
         """Return the error of an address that is none of the API's, with the one to use where that can be told."""
@@ -611,12 +606,13 @@ def web_page(body: bytes, base_url: str | None) -> str | None:
 def error_of(
     response: Response,
     config: PolicyConfig,
-    charged: Callable[[bytes, bool], float | None] = cost_by_status,
+    charged: Callable[[Response, bool], float | None] | None = None,
     sent: Sent = NOTHING_SENT,
 ) -> CallError:
     """Return the typed error of a response whose status is not 200.
 
-    charged: returns what the call cost, None where that is not known; gets the body, and whether the status is `FREE`.
+    charged: returns what the call cost, None where that is not known, given whether the status is `FREE`, which decides
+    without it.
     """
     try:
         body = orjson.loads(response.body)
@@ -632,7 +628,8 @@ def error_of(
     if 300 <= response.status < 400:
         fault = Fault(f"to {_origin(response.headers.get('location'))}")
     wait_s = faults.told_wait_s(response.headers, fault)
-    billed = charged(response.body, response.status in FREE)
+    is_free = response.status in FREE
+    billed = charged(response, is_free) if charged else 0.0 if is_free else None
     return error_of_fault(fault, response.status, config, sent, billed_usd=billed, wait_s=wait_s)
 
 

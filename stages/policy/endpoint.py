@@ -30,6 +30,7 @@ from composer_stages.layout import counted
 from composer_stages.policy import available, faults
 from composer_stages.policy.answer_cache import AnswerCache
 from composer_stages.policy.base import PolicyConfig, Sample, Turn
+from composer_stages.policy.bills import read_charge, told_cost
 from composer_stages.policy.client import (
     CONNECT_S,
     FIRST_WAIT_S,
@@ -45,20 +46,14 @@ from composer_stages.policy.client import (
     RefusedConnection,
     RefusedField,
     RejectedError,
+    Response,
     RetryableError,
     WebPage,
     max_response_bytes,
     retrying,
 )
 from composer_stages.policy.origin import Origins, described
-from composer_stages.policy.reading import (
-    OverlongAnswer,
-    UnreadableAnswer,
-    make_record,
-    read_charge,
-    read_record,
-    time_of,
-)
+from composer_stages.policy.reading import OverlongAnswer, UnreadableAnswer, make_record, read_record, time_of
 from composer_stages.policy.request_fields import LIMITS
 from composer_stages.policy.requests import (
     QUESTION,
@@ -283,6 +278,7 @@ class EndpointPolicy:
         damaged = sum(cache.damaged for cache in self._caches)
         facts |= {"damaged_in_cache": damaged} if damaged else {}
         facts |= {"refused_fields": sorted(self._refused)} if self._refused else {}
+        facts |= {"prices": self.config.table.source} if self.config.table else {}
         facts |= self.origins.facts()
         return {"model": self.config.model, "base_url": self.config.base_url, **facts}
 
@@ -612,11 +608,13 @@ class EndpointPolicy:
             await self.budget.record(reservation)
             most, started = max_response_bytes(bounds.completion_tokens), time.monotonic()
             with self._waits.waiting():
-                charge = partial(read_charge, bounds=bounds, config=self.config)
-                body = await self.client.ask("/chat/completions", request, most_bytes=most, charged=charge)
+                response = await self.client.ask(
+                    "/chat/completions", request, most_bytes=most, charged=partial(self._charge, bounds)
+                )
             self._host.has_answered = True
             latency_s = time.monotonic() - started
-            entry = make_record(body, latency_s=latency_s, attempts=attempt, at=time.time())
+            body, told_usd = response.body, told_cost(response.headers)
+            entry = make_record(body, at=time.time(), told_usd=told_usd, latency_s=latency_s, attempts=attempt)
             if self.config.has_price:
                 key = self._origin_key(key, body)
             elif request.get("messages") == QUESTION:
@@ -634,6 +632,11 @@ class EndpointPolicy:
             self._host.leave(pushed_back=pushed_back, wait_s=wait_s if (wait_s or 0.0) <= MAX_WAIT_S else None)
             self._slots.release()
         return key, entry
+
+    def _charge(self, bounds: CallBounds, response: Response, free: bool) -> float | None:
+        """Return what a call without an answer cost, as in `error_of`."""
+        told_usd = told_cost(response.headers)
+        return read_charge(response.body, free, bounds=bounds, config=self.config, told_usd=told_usd)
 
     def _origin_key(self, key: str, body: bytes) -> str:
         """Return the key of a bought answer, which holds its origin."""

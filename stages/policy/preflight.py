@@ -40,8 +40,10 @@ def _ask_for_a_token(config: PolicyConfig) -> None:
     plain, _ = probe_request(config, max_tokens_field(config))
     client, bounds = Client(config), CallBounds.of_request(plain, UNSTATED)
     try:
-        raw = background.run(client.ask("/chat/completions", plain | {name: 1 for name in LIMITS if name in plain}))
-        reading.read(raw, config, bounds, latency_s=0.0, attempts=1)
+        short = plain | {name: 1 for name in LIMITS if name in plain}
+        reading.read(
+            background.run(client.ask("/chat/completions", short)).body, config, bounds, latency_s=0.0, attempts=1
+        )
     except (RefusedField, reading.OverlongAnswer):
         return
     except (WebPage, MissingModel) as error:

@@ -71,7 +71,8 @@ class CallBounds:
 
     def max_usd(self, config: PolicyConfig) -> float:
         """Return the most that the call can cost in USD, however much of its prompt is read from a cache or written."""
-        prompt, written = self.prompt_tokens, self.prompt_tokens if config.usd_per_mtok_cache_write else 0
+        has_write = config.usd_per_mtok_cache_write or config.table
+        prompt, written = self.prompt_tokens, self.prompt_tokens if has_write else 0
         ways = ((0, 0), (prompt, 0), (0, written))
         return max(config.cost(prompt, self.completion_tokens, *way) for way in ways)
 

@@ -260,7 +260,7 @@ class Completions:
     async def _replace_weights(self, root: Client, source: str) -> None:
         await root.ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": source}})
         # Without this, prompts and what requests have sampled so far go on from keys and values of other weights.
-        if b"true" not in await root.ask("/reset_prefix_cache?reset_running_requests=true", {}):
+        if b"true" not in (await root.ask("/reset_prefix_cache?reset_running_requests=true", {})).body:
             raise RetryableError("cache", Sentence("policy.prefixes-not-dropped"))
 
     async def probe(self, ends: set[int]) -> ServerFacts:
@@ -304,7 +304,7 @@ class Completions:
         """Return the response as JSON and the number of launches."""
 
         async def launch() -> Any:
-            raw = await self._client.ask(path, body, most_bytes=most_bytes)
+            raw = (await self._client.ask(path, body, most_bytes=most_bytes)).body
             try:
                 read = orjson.loads(raw)
             except ValueError as error:

@@ -66,7 +66,7 @@ def client_of(url: str) -> Client:
 
 def post(url: str, timeout_s: float = 10.0, most_bytes: int = BODY_BYTES) -> bytes:
     asked = client_of(url).ask("/chat/completions", REQUEST, timeout_s=timeout_s, most_bytes=most_bytes)
-    return background.run(asked)
+    return background.run(asked).body
 
 
 @contextmanager
@@ -286,7 +286,7 @@ def test_no_warning_about_open_connections_at_exit() -> None:
         "import sys\nfrom composer_stages.policy import PolicyConfig, background\n"
         "from composer_stages.policy.client import Client\n"
         "client = Client(PolicyConfig(model='m', base_url=sys.argv[1]))\n"
-        f"print(background.run(client.ask('/chat/completions', {REQUEST!r})))"
+        f"print(background.run(client.ask('/chat/completions', {REQUEST!r})).body)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with served(sends(OK)) as url:

@@ -4,18 +4,19 @@ import json
 import math
 import time
 from contextlib import nullcontext, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from needs import needs
 from support.letters import letter_tokenizer
 from support.server import Reply, answer, kept_in, serving
 
 from composer_stages.errors import ComposerError, Incomplete
-from composer_stages.policy import ask_all, reading
+from composer_stages.policy import ask_all
 from composer_stages.policy.base import PolicyConfig, Sample, Turn
+from composer_stages.policy.bills import cost, most_words, read_charge
 from composer_stages.policy.client import (
     CallError,
     MissingModel,
@@ -27,8 +28,9 @@ from composer_stages.policy.client import (
     error_of,
 )
 from composer_stages.policy.endpoint import EndpointPolicy
-from composer_stages.policy.reading import OverlongAnswer, cost, least_tokens, most_words, read, read_charge
+from composer_stages.policy.reading import OverlongAnswer, read
 from composer_stages.policy.requests import CallBounds
+from composer_stages.policy.token_counts import least_tokens, tokenizer
 from composer_stages.runs.ledger import NAME, Budget, totals
 
 LIMIT = 3.0
@@ -385,8 +387,8 @@ def test_a_status_is_an_error_and_free_only_where_it_refuses_before_any_work(sta
 @pytest.mark.parametrize("status", [400, 404, 429, 500])
 def test_a_refusal_costs_what_the_server_says_that_it_charged(status: int, more: Any, usd: Any) -> None:
     """A server that billed its refusals was owed 27.36 USD, of which the ledger knew nothing."""
-    bill = partial(read_charge, bounds=ASKED, config=config())
-    error = error_of(Response(status, {}, orjson.dumps({"error": {"message": "no"}, **more})), config(), bill)
+    response = Response(status, {}, orjson.dumps({"error": {"message": "no"}, **more}))
+    error = error_of(response, config(), lambda of, free: read_charge(of.body, free, bounds=ASKED, config=config()))
     expected = (0.0 if status in {404, 429} else None) if usd == "by status" else usd
     assert error.billed_usd == (expected if expected is None else pytest.approx(expected))
 
@@ -504,22 +506,82 @@ def test_padding_and_truncation_of_a_tokenizer_are_ignored(tmp_path: Path) -> No
     filling |= {"pad_id": 27, "pad_type_id": 0, "pad_token": "?"}
     cutting = {"direction": "Right", "max_length": 10, "strategy": "LongestFirst", "stride": 0}
     model = letter_tokenizer(tmp_path / "model", padding=filling, truncation=cutting)
-    assert reading.tokenizer(model)("a" * 100) == 100 - 2 - 5
+    assert tokenizer(model)("a" * 100) == 100 - 2 - 5
 
 
 def test_a_known_tokenizer_detects_smaller_understatements(tmp_path: Path) -> None:
     """The model's name is a folder of this machine, as where one is served by another program."""
     model = letter_tokenizer(tmp_path / "model")
-    assert reading.tokenizer(model)("a" * 100) == 100 - 2 - 5
+    assert tokenizer(model)("a" * 100) == 100 - 2 - 5
     bill = body({"prompt_tokens": 500, "completion_tokens": 65})
     known, unknown = (read_as(bill, CallBounds(1000, 200), model=name) for name in (model, "big"))
     assert (known.usage_by, unknown.usage_by) == ("bound", "server"), "240 letters are 240 tokens of this tokenizer"
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "tokenizer.json").write_text("{")
-    assert reading.tokenizer(str(tmp_path / "broken")) is None and reading.tokenizer("a/b/c/d") is None
+    assert tokenizer(str(tmp_path / "broken")) is None and tokenizer("a/b/c/d") is None
 
 
 def test_the_quick_count_of_words_is_never_too_small() -> None:
     texts = [f"a{chr(i)}b{chr(j)}{chr(i)}c" for i in range(128) for j in range(128)]
     texts += [*map(chr, range(128)), "", "a".join(map(chr, (*range(0xD800), *range(0xE000, 0x20000))))]
     assert all(most_words(text) >= len(text.split()) for text in texts)
+
+
+# --- prices of a public table
+
+GOOGLE = "https://generativelanguage.googleapis.com"
+PROVIDERS = {
+    # model and host; tokens of the prompt, of those cached and written, of the answer
+    "OpenAI": ("gpt-4o-mini", "https://api.openai.com/v1", (1000, 100, 500, 0)),
+    "OpenRouter": ("qwen/qwen3-coder", "https://openrouter.ai/api/v1", (1000, 100, 0, 0)),
+    "Anthropic, written": ("claude-sonnet-4-5", "https://api.anthropic.com/v1", (1000, 100, 200, 300)),
+    "Google, a higher tier": (
+        "gemini-2.5-pro",
+        "https://generativelanguage.googleapis.com/v1beta/openai",
+        (300_000, 9, 0, 0),
+    ),
+}
+
+
+@needs("prices")
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_a_known_model_of_a_known_host_is_priced_by_the_tables_own_arithmetic(name: str) -> None:
+    from genai_prices import Usage, calc_price
+
+    model, url, (prompt, completion, cached, written) = PROVIDERS[name]
+    counts = {"input_tokens": prompt, "output_tokens": completion}
+    counts |= {"cache_read_tokens": cached, "cache_write_tokens": written}
+    theirs = float(calc_price(Usage(**counts), model, provider_api_url=url).total_price)
+    known = PolicyConfig(model=model, base_url=url, max_tokens=64)
+    assert known.priced and known.has_price and known.table and known.table.source.startswith("genai-prices ")
+    assert known.cost(prompt, completion, cached, written) == pytest.approx(theirs, rel=1e-12) and theirs > 0
+    assert ASKED.max_usd(known) >= known.cost(500, 64)
+    assert known.cost(10, 0, 99, 99) == pytest.approx(known.cost(10, 0, 10, 0)), "more cached than there is"
+
+
+@needs("prices")
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"model": "my-finetune"},
+        {"model": "gpt-4o-mini", "base_url": "http://127.0.0.1:9/v1"},
+        {"model": "gpt-4o-mini", "base_url": "https://my.company/v1"},
+        {"model": "gpt-4o-mini", "price": "unknown"},
+        {"model": "sonar", "base_url": "https://api.perplexity.ai"},  # it charges by the request, too
+    ],
+)
+def test_what_the_table_does_not_know_has_no_price(more: dict[str, Any]) -> None:
+    unknown = PolicyConfig(**{"base_url": "https://api.openai.com/v1", "max_tokens": 64, **more})
+    assert not unknown.priced and not unknown.has_price and unknown.cost(1000, 1000) == 0
+
+
+@needs("prices")
+def test_a_servers_own_amount_counts_before_a_table_and_prices_of_settings_before_both() -> None:
+    known = {"model": "gpt-4o-mini", "base_url": "https://api.openai.com/v1", "max_tokens": 64}
+    (listed, told, own) = (
+        cost({"usage": {**TRUE, **amount}}, [TEXT], ASKED, PolicyConfig(**known, **prices))
+        for amount, prices in (({}, {}), ({"cost": 1e-6}, {}), ({"cost": 1e-6}, PRICES))
+    )
+    assert listed["cost_usd"] == pytest.approx((30 * 0.15 + 60 * 0.6) / 1e6) and listed["price_known"]
+    assert (told["cost_usd"], told["claimed_usd"]) == (pytest.approx(1e-6), None)
+    assert own["cost_usd"] == pytest.approx(LIST_PRICE)
