@@ -195,8 +195,14 @@ class Forbidden(RejectedError):
         )
 
 
+MESSAGES = "messages"
+
+
 class RefusedField(CallError):
-    """A field of the request that the server does not take, or (`permanent`) not with this value."""
+    """A field of the request that the server does not take, or (`permanent`) not with this value.
+
+    `MESSAGES` where it takes no message without text.
+    """
 
     def __init__(self, config: PolicyConfig, field: str, message: str, *, billed_usd: float | None) -> None:
         super().__init__(message)
@@ -664,6 +670,8 @@ def error_of_fault(
         return RefusedError("policy.redirect", billed_usd=billed_usd, **about)
     if means == faults.MALFORMED_CALL:
         return RejectedError(means, message, billed_usd=billed_usd, text=fault.generation)
+    if means == faults.EMPTY_MESSAGE:
+        return RefusedField(config, MESSAGES, message, billed_usd=billed_usd)
     if means == faults.CONTEXT:
         return RejectedError(means, sentence, billed_usd=billed_usd)
     if means == faults.PARAMETER and status in (400, 415, 422) and (field := refused_field(fault, sent)):

@@ -37,6 +37,7 @@ from composer_stages.policy.client import (
     JITTER_S,
     LONGEST_WAIT_S,
     MAX_WAIT_S,
+    MESSAGES,
     NO_ANSWER,
     CallError,
     Client,
@@ -56,12 +57,14 @@ from composer_stages.policy.origin import Origins, described
 from composer_stages.policy.reading import OverlongAnswer, UnreadableAnswer, make_record, read_record, time_of
 from composer_stages.policy.request_fields import LIMITS
 from composer_stages.policy.requests import (
+    EMPTY,
     QUESTION,
     CallBounds,
     Request,
     max_tokens_field,
     probe_request,
     request_body,
+    with_text,
 )
 from composer_stages.policy.token_counts import tokenizer
 from composer_stages.policy.tool_calls import PROBED_FIELDS
@@ -361,7 +364,8 @@ class EndpointPolicy:
 
     def _as_taken(self, request: Request) -> Request:
         """Return a request with what the server takes in the place of the fields that it was found to refuse."""
-        taken = {name: value for name, value in request.items() if name not in self._refused}
+        request = with_text(request) if MESSAGES in self._refused else request
+        taken = {name: value for name, value in request.items() if name not in self._refused or name == MESSAGES}
         others = [(other, request[name]) for name, other in self._refused.items() if other and name in request]
         return taken | dict(others)
 
@@ -374,6 +378,10 @@ class EndpointPolicy:
         field, limits = error.field, {LIMITS[0]: LIMITS[1], LIMITS[1]: LIMITS[0]}
         if field in self._refused:
             return  # by another request that was in flight
+        if field == MESSAGES:
+            self._refused[field] = None
+            self._tell(Sentence("policy.empty-messages-filled", source=self._waits.source, text=EMPTY))
+            return
         other = limits.get(field)
         value_refused = not faults.WORDS[faults.UNKNOWN_FIELD].search(str(error))
         if value_refused or other in self._refused or (field == "temperature" and request.get(field) != 1):

@@ -1,7 +1,7 @@
 """What a server means by a refusal: by its codes, by the two numbers of an overflow, then by its words.
 
-Servers refuse in forms of their own, nested or inside a 200. `Fault` holds what they say, `meaning` what it means:
-`CONTEXT`, `ACCOUNT`, `FILTERED`, `MALFORMED_CALL`, `LOGPROBS`, `PARAMETER`, or None for what no table knows.
+Servers refuse in forms of their own, nested or inside a 200. `Fault` holds what they say, `meaning` what it means: a
+name of `TABLE`, or None for what no table knows.
 """
 
 import re
@@ -19,7 +19,7 @@ from composer_stages.data_files import load_toml
 from composer_stages.policy.token_counts import least_tokens
 
 TABLE = load_toml(__package__, "faults.toml")
-CONTEXT, ACCOUNT, FILTERED, MALFORMED_CALL, LOGPROBS, PARAMETER, UNKNOWN_FIELD = TABLE
+CONTEXT, ACCOUNT, EMPTY_MESSAGE, FILTERED, MALFORMED_CALL, LOGPROBS, PARAMETER, UNKNOWN_FIELD = TABLE
 WORDS = {name: re.compile("|".join(table["words"]), re.IGNORECASE | re.DOTALL) for name, table in TABLE.items()}
 CODES = ("code", "type", "status", "error_type", "error_code", "__type", "reason", "name", "status_code", "innererror")
 TEXTS = ("message", "msg", "detail", "details", "error", "errors", "error_msg", "status_msg", "error_message", "raw")
@@ -37,12 +37,16 @@ OPTIONAL = ("seed", "temperature", "max_tokens", "max_completion_tokens", "chat_
 
 @dataclass(frozen=True)
 class Sent:
-    """What was sent: the fewest and the most tokens that the prompt can have, the limit of the answer, the fields."""
+    """What was sent: the fewest and the most tokens that the prompt can have, the limit of the answer, the fields.
+
+    has_empty: whether one of its messages has neither text nor calls.
+    """
 
     least: int = 0
     most: int = 0
     limit: int = 0
     fields: frozenset[str] = frozenset()
+    has_empty: bool = False
 
     @classmethod
     def of(cls, request: Mapping[str, Any], size: int) -> "Sent":
@@ -50,7 +54,13 @@ class Sent:
         texts = [message.get("content") for message in request.get("messages", ())]
         limits = [request.get(name) for name in ("max_tokens", "max_completion_tokens")]
         limit = max((n for n in limits if isinstance(n, int)), default=0)
-        return cls(sum(least_tokens(text) for text in texts if isinstance(text, str)), size, limit, frozenset(request))
+        least = sum(least_tokens(text) for text in texts if isinstance(text, str))
+        return cls(least, size, limit, frozenset(request), any(map(is_empty, request.get("messages", ()))))
+
+
+def is_empty(message: Mapping[str, Any]) -> bool:
+    """Return whether a message of a request has neither text nor calls."""
+    return not (message.get("tool_calls") or str(message.get("content") or "").strip())
 
 
 @dataclass(frozen=True)
@@ -117,6 +127,8 @@ def meaning(fault: Fault, status: int, sent: Sent) -> str | None:
         return None
     if status not in NOT_OF_LENGTH and WORDS[LOGPROBS].search(fault.said):  # its two numbers count no prompt's tokens
         return LOGPROBS
+    if status not in NOT_OF_LENGTH and sent.has_empty and WORDS[EMPTY_MESSAGE].search(fault.said):
+        return EMPTY_MESSAGE
     if status not in NOT_OF_LENGTH and _is_beyond(fault, sent):
         return CONTEXT
     for name in (MALFORMED_CALL, ACCOUNT, CONTEXT, PARAMETER, FILTERED):

@@ -22,7 +22,7 @@ from composer_stages.policy.client import (
     error_of_fault,
     web_page,
 )
-from composer_stages.policy.faults import Sent, excerpt, meaning, parse_fault
+from composer_stages.policy.faults import Sent, excerpt, is_empty, meaning, parse_fault
 from composer_stages.policy.requests import CallBounds
 from composer_stages.policy.token_counts import least_tokens
 from composer_stages.policy.tool_calls import normalise_calls
@@ -187,7 +187,8 @@ def _error_of_choice(body: Mapping[str, Any]) -> Any:
 
 def _sent(bounds: CallBounds) -> Sent:
     fields = frozenset(("seed", "temperature", "max_tokens"))
-    return Sent(sum(map(least_tokens, contents(bounds))), bounds.prompt_tokens, bounds.completion_tokens, fields)
+    least, has_empty = sum(map(least_tokens, contents(bounds))), any(map(is_empty, bounds.messages))
+    return Sent(least, bounds.prompt_tokens, bounds.completion_tokens, fields, has_empty)
 
 
 def _error_inside(

@@ -9,11 +9,13 @@ from typing import Any
 
 from composer_stages.policy import available, tool_calls
 from composer_stages.policy.base import UNSTATED, PolicyConfig, Turn
+from composer_stages.policy.faults import is_empty
 from composer_stages.policy.request_fields import LIMITS
 from composer_stages.policy.tool_calls import PROBED_FIELDS
 from composer_stages.runs import store
 
 QUESTION = [{"role": "user", "content": "Answer with the word OK."}]
+EMPTY = "(empty)"
 LONGEST = 16
 """Tokens of the probe's answer at most."""
 Request = dict[str, Any]
@@ -40,6 +42,12 @@ def request_body(config: PolicyConfig, max_tokens: int | bool, turn: Turn, refus
         **({"chat_template_kwargs": config.chat_template_kwargs} if config.chat_template_kwargs else {}),
     }
     return {name: value for name, value in (defaults | settings).items() if value is not False} | config.extra_body
+
+
+def with_text(request: Request) -> Request:
+    """Return a request in which each message without text has `EMPTY`, for servers that take none without."""
+    messages = [{**message, "content": EMPTY} if is_empty(message) else message for message in request["messages"]]
+    return {**request, "messages": messages}
 
 
 def probe_request(config: PolicyConfig, max_tokens: int | bool) -> tuple[Request, Request]:

@@ -68,8 +68,8 @@ def test_equal_seeds_give_the_tokens_and_log_probs_of_the_policy_in_process(
         return random_server.ask(seed=seed, logprobs=True, extra_body={"return_token_ids": True})
 
     with ThreadPoolExecutor(8) as threads:
-        answers = list(threads.map(ask, range(32)))
-    own = rambling.sample([Turn(MESSAGES, seed) for seed in range(32)])
+        answers = list(threads.map(ask, range(64)))
+    own = rambling.sample([Turn(MESSAGES, seed) for seed in range(64)])
     first = Counter(sample.completion_ids[0] for sample in own if sample.completion_ids)
     assert len(first) > 4, "it is no greedy sampling"
     assert Counter(answer.choices[0].token_ids[0] for answer in answers) == first

@@ -126,7 +126,10 @@ def test_only_a_whole_answer_of_a_teacher_is_counted_as_whole(name: str) -> None
 
 @pytest.mark.parametrize("number", range(len(REFUSALS)))
 def test_a_refusal_means_what_its_codes_numbers_or_words_say(number: int) -> None:
-    refusal, sent = REFUSALS[number], Sent.of(ASKED, len(orjson.dumps(ASKED)))
+    refusal = REFUSALS[number]
+    empty = [{"role": "assistant", "content": " "}] if refusal.get("sent") == "empty" else []
+    asked = {**ASKED, "messages": [*ASKED["messages"], *empty]}
+    sent = Sent.of(asked, len(orjson.dumps(asked)))
     assert meaning(parse_fault(refusal["body"]), refusal["status"], sent) == refusal["means"], refusal["body"]
 
 

@@ -87,6 +87,28 @@ def test_a_refused_field_that_shapes_answers_stops_the_run(tmp_path: Path, field
     assert caught.value.code == "policy.field-refused" and caught.value.values["field"] in fields
 
 
+@pytest.mark.parametrize("status", [400, 200])
+def test_empty_messages_are_sent_as_text_once_a_server_refuses_them(tmp_path: Path, status: int) -> None:
+    """Anthropic, Mistral, Bedrock and Gemini take none; OpenAI and local servers get what the model said."""
+    refusal = Reply(status, {"error": {"code": 400, "message": "messages.1: must have non-empty content"}})
+    takes_none, said = [True], list[str]()
+
+    def reply(body: dict[str, Any], earlier: int) -> Reply:
+        blank = any(not (message["content"] or message.get("tool_calls")) for message in body["messages"])
+        return refusal if blank and takes_none[0] else Reply(body=answer("x"))
+
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}, {"role": "user", "content": "b"}]
+    turns = [Turn(talk, seed) for seed in range(4)]
+    with serving(reply) as server:
+        policy = open_at(server.url, tmp_path, concurrency=1, said=said)
+        assert [sample.text for sample in ask_all(policy, turns)] == ["x"] * 4 and len(server.requests) == 5
+        assert [message["content"] for message in server.requests[-1]["messages"]] == ["a", "(empty)", "b"]
+        assert sum("(empty)" in line for line in said) == 1 and policy.facts()["refused_fields"] == ["messages"]
+        takes_none[0] = False
+        assert ask_all(open_at(server.url, tmp_path / "other"), turns[:1])[0].text == "x"
+    assert server.requests[-1]["messages"] == talk
+
+
 PAGE = "<!DOCTYPE html><title>Blocked</title>"
 
 
