@@ -7,6 +7,7 @@ no table knows (`UNKNOWN`) is not taken as whole.
 """
 
 import re
+from functools import lru_cache
 
 from composer_stages.data_files import load_toml
 
@@ -16,9 +17,10 @@ BROKEN, FINISHED, UNKNOWN = "broken", "finished", "unknown"
 NOT_WHOLE = (CUT, FILTERED, MALFORMED)
 """Values of `finish_reason` in rows of answers that are no whole action."""
 _ENDING = {word: ending for ending, words in load_toml(__package__, "endings.toml").items() for word in words}
-_PREFIX = re.compile(r"^(finish|stop|done)reason(?=.)")
+_PREFIX = re.compile(r"^(finish|stop|done)?reason(?=.)")
 
 
+@lru_cache(256)
 def ending_of(word: str) -> str:
     """Return what a server's word for the end of an answer means; `UNKNOWN` for a word of no table."""
     return _ENDING.get(_PREFIX.sub("", re.sub(r"[^a-z0-9]", "", word.lower())), UNKNOWN)

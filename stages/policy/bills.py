@@ -39,7 +39,14 @@ KINDS = {
 }
 """Fields of tokens that a server read from its cache, wrote there, or spent on reasoning, at any place of a bill."""
 DETAILS = ("prompt_tokens_details", "input_tokens_details", "completion_tokens_details", "output_tokens_details")
-COSTS = {"cost": 1.0, "total_cost": 1.0, "estimated_cost": 1.0, "cost_usd": 1.0, "cost_in_usd_ticks": 1e-10}
+COSTS = {
+    "cost": 1.0,
+    "total_cost": 1.0,
+    "estimated_cost": 1.0,
+    "cost_usd": 1.0,
+    "total_cost_usd": 1.0,
+    "cost_in_usd_ticks": 1e-10,
+}
 """Fields of what a call cost, and the USD of their units: OpenRouter's, Perplexity's, DeepInfra's, LiteLLM's, xAI's."""
 UPSTREAM = tuple(f"upstream_inference_{part}" for part in ("cost", "prompt_cost", "completions_cost"))
 HEADER = "x-litellm-response-cost"
@@ -118,7 +125,7 @@ def cost(
     with suppress(MalformedBill):
         # OpenRouter's own field, in every response since it ignores `usage: {include: true}`. Asking others for it is
         # an error: api.openai.com refuses unknown fields with 400.
-        billed = claimed = _charged(usage, told_usd)
+        billed = claimed = _charged(usage, body, told_usd)
         bill = Bill.of(usage)
         texts_sent, count = list(contents(bounds)), tokenizer(config.model) if config.has_price else None
         is_cut = bill.prompt is not None and _fewer(bill.read, texts_sent, None)
@@ -160,9 +167,10 @@ def told_cost(headers: Mapping[str, str]) -> float | None:
     return None
 
 
-def _charged(usage: Mapping[str, Any], told_usd: float | None) -> float | None:
+def _charged(usage: Mapping[str, Any], body: Mapping[str, Any], told_usd: float | None) -> float | None:
     """Return what a server says that a call cost, with what the owner of a key pays elsewhere (`is_byok`)."""
-    places = [usage, usage["cost"]] if isinstance(usage.get("cost"), Mapping) else [usage]
+    parts = usage.get("cost")
+    places = [usage, body, parts] if isinstance(parts, Mapping) else [usage, body]
     amounts = [
         amount * unit
         for place in places
@@ -266,10 +274,13 @@ def _fields(
 
 
 def _number(fields: Mapping[str, Any], name: str, most: float = MOST_TOKENS, *, integer: bool = True) -> Any:
-    """Return a number of a bill, perhaps negative; None where it is missing."""
+    """Return a number of a bill, perhaps negative; None where it is missing. An amount may be a decimal as text."""
     value = fields.get(name)
     if value is None:
         return None
+    with suppress(ValueError):
+        value = float(value) if isinstance(value, str) and not integer else value
+    value = int(value) if integer and isinstance(value, float) and value.is_integer() else value
     # A bool is an int in Python: `true` would be a token, and `false` a bill of nothing.
     if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
         raise MalformedBill(f"{name} is {short(value)}, not a number")

@@ -49,9 +49,17 @@ UNUSABLE: dict[str, tuple[str, bool]] = {
 
 A gateway in trouble sends no completion, and will recover. What a model has finished would be bought again as it is.
 """
-THOUGHTS = ("reasoning_content", "reasoning", "reasoning_text", "thinking", "reasoning_details", "thinking_blocks")
-"""Fields of a message in which servers put what is no part of its answer; the first that holds text counts."""
-ENDINGS = ("finish_reason", "finishReason", "native_finish_reason", "stop_reason")
+THOUGHTS = (
+    "reasoning_content",
+    "reasoning",
+    "reasoning_text",
+    "thinking",
+    "thought",
+    "reasoning_details",
+    "thinking_blocks",
+)
+"""Fields of a message or choice in which servers put what is no part of its answer; the first with text counts."""
+ENDINGS = ("finish_reason", "finishReason", "finish_details", "stop_type", "native_finish_reason", "stop_reason")
 """Fields of a choice that say why it ended; the last is no reason where the first is there (vLLM: the stop text)."""
 
 
@@ -133,10 +141,14 @@ def read(
             cost(body, [], bounds, config, told_usd),
         )
     try:
-        choice = choices[0]
+        choice = next((entry for entry in choices if entry.get("index") == 0), choices[0])
         word = _ending_word(choice)
-        message = choice["message"] if word is None else choice.get("message") or {}
-        text, thoughts, written = _text(message, config), _thoughts(message), _written(message)
+        if "delta" in choice and not choice.get("message"):
+            raise RefusedError("policy.answer-is-stream", base_url=config.base_url, billed_usd=None)
+        # What was filtered or cut to nothing may have no message.
+        has_none = word is not None and endings.ending_of(word) != endings.FINISHED
+        message = (choice.get("message") or {}) if has_none else choice["message"]
+        text, thoughts, written = _text(message, config), _thoughts(message) or _thoughts(choice), _written(message)
         logprobs = _logprobs(choice)
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise _unusable(
@@ -175,8 +187,8 @@ def read(
     return sample
 
 
-STREAM = re.compile(rb"\s*(data|event|id): ?\S")
-"""The beginning of a stream of events."""
+STREAM = re.compile(rb"\s*(:[^\n]*\s+)*(data|event|id|retry): ?\S")
+"""The beginning of a stream of events, perhaps behind its comments."""
 
 
 def _error_of_choice(body: Mapping[str, Any]) -> Any:
@@ -214,6 +226,7 @@ def _unusable(reason: str, message: Sentence, usage: dict[str, Any] | None) -> C
 
 def _ending_word(choice: dict[str, Any]) -> str | None:
     word = next((value for name in ENDINGS if (value := choice.get(name)) not in (None, "")), None)
+    word = word.get("type") if isinstance(word, dict) else word
     if word is not None and not isinstance(word, str):
         raise TypeError(f"a finish_reason that is not text: {short(word)}")
     return word
@@ -230,7 +243,9 @@ def _logprobs(choice: dict[str, Any]) -> list[float] | None:
 
 def _thoughts(message: dict[str, Any]) -> str | None:
     """Return the reasoning that a server separates from the answer, in a field of its own or in parts of content."""
-    for value in (message.get(name) for name in THOUGHTS):
+    for name in THOUGHTS:
+        if not (value := message.get(name)):
+            continue
         parts = value if isinstance(value, list) else [value]
         texts = [part if isinstance(part, str) else part and thought_of({"type": "thinking"} | part) for part in parts]
         if thought := "\n".join(filter(None, texts)):
@@ -257,10 +272,17 @@ def _spoken(message: dict[str, Any]) -> list[str]:
     return [part.get("text") or part.get("refusal") or "" for part in parts]
 
 
+CALLS = ("tool_use", "tool_call", "function_call")
+"""Types of parts of content that are calls."""
+
+
 def _calls(message: dict[str, Any]) -> tuple[ToolCall, ...]:
-    calls = list(message.get("tool_calls") or [])
+    calls, content = message.get("tool_calls") or [], message.get("content")
+    calls = [calls] if isinstance(calls, dict) else list(calls)
     if not calls and message.get("function_call"):  # as OpenAI had it before there were several calls
         calls = [{"function": message["function_call"]}]
+    parts = [part for part in content if part.get("type") in CALLS] if isinstance(content, list) else []
+    calls += [{"arguments": part.get("input"), **part} for part in parts]  # as Anthropic has them
     read = []
     for call in calls:
         function = call.get("function") or call

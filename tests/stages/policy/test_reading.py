@@ -132,6 +132,9 @@ BILLS: dict[str, tuple[Any, tuple[int, int, float] | None, float | None]] = {
     ),
     "a cost of Perplexity": ({**TRUE, "cost": {"total_cost": 0.5, "request_cost": 0.1}}, (30, 60, 0.5), None),
     "a cost of DeepInfra": ({**TRUE, "estimated_cost": 0.5}, (30, 60, 0.5), None),
+    "a cost beside the usage": (TRUE, (30, 60, 0.5), None),
+    "a cost as text": ({**TRUE, "cost": "0.5"}, (30, 60, 0.5), None),
+    "tokens as floats": ({"prompt_tokens": 30.0, "completion_tokens": 60.0}, (30, 60, LIST_PRICE), None),
     "a cost of xAI": ({**TRUE, "cost_in_usd_ticks": 5_000_000_000}, (30, 60, 0.5), None),
     "reasoning at the top": ({**TRUE, "reasoning_tokens": 500}, (30, 560, 0.59), None),
     "more cached than there is": (cached(10**6), None, None),
@@ -146,7 +149,8 @@ BILLS: dict[str, tuple[Any, tuple[int, int, float] | None, float | None]] = {
 @pytest.mark.parametrize("name", BILLS)
 def test_a_possible_bill_counts_and_an_impossible_one_costs_the_bound(name: str) -> None:
     bill, counted, claimed = BILLS[name]
-    found = cost({"usage": bill}, [TEXT], ASKED, config())
+    beside = {"cost": 0.5} if name == "a cost beside the usage" else {}
+    found = cost({"usage": bill, **beside}, [TEXT], ASKED, config())
     got = (found["prompt_tokens"], found["completion_tokens"], found["cost_usd"])
     assert got == pytest.approx(counted or BOUND)
     assert name == "a cost alone, above the bound" or (found["usage_by"] == "bound") is (counted is None)

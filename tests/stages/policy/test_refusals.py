@@ -220,8 +220,12 @@ def test_a_query_of_the_address_comes_last(tmp_path: Path) -> None:
     assert paths == ["/deployments/m/chat/completions?api-version=2024-10-21"]
 
 
-def test_a_streamed_body_is_named_and_its_setting_accepted(tmp_path: Path) -> None:
-    stream = b'data: {"choices": [{"delta": {"content": "x"}}]}\n\ndata: [DONE]\n\n'
+CHUNK = b'{"object": "chat.completion.chunk", "choices": [{"delta": {"content": "x"}, "finish_reason": "stop"}]}'
+
+
+@pytest.mark.parametrize("stream", [b"data: %s\n\ndata: [DONE]\n\n", b": ping\n\nevent: e\ndata: %s\n\n", b"%s"])
+def test_a_streamed_body_is_named_and_its_setting_accepted(tmp_path: Path, stream: bytes) -> None:
+    stream = stream.replace(b"%s", CHUNK)
     with serving(lambda *_: Reply(body=stream)) as server:
         with pytest.raises(UsageError) as caught:
             asked(open_at(server.url, tmp_path, extra_body={"stream": False}), "a")
