@@ -1,27 +1,39 @@
 """Honest answers that a grader refuses, and wrong ones that it pays: none of either is the goal.
 
     python benchmarks/graders.py answers
-    python benchmarks/graders.py code --count 200
+    python benchmarks/graders.py code --path MbppPlus-OriginFmt.jsonl.gz --count 0
+    python benchmarks/graders.py bigcodebench BigCodeBench.jsonl.gz
+    python benchmarks/graders.py puzzles
+    python benchmarks/graders.py attacks
 
 `answers`: phrasings (tests/support/phrasings.toml), beside what math-verify says of the whole text, and gold answers
-of GSM8K. `code`: solutions of MBPP, and the same with every result changed, which rows with tests of truth or of types
-alone accept. `--rows`, `--path`: files of your own copy of GSM8K, HumanEval, MBPP+ or EvalPlus.
+of GSM8K. `code`: solutions of MBPP, and the same with every result changed. `--rows`, `--path`: files of your own copy
+of GSM8K, HumanEval, MBPP+ or EvalPlus; the releases of github.com/evalplus hold those of EvalPlus. `bigcodebench`: its
+rows that need the standard library alone. `puzzles`: draws of reasoning-gym. `attacks`: the tables of forgeries.py.
+Rows that are refused, paid or left out are named.
 """
 
+import ast
+import gzip
+import json
+import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import cases
+from forging.tables import TABLES, of_rows
 from records import ROOT, Claim, measured
 
 from composer_stages.envs.base import Task
 from composer_stages.envs.code.env import CodeEnv
 from composer_stages.envs.gsm8k.answers import is_right
 from composer_stages.envs.gsm8k.env import Gsm8kEnv
-from composer_stages.errors import InfrastructureError
+from composer_stages.envs.skills import reasoning_gym
+from composer_stages.errors import InfrastructureError, UsageError
 
 CHANGED = """
 
@@ -77,34 +89,129 @@ def answers(rows: Path = ROOT / "examples" / "gsm8k.jsonl") -> Iterator[Claim]:
 
 
 def code(path: str = "", count: int = 200, threads: int = 2) -> Iterator[Claim]:
-    """Solutions of functions, and the same with every result changed. path: by default MBPP."""
+    """Solutions of functions, and the same with every result changed. path: by default MBPP; count: 0 for all."""
     env = CodeEnv(path=path)
     tasks = [task for split in ("train", "eval") for task in env.tasks(split, env.size(split), 0)]
-    chosen = sorted(Random(0).sample(tasks, min(count, len(tasks))), key=lambda task: task.task_id)
-    with ThreadPoolExecutor(threads) as pool:
-        played = list(pool.map(lambda task: _play(path, task), chosen))
-    name = Path(path).name.partition(".")[0] or "MBPP"
-    refused = [task.task_id for task, (honest, _) in zip(chosen, played, strict=True) if honest != 1.0]
-    paid = [task.task_id for task, (_, wrong) in zip(chosen, played, strict=True) if wrong != 0.0]
-    print(f"refused: {', '.join(refused) or 'none'}; paid: {', '.join(paid) or 'none'}")
-    yield measured(f"{name}: solutions that get 0", len(refused), n=len(chosen), goal="= 0")
-    yield measured(f"{name}: solutions with changed results that are paid", len(paid), n=len(chosen), goal="= 0")
+    print(*filter(None, (env.left_out(split) for split in ("train", "eval"))), sep="\n")
+    chosen = sorted(Random(0).sample(tasks, min(count or len(tasks), len(tasks))), key=lambda task: task.task_id)
 
-
-def _play(path: str, task: Task) -> tuple[float | None, float | None]:
-    """The reward of the row's solution, and of the same with changed results."""
-    env, rewards = CodeEnv(path=path), []
-    for change in ("", CHANGED.format(function=task.data["function"])):
+    def play(task: Task, change: str) -> float | None:
+        env = CodeEnv(path=path)
         env.reset(task)
+        env.step(f"```python\n{task.data['solution']}{change}\n```")
+        return env.grade().reward
+
+    with ThreadPoolExecutor(threads) as pool:
+        honest = pool.map(lambda task: _reward(task.task_id, lambda: play(task, "")), chosen)
+        changed = {task.task_id: CHANGED.format(function=task.data["function"]) for task in chosen}
+        wrong = pool.map(lambda task: _reward(task.task_id, lambda: play(task, changed[task.task_id])), chosen)
+        name = Path(path).name.partition(".")[0] or "MBPP"
+        yield _counted(name, "solutions that get 0", chosen, honest, 1.0)
+        yield _counted(name, "solutions with changed results that are paid", chosen, wrong, 0.0)
+
+
+def _reward(task_id: str, play: Callable[[], float | None]) -> float | None:
+    """Return the reward of a play; None, with the reason printed, where it has none."""
+    try:
+        return play()
+    except InfrastructureError as error:
+        print(f"{task_id}: {error}", file=sys.stderr)
+        return None
+
+
+def _counted(name: str, words: str, tasks: Sequence[Task], rewards: Iterator[float | None], right: float) -> Claim:
+    """Return the claim of how many rewards are not the right one; a play without a reward is no paid one."""
+    wrong = [
+        task.task_id
+        for task, reward in zip(tasks, rewards, strict=True)
+        if reward != right and (right or reward is not None)
+    ]
+    print(f"{name}, {words}: {', '.join(wrong) or 'none'}", file=sys.stderr)
+    return measured(f"{name}: {words}", len(wrong), n=len(tasks), goal="= 0")
+
+
+def bigcodebench(path: str, count: int = 60) -> Iterator[Claim]:
+    """Solutions of rows that need the standard library alone, and the same without a body. path: the data set's file.
+
+    A row is played as one of `tasks`: its unittest is hidden, and imports the file that the agent writes.
+    """
+    with gzip.open(path, "rt") if path.endswith(".gz") else open(path) as file:
+        every = [json.loads(line) for line in file]
+    standard = [row for row in every if _imported(row) <= sys.stdlib_module_names]
+    chosen = Random(0).sample(standard, min(count or len(standard), len(standard)))
+    with of_rows([*map(_own_row, chosen)], "") as (env, tasks):
+
+        def play(task: Task, solve: bool) -> float | None:
+            env.reset(task)
+            for text in env.solution() if solve else ():
+                env.step(text)
+            return env.grade().reward
+
+        for words, solve in (("solutions that get 0", True), ("functions without a body that are paid", False)):
+            rewards = (_reward(task.task_id, lambda task=task, solve=solve: play(task, solve)) for task in tasks)
+            yield _counted("BigCodeBench", words, tasks, rewards, float(solve))
+
+
+def _imported(row: Mapping[str, Any]) -> set[str]:
+    """Return the top-level modules that a row's solution and its test import."""
+    nodes = [*ast.walk(ast.parse(f"{row['code_prompt']}{row['canonical_solution']}\n{row['test']}"))]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    return {name.partition(".")[0] for name in names}
+
+
+def _own_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of BigCodeBench as one of `tasks`."""
+    begin = row["code_prompt"]
+    return {
+        "id": row["task_id"].replace("/", "-"),
+        "prompt": f"Write {row['entry_point']} in task.py.\n{row['instruct_prompt']}",
+        "files": {"task.py": f"{begin}    pass\n"},
+        # In the namespace of the solution, as BigCodeBench runs it.
+        "hidden": {"test_task.py": f"from task import *\n{row['test']}\n"},
+        "tests": ["test_task.py"],
+        "solution": {"task.py": f"{begin}{row['canonical_solution']}\n"},
+        "split": "train",
+    }
+
+
+JUNK = ("", "I do not know.", "no answer", "-1234567.25", "[]", "()", "None")
+"""Answers that are right for no question, unless one of them is its answer."""
+
+
+def puzzles(draws: int = 6) -> Iterator[Claim]:
+    """Draws of every task of reasoning-gym that is not refused: the right answer, and junk."""
+    cases.needed("reasoning_gym", by=cases.EXTRA.format("reasoning-gym"))
+    refused, unpaid, paid, tried = [], [], [], 0
+    for name in sorted(reasoning_gym.modules()):
         try:
-            env.step(f"```python\n{task.data['solution']}{change}\n```")
-        except InfrastructureError:  # the row's solution fails its own test
-            return None, 0.0
-        rewards.append(env.grade().reward)
-    return rewards[0], rewards[1]
+            env = reasoning_gym.ReasoningGymEnv(name, shots=0)
+            tasks = env.tasks("train", draws, 0)
+        except UsageError:
+            refused.append(name)
+            continue
+        for task in tasks:
+            right = task.data["answer"]
+            for answer in (right, *(junk for junk in JUNK if junk.strip() != right.strip())):
+                env.reset(task)
+                env.step(answer)
+                if (env.grade().reward == 1.0) is not (answer == right):
+                    (unpaid if answer == right else paid).append(f"{name} ({answer!r:.40})")
+        tried += len(tasks)
+    print(f"refused: {', '.join(refused)}; unpaid: {', '.join(unpaid)}; paid: {', '.join(paid)}", file=sys.stderr)
+    yield measured("reasoning-gym: right answers that get 0", len(unpaid), n=tried, goal="= 0")
+    yield measured("reasoning-gym: junk that is paid", len(paid), n=tried * len(JUNK), goal="= 0")
 
 
-CASES = {"answers": answers, "code": code}
+def attacks(count: int = 300, cache: str = "", without: tuple[str, ...] = ("swe-mini",)) -> Iterator[Claim]:
+    """Forgeries and honest solutions by the tables of forgeries.py. without: those that fetch packages."""
+    for honest, words in ((True, "honest solutions that get 0 or are flagged"), (False, "forgeries paid on values")):
+        rows = [TABLES[name](count, cache, honest=honest).total for name in sorted(TABLES) if name not in without]
+        wrong = sum(row["wrong" if honest else "values"] for row in rows)
+        yield measured(f"attack suite: {words}", wrong, n=sum(row["tried"] for row in rows), goal="= 0")
+
+
+CASES = {"answers": answers, "code": code, "bigcodebench": bigcodebench, "puzzles": puzzles, "attacks": attacks}
 
 
 if __name__ == "__main__":

@@ -17,7 +17,16 @@ import orjson
 from composer_stages.envs.base import Grade, Observation, Split, Task, Work
 from composer_stages.envs.bash import elide
 from composer_stages.envs.code.rows import INSTRUCTION, CodeProblem, CodeProblems, load
-from composer_stages.envs.code.testing import AssertionOutcome, CannotAsk, Played, Tests, build_program, play, prepare
+from composer_stages.envs.code.testing import (
+    SLOW,
+    AssertionOutcome,
+    CannotAsk,
+    Played,
+    Tests,
+    build_program,
+    play,
+    prepare,
+)
 from composer_stages.envs.programs import find_error, find_program
 from composer_stages.envs.task_table import TooManyTasks
 from composer_stages.errors import InfrastructureError, UsageError
@@ -49,7 +58,7 @@ def load_tests(kind: str, data: bytes) -> Tests:
     try:
         if not problem.inputs:
             return prepare(kind, tests, problem.solution)
-        of_inputs = replace(tests, deciding=EVALPLUS.format(function=problem.function))
+        of_inputs = replace(tests, deciding=EVALPLUS.format(function=problem.function), limits=SLOW)
         given = {"inputs": problem.inputs, "results": [None] * len(problem.inputs), "atol": problem.tolerance}
         played = play(
             kind, build_program(problem.before, problem.solution, problem.function), replace(of_inputs, given=given)

@@ -154,12 +154,14 @@ def _mbpp(row: Row) -> CodeProblem:
     tests, solution = _texts(row, "test_list"), _text(row, "code")
     before = [*(_texts(row, "test_imports") if row.get("test_imports") else ()), row.get("test_setup_code") or ""]
     test = _text(row, "test") if row.get("test") else "\n".join([*before, *tests])
+    shown = "\n".join([*before, tests[0]])
     number = row.get("task_id")
     return _of_assertions(
         str(number) if number is not None else "",
         _text(row, "text" if "text" in row else "prompt"),
         tests,
         solution,
+        shown=shown,
         test=test,
         mbpp_id=number if type(number) is int and number < 2**63 else None,  # more is no id of MBPP
     )
@@ -187,6 +189,7 @@ def _of_assertions(
     solution: str,
     *,
     test: str,
+    shown: str = "",
     function: str = "",
     mbpp_id: int | None = None,
 ) -> CodeProblem:
@@ -201,7 +204,7 @@ def _of_assertions(
         name or store.digest([task, test])[:12],
         task,
         function,
-        tests[0],
+        shown or tests[0],
         test,
         solution=solution,
         refused=refused,

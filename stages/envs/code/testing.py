@@ -36,7 +36,9 @@ LIMITS = Limits(wall_s=12.0, cpu_s=4, memory_mb=512, processes=32, file_mb=1, di
 """Of all calls of one program. Processor time is the tighter limit: it does not depend on how busy the machine is."""
 CHECKING = replace(LIMITS, wall_s=60.0, cpu_s=20, memory_mb=1024, output_bytes=1 << 24)
 TIMES = 3
-"""How many times as long as the solution a program may take, at least."""
+"""How many times as long as the solution a program may take, and return as much, at least."""
+SLOW = replace(LIMITS, wall_s=120.0, cpu_s=40, memory_mb=2048, output_bytes=1 << 26)
+"""Of a solution that is measured."""
 MOST_ROUNDS = 5
 ALLOWED = ("numpy",)
 """Packages that tests may use: EvalPlus compares floats by numpy."""
@@ -72,6 +74,8 @@ def check_test(test: str, function: str, before: str = "") -> None:
     calls = [node for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "id", "") in names]
     if not calls:
         raise CannotAsk("envs.code.no-call", function=function)
+    if not any(map(_is_assertion, nodes)):
+        raise CannotAsk("envs.code.asserts-nothing")
     for node in nodes:
         if node in calls and isinstance(node, ast.Call):
             for part in chain.from_iterable(map(ast.walk, (*node.args, *(word.value for word in node.keywords)))):
@@ -83,6 +87,13 @@ def check_test(test: str, function: str, before: str = "") -> None:
             sides = [node.left, *node.comparators]
             if not all(isinstance(side, ast.Name) or side in calls for side in sides):
                 raise CannotAsk("envs.code.compares-identity", expression=_short(node))
+
+
+def _is_assertion(node: ast.AST) -> bool:
+    """Return whether a node of a test may fail it: `assert`, `raise`, or a call of `assert_allclose` and its like."""
+    called = node.func if isinstance(node, ast.Call) else None
+    name = getattr(called, "attr", None) or getattr(called, "id", "")
+    return isinstance(node, ast.Assert | ast.Raise) or name.lower().startswith("assert_")
 
 
 def _bound(node: ast.AST) -> Iterator[str]:
@@ -271,12 +282,20 @@ def prepare(kind: str, tests: Tests, solution: str) -> Tests:
     tests = replace(tests, calls=_next_calls(tests.calls, parts))
     if not solution:
         return tests
-    slow = replace(tests, limits=replace(LIMITS, wall_s=120.0, cpu_s=40))
-    played = play(kind, build_program(tests.before, solution, tests.function), slow, is_solution=True)
-    if wrong := [outcome.text for outcome in played.deciding if not outcome.holds]:
-        raise CannotAsk("envs.code.solution-fails-test", expression=shortened(wrong[0]))
+    measured = replace(tests, limits=SLOW)
+    played = play(kind, build_program(tests.before, solution, tests.function), measured, is_solution=True)
+    if wrong := [outcome for outcome in played.deciding if not outcome.holds]:
+        ends = next((answer.error for _, answer in wrong[0].calls if answer.error), "")
+        raise CannotAsk("envs.code.solution-fails-test", expression=shortened(wrong[0].text), ends=ends)
     needed = math.ceil(TIMES * played.cpu_s)
-    limits = replace(LIMITS, wall_s=max(LIMITS.wall_s, 3.0 * needed), cpu_s=max(LIMITS.cpu_s, needed))
+    num_bytes = TIMES * sum(len(encoded(answer.value)) for part in played.answers for answer in part)
+    limits = replace(
+        LIMITS,
+        wall_s=max(LIMITS.wall_s, 3.0 * needed),
+        cpu_s=max(LIMITS.cpu_s, needed),
+        memory_mb=LIMITS.memory_mb if num_bytes <= LIMITS.output_bytes else SLOW.memory_mb,
+        output_bytes=max(LIMITS.output_bytes, num_bytes),
+    )
     return replace(tests, calls=played.calls, limits=limits)
 
 

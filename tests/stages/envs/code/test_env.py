@@ -61,7 +61,18 @@ def graded(env: CodeEnv, code: str) -> Grade:
     return env.grade()
 
 
-@pytest.mark.parametrize("row", [MBPP, HUMANEVAL, EVALPLUS, OWN])
+MBPP_PLUS = {
+    **MBPP,
+    "prompt": "Halve.",
+    "code": "def half(a): return a / 2",
+    "test_imports": ["import math"],
+    "test_list": ["assert math.isclose(half(1), 0.5, rel_tol=0.001)"],
+    "test": "import numpy as np\n\ndef assertion(out, exp):\n    assert np.allclose(out, exp)\n\nassertion(half(3), 1.5)",
+}
+"""As in EvalPlus' MbppPlus-OriginFmt.jsonl, where the imports are in no test."""
+
+
+@pytest.mark.parametrize("row", [MBPP, MBPP_PLUS, HUMANEVAL, EVALPLUS, OWN])
 def test_the_solution_of_each_format_passes(tmp_path: Path, row: dict) -> None:
     env = opened(tmp_path, row)
     assert isinstance(env, HasSolutions) and isinstance(env, HasSize) and isinstance(env, ComparesOutcomes)

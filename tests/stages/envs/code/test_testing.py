@@ -124,12 +124,20 @@ def test_a_slow_solution_gets_three_times_its_own_time() -> None:
     assert slow >= 5 > fast
 
 
+def test_a_solution_may_return_what_takes_megabytes() -> None:
+    test = Tests("", "", "assert len(f(10**6)) == 10**6", "f")
+    tests = prepare("bubblewrap", test, "def f(x): return [*range(x)]")
+    [[outcome]] = [play("bubblewrap", build_program("", "def f(x): return [0] * x", "f"), tests).deciding]
+    assert outcome.holds and tests.limits.output_bytes > 1 << 24
+
+
 @pytest.mark.parametrize(
     ("test", "solution", "code"),
     [
         ("assert f(1) == 2", "def f(x): return 3", "solution-fails-test"),
         ("assert False\nassert f(1)", "", "false-assertion"),
         ("import fractions\nassert f(fractions.Fraction(1)) == 1", "", "argument-not-plain"),
+        ("assert len(f(9)) == 9", "def f(x): return '.' * (1 << 27)", "solution-fails-test"),
         ("x = []\nwhile True:\n    x = [f(x)]", "", "loops-too-long"),
         ("y = 1\nfor _ in range(9):\n    y = f(y)\nassert y == 10", "def f(x): return x + 1", "solution-fails-test"),
     ],
@@ -152,6 +160,7 @@ def test_what_cannot_be_played_is_refused(test: str, solution: str, code: str) -
         "assert f(1)[0] is f(1)[1]",
         "assert g(1) == 1",
         "x = 3",
+        "def assertion(out, exp):\n    right = out == exp\n\nassertion(f(1), 2)",
         "assert f(",
         f"assert f({'[' * 500}{']' * 500}) == 1",
     ],
