@@ -106,8 +106,8 @@ def code(path: str = "", count: int = 200, threads: int = 2) -> Iterator[Claim]:
         changed = {task.task_id: CHANGED.format(function=task.data["function"]) for task in chosen}
         wrong = pool.map(lambda task: _reward(task.task_id, lambda: play(task, changed[task.task_id])), chosen)
         name = Path(path).name.partition(".")[0] or "MBPP"
-        yield _counted(name, "solutions that get 0", chosen, honest, 1.0)
-        yield _counted(name, "solutions with changed results that are paid", chosen, wrong, 0.0)
+        yield from _counted(name, "solutions that get 0", chosen, honest, 1.0)
+        yield from _counted(name, "solutions with changed results that are paid", chosen, wrong, 0.0)
 
 
 def _reward(task_id: str, play: Callable[[], float | None]) -> float | None:
@@ -119,15 +119,17 @@ def _reward(task_id: str, play: Callable[[], float | None]) -> float | None:
         return None
 
 
-def _counted(name: str, words: str, tasks: Sequence[Task], rewards: Iterator[float | None], right: float) -> Claim:
-    """Return the claim of how many rewards are not the right one; a play without a reward is no paid one."""
-    wrong = [
-        task.task_id
-        for task, reward in zip(tasks, rewards, strict=True)
-        if reward != right and (right or reward is not None)
-    ]
+def _counted(
+    name: str, words: str, tasks: Sequence[Task], rewards: Iterator[float | None], right: float
+) -> Iterator[Claim]:
+    """Yield how many rewards are not the right one, and of the solutions how many rows are refused by name."""
+    played = {task.task_id: reward for task, reward in zip(tasks, rewards, strict=True)}
+    wrong = [task_id for task_id, reward in played.items() if reward not in (right, None)]
     print(f"{name}, {words}: {', '.join(wrong) or 'none'}", file=sys.stderr)
-    return measured(f"{name}: {words}", len(wrong), n=len(tasks), goal="= 0")
+    yield measured(f"{name}: {words}", len(wrong), n=len(played), goal="= 0")
+    if right:
+        named = [task_id for task_id, reward in played.items() if reward is None]
+        yield measured(f"{name}: rows that are named as ones that cannot be played", len(named), n=len(played))
 
 
 def bigcodebench(path: str, count: int = 60) -> Iterator[Claim]:
@@ -149,7 +151,7 @@ def bigcodebench(path: str, count: int = 60) -> Iterator[Claim]:
 
         for words, solve in (("solutions that get 0", True), ("functions without a body that are paid", False)):
             rewards = (_reward(task.task_id, lambda task=task, solve=solve: play(task, solve)) for task in tasks)
-            yield _counted("BigCodeBench", words, tasks, rewards, float(solve))
+            yield from _counted("BigCodeBench", words, tasks, rewards, float(solve))
 
 
 def _imported(row: Mapping[str, Any]) -> set[str]:

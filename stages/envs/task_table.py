@@ -6,6 +6,8 @@ those that cannot be used.
 
 import gzip
 import json
+import math
+import re
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -87,7 +89,8 @@ def parse_line(line: str, prefix: str = "", *, measured: bool = False) -> Row:
     """
     try:
         # json and not orjson, which refuses these tokens, and makes floats of large integers.
-        row = json_text.loads(line, parse_constant=(lambda _: None) if measured else None)
+        constant = (lambda _: None) if measured else None
+        row = json_text.loads(line, parse_constant=constant, parse_float=_float, object_pairs_hook=_object)
     except json.JSONDecodeError as error:  # its own line is that within the text, which is always the first
         raise BadInput("envs.line-not-json-at", prefix=prefix, reason=error.msg, column=error.colno) from None
     except json_text.TooDeep as error:
@@ -97,6 +100,24 @@ def parse_line(line: str, prefix: str = "", *, measured: bool = False) -> Row:
     if not isinstance(row, dict):
         raise BadInput("envs.line-not-an-object", prefix=prefix, text=line.strip()[:40])
     return row
+
+
+def _float(text: str) -> float:
+    """Return a number with a decimal point or an exponent; ValueError for one that no float holds."""
+    number = float(text)
+    if math.isinf(number) or (number == 0 and re.match(r"-?[0.]*[1-9]", text)):
+        raise ValueError(Sentence("envs.number-not-held", text=text[:40], number=number))
+    return number
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; ValueError where a field stands in it twice."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError(
+            Sentence("envs.field-twice", field=next(n for n, _ in pairs if [k for k, _ in pairs].count(n) > 1))
+        )
+    return fields
 
 
 def hub_rows(dataset: str, remedy: str, config: str | None = None, part: str | None = None) -> dict[str, list[Row]]:
@@ -130,20 +151,30 @@ def is_held_out(digest: str) -> bool:
     return int(digest[:12], 16) % HELD_OUT == 0
 
 
-MEANT = {
-    **dict.fromkeys(("instruction", "instructions", "question", "problem", "input", "task", "description"), "prompt"),
-    **dict.fromkeys(("canonical_solution", "reference", "reference_solution", "patch", "gold"), "solution"),
-    **dict.fromkeys(("test_list", "assertions", "asserts", "test_cases"), "tests"),
-    **dict.fromkeys(("fn_name", "function_name", "func_name"), "entry_point"),
-    **dict.fromkeys(("timeout", "time_limit"), "timeout_s"),
-    **dict.fromkeys(("task_id", "instance_id", "name"), "id"),
+MEANT: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("instruction", "instructions", "question", "problem", "input", "task", "description"), ("prompt",)
+    ),
+    **dict.fromkeys(("reference", "gold", "target", "output", "final_answer"), ("solution", "answer")),
+    **dict.fromkeys(("canonical_solution", "reference_solution", "patch"), ("solution",)),
+    "solution": ("answer",),
+    **dict.fromkeys(("test_list", "assertions", "asserts", "test_cases"), ("tests",)),
+    **dict.fromkeys(("fn_name", "function_name", "func_name"), ("entry_point",)),
+    **dict.fromkeys(("timeout", "time_limit"), ("timeout_s",)),
+    **dict.fromkeys(("task_id", "instance_id", "name"), ("id",)),
 }
 """What other programs call the fields of rows."""
 
 
 def meant_field(field: str, fields: Collection[str]) -> list[str]:
     """Return the field that an unknown one may stand for, in a list, by what other programs call it or its spelling."""
-    return [MEANT[field]] if MEANT.get(field) in fields else get_close_matches(field, fields, 1)
+    named = [name for name in MEANT.get(field, ()) if name in fields]
+    return named[:1] or get_close_matches(field, fields, 1)
+
+
+def no_such_field(field: str, fields: Collection[str], near: Sequence[str] = ()) -> Sentence:
+    """Return what is said of a field that rows do not have. near: fields that may be meant, where no table knows it."""
+    return Sentence("envs.no-such-field", field=field, near=" or ".join(meant_field(field, fields) or near))
 
 
 MOST_REPORTED = 20

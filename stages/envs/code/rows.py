@@ -24,7 +24,7 @@ from typing import Any
 
 from composer_stages.envs.base import Split
 from composer_stages.envs.code.testing import CannotAsk, check_test
-from composer_stages.envs.task_table import hub_rows, is_held_out, meant_field, read_rows
+from composer_stages.envs.task_table import hub_rows, is_held_out, meant_field, no_such_field, read_rows
 from composer_stages.errors import BadInput, Refusal
 from composer_stages.runs import store
 from composer_stages.runs.kinds import Row
@@ -174,7 +174,7 @@ OWN = ("prompt", "tests", "solution", "entry_point", "id")
 def _own(row: Row) -> CodeProblem:
     for name in row:
         if name not in OWN:
-            raise UnknownFormat("envs.tasks.no-such-field", field=name, near=" or ".join(meant_field(name, OWN)))
+            raise UnknownFormat(no_such_field(name, OWN))
     tests = _texts(row, "tests")
     solution = _text(row, "solution") if row.get("solution") is not None else ""
     function = _text(row, "entry_point") if row.get("entry_point") is not None else ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from composer_stages.envs.answered import AnsweredEnv, Question
 from composer_stages.envs.base import Split
 from composer_stages.envs.gsm8k import answers
-from composer_stages.envs.task_table import hub_rows, is_held_out, read_rows
+from composer_stages.envs.task_table import hub_rows, is_held_out, no_such_field, read_rows
 from composer_stages.errors import BadInput
 from composer_stages.runs import store
 from composer_stages.runs.kinds import Row
@@ -42,22 +42,42 @@ def load(split: Split, path: str, eval_path: str) -> list[Question]:
     return train if split == "train" else held_out
 
 
+FIELDS = ("question", "prompt", "answer", "kind")
+"""Fields of a row: one of the first two, an answer, and "math" as the kind of one of any expression."""
+
+
 def _questions(source: str, rows: list[Row]) -> list[Question]:
     questions: dict[str, Question] = {}
     for number, row in enumerate(rows, 1):
-        text, solution = row.get("question", row.get("prompt")), row.get("answer")
-        if not isinstance(text, str) or not isinstance(solution, str):
-            raise BadInput("envs.gsm8k.row-without-fields", source=source, number=number, fields=list(row))
-        # Of mathematics of the user's own the whole answer counts, unless it marks one.
-        _, mark, answer = solution.rpartition("####")
-        is_number = answers.is_number(answer)
-        answer = answers.plain(answer).strip() if is_number else answer.strip()
-        if not answer or not (row.get("kind") == "math" or (mark and is_number)):
-            raise BadInput("envs.gsm8k.row-without-number", source=source, number=number, solution=solution[-40:])
-        # By the question alone: a repeated one counts once, whatever its solution, and cannot be in two splits.
-        question_id = store.digest(text.strip())[:12]
-        questions[question_id] = Question(question_id, text, answer)
+        try:
+            _add(questions, {name: value for name, value in row.items() if value is not None})
+        except ValueError as reason:
+            raise BadInput("envs.gsm8k.row-not-usable", source=source, number=number, reason=reason) from None
     return list(questions.values())
+
+
+def _add(questions: dict[str, Question], row: Row) -> None:
+    """Add the question of a row, which counts once; ValueError with the reason where it cannot be used."""
+    if unknown := [name for name in row if name not in FIELDS]:
+        raise ValueError(no_such_field(unknown[0], FIELDS))
+    if ("question" in row) == ("prompt" in row) or "answer" not in row:
+        raise ValueError(Sentence("envs.gsm8k.without-fields", fields=list(row)))
+    texts = {name: value for name, value in row.items() if name != "kind"}
+    if wrong := [name for name, value in texts.items() if not isinstance(value, str)]:
+        raise ValueError(Sentence("envs.gsm8k.not-a-text", name=wrong[0], value=row[wrong[0]]))
+    if row.get("kind", "math") != "math":
+        raise ValueError(Sentence("envs.gsm8k.unknown-kind", kind=row["kind"]))
+    # Of mathematics of the user's own the whole answer counts, unless it marks one.
+    _, mark, answer = row["answer"].rpartition("####")
+    is_number = answers.is_number(answer)
+    answer = answers.plain(answer).strip() if is_number else answer.strip()
+    if not answer or not ("kind" in row or (mark and is_number)):
+        raise ValueError(Sentence("envs.gsm8k.without-number", solution=row["answer"][-40:]))
+    text = row["question" if "question" in row else "prompt"]
+    # By the question alone, so that a repeated one is not in two splits.
+    first = questions.setdefault(question_id := store.digest(text.strip())[:12], Question(question_id, text, answer))
+    if first.answer != answer:
+        raise ValueError(Sentence("envs.gsm8k.other-answer", first=first.answer))
 
 
 class Gsm8kEnv(AnsweredEnv):

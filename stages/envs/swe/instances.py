@@ -52,6 +52,7 @@ def select_instances(rows: list[Row], ids: Sequence[str], source: str) -> list[R
 
 def check_rows(rows: Sequence[Any], where: str) -> list[Row]:
     """Return the rows; `BadInput` names the first that fits neither shape."""
+    seen: set[str] = set()
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             raise BadInput("envs.swe.row-not-an-object", where=where, number=number, text=str(row)[:60])
@@ -69,6 +70,9 @@ def check_rows(rows: Sequence[Any], where: str) -> list[Row]:
                 column=unread,
                 text=str(row[unread])[:60],
             )
+        if row["instance_id"] in seen:
+            raise BadInput("envs.swe.repeated-id", where=where, number=number, row_id=row["instance_id"])
+        seen.add(row["instance_id"])
     return list(rows)
 
 

@@ -21,7 +21,7 @@ from composer_stages import json_text
 from composer_stages.envs import folders
 from composer_stages.envs.base import Split
 from composer_stages.envs.repo import trees
-from composer_stages.envs.task_table import MOST_REPORTED, hub_rows, meant_field, numbered_lines, parse_line
+from composer_stages.envs.task_table import MOST_REPORTED, hub_rows, no_such_field, numbered_lines, parse_line
 from composer_stages.envs.tasks import values
 from composer_stages.errors import BadInput, refusal
 from composer_stages.runs import store
@@ -172,8 +172,7 @@ def _problem(error: Mapping[str, Any]) -> str:
     """Return why a field of a row is refused; for an unknown key with the nearest field."""
     field = ".".join(str(part) for part in error["loc"] if part != "[key]") or "the row"  # pydantic marks keys so
     if error["type"] == "extra_forbidden":
-        near = " or ".join(meant_field(field, TaskRow.model_fields) or nearest_keys(TaskRow, field))
-        return Sentence("envs.tasks.no-such-field", field=field, near=near)
+        return no_such_field(field, TaskRow.model_fields, nearest_keys(TaskRow, field))
     of_row = not error["loc"] and error["type"] == "value_error"
     return refusal(error) if of_row else f"{field}: {refusal(error)}"
 

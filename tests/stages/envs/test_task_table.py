@@ -24,6 +24,9 @@ def test_rows_plain_and_gzipped(tmp_path: Path) -> None:
     [
         ("rows.jsonl", b'{"a": 1}\n{"a": \n', r"line 2: it is not JSON \(Expecting value in column 7\)"),
         ("rows.jsonl", b'{"a": 1}\n[1]\n', r"line 2: it is '\[1\]', not a JSON object"),
+        ("rows.jsonl", b'{"a": 1e999}', "the number 1e999 would be read as inf"),
+        ("rows.jsonl", b'{"a": [-2.5e-400]}', "the number -2.5e-400 would be read as -0.0"),
+        ("rows.jsonl", b'{"a": 1, "b": {"c": 1, "c": 2}}', "the field 'c' stands in one object twice"),
         ("rows.jsonl", b"[" * 100_000, "line 1: it is nested 100,000 levels deep"),
         ("rows.jsonl", b"\xff", "is damaged"),
         ("rows.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 999, mtime=0)[:-20], "is damaged"),

@@ -67,7 +67,8 @@ MBPP_PLUS = {
     "code": "def half(a): return a / 2",
     "test_imports": ["import math"],
     "test_list": ["assert math.isclose(half(1), 0.5, rel_tol=0.001)"],
-    "test": "import numpy as np\n\ndef assertion(out, exp):\n    assert np.allclose(out, exp)\n\nassertion(half(3), 1.5)",
+    "test": "import numpy as np\n\ndef assertion(out, exp):\n    assert np.allclose(out, exp)\n\n"
+    "assertion(half(3), 1.5)",
 }
 """As in EvalPlus' MbppPlus-OriginFmt.jsonl, where the imports are in no test."""
 

@@ -57,18 +57,25 @@ def test_two_files_are_two_splits_and_a_question_counts_once(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("answer", "code"),
+    ("row", "said"),
     [
-        (None, "row-without-fields"),
-        (3, "row-without-fields"),
-        ("3", "row-without-number"),
-        ("#### ?", "row-without-number"),
+        ({"answer": None}, "give question (or prompt) and answer"),
+        ({"prompt": "Why not?"}, "give question (or prompt) and answer"),
+        ({"answer": 3}, "not a text"),
+        ({"question": ["Why?"]}, "not a text"),
+        ({"answer": "3"}, "does not end with"),
+        ({"answer": "#### ?"}, "does not end with"),
+        ({"kind": "number"}, 'only "math"'),
+        ({"question": "What is 0 + 1?"}, "another row"),
+        ({"level": "Level 5"}, "no such field"),
+        ({"solution": "3"}, "did you mean answer?"),
     ],
 )
-def test_row_without_an_answer_is_refused(tmp_path: Path, answer: object, code: str) -> None:
+def test_a_row_that_cannot_be_used_is_refused(tmp_path: Path, row: dict, said: str) -> None:
     path = Path(write(tmp_path / "rows.jsonl", range(1)))
-    path.write_text(path.read_text() + json.dumps({"question": "Why?", "answer": answer}) + "\n")
-    refused(lambda: Gsm8kEnv(str(path)).tasks("train", 1, 0), BadInput, code=f"envs.gsm8k.{code}", number=2)
+    path.write_text(path.read_text() + json.dumps({"question": "Why?", "answer": "#### 3", **row}) + "\n")
+    code = "envs.gsm8k.row-not-usable"
+    refused(lambda: Gsm8kEnv(str(path)).tasks("train", 1, 0), BadInput, said, code=code, number=2)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from needs import REAL, needs
+from support.refusals import refused
 from support.transcripts import document, jsonl
 
 from composer_stages.envs.repo import trees
@@ -36,7 +37,8 @@ def written(rows: list[Any], path: Path) -> Path:
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl", "rows.jsonl.gz", "rows.parquet"])
 @pytest.mark.parametrize("row", [CLASSIC_ROW, NEWER_ROW])
 def test_both_shapes_load_from_every_file(name: str, row: dict[str, Any], tmp_path: Path) -> None:
-    assert load(written([row, row], tmp_path / name)) == [row, row]
+    other = row | {"instance_id": "a__b-2"}
+    assert load(written([row, other], tmp_path / name)) == [row, other]
     assert is_newer(row) == (row is NEWER_ROW)
     fewer = {key: value for key, value in row.items() if key not in ("hints_text", "created_at", "patch")}
     assert load(written([fewer], tmp_path / name)) == [fewer], "nothing depends on these columns"
@@ -53,6 +55,11 @@ def test_a_row_of_neither_shape_is_named_with_what_it_lacks(tmp_path: Path) -> N
     newer = {key: value for key, value in NEWER_ROW.items() if key not in ("image", "version")}
     with pytest.raises(BadInput, match="the newer one image"):
         load(written([newer], tmp_path / "rows.jsonl"))
+
+
+def test_an_id_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    path = written([NEWER_ROW, NEWER_ROW], tmp_path / "rows.jsonl")
+    refused(lambda: load(path), BadInput, code="envs.swe.repeated-id", number=2, row_id="a__b-1")
 
 
 @pytest.mark.parametrize("value", ["['t.py::test_it']", "{}", "[1]", 3])
