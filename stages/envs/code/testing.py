@@ -92,8 +92,8 @@ def check_test(test: str, function: str, before: str = "") -> None:
 def _is_assertion(node: ast.AST) -> bool:
     """Return whether a node of a test may fail it: `assert`, `raise`, or a call of `assert_allclose` and its like."""
     called = node.func if isinstance(node, ast.Call) else None
-    name = getattr(called, "attr", None) or getattr(called, "id", "")
-    return isinstance(node, ast.Assert | ast.Raise) or name.lower().startswith("assert_")
+    name = str(getattr(called, "attr", getattr(called, "id", "")))
+    return isinstance(node, ast.Assert | ast.Raise) or name.startswith("assert_")
 
 
 def _bound(node: ast.AST) -> Iterator[str]:
