@@ -240,7 +240,10 @@ def compared_logs(run: Run) -> Blocks:
     names = {side["letter"]: f"{side['letter']} ({side['name']})" for side in comparison["sides"]}
     lower_is_better = comparison.get("lower_is_better", False)  # not in runs of earlier versions
     rate = "rate" if lower_is_better else "pass rate"
-    gains = [{**gain, "of": f"{names[gain['letter']]} \u2212 A"} for gain in comparison["differences"]]
+    gains = [
+        {**gain, "of": f"{names[gain['letter']]} \u2212 {gain.get('baseline', 'A')}"}
+        for gain in comparison["differences"]
+    ]
     if comparison["binary"]:  # scores have no axis in points
         yield Intervals(
             "Differences from A", [_interval(gain["of"], gain["letter"], gain, "estimate") for gain in gains], "", True

@@ -31,6 +31,14 @@ class Config(StageConfig):
     """Tasks that one side lacks, and samples without a score. `excluded`: these tasks leave both sides, these samples
     the mean of their task. `failed`: they count as the worst score. `bounds`: what is decided must hold however they
     would have ended. `auto`: failed for SWE-bench and Terminal-Bench, whose rule that is, else excluded."""
+    all_pairs: Annotated[bool, BASIC, Option(help="Compare all pairs of sides, and give each its positions.")] = False
+    """Compare every side with every other one, not with the first alone, and say which positions each may have."""
+    noise: Annotated[str | None, BASIC, Option("LOG")] = None
+    """Another run of the first log's model, which shows how large a difference repeats alone make. Beside one log alone
+    it is the other side, too."""
+    policy: Annotated[str | None, BASIC, Option("FILE")] = None
+    """A TOML file with a table `[[metric]]` for each score in which B has to be `better` or `not_worse` than A: exit
+    code 0 where all of it is shown."""
     outcome: Annotated[str, BASIC, Option("mean|pass@K|pass^K")] = Field(
         default="mean", pattern=r"^(mean|pass[@^][1-9]\d*)$"
     )
@@ -46,7 +54,7 @@ class Config(StageConfig):
         BeforeValidator(lambda names: [names] if isinstance(names, str) else names),
     ] = ()
     """The score to compare, where logs hold several (metrics, scorers, filters, columns): one for all sides, or one for
-    each. By default the one that all sides have, if it is one alone."""
+    each. By default the one that all sides have, if it is one alone. `X+Y+Z` are scores of several judges."""
     id: Annotated[str, BASIC, Option("COLUMN[,COLUMN]")] = ""
     """The columns of a table that identify a task. By default the first of `task_id`, `id` and their like."""
     scale: Annotated[str, BASIC, Option("LOW,HIGH")] = ""
@@ -70,9 +78,17 @@ class Config(StageConfig):
     def identity(self) -> dict[str, Any]:
         """Replace the paths by the content of the files: the same logs elsewhere are the same work."""
         from composer_stages.comparison.logs import content
+        from composer_stages.comparison.policy import read_policy
         from composer_stages.formats import added_sha256
 
-        return super().identity() | {"paths": [content(path) for path in self.paths]} | added_sha256()
+        contents = {"paths": [content(path) for path in self.paths], "noise": self.noise and content(self.noise)}
+        policy = self.policy and [metric.model_dump() for metric in read_policy(self.policy)]
+        return super().identity() | contents | {"policy": policy} | added_sha256()
+
+    @property
+    def logs(self) -> list[str]:
+        """Return the logs to read: those to compare, and last that of the noise."""
+        return [*self.paths, *([self.noise] if self.noise else [])]
 
     @property
     def of_samples(self) -> tuple[str, int]:
@@ -93,9 +109,12 @@ class Config(StageConfig):
     @property
     def columns(self) -> "Columns":
         """Return what is said of the columns of tables."""
+        from composer_stages.comparison.policy import read_policy
         from composer_stages.comparison.tables import Columns
 
-        return Columns(self.unit, tuple(self.id.split(",")) if self.id else (), self.score)
+        names = [metric.score for metric in read_policy(self.policy)] if self.policy else self.score
+        scores = [part for name in names for part in (name, *name.split("+"))]
+        return Columns(self.unit, tuple(self.id.split(",")) if self.id else (), tuple(dict.fromkeys(scores)))
 
     def label(self) -> str:
         """Return the names of the first two logs, or of their folders."""

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from composer_stages.comparison.tables import EVERY_COLUMN, Columns, ScoreTable, is_csv, read_table
+from composer_stages.comparison.tables import COSTS, EVERY_COLUMN, SHARED, Columns, ScoreTable, is_csv, read_table
 from composer_stages.errors import BadInput, UsageError
 from composer_stages.evaluation.outcomes import KEPT, PASSED, PRIMARY, num_apart, without_twins
 from composer_stages.formats import files, reading, repeats
@@ -34,6 +34,7 @@ from composer_stages.formats.measurement import (
 from composer_stages.formats.reading import FileCount, ReadTrajectory
 from composer_stages.formats.repeats import StoredTables
 from composer_stages.formats.reports import Sidecars
+from composer_stages.formats.rows import usage
 from composer_stages.formats.swebench import PREDICTIONS
 from composer_stages.runs import catalog, store
 from composer_stages.runs.kinds import EVAL_ITEM, ORIGIN, ROLLOUT
@@ -48,14 +49,17 @@ ITEM = pa.schema(
         ("score", pa.float64()),
         *((name, pa.string()) for name in ("reason", "family", "unit", "place", "pair_set", "state", "item")),
         ("log", pa.int64()),
+        *((name, pa.float64()) for name in COSTS),
     ]
 )
 """One sample. question: a digest of what was asked; score: the chosen one; reason: why there is none; place: where the
 record is; pair_set: what the training of the model learnt from; state: null for scored; item: the source's name of the
-task; log: its number in `logs`."""
+task; log: its number in `logs`. What it cost is null where that is not recorded."""
 ROLLOUT_PAGE, ID = "rollout/", "?id="
 """The address of a rollout for `composer view`: before the run's name, and before its id, which is not quoted here."""
 TABLES = (".parquet", ".jsonl", ".ndjson", ".json", ".gz")
+JUDGES = "+"
+"""Between the names of scores that several judges gave each sample."""
 DATE = re.compile(r"(20\d\d)-?(0[1-9]|1[0-2])-?([0-3]\d)(?!\d)")
 
 
@@ -64,9 +68,9 @@ class ReadLog:
     """The items of one side, and what is known about how they were made.
 
     scores: every score of the rows of `items` by its name, of which `scored_by` makes one the score; NaN or null where
-    a row lacks it. weights: of the scores that are aggregated by weight. logs: what was measured. notes: sentences
-    about what was left out. sampling: what its tasks were drawn by, None for tasks alone. chosen: the name of
-    the score.
+    a row lacks it. weights: of the scores that are aggregated by weight. groups: columns whose values tasks may share.
+    logs: what was measured. notes: sentences about what was left out. sampling: what its tasks were drawn by, None for
+    tasks alone. chosen: the name of the score.
     """
 
     label: str
@@ -75,6 +79,7 @@ class ReadLog:
     date: str = ""
     scores: Mapping[str, pa.ChunkedArray] = field(default_factory=dict)
     weights: Mapping[str, pa.ChunkedArray] = field(default_factory=dict)
+    groups: Mapping[str, pa.ChunkedArray] = field(default_factory=dict)
     logs: tuple[MeasuredLog, ...] = ()
     notes: tuple[str, ...] = ()
     sampling: SamplingUnit | None = None
@@ -88,6 +93,10 @@ class ReadLog:
     """Whether ids are numbers beside questions, which then tell what the tasks are."""
     digests: tuple[str, ...] = ()
     """Of the files that were given, whose names do not count."""
+    copy_of: int | None = None
+    """The number of an earlier side with the same content."""
+    judges: tuple[str, ...] = ()
+    """Who scored each sample, where several did: their numbers are the seeds of the items."""
     selected_by: frozenset[str] = frozenset()
     """Digests of the runs whose rollouts selected the tasks of this one."""
 
@@ -107,9 +116,9 @@ class ReadLog:
 
     def kept(self, rows: pa.ChunkedArray) -> "ReadLog":
         """Return the log with some of its rows, by a mask."""
-        columns = ({name: column.filter(rows) for name, column in part.items()} for part in (self.scores, self.weights))
-        scores, weights = columns
-        return replace(self, items=self.items.filter(rows), scores=scores, weights=weights)
+        parts = (self.scores, self.weights, self.groups)
+        scores, weights, groups = ({name: column.filter(rows) for name, column in part.items()} for part in parts)
+        return replace(self, items=self.items.filter(rows), scores=scores, weights=weights, groups=groups)
 
     def counted(self, name: str) -> pa.ChunkedArray:
         """Return one of the scores, null where its sample has no verdict."""
@@ -124,14 +133,17 @@ class ReadLog:
         return [name for name in self.scores if pc.count(self.counted(name)).as_py()]
 
     def kinds(self, name: str) -> frozenset[ScoreKind]:
-        """Return what a score is in each of the logs that have it."""
-        at = pc.unique(self.items["log"].filter(pc.is_valid(self.counted(name)))).drop_null().to_pylist()
-        return frozenset(self.logs[number].kind(name) for number in at)
+        """Return what a score is in each of the logs that have it; of several judges' scores, what each is."""
+        kinds = set[ScoreKind]()
+        for each in [name] if name in self.scores else name.split(JUDGES):
+            at = pc.unique(self.items["log"].filter(pc.is_valid(self.counted(each)))).drop_null().to_pylist()
+            kinds.update(self.logs[number].kind(each) for number in at)
+        return frozenset(kinds)
 
     @property
     def settings(self) -> dict[str, frozenset[str]]:
         """Return every value that occurs in the logs of each setting by which logs may be made differently."""
-        values: dict[str, set[str]] = {"system prompt": {*self.prompts}}
+        values: dict[str, set[str]] = {"system prompt": {*self.prompts}, "judge": {*self.judges}}
         for log in self.logs:
             for name, value in {"environment": log.task, "task version": log.task_version, **log.settings}.items():
                 values.setdefault(name, set()).update([value] if value else [])
@@ -157,6 +169,26 @@ class ReadLog:
         for column, values in (("score", score), ("reason", reason)):
             items = items.set_column(items.schema.get_field_index(column), column, values)
         return replace(log, items=items, notes=notes, chosen=name)
+
+    def judged_by(self, names: Sequence[str]) -> "ReadLog":
+        """Return the log with several of its scores as those of as many judges, each sample once for each of them."""
+        parts = [self.scored_by(name) for name in names]
+        at = self.items.schema.get_field_index("seed")
+        numbers = [pa.array(np.full(len(part.items), number)) for number, part in enumerate(parts)]
+        items = [part.items.set_column(at, "seed", number) for part, number in zip(parts, numbers, strict=True)]
+
+        def together(columns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+            return {name: pa.chunked_array([each[name] for each in columns]) for name in columns[0]}
+
+        return replace(
+            parts[0],
+            items=pa.concat_tables(items),
+            scores=together([part.scores for part in parts]),
+            weights=together([part.weights for part in parts]),
+            groups=together([part.groups for part in parts]),
+            chosen=JUDGES.join(names),
+            judges=tuple(names),
+        )
 
 
 def content(path: str) -> list[Any]:
@@ -255,6 +287,7 @@ def read_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
         _date(" ".join(source.label for source in detected)),
         _columns([sample.row["scores"] for sample in counting]),
         _columns([sample.row["weights"] for sample in counting]),
+        _columns([sample.row["groups"] for sample in counting], "string"),
         tuple(logs),
         tuple(notes),
         choose_unit({*map(str, rows["env"])}, {*rows["family"]}),
@@ -262,10 +295,10 @@ def read_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
     )
 
 
-def _columns(rows: Sequence[Mapping[str, float | None]]) -> dict[str, pa.ChunkedArray]:
+def _columns(rows: Sequence[Mapping[str, Any]], kind: str = "double") -> dict[str, pa.ChunkedArray]:
     """Return the values of rows by name, a column each."""
     names = dict.fromkeys(name for row in rows for name in row)
-    return {name: pa.array([row.get(name) for row in rows], pa.float64()) for name in names}
+    return {name: pa.array([row.get(name) for row in rows], kind) for name in names}
 
 
 @dataclass
@@ -392,6 +425,8 @@ def _item(record: ReadTrajectory, unit: str, logs: Mapping[str, int]) -> dict[st
         "seed": 0,
         "scores": measured.scores,
         "weights": measured.weights,
+        "groups": _groups(trajectory),
+        **usage(trajectory),
         "reason": measured.reason or None,
         "family": family,
         "unit": _column(trajectory, unit) if unit else None,
@@ -405,15 +440,28 @@ def _column(trajectory: Trajectory, name: str) -> str | None:
     """Return what a record holds under this name: in its task, in what a program noted of it, or beside its score."""
     if name in ("family", "category", "repository") and trajectory.family:
         return trajectory.family
-    for table in (
-        trajectory.task_data,
-        trajectory.task_data.get("metadata"),
-        trajectory.task_data.get("info"),
-        trajectory.extra,
-    ):
-        if isinstance(table, Mapping) and table.get(name) is not None:
-            return str(table[name])
-    return None
+    if name == "question" and trajectory.measured.asked:
+        return trajectory.measured.asked
+    values = (table[name] for table in _noted(trajectory) if table.get(name) is not None)
+    return next(map(str, values), None)
+
+
+def _groups(trajectory: Trajectory) -> dict[str, str]:
+    """Return what a record holds that its task may share with others, and the question under that name."""
+    noted = {
+        name: str(value)
+        for table in _noted(trajectory)
+        for name, value in table.items()
+        if SHARED.fullmatch(name) and isinstance(value, str | int)
+    }
+    return noted | ({"question": trajectory.measured.asked} if trajectory.measured.asked else {})
+
+
+def _noted(trajectory: Trajectory) -> list[Mapping[str, Any]]:
+    data = trajectory.task_data
+    return [
+        each for each in (data, data.get("metadata"), data.get("info"), trajectory.extra) if isinstance(each, Mapping)
+    ]
 
 
 def _date(text: str) -> str:
@@ -436,14 +484,15 @@ def read_run(run: Run, label: str, unit: str) -> ReadLog:
     unit_columns = [unit] if unit else []
     if run.holds(EVAL_ITEM):
         columns = ["arm", "train_seed", "pair_set", "task_id", "family", "unit", "passed", "error_type", "item_id"]
-        columns += ["protocol_ok"]
+        columns += ["protocol_ok", "cost_usd", "sampled_tokens"]
         rows = without_twins(all_rows := table.arrow(list(dict.fromkeys([*columns, *unit_columns]))))
         verdict = json.loads(run.read_file("verdict.json") or "{}")
         cells = {"model": rows["arm"], "seed": rows["train_seed"], "score": rows["passed"]}
-        cells |= {"place": rows["item_id"], "pair_set": rows["pair_set"]}
+        cells |= {"place": rows["item_id"], "pair_set": rows["pair_set"], "completion_tokens": rows["sampled_tokens"]}
         units, env = rows["unit"], pa.array([(manifest.config.get("env") or {}).get("name")] * len(rows), pa.string())
     else:
         columns = ["model", "env", "task_id", "family", "reward", "error_type", "rollout_id"]
+        columns += ["cost_usd", "prompt_tokens", "completion_tokens"]
         rows = without_twins(all_rows := table.arrow(list(dict.fromkeys([*columns, *unit_columns]))))
         cells = {
             "model": rows["model"],
@@ -456,6 +505,8 @@ def read_run(run: Run, label: str, unit: str) -> ReadLog:
     twins = len(all_rows) - len(rows)
     measured = _measured_rows(run, rows, pc.cast(cells.pop("score"), pa.float64()), f"composer {manifest.stage}")
     columns_of_items = {
+        **dict.fromkeys(COSTS, pa.nulls(len(rows), pa.float64())),
+        **{name: rows[name] for name in COSTS if name in rows.column_names},
         **cells,
         "env": env,
         "task": rows["task_id"],
@@ -511,7 +562,7 @@ def _measured_rows(run: Run, rows: pa.Table, reward: pa.ChunkedArray, program: s
     verdicts = [bool(_verdict({"state": None, "scores": {}, **sample})) for sample in measured]
     again = replayed([sample.get("attempt") for sample in measured], verdicts, origins["file"].to_pylist())
     cells["counts"] = pa.array([number not in again for number in range(len(rows))])
-    return ReadLog("", pa.table(cells), (program,), "", scores or {REWARD: reward}, weights, tuple(logs.values()))
+    return ReadLog("", pa.table(cells), (program,), "", scores or {REWARD: reward}, weights, logs=tuple(logs.values()))
 
 
 def choose_unit(environments: AbstractSet[str], foreign: AbstractSet[str | None] | None) -> SamplingUnit | None:
@@ -535,8 +586,11 @@ def _require_column(columns: Sequence[str], unit: str, label: str) -> None:
 def read_scores(table: ScoreTable, source: Source) -> ReadLog:
     """Return the items of a table with an id and a score a row."""
     number = pa.array(np.zeros(len(table), dtype=np.int64))
+    judges = pc.unique(table.judges).drop_null().to_pylist()
+    seeds = {judge: int(store.digest(judge)[:12], 16) for judge in judges if len(judges) > 1}
+    seed = pa.array([seeds.get(judge, 0) for judge in table.judges.to_pylist()], pa.int64()) if seeds else number
     nothing = {name: pa.nulls(len(table), ITEM.field(name).type) for name in ITEM.names}
-    items = pa.table({**nothing, **table.texts, "seed": number, "log": number}).select(ITEM.names).cast(ITEM)
+    items = pa.table({**nothing, **table.texts, "seed": seed, "log": number}).select(ITEM.names).cast(ITEM)
     logs = (MeasuredLog("table", kinds=table.kinds),)
     return ReadLog(
         source.label,
@@ -544,7 +598,9 @@ def read_scores(table: ScoreTable, source: Source) -> ReadLog:
         ("table",),
         _date(source.label),
         table.scores,
+        groups=table.groups,
         logs=logs,
         id_columns=table.id_columns,
         numbered=table.numbered,
+        judges=tuple(sorted(judges)),
     )

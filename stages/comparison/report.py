@@ -12,27 +12,30 @@ import pyarrow.compute as pc
 
 from composer_stages.comparison.logs import ID, ROLLOUT_PAGE
 from composer_stages.comparison.words import SENTENCES, describe_match, describe_setting
-from composer_stages.evaluation.difference import Difference
+from composer_stages.evaluation.difference import Decision, Difference
 from composer_stages.evaluation.inference import TIE
 from composer_stages.layout import (
     aligned,
     escape_line,
     folded,
+    markdown_table,
     width,
     without_middle,
     without_shared_start,
 )
 
 if TYPE_CHECKING:
-    from composer_stages.comparison.benchmarks import BenchmarkDifference
+    from composer_stages.comparison.costs import Frontier, Spent
     from composer_stages.comparison.decision import LogComparison, Pairing, SideSummary
+    from composer_stages.comparison.gate import MetricResult
+    from composer_stages.comparison.measure import Part
 
 FLIPS = 20
 """Tasks on which the sides differ that are shown."""
-SHOWN_FAMILIES = 15
+SHOWN_PARTS = 15
 MEASURING = (
     *("task version", "num_fewshot", "reducer", "doc_to_text", "description", "chat_template_sha"),
-    *("system_instruction_sha", "user simulator"),
+    *("system_instruction_sha", "user simulator", "judge"),
 )
 """Settings by which two sides were asked or counted differently."""
 WIDTH = 100
@@ -48,7 +51,7 @@ MARKUP = re.compile(r"[\\`*_\[\]<>&|@#~:!]")
 def describe_decision(comparison: "LogComparison", difference: Difference) -> str:
     """Return the decision in one sentence."""
     bar = "" if comparison.min_gain is None else _bar(comparison, comparison.min_gain)
-    names = [_name_side(comparison, letter) for letter in (difference.treatment, "A")]
+    names = [_name_side(comparison, letter) for letter in (difference.treatment, difference.baseline)]
     return SENTENCES.text("decision", comparison, difference, *names, describe_size(comparison, difference), bar)
 
 
@@ -56,14 +59,47 @@ def _bar(comparison: "LogComparison", margin: float) -> str:
     return f"{100 * margin:.3g}{POINTS}" if comparison.binary else f"{margin:.3g}"
 
 
-def describe_size(comparison: "LogComparison", difference: "Difference | BenchmarkDifference") -> str:
+def describe_size(comparison: "LogComparison", found: "Difference | Part") -> str:
     """Return a difference with its interval: "+41.7 points [+29.2, +54.1]"."""
-    low, high = (_signed(comparison, limit).removesuffix(POINTS) for limit in (difference.low, difference.high))
-    return f"{_signed(comparison, difference.estimate)} [{low}, {high}]"
+    return f"{_signed(comparison, found.estimate)} {_limits(comparison, found.low, found.high)}"
 
 
-def text(comparison: "LogComparison") -> str:
-    """Return the result for a terminal, but for the tasks on which the sides differ."""
+def _limits(comparison: "LogComparison", *limits: float) -> str:
+    low, high = (_signed(comparison, limit).removesuffix(POINTS) for limit in limits)
+    return f"[{low}, {high}]"
+
+
+def describe_policy(results: Sequence["MetricResult"]) -> str:
+    """Return whether the gate of a policy passes, in one sentence."""
+    outcomes = [result.passes for result in results]
+    return SENTENCES.text("gate", False if False in outcomes else None if None in outcomes else True, results)
+
+
+def _gate(results: Sequence["MetricResult"]) -> list[list[str]]:
+    """Return the table of a policy with its head: what was shown of each metric."""
+    rows = [["metric", "A", "B", "B - A", "has to be", ""]]
+    for result in results:
+        comparison, metric = result.comparison, result.metric
+        margin = metric.not_worse or (metric.better if isinstance(metric.better, float) else None)
+        rows.append(
+            [
+                metric.score,
+                *(_value(comparison, side.mean) for side in comparison.sides),
+                describe_size(comparison, comparison.differences[0]),
+                SENTENCES.text("rule", metric, _bar(comparison, margin) if margin else ""),
+                {True: "passes", False: "fails", None: "not shown"}[result.passes],
+            ]
+        )
+    return rows
+
+
+def text(comparison: "LogComparison", results: Sequence["MetricResult"] = ()) -> str:
+    """Return the result for a terminal, but for the tasks on which the sides differ. results: of a policy."""
+    if results:
+        head, *rows = _gate(results)
+        gate = [describe_policy(results), "", aligned(rows, head), "", SENTENCES.text("gate_level", results)]
+        reports = (f"{result.metric.score}: {text(result.comparison)}" for result in results)
+        return folded("\n".join(gate), WIDTH) + "\n\n" + "\n\n".join(reports)
     # A line break in a name or a note would begin a line that looks like one of the report.
     lines = _decisions(comparison)
     head, *rows = _sides(comparison)
@@ -77,20 +113,25 @@ def text(comparison: "LogComparison") -> str:
         said = {"": said["A"]}
     named = [(f"score ({letter})" if letter else "score", text) for letter, text in said.items() if text]
     lines += ["", aligned(named)] if named else []
+    others = list[tuple[str, str]]()
     for difference, pairing in zip(comparison.differences, comparison.pairings, strict=True):
-        lines += ["", *_details(comparison, difference, pairing)]
+        if difference.baseline == "A":
+            lines += ["", *_details(comparison, difference, pairing)]
+        else:
+            title = f"{difference.treatment} - {difference.baseline}"
+            others.append((title, SENTENCES.text("tasks", comparison, difference)))
+    lines += ["", aligned(others)] if others else []
     lines += [escape_line(f"note ({side.letter}): {note}") for side in comparison.sides for note in side.notes]
     return folded("\n".join(lines), WIDTH)
 
 
-def markdown(comparison: "LogComparison", tasks: pa.Table) -> str:
-    """Return the result as a comment in Markdown: the decision, the sides, and the report folded."""
-    first, *others = map(_spelled, _decisions(comparison))
-    head, *rows = ([_spelled(cell) for cell in row] for row in _sides(comparison))
-    table = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
-    folded_report = escape(text(comparison) + flips(tasks, FLIPS, places=True))
+def markdown(comparison: "LogComparison", tasks: pa.Table, results: Sequence["MetricResult"] = ()) -> str:
+    """Return the result as a comment in Markdown: the decision, the sides or the policy, and the report folded."""
+    first, *others = map(_spelled, [describe_policy(results)] if results else _decisions(comparison))
+    head, *rows = ([_spelled(cell) for cell in row] for row in (_gate(results) if results else _sides(comparison)))
+    folded_report = escape(text(comparison, results) + flips(tasks, FLIPS, places=True))
     details = f"<details><summary>report</summary>\n\n<pre>{folded_report}</pre>\n\n</details>\n"
-    return "\n\n".join([f"**{first}**", *others, "\n".join(table), details])
+    return "\n\n".join([f"**{first}**", *others, markdown_table(rows, head), details])
 
 
 def _spelled(line: str) -> str:
@@ -99,23 +140,29 @@ def _spelled(line: str) -> str:
 
 
 def _decisions(comparison: "LogComparison") -> list[str]:
-    """Return the decisions about all sides, whether p is corrected, and what was measured otherwise."""
-    lines = [escape_line(describe_decision(comparison, difference)) for difference in comparison.differences]
-    if margin := comparison.not_worse:
-        bar = _bar(comparison, margin)
-        lines += [SENTENCES.text("not_worse", difference, bar) for difference in comparison.differences]
+    """Return the decisions about all pairs, what limits them, and what was measured otherwise."""
+    lines = [SENTENCES.text("itself", side) for side in comparison.sides if side.copy_of]
+    for difference, pairing in zip(comparison.differences, comparison.pairings, strict=True):
+        lines.append(describe_decision(comparison, difference))
+        if comparison.not_worse:
+            lines.append(SENTENCES.text("not_worse", difference, _bar(comparison, comparison.not_worse)))
+        if noise := pairing.noise:
+            size = _signed(comparison, noise.limit).lstrip("+")
+            lines.append(SENTENCES.text("noise", difference, noise, size))
     lines += [SENTENCES.text("corrected")] if len(comparison.differences) > 1 else []
+    lines += [SENTENCES.text("positions", comparison.ranking)] if comparison.ranking else []
+    if (frontier := comparison.frontier) and len(comparison.sides) > 2:
+        lines.append(SENTENCES.text("frontier", frontier))
     apart = [setting for pairing in comparison.pairings for setting in pairing.settings if setting.name in MEASURING]
-    return [
-        *lines,
-        *([escape_line(SENTENCES.text("measured_apart", list(map(describe_setting, apart))))] if apart else []),
-    ]
+    lines += [SENTENCES.text("measured_apart", list(map(describe_setting, apart)))] if apart else []
+    return list(map(escape_line, lines))
 
 
 def _sides(comparison: "LogComparison") -> list[list[str]]:
     """Return the table of sides with its head, without the columns that are empty."""
     # The long names last, so that numbers stay below their heads where a narrow terminal folds the lines.
-    head = ("side", "tasks", "samples", "date", f"{mean_of(comparison)} [95 %]", "name", "program", "model", "log")
+    rate = f"{mean_of(comparison)} [95 %]"
+    head = ("side", "position", "tasks", "samples", "date", rate, "name", "program", "model", "log")
     rows = [_row(comparison, side) for side in comparison.sides]
     filled = [at for at in range(len(head)) if any(row[at] for row in rows)]
     return [[row[at] for at in filled] for row in (head, *rows)]
@@ -132,19 +179,28 @@ def _row(comparison: "LogComparison", side: "SideSummary") -> tuple[str, ...]:
     low, high = (_value(comparison, limit).removesuffix(" %") for limit in (side.low, side.high))
     rate = f"{_value(comparison, side.mean)} [{low}, {high}]"
     samples = "" if side.samples == "1" and side.seeds == 1 else side.samples
-    samples += f" of {side.seeds} seeds" if side.seeds > 1 else ""
+    samples += f" of {side.seeds} {'judges' if comparison.judged else 'seeds'}" if side.seeds > 1 else ""
+    first, last = comparison.ranking.positions[side.letter] if comparison.ranking else (0, 0)
+    position = f"{first}" if first == last else f"{first} to {last}"
     models, programs = ", ".join(side.models), ", ".join(side.programs)
     name = "" if side.name == models else side.name
-    return side.letter, f"{side.num_tasks:,}", samples, side.date, rate, name, programs, models, side.log
+    position = position if comparison.ranking else ""
+    return side.letter, position, f"{side.num_tasks:,}", samples, side.date, rate, name, programs, models, side.log
 
 
 def _details(comparison: "LogComparison", difference: Difference, pairing: "Pairing") -> list[str]:
     """Return how one side's tasks ended beside those of the first, and what limits the comparison."""
-    rows = [(f"{difference.treatment} - A", SENTENCES.text("tasks", comparison, difference))]
+    title = f"{difference.treatment} - {difference.baseline}"
+    rows = [(title, SENTENCES.text("tasks", comparison, difference))]
     if comparison.lower_is_better or comparison.direction_was_set:
         rows.append(("direction", SENTENCES.text("direction", comparison)))
+    if comparison.judged:
+        rows.append(("judges", SENTENCES.text("judges", difference.num_seeds)))
     if comparison.unit:
         rows.append(("resampled", SENTENCES.text("resampled", comparison, difference)))
+    elif clusters := pairing.clusters:
+        size = _limits(comparison, clusters.low, clusters.high)
+        rows.append(("clusters", SENTENCES.text("clusters", clusters, size)))
     missing = difference.missing
     if missing and any(missing.by_side):
         rows.append(("missing", SENTENCES.text("missing", difference)))
@@ -157,42 +213,37 @@ def _details(comparison: "LogComparison", difference: Difference, pairing: "Pair
         rows.append(("matched", f"tasks were matched {matched}"))
     if pairing.settings:
         rows.append(("settings", "; ".join(map(describe_setting, pairing.settings))))
-    if pairing.noise is not None:
-        rows.append(("repeats", SENTENCES.text("noise", _value(comparison, pairing.noise))))
+    for cost in pairing.costs:
+        means = (cost.per_sample, cost.per_success)
+        rows.append((cost.quantity, SENTENCES.text("cost", difference, cost, *map(_spent, means))))
+    rows += [] if pairing.costs else [("cost", "not recorded, and no tokens")]
     lines = [aligned(rows)]
-    if pairing.benchmarks:
-        of_benchmarks = [
-            (
-                escape_line(row.benchmark) or SENTENCES.text("alike"),
-                f"{row.num_tasks:,}",
-                _value(comparison, row.baseline),
-                _value(comparison, row.treatment),
-                describe_size(comparison, row).removesuffix(POINTS),
-                "" if row.p_holm is None else f"{row.p_holm:.3f}",
-                row.decision.value,
-            )
-            for row in pairing.benchmarks
-        ]
-        columns = ("benchmark", "tasks", "A", difference.treatment, f"{difference.treatment} - A", "p (Holm)", "")
-        lines += ["", aligned(of_benchmarks, columns)]
-    if pairing.families:
-        largest = sorted(pairing.families, key=lambda row: -abs(row["B"] - row["A"]))[:SHOWN_FAMILIES]
+    for what, parts in (("benchmark", pairing.benchmarks), ("category", pairing.categories)):
+        largest = sorted(parts, key=lambda part: -abs(part.estimate))[:SHOWN_PARTS] if what == "category" else parts
         cells = [
             (
-                row["family"],
-                f"{row['tasks']:,}",
-                _value(comparison, row["A"]),
-                _value(comparison, row["B"]),
-                _signed(comparison, row["B"] - row["A"]).removesuffix(POINTS),
-                "" if row["p_holm"] is None else f"{row['p_holm']:.3f}",
+                escape_line(part.name) or SENTENCES.text("alike"),
+                f"{part.num_tasks:,}",
+                _value(comparison, part.baseline),
+                _value(comparison, part.treatment),
+                describe_size(comparison, part).replace(POINTS, ""),
+                "" if part.p_holm is None else f"{part.p_holm:.3f}",
+                "" if part.decision == Decision.UNDECIDED else part.decision.value,
             )
-            for row in largest
+            for part in largest
         ]
-        more = len(pairing.families) - len(largest)
-        head = ("category", "tasks", "A", difference.treatment, "difference", "p (Holm)")
-        lines += ["", aligned(cells, head, ("left", *["right"] * 5))]
-        lines += [f"and {more} more"] if more > 0 else []
+        head = (what, "tasks", difference.baseline, difference.treatment, title, "p (Holm)", "")
+        lines += ["", aligned(cells, head, ("left", *["right"] * 5, "left"))] if cells else []
+        lines += [f"and {len(parts) - len(largest)} more"] if len(parts) > len(largest) else []
     return lines
+
+
+def _spent(found: "Spent | None") -> tuple[str, ...]:
+    """Return what both sides spent, and the difference, as texts; nothing where that is not known."""
+    if found is None:
+        return ()
+    limits = "" if found.low is None or found.high is None else f" [{found.low:+z.3g}, {found.high:+z.3g}]"
+    return f"{found.baseline:.4g}", f"{found.treatment:.4g}", f"difference {found.estimate:+z.3g}{limits}"
 
 
 def flips(tasks: pa.Table, most: int, places: bool = False) -> str:
@@ -268,23 +319,60 @@ h1{{font-size:1.25rem}}pre{{overflow-x:auto;font-size:13px}}svg{{max-width:100%}
 """
 
 
-def page(comparison: "LogComparison", tasks: pa.Table) -> str:
+def page(comparison: "LogComparison", tasks: pa.Table, results: Sequence["MetricResult"] = ()) -> str:
     """Return one page without any other file: the decision, a plot for each comparison, and the report."""
-    plots = "".join(
-        _plot(comparison, difference, tasks.filter(pc.equal(tasks["side"], difference.treatment)))
-        for difference in comparison.differences
+    title = describe_policy(results) if results else describe_decision(comparison, comparison.differences[0])
+    plots = ""
+    for shown in [result.comparison for result in results] or [comparison]:
+        plots += "".join(
+            _plot(shown, difference, tasks.filter(pc.equal(tasks["side"], difference.treatment)))
+            for difference in shown.differences
+        )
+        plots += _plot_frontier(shown, shown.frontier) if shown.frontier else ""
+    report = escape(text(comparison, results) + flips(tasks, FLIPS, places=True))
+    return PAGE.format(title=escape(title), plots=plots, text=report)
+
+
+def _plot_frontier(comparison: "LogComparison", frontier: "Frontier") -> str:
+    """Return the sides by what a sample costs, across, and their means with intervals, up; the frontier is a line."""
+    low, high = comparison.span
+    sides = sorted(comparison.sides, key=lambda side: side.costs[frontier.column])
+    scale, most = 130 / ((high - low) or 1), sides[-1].costs[frontier.column] * 1.15
+    points = {
+        side.letter: (80 + 420 * side.costs[frontier.column] / most, 150 - scale * (side.mean - low)) for side in sides
+    }
+    line = " ".join(
+        f"{points[side.letter][0]:.1f},{points[side.letter][1]:.1f}"
+        for side in sides
+        if side.letter in frontier.letters
     )
-    title = escape(describe_decision(comparison, comparison.differences[0]))
-    return PAGE.format(title=title, plots=plots, text=escape(text(comparison) + flips(tasks, FLIPS, places=True)))
+    parts = [
+        '<path d="M80 20V150H500" fill="none" stroke="#888"/>',
+        f'<polyline points="{line}" fill="none" stroke="#36c" stroke-dasharray="4"/>',
+        f'<text x="500" y="168" text-anchor="end">{frontier.quantity} a sample, up to {most:.3g}</text>',
+        f'<text x="80" y="14">{mean_of(comparison)}</text>',
+    ]
+    for side in sides:
+        x, y = points[side.letter]
+        y0, y1 = (150 - scale * (limit - low) for limit in (side.low, side.high))
+        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y0:.1f}" y2="{y1:.1f}" stroke="#bbb" stroke-width="2"/>')
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="#36c"/>')
+        parts.append(f'<text x="{x + 8:.1f}" y="{y - 4:.1f}">{side.letter}</text>')
+    return _svg(640, 175, parts)
+
+
+def _svg(width: int, height: int, parts: Sequence[str]) -> str:
+    return f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" font-size="14">{"".join(parts)}</svg>'
 
 
 def _plot(comparison: "LogComparison", difference: Difference, tasks: pa.Table) -> str:
     """Return both means and their difference with intervals; for scores a dot a task too, A across and B up."""
-    sides = [side for side in comparison.sides if side.letter in ("A", difference.treatment)]
+    sides = [side for side in comparison.sides if side.letter in (difference.baseline, difference.treatment)]
     low, high = comparison.span
     rows = [(side.letter, side.mean, side.low, side.high, low, high) for side in sides]
     reach = max(abs(difference.low), abs(difference.high), comparison.min_gain or 0.0) * 1.1
-    rows.append((f"{difference.treatment} - A", difference.estimate, difference.low, difference.high, -reach, reach))
+    title = f"{difference.treatment} - {difference.baseline}"
+    rows.append((title, difference.estimate, difference.low, difference.high, -reach, reach))
     parts = []
     for at, (name, mean, least, most, start, end) in enumerate(rows):
         y, scale = 30 + 34 * at, 420 / ((end - start) or 1)
@@ -299,7 +387,7 @@ def _plot(comparison: "LogComparison", difference: Difference, tasks: pa.Table) 
         label = _value(comparison, mean) if at < len(sides) else _signed(comparison, mean)
         parts.append(f'<text x="510" y="{y + 5}">{label}</text>')
     width = 640
-    if not comparison.binary:
+    if not comparison.binary and difference.baseline == "A":
         plotted = tasks.slice(0, DOTS)
         scale, width = 150 / ((high - low) or 1), 820
         parts.append('<rect x="650" y="10" width="150" height="150" fill="none" stroke="#ddd"/>')
@@ -307,4 +395,4 @@ def _plot(comparison: "LogComparison", difference: Difference, tasks: pa.Table) 
         for a, b in zip(plotted["baseline"].to_pylist(), plotted["score"].to_pylist(), strict=True):
             x, y = 650 + scale * (a - low), 160 - scale * (b - low)
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="#36c" opacity=".4"/>')
-    return f'<svg viewBox="0 0 {width} 170" width="{width}" role="img" font-size="14">{"".join(parts)}</svg>'
+    return _svg(width, 170, parts)

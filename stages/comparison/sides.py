@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from composer_stages.comparison.logs import ITEM, ReadLog, read
+from composer_stages.comparison.logs import ITEM, JUDGES, ReadLog, read
 from composer_stages.comparison.tables import EVERY_COLUMN, Columns
 from composer_stages.errors import BadInput, UsageError
 from composer_stages.evaluation.outcomes import START
@@ -48,10 +48,9 @@ def read_sides(paths: Sequence[str], columns: Columns = EVERY_COLUMN) -> list[Re
     else:
         for at, log in enumerate(logs):
             notes = [Sentence("comparison.several-models", models=log.models)] if len(log.models) > 1 else []
-            if log.digests in (alike := [earlier.digests for earlier in logs[:at]]):
-                same = paths[alike.index(log.digests)]
-                notes.append(Sentence("comparison.log-with-itself", path=paths[at], same=same))
-            logs[at] = replace(log, notes=(*log.notes, *notes))
+            alike = [earlier.digests for earlier in logs[:at]]
+            copy_of = alike.index(log.digests) if log.digests in alike else None
+            logs[at] = replace(log, notes=(*log.notes, *notes), copy_of=copy_of)
         for (path, log), (selecting, other) in permutations(zip(paths, logs, strict=True), 2):
             if log.selected_by & {*other.digests}:
                 raise BadInput("comparison.selected-by-side", path=path, selecting=selecting)
@@ -88,11 +87,14 @@ def choose_score(logs: Sequence[ReadLog], names: Sequence[str] = ()) -> list[Rea
         raise UsageError("comparison.scores-of-other-sides", number=len(names), sides=len(logs))
     if names:
         chosen = [*names] * len(logs) if len(names) == 1 else [*names]
-        for at, (log, name) in enumerate(zip(logs, chosen, strict=True)):
-            meant = [each for each in log.scores if any(kind.called(name) for kind in _kinds(log, each))]
-            if name not in log.scores and len(meant) != 1:
-                raise BadInput("comparison.no-such-score", score=name, name=log.name, logs=listed)
-            chosen[at] = name if name in log.scores else meant[0]
+        for at, (log, joined) in enumerate(zip(logs, chosen, strict=True)):
+            of_judges = [joined] if joined in log.scores else joined.split(JUDGES)
+            for number, name in enumerate(of_judges):
+                meant = [each for each in log.scores if any(kind.called(name) for kind in _kinds(log, each))]
+                if name not in log.scores and len(meant) != 1:
+                    raise BadInput("comparison.no-such-score", score=name, name=log.name, logs=listed)
+                of_judges[number] = name if name in log.scores else meant[0]
+            chosen[at] = JUDGES.join(of_judges)
     else:
         having = [of_log for of_log in scored if of_log] or [[REWARD]]
         scored = [of_log or having[0] for of_log in scored]
@@ -105,7 +107,10 @@ def choose_score(logs: Sequence[ReadLog], names: Sequence[str] = ()) -> list[Rea
         metrics = {kind.metric for log, name in zip(logs, chosen, strict=True) for kind in _kinds(log, name)} - {""}
         if any(len(of_log) > 1 for of_log in of_sides) or (not shared and len(metrics) > 1):
             raise BadInput("comparison.several-scores", shared=shared, logs=listed, score=chosen[-1])
-    return [log.scored_by(name) for log, name in zip(logs, chosen, strict=True)]
+    return [
+        log.judged_by(name.split(JUDGES)) if JUDGES in name and name not in log.scores else log.scored_by(name)
+        for log, name in zip(logs, chosen, strict=True)
+    ]
 
 
 def _kinds(log: ReadLog, name: str) -> list[ScoreKind]:

@@ -1,5 +1,6 @@
 """What `compare` does: read the logs, compare every side with the first, and write the result."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 from composer_stages.comparison import report
 from composer_stages.comparison.config import Config
 from composer_stages.comparison.decision import LogComparison, compare
+from composer_stages.comparison.gate import MetricResult, all_pass, judge
 from composer_stages.comparison.sides import read_sides
 from composer_stages.comparison.words import describe_match, describe_setting, describe_too_few
 from composer_stages.evaluation.difference import Decision
@@ -26,7 +28,7 @@ EXIT_CODES = {
     Decision.NO_DIFFERENCE: 1,
     Decision.UNDECIDED: 3,
 }
-NOT_WORSE_CODES = {True: 0, False: 1, None: 3}
+SHOWN_CODES = {True: 0, False: 1, None: 3}
 TASKS = "tasks.parquet"
 
 
@@ -37,23 +39,27 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Read the logs, compare every side with the first, and write the result."""
+    """Read the logs, compare them, and write the result."""
     del inputs
-    sides = read_sides(config.paths, config.columns)
-    comparison, tasks = compare(sides, config)
-    content = document(comparison)
-    out.set_summary(**summarize(comparison, content))
+    sides = read_sides(config.logs, config.columns)
+    if config.policy:
+        results, tasks = judge(sides, config)
+        comparison = results[0].comparison
+    else:
+        results, (comparison, tasks) = [], compare(sides, config)
+    content = document(comparison, results)
+    out.set_summary(**summarize(comparison, content, results))
     out.count(planned=len(sides), done=len(sides))
     out.document("comparison", content)
     out.write_export(TASKS, partial(_write, tasks))
     flips = report.flips(tasks, len(tasks), places=True) if config.flips else report.flips(tasks, report.FLIPS)
-    out.write_file("report.txt", f"{report.text(comparison)}{flips}\n")
-    out.write_file("comparison.html", report.page(comparison, tasks))
-    out.write_file("comparison.md", report.markdown(comparison, tasks))
+    out.write_file("report.txt", f"{report.text(comparison, results)}{flips}\n")
+    out.write_file("comparison.html", report.page(comparison, tasks, results))
+    out.write_file("comparison.md", report.markdown(comparison, tasks, results))
 
 
-def document(comparison: LogComparison) -> dict[str, Any]:
-    """Return a comparison as `comparison.json` holds it."""
+def document(comparison: LogComparison, results: Sequence[MetricResult] = ()) -> dict[str, Any]:
+    """Return a comparison as `comparison.json` holds it, and what was shown of each metric of a policy."""
     fields = {name: value for name, value in asdict(comparison).items() if name != "pairings"}
     rows = zip(comparison.differences, comparison.pairings, strict=True)
     names = ("estimate", "low", "high", "p_holm", "alpha", "num_tasks", "num_units", "wins", "losses", "not_worse")
@@ -62,36 +68,43 @@ def document(comparison: LogComparison) -> dict[str, Any]:
             **{name: getattr(difference, name) for name in names},
             "needed": difference.needed and difference.needed._asdict(),
             "letter": difference.treatment,
+            "baseline": difference.baseline,
             "decision": difference.decision.value,
             "p": difference.p_value,
             "missing": difference.missing.by_side,
             **{name: getattr(difference.missing, name) for name in ("counted_as", "worst", "best", "holds")},
             "too_few": describe_too_few(difference),
+            **asdict(pairing),
             "matched": describe_match(pairing.matched),
             "settings": [describe_setting(setting) for setting in pairing.settings],
-            "families": pairing.families,
-            "noise": pairing.noise,
-            "benchmarks": [asdict(row) for row in pairing.benchmarks],
         }
         for difference, pairing in rows
         if difference.missing
     ]
-    return {**fields, "differences": differences}
+    policy = [
+        {**result.metric.model_dump(), "passes": result.passes, **document(result.comparison)["differences"][0]}
+        for result in results
+    ]
+    return {**fields, "differences": differences, "policy": policy}
 
 
-def summarize(comparison: LogComparison, content: dict[str, Any]) -> dict[str, Any]:
+def summarize(
+    comparison: LogComparison, content: dict[str, Any], results: Sequence[MetricResult] = ()
+) -> dict[str, Any]:
     """Return the most important numbers for the manifest. content: of `comparison.json`."""
     first = comparison.differences[0]
+    shown = all_pass(results) if results else first.not_worse
+    large = ("categories", "benchmarks")
     return {
-        "exit_code": NOT_WORSE_CODES[first.not_worse] if comparison.not_worse else EXIT_CODES[first.decision],
+        "exit_code": SHOWN_CODES[shown] if results or comparison.not_worse else EXIT_CODES[first.decision],
         "verdict": first.decision.value,
         "by": report.describe_size(comparison, first),
-        "why": report.describe_decision(comparison, first),
+        "why": report.describe_policy(results) if results else report.describe_decision(comparison, first),
         "lower_is_better": comparison.lower_is_better,
-        "differences": [
-            {name: value for name, value in row.items() if name not in ("families", "benchmarks")}
-            for row in content["differences"]
-        ],
+        **{
+            key: [{name: value for name, value in row.items() if name not in large} for row in content[key]]
+            for key in ("differences", "policy")
+        },
     }
 
 

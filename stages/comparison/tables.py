@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,22 @@ SPACES = (
 )
 """Columns that tell tasks apart whose ids are the same."""
 QUESTIONS = ("question", "prompt", "problem", "input", "query", "instruction")
+COSTS = {
+    "cost_usd": ("cost_usd", "cost", "total_cost", "price"),
+    "prompt_tokens": ("prompt_tokens", "input_tokens"),
+    "completion_tokens": ("completion_tokens", "output_tokens"),
+    "total_tokens": ("total_tokens", "tokens", "num_tokens"),
+}
+"""Columns of what a row cost, by those of items."""
+JUDGES = ("judge", "judge_model", "judge_name", "judge_id", "grader", "rater", "annotator")
+"""Columns of who scored a row."""
+SHARED = re.compile(
+    r"(?:(?:source|parent)_)?(?:doc|document|passage|context|article|story|paragraph|section|page|paper|book|url|"
+    r"template|scenario|group|cluster|parent|family|dialog(?:ue)?|conversation|image|video|repo|repository|project)s?"
+    r"(?:_?(?:id|name|title|hash|key|index|idx|no))?",
+    re.IGNORECASE,
+)
+"""Columns whose values several tasks may share, which are then no independent evidence."""
 NULLS = pcsv.ConvertOptions().null_values
 WORDS = {"true": "1", "True": "1", "TRUE": "1", "false": "0", "False": "0", "FALSE": "0"}
 """Truth values in CSV, which has no types."""
@@ -89,6 +106,7 @@ class Columns:
         return (
             name in KNOWN
             or name in asked
+            or SHARED.fullmatch(name) is not None
             or any(path.startswith(f"{name}.") or name.startswith(f"{path}.") for path in asked)
         )
 
@@ -105,7 +123,9 @@ class Columns:
 
 
 EVERY_COLUMN = Columns()
-KNOWN = frozenset((*IDS, *SCORES, *GROUPS, *MODELS, *METRICS, *CONTEXT, *SPACES, *QUESTIONS))
+KNOWN = frozenset(
+    (*IDS, *SCORES, *GROUPS, *MODELS, *METRICS, *CONTEXT, *SPACES, *QUESTIONS, *JUDGES, *chain(*COSTS.values()))
+)
 
 
 @dataclass(frozen=True)
@@ -113,7 +133,8 @@ class ScoreTable:
     """The rows of a table: their texts by what they are in an item, and their scores by kind.
 
     id_columns: of the task's id, which is that of the last one within the others. numbered: ids are numbers beside
-    questions, which then tell what the tasks are.
+    questions, which then tell what the tasks are. groups: columns whose values tasks may share. judges: who
+    scored each row, null where that is not recorded.
     """
 
     texts: Mapping[str, pa.ChunkedArray | pa.Array]
@@ -121,6 +142,8 @@ class ScoreTable:
     kinds: tuple[ScoreKind, ...]
     id_columns: tuple[str, ...]
     numbered: bool
+    groups: Mapping[str, pa.ChunkedArray | pa.Array]
+    judges: pa.ChunkedArray | pa.Array
 
     def __len__(self) -> int:
         return len(self.texts["task"])
@@ -165,7 +188,12 @@ def read_table(path: str, source: Source, columns: Columns) -> ScoreTable | None
             "comparison.rounded-id", path=path, column=id_columns[-1], id=tasks[rounded].as_py(), row=rounded + 1
         )
     model = first(MODELS)
+    shared = [name for name in texts if (SHARED.fullmatch(name) or name in QUESTIONS) and name not in id_columns]
+    shared += id_columns[-1:] if id_columns[1:] else []
     cells = {
+        **{name: texts[name] for name in shared},
+        **{name: _costs(table, names, is_csv(source.path.name)) for name, names in COSTS.items()},
+        "judge": first(JUDGES),
         "model": pc.if_else(_is_empty(model), None, model),
         "task": tasks,
         "family": first(FAMILIES, *id_columns),
@@ -188,7 +216,9 @@ def read_table(path: str, source: Source, columns: Columns) -> ScoreTable | None
     kinds = tuple(ScoreKind(name, "" if name in VERDICTS else name) for name in scores)
     if metrics is not None:
         cells, scores, kinds = _by_metric(cells, scores, metrics)
-    return ScoreTable(cells, scores, kinds, id_columns, numbered)
+    return ScoreTable(
+        cells, scores, kinds, id_columns, numbered, {name: cells[name] for name in shared}, cells["judge"]
+    )
 
 
 # Files.
@@ -514,6 +544,15 @@ def _numbers(column: pa.ChunkedArray, is_csv: bool) -> pa.ChunkedArray:
             column = pc.coalesce(pa.array([*WORDS.values()]).take(number.combine_chunks()), column)
     values = pc.cast(column, pa.float64())
     return pc.if_else(pc.is_finite(values), values, None)
+
+
+def _costs(table: pa.Table, names: Sequence[str], is_csv: bool) -> Any:
+    """Return the first of these columns that holds numbers, null where it holds none that is a cost."""
+    for name in names:
+        with suppress(KeyError, pa.ArrowException):
+            values = _numbers(table[name], is_csv)
+            return pc.if_else(pc.greater_equal(values, 0), values, None)
+    return pa.nulls(len(table), pa.float64())
 
 
 def _is_score(value: Any, is_csv: bool) -> bool:

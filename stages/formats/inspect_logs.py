@@ -214,6 +214,7 @@ def _rollout(about: Record, plan: Record, sample: Record) -> Trajectory:
         sampling=(about.get("model_generate_config") or {}) | (plan.get("config") or {}),
         prompt_tokens=usage.get("input_tokens"),
         completion_tokens=usage.get("output_tokens"),
+        cost_usd=usage.get("total_cost"),
         wall_s=sample.get("total_time"),
         task_data=marked["task_data"]
         if marked

@@ -15,6 +15,8 @@ from composer_stages.rollouts.trace import RolloutPayload, digests_of_prefixes
 from composer_stages.runs import store
 from composer_stages.runs.kinds import ROLLOUT, STEP, Row
 
+USAGE = ("prompt_tokens", "completion_tokens", "cost_usd")
+
 
 class ImportedPayload(RolloutPayload):
     """The journal record of an imported rollout: that of a collected one, and its `task/1` and `origin/1` rows."""
@@ -41,11 +43,6 @@ def payload(item: ReadTrajectory, sample_idx: int) -> ImportedPayload:
     reward = None if trajectory.error is not None or trajectory.reward is None else float(trajectory.reward)
     model = trajectory.model or item.origin.sidecars.model
     steps = _steps(trajectory, identity, reward)
-    # The source's own totals, else sums of the turns where all are known: a partial sum would read as a total.
-    totals = {}
-    for column in ("prompt_tokens", "completion_tokens", "cost_usd"):
-        stated, parts = getattr(trajectory, column), [getattr(turn, column) for turn in trajectory.turns]
-        totals[column] = stated if stated is not None else sum(parts) if parts and None not in parts else None
     questions = [message["content"] for message in trajectory.opening if message["role"] == "user"]
     error_type, error = trajectory.error or (None, None)
     tools = orjson.dumps(trajectory.tools).decode()  # in their order, in which templates write them
@@ -66,7 +63,7 @@ def payload(item: ReadTrajectory, sample_idx: int) -> ImportedPayload:
             "terminated_by": trajectory.terminated_by,
             "wall_s": trajectory.wall_s,
             "submission": trajectory.submission,
-            **totals,
+            **usage(trajectory),
             "num_steps": len(trajectory.turns),
             "reward": reward,
             "hidden_pass": trajectory.resolved,
@@ -103,6 +100,15 @@ def _measured(trajectory: Trajectory) -> Row:
     }
     fields |= {"reason": measured.reason, "state": measured.state, "log": trajectory.log and trajectory.log.key}
     return {MEASURED: {"scores": measured.scores, **{name: value for name, value in fields.items() if value}}}
+
+
+def usage(trajectory: Trajectory) -> dict[str, float | None]:
+    """Return what a rollout cost: the source's own totals, else sums of the turns, None where one is unknown."""
+    totals: dict[str, float | None] = {}
+    for column in USAGE:
+        stated, parts = getattr(trajectory, column), [getattr(turn, column) for turn in trajectory.turns]
+        totals[column] = stated if stated is not None else sum(parts) if parts and None not in parts else None
+    return totals
 
 
 def _steps(trajectory: Trajectory, identity: Row, reward: float | None) -> list[Row]:

@@ -19,7 +19,8 @@ from support.transcripts import assistant, document, jsonl, prediction, user
 
 from composer_stages.comparison import logs, report
 from composer_stages.comparison.config import Config
-from composer_stages.comparison.decision import LogComparison, chance_of_k, compare
+from composer_stages.comparison.decision import LogComparison, compare
+from composer_stages.comparison.pairs import chance_of_k
 from composer_stages.comparison.sides import read_sides
 from composer_stages.comparison.stage import document as document_of, summarize
 from composer_stages.comparison.words import describe_reasons
@@ -148,8 +149,9 @@ def test_a_log_that_is_compared_with_itself_is_named(tmp_path: Path) -> None:
     first, copied, third = (
         scores(tmp_path / f"{name}.jsonl", [1, 0, score]) for name, score in zip("abc", (1, 1, 0), strict=True)
     )
-    (of_first, of_copied, of_other) = (side.notes for side in read_sides([first, copied, third]))
-    assert of_first == of_other == () and "b.jsonl has the content of" in of_copied[0] and "with itself" in of_copied[0]
+    assert [side.copy_of for side in read_sides([first, copied, third])] == [None, 0, None]
+    said = report.text(compared(first, third, copied)).splitlines()[0]
+    assert said.startswith("C is A: both logs have the same content")
 
 
 def test_what_a_side_lacks_is_named_and_counts_as_asked(tmp_path: Path) -> None:
@@ -600,7 +602,7 @@ def test_tasks_of_one_document_are_resampled_together(tmp_path: Path) -> None:
     # A category of all but one of the documents is no clearer than they are.
     for path, side in zip(paths, (rows, again), strict=True):
         table(Path(path), ({**row, "category": "y" if row["document"] == "d11" else "x"} for row in side))
-    by_task, by_document = (recorded(compared(*paths, unit=unit)).families for unit in ("", "document"))
+    by_task, by_document = (recorded(compared(*paths, unit=unit)).categories for unit in ("", "document"))
     assert by_task[0]["p_holm"] < 0.01 < 0.1 < by_document[0]["p_holm"]
     assert by_task[1]["p_holm"] and by_document[1]["p_holm"] is None  # one document shows nothing
     refused(lambda: compared(*paths, unit="author"), UsageError, "author", "document")
@@ -765,8 +767,8 @@ def test_repeats_say_how_large_a_difference_they_make_alone(tmp_path: Path) -> N
         rows = ({"id": f"t{task}", "score": int(value)} for (task, _), value in np.ndenumerate(passed))
         paths.append(table(tmp_path / f"{name}.jsonl", rows))
     comparison = compared(*paths)
-    assert comparison.pairings[0].noise == pytest.approx(apart, rel=0.15)
-    assert "two runs without any difference are up to" in report.text(comparison)
+    assert comparison.pairings[0].noise.limit == pytest.approx(apart, rel=0.15)
+    assert "Two runs without any difference are up to" in report.text(comparison)
     single = [scores(tmp_path / f"{name}.jsonl", [0, 1] * 10) for name in "cd"]
     assert compared(*single).pairings[0].noise is None
 
@@ -789,9 +791,9 @@ def test_categories_of_tasks_are_listed(tmp_path: Path) -> None:
 
     before, after = rows({"x": 0, "y": 1, "z": 1}), rows({"x": 1, "y": 1, "z": 0})
     delta = recorded(compared(table(tmp_path / "a.jsonl", before), table(tmp_path / "b.jsonl", after)))
-    means = {row["family"]: (row["A"], row["B"]) for row in delta.families}
+    means = {row["name"]: (row["baseline"], row["treatment"]) for row in delta.categories}
     assert means == {"x": (0.0, 1.0), "y": (1.0, 1.0), "z": (1.0, 0.0)}
-    assert delta.families[0]["p_holm"] < 0.05 < (delta.families[1]["p_holm"] or 0)
+    assert delta.categories[0]["p_holm"] < 0.05 < (delta.categories[1]["p_holm"] or 0)
 
 
 def test_scores_of_any_scale_are_compared_by_their_means(tmp_path: Path) -> None:
