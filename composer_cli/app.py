@@ -146,8 +146,10 @@ def _instead_of_option(command: StageCommand, option: str, value: str, cutoff: f
         if word in (name, slot.kind.plural):
             makers = " or ".join(f"`{command_words(writer)}`" for writer in writers(slot.kind))
             return Sentence("cli.run-given-with-from", records=slot.kind.plural, makers=makers)
-    key = next(iter(nearest_keys(stage.config, word, cutoff)), "")
-    return f"Did you mean the setting --set {key}={value}?" if key in command.settings_keys() else ""
+    nearest = next(iter(nearest_keys(stage.config, word, cutoff)), "")
+    # A group stands for the setting that it begins with: `policies.NAME.model`.
+    key = next((key for key in command.settings_keys() if nearest and f"{key}.".startswith(f"{nearest}.")), "")
+    return f"Did you mean the setting --set {key}={value}?" if key else ""
 
 
 TOO_MANY = "Got unexpected extra argument"

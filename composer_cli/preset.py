@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 
 from composer_cli.trust import require_trusted_servers
+from composer_stages import STAGES
 from composer_stages.backends import engine
 from composer_stages.errors import UsageError, refusal
 from composer_stages.policy.base import VLLM
@@ -146,6 +147,8 @@ def load_preset(reference: str | None) -> Preset:
     tree = read_file(path)
     if not tree.get("stage"):
         raise UsageError("cli.no-stage-tables", path=path)
+    if isinstance(tree["stage"], dict):
+        raise UsageError("cli.single-stage-table", path=path)
     try:
         preset = Preset.model_validate(tree)
     except ValidationError as error:
@@ -161,7 +164,9 @@ def load_preset(reference: str | None) -> Preset:
             raise UsageError("cli.equal-entry-names", path=path, title=entry.title)
         for name in entry.reads:
             if name not in earlier:
-                raise UsageError("cli.no-earlier-entry", path=path, title=entry.title, name=name, earlier=earlier)
+                raise UsageError(
+                    "cli.no-earlier-entry", path=path, title=entry.title, name=name, earlier=earlier, stages=[*STAGES]
+                )
         if entry.on:
             engine.check_engine(entry.on)
             if entry.parallel or not load_stage(entry.stage).work:

@@ -125,9 +125,12 @@ def load(name: str, options: Mapping[str, Any]) -> Environment:
     """Construct an environment, given by its registered name or as "package.module:Class", with `options`."""
     name, options = resolve_name(name, options)
     factory = _load_class(name)
-    parameters = list(inspect.signature(factory).parameters)
+    parameters = inspect.signature(factory).parameters
     if unknown := sorted(set(options) - set(parameters)):
-        raise UsageError("envs.no-such-option", name=name, option_=unknown[0], options=parameters)
+        raise UsageError("envs.no-such-option", name=name, option_=unknown[0], options=[*parameters])
+    named = [p for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    if needed := [p.name for p in named if p.default is p.empty and p.name not in options]:
+        raise UsageError("envs.option-needed", name=name, options=needed)
     return factory(**options)
 
 

@@ -60,7 +60,9 @@ def find(root: Path, text: str) -> Path:
         return bucket.fetch(text, root / "remote")
     folder = Path(text)
     if folder.is_file():
-        raise BadInput("runs.file-instead-of-run", text=text)
+        if folder.suffix == ".gguf":
+            raise BadInput("runs.model-instead-of-run", folder=folder)
+        raise BadInput("runs.file-instead-of-run", folder=folder)
     if folder.is_dir():
         return folder / "latest" if (folder / "latest" / "manifest.json").is_file() else folder
     paths = folders(root)

@@ -205,6 +205,8 @@ def without_time(name: str) -> str:
 def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a run folder; `BadInput` when there is none or it cannot be understood."""
     if not (folder / "manifest.json").is_file():
+        if any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
+            raise BadInput("runs.model-instead-of-run", folder=folder)
         raise BadInput("runs.no-manifest", folder=folder)
     fields = store.read_json(folder / "manifest.json")
     if isinstance(fields, dict) and fields.get("seal") != manifest_seal(fields):

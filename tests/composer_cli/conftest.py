@@ -19,6 +19,10 @@ class Broken(GuessEnv):
     def __init__(self):
         raise ZeroDivisionError("oh")
 
+class Needs(GuessEnv):
+    def __init__(self, words, turns=2, *, size, **more):
+        pass
+
 class NoTasks(GuessEnv):
     def tasks(self, split, count, seed):
         return {}["no such key"]

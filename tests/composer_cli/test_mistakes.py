@@ -39,6 +39,10 @@ OTHERS = {
     "not-a-run/manifest.json": "{}",
     "number-run/manifest.json": "3",
     "model/config.json": "{}",
+    "student.gguf": "",
+    "missing.toml": '[[stage]]\nstage = "evaluate"\nfrom = ["train"]\n',
+    "elsewhere.toml": '[[stage]]\nstage = "train"\n[[stage]]\nstage = "evaluate"\nfrom = ["B"]\n',
+    "single.toml": '[stage]\nstage = "train"\n',
 }
 
 
@@ -233,6 +237,13 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["collect", "--policy"], 2, "`composer collect --help --all`"),
     (["show", "{tmp}/rows.jsonl"], 4, "rows.jsonl is a file. Give the folder of a run"),
     (["import", "trl", "{tmp}/known.jsonl"], 4, "Without the word trl"),
+    (["run", "--preset", "{tmp}/missing.toml"], 2, 'it is the first entry. Add the entry before it, [[stage]]'),
+    (["run", "--preset", "{tmp}/elsewhere.toml"], 2, 'called so: train. Add the entry before it, [[stage]] with name'),
+    (["run", "--preset", "{tmp}/single.toml"], 2, "Write [[stage]] for [stage]."),
+    (["evaluate", "--from", "{tmp}/model"], 4, "as --set policies.NAME.model={tmp}/model"),
+    (["replay-teachers", "--from", "{tmp}/student.gguf"], 4, "as --set policy.model={tmp}/student.gguf"),
+    (["evaluate", "--policy", "kata:student"], 2, "Did you mean the setting --set policies.NAME.model=kata:student?"),
+    ([*COLLECT, "--env", "bad_env:Needs"], 2, "no default: --set env.words=VALUE, --set env.size=VALUE."),
 ]  # fmt: skip
 
 

@@ -112,7 +112,7 @@ def test_a_stage_that_is_an_entry_stands_for_that_entry_alone():
         ("[[stage]]\nstage = 'train'\narms = { A = { from = 'x' } }", "from of the arm A is 'x'"),
         ("[[stage]]\nstage = 'train'\narms = ['A']", "a table of keys and values"),
         ("[[stage]]\nstage = 'collect'\n[[stage]]\nstage = 'collect'", "two entries are called 'collect'"),
-        ("[[stage]]\nstage = 'extract-pairs'\nfrom = ['collect']\n[[stage]]\nstage = 'collect'", "no earlier entry"),
+        ("[[stage]]\nstage = 'extract-pairs'\nfrom = ['collect']\n[[stage]]\nstage = 'collect'", "is the first entry"),
         ("[[stage]]\nstage = 'colect'", "colect"),
         ("", "it has no [[stage]] tables"),
         ("stage = 'collect'", "is not a preset"),
