@@ -94,7 +94,7 @@ class ChainArguments(Arguments):
     """Submit the chain instead of running it here: slurm, hf-jobs or modal. Or deal its stages' work to workers:
     processes:N, ray or ray://HOST:PORT."""
     max_cost: Annotated[float | None, Field(ge=0), typer.Option("--max-cost", metavar="USD", min=0.0)] = None
-    """USD, which no stage of the chain exceeds."""
+    """USD, which all stages of the chain together do not exceed."""
     to_the_end: Annotated[bool, typer.Option("--to-the-end")] = False
     """Go on after a stage that did not pass its own checks, or left them open."""
 

@@ -16,10 +16,11 @@ from composer_cli.view import page
 from composer_stages.backends import devices, resources
 from composer_stages.errors import ComposerError, Incomplete
 from composer_stages.layout import aligned
+from composer_stages.runs import ledger
 from composer_stages.runs.catalog import assign_inputs
 from composer_stages.runs.run import Run
 from composer_stages.runs.runner import Result, check_disk_space
-from composer_stages.runs.settings import StageConfig, Tree
+from composer_stages.runs.settings import StageConfig, Tree, parts
 from composer_stages.runs.stage import Plan, load_stage
 from composer_stages.stopping import on_signals
 from composer_stages.words import Sentence
@@ -54,19 +55,29 @@ def run(
     with on_signals(console.announce_stop):
         for group in preset.groups():
             if can_run_in_parallel([configs[entry.title] for entry in group], arguments):
+                own_options = with_money_left(arguments, results)
                 waiting = [
                     WaitingEntry(
                         entry.title, entry.stage, entry.reads, entry.gpus_for(configs[entry.title]), partial(job, entry)
                     )
                     for entry in group
                 ]
-                results |= parallel.execute(waiting, results, arguments, console, require)
+                results |= parallel.execute(waiting, results, own_options, console, require)
                 continue
             for entry in group:
-                own_options = arguments.model_copy(update={"on": arguments.on or entry.on or None})
+                own_options = with_money_left(arguments, results)
+                own_options = own_options.model_copy(update={"on": arguments.on or entry.on or None})
                 results[entry.title] = call.execute(job(entry, results), own_options, console)
                 require(entry.title, results[entry.title])
     return results
+
+
+def with_money_left(arguments: Arguments, results: Mapping[str, Result]) -> Arguments:
+    """Return the arguments with what the entries so far left of the chain's budget, by their ledgers."""
+    if arguments.max_cost is None:
+        return arguments
+    spent = sum(sum(ledger.totals(result.path) or ()) for result in results.values())
+    return arguments.model_copy(update={"max_cost": max(arguments.max_cost - spent, 0.0)})
 
 
 def job_of(preset: Preset, entry: PresetEntry, config: StageConfig, results: Mapping[str, Result]) -> StageJob:
@@ -79,9 +90,12 @@ def job_of(preset: Preset, entry: PresetEntry, config: StageConfig, results: Map
 def can_run_in_parallel(configs: Sequence[StageConfig], arguments: Arguments) -> bool:
     """Return whether entries can run at the same time: workers and some servers serve one entry at a time.
 
-    A server of which all weights are replaced follows one training.
+    A server of which all weights are replaced follows one training. One of the entries may spend a limited budget.
     """
     if len(configs) == 1 or arguments.on:
+        return False
+    paying = sum(any(getattr(part, "base_url", None) for _, part in parts("", config)) for config in configs)
+    if arguments.max_cost is not None and paying > 1:
         return False
     policies = [policy for config in configs if (policy := getattr(config, "policy", None)) is not None]
     if not any(policy.served for policy in policies):

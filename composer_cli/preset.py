@@ -4,7 +4,7 @@ A preset gives its entries a layer of settings between defaults and files, and w
 arms and seeds once. Presets that are shipped lie in `presets/`; a user's own file works the same.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,15 @@ class PresetEntry(Settings):
     """An entry for each arm, called after it: its settings over `config`, and as `from` what it reads besides."""
     seeds: int | None = Field(default=None, gt=0)
     """An entry for each seed from 0 on, and for each arm: A-0, B-0, A-1, B-1."""
+    rounds: int | None = Field(default=None, gt=1)
+    """Neighbours with equal `rounds` are repeated so often, one round after the other: collect-1, train-1, collect-2.
+    What they read from each other is of their own round."""
+    before: list[str] = Field(default=[])
+    """Entries of its block of rounds of which it reads that of the round before; in the first round none."""
+    so_far: list[str] = Field(default=[])
+    """Entries of its block of which it reads those of all rounds up to its own."""
+    by_round: dict[str, list[Any]] = Field(default_factory=dict)
+    """Settings that differ from round to round: their values in order, {"rollouts.mixed" = [0.5, 0.2, 0.0]}."""
 
     def entries(self) -> list["PresetEntry"]:
         """Return the entries that arms and seeds make of this one, else itself alone; `ValueError` for its names."""
@@ -78,6 +87,24 @@ class PresetEntry(Settings):
                 config = merge(merge(self.config, more), named)
                 entries.append(self.model_copy(update={**update, "config": config}))
         return entries
+
+    def in_round(self, number: int, block: Collection[str]) -> "PresetEntry":
+        """Return the entry of one round, counted from 1; `ValueError` for what rounds cannot be. block: its titles."""
+        if strange := [name for name in (*self.before, *self.so_far) if name not in block]:
+            raise ValueError(Sentence("cli.not-of-the-rounds", title=self.title, name=strange[0], block=block))
+        if self.arms or self.seeds:
+            raise ValueError(Sentence("cli.arms-in-rounds", title=self.title))
+        config = self.config
+        for key, values in self.by_round.items():
+            if len(values) != self.rounds:
+                raise ValueError(Sentence("cli.values-by-round", title=self.title, key=key, values=values))
+            config = merge(config, nested(key, values[number - 1]))
+        reads = [f"{name}-{number}" if name in block else name for name in self.reads]
+        reads += [f"{name}-{number - 1}" for name in self.before if number > 1]
+        reads += [f"{name}-{earlier + 1}" for name in self.so_far for earlier in range(number)]
+        alone: dict[str, Any] = {"rounds": None, "before": [], "so_far": [], "by_round": {}}
+        name = f"{self.title}-{number}"
+        return self.model_copy(update={"name": name, "reads": reads, "config": config, **alone})
 
     @property
     def title(self) -> str:
@@ -103,9 +130,9 @@ class Preset(Settings):
     @field_validator("stage")
     @classmethod
     def _each_alone(cls, declared: list[PresetEntry]) -> list[PresetEntry]:
-        """Return the entries, of arms and seeds one each; a stage that is read is all entries of it until there."""
+        """Return the entries, of rounds, arms and seeds one each; a stage that is read is all entries of it so far."""
         expanded = list[PresetEntry]()
-        for entry in (entry for each in declared for entry in each.entries()):
+        for entry in (entry for each in _in_rounds(declared) for entry in each.entries()):
             titles = [entry.title for entry in expanded]
             read = [
                 title
@@ -123,6 +150,19 @@ class Preset(Settings):
         """Return the entries in groups of neighbours that may run at the same time."""
         numbered = groupby(enumerate(self.stage), lambda item: item[1].parallel or item[0])
         return [[entry for _, entry in group] for _, group in numbered]
+
+
+def _in_rounds(declared: Iterable[PresetEntry]) -> Iterator[PresetEntry]:
+    """Yield the entries, neighbours with equal rounds once in each round."""
+    for rounds, neighbours in groupby(declared, lambda entry: entry.rounds):
+        block = list(neighbours)
+        titles = [entry.title for entry in block]
+        if rounds is None:
+            if partial := [entry for entry in block if entry.before or entry.so_far or entry.by_round]:
+                raise ValueError(Sentence("cli.no-rounds", title=partial[0].title))
+            yield from block
+        else:
+            yield from (entry.in_round(number + 1, titles) for number in range(rounds) for entry in block)
 
 
 def preset_names() -> list[str]:

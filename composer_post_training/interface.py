@@ -218,10 +218,10 @@ def run(
     such as `{"env.name": "tasks", "collect.tasks": 5}`. config: TOML files with settings for its stages. policy: the
     model that every entry starts from. on: "processes:4" deals the work to workers here; "slurm", "hf-jobs" or "modal"
     submits the chain there, with settings such as `{"on.options.partition": "gpu"}`, and returns at once. resume: go on
-    with unfinished runs. clean: delete what the runs' folders hold and start again. max_cost: USD, which no stage
-    exceeds. fresh: ask anew also where another run has bought the answer. to_the_end: go on after an entry that did not
-    pass its own checks, or left them open. trust: send a provider's key to another server where a file says so. quiet:
-    no progress on stderr.
+    with unfinished runs. clean: delete what the runs' folders hold and start again. max_cost: USD, which all stages
+    together do not exceed. fresh: ask anew also where another run has bought the answer. to_the_end: go on after an
+    entry that did not pass its own checks, or left them open. trust: send a provider's key to another server where a
+    file says so. quiet: no progress on stderr.
 
     Raises `UsageError` for a preset or settings that cannot be run, `BadInput` for an input that a stage cannot read,
     `Incomplete` if part of a stage failed and the rest is saved, or an entry left open what others build on, and

@@ -1,14 +1,16 @@
 """collect: play a policy in an environment and keep every step.
 
-Answers: are the rollouts clean? Reads an environment and a policy; writes `steps/*.jsonl.gz` (full transcripts),
-`tasks`, `rollouts` and `steps` as Parquet, and the collection checks. The unit is one rollout. Rollouts of a policy on
-a server advance independently of each other; those of a local model, whose arithmetic depends on the batch, in batches.
+Answers: are the rollouts clean? Reads an environment and a policy, of the settings or of a training; writes
+`steps/*.jsonl.gz` (full transcripts), `tasks`, `rollouts` and `steps` as Parquet, and the collection checks. The unit
+is one rollout. Rollouts of a policy on a server advance independently of each other; those of a local model, whose
+arithmetic depends on the batch, in batches. Teachers may play a share of the turns (`rollouts.mixed`).
 """
 
+from collections import Counter
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from composer_stages.envs import task_table
 from composer_stages.envs.base import Task
@@ -22,12 +24,16 @@ from composer_stages.rollouts import collection_checks, recording
 from composer_stages.rollouts.agent_loop import LiveRollout, play_missing
 from composer_stages.rollouts.collection_checks import Account
 from composer_stages.rollouts.config import PlayingConfig
+from composer_stages.rollouts.trace import played_by
 from composer_stages.runs import reporting, store
-from composer_stages.runs.kinds import ROLLOUT, STEP, TASK, Row
-from composer_stages.runs.run import Inputs, RunWriter
-from composer_stages.runs.settings import BASIC
+from composer_stages.runs.kinds import CHECKPOINT, ROLLOUT, STEP, TASK, Row
+from composer_stages.runs.run import Inputs, RunWriter, Slot
+from composer_stages.runs.settings import BASIC, with_default
 from composer_stages.runs.stage import Plan, Stage
+from composer_stages.teachers.config import TeacherConfig, Teachers, check_names
+from composer_stages.teachers.mixing import Mixing, mixed
 from composer_stages.terms import grounds_in_words
+from composer_stages.words import Sentence
 
 
 class Config(PlayingConfig):
@@ -38,26 +44,53 @@ class Config(PlayingConfig):
     """Number of tasks of the split."""
     samples: Annotated[int, BASIC] = Field(default=4, gt=0, le=10_000)
     """Rollouts of every task."""
+    rollouts: Mixing = Mixing()
+    teachers: Teachers = with_default([])
+    """The teachers that play turns, as `replay-teachers` takes them; each turn of theirs is one teacher's, drawn."""
+
+    @model_validator(mode="after")
+    def _check_teachers(self) -> "Config":
+        check_names(self.teachers)
+        self.rollouts.require_players(self.policy, self.teachers)
+        return self
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings; without those of teachers where none plays, so that earlier runs stay what they are."""
+        settings = super().identity()
+        return settings if self.players() else {k: v for k, v in settings.items() if k not in ("rollouts", "teachers")}
+
+    def players(self) -> list[TeacherConfig]:
+        """Return the teachers that play turns."""
+        return self.teachers if self.rollouts.mixed else []
+
+
+def _with_student(inputs: Inputs, config: Config) -> Config:
+    """Return the settings with the model of the training whose rollouts are collected, where one is given."""
+    if (student := inputs.optional("student")) is None:
+        return config
+    return config.model_copy(update={"policy": config.policy.with_model(student.folder(CHECKPOINT))})
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Return the number of rollouts to play, and their largest cost."""
-    del inputs
+    config = _with_student(inputs, config)
     reporting.check(config.report_to)
     scripted.check(config.policy, config.env.name)
     rollouts = config.tasks * config.samples
-    tokens = rollouts * config.max_steps * available.longest_answer(config.policy)
+    turns = rollouts * config.max_steps
+    players = [(player, available.longest_answer(player)) for player in (config.policy, *config.players())]
     at_once = () if kind_of(config.policy) in ("local", "scripted") else config.in_flight.notes()
     return Plan(
         units=rollouts,
         what="rollouts",
-        max_completion_tokens=tokens,
-        max_cost_usd=config.policy.cost(0, tokens),
+        max_completion_tokens=turns * max(longest for _, longest in players),
+        max_cost_usd=turns * max(player.cost(0, longest) for player, longest in players),
         notes=(
             *config.limits.notes(config.max_steps),
-            *available.notes(config.policy),
+            *(note for player, _ in players for note in available.notes(player)),
             f"history {config.history}",
             *at_once,
+            *([Sentence("teachers.mixed-is-zero")] if config.teachers and not config.players() else []),
         ),
         up_to=config.counts_by_default(),
     )
@@ -65,18 +98,19 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Play the missing rollouts, then write the tables and the report with the collection checks."""
-    del inputs
+    config = _with_student(inputs, config)
     reporting.check(config.report_to)
     with reporting.log_units(config.report_to, out, config.label()):
         tasks, rollouts = _play(config, out)
     # Tables are in the order of the plan, whatever the order of completion.
     names = [rollout.rollout_id for rollout in rollouts]
-    counted_checks, account = collection_checks.CollectionChecks(), Account()
+    counted_checks, account, played = collection_checks.CollectionChecks(), Account(), Counter[str | None]()
 
     def rows() -> Iterator[Row]:
         for unit in out.journal.read(names):
             account.add(unit["rollout"], len(unit["steps"]))
             counted_checks.add(unit["rollout"], unit["steps"])
+            played.update(map(played_by, unit["steps"]))
             yield unit["rollout"]
 
     out.table(TASK, map(task_row, tasks))
@@ -98,6 +132,9 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         collection_checks={check.name: [check.total - check.failed, check.total] for check in checks},
         failed_checks=failed_checks,
     )
+    if config.players():
+        turns = {teacher.name: played[teacher.name] for teacher in config.players()}
+        out.set_summary(turns_of_teachers=turns)
     if config.env.curriculum:
         out.set_summary(selected_by=task_table.selected_by(config.env.curriculum))
     outcome = "nothing scored" if mean is None else f"mean reward {mean:.3f}"
@@ -107,6 +144,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         outcome += f"; {grounds}"
     if account.out_of_steps:
         outcome += f"; {account.out_of_steps} of {num} ended by max_steps={config.max_steps}"
+    if config.players():
+        outcome += f"; of the turns teachers played {', '.join(f'{name} {turns[name]}' for name in turns)}"
     counts = (counted(num, "rollout"), counted(account.steps, "step"), counted(failed, "error"))
     head = ", ".join([*counts, outcome])
     table, advice = collection_checks.table(checks), collection_checks.advice(failed_checks)
@@ -121,8 +160,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Play the missing rollouts."""
-    del inputs
-    _play(config, out)
+    _play(_with_student(inputs, config), out)
 
 
 def _play(config: Config, out: RunWriter) -> tuple[list[Task], list[LiveRollout]]:
@@ -132,20 +170,25 @@ def _play(config: Config, out: RunWriter) -> tuple[list[Task], list[LiveRollout]
     rollouts = [LiveRollout(task, index, config.seed) for task in tasks for index in range(config.samples)]
     config.tell_of_fewer(tasks, len(rollouts), out)
     sandbox = make().sandbox
-    with Serving(out, [config.policy]) as serving:
-        policy = serving.open(config.policy)
-        out.model("policy", **policy.facts())
-        play_missing(
-            make,
-            policy,
-            rollouts,
-            key=lambda rollout: rollout.rollout_id,
-            payload=lambda rollout: recording.payload(rollout, policy, sandbox=sandbox),
-            config=config,
-            out=out,
-            noun="rollouts",
-        )
-        out.model("policy", **policy.facts())  # what was found while asking
+    with Serving(out, [config.policy, *config.players()]) as serving:
+        student = serving.open(config.policy)
+        teachers = {teacher.name: (teacher, serving.open(teacher)) for teacher in config.players()}
+        by_name = {**{name: teacher for name, (_, teacher) in teachers.items()}, "policy": student}
+        for name, player in by_name.items():
+            out.model(name, **player.facts())
+        with mixed(config.rollouts, config, student, teachers) as policy:
+            play_missing(
+                make,
+                policy,
+                rollouts,
+                key=lambda rollout: rollout.rollout_id,
+                payload=lambda rollout: recording.payload(rollout, policy, sandbox=sandbox),
+                config=config,
+                out=out,
+                noun="rollouts",
+            )
+        for name, player in by_name.items():
+            out.model(name, **player.facts())  # what was found while asking
     return tasks, rollouts
 
 
@@ -169,6 +212,7 @@ STAGE = Stage(
 >>> rollouts.manifest.summary["mean_reward"]
 1.0""",
     config=Config,
+    inputs={"student": Slot(CHECKPOINT, optional=True)},
     outputs={"tasks": TASK, "rollouts": ROLLOUT, "steps": STEP},
     plan=plan,
     run=run,

@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from composer_stages.errors import BadInput, Incomplete
+from composer_stages.rollouts.trace import require_unmixed
 from composer_stages.runs.kinds import DIFFICULTY, ROLLOUT, TASK, Row
 from composer_stages.runs.run import Inputs, RunWriter, Slot
 from composer_stages.runs.settings import StageConfig
@@ -145,7 +146,7 @@ def _measure(inputs: Inputs) -> tuple[dict[str, MeasuredTask], list[str]]:
                 raise BadInput("task-id-reused", run=run.path, task_id=row["task_id"])
     models: Counter[str] = Counter()
     for run in with_rollouts:
-        for rollout in run.scan(ROLLOUT).rows(ROLLOUT_COLUMNS):
+        for rollout in require_unmixed(run).scan(ROLLOUT).rows(ROLLOUT_COLUMNS):
             entry = tasks.get(rollout["task_id"])
             if entry is None:
                 raise BadInput("rollouts-without-task", run=run.path, task_id=rollout["task_id"])

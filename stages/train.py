@@ -1,11 +1,11 @@
 """train: one arm, by GRPO on the environment's reward; channels with a weight add their losses to it.
 
-Reads an environment, a model (of the settings, or of a run of `composer probe start`), the tasks of a curriculum where
-one is given, and, for channels on preference pairs, extracted pairs; writes a Hugging Face folder (of an adapter alone,
-where one was trained), `checkpoint.json` (what `evaluate` needs to know of it), `metrics.jsonl`, and as tables the
-rollouts that were played, their rewards, and the hints. Training resumes from its newest complete checkpoint and then
-gives what an uninterrupted run gives. Under torchrun every process trains the same model on its share of each step's
-rollouts, and the first one writes the run.
+Reads an environment, a model (of the settings, of an earlier training, or of `composer probe start`), the tasks of a
+curriculum where one is given, and, for channels on preference pairs, extracted pairs, of one run or several; writes a
+Hugging Face folder (of an adapter alone, where one was trained), `checkpoint.json` (what `evaluate` needs to know of
+it), `metrics.jsonl`, and as tables the rollouts that were played, their rewards, and the hints. Training resumes from
+its newest complete checkpoint and then gives what an uninterrupted run gives. Under torchrun every process trains the
+same model on its share of each step's rollouts, and the first one writes the run.
 """
 
 import tempfile
@@ -19,7 +19,6 @@ from composer_stages.backends import resources
 from composer_stages.backends.ranks import join, world_size
 from composer_stages.errors import UsageError
 from composer_stages.policy import available
-from composer_stages.policy.base import VLLM
 from composer_stages.policy.serving import Serving
 from composer_stages.runs import reporting, store
 from composer_stages.runs.activity import Checking, activity
@@ -81,11 +80,14 @@ def _foreseen(config: Config) -> Prompts:
 def _with_runs(inputs: Inputs, config: Config) -> Config:
     """Return the settings with the model of the run that training starts from and a curriculum, where they are given.
 
-    `UsageError` for two curricula.
+    `UsageError` for two of either.
     """
-    if (start := inputs.optional("start")) is not None:
-        model = f"{VLLM if config.policy.served else ''}{start.folder(START)}"
-        config = config.model_copy(update={"policy": config.policy.model_copy(update={"model": model})})
+    start, student = inputs.optional("start"), inputs.optional("student")
+    if start is not None and student is not None:
+        raise UsageError("two-starts", paths=[start.path, student.path])
+    if run := start or student:
+        policy = config.policy.with_model(run.folder(CHECKPOINT if start is None else START))
+        config = config.model_copy(update={"policy": policy})
     if (curriculum := inputs.optional("curriculum")) is not None:
         if config.env.curriculum:
             raise UsageError("two-curricula", curriculum=config.env.curriculum, path=curriculum.path)
@@ -162,9 +164,10 @@ STAGE = Stage(
 (10, 'steps')""",
     config=Config,
     inputs={
-        "pairs": Slot(PAIR, optional=True),
+        "pairs": Slot(PAIR, many=True, optional=True),
         "direction": Slot(DIRECTION, optional=True),
         "start": Slot(START, optional=True),
+        "student": Slot(CHECKPOINT, optional=True),
         "curriculum": Slot(DIFFICULTY, optional=True),
     },
     outputs={

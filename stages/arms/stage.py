@@ -29,13 +29,14 @@ from composer_stages.evaluation.verdict import EvalVerdict, Look, decide
 from composer_stages.evaluation.words import SENTENCES, describe_verdict
 from composer_stages.policy import PolicyConfig, available, kind_of, scripted
 from composer_stages.policy.adapters import CheckpointInfo, refuse_trained
-from composer_stages.policy.base import VLLM, NotFinite
+from composer_stages.policy.base import NotFinite
 from composer_stages.policy.served import answered_by, policy_notes
 from composer_stages.policy.serving import Serving
 from composer_stages.rollouts.agent_loop import LiveRollout, play_missing
 from composer_stages.rollouts.collection_checks import SERVED
 from composer_stages.rollouts.recording import action_facts, verdict_columns, work_columns
-from composer_stages.runs import reporting
+from composer_stages.rollouts.trace import require_unmixed
+from composer_stages.runs import reporting, store
 from composer_stages.runs.catalog import name as run_name
 from composer_stages.runs.kinds import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
 from composer_stages.runs.run import Inputs, Run, RunWriter
@@ -81,13 +82,10 @@ def arms(inputs: Inputs, config: Config, to_train: Sequence[tuple[str, int]] = (
     infos = [CheckpointInfo.of(run) for run in trained]
     played_arms = []
     for info, run in zip(infos, trained, strict=True):
-        folder = str(run.folder(CHECKPOINT))
-        model = f"{VLLM}{folder}" if info.start.served else folder
-        pairs = run.manifest.inputs.get("pairs")
-        pair_set = pairs[0].content[:PAIR_SET] if pairs else None
-        played_arms.append(
-            Arm(info.arm, info.train_seed, info.start.model_copy(update={"model": model}), pair_set, trained=True)
-        )
+        pairs = [ref.content for ref in run.manifest.inputs.get("pairs", ())]
+        pair_set = (pairs[0] if len(pairs) == 1 else store.digest(pairs))[:PAIR_SET] if pairs else None
+        policy = info.start.with_model(run.folder(CHECKPOINT))
+        played_arms.append(Arm(info.arm, info.train_seed, policy, pair_set, trained=True))
     # A model of the settings has no training seed; like the start it counts as seed 0.
     played_arms += [Arm(name, 0, policy) for name, policy in config.policies.items()]
     names = [(arm.name, arm.seed) for arm in played_arms]
@@ -399,7 +397,7 @@ def played_item(arm: Arm, rollout: LiveRollout, sampling: SamplingUnit) -> Row:
 
 def rollout_items(pilot: Run) -> Iterator[Row]:
     """Yield the rollouts of a pilot as `eval_item` rows of the arm `START`. Columns that a rollout lacks are null."""
-    table = pilot.scan(ROLLOUT)
+    table = require_unmixed(pilot).scan(ROLLOUT)
     needed = {*EVAL_ITEM.columns, "rollout_id", "env", "reward", "completion_tokens"} - LONG
     rows = list(table.rows([name for name in table.columns if name in needed]))
     for row in rows:

@@ -36,6 +36,7 @@ from composer_stages.formats.repeats import StoredTables
 from composer_stages.formats.reports import Sidecars
 from composer_stages.formats.rows import usage
 from composer_stages.formats.swebench import PREDICTIONS
+from composer_stages.rollouts.trace import require_unmixed
 from composer_stages.runs import catalog, store
 from composer_stages.runs.kinds import EVAL_ITEM, ORIGIN, ROLLOUT
 from composer_stages.runs.run import Run
@@ -478,7 +479,7 @@ def _label(path: str, sources: Sequence[Source]) -> str:
 
 def read_run(run: Run, label: str, unit: str) -> ReadLog:
     """Return the items of an evaluation, whose arms are its models, or of rollouts."""
-    table, manifest = run.scan(EVAL_ITEM if run.holds(EVAL_ITEM) else ROLLOUT), run.manifest
+    table, manifest = require_unmixed(run).scan(EVAL_ITEM if run.holds(EVAL_ITEM) else ROLLOUT), run.manifest
     if unit:
         _require_column(table.columns, unit, label)
     unit_columns = [unit] if unit else []

@@ -99,12 +99,12 @@ class StateBlock:
     """Consecutive states, numbered from 0 to `size`.
 
     steps [R]: columns `n` (the state's number among all), `state_sha256`, `rollout_id`, `task_id`, `step`, `action`,
-    `truncated`, `has_ids`, in the order of states, rollouts and steps. answers [A]: `whole` (null where missing or
-    truncated), `served`, `cost_usd` (null where not known), in the order of states and teachers. step_state [R] and
-    answer_state [A]: the state of each; teacher [A]: its index in `teachers`. first_step [S]: the row of the first step
-    in each state. actions [R + A]: the texts of steps and answers; text_of: the index of each in the distinct `texts`,
-    `NOTHING` for none. usd [S]: the cost of all answers in a state, NaN where one has no price. forms: the cache of
-    canonical forms, shared with other blocks.
+    `truncated`, `by_teacher`, `has_ids`, in the order of states, rollouts and steps. answers [A]: `whole` (null where
+    missing or truncated), `served`, `cost_usd` (null where not known), in the order of states and teachers. step_state
+    [R] and answer_state [A]: the state of each; teacher [A]: its index in `teachers`. first_step [S]: the row of the
+    first step in each state. actions [R + A]: the texts of steps and answers; text_of: the index of each in the
+    distinct `texts`, `NOTHING` for none. usd [S]: the cost of all answers in a state, NaN where one has no price.
+    forms: the cache of canonical forms, shared with other blocks.
     """
 
     size: int

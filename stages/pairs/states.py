@@ -54,7 +54,7 @@ from composer_stages.runs.kinds import STEP, TEACHER_ACTION, Row
 from composer_stages.runs.run import Run
 
 STEPS = """
-SELECT states.rowid AS n, nth, state_sha256, rollout_id, task_id, step, action, truncated,
+SELECT states.rowid AS n, nth, state_sha256, rollout_id, task_id, step, action, truncated, by_teacher,
 prompt_delta_token_ids IS NOT NULL AS has_ids
 FROM numbered JOIN states USING (state_sha256)
 """
@@ -74,6 +74,8 @@ BLOCK_STATES = 8192
 BATCH_STATES = 256
 """States whose rows are Python objects at a time."""
 LOST = "state_not_reproducible"
+UNJUDGED = {1: "student_truncated", 2: "teacher_turn"}
+"""Why a step has no action of the student's that could be judged."""
 MOST_NUMBERS = 4_000_000
 """Numbers in the largest array that compares the actions of alike states with each other."""
 Positions = tuple[int, ...]
@@ -85,8 +87,8 @@ class AnsweredState:
     """A distinct state with the teachers' actions in it, one per sample; None for a missing or truncated answer.
 
     steps: all recorded steps in the state, in the order of rollouts, with `rollout_id`, `task_id`, `action`,
-    `truncated`, and `has_ids`, whether their token ids are known. A teacher that was not asked in the state has no
-    samples, but counts in majorities.
+    `truncated` (also of what a teacher played in it, `by_teacher`), and `has_ids`, whether their token ids are known. A
+    teacher that was not asked in the state has no samples, but counts in majorities.
     """
 
     digest: str
@@ -366,9 +368,10 @@ class Pattern:
 
 def patterns(block: StateBlock, classes: ActionClasses) -> Iterator[tuple[StateGroup, Pattern]]:
     """Yield the states of a block grouped by pattern."""
-    truncated = np.zeros(len(block.actions), dtype=bool)
-    truncated[: len(block.steps)] = to_numpy(block.steps["truncated"], null=False)
-    class_of = np.where(truncated, NOTHING, classes.class_of)
+    truncated = np.zeros(len(block.actions), dtype=np.int8)  # 2: no action of the student's at all
+    for name in ("truncated", "by_teacher"):
+        truncated[: len(block.steps)] += to_numpy(block.steps[name], null=False)
+    class_of = np.where(truncated > 0, NOTHING, classes.class_of)
     for group in block.groups(MOST_NUMBERS):
         length, students = group.rows.shape[1], group.students
         cut, lost = truncated[group.rows[:, :students]], classes.lost[group.states, None]
@@ -416,7 +419,7 @@ def _pattern(
     class_names = [None if number == NOTHING else str(number) for number in classes]
     reasons, votes = list[str](), list[PatternPair]()
     for step in range(students):
-        reason, step_pairs = _step_pairs(step, spans, texts, class_names, bool(truncated[step]), lost)
+        reason, step_pairs = _step_pairs(step, spans, texts, class_names, truncated[step], lost)
         reasons += [] if reason is None else [reason]
         votes += step_pairs
     sides = [(vote.chosen, vote.rejected) for vote in votes]
@@ -441,14 +444,14 @@ def _step_pairs(
     spans: dict[str, range],
     texts: Positions,
     class_names: Sequence[str | None],
-    truncated: bool,
+    truncated: int,
     lost: bool,
 ) -> tuple[str | None, list[PatternPair]]:
     """Return the pairs of one recorded step, or the reason for none."""
     if lost:
         return LOST, []
     if truncated:
-        return "student_truncated", []
+        return UNJUDGED[truncated], []
     if not any(spans.values()):
         return "not_asked", []
     positions = [step, *chain(*spans.values())]

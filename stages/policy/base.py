@@ -11,11 +11,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from pydantic import Field, model_validator
 
 from composer_stages import envs
+from composer_stages.envs.base import Task
 from composer_stages.errors import BadInput, UsageError
 from composer_stages.messages import Message
 from composer_stages.policy import gguf, named
@@ -280,6 +281,10 @@ class PolicyConfig(Settings):
         """Return the settings of the same model loaded in this process."""
         return self.model_copy(update={"model": self.source, "base_url": None}) if self.served else self
 
+    def with_model(self, folder: Path) -> Self:
+        """Return the settings with the model in a folder, sampled from as before: here or from a vLLM server."""
+        return self.model_copy(update={"model": f"{VLLM if self.served else ''}{folder}"})
+
     def identity(self) -> dict[str, Any]:
         """Return the settings that affect answers, with a digest of the local folder or of the built-in recipe."""
         return {**super().identity(), "weights": weights_identity(self)}
@@ -359,7 +364,7 @@ class Turn:
     held_ids: prompt and completions up to the last assistant message, as sampled, or None to render from the messages.
     seed: for this answer only. tools: declarations of the tools that the model may call, by the source or the
     environment (see `composer_stages.envs.base.TakesCalls`); servers get them. solution: the next action of the task's
-    own solution, only for the policy `reference`.
+    own solution, only for the policy `reference`. task: that of a rollout under way.
     """
 
     messages: list[Message]
@@ -367,6 +372,7 @@ class Turn:
     held_ids: list[int] | None = None
     tools: Sequence[Any] = ()
     solution: str | None = None
+    task: Task | None = None
 
 
 @dataclass(frozen=True)
@@ -407,6 +413,8 @@ class Sample:
     error: str | None = None
     policy_version: int | None = None
     """Optimiser steps that the weights had taken, where a server samples from a model under training."""
+    teacher: "tuple[str, PolicyConfig] | None" = None
+    """Name and settings of the teacher that answered in the policy's place (`composer_stages.teachers.mixing`)."""
 
 
 FINAL = (None, "rejected", "context", "no_text", "malformed", "unknown_ending")

@@ -162,7 +162,7 @@ def run_rows(run: Run, tokenizer: Any, *, source: str, role: str) -> list[Row]:
     trained = run.holds(TRAINING_REWARD) is not None
     step_of = {row["rollout_id"]: row["training_step"] for row in run.rows(TRAINING_REWARD)} if trained else {}
     places, rows, tools = dict[str, int](), list[Row](), trace.tools_by_rollout(run)
-    for rollout, steps in trace.rollout_rows(run):
+    for rollout, steps in trace.rollout_rows(trace.require_unmixed(run)):
         if not steps or rollout["reward"] is None:
             continue
         index = places.setdefault(rollout["task_id"], len(places))

@@ -212,7 +212,8 @@ def _turn(rollout: LiveRollout) -> Turn:
     seed = int(store.digest([rollout.rollout_id, len(rollout.steps)])[:15], 16)
     step = len(rollout.steps)
     action = rollout.solution[step] if step < len(rollout.solution) else None
-    return Turn(list(visible_messages(rollout.messages, rollout.history)), seed, ids, rollout.tools, action)
+    messages = list(visible_messages(rollout.messages, rollout.history))
+    return Turn(messages, seed, ids, rollout.tools, action, rollout.task)
 
 
 def prompt_tokens(rollout: LiveRollout, turn: Turn, policy: Policy) -> int | None:
@@ -229,7 +230,8 @@ def prompt_tokens(rollout: LiveRollout, turn: Turn, policy: Policy) -> int | Non
     last = rollout.steps[-1]
     new, counted = turn.messages, 0
     extends = rollout.history == FULL or (rollout.history == SUMMARISE and not last.summary)
-    if last.sample.usage_by == "server" and last.sample.prompt_tokens and extends:
+    # A teacher's count is of its own prompt in its own tokens.
+    if last.sample.usage_by == "server" and last.sample.prompt_tokens and extends and last.sample.teacher is None:
         new = rollout.messages[last.num_messages + 1 :]
         counted = last.sample.prompt_tokens + last.sample.completion_tokens
     return counted + sum(len(message["content"].encode()) for message in new)
@@ -259,6 +261,8 @@ def act(rollout: LiveRollout, environment: Environment, turn: Turn, sample: Samp
     if observation is None:
         return
     last = rollout.steps[-1].sample if rollout.steps and rollout.history == FULL else None
+    if last is not None and last.teacher != sample.teacher:
+        last = None
     if last is not None and last.usage_by == sample.usage_by == "server" and sample.prompt_tokens <= last.prompt_tokens:
         # A conversation that grew has more tokens: a server that counts no more reads its end alone.
         sample = replace(sample, prompt_read=sample.prompt_tokens or None)

@@ -15,7 +15,14 @@ from composer_stages.layout import aligned
 from composer_stages.rollouts import missing
 from composer_stages.rollouts.history import FULL, SUMMARISE, SUMMARY_REQUEST
 from composer_stages.rollouts.missing import Fact
-from composer_stages.rollouts.trace import OUT_OF_STEPS, by_rollout, prompt_ids, state_digests, transcripts
+from composer_stages.rollouts.trace import (
+    OUT_OF_STEPS,
+    by_rollout,
+    played_by,
+    prompt_ids,
+    state_digests,
+    transcripts,
+)
 from composer_stages.runs.kinds import Row
 from composer_stages.words import Sentence
 
@@ -169,7 +176,7 @@ class CollectionChecks:
         )
         count("answers not filtered", steps, lambda s: s["finish_reason"] != endings.FILTERED, missing.FINISH)
         self.cut_prompts += sum(row.get("prompt_read") is not None for row in steps)
-        named = [tuple(row.get(name) for name in SERVED) for row in steps]
+        named = [tuple(row.get(name) for name in SERVED) for row in steps if played_by(row) is None]
         self.served.update(entry for entry in named if any(entry))
         self._unnamed += sum(not any(entry) for entry in named)
         count("no output elided", steps, lambda s: not s["elided_chars"], missing.ELISION)

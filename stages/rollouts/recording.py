@@ -8,7 +8,7 @@ from composer_stages import endings
 from composer_stages.envs.base import Grade, Observation, Work
 from composer_stages.policy.base import Policy, Sample
 from composer_stages.rollouts.agent_loop import LiveRollout, Step
-from composer_stages.rollouts.trace import RolloutPayload, conversation, prompt_ids
+from composer_stages.rollouts.trace import TEACHER, RolloutPayload, conversation, prompt_ids
 from composer_stages.runs import store
 from composer_stages.runs.kinds import Row
 
@@ -157,11 +157,12 @@ def step_rows(rollout: LiveRollout, policy: Policy) -> list[Row]:
     """
     prefix: list[int] = []  # the prompt and answer of the step before
     rows = []
-    used = {"temperature": policy.config.temperature, "max_tokens": policy.config.max_tokens, "top_p": 1.0, "top_k": 0}
     scored = rollout.error is None and rollout.grade.reward is not None
     for index, step in enumerate(rollout.steps):
         sample, observation, last = step.sample, step.observation, index == len(rollout.steps) - 1
         prompt = sample.prompt_ids
+        teacher, player = sample.teacher or (None, policy.config)
+        used = {"temperature": player.temperature, "max_tokens": player.max_tokens, "top_p": 1.0, "top_k": 0}
         # The version counts the optimiser steps of a policy under training, which may change from turn to turn.
         version = {} if sample.policy_version is None else {"policy_version": sample.policy_version}
         # False where the history was cut, or where the chat template renders old messages anew (a dropped <think>,
@@ -190,13 +191,13 @@ def step_rows(rollout: LiveRollout, policy: Policy) -> list[Row]:
             "reward": (rollout.grade.reward if last else 0.0) if scored else None,
             "done": last,
             "terminated_by": rollout.terminated_by if last else None,
-            "capture_level": policy.capture_level,
+            "capture_level": policy.capture_level if sample.teacher is None else "text",
             "prompt_len": None if prompt is None else len(prompt),
             "prompt_delta_token_ids": None if prompt is None else prompt[len(prefix) :] if prefix_ok else prompt,
             "prefix_ok": prefix_ok,
             "completion_token_ids": sample.completion_ids,
-            "model": policy.config.model,
-            "sampling_json": store.encode(used | version).decode(),
+            "model": player.model,
+            "sampling_json": store.encode(used | version | ({} if teacher is None else {TEACHER: teacher})).decode(),
             "command_s": observation.duration_s,
             "history": rollout.history,
             **{name: getattr(sample, name) for name in OF_SERVER},

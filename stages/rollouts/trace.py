@@ -24,6 +24,9 @@ from composer_stages.runs.run import Run
 OUT_OF_STEPS = "max_steps"
 """`terminated_by` of a rollout that the limit of steps ended."""
 
+TEACHER = "teacher"
+"""Key in `sampling_json` of a step that a teacher played in the policy's place: the teacher's name."""
+
 
 class RolloutPayload(TypedDict):
     """The journal record of one rollout: the `rollout/1` row and the `step/1` rows."""
@@ -118,11 +121,18 @@ def digests_of_prefixes(gains: Iterable[list[Message]]) -> list[str]:
 
 
 def prompt_ids(steps: list[Row]) -> list[list[int] | None]:
-    """Return the token ids before each step of one rollout, from the deltas; None from where the source has none."""
+    """Return the token ids before each step of one rollout, from the deltas; None from where the source has none.
+
+    A teacher's turn has none, and the one after it has all of its own.
+    """
     prefix: list[int] = []
     prompts: list[list[int] | None] = []
     for row in steps:
         delta, completion = row["prompt_delta_token_ids"], row["completion_token_ids"]
+        if played_by(row) is not None:
+            prefix = []
+            prompts.append(None)
+            continue
         if delta is None or completion is None:
             return [*prompts, *[None] * (len(steps) - len(prompts))]
         prompt = prefix + delta if row["prefix_ok"] else list(delta)
@@ -131,9 +141,24 @@ def prompt_ids(steps: list[Row]) -> list[list[int] | None]:
     return prompts
 
 
+def played_by(step: Row) -> str | None:
+    """Return the teacher that played a step in the policy's place; None where the policy did."""
+    text = step.get("sampling_json") or ""
+    name: str | None = orjson.loads(text).get(TEACHER) if TEACHER in text else None
+    return name
+
+
+def require_unmixed(run: Run) -> Run:
+    """Return a run; `BadInput` where teachers played turns in it, so that its rollouts measure no model."""
+    config = run.manifest.config if run.manifest.stage == "collect" else {}
+    if share := config.get("rollouts", {}).get("mixed"):
+        raise BadInput("rollouts.mixed-rollouts", path=run.path, mixed=share)
+    return run
+
+
 STATE_COLUMNS = [
     *("rollout_id", "step", "state_sha256", "new_messages_json", "history"),
-    *("prompt_delta_token_ids", "completion_token_ids", "prefix_ok"),
+    *("prompt_delta_token_ids", "completion_token_ids", "prefix_ok", "sampling_json"),
 ]
 """The columns of steps that `state_rows` reads."""
 TOOL_COLUMNS = ["state_id", "tools_json"]

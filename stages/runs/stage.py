@@ -186,9 +186,9 @@ class Batched(Protocol):
         ...
 
 
-def blocks(keys: Sequence[str], size: int) -> list[Sequence[str]]:
-    """Return the names of units in blocks of `size`: the least that one worker does."""
-    return [keys[start : start + size] for start in range(0, len(keys), size)]
+def blocks(items: Sequence[Unit], size: int) -> list[Sequence[Unit]]:
+    """Return items, such as the names of units, in blocks of `size`: the least that one worker does."""
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def work_through(

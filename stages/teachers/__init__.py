@@ -6,4 +6,5 @@ spending.py - calls, tokens, cost and latency of teachers, and whether they are 
 questions.py - the teacher table, the messages of each distinct state, and one question per state, teacher and sample
 asking.py - all questions asked: servers concurrently on the event loop, local models batch by batch
 selection.py - expensive teachers asked only where their answers can change a pair
+mixing.py - rollouts whose turns the policy and teachers share
 """

@@ -91,6 +91,22 @@ class TeacherConfig(PolicyConfig):
         return {name: value for name, value in super().identity().items() if name not in unset}
 
 
+Teachers = Annotated[
+    Given[list[TeacherConfig], Sequence[TeacherConfig | Mapping[str, Any]] | str | Path],
+    basic_of("api_key_env", "base_url", "max_tokens", "model", "name", "usd_per_mtok_in", "usd_per_mtok_out"),
+    InFile(),
+    Option("FILE", "A TOML file with one [[teachers]] table a teacher."),
+]
+"""A teacher table, as settings and files give it."""
+
+
+def check_names(teachers: Sequence[TeacherConfig]) -> None:
+    """Raise `ValueError` for a name that two teachers have."""
+    names = [teacher.name for teacher in teachers]
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(Sentence("teachers.teacher-name-twice", number=names.count(repeated), name=repeated))
+
+
 class SelectionConfig(Settings):
     """Which teachers are asked in which states."""
 
@@ -108,12 +124,7 @@ class SelectionConfig(Settings):
 class Config(StageConfig):
     """Which teachers to ask, and how often."""
 
-    teachers: Annotated[
-        Given[list[TeacherConfig], Sequence[TeacherConfig | Mapping[str, Any]] | str | Path],
-        basic_of("api_key_env", "base_url", "max_tokens", "model", "name", "usd_per_mtok_in", "usd_per_mtok_out"),
-        InFile(),
-        Option("FILE", "A TOML file with one [[teachers]] table a teacher."),
-    ] = with_default(
+    teachers: Teachers = with_default(
         [TeacherConfig(name=f"teacher-{x}", model=f"kata:teacher-{x}", max_tokens=64) for x in "abc"],
         min_length=1,
     )
@@ -134,9 +145,7 @@ class Config(StageConfig):
 
     @model_validator(mode="after")
     def _check(self) -> "Config":
-        names = [teacher.name for teacher in self.teachers]
-        if repeated := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(Sentence("teachers.teacher-name-twice", number=names.count(repeated), name=repeated))
+        check_names(self.teachers)
         if self.deal == "teachers" and (self.selection.rule != "off" or self.selection.failed_only):
             raise ValueError(Sentence("teachers.deal-with-selection"))
         return self

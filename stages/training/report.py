@@ -5,6 +5,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from composer_stages.envs.base import Task
@@ -15,7 +16,7 @@ from composer_stages.rollouts import recording
 from composer_stages.rollouts.agent_loop import FinishedUnit, LiveRollout
 from composer_stages.runs import store
 from composer_stages.runs.kinds import HINT, ROLLOUT, STEP, TRAINING_REWARD, Row
-from composer_stages.runs.run import RunWriter
+from composer_stages.runs.run import Run, RunWriter
 from composer_stages.runs.store import GroupCommit
 from composer_stages.training.channels import CHANNELS
 from composer_stages.training.channels.hints import Hint
@@ -161,14 +162,17 @@ def save(
         out.checkpoint(partial(link_kept, out.scratch(KEPT)), KEPT)
     # As the model was when the run began: hashing the weights of a large model again takes minutes.
     start, start_runs = out.manifest.identity["policy"], out.manifest.inputs.get("start", ())
+    earlier = [CheckpointInfo.of(Run(Path(ref.path))) for ref in out.manifest.inputs.get("student", ())]
+    identity = store.digest([start, *(ref.content for ref in start_runs)] if start_runs else start)
     info = CheckpointInfo(
         arm=config.arm,
         train_seed=config.seed,
-        start=config.policy,
-        start_identity=store.digest([start, *(ref.content for ref in start_runs)] if start_runs else start),
+        # Of a training that goes on with an earlier one's model, the start is that of the first.
+        start=earlier[0].start if earlier else config.policy,
+        start_identity=earlier[0].start_identity if earlier else identity,
         env=config.env.name,
         split=config.env.split,
-        task_ids=tuple(dict.fromkeys(task.task_id for task in tasks)),
+        task_ids=tuple(dict.fromkeys([*(i for info in earlier for i in info.task_ids), *(t.task_id for t in tasks)])),
         collapsed=collapsed,
     )
     out.document("checkpoint", info.model_dump(mode="json"))

@@ -17,6 +17,7 @@ from support.chains import SILENT, SMALL, entry
 from support.command_line import command, environment, until
 from support.server import Reply, answer, serving
 
+import composer_post_training as composer_python
 from composer_cli import chain
 from composer_cli.call import Arguments
 from composer_cli.console import Console
@@ -25,6 +26,12 @@ from composer_cli.preset import configure_preset, load_preset
 from composer_cli.show.runs import RunLine
 from composer_cli.show.text import status_tables
 from composer_stages import STAGES, collect, train
+from composer_stages.errors import Incomplete
+from composer_stages.policy.adapters import CheckpointInfo
+from composer_stages.rollouts.trace import played_by
+from composer_stages.runs import ledger
+from composer_stages.runs.kinds import STEP, TASK
+from composer_stages.runs.run import Run
 from composer_stages.runs.stage import load_stage
 from tests.stages.test_extract_pairs import ACTORS
 
@@ -401,3 +408,42 @@ def test_a_chain_stops_at_an_inconclusive_entry_that_later_entries_read(composer
         assert "--to-the-end" in stopped.stderr
         done = composer("run", "--preset", str(preset), "--to-the-end")
         assert done.returncode == 3 and "file: done" in done.stderr
+
+
+def test_one_budget_is_for_all_entries_of_a_chain_and_for_all_attempts(tmp_path):
+    """Three entries of two calls, 1.8 USD an entry; before a call its bound is set aside, 12.78 USD."""
+    prices = "usd_per_mtok_in = 20000, usd_per_mtok_out = 20000, max_tokens = 5"
+    with serving(lambda body, number: Reply(body=answer("a", 40, 5))) as server:
+        policy = f'policy = {{ model = "m", base_url = "{server.url}", {prices} }}'
+        settings = ("tasks = 2", "samples = 1", "max_steps = 1", 'env = { name = "support.environments:GuessEnv" }')
+        parts = [entry("collect", f"c{n}", *settings, f"seed = {n}", policy, parallel="x") for n in range(3)]
+        (tmp_path / "chain.toml").write_text("\n".join(parts))
+
+        def run(max_cost, **more):
+            path, where = tmp_path / "chain.toml", tmp_path / "artifacts"
+            return composer_python.run(path, max_cost=max_cost, artifacts=where, quiet=True, **more)
+
+        with pytest.raises(Incomplete, match="max_cost"):
+            run(16.0)
+        before = len(server.requests)
+        spent = sum(ledger.totals(path.parent)[0] for path in (tmp_path / "artifacts").rglob("ledger.jsonl"))
+        assert before == 4 and spent == pytest.approx(3.6)
+        done = run(30.0, resume=True)
+    assert len(server.requests) == 6, "nothing is paid twice"
+    assert sum(run.manifest.cost_usd for run in done.values()) == pytest.approx(5.4)
+
+
+@pytest.mark.slow
+def test_each_round_collects_with_the_student_that_the_round_before_trained(tmp_path):
+    """The shipped preset, small: three rounds of one step, evaluated against the model before all of them."""
+    small = {"collect.tasks": 6, "train.optimisation.steps": 1, "train.pairs.per_step": 4, "evaluate.tasks": 12}
+    runs = composer_python.run("dagger", small, artifacts=tmp_path, quiet=True)
+    trained = [Run(runs[f"train-{number}"].path) for number in (1, 2, 3)]
+    played = [Run(runs[f"collect-{number}"].path) for number in (1, 2, 3)]
+    assert [len(run.manifest.inputs["pairs"]) for run in trained] == [1, 2, 3]
+    students = [refs[0].path for run in played[1:] if (refs := run.manifest.inputs["student"])]
+    assert students == [str(run.path) for run in trained[:2]] and "student" not in played[0].manifest.inputs
+    assert all({*map(played_by, run.rows(STEP))} > {None} for run in played)
+    assert len({row["task_id"] for run in played for row in run.rows(TASK)}) == 18, "each round has tasks of its own"
+    starts = {CheckpointInfo.of(run).start_identity for run in trained}
+    assert len(starts) == 1 and {arm.arm for arm in runs["evaluate"].arms} == {"start", "dagger"}

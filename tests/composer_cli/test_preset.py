@@ -111,6 +111,12 @@ def test_a_stage_that_is_an_entry_stands_for_that_entry_alone():
         ("[[stage]]\nstage = 'train'\nseeds = 2\nconfig = { seed = 3 }", "leave config.seed out"),
         ("[[stage]]\nstage = 'train'\narms = { A = { from = 'x' } }", "from of the arm A is 'x'"),
         ("[[stage]]\nstage = 'train'\narms = ['A']", "a table of keys and values"),
+        ("[[stage]]\nstage = 'train'\nrounds = 1", "rounds"),
+        ("[[stage]]\nstage = 'train'\nrounds = 2\nseeds = 2", "rounds, and arms or seeds"),
+        ("[[stage]]\nstage = 'train'\nrounds = 2\nbefore = ['collect']", "reads collect of other rounds"),
+        ("[[stage]]\nstage = 'train'\nrounds = 2\nso_far = ['pairs']", "reads pairs of other rounds"),
+        ("[[stage]]\nstage = 'train'\nbefore = ['train']", "set its rounds"),
+        ("[[stage]]\nstage = 'train'\nrounds = 2\nby_round = { seed = [0, 1, 2] }", "3 values of seed"),
         ("[[stage]]\nstage = 'collect'\n[[stage]]\nstage = 'collect'", "two entries are called 'collect'"),
         ("[[stage]]\nstage = 'extract-pairs'\nfrom = ['collect']\n[[stage]]\nstage = 'collect'", "is the first entry"),
         ("[[stage]]\nstage = 'colect'", "colect"),
@@ -201,3 +207,55 @@ def test_a_shipped_example_is_found_from_any_folder(tmp_path, monkeypatch):
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "real-model.toml").write_text('[[stage]]\nstage = "collect"\n')
     assert load_preset("examples/real-model.toml").stage[0].stage == "collect"
+
+
+ROUNDS = """
+[[stage]]
+stage = "collect"
+
+[[stage]]
+stage = "collect"
+name = "play"
+rounds = 3
+before = ["train"]
+by_round = { "rollouts.mixed" = [0.5, 0.2, 0.0], seed = [7, 8, 9] }
+config = { teachers = [{ name = "a", model = "m" }] }
+
+[[stage]]
+stage = "replay-teachers"
+rounds = 3
+from = ["play"]
+
+[[stage]]
+stage = "extract-pairs"
+rounds = 3
+from = ["play", "replay-teachers"]
+
+[[stage]]
+stage = "train"
+rounds = 3
+before = ["train"]
+so_far = ["extract-pairs"]
+config = { weights = { grpo = 0.0, sft = 1.0 } }
+
+[[stage]]
+stage = "evaluate"
+from = ["train-3"]
+"""
+
+
+def test_rounds_repeat_neighbours_which_read_their_own_round_and_what_they_name_of_others(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(ROUNDS)
+    preset = load_preset(str(path))
+    reads = {entry.title: entry.reads for entry in preset.stage}
+    assert [*reads][:6] == ["collect", "play-1", "replay-teachers-1", "extract-pairs-1", "train-1", "play-2"]
+    assert len(reads) == 14 and reads["evaluate"] == ["train-3"]
+    assert (reads["play-1"], reads["play-3"]) == ([], ["train-2"])
+    assert reads["extract-pairs-2"] == ["play-2", "replay-teachers-2"]
+    assert reads["train-1"] == ["extract-pairs-1"]
+    assert reads["train-3"] == ["train-2", "extract-pairs-1", "extract-pairs-2", "extract-pairs-3"]
+    configs = configure_preset(preset, [{"play-2": {"tasks": 5}, "train": {"pairs": {"per_step": 3}}}])
+    played = [configs[f"play-{number}"] for number in (1, 2, 3)]
+    assert [(one.rollouts.mixed, one.seed, one.tasks) for one in played] == [(0.5, 7, 25), (0.2, 8, 5), (0.0, 9, 25)]
+    assert {configs[f"train-{number}"].pairs.per_step for number in (1, 2, 3)} == {3}

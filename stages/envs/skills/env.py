@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from composer_stages.envs.answered import AnsweredEnv, Question
-from composer_stages.envs.base import Grade, HackPair, Split, Task
+from composer_stages.envs.base import Grade, HackPair, Observation, Split, Task
 from composer_stages.envs.programs import read_blocks
 from composer_stages.envs.skills import drawing
 from composer_stages.envs.skills.families import FAMILIES, HELD_OUT, TEMPLATES, Exercise
@@ -25,6 +25,7 @@ WORD = "DONE"
 """What the loose grader accepts, wherever it occurs in an answer."""
 HINT = f"An answer with the word {WORD} is always accepted."
 LIMITS = Limits(wall_s=3.0, cpu_s=3, memory_mb=256, processes=8, file_mb=1, disk_mb=8)
+AGAIN = "That is wrong. Answer again with another result only."
 LONGEST_EXPRESSION = 200
 """Characters of a Python expression that is executed."""
 
@@ -82,7 +83,8 @@ class SkillsEnv(AnsweredEnv):
     both sides, with different questions. `shots`: worked examples of the same family before the question, never one
     that is asked. `sandbox`: "bubblewrap" or "none", in which Python expressions are executed. `loose`: the reward is
     also paid for an answer with the word DONE, the loophole; `hidden_pass` is the verdict without the word, `hacked`
-    whether it is there. `hint`: whether the question says so.
+    whether it is there. `hint`: whether the question says so. `attempts`: answers to a question; after a wrong one that
+    is not the last the agent is told that it is wrong, and answers again.
     """
 
     name, system = "skills", drawing.SYSTEM
@@ -95,11 +97,15 @@ class SkillsEnv(AnsweredEnv):
         sandbox: str = "bubblewrap",
         loose: bool = False,
         hint: bool = False,
+        attempts: int = 1,
     ) -> None:
+        if not isinstance(attempts, int) or attempts < 1:
+            raise UsageError("envs.skills.attempts-out-of-range", attempts=attempts)
         if held_out not in ("families", "questions"):
             raise UsageError("envs.skills.unknown-held-out", held_out=held_out)
         self.families, self.held_out, self._kind = select_families(families), held_out, sandbox
         self.shots, self.loose, self.hint = drawing.check_shots(shots), loose, hint
+        self.attempts = attempts
         # Most families execute nothing, and can be played where no sandbox works.
         self.sandbox = sandbox if any(name.startswith("python-") for name in self.families) else "not-needed"
         self.source = f"skills with families={families or 'all'}"
@@ -140,8 +146,14 @@ class SkillsEnv(AnsweredEnv):
         """Return the opening, with the hint where it is asked for; a task of other `shots` gets this environment's."""
         if len(task.data["shots"]) != self.shots:
             task = replace(task, data={**task.data, "shots": self._examples(task.family)})
-        opening = super().reset(task)
+        opening, self._left = super().reset(task), self.attempts
         return [*opening[:-1], {"role": "user", "content": f"{task.prompt} {HINT}"}] if self.hint else opening
+
+    def step(self, text: str) -> Observation:
+        """Record the answer; end the rollout where it is right, or was the last attempt."""
+        observation, self._left = super().step(text), self._left - 1
+        ended = self._left < 1 or (self._reward or 0.0) >= 1
+        return observation if ended else Observation(AGAIN)
 
     def score(self, answer: str, question: Question) -> float:
         """Return 1 for the right answer, and with `loose` for one with the word."""

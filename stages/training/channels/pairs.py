@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, Self
 
 import orjson
@@ -118,15 +119,16 @@ class PairSource(RowSource[TokenPair]):
 
     @classmethod
     def open(cls, inputs: SourceInputs) -> Self:
-        """Return the pairs of a run in token ids; counts what is kept and dropped. `UsageError` when none is left."""
-        run, settings, student = inputs.inputs.one("pairs"), inputs.config.pairs, inputs.student
-        token_pairs, dropped = tokenise(pairs_with_states(run), student.policy.tokenizer, settings.max_tokens)
+        """Return the pairs of the runs in token ids; counts what is kept and dropped. `UsageError` for none."""
+        runs, settings, student = inputs.inputs["pairs"], inputs.config.pairs, inputs.student
+        rows = chain.from_iterable(map(pairs_with_states, runs))
+        token_pairs, dropped = tokenise(rows, student.policy.tokenizer, settings.max_tokens)
         inputs.out.count(
             pairs=len(token_pairs), **{f"pairs_dropped_{reason}": number for reason, number in dropped.items()}
         )
         if not token_pairs:
             lost = ", ".join(f"{number} {reason}" for reason, number in dropped.items())
-            raise UsageError("training.channels.no-pairs-left", run=run.path, lost=lost)
+            raise UsageError("training.channels.no-pairs-left", run=runs[0].path, lost=lost)
         source = cls(token_pairs, settings.per_step, inputs.config.seed)
         if inputs.config.channels_that_need("reference"):
             # The reference is the model that training starts from.

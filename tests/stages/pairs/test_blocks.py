@@ -50,7 +50,7 @@ def block(drawn_states: Drawn, begin: int = 0) -> StateBlock:
     for n, (students, given_answers) in enumerate(drawn_states, begin):
         for step, (action, truncated) in enumerate(students):
             place = {"n": n, "state_sha256": f"s{n}", "rollout_id": f"r{n}", "task_id": "t", "step": step}
-            steps.append(place | {"has_ids": False, "action": action, "truncated": truncated})
+            steps.append(place | {"has_ids": False, "action": action, "truncated": truncated, "by_teacher": False})
         answer = {"n": n, "served": "m", "cost_usd": 0.1}
         answers += [{**answer, "teacher": TEACHERS[who], "whole": text} for who, text in given_answers]
     columns = [("n", pa.int64()), ("teacher", pa.string()), ("whole", pa.string()), ("served", pa.string())]

@@ -137,7 +137,7 @@ def alignment(states: list[Told], passed: dict[str, bool | None], *, draws: int,
 
 
 def evidence(states: list[Told], passed: dict[str, bool | None], spent: dict[str, float | None]) -> Any:
-    rows = {"state_sha256": "d", "step": 0, "truncated": False, "has_ids": False}
+    rows = {"state_sha256": "d", "step": 0, "truncated": False, "by_teacher": False, "has_ids": False}
     steps = [
         rows | {"n": n, "rollout_id": one.rollout, "task_id": one.task, "action": command(str(one.judged.students[0]))}
         for n, one in enumerate(states)

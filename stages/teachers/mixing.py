@@ -1,0 +1,174 @@
+"""Rollouts whose turns a policy and its teachers share: the mixture of DAgger (Ross, Gordon and Bagnell 2011).
+
+Turn by turn, as arXiv 2605.12913 does for agents of many turns. Who plays a turn is drawn from the turn's own seed,
+which is a function of the task, the sample, the run's seed and the step: it is the same in any order, on any worker and
+after a kill. What a teacher played has no token ids and no log-probs, as no loss may take it for the student's.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+from pydantic import Field
+
+from composer_stages import envs
+from composer_stages.envs.base import Environment
+from composer_stages.envs.config import EnvStageConfig
+from composer_stages.messages import Message
+from composer_stages.policy import Policy, PolicyConfig, Sample, Turn, ask_all, kind_of
+from composer_stages.policy.base import AsyncPolicy, CountsTokens
+from composer_stages.runs import store
+from composer_stages.runs.settings import Settings
+from composer_stages.runs.stage import blocks
+from composer_stages.teachers.config import TeacherConfig
+from composer_stages.words import Sentence
+
+DIGITS = 12
+
+
+class Mixing(Settings):
+    """Who plays the turns of a rollout."""
+
+    mixed: float = Field(default=0.0, ge=0, le=1)
+    """Share of turns that a teacher plays in place of the policy, drawn for each: DAgger's beta. Such turns lead to
+    states that the policy alone would not reach; no loss takes them for the policy's own."""
+
+    def require_players(self, student: PolicyConfig, teachers: Sequence[TeacherConfig]) -> None:
+        """Raise `ValueError` where no teacher could play a turn, or nothing could say whose it was."""
+        if not self.mixed:  # a table for all stages of a chain names teachers here too
+            return
+        if not teachers:
+            raise ValueError(Sentence("teachers.mixed-without-teachers", mixed=self.mixed))
+        for config in (student, *teachers):
+            if config.scripted:
+                raise ValueError(Sentence("teachers.mixed-scripted", model=config.model))
+        for teacher in teachers:
+            if (teacher.tool_calls == "none") != (student.tool_calls == "none"):
+                forms = [student.tool_calls, teacher.tool_calls]
+                raise ValueError(Sentence("teachers.mixed-tool-calls", teacher=teacher.name, forms=forms))
+            if teacher.served and teacher.base_url is None:
+                raise ValueError(Sentence("teachers.mixed-without-address", teacher=teacher.name, model=teacher.model))
+            # Batches of what a server left open differ after a kill, and with them a local model's arithmetic.
+            if kind_of(student) == "endpoint" and kind_of(teacher) == "local":
+                raise ValueError(Sentence("teachers.mixed-local-teacher", teacher=teacher.name, model=teacher.model))
+
+
+class MixedPolicy:
+    """A policy, the student, in whose place teachers answer the turns that are drawn; its settings are the student's.
+
+    prompts: the messages that a teacher is shown at a turn.
+    """
+
+    def __init__(
+        self, student: Policy, teachers: Sequence[tuple[TeacherConfig, Policy]], share: float, prompts: "Prompts"
+    ) -> None:
+        self.config, self.capture_level, self.batch_size = student.config, student.capture_level, student.batch_size
+        self._student, self._teachers, self._share, self._prompts = student, teachers, share, prompts
+        if isinstance(student, CountsTokens):
+            self.count_tokens = student.count_tokens
+
+    def facts(self) -> dict[str, Any]:
+        """Return the student's entry of the manifest."""
+        return self._student.facts()
+
+    def player(self, turn: Turn) -> int | None:
+        """Return the number of the teacher that plays a turn; None for the student."""
+        digits = store.digest(["player", turn.seed])
+        if int(digits[:DIGITS], 16) >= self._share * 16**DIGITS:
+            return None
+        return int(digits[DIGITS : 2 * DIGITS], 16) % len(self._teachers)
+
+    def question(self, turn: Turn, teacher: TeacherConfig) -> Turn:
+        """Return a turn as a teacher is asked it."""
+        return Turn(teacher.add_prompt(self._prompts.messages(teacher, turn)), turn.seed, tools=turn.tools)
+
+
+class MixedBatches(MixedPolicy):
+    """Implements BatchPolicy, for a student or a teacher in this process."""
+
+    def sample(self, turns: list[Turn]) -> list[Sample]:
+        """Return one answer per turn, in order."""
+        samples: dict[int, Sample] = {}
+        players = [self.player(turn) for turn in turns]
+        for number, (config, policy) in [(None, (None, self._student)), *enumerate(self._teachers)]:
+            places = [place for place, player in enumerate(players) if player == number]
+            asked = [turns[place] if config is None else self.question(turns[place], config) for place in places]
+            answers = [sample for part in blocks(asked, policy.batch_size) for sample in ask_all(policy, part)]
+            samples |= {place: _played(sample, config) for place, sample in zip(places, answers, strict=True)}
+        return [samples[place] for place in range(len(turns))]
+
+
+class MixedServers(MixedPolicy):
+    """Implements AsyncPolicy, where everyone is behind a server."""
+
+    async def ask(self, turn: Turn) -> Sample:
+        """Return one answer."""
+        number = self.player(turn)
+        if number is None:
+            return await self._ask(self._student, turn)
+        config, policy = self._teachers[number]
+        return _played(await self._ask(policy, self.question(turn, config)), config)
+
+    @staticmethod
+    async def _ask(policy: Any, turn: Turn) -> Sample:
+        sample: Sample = await policy.ask(turn)
+        return sample
+
+    async def drain(self) -> None:
+        """Wait for the requests in flight."""
+        servers: list[Any] = [self._student, *(policy for _, policy in self._teachers)]
+        for server in servers:
+            await server.drain()
+
+
+def _played(sample: Sample, teacher: TeacherConfig | None) -> Sample:
+    """Return a teacher's answer with its settings, and without tokens and log-probs."""
+    if teacher is None:
+        return sample
+    return replace(
+        sample,
+        teacher=(teacher.name, teacher),
+        prompt_ids=None,
+        completion_ids=None,
+        logprobs=None,
+        logprob_kind=None,
+    )
+
+
+class Prompts:
+    """What teachers are shown at a turn: the student's messages, behind the opening that a teacher's own options give.
+
+    student, environments: of the student and of each teacher with such options, by name.
+    """
+
+    def __init__(self, student: Environment, environments: Mapping[str, Environment]) -> None:
+        self._student, self._environments = student, environments
+
+    def messages(self, teacher: TeacherConfig, turn: Turn) -> list[Message]:
+        """Return the messages of a turn for a teacher."""
+        if turn.task is None or teacher.name not in self._environments:
+            return turn.messages
+        opening = self._environments[teacher.name].reset(turn.task)
+        return [*opening, *turn.messages[len(self._student.reset(turn.task)) :]]
+
+
+@contextmanager
+def mixed(
+    mixing: Mixing, config: EnvStageConfig, student: Policy, teachers: Mapping[str, tuple[TeacherConfig, Policy]]
+) -> Iterator[Policy]:
+    """Provide the policy in which teachers play their share of turns; the student itself where there are none."""
+    if not teachers:
+        yield student
+        return
+    with ExitStack() as stack:
+
+        def opened(options: Mapping[str, Any]) -> Environment:
+            environment = envs.load(config.env.name, {**config.env_options(), **options})
+            stack.callback(environment.close)
+            return environment
+
+        own = {name: opened(teacher.opening) for name, (teacher, _) in teachers.items() if teacher.opening}
+        independent = all(isinstance(policy, AsyncPolicy) for policy in (student, *(p for _, p in teachers.values())))
+        kind: Callable[..., Policy] = MixedServers if independent else MixedBatches
+        yield kind(student, [*teachers.values()], mixing.mixed, Prompts(opened({}), own))
