@@ -1,6 +1,6 @@
 """Registered experiments: one driver, a file of settings for each (benchmarks/experiments/NAME.toml).
 
-    python benchmarks/experiment.py NAME [run [ARM ...] | tune | preset | result]
+    python benchmarks/experiment.py NAME [run [ARM ...] | tune | pilot | preset | result]
 
 `./dev experiment NAME` is `run`: the rates are tuned, then all arms are trained and evaluated; typed again it goes on
 where it stopped, as each training is a unit of work. It keeps its runs in artifacts/experiments/NAME, writes the
@@ -13,6 +13,10 @@ all arms share; `arms` with what each is in words, which stages of its collectio
 `evaluate`. `[tuning]` names learning rates: with `arm` that arm is trained `seeds` times at each, on collections of
 their own, and all arms take the rate that passes most (`tune` stops there); without it every arm takes its own, by one
 training each. Without the table all take the rate of `train`.
+
+An arm with `rounds` repeats the collection and its training, each round with the student of the round before; `collect`
+and `by_round` are settings of its collections. An arm with `tokens_of` imitates as many tokens as that arm trains on
+with the same seed: its pairs a step are chosen so. `pilot` runs one seed of all arms, small, on training tasks.
 """
 
 import ctypes
@@ -26,7 +30,7 @@ import time
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -52,8 +56,10 @@ from composer_stages.evaluation.outcomes import (
 )
 from composer_stages.evaluation.verdict import EvalVerdict
 from composer_stages.evaluation.words import points
+from composer_stages.policy import PolicyConfig
+from composer_stages.policy.local import open_tokenizer
 from composer_stages.runs import store
-from composer_stages.runs.kinds import EVAL_ITEM, PAIR, TASK
+from composer_stages.runs.kinds import EVAL_ITEM, PAIR, ROLLOUT, STEP, TASK
 from composer_stages.runs.run import Run
 
 ROOT = Path(__file__).parents[1]
@@ -63,6 +69,9 @@ COLLECTION_SEED = 100
 USED = "processor.jsonl"
 """Processor seconds of each sitting."""
 PR_SET_CHILD_SUBREAPER, ENDING_S = 36, 10.0
+OF_DRIVER = ("words", "from", "rounds", "by_round", "collect", "tokens_of")
+"""Keys of an arm that are no settings of its training."""
+PILOT_TASKS, PILOT_STEPS, PILOT_PROMPTS = 8, 3, 2
 LAST = 3
 """Steps at the beginning and at the end of a training whose means are kept."""
 COURSE = {"reward": "reward", "entropy": "entropy", "tokens": "completions/mean_length"}
@@ -99,6 +108,12 @@ class Experiment:
     evaluate: Mapping[str, Any]
     tuning: Mapping[str, Any] = field(default_factory=dict)
     columns: Sequence[str] = COLUMNS
+    collection_seed: int = COLLECTION_SEED
+    first_seed: int = 0
+    at_once: bool = True
+    """Whether trainings run side by side, and two processes evaluate."""
+    beside: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Trainings that are measured and not evaluated, for each seed: like arms."""
 
     @classmethod
     def named(cls, name: str) -> "Experiment":
@@ -136,39 +151,69 @@ class Experiment:
         """Return all trainings, seed after seed, so that what is finished early is whole seeds."""
         each = self.seeds // self.collections
         return [
-            Training(arm, seed, seed // each, rates[arm] if rates else None)
-            for seed in range(self.seeds)
+            Training(arm, self.first_seed + number, number // each, rates[arm] if rates else None)
+            for number in range(self.seeds)
             for arm in arms
         ]
 
-    def preset(self, trainings: Sequence[Training], question: Mapping[str, Any] | None = None) -> str:
+    def preset(
+        self,
+        trainings: Sequence[Training],
+        question: Mapping[str, Any] | None = None,
+        *,
+        evaluated: bool = True,
+        per_step: Mapping[int, int] | None = None,
+    ) -> str:
         """Return a chain as TOML: the collections that are read, the trainings, one evaluation.
 
-        question: settings of the evaluation over the experiment's own.
+        question: settings of the evaluation over the experiment's own. per_step: pairs a step by seed, where an arm has
+        `tokens_of`.
         """
+        parallel = {"parallel": "train"} if self.at_once else {}
         lines = [f"about = {toml(f'The registered experiment docs/experiments/{self.name}.md.')}", "to_the_end = true"]
 
-        def entry(stage: str, name: str, reads: Iterable[str], config: Mapping[str, Any], **more: str) -> None:
+        def entry(stage: str, name: str, reads: Iterable[str], config: Mapping[str, Any], **more: Any) -> None:
             given = {"stage": stage, "name": name, "from": list(reads), **more, "config": config}
             lines.append("\n[[stage]]\n" + "\n".join(f"{key} = {toml(value)}" for key, value in given.items()))
 
         for number in sorted({one.collection for one in trainings}):
             for part in self.collection:
-                seeded = {"seed": COLLECTION_SEED + number} if part["stage"] == "collect" else {}
+                seeded = {"seed": self.collection_seed + number} if part["stage"] == "collect" else {}
                 reads = [f"{other}-{number}" for other in part.get("from", ())]
                 config = {**part.get("config", {}), **seeded}
-                entry(part["stage"], f"{part['stage']}-{number}", reads, config, parallel="train")
+                entry(part["stage"], f"{part['stage']}-{number}", reads, config, **parallel)
         for one in trainings:
-            own = dict(self.arms[one.arm])
-            reads = [f"{stage}-{one.collection}" for stage in own.pop("from", ())]
+            own = dict(self.arms.get(one.arm) or self.beside[one.arm])
+            reads = [f"{stage}-{one.collection}" for stage in own.get("from", ())]
             rate = {} if one.rate is None else {"learning_rate": one.rate}
-            config = {**self.train, **{key: value for key, value in own.items() if key != "words"}}
+            config = {**self.train, **{key: value for key, value in own.items() if key not in OF_DRIVER}}
             config |= {"arm": one.label or one.arm, "seed": one.seed}
-            config["optimisation"] = {**self.train["optimisation"], **rate}
-            entry("train", one.title, reads, config, parallel="train")
-        reads = [one.title for one in trainings]
-        entry("evaluate", "evaluate", reads, {**self.evaluate, **(question or {})}, on="processes:2")
+            config["optimisation"] = {**self.train["optimisation"], **own.get("optimisation", {}), **rate}
+            if per_step and "tokens_of" in own:
+                config["pairs"] = {"per_step": per_step[one.seed]}
+            if "rounds" not in own:
+                entry("train", one.title, reads, config, **parallel)
+                continue
+            rounds = {"rounds": own["rounds"], **parallel}
+            for part in self.collection:
+                name, reads = f"{part['stage']}-{one.title}", [f"{other}-{one.title}" for other in part.get("from", ())]
+                if part["stage"] != "collect":
+                    entry(part["stage"], name, reads, part.get("config", {}), **rounds)
+                    continue
+                seeded = {**part["config"], **own["collect"], "seed": one.seed}
+                entry("collect", name, reads, seeded, before=[one.title], by_round=own["by_round"], **rounds)
+            so_far = [f"extract-pairs-{one.title}"]
+            entry("train", one.title, [], config, before=[one.title], so_far=so_far, **rounds)
+        reads = [f"{one.title}-{rounds}" if (rounds := self.rounds(one.arm)) else one.title for one in trainings]
+        if evaluated:
+            on = {"on": "processes:2"} if self.at_once else {}
+            reads = [name for name, one in zip(reads, trainings, strict=True) if one.arm in self.arms]
+            entry("evaluate", "evaluate", reads, {**self.evaluate, **(question or {})}, **on)
         return "\n".join(lines) + "\n"
+
+    def rounds(self, arm: str) -> int:
+        """Return the number of rounds of an arm, 0 for one that has none."""
+        return int(self.arms.get(arm, {}).get("rounds", 0))
 
     # --- tuning
 
@@ -215,7 +260,7 @@ class Experiment:
         """Run or resume the experiment, without the arms that are left out, and write the table of outcomes."""
         arms = [arm for arm in self.arms if arm not in left_out]
         if not self.tuning:
-            self.run_chain(self.preset(self.trainings(arms)), self.artifacts)
+            self.run_seeds([*arms, *self.beside], self.artifacts)
         elif "arm" in self.tuning:
             self.run_chain(self.preset(self.trainings(arms, self.tune())), self.artifacts)
         elif left_out:  # all arms have been tuned
@@ -235,6 +280,63 @@ class Experiment:
         table = pa.Table.from_pylist([{name: row[name] for name in self.columns} for row in rows])
         pq.write_table(table, self.items, compression="zstd", use_dictionary=True)
 
+    def run_seeds(self, arms: Sequence[str], artifacts: Path, question: Mapping[str, Any] | None = None) -> None:
+        """Run or resume seed after seed, first the arms that give others their number of tokens; then evaluate all."""
+        per_step: dict[int, int] = {}
+        trainings = self.trainings(arms)
+        for seed in sorted({one.seed for one in trainings}) if self.giving() else ():
+            own = [one for one in trainings if one.seed == seed]
+            first = [one for one in own if one.arm in self.arms and "tokens_of" not in self.arms[one.arm]]
+            self.run_chain(self.preset(first, evaluated=False), artifacts)
+            per_step[seed] = self.pairs_per_step(seed, artifacts)
+            self.run_chain(self.preset(own, evaluated=False, per_step=per_step), artifacts)
+        self.run_chain(self.preset(trainings, question, per_step=per_step), artifacts)
+
+    def giving(self) -> set[str]:
+        """Return the arms that give others their number of tokens."""
+        return {own["tokens_of"] for own in self.arms.values() if "tokens_of" in own}
+
+    def pairs_per_step(self, seed: int, artifacts: Path) -> int:
+        """Return how many pairs a step make the tokens of an imitating arm those of the arm that gives them.
+
+        By the mean length of the chosen answers of the seed's own collection, in tokens with the end.
+        """
+        (arm,) = self.giving()
+        like = newest(artifacts / "train", arm=arm, seed=seed)
+        samples = self.collection[0]["config"]["samples"]
+        rollouts = newest(artifacts / "collect", seed=self.collection_seed + seed - self.first_seed, samples=samples)
+        pairs = next(
+            run
+            for run in map(Run, sorted((artifacts / "extract-pairs").glob("2*"), reverse=True))
+            if run.manifest.inputs["rollouts"][0].content == rollouts.manifest.content
+        )
+        tokenizer = open_tokenizer(PolicyConfig(model=self.train["policy"]["model"]), listener=lambda *what: None)
+        lengths = [len(tokenizer(pair["chosen"])["input_ids"]) + 1 for pair in pairs.rows(PAIR)]
+        return max(round(tokens_trained(like) / self.train["optimisation"]["steps"] / fmean(lengths)), 1)
+
+    def pilot(self) -> None:
+        """Run one seed of all arms in a few steps on tasks that nothing else uses; evaluate it on training tasks."""
+
+        def small(own: Mapping[str, Any], **sizes: int) -> dict[str, Any]:
+            return {**own, "optimisation": {**own.get("optimisation", {}), **sizes}}
+
+        first, *others = self.collection
+        alone = replace(
+            self,
+            seeds=1,
+            collections=1,
+            first_seed=TUNING_SEED,
+            collection_seed=TUNING_SEED,
+            collection=[{**first, "config": {**first["config"], "tasks": PILOT_TASKS}}, *others],
+            train={
+                **small(self.train, steps=PILOT_STEPS, prompts_per_step=PILOT_PROMPTS),
+                "tasks": PILOT_TASKS,
+            },
+            arms={arm: small(own, steps=1) if "rounds" in own else own for arm, own in self.arms.items()},
+        )
+        question = {"env": {**self.evaluate["env"], "split": "train"}, "seed": TUNING_SEED - 1, "tasks": PILOT_TASKS}
+        alone.run_seeds([*self.arms, *self.beside], self.artifacts / "pilot", question)
+
     def courses(self) -> list[dict[str, Any]]:
         """Return what each training recorded of itself: means of its first and last steps, tokens, pairs, collapse.
 
@@ -248,10 +350,16 @@ class Experiment:
             row: dict[str, Any] = {"arm": run.manifest.config["arm"], "seed": run.manifest.config["seed"]}
             for name, part in (("first", steps[:LAST]), ("last", steps[-LAST:])):
                 row |= {f"{what}_{name}": fmean(step[key] for step in part) for what, key in COURSE.items()}
-            read = {slot: Run(Path(one[0].path)) for slot, one in run.manifest.inputs.items()}
-            mixed = {task["task_id"] for task in read["curriculum"].rows(TASK)}
-            pairs = read["pairs"].rows(PAIR) if "pairs" in read else []
-            other = [pair for pair in pairs if pair["task_id"] not in mixed]
+            read = {slot: [Run(Path(ref.path)) for ref in refs] for slot, refs in run.manifest.inputs.items()}
+            mixed = {task["task_id"] for of_tasks in read.get("curriculum", ()) for task in of_tasks.rows(TASK)}
+            pairs = [pair for of_pairs in read.get("pairs", ()) for pair in of_pairs.rows(PAIR)]
+            other = [pair for pair in pairs if mixed and pair["task_id"] not in mixed]
+            # The tasks of an imitating arm are those of its collection.
+            sources = [Run(Path(of.manifest.inputs["rollouts"][0].path)) for of in read.get("pairs", ())] or [run]
+            tasks = sorted({one["task_id"] for of in sources for one in of.scan(ROLLOUT).rows(["task_id"])})
+            row |= {"tasks": len(tasks), "task_set": store.digest(tasks)[:12], "round": len(read.get("pairs", ()))}
+            row |= {"tokens_trained": tokens_trained(run)}
+            row |= {key: value for step in steps for key, value in step.items() if key.startswith("gradient/cosine")}
             row |= {"pairs": len(pairs), "pairs_other": len(other)}
             row |= {"families_other": sorted({pair["family"] for pair in other})}
             row |= {"collapsed": run.manifest.summary.get("collapsed", ""), "num_tokens": steps[-1]["num_tokens"]}
@@ -337,6 +445,15 @@ class Experiment:
     def words(self, arm: str) -> str:
         """Return what an arm is trained by."""
         return self.arms[arm]["words"] if arm in self.arms else "before training"
+
+
+def tokens_trained(run: Run) -> int:
+    """Return the tokens of answers in a training's losses: those that it sampled, or those that it imitated."""
+    weights = run.manifest.config["weights"]
+    if weights["grpo"] or weights["opd"]:
+        return sum(row["completion_tokens"] for row in run.scan(STEP).rows(["completion_tokens"]))
+    steps = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
+    return round(sum(step.get("sft/denominator", 0) for step in steps))
 
 
 def adopt() -> None:
@@ -432,8 +549,8 @@ def main(name: str, word: str = "run", *arms: str) -> None:
     if word == "preset":
         print(experiment.preset(experiment.trainings(experiment.arms)))
         return
-    if word == "tune":
-        print(experiment.tune())
+    if word in ("tune", "pilot"):
+        print(getattr(experiment, word)())
         return
     if word == "run":
         experiment.run(arms)

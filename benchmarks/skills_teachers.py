@@ -8,7 +8,7 @@ them, and `python benchmarks/recompute.py` the main ones again, without this pro
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
@@ -51,10 +51,20 @@ def at_zero(*arms: str) -> tuple[str, ...]:
     return tuple(f"{arm}{AT_ZERO}" for arm in arms)
 
 
-def primary(items: pa.Table, sampling: SamplingUnit = FAMILIES) -> dict[str, tuple[Difference, str]]:
-    """Return the three comparisons of the primary outcome by name, each with what follows from it by the rule."""
+def primary(
+    items: pa.Table,
+    sampling: SamplingUnit = FAMILIES,
+    pairs: Sequence[tuple[str, str]] = (GATE, *GATED),
+    *,
+    power: bool | None = None,
+) -> dict[str, tuple[Difference, str]]:
+    """Return the comparisons of the primary outcome by name, each with what follows from it by the rule.
+
+    pairs: the gate first.
+    """
     question = EvalQuestion(sampling=sampling, outcome=KEPT)
-    found = difference_of(items, [at_zero(*pair) for pair in (GATE, *GATED)], question, power=not sampling.fixed)
+    power = not sampling.fixed if power is None else power
+    found = difference_of(items, [at_zero(*pair) for pair in pairs], question, power=power)
     (gate, first), *rest = found.items()
     said = {gate: SHOWN[first.decision]}
     # At a p-value's own level of Holm's procedure, so that intervals of tests and decisions do not contradict.
@@ -65,7 +75,7 @@ def primary(items: pa.Table, sampling: SamplingUnit = FAMILIES) -> dict[str, tup
         if one.decision == Decision.WORSE and p >= ALPHA:  # its interval lies below 2 points all the same
             said[name] = f"{SHOWN[Decision.NO_GAIN]}; a loss is not shown, p {p:.3g} after Holm"
         if not first.gains:
-            said[name] = "a description, as no gain of C − A is shown"
+            said[name] = f"a description, as no gain of {gate.replace(AT_ZERO, '')} is shown"
     return {name.replace(AT_ZERO, ""): (one, said[name]) for name, one in found.items()}
 
 
@@ -122,13 +132,15 @@ def claim(name: str, found: Difference) -> records.Claim:
     )
 
 
-def collapsed_trainings(items: pa.Table, courses: Sequence[Mapping[str, Any]]) -> list[str]:
+def collapsed_trainings(
+    items: pa.Table, courses: Sequence[Mapping[str, Any]], arms: Iterable[str] = tuple(EXPERIMENT.arms)
+) -> list[str]:
     """Return the trainings that collapsed by the registered rule, as clauses.
 
     Not by `outcomes.collapsed`, the rule of verdicts: it may change after the registration.
     """
     found = []
-    for arm in EXPERIMENT.arms:
+    for arm in arms:
         rows = select_arm(items, f"{arm}{AT_ZERO}")
         trainings = {
             seed: rows.filter(pc.equal(rows["train_seed"], seed)) for seed in sorted({*rows["train_seed"].to_pylist()})
@@ -157,18 +169,18 @@ def collapsed_trainings(items: pa.Table, courses: Sequence[Mapping[str, Any]]) -
     return found
 
 
-def family_lines(items: pa.Table) -> list[str]:
-    """Return how C - A is spread over families: the largest gains and losses, and how much the first three make."""
-    rates = {arm: by_family(select_arm(items, f"{arm}{AT_ZERO}")) for arm in GATE}
-    gains = {name: rates[GATE[0]][name] - rates[GATE[1]][name] for name in rates[GATE[0]]}
+def family_lines(items: pa.Table, pair: tuple[str, str] = GATE) -> list[str]:
+    """Return how a gain is spread over families: the largest gains and losses, and how much the first three make."""
+    rates = {arm: by_family(select_arm(items, f"{arm}{AT_ZERO}")) for arm in pair}
+    gains = {name: rates[pair[0]][name] - rates[pair[1]][name] for name in rates[pair[0]]}
     order = sorted(gains, key=lambda name: -gains[name])
     three = 100 * sum(gains[name] for name in order[:3]) / len(gains)
     risen, fallen = (sum(sign * gain > 1e-9 for gain in gains.values()) for sign in (1, -1))
     shown = ", ".join(f"{name} {100 * gains[name]:+.0f}" for name in (*order[:5], *order[-5:]))
     return [
-        f"By family, C − A rises in {risen}, falls in {fallen} and stays in {len(gains) - risen - fallen} of "
-        f"{len(gains)}: the three largest gains make {three:+.1f} points of the mean. The five largest and smallest, "
-        f"in points: {shown}."
+        f"By family, {pair[0]} − {pair[1]} rises in {risen}, falls in {fallen} and stays in "
+        f"{len(gains) - risen - fallen} of {len(gains)}: the three largest gains make {three:+.1f} points of the mean. "
+        f"The five largest and smallest, in points: {shown}."
     ]
 
 

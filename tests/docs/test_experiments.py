@@ -20,13 +20,16 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import coder_teacher  # noqa: E402 (a script of benchmarks/)
+import dagger  # noqa: E402
 import demo  # noqa: E402
 import recompute  # noqa: E402
+import recompute_teacher_pairs  # noqa: E402
 import skills_teachers  # noqa: E402
 import teacher_pairs  # noqa: E402
 from experiment import Experiment, toml  # noqa: E402
 
 PAIRS, SKILLS, CODER = map(Experiment.named, ("teacher-pairs", "skills-teachers", "coder-teacher"))
+DAGGER = dagger.EXPERIMENT
 
 
 def configured(folder: Path, chain: str) -> tuple[dict[str, Any], dict[str, list[str]]]:
@@ -216,3 +219,52 @@ def test_an_independent_program_computes_the_same_comparisons(tmp_path: Path) ->
         assert again[0] == pytest.approx(found.estimate, abs=1e-12)
         # Families that are alike are flipped together there, by other draws.
         assert again[1:] == pytest.approx((found.low, found.high, found.p_value), abs=1e-3)
+
+
+def test_the_arms_with_rounds_have_the_tasks_steps_and_pairs_of_the_others(tmp_path: Path) -> None:
+    """Of each seed; and the tasks of the collections are those of the trainings, which no held-out task is."""
+    per_step = {seed: 40 + seed for seed in range(DAGGER.seeds)}
+    arms = [*DAGGER.arms, *DAGGER.beside]
+    configs, reads = configured(tmp_path, DAGGER.preset(DAGGER.trainings(arms), per_step=per_step))
+    assert reads["evaluate"] == [f"{arm}-{seed}{'-3' * (arm == 'C')}" for seed in range(10) for arm in "ABCD"]
+    assert configs["evaluate"].env.split == "eval" and configs["evaluate"].greedy
+    for seed in range(DAGGER.seeds):
+        rounds = [configs[f"C-{seed}-{number}"] for number in (1, 2, 3)]
+        trained = [configs[f"{arm}-{seed}"] for arm in "ABD"] + rounds
+        played = [configs[f"collect-C-{seed}-{number}"] for number in (1, 2, 3)]
+        collected = [configs[f"collect-{seed}"], *played]
+        assert {(one.seed, one.tasks, one.env.split) for one in (*trained, *collected)} == {(seed, 144, "train")}
+        assert len({(repr(one.env), one.max_steps, one.policy.model) for one in (*trained, *collected)}) == 1
+        assert collected[0].samples == sum(one.samples for one in played)
+        assert [one.rollouts.mixed for one in collected] == [0.0, 0.3, 0.15, 0.0]
+        assert {one.optimisation.learning_rate for one in trained} == {4e-4}
+        assert sum(one.optimisation.steps for one in rounds) == configs[f"A-{seed}"].optimisation.steps == 18
+        assert {one.pairs.per_step for one in (configs[f"B-{seed}"], *rounds)} == {40 + seed}
+        assert reads[f"collect-C-{seed}-3"] == [f"C-{seed}-2"]
+        assert reads[f"C-{seed}-3"] == [f"C-{seed}-2", *(f"extract-pairs-C-{seed}-{number}" for number in (1, 2, 3))]
+    size = configs["A-0"].optimisation
+    assert size.steps * size.prompts_per_step == 144, "each task once"
+
+
+def test_the_result_of_the_rounds_is_complete_and_an_independent_program_computes_it(tmp_path: Path) -> None:
+    made = skills_table(tmp_path, {"start": 0.4, "A": 0.5, "B": 0.53, "C": 0.6, "D": 0.55})
+    record, page = json.loads(made.with_suffix(".json").read_text()), tmp_path / "page.md"
+    for one in record["trainings"]:
+        one |= {"tasks": 144, "task_set": f"of {one['seed']}", "round": 1, "tokens_trained": 9000}
+        one["tokens_trained"] += 600 * (one["arm"] == "D")
+    cosines = [{"arm": "cosines", "seed": n, "gradient/cosine/grpo~sft": 0.1 + n / 100} for n in range(8)]
+    made.with_suffix(".json").write_text(json.dumps({**record, "trainings": [*record["trainings"], *cosines]}))
+    page.write_text("before\n<!-- result -->\n<!-- end of result -->\n")
+    dagger.result(made, page)
+    lines = page.read_text().splitlines()
+    share = {line[2]: line.split("|")[5].strip() for line in lines if line.count("|") == 7 and line[2] in "ABCD"}
+    assert share == {"A": "1.000, equal", "B": "1.000, equal", "C": "1.000, equal", "D": "1.067, NOT EQUAL"}
+    assert "| grpo, sft | 0.135 [0.115, 0.155] |" in lines and "Seeds whose arms differ in their tasks: none." in lines
+    assert "a gain is shown" in next(line for line in lines if line.startswith("| C − B |"))
+    rows = [{**row, "pair_set": row["train_seed"]} for row in pq.read_table(made).to_pylist()]
+    values = recompute_teacher_pairs.VALUES["passed and kept"]
+    for fixed, sampling in ((True, dagger.FIXED), (False, dagger.FAMILIES)):
+        for name, (one, _) in dagger.primary(DAGGER.read_items(made), sampling, dagger.COMPARED, power=False).items():
+            again = recompute_teacher_pairs.compare(rows, f"{name[0]}@0", f"{name[-1]}@0", values, fixed)
+            assert again[0] == pytest.approx(one.estimate, abs=1e-12)
+            assert again[1:] == pytest.approx((one.low, one.high, one.p_value), abs=3e-3)

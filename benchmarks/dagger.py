@@ -1,0 +1,98 @@
+"""Is it the student's own states? SmolLM2 imitates a teacher once, or in rounds of DAgger, at equal tasks and tokens.
+
+docs/experiments/dagger.md states questions, arms, rule and power, and was committed before any held-out task was
+played. `python benchmarks/experiment.py dagger run` runs it and goes on where it stopped, in one process; the outcomes
+of all answers are then in docs/experiments/dagger.parquet, the trainings beside it in dagger.json. `python
+benchmarks/experiment.py dagger result` computes every published number from them, and `python
+benchmarks/recompute_dagger.py` the main ones again, without this project's statistics.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import records
+from experiment import Experiment, comparison_lines, difference_of, put
+from skills_teachers import FAMILIES, FIXED, at_zero, collapsed_trainings, family_lines, primary, seen
+
+from composer_stages.evaluation.arm_comparison import EvalQuestion
+from composer_stages.evaluation.inference import student_quantile
+from composer_stages.evaluation.outcomes import AT_ZERO, KEPT, START
+from composer_stages.evaluation.words import points
+from composer_stages.runs import store
+
+EXPERIMENT = Experiment.named("dagger")
+COMPARED = (("C", "B"), ("C", "A"), ("C", "D"))
+"""The first comparison is a test at 5 %; where it shows a gain the others are, together at 5 % by Holm's correction."""
+OTHERS = (("B", "A"), ("D", "A"), ("B", "D"), ("A", START), ("C", START))
+EQUAL = 0.05
+"""Largest distance of an arm's tokens from those of GRPO that still counts as equal."""
+
+
+def result(table: Path = EXPERIMENT.items, document: Path = EXPERIMENT.document) -> None:
+    """Compute every published number from the table of outcomes; writes into the document and the record."""
+    items, record = EXPERIMENT.read_items(table), store.read_json(table.with_suffix(".json"))
+    courses = [one for one in record["trainings"] if one["arm"] in EXPERIMENT.arms]
+    lines = []
+    for title, end in (("temperature 0", AT_ZERO), ("temperature 1", "")):
+        lines += [*EXPERIMENT.outcome_lines(items, title, end), ""]
+    lines += ["| primary, passed and protocol kept at temperature 0 | about these 71 families | follows | others |"]
+    lines += ["| --- | --- | --- | --- |"]
+    found, others = primary(items, FIXED, COMPARED, power=True), primary(items, FAMILIES, COMPARED, power=False)
+    for name, (one, follows) in found.items():
+        lines.append(f"| {name} | {points(one)} | {follows}{seen(one)} | {points(others[name][0])} |")
+    lines += ["", *equality_lines(courses), ""]
+    question = EvalQuestion(sampling=FIXED, outcome=KEPT)
+    pairs = [*(at_zero(*pair) for pair in OTHERS), *COMPARED]
+    lines += comparison_lines("secondary, passed and protocol kept", difference_of(items, pairs, question, power=False))
+    lines += ["", *cosine_lines(record["trainings"]), "", *family_lines(items, COMPARED[0])]
+    collapses = collapsed_trainings(items, courses, tuple(EXPERIMENT.arms))
+    lines += ["", f"Collapsed: {'; '.join(collapses) or 'none'}.", "", *EXPERIMENT.course_lines(courses)]
+    lines += ["", f"All of it took {record['processor_hours']:.1f} processor hours."]
+    put(document, lines)
+    about = "SmolLM2-135M, three attempts a question, {} at temperature 0: points passed with the protocol kept"
+    records.write("experiment-dagger", (EXPERIMENT.claim(about.format(name), one) for name, (one, _) in found.items()))
+    print("\n".join(lines))
+
+
+def equality_lines(courses: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what the arms trained on, means over seeds, and whether it is equal by the registered rule."""
+    lines = ["| trained on | tasks | tokens in the loss | least and most | share of GRPO's | most pairs |"]
+    lines += ["| --- " * 6 + "|"]
+    tokens = {arm: by_seed(courses, arm) for arm in EXPERIMENT.arms}
+    sets = {seed: {one["task_set"] for one in courses if one["seed"] == seed} for seed in tokens["A"]}
+    for arm, of_seeds in tokens.items():
+        own = [one for one in courses if one["arm"] == arm]
+        share = fmean(number / tokens["A"][seed] for seed, number in of_seeds.items())
+        tasks = " or ".join(map(str, sorted({one["tasks"] for one in own})))
+        ends = f"{min(of_seeds.values()):,} to {max(of_seeds.values()):,}"
+        said = f"{share:.3f}, {'equal' if abs(share - 1) <= EQUAL else 'NOT EQUAL'}"
+        pairs = max(one["pairs"] for one in own)
+        lines.append(f"| {arm} | {tasks} | {fmean(of_seeds.values()):,.0f} | {ends} | {said} | {pairs} |")
+    differing = [seed for seed, found in sets.items() if len(found) > 1]
+    lines += ["", f"Seeds whose arms differ in their tasks: {', '.join(map(str, differing)) or 'none'}."]
+    return lines
+
+
+def by_seed(courses: Sequence[Mapping[str, Any]], arm: str) -> dict[int, int]:
+    """Return the tokens that an arm trained on, over all of its rounds, by seed."""
+    found: dict[int, int] = {}
+    for one in courses:
+        if one["arm"] == arm:
+            found[one["seed"]] = found.get(one["seed"], 0) + one["tokens_trained"]
+    return found
+
+
+def cosine_lines(trainings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the cosines between the gradients of the losses at the start, over seeds with Student's interval."""
+    measured = [one for one in trainings if one["arm"] in EXPERIMENT.beside]
+    names = sorted({key for one in measured for key in one if key.startswith("gradient/cosine/")})
+    lines = ["| gradients at the start, one step of each seed | cosine, 95 % interval |", "| --- | --- |"]
+    for name in names:
+        values = [one[name] for one in measured if name in one]
+        half = student_quantile(len(values) - 1, 0.975) * stdev(values) / len(values) ** 0.5
+        mean = fmean(values)
+        between = name.rpartition("/")[2].replace("~", ", ")
+        lines.append(f"| {between} | {mean:.3f} [{mean - half:.3f}, {mean + half:.3f}] |")
+    return lines
