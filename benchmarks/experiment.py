@@ -112,6 +112,8 @@ class Experiment:
     first_seed: int = 0
     at_once: bool = True
     """Whether trainings run side by side, and two processes evaluate."""
+    limit: Mapping[str, float] = field(default_factory=dict)
+    """`hours` of processors until which another seed is begun, and the `seeds` that are trained in any case."""
     beside: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Trainings that are measured and not evaluated, for each seed: like arms."""
 
@@ -273,8 +275,7 @@ class Experiment:
             self.tuned_apart()
         if not self.tuning or "arm" in self.tuning:
             record = store.read_json(self.document.with_suffix(".json")) if self.tuning else {}
-            used = [json.loads(line) for path in self.artifacts.rglob(USED) for line in path.read_text().splitlines()]
-            record |= {"trainings": self.courses(), "processor_hours": sum(one["seconds"] for one in used) / 3600}
+            record |= {"trainings": self.courses(), "processor_hours": hours_used(self.artifacts)}
             store.write_json(self.document.with_suffix(".json"), record)
         rows = newest(self.artifacts / "evaluate", seed=self.evaluate["seed"]).rows(EVAL_ITEM)
         table = pa.Table.from_pylist([{name: row[name] for name in self.columns} for row in rows])
@@ -285,6 +286,11 @@ class Experiment:
         per_step: dict[int, int] = {}
         trainings = self.trainings(arms)
         for seed in sorted({one.seed for one in trainings}) if self.giving() else ():
+            begun = any(Run(path).manifest.config["seed"] == seed for path in (artifacts / "train").glob("2*"))
+            late = bool(self.limit) and seed >= self.limit["seeds"] and hours_used(artifacts) > self.limit["hours"]
+            if late and not begun:
+                trainings = [one for one in trainings if one.seed < seed]
+                break
             own = [one for one in trainings if one.seed == seed]
             first = [one for one in own if one.arm in self.arms and "tokens_of" not in self.arms[one.arm]]
             self.run_chain(self.preset(first, evaluated=False), artifacts)
@@ -349,7 +355,9 @@ class Experiment:
             steps = list(map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines()))
             row: dict[str, Any] = {"arm": run.manifest.config["arm"], "seed": run.manifest.config["seed"]}
             for name, part in (("first", steps[:LAST]), ("last", steps[-LAST:])):
-                row |= {f"{what}_{name}": fmean(step[key] for step in part) for what, key in COURSE.items()}
+                # Without GRPO's loss there is no entropy.
+                known = {what: key for what, key in COURSE.items() if all(key in step for step in part)}
+                row |= {f"{what}_{name}": fmean(step[key] for step in part) for what, key in known.items()}
             read = {slot: [Run(Path(ref.path)) for ref in refs] for slot, refs in run.manifest.inputs.items()}
             mixed = {task["task_id"] for of_tasks in read.get("curriculum", ()) for task in of_tasks.rows(TASK)}
             pairs = [pair for of_pairs in read.get("pairs", ()) for pair in of_pairs.rows(PAIR)]
@@ -415,7 +423,8 @@ class Experiment:
         for arm in self.arms:
             if own := [one for one in courses if one["arm"] == arm]:
                 mean = {name: fmean(one[name] for one in own) for name, value in own[0].items() if type(value) is float}
-                both = [f"{mean[f'{what}_first']:.2f} to {mean[f'{what}_last']:.2f}" for what in ("reward", "entropy")]
+                ends = [[mean.get(f"{what}_{end}") for end in ("first", "last")] for what in ("reward", "entropy")]
+                both = ["-" if None in pair else "{:.2f} to {:.2f}".format(*pair) for pair in ends]
                 tokens = f"{mean['tokens_first']:.1f} to {mean['tokens_last']:.1f}"
                 pairs = f"{fmean(one['pairs'] for one in own):.0f}"
                 cells = [*both, tokens, f"{mean['num_tokens']:,.0f}", pairs, f"{mean['minutes']:.1f}"]
@@ -445,6 +454,12 @@ class Experiment:
     def words(self, arm: str) -> str:
         """Return what an arm is trained by."""
         return self.arms[arm]["words"] if arm in self.arms else "before training"
+
+
+def hours_used(artifacts: Path) -> float:
+    """Return the processor hours of all sittings that are recorded in a folder of artifacts."""
+    used = [json.loads(line) for path in artifacts.rglob(USED) for line in path.read_text().splitlines()]
+    return float(sum(one["seconds"] for one in used)) / 3600
 
 
 def tokens_trained(run: Run) -> int:

@@ -161,7 +161,7 @@ def collapsed_trainings(
             found += [f"{arm} with seed {seed} cuts {100 * share:.0f} % of its answers"] if share > CUT else []
     for one in courses:
         name = f"{one['arm']} with seed {one['seed']}"
-        if one["entropy_last"] > max(2 * one["entropy_first"], UNSURE):
+        if one.get("entropy_last", 0.0) > max(2 * one.get("entropy_first", 0.0), UNSURE):
             found.append(
                 f"{name} has entropy {one['entropy_last']:.2f} at its end and {one['entropy_first']:.2f} before"
             )

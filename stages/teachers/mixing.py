@@ -61,7 +61,11 @@ class MixedPolicy:
     """
 
     def __init__(
-        self, student: Policy, teachers: Sequence[tuple[TeacherConfig, Policy]], share: float, prompts: "Prompts"
+        self,
+        student: Policy,
+        teachers: Sequence[tuple[TeacherConfig, Policy]],
+        share: float,
+        prompts: "ShownToTeachers",
     ) -> None:
         self.config, self.capture_level, self.batch_size = student.config, student.capture_level, student.batch_size
         self._student, self._teachers, self._share, self._prompts = student, teachers, share, prompts
@@ -136,7 +140,7 @@ def _played(sample: Sample, teacher: TeacherConfig | None) -> Sample:
     )
 
 
-class Prompts:
+class ShownToTeachers:
     """What teachers are shown at a turn: the student's messages, behind the opening that a teacher's own options give.
 
     student, environments: of the student and of each teacher with such options, by name.
@@ -171,4 +175,4 @@ def mixed(
         own = {name: opened(teacher.opening) for name, (teacher, _) in teachers.items() if teacher.opening}
         independent = all(isinstance(policy, AsyncPolicy) for policy in (student, *(p for _, p in teachers.values())))
         kind: Callable[..., Policy] = MixedServers if independent else MixedBatches
-        yield kind(student, [*teachers.values()], mixing.mixed, Prompts(opened({}), own))
+        yield kind(student, [*teachers.values()], mixing.mixed, ShownToTeachers(opened({}), own))

@@ -237,8 +237,8 @@ def test_the_arms_with_rounds_have_the_tasks_steps_and_pairs_of_the_others(tmp_p
         assert len({(repr(one.env), one.max_steps, one.policy.model) for one in (*trained, *collected)}) == 1
         assert collected[0].samples == sum(one.samples for one in played)
         assert [one.rollouts.mixed for one in collected] == [0.0, 0.3, 0.15, 0.0]
-        assert {one.optimisation.learning_rate for one in trained} == {4e-4}
-        assert sum(one.optimisation.steps for one in rounds) == configs[f"A-{seed}"].optimisation.steps == 18
+        assert {one.optimisation.learning_rate for one in trained} == {2e-4}
+        assert sum(one.optimisation.steps for one in rounds) == configs[f"A-{seed}"].optimisation.steps == 36
         assert {one.pairs.per_step for one in (configs[f"B-{seed}"], *rounds)} == {40 + seed}
         assert reads[f"collect-C-{seed}-3"] == [f"C-{seed}-2"]
         assert reads[f"C-{seed}-3"] == [f"C-{seed}-2", *(f"extract-pairs-C-{seed}-{number}" for number in (1, 2, 3))]
