@@ -27,7 +27,7 @@ from composer_stages.envs import boundary
 from composer_stages.envs.base import Environment, Grade, HasSize, HasSolutions, Split, Task
 from composer_stages.envs.bash import fenced
 from composer_stages.envs.config import EnvStageConfig
-from composer_stages.envs.repo.guest.composer_rules import BY_REPORT, LEFT_OUT, VISIBLE
+from composer_stages.envs.repo.guest.composer_rules import BY_REPORT, LEFT_OUT, SHOWN
 from composer_stages.errors import ComposerError, InfrastructureError, UsageError
 from composer_stages.layout import shortened
 from composer_stages.words import Sentence
@@ -249,11 +249,7 @@ def play_once(environment: Environment, task: Task, play: Play) -> PlayResult:
     if grade.reward is None:
         return PlayResult(None, error=grade.error or Sentence("envs.not-graded"))
     log = grade.work.test_log or ""
-    remarks = (
-        line.removeprefix(BY_REPORT).removeprefix(VISIBLE)
-        for line in log.splitlines()
-        if line.startswith((BY_REPORT, VISIBLE))
-    )
+    remarks = (line.removeprefix(BY_REPORT) for line in log.splitlines() if line.startswith((BY_REPORT, SHOWN)))
     why = "; ".join(filter(None, (_count_tests(grade), find_failure_line(log))))
     return PlayResult(grade.reward, bool(grade.hacked), why=why, ground=grade.ground, remark=next(remarks, ""))
 

@@ -34,7 +34,7 @@ from composer_stages.envs.repo.grading import (
     run_on_copy,
     unexplained_fail,
 )
-from composer_stages.envs.repo.guest.composer_rules import BY_REPORT, VISIBLE, add_id_statuses, dropped_lines, is_test
+from composer_stages.envs.repo.guest.composer_rules import BY_REPORT, SHOWN, add_id_statuses, dropped_lines, is_test
 from composer_stages.envs.repo.hacks import KnownHacks, is_plugin
 from composer_stages.envs.repo.shadowed_modules import is_shadowed
 from composer_stages.envs.repo.task import RepoTask
@@ -290,7 +290,7 @@ class RepoEnvironment(ShellEnvironment):
             commands=task.commands,
         )
         reason = runs[0].report_reason or task.report_reason
-        lines = [f"{BY_REPORT}{reason}\n"] if reason else [f"{VISIBLE}{task.visible}\n"] if task.visible else []
+        lines = [f"{BY_REPORT}{reason}\n"] if reason else [f"{SHOWN}{task.shown}\n"] if task.shown else []
         notes = lines if verdict.hidden_pass else []
         ground: Ground = "report" if reason else task.ground
         hacks = [Sentence("envs.repo.hack-test-files")] if verdict.hacked else []

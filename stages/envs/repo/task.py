@@ -48,7 +48,7 @@ class RepoTask:
     names of standard modules that the solution may shadow. commands: text of the shell commands that test. ids: names
     in `lists` that select several tests (a file, a class). test_files: files of tests, whose imports tell which
     standard modules the solution may shadow as well. ground: the ground of a pass. report_reason: why that is no more
-    than a report, where the task could have more. visible: which tests the agent sees, in words. max_flaky: at most
+    than a report, where the task could have more. shown: which results the agent sees, in words. max_flaky: at most
     this many tests of `pass_to_pass` may fail by chance before they are run again. package: the name of the
     repository's package. image: the container image. export: None for a task that cannot run elsewhere. release: called
     once, at the end of the rollout.
@@ -67,7 +67,7 @@ class RepoTask:
     ids: tuple[str, ...] = ()
     test_files: trees.Changes = field(default_factory=dict)
     report_reason: str = ""
-    visible: str = ""
+    shown: str = ""
     ground: Ground = "report"
     max_flaky: int = 0
     package: str = ""

@@ -23,7 +23,7 @@ from composer_stages.envs import folders
 from composer_stages.envs.base import Split, Task
 from composer_stages.envs.repo import grading, runner, session, trees
 from composer_stages.envs.repo.grading import TestRuntime
-from composer_stages.envs.repo.guest.composer_rules import COMMAND, is_test, shadowed_module
+from composer_stages.envs.repo.guest.composer_rules import COMMAND, SHOWN, is_test, shadowed_module
 from composer_stages.envs.repo.session import RepoEnvironment
 from composer_stages.envs.repo.task import Export, RepoTask, command_runner, filled_tree, pytest_runner, read_files
 from composer_stages.envs.repo.trees import EXECUTABLE, REGULAR, TreeFile
@@ -104,7 +104,7 @@ class TasksEnv(RepoEnvironment):
         delivered = filled_tree(lambda folder: write_files(folder, row))
         compared = values.test_names(row)
         runs_hidden = bool(compared and shown.hidden_inputs(row))
-        reason, visible = _find_shown(row, compared, delivered) if compared else ("", "")
+        reason, results_shown = _find_shown(row, compared, delivered) if compared else ("", "")
 
         def write_reference(folder: Path) -> None:
             folders.copy(delivered, folder)
@@ -130,7 +130,7 @@ class TasksEnv(RepoEnvironment):
             test_files={**originals, **hidden} if ids else {},
             ground="values" if compared else "report",
             report_reason=reason,
-            visible=visible,
+            shown=results_shown,
             # A verifier elsewhere would import the code that it judges, and pay by its report.
             export=None
             if compared
@@ -148,8 +148,8 @@ def _find_shown(row: Mapping[str, Any], tests: Sequence[str], delivered: Path) -
     """Return why a row of calls and scripts gives a report, and which of their results are shown; "" for neither."""
     results = [*shown.expected_results(row, values.calls_of(row), tests)]
     places = shown.find_shown(results, row["prompt"], read_files(delivered))
-    visible = shown.describe_shown(places)
-    return shown.hidden_inputs(row) or (visible if shown.decide_nothing(results, places) else ""), visible
+    described = shown.describe_shown(places)
+    return shown.hidden_inputs(row) or (SHOWN + described if shown.decide_nothing(results, places) else ""), described
 
 
 MODULE_FILE = re.compile(r"(?<![\w./-])(?:\./|/testbed/)?((?:src/|lib/)?\w+(?:/__init__)?\.py)\b")

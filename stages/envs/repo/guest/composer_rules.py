@@ -147,8 +147,8 @@ LONGEST_NOTE = 20
 """Limit on files that a note names."""
 BY_REPORT = "by report: "
 """Prefix of the line of a test log that says why a pass is no more than a report."""
-VISIBLE = "visible: "
-"""Prefix of the line of a test log that names the tests that no pass rests on."""
+SHOWN = "shown: "
+"""Prefix of the line of a test log that names results that no pass on values rests on."""
 LEFT_OUT = "left out of grading: "
 """Prefix of a line of a test log that names a dropped change."""
 
