@@ -70,10 +70,12 @@ def test_the_workflow_of_the_page_passes_where_a_model_is_shown_not_to_be_worse(
     program.parent.mkdir(parents=True)
     program.symlink_to(Path(sys.executable).parent / "composer")
     files = {"GITHUB_STEP_SUMMARY": str(tmp_path / "step.md"), "GITHUB_OUTPUT": str(tmp_path / "output")}
-    texts = {"BEFORE": inputs["before"], "AFTER": after, "OPTIONS": inputs["options"], "PAGE": "page.html"}
-    environment = {**os.environ, "RUNNER_TEMP": str(tmp_path), **files, **texts}
-    ended = subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=environment, capture_output=True)
-    assert ended.returncode == code and not (tmp_path / "hacked").exists(), ended.stderr
+    (tmp_path / "gate.toml").write_text('[[metric]]\nscore = "score"\nnot_worse = 0.02\n')
+    for options, policy in ((inputs["options"], ""), ("", "gate.toml")):
+        texts = {"BEFORE": inputs["before"], "AFTER": after, "OPTIONS": options, "POLICY": policy, "PAGE": "page.html"}
+        environment = {**os.environ, "RUNNER_TEMP": str(tmp_path), **files, **texts}
+        ended = subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=environment, capture_output=True)
+        assert ended.returncode == code and not (tmp_path / "hacked").exists(), ended.stderr
     assert (tmp_path / "page.html").is_file() == (tmp_path / "step.md").is_file() == (code != 4)
 
 

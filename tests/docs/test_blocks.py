@@ -134,7 +134,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     document(folder / "logs" / "sums.json", log(sample(), sample(epoch=2, value="I")))
     acted = {"role": "assistant", "content": "Look.\n\n```bash\nls\n```"}
     document(folder / "trajectories" / "a.traj.json", trajectory(acted))
-    for name, passed in (("before", 15), ("after", 45)):
+    for name, passed in (("before", 15), ("after", 45), ("again", 17)):
         rows = (json.dumps({"id": f"task-{at}", "score": int(at < passed)}) for at in range(60))
         (folder / f"{name}.jsonl").write_text("".join(f"{row}\n" for row in rows))
     return folder
