@@ -167,6 +167,9 @@ def compare(sides: Sequence[ReadLog], config: Config, alpha: float = ALPHA) -> t
         raise UsageError("comparison.noise-is-itself", path=config.noise)
     if of_noise and len(config.paths) > 1:
         matched.pop()
+    judged = {frozenset(pc.unique(log.items["seed"]).to_pylist()): log for log in matched if len(log.judges) > 1}
+    if len(judged) > 1:
+        raise BadInput("comparison.other-judges", logs=[(log.name, log.judges) for log in judged.values()])
     scores = pa.chunked_array([part for log in matched for part in log.items["score"].drop_null().chunks], pa.float64())
     if not len(scores):
         reasons = Counter(reason for log in matched for reason in log.items["reason"].to_pylist())

@@ -71,8 +71,7 @@ def _limits(comparison: "LogComparison", *limits: float) -> str:
 
 def describe_policy(results: Sequence["MetricResult"]) -> str:
     """Return whether the gate of a policy passes, in one sentence."""
-    outcomes = [result.passes for result in results]
-    return SENTENCES.text("gate", False if False in outcomes else None if None in outcomes else True, results)
+    return SENTENCES.text("gate", results)
 
 
 def _gate(results: Sequence["MetricResult"]) -> list[list[str]]:

@@ -21,7 +21,7 @@ from composer_stages.comparison.pairs import ComparisonRules, ScoreSpan
 from composer_stages.comparison.ranks import rank
 from composer_stages.comparison.sides import read_sides
 from composer_stages.comparison.stage import document as document_of, summarize
-from composer_stages.errors import UsageError
+from composer_stages.errors import BadInput, UsageError
 from composer_stages.evaluation.difference import Decision
 from composer_stages.evaluation.inference import PairedTest, holm
 from composer_stages.evaluation.outcomes import PairedOutcomes
@@ -221,6 +221,9 @@ def test_the_spread_of_judges_is_in_the_interval(tmp_path: Path) -> None:
     assert (first.num_seeds, first.num_tasks) == (4, 60)
     assert (first.low, first.high) == pytest.approx((second.low, second.high), abs=0.002)
     assert compared(*columns, score="judge_0").differences[0].num_seeds == 1
+    others = [{"id": f"t{at}", "judge": name, "score": 0.5} for at in range(60) for name in ("judge_0", "another")]
+    other = str(jsonl(tmp_path / "other.jsonl", *others))
+    refused(lambda: compared(rows[0], other), BadInput, code="comparison.other-judges")
 
 
 @pytest.mark.parametrize(
