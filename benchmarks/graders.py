@@ -132,6 +132,10 @@ def _counted(
         yield measured(f"{name}: rows that are named as ones that cannot be played", len(named), n=len(played))
 
 
+NEED_MORE = {"BigCodeBench/562": "pip", "BigCodeBench/1005": "a network"}
+"""Rows whose own solutions need what no sandbox has."""
+
+
 def bigcodebench(path: str, count: int = 60) -> Iterator[Claim]:
     """Solutions of rows that need the standard library alone, and the same without a body. path: the data set's file.
 
@@ -139,7 +143,9 @@ def bigcodebench(path: str, count: int = 60) -> Iterator[Claim]:
     """
     with gzip.open(path, "rt") if path.endswith(".gz") else open(path) as file:
         every = [json.loads(line) for line in file]
-    standard = [row for row in every if _imported(row) <= sys.stdlib_module_names]
+    print(f"not played: {NEED_MORE}", file=sys.stderr)
+    usable = [row for row in every if row["task_id"] not in NEED_MORE]
+    standard = [row for row in usable if _imported(row) <= sys.stdlib_module_names]
     chosen = Random(0).sample(standard, min(count or len(standard), len(standard)))
     with of_rows([*map(_own_row, chosen)], "") as (env, tasks):
 
@@ -170,8 +176,9 @@ def _own_row(row: Mapping[str, Any]) -> dict[str, Any]:
         "prompt": f"Write {row['entry_point']} in task.py.\n{row['instruct_prompt']}",
         "files": {"task.py": f"{begin}    pass\n"},
         # In the namespace of the solution, as BigCodeBench runs it.
-        "hidden": {"test_task.py": f"from task import *\n{row['test']}\n"},
+        "hidden": {"test_task.py": f"exec(compile(open('task.py').read(), 'task.py', 'exec'))\n{row['test']}\n"},
         "tests": ["test_task.py"],
+        "timeout_s": 300.0,
         "solution": {"task.py": f"{begin}{row['canonical_solution']}\n"},
         "split": "train",
     }

@@ -19,6 +19,7 @@ from typing import Any
 from composer_stages.envs import folders
 from composer_stages.envs.folders import write
 from composer_stages.envs.repo import trees
+from composer_stages.envs.repo.guest.composer_rules import CACHES, COMPILED, HISTORY
 from composer_stages.envs.repo.trees import ARCHIVE_ENDINGS, extract_archive
 from composer_stages.errors import BadInput
 from composer_stages.runs import store
@@ -27,7 +28,7 @@ from composer_stages.words import Sentence
 PRIVATE = frozenset({"venv", ".venv", "env", ".env", "node_modules", ".idea", ".vscode", ".claude"})
 BUILT_AT_TOP = frozenset({"build", "dist", "wheelhouse"})
 LEFTOVERS = (
-    *trees.COMPILED,
+    *COMPILED,
     ".egg-info",
     ".dist-info",
     ".whl",
@@ -69,7 +70,7 @@ def unpack(source: Path, root: Path) -> Package:
         # `build` and `dist` hold copies of the code only at the top; deeper they may be modules of the package.
         at_top = path == name and name in BUILT_AT_TOP
         # An agent can recover removed code from caches: Composer 2.5's report names a type checker's.
-        return at_top or name in trees.CACHES | trees.HISTORY | PRIVATE or name.endswith((".egg-info", ".dist-info"))
+        return at_top or name in CACHES | HISTORY | PRIVATE or name.endswith((".egg-info", ".dist-info"))
 
     is_archive = source.name.endswith(ARCHIVE_ENDINGS) and source.is_file()
     if not source.is_dir() and not is_archive:

@@ -14,6 +14,7 @@ with rewritten tests, since expected values would have to be in the container.
 import json
 import re
 import shlex
+import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
@@ -22,9 +23,9 @@ from composer_stages import envs
 from composer_stages.envs.base import Task
 from composer_stages.envs.repo import trees
 from composer_stages.envs.repo.grading import GUEST
-from composer_stages.envs.repo.guest.composer_rules import is_protected
+from composer_stages.envs.repo.guest.composer_rules import LIBRARY, is_protected
 from composer_stages.envs.repo.session import write_script
-from composer_stages.envs.repo.task import Export, Packs, RepoTask, read_files
+from composer_stages.envs.repo.task import Export, Packs, RepoTask
 from composer_stages.errors import BadInput, InfrastructureError, UsageError
 from composer_stages.runs import store
 from composer_stages.terms import TWIN
@@ -87,11 +88,13 @@ def write_task(task: Task, packed: RepoTask, folder: Path, base_image: str) -> N
     """Write the folder of one task."""
     if task.task_id.endswith(TWIN):
         raise BadInput("envs.harbor.impossible-variant", task_id=task.task_id)
-    export, files = packed.export or Export(), read_files(packed.delivered)
+    export = packed.export or Export()
+    with trees.scratch() as empty:
+        files = trees.changes(empty, packed.delivered)
+    existing = {path for path, file in files.items() if file and not stat.S_ISDIR(file.mode)}
+    modules = {*packed.modules, *LIBRARY.findall(f"{task.prompt} {packed.commands}")}
     originals = {
-        path: file
-        for path, file in files.items()
-        if path not in packed.source and is_protected(path, files, packed.tests)
+        path: files[path] for path in existing - {*packed.source} if is_protected(path, existing, packed.tests, modules)
     }
     grading = {
         "workdir": WORKDIR,
@@ -101,10 +104,11 @@ def write_task(task: Task, packed: RepoTask, folder: Path, base_image: str) -> N
         "pass_to_pass": packed.lists.pass_to_pass,
         "skips_fail": packed.lists.skip_fails,
         "timeout_s": export.timeout_s,
-        "existing": sorted(files),
+        "existing": sorted(existing),
         "source": sorted(packed.source),
-        "modules": sorted(packed.modules),
+        "modules": sorted(modules),
         "tests": sorted(packed.tests),
+        "removed": sorted(path for path, file in packed.hidden.items() if file is None),
     }
     guests = {name: _text((GUEST / name).read_text()) for name in VERIFIER}
     written: trees.Changes = {

@@ -13,15 +13,13 @@ the cost of forgery and cannot exclude it; `grade_tree` drops the agent's change
 instance.
 """
 
-import re
 import secrets
 import shlex
 import stat
-import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from composer_stages.envs import folders
 from composer_stages.envs.base import Work
@@ -34,9 +32,10 @@ from composer_stages.envs.repo.guest.composer_rules import (
     NATIVE,
     NEUTRAL,
     PASSING,
+    SHARED,
     TEST_RUNNERS,
     fail_unexplained,
-    is_protected,
+    is_dropped,
     is_test,
     read_report,
     shadowed_module,
@@ -175,23 +174,29 @@ def grade_tree(
     """Compare the agent's tree with the delivered one, and run the tests one to three times.
 
     `tests` are paths that count as tests in addition to those that look like tests, `source` paths that never do.
-    `is_requested` returns whether the task asks for a module with this name of a standard one. `commands` is the text
-    of the task's shell commands: a new file that they name is part of the solution. Exceptions of `run` pass through;
-    `UnwieldyTree` if the agent's tree cannot be read.
+    `is_requested` returns whether the task asks for a module with this name of a standard one, or for a compiled file.
+    `commands` is the text of the task's shell commands: a new file that they name is part of the solution. Exceptions
+    of `run` pass through; `UnwieldyTree` if the agent's tree cannot be read.
     """
     changed = trees.changes(delivered, agent_tree)
     existing = set(trees.walk(delivered, links=True))
     modules = {module for path in changed if (module := shadowed_module(path)) and is_requested(module)} - TEST_RUNNERS
+    modules |= {name for path in changed if path.endswith(NATIVE) and is_requested(name := PurePosixPath(path).name)}
 
-    def is_dropped(path: str, file: trees.TreeFile | None) -> bool:
-        shared = PurePosixPath(path).name in SHARED and path not in tests and not is_test(path)
-        if path in source or (shared and _same_test_sections(path, delivered, file)):
-            return False
-        # What a link names would be imported by the link's name.
-        names = (path, f"{path}/__init__.py") if file and stat.S_ISLNK(file.mode) else (path,)
-        return any(is_protected(name, existing, tests, modules) for name in names)
+    def is_left_out(path: str, file: trees.TreeFile | None) -> bool:
+        before = trees.read(delivered, path)
+        return is_dropped(
+            path,
+            None if before is None else before.data,
+            None if file is None else file.data,
+            is_link=bool(file and stat.S_ISLNK(file.mode)),
+            existing=existing,
+            tests=tests,
+            source=source,
+            modules=modules,
+        )
 
-    dropped = {path: file for path, file in changed.items() if is_dropped(path, file)}
+    dropped = {path: file for path, file in changed.items() if is_left_out(path, file)}
     # Nothing takes the place of a folder with protected files.
     occupied = {str(above) for path in dropped for above in PurePosixPath(path).parents} & changed.keys()
     dropped |= {path: file for path in occupied if (file := changed[path]) and not stat.S_ISDIR(file.mode)}
@@ -219,8 +224,6 @@ def grade_tree(
 
 
 LOADED_BY_PYTEST = frozenset({"conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"})
-SHARED = frozenset({"pyproject.toml", "setup.cfg", "tox.ini"})
-"""Files whose sections about tests are test configuration, and whose other sections are not."""
 
 
 def _replaces_tests(path: str, before: trees.TreeFile | None) -> bool:
@@ -233,30 +236,6 @@ def _replaces_tests(path: str, before: trees.TreeFile | None) -> bool:
         return False
     loaded = name in LOADED_BY_PYTEST | LOADED_BY_PYTHON | SHARED
     return before is not None or loaded or shadowed_module(path) in TEST_RUNNERS
-
-
-def _same_test_sections(path: str, delivered: Path, after: trees.TreeFile | None) -> bool:
-    """Return whether a change of a shared file leaves what it says of tests as it was."""
-    before, read = trees.read(delivered, path), _toml_tests if path.endswith(".toml") else _ini_tests
-    return all(file is None or file.is_regular for file in (before, after)) and read(before) == read(after) is not None
-
-
-def _toml_tests(file: trees.TreeFile | None) -> Any:
-    """Return the tables of pyproject.toml that test programs read; None where it is no TOML."""
-    try:
-        tool = tomllib.loads(file.data.decode() if file else "").get("tool", {})
-        return {name: tool[name] for name in sorted(tool) if re.search("test|cov|tox", name)}
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return None
-
-
-def _ini_tests(file: trees.TreeFile | None) -> list[str]:
-    """Return the lines of an INI file's sections whose heads name tests."""
-    kept, lines = False, list[str]()
-    for line in file.data.decode(errors="replace").splitlines() if file else ():
-        kept = bool(re.search("test|cov|tox", line)) if line.startswith("[") else kept
-        lines += [line] if kept else []
-    return lines
 
 
 def run_on_copy(

@@ -24,14 +24,10 @@ from typing import IO, Any
 
 from composer_stages.envs import folders
 from composer_stages.envs.folders import DEEPEST, LONGEST_PATH, TreeEntry, UnwieldyTree, remove, unlink, write
+from composer_stages.envs.repo.guest.composer_rules import CACHES, COMPILED, HISTORY
 from composer_stages.errors import BadInput
 from composer_stages.words import Sentence
 
-CACHES = frozenset(
-    {"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".tox", ".nox", ".eggs"}
-)
-HISTORY = frozenset({".git", ".hg", ".svn", ".bzr"})
-COMPILED = (".pyc", ".pyo")
 CHANGED_BYTES = 256 << 20
 """Limit on all files that an agent made or resized; they are held in memory."""
 GIT_ENV = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null", "GIT_TERMINAL_PROMPT": "0"}
@@ -134,7 +130,7 @@ def changes(before: Path, after: Path) -> Changes:
             was_folder = same is not None and same.is_folder
             if same and was_folder and same.status.st_mode & 0o777 == mode & 0o777:
                 continue
-            if was_folder or entry.path not in above or mode & 0o700 != 0o700:
+            if was_folder or entry.path not in above or mode & 0o777 != 0o755:
                 present[entry.path] = TreeFile(b"", mode)
             continue
         # By the descriptor of its folder, not by path: no part of the path can become a link meanwhile.

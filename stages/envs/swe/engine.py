@@ -13,6 +13,7 @@ from typing import Any
 
 from composer_stages.envs import folders
 from composer_stages.envs.repo import trees
+from composer_stages.envs.repo.guest.composer_rules import CACHES, HISTORY
 from composer_stages.errors import InfrastructureError, UsageError
 from composer_stages.sandbox import CommandResult, Limits
 from composer_stages.sandbox.bubblewrap import TESTBED
@@ -75,9 +76,7 @@ def copy_testbed(engine: str, image: str, target: Path) -> None:
     try:
         with trees.scratch() as raw:
             run_engine([engine, "cp", f"{name}:{TESTBED}/.", str(raw)])
-            folders.copy(
-                raw, target, lambda path, is_folder: is_folder and Path(path).name in trees.CACHES | trees.HISTORY
-            )
+            folders.copy(raw, target, lambda path, is_folder: is_folder and Path(path).name in CACHES | HISTORY)
     finally:
         subprocess.run([engine, "rm", "--force", name], capture_output=True, timeout=START_S)
     if not any(target.iterdir()):

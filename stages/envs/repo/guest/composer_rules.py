@@ -76,6 +76,14 @@ CONFIGURATION = frozenset(
 LOADED_BY_PYTHON = frozenset({"sitecustomize.py", "usercustomize.py", "pyvenv.cfg"})
 METADATA = (".egg-info", ".dist-info", ".egg-link")
 NATIVE = (".so", ".pyd", ".pyc", ".pyo")
+LIBRARY = re.compile(r"[\w.-]+\.(?:so|pyd)\b")
+SHARED = frozenset({"pyproject.toml", "setup.cfg", "tox.ini"})
+"""Files whose sections about tests are test configuration, and whose other sections are not."""
+CACHES = frozenset(
+    {"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".tox", ".nox", ".eggs"}
+)
+HISTORY = frozenset({".git", ".hg", ".svn", ".bzr"})
+COMPILED = (".pyc", ".pyo")
 TEST_FOLDERS = frozenset({"tests", "test", "testing", "__tests__"})
 IMPORT_ROOTS = ("", "src", "lib")
 TEST_RUNNERS = frozenset(
@@ -104,7 +112,8 @@ def is_protected(
     """Return whether a solution may not change this path: a test, test configuration, or loaded by Python or pytest.
 
     `existing` are the paths before the solution, `also` further paths that count as tests, `modules` the standard
-    modules that a solution may shadow. The run of the hidden tests drops changes to protected paths.
+    modules that a solution may shadow, and compiled files that the task asks for: nobody can read what others do in the
+    process of the tests. The run of the hidden tests drops changes to protected paths.
     """
     parts = PurePosixPath(path).parts
     # What is not imported counts as a test where it was one: an answer may be asked for in a folder of tests.
@@ -114,9 +123,51 @@ def is_protected(
         or (is_test(path) and (importable or path in existing))
         or parts[-1] in CONFIGURATION | LOADED_BY_PYTHON
         or any(part.endswith(METADATA) for part in parts)
+        or (path.endswith(NATIVE) and parts[-1] not in modules)
         # Only new files: the repository's own modules may have such names.
         or (path not in existing and shadowed_module(path) not in ("", *modules))
     )
+
+
+def is_dropped(
+    path: str,
+    before: bytes | None,
+    after: bytes | None,
+    *,
+    is_link: bool,
+    existing: Collection[str],
+    tests: Collection[str],
+    source: Collection[str],
+    modules: Collection[str],
+) -> bool:
+    """Return whether a change of a path is left out of grading; `before` and `after`: the bytes there, None for none.
+
+    `source` are paths that a solution may always change; the others as in `is_protected`.
+    """
+    shared = PurePosixPath(path).name in SHARED and path not in tests and not is_test(path) and not is_link
+    if path in source or (shared and _test_sections(path, before) == _test_sections(path, after) is not None):
+        return False
+    # What a link names would be imported by the link's name.
+    names = (path, f"{path}/__init__.py") if is_link else (path,)
+    return any(is_protected(name, existing, tests, modules) for name in names)
+
+
+def _test_sections(path: str, data: bytes | None) -> Any:
+    """Return what a shared file says of tests: tables of TOML, or lines of sections; None where it cannot be read."""
+    text = (data or b"").decode(errors="replace")
+    if path.endswith(".toml"):
+        try:
+            import tomllib
+
+            tool = tomllib.loads(text).get("tool", {})
+            return {name: tool[name] for name in sorted(tool) if re.search("test|cov|tox", name)}
+        except (ImportError, ValueError, TypeError, AttributeError, RecursionError):
+            return None
+    kept, lines = False, []
+    for line in text.splitlines():
+        kept = bool(re.search("test|cov|tox", line)) if line.startswith("[") else kept
+        lines += [line] if kept else []
+    return lines
 
 
 def is_test(path: str) -> bool:
@@ -158,10 +209,22 @@ def dropped_lines(dropped: Collection[str]) -> list[str]:
     lines = []
     for path in sorted(dropped)[:LONGEST_NOTE]:
         module = shadowed_module(path)
-        why = f"Python would import it instead of its own {module}" if module else "tests and their configuration"
+        why = "tests and their configuration"
+        if path.endswith(NATIVE):
+            why = "compiled code that the task does not name"
+        elif module:
+            why = f"Python would import it instead of its own {module}"
         lines.append(f"{LEFT_OUT}{path!r} ({why})\n")
     more = len(dropped) - LONGEST_NOTE
     return [*lines, f"{LEFT_OUT}{more} more\n"] if more > 0 else lines
+
+
+def uncounted_lines(paths: Collection[str]) -> list[str]:
+    """Return a line of a log that names what a solution writes and no grading sees; none where there is nothing."""
+    parts = {part for path in paths for part in PurePosixPath(path).parts}
+    names = sorted(part for part in parts if part in CACHES | HISTORY or part.endswith(COMPILED))
+    why = "caches, history, bytecode and times of files do not count"
+    return [f"{LEFT_OUT}{', '.join(names)} ({why})\n"] if names else []
 
 
 EXCUSES = {"xfailed": re.compile(r"xfail|expectedFailure"), "skipped": re.compile(r"skip", re.IGNORECASE)}

@@ -4,10 +4,10 @@
 
 It is in a task's tests/ with task.json, originals/ (delivered tests and test configuration), hidden/ (files that are
 written for grading alone), composer_rules.py, and the programs that report the outcomes of pytest. It copies the
-regular files of the agent's tree without those that a solution may not change, writes originals and hidden files over
-the copy, runs the test there, and writes /logs/verifier/reward.json last. Earlier rewards are removed first. As root it
-runs the test as `nobody`, who can write neither a reward nor these files. If it fails itself it writes no reward: that
-is an error of the infrastructure, and no zero.
+files, links and folders of the agent's tree with their modes, without those that a solution may not change, writes
+originals and hidden files over the copy, runs the test there, and writes /logs/verifier/reward.json last. Earlier
+rewards are removed first. As root it runs the test as `nobody`, who can write neither a reward nor these files. If it
+fails itself it writes no reward: that is an error of the infrastructure, and no zero.
 """
 
 import contextlib
@@ -26,7 +26,6 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
     from composer_stages.envs.repo.guest import composer_rules as rules
@@ -35,54 +34,126 @@ else:
 
 LOGS = "/logs/verifier"
 NOBODY = 65534
-LEFT_OUT = frozenset({".git", ".hg", ".svn", ".bzr", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache"})
 MOST_BYTES = 1 << 30
 """Limit on the agent's files: a larger solution cannot be graded."""
 LONGEST_LOG = 16 << 20
 
 
-def files(root: str) -> "Iterator[str]":
-    """Yield the paths of the regular files below a folder; no link is followed."""
+def entries(root: str) -> "dict[str, os.stat_result]":
+    """Return the regular files, links and folders below a folder by their paths; no link is followed."""
+    found = {}
     for folder, folders, names in os.walk(root):
-        folders[:] = sorted(name for name in folders if name not in LEFT_OUT)
-        for name in sorted(names):
-            path = os.path.join(folder, name)
-            if stat.S_ISREG(os.lstat(path).st_mode) and not name.endswith((".pyc", ".pyo")):
-                yield os.path.relpath(path, root)
+        folders[:] = sorted(name for name in folders if name not in rules.CACHES | rules.HISTORY)
+        for name in [*folders, *sorted(names)]:
+            status = os.lstat(path := os.path.join(folder, name))
+            is_source = stat.S_ISREG(status.st_mode) and not name.endswith(rules.COMPILED)
+            is_link = stat.S_ISLNK(status.st_mode) and name not in rules.CACHES | rules.HISTORY
+            if is_source or is_link or is_folder(status):
+                found[os.path.relpath(path, root)] = status
+    return found
+
+
+def is_folder(status: os.stat_result) -> bool:
+    """Return whether an entry is a folder."""
+    return stat.S_ISDIR(status.st_mode)
+
+
+def paths_of_files(root: str) -> "list[str]":
+    """Return the paths of the files and links below a folder."""
+    return [path for path, status in entries(root).items() if not is_folder(status)]
+
+
+def content(root: str, path: str) -> "bytes | None":
+    """Return the bytes of a regular file, or what a link names; None where there is neither."""
+    path = os.path.join(root, path)
+    if os.path.islink(path):
+        return os.fsencode(os.readlink(path))
+    if not os.path.isfile(path):
+        return None
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def above(path: str) -> "list[str]":
+    """Return the folders that a path lies in."""
+    parts = path.split("/")
+    return ["/".join(parts[:end]) for end in range(1, len(parts))]
+
+
+def remove(path: str) -> None:
+    """Remove a file, a link or a folder, where there is one."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        os.unlink(path)
 
 
 def copy(source: str, target: str, path: str) -> None:
-    """Copy one file and create its folders; entries of other kinds in their place are removed."""
-    destination = os.path.join(target, path)
-    above = os.path.dirname(destination)
-    while len(above) > len(target):
-        if os.path.lexists(above) and not os.path.isdir(above):
-            os.unlink(above)
-        above = os.path.dirname(above)
-    if os.path.isdir(destination) and not os.path.islink(destination):
-        shutil.rmtree(destination)
-    os.makedirs(os.path.dirname(destination), exist_ok=True)
-    shutil.copy(os.path.join(source, path), destination, follow_symlinks=False)
+    """Copy one file, link or empty folder and create its folders; entries of other kinds in their place are removed."""
+    for folder in above(path):
+        if os.path.islink(full := os.path.join(target, folder)) or not os.path.isdir(full):
+            remove(full)
+            os.mkdir(full)
+    source, destination = os.path.join(source, path), os.path.join(target, path)
+    remove(destination)
+    if os.path.islink(source):
+        os.symlink(os.readlink(source), destination)
+    elif os.path.isdir(source):
+        os.mkdir(destination)
+    else:
+        shutil.copyfile(source, destination)
+        os.chmod(destination, os.stat(source).st_mode & 0o777)
 
 
-def rebuild(task: "dict[str, Any]", agent_tree: str, tree: str) -> "list[str]":
+def rebuild(task: "dict[str, Any]", agent_tree: str, tree: str, here: str = HERE) -> "list[str]":
     """Write the tree to grade: the agent's files, the originals of protected files, hidden files.
 
-    Returns the agent's new files that are dropped.
+    Returns the agent's changes that are dropped. here: the folder of the task's tests.
     """
-    size, existing, left_out = 0, set(task["existing"]), []
-    for path in files(agent_tree):
-        if path in task["source"] or not rules.is_protected(path, existing, task["tests"], task["modules"]):
-            size += os.lstat(os.path.join(agent_tree, path)).st_size
+    size, existing, dropped = 0, set(task["existing"]), []
+    originals, hidden = os.path.join(here, "originals"), os.path.join(here, "hidden")
+    ours = paths_of_files(originals)
+    occupied = {folder for path in ours for folder in above(path)}
+    agents = entries(agent_tree)
+    full = {folder for path in agents for folder in above(path)}
+
+    def is_dropped(path: str, is_link: bool) -> bool:
+        return path in occupied or rules.is_dropped(
+            path,
+            *(
+                content(root, path) if os.path.basename(path) in rules.SHARED else None
+                for root in (originals, agent_tree)
+            ),
+            is_link=is_link,
+            existing=existing,
+            tests=task["tests"],
+            source=task["source"],
+            modules=task["modules"],
+        )
+
+    for path, status in agents.items():
+        if is_folder(status):
+            if path not in full:
+                copy(agent_tree, tree, path)
+        elif is_dropped(path, stat.S_ISLNK(status.st_mode)):
+            dropped += [path] if content(originals, path) != content(agent_tree, path) else []
+        else:
+            size += status.st_size
             if size > MOST_BYTES:
                 return []  # an incomplete tree: the tests fail
             copy(agent_tree, tree, path)
-        elif path not in existing:
-            left_out.append(path)
-    for name in ("originals", "hidden"):
-        for path in files(os.path.join(HERE, name)):
-            copy(os.path.join(HERE, name), tree, path)
-    return left_out
+    for path in ours:
+        if not os.path.lexists(os.path.join(tree, path)) and is_dropped(path, is_link=False):
+            copy(originals, tree, path)
+    for path in paths_of_files(hidden):
+        copy(hidden, tree, path)
+    for path in task["removed"]:
+        remove(os.path.join(tree, path))
+    for path in sorted(filter(lambda path: is_folder(agents[path]), agents), reverse=True):
+        folder = os.path.join(tree, path)  # which must be filled before it is closed
+        if os.path.isdir(folder) and not os.path.islink(folder):
+            os.chmod(folder, agents[path].st_mode & 0o777)
+    return dropped
 
 
 def run(command: "list[str]", tree: str, timeout_s: float, stdin: str = "") -> "tuple[int | None, str]":
@@ -149,10 +220,9 @@ def statuses(task: "dict[str, Any]", tree: str, timeout_s: float) -> "tuple[dict
     _, log = run(words, tree, timeout_s, f"{secret}\n")
     report, _, log = rules.read_report(log, secret)
     texts = {}
-    for path in files(tree):
-        if rules.is_test(path) and path.endswith((".py", ".txt", ".rst", ".md")):
-            with open(os.path.join(tree, path), errors="replace") as file:
-                texts[path] = file.read()
+    for path, status in entries(tree).items():
+        if stat.S_ISREG(status.st_mode) and rules.is_test(path) and path.endswith((".py", ".txt", ".rst", ".md")):
+            texts[path] = (content(tree, path) or b"").decode(errors="replace")
     outcomes = rules.fail_unexplained(rules.statuses_by_name(report.get("outcomes", {})), texts)
     return rules.add_id_statuses(outcomes, [*task["fail_to_pass"], *task["pass_to_pass"]]), log
 
@@ -168,15 +238,11 @@ def main() -> None:
     """Grade and write the reward."""
     os.makedirs(LOGS, exist_ok=True)
     for name in ("reward.json", "reward.txt"):
-        path = os.path.join(LOGS, name)
-        if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path)
-        elif os.path.lexists(path):
-            os.unlink(path)
+        remove(os.path.join(LOGS, name))
     with open(os.path.join(HERE, "task.json")) as file:
         task = json.load(file)
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         tree = os.path.join(folder, "testbed")
         os.mkdir(tree)
         notes = rules.dropped_lines(rebuild(task, task["workdir"], tree))

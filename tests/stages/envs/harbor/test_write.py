@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import tomllib
 from collections.abc import Sequence
 from contextlib import closing
@@ -13,15 +14,20 @@ from needs import needs, skip_without
 from support import real_harbor
 from support.own_tasks import RowGrader
 
-from composer_stages.envs import load
+from composer_stages.envs import folders as folders_, load
 from composer_stages.envs.base import Task
 from composer_stages.envs.bash import fenced
 from composer_stages.envs.harbor import task_folder
 from composer_stages.envs.harbor.env import HarborEnv
 from composer_stages.envs.harbor.write import BASE_IMAGE, folder_name, write_task, write_tasks
-from composer_stages.envs.repo.task import Packs
+from composer_stages.envs.repo import trees
+from composer_stages.envs.repo.grading import TestOutcomes, grade_tree
+from composer_stages.envs.repo.guest import composer_verify
+from composer_stages.envs.repo.task import Export, Packs, RepoTask
 from composer_stages.envs.tasks.env import TasksEnv
 from composer_stages.errors import BadInput, UsageError
+from composer_stages.sandbox import Sandbox
+from composer_stages.swebench.lists import Statuses, TestLists
 from composer_stages.terms import TWIN
 from tests.stages.envs.harbor.exported import differing, play
 
@@ -204,6 +210,63 @@ def test_the_verifier_gives_what_was_deserved(folders: Path, name: str) -> None:
     found = play(folders / task, solve=solve, agent=agent)
     assert found is not None and found["reward"] == float(solve), found
     assert all(isinstance(value, float) for value in found.values())
+
+
+def no_sandbox(folder: Path) -> Sandbox:
+    raise AssertionError(folder)
+
+
+def no_tests(folder: Path) -> TestOutcomes:
+    raise AssertionError(folder)
+
+
+LEAVES = {
+    "links, modes and folders": "ln -s sums.py latest; ln -s / root; mkdir -p a/b; chmod 700 a; chmod 600 sums.py",
+    "deleted": "rm -r sums.py data pyproject.toml link empty; ln -s sums.py empty",
+    "a file in place of a folder": "rm -r data; echo 1 > data; rm sums.py; mkdir -p sums.py/inner",
+    "a link in place of tests": "mv tests mine; ln -s mine tests; ln -s sums.py conftest.py; ln -s mine json",
+    "a link in the way of a hidden file": "ln -s / more; echo 1 > tests/data.bin",
+    "other sections": "printf '[project]\nname = \"b\"\n[tool.pytest]\nx = 1\n' > pyproject.toml",
+    "sections about tests": "printf '[tool.pytest]\nx = 2\n' > pyproject.toml; printf '[pytest]\n' > tox.ini",
+    "caches and history": "mkdir -p .git .tox .cache a/__pycache__; for d in .git .cache a; do echo 1 > $d/x; done",
+    "compiled code": "for n in evil libadd data/old; do echo 2 > $n.so; done; echo 1 > x.pyc",
+    "python's own": "mkdir json; for n in json/__init__.py json.py sitecustomize.py a.pth; do echo 1 > $n; done",
+}
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_the_verifier_grades_the_tree_that_grading_here_does(name: str, tmp_path: Path) -> None:
+    delivered, left, rebuilt = (tmp_path / folder for folder in ("delivered", "left", "rebuilt"))
+    for path, text in {
+        "sums.py": ADD,
+        "tests/test_old.py": TESTS,
+        "data/old.so": "1",
+        "data/x": "1",
+        "pyproject.toml": '[project]\nname = "a"\n[tool.pytest]\nx = 1\n',
+    }.items():
+        (delivered / path).parent.mkdir(parents=True, exist_ok=True)
+        (delivered / path).write_text(text)
+    (delivered / "empty").mkdir()
+    (delivered / "link").symlink_to("data")
+    (delivered / "tests" / "expected").symlink_to("test_old.py")
+    folders_.copy(delivered, left)
+    subprocess.run(["bash", "-c", LEAVES[name]], cwd=left, check=True)
+    hidden = {"tests/test_new.py": trees.TreeFile(b"1"), "more/test_it.py": trees.TreeFile(b"2"), "data/x": None}
+    lists = TestLists(("test",), ())
+    packed = RepoTask(delivered, lists, no_sandbox, no_tests, hidden, export=Export(), commands="make libadd.so")
+    write_task(Task("t", "tasks", "train", "f", "Do it.", {}), packed, tmp_path / "out", BASE_IMAGE)
+    task = json.loads((tmp_path / "out" / "tests" / "task.json").read_text())
+    rebuilt.mkdir()
+    dropped = composer_verify.rebuild(task, str(left), str(rebuilt), str(tmp_path / "out" / "tests"))
+    differences = []
+
+    def run(tree: Path) -> Statuses:
+        trees.apply(hidden, tree)
+        differences.append(trees.changes(tree, rebuilt))
+        return {}
+
+    verdict = grade_tree(delivered, left, lists, run, is_requested=lambda name: name == "libadd.so")
+    assert differences[0] == {} and set(dropped) == {path for path, file in verdict.dropped.items() if file}
 
 
 def test_names_are_harbors_and_no_two_are_alike() -> None:

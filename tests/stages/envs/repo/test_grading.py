@@ -15,6 +15,7 @@ from composer_stages.envs.repo.guest.composer_rules import (
     add_id_statuses,
     dropped_lines,
     is_protected,
+    uncounted_lines,
 )
 from composer_stages.envs.repo.session import write_script
 from composer_stages.swebench.lists import Statuses, TestLists
@@ -134,7 +135,7 @@ CHANGED = {
     "noxfile.py": (None, "1", False, False),
     "test_old.py": ("1", "2", True, True),
     "conftest.py": (None, "1", True, True),
-    "built.so": ("1", "2", False, False),
+    "built.so": ("1", "2", True, False),
     "pyproject.toml": (None, PYTEST.format(1, "-p evil"), True, True),
     "a/pyproject.toml": (None, "[tool]\npytest.ini_options = {addopts = '-p evil'}", True, True),
     "b/pyproject.toml": (None, "[project]\nname = 'a'\nversion = '2'", False, False),
@@ -274,3 +275,5 @@ def test_dropped_changes_are_logged_with_the_reason() -> None:
     first, second = dropped_lines({"json.py": None, "test_a.py": None})
     assert first.startswith(f"{LEFT_OUT}'json.py'") and "its own json" in first and "tests" in second
     assert len(dropped_lines([f"test_{number}.py" for number in range(99)])) == LONGEST_NOTE + 1
+    [line] = uncounted_lines(["a/.tox/x", "b.pyc", "c.py"])
+    assert line.startswith(f"{LEFT_OUT}.tox, b.pyc (") and uncounted_lines(["c.py", "a/cache"]) == []
