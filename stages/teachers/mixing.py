@@ -6,16 +6,15 @@ after a kill. What a teacher played has no token ids and no log-probs, as no los
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from pydantic import Field
 
 from composer_stages import envs
 from composer_stages.envs.base import Environment
 from composer_stages.envs.config import EnvStageConfig
-from composer_stages.messages import Message
 from composer_stages.policy import Policy, PolicyConfig, Sample, Turn, ask_all, kind_of
 from composer_stages.policy.base import AsyncPolicy, CountsTokens
 from composer_stages.runs import store
@@ -57,7 +56,7 @@ class Mixing(Settings):
 class MixedPolicy:
     """A policy, the student, in whose place teachers answer the turns that are drawn; its settings are the student's.
 
-    prompts: the messages that a teacher is shown at a turn.
+    environments: by teacher, of those whose own options open tasks in another way; "" is the student's.
     """
 
     def __init__(
@@ -65,27 +64,34 @@ class MixedPolicy:
         student: Policy,
         teachers: Sequence[tuple[TeacherConfig, Policy]],
         share: float,
-        prompts: "ShownToTeachers",
+        environments: Mapping[str, Environment],
     ) -> None:
         self.config, self.capture_level, self.batch_size = student.config, student.capture_level, student.batch_size
-        self._student, self._teachers, self._share, self._prompts = student, teachers, share, prompts
+        self.student: Any = student
+        self.teachers: Sequence[tuple[TeacherConfig, Any]] = teachers
+        self._share, self._environments = share, environments
         if isinstance(student, CountsTokens):
             self.count_tokens = student.count_tokens
 
     def facts(self) -> dict[str, Any]:
         """Return the student's entry of the manifest."""
-        return self._student.facts()
+        facts: dict[str, Any] = self.student.facts()
+        return facts
 
     def player(self, turn: Turn) -> int | None:
         """Return the number of the teacher that plays a turn; None for the student."""
         digits = store.digest(["player", turn.seed])
         if int(digits[:DIGITS], 16) >= self._share * 16**DIGITS:
             return None
-        return int(digits[DIGITS : 2 * DIGITS], 16) % len(self._teachers)
+        return int(digits[DIGITS : 2 * DIGITS], 16) % len(self.teachers)
 
     def question(self, turn: Turn, teacher: TeacherConfig) -> Turn:
-        """Return a turn as a teacher is asked it."""
-        return Turn(teacher.add_prompt(self._prompts.messages(teacher, turn)), turn.seed, tools=turn.tools)
+        """Return a turn as a teacher is asked it: with its own prompt, behind its own opening of the task."""
+        messages = turn.messages
+        if teacher.name in self._environments and turn.task is not None:
+            own, students = (self._environments[name].reset(turn.task) for name in (teacher.name, ""))
+            messages = [*own, *messages[len(students) :]]
+        return Turn(teacher.add_prompt(messages), turn.seed, tools=turn.tools)
 
 
 class MixedBatches(MixedPolicy):
@@ -95,11 +101,12 @@ class MixedBatches(MixedPolicy):
         """Return one answer per turn, in order."""
         samples: dict[int, Sample] = {}
         players = [self.player(turn) for turn in turns]
-        for number, (config, policy) in [(None, (None, self._student)), *enumerate(self._teachers)]:
+        for number, (teacher, policy) in [(None, (None, self.student)), *enumerate(self.teachers)]:
             places = [place for place, player in enumerate(players) if player == number]
-            asked = [turns[place] if config is None else self.question(turns[place], config) for place in places]
+            asked = [self.question(turns[place], teacher) if teacher else turns[place] for place in places]
             answers = [sample for part in blocks(asked, policy.batch_size) for sample in ask_all(policy, part)]
-            samples |= {place: _played(sample, config) for place, sample in zip(places, answers, strict=True)}
+            answers = [_of_teacher(sample, teacher) for sample in answers] if teacher else answers
+            samples |= dict(zip(places, answers, strict=True))
         return [samples[place] for place in range(len(turns))]
 
 
@@ -108,53 +115,21 @@ class MixedServers(MixedPolicy):
 
     async def ask(self, turn: Turn) -> Sample:
         """Return one answer."""
-        number = self.player(turn)
-        if number is None:
-            return await self._ask(self._student, turn)
-        config, policy = self._teachers[number]
-        return _played(await self._ask(policy, self.question(turn, config)), config)
-
-    @staticmethod
-    async def _ask(policy: Any, turn: Turn) -> Sample:
-        sample: Sample = await policy.ask(turn)
-        return sample
+        if (number := self.player(turn)) is None:
+            return cast(Sample, await self.student.ask(turn))
+        teacher, policy = self.teachers[number]
+        return _of_teacher(await policy.ask(self.question(turn, teacher)), teacher)
 
     async def drain(self) -> None:
         """Wait for the requests in flight."""
-        servers: list[Any] = [self._student, *(policy for _, policy in self._teachers)]
-        for server in servers:
-            await server.drain()
+        for policy in (self.student, *(policy for _, policy in self.teachers)):
+            await policy.drain()
 
 
-def _played(sample: Sample, teacher: TeacherConfig | None) -> Sample:
-    """Return a teacher's answer with its settings, and without tokens and log-probs."""
-    if teacher is None:
-        return sample
-    return replace(
-        sample,
-        teacher=(teacher.name, teacher),
-        prompt_ids=None,
-        completion_ids=None,
-        logprobs=None,
-        logprob_kind=None,
-    )
-
-
-class ShownToTeachers:
-    """What teachers are shown at a turn: the student's messages, behind the opening that a teacher's own options give.
-
-    student, environments: of the student and of each teacher with such options, by name.
-    """
-
-    def __init__(self, student: Environment, environments: Mapping[str, Environment]) -> None:
-        self._student, self._environments = student, environments
-
-    def messages(self, teacher: TeacherConfig, turn: Turn) -> list[Message]:
-        """Return the messages of a turn for a teacher."""
-        if turn.task is None or teacher.name not in self._environments:
-            return turn.messages
-        opening = self._environments[teacher.name].reset(turn.task)
-        return [*opening, *turn.messages[len(self._student.reset(turn.task)) :]]
+def _of_teacher(sample: Sample, teacher: TeacherConfig) -> Sample:
+    """Return a teacher's answer under its name, without tokens and log-probs."""
+    unknown: dict[str, Any] = dict.fromkeys(("prompt_ids", "completion_ids", "logprobs", "logprob_kind"))
+    return replace(sample, teacher=(teacher.name, teacher), **unknown)
 
 
 @contextmanager
@@ -165,14 +140,16 @@ def mixed(
     if not teachers:
         yield student
         return
-    with ExitStack() as stack:
-
-        def opened(options: Mapping[str, Any]) -> Environment:
-            environment = envs.load(config.env.name, {**config.env_options(), **options})
-            stack.callback(environment.close)
-            return environment
-
-        own = {name: opened(teacher.opening) for name, (teacher, _) in teachers.items() if teacher.opening}
-        independent = all(isinstance(policy, AsyncPolicy) for policy in (student, *(p for _, p in teachers.values())))
-        kind: Callable[..., Policy] = MixedServers if independent else MixedBatches
-        yield kind(student, [*teachers.values()], mixing.mixed, ShownToTeachers(opened({}), own))
+    options = {name: teacher.opening for name, (teacher, _) in teachers.items() if teacher.opening}
+    if options:
+        options[""] = {}
+    environments = {
+        name: envs.load(config.env.name, {**config.env_options(), **opening}) for name, opening in options.items()
+    }
+    independent = all(isinstance(policy, AsyncPolicy) for policy in (student, *(p for _, p in teachers.values())))
+    kind: Callable[..., Policy] = MixedServers if independent else MixedBatches
+    try:
+        yield kind(student, [*teachers.values()], mixing.mixed, environments)
+    finally:
+        for environment in environments.values():
+            environment.close()
