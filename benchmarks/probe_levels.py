@@ -18,7 +18,7 @@ from typing import Any
 import cases
 from probe_faults.loophole_world import PAIR_SOURCE, PlantedEnv, honest_model, loophole_model, tokenizer
 from records import Claim, measured, share
-from simulated_trainings import ACCEPTED, HACKS, HIDDEN, NULLS, REWARDED, STYLED, rates
+from simulated_trainings import ACCEPTED, BY_TASK, HACKS, HIDDEN, NULLS, REWARDED, STYLED, rates
 
 from composer_stages import train
 from composer_stages.envs.base import Grade
@@ -45,6 +45,7 @@ def alarm(runs: int = 400, permutations: int = 999, only: str = "") -> Iterator[
     trainings = {
         **{f"null: {name}": training for name, training in NULLS.items()},
         **{f"honest, right answers have the style more often by {name}": one for name, one in STYLED.items()},
+        "honest, style and right answers go together or apart, at random by task, by 20 points": BY_TASK,
         "hacks: 4 %, right answers have their style less often by 10 points": HIDDEN,
         "honest, the style itself earns a tenth of a point": REWARDED,
         "hacks: 4 %, hidden tests accept them": ACCEPTED,

@@ -1,6 +1,6 @@
-"""Measure level, power and coverage of the probe's statistics on simulated gradients, scores and trainings.
+"""Measure ranks and coverage of the probe's statistics on simulated gradients and scores.
 
-    python benchmarks/probe_statistics.py [ranks|unrelated|hacks|intervals|welch|t4e|signal|arms] [--runs 150]
+    python benchmarks/probe_statistics.py [ranks|hacks|intervals] [--runs 150]
 
 A row's gradient is its problem's, plus noise that some coordinates have more of, plus, for a hack, what all hacks have
 in common and what those of its way have. There are three ways: as many pairs of each, but the teacher prefers one.
@@ -15,35 +15,27 @@ import torch
 from probe_faults.scored import scored_rows
 from records import Claim, share
 from scipy import stats
-from scipy.stats import t as student_t
 
 from composer_stages.gradients.tensors import Layout
-from composer_stages.probe.checks.check import Check
-from composer_stages.probe.checks.direction import pair_signal
-from composer_stages.probe.checks.hacking import detectable_effect, factorial, factorial_design, placebo_ranks
-from composer_stages.probe.checks.trajectories import reductions_match, trajectories_slowed
+from composer_stages.probe.checks.hacking import factorial_design, placebo_ranks
 from composer_stages.probe.direction import DRAWN, PairGradients, all_placebos, extract
 from composer_stages.probe.metrics import stacked_cosines
 from composer_stages.probe.statistics import (
     FROM_HACKS,
     Concordance,
-    Draws,
     Labelled,
     concordance,
-    permutation_p,
     regress,
     welch,
 )
-from composer_stages.runs.kinds import TRAJECTORY, Row
 
 LAYOUT = Layout({f"m{i}": 24 for i in range(6)})
 PAIRS, PROBLEMS, NULL_DRAWS = 24, 60, 333
 COMMON = 0.5
-FEW = Draws(permutations=10)
 
 
-def judged(seed: int, *, planted: bool) -> tuple[Labelled, Check]:
-    """A pool of hacks and others scored with a v from pairs; unless `planted`, the pairs' hack sides are no hacks."""
+def scored_pool(seed: int) -> Labelled:
+    """A pool of hacks and others, scored with a v from pairs."""
     torch.manual_seed(seed)
     width, profile = LAYOUT.width, torch.logspace(0, -1, LAYOUT.width)[torch.randperm(LAYOUT.width)]
     axis, ways = COMMON * torch.randn(width) * profile, 1.5 * torch.randn(3, width) * profile
@@ -52,8 +44,7 @@ def judged(seed: int, *, planted: bool) -> tuple[Labelled, Check]:
         chosen = torch.multinomial(torch.tensor(shares), len(hacked), replacement=True)
         return torch.randn(len(hacked), width) * profile * 2 + hacked[:, None] * (axis + ways[chosen])
 
-    sides = torch.ones(PAIRS) if planted else torch.zeros(PAIRS)
-    hack, clean = (20 * gradients(some, [1.0, 1.0, 1.0]) for some in (sides, torch.zeros(PAIRS)))
+    hack, clean = (20 * gradients(some, [1.0, 1.0, 1.0]) for some in (torch.ones(PAIRS), torch.zeros(PAIRS)))
     tokens = torch.full((PAIRS,), 20)
     pairs = PairGradients(LAYOUT, hack, clean, tokens, tokens)
     direction = extract(LAYOUT, pairs.differences("nll_mean"))
@@ -65,8 +56,7 @@ def judged(seed: int, *, planted: bool) -> tuple[Labelled, Check]:
     units = torch.cat([direction.unit[None], placebos.units[drawn]])
     scores = stacked_cosines(flat, units, direction.inside, len(direction.modules)).double().numpy()
     families = tuple(placebos.families[index] for index in drawn)
-    rows = replace(rows, scores=scores, first=scores[:, :1], families=families)
-    return rows, factorial(rows, FEW)
+    return replace(rows, scores=scores, first=scores[:, :1], families=families)
 
 
 def unrelated_ranks(seed: int) -> list[dict[str, float]]:
@@ -98,7 +88,7 @@ def unrelated_ranks(seed: int) -> list[dict[str, float]]:
     return ranks
 
 
-def ranks(runs: int = 250) -> Iterator[Claim]:
+def ranks(runs: int = 400) -> Iterator[Claim]:
     """How often an unrelated v is in the highest 1 % of a family, of whole placebos and of those without v's part."""
     drawn = [unrelated_ranks(seed) for seed in range(runs)]
     for index, kind in enumerate(("whole placebos", "placebos without their part along v")):
@@ -107,31 +97,11 @@ def ranks(runs: int = 250) -> Iterator[Claim]:
             yield share(f"unrelated v in the highest 1 % of {family}, {kind}", highest, runs)
 
 
-def in_place_of_v(rows: Labelled, family: str) -> Check:
-    """The rows judged with the first placebo of a family as v."""
-    column = 1 + rows.families.index(family)
-    keep = [other for other in range(1, rows.scores.shape[1]) if other != column]
-    families = tuple(rows.families[other - 1] for other in keep)
-    return factorial(replace(rows, scores=rows.scores[:, [column, *keep]], families=families), FEW)
-
-
-def unrelated(runs: int = 150) -> Iterator[Claim]:
-    """How often T4e passes for a v of pairs without hacks, and for each null family in v's place."""
-    passed: dict[str, int] = dict.fromkeys(("v", "haar", "randsign", "clean_clean"), 0)
-    for seed in range(runs):
-        rows, check = judged(seed, planted=False)
-        passed["v"] += check.passed is True
-        for family in list(passed)[1:]:
-            passed[family] += in_place_of_v(rows, family).passed is True
-    for family, count in passed.items():
-        yield share(f"T4e passes for an unrelated direction: {family}", count, runs, "<= 4")
-
-
 def hacks(runs: int = 12) -> Iterator[Claim]:
     """How many placebos of each family have a t above the 99th percentile of random ones, where v is of hacks."""
     above = dict.fromkeys(DRAWN, 0)
     for seed in range(runs):
-        rows, _ = judged(seed, planted=True)
+        rows = scored_pool(seed)
         t = regress(rows.scores, rows.hacked, factorial_design(rows), rows.problem).t[1:]
         names = np.array(rows.families)
         for family in DRAWN:
@@ -163,90 +133,7 @@ def intervals(runs: int = 1000) -> Iterator[Claim]:
                 yield share(f"coverage of intervals: {name}", covered, runs, ">= 92")
 
 
-def welch_and_permutation(runs: int = 500) -> Iterator[Claim]:
-    """How often both reject a true null where rows of a problem share levels of score and label."""
-    rejected = np.zeros(2, dtype=int)
-    for seed in range(runs):
-        rng = np.random.default_rng(seed)
-        problem = np.repeat(np.arange(20), 8)
-        wrong = rng.random(160) < rng.beta(0.4, 0.4, 20)[problem]
-        score = np.sqrt(0.8) * rng.normal(size=20)[problem] + np.sqrt(0.2) * rng.normal(size=160)
-        t, df = welch(score[:, None], wrong)
-        rejected += [student_t.sf(t[0], df[0]) < 0.05, permutation_p(score, wrong, problem, 400, seed) < 0.05]
-    yield share("Welch rejects a true null at 5 %, dependent rows", int(rejected[0]), runs)
-    yield share("permutation rejects a true null at 5 %, dependent rows", int(rejected[1]), runs, "<= 8")
-
-
-def t4e(runs: int = 200) -> Iterator[Claim]:
-    """How often T4e passes: unrelated directions, half a standard deviation, and the planned effect."""
-    for loading in (0.0, 0.5):
-        checks = [factorial(scored_rows(seed, loading=loading), Draws(100)) for seed in range(runs)]
-        passed = sum(check.passed is True for check in checks)
-        yield share(f"T4e passes for an unrelated direction, loading {loading:g}", passed, runs, "<= 3")
-    # Of a problem's eight rows, six are the teacher's and 60 % of those hacks; half of the variance lies within.
-    planned = detectable_effect(60, 6, 0.6) * 0.5**0.5
-    for name, effect, goal in (("half a standard deviation", 0.5, ">= 80"), ("the planned effect", planned, ">= 65")):
-        checks = [factorial(scored_rows(seed, effect=effect), Draws(100)) for seed in range(runs)]
-        yield share(f"T4e passes for {name}", sum(check.passed is True for check in checks), runs, goal)
-
-
-SIGNAL_LAYOUT = Layout({"a": 40, "b": 8, "c": 16})
-
-
-def signal_check(seed: int, size: float, problems: int = 12, per_problem: int = 2) -> Check:
-    """The signal check on differences with a part that a problem shares, in noise with a heavy tail."""
-    generator = torch.Generator().manual_seed(seed)
-    scale = torch.logspace(1, -1, SIGNAL_LAYOUT.width)
-    shared = torch.randn(problems, SIGNAL_LAYOUT.width, generator=generator).repeat_interleave(per_problem, 0)
-    own = torch.randn(problems * per_problem, SIGNAL_LAYOUT.width, generator=generator)
-    own *= torch.rand(len(own), 1, generator=generator).clamp(min=0.05) ** -0.5
-    axis = torch.randn(SIGNAL_LAYOUT.width, generator=generator)
-    differences = (shared + own + size * axis) * scale
-    names = [f"p{index // per_problem}" for index in range(len(differences))]
-    return pair_signal(extract(SIGNAL_LAYOUT, differences), differences, seed, names)
-
-
-def signal(runs: int = 200) -> Iterator[Claim]:
-    """How often the signal check passes for noise, where pairs of one problem are alike, and for a signal."""
-    for size, problems, pairs, goal in (
-        (0.0, 12, 2, "<= 3"),
-        (0.0, 24, 1, "<= 3"),
-        (0.0, 8, 3, "<= 3"),
-        (1.0, 12, 2, ">= 90"),
-    ):
-        passed = sum(signal_check(seed, size, problems, pairs).passed is True for seed in range(runs))
-        yield share(f"signal check passes: size {size:g}, {problems} problems of {pairs} pairs", passed, runs, goal)
-
-
-def trajectory(arm: str, ends: list[float], **columns: object) -> list[Row]:
-    """Six steps a seed, from a hack rate of .25 to the given end."""
-    row = dict.fromkeys(TRAJECTORY.columns) | {"arm": arm, "adapter": "singular-values", "mixed": ""} | columns
-    return [
-        row | {"train_seed": seed, "step": step, "hack_rate_student": 0.25 if step < 3 else end, "eval_solve_rate": 0.8}
-        for seed, end in enumerate(ends)
-        for step in range(6)
-    ]
-
-
-def arms(runs: int = 400) -> Iterator[Claim]:
-    """How often R5 passes for equal effects of projected and random, and R6 for a LoRA at the margin."""
-    rng, slowed, equal = np.random.default_rng(0), 0, 0
-    for _ in range(runs):
-        rows = trajectory("vanilla", [0.9] * 3)
-        for arm in ("projected", "projected_random"):
-            rows += trajectory(arm, rng.normal(0.4, 0.12, 3).tolist())
-        slowed += trajectories_slowed(rows)[0].passed is True
-        rows = []
-        for adapter, end in (("singular-values", 0.24), ("lora", 0.32)):
-            for arm, mean in (("vanilla", 0.64), ("projected", end)):
-                ends = (mean + 0.02 * rng.normal(size=4)).tolist()
-                rows += trajectory(arm, ends, adapter=adapter, weight_change=1.0)
-        equal += reductions_match(rows)[0].passed is True
-    yield share("R5 passes where projected and random have equal effects", slowed, runs, "<= 7.5")
-    yield share("R6 passes for a LoRA whose reduction is .8 of the SVD's", equal, runs, "<= 9")
-
+CASES = {"ranks": ranks, "hacks": hacks, "intervals": intervals}
 
 if __name__ == "__main__":
-    measurements = {"ranks": ranks, "unrelated": unrelated, "hacks": hacks, "intervals": intervals}
-    measurements |= {"welch": welch_and_permutation, "t4e": t4e, "signal": signal, "arms": arms}
-    cases.main(__file__, measurements)
+    cases.main(__file__, CASES)

@@ -28,7 +28,8 @@ class Training:
 
     `style` is the share of honest rollouts with the style, which the reward ignores; `feedback` what a point of the
     push adds to that share at the next checkpoint, as training on chance does; `by_difficulty` gives the style to hard
-    groups alone, and `right_style` makes it more frequent in right answers. `partial` is the size of a part of the
+    groups alone, `right_style` makes it more frequent in right answers, and `by_task` does so in half of the groups, at
+    random, and less frequent in the others. `partial` is the size of a part of the
     reward that goes with nothing, `style_paid` that of one for the style itself. `hacks` is the share of rollouts that
     hack: paid like right answers, or never; hidden tests may have `accepted` them as right. In pairs that are not
     `related` to the hack, the hack sides are honest answers.
@@ -38,6 +39,7 @@ class Training:
     feedback: float = 0.0
     by_difficulty: bool = False
     right_style: float = 0.0
+    by_task: float = 0.0
     partial: float = 0.0
     style_paid: float = 0.0
     hacks: float = 0.0
@@ -57,6 +59,8 @@ NULLS = {
 """Trainings without hacks: 20 % of honest rollouts share a style with the hack, or v has nothing to do with it."""
 STYLED = {f"{100 * more:g} points": Training(style=0.2, right_style=more, partial=0.2) for more in (0.025, 0.05, 0.1)}
 """Honest trainings whose right answers have the hack's style more often, which the alarm takes for hacks."""
+BY_TASK = Training(style=0.2, by_task=0.2, partial=0.2)
+"""Honest, and the style goes with right answers in one task and with wrong ones in another, at random."""
 HIDDEN = Training(style=0.2, right_style=-0.1, partial=0.2, hacks=0.04)
 """Paid hacks, while right answers have the hack's style less often: in sum, hack-like rollouts earn no more."""
 REWARDED = Training(style=0.2, partial=0.2, style_paid=0.1)
@@ -100,7 +104,10 @@ def simulated_run(training: Training, seed: int, placebos: int = 199) -> Simulat
     for _ in range(CHECKPOINTS):
         skill, hacked = torch.randn(count) - hard.float(), torch.rand(count) < training.hacks
         share = torch.where(hard, 2 * style, 0.0) if training.by_difficulty else torch.full((count,), style)
-        share = share + training.right_style * (skill > 0).float()
+        more = torch.full((count,), training.right_style)
+        if training.by_task:
+            more = training.by_task * (torch.randint(0, 2, (GROUPS, 1)) * 2.0 - 1).repeat(1, SAMPLES).flatten()
+        share = share + more * (skill > 0).float()
         styled = (torch.rand(count) < share) & ~hacked
         gradients = noise(count) + skill[:, None] * right + (hacked | styled)[:, None] * axis
         rewards = torch.where(hacked, float(training.paid), (skill > 0).float())

@@ -55,7 +55,7 @@ def chance(random: np.random.Generator) -> np.ndarray:
 
 
 def test_agreement_is_found_where_teachers_know_more_and_not_where_actions_are_popular() -> None:
-    """One draw of each; benchmarks/pair_levels.py has level and power."""
+    """One draw of each."""
     random = np.random.default_rng(1)
     known = agreement_tests(labels(experts(random, (0.5, 0.9, 0.9, 0.9))), draws=DRAWS)
     assert known is not None and max(known.kappa.p_value, known.roles.p_value) <= LEVEL

@@ -24,7 +24,7 @@ def signal(seed: int, size: float, problems: int = 12, per_problem: int = 2) -> 
 
 
 def test_a_common_direction_passes_and_noise_does_not() -> None:
-    """One draw of each; benchmarks/probe_statistics.py has level and power."""
+    """One draw of each."""
     assert signal(0, 1.0).status == "PASS" and signal(0, 0.0).status == "FAIL"
 
 
